@@ -1,0 +1,274 @@
+//! The CDC block of SMC-D and its two 64-bit words.
+
+use core::fmt;
+
+use super::flags::{ProducerFlags, StateFlags};
+use crate::cursor::Cursor;
+use crate::error::{DecodeError, DecodeErrorKind, MessageKind};
+
+/// Byte order of an SMC-D CDC block: that of the machine both peers run on.
+///
+/// Everything but tests and tools uses [`NATIVE`](Self::NATIVE).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[allow(clippy::exhaustive_enums, reason = "there are no other byte orders")]
+pub enum ByteOrder {
+    /// Least significant byte first (x86-64, arm64).
+    Little,
+    /// Most significant byte first (s390x).
+    Big,
+}
+
+impl ByteOrder {
+    /// The order of this machine.
+    pub const NATIVE: Self = if cfg!(target_endian = "big") {
+        Self::Big
+    } else {
+        Self::Little
+    };
+
+    fn u16(self, bytes: [u8; 2]) -> u16 {
+        match self {
+            Self::Little => u16::from_le_bytes(bytes),
+            Self::Big => u16::from_be_bytes(bytes),
+        }
+    }
+
+    fn u32(self, bytes: [u8; 4]) -> u32 {
+        match self {
+            Self::Little => u32::from_le_bytes(bytes),
+            Self::Big => u32::from_be_bytes(bytes),
+        }
+    }
+
+    fn cursor(self, bytes: [u8; 6]) -> Cursor {
+        let [a, b, count @ ..] = bytes;
+        Cursor {
+            wrap: self.u16([a, b]),
+            count: self.u32(count),
+        }
+    }
+
+    fn cursor_bytes(self, cursor: Cursor) -> [u8; 6] {
+        let (wrap, count) = match self {
+            Self::Little => (cursor.wrap.to_le_bytes(), cursor.count.to_le_bytes()),
+            Self::Big => (cursor.wrap.to_be_bytes(), cursor.count.to_be_bytes()),
+        };
+        let ([a, b], [c, d, e, f]) = (wrap, count);
+        [a, b, c, d, e, f]
+    }
+}
+
+/// The word at offset 8 of the CDC block: how far the writer of the block has written.
+///
+/// The two flag bytes that follow the cursor here are unused; only those of [`ConsumerWord`] count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct ProducerWord {
+    /// Position in the payload ring of this DMB element.
+    pub cursor: Cursor,
+}
+
+impl ProducerWord {
+    /// Offset of the word in the block, in bytes.
+    pub const OFFSET: usize = 8;
+
+    /// From the word as a native 64-bit load yields it.
+    #[inline]
+    #[must_use]
+    pub fn from_ne(word: u64) -> Self {
+        Self::from_bytes(word.to_ne_bytes(), ByteOrder::NATIVE)
+    }
+
+    /// The word as a native 64-bit store takes it.
+    #[inline]
+    #[must_use]
+    pub fn to_ne(self) -> u64 {
+        u64::from_ne_bytes(self.to_bytes(ByteOrder::NATIVE))
+    }
+
+    /// From eight bytes of memory in the given byte order.
+    #[inline]
+    #[must_use]
+    pub fn from_bytes(bytes: [u8; 8], order: ByteOrder) -> Self {
+        let [a, b, c, d, e, f, _, _] = bytes;
+        Self {
+            cursor: order.cursor([a, b, c, d, e, f]),
+        }
+    }
+
+    /// Eight bytes of memory in the given byte order; the flag bytes are zero.
+    #[inline]
+    #[must_use]
+    pub fn to_bytes(self, order: ByteOrder) -> [u8; 8] {
+        let [a, b, c, d, e, f] = order.cursor_bytes(self.cursor);
+        [a, b, c, d, e, f, 0, 0]
+    }
+}
+
+/// The word at offset 16 of the CDC block: how far its writer has read, and all flags.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct ConsumerWord {
+    /// Position in the payload ring of the writer's own DMB element.
+    pub cursor: Cursor,
+    /// Byte 22 of the block.
+    pub producer_flags: ProducerFlags,
+    /// Byte 23 of the block.
+    pub state_flags: StateFlags,
+}
+
+impl ConsumerWord {
+    /// Offset of the word in the block, in bytes.
+    pub const OFFSET: usize = 16;
+
+    /// From the word as a native 64-bit load yields it.
+    #[inline]
+    #[must_use]
+    pub fn from_ne(word: u64) -> Self {
+        Self::from_bytes(word.to_ne_bytes(), ByteOrder::NATIVE)
+    }
+
+    /// The word as a native 64-bit store takes it.
+    #[inline]
+    #[must_use]
+    pub fn to_ne(self) -> u64 {
+        u64::from_ne_bytes(self.to_bytes(ByteOrder::NATIVE))
+    }
+
+    /// From eight bytes of memory in the given byte order.
+    #[inline]
+    #[must_use]
+    pub fn from_bytes(bytes: [u8; 8], order: ByteOrder) -> Self {
+        let [a, b, c, d, e, f, producer_flags, state_flags] = bytes;
+        Self {
+            cursor: order.cursor([a, b, c, d, e, f]),
+            producer_flags: ProducerFlags::from_bits_retain(producer_flags),
+            state_flags: StateFlags::from_bits_retain(state_flags),
+        }
+    }
+
+    /// Eight bytes of memory in the given byte order.
+    #[inline]
+    #[must_use]
+    pub fn to_bytes(self, order: ByteOrder) -> [u8; 8] {
+        let [a, b, c, d, e, f] = order.cursor_bytes(self.cursor);
+        [
+            a,
+            b,
+            c,
+            d,
+            e,
+            f,
+            self.producer_flags.bits(),
+            self.state_flags.bits(),
+        ]
+    }
+}
+
+/// CDC block of SMC-D, 32 bytes at the start of a DMB element (wire format: CDC block).
+///
+/// Over shared memory store the payload, then [`producer_word`](Self::producer_word), then
+/// [`consumer_word`](Self::consumer_word), with release ordering, then notify; read the producer
+/// word first. The two words are not atomic with respect to each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct CdcD {
+    /// How far the writer of the block has written into this DMB element.
+    pub producer: Cursor,
+    /// How far the writer of the block has read in its own DMB element.
+    pub consumer: Cursor,
+    /// Byte 22. [`ProducerFlags::FAILOVER_VALIDATION`] is not used with SMC-D.
+    pub producer_flags: ProducerFlags,
+    /// Byte 23.
+    pub state_flags: StateFlags,
+}
+
+impl CdcD {
+    /// Bytes in the DMB element; payload begins behind them.
+    pub const LEN: usize = 32;
+    /// The first byte; written, never checked.
+    pub const TYPE: u8 = 0xfe;
+
+    /// From the two words that carry everything.
+    #[inline]
+    #[must_use]
+    pub const fn from_words(producer: ProducerWord, consumer: ConsumerWord) -> Self {
+        Self {
+            producer: producer.cursor,
+            consumer: consumer.cursor,
+            producer_flags: consumer.producer_flags,
+            state_flags: consumer.state_flags,
+        }
+    }
+
+    /// The word at offset 8.
+    #[inline]
+    #[must_use]
+    pub const fn producer_word(&self) -> ProducerWord {
+        ProducerWord {
+            cursor: self.producer,
+        }
+    }
+
+    /// The word at offset 16.
+    #[inline]
+    #[must_use]
+    pub const fn consumer_word(&self) -> ConsumerWord {
+        ConsumerWord {
+            cursor: self.consumer,
+            producer_flags: self.producer_flags,
+            state_flags: self.state_flags,
+        }
+    }
+
+    /// Reads a block in the given byte order. Bytes past the 32nd are ignored.
+    ///
+    /// Neither the type byte nor the cursors are checked; for the latter see
+    /// [`Ring::check`](crate::cursor::Ring::check).
+    ///
+    /// # Errors
+    ///
+    /// [`DecodeErrorKind::Truncated`] below 32 bytes.
+    pub fn parse(bytes: &[u8], order: ByteOrder) -> Result<Self, DecodeError> {
+        let Some((block, _)) = bytes.split_first_chunk::<{ Self::LEN }>() else {
+            let kind = DecodeErrorKind::Truncated {
+                needed: Self::LEN,
+                got: bytes.len(),
+            };
+            return Err(DecodeError::new(MessageKind::CdcD, "block", 0, kind));
+        };
+        Ok(Self::from_bytes(block, order))
+    }
+
+    /// Reads a block in the given byte order.
+    #[inline]
+    #[must_use]
+    pub fn from_bytes(block: &[u8; Self::LEN], order: ByteOrder) -> Self {
+        let words: &[[u8; 8]; 4] = zerocopy::transmute_ref!(block);
+        let [_, producer, consumer, _] = *words;
+        Self::from_words(
+            ProducerWord::from_bytes(producer, order),
+            ConsumerWord::from_bytes(consumer, order),
+        )
+    }
+
+    /// The whole block in the given byte order, reserved bytes zero.
+    #[inline]
+    #[must_use]
+    pub fn to_bytes(&self, order: ByteOrder) -> [u8; Self::LEN] {
+        let words = [
+            [Self::TYPE, 0, 0, 0, 0, 0, 0, 0],
+            self.producer_word().to_bytes(order),
+            self.consumer_word().to_bytes(order),
+            [0; 8],
+        ];
+        zerocopy::transmute!(words)
+    }
+}
+
+impl fmt::Display for CdcD {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "CDC prod {} cons {} flags {} {}",
+            self.producer, self.consumer, self.producer_flags, self.state_flags
+        )
+    }
+}

@@ -1,0 +1,369 @@
+//! The owned form of ACCEPT and CONFIRM.
+
+use core::fmt;
+
+use super::view::AcceptConfirmView;
+use crate::clc::header::{ClcType, Eyecatcher, Header, raw_header};
+use crate::clc::writer::{Writer, invalid, wire_length};
+use crate::clc::{FirstContact, raw};
+use crate::error::{DecodeError, EmitError, MessageKind};
+use crate::size::SizeCode;
+use crate::types::{
+    AlertToken, Chid, DmbToken, Eid, Gid, GroupId, Mac, MtuCode, PeerId, Psn, Qpn, Rkey, RmbAddr,
+    RoceGid, Version,
+};
+
+/// ACCEPT or CONFIRM: what was chosen and the sender's end of it (wire format: ACCEPT and CONFIRM;
+/// RFC 7609 appendix A.2.2 and A.2.3).
+///
+/// Both messages have one layout: the server describes its end in ACCEPT, the client its own in
+/// CONFIRM. `terms` says by which version, `body` over which kind of device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AcceptConfirm {
+    /// Which of the two messages it is.
+    pub step: Step,
+    /// Version and what depends on it.
+    pub terms: Terms,
+    /// The sender's end of the connection.
+    pub body: Body,
+}
+
+impl AcceptConfirm {
+    /// Length in bytes of the version-1 form for SMC-R.
+    pub const LEN_R_V1: usize = 68;
+    /// Length in bytes of the version-1 form for SMC-D.
+    pub const LEN_D_V1: usize = 48;
+    /// Least length in bytes of the version-2 form for SMC-R.
+    pub const MIN_LEN_R_V2: usize = 108;
+    /// Least length in bytes of the version-2 form for SMC-D.
+    pub const MIN_LEN_D_V2: usize = 78;
+    /// Least length in bytes of any form.
+    pub const MIN_LEN: usize = Self::LEN_D_V1;
+    /// Length in bytes of the longest form known today: a first-contact CONFIRM with eight GIDs.
+    pub const MAX_LEN: usize = 292;
+    /// Bytes to keep of a message that is longer than anything known.
+    pub const MAX_KEEP: usize = 512;
+
+    /// Reads a received message. Shorthand for [`AcceptConfirmView::parse`] and
+    /// [`AcceptConfirmView::to_repr`].
+    ///
+    /// # Errors
+    ///
+    /// As [`AcceptConfirmView::parse`].
+    pub fn parse(bytes: &[u8]) -> Result<Self, DecodeError> {
+        AcceptConfirmView::parse(bytes).map(|view| view.to_repr())
+    }
+
+    /// The version of the message, 1 or 2.
+    #[must_use]
+    pub const fn version(&self) -> Version {
+        match self.terms {
+            Terms::V1 { .. } => Version::V1,
+            Terms::V2 { .. } => Version::V2,
+        }
+    }
+
+    /// The first-contact flag.
+    #[must_use]
+    pub const fn is_first_contact(&self) -> bool {
+        match &self.terms {
+            Terms::V1 { first_contact } => *first_contact,
+            Terms::V2 { first_contact, .. } => first_contact.is_some(),
+        }
+    }
+
+    /// The first-contact parts (version 2).
+    #[must_use]
+    pub const fn first_contact(&self) -> Option<&FirstContact> {
+        match &self.terms {
+            Terms::V1 { .. } => None,
+            Terms::V2 { first_contact, .. } => first_contact.as_ref(),
+        }
+    }
+
+    /// The negotiated EID (version 2).
+    #[must_use]
+    pub const fn eid(&self) -> Option<Eid> {
+        match self.terms {
+            Terms::V1 { .. } => None,
+            Terms::V2 { eid, .. } => Some(eid),
+        }
+    }
+
+    /// Length of the message in bytes.
+    #[must_use]
+    pub fn encoded_len(&self) -> usize {
+        let is_rdma = self.body.is_rdma();
+        let fixed = match (&self.terms, is_rdma) {
+            (Terms::V1 { .. }, true) => Self::LEN_R_V1,
+            (Terms::V1 { .. }, false) => Self::LEN_D_V1,
+            (Terms::V2 { .. }, true) => Self::MIN_LEN_R_V2,
+            (Terms::V2 { .. }, false) => Self::MIN_LEN_D_V2,
+        };
+        fixed.saturating_add(
+            self.first_contact()
+                .map_or(0, |parts| parts.encoded_len(is_rdma)),
+        )
+    }
+
+    /// Writes the message to the start of `buffer` and returns its length.
+    ///
+    /// # Errors
+    ///
+    /// [`EmitError::BufferTooSmall`], or [`EmitError::Invalid`] for what the chosen form cannot
+    /// carry: a CHID or an extended GID in version 1, an extended GID on a native fabric, a GID
+    /// list anywhere but in an SMC-R CONFIRM, fields of v2.1 with release v2.0.
+    pub fn emit(&self, buffer: &mut [u8]) -> Result<usize, EmitError> {
+        self.check()?;
+        let length = self.encoded_len();
+        let mut out = Writer::new(self.step.kind(), length, buffer)?;
+        let (eyecatcher, type_bits) = match self.body {
+            Body::R(_) => (Eyecatcher::Smcr, 0),
+            Body::D(_) => (Eyecatcher::Smcd, 1),
+        };
+        let flags = type_bits
+            | if self.is_first_contact() {
+                Header::FIRST_CONTACT
+            } else {
+                0
+            };
+        let header = raw_header(
+            eyecatcher,
+            self.step.clc_type(),
+            wire_length(length),
+            self.version(),
+            flags,
+        );
+        match &self.body {
+            Body::R(end) => self.emit_r(header, end, &mut out)?,
+            Body::D(end) => self.emit_d(header, end, &mut out)?,
+        }
+        if let Some(parts) = self.first_contact() {
+            parts.emit(&mut out, self.body.is_rdma())?;
+        }
+        out.put(&eyecatcher.to_bytes())?;
+        Ok(length)
+    }
+
+    fn emit_r(
+        &self,
+        header: raw::Header,
+        end: &RdmaEnd,
+        out: &mut Writer<'_>,
+    ) -> Result<(), EmitError> {
+        out.put(&raw::Rdma {
+            header,
+            peer_id: end.peer_id,
+            gid: end.gid,
+            mac: end.mac,
+            qpn: end.qpn.to_be_bytes(),
+            rkey: end.rkey.0.into(),
+            rmbe_index: end.rmbe_index,
+            token: end.token.get().into(),
+            size_mtu: end.size.code() << 4 | end.mtu.code(),
+            reserved: 0,
+            rmb_addr: end.rmb_addr.0.into(),
+            reserved2: 0,
+            psn: end.psn.to_be_bytes(),
+        })?;
+        match self.eid() {
+            Some(eid) => out.put(&raw::RdmaV2 {
+                eid,
+                reserved: [0; 8],
+            }),
+            None => Ok(()),
+        }
+    }
+
+    fn emit_d(
+        &self,
+        header: raw::Header,
+        end: &DirectEnd,
+        out: &mut Writer<'_>,
+    ) -> Result<(), EmitError> {
+        out.put(&raw::Direct {
+            header,
+            gid: end.gid.hi().0.into(),
+            dmb: end.dmb.0.into(),
+            dmbe_index: end.dmbe_index,
+            size: end.size.code() << 4,
+            reserved: [0; 2],
+            group: end.group.0,
+        })?;
+        match self.eid() {
+            Some(eid) => out.put(&raw::DirectV2 {
+                chid: end.chid.0.into(),
+                eid,
+                extended_gid: end.gid.lo().0.into(),
+            }),
+            None => out.put(&raw::DirectV1 { reserved: [0; 12] }),
+        }
+    }
+
+    /// Whether the form that `terms` and `body` ask for can carry all fields.
+    fn check(&self) -> Result<(), EmitError> {
+        let fail = |field, reason| Err(invalid(self.step.kind(), field, reason));
+        if let Body::D(end) = &self.body {
+            let is_extended = end.gid.lo().0 != 0;
+            match self.terms {
+                Terms::V1 { .. } if !end.chid.is_none() => {
+                    return fail("CHID", "not possible in version 1");
+                }
+                _ if is_extended && !end.chid.is_emulated() => {
+                    return fail("extended GID", "only possible with an emulated device");
+                }
+                _ => {}
+            }
+        }
+        match self.first_contact() {
+            Some(parts) => parts.check(self.step, self.body.is_rdma()),
+            None => Ok(()),
+        }
+    }
+}
+
+impl fmt::Display for AcceptConfirm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = if self.body.is_rdma() {
+            "SMC-R"
+        } else {
+            "SMC-D"
+        };
+        write!(f, "{} {} {kind}", self.step, self.version())?;
+        if self.is_first_contact() {
+            f.write_str(" first contact")?;
+        }
+        Ok(())
+    }
+}
+
+/// Which of the two messages an [`AcceptConfirm`] is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[allow(clippy::exhaustive_enums, reason = "the handshake has these two steps")]
+pub enum Step {
+    /// Sent by the server (type 2).
+    Accept,
+    /// Sent by the client (type 3).
+    Confirm,
+}
+
+impl Step {
+    /// The type byte of the message.
+    #[must_use]
+    pub const fn clc_type(self) -> ClcType {
+        match self {
+            Self::Accept => ClcType::Accept,
+            Self::Confirm => ClcType::Confirm,
+        }
+    }
+
+    /// The message in the vocabulary of errors.
+    #[must_use]
+    pub const fn kind(self) -> MessageKind {
+        self.clc_type().kind()
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.kind().name())
+    }
+}
+
+/// What an [`AcceptConfirm`] says apart from the sender's end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(
+    clippy::exhaustive_enums,
+    reason = "one variant per version of the protocol"
+)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "there is no allocator to box the larger one"
+)]
+pub enum Terms {
+    /// Version 1.
+    V1 {
+        /// ACCEPT: the server made a new link group. Linux sets it in CONFIRM too, where it means
+        /// nothing.
+        first_contact: bool,
+    },
+    /// Version 2.
+    V2 {
+        /// The negotiated EID; CONFIRM repeats that of ACCEPT.
+        eid: Eid,
+        /// The first-contact parts, if the link group is new. Their presence is the first-contact
+        /// flag.
+        first_contact: Option<FirstContact>,
+    },
+}
+
+/// The sender's end of the connection in an [`AcceptConfirm`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(clippy::exhaustive_enums, reason = "one variant per kind of SMC")]
+pub enum Body {
+    /// SMC-R.
+    R(RdmaEnd),
+    /// SMC-D.
+    D(DirectEnd),
+}
+
+impl Body {
+    /// True for SMC-R.
+    #[must_use]
+    pub const fn is_rdma(&self) -> bool {
+        matches!(self, Self::R(_))
+    }
+
+    /// Size of the sender's receive buffer element.
+    #[must_use]
+    pub const fn size(&self) -> SizeCode {
+        match self {
+            Self::R(end) => end.size,
+            Self::D(end) => end.size,
+        }
+    }
+}
+
+/// One end of an SMC-R connection (wire format: ACCEPT and CONFIRM for SMC-R).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RdmaEnd {
+    /// The sender's peer ID.
+    pub peer_id: PeerId,
+    /// The sender's GID for this link.
+    pub gid: RoceGid,
+    /// MAC of the sender's port.
+    pub mac: Mac,
+    /// The sender's queue pair.
+    pub qpn: Qpn,
+    /// Key of the sender's RMB on this link.
+    pub rkey: Rkey,
+    /// 1-based number of the element in the RMB; Linux always uses 1.
+    pub rmbe_index: u8,
+    /// Token that the peer puts into every CDC of this connection; nonzero.
+    pub token: AlertToken,
+    /// Size of the element, and of its ring.
+    pub size: SizeCode,
+    /// Path MTU: the server's own in ACCEPT, the smaller of both in CONFIRM.
+    pub mtu: MtuCode,
+    /// Address of byte 0 of the RMB.
+    pub rmb_addr: RmbAddr,
+    /// First packet sequence number the sender will use.
+    pub psn: Psn,
+}
+
+/// One end of an SMC-D connection (wire format: ACCEPT and CONFIRM for SMC-D).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DirectEnd {
+    /// GID of the sender's device. Only an emulated device of version 2 has an extended half.
+    pub gid: Gid,
+    /// Fabric of the chosen device; [`Chid::NONE`] in version 1, which does not carry it.
+    pub chid: Chid,
+    /// Token of the sender's DMB.
+    pub dmb: DmbToken,
+    /// 0-based number of the element in the DMB; Linux always uses 0.
+    pub dmbe_index: u8,
+    /// Size of the element; its ring is 32 bytes smaller.
+    pub size: SizeCode,
+    /// The sender's identifier of the link group; opaque.
+    pub group: GroupId,
+}

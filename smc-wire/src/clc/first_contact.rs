@@ -1,0 +1,227 @@
+//! First-contact parts of version-2 ACCEPT and CONFIRM.
+
+use zerocopy::FromBytes;
+
+use super::accept::Step;
+use super::raw;
+use super::writer::{Writer, invalid};
+use crate::bounded::Bounded;
+use crate::error::{DecodeError, DecodeErrorKind, EmitError, MessageKind};
+use crate::types::{FeatureMask, HostName, OsType, Release, RoceGid};
+
+/// RoCEv2 GIDs that a client can use for further links, the one of this link first.
+pub type GidList = Bounded<RoceGid, 8>;
+
+/// First-contact parts: what the two ends of a new link group tell each other (v2 only).
+///
+/// Wire format: first-contact parts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FirstContact {
+    /// SMC-R: the sender reaches the peer's GID without a gateway. False for SMC-D.
+    pub v2_direct: bool,
+    /// Operating system of the sender.
+    pub os: OsType,
+    /// Negotiated release.
+    pub release: Release,
+    /// Host name of the sender.
+    pub host: HostName,
+    /// SMC-R from release 1 on: connections per link group. Zero otherwise.
+    pub max_conns: u8,
+    /// SMC-R from release 1 on: links per link group. Zero otherwise.
+    pub max_links: u8,
+    /// From release 1 on: abilities. Zero otherwise.
+    pub features: FeatureMask,
+    /// From release 1 on: vendor experimental options; Linux sends zero.
+    pub vendor_options: u32,
+    /// GID list, in an SMC-R CONFIRM only. Linux always sends one there, with one or two GIDs.
+    pub gids: Option<GidList>,
+}
+
+/// Bit of the first byte: no gateway.
+const V2_DIRECT: u8 = 0x80;
+
+impl FirstContact {
+    /// Parts with only the fields that every release and both kinds of SMC have.
+    #[must_use]
+    pub const fn new(release: Release, os: OsType, host: HostName) -> Self {
+        Self {
+            v2_direct: false,
+            os,
+            release,
+            host,
+            max_conns: 0,
+            max_links: 0,
+            features: FeatureMask::empty(),
+            vendor_options: 0,
+            gids: None,
+        }
+    }
+
+    /// Length in bytes, GID list included.
+    pub(super) fn encoded_len(&self, is_rdma: bool) -> usize {
+        let gids = self.gids.as_ref().map_or(0, |gids| {
+            size_of::<raw::GidList>()
+                .saturating_add(gids.len().saturating_mul(size_of::<RoceGid>()))
+        });
+        fixed_len(is_rdma, self.release).saturating_add(gids)
+    }
+
+    /// Whether a message of this kind can carry these fields.
+    pub(super) fn check(&self, step: Step, is_rdma: bool) -> Result<(), EmitError> {
+        let fail = |field, reason| Err(invalid(step.kind(), field, reason));
+        let late = self.max_conns != 0
+            || self.max_links != 0
+            || !self.features.is_empty()
+            || self.vendor_options != 0;
+        if self.release == Release::V2_0 && late {
+            return fail("first-contact parts", "fields of v2.1 with release v2.0");
+        }
+        if self.gids.is_some() && !(is_rdma && step == Step::Confirm) {
+            return fail("GID list", "only possible in an SMC-R CONFIRM");
+        }
+        Ok(())
+    }
+
+    pub(super) fn emit(&self, out: &mut Writer<'_>, is_rdma: bool) -> Result<(), EmitError> {
+        out.put(&raw::FirstContact {
+            flags: if self.v2_direct { V2_DIRECT } else { 0 },
+            os_release: self.os.code() << 4 | self.release.get(),
+            reserved: [0; 2],
+            host: self.host,
+        })?;
+        if has_second_part(is_rdma, self.release) {
+            out.put(&raw::FirstContactV21 {
+                max_conns: self.max_conns,
+                max_links: self.max_links,
+                features: self.features.bits().into(),
+                vendor_options: self.vendor_options.into(),
+                reserved: [0; 8],
+            })?;
+        }
+        if let Some(gids) = &self.gids {
+            let count = u8::try_from(gids.len()).unwrap_or(u8::MAX);
+            out.put(&raw::GidList {
+                count,
+                reserved: [0; 3],
+            })?;
+            out.put(gids.as_slice())?;
+        }
+        Ok(())
+    }
+}
+
+/// The first-contact parts of a received message, checked.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct FirstContactView<'a> {
+    head: &'a raw::FirstContact,
+    second: Option<&'a raw::FirstContactV21>,
+    gids: Option<&'a [RoceGid]>,
+}
+
+impl<'a> FirstContactView<'a> {
+    /// Reads the parts at the start of `bytes`, which begin at `offset` of the message and end
+    /// before its trailer, and returns what follows them.
+    pub(super) fn parse(
+        message: MessageKind,
+        is_rdma: bool,
+        offset: usize,
+        bytes: &'a [u8],
+    ) -> Result<(Self, &'a [u8]), DecodeError> {
+        let limit = offset.saturating_add(bytes.len());
+        let outside = |field, at: usize, len| {
+            let kind = DecodeErrorKind::OutOfBounds {
+                end: at.saturating_add(len),
+                limit,
+            };
+            DecodeError::new(message, field, at, kind)
+        };
+        let short = |release| outside("first-contact parts", offset, fixed_len(is_rdma, release));
+        let (head, rest) =
+            raw::FirstContact::ref_from_prefix(bytes).map_err(|_| short(Release::V2_0))?;
+        let release = Release::from_low_nibble(head.os_release);
+        let (second, rest) = if has_second_part(is_rdma, release) {
+            let (second, rest) =
+                raw::FirstContactV21::ref_from_prefix(rest).map_err(|_| short(release))?;
+            (Some(second), rest)
+        } else {
+            (None, rest)
+        };
+        let view = Self {
+            head,
+            second,
+            gids: None,
+        };
+        if !(is_rdma && message == MessageKind::Confirm) {
+            return Ok((view, rest));
+        }
+        // Linux servers never look at the list: a CONFIRM that ends before it is fine.
+        let Ok((list, rest_of_list)) = raw::GidList::ref_from_prefix(rest) else {
+            return Ok((view, rest));
+        };
+        let at = offset.saturating_add(fixed_len(is_rdma, release));
+        let count = usize::from(list.count);
+        if count > GidList::CAPACITY {
+            let kind = DecodeErrorKind::TooMany {
+                max: GidList::CAPACITY,
+                got: count,
+            };
+            return Err(DecodeError::new(message, "GID count", at, kind));
+        }
+        let len = count.saturating_mul(size_of::<RoceGid>());
+        let (gids, rest) =
+            <[RoceGid]>::ref_from_prefix_with_elems(rest_of_list, count).map_err(|_| {
+                outside(
+                    "GID list",
+                    at.saturating_add(size_of::<raw::GidList>()),
+                    len,
+                )
+            })?;
+        Ok((
+            Self {
+                gids: Some(gids),
+                ..view
+            },
+            rest,
+        ))
+    }
+
+    pub(super) fn to_repr(self) -> FirstContact {
+        let release = Release::from_low_nibble(self.head.os_release);
+        let repr = FirstContact {
+            v2_direct: self.head.flags & V2_DIRECT != 0,
+            gids: self
+                .gids
+                .map(|gids| GidList::from_iter_lossy(gids.iter().copied())),
+            ..FirstContact::new(
+                release,
+                OsType::from_high_nibble(self.head.os_release),
+                self.head.host,
+            )
+        };
+        match self.second {
+            // SMC-R of release 0 has the bytes, but they are reserved.
+            Some(second) if release > Release::V2_0 => FirstContact {
+                max_conns: second.max_conns,
+                max_links: second.max_links,
+                features: FeatureMask::from_bits_retain(second.features.get()),
+                vendor_options: second.vendor_options.get(),
+                ..repr
+            },
+            _ => repr,
+        }
+    }
+}
+
+/// SMC-D of release 0 ends after the host name.
+fn has_second_part(is_rdma: bool, release: Release) -> bool {
+    is_rdma || release > Release::V2_0
+}
+
+/// Length without GID list: 52 bytes, or 36 for SMC-D of release 0.
+fn fixed_len(is_rdma: bool, release: Release) -> usize {
+    if has_second_part(is_rdma, release) {
+        size_of::<raw::FirstContact>().saturating_add(size_of::<raw::FirstContactV21>())
+    } else {
+        size_of::<raw::FirstContact>()
+    }
+}

@@ -1,0 +1,415 @@
+//! The owned form of PROPOSAL.
+
+use core::fmt;
+use core::net::{Ipv4Addr, Ipv6Addr};
+
+use super::view::ProposalView;
+use crate::bounded::Bounded;
+use crate::clc::header::{ClcType, Eyecatcher, TRAILER_LEN, raw_header};
+use crate::clc::writer::{Writer, invalid, wire_length};
+use crate::clc::{Device, raw};
+use crate::error::{DecodeError, EmitError, MessageKind};
+use crate::types::{Chid, Eid, FeatureMask, IsmGid, Mac, Offer, PeerId, Release, RoceGid, Version};
+
+/// PROPOSAL: a client says what it can do (wire format: PROPOSAL; RFC 7609 appendix A.2.1).
+///
+/// [`emit`](Self::emit) writes the canonical form: every region directly behind the one before, in
+/// the order of the fields, reserved bytes zero. That is what Linux sends and the only form all of
+/// its versions accept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Proposal {
+    /// Version of the message: 1, or 2 and above.
+    pub version: Version,
+    /// What is offered in version 1.
+    pub v1: Offer,
+    /// What is offered in version 2; [`Offer::Neither`] in a version-1 message.
+    pub v2: Offer,
+    /// Peer ID of the client's SMC-R stack, zero unless `v1` has SMC-R. Must be the same in all
+    /// PROPOSALs to one server.
+    pub peer_id: PeerId,
+    /// RoCEv1 GID of the client's preferred port, zero unless `v1` has SMC-R.
+    pub gid: RoceGid,
+    /// MAC of that port, zero unless `v1` has SMC-R.
+    pub mac: Mac,
+    /// The SMC-D area. Always there from version 2 on; in version 1 only with SMC-D.
+    pub smcd: Option<SmcdArea>,
+    /// The IP area: there if and only if `v1` is not [`Offer::Neither`].
+    pub ip: Option<IpArea>,
+    /// The v2 extension: there if and only if `v2` is not [`Offer::Neither`].
+    pub ext: Option<V2Extension>,
+}
+
+impl Proposal {
+    /// Length of the shortest legal message in bytes: version 1, SMC-R only, IPv4.
+    pub const MIN_LEN: usize = 52;
+    /// Length of the longest legal message in bytes.
+    pub const MAX_LEN: usize = 652;
+
+    /// Reads a received PROPOSAL. Shorthand for [`ProposalView::parse`] and
+    /// [`ProposalView::to_repr`].
+    ///
+    /// # Errors
+    ///
+    /// As [`ProposalView::parse`].
+    pub fn parse(bytes: &[u8]) -> Result<Self, DecodeError> {
+        ProposalView::parse(bytes).map(|view| view.to_repr())
+    }
+
+    /// The SEID of the client, if it has one.
+    #[must_use]
+    pub fn seid(&self) -> Option<Eid> {
+        let ext = self.ext.as_ref().filter(|ext| ext.has_seid)?;
+        ext.direct.as_ref().map(|direct| direct.seid)
+    }
+
+    /// The devices to consider for SMC-D v2, in order: the native one of the SMC-D area if its
+    /// CHID is not zero, then those of the GID list.
+    pub fn devices(&self) -> impl Iterator<Item = Device> + '_ {
+        let direct = self.ext.as_ref().and_then(|ext| ext.direct.as_ref());
+        let native = self
+            .smcd
+            .filter(|area| direct.is_some() && !area.chid.is_none());
+        native
+            .map(|area| Device {
+                gid: area.gid.into(),
+                chid: area.chid,
+            })
+            .into_iter()
+            .chain(direct.into_iter().flat_map(DirectExtension::devices))
+    }
+
+    /// Length of the message in bytes.
+    #[must_use]
+    pub fn encoded_len(&self) -> usize {
+        let smcd = if self.smcd.is_some() {
+            size_of::<raw::SmcdArea>()
+        } else {
+            0
+        };
+        let ip = self.ip.as_ref().map_or(0, IpArea::encoded_len);
+        let ext = self.ext.as_ref().map_or(0, |ext| {
+            ext.encoded_len()
+                .saturating_add(ext.direct.as_ref().map_or(0, |d| d.encoded_len()))
+        });
+        size_of::<raw::ProposalBase>()
+            .saturating_add(smcd)
+            .saturating_add(ip)
+            .saturating_add(ext)
+            .saturating_add(TRAILER_LEN)
+    }
+
+    /// Writes the message to the start of `buffer` and returns its length.
+    ///
+    /// # Errors
+    ///
+    /// [`EmitError::BufferTooSmall`], or [`EmitError::Invalid`] if a region is missing that the
+    /// offers ask for, or there although they do not.
+    pub fn emit(&self, buffer: &mut [u8]) -> Result<usize, EmitError> {
+        self.check()?;
+        let length = self.encoded_len();
+        let mut out = Writer::new(MessageKind::Proposal, length, buffer)?;
+        out.put(&raw::ProposalBase {
+            header: raw_header(
+                Eyecatcher::Smcr,
+                ClcType::Proposal,
+                wire_length(length),
+                self.version,
+                self.v1.code()
+                    | if self.version.is_v2() {
+                        self.v2.code() << 2
+                    } else {
+                        0
+                    },
+            ),
+            peer_id: self.peer_id,
+            gid: self.gid,
+            mac: self.mac,
+            ip_area_offset: self.ip_area_offset().into(),
+        })?;
+        if let Some(area) = &self.smcd {
+            out.put(&area.to_raw(self.v2_offset()))?;
+        }
+        if let Some(ip) = &self.ip {
+            ip.emit(&mut out)?;
+        }
+        if let Some(ext) = &self.ext {
+            ext.emit(&mut out)?;
+        }
+        out.put(&Eyecatcher::Smcr.to_bytes())?;
+        Ok(length)
+    }
+
+    /// Whether the regions are those that the offers announce.
+    fn check(&self) -> Result<(), EmitError> {
+        let fail = |field, reason| Err(invalid(MessageKind::Proposal, field, reason));
+        if self.ip.is_some() == self.v1.is_neither() {
+            return fail("IP area", "has to be there exactly if version 1 is offered");
+        }
+        if !self.version.is_v2() {
+            return match self {
+                _ if self.v1.is_neither() => fail("v1 type", "offers nothing"),
+                _ if !self.v2.is_neither() => fail("v2 type", "not possible in version 1"),
+                _ if self.ext.is_some() => fail("v2 extension", "not possible in version 1"),
+                _ if self.v1.has_d() && self.smcd.is_none() => fail("SMC-D area", "missing"),
+                _ => Ok(()),
+            };
+        }
+        let Some(area) = &self.smcd else {
+            return fail("SMC-D area", "missing");
+        };
+        if self.v1.is_neither() && area.gid.0 & 0xff > 8 {
+            // With no IP area, Linux takes this byte for the number of IPv6 prefixes.
+            return fail("native ISM GID", "last byte above 8 without version 1");
+        }
+        match &self.ext {
+            None if self.v2.is_neither() => Ok(()),
+            Some(ext) if !self.v2.is_neither() && ext.direct.is_some() == self.v2.has_d() => Ok(()),
+            Some(_) if !self.v2.is_neither() => fail(
+                "SMC-D v2 extension",
+                "has to be there exactly if v2 SMC-D is offered",
+            ),
+            _ => fail(
+                "v2 extension",
+                "has to be there exactly if version 2 is offered",
+            ),
+        }
+    }
+
+    /// Distance of the IP area from offset 40.
+    const fn ip_area_offset(&self) -> u16 {
+        match (&self.ip, &self.smcd) {
+            (Some(_), Some(_)) => 40,
+            _ => 0,
+        }
+    }
+
+    /// Distance of the v2 extension from offset 52.
+    fn v2_offset(&self) -> u16 {
+        let ip = self.ip.as_ref().map_or(0, IpArea::encoded_len);
+        match self.ext {
+            Some(_) => wire_length(ip.saturating_add(28)),
+            None => 0,
+        }
+    }
+}
+
+impl fmt::Display for Proposal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "PROPOSAL {} offers v1 {}, v2 {}",
+            self.version, self.v1, self.v2
+        )
+    }
+}
+
+/// SMC-D area of a PROPOSAL (wire format: SMC-D area).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SmcdArea {
+    /// GID of the native ISM device, zero unless v1 SMC-D is offered.
+    pub gid: IsmGid,
+    /// CHID of that device; [`Chid::NONE`] if there is none. Reserved in version 1.
+    pub chid: Chid,
+    /// Vendor OUI (v2.1); Linux sends zero.
+    pub vendor_oui: [u8; 3],
+    /// Vendor experimental options (v2.1); Linux sends zero.
+    pub vendor_options: [u8; 5],
+}
+
+impl SmcdArea {
+    fn to_raw(self, v2_offset: u16) -> raw::SmcdArea {
+        raw::SmcdArea {
+            gid: self.gid.0.into(),
+            chid: self.chid.0.into(),
+            v2_offset: v2_offset.into(),
+            vendor_oui: self.vendor_oui,
+            vendor_options: self.vendor_options,
+            reserved: [0; 20],
+        }
+    }
+}
+
+/// IP area of a PROPOSAL: the subnets of the client's interface (wire format: IP area).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IpArea {
+    /// IPv4 network address; unspecified on IPv6 connections. Old documents call it the subnet
+    /// mask; compare it under `prefix_len`.
+    pub subnet: Ipv4Addr,
+    /// Significant bits of `subnet`, zero on IPv6 connections.
+    pub prefix_len: u8,
+    /// IPv6 prefixes of the interface, none on IPv4 connections.
+    pub prefixes: Bounded<Ipv6Prefix, 8>,
+}
+
+impl IpArea {
+    /// The area of an IPv4 connection.
+    #[must_use]
+    pub fn v4(subnet: Ipv4Addr, prefix_len: u8) -> Self {
+        Self {
+            subnet,
+            prefix_len,
+            prefixes: Bounded::new(),
+        }
+    }
+
+    /// The area of an IPv6 connection.
+    #[must_use]
+    pub const fn v6(prefixes: Bounded<Ipv6Prefix, 8>) -> Self {
+        Self {
+            subnet: Ipv4Addr::UNSPECIFIED,
+            prefix_len: 0,
+            prefixes,
+        }
+    }
+
+    fn encoded_len(&self) -> usize {
+        let prefixes = self
+            .prefixes
+            .len()
+            .saturating_mul(size_of::<raw::Ipv6Prefix>());
+        size_of::<raw::IpArea>().saturating_add(prefixes)
+    }
+
+    fn emit(&self, out: &mut Writer<'_>) -> Result<(), EmitError> {
+        out.put(&raw::IpArea {
+            subnet: self.subnet.octets(),
+            prefix_len: self.prefix_len,
+            reserved: [0; 2],
+            prefix_count: count(self.prefixes.len()),
+        })?;
+        for prefix in &self.prefixes {
+            out.put(&raw::Ipv6Prefix {
+                prefix: prefix.prefix.octets(),
+                prefix_len: prefix.prefix_len,
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// An IPv6 prefix in an [`IpArea`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ipv6Prefix {
+    /// The address with host bits zero.
+    pub prefix: Ipv6Addr,
+    /// Significant bits.
+    pub prefix_len: u8,
+}
+
+impl Default for Ipv6Prefix {
+    fn default() -> Self {
+        Self {
+            prefix: Ipv6Addr::UNSPECIFIED,
+            prefix_len: 0,
+        }
+    }
+}
+
+/// Version-2 extension of a PROPOSAL (wire format: v2 extension).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct V2Extension {
+    /// Highest release the client supports.
+    pub release: Release,
+    /// The SEID flag: the SEID of the [`DirectExtension`] is valid.
+    pub has_seid: bool,
+    /// The client's RoCEv2 GID, zero unless v2 SMC-R is offered.
+    pub gid: RoceGid,
+    /// Connections per link group the client supports (16..=255), v2.1 with SMC-R, else zero.
+    pub max_conns: u8,
+    /// Links per link group the client supports, v2.1 with SMC-R, else zero.
+    pub max_links: u8,
+    /// Abilities of the client (v2.1).
+    pub features: FeatureMask,
+    /// The client's UEIDs, most preferred first.
+    pub ueids: Bounded<Eid, 8>,
+    /// SMC-D v2 extension, if v2 SMC-D is offered.
+    ///
+    /// `None` in a received PROPOSAL that offers v2 SMC-D means that its offset is zero or out of
+    /// range, which is answered with
+    /// [`NOV2DEXT`](crate::types::DeclineCode::NOV2DEXT) unless something else is offered.
+    pub direct: Option<DirectExtension>,
+}
+
+impl V2Extension {
+    /// Without the SMC-D v2 extension.
+    fn encoded_len(&self) -> usize {
+        size_of::<raw::V2Extension>().saturating_add(self.ueids_len())
+    }
+
+    fn ueids_len(&self) -> usize {
+        self.ueids.len().saturating_mul(Eid::LEN)
+    }
+
+    fn emit(&self, out: &mut Writer<'_>) -> Result<(), EmitError> {
+        let direct = self.direct.as_ref();
+        out.put(&raw::V2Extension {
+            ueid_count: count(self.ueids.len()),
+            gid_count: count(direct.map_or(0, |direct| direct.entries.len())),
+            reserved: 0,
+            release_seid: self.release.get() << 4 | u8::from(self.has_seid),
+            reserved2: [0; 2],
+            direct_offset: match direct {
+                Some(_) => wire_length(self.ueids_len().saturating_add(32)).into(),
+                None => 0.into(),
+            },
+            gid: self.gid,
+            max_conns: self.max_conns,
+            max_links: self.max_links,
+            features: self.features.bits().into(),
+            reserved3: [0; 12],
+        })?;
+        out.put(self.ueids.as_slice())?;
+        match direct {
+            Some(direct) => direct.emit(out),
+            None => Ok(()),
+        }
+    }
+}
+
+/// SMC-D v2 extension of a PROPOSAL (wire format: SMC-D v2 extension).
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct DirectExtension {
+    /// SEID of the client's system; [`Eid::ZERO`] unless [`V2Extension::has_seid`].
+    pub seid: Eid,
+    /// ISM devices of the client; an emulated one takes two entries. See
+    /// [`Devices`](super::super::Devices).
+    pub entries: Bounded<GidEntry, 8>,
+}
+
+impl DirectExtension {
+    fn encoded_len(&self) -> usize {
+        let entries = self
+            .entries
+            .len()
+            .saturating_mul(size_of::<raw::GidEntry>());
+        size_of::<raw::DirectExtension>().saturating_add(entries)
+    }
+
+    fn emit(&self, out: &mut Writer<'_>) -> Result<(), EmitError> {
+        out.put(&raw::DirectExtension {
+            seid: self.seid,
+            reserved: [0; 16],
+        })?;
+        for entry in &self.entries {
+            out.put(&raw::GidEntry {
+                gid: entry.gid.0.into(),
+                chid: entry.chid.0.into(),
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// One entry of the GID list in a [`DirectExtension`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct GidEntry {
+    /// GID of a native device, or one half of the GID of an emulated one.
+    pub gid: IsmGid,
+    /// Its fabric.
+    pub chid: Chid,
+}
+
+/// A count field; lists are bounded at eight.
+fn count(len: usize) -> u8 {
+    u8::try_from(len).unwrap_or(u8::MAX)
+}

@@ -1,0 +1,269 @@
+//! What can go wrong when bytes become messages and messages become bytes.
+//!
+//! [`DecodeError`] is a small `Copy` value: the message, the field, its byte offset and the cause.
+//! It carries no allocated text, so it can be counted, compared in tests and logged without cost.
+
+use core::fmt;
+
+/// The message a [`DecodeError`] or an [`EmitError`] is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum MessageKind {
+    /// The experimental TCP option of SYN and SYN/ACK.
+    TcpOption,
+    /// The eight bytes every CLC message begins with.
+    ClcHeader,
+    /// CLC PROPOSAL.
+    Proposal,
+    /// CLC ACCEPT.
+    Accept,
+    /// CLC CONFIRM.
+    Confirm,
+    /// CLC DECLINE.
+    Decline,
+    /// The first four bytes of every LLC message.
+    LlcHeader,
+    /// LLC CONFIRM LINK.
+    ConfirmLink,
+    /// LLC ADD LINK.
+    AddLink,
+    /// LLC ADD LINK CONTINUATION (v1).
+    AddLinkCont,
+    /// LLC DELETE LINK.
+    DeleteLink,
+    /// LLC REQUEST ADD LINK (v2).
+    RequestAddLink,
+    /// LLC CONFIRM RKEY.
+    ConfirmRkey,
+    /// LLC CONFIRM RKEY CONTINUATION (v1).
+    ConfirmRkeyCont,
+    /// LLC TEST LINK.
+    TestLink,
+    /// LLC DELETE RKEY.
+    DeleteRkey,
+    /// CDC message of SMC-R (44 bytes on a queue pair).
+    CdcR,
+    /// CDC block of SMC-D (32 bytes at the start of a DMB element).
+    CdcD,
+}
+
+impl MessageKind {
+    /// The name used by the protocol documents, for example `ADD LINK`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::TcpOption => "TCP option",
+            Self::ClcHeader => "CLC header",
+            Self::Proposal => "PROPOSAL",
+            Self::Accept => "ACCEPT",
+            Self::Confirm => "CONFIRM",
+            Self::Decline => "DECLINE",
+            Self::LlcHeader => "LLC header",
+            Self::ConfirmLink => "CONFIRM LINK",
+            Self::AddLink => "ADD LINK",
+            Self::AddLinkCont => "ADD LINK CONT",
+            Self::DeleteLink => "DELETE LINK",
+            Self::RequestAddLink => "REQUEST ADD LINK",
+            Self::ConfirmRkey => "CONFIRM RKEY",
+            Self::ConfirmRkeyCont => "CONFIRM RKEY CONT",
+            Self::TestLink => "TEST LINK",
+            Self::DeleteRkey => "DELETE RKEY",
+            Self::CdcR => "CDC (SMC-R)",
+            Self::CdcD => "CDC (SMC-D)",
+        }
+    }
+}
+
+impl fmt::Display for MessageKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Bytes that are not the message they claim to be: which message, which field, where, and why.
+///
+/// ```
+/// use smc_wire::clc::Message;
+///
+/// let error = Message::parse(b"GET / HTTP/1.1\r\n").unwrap_err();
+/// assert_eq!(
+///     error.to_string(),
+///     "CLC header: eyecatcher at offset 0: expected SMCR or SMCD in EBCDIC, got 47455420",
+/// );
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct DecodeError {
+    /// The message being decoded.
+    pub message: MessageKind,
+    /// The field at fault, in the words of the protocol documents.
+    pub field: &'static str,
+    /// Offset of that field in bytes from the start of the message.
+    pub offset: usize,
+    /// What is wrong with it.
+    pub kind: DecodeErrorKind,
+}
+
+impl DecodeError {
+    /// Puts an error together from its parts.
+    #[must_use]
+    pub const fn new(
+        message: MessageKind,
+        field: &'static str,
+        offset: usize,
+        kind: DecodeErrorKind,
+    ) -> Self {
+        Self {
+            message,
+            field,
+            offset,
+            kind,
+        }
+    }
+}
+
+impl fmt::Display for DecodeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}: {} at offset {}: {}",
+            self.message, self.field, self.offset, self.kind
+        )
+    }
+}
+
+impl core::error::Error for DecodeError {}
+
+/// The cause inside a [`DecodeError`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DecodeErrorKind {
+    /// The bytes end before the message does.
+    Truncated {
+        /// Bytes needed from the start of the message.
+        needed: usize,
+        /// Bytes there are.
+        got: usize,
+    },
+    /// The length does not equal the one that the contents ask for.
+    Length {
+        /// The only length that agrees with the contents.
+        expected: usize,
+        /// The length found.
+        got: usize,
+    },
+    /// The length is below the shortest legal one.
+    LengthBelow {
+        /// The shortest legal length.
+        minimum: usize,
+        /// The length found.
+        got: usize,
+    },
+    /// The length is above the longest legal one.
+    LengthAbove {
+        /// The longest legal length.
+        maximum: usize,
+        /// The length found.
+        got: usize,
+    },
+    /// A field holds a value that the protocol does not allow there.
+    Value {
+        /// What would be legal, as a short phrase.
+        expected: &'static str,
+        /// The value found.
+        got: u64,
+    },
+    /// A count is above its maximum.
+    TooMany {
+        /// The largest legal count.
+        max: usize,
+        /// The count found.
+        got: usize,
+    },
+    /// An offset or a count puts a region outside of the message.
+    OutOfBounds {
+        /// Where the region would end, in bytes from the start of the message.
+        end: usize,
+        /// Where it has to end at the latest.
+        limit: usize,
+    },
+    /// The message does not begin with one of the two eyecatchers (`E2D4C3D9`, `E2D4C3C4`).
+    Eyecatcher {
+        /// The bytes found; zero for bytes that have not arrived yet.
+        got: [u8; 4],
+    },
+    /// The last four bytes are neither of the two eyecatchers.
+    Trailer {
+        /// The bytes found.
+        got: [u8; 4],
+    },
+}
+
+impl fmt::Display for DecodeErrorKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Truncated { needed, got } => {
+                write!(f, "expected at least {needed} bytes, got {got}")
+            }
+            Self::Length { expected, got } => write!(f, "expected {expected}, got {got}"),
+            Self::LengthBelow { minimum, got } => {
+                write!(f, "expected at least {minimum}, got {got}")
+            }
+            Self::LengthAbove { maximum, got } | Self::TooMany { max: maximum, got } => {
+                write!(f, "expected at most {maximum}, got {got}")
+            }
+            Self::Value { expected, got } => write!(f, "expected {expected}, got {got:#x}"),
+            Self::OutOfBounds { end, limit } => {
+                write!(f, "expected to end by offset {limit}, got {end}")
+            }
+            Self::Eyecatcher { got } | Self::Trailer { got } => {
+                let got = u32::from_be_bytes(got);
+                write!(f, "expected SMCR or SMCD in EBCDIC, got {got:08x}")
+            }
+        }
+    }
+}
+
+/// A message that cannot be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum EmitError {
+    /// The caller's buffer is shorter than the message.
+    BufferTooSmall {
+        /// The message being written.
+        message: MessageKind,
+        /// Bytes the message takes.
+        needed: usize,
+        /// Bytes the buffer has.
+        got: usize,
+    },
+    /// The fields contradict each other, so that no peer could read them back.
+    Invalid {
+        /// The message being written.
+        message: MessageKind,
+        /// The field at fault.
+        field: &'static str,
+        /// What is wrong, as a short clause.
+        reason: &'static str,
+    },
+}
+
+impl fmt::Display for EmitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::BufferTooSmall {
+                message,
+                needed,
+                got,
+            } => {
+                write!(f, "{message}: needs {needed} bytes, buffer has {got}")
+            }
+            Self::Invalid {
+                message,
+                field,
+                reason,
+            } => write!(f, "{message}: {field}: {reason}"),
+        }
+    }
+}
+
+impl core::error::Error for EmitError {}

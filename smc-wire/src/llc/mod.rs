@@ -1,0 +1,83 @@
+//! LLC: link layer control of SMC-R, the messages by which two peers manage links and RMB keys.
+//!
+//! Each message is one RDMA SEND on a queue pair of the link group. [`Message::parse`] takes
+//! the bytes of one receive completion and yields a checked view of one of the nine messages, in
+//! version 1 or 2; views keep reserved bytes and unknown flags visible. `to_repr` turns a view into
+//! an owned value such as [`ConfirmLink`], and `emit` writes such a value into the caller's buffer,
+//! reserved fields zero. CDC messages (first byte `0xFE`) arrive on the same queue pair and belong
+//! to [`cdc`](crate::cdc).
+//!
+//! The messages are those of RFC 7609 appendix A.3 and of the SMC-R v2 documents.
+//!
+//! # What to do about errors
+//!
+//! Every error of a parser here means the same: **drop the message and carry on**. Nothing is
+//! answered and the link group lives on, which is how peers stay compatible with messages they do
+//! not know. A message that is well formed but wrong in its context is for the state machine to
+//! judge.
+//!
+//! # Size and byte order
+//!
+//! The size of a message is the received byte count, never its length field: Linux stores the v2
+//! length in the byte order of its processor. The field serves to find that order
+//! ([`detect_order`]), which also governs the rtoken count of ADD LINK, and which a sender keeps up
+//! towards this peer. It is part of [`Dialect`], and hence of every v2 message value: what was
+//! parsed is emitted in the same order.
+//!
+//! ```
+//! use smc_wire::llc::{Message, Repr, Step, TestLink};
+//!
+//! let mut request = [0; 44];
+//! request[..8].copy_from_slice(&[0x27, 0x2C, 0x00, 0x00, 1, 2, 3, 4]);
+//!
+//! let Message::TestLink(test) = Message::parse(&request)? else { unreachable!() };
+//! let response = TestLink { step: Step::Response, ..test.to_repr() };
+//!
+//! let mut buffer = [0; 44];
+//! let len = response.emit(&mut buffer)?;
+//! assert_eq!(buffer[..8], [0x27, 0x2C, 0x00, 0x80, 1, 2, 3, 4]);
+//! # assert_eq!(len, 44);
+//! # Ok::<(), Box<dyn core::error::Error>>(())
+//! ```
+
+mod add_link;
+mod add_link_cont;
+mod confirm_link;
+mod confirm_rkey;
+mod delete_link;
+mod delete_rkey;
+mod header;
+mod message;
+mod order;
+mod raw;
+mod request_add_link;
+mod rtoken;
+mod test_link;
+
+pub use add_link::{
+    AddLink, AddLinkExtension, AddLinkExtensionView, AddLinkStep, AddLinkView, RejectReason,
+};
+pub use add_link_cont::{AddLinkCont, AddLinkContView};
+pub use confirm_link::{ConfirmLink, ConfirmLinkView};
+pub use confirm_rkey::{
+    ConfirmRkey, ConfirmRkeyCont, ConfirmRkeyContView, ConfirmRkeyView, RkeyStep,
+};
+pub use delete_link::{DeleteLink, DeleteLinkReason, DeleteLinkView};
+pub use delete_rkey::{DeleteRkey, DeleteRkeyErrors, DeleteRkeyView, RkeyMask};
+pub use header::{Dialect, Header, MessageType, Step};
+pub use message::{Message, Repr, UnknownView};
+pub use order::detect_order;
+pub use request_add_link::{RequestAddLink, RequestAddLinkStep, RequestAddLinkView};
+pub use rtoken::{LinkRtoken, Rtoken, WireRkey, WireRtoken};
+pub use test_link::{TestLink, TestLinkView};
+
+pub use crate::cdc::ByteOrder;
+
+/// Size of every v1 message and of most v2 messages, and the least a receiver accepts.
+pub const MESSAGE_LEN: usize = 44;
+
+/// Most bytes a v2 message may have; receive buffers of a v2 link group need this size.
+pub const MAX_MESSAGE_LEN: usize = 8192;
+
+/// Most rtokens a receiver takes from one ADD LINK, and most rkeys from one DELETE RKEY.
+pub const MAX_RTOKENS: usize = 255;

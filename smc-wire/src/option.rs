@@ -1,0 +1,181 @@
+//! The TCP option that announces SMC in SYN and SYN/ACK.
+//!
+//! An experimental option in the shared format of RFC 6994: kind 254, length 6, experiment
+//! identifier "SMCR" in EBCDIC (wire format: TCP option; RFC 7609 section 3.1). It says "SMCR"
+//! for SMC-D as well. SMC is attempted only if both segments carried it; without it no byte of
+//! CLC may ever be sent.
+//!
+//! ```
+//! use smc_wire::option;
+//!
+//! let mss_then_smc = [2, 4, 0x05, 0xb4, 1, 1, 254, 6, 0xe2, 0xd4, 0xc3, 0xd9];
+//! let found = option::find(&mss_then_smc).unwrap();
+//! assert_eq!(found.offset(), 6);
+//! assert!(option::find(&[2, 4, 0x05, 0xb4]).is_none());
+//! ```
+
+use crate::error::{DecodeError, DecodeErrorKind, EmitError, MessageKind};
+
+/// Kind of experimental options (RFC 6994).
+pub const KIND: u8 = 0xfe;
+
+/// The experiment identifier, "SMCR" in EBCDIC code page 1047.
+pub const EXID: [u8; 4] = [0xe2, 0xd4, 0xc3, 0xd9];
+
+/// The option, six bytes.
+pub const BYTES: [u8; 6] = [KIND, 6, 0xe2, 0xd4, 0xc3, 0xd9];
+
+/// The option behind two NOPs, eight aligned bytes as Linux sends them.
+pub const ALIGNED: [u8; 8] = [NOP, NOP, KIND, 6, 0xe2, 0xd4, 0xc3, 0xd9];
+
+/// End of the option list.
+const END: u8 = 0;
+/// One byte of padding.
+const NOP: u8 = 1;
+
+/// The SMC option found in a segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SmcOption<'a> {
+    offset: usize,
+    bytes: &'a [u8],
+}
+
+impl<'a> SmcOption<'a> {
+    /// Reads the option at the start of `bytes`.
+    ///
+    /// Anything behind the experiment identifier is tolerated, as Linux does, as long as the
+    /// option length is even.
+    ///
+    /// # Errors
+    ///
+    /// Another kind, a length that is odd or below 6, another experiment, or too few bytes.
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, DecodeError> {
+        let fail = |field, offset, kind| {
+            Err(DecodeError::new(
+                MessageKind::TcpOption,
+                field,
+                offset,
+                kind,
+            ))
+        };
+        let truncated = |needed| DecodeErrorKind::Truncated {
+            needed,
+            got: bytes.len(),
+        };
+        let &[kind, length, ..] = bytes else {
+            return fail("option", 0, truncated(BYTES.len()));
+        };
+        if kind != KIND {
+            let kind = DecodeErrorKind::Value {
+                expected: "254",
+                got: kind.into(),
+            };
+            return fail("kind", 0, kind);
+        }
+        let got = usize::from(length);
+        if got < BYTES.len() {
+            return fail(
+                "length",
+                1,
+                DecodeErrorKind::LengthBelow {
+                    minimum: BYTES.len(),
+                    got,
+                },
+            );
+        }
+        if length & 1 != 0 {
+            let kind = DecodeErrorKind::Value {
+                expected: "an even number",
+                got: length.into(),
+            };
+            return fail("length", 1, kind);
+        }
+        let Some(option) = bytes.get(..got) else {
+            return fail("option", 0, truncated(got));
+        };
+        match option {
+            [_, _, exid @ ..] if exid.starts_with(&EXID) => Ok(Self {
+                offset: 0,
+                bytes: option,
+            }),
+            [_, _, a, b, c, d, ..] => {
+                let got = u32::from_be_bytes([*a, *b, *c, *d]).into();
+                let kind = DecodeErrorKind::Value {
+                    expected: "0xe2d4c3d9",
+                    got,
+                };
+                fail("experiment identifier", 2, kind)
+            }
+            _ => fail("option", 0, truncated(BYTES.len())),
+        }
+    }
+
+    /// Offset of the option in the option area, in bytes.
+    #[must_use]
+    pub const fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// The whole option from its kind byte on.
+    #[must_use]
+    pub const fn as_bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
+    /// What follows the experiment identifier; empty from every known sender.
+    #[must_use]
+    pub fn extra(&self) -> &'a [u8] {
+        self.bytes.get(BYTES.len()..).unwrap_or_default()
+    }
+}
+
+/// Looks for the option in the option area of a TCP header.
+///
+/// To be asked of segments with SYN set only. Stops at an end-of-list option and at the first
+/// option that is not well-formed, as TCP stacks do.
+#[must_use]
+pub fn find(options: &[u8]) -> Option<SmcOption<'_>> {
+    let mut rest = options;
+    loop {
+        let offset = options.len().saturating_sub(rest.len());
+        rest = match *rest {
+            [] | [END, ..] | [_] => return None,
+            [NOP, ref tail @ ..] => tail,
+            [_, length, ..] => {
+                if let Ok(found) = SmcOption::parse(rest) {
+                    return Some(SmcOption { offset, ..found });
+                }
+                match rest.split_at_checked(length.into()) {
+                    Some((_, tail)) if length >= 2 => tail,
+                    _ => return None,
+                }
+            }
+        };
+    }
+}
+
+/// Writes the option to the start of `buffer` and returns its length: [`ALIGNED`] if there is
+/// room for it and the caller wants it, else [`BYTES`].
+///
+/// # Errors
+///
+/// [`EmitError::BufferTooSmall`]: the option area is full, so the connection will be plain TCP.
+pub fn emit(buffer: &mut [u8], aligned: bool) -> Result<usize, EmitError> {
+    let option: &[u8] = if aligned && buffer.len() >= ALIGNED.len() {
+        &ALIGNED
+    } else {
+        &BYTES
+    };
+    let (needed, got) = (option.len(), buffer.len());
+    let message = MessageKind::TcpOption;
+    let target = buffer.get_mut(..needed).ok_or(EmitError::BufferTooSmall {
+        message,
+        needed,
+        got,
+    })?;
+    target.copy_from_slice(option);
+    Ok(needed)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,370 @@
+//! The one-line form.
+
+use core::fmt;
+
+use super::Family;
+use super::value::HexBytes;
+use crate::cdc::{CdcD, CdcR};
+use crate::clc::{self, AcceptConfirm, Body, Proposal, Terms};
+use crate::llc::{self, AddLinkStep, Repr, RequestAddLinkStep, RkeyStep, Step};
+use crate::option;
+use crate::types::{Offer, Rkey};
+use crate::{DecodeError, DecodeErrorKind, MessageKind};
+
+/// A message as one line, see [`line()`].
+#[derive(Debug, Clone, Copy)]
+pub struct Line<'a> {
+    family: Family,
+    bytes: &'a [u8],
+}
+
+/// Shows the gist of a message in one line without a newline.
+///
+/// A message that a receiver would refuse shows its type, as far as that is known, its size, and
+/// why it is refused.
+#[must_use]
+pub const fn line(family: Family, bytes: &[u8]) -> Line<'_> {
+    Line { family, bytes }
+}
+
+impl fmt::Display for Line<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let result = match self.family {
+            Family::TcpOption => return tcp_option(f, self.bytes),
+            Family::Clc => clc::Message::parse_prefix(self.bytes).map(|(message, _)| {
+                let len = message.header().length;
+                match message {
+                    clc::Message::Proposal(view) => proposal(f, &view.to_repr(), len),
+                    clc::Message::Accept(view) | clc::Message::Confirm(view) => {
+                        accept_confirm(f, &view.to_repr(), len)
+                    }
+                    clc::Message::Decline(view) => decline(f, &view.to_repr(), len),
+                }
+            }),
+            Family::Llc => llc::Message::parse(self.bytes).map(|message| message.to_repr().fmt(f)),
+            Family::CdcR => CdcR::parse(self.bytes).map(|cdc| cdc.fmt(f)),
+            Family::CdcD(order) => CdcD::parse(self.bytes, order).map(|cdc| cdc.fmt(f)),
+        };
+        result.unwrap_or_else(|error| malformed(f, self.family, self.bytes, error))
+    }
+}
+
+fn malformed(
+    f: &mut fmt::Formatter<'_>,
+    family: Family,
+    bytes: &[u8],
+    error: DecodeError,
+) -> fmt::Result {
+    let kind = match (family, bytes) {
+        (Family::Clc, [_, _, _, _, kind, ..])
+            if !matches!(error.kind, DecodeErrorKind::Eyecatcher { .. }) =>
+        {
+            clc::ClcType::from_code(*kind).map(clc::ClcType::kind)
+        }
+        (Family::Llc, [kind, ..]) => llc::MessageType::from_byte(*kind).map(llc::MessageType::kind),
+        _ => None,
+    };
+    let name = kind.map_or_else(
+        || match family {
+            Family::TcpOption => MessageKind::TcpOption.name(),
+            Family::Clc => "CLC",
+            Family::Llc => "LLC",
+            Family::CdcR | Family::CdcD(_) => "CDC",
+        },
+        MessageKind::name,
+    );
+    write!(f, "{name} malformed, {} bytes: {error}", bytes.len())
+}
+
+fn tcp_option(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
+    match option::find(bytes) {
+        Some(found) => {
+            write!(f, "TCP option SMCR at {}", found.offset())?;
+            match found.extra() {
+                [] => Ok(()),
+                extra => write!(f, " extra {}", HexBytes(extra)),
+            }
+        }
+        None => write!(f, "TCP options without SMC, {} bytes", bytes.len()),
+    }
+}
+
+fn proposal(f: &mut fmt::Formatter<'_>, message: &Proposal, len: u16) -> fmt::Result {
+    let Proposal {
+        version,
+        v1,
+        v2,
+        peer_id,
+        gid,
+        mac,
+        smcd,
+        ip,
+        ext,
+    } = message;
+    match ext {
+        Some(ext) => write!(f, "PROPOSAL {} len {len}", ext.release)?,
+        None => write!(f, "PROPOSAL {version} len {len}")?,
+    }
+    let versions = |has: fn(Offer) -> bool| match (has(*v1), has(*v2)) {
+        (false, false) => "-",
+        (true, false) => "v1",
+        (false, true) => "v2",
+        (true, true) => "v1+v2",
+    };
+    write!(
+        f,
+        " D:{} R:{}",
+        versions(Offer::has_d),
+        versions(Offer::has_r)
+    )?;
+    if let Some(ext) = ext {
+        list(f, "eids", &ext.ueids)?;
+        if let Some(seid) = message.seid() {
+            write!(f, " seid {seid}")?;
+        }
+        if v2.has_r() {
+            let (conns, links) = (ext.max_conns, ext.max_links);
+            write!(f, " gid {} max-conns {conns} max-links {links}", ext.gid)?;
+        }
+        if let Some(direct) = &ext.direct {
+            f.write_str(" devices [")?;
+            separated(f, direct.devices(), |f, device| {
+                write!(f, "{}@{}", device.gid, device.chid)
+            })?;
+            f.write_str("]")?;
+        }
+    }
+    if v1.has_r() {
+        write!(f, " v1-gid {gid} mac {mac}")?;
+    }
+    if let Some(smcd) = smcd.filter(|smcd| v1.has_d() || !smcd.chid.is_none()) {
+        write!(f, " ism {}@{}", smcd.gid, smcd.chid)?;
+    }
+    if let Some(ip) = ip {
+        if ip.prefixes.is_empty() {
+            write!(f, " net {}/{}", ip.subnet, ip.prefix_len)?;
+        } else {
+            f.write_str(" nets [")?;
+            separated(f, ip.prefixes.iter(), |f, net| {
+                write!(f, "{}/{}", net.prefix, net.prefix_len)
+            })?;
+            f.write_str("]")?;
+        }
+    }
+    if !peer_id.is_zero() {
+        write!(f, " peer {peer_id}")?;
+    }
+    Ok(())
+}
+
+fn accept_confirm(f: &mut fmt::Formatter<'_>, message: &AcceptConfirm, len: u16) -> fmt::Result {
+    let AcceptConfirm { step, terms, body } = message;
+    let is_first = match terms {
+        Terms::V1 { first_contact } => {
+            write!(f, "{step} v1 len {len}")?;
+            *first_contact
+        }
+        Terms::V2 {
+            first_contact: Some(parts),
+            ..
+        } => {
+            write!(f, "{step} {} len {len}", parts.release)?;
+            true
+        }
+        Terms::V2 {
+            first_contact: None,
+            ..
+        } => {
+            write!(f, "{step} v2 len {len}")?;
+            false
+        }
+    };
+    let first = if is_first { " first-contact" } else { "" };
+    match body {
+        Body::R(end) => {
+            write!(
+                f,
+                " SMC-R{first} peer {} gid {} mac {}",
+                end.peer_id, end.gid, end.mac
+            )?;
+            write!(f, " qp {} psn {} mtu {}", end.qpn, end.psn, end.mtu)?;
+            write!(
+                f,
+                " rkey {} rmb {}#{}",
+                end.rkey, end.rmb_addr, end.rmbe_index
+            )?;
+            write!(f, " size {} token {}", end.size.bytes(), end.token)?;
+        }
+        Body::D(end) => {
+            write!(f, " SMC-D{first} gid {} chid {}", end.gid, end.chid)?;
+            write!(
+                f,
+                " dmb {}#{} size {}",
+                end.dmb,
+                end.dmbe_index,
+                end.size.bytes()
+            )?;
+            write!(f, " group {}", end.group)?;
+        }
+    }
+    let Terms::V2 { eid, first_contact } = terms else {
+        return Ok(());
+    };
+    write!(f, " eid {eid}")?;
+    let Some(parts) = first_contact else {
+        return Ok(());
+    };
+    write!(f, " os {} host \"{}\"", parts.os, parts.host)?;
+    if matches!(body, Body::R(_)) {
+        let direct = if parts.v2_direct { "" } else { " indirect" };
+        write!(
+            f,
+            " max-conns {} max-links {}{direct}",
+            parts.max_conns, parts.max_links
+        )?;
+    }
+    match &parts.gids {
+        Some(gids) => list(f, "gids", gids),
+        None => Ok(()),
+    }
+}
+
+fn decline(f: &mut fmt::Formatter<'_>, message: &clc::Decline, len: u16) -> fmt::Result {
+    write!(
+        f,
+        "DECLINE {} len {len} {}",
+        message.version, message.diagnosis
+    )?;
+    if message.out_of_sync {
+        f.write_str(" out-of-sync")?;
+    }
+    write!(f, " peer {}", message.peer_id)?;
+    if message.version.is_v2() {
+        write!(f, " os {}", message.os)?;
+    }
+    Ok(())
+}
+
+impl fmt::Display for Repr<'_> {
+    /// The line that [`line()`] shows for this message.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        repr(f, self)
+    }
+}
+
+fn repr(f: &mut fmt::Formatter<'_>, message: &Repr<'_>) -> fmt::Result {
+    match message {
+        Repr::ConfirmLink(m) => {
+            write!(f, "CONFIRM LINK {} {} link {}", m.dialect, m.step, m.link)?;
+            write!(f, " qp {} gid {} mac {}", m.qpn, m.gid, m.mac)?;
+            write!(f, " uid {} max-links {}", m.user_id, m.max_links)?;
+            write!(f, " max-conns {}", m.max_connections)
+        }
+        Repr::AddLink(m) => {
+            let step = match m.step {
+                AddLinkStep::Request => "request",
+                AddLinkStep::Accepted => "accepted",
+                AddLinkStep::Rejected(_) => "rejected",
+            };
+            write!(f, "ADD LINK {} {step} link {}", m.dialect, m.link)?;
+            if let AddLinkStep::Rejected(reason) = m.step {
+                write!(f, " reason {reason}")?;
+            }
+            write!(f, " qp {} psn {} mtu {}", m.qpn, m.psn, m.mtu)?;
+            write!(f, " gid {} mac {}", m.gid, m.mac)?;
+            match m.extension {
+                Some(more) => write!(f, " rtokens {}/{}", more.rtokens.len(), more.stated_count),
+                None => Ok(()),
+            }
+        }
+        Repr::AddLinkCont(m) => {
+            write!(
+                f,
+                "ADD LINK CONT v1 {} link {} left {}",
+                m.step, m.link, m.left
+            )
+        }
+        Repr::DeleteLink(m) => {
+            write!(f, "DELETE LINK {} {}", m.dialect, m.step)?;
+            if m.all {
+                f.write_str(" all")?;
+            } else {
+                write!(f, " link {}", m.link)?;
+            }
+            let orderly = if m.orderly { " orderly" } else { "" };
+            write!(f, "{orderly} reason {}", m.reason)
+        }
+        Repr::RequestAddLink(m) => match &m.step {
+            RequestAddLinkStep::Request { gids } => {
+                f.write_str("REQUEST ADD LINK v2 request")?;
+                list(f, "gids", gids)
+            }
+            RequestAddLinkStep::Response { rejected, reason } => {
+                let rejected = if *rejected { " rejected" } else { "" };
+                write!(f, "REQUEST ADD LINK v2 response{rejected} reason {reason}")
+            }
+        },
+        Repr::ConfirmRkey(m) => {
+            write!(f, "CONFIRM RKEY {} {}", m.dialect, rkey_step(m.step))?;
+            write!(f, " rkey {} addr {}", m.rkey, m.address)?;
+            write!(f, " further-links {}", m.further_links)
+        }
+        Repr::ConfirmRkeyCont(m) => {
+            write!(
+                f,
+                "CONFIRM RKEY CONT v1 {} left {}",
+                rkey_step(m.step),
+                m.left
+            )
+        }
+        Repr::TestLink(m) => {
+            let data = HexBytes(&m.user_data);
+            write!(f, "TEST LINK {} {} data {data}", m.dialect, m.step)
+        }
+        Repr::DeleteRkey(m) => {
+            write!(f, "DELETE RKEY {} {}", m.dialect, m.step)?;
+            if m.step == Step::Response {
+                write!(f, " unknown {}", m.errors.count())?;
+            }
+            f.write_str(" rkeys [")?;
+            separated(f, m.rkeys.iter(), |f, rkey| {
+                write!(f, "{}", Rkey::from(*rkey))
+            })?;
+            f.write_str("]")
+        }
+        Repr::Unknown(bytes) => {
+            let kind = bytes.first().copied().unwrap_or_default();
+            write!(f, "LLC type {kind:#04x}, {} bytes", bytes.len())
+        }
+    }
+}
+
+const fn rkey_step(step: RkeyStep) -> &'static str {
+    match step {
+        RkeyStep::Request => "request",
+        RkeyStep::Accepted => "accepted",
+        RkeyStep::Rejected { retry: false } => "rejected",
+        RkeyStep::Rejected { retry: true } => "rejected, retry",
+    }
+}
+
+fn list<T: fmt::Display>(f: &mut fmt::Formatter<'_>, name: &str, items: &[T]) -> fmt::Result {
+    write!(f, " {name} [")?;
+    separated(f, items.iter(), |f, item| write!(f, "{item}"))?;
+    f.write_str("]")
+}
+
+/// Items with a blank between them.
+fn separated<T>(
+    f: &mut fmt::Formatter<'_>,
+    items: impl Iterator<Item = T>,
+    write: impl Fn(&mut fmt::Formatter<'_>, T) -> fmt::Result,
+) -> fmt::Result {
+    for (index, item) in items.enumerate() {
+        if index > 0 {
+            f.write_str(" ")?;
+        }
+        write(f, item)?;
+    }
+    Ok(())
+}

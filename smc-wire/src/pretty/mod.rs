@@ -1,0 +1,86 @@
+//! Showing messages to people and tools, also broken ones.
+//!
+//! Everything here works on *bytes*, not on checked views: a truncated or malformed message is
+//! shown as far as it goes, followed by what is wrong. Nothing is guessed; values without an
+//! assigned meaning appear in hex, and reserved fields appear when they are not zero.
+//!
+//! * [`line()`] is one line per message, as a packet list shows it,
+//! * [`tree`] is one line per field: offset, bytes, name, value,
+//! * [`describe`] calls a [`Visitor`] for every field, for output in other formats.
+//!
+//! ```
+//! use smc_wire::pretty::{self, Family};
+//!
+//! let decline = [
+//!     0xe2, 0xd4, 0xc3, 0xd9, 4, 0, 28, 0x18, // SMCR, DECLINE, 28 bytes, version 1, out of sync
+//!     0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0xe2, 0xd4, 0xc3, 0xd9,
+//! ];
+//! assert_eq!(
+//!     pretty::line(Family::Clc, &decline).to_string(),
+//!     "DECLINE v1 len 28 0x04000000 (SYNCERR) out-of-sync peer 0000@00:00:00:00:00:00",
+//! );
+//! let tree = pretty::tree(Family::Clc, &decline[..18]).to_string();
+//! assert!(tree.contains("diagnosis: 4 bytes needed at offset 16, 2 there"));
+//! ```
+
+mod cdc;
+mod clc;
+mod line;
+mod llc;
+mod option;
+mod tree;
+mod value;
+mod visit;
+mod walk;
+
+pub use line::{Line, line};
+pub use tree::{Tree, tree};
+pub use value::Value;
+pub use visit::{Field, Group, Problem, Visitor};
+
+use crate::cdc::{ByteOrder, CdcR};
+use walk::Walker;
+
+/// What a piece of bytes is a message of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Family {
+    /// The option area of a TCP header, or a single option.
+    TcpOption,
+    /// One CLC message; bytes behind its end are reported.
+    Clc,
+    /// One LLC message as a receive completion delivered it.
+    Llc,
+    /// One CDC message of SMC-R.
+    CdcR,
+    /// One CDC block of SMC-D, in the byte order of the machine it was found on.
+    CdcD(ByteOrder),
+}
+
+impl Family {
+    /// LLC or CDC: what an RDMA SEND on a queue pair of SMC-R carries.
+    #[must_use]
+    pub fn of_send(message: &[u8]) -> Self {
+        match message.first() {
+            Some(&CdcR::TYPE) => Self::CdcR,
+            _ => Self::Llc,
+        }
+    }
+}
+
+/// Walks through the fields of a message.
+///
+/// Fields come in the order of their offsets within a region; regions of CLC messages come in the
+/// order of the protocol documents. When the bytes end too early, the field that does not fit is
+/// reported with [`Problem::Missing`] and the rest of its region is left out. If a receiver would
+/// refuse the message, [`Problem::Rejected`] comes last.
+pub fn describe(family: Family, bytes: &[u8], visitor: &mut dyn Visitor) {
+    let mut walker = Walker::new(bytes, visitor);
+    match family {
+        Family::TcpOption => option::walk(&mut walker),
+        Family::Clc => clc::walk(&mut walker),
+        Family::Llc => llc::walk(&mut walker),
+        Family::CdcR => cdc::walk_rdma(&mut walker),
+        Family::CdcD(order) => cdc::walk_direct(&mut walker, order),
+    }
+}

@@ -1,0 +1,190 @@
+//! Buffer sizes as they travel: a 4-bit code for a power of two.
+
+use core::fmt;
+use core::str::FromStr;
+
+use crate::cursor::Ring;
+use crate::types::{ParseError, ParseErrorKind};
+
+/// Bytes at the start of a DMB element that hold the CDC block and not payload.
+pub const DMBE_HEADER: u32 = 32;
+
+/// Size of an RMB or DMB element: 2^(code + 14) bytes, 16 KiB to 512 MiB.
+///
+/// Wire format: size code. All sixteen codes are legal to receive; what to send is limited by
+/// [`RFC_MAX_R`](Self::RFC_MAX_R) and [`LINUX_MAX_D`](Self::LINUX_MAX_D).
+///
+/// ```
+/// use smc_wire::size::SizeCode;
+///
+/// let code = SizeCode::for_len(65_536).unwrap();
+/// assert_eq!((code.code(), code.bytes()), (2, 65_536));
+/// assert_eq!(code.ring_r().size(), 65_536);
+/// assert_eq!(code.ring_d().size(), 65_536 - 32);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct SizeCode(u8);
+
+impl SizeCode {
+    /// 16 KiB, the smallest.
+    pub const MIN: Self = Self(0);
+    /// 512 MiB, the largest four bits can say. Linux accepts it for both kinds.
+    pub const MAX: Self = Self(15);
+    /// 512 KiB, the largest that RFC 7609 defines for SMC-R.
+    pub const RFC_MAX_R: Self = Self(5);
+    /// 1 MiB, the largest DMB that Linux makes for SMC-D.
+    pub const LINUX_MAX_D: Self = Self(6);
+    /// 64 KiB, what Linux uses unless told otherwise.
+    pub const LINUX_DEFAULT: Self = Self(2);
+
+    /// `None` if the code needs more than four bits.
+    #[must_use]
+    pub const fn new(code: u8) -> Option<Self> {
+        if code > Self::MAX.0 {
+            None
+        } else {
+            Some(Self(code))
+        }
+    }
+
+    /// The code in the high four bits of a byte.
+    #[must_use]
+    pub const fn from_high_nibble(byte: u8) -> Self {
+        Self(byte >> 4)
+    }
+
+    /// The smallest size that has room for `len` bytes, or `None` above 512 MiB.
+    #[must_use]
+    pub fn for_len(len: usize) -> Option<Self> {
+        let len = u32::try_from(len).ok()?;
+        (Self::MIN.0..=Self::MAX.0)
+            .map(Self)
+            .find(|code| code.bytes() >= len)
+    }
+
+    /// The code, 0..=15.
+    #[must_use]
+    pub const fn code(self) -> u8 {
+        self.0
+    }
+
+    /// The size in bytes.
+    #[must_use]
+    pub fn bytes(self) -> u32 {
+        0x4000 << self.0
+    }
+
+    /// The size in bytes, as lengths in memory are counted.
+    #[must_use]
+    pub fn byte_len(self) -> usize {
+        0x4000 << self.0
+    }
+
+    /// The ring in an RMB element: all of it.
+    #[must_use]
+    pub fn ring_r(self) -> Ring {
+        Ring::from_size_code(self.bytes())
+    }
+
+    /// The ring in a DMB element: all but the 32-byte CDC block.
+    #[must_use]
+    pub fn ring_d(self) -> Ring {
+        Ring::from_size_code(self.bytes().wrapping_sub(DMBE_HEADER))
+    }
+}
+
+impl fmt::Display for SizeCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kib = self.bytes() >> 10;
+        match kib {
+            0..1024 => write!(f, "{kib} KiB"),
+            _ => write!(f, "{} MiB", kib >> 10),
+        }
+    }
+}
+
+impl FromStr for SizeCode {
+    type Err = ParseError;
+
+    /// Reads a power of two in bytes, or with the suffix `K`/`KiB` or `M`/`MiB`.
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        const WHAT: &str = "buffer size";
+        let syntax = ParseError {
+            expected: WHAT,
+            kind: ParseErrorKind::Syntax,
+        };
+        let range = ParseError {
+            expected: WHAT,
+            kind: ParseErrorKind::OutOfRange,
+        };
+        let at = text
+            .find(|c: char| !c.is_ascii_digit())
+            .unwrap_or(text.len());
+        let (digits, suffix) = text.split_at(at);
+        let unit = match suffix.trim() {
+            "" => 1,
+            "K" | "KiB" => 0x400,
+            "M" | "MiB" => 0x10_0000,
+            _ => return Err(syntax),
+        };
+        let number: u32 = digits.parse().map_err(|_| syntax)?;
+        let bytes = number.checked_mul(unit).ok_or(range)?;
+        (Self::MIN.0..=Self::MAX.0)
+            .map(Self)
+            .find(|code| code.bytes() == bytes)
+            .ok_or(range)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::string::ToString;
+
+    use super::*;
+
+    #[test]
+    fn sixteen_sizes() {
+        for code in 0..16 {
+            let size = SizeCode::new(code).unwrap();
+            assert_eq!(size.bytes(), 1 << (code + 14));
+            assert_eq!(size.byte_len(), 1 << (code + 14));
+            assert_eq!(size.ring_r().size(), size.bytes());
+            assert_eq!(size.ring_d().size(), size.bytes() - 32);
+            assert_eq!(size.to_string().parse(), Ok(size));
+            assert_eq!(SizeCode::from_high_nibble(code << 4 | 0x0f), size);
+        }
+        assert_eq!(SizeCode::new(16), None);
+    }
+
+    #[test]
+    fn lengths_are_rounded_up() {
+        let code = |len| SizeCode::for_len(len).map(SizeCode::code);
+        assert_eq!(
+            [code(0), code(1), code(16_384), code(16_385)],
+            [0, 0, 0, 1].map(Some)
+        );
+        assert_eq!(code(65_536), Some(2));
+        assert_eq!(code(1 << 29), Some(15));
+        assert_eq!(code((1 << 29) + 1), None);
+        assert_eq!(code(usize::MAX), None);
+    }
+
+    #[test]
+    fn text_with_units() {
+        assert_eq!("65536".parse(), Ok(SizeCode::LINUX_DEFAULT));
+        assert_eq!("64K".parse(), Ok(SizeCode::LINUX_DEFAULT));
+        assert_eq!("512 MiB".parse(), Ok(SizeCode::MAX));
+        for text in [
+            "",
+            "64G",
+            "65535",
+            "8K",
+            "1024M",
+            "99999999999",
+            "4194304K",
+            "K",
+        ] {
+            assert!(text.parse::<SizeCode>().is_err(), "{text}");
+        }
+    }
+}

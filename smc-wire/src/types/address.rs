@@ -1,0 +1,293 @@
+//! Network addresses: MAC, peer ID and RoCE GID.
+
+use core::fmt;
+use core::net::{Ipv4Addr, Ipv6Addr};
+use core::str::FromStr;
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::parse::{ParseError, digits_only};
+
+/// MAC address of a RoCE port (6 bytes).
+///
+/// Prints and parses as six hex pairs with colons.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Default,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
+)]
+#[repr(transparent)]
+pub struct Mac([u8; 6]);
+
+impl Mac {
+    /// No port: all bytes zero.
+    pub const ZERO: Self = Self([0; 6]);
+
+    /// From the six bytes in wire order.
+    #[must_use]
+    pub const fn new(bytes: [u8; 6]) -> Self {
+        Self(bytes)
+    }
+
+    /// The six bytes in wire order.
+    #[must_use]
+    pub const fn as_bytes(&self) -> &[u8; 6] {
+        &self.0
+    }
+
+    /// True for all zero, which means that there is no port.
+    #[must_use]
+    pub fn is_zero(self) -> bool {
+        self == Self::ZERO
+    }
+}
+
+impl fmt::Display for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+impl FromStr for Mac {
+    type Err = ParseError;
+
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        const WHAT: &str = "MAC address";
+        let mut parts = text.split(':');
+        let mut bytes = [0; 6];
+        for byte in &mut bytes {
+            let pair = parts.next().ok_or(const { ParseError::syntax(WHAT) })?;
+            digits_only(pair, 16, WHAT)?;
+            *byte = u8::from_str_radix(pair, 16).map_err(|_| ParseError::range(WHAT))?;
+        }
+        match parts.next() {
+            None => Ok(Self(bytes)),
+            Some(_) => Err(ParseError::length(WHAT)),
+        }
+    }
+}
+
+/// Identifies one instance of an SMC-R stack (8 bytes: instance number and a MAC of the host).
+///
+/// The instance number differs after a restart. All eight bytes are compared. SMC-R only; a
+/// PROPOSAL that does not offer SMC-R v1 carries zeros (wire format: peer ID; RFC 7609 appendix
+/// A.1). Prints as `9b5a@52:54:00:00:00:01`.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Default,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
+)]
+#[repr(C)]
+pub struct PeerId {
+    instance: [u8; 2],
+    mac: Mac,
+}
+
+impl PeerId {
+    /// Not given.
+    pub const ZERO: Self = Self {
+        instance: [0; 2],
+        mac: Mac::ZERO,
+    };
+
+    /// From an instance number, which must change at each restart, and a MAC of the host.
+    #[must_use]
+    pub const fn new(instance: u16, mac: Mac) -> Self {
+        Self {
+            instance: instance.to_be_bytes(),
+            mac,
+        }
+    }
+
+    /// From the eight bytes in wire order.
+    #[must_use]
+    pub const fn from_bytes(bytes: [u8; 8]) -> Self {
+        let [a, b, mac @ ..] = bytes;
+        Self {
+            instance: [a, b],
+            mac: Mac::new(mac),
+        }
+    }
+
+    /// The eight bytes in wire order.
+    #[must_use]
+    pub const fn to_bytes(self) -> [u8; 8] {
+        let ([a, b], [c, d, e, f, g, h]) = (self.instance, self.mac.0);
+        [a, b, c, d, e, f, g, h]
+    }
+
+    /// The instance number of the stack.
+    #[must_use]
+    pub const fn instance(self) -> u16 {
+        u16::from_be_bytes(self.instance)
+    }
+
+    /// The MAC; zero while the host has seen no RoCE port.
+    #[must_use]
+    pub const fn mac(self) -> Mac {
+        self.mac
+    }
+
+    /// True for all zero, which means "not given".
+    #[must_use]
+    pub fn is_zero(self) -> bool {
+        self == Self::ZERO
+    }
+}
+
+impl fmt::Display for PeerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:04x}@{}", self.instance(), self.mac)
+    }
+}
+
+impl FromStr for PeerId {
+    type Err = ParseError;
+
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        const WHAT: &str = "peer ID";
+        let (instance, mac) = text
+            .split_once('@')
+            .ok_or(const { ParseError::syntax(WHAT) })?;
+        digits_only(instance, 16, WHAT)?;
+        let instance = u16::from_str_radix(instance, 16).map_err(|_| ParseError::range(WHAT))?;
+        Ok(Self::new(instance, mac.parse()?))
+    }
+}
+
+/// GID of a RoCE port (16 bytes).
+///
+/// In RoCEv2 it stands for an IP address. An IPv4 address has two forms in the wild: the
+/// IPv4-mapped one, which is what [`from_ipv4`](Self::from_ipv4) makes and what Linux sends, and
+/// twelve zero bytes followed by the address, which the v2 documents describe. Both are understood
+/// by [`ipv4`](Self::ipv4). Equality compares bytes, as link group reuse requires, so one form has
+/// to be used consistently. Prints as an IPv6 address.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Default,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
+)]
+#[repr(transparent)]
+pub struct RoceGid([u8; 16]);
+
+impl RoceGid {
+    /// Not given.
+    pub const ZERO: Self = Self([0; 16]);
+
+    /// From the sixteen bytes in wire order.
+    #[must_use]
+    pub const fn new(bytes: [u8; 16]) -> Self {
+        Self(bytes)
+    }
+
+    /// The sixteen bytes in wire order.
+    #[must_use]
+    pub const fn as_bytes(&self) -> &[u8; 16] {
+        &self.0
+    }
+
+    /// The RoCEv2 GID of an IPv4 address, in the IPv4-mapped form (`::ffff:a.b.c.d`).
+    #[must_use]
+    pub const fn from_ipv4(address: Ipv4Addr) -> Self {
+        Self(address.to_ipv6_mapped().octets())
+    }
+
+    /// The GID with the bytes of an IPv6 address.
+    #[must_use]
+    pub const fn from_ipv6(address: Ipv6Addr) -> Self {
+        Self(address.octets())
+    }
+
+    /// The IPv4 address it stands for, in either form, or `None`.
+    ///
+    /// The zero GID means "not given" and yields `None`.
+    #[must_use]
+    pub fn ipv4(self) -> Option<Ipv4Addr> {
+        let [head @ .., _, _, a, b, c, d] = self.0;
+        let [.., x, y, _, _, _, _] = self.0;
+        let form = match [x, y] {
+            [0xff, 0xff] => true,
+            [0, 0] => [a, b, c, d] != [0; 4],
+            _ => false,
+        };
+        (form && head == [0; 10]).then_some(Ipv4Addr::new(a, b, c, d))
+    }
+
+    /// The sixteen bytes read as an IPv6 address.
+    #[must_use]
+    pub const fn ipv6(self) -> Ipv6Addr {
+        let value = u128::from_be_bytes(self.0);
+        Ipv6Addr::from_bits(value)
+    }
+
+    /// True for all zero, which means "not given".
+    #[must_use]
+    pub fn is_zero(self) -> bool {
+        self == Self::ZERO
+    }
+}
+
+impl From<Ipv4Addr> for RoceGid {
+    fn from(address: Ipv4Addr) -> Self {
+        Self::from_ipv4(address)
+    }
+}
+
+impl From<Ipv6Addr> for RoceGid {
+    fn from(address: Ipv6Addr) -> Self {
+        Self::from_ipv6(address)
+    }
+}
+
+impl fmt::Display for RoceGid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.ipv6(), f)
+    }
+}
+
+impl FromStr for RoceGid {
+    type Err = ParseError;
+
+    /// Reads an IPv6 address, or an IPv4 address as its mapped form.
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        match text.parse() {
+            Ok(core::net::IpAddr::V4(address)) => Ok(Self::from_ipv4(address)),
+            Ok(core::net::IpAddr::V6(address)) => Ok(Self::from_ipv6(address)),
+            Err(_) => Err(ParseError::syntax("RoCE GID")),
+        }
+    }
+}

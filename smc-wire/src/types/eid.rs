@@ -1,0 +1,189 @@
+//! Enterprise IDs: who may talk to whom in version 2.
+
+use core::fmt;
+use core::str::FromStr;
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::text::{trim_padding, write_printable};
+
+/// Enterprise ID: 32 bytes that both ends must share for version 2.
+///
+/// A *UEID* is chosen by the administrator and made with [`ueid`](Self::ueid), which enforces the
+/// rules for names. A *SEID* belongs to a system ([`seid_s390x`](Self::seid_s390x)). What a peer
+/// sent is taken as it is by [`from_bytes`](Self::from_bytes): receivers do not check characters,
+/// they compare all 32 bytes, padding included. `Display` cuts the padding.
+///
+/// ```
+/// use smc_wire::types::Eid;
+///
+/// let eid = Eid::ueid("EXAMPLE-EID")?;
+/// assert_eq!(eid.as_bytes()[..12], *b"EXAMPLE-EID ");
+/// assert_eq!(eid.to_string(), "EXAMPLE-EID");
+/// assert!(Eid::ueid("example").is_err());
+/// # Ok::<(), smc_wire::types::EidError>(())
+/// ```
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    Default,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
+)]
+#[repr(transparent)]
+pub struct Eid([u8; 32]);
+
+impl Eid {
+    /// No EID: 32 zero bytes, as sent in place of a SEID by systems without one.
+    pub const ZERO: Self = Self([0; 32]);
+    /// Length of an EID in bytes and the most characters a name can have.
+    pub const LEN: usize = 32;
+
+    /// Makes a UEID from a name, padding it with blanks.
+    ///
+    /// # Errors
+    ///
+    /// The name must have 1 to 32 characters out of `A-Z`, `0-9`, `.` and `-`, begin with a
+    /// letter or digit, and hold no two dots in a row. The last rule is that of the Linux
+    /// administration tool; the kernel itself would take such a name.
+    pub fn ueid(name: &str) -> Result<Self, EidError> {
+        if name.is_empty() {
+            return Err(EidError::Empty);
+        }
+        if name.len() > Self::LEN {
+            return Err(EidError::TooLong { len: name.len() });
+        }
+        let is_alphanumeric = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit();
+        for (at, c) in name.char_indices() {
+            if !is_alphanumeric(c) && c != '.' && c != '-' {
+                return Err(EidError::Character { at, found: c });
+            }
+        }
+        if name.starts_with(['.', '-']) {
+            return Err(EidError::FirstCharacter);
+        }
+        if name.contains("..") {
+            return Err(EidError::ConsecutiveDots);
+        }
+        let mut bytes = [b' '; 32];
+        for (to, from) in bytes.iter_mut().zip(name.bytes()) {
+            *to = from;
+        }
+        Ok(Self(bytes))
+    }
+
+    /// The SEID of an s390x system, from the low 16 bits of the CPU identification number and the
+    /// machine type.
+    #[must_use]
+    pub fn seid_s390x(cpu_id: u16, machine_type: u16) -> Self {
+        let mut bytes = *b"IBM-SYSZ-ISMSEID0000000000000000";
+        let digits = hex_digits(cpu_id)
+            .into_iter()
+            .chain(hex_digits(machine_type));
+        for (to, from) in bytes.iter_mut().skip(24).zip(digits) {
+            *to = from;
+        }
+        Self(bytes)
+    }
+
+    /// The bytes as received, unchecked.
+    #[must_use]
+    pub const fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    /// All 32 bytes.
+    #[must_use]
+    pub const fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
+    /// True for 32 zero bytes.
+    #[must_use]
+    pub fn is_zero(self) -> bool {
+        self == Self::ZERO
+    }
+
+    /// True if the bytes are what [`ueid`](Self::ueid) could have made.
+    #[must_use]
+    pub fn is_valid_ueid(&self) -> bool {
+        let name = core::str::from_utf8(trim_padding(&self.0)).unwrap_or_default();
+        Self::ueid(name).is_ok_and(|padded| padded == *self)
+    }
+}
+
+impl fmt::Display for Eid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_printable(f, trim_padding(&self.0))
+    }
+}
+
+impl FromStr for Eid {
+    type Err = EidError;
+
+    /// Same as [`Eid::ueid`].
+    fn from_str(text: &str) -> Result<Self, EidError> {
+        Self::ueid(text)
+    }
+}
+
+/// Why a name cannot be a UEID.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum EidError {
+    /// There are no characters.
+    Empty,
+    /// There are more than 32.
+    TooLong {
+        /// Bytes in the name.
+        len: usize,
+    },
+    /// A character is not one of `A-Z`, `0-9`, `.`, `-`.
+    Character {
+        /// Its position in bytes.
+        at: usize,
+        /// The character.
+        found: char,
+    },
+    /// The first character is not a letter or digit.
+    FirstCharacter,
+    /// Two dots follow each other.
+    ConsecutiveDots,
+}
+
+impl fmt::Display for EidError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Empty => f.write_str("EID is empty"),
+            Self::TooLong { len } => write!(f, "EID has {len} characters, at most 32 are allowed"),
+            Self::Character { at, found } => {
+                write!(
+                    f,
+                    "EID has {found:?} at position {at}, only A-Z, 0-9, '.', '-' are allowed"
+                )
+            }
+            Self::FirstCharacter => f.write_str("EID does not begin with A-Z or 0-9"),
+            Self::ConsecutiveDots => f.write_str("EID has two dots in a row"),
+        }
+    }
+}
+
+impl core::error::Error for EidError {}
+
+/// Four upper-case hex digits.
+fn hex_digits(value: u16) -> [u8; 4] {
+    let [hi, lo] = value.to_be_bytes();
+    [hi >> 4, hi & 0x0f, lo >> 4, lo & 0x0f].map(|nibble| {
+        let digit = char::from_digit(u32::from(nibble), 16).unwrap_or('0');
+        u8::try_from(digit.to_ascii_uppercase()).unwrap_or(b'0')
+    })
+}

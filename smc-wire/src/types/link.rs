@@ -1,0 +1,251 @@
+//! Identifiers of SMC-R links, queue pairs and buffers.
+
+use core::fmt;
+
+use super::parse::number_text;
+
+/// Queue pair number (24 bits).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Qpn(u32);
+
+/// Packet sequence number (24 bits).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Psn(u32);
+
+/// The 24-bit numbers share their conversions.
+macro_rules! be24 {
+    ($type:ident, $what:literal) => {
+        impl $type {
+            /// The largest value.
+            pub const MAX: Self = Self(0xff_ffff);
+
+            /// `None` if the value needs more than 24 bits.
+            #[must_use]
+            pub const fn new(value: u32) -> Option<Self> {
+                if value > Self::MAX.0 {
+                    None
+                } else {
+                    Some(Self(value))
+                }
+            }
+
+            /// From three bytes in wire order.
+            #[must_use]
+            pub const fn from_be_bytes([a, b, c]: [u8; 3]) -> Self {
+                Self(u32::from_be_bytes([0, a, b, c]))
+            }
+
+            /// Three bytes in wire order.
+            #[must_use]
+            pub const fn to_be_bytes(self) -> [u8; 3] {
+                let [_, a, b, c] = self.0.to_be_bytes();
+                [a, b, c]
+            }
+
+            /// The number.
+            #[must_use]
+            pub const fn get(self) -> u32 {
+                self.0
+            }
+        }
+
+        number_text!($type, u32, 8, $what, $type::new);
+    };
+}
+
+be24!(Qpn, "queue pair number");
+be24!(Psn, "packet sequence number");
+
+/// Remote key of an RMB on one link: the right to write into it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Rkey(pub u32);
+
+number_text!(Rkey, u32, 10, "rkey", |raw| Some(Rkey(raw)));
+
+/// RDMA address of byte 0 of an RMB (the buffer, not the element in it) on one link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct RmbAddr(pub u64);
+
+number_text!(RmbAddr, u64, 18, "RMB address", |raw| Some(RmbAddr(raw)));
+
+/// Names a connection in CDC messages of SMC-R; chosen by the end that receives them.
+///
+/// Never zero and unique in the link group. A zero that a peer sent survives decoding
+/// ([`from_wire`](Self::from_wire)), matches no connection, and can be recognised with
+/// [`is_zero`](Self::is_zero).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct AlertToken(u32);
+
+impl AlertToken {
+    /// `None` for zero.
+    #[must_use]
+    pub const fn new(token: u32) -> Option<Self> {
+        if token == 0 { None } else { Some(Self(token)) }
+    }
+
+    /// A token as received, which may be zero.
+    #[must_use]
+    pub const fn from_wire(token: u32) -> Self {
+        Self(token)
+    }
+
+    /// The number.
+    #[must_use]
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+
+    /// True for the value that no peer may use.
+    #[must_use]
+    pub const fn is_zero(self) -> bool {
+        self.0 == 0
+    }
+}
+
+number_text!(AlertToken, u32, 10, "alert token", AlertToken::new);
+
+/// Number of a link in its link group, chosen by the server: 1..=255, 0 means "none" or "all".
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct LinkNumber(pub u8);
+
+impl LinkNumber {
+    /// Not a link: a hint in ADD LINK, every link in DELETE LINK.
+    pub const NONE: Self = Self(0);
+}
+
+impl fmt::Display for LinkNumber {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.0, f)
+    }
+}
+
+impl core::str::FromStr for LinkNumber {
+    type Err = super::ParseError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        const WHAT: &str = "link number";
+        let wide = super::parse::number(text, WHAT)?;
+        u8::try_from(wide)
+            .map(Self)
+            .map_err(|_| super::ParseError::range(WHAT))
+    }
+}
+
+/// The sender's own identifier of a link (CONFIRM LINK); informational.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct LinkUid(pub u32);
+
+number_text!(LinkUid, u32, 10, "link user ID", |raw| Some(LinkUid(raw)));
+
+/// Link-group identifier of the sender of an SMC-D ACCEPT or CONFIRM ("link ID").
+///
+/// Opaque bytes: Linux copies a counter in native byte order there. Compare or display only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct GroupId(pub [u8; 4]);
+
+impl fmt::Display for GroupId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:08x}", u32::from_be_bytes(self.0))
+    }
+}
+
+impl core::str::FromStr for GroupId {
+    type Err = super::ParseError;
+
+    /// Reads eight hex digits, the four bytes in wire order.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        const WHAT: &str = "link-group ID";
+        super::parse::digits_only(text, 16, WHAT)?;
+        match (text.len(), u32::from_str_radix(text, 16)) {
+            (8, Ok(value)) => Ok(Self(value.to_be_bytes())),
+            _ => Err(super::ParseError::length(WHAT)),
+        }
+    }
+}
+
+/// Path MTU of a RoCE link as a 4-bit code: 1 is 256 bytes, 5 is 4096 bytes.
+///
+/// 0 and 6..=15 are reserved; ACCEPT carries the server's value, CONFIRM the smaller of both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct MtuCode(u8);
+
+impl MtuCode {
+    /// 256 bytes.
+    pub const MTU_256: Self = Self(1);
+    /// 512 bytes.
+    pub const MTU_512: Self = Self(2);
+    /// 1024 bytes.
+    pub const MTU_1024: Self = Self(3);
+    /// 2048 bytes.
+    pub const MTU_2048: Self = Self(4);
+    /// 4096 bytes.
+    pub const MTU_4096: Self = Self(5);
+
+    /// `None` if the code needs more than four bits.
+    #[must_use]
+    pub const fn new(code: u8) -> Option<Self> {
+        if code > 0x0f { None } else { Some(Self(code)) }
+    }
+
+    /// The code in the low four bits of a byte.
+    #[must_use]
+    pub const fn from_low_nibble(byte: u8) -> Self {
+        Self(byte & 0x0f)
+    }
+
+    /// The largest code whose MTU is at most `bytes`, or `None` below 256.
+    #[must_use]
+    pub const fn for_bytes(bytes: u32) -> Option<Self> {
+        Some(match bytes {
+            ..256 => return None,
+            256..512 => Self::MTU_256,
+            512..1024 => Self::MTU_512,
+            1024..2048 => Self::MTU_1024,
+            2048..4096 => Self::MTU_2048,
+            _ => Self::MTU_4096,
+        })
+    }
+
+    /// The code as a number, 0..=15.
+    #[must_use]
+    pub const fn code(self) -> u8 {
+        self.0
+    }
+
+    /// The MTU in bytes, or `None` for the reserved codes 0 and 6..=15.
+    #[must_use]
+    pub const fn bytes(self) -> Option<u32> {
+        match self.0 {
+            1 => Some(256),
+            2 => Some(512),
+            3 => Some(1024),
+            4 => Some(2048),
+            5 => Some(4096),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for MtuCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.bytes() {
+            Some(bytes) => fmt::Display::fmt(&bytes, f),
+            None => write!(f, "reserved MTU code {}", self.0),
+        }
+    }
+}
+
+impl core::str::FromStr for MtuCode {
+    type Err = super::ParseError;
+
+    /// Reads one of the five MTUs in bytes.
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        const WHAT: &str = "RoCE MTU";
+        let bytes = super::parse::number(text, WHAT)?;
+        u32::try_from(bytes)
+            .ok()
+            .and_then(Self::for_bytes)
+            .filter(|code| code.bytes().map(u64::from) == Some(bytes))
+            .ok_or(const { super::ParseError::range(WHAT) })
+    }
+}

@@ -1,0 +1,288 @@
+//! Versions and capabilities that the handshake negotiates.
+
+use core::fmt;
+use core::str::FromStr;
+
+use bitflags::bitflags;
+
+use super::parse::{ParseError, number_text};
+
+/// Version nibble of a CLC header.
+///
+/// Everything from 2 up is processed as version 2 ([`is_v2`](Self::is_v2)): the lower common
+/// version is used, and there is none above 2 yet. Zero is never legal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Version(u8);
+
+impl Version {
+    /// Version 1 (RFC 7609).
+    pub const V1: Self = Self(1);
+    /// Version 2.
+    pub const V2: Self = Self(2);
+
+    /// `None` for zero and for what does not fit into four bits.
+    #[must_use]
+    pub const fn new(version: u8) -> Option<Self> {
+        if version == 0 || version > 0x0f {
+            None
+        } else {
+            Some(Self(version))
+        }
+    }
+
+    /// The number, 1..=15.
+    #[must_use]
+    pub const fn get(self) -> u8 {
+        self.0
+    }
+
+    /// True for 2 and everything above, which is processed as 2.
+    #[must_use]
+    pub const fn is_v2(self) -> bool {
+        self.0 >= 2
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "v{}", self.0)
+    }
+}
+
+impl FromStr for Version {
+    type Err = ParseError;
+
+    /// Reads `1` or `v1`.
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        const WHAT: &str = "SMC version";
+        let wide = super::parse::number(text.strip_prefix('v').unwrap_or(text), WHAT)?;
+        u8::try_from(wide)
+            .ok()
+            .and_then(Self::new)
+            .ok_or(const { ParseError::range(WHAT) })
+    }
+}
+
+/// Release of version 2 (4 bits): 0 is v2.0, 1 is v2.1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Release(u8);
+
+impl Release {
+    /// v2.0.
+    pub const V2_0: Self = Self(0);
+    /// v2.1.
+    pub const V2_1: Self = Self(1);
+
+    /// `None` for what does not fit into four bits.
+    #[must_use]
+    pub const fn new(release: u8) -> Option<Self> {
+        if release > 0x0f {
+            None
+        } else {
+            Some(Self(release))
+        }
+    }
+
+    /// The release in the low four bits of a byte.
+    #[must_use]
+    pub const fn from_low_nibble(byte: u8) -> Self {
+        Self(byte & 0x0f)
+    }
+
+    /// The number, 0..=15.
+    #[must_use]
+    pub const fn get(self) -> u8 {
+        self.0
+    }
+}
+
+impl fmt::Display for Release {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "v2.{}", self.0)
+    }
+}
+
+impl FromStr for Release {
+    type Err = ParseError;
+
+    /// Reads `v2.1`, `2.1` or just `1`.
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        const WHAT: &str = "SMC release";
+        let text = text.strip_prefix('v').unwrap_or(text);
+        let wide = super::parse::number(text.strip_prefix("2.").unwrap_or(text), WHAT)?;
+        u8::try_from(wide)
+            .ok()
+            .and_then(Self::new)
+            .ok_or(const { ParseError::range(WHAT) })
+    }
+}
+
+/// Operating system of a peer (4 bits), informational.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct OsType(u8);
+
+impl OsType {
+    /// Not given: the nibble is zero in version 1.
+    pub const NONE: Self = Self(0);
+    /// z/OS.
+    pub const ZOS: Self = Self(1);
+    /// Linux.
+    pub const LINUX: Self = Self(2);
+    /// AIX.
+    pub const AIX: Self = Self(3);
+    /// Explicitly unknown.
+    pub const UNKNOWN: Self = Self(15);
+
+    /// `None` for what does not fit into four bits.
+    #[must_use]
+    pub const fn new(code: u8) -> Option<Self> {
+        if code > 0x0f { None } else { Some(Self(code)) }
+    }
+
+    /// The code in the high four bits of a byte.
+    #[must_use]
+    pub const fn from_high_nibble(byte: u8) -> Self {
+        Self(byte >> 4)
+    }
+
+    /// The code, 0..=15.
+    #[must_use]
+    pub const fn code(self) -> u8 {
+        self.0
+    }
+
+    /// The usual name, if the code is assigned.
+    #[must_use]
+    pub const fn name(self) -> Option<&'static str> {
+        match self {
+            Self::NONE => Some("not given"),
+            Self::ZOS => Some("z/OS"),
+            Self::LINUX => Some("Linux"),
+            Self::AIX => Some("AIX"),
+            Self::UNKNOWN => Some("unknown"),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for OsType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name() {
+            Some(name) => f.write_str(name),
+            None => write!(f, "OS type {}", self.0),
+        }
+    }
+}
+
+bitflags! {
+    /// Optional abilities negotiated since v2.1 (16 bits); unknown bits are kept.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+    pub struct FeatureMask: u16 {
+        /// Emulated ISM (128-bit GIDs, CHID `0xFF00..=0xFFFF`) is understood.
+        const EMULATED_ISM = 0x0001;
+        const _ = !0;
+    }
+}
+
+number_text!(FeatureMaskText, u16, 6, "feature mask", |raw| Some(
+    FeatureMaskText(raw)
+));
+
+/// Borrows the number syntax for the flags type, whose field bitflags hides.
+struct FeatureMaskText(u16);
+
+impl fmt::Display for FeatureMask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        FeatureMaskText(self.bits()).fmt(f)
+    }
+}
+
+impl FromStr for FeatureMask {
+    type Err = ParseError;
+
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        text.parse()
+            .map(|FeatureMaskText(bits)| Self::from_bits_retain(bits))
+    }
+}
+
+/// What a PROPOSAL offers for one version (2 bits on the wire: R, D, none, both).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[allow(
+    clippy::exhaustive_enums,
+    reason = "two bits on the wire, all four values assigned"
+)]
+pub enum Offer {
+    /// SMC-R (code 0).
+    R,
+    /// SMC-D (code 1).
+    D,
+    /// Neither (code 2).
+    Neither,
+    /// Both (code 3).
+    Both,
+}
+
+impl Offer {
+    /// From the two low bits of a byte.
+    #[must_use]
+    pub const fn from_low_bits(byte: u8) -> Self {
+        match byte & 0x03 {
+            0 => Self::R,
+            1 => Self::D,
+            2 => Self::Neither,
+            _ => Self::Both,
+        }
+    }
+
+    /// The offer of exactly these.
+    #[must_use]
+    pub const fn of(smc_r: bool, smc_d: bool) -> Self {
+        match (smc_r, smc_d) {
+            (true, false) => Self::R,
+            (false, true) => Self::D,
+            (false, false) => Self::Neither,
+            (true, true) => Self::Both,
+        }
+    }
+
+    /// The two-bit code.
+    #[must_use]
+    pub const fn code(self) -> u8 {
+        match self {
+            Self::R => 0,
+            Self::D => 1,
+            Self::Neither => 2,
+            Self::Both => 3,
+        }
+    }
+
+    /// True if SMC-R is offered.
+    #[must_use]
+    pub const fn has_r(self) -> bool {
+        matches!(self, Self::R | Self::Both)
+    }
+
+    /// True if SMC-D is offered.
+    #[must_use]
+    pub const fn has_d(self) -> bool {
+        matches!(self, Self::D | Self::Both)
+    }
+
+    /// True if nothing is offered.
+    #[must_use]
+    pub const fn is_neither(self) -> bool {
+        matches!(self, Self::Neither)
+    }
+}
+
+impl fmt::Display for Offer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::R => "SMC-R",
+            Self::D => "SMC-D",
+            Self::Neither => "none",
+            Self::Both => "SMC-R and SMC-D",
+        })
+    }
+}

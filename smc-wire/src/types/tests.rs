@@ -1,0 +1,319 @@
+use core::fmt::{Debug, Display};
+use core::net::{Ipv4Addr, Ipv6Addr};
+use core::str::FromStr;
+use std::string::ToString;
+
+use super::*;
+
+/// The value prints as `text`, and `text` reads as the value.
+#[track_caller]
+fn assert_text<T>(value: T, text: &str)
+where
+    T: Display + FromStr<Err: Debug> + PartialEq + Debug,
+{
+    assert_eq!(value.to_string(), text);
+    assert_eq!(text.parse::<T>().unwrap(), value);
+}
+
+#[track_caller]
+fn assert_no<T: FromStr<Err: Debug> + Debug>(texts: &[&str]) {
+    for text in texts {
+        assert!(text.parse::<T>().is_err(), "{text:?}");
+    }
+}
+
+#[test]
+fn text_forms() {
+    let mac = Mac::new([0x52, 0x54, 0, 0, 0, 0x0a]);
+    assert_text(mac, "52:54:00:00:00:0a");
+    assert_text(PeerId::new(0x9b5a, mac), "9b5a@52:54:00:00:00:0a");
+    assert_text(
+        RoceGid::from_ipv4(Ipv4Addr::new(10, 9, 0, 2)),
+        "::ffff:10.9.0.2",
+    );
+    assert_text(IsmGid(0x0100_0000_0000_0001), "0100000000000001");
+    assert_text(Gid::native(0x12), "0000000000000012");
+    assert_text(Gid::new(1, 2), "00000000000000010000000000000002");
+    assert_text(Chid(0x7c1), "0x07c1");
+    assert_text(DmbToken(0xdead_beef), "0x00000000deadbeef");
+    assert_text(Qpn::new(0x11).unwrap(), "0x000011");
+    assert_text(Psn::MAX, "0xffffff");
+    assert_text(Rkey(0x3bb), "0x000003bb");
+    assert_text(RmbAddr(0xff45_9d13_8381_0000), "0xff459d1383810000");
+    assert_text(AlertToken::new(7).unwrap(), "0x00000007");
+    assert_text(LinkNumber(200), "200");
+    assert_text(LinkUid(0x0100), "0x00000100");
+    assert_text(GroupId([0, 1, 0, 0]), "00010000");
+    assert_text(MtuCode::MTU_4096, "4096");
+    assert_text(Version::V2, "v2");
+    assert_text(Release::V2_1, "v2.1");
+    assert_text(FeatureMask::from_bits_retain(0x8001), "0x8001");
+    assert_text(HostName::new("host-a"), "host-a");
+    assert_text(PnetId::new("net1").unwrap(), "NET1");
+    assert_text(Eid::ueid("A.B-9").unwrap(), "A.B-9");
+}
+
+#[test]
+fn text_that_is_no_identifier() {
+    assert_no::<Mac>(&[
+        "",
+        "52:54:00:00:00",
+        "52:54:00:00:00:01:02",
+        "52:54:00:00:00:100",
+        "g",
+    ]);
+    assert_no::<Mac>(&["52:54:00:00:00:+1", "52-54-00-00-00-01"]);
+    assert_no::<PeerId>(&[
+        "9b5a",
+        "9b5a@",
+        "19b5a@52:54:00:00:00:0a",
+        "@52:54:00:00:00:0a",
+    ]);
+    assert_no::<RoceGid>(&["", "10.9.0", "host"]);
+    assert_no::<Gid>(&["", "0x", "12345678901234567", "g", "-1"]);
+    assert_no::<IsmGid>(&["", "12345678901234567", "+1"]);
+    assert_no::<Chid>(&["", "65536", "0x10000", "-1", "0x_1"]);
+    assert_no::<Qpn>(&["0x1000000"]);
+    assert_no::<AlertToken>(&["0"]);
+    assert_no::<LinkNumber>(&["256"]);
+    assert_no::<GroupId>(&["1", "000100000"]);
+    assert_no::<MtuCode>(&["0", "1", "1500", "8192"]);
+    assert_no::<Version>(&["0", "v16", "v"]);
+    assert_no::<Release>(&["2.16", "v"]);
+    assert_no::<HostName>(&["a host name of more than 32 characters", "h\u{f6}st"]);
+    assert_no::<PnetId>(&["", "12345678901234567", "A B", "\u{e4}"]);
+    assert_no::<DeclineCode>(&["", "NOSUCHCODE", "0x100000000"]);
+}
+
+#[test]
+fn errors_are_one_clause() {
+    let error = "g".parse::<Chid>().unwrap_err();
+    assert_eq!(error.to_string(), "not a CHID: malformed");
+    assert_eq!(
+        "0x10000".parse::<Chid>().unwrap_err().kind,
+        ParseErrorKind::OutOfRange
+    );
+}
+
+mod gid {
+    use super::*;
+
+    #[test]
+    fn ipv4_in_either_form() {
+        let address = Ipv4Addr::new(10, 9, 0, 2);
+        let mapped = RoceGid::from_ipv4(address);
+        let zeros = RoceGid::new([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 10, 9, 0, 2]);
+        assert_eq!(
+            (mapped.ipv4(), zeros.ipv4()),
+            (Some(address), Some(address))
+        );
+        // One form has to be used consistently: they are different GIDs.
+        assert_ne!(mapped, zeros);
+    }
+
+    #[test]
+    fn ipv6_is_no_ipv4() {
+        let address: Ipv6Addr = "fe80::200:ff:fe00:aa".parse().unwrap();
+        let gid = RoceGid::from(address);
+        assert_eq!((gid.ipv4(), gid.ipv6()), (None, address));
+        assert_eq!(RoceGid::ZERO.ipv4(), None);
+        assert_eq!(
+            RoceGid::new([1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 1, 2, 3, 4]).ipv4(),
+            None
+        );
+        assert_eq!(
+            RoceGid::new([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xfe, 1, 2, 3, 4]).ipv4(),
+            None
+        );
+    }
+
+    #[test]
+    fn halves_of_an_emulated_gid() {
+        let gid = Gid::emulated(0x1111_2222);
+        assert_eq!((gid.hi(), gid.lo()), (IsmGid(0), IsmGid(0x1111_2222)));
+        assert_eq!(Gid::new(1, 2).to_u128(), (1 << 64) + 2);
+        assert_eq!(Gid::emulated((1 << 64) + 2), Gid::new(1, 2));
+        assert_eq!(Gid::from(IsmGid(5)), Gid::native(5));
+        assert!(Gid::ZERO.is_zero());
+    }
+
+    #[test]
+    fn emulated_chids() {
+        let emulated =
+            [0, 1, 0x7c2, 0xfeff, 0xff00, 0xfffe, 0xffff].map(|chid| Chid(chid).is_emulated());
+        assert_eq!(emulated, [false, false, false, false, true, true, true]);
+        assert!(Chid::NONE.is_none());
+    }
+}
+
+mod eid {
+    use super::*;
+
+    #[test]
+    fn padded_with_blanks() {
+        let eid = Eid::ueid("EXAMPLE-EID").unwrap();
+        assert_eq!(eid.as_bytes(), b"EXAMPLE-EID                     ");
+        assert!(eid.is_valid_ueid());
+        assert!(Eid::ueid(&"A".repeat(32)).unwrap().is_valid_ueid());
+    }
+
+    #[test]
+    fn each_rule_has_its_error() {
+        assert_eq!(Eid::ueid(""), Err(EidError::Empty));
+        assert_eq!(
+            Eid::ueid(&"A".repeat(33)),
+            Err(EidError::TooLong { len: 33 })
+        );
+        let character = |at, found| Err(EidError::Character { at, found });
+        assert_eq!(Eid::ueid("ABc"), character(2, 'c'));
+        assert_eq!(Eid::ueid("A B"), character(1, ' '));
+        assert_eq!(Eid::ueid("AB "), character(2, ' '));
+        assert_eq!(Eid::ueid("A\u{c4}"), character(1, '\u{c4}'));
+        assert_eq!(Eid::ueid("-A"), Err(EidError::FirstCharacter));
+        assert_eq!(Eid::ueid(".A"), Err(EidError::FirstCharacter));
+        assert_eq!(Eid::ueid("A..B"), Err(EidError::ConsecutiveDots));
+        assert_eq!(
+            character(1, ' ')
+                .map(|eid: Eid| eid)
+                .unwrap_err()
+                .to_string(),
+            "EID has ' ' at position 1, only A-Z, 0-9, '.', '-' are allowed"
+        );
+    }
+
+    #[test]
+    fn received_bytes_are_not_judged() {
+        let mut bytes = *b"EXAMPLE-EID                     ";
+        assert_eq!(Eid::from_bytes(bytes), Eid::ueid("EXAMPLE-EID").unwrap());
+        bytes[11..].fill(0);
+        let padded_with_nul = Eid::from_bytes(bytes);
+        assert_ne!(padded_with_nul, Eid::ueid("EXAMPLE-EID").unwrap());
+        assert!(!padded_with_nul.is_valid_ueid());
+        assert_eq!(padded_with_nul.to_string(), "EXAMPLE-EID");
+        assert_eq!(Eid::from_bytes([0x9b; 32]).to_string(), ".".repeat(32));
+        assert!(!Eid::ZERO.is_valid_ueid());
+        assert_eq!(Eid::ZERO.to_string(), "");
+    }
+
+    #[test]
+    fn seid_of_s390x() {
+        let seid = Eid::seid_s390x(0x1a2b, 0x3906);
+        assert_eq!(seid.to_string(), "IBM-SYSZ-ISMSEID000000001A2B3906");
+    }
+}
+
+mod codes {
+    use super::*;
+
+    #[test]
+    fn decline_codes_have_names_and_sentences() {
+        for code in DeclineCode::KNOWN {
+            let (name, sentence) = (code.name().unwrap(), code.description().unwrap());
+            assert_eq!(name.parse(), Ok(*code));
+            assert!(sentence.ends_with('.'), "{name}");
+            assert!(code.to_string().ends_with(&std::format!("({name})")));
+        }
+        assert!(DeclineCode::KNOWN.is_sorted());
+        assert_eq!("0x03010000".parse(), Ok(DeclineCode::PEERNOSMC));
+        assert_eq!(DeclineCode(7).description(), None);
+        assert_eq!(DeclineCode::SYNCERR.to_string(), "0x04000000 (SYNCERR)");
+    }
+
+    #[test]
+    fn offers() {
+        for code in 0..4 {
+            let offer = Offer::from_low_bits(code | 0xfc);
+            assert_eq!(offer.code(), code);
+            assert_eq!(Offer::of(offer.has_r(), offer.has_d()), offer);
+            assert_eq!(offer.is_neither(), code == 2);
+        }
+    }
+
+    #[test]
+    fn nibbles() {
+        assert_eq!(Version::new(0), None);
+        assert_eq!(Version::new(16), None);
+        assert!(!Version::V1.is_v2() && Version::V2.is_v2() && Version::new(3).unwrap().is_v2());
+        assert_eq!(Release::from_low_nibble(0x21), Release::V2_1);
+        assert_eq!(OsType::from_high_nibble(0x21), OsType::LINUX);
+        assert_eq!(OsType::new(9).unwrap().to_string(), "OS type 9");
+        assert_eq!(
+            (Release::new(16), OsType::new(16), MtuCode::new(16)),
+            (None, None, None)
+        );
+    }
+
+    #[test]
+    fn mtu_codes() {
+        assert_eq!(MtuCode::for_bytes(255), None);
+        assert_eq!(MtuCode::for_bytes(1500), Some(MtuCode::MTU_1024));
+        assert_eq!(MtuCode::for_bytes(9000), Some(MtuCode::MTU_4096));
+        for code in 0..16 {
+            let bytes = MtuCode::new(code).unwrap().bytes();
+            assert_eq!(bytes.is_some(), (1..=5).contains(&code));
+            assert_eq!(
+                bytes.and_then(MtuCode::for_bytes).is_some(),
+                bytes.is_some()
+            );
+        }
+        assert_eq!(
+            MtuCode::from_low_nibble(0x26).to_string(),
+            "reserved MTU code 6"
+        );
+    }
+
+    #[test]
+    fn numbers_of_24_bits() {
+        assert_eq!(Qpn::new(0x100_0000), None);
+        let qpn = Qpn::from_be_bytes([0x12, 0x34, 0x56]);
+        assert_eq!(
+            (qpn.get(), qpn.to_be_bytes()),
+            (0x12_3456, [0x12, 0x34, 0x56])
+        );
+    }
+
+    #[test]
+    fn alert_tokens_are_not_zero() {
+        assert_eq!(AlertToken::new(0), None);
+        assert!(AlertToken::from_wire(0).is_zero());
+    }
+}
+
+mod names {
+    use super::*;
+
+    #[test]
+    fn host_names_are_cut_and_padded() {
+        let long = HostName::new("a-host-name-of-more-than-thirty-two-characters");
+        assert_eq!(long.as_str(), Some("a-host-name-of-more-than-thirty-"));
+        assert_eq!(HostName::new("h").as_bytes()[1..], [b' '; 31]);
+        assert_eq!(HostName::default().as_str(), Some(""));
+    }
+
+    #[test]
+    fn host_names_that_are_not_ascii_are_ignored() {
+        let name = HostName::from_bytes([0xc4; 32]);
+        assert_eq!(name.as_str(), None);
+        assert_eq!(name.to_string(), ".".repeat(32));
+    }
+
+    #[test]
+    fn pnet_ids_compare_without_case() {
+        assert_eq!(PnetId::new("net1"), PnetId::new("NET1"));
+        assert_eq!(
+            PnetId::new("0123456789ABCDEF").unwrap().as_str(),
+            "0123456789ABCDEF"
+        );
+    }
+
+    #[test]
+    fn peer_ids() {
+        let id = PeerId::from_bytes([0x9b, 0x5a, 0x52, 0x54, 0, 0, 0, 1]);
+        assert_eq!(
+            (id.instance(), id.mac()),
+            (0x9b5a, Mac::new([0x52, 0x54, 0, 0, 0, 1]))
+        );
+        assert_eq!(id.to_bytes(), [0x9b, 0x5a, 0x52, 0x54, 0, 0, 0, 1]);
+        assert!(PeerId::ZERO.is_zero() && PeerId::ZERO.mac().is_zero());
+    }
+}

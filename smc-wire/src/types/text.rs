@@ -1,0 +1,164 @@
+//! Names: host name and PNET ID.
+
+use core::fmt;
+use core::str::FromStr;
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::parse::ParseError;
+
+/// Host name of a peer (32 bytes, ASCII, padded with blanks), informational.
+///
+/// Linux sends its node name and keeps a received name only if it is ASCII. A name may hold any
+/// bytes here; `Display` cuts the padding and replaces what is not printable ASCII with `.`.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
+)]
+#[repr(transparent)]
+pub struct HostName([u8; 32]);
+
+impl HostName {
+    /// No name: all blanks.
+    pub const BLANK: Self = Self([b' '; 32]);
+
+    /// The first 32 bytes of a name, padded with blanks.
+    #[must_use]
+    pub fn new(name: &str) -> Self {
+        let mut bytes = [b' '; 32];
+        for (to, from) in bytes.iter_mut().zip(name.bytes()) {
+            *to = from;
+        }
+        Self(bytes)
+    }
+
+    /// The bytes as received.
+    #[must_use]
+    pub const fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    /// All 32 bytes.
+    #[must_use]
+    pub const fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
+    /// The name without padding, or `None` if it is not ASCII and should be ignored.
+    #[must_use]
+    pub fn as_str(&self) -> Option<&str> {
+        if !self.0.is_ascii() {
+            return None;
+        }
+        core::str::from_utf8(trim_padding(&self.0)).ok()
+    }
+}
+
+impl Default for HostName {
+    fn default() -> Self {
+        Self::BLANK
+    }
+}
+
+impl fmt::Display for HostName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write_printable(f, trim_padding(&self.0))
+    }
+}
+
+impl FromStr for HostName {
+    type Err = ParseError;
+
+    /// Reads up to 32 ASCII characters.
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        const WHAT: &str = "host name";
+        match text {
+            _ if text.len() > 32 => Err(ParseError::length(WHAT)),
+            _ if !text.is_ascii() => Err(ParseError::syntax(WHAT)),
+            _ => Ok(Self::new(text)),
+        }
+    }
+}
+
+/// Names a physical network (1 to 16 characters `A-Z`, `0-9`); never on the wire.
+///
+/// Upper-cased when made, so that names compare as Linux compares them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PnetId([u8; 16]);
+
+impl PnetId {
+    /// Reads a name, folding lower case to upper case.
+    ///
+    /// # Errors
+    ///
+    /// If it is empty, longer than 16, or holds anything but ASCII letters and digits.
+    pub fn new(name: &str) -> Result<Self, ParseError> {
+        const WHAT: &str = "PNET ID";
+        if name.is_empty() || name.len() > 16 {
+            return Err(ParseError::length(WHAT));
+        }
+        if !name.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+            return Err(ParseError::syntax(WHAT));
+        }
+        let mut bytes = [b' '; 16];
+        for (to, from) in bytes.iter_mut().zip(name.bytes()) {
+            *to = from.to_ascii_uppercase();
+        }
+        Ok(Self(bytes))
+    }
+
+    /// The name, one to sixteen characters.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        core::str::from_utf8(trim_padding(&self.0)).unwrap_or_default()
+    }
+}
+
+impl fmt::Display for PnetId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for PnetId {
+    type Err = ParseError;
+
+    fn from_str(text: &str) -> Result<Self, ParseError> {
+        Self::new(text)
+    }
+}
+
+/// Cuts blanks and NULs from the end.
+pub(super) fn trim_padding(bytes: &[u8]) -> &[u8] {
+    let mut rest = bytes;
+    while let [head @ .., b' ' | 0] = rest {
+        rest = head;
+    }
+    rest
+}
+
+/// Writes printable ASCII as it is and a dot for every other byte.
+pub(super) fn write_printable(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
+    use fmt::Write as _;
+
+    for &byte in bytes {
+        let shown = if byte.is_ascii_graphic() || byte == b' ' {
+            char::from(byte)
+        } else {
+            '.'
+        };
+        f.write_char(shown)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,182 @@
+//! CLC messages that cannot be written, because no peer could read them.
+
+#![allow(clippy::unwrap_used, reason = "a helper of a test fails the test")]
+
+mod support;
+
+use smc_wire::clc::{AcceptConfirm, Body, Decline, FirstContact, GidList, Proposal, Step, Terms};
+use smc_wire::types::{Chid, FeatureMask, Gid, IsmGid, Offer, Release, Version};
+use smc_wire::{EmitError, MessageKind};
+use support::*;
+
+/// The field that the error names.
+#[track_caller]
+fn refused<T>(written: Result<T, EmitError>) -> &'static str {
+    match written.map(|_| ()).unwrap_err() {
+        EmitError::Invalid { field, .. } => field,
+        other => panic!("{other}"),
+    }
+}
+
+#[track_caller]
+fn proposal_refused(text: &str, change: impl FnOnce(&mut Proposal)) -> &'static str {
+    let mut proposal = Proposal::parse(&hex(text)).unwrap();
+    change(&mut proposal);
+    refused(proposal.emit(&mut [0; 700]))
+}
+
+#[track_caller]
+fn accept_refused(text: &str, change: impl FnOnce(&mut AcceptConfirm)) -> &'static str {
+    let mut message = AcceptConfirm::parse(&hex(text)).unwrap();
+    change(&mut message);
+    refused(message.emit(&mut [0; 700]))
+}
+
+/// Changes the first-contact parts of a message that has them.
+fn parts(message: &mut AcceptConfirm, change: impl FnOnce(&mut FirstContact)) {
+    let Terms::V2 {
+        first_contact: Some(parts),
+        ..
+    } = &mut message.terms
+    else {
+        panic!("no first-contact parts")
+    };
+    change(parts);
+}
+
+/// Changes the SMC-D end of a message.
+fn gid(message: &mut AcceptConfirm, gid: Gid, chid: Chid) {
+    let Body::D(end) = &mut message.body else {
+        panic!("not SMC-D")
+    };
+    end.gid = gid;
+    end.chid = chid;
+}
+
+#[test]
+fn regions_follow_the_offers() {
+    assert_eq!(
+        proposal_refused(P1, |proposal| proposal.ip = None),
+        "IP area"
+    );
+    assert_eq!(
+        proposal_refused(P4, |proposal| proposal.v1 = Offer::R),
+        "IP area"
+    );
+    assert_eq!(
+        proposal_refused(P3, |proposal| proposal.ext = None),
+        "v2 extension"
+    );
+    assert_eq!(
+        proposal_refused(P3, |proposal| proposal.v2 = Offer::Neither),
+        "v2 extension"
+    );
+    assert_eq!(
+        proposal_refused(P3, |proposal| proposal.v2 = Offer::R),
+        "SMC-D v2 extension"
+    );
+    assert_eq!(
+        proposal_refused(CAPTURED_PROPOSAL, |proposal| proposal.v2 = Offer::Both),
+        "SMC-D v2 extension"
+    );
+    assert_eq!(
+        proposal_refused(P3, |proposal| proposal.smcd = None),
+        "SMC-D area"
+    );
+}
+
+#[test]
+fn version_1_offers_version_1() {
+    assert_eq!(
+        proposal_refused(P2, |proposal| proposal.smcd = None),
+        "SMC-D area"
+    );
+    assert_eq!(
+        proposal_refused(P1, |proposal| proposal.v2 = Offer::R),
+        "v2 type"
+    );
+    let without_offer = |proposal: &mut Proposal| {
+        proposal.v1 = Offer::Neither;
+        proposal.ip = None;
+    };
+    assert_eq!(proposal_refused(P1, without_offer), "v1 type");
+    let older = |proposal: &mut Proposal| {
+        proposal.version = Version::V1;
+        proposal.v2 = Offer::Neither;
+    };
+    assert_eq!(proposal_refused(P3, older), "v2 extension");
+}
+
+#[test]
+fn the_byte_that_linux_takes_for_a_prefix_count() {
+    let with_gid =
+        |gid| move |proposal: &mut Proposal| proposal.smcd.as_mut().unwrap().gid = IsmGid(gid);
+    assert_eq!(proposal_refused(P4, with_gid(9)), "native ISM GID");
+    let mut proposal = Proposal::parse(&hex(P4)).unwrap();
+    with_gid(0x0908)(&mut proposal);
+    assert!(proposal.emit(&mut [0; 700]).is_ok());
+}
+
+#[test]
+fn extended_gids_are_for_emulated_devices() {
+    let extended = Gid::new(1, 2);
+    assert_eq!(
+        accept_refused(A4, |accept| gid(accept, extended, Chid(0x07c2))),
+        "extended GID"
+    );
+    assert_eq!(
+        accept_refused(A2, |accept| gid(accept, extended, Chid::NONE)),
+        "extended GID"
+    );
+    assert_eq!(
+        accept_refused(A2, |accept| gid(accept, Gid::native(1), Chid(0x07c2))),
+        "CHID"
+    );
+}
+
+#[test]
+fn release_0_has_no_fields_of_release_1() {
+    let to_release_0 = |message: &mut AcceptConfirm| {
+        parts(message, |parts| parts.release = Release::V2_0);
+    };
+    assert_eq!(accept_refused(A3, to_release_0), "first-contact parts");
+    assert_eq!(
+        accept_refused(CAPTURED_ACCEPT, to_release_0),
+        "first-contact parts"
+    );
+    let with_features = |message: &mut AcceptConfirm| {
+        parts(message, |parts| parts.features = FeatureMask::EMULATED_ISM);
+    };
+    assert_eq!(accept_refused(A4, with_features), "first-contact parts");
+}
+
+#[test]
+fn gid_lists_are_for_smc_r_confirm() {
+    let with_list = |message: &mut AcceptConfirm| {
+        parts(message, |parts| parts.gids = Some(GidList::new()));
+    };
+    assert_eq!(accept_refused(CAPTURED_ACCEPT, with_list), "GID list");
+    assert_eq!(accept_refused(A3, with_list), "GID list");
+    let as_confirm = |message: &mut AcceptConfirm| {
+        message.step = Step::Confirm;
+        with_list(message);
+    };
+    assert_eq!(accept_refused(A3, as_confirm), "GID list");
+}
+
+#[test]
+fn buffers_have_to_be_long_enough() {
+    let decline = Decline::parse(&hex(D2)).unwrap();
+    let message = MessageKind::Decline;
+    let error = EmitError::BufferTooSmall {
+        message,
+        needed: 44,
+        got: 43,
+    };
+    assert_eq!(decline.emit(&mut [0; 43]), Err(error));
+    assert_eq!(error.to_string(), "DECLINE: needs 44 bytes, buffer has 43");
+    // Nothing is written behind the message.
+    let mut buffer = [0xee; 45];
+    assert_eq!(decline.emit(&mut buffer), Ok(44));
+    assert_eq!(buffer[44], 0xee);
+}

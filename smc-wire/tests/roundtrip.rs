@@ -1,0 +1,430 @@
+//! Properties: what is written reads back, and no bytes make a parser panic.
+
+#![allow(clippy::unwrap_used, reason = "a helper of a test fails the test")]
+
+mod support;
+
+use proptest::collection::vec;
+use proptest::option;
+use proptest::prelude::*;
+use proptest::sample::select;
+use smc_wire::Bounded;
+use smc_wire::cdc::{ByteOrder, CdcD, CdcR, ConsumerWord, ProducerFlags, ProducerWord, StateFlags};
+use smc_wire::clc::{
+    AcceptConfirm, Body, Decline, DirectEnd, DirectExtension, FirstContact, Frame, GidEntry,
+    IpArea, Ipv6Prefix, Message, Proposal, RdmaEnd, SmcdArea, Step, Terms, V2Extension,
+};
+use smc_wire::cursor::Cursor;
+use smc_wire::size::SizeCode;
+use smc_wire::types::*;
+use support::{ALL_CLC, hex};
+
+fn bounded<T: Copy + Default + std::fmt::Debug>(
+    item: impl Strategy<Value = T>,
+) -> impl Strategy<Value = Bounded<T, 8>> {
+    vec(item, 0..=8).prop_map(|items| Bounded::from_slice(&items).unwrap())
+}
+
+prop_compose! {
+    fn peer_id()(bytes: [u8; 8]) -> PeerId {
+        PeerId::from_bytes(bytes)
+    }
+}
+
+prop_compose! {
+    fn mac()(bytes: [u8; 6]) -> Mac {
+        Mac::new(bytes)
+    }
+}
+
+prop_compose! {
+    fn roce_gid()(bytes: [u8; 16]) -> RoceGid {
+        RoceGid::new(bytes)
+    }
+}
+
+prop_compose! {
+    fn eid()(bytes: [u8; 32]) -> Eid {
+        Eid::from_bytes(bytes)
+    }
+}
+
+prop_compose! {
+    fn smcd_area(prefix_count_byte: bool)(
+        gid: u64,
+        last in 0..=8_u64,
+        chid: u16,
+        vendor_oui: [u8; 3],
+        vendor_options: [u8; 5],
+    ) -> SmcdArea {
+        // Without IP area the last byte of the GID has to pass for a prefix count.
+        let gid = if prefix_count_byte { (gid & !0xff) | last } else { gid };
+        SmcdArea { gid: IsmGid(gid), chid: Chid(chid), vendor_oui, vendor_options }
+    }
+}
+
+prop_compose! {
+    fn ip_area()(
+        subnet: [u8; 4],
+        prefix_len: u8,
+        prefixes in bounded(any::<([u8; 16], u8)>().prop_map(|(prefix, prefix_len)| {
+            Ipv6Prefix { prefix: prefix.into(), prefix_len }
+        })),
+    ) -> IpArea {
+        IpArea { subnet: subnet.into(), prefix_len, prefixes }
+    }
+}
+
+prop_compose! {
+    fn direct_extension()(
+        seid in eid(),
+        entries in bounded(any::<(u64, u16)>().prop_map(|(gid, chid)| {
+            GidEntry { gid: IsmGid(gid), chid: Chid(chid) }
+        })),
+    ) -> DirectExtension {
+        DirectExtension { seid, entries }
+    }
+}
+
+prop_compose! {
+    fn extension(has_d: bool)(
+        release in 0..16_u8,
+        has_seid: bool,
+        gid in roce_gid(),
+        max_conns: u8,
+        max_links: u8,
+        features: u16,
+        ueids in bounded(eid()),
+        direct in direct_extension(),
+    ) -> V2Extension {
+        V2Extension {
+            release: Release::new(release).unwrap(),
+            has_seid,
+            gid,
+            max_conns,
+            max_links,
+            features: FeatureMask::from_bits_retain(features),
+            ueids,
+            direct: has_d.then_some(direct),
+        }
+    }
+}
+
+/// Version 1 with or without SMC-D area, version 2 and above with every pair of offers.
+fn proposal() -> impl Strategy<Value = Proposal> {
+    let offers = [Offer::R, Offer::D, Offer::Neither, Offer::Both];
+    let v1 = (
+        Just(Version::V1),
+        select(vec![Offer::R, Offer::D, Offer::Both]),
+    );
+    let v1 = v1.prop_map(|(version, v1)| (version, v1, Offer::Neither));
+    let v2 = (2..16_u8, select(offers.to_vec()), select(offers.to_vec()))
+        .prop_map(|(version, v1, v2)| (Version::new(version).unwrap(), v1, v2));
+    prop_oneof![v1, v2].prop_flat_map(|(version, v1, v2)| {
+        let may_lack_area = !version.is_v2() && !v1.has_d();
+        let regions = (
+            (smcd_area(v1.is_neither()), any::<bool>())
+                .prop_map(move |(area, skip)| (!(skip && may_lack_area)).then_some(area)),
+            ip_area().prop_map(move |ip| (!v1.is_neither()).then_some(ip)),
+            extension(v2.has_d()).prop_map(move |ext| (!v2.is_neither()).then_some(ext)),
+        );
+        (peer_id(), roce_gid(), mac(), regions).prop_map(
+            move |(peer_id, gid, mac, (smcd, ip, ext))| Proposal {
+                version,
+                v1,
+                v2,
+                peer_id,
+                gid,
+                mac,
+                smcd,
+                ip,
+                ext,
+            },
+        )
+    })
+}
+
+prop_compose! {
+    fn rdma_end()(
+        ids in (peer_id(), roce_gid(), mac()),
+        numbers in (0..0x100_0000_u32, 0..0x100_0000_u32, any::<u32>(), any::<u32>()),
+        rmbe_index: u8,
+        size in 0..16_u8,
+        mtu in 0..16_u8,
+        address: u64,
+    ) -> RdmaEnd {
+        RdmaEnd {
+            peer_id: ids.0,
+            gid: ids.1,
+            mac: ids.2,
+            qpn: Qpn::new(numbers.0).unwrap(),
+            psn: Psn::new(numbers.1).unwrap(),
+            rkey: Rkey(numbers.2),
+            token: AlertToken::from_wire(numbers.3),
+            rmbe_index,
+            size: SizeCode::new(size).unwrap(),
+            mtu: MtuCode::new(mtu).unwrap(),
+            rmb_addr: RmbAddr(address),
+        }
+    }
+}
+
+prop_compose! {
+    fn direct_end(is_v2: bool)(
+        (hi, lo) in any::<(u64, u64)>(),
+        chid in prop_oneof![any::<u16>(), 0xff00..=0xffff_u16],
+        dmb: u64,
+        dmbe_index: u8,
+        size in 0..16_u8,
+        group: [u8; 4],
+    ) -> DirectEnd {
+        let chid = if is_v2 { Chid(chid) } else { Chid::NONE };
+        DirectEnd {
+            gid: if chid.is_emulated() { Gid::new(hi, lo) } else { Gid::native(hi) },
+            chid,
+            dmb: DmbToken(dmb),
+            dmbe_index,
+            size: SizeCode::new(size).unwrap(),
+            group: GroupId(group),
+        }
+    }
+}
+
+prop_compose! {
+    fn first_contact(with_gids: bool)(
+        v2_direct: bool,
+        os in 0..16_u8,
+        release in 0..16_u8,
+        host: [u8; 32],
+        (max_conns, max_links, features, vendor_options) in any::<(u8, u8, u16, u32)>(),
+        gids in option::of(bounded(roce_gid())),
+    ) -> FirstContact {
+        let release = Release::new(release).unwrap();
+        let parts = FirstContact {
+            v2_direct,
+            gids: gids.filter(|_| with_gids),
+            ..FirstContact::new(release, OsType::new(os).unwrap(), HostName::from_bytes(host))
+        };
+        if release == Release::V2_0 {
+            return parts;
+        }
+        let features = FeatureMask::from_bits_retain(features);
+        FirstContact { max_conns, max_links, features, vendor_options, ..parts }
+    }
+}
+
+fn accept_confirm() -> impl Strategy<Value = AcceptConfirm> {
+    let step = select(vec![Step::Accept, Step::Confirm]);
+    (step, any::<bool>(), any::<bool>()).prop_flat_map(|(step, is_rdma, is_v2)| {
+        let body = if is_rdma {
+            rdma_end().prop_map(Body::R).boxed()
+        } else {
+            direct_end(is_v2).prop_map(Body::D).boxed()
+        };
+        let terms = if is_v2 {
+            let parts = option::of(first_contact(is_rdma && step == Step::Confirm));
+            (eid(), parts)
+                .prop_map(|(eid, first_contact)| Terms::V2 { eid, first_contact })
+                .boxed()
+        } else {
+            any::<bool>()
+                .prop_map(|first_contact| Terms::V1 { first_contact })
+                .boxed()
+        };
+        (terms, body).prop_map(move |(terms, body)| AcceptConfirm { step, terms, body })
+    })
+}
+
+prop_compose! {
+    fn decline()(
+        version in 1..16_u8,
+        out_of_sync: bool,
+        peer_id in peer_id(),
+        diagnosis: u32,
+        os in 0..16_u8,
+        extra in option::of(any::<[u32; 4]>()),
+    ) -> Decline {
+        Decline {
+            version: Version::new(version).unwrap(),
+            out_of_sync,
+            peer_id,
+            diagnosis: DeclineCode(diagnosis),
+            os: OsType::new(os).unwrap(),
+            extra,
+        }
+    }
+}
+
+prop_compose! {
+    fn cursor()(wrap: u16, count: u32) -> Cursor {
+        Cursor { wrap, count }
+    }
+}
+
+/// Every parser gets the bytes; what it takes has to be writable again, or be refused by name.
+fn parse_everything(bytes: &[u8]) {
+    let mut out = [0; 1024];
+    let _ = Frame::peek(bytes);
+    if let Ok(message) = Message::parse(bytes) {
+        assert_eq!(message.as_bytes(), bytes);
+        match message {
+            Message::Proposal(view) => {
+                let repr = view.to_repr();
+                if let Ok(length) = repr.emit(&mut out) {
+                    assert_eq!(Proposal::parse(&out[..length]), Ok(repr));
+                }
+            }
+            Message::Accept(view) | Message::Confirm(view) => {
+                let repr = view.to_repr();
+                if let Ok(length) = repr.emit(&mut out) {
+                    assert_eq!(AcceptConfirm::parse(&out[..length]), Ok(repr));
+                }
+            }
+            Message::Decline(view) => {
+                let repr = view.to_repr();
+                let length = repr.emit(&mut out).unwrap();
+                assert_eq!(Decline::parse(&out[..length]), Ok(repr));
+            }
+        }
+    }
+    if let Ok((message, rest)) = Message::parse_prefix(bytes) {
+        assert_eq!(message.as_bytes().len() + rest.len(), bytes.len());
+    }
+    if let Ok(cdc) = CdcR::parse(bytes) {
+        assert_eq!(CdcR::parse(&cdc.to_bytes()), Ok(cdc));
+    }
+    for order in [ByteOrder::Little, ByteOrder::Big] {
+        if let Ok(cdc) = CdcD::parse(bytes, order) {
+            assert_eq!(CdcD::parse(&cdc.to_bytes(order), order), Ok(cdc));
+        }
+    }
+    if let Some(found) = smc_wire::option::find(bytes) {
+        assert!(bytes[found.offset()..].starts_with(found.as_bytes()));
+    }
+}
+
+#[test]
+fn messages_of_real_stacks_are_written_as_they_were_read() {
+    for (name, text) in ALL_CLC {
+        let bytes = hex(text);
+        let mut out = [0; 700];
+        let written = match Message::parse(&bytes).unwrap() {
+            Message::Proposal(view) => view.to_repr().emit(&mut out),
+            Message::Accept(view) | Message::Confirm(view) => view.to_repr().emit(&mut out),
+            Message::Decline(view) => view.to_repr().emit(&mut out),
+        };
+        assert_eq!(&out[..written.unwrap()], bytes, "{name}");
+    }
+}
+
+proptest! {
+    #[test]
+    fn proposals_read_back(proposal in proposal()) {
+        let mut out = [0; 700];
+        let length = proposal.emit(&mut out).unwrap();
+        prop_assert_eq!(length, proposal.encoded_len());
+        prop_assert!((Proposal::MIN_LEN..=Proposal::MAX_LEN).contains(&length));
+        prop_assert_eq!(Proposal::parse(&out[..length]), Ok(proposal));
+    }
+
+    #[test]
+    fn accepts_and_confirms_read_back(message in accept_confirm()) {
+        let mut out = [0; 700];
+        let length = message.emit(&mut out).unwrap();
+        prop_assert_eq!(length, message.encoded_len());
+        prop_assert!((AcceptConfirm::MIN_LEN..=AcceptConfirm::MAX_LEN).contains(&length));
+        prop_assert_eq!(AcceptConfirm::parse(&out[..length]), Ok(message));
+    }
+
+    #[test]
+    fn declines_read_back(decline in decline()) {
+        let mut out = [0; 44];
+        let length = decline.emit(&mut out).unwrap();
+        prop_assert_eq!(length, decline.encoded_len());
+        prop_assert_eq!(Decline::parse(&out[..length]), Ok(decline));
+    }
+
+    #[test]
+    fn short_buffers_are_refused(message in accept_confirm(), proposal in proposal(), cut: usize) {
+        let mut out = [0; 700];
+        let length = message.encoded_len();
+        prop_assert!(message.emit(&mut out[..cut % length]).is_err());
+        let length = proposal.encoded_len();
+        prop_assert!(proposal.emit(&mut out[..cut % length]).is_err());
+    }
+
+    #[test]
+    fn cdc_messages_read_back(
+        sequence: u16,
+        token: u32,
+        producer in cursor(),
+        consumer in cursor(),
+        producer_flags: u8,
+        state_flags: u8,
+    ) {
+        let producer_flags = ProducerFlags::from_bits_retain(producer_flags);
+        let state_flags = StateFlags::from_bits_retain(state_flags);
+        let token = AlertToken::from_wire(token);
+        let cdc = CdcR { sequence, token, producer, consumer, producer_flags, state_flags };
+        prop_assert_eq!(CdcR::parse(&cdc.to_bytes()), Ok(cdc));
+
+        let cdc = CdcD { producer, consumer, producer_flags, state_flags };
+        for order in [ByteOrder::Little, ByteOrder::Big] {
+            prop_assert_eq!(CdcD::parse(&cdc.to_bytes(order), order), Ok(cdc));
+        }
+        let word = cdc.producer_word();
+        prop_assert_eq!(ProducerWord::from_ne(word.to_ne()), word);
+        let word = cdc.consumer_word();
+        prop_assert_eq!(ConsumerWord::from_ne(word.to_ne()), word);
+    }
+
+    #[test]
+    fn words_keep_all_their_bits(word: u64) {
+        prop_assert_eq!(ConsumerWord::from_ne(word).to_ne(), word);
+    }
+
+    #[test]
+    fn any_bytes_are_survived(bytes in vec(any::<u8>(), 0..700)) {
+        parse_everything(&bytes);
+    }
+
+    #[test]
+    fn any_bytes_behind_a_header_are_survived(
+        kind in 1..=4_u8,
+        flags: u8,
+        body in vec(any::<u8>(), 0..700),
+    ) {
+        let mut bytes = vec![0xe2, 0xd4, 0xc3, 0xd9, kind, 0, 0, flags];
+        bytes.extend(body);
+        bytes.extend([0xe2, 0xd4, 0xc3, 0xd9]);
+        parse_everything(&support::with_true_length(bytes));
+    }
+
+    #[test]
+    fn mutated_messages_are_survived(
+        index in 0..ALL_CLC.len(),
+        changes in vec((any::<usize>(), any::<u8>()), 1..6),
+        cut in option::weighted(0.2, any::<usize>()),
+        fix_length: bool,
+    ) {
+        let mut bytes = hex(ALL_CLC[index].1);
+        for (at, value) in changes {
+            let at = at % bytes.len();
+            bytes[at] = value;
+        }
+        if let Some(cut) = cut {
+            bytes.truncate(8 + cut % (bytes.len() - 8));
+        }
+        if fix_length {
+            bytes = support::with_true_length(bytes);
+        }
+        parse_everything(&bytes);
+    }
+
+    #[test]
+    fn mutated_lists_of_tcp_options_are_survived(
+        bytes in vec(select(vec![0_u8, 1, 2, 6, 8, 254, 0xe2, 0xd4, 0xc3, 0xd9]), 0..40),
+    ) {
+        parse_everything(&bytes);
+    }
+}
