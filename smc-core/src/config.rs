@@ -1,0 +1,94 @@
+//! Settings of an endpoint.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use smc_wire::size::SizeCode;
+use smc_wire::types::{Eid, PnetId};
+
+use crate::mem::TrustPeers;
+
+/// Whether a stream may, must or must not be SMC.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Policy {
+    /// SMC if possible, else TCP.
+    #[default]
+    Prefer,
+    /// SMC or an error.
+    Require,
+    /// Plain TCP; no peer hears of SMC.
+    Never,
+}
+
+/// A policy for each destination (or, on a listener, each client).
+pub type PolicyFn = dyn Fn(&SocketAddr) -> Policy + Send + Sync;
+
+/// Settings of an endpoint; [`crate::io::Builder`] makes them.
+#[derive(Clone)]
+pub(crate) struct Config {
+    pub(crate) policy: Arc<PolicyFn>,
+    /// Code of the receive buffer's size.
+    pub(crate) recv_buffer: SizeCode,
+    pub(crate) ueids: Vec<Eid>,
+    pub(crate) seid_enabled: bool,
+    pub(crate) pnet_ids: Vec<PnetId>,
+    pub(crate) handshake_timeout: Duration,
+    pub(crate) close_timeout: Duration,
+    pub(crate) polling: Duration,
+    pub(crate) max_handshakes: usize,
+    pub(crate) trust: Option<TrustPeers>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            policy: Arc::new(|_| Policy::Prefer),
+            recv_buffer: SizeCode::for_len(RECV_BUFFER).unwrap_or(SizeCode::LINUX_DEFAULT),
+            ueids: Vec::new(),
+            seid_enabled: true,
+            pnet_ids: Vec::new(),
+            handshake_timeout: HANDSHAKE_TIMEOUT,
+            close_timeout: CLOSE_TIMEOUT,
+            polling: default_polling(),
+            max_handshakes: MAX_HANDSHAKES,
+            trust: None,
+        }
+    }
+}
+
+impl fmt::Debug for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Config")
+            .field("recv_buffer", &self.recv_buffer)
+            .field("ueids", &self.ueids)
+            .field("polling", &self.polling)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Polling is of no use where the peer can only run when we do not.
+fn default_polling() -> Duration {
+    match std::thread::available_parallelism() {
+        Ok(cpus) if cpus.get() > 1 => POLLING,
+        _ => Duration::ZERO,
+    }
+}
+
+/// Default receive buffer in bytes: room for a few large writes, so that writer and reader on two
+/// CPUs seldom wait for each other, and still within a second level cache.
+pub const RECV_BUFFER: usize = 512 * 1024;
+
+/// Default polling window: a little more than what a wake-up across CPUs costs.
+pub const POLLING: Duration = Duration::from_micros(100);
+
+/// How long each message of the handshake may take (behaviour of set-up, timers).
+pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(6);
+
+/// How long the record of a closed connection waits for the peer's last word.
+pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// Handshakes that a listener has under way at a time.
+pub const MAX_HANDSHAKES: usize = 256;

@@ -1,0 +1,81 @@
+use std::io;
+
+use smc_wire::types::Gid;
+
+/// Why a device could not do what it was asked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// The limit on registered buffers is reached; answered with decline code 0x030D0000.
+    #[error("no buffer left on the device")]
+    Exhausted,
+    /// Not enough memory for a buffer of this size; a smaller one may do.
+    #[error("not enough memory for the buffer")]
+    NoMemory,
+    /// No device with this GID on the fabric, or it does not want us.
+    #[error("device {peer} cannot be reached: {why}")]
+    Unreachable {
+        /// The device asked for.
+        peer: Gid,
+        /// What stood in the way.
+        why: &'static str,
+    },
+    /// The peer's device went away.
+    #[error("peer device is gone")]
+    PeerGone,
+    /// The peer may not be served, by configuration or by its identity.
+    #[error("not permitted: {0}")]
+    NotPermitted(&'static str),
+    /// The device itself can no longer work.
+    #[error("device is gone: {0}")]
+    Gone(&'static str),
+    /// An argument makes no sense for this device.
+    #[error("invalid argument: {0}")]
+    Invalid(&'static str),
+    /// The peer broke the rules between devices.
+    #[error("peer device misbehaved: {0}")]
+    PeerMisbehaved(&'static str),
+    /// The operating system refused a step.
+    #[error("{what}: {kind}")]
+    Os {
+        /// What was tried.
+        what: &'static str,
+        /// The kind of failure.
+        kind: io::ErrorKind,
+        /// The error number, where there is one.
+        code: Option<i32>,
+    },
+}
+
+impl DeviceError {
+    /// An operating system error with the step that failed.
+    #[must_use]
+    pub fn os(what: &'static str, error: &io::Error) -> Self {
+        Self::Os {
+            what,
+            kind: error.kind(),
+            code: error.raw_os_error(),
+        }
+    }
+}
+
+/// Why a write or a signal was not taken.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SubmitError {
+    /// No room now; try again after the device had news.
+    #[error("device is busy")]
+    WouldBlock,
+    /// The token names no buffer that we may write.
+    #[error("unknown buffer token")]
+    UnknownToken,
+    /// The write does not fit the buffer.
+    #[error("write passes the end of the buffer")]
+    OutOfBounds,
+    /// The peer's device went away.
+    #[error("peer device is gone")]
+    PeerGone,
+    /// The device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}

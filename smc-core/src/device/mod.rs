@@ -1,0 +1,228 @@
+//! The provider surface: what a transport has to offer so that streams can run over it.
+//!
+//! A [`Device`] says who it is, what it can do ([`Fabric`]), hands out what happened
+//! ([`Device::drain`]) and how to wait for more ([`Device::doorbell`]). SMC-D devices implement
+//! [`Direct`]: peers own buffers (DMBs) and move data into each other's. Optional abilities are
+//! `Option<&dyn Trait>`, so a device has all of one or nothing of it.
+//!
+//! Whoever waits for a device does so in one order: **drain, arm, drain, park** on the doorbell.
+//! The second drain is what makes a lost wake-up impossible: an event that came before
+//! [`Device::arm`] is found by it, an event that comes after rings the doorbell.
+//!
+//! Set-up calls are async; [`Direct::move_data`], [`Device::drain`] and [`Device::arm`] never
+//! block. Dropping what a call returned releases it. `smc-testkit` has the conformance suite that
+//! every device should pass.
+//!
+//! A device has exactly one consumer: give one device object to one endpoint.
+
+mod error;
+mod event;
+mod nocopy;
+
+pub use error::{DeviceError, SubmitError};
+pub use event::{Event, PeerEvent};
+pub use nocopy::{Attachment, Nocopy, PeerEvents};
+
+use std::any::Any;
+use std::fmt::Debug;
+use std::io::IoSlice;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use atomic_waker::AtomicWaker;
+use smc_wire::types::{Chid, DmbToken, Eid, Gid, PnetId};
+
+use crate::mem::Region;
+
+/// A transport device.
+pub trait Device: Send + Sync + Debug + Any {
+    /// Name and physical network, for selection, logs and tools.
+    fn identity(&self) -> &Identity;
+
+    /// What the device can carry.
+    fn limits(&self) -> Limits;
+
+    /// The kind of fabric with its operations.
+    fn fabric(&self) -> Fabric<'_>;
+
+    /// Hands everything that happened since the last call to `sink`, without blocking.
+    ///
+    /// Work per call is in proportion to what happened, not to what exists. Also takes back an
+    /// earlier [`Device::arm`]: while a drain is under way the doorbell need not ring.
+    ///
+    /// # Errors
+    ///
+    /// A device that can no longer work says why; it is not drained again.
+    fn drain(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError>;
+
+    /// Asks that the next event rings the doorbell.
+    ///
+    /// Events that came before may not ring, so drain once more before parking.
+    ///
+    /// # Errors
+    ///
+    /// As [`Device::drain`].
+    fn arm(&self) -> Result<(), DeviceError>;
+
+    /// What to wait on.
+    fn doorbell(&self) -> Doorbell<'_>;
+}
+
+/// The operations of a device by kind of fabric.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Fabric<'a> {
+    /// SMC-D: data moves directly into the peer's buffer.
+    Direct(&'a dyn Direct),
+}
+
+/// What to wait on until a device has news.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Doorbell<'a> {
+    /// Becomes readable. Draining makes it unreadable again.
+    Fd(BorrowedFd<'a>),
+    /// Woken from a thread of this process.
+    Waker(&'a AtomicWaker),
+    /// The device cannot call: drain it again and again.
+    Spin,
+}
+
+/// The SMC-D surface of a device.
+#[async_trait]
+pub trait Direct: Send + Sync + Debug {
+    /// Own address: 64 bits for ISM devices, 128 bits for emulated ones.
+    fn gid(&self) -> Gid;
+
+    /// The fabric the device is attached to. Only devices of equal CHID can talk. Emulated ISM
+    /// devices have 0xFF00 to 0xFFFF.
+    fn chid(&self) -> Chid;
+
+    /// The system EID, where the device defines one (native ISM). All devices of an endpoint share
+    /// the first one found; without any the default SEID serves.
+    fn seid(&self) -> Option<Eid> {
+        None
+    }
+
+    /// Whether data can get to the device with this GID.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::Unreachable`] when no such device is on the fabric, or it refuses us.
+    async fn reach(&self, peer: Gid) -> Result<(), DeviceError>;
+
+    /// Makes a zeroed buffer of `len` bytes that `peer`, and nobody else, may write.
+    ///
+    /// When this returns, the peer can already move data to the token or attach it: the token is
+    /// sent to the peer right afterwards. `len` is one of the DMB sizes, 2^(14 + n).
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::Exhausted`] when the device has no buffer left, [`DeviceError::NoMemory`]
+    /// when a smaller one might still do, [`DeviceError::Unreachable`], and others.
+    async fn register(&self, peer: Gid, len: usize) -> Result<Arc<dyn Dmb>, DeviceError>;
+
+    /// Writes into a peer's buffer, without blocking.
+    ///
+    /// Aligned 8-byte words of an aligned write of up to 32 bytes arrive each in one piece and in
+    /// ascending order; that is how a CDC block is written. Calls take effect in order. With
+    /// [`Signal::Yes`] the peer's device reports [`Event::Signalled`] for that buffer, after the
+    /// data is there, at least if the owner armed the buffer before ([`Dmb::arm`]).
+    ///
+    /// # Errors
+    ///
+    /// [`SubmitError`]; nothing was written then.
+    fn move_data(
+        &self,
+        to: DmbToken,
+        at: u32,
+        data: &[IoSlice<'_>],
+        signal: Signal,
+    ) -> Result<(), SubmitError>;
+
+    /// The ability to map the peer's buffer, where the fabric has it.
+    fn nocopy(&self) -> Option<&dyn Nocopy> {
+        None
+    }
+
+    /// The ability to send events to a peer's device, where the fabric has it.
+    fn peer_events(&self) -> Option<&dyn PeerEvents> {
+        None
+    }
+}
+
+/// A receive buffer of ours that one peer can write. Dropping it unregisters it.
+pub trait Dmb: Send + Sync + Debug {
+    /// What the peer has to name to write into it. Not guessable where peers are not trusted.
+    fn token(&self) -> DmbToken;
+
+    /// The memory, all of it, aligned to 8.
+    fn region(&self) -> &Region;
+
+    /// Asks that the next write with [`Signal::Yes`] is reported by [`Device::drain`].
+    ///
+    /// Writes that came before may not be reported, so look at the memory again afterwards: a
+    /// write is either seen by that look or reported. Devices that report every signal have
+    /// nothing to do.
+    fn arm(&self) {}
+}
+
+/// Whether a write tells the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "a signal is given or not")]
+pub enum Signal {
+    /// The owner of the buffer is told after the data has arrived.
+    Yes,
+    /// Only the data is written.
+    No,
+}
+
+/// Who a device is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Identity {
+    /// For logs and tools, such as `loop0`.
+    pub name: String,
+    /// The physical network the device belongs to, if it was given one.
+    pub pnet_id: Option<PnetId>,
+}
+
+impl Identity {
+    /// A device with this name and no PNET ID.
+    #[must_use]
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            pnet_id: None,
+        }
+    }
+
+    /// Sets the PNET ID.
+    #[must_use]
+    pub fn with_pnet_id(mut self, pnet_id: PnetId) -> Self {
+        self.pnet_id = Some(pnet_id);
+        self
+    }
+}
+
+/// What a device can carry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Limits {
+    /// Buffers that can be registered at a time.
+    pub max_dmbs: usize,
+    /// Longest buffer in bytes.
+    pub max_dmb_len: usize,
+}
+
+impl Limits {
+    /// Limits with the given numbers.
+    #[must_use]
+    pub fn new(max_dmbs: usize, max_dmb_len: usize) -> Self {
+        Self {
+            max_dmbs,
+            max_dmb_len,
+        }
+    }
+}

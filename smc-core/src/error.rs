@@ -1,0 +1,250 @@
+//! Errors in families, and what a peer is told about each.
+
+use std::io;
+use std::sync::Arc;
+
+use smc_wire::cursor::CursorError;
+use smc_wire::error::DecodeError;
+use smc_wire::types::DeclineCode;
+
+use crate::device::DeviceError;
+
+/// Why an operation failed.
+///
+/// Falling back to TCP is not an error: see [`crate::io::Stream::mode`]. It becomes one only where
+/// the policy requires SMC ([`Error::Declined`]).
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The peer sent bytes that are not a message.
+    #[error("malformed message: {0}")]
+    Malformed(#[from] DecodeError),
+    /// The peer sent a well-formed message that it should not have sent.
+    #[error("peer misbehaved: {0}")]
+    PeerMisbehaved(#[from] PeerMisbehaved),
+    /// SMC was required and did not come about.
+    #[error("SMC required but declined: {0}")]
+    Declined(FallbackReason),
+    /// A device failed.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The peer did not answer in time.
+    #[error("timed out waiting for {0}")]
+    TimedOut(Phase),
+    /// The connection has ended.
+    #[error("connection {0}")]
+    Closed(How),
+    /// The caller asked for something that makes no sense.
+    #[error("misuse: {0}")]
+    Misuse(&'static str),
+    /// The TCP connection failed.
+    #[error("{0}")]
+    Io(IoError),
+    /// A defect of this library; please report it.
+    #[error("bug: {0}")]
+    Bug(&'static str),
+}
+
+/// What a peer did wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum PeerMisbehaved {
+    /// A message of another type than the handshake expects at this point.
+    #[error("unexpected message in the handshake")]
+    UnexpectedMessage,
+    /// ACCEPT names a device that was not offered.
+    #[error("accepted with a device that was not offered")]
+    SelectedUnofferedDevice,
+    /// A cursor that the ring cannot have.
+    #[error(transparent)]
+    Cursor(#[from] CursorError),
+    /// A producer cursor that passes the free space.
+    #[error("producer cursor passes the free space")]
+    PassedTheSpace,
+    /// A consumer cursor that passes what was written.
+    #[error("consumer cursor passes what was written")]
+    PassedTheData,
+    /// The PROPOSAL promises an area that it does not have.
+    #[error("proposal lacks the area it announces")]
+    MissingArea,
+    /// The buffer described in the handshake cannot be used.
+    #[error("buffer description makes no sense")]
+    BadBuffer,
+}
+
+/// What was waited for when time ran out (behaviour of set-up, timers).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Phase {
+    /// The TCP connection.
+    Connect,
+    /// The client's PROPOSAL.
+    Proposal,
+    /// The server's ACCEPT.
+    Accept,
+    /// The client's CONFIRM.
+    Confirm,
+    /// A link group that another connection is creating.
+    Group,
+    /// A device to do its part.
+    Device,
+}
+
+impl std::fmt::Display for Phase {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Connect => "the TCP connection",
+            Self::Proposal => "PROPOSAL",
+            Self::Accept => "ACCEPT",
+            Self::Confirm => "CONFIRM",
+            Self::Group => "the link group",
+            Self::Device => "the device",
+        })
+    }
+}
+
+/// How a connection ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum How {
+    /// The peer reset it: closed with unread data, or aborted.
+    Reset,
+    /// The peer's host, process or device went away, or the link group was terminated.
+    Aborted,
+    /// We closed it or shut writing down.
+    Local,
+    /// TCP ended in the middle of the handshake.
+    DuringHandshake,
+    /// The endpoint was shut down.
+    Endpoint,
+}
+
+impl std::fmt::Display for How {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Reset => "reset by peer",
+            Self::Aborted => "aborted, peer is gone",
+            Self::Local => "closed for writing",
+            Self::DuringHandshake => "closed by peer during the handshake",
+            Self::Endpoint => "ended with its endpoint",
+        })
+    }
+}
+
+/// Why a stream stays TCP, in the numbers that smc-tools show.
+///
+/// `Display` gives smcss's form, `<local>` or `<local>/<peer>` in hex, and a sentence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct FallbackReason {
+    /// Our reason; [`DeclineCode::PEERDECL`] when the peer declined.
+    pub local: DeclineCode,
+    /// The peer's diagnosis, when it declined.
+    pub peer: Option<DeclineCode>,
+}
+
+impl FallbackReason {
+    /// Our own reason.
+    #[must_use]
+    pub const fn local(code: DeclineCode) -> Self {
+        Self {
+            local: code,
+            peer: None,
+        }
+    }
+
+    /// The peer declined with this diagnosis.
+    #[must_use]
+    pub const fn peer_declined(diagnosis: DeclineCode) -> Self {
+        Self {
+            local: DeclineCode::PEERDECL,
+            peer: Some(diagnosis),
+        }
+    }
+}
+
+impl std::fmt::Display for FallbackReason {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:#010x}", self.local.0)?;
+        if let Some(peer) = self.peer {
+            write!(f, "/{:#010x}", peer.0)?;
+        }
+        match self.peer.unwrap_or(self.local).description() {
+            Some(sentence) if self.peer.is_some() => write!(f, " peer declined: {sentence}"),
+            Some(sentence) => write!(f, " {sentence}"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// An [`io::Error`] that can be cloned and compared by kind.
+#[derive(Clone, Debug)]
+pub struct IoError(Arc<io::Error>);
+
+impl IoError {
+    /// The kind of the error.
+    #[must_use]
+    pub fn kind(&self) -> io::ErrorKind {
+        self.0.kind()
+    }
+}
+
+impl PartialEq for IoError {
+    fn eq(&self, other: &Self) -> bool {
+        self.kind() == other.kind() && self.0.raw_os_error() == other.0.raw_os_error()
+    }
+}
+
+impl Eq for IoError {}
+
+impl std::fmt::Display for IoError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl From<io::Error> for Error {
+    /// An error of ours that went through [`io::Error`] comes back as itself.
+    fn from(error: io::Error) -> Self {
+        match error
+            .get_ref()
+            .and_then(|inner| inner.downcast_ref::<Self>())
+        {
+            Some(ours) => ours.clone(),
+            None => Self::Io(IoError(Arc::new(error))),
+        }
+    }
+}
+
+impl From<Error> for io::Error {
+    /// The kinds that TCP users know; the cause stays as source.
+    ///
+    /// | error | kind |
+    /// |---|---|
+    /// | `Malformed`, `PeerMisbehaved` | `InvalidData` |
+    /// | `Declined` | `ConnectionRefused` |
+    /// | `TimedOut` | `TimedOut` |
+    /// | `Closed(Reset)`, `Closed(DuringHandshake)` | `ConnectionReset` |
+    /// | `Closed(Aborted)`, `Closed(Endpoint)` | `ConnectionAborted` |
+    /// | `Closed(Local)` | `BrokenPipe` |
+    /// | `Misuse` | `InvalidInput` |
+    /// | `Device`, `Bug` | `Other` |
+    /// | `Io` | its own |
+    fn from(error: Error) -> Self {
+        let kind = match &error {
+            Error::Malformed(_) | Error::PeerMisbehaved(_) => io::ErrorKind::InvalidData,
+            Error::Declined(_) => io::ErrorKind::ConnectionRefused,
+            Error::TimedOut(_) => io::ErrorKind::TimedOut,
+            Error::Closed(How::Reset | How::DuringHandshake) => io::ErrorKind::ConnectionReset,
+            Error::Closed(How::Aborted | How::Endpoint) => io::ErrorKind::ConnectionAborted,
+            Error::Closed(How::Local) => io::ErrorKind::BrokenPipe,
+            Error::Misuse(_) => io::ErrorKind::InvalidInput,
+            Error::Device(_) | Error::Bug(_) => io::ErrorKind::Other,
+            Error::Io(inner) => match inner.0.raw_os_error() {
+                Some(code) => return Self::from_raw_os_error(code),
+                None => inner.kind(),
+            },
+        };
+        Self::new(kind, error)
+    }
+}

@@ -1,0 +1,4 @@
+//! Trait implementations for other ecosystems, each behind its feature.
+
+#[cfg(feature = "tokio")]
+mod tokio;

@@ -1,0 +1,332 @@
+//! One task per device that hands the device's events to the connections concerned.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use atomic_waker::AtomicWaker;
+use hashbrown::HashMap;
+use smc_wire::types::{DmbToken, Gid};
+
+use super::conn::Conn;
+use super::groups::Groups;
+use super::runtime::{Runtime, Timer, Watch};
+use crate::device::{Device, DeviceError, Doorbell, Event};
+use crate::error::{Error, How};
+use crate::mem::sync::{AtomicBool, Ordering};
+use crate::proto::group::{Cause, DeviceIndex, GroupId};
+
+/// A device of an endpoint with the connections that use it.
+pub(crate) struct Slot {
+    device: Arc<dyn Device>,
+    /// The device's name, shared by the modes of its streams.
+    name: Arc<str>,
+    index: DeviceIndex,
+    groups: Arc<Groups>,
+    table: Mutex<Table>,
+    /// The table has work that the driver has to come for.
+    news: AtomicBool,
+    driver: AtomicWaker,
+    gone: AtomicBool,
+    close_timeout: Duration,
+}
+
+/// Connections by the token of our buffer, which is what signals name.
+#[derive(Default)]
+struct Table {
+    conns: HashMap<DmbToken, Arc<Conn>>,
+    /// Dropped by the application, waiting for the peer's last word until the time given.
+    lingering: Vec<(Instant, DmbToken)>,
+    /// Dropped since the driver looked last.
+    released: Vec<DmbToken>,
+    /// Words that a busy device has not taken yet.
+    owing: Vec<DmbToken>,
+}
+
+impl Slot {
+    pub(crate) fn new(
+        device: Arc<dyn Device>,
+        index: DeviceIndex,
+        groups: Arc<Groups>,
+        close_timeout: Duration,
+    ) -> Arc<Self> {
+        let name = Arc::from(device.identity().name.as_str());
+        Arc::new(Self {
+            device,
+            name,
+            index,
+            groups,
+            table: Mutex::default(),
+            news: AtomicBool::new(false),
+            driver: AtomicWaker::new(),
+            gone: AtomicBool::new(false),
+            close_timeout,
+        })
+    }
+
+    pub(crate) fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    pub(crate) fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
+    }
+
+    /// Starts to hand signals to a connection. Signals that came before are not lost: a half looks
+    /// at the memory before it sleeps.
+    pub(crate) fn adopt(&self, conn: &Arc<Conn>) {
+        self.table().conns.insert(conn.token(), Arc::clone(conn));
+        if self.is_gone() {
+            conn.kill(Error::Closed(How::Aborted));
+        }
+    }
+
+    /// The connection has ended for both sides.
+    pub(crate) fn forget(&self, token: DmbToken) {
+        // Dropped after the lock: dropping a connection unregisters its buffer.
+        let _conn = self.table().conns.remove(&token);
+    }
+
+    /// The application dropped the stream; the peer's last word is still to come.
+    pub(crate) fn linger(&self, token: DmbToken) {
+        self.table().released.push(token);
+        self.call_driver();
+    }
+
+    /// The device was too busy for a word of this connection.
+    pub(crate) fn owe(&self, token: DmbToken) {
+        self.table().owing.push(token);
+        self.call_driver();
+    }
+
+    pub(crate) fn connections(&self) -> Vec<Arc<Conn>> {
+        self.table().conns.values().cloned().collect()
+    }
+
+    /// Hands out what the device has. Returns whether there was anything.
+    fn drain(&self) -> Result<bool, DeviceError> {
+        let mut any = false;
+        self.device.drain(&mut |event| {
+            any = true;
+            self.handle(event);
+        })?;
+        Ok(any)
+    }
+
+    fn handle(&self, event: Event) {
+        match event {
+            Event::Signalled(token) => {
+                let conn = self.table().conns.get(&token).cloned();
+                if let Some(conn) = conn {
+                    conn.signalled();
+                }
+            }
+            Event::PeerGone(peer) => self.peer_gone(peer),
+            Event::Peer {
+                from,
+                event: crate::device::PeerEvent::Shutdown,
+            } => self.peer_gone(from),
+            Event::DeviceGone => self.device_gone(),
+            // Connections notice a lost buffer when they write, tests are the device's business.
+            Event::BufferGone(_) | Event::Peer { .. } => {}
+        }
+    }
+
+    fn peer_gone(&self, peer: Gid) {
+        // Ends the groups with that peer, which comes back here for their connections.
+        self.groups.peer_gone(self.index, peer);
+    }
+
+    /// The link group ended under its connections.
+    pub(crate) fn group_ended(&self, group: GroupId, cause: Cause) {
+        let peer_may_have_closed = matches!(cause, Cause::PeerGone | Cause::DeviceGone);
+        for conn in self
+            .connections()
+            .into_iter()
+            .filter(|conn| conn.group() == group)
+        {
+            if peer_may_have_closed {
+                conn.peer_gone();
+            } else {
+                conn.kill(Error::Closed(How::Aborted));
+            }
+        }
+    }
+
+    fn device_gone(&self) {
+        self.gone.store(true, Ordering::Release);
+        self.groups.device_gone(self.index);
+    }
+
+    /// What the driver was called for. Returns when it has to come again.
+    fn housekeeping(&self, now: Instant) -> Option<Instant> {
+        let mut overdue = Vec::new();
+        let owing;
+        let mut next = None;
+        {
+            let mut table = self.table();
+            let until = now + self.close_timeout;
+            let Table {
+                conns,
+                lingering,
+                released,
+                owing: owed,
+            } = &mut *table;
+            lingering.extend(released.drain(..).map(|token| (until, token)));
+            lingering.retain(|(until, token)| {
+                let Some(conn) = conns.get(token) else {
+                    return false;
+                };
+                if *until <= now {
+                    overdue.push(Arc::clone(conn));
+                    return false;
+                }
+                next = next.map_or(Some(*until), |next: Instant| Some(next.min(*until)));
+                true
+            });
+            owing = std::mem::take(owed)
+                .into_iter()
+                .filter_map(|token| conns.get(&token).cloned())
+                .collect::<Vec<_>>();
+        }
+        for conn in overdue {
+            conn.kill(Error::Closed(How::Aborted));
+        }
+        for conn in owing {
+            conn.say_again();
+        }
+        if !self.table().owing.is_empty() {
+            next = Some(now + OWED_AGAIN);
+        }
+        next
+    }
+
+    pub(crate) fn call_driver(&self) {
+        if !self.news.swap(true, Ordering::AcqRel) {
+            self.driver.wake();
+        }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for Slot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Slot")
+            .field("device", &self.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        // The driver finds nothing to upgrade to and ends.
+        self.driver.wake();
+    }
+}
+
+/// The driver's task: drain, arm, drain, park; for as long as the endpoint or a stream lives.
+pub(crate) struct Driver {
+    slot: Weak<Slot>,
+    runtime: Arc<dyn Runtime>,
+    watch: Option<Box<dyn Watch>>,
+    timer: Option<(Instant, Timer)>,
+}
+
+impl Driver {
+    /// # Errors
+    ///
+    /// When the device's doorbell cannot be watched.
+    pub(crate) fn new(slot: &Arc<Slot>, runtime: Arc<dyn Runtime>) -> std::io::Result<Self> {
+        let watch = match slot.device.doorbell() {
+            Doorbell::Fd(fd) => Some(runtime.watch(fd)?),
+            Doorbell::Waker(_) | Doorbell::Spin => None,
+        };
+        Ok(Self {
+            slot: Arc::downgrade(slot),
+            runtime,
+            watch,
+            timer: None,
+        })
+    }
+
+    /// One pass. Returns whether the driver may sleep.
+    fn pass(&mut self, slot: &Slot, cx: &mut Context<'_>) -> Result<bool, DeviceError> {
+        slot.driver.register(cx.waker());
+        if let Doorbell::Waker(bell) = slot.device.doorbell() {
+            bell.register(cx.waker());
+        }
+        slot.news.store(false, Ordering::Release);
+        let now = self.runtime.now();
+        let next = slot
+            .housekeeping(now)
+            .into_iter()
+            .chain(slot.groups.next_timeout(now))
+            .min();
+        slot.drain()?;
+        slot.device.arm()?;
+        if slot.drain()? {
+            return Ok(false);
+        }
+        if let Some(watch) = &self.watch {
+            match watch.poll_readable(cx) {
+                Poll::Ready(Ok(())) => return Ok(false),
+                Poll::Ready(Err(_)) => return Err(DeviceError::Gone("doorbell cannot be watched")),
+                Poll::Pending => {}
+            }
+        }
+        Ok(self.sleep_until(next, cx) && !matches!(slot.device.doorbell(), Doorbell::Spin))
+    }
+
+    /// Sets the timer. Returns whether the time is still to come.
+    fn sleep_until(&mut self, at: Option<Instant>, cx: &mut Context<'_>) -> bool {
+        let Some(at) = at else {
+            self.timer = None;
+            return true;
+        };
+        if self.timer.as_ref().is_none_or(|(set, _)| *set != at) {
+            self.timer = Some((at, self.runtime.timer(at)));
+        }
+        match &mut self.timer {
+            Some((_, timer)) => timer.as_mut().poll(cx).is_pending(),
+            None => true,
+        }
+    }
+}
+
+impl Future for Driver {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(slot) = self.slot.upgrade() else {
+            return Poll::Ready(());
+        };
+        for _ in 0..PASSES_MAX {
+            match self.pass(&slot, cx) {
+                Ok(true) => return Poll::Pending,
+                Ok(false) => {}
+                Err(_) => {
+                    slot.device_gone();
+                    return Poll::Ready(());
+                }
+            }
+        }
+        // Enough for one turn: other tasks want to run as well.
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
+
+/// Passes in one turn of the executor.
+const PASSES_MAX: usize = 4;
+
+/// How soon a busy device is asked again.
+const OWED_AGAIN: Duration = Duration::from_millis(1);

@@ -1,0 +1,486 @@
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use smc_wire::size::SizeCode;
+use smc_wire::types::{DeclineCode, Eid, HostName, PnetId};
+
+use super::driver::{Driver, Slot};
+use super::groups::Groups;
+use super::listener::{ListenOptions, Listener};
+use super::mode::Mode;
+use super::negotiate::{self, Local, Negotiation};
+use super::runtime::{Runtime, SocketOptions};
+use super::setup;
+use super::stream::Stream;
+use super::target::{IntoTarget, Target};
+use crate::config::{Config, Policy};
+use crate::device::{Device, Fabric};
+use crate::error::{Error, FallbackReason};
+use crate::mem::TrustPeers;
+use crate::proto::conn::State;
+use crate::proto::group::{DeviceIndex, Snapshot};
+use crate::proto::handshake::{self, DEFAULT_SEID, DirectDevice};
+
+/// Makes streams: knows the devices, the settings and the runtime.
+///
+/// Clones are the same endpoint. Streams and listeners live on when the endpoint is dropped.
+#[derive(Clone)]
+pub struct Endpoint {
+    inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    pub(crate) config: Config,
+    pub(crate) runtime: Arc<dyn Runtime>,
+    pub(crate) handshake: Arc<handshake::Config>,
+    pub(crate) negotiation: Arc<dyn Negotiation>,
+    pub(crate) negotiator: Arc<dyn negotiate::Client>,
+    pub(crate) slots: Vec<Arc<Slot>>,
+    pub(crate) groups: Arc<Groups>,
+}
+
+impl Endpoint {
+    /// Starts to put an endpoint together.
+    #[must_use]
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// A builder with tokio's runtime of the calling task. Outside of one, building fails.
+    #[cfg(feature = "runtime-tokio")]
+    #[must_use]
+    pub fn tokio() -> Builder {
+        match super::runtime::tokio::TokioRuntime::current() {
+            Ok(runtime) => Self::builder().runtime(Arc::new(runtime)),
+            Err(_) => Self::builder(),
+        }
+    }
+
+    /// A builder with smol's runtime and its global executor.
+    #[cfg(feature = "runtime-smol")]
+    #[must_use]
+    pub fn smol() -> Builder {
+        Self::builder().runtime(Arc::new(super::runtime::smol::SmolRuntime::new()))
+    }
+
+    /// Connects to an address or a name. Of several addresses the first that answers is taken.
+    ///
+    /// Returns when the stream can be used: as SMC, or as TCP if SMC did not come about (see
+    /// [`Stream::mode`]). Dropping the future gives the attempt up.
+    ///
+    /// # Errors
+    ///
+    /// As `connect(2)`; what made the handshake fail for good; [`Error::Declined`] if the policy
+    /// requires SMC.
+    pub async fn connect(&self, to: impl IntoTarget) -> Result<Stream, Error> {
+        self.connect_with(to, &ConnectOptions::default()).await
+    }
+
+    /// As [`Endpoint::connect`] with options of its own.
+    ///
+    /// # Errors
+    ///
+    /// As [`Endpoint::connect`].
+    pub async fn connect_with(
+        &self,
+        to: impl IntoTarget,
+        options: &ConnectOptions,
+    ) -> Result<Stream, Error> {
+        let mut last = Error::from(io::Error::from(io::ErrorKind::AddrNotAvailable));
+        for addr in self.addresses(to.into_target()).await? {
+            match setup::connect(&self.inner, addr, options).await {
+                Ok(stream) => return Ok(stream),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    /// Listens on an address or a name.
+    ///
+    /// # Errors
+    ///
+    /// As `bind(2)` and `listen(2)`.
+    pub async fn bind(&self, at: impl IntoTarget) -> Result<Listener, Error> {
+        self.bind_with(at, &ListenOptions::default()).await
+    }
+
+    /// As [`Endpoint::bind`] with options of its own.
+    ///
+    /// # Errors
+    ///
+    /// As [`Endpoint::bind`].
+    pub async fn bind_with(
+        &self,
+        at: impl IntoTarget,
+        options: &ListenOptions,
+    ) -> Result<Listener, Error> {
+        let mut last = Error::from(io::Error::from(io::ErrorKind::AddrNotAvailable));
+        for addr in self.addresses(at.into_target()).await? {
+            match self.listen(addr, options) {
+                Ok(listener) => return Ok(listener),
+                Err(error) => last = error.into(),
+            }
+        }
+        Err(last)
+    }
+
+    fn listen(&self, at: SocketAddr, options: &ListenOptions) -> io::Result<Listener> {
+        let backlog = options.backlog.unwrap_or(BACKLOG);
+        let mut socket = SocketOptions::default();
+        socket.backlog = Some(backlog);
+        socket.reuse_port = options.reuse_port;
+        let acceptor = self.inner.runtime.bind(at, &socket)?;
+        let local = acceptor.local_addr()?;
+        let published = match self.inner.slots.is_empty() {
+            true => None,
+            // A listener that nobody can find is still a TCP listener.
+            false => self
+                .inner
+                .negotiation
+                .publish(&self.inner.runtime, local, acceptor.fd())
+                .ok(),
+        };
+        Listener::new(Arc::clone(&self.inner), acceptor, published, backlog)
+    }
+
+    async fn addresses(&self, target: Target) -> Result<Vec<SocketAddr>, Error> {
+        match target {
+            Target::Addr(addr) => Ok(vec![addr]),
+            Target::Name(host, port) => Ok(self.inner.runtime.resolve(&host, port).await?),
+            Target::Invalid(_) => Err(Error::Misuse(
+                "target is neither address:port nor name:port",
+            )),
+        }
+    }
+
+    /// Runs a task on the endpoint's runtime.
+    pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.inner.runtime.spawn(Box::pin(task));
+    }
+
+    /// The devices in order of preference.
+    pub fn devices(&self) -> impl Iterator<Item = &Arc<dyn Device>> {
+        self.inner.slots.iter().map(|slot| slot.device())
+    }
+
+    /// The link groups there are, in the order in which they came.
+    #[must_use]
+    pub fn link_groups(&self) -> Vec<Snapshot> {
+        self.inner.groups.snapshots()
+    }
+
+    /// The SMC connections there are, those that wait for the peer's last word included.
+    #[must_use]
+    pub fn connections(&self) -> Vec<Connection> {
+        let slots = self.inner.slots.iter();
+        slots
+            .flat_map(|slot| slot.connections())
+            .map(|conn| Connection {
+                mode: conn.mode.clone(),
+                state: conn.state(),
+                local: conn.socket.local_addr().ok(),
+                peer: conn.peer_addr,
+                recv_buffer: conn.local.region().len(),
+            })
+            .collect()
+    }
+
+    /// Ends all link groups and with them all SMC connections, which get `ConnectionAborted`.
+    pub fn shutdown(&self) {
+        self.inner.groups.shutdown();
+    }
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoint")
+            .field("devices", &self.inner.slots)
+            .field("config", &self.inner.config)
+            .finish_non_exhaustive()
+    }
+}
+
+/// An SMC connection as tools see it.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Connection {
+    /// What carries it.
+    pub mode: Mode,
+    /// Where it is in its life.
+    pub state: State,
+    /// Our address of the TCP connection.
+    pub local: Option<SocketAddr>,
+    /// The peer's address.
+    pub peer: SocketAddr,
+    /// Size of our receive buffer in bytes.
+    pub recv_buffer: usize,
+}
+
+/// Options of a connection that differ from the endpoint's.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct ConnectOptions {
+    /// Instead of the endpoint's policy.
+    pub policy: Option<Policy>,
+    /// Size of the receive buffer in bytes, rounded up to a power of two from 16 KiB.
+    pub recv_buffer: Option<usize>,
+    /// The local address.
+    pub local: Option<SocketAddr>,
+}
+
+impl ConnectOptions {
+    /// Options that change nothing.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets the policy.
+    #[must_use]
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.policy = Some(policy);
+        self
+    }
+
+    /// Sets the size of the receive buffer in bytes.
+    #[must_use]
+    pub fn recv_buffer(mut self, len: usize) -> Self {
+        self.recv_buffer = Some(len);
+        self
+    }
+
+    /// Sets the local address.
+    #[must_use]
+    pub fn local(mut self, addr: SocketAddr) -> Self {
+        self.local = Some(addr);
+        self
+    }
+}
+
+/// Puts an [`Endpoint`] together.
+#[derive(Debug, Default)]
+pub struct Builder {
+    devices: Vec<Arc<dyn Device>>,
+    runtime: Option<Arc<dyn Runtime>>,
+    negotiation: Option<Arc<dyn Negotiation>>,
+    recv_buffer: Option<usize>,
+    config: Config,
+}
+
+impl Builder {
+    /// Adds a device; those added first are preferred. A device serves one endpoint only.
+    #[must_use]
+    pub fn device(mut self, device: Arc<dyn Device>) -> Self {
+        self.devices.push(device);
+        self
+    }
+
+    /// Sets the runtime.
+    #[must_use]
+    pub fn runtime(mut self, runtime: Arc<dyn Runtime>) -> Self {
+        self.runtime = Some(runtime);
+        self
+    }
+
+    /// Sets how clients and listeners find out that the other one speaks SMC.
+    ///
+    /// [`Local`] if not given.
+    #[must_use]
+    pub fn negotiation(mut self, negotiation: Arc<dyn Negotiation>) -> Self {
+        self.negotiation = Some(negotiation);
+        self
+    }
+
+    /// Sets the policy for all destinations and clients.
+    #[must_use]
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.config.policy = Arc::new(move |_| policy);
+        self
+    }
+
+    /// Sets a policy by destination or client.
+    #[must_use]
+    pub fn policy_for(
+        mut self,
+        policy: impl Fn(&SocketAddr) -> Policy + Send + Sync + 'static,
+    ) -> Self {
+        self.config.policy = Arc::new(policy);
+        self
+    }
+
+    /// Adds a user-defined EID: endpoints with a common one can talk. Without any, the system EID
+    /// serves.
+    #[must_use]
+    pub fn ueid(mut self, eid: Eid) -> Self {
+        self.config.ueids.push(eid);
+        self
+    }
+
+    /// Whether the system EID is offered and accepted; it is by default.
+    #[must_use]
+    pub fn seid(mut self, enabled: bool) -> Self {
+        self.config.seid_enabled = enabled;
+        self
+    }
+
+    /// Adds the PNET ID of a network that we are attached to. Devices with another are not
+    /// offered.
+    #[must_use]
+    pub fn pnet_id(mut self, id: PnetId) -> Self {
+        self.config.pnet_ids.push(id);
+        self
+    }
+
+    /// Sets the size of receive buffers in bytes, rounded up to a power of two from 16 KiB to what
+    /// the device can.
+    ///
+    /// There is no send buffer: what is written goes into the peer's receive buffer.
+    #[must_use]
+    pub fn recv_buffer(mut self, len: usize) -> Self {
+        self.recv_buffer = Some(len);
+        self
+    }
+
+    /// Sets how long each message of the handshake may take.
+    #[must_use]
+    pub fn handshake_timeout(mut self, timeout: Duration) -> Self {
+        self.config.handshake_timeout = timeout;
+        self
+    }
+
+    /// Sets how long a closed connection waits for the peer's last word before it is aborted.
+    #[must_use]
+    pub fn close_timeout(mut self, timeout: Duration) -> Self {
+        self.config.close_timeout = timeout;
+        self
+    }
+
+    /// Sets the longest time to look for data before sleeping; zero switches polling off.
+    #[must_use]
+    pub fn polling(mut self, window: Duration) -> Self {
+        self.config.polling = window;
+        self
+    }
+
+    /// Sets how many handshakes a listener has under way at a time.
+    #[must_use]
+    pub fn max_handshakes(mut self, count: usize) -> Self {
+        self.config.max_handshakes = count.max(1);
+        self
+    }
+
+    /// Lets `fill_buf` lend received data in place instead of copying it. The token says what is
+    /// promised about peers.
+    #[must_use]
+    pub fn trust_peers(mut self, trust: TrustPeers) -> Self {
+        self.config.trust = Some(trust);
+        self
+    }
+
+    /// The endpoint. Starts one task per device on the runtime.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Misuse`] without a runtime, with an impossible buffer size, or with too many
+    /// EIDs; an error of the runtime when a device's doorbell cannot be watched.
+    pub fn build(self) -> Result<Endpoint, Error> {
+        let Self {
+            devices,
+            runtime,
+            negotiation,
+            recv_buffer,
+            mut config,
+        } = self;
+        let runtime = runtime.ok_or(Error::Misuse("an endpoint needs a runtime"))?;
+        if let Some(len) = recv_buffer {
+            config.recv_buffer = buffer_size(len)?;
+        }
+        if config.ueids.len() > UEIDS_MAX {
+            return Err(Error::Misuse("an endpoint has at most 4 UEIDs"));
+        }
+        let negotiation = negotiation.unwrap_or_else(|| Arc::new(Local::new()));
+        let client = negotiation.client(&runtime);
+        let groups = Groups::new(Arc::clone(&runtime));
+        let slots: Vec<_> = devices
+            .into_iter()
+            .enumerate()
+            .map(|(index, device)| {
+                Slot::new(
+                    device,
+                    DeviceIndex(index),
+                    Arc::clone(&groups),
+                    config.close_timeout,
+                )
+            })
+            .collect();
+        groups.set_slots(&slots);
+        for slot in &slots {
+            runtime.spawn(Box::pin(Driver::new(slot, Arc::clone(&runtime))?));
+        }
+        let handshake = Arc::new(handshake_config(&config, &slots));
+        let inner = Inner {
+            config,
+            runtime,
+            handshake,
+            negotiation,
+            negotiator: client,
+            slots,
+            groups,
+        };
+        Ok(Endpoint {
+            inner: Arc::new(inner),
+        })
+    }
+}
+
+/// What the handshake has to know of our devices and settings.
+fn handshake_config(config: &Config, slots: &[Arc<Slot>]) -> handshake::Config {
+    let devices = slots.iter().enumerate().map(|(index, slot)| {
+        let Fabric::Direct(direct) = slot.device().fabric();
+        let limit = slot.device().limits().max_dmb_len;
+        let max_buffer = (0..=SizeCode::MAX.code())
+            .filter_map(SizeCode::new)
+            .take_while(|size| size.byte_len() <= limit)
+            .last()
+            .unwrap_or(SizeCode::MIN);
+        DirectDevice::new(DeviceIndex(index), direct.gid(), direct.chid())
+            .with_pnet_id(slot.device().identity().pnet_id)
+            .with_nocopy(direct.nocopy().is_some())
+            .with_max_buffer(max_buffer)
+    });
+    let mut handshake = handshake::Config::new(devices.collect());
+    let native = slots.iter().find_map(|slot| {
+        let Fabric::Direct(direct) = slot.device().fabric();
+        direct.seid()
+    });
+    handshake.seid = config.seid_enabled.then(|| native.unwrap_or(DEFAULT_SEID));
+    handshake.ueids.clone_from(&config.ueids);
+    handshake.pnet_ids.clone_from(&config.pnet_ids);
+    handshake.buffer = config.recv_buffer;
+    handshake.timeouts.message = config.handshake_timeout;
+    handshake.timeouts.work = config.handshake_timeout.mul_f32(WORK_SHARE);
+    handshake.host = HostName::new(&rustix::system::uname().nodename().to_string_lossy());
+    handshake
+}
+
+/// The size code for a buffer of at least `len` bytes.
+pub(crate) fn buffer_size(len: usize) -> Result<SizeCode, Error> {
+    SizeCode::for_len(len).ok_or(Error::Misuse("receive buffers have at most 512 MiB"))
+}
+
+/// The reason of streams that are TCP because the policy says so.
+pub(crate) const BY_POLICY: FallbackReason = FallbackReason::local(DeclineCode::OPTUNSUPP);
+
+/// UEIDs that Linux lets a system have; a PROPOSAL has room for eight.
+const UEIDS_MAX: usize = 4;
+
+const BACKLOG: u32 = 1024;
+
+/// Of the time for a message, what device work may take: the peer should hear of a failure before
+/// its own time is over.
+const WORK_SHARE: f32 = 5.0 / 6.0;

@@ -1,0 +1,234 @@
+//! Reading and writing whatever carries the stream: the one place that tells SMC and TCP apart.
+
+use std::future::poll_fn;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+
+use super::conn::Conn;
+use super::recv::Receiver;
+use super::send::Sender;
+use super::tcp::{TcpReader, TcpWriter};
+
+/// The reading side of a stream.
+#[derive(Debug)]
+pub(crate) enum ReadSide {
+    Smc(Receiver),
+    Tcp(TcpReader),
+}
+
+impl ReadSide {
+    pub(crate) fn poll_read(
+        &mut self,
+        cx: &mut Context<'_>,
+        buf: &mut [u8],
+    ) -> Poll<io::Result<usize>> {
+        match self {
+            Self::Smc(half) => half.poll_read(cx, buf).map_err(io::Error::from),
+            Self::Tcp(half) => half.poll_read(cx, buf),
+        }
+    }
+
+    pub(crate) fn poll_read_vectored(
+        &mut self,
+        cx: &mut Context<'_>,
+        bufs: &mut [IoSliceMut<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self {
+            Self::Smc(half) => half.poll_read_vectored(cx, bufs).map_err(io::Error::from),
+            Self::Tcp(half) => half.poll_read_vectored(cx, bufs),
+        }
+    }
+
+    pub(crate) fn poll_peek(
+        &mut self,
+        cx: &mut Context<'_>,
+        buf: &mut [u8],
+    ) -> Poll<io::Result<usize>> {
+        match self {
+            Self::Smc(half) => half.poll_peek(cx, buf).map_err(io::Error::from),
+            Self::Tcp(half) => half.poll_peek(cx, buf),
+        }
+    }
+
+    pub(crate) fn poll_fill_buf(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
+        match self {
+            Self::Smc(half) => half.poll_fill_buf(cx).map_err(io::Error::from),
+            Self::Tcp(half) => half.poll_fill_buf(cx),
+        }
+    }
+
+    pub(crate) fn consume_filled(&mut self, count: usize) {
+        match self {
+            Self::Smc(half) => half.consume_filled(count),
+            Self::Tcp(half) => half.consume_filled(count),
+        }
+    }
+
+    pub(crate) fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self {
+            Self::Smc(half) => half.poll_ready(cx).map_err(io::Error::from),
+            Self::Tcp(half) => half.poll_ready(cx),
+        }
+    }
+
+    pub(crate) fn try_read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Smc(half) => now_or_never(half.try_read(buf)),
+            Self::Tcp(half) => half.try_read(buf),
+        }
+    }
+
+    pub(crate) fn try_read_vectored(&mut self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        match self {
+            Self::Smc(half) => now_or_never(half.try_read_vectored(bufs)),
+            Self::Tcp(half) => match bufs.iter_mut().find(|buf| !buf.is_empty()) {
+                Some(buf) => half.try_read(buf),
+                None => Ok(0),
+            },
+        }
+    }
+
+    pub(crate) fn shutdown(&mut self) -> io::Result<()> {
+        match self {
+            Self::Smc(half) => {
+                half.shutdown();
+                Ok(())
+            }
+            Self::Tcp(half) => half.shutdown(),
+        }
+    }
+}
+
+/// The writing side of a stream.
+#[derive(Debug)]
+pub(crate) enum WriteSide {
+    Smc(Sender),
+    Tcp(TcpWriter),
+}
+
+impl WriteSide {
+    pub(crate) fn poll_write(
+        &mut self,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match self {
+            Self::Smc(half) => half.poll_write(cx, bufs).map_err(io::Error::from),
+            Self::Tcp(half) => half.poll_write(cx, bufs),
+        }
+    }
+
+    pub(crate) fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self {
+            Self::Smc(half) => half.poll_ready(cx).map_err(io::Error::from),
+            Self::Tcp(half) => half.poll_ready(cx),
+        }
+    }
+
+    pub(crate) fn try_write(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            Self::Smc(half) => now_or_never(half.try_write(bufs)),
+            Self::Tcp(half) => half.try_write(bufs),
+        }
+    }
+
+    pub(crate) fn shutdown(&mut self) -> io::Result<()> {
+        match self {
+            Self::Smc(half) => {
+                half.shutdown();
+                Ok(())
+            }
+            Self::Tcp(half) => half.shutdown(),
+        }
+    }
+}
+
+/// A side behind a lock of its own: methods with `&mut` do without it, methods with `&` may be
+/// called from several tasks.
+#[derive(Debug)]
+pub(crate) struct Side<S>(Mutex<S>);
+
+impl<S> Side<S> {
+    pub(crate) fn new(side: S) -> Self {
+        Self(Mutex::new(side))
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, S> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn as_mut(&mut self) -> &mut S {
+        self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<S: Ready> Side<S> {
+    /// Waits until the side would not have to wait. Any number of tasks may wait.
+    pub(crate) async fn ready(&self) -> io::Result<()> {
+        let Some(conn) = self.lock().conn() else {
+            return poll_fn(|cx| self.lock().poll_ready(cx)).await;
+        };
+        while !self.lock().is_ready() {
+            let changed = conn.listen();
+            conn.arm();
+            if self.lock().is_ready() {
+                break;
+            }
+            changed.await;
+        }
+        Ok(())
+    }
+}
+
+/// A side that can say whether it would have to wait.
+pub(crate) trait Ready {
+    /// The connection, if this is SMC.
+    fn conn(&self) -> Option<Arc<Conn>>;
+    fn is_ready(&mut self) -> bool;
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
+}
+
+impl Ready for ReadSide {
+    fn conn(&self) -> Option<Arc<Conn>> {
+        match self {
+            Self::Smc(half) => Some(half.shared()),
+            Self::Tcp(_) => None,
+        }
+    }
+
+    fn is_ready(&mut self) -> bool {
+        match self {
+            Self::Smc(half) => half.is_ready(),
+            Self::Tcp(_) => true,
+        }
+    }
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Self::poll_ready(self, cx)
+    }
+}
+
+impl Ready for WriteSide {
+    fn conn(&self) -> Option<Arc<Conn>> {
+        match self {
+            Self::Smc(half) => Some(half.shared()),
+            Self::Tcp(_) => None,
+        }
+    }
+
+    fn is_ready(&mut self) -> bool {
+        match self {
+            Self::Smc(half) => half.is_ready(),
+            Self::Tcp(_) => true,
+        }
+    }
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Self::poll_ready(self, cx)
+    }
+}
+
+fn now_or_never(result: Result<Option<usize>, crate::error::Error>) -> io::Result<usize> {
+    result?.ok_or_else(|| io::ErrorKind::WouldBlock.into())
+}

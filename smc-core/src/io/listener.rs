@@ -1,0 +1,267 @@
+use std::collections::VecDeque;
+use std::fmt;
+use std::future::poll_fn;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use atomic_waker::AtomicWaker;
+use event_listener::Event;
+
+use super::endpoint::Inner;
+use super::negotiate::Published;
+use super::runtime::{Acceptor, Socket};
+use super::setup;
+use super::stream::Stream;
+use crate::config::Policy;
+
+/// Options of a listener that differ from one to the next.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct ListenOptions {
+    /// TCP connections that may wait to be taken up, and streams that may wait for `accept`;
+    /// 1024 if not given.
+    pub backlog: Option<u32>,
+    /// `SO_REUSEPORT`.
+    pub reuse_port: bool,
+}
+
+/// Accepts streams, SMC from clients that speak it and TCP from all others.
+///
+/// Handshakes run on their own, a bounded number at a time, so a slow client holds up nobody. A
+/// client that does not speak SMC goes straight to [`Listener::accept`]. Clients whose handshake
+/// fails for good never appear there. Dropping the listener ends what has not been accepted.
+pub struct Listener {
+    queue: Arc<Queue>,
+    local: SocketAddr,
+    acceptor: Arc<dyn Acceptor>,
+}
+
+impl Listener {
+    pub(crate) fn new(
+        endpoint: Arc<Inner>,
+        acceptor: Arc<dyn Acceptor>,
+        published: Option<Arc<dyn Published>>,
+        backlog: u32,
+    ) -> io::Result<Self> {
+        let local = acceptor.local_addr()?;
+        let queue = Arc::new(Queue {
+            state: Mutex::default(),
+            changed: Event::new(),
+            accepting: AtomicWaker::new(),
+            taking: AtomicWaker::new(),
+            max_ready: usize::try_from(backlog).unwrap_or(usize::MAX).max(1),
+            max_handshakes: endpoint.config.max_handshakes,
+        });
+        let intake = Intake {
+            queue: Arc::clone(&queue),
+            acceptor: Arc::clone(&acceptor),
+            published,
+            endpoint: Arc::clone(&endpoint),
+        };
+        endpoint.runtime.spawn(Box::pin(intake.run()));
+        Ok(Self {
+            queue,
+            local,
+            acceptor,
+        })
+    }
+
+    /// Takes the next stream with the client's address. Any number of tasks may wait. Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// As `accept(2)`, for example when there are no descriptors left; the listener goes on.
+    pub async fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
+        loop {
+            if let Some(next) = self.queue.take() {
+                return next;
+            }
+            let changed = self.queue.changed.listen();
+            if let Some(next) = self.queue.take() {
+                return next;
+            }
+            changed.await;
+        }
+    }
+
+    /// As [`Listener::accept`] for use in a poll function; keeps one waker, that of the last call.
+    ///
+    /// # Errors
+    ///
+    /// As [`Listener::accept`].
+    pub fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(Stream, SocketAddr)>> {
+        if let Some(next) = self.queue.take() {
+            return Poll::Ready(next);
+        }
+        self.queue.accepting.register(cx.waker());
+        match self.queue.take() {
+            Some(next) => Poll::Ready(next),
+            None => Poll::Pending,
+        }
+    }
+
+    /// The address listened on.
+    ///
+    /// # Errors
+    ///
+    /// None; it is a `Result` because that of TCP listeners is.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        Ok(self.local)
+    }
+
+    /// The descriptor of the TCP listener, where there is one.
+    #[must_use]
+    pub fn tcp_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        self.acceptor.fd()
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        let unaccepted = {
+            let mut state = self.queue.lock();
+            state.closed = true;
+            std::mem::take(&mut state.ready)
+        };
+        drop(unaccepted);
+        self.queue.taking.wake();
+    }
+}
+
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Listener")
+            .field("local", &self.local)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Streams between the end of their set-up and `accept`.
+struct Queue {
+    state: Mutex<State>,
+    /// For tasks in `accept`.
+    changed: Event,
+    /// For the one in `poll_accept`.
+    accepting: AtomicWaker,
+    /// For the intake, which waits for room or the end.
+    taking: AtomicWaker,
+    max_ready: usize,
+    max_handshakes: usize,
+}
+
+#[derive(Default)]
+struct State {
+    ready: VecDeque<io::Result<(Stream, SocketAddr)>>,
+    handshakes: usize,
+    closed: bool,
+}
+
+impl Queue {
+    fn take(&self) -> Option<io::Result<(Stream, SocketAddr)>> {
+        let next = self.lock().ready.pop_front()?;
+        self.taking.wake();
+        Some(next)
+    }
+
+    fn put(&self, next: io::Result<(Stream, SocketAddr)>) {
+        let mut state = self.lock();
+        if state.closed {
+            drop(state);
+            return;
+        }
+        state.ready.push_back(next);
+        drop(state);
+        self.changed.notify(1_usize);
+        self.accepting.wake();
+    }
+
+    /// Waits until another connection may be taken up. `None` at the end.
+    fn poll_room(&self, cx: &mut Context<'_>) -> Poll<Option<()>> {
+        self.taking.register(cx.waker());
+        let state = self.lock();
+        if state.closed {
+            Poll::Ready(None)
+        } else if state.ready.len() < self.max_ready && state.handshakes < self.max_handshakes {
+            Poll::Ready(Some(()))
+        } else {
+            Poll::Pending
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The task that takes TCP connections up and sets streams up.
+struct Intake {
+    queue: Arc<Queue>,
+    acceptor: Arc<dyn Acceptor>,
+    published: Option<Arc<dyn Published>>,
+    endpoint: Arc<Inner>,
+}
+
+impl Intake {
+    async fn run(self) {
+        while poll_fn(|cx| self.queue.poll_room(cx)).await.is_some() {
+            let next = poll_fn(|cx| match self.queue.poll_room(cx) {
+                Poll::Ready(None) => Poll::Ready(None),
+                _ => self.acceptor.poll_accept(cx).map(Some),
+            });
+            match next.await {
+                None => return,
+                Some(Ok((socket, peer))) => self.take_up(socket, peer),
+                Some(Err(error)) => {
+                    self.queue.put(Err(error));
+                    let at = self.endpoint.runtime.now() + PAUSE;
+                    self.endpoint.runtime.timer(at).await;
+                }
+            }
+        }
+    }
+
+    fn take_up(&self, socket: Arc<dyn Socket>, peer: SocketAddr) {
+        // To be asked for every connection, also those whose answer is not used.
+        let published = self.published.as_ref();
+        let announced = published.and_then(|p| setup::verdict(&**p, &*socket, peer));
+        let policy = (self.endpoint.config.policy)(&peer);
+        let proposal = match (announced, policy) {
+            (_, Policy::Never) => return self.queue.put(Ok((setup::not_smc(socket), peer))),
+            (None, Policy::Prefer) => {
+                return self.queue.put(Ok((setup::not_spoken(socket), peer)));
+            }
+            (None, Policy::Require) => return,
+            (Some(proposal), _) => proposal,
+        };
+        self.queue.lock().handshakes += 1;
+        let ticket = Ticket(Arc::clone(&self.queue));
+        let endpoint = Arc::clone(&self.endpoint);
+        let set_up = async move {
+            match setup::accept(&endpoint, socket, peer, proposal).await {
+                Ok(stream) if policy != Policy::Require || stream.mode().is_smc() => {
+                    ticket.0.put(Ok((stream, peer)));
+                }
+                // As in the kernel: what fails for good is not shown to the application.
+                Ok(_) | Err(_) => {}
+            }
+            drop(ticket);
+        };
+        self.endpoint.runtime.spawn(Box::pin(set_up));
+    }
+}
+
+/// A handshake under way.
+struct Ticket(Arc<Queue>);
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.0.lock().handshakes -= 1;
+        self.0.taking.wake();
+    }
+}
+
+/// After an error of `accept(2)`, which most often is a lack of descriptors.
+const PAUSE: Duration = Duration::from_millis(20);

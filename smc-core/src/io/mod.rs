@@ -1,0 +1,36 @@
+//! The async shell: endpoints, listeners and streams over sockets, devices and a runtime.
+//!
+//! An [`Endpoint`] knows devices and settings; it makes [`Stream`]s by connecting or through a
+//! [`Listener`]. Inside, `setup` drives the handshake of [`crate::proto`] over a TCP socket, `conn`
+//! is a connection that came of it, `send` and `recv` are its two halves, `tcp` those of a stream
+//! that stayed TCP, and `driver` is the task that hands a device's events to its connections.
+
+pub mod negotiate;
+pub mod runtime;
+
+mod compat;
+mod conn;
+mod driver;
+mod endpoint;
+mod groups;
+mod halves;
+mod listener;
+mod mode;
+mod poll;
+mod ready;
+mod recv;
+mod send;
+mod setup;
+mod spin;
+mod split;
+mod stream;
+mod target;
+mod tcp;
+
+pub use endpoint::{Builder, ConnectOptions, Connection, Endpoint};
+pub use listener::{ListenOptions, Listener};
+pub use mode::Mode;
+pub use ready::{Interest, Readiness};
+pub use split::{OwnedReadHalf, OwnedWriteHalf, ReadHalf, ReuniteError, WriteHalf};
+pub use stream::Stream;
+pub use target::{IntoTarget, Target};

@@ -1,0 +1,78 @@
+use std::fmt;
+use std::sync::Arc;
+
+use smc_wire::types::{Chid, Eid, Gid, Release, Version};
+
+use crate::error::FallbackReason;
+
+/// What carries a stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Mode {
+    /// SMC-D: data moves directly into the peer's memory.
+    #[non_exhaustive]
+    SmcD {
+        /// Version of the handshake.
+        version: Version,
+        /// Release within version 2.
+        release: Release,
+        /// Whether the peer's buffer is mapped, so that data is copied only once on its way.
+        nocopy: bool,
+        /// Name of our device.
+        device: Arc<str>,
+        /// The fabric.
+        chid: Chid,
+        /// The peer's device.
+        peer: Gid,
+        /// The EID both ends agreed on; `None` in version 1.
+        eid: Option<Eid>,
+    },
+    /// Plain TCP.
+    #[non_exhaustive]
+    Tcp {
+        /// Why it is not SMC.
+        reason: FallbackReason,
+    },
+}
+
+impl Mode {
+    /// Whether the stream is SMC, of either kind.
+    #[must_use]
+    pub fn is_smc(&self) -> bool {
+        !matches!(self, Self::Tcp { .. })
+    }
+
+    /// Why the stream is TCP; `None` when it is SMC.
+    #[must_use]
+    pub fn fallback_reason(&self) -> Option<FallbackReason> {
+        match self {
+            Self::Tcp { reason } => Some(*reason),
+            Self::SmcD { .. } => None,
+        }
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::SmcD {
+                version,
+                release,
+                nocopy,
+                device,
+                ..
+            } => {
+                write!(f, "SMC-D v{}", version.get())?;
+                if version.is_v2() {
+                    write!(f, ".{}", release.get())?;
+                }
+                write!(
+                    f,
+                    " {} on {device}",
+                    if *nocopy { "nocopy" } else { "copy" }
+                )
+            }
+            Self::Tcp { reason } => write!(f, "TCP {reason}"),
+        }
+    }
+}

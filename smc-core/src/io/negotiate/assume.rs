@@ -1,0 +1,118 @@
+//! Negotiations that know the answer beforehand.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use async_trait::async_trait;
+
+use super::{Candidate, Client, Delivery, Negotiation, Offer, Published, Verdict, Withdrawn};
+use crate::io::runtime::{Runtime, Socket, Unconnected};
+
+/// Everybody speaks SMC: both ends were told so.
+///
+/// A peer that was not told reads the PROPOSAL as data, and a server that expects CLC does not
+/// understand a client that begins with anything else. Give it to endpoints and listeners that
+/// only talk to each other.
+#[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
+pub struct Assume;
+
+impl Assume {
+    /// Everybody speaks SMC.
+    #[must_use]
+    pub fn new() -> Self {
+        Self
+    }
+}
+
+impl Negotiation for Assume {
+    fn client(&self, _runtime: &Arc<dyn Runtime>) -> Arc<dyn Client> {
+        Arc::new(*self)
+    }
+
+    fn publish(
+        &self,
+        _runtime: &Arc<dyn Runtime>,
+        _at: SocketAddr,
+        _listener: Option<BorrowedFd<'_>>,
+    ) -> io::Result<Arc<dyn Published>> {
+        Ok(Arc::new(*self))
+    }
+}
+
+#[async_trait]
+impl Client for Assume {
+    async fn look_up(&self, _to: SocketAddr) -> Option<Box<dyn Candidate>> {
+        Some(Box::new(*self))
+    }
+}
+
+impl Candidate for Assume {
+    fn offer(&self, _socket: &Unconnected<'_>, _proposal: &[u8]) -> Option<Box<dyn Offer>> {
+        Some(Box::new(*self))
+    }
+}
+
+impl Offer for Assume {
+    fn connected(&mut self, _socket: &dyn Socket) -> Delivery {
+        Delivery::OnTcp
+    }
+
+    fn withdraw(&mut self) -> Withdrawn {
+        Withdrawn::Taken
+    }
+
+    fn poll_lost(&mut self, _cx: &mut Context<'_>) -> Poll<()> {
+        Poll::Pending
+    }
+}
+
+impl Published for Assume {
+    fn verdict(&self, _socket: &dyn Socket, _peer: SocketAddr) -> Verdict {
+        Verdict::Clc { proposal: None }
+    }
+}
+
+/// Nobody speaks SMC: all connections are plain TCP.
+#[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
+pub struct Never;
+
+impl Never {
+    /// Nobody speaks SMC.
+    #[must_use]
+    pub fn new() -> Self {
+        Self
+    }
+}
+
+impl Negotiation for Never {
+    fn client(&self, _runtime: &Arc<dyn Runtime>) -> Arc<dyn Client> {
+        Arc::new(*self)
+    }
+
+    fn publish(
+        &self,
+        _runtime: &Arc<dyn Runtime>,
+        _at: SocketAddr,
+        _listener: Option<BorrowedFd<'_>>,
+    ) -> io::Result<Arc<dyn Published>> {
+        Ok(Arc::new(*self))
+    }
+}
+
+#[async_trait]
+impl Client for Never {
+    async fn look_up(&self, _to: SocketAddr) -> Option<Box<dyn Candidate>> {
+        None
+    }
+}
+
+impl Published for Never {
+    fn verdict(&self, _socket: &dyn Socket, _peer: SocketAddr) -> Verdict {
+        Verdict::Plain
+    }
+}

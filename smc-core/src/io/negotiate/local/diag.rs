@@ -1,0 +1,186 @@
+//! Asking the kernel which socket has which addresses (`sock_diag(7)`).
+//!
+//! The answer comes with the socket's cookie, a number that no other socket of this boot has, and
+//! its owner. So a listener can be certain that a connection comes from the very socket that was
+//! announced, and a client can know which of several listeners will get its connection. Exact
+//! questions cost the same however many sockets there are, and need no privilege.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, send, socket_with,
+};
+
+/// A channel to the kernel, for the network namespace in which it was opened.
+#[derive(Debug)]
+pub(super) struct Diag {
+    fd: OwnedFd,
+    sequence: u32,
+}
+
+/// What the kernel says about a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    pub(super) cookie: u64,
+    pub(super) uid: u32,
+    pub(super) listening: bool,
+}
+
+impl Diag {
+    pub(super) fn open() -> io::Result<Self> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let protocol = Some(netlink::SOCK_DIAG);
+        let fd = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, protocol)?;
+        Ok(Self { fd, sequence: 0 })
+    }
+
+    /// The TCP socket at `local` that is connected to `peer`, else the listening socket that a
+    /// connection from `peer` to `local` would go to.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel cannot say.
+    pub(super) fn find(
+        &mut self,
+        local: SocketAddr,
+        peer: SocketAddr,
+    ) -> io::Result<Option<Found>> {
+        self.sequence = self.sequence.wrapping_add(1);
+        let request = request(self.sequence, local, peer);
+        send(&self.fd, &request, SendFlags::empty())?;
+        // The kernel answers before `send` returns. An answer to a question that failed half way
+        // may be in front of ours.
+        for _ in 0..4 {
+            let mut answer = [0; 512];
+            let (len, _) = recv(&self.fd, &mut answer[..], RecvFlags::DONTWAIT)?;
+            let answer = answer.get(..len).unwrap_or_default();
+            if number(answer, 8) == Some(self.sequence) {
+                return parse(answer);
+            }
+        }
+        Err(io::ErrorKind::InvalidData.into())
+    }
+}
+
+/// `struct nlmsghdr` and `struct inet_diag_req_v2`.
+fn request(sequence: u32, local: SocketAddr, peer: SocketAddr) -> [u8; 72] {
+    let family = match local {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    let [family, _] = family.as_raw().to_le_bytes();
+    let mut out = [0; 72];
+    let mut at = 0;
+    let mut put = |bytes: &[u8]| {
+        for byte in bytes {
+            if let Some(slot) = out.get_mut(at) {
+                *slot = *byte;
+            }
+            at += 1;
+        }
+    };
+    put(&72_u32.to_ne_bytes());
+    put(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
+    put(&NLM_F_REQUEST.to_ne_bytes());
+    put(&sequence.to_ne_bytes());
+    put(&[0; 4]);
+    put(&[family, IPPROTO_TCP, 0, 0]);
+    put(&u32::MAX.to_ne_bytes()); // any state
+    put(&local.port().to_be_bytes());
+    put(&peer.port().to_be_bytes());
+    put(&padded(local.ip()));
+    put(&padded(peer.ip()));
+    put(&[0; 4]); // any interface
+    put(&[0xff; 8]); // any cookie
+    out
+}
+
+fn padded(ip: IpAddr) -> [u8; 16] {
+    match ip {
+        IpAddr::V4(ip) => {
+            let [a, b, c, d] = ip.octets();
+            [a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+        }
+        IpAddr::V6(ip) => ip.octets(),
+    }
+}
+
+/// `struct nlmsghdr` and `struct inet_diag_msg`, or an error number.
+fn parse(answer: &[u8]) -> io::Result<Option<Found>> {
+    let invalid = || io::Error::from(io::ErrorKind::InvalidData);
+    let kind = answer
+        .get(4..)
+        .and_then(<[u8]>::first_chunk)
+        .ok_or_else(invalid)?;
+    if u16::from_ne_bytes(*kind) == NLMSG_ERROR {
+        let code = number(answer, 16).ok_or_else(invalid)?.wrapping_neg();
+        let error = io::Error::from_raw_os_error(i32::try_from(code).map_err(|_| invalid())?);
+        return match error.kind() {
+            io::ErrorKind::NotFound => Ok(None),
+            _ => Err(error),
+        };
+    }
+    let field = |at| number(answer, at).ok_or_else(invalid);
+    let (low, high) = (field(16 + 44)?, field(16 + 48)?);
+    let [_, state, _, _] = field(16)?.to_ne_bytes();
+    Ok(Some(Found {
+        cookie: u64::from(high) << 32 | u64::from(low),
+        uid: field(16 + 64)?,
+        listening: state == TCP_LISTEN,
+    }))
+}
+
+fn number(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes
+        .get(at..)?
+        .first_chunk()
+        .copied()
+        .map(u32::from_ne_bytes)
+}
+
+const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const NLM_F_REQUEST: u16 = 1;
+const NLMSG_ERROR: u16 = 2;
+const IPPROTO_TCP: u8 = 6;
+const TCP_LISTEN: u8 = 10;
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use rustix::net::sockopt::socket_cookie;
+
+    use super::*;
+
+    #[test]
+    fn both_ends_and_the_listener_are_found() {
+        for at in ["127.0.0.1:0", "[::1]:0"] {
+            let mut diag = Diag::open().unwrap();
+            let listener = TcpListener::bind(at).unwrap();
+            let to = listener.local_addr().unwrap();
+            let from: SocketAddr = SocketAddr::new(to.ip(), 1);
+            let found = match diag.find(to, from) {
+                Ok(found) => found.unwrap(),
+                Err(error) => return println!("skipped: why: no sock_diag here: {error}"),
+            };
+            assert!(found.listening);
+            assert_eq!(found.cookie, socket_cookie(&listener).unwrap());
+
+            let client = TcpStream::connect(to).unwrap();
+            let from = client.local_addr().unwrap();
+            let found = diag.find(from, to).unwrap().unwrap();
+            assert!(!found.listening);
+            assert_eq!(found.cookie, socket_cookie(&client).unwrap());
+            assert_eq!(found.uid, rustix::process::geteuid().as_raw());
+
+            let (server, _) = listener.accept().unwrap();
+            let found = diag.find(to, from).unwrap().unwrap();
+            assert_eq!(found.cookie, socket_cookie(&server).unwrap());
+
+            drop((client, server, listener));
+            assert_eq!(diag.find(to, SocketAddr::new(to.ip(), 1)).unwrap(), None);
+        }
+    }
+}

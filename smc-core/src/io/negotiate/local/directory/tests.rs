@@ -1,0 +1,157 @@
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::net::UnixListener;
+
+use super::*;
+
+#[test]
+fn names_say_everything() {
+    for scope in [
+        Scope::Any,
+        Scope::AnyV4,
+        Scope::AnyV6,
+        Scope::One(Ipv4Addr::new(10, 0, 0, 1).into()),
+        Scope::One(Ipv6Addr::LOCALHOST.into()),
+    ] {
+        let entry = Entry {
+            port: 8080,
+            scope,
+            netns: 0xf000_0075,
+            cookie: 0x1001,
+            salt: 7,
+        };
+        assert_eq!(Entry::parse(&entry.to_string()), Some(entry));
+    }
+    let name = "l-8080-7f000001-f0000075-1001-00000007.sock";
+    assert_eq!(Entry::parse(name).unwrap().to_string(), name);
+    for other in [
+        "l-08080-7f000001-f0000075-1001-00000007.sock",
+        "l-8080-7f000001-f0000075-1001-00000007-1.sock",
+        "l-8080-7f000001-f0000075-1001.sock",
+        "l-99999-any-1-1-00000001.sock",
+        "l-80-some-1-1-00000001.sock",
+        "d-80-any-1-1-00000001.sock",
+        "",
+    ] {
+        assert_eq!(Entry::parse(other), None, "{other}");
+    }
+}
+
+#[test]
+fn scopes_cover_what_the_socket_gets() {
+    let v4: IpAddr = Ipv4Addr::new(10, 0, 0, 1).into();
+    let v6: IpAddr = Ipv6Addr::LOCALHOST.into();
+    let of = |at: &str, only_v6| Scope::of(at.parse().unwrap(), only_v6);
+    assert!(of("[::]:1", false).covers(v4) && of("[::]:1", false).covers(v6));
+    assert!(!of("[::]:1", true).covers(v4) && of("[::]:1", true).covers(v6));
+    assert!(of("0.0.0.0:1", false).covers(v4) && !of("0.0.0.0:1", false).covers(v6));
+    assert!(of("[::ffff:10.0.0.1]:1", false).covers(v4));
+    assert!(!of("10.0.0.2:1", false).covers(v4));
+}
+
+#[test]
+fn changes_are_seen_at_once() {
+    let dir = TempDir::new("changes");
+    let mut directory = Directory::new(dir.0.clone());
+    for salt in 0..50 {
+        let entry = Entry {
+            port: 1,
+            scope: Scope::Any,
+            netns: 1,
+            cookie: 1,
+            salt,
+        };
+        fs::write(dir.0.join(entry.to_string()), "").unwrap();
+        assert_eq!(
+            directory.entries(|_| true).len(),
+            usize::try_from(salt + 1).unwrap()
+        );
+    }
+    fs::write(dir.0.join("something else"), "").unwrap();
+    assert_eq!(directory.entries(|_| true).len(), 50);
+    fs::remove_dir_all(&dir.0).unwrap();
+    assert!(directory.entries(|_| true).is_empty());
+}
+
+#[test]
+fn a_directory_that_others_can_change_is_not_looked_at() {
+    let dir = TempDir::new("trust");
+    let name = Entry {
+        port: 1,
+        scope: Scope::Any,
+        netns: 1,
+        cookie: 1,
+        salt: 1,
+    }
+    .to_string();
+    fs::write(dir.0.join(name), "").unwrap();
+    let mut directory = Directory::new(dir.0.clone());
+    assert_eq!(directory.entries(|_| true).len(), 1);
+    assert!(directory.entries(|_| false).is_empty(), "owner");
+    fs::set_permissions(&dir.0, fs::Permissions::from_mode(0o770)).unwrap();
+    assert!(directory.entries(|_| true).is_empty(), "mode");
+    fs::set_permissions(&dir.0, fs::Permissions::from_mode(0o700)).unwrap();
+
+    let link = dir.0.with_extension("link");
+    symlink(&dir.0, &link).unwrap();
+    assert!(
+        Directory::new(link.clone()).entries(|_| true).is_empty(),
+        "link"
+    );
+    fs::remove_file(link).unwrap();
+}
+
+#[test]
+fn only_names_without_a_socket_are_swept() {
+    let dir = TempDir::new("sweep");
+    let [live, dead, bound] = [1, 2, 3].map(|salt| {
+        Entry {
+            port: 1,
+            scope: Scope::Any,
+            netns: 1,
+            cookie: 1,
+            salt,
+        }
+        .to_string()
+    });
+    let _live = UnixListener::bind(dir.0.join(&live)).unwrap();
+    drop(UnixListener::bind(dir.0.join(&dead)).unwrap());
+    fs::write(dir.0.join("kept"), "").unwrap();
+    let kind = SocketType::SEQPACKET;
+    let socket = rustix::net::socket(AddressFamily::UNIX, kind, None).unwrap();
+    with_address(&dir.0, &bound, |at| Ok(rustix::net::bind(&socket, at)?)).unwrap();
+
+    sweep_all(&dir.0);
+    let left: Vec<_> = [&*live, &*dead, &*bound, "kept"]
+        .map(|name| dir.0.join(name).exists())
+        .into();
+    assert_eq!(left, [true, false, true, true]);
+}
+
+#[test]
+fn long_paths_have_addresses_too() {
+    let dir = TempDir::new("long");
+    let deep = dir.0.join("d".repeat(120));
+    fs::create_dir(&deep).unwrap();
+    let kind = SocketType::SEQPACKET;
+    let socket = rustix::net::socket(AddressFamily::UNIX, kind, None).unwrap();
+    with_address(&deep, "name", |at| Ok(rustix::net::bind(&socket, at)?)).unwrap();
+    assert!(deep.join("name").exists());
+}
+
+struct TempDir(PathBuf);
+
+impl TempDir {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("smc-test-{}-{name}", std::process::id()));
+        fs::create_dir(&path).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}

@@ -1,0 +1,167 @@
+//! Negotiation on one host, without privileges.
+//!
+//! A listener has a socket of its own in the runtime directory, named after its port. A client
+//! that finds it keeps one channel to it. For every connection it binds its TCP socket, announces
+//! both addresses together with the PROPOSAL on the channel, and connects. When the listener
+//! accepts a connection, it looks for its addresses among the announcements: without one the
+//! connection is plain TCP, at once.
+//!
+//! No step waits for the other side, except that a client asks a listener in *another network
+//! namespace* to prove, once in a while, that the address leads to it.
+//!
+//! # What must not happen, and why it does not
+//!
+//! **CLC sent to a process that is not the listener.** A client never begins: it writes CLC on TCP
+//! only after it has read CLC there. So it suffices that a listener answers nothing but connections
+//! that were announced to it.
+//!
+//! **CLC sent to a client that did not announce.** An announcement names the addresses of the TCP
+//! connection and the cookie of the client's socket, a number that no other socket of this boot
+//! has. The listener asks the kernel (`diag`) for the socket at the other end of what it
+//! accepted, and compares. So an announcement is worth nothing for a later connection from the
+//! same port, whatever became of the first, nor for one from another socket that shares the
+//! port. Announcements end with the channel, so they do not outlive their process.
+//!
+//! **One user meddling with another's connections.** The directory belongs to the user and nobody
+//! else can write to it, which is checked, so nobody else can pretend to be a listener; besides, both
+//! sides look at the credentials of the channel (`SO_PEERCRED`). By default only the same user is
+//! served. Other users can be let in ([`Local::allow_uid`]); of them an announcement is believed
+//! only if the socket at the other end belongs to them, as the kernel says. Processes of the same user can
+//! do to each other what they like anyway.
+//!
+//! **Other network namespaces with the same addresses.** The namespace of a listener is in its
+//! name, that of a client in its first message. Addresses that are the client's own host's
+//! (loopback and all others that it can bind) are announced to listeners in the same namespace only, all
+//! other addresses to listeners in other namespaces only. Those have to prove first that the
+//! address leads to them (`proof`): the listener binds a port of this address, the client
+//! connects to it through the network and sends a secret that it has given the listener on the
+//! channel. If the client's packets get to this namespace, and with the client's address, there is no other
+//! connection with the same addresses in it. The kernel cannot be asked across namespaces, so only processes of
+//! the same user are believed there.
+//!
+//! **Wildcards, and several listeners on one port.** The kernel says which listening socket a
+//! connection between two addresses will go to, also among sockets that share a port; only that
+//! one gets the announcement. Where the kernel does not say, all get it, and the client withdraws
+//! if none answers. The right to answer exists only once (`token`): a listener that takes it
+//! answers, a client that takes it back goes on as plain TCP, whatever the other side is doing.
+//!
+//! **Listeners that died.** Nobody answers on their channels, which clients see at once, and their names
+//! are removed by the next process that stumbles over them.
+//!
+//! **Floods and rubbish.** Packets and announcements are limited in size and number, per channel
+//! and in all; packets that are not exactly right end the channel. Whatever goes wrong, also a full queue, means
+//! plain TCP for that connection.
+//!
+//! On a kernel without `sock_diag` for TCP the cookie cannot be compared. Then other users are not
+//! served, and a process of the same user that lost its connection is believed until its announcement is
+//! withdrawn, which happens when it gives up or ends.
+
+mod channel;
+mod client;
+mod diag;
+mod directory;
+mod inbox;
+mod message;
+mod netns;
+mod packet;
+mod proof;
+mod server;
+mod token;
+
+pub use directory::{runtime_dir, runtime_dirs};
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::process::geteuid;
+
+use super::{Client, Negotiation, Published};
+use crate::io::runtime::Runtime;
+
+/// Negotiation between processes of one host, through a directory that only they can reach.
+///
+/// See the [module](self) for how, and for what it protects against.
+///
+/// ```
+/// use smc_core::io::negotiate::Local;
+///
+/// let same_user = Local::new();
+/// let with_a_service = Local::new().with_directory("/run/service/smc").allow_uid(990);
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct Local {
+    directory: Option<PathBuf>,
+    uids: Vec<u32>,
+}
+
+impl Local {
+    /// Between processes of the same user, in [`runtime_dir`].
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Uses this directory. It has to exist and to be on a local file system, its owner has to be this user, root or one
+    /// that is allowed, and nobody else may be able to write to it.
+    #[must_use]
+    pub fn with_directory(mut self, path: impl Into<PathBuf>) -> Self {
+        self.directory = Some(path.into());
+        self
+    }
+
+    /// Talks to processes of this user too. They have to be able to read the directory.
+    #[must_use]
+    pub fn allow_uid(mut self, uid: u32) -> Self {
+        self.uids.push(uid);
+        self
+    }
+
+    fn directories(&self) -> Vec<PathBuf> {
+        self.directory
+            .clone()
+            .map_or_else(runtime_dirs, |path| vec![path])
+    }
+
+    /// Whether processes of this user are talked to.
+    fn allows(&self, uid: u32) -> bool {
+        is_own(uid) || self.uids.contains(&uid)
+    }
+
+    /// Whether a directory of this user is used.
+    fn trusts_owner(&self, uid: u32) -> bool {
+        self.allows(uid) || (uid == 0 && self.directory.is_some())
+    }
+}
+
+impl Negotiation for Local {
+    fn client(&self, runtime: &Arc<dyn Runtime>) -> Arc<dyn Client> {
+        Arc::new(client::LocalClient::new(self.clone(), runtime.clone()))
+    }
+
+    fn publish(
+        &self,
+        runtime: &Arc<dyn Runtime>,
+        at: SocketAddr,
+        listener: Option<BorrowedFd<'_>>,
+    ) -> io::Result<Arc<dyn Published>> {
+        let tcp = listener.ok_or(io::ErrorKind::Unsupported)?;
+        Ok(Arc::new(server::Listening::publish(
+            self.clone(),
+            runtime,
+            at,
+            tcp,
+        )?))
+    }
+}
+
+fn is_own(uid: u32) -> bool {
+    uid == geteuid().as_raw()
+}
+
+/// Nothing in here is left half changed by a panic.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

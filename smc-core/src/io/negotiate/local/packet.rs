@@ -1,0 +1,107 @@
+//! `SOCK_SEQPACKET` sockets between client and listener.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::Mode;
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+};
+
+use super::directory::with_address;
+
+/// A listening socket with this name, for the user alone or for everybody.
+pub(super) fn listen(dir: &Path, name: &str, for_all: bool) -> io::Result<OwnedFd> {
+    let fd = socket()?;
+    with_address(dir, name, |at| Ok(rustix::net::bind(&fd, at)?))?;
+    let mode = if for_all { 0o666 } else { 0o600 };
+    rustix::fs::chmod(dir.join(name), Mode::from_raw_mode(mode))?;
+    rustix::net::listen(&fd, BACKLOG)?;
+    Ok(fd)
+}
+
+/// The next client of a listening socket.
+pub(super) fn accept(listener: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    rustix::net::accept_with(listener, FLAGS)
+}
+
+/// Connects to a listening socket, without waiting for it.
+pub(super) fn connect(dir: &Path, name: &str) -> io::Result<OwnedFd> {
+    let fd = socket()?;
+    with_address(dir, name, |at| Ok(rustix::net::connect(&fd, at)?))?;
+    Ok(fd)
+}
+
+/// Sends a packet and perhaps a descriptor, if there is room for it now.
+pub(super) fn send(
+    fd: BorrowedFd<'_>,
+    packet: &[u8],
+    passed: Option<BorrowedFd<'_>>,
+) -> Result<(), Errno> {
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    let Some(passed) = passed else {
+        return rustix::net::send(fd, packet, flags).map(drop);
+    };
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds = [passed];
+    if !control.push(SendAncillaryMessage::ScmRights(&fds)) {
+        return Err(Errno::NOBUFS);
+    }
+    rustix::net::sendmsg(fd, &[IoSlice::new(packet)], &mut control, flags).map(drop)
+}
+
+/// What there is to be received.
+#[derive(Debug)]
+pub(super) enum Received<'a> {
+    Packet(&'a [u8], Option<OwnedFd>),
+    /// Nothing now.
+    Empty,
+    /// Nothing any more, or something that does not fit.
+    End,
+}
+
+/// Receives a packet, if there is one now.
+pub(super) fn receive<'a>(fd: BorrowedFd<'_>, buf: &'a mut [u8]) -> Received<'a> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let received = loop {
+        match rustix::net::recvmsg(fd, &mut [IoSliceMut::new(buf)], &mut control, flags) {
+            Ok(received) => break received,
+            Err(Errno::AGAIN) => return Received::Empty,
+            Err(Errno::INTR) => {}
+            Err(_) => return Received::End,
+        }
+    };
+    let mut passed = None;
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(fds) = message {
+            passed = passed.or(fds.last());
+        }
+    }
+    match buf.get(..received.bytes) {
+        Some(packet) if received.bytes > 0 && !received.flags.contains(ReturnFlags::TRUNC) => {
+            Received::Packet(packet, passed)
+        }
+        _ => Received::End,
+    }
+}
+
+fn socket() -> io::Result<OwnedFd> {
+    Ok(rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        FLAGS,
+        None,
+    )?)
+}
+
+const FLAGS: SocketFlags = SocketFlags::NONBLOCK.union(SocketFlags::CLOEXEC);
+
+/// Client processes that may wait to be noticed.
+const BACKLOG: i32 = 256;

@@ -1,0 +1,153 @@
+//! Finding out who speaks SMC, before a byte of it is sent.
+//!
+//! Kernels announce SMC with a TCP option, which ordinary sockets cannot set. So it is a pluggable
+//! step of endpoints and listeners, a [`Negotiation`]:
+//!
+//! - [`Local`]: on the same host, through a directory that only the user can reach. The default.
+//! - [`Assume`]: both ends were told by configuration.
+//! - [`Never`]: nobody does.
+//! - [`Chain`]: several of them, the first that knows wins.
+//!
+//! ```text
+//!   client                                          server
+//!   look_up(to)             is anybody there?       publish(listener)
+//!   offer(socket, PROPOSAL) before it connects
+//!   connect ─────────────── TCP ─────────────────── accept
+//!   connected(socket)       how to go on            verdict(socket)
+//!   poll_lost               no answer will come
+//!   withdraw                nobody may answer now
+//! ```
+//!
+//! The rules that keep plain TCP plain:
+//!
+//! - A server sends CLC only if [`Published::verdict`] said so about this very connection.
+//! - A client whose PROPOSAL was delivered out of band sends nothing on TCP before it has read
+//!   the header of a CLC message from it. Other bytes mean a plain server, whatever was announced.
+//! - A client that does not want to wait any longer takes its offer back ([`Offer::withdraw`]).
+//!   Only if that says [`Withdrawn::Free`] may it go on as plain TCP: after [`Withdrawn::Taken`] the
+//!   server is about to answer.
+//!
+//! Failures of a negotiation are never errors of a connection: it is plain TCP then.
+
+mod assume;
+mod chain;
+pub mod local;
+
+pub use assume::{Assume, Never};
+pub use chain::Chain;
+pub use local::{Local, runtime_dir, runtime_dirs};
+
+use std::fmt::Debug;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use async_trait::async_trait;
+
+use super::runtime::{Runtime, Socket, Unconnected};
+
+/// A way in which two endpoints find out that both speak SMC.
+pub trait Negotiation: Debug + Send + Sync + 'static {
+    /// The client side, one per endpoint. Futures of the result have to run on `runtime`.
+    fn client(&self, runtime: &Arc<dyn Runtime>) -> Arc<dyn Client>;
+
+    /// Makes a listening TCP socket known as one that speaks SMC, until the result is dropped.
+    ///
+    /// Does not wait. `at` is the address that it listens on.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be made known. The listener works without: all its connections are plain.
+    fn publish(
+        &self,
+        runtime: &Arc<dyn Runtime>,
+        at: SocketAddr,
+        listener: Option<BorrowedFd<'_>>,
+    ) -> io::Result<Arc<dyn Published>>;
+}
+
+/// The client side of a negotiation.
+#[async_trait]
+pub trait Client: Debug + Send + Sync {
+    /// Looks who may be listening at an address; `None` means to connect as plain TCP.
+    ///
+    /// Waits only when it is not enough to look at this host's own files and sockets.
+    /// Cancelling it has no effect on anything else.
+    async fn look_up(&self, to: SocketAddr) -> Option<Box<dyn Candidate>>;
+}
+
+/// Somebody who may be listening at the address that was looked up.
+pub trait Candidate: Debug + Send + Sync {
+    /// Offers SMC for one connection, between binding and connecting its socket.
+    ///
+    /// `proposal` is the encoded CLC PROPOSAL. `None` means to connect as plain TCP. May be called
+    /// again with another socket; drop the earlier offer then. Does not wait.
+    fn offer(&self, socket: &Unconnected<'_>, proposal: &[u8]) -> Option<Box<dyn Offer>>;
+}
+
+/// An offer of SMC for one connection. Dropping it takes it back.
+pub trait Offer: Debug + Send + Sync {
+    /// Says how to go on, once the socket is connected.
+    fn connected(&mut self, socket: &dyn Socket) -> Delivery;
+
+    /// Takes the offer back, at once, without asking anybody. Asked again, says the same again.
+    fn withdraw(&mut self) -> Withdrawn;
+
+    /// Ready when nobody can answer the offer any more: it was refused, or whoever got it is gone.
+    ///
+    /// Keeps one waker, the last one given. Some negotiations cannot know and are never ready.
+    fn poll_lost(&mut self, cx: &mut Context<'_>) -> Poll<()>;
+}
+
+/// How the PROPOSAL gets to the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Delivery {
+    /// It was delivered: wait for the answer on TCP, and send nothing there before it came.
+    Delivered,
+    /// It has to be sent on TCP: the server is known to expect it.
+    OnTcp,
+    /// The server does not speak SMC: this connection is plain TCP.
+    Plain,
+}
+
+/// What became of an offer that was taken back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Withdrawn {
+    /// Nobody had taken it, and nobody can now: this connection is plain TCP.
+    Free,
+    /// The server has taken it and answers on TCP, with CLC: the handshake has to go on.
+    Taken,
+}
+
+/// A listener that is known to speak SMC.
+pub trait Published: Debug + Send + Sync {
+    /// Says what to expect from a connection that was just accepted. Does not wait.
+    ///
+    /// Ask once per connection, soon: the answer is about the moment. After [`Verdict::Clc`] the
+    /// client counts on an answer in CLC; a listener that does not want SMC has to decline, or to
+    /// [`Published::dismiss`] the connection instead of asking.
+    fn verdict(&self, socket: &dyn Socket, peer: SocketAddr) -> Verdict;
+
+    /// Asked instead of [`Published::verdict`]: says that this connection is going to be plain TCP
+    /// in any case. A client that was able to make an offer learns of it, so that it does not wait.
+    fn dismiss(&self, socket: &dyn Socket, peer: SocketAddr) {
+        let _ = (socket, peer);
+    }
+}
+
+/// What to expect from an accepted connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Verdict {
+    /// Plain TCP, in both directions, from now on.
+    Plain,
+    /// The client speaks CLC and waits for the answer to its PROPOSAL.
+    Clc {
+        /// The PROPOSAL as it came; it is read from TCP if it is not here.
+        proposal: Option<Vec<u8>>,
+    },
+}

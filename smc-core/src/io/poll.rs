@@ -1,0 +1,54 @@
+//! The one way in which a half waits.
+
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use super::conn::Conn;
+use super::spin::{Spin, Step};
+use crate::error::Error;
+
+/// A half of an SMC stream.
+pub(crate) trait Half {
+    fn conn(&self) -> &Arc<Conn>;
+    fn spin(&mut self) -> &mut Spin;
+    fn register(&self, waker: &Waker);
+}
+
+/// Tries until `attempt` finds something, first by looking again, then asleep.
+///
+/// Before sleeping the waker is registered, then the device is asked to report the next write of
+/// the peer, then one more look is taken: a write is either seen by that look or reported.
+pub(crate) fn poll_until<H: Half, T>(
+    half: &mut H,
+    cx: &mut Context<'_>,
+    mut attempt: impl FnMut(&mut H) -> Result<Option<T>, Error>,
+) -> Poll<Result<T, Error>> {
+    loop {
+        match attempt(half) {
+            Ok(Some(found)) => {
+                half.spin().hit();
+                return Poll::Ready(Ok(found));
+            }
+            Ok(None) => {}
+            Err(error) => return Poll::Ready(Err(error)),
+        }
+        match half.spin().miss() {
+            Step::Again => {}
+            Step::Yield => {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            Step::Park => break,
+        }
+    }
+    half.register(cx.waker());
+    half.conn().arm();
+    match attempt(half) {
+        Ok(Some(found)) => {
+            half.spin().hit();
+            Poll::Ready(Ok(found))
+        }
+        Ok(None) => Poll::Pending,
+        Err(error) => Poll::Ready(Err(error)),
+    }
+}

@@ -1,0 +1,295 @@
+//! The reading half of an SMC stream.
+
+use std::io::IoSliceMut;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use smc_wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord};
+
+use super::conn::{Conn, len_u32, len_usize};
+use super::poll::{Half, poll_until};
+use super::spin::Spin;
+use crate::error::{Error, PeerMisbehaved};
+use crate::mem::TrustPeers;
+use crate::mem::sync::Ordering;
+use crate::proto::conn::RecvHalf;
+
+/// Reads out of our element what the peer wrote.
+#[derive(Debug)]
+pub(crate) struct Receiver {
+    conn: Arc<Conn>,
+    half: RecvHalf,
+    /// The producer word as it was looked at last.
+    producer_seen: u64,
+    /// The consumer word as it was looked at last.
+    consumer_seen: u64,
+    /// The application shut reading down.
+    shut: bool,
+    spin: Spin,
+    /// Copies of the next bytes in the ring, for `fill_buf`; the ring still has them.
+    staged: Vec<u8>,
+    staged_at: usize,
+    trust: Option<TrustPeers>,
+}
+
+impl Receiver {
+    pub(crate) fn new(conn: Arc<Conn>, polling: Duration, trust: Option<TrustPeers>) -> Self {
+        Self {
+            half: RecvHalf::new(conn.local_ring()),
+            conn,
+            producer_seen: 0,
+            consumer_seen: 0,
+            shut: false,
+            spin: Spin::new(polling),
+            staged: Vec::new(),
+            staged_at: 0,
+            trust,
+        }
+    }
+
+    /// Reads what is there: `None` if nothing is now, 0 at end of stream.
+    pub(crate) fn try_read(&mut self, buf: &mut [u8]) -> Result<Option<usize>, Error> {
+        if buf.is_empty() {
+            return Ok(Some(0));
+        }
+        let Some(readable) = self.look(buf.len())? else {
+            return Ok(None);
+        };
+        if readable == 0 {
+            return Ok(Some(0));
+        }
+        let count = readable.min(buf.len());
+        self.copy_out(0, &mut buf[..count])?;
+        self.unstage();
+        self.consume(count);
+        Ok(Some(count))
+    }
+
+    /// As [`Receiver::try_read`] into several buffers.
+    pub(crate) fn try_read_vectored(
+        &mut self,
+        bufs: &mut [IoSliceMut<'_>],
+    ) -> Result<Option<usize>, Error> {
+        let wanted = bufs.iter().map(|buf| buf.len()).sum();
+        if wanted == 0 {
+            return Ok(Some(0));
+        }
+        let Some(readable) = self.look(wanted)? else {
+            return Ok(None);
+        };
+        let mut done = 0;
+        for buf in bufs {
+            let count = buf.len().min(readable - done);
+            self.copy_out(done, &mut buf[..count])?;
+            done += count;
+        }
+        self.unstage();
+        self.consume(done);
+        Ok(Some(done))
+    }
+
+    /// Copies what is there without consuming it.
+    pub(crate) fn try_peek(&mut self, buf: &mut [u8]) -> Result<Option<usize>, Error> {
+        let Some(readable) = self.look(buf.len())? else {
+            return Ok(None);
+        };
+        let count = readable.min(buf.len());
+        self.copy_out(0, &mut buf[..count])?;
+        Ok(Some(count))
+    }
+
+    pub(crate) fn poll_read(
+        &mut self,
+        cx: &mut Context<'_>,
+        buf: &mut [u8],
+    ) -> Poll<Result<usize, Error>> {
+        poll_until(self, cx, |half| half.try_read(buf))
+    }
+
+    pub(crate) fn poll_read_vectored(
+        &mut self,
+        cx: &mut Context<'_>,
+        bufs: &mut [IoSliceMut<'_>],
+    ) -> Poll<Result<usize, Error>> {
+        poll_until(self, cx, |half| half.try_read_vectored(bufs))
+    }
+
+    pub(crate) fn poll_peek(
+        &mut self,
+        cx: &mut Context<'_>,
+        buf: &mut [u8],
+    ) -> Poll<Result<usize, Error>> {
+        poll_until(self, cx, |half| half.try_peek(buf))
+    }
+
+    /// Waits until there is something to read or the stream has ended.
+    pub(crate) fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        poll_until(self, cx, |half| Ok(half.is_ready().then_some(())))
+    }
+
+    pub(crate) fn shared(&self) -> Arc<Conn> {
+        Arc::clone(&self.conn)
+    }
+
+    /// Whether a read would not wait; also true when it would fail.
+    pub(crate) fn is_ready(&mut self) -> bool {
+        !matches!(self.look(1), Ok(None))
+    }
+
+    /// The next bytes, as a copy of ours, or in place if peers are trusted.
+    pub(crate) fn poll_fill_buf(&mut self, cx: &mut Context<'_>) -> Poll<Result<&[u8], Error>> {
+        if self.staged_at < self.staged.len() {
+            return Poll::Ready(Ok(&self.staged[self.staged_at..]));
+        }
+        let readable = match poll_until(self, cx, |half| half.look(STAGE)) {
+            Poll::Ready(Ok(readable)) => readable,
+            Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+            Poll::Pending => return Poll::Pending,
+        };
+        if let Some(trust) = self.trust {
+            let at = len_usize(self.half.at());
+            let slice = self.conn.local.slice(at, readable, trust);
+            return Poll::Ready(slice.map_err(|_| Error::Bug("read cursor outside of the ring")));
+        }
+        let mut staged = std::mem::take(&mut self.staged);
+        staged.resize(readable.min(STAGE), 0);
+        let copied = self.copy_out(0, &mut staged);
+        self.staged = staged;
+        self.staged_at = 0;
+        Poll::Ready(copied.map(|()| self.staged.as_slice()))
+    }
+
+    /// Takes `count` bytes off what `poll_fill_buf` showed.
+    pub(crate) fn consume_filled(&mut self, count: usize) {
+        let staged_at = self.staged_at + count;
+        if staged_at < self.staged.len() {
+            self.staged_at = staged_at;
+        } else {
+            self.unstage();
+        }
+        self.consume(count);
+    }
+
+    /// Reads end from now on; what the peer still sends counts as unread.
+    pub(crate) fn shutdown(&mut self) {
+        self.shut = true;
+    }
+
+    /// Bytes to read: `None` if there are none now, 0 at end of stream.
+    ///
+    /// Looks at the peer's cursor only if less than `wanted` is known to be there.
+    fn look(&mut self, wanted: usize) -> Result<Option<usize>, Error> {
+        if self.shut {
+            return Ok(Some(0));
+        }
+        if len_usize(self.half.readable()) < wanted || self.half.readable() == 0 {
+            self.look_at_producer()?;
+        }
+        if self.half.readable() > 0 {
+            return Ok(Some(len_usize(self.half.readable())));
+        }
+        self.look_at_flags();
+        if !self.conn.ended() {
+            return Ok(None);
+        }
+        // The peer stores its producer word before its flags, so what it wrote last is here now.
+        self.look_at_producer()?;
+        if self.half.readable() > 0 {
+            return Ok(Some(len_usize(self.half.readable())));
+        }
+        match self.conn.read_end() {
+            None => Ok(None),
+            Some(Ok(())) => Ok(Some(0)),
+            Some(Err(error)) => Err(error),
+        }
+    }
+
+    fn look_at_producer(&mut self) -> Result<(), Error> {
+        let word = self.conn.local.producer().load(Ordering::Acquire);
+        if word == self.producer_seen {
+            return Ok(());
+        }
+        match self
+            .half
+            .handle_producer(ProducerWord::from_ne(word).cursor)
+        {
+            Ok(_arrived) => {
+                self.producer_seen = word;
+                Ok(())
+            }
+            Err(what) => Err(self.misbehaved(what)),
+        }
+    }
+
+    fn look_at_flags(&mut self) {
+        let raw = self.conn.local.consumer().load(Ordering::Acquire);
+        if raw == self.consumer_seen {
+            return;
+        }
+        self.consumer_seen = raw;
+        let word = ConsumerWord::from_ne(raw);
+        if word.producer_flags.contains(ProducerFlags::URGENT_PRESENT) {
+            self.half.handle_urgent();
+        }
+        if !word.state_flags.is_empty() {
+            self.conn.note_peer();
+        }
+    }
+
+    /// The bytes `skip` behind the read position; they are there.
+    fn copy_out(&self, skip: usize, to: &mut [u8]) -> Result<(), Error> {
+        let ring = len_usize(self.half.ring().size());
+        let at = len_usize(self.half.at()) + skip;
+        let at = if at >= ring { at - ring } else { at };
+        self.conn
+            .local
+            .read(at, to)
+            .map_err(|_| Error::Bug("read cursor outside of the ring"))
+    }
+
+    /// Forgets the copies for `fill_buf`, because the ring is read past them.
+    fn unstage(&mut self) {
+        self.staged.clear();
+        self.staged_at = 0;
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.half.consume(len_u32(count));
+        if !self.half.may_owe_update() {
+            return;
+        }
+        let word = ConsumerWord::from_ne(self.conn.local.consumer().load(Ordering::Relaxed));
+        let blocked = word.producer_flags.contains(ProducerFlags::WRITER_BLOCKED);
+        if self.half.is_update_due(blocked) {
+            self.conn.say_consumer(self.half.confirm());
+        }
+    }
+
+    fn misbehaved(&self, what: PeerMisbehaved) -> Error {
+        self.conn.misbehaved(what)
+    }
+}
+
+impl Half for Receiver {
+    fn conn(&self) -> &Arc<Conn> {
+        &self.conn
+    }
+
+    fn spin(&mut self) -> &mut Spin {
+        &mut self.spin
+    }
+
+    fn register(&self, waker: &Waker) {
+        self.conn.register_reader(waker);
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        self.conn.stop_reading(self.half.consumer());
+    }
+}
+
+/// Most that `fill_buf` copies at a time: fits a second level cache beside what it is used for.
+const STAGE: usize = 64 * 1024;

@@ -1,0 +1,171 @@
+//! Opening a TCP connection from a port that is known before the connection exists.
+//!
+//! Negotiation announces the client's address before it connects, so the socket has to be bound
+//! first. `bind` to port 0 would do, but it never gives out a port that is in TIME_WAIT and
+//! searches longer and longer for one that is not. So ports are drawn at random: first for
+//! exclusive use, then, when the range is crowded, shared with connections to other destinations
+//! (`SO_REUSEADDR`), as `connect` itself does with the ports it picks.
+
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::event::PollFlags;
+use rustix::io::Errno;
+use rustix::net::{SocketType, sockopt};
+
+use super::net::{finish, local_addr, probe, socket, stream};
+use super::{BeforeConnect, SocketOptions, Unconnected};
+
+/// A socket on which `connect` was called.
+#[derive(Debug)]
+pub(super) enum Begun {
+    /// It is connected.
+    Connected(OwnedFd),
+    /// It will become writable when it is connected or has failed.
+    Waiting(OwnedFd),
+}
+
+/// Binds a socket, shows it to `before` and begins to connect it.
+///
+/// `before` is called again, with another socket, in the rare case that the first one's port
+/// turned out to be taken for this destination.
+pub(super) fn begin(
+    to: SocketAddr,
+    options: &SocketOptions,
+    before: &mut BeforeConnect<'_>,
+) -> io::Result<Begun> {
+    let from = match options.local {
+        Some(local) if !local.ip().is_unspecified() => local,
+        Some(local) => with_port(source(to)?, local.port()),
+        None => source(to)?,
+    };
+    let mut attempts = 0;
+    loop {
+        attempts += 1;
+        let (fd, local) = bound(to, from)?;
+        before(&Unconnected::new(local, Some(fd.as_fd())))?;
+        match rustix::net::connect(&fd, &to) {
+            Ok(()) => {
+                finish(fd.as_fd())?;
+                return Ok(Begun::Connected(fd));
+            }
+            Err(Errno::INPROGRESS | Errno::INTR) => {}
+            Err(Errno::ADDRNOTAVAIL) if from.port() == 0 && attempts < ATTEMPTS => continue,
+            Err(error) => return Err(error.into()),
+        }
+        // On this host a connection is complete, or refused, as soon as `connect` returns.
+        return match probe(fd.as_fd(), PollFlags::OUT) {
+            Ok(_) => finish(fd.as_fd()).map(|()| Begun::Connected(fd)),
+            Err(_) => Ok(Begun::Waiting(fd)),
+        };
+    }
+}
+
+/// The local address from which packets to `to` are sent, with port 0.
+fn source(to: SocketAddr) -> io::Result<SocketAddr> {
+    if to.ip() == Ipv4Addr::LOCALHOST || to.ip() == Ipv6Addr::LOCALHOST {
+        return Ok(SocketAddr::new(to.ip(), 0));
+    }
+    // Connecting a datagram socket looks up the route and sends nothing.
+    let probe = socket(to, SocketType::DGRAM)?;
+    rustix::net::connect(&probe, &to)?;
+    Ok(with_port(local_addr(probe.as_fd())?, 0))
+}
+
+/// A socket bound to `from`, or to a port of our choice if that has none.
+fn bound(to: SocketAddr, from: SocketAddr) -> io::Result<(OwnedFd, SocketAddr)> {
+    let fd = stream(to)?;
+    if from.port() != 0 {
+        if let Err(Errno::ADDRINUSE) = rustix::net::bind(&fd, &from) {
+            sockopt::set_socket_reuseaddr(&fd, true)?;
+            rustix::net::bind(&fd, &from)?;
+        }
+        let local = local_addr(fd.as_fd())?;
+        return Ok((fd, local));
+    }
+    for draw in 0..EXCLUSIVE_DRAWS + SHARED_DRAWS {
+        let Some(port) = ports().and_then(Ports::draw) else {
+            break;
+        };
+        if draw == EXCLUSIVE_DRAWS {
+            sockopt::set_socket_reuseaddr(&fd, true)?;
+        }
+        let local = with_port(from, port);
+        match rustix::net::bind(&fd, &local) {
+            Ok(()) => return Ok((fd, local)),
+            Err(Errno::ADDRINUSE | Errno::ACCESS) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    rustix::net::bind(&fd, &from)?;
+    let local = local_addr(fd.as_fd())?;
+    Ok((fd, local))
+}
+
+fn with_port(mut addr: SocketAddr, port: u16) -> SocketAddr {
+    addr.set_port(port);
+    addr
+}
+
+/// Ports that the system lets clients have.
+#[derive(Debug)]
+struct Ports {
+    range: RangeInclusive<u16>,
+    reserved: Vec<RangeInclusive<u16>>,
+}
+
+impl Ports {
+    fn draw(&self) -> Option<u16> {
+        let (first, last) = (u64::from(*self.range.start()), u64::from(*self.range.end()));
+        let port = u16::try_from(first + random() % (last + 1 - first)).ok()?;
+        Some(port).filter(|port| !self.reserved.iter().any(|range| range.contains(port)))
+    }
+}
+
+/// The ports of the system, as they were at first use; `None` where it does not say.
+fn ports() -> Option<&'static Ports> {
+    static PORTS: OnceLock<Option<Ports>> = OnceLock::new();
+    let read = |name| std::fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok();
+    PORTS
+        .get_or_init(|| {
+            let range = read("ip_local_port_range")?;
+            let mut ends = range.split_whitespace().map(str::parse);
+            let (first, last) = (ends.next()?.ok()?, ends.next()?.ok()?);
+            let reserved = read("ip_local_reserved_ports").unwrap_or_default();
+            let reserved = reserved.trim().split(',').filter_map(port_range).collect();
+            (0 < first && first <= last).then_some(Ports {
+                range: first..=last,
+                reserved,
+            })
+        })
+        .as_ref()
+}
+
+/// `a` or `a-b`.
+fn port_range(text: &str) -> Option<RangeInclusive<u16>> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    Some(first.parse().ok()?..=last.parse().ok()?)
+}
+
+/// A number that nobody outside needs to be unable to guess.
+fn random() -> u64 {
+    static KEYS: OnceLock<RandomState> = OnceLock::new();
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    KEYS.get_or_init(RandomState::new)
+        .hash_one(COUNT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Random ports tried for exclusive use. Nine of ten may be taken before sharing gets likely.
+const EXCLUSIVE_DRAWS: u32 = 16;
+
+/// Random ports tried for shared use; only listeners are in the way there.
+const SHARED_DRAWS: u32 = 16;
+
+/// Ports tried in all, when those we share turn out to lead to the same destination.
+const ATTEMPTS: u32 = 16;

@@ -1,0 +1,313 @@
+//! TCP sockets over any reactor: what the adapters share.
+//!
+//! An adapter brings a [`Registered`] descriptor and gets [`TcpSocket`], [`TcpAcceptor`] and
+//! [`FdWatch`] for it. No call allocates, and each one tries the system call before it waits.
+
+use std::fmt::Debug;
+use std::io::{self, IoSlice};
+use std::net::{Shutdown, SocketAddr, ToSocketAddrs};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, SocketType, sockopt,
+};
+
+use super::{Acceptor, Socket, SocketOptions, Watch};
+
+/// A descriptor that a reactor looks after. Keeps one waker per side, the last one given.
+pub(super) trait Registered: AsFd + Debug + Send + Sync + 'static {
+    /// Registers a descriptor with the reactor of `like`.
+    fn register_like(&self, fd: OwnedFd) -> io::Result<Self>
+    where
+        Self: Sized;
+
+    /// Repeats `op` until it is done with something else than `WouldBlock`, waiting in between.
+    fn poll_io<T>(
+        &self,
+        cx: &mut Context<'_>,
+        side: Side,
+        op: impl FnMut(BorrowedFd<'_>) -> io::Result<Done<T>>,
+    ) -> Poll<io::Result<T>>;
+
+    /// Tries `op` once.
+    fn try_io<T>(
+        &self,
+        side: Side,
+        op: impl FnOnce(BorrowedFd<'_>) -> io::Result<Done<T>>,
+    ) -> io::Result<T>;
+
+    /// Waits until the descriptor became readable since the last time this was ready.
+    fn poll_edge(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
+}
+
+/// Which readiness an operation waits for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Side {
+    Read,
+    Write,
+}
+
+/// A finished operation.
+#[derive(Debug)]
+pub(super) struct Done<T> {
+    /// Its result.
+    pub(super) value: T,
+    /// Whether it is certain that the next one would block. Edge-triggered reactors save a
+    /// system call that way: a stream that gave less than was asked for is empty.
+    pub(super) exhausted: bool,
+}
+
+/// A TCP connection.
+#[derive(Debug)]
+pub(super) struct TcpSocket<R>(R);
+
+impl<R: Registered> TcpSocket<R> {
+    /// Waits until the connect that was begun on `io` has ended.
+    pub(super) async fn connected(io: R) -> io::Result<Self> {
+        let socket = Self(io);
+        std::future::poll_fn(|cx| socket.poll_writable(cx)).await?;
+        finish(socket.0.as_fd())?;
+        Ok(socket)
+    }
+
+    /// A socket that is connected already.
+    pub(super) fn new(io: R) -> Self {
+        Self(io)
+    }
+}
+
+impl<R: Registered> Socket for TcpSocket<R> {
+    fn poll_read(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
+        self.0.poll_io(cx, Side::Read, |fd| read(fd, &mut *buf))
+    }
+
+    fn poll_peek(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
+        self.0.poll_io(cx, Side::Read, |fd| {
+            let (value, _) = rustix::net::recv(fd, &mut *buf, RecvFlags::PEEK)?;
+            Ok(Done {
+                value,
+                exhausted: false,
+            })
+        })
+    }
+
+    fn poll_write(&self, cx: &mut Context<'_>, bufs: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        self.0.poll_io(cx, Side::Write, |fd| write(fd, bufs))
+    }
+
+    fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.0.poll_io(cx, Side::Read, |fd| {
+            probe(fd, PollFlags::IN | PollFlags::RDHUP)
+        })
+    }
+
+    fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.0
+            .poll_io(cx, Side::Write, |fd| probe(fd, PollFlags::OUT))
+    }
+
+    fn try_read(&self, buf: &mut [u8]) -> io::Result<usize> {
+        self.0.try_io(Side::Read, |fd| read(fd, buf))
+    }
+
+    fn try_write(&self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.0.try_io(Side::Write, |fd| write(fd, bufs))
+    }
+
+    fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        let how = match how {
+            Shutdown::Read => rustix::net::Shutdown::Read,
+            Shutdown::Write => rustix::net::Shutdown::Write,
+            Shutdown::Both => rustix::net::Shutdown::Both,
+        };
+        Ok(rustix::net::shutdown(&self.0, how)?)
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        local_addr(self.0.as_fd())
+    }
+
+    fn peer_addr(&self) -> io::Result<SocketAddr> {
+        let peer = rustix::net::getpeername(&self.0)?.ok_or(io::ErrorKind::NotConnected)?;
+        Ok(peer.try_into()?)
+    }
+
+    fn set_nodelay(&self, on: bool) -> io::Result<()> {
+        Ok(sockopt::set_tcp_nodelay(&self.0, on)?)
+    }
+
+    fn nodelay(&self) -> io::Result<bool> {
+        Ok(sockopt::tcp_nodelay(&self.0)?)
+    }
+
+    fn set_linger(&self, linger: Option<Duration>) -> io::Result<()> {
+        Ok(sockopt::set_socket_linger(&self.0, linger)?)
+    }
+
+    fn linger(&self) -> io::Result<Option<Duration>> {
+        Ok(sockopt::socket_linger(&self.0)?)
+    }
+
+    fn set_keepalive(&self, on: bool) -> io::Result<()> {
+        Ok(sockopt::set_socket_keepalive(&self.0, on)?)
+    }
+
+    fn take_error(&self) -> io::Result<Option<io::Error>> {
+        Ok(sockopt::socket_error(&self.0)?.err().map(Into::into))
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.0.as_fd())
+    }
+}
+
+/// A TCP listener.
+#[derive(Debug)]
+pub(super) struct TcpAcceptor<R>(pub(super) R);
+
+impl<R: Registered> Acceptor for TcpAcceptor<R> {
+    fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(Arc<dyn Socket>, SocketAddr)>> {
+        let (fd, peer) = ready!(self.0.poll_io(cx, Side::Read, |fd| {
+            let value = rustix::net::acceptfrom_with(fd, FLAGS)?;
+            Ok(Done {
+                value,
+                exhausted: false,
+            })
+        }))?;
+        let peer = peer.ok_or(io::ErrorKind::NotConnected)?.try_into()?;
+        let socket: Arc<dyn Socket> = Arc::new(TcpSocket(self.0.register_like(fd)?));
+        Poll::Ready(Ok((socket, peer)))
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        local_addr(self.0.as_fd())
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.0.as_fd())
+    }
+}
+
+/// Readiness of somebody's descriptor.
+#[derive(Debug)]
+pub(super) struct FdWatch<R>(pub(super) R);
+
+impl<R: Registered> Watch for FdWatch<R> {
+    fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.0.poll_edge(cx)
+    }
+}
+
+/// A nonblocking listening socket.
+pub(super) fn listen(at: SocketAddr, options: &SocketOptions) -> io::Result<OwnedFd> {
+    let fd = stream(at)?;
+    sockopt::set_socket_reuseaddr(&fd, true)?;
+    if options.reuse_port {
+        sockopt::set_socket_reuseport(&fd, true)?;
+    }
+    if let (SocketAddr::V6(_), Some(only)) = (at, options.only_v6) {
+        sockopt::set_ipv6_v6only(&fd, only)?;
+    }
+    rustix::net::bind(&fd, &at)?;
+    let backlog = options
+        .backlog
+        .map_or(BACKLOG, |n| i32::try_from(n).unwrap_or(i32::MAX));
+    rustix::net::listen(&fd, backlog)?;
+    Ok(fd)
+}
+
+/// A nonblocking TCP socket for an address of this family.
+pub(super) fn stream(family: SocketAddr) -> io::Result<OwnedFd> {
+    socket(family, SocketType::STREAM)
+}
+
+/// A nonblocking socket of this kind.
+pub(super) fn socket(family: SocketAddr, kind: SocketType) -> io::Result<OwnedFd> {
+    let family = match family {
+        SocketAddr::V4(_) => AddressFamily::INET,
+        SocketAddr::V6(_) => AddressFamily::INET6,
+    };
+    Ok(rustix::net::socket_with(family, kind, FLAGS, None)?)
+}
+
+/// The address a socket is bound to.
+pub(super) fn local_addr(fd: BorrowedFd<'_>) -> io::Result<SocketAddr> {
+    Ok(rustix::net::getsockname(fd)?.try_into()?)
+}
+
+/// The address that `host` spells out, if it is no name.
+pub(super) fn literal(host: &str, port: u16) -> Option<SocketAddr> {
+    host.parse().ok().map(|ip| SocketAddr::new(ip, port))
+}
+
+/// Asks the system's resolver. Blocks.
+pub(super) fn lookup(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+    (host, port).to_socket_addrs().map(Iterator::collect)
+}
+
+/// The outcome of a connect whose socket has become writable. From now on the port may be used
+/// for other destinations too, most of all while this connection is in TIME_WAIT.
+pub(super) fn finish(fd: BorrowedFd<'_>) -> io::Result<()> {
+    sockopt::socket_error(fd)??;
+    Ok(sockopt::set_socket_reuseaddr(fd, true)?)
+}
+
+/// Whether the descriptor is ready for `what` at this moment.
+pub(super) fn probe(fd: BorrowedFd<'_>, what: PollFlags) -> io::Result<Done<()>> {
+    let mut fds = [PollFd::from_borrowed_fd(fd, what)];
+    match rustix::event::poll(
+        &mut fds,
+        Some(&Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        }),
+    )? {
+        0 => Err(io::ErrorKind::WouldBlock.into()),
+        _ => Ok(Done {
+            value: (),
+            exhausted: false,
+        }),
+    }
+}
+
+fn read(fd: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<Done<usize>> {
+    let asked = buf.len();
+    let (value, _) = rustix::net::recv(fd, buf, RecvFlags::empty())?;
+    Ok(Done {
+        value,
+        exhausted: 0 < value && value < asked,
+    })
+}
+
+fn write(fd: BorrowedFd<'_>, bufs: &[IoSlice<'_>]) -> io::Result<Done<usize>> {
+    let (value, exhausted) = match bufs {
+        [] => (0, false),
+        [one] => {
+            let sent = rustix::net::send(fd, one, SendFlags::NOSIGNAL)?;
+            (sent, sent < one.len())
+        }
+        many => {
+            let many = many.get(..IOV_MAX).unwrap_or(many);
+            let none = &mut SendAncillaryBuffer::default();
+            let sent = rustix::net::sendmsg(fd, many, none, SendFlags::NOSIGNAL)?;
+            (sent, sent < many.iter().map(|buf| buf.len()).sum())
+        }
+    };
+    Ok(Done {
+        value,
+        exhausted: exhausted && value > 0,
+    })
+}
+
+/// What every socket is made with.
+const FLAGS: SocketFlags = SocketFlags::NONBLOCK.union(SocketFlags::CLOEXEC);
+
+/// Connections that wait to be accepted, unless told otherwise.
+const BACKLOG: i32 = 1024;
+
+/// Buffers that one system call takes at most (`UIO_MAXIOV`).
+const IOV_MAX: usize = 1024;

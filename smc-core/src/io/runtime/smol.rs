@@ -1,0 +1,164 @@
+//! [`Runtime`] on smol: async-io's reactor and an executor.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Instant;
+
+use ::smol::Executor;
+use async_io::Async;
+use async_trait::async_trait;
+
+use super::connect::{self, Begun};
+use super::net::{self, Done, FdWatch, Registered, Side, TcpAcceptor, TcpSocket};
+use super::{Acceptor, BeforeConnect, Runtime, Socket, SocketOptions, Task, Timer, Watch};
+
+/// async-io's reactor, with smol's global executor or one of the caller's.
+#[derive(Clone, Debug, Default)]
+pub struct SmolRuntime {
+    executor: Option<Arc<Executor<'static>>>,
+}
+
+impl SmolRuntime {
+    /// Spawns on smol's global executor, which brings its own thread (`SMOL_THREADS` many).
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Spawns on `executor`, which somebody has to run.
+    #[must_use]
+    pub fn with_executor(executor: Arc<Executor<'static>>) -> Self {
+        Self {
+            executor: Some(executor),
+        }
+    }
+
+    /// Takes over a listening socket, such as one inherited from a service manager.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be watched.
+    pub fn acceptor(&self, listener: std::net::TcpListener) -> io::Result<Arc<dyn Acceptor>> {
+        listener.set_nonblocking(true)?;
+        Ok(Arc::new(TcpAcceptor(Io::new(listener.into())?)))
+    }
+
+    /// Takes over a connected socket.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be watched.
+    pub fn socket(&self, stream: std::net::TcpStream) -> io::Result<Arc<dyn Socket>> {
+        stream.set_nonblocking(true)?;
+        Ok(Arc::new(TcpSocket::new(Io::new(stream.into())?)))
+    }
+}
+
+#[async_trait]
+impl Runtime for SmolRuntime {
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
+
+    fn timer(&self, at: Instant) -> Timer {
+        Box::pin(async move {
+            async_io::Timer::at(at).await;
+        })
+    }
+
+    fn spawn(&self, task: Task) {
+        match &self.executor {
+            Some(executor) => executor.spawn(task).detach(),
+            None => ::smol::spawn(task).detach(),
+        }
+    }
+
+    async fn resolve(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+        if let Some(addr) = net::literal(host, port) {
+            return Ok(vec![addr]);
+        }
+        let host = host.to_owned();
+        ::smol::unblock(move || net::lookup(&host, port)).await
+    }
+
+    async fn connect(
+        &self,
+        to: SocketAddr,
+        options: &SocketOptions,
+        before: &mut BeforeConnect<'_>,
+    ) -> io::Result<Arc<dyn Socket>> {
+        Ok(Arc::new(match connect::begin(to, options, before)? {
+            Begun::Connected(fd) => TcpSocket::new(Io::new(fd)?),
+            Begun::Waiting(fd) => TcpSocket::connected(Io::new(fd)?).await?,
+        }))
+    }
+
+    fn bind(&self, at: SocketAddr, options: &SocketOptions) -> io::Result<Arc<dyn Acceptor>> {
+        Ok(Arc::new(TcpAcceptor(Io::new(net::listen(at, options)?)?)))
+    }
+
+    fn watch(&self, fd: BorrowedFd<'_>) -> io::Result<Box<dyn Watch>> {
+        Ok(Box::new(FdWatch(Io::new(fd.try_clone_to_owned()?)?)))
+    }
+}
+
+/// A descriptor on async-io's reactor.
+#[derive(Debug)]
+struct Io(Async<OwnedFd>);
+
+impl Io {
+    /// The descriptor's flags stay as they are: it may be a duplicate of somebody's.
+    fn new(fd: OwnedFd) -> io::Result<Self> {
+        Async::new_nonblocking(fd).map(Self)
+    }
+}
+
+impl AsFd for Io {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.get_ref().as_fd()
+    }
+}
+
+impl Registered for Io {
+    fn register_like(&self, fd: OwnedFd) -> io::Result<Self> {
+        Self::new(fd)
+    }
+
+    fn poll_io<T>(
+        &self,
+        cx: &mut Context<'_>,
+        side: Side,
+        mut op: impl FnMut(BorrowedFd<'_>) -> io::Result<Done<T>>,
+    ) -> Poll<io::Result<T>> {
+        loop {
+            match op(self.as_fd()) {
+                Ok(done) => return Poll::Ready(Ok(done.value)),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+                Err(error) if error.kind() != io::ErrorKind::WouldBlock => {
+                    return Poll::Ready(Err(error));
+                }
+                Err(_) => {}
+            }
+            ready!(match side {
+                Side::Read => self.0.poll_readable(cx),
+                Side::Write => self.0.poll_writable(cx),
+            })?;
+        }
+    }
+
+    fn try_io<T>(
+        &self,
+        _side: Side,
+        op: impl FnOnce(BorrowedFd<'_>) -> io::Result<Done<T>>,
+    ) -> io::Result<T> {
+        op(self.as_fd()).map(|done| done.value)
+    }
+
+    /// The reactor looks at the level each time it is asked again, so nothing can be missed.
+    fn poll_edge(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.0.poll_readable(cx)
+    }
+}

@@ -1,0 +1,202 @@
+//! [`Runtime`] on tokio.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Instant;
+
+use ::tokio::io::Interest;
+use ::tokio::io::unix::AsyncFd;
+use ::tokio::runtime::{Handle, TryCurrentError};
+use async_trait::async_trait;
+
+use super::connect::{self, Begun};
+use super::net::{self, Done, FdWatch, Registered, Side, TcpAcceptor, TcpSocket};
+use super::{Acceptor, BeforeConnect, Runtime, Socket, SocketOptions, Task, Timer, Watch};
+
+/// A tokio runtime, by handle. Its methods may be called from anywhere, also from threads that
+/// are not tokio's.
+///
+/// # Panics
+///
+/// As tokio itself does, sockets and timers panic if the runtime was built without
+/// `enable_io` and `enable_time`.
+#[derive(Clone, Debug)]
+pub struct TokioRuntime {
+    handle: Handle,
+}
+
+impl TokioRuntime {
+    /// The runtime behind this handle.
+    #[must_use]
+    pub fn new(handle: Handle) -> Self {
+        Self { handle }
+    }
+
+    /// The runtime that this code runs on.
+    ///
+    /// # Errors
+    ///
+    /// When it does not run on a tokio runtime.
+    pub fn current() -> Result<Self, TryCurrentError> {
+        Handle::try_current().map(Self::new)
+    }
+
+    /// Takes over a listening socket, such as one inherited from a service manager.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be watched.
+    pub fn acceptor(&self, listener: std::net::TcpListener) -> io::Result<Arc<dyn Acceptor>> {
+        listener.set_nonblocking(true)?;
+        Ok(Arc::new(TcpAcceptor(self.register(listener.into())?)))
+    }
+
+    /// Takes over a connected socket.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be watched.
+    pub fn socket(&self, stream: std::net::TcpStream) -> io::Result<Arc<dyn Socket>> {
+        stream.set_nonblocking(true)?;
+        Ok(Arc::new(TcpSocket::new(self.register(stream.into())?)))
+    }
+
+    fn register(&self, fd: OwnedFd) -> io::Result<Io> {
+        Io::new(&self.handle, fd, Interest::READABLE | Interest::WRITABLE)
+    }
+}
+
+#[async_trait]
+impl Runtime for TokioRuntime {
+    fn now(&self) -> Instant {
+        // tokio's clock, so that a paused one is followed.
+        let _context = self.handle.enter();
+        ::tokio::time::Instant::now().into_std()
+    }
+
+    fn timer(&self, at: Instant) -> Timer {
+        let _context = self.handle.enter();
+        Box::pin(::tokio::time::sleep_until(at.into()))
+    }
+
+    fn spawn(&self, task: Task) {
+        drop(self.handle.spawn(task));
+    }
+
+    async fn resolve(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+        if let Some(addr) = net::literal(host, port) {
+            return Ok(vec![addr]);
+        }
+        let host = host.to_owned();
+        let lookup = self.handle.spawn_blocking(move || net::lookup(&host, port));
+        lookup.await.map_err(io::Error::other)?
+    }
+
+    async fn connect(
+        &self,
+        to: SocketAddr,
+        options: &SocketOptions,
+        before: &mut BeforeConnect<'_>,
+    ) -> io::Result<Arc<dyn Socket>> {
+        Ok(Arc::new(match connect::begin(to, options, before)? {
+            Begun::Connected(fd) => TcpSocket::new(self.register(fd)?),
+            Begun::Waiting(fd) => TcpSocket::connected(self.register(fd)?).await?,
+        }))
+    }
+
+    fn bind(&self, at: SocketAddr, options: &SocketOptions) -> io::Result<Arc<dyn Acceptor>> {
+        Ok(Arc::new(TcpAcceptor(
+            self.register(net::listen(at, options)?)?,
+        )))
+    }
+
+    fn watch(&self, fd: BorrowedFd<'_>) -> io::Result<Box<dyn Watch>> {
+        let io = Io::new(&self.handle, fd.try_clone_to_owned()?, Interest::READABLE)?;
+        Ok(Box::new(FdWatch(io)))
+    }
+}
+
+/// A descriptor on tokio's reactor.
+#[derive(Debug)]
+struct Io {
+    fd: AsyncFd<OwnedFd>,
+    handle: Handle,
+}
+
+impl Io {
+    fn new(handle: &Handle, fd: OwnedFd, interest: Interest) -> io::Result<Self> {
+        let _context = handle.enter();
+        #[allow(
+            deprecated,
+            reason = "the successor is unsafe for the sake of types that lose their descriptor"
+        )]
+        let fd = AsyncFd::with_interest(fd, interest)?;
+        Ok(Self {
+            fd,
+            handle: handle.clone(),
+        })
+    }
+}
+
+impl AsFd for Io {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.get_ref().as_fd()
+    }
+}
+
+impl Registered for Io {
+    fn register_like(&self, fd: OwnedFd) -> io::Result<Self> {
+        Self::new(&self.handle, fd, Interest::READABLE | Interest::WRITABLE)
+    }
+
+    fn poll_io<T>(
+        &self,
+        cx: &mut Context<'_>,
+        side: Side,
+        mut op: impl FnMut(BorrowedFd<'_>) -> io::Result<Done<T>>,
+    ) -> Poll<io::Result<T>> {
+        loop {
+            let mut guard = ready!(match side {
+                Side::Read => self.fd.poll_read_ready(cx),
+                Side::Write => self.fd.poll_write_ready(cx),
+            })?;
+            match op(self.as_fd()) {
+                Ok(Done { value, exhausted }) => {
+                    if exhausted {
+                        guard.clear_ready();
+                    }
+                    return Poll::Ready(Ok(value));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => guard.clear_ready(),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+    }
+
+    fn try_io<T>(
+        &self,
+        side: Side,
+        op: impl FnOnce(BorrowedFd<'_>) -> io::Result<Done<T>>,
+    ) -> io::Result<T> {
+        let interest = match side {
+            Side::Read => Interest::READABLE,
+            Side::Write => Interest::WRITABLE,
+        };
+        self.fd
+            .try_io(interest, |fd| op(fd.as_fd()))
+            .map(|done| done.value)
+    }
+
+    /// The readiness is cleared before the caller reads, so an event that arrives while it reads
+    /// is reported once more. An event that arrived between taking the guard and clearing it has
+    /// another tick, and clearing then does nothing.
+    fn poll_edge(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut guard = ready!(self.fd.poll_read_ready(cx))?;
+        guard.clear_ready();
+        Poll::Ready(Ok(()))
+    }
+}

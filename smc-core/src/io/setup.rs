@@ -1,0 +1,560 @@
+//! From a TCP connection to a stream: drives the handshake and does the work it asks for.
+
+use std::future::{Future, poll_fn};
+use std::io::{self, IoSlice};
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use smc_wire::types::DeclineCode;
+
+use super::conn::{Conn, Parts, PeerElement, len_u32};
+use super::driver::Slot;
+use super::endpoint::{BY_POLICY, ConnectOptions, Inner, buffer_size};
+use super::groups::Membership;
+use super::mode::Mode;
+use super::negotiate::{self, Candidate, Delivery, Verdict, Withdrawn};
+use super::runtime::{Socket, SocketOptions, Timer};
+use super::stream::Stream;
+use crate::config::Policy;
+use crate::device::{Attachment, DeviceError, Direct, Dmb, Fabric};
+use crate::error::{Error, FallbackReason, How, PeerMisbehaved};
+use crate::mem::Element;
+use crate::proto::group::{Cause, DeviceIndex};
+use crate::proto::handshake::{
+    Client, Config, CrossingDecline, DirectPath, Done, Established, Fallback, Machine, Offer,
+    Output, Path, Server, Transport, Work,
+};
+
+/// A stream over a TCP connection that nobody wanted SMC for.
+pub(crate) fn not_smc(socket: Arc<dyn Socket>) -> Stream {
+    Stream::tcp(socket, Vec::new(), BY_POLICY)
+}
+
+/// Connects and sets the stream up.
+pub(crate) async fn connect(
+    endpoint: &Arc<Inner>,
+    to: SocketAddr,
+    options: &ConnectOptions,
+) -> Result<Stream, Error> {
+    let policy = options
+        .policy
+        .unwrap_or_else(|| (endpoint.config.policy)(&to));
+    let config = handshake_config(endpoint, options)?;
+    let offer = match policy {
+        Policy::Never => Err(BY_POLICY),
+        _ => Offer::new(&config, &Path::default()).map_err(FallbackReason::local),
+    };
+    let candidate = match &offer {
+        Ok(_) => endpoint.negotiator.look_up(to).await,
+        Err(_) => None,
+    };
+    let (socket, announced) = open(
+        endpoint,
+        to,
+        options,
+        offer.as_ref().ok(),
+        candidate.as_deref(),
+    )
+    .await?;
+    let stream = match (offer, announced) {
+        (Err(reason), _) => Stream::tcp(socket, Vec::new(), reason),
+        (Ok(_), None) => Stream::tcp(socket, Vec::new(), NOT_SPOKEN),
+        (Ok(offer), Some(mut announced)) => match announced.connected(&*socket) {
+            Delivery::Plain => Stream::tcp(socket, Vec::new(), NOT_SPOKEN),
+            Delivery::OnTcp => {
+                let machine = Client::new(endpoint.runtime.now(), config, &Path::default());
+                shake_hands(endpoint, socket, to, machine, false).await?
+            }
+            Delivery::Delivered => {
+                answered(endpoint, socket, to, (config, offer), announced).await?
+            }
+        },
+    };
+    match stream.fallback_reason() {
+        Some(reason) if policy == Policy::Require => Err(Error::Declined(reason)),
+        _ => Ok(stream),
+    }
+}
+
+/// Sets the stream up on a connection that was accepted.
+pub(crate) async fn accept(
+    endpoint: &Arc<Inner>,
+    socket: Arc<dyn Socket>,
+    peer: SocketAddr,
+    proposal: Option<Vec<u8>>,
+) -> Result<Stream, Error> {
+    let now = endpoint.runtime.now();
+    let same_host = proposal.is_some();
+    let mut machine = Server::new(now, Arc::clone(&endpoint.handshake), Path::default());
+    if let Some(mut rest) = proposal.as_deref() {
+        while !rest.is_empty() {
+            let taken = machine.handle_bytes(now, rest);
+            match rest.get(taken..) {
+                Some(left) if taken > 0 => rest = left,
+                // What follows the PROPOSAL has no business there.
+                _ => return Err(PeerMisbehaved::UnexpectedMessage.into()),
+            }
+        }
+    }
+    shake_hands(endpoint, socket, peer, machine, same_host).await
+}
+
+/// What to do with a connection that was accepted, which is asked before the next one is.
+pub(crate) fn verdict(
+    published: &dyn negotiate::Published,
+    socket: &dyn Socket,
+    peer: SocketAddr,
+) -> Option<Option<Vec<u8>>> {
+    match published.verdict(socket, peer) {
+        Verdict::Plain => None,
+        Verdict::Clc { proposal } => Some(proposal),
+    }
+}
+
+/// A stream for a client that does not speak SMC.
+pub(crate) fn not_spoken(socket: Arc<dyn Socket>) -> Stream {
+    Stream::tcp(socket, Vec::new(), NOT_SPOKEN)
+}
+
+fn handshake_config(endpoint: &Inner, options: &ConnectOptions) -> Result<Arc<Config>, Error> {
+    let Some(len) = options.recv_buffer else {
+        return Ok(Arc::clone(&endpoint.handshake));
+    };
+    let mut config = Config::clone(&endpoint.handshake);
+    config.buffer = buffer_size(len)?;
+    Ok(Arc::new(config))
+}
+
+type Announced = Option<Box<dyn negotiate::Offer>>;
+
+/// Opens the TCP connection, with the offer made in between binding and connecting.
+async fn open(
+    endpoint: &Inner,
+    to: SocketAddr,
+    options: &ConnectOptions,
+    offer: Option<&Offer>,
+    candidate: Option<&dyn Candidate>,
+) -> Result<(Arc<dyn Socket>, Announced), Error> {
+    let mut announced = None;
+    let mut socket_options = SocketOptions::default();
+    socket_options.local = options.local;
+    let socket = endpoint
+        .runtime
+        .connect(to, &socket_options, &mut |socket| {
+            announced = match (offer, candidate) {
+                (Some(offer), Some(candidate)) => candidate.offer(socket, offer.bytes()),
+                _ => None,
+            };
+            Ok(())
+        })
+        .await?;
+    Ok((socket, announced))
+}
+
+/// Goes on after the PROPOSAL was delivered beside TCP.
+///
+/// Until a CLC message has come from the server, nothing is sent: the connection may have reached
+/// somebody else, who does not know of the offer. Then it is plain TCP, and what was read belongs
+/// to the application.
+async fn answered(
+    endpoint: &Arc<Inner>,
+    socket: Arc<dyn Socket>,
+    to: SocketAddr,
+    (config, offer): (Arc<Config>, Offer),
+    mut announced: Box<dyn negotiate::Offer>,
+) -> Result<Stream, Error> {
+    let until = endpoint.runtime.now() + config.timeouts.message;
+    let mut timer = endpoint.runtime.timer(until);
+    let mut first = Vec::new();
+    let answer =
+        poll_fn(|cx| poll_answer(cx, &*socket, &mut *announced, &mut timer, &mut first)).await?;
+    if let Answer::Plain = answer {
+        return Ok(Stream::tcp(socket, first, NOT_SPOKEN));
+    }
+    let now = endpoint.runtime.now();
+    let mut machine = Client::announced(now, config, offer);
+    machine.handle_bytes(now, &first);
+    shake_hands(endpoint, socket, to, machine, true).await
+}
+
+enum Answer {
+    /// What was read begins a CLC message.
+    Clc,
+    /// Whoever is at the other end does not answer the offer.
+    Plain,
+}
+
+fn poll_answer(
+    cx: &mut Context<'_>,
+    socket: &dyn Socket,
+    announced: &mut dyn negotiate::Offer,
+    timer: &mut Timer,
+    first: &mut Vec<u8>,
+) -> Poll<Result<Answer, Error>> {
+    loop {
+        let mut buf = [0; EYECATCHER_LEN];
+        let spare = buf.get_mut(first.len()..).unwrap_or_default();
+        match socket.poll_read(cx, spare) {
+            Poll::Ready(Ok(0)) => {
+                return Poll::Ready(plain_if_free(announced, How::DuringHandshake.into()));
+            }
+            Poll::Ready(Ok(count)) => first.extend_from_slice(spare.get(..count).unwrap_or(spare)),
+            Poll::Ready(Err(error)) => return Poll::Ready(Err(error.into())),
+            Poll::Pending => break,
+        }
+        if !EYECATCHERS
+            .iter()
+            .any(|eyecatcher| eyecatcher.starts_with(first))
+        {
+            let rubbish = PeerMisbehaved::UnexpectedMessage.into();
+            return Poll::Ready(plain_if_free(announced, rubbish));
+        }
+        if first.len() == EYECATCHER_LEN {
+            return Poll::Ready(Ok(Answer::Clc));
+        }
+    }
+    if announced.poll_lost(cx).is_ready() && announced.withdraw() == Withdrawn::Free {
+        return Poll::Ready(Ok(Answer::Plain));
+    }
+    if timer.as_mut().poll(cx).is_ready() {
+        let late = Error::TimedOut(crate::error::Phase::Accept);
+        return Poll::Ready(plain_if_free(announced, late));
+    }
+    Poll::Pending
+}
+
+/// Plain TCP if the listener never took the offer; otherwise the handshake has failed.
+fn plain_if_free(announced: &mut dyn negotiate::Offer, failure: Error) -> Result<Answer, Error> {
+    match announced.withdraw() {
+        Withdrawn::Free => Ok(Answer::Plain),
+        Withdrawn::Taken => Err(failure),
+    }
+}
+
+/// Drives a handshake to its end and makes a stream of what came of it.
+async fn shake_hands(
+    endpoint: &Arc<Inner>,
+    socket: Arc<dyn Socket>,
+    peer: SocketAddr,
+    mut machine: impl Machine + Send,
+    same_host: bool,
+) -> Result<Stream, Error> {
+    let mut kept = Kept::default();
+    match drive(endpoint, &*socket, &mut machine, &mut kept).await? {
+        Outcome::Tcp(fallback) => {
+            let early = match fallback.crossing_possible {
+                true => without_crossing_decline(endpoint, &*socket).await,
+                false => Vec::new(),
+            };
+            Ok(Stream::tcp(socket, early, fallback.reason))
+        }
+        Outcome::Smc(established) => {
+            let Transport::Direct(path) = established.transport;
+            let conn = connection(endpoint, socket, peer, &established, path, kept, same_host)?;
+            Ok(Stream::smc(
+                conn,
+                endpoint.config.polling,
+                endpoint.config.trust,
+            ))
+        }
+    }
+}
+
+enum Outcome {
+    Smc(Box<Established>),
+    Tcp(Fallback),
+}
+
+/// What the work of a handshake has brought. Dropping it releases all of it.
+#[derive(Default)]
+struct Kept {
+    attachment: Option<Arc<dyn Attachment>>,
+    dmb: Option<Arc<dyn Dmb>>,
+    membership: Option<Membership>,
+}
+
+/// What a piece of work has brought, and what the machine has to hear of it.
+type Brought = (Kept, Done);
+
+async fn drive(
+    endpoint: &Arc<Inner>,
+    socket: &dyn Socket,
+    machine: &mut (impl Machine + Send),
+    kept: &mut Kept,
+) -> Result<Outcome, Error> {
+    let mut work: Option<Pin<Box<dyn Future<Output = Brought> + Send>>> = None;
+    loop {
+        while let Some(output) = machine.poll_output() {
+            match output {
+                Output::Send(bytes) => {
+                    if let Err(error) = send(endpoint, socket, &bytes).await {
+                        machine.handle_io_error(error.into());
+                    }
+                }
+                Output::Work(asked) => {
+                    work = Some(Box::pin(carry_out(Arc::clone(endpoint), asked)));
+                }
+                Output::Discard => *kept = Kept::default(),
+                Output::Terminate(group) => endpoint.groups.terminate(group, Cause::OutOfSync),
+                Output::Established(established) => return Ok(Outcome::Smc(established)),
+                Output::Fallback(fallback) => return Ok(Outcome::Tcp(fallback)),
+                Output::Abort(error) => return Err(error),
+            }
+        }
+        let mut timer = machine.poll_timeout().map(|at| endpoint.runtime.timer(at));
+        poll_fn(|cx| poll_input(cx, endpoint, socket, machine, kept, &mut work, &mut timer)).await;
+    }
+}
+
+/// Waits for whatever comes first and gives it to the machine.
+fn poll_input(
+    cx: &mut Context<'_>,
+    endpoint: &Inner,
+    socket: &dyn Socket,
+    machine: &mut impl Machine,
+    kept: &mut Kept,
+    work: &mut Option<Pin<Box<dyn Future<Output = Brought> + Send>>>,
+    timer: &mut Option<Timer>,
+) -> Poll<()> {
+    if let Some(Poll::Ready((brought, done))) = work.as_mut().map(|work| work.as_mut().poll(cx)) {
+        *work = None;
+        kept.take(brought);
+        machine.handle_done(endpoint.runtime.now(), done);
+        return Poll::Ready(());
+    }
+    let wants = machine.wants();
+    if wants > 0 {
+        let mut buf = [0; READ_MAX];
+        let len = wants.min(buf.len());
+        let (part, _) = buf.split_at_mut(len);
+        match socket.poll_read(cx, part) {
+            Poll::Ready(Ok(0)) => {
+                machine.handle_closed();
+                return Poll::Ready(());
+            }
+            Poll::Ready(Ok(count)) => {
+                let (read, _) = part.split_at(count.min(len));
+                machine.handle_bytes(endpoint.runtime.now(), read);
+                return Poll::Ready(());
+            }
+            Poll::Ready(Err(error)) => {
+                machine.handle_io_error(error.into());
+                return Poll::Ready(());
+            }
+            Poll::Pending => {}
+        }
+    }
+    match timer.as_mut().map(|timer| timer.as_mut().poll(cx)) {
+        Some(Poll::Ready(())) => {
+            machine.handle_timeout(endpoint.runtime.now());
+            Poll::Ready(())
+        }
+        _ => Poll::Pending,
+    }
+}
+
+impl Kept {
+    fn take(&mut self, brought: Self) {
+        self.attachment = brought.attachment.or(self.attachment.take());
+        self.dmb = brought.dmb.or(self.dmb.take());
+        self.membership = brought.membership.or(self.membership.take());
+    }
+}
+
+async fn carry_out(endpoint: Arc<Inner>, work: Work) -> Brought {
+    let mut kept = Kept::default();
+    let done = match work {
+        Work::Reach { device, peer } => Done::Reached(match direct(&endpoint, device) {
+            Ok(direct) => direct.reach(peer).await,
+            Err(error) => Err(error),
+        }),
+        Work::Enter { key, intent } => {
+            Done::Entered(endpoint.groups.enter(key, intent).await.map(|membership| {
+                let seat = membership.seat();
+                kept.membership = Some(membership);
+                seat
+            }))
+        }
+        Work::Register { device, peer, size } => {
+            let dmb = match direct(&endpoint, device) {
+                Ok(direct) => direct.register(peer, size.byte_len()).await,
+                Err(error) => Err(error),
+            };
+            Done::Registered(dmb.map(|dmb| {
+                let token = dmb.token();
+                kept.dmb = Some(dmb);
+                token
+            }))
+        }
+        Work::Attach {
+            device,
+            peer,
+            token,
+        } => {
+            let nocopy = direct(&endpoint, device).map(|direct| direct.nocopy());
+            let attachment = match nocopy {
+                Ok(Some(nocopy)) => nocopy.attach(peer, token).await,
+                Ok(None) => Err(DeviceError::Invalid("device cannot attach")),
+                Err(error) => Err(error),
+            };
+            Done::Attached(attachment.map(|attachment| {
+                let len = attachment.region().len();
+                kept.attachment = Some(attachment);
+                len
+            }))
+        }
+        Work::Open { group, terms } => Done::Opened(endpoint.groups.establish(group, terms)),
+    };
+    (kept, done)
+}
+
+fn slot(endpoint: &Inner, device: DeviceIndex) -> Result<&Arc<Slot>, DeviceError> {
+    match endpoint.slots.get(device.0) {
+        Some(slot) if !slot.is_gone() => Ok(slot),
+        _ => Err(DeviceError::Gone("device was removed")),
+    }
+}
+
+fn direct(endpoint: &Inner, device: DeviceIndex) -> Result<&dyn Direct, DeviceError> {
+    let Fabric::Direct(direct) = slot(endpoint, device)?.device().fabric();
+    Ok(direct)
+}
+
+/// Puts the connection together and hands it to the driver.
+fn connection(
+    endpoint: &Inner,
+    socket: Arc<dyn Socket>,
+    peer_addr: SocketAddr,
+    established: &Established,
+    path: DirectPath,
+    kept: Kept,
+    same_host: bool,
+) -> Result<Arc<Conn>, Error> {
+    let slot = slot(endpoint, path.device)?;
+    let (Some(dmb), Some(membership)) = (kept.dmb, kept.membership) else {
+        return Err(Error::Bug(
+            "handshake ended without a buffer or a link group",
+        ));
+    };
+    let local = dmb
+        .region()
+        .part(0, path.local_size.byte_len())
+        .and_then(Element::new);
+    let local = local.map_err(|_| DeviceError::Invalid("device registered too short a buffer"))?;
+    let ring = path.peer_buffer.size.ring_d();
+    let nocopy = kept.attachment.is_some();
+    let peer = match kept.attachment {
+        Some(attachment) => {
+            let len = path.peer_buffer.size.byte_len();
+            let element = attachment.region().part(path.peer_buffer.offset(), len);
+            let element = element.and_then(Element::new);
+            let element = element.map_err(|_| PeerMisbehaved::BadBuffer)?;
+            PeerElement::Mapped {
+                element,
+                attachment,
+                ring,
+            }
+        }
+        None => {
+            let base = len_u32(path.peer_buffer.offset());
+            PeerElement::Moved {
+                token: path.peer_buffer.token,
+                base,
+                ring,
+            }
+        }
+    };
+    let mode = Mode::SmcD {
+        version: established.version,
+        release: established.release,
+        nocopy,
+        device: Arc::clone(slot.name()),
+        chid: path.chid,
+        peer: path.peer,
+        eid: established.eid,
+    };
+    let group = established.group;
+    let conn = Conn::new(Parts {
+        local,
+        local_ring: path.local_size.ring_d(),
+        dmb,
+        peer,
+        mode,
+        peer_addr,
+        socket,
+        slot: Arc::clone(slot),
+        membership,
+        same_host,
+    });
+    slot.adopt(&conn);
+    if !endpoint.groups.is_usable(group) {
+        // The group ended before the driver knew of the connection.
+        conn.peer_gone();
+    }
+    Ok(conn)
+}
+
+async fn send(endpoint: &Inner, socket: &dyn Socket, bytes: &[u8]) -> io::Result<()> {
+    let until = endpoint.runtime.now() + endpoint.handshake.timeouts.message;
+    let mut timer = endpoint.runtime.timer(until);
+    let mut rest = bytes;
+    poll_fn(|cx| {
+        while !rest.is_empty() {
+            match socket.poll_write(cx, &[IoSlice::new(rest)]) {
+                Poll::Ready(Ok(count)) => rest = rest.get(count..).unwrap_or_default(),
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Pending => {
+                    let late = timer.as_mut().poll(cx);
+                    return late.map(|()| Err(io::ErrorKind::TimedOut.into()));
+                }
+            }
+        }
+        Poll::Ready(Ok(()))
+    })
+    .await
+}
+
+/// Takes a DECLINE that crossed ours off the stream. Returns what else was read.
+async fn without_crossing_decline(endpoint: &Inner, socket: &dyn Socket) -> Vec<u8> {
+    let mut filter = CrossingDecline::new(endpoint.runtime.now());
+    while let Some(until) = filter.poll_timeout() {
+        let mut timer = endpoint.runtime.timer(until);
+        poll_fn(|cx| {
+            let mut buf = [0; READ_MAX];
+            let (part, _) = buf.split_at_mut(filter.wants().min(READ_MAX));
+            match socket.poll_read(cx, part) {
+                Poll::Ready(Ok(0) | Err(_)) => filter.handle_closed(),
+                Poll::Ready(Ok(count)) => {
+                    // All of it is taken: no more was read than wanted.
+                    filter.handle_bytes(part.get(..count).unwrap_or(part));
+                }
+                Poll::Pending => match timer.as_mut().poll(cx) {
+                    Poll::Ready(()) => filter.handle_timeout(endpoint.runtime.now()),
+                    Poll::Pending => return Poll::Pending,
+                },
+            }
+            Poll::Ready(())
+        })
+        .await;
+    }
+    filter.release().unwrap_or_default()
+}
+
+impl From<How> for Error {
+    fn from(how: How) -> Self {
+        Self::Closed(how)
+    }
+}
+
+/// The reason of streams whose other end does not speak SMC.
+const NOT_SPOKEN: FallbackReason = FallbackReason::local(DeclineCode::PEERNOSMC);
+
+/// The beginnings of a CLC message: "SMCR" and "SMCD" in EBCDIC.
+const EYECATCHERS: [&[u8]; 2] = [b"\xe2\xd4\xc3\xd9", b"\xe2\xd4\xc3\xc4"];
+
+const EYECATCHER_LEN: usize = 4;
+
+/// Longer than any message of the handshake.
+const READ_MAX: usize = 1024;

@@ -1,0 +1,140 @@
+//! How long to look again before going to sleep.
+
+use std::time::{Duration, Instant};
+
+/// Polling before sleeping, adapted to whether it pays.
+///
+/// A cross-CPU wake-up costs tens of microseconds, a look at a cache line almost nothing. So a
+/// half that finds nothing looks again for a short while: a few times on the spot, then between
+/// turns of the executor, so that other tasks run. The window shrinks each time it passes in vain,
+/// down to nothing, and opens again when a sleep turns out to have been short.
+#[derive(Clone, Debug)]
+pub(crate) struct Spin {
+    /// Longest window; zero switches polling off.
+    max: Duration,
+    window: Duration,
+    looks: u32,
+    since: Option<Instant>,
+    asleep: Option<Instant>,
+}
+
+/// What to do after a look that found nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Look again at once.
+    Again,
+    /// Give the executor a turn, then look again.
+    Yield,
+    /// Sleep until woken.
+    Park,
+}
+
+impl Spin {
+    pub(crate) fn new(max: Duration) -> Self {
+        Self {
+            max,
+            window: max,
+            looks: 0,
+            since: None,
+            asleep: None,
+        }
+    }
+
+    /// Something was found.
+    pub(crate) fn hit(&mut self) {
+        self.looks = 0;
+        if let Some(asleep) = self.asleep.take() {
+            if asleep.elapsed() < self.max.saturating_mul(SHORT_SLEEP) {
+                self.window = self.max;
+            }
+        }
+        if self.since.take().is_some() {
+            self.window = self.max;
+        }
+    }
+
+    /// Nothing was found.
+    pub(crate) fn miss(&mut self) -> Step {
+        if self.window.is_zero() || self.asleep.is_some() {
+            return self.park(Instant::now());
+        }
+        self.looks += 1;
+        if self.looks < LOOKS_ON_THE_SPOT {
+            std::hint::spin_loop();
+            return Step::Again;
+        }
+        let now = Instant::now();
+        let since = *self.since.get_or_insert(now);
+        if now.duration_since(since) < self.window && self.looks < LOOKS_MAX {
+            return Step::Yield;
+        }
+        self.window = if self.window < WINDOW_MIN {
+            Duration::ZERO
+        } else {
+            self.window / 2
+        };
+        self.park(now)
+    }
+
+    fn park(&mut self, now: Instant) -> Step {
+        self.looks = 0;
+        self.since = None;
+        if !self.max.is_zero() {
+            self.asleep.get_or_insert(now);
+        }
+        Step::Park
+    }
+}
+
+/// Looks before the executor gets a turn: about a microsecond.
+const LOOKS_ON_THE_SPOT: u32 = 24;
+
+/// Bound for clocks that stand still while tasks run, as virtual ones do.
+const LOOKS_MAX: u32 = 20_000;
+
+/// A sleep shorter than this many windows would better have been a look.
+const SHORT_SLEEP: u32 = 4;
+
+/// Windows below this are not worth their clock.
+const WINDOW_MIN: Duration = Duration::from_micros(5);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn until_park(spin: &mut Spin) -> u32 {
+        let mut yields = 0;
+        loop {
+            match spin.miss() {
+                Step::Again => {}
+                Step::Yield => yields += 1,
+                Step::Park => return yields,
+            }
+        }
+    }
+
+    #[test]
+    fn with_polling_off_the_first_miss_sleeps() {
+        assert_eq!(Spin::new(Duration::ZERO).miss(), Step::Park);
+    }
+
+    #[test]
+    fn looks_on_the_spot_then_yields_then_sleeps() {
+        let mut spin = Spin::new(Duration::from_millis(2));
+        assert_eq!(spin.miss(), Step::Again);
+        assert!(until_park(&mut spin) > 0);
+    }
+
+    #[test]
+    fn vain_windows_shrink_to_nothing_and_a_hit_in_time_reopens() {
+        let mut spin = Spin::new(Duration::from_micros(100));
+        for _ in 0..10 {
+            until_park(&mut spin);
+            spin.asleep = None;
+        }
+        assert_eq!(spin.miss(), Step::Park);
+        spin.hit();
+        assert_eq!(spin.window, spin.max);
+        assert_eq!(spin.miss(), Step::Again);
+    }
+}

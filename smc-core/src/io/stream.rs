@@ -1,0 +1,477 @@
+use std::future::poll_fn;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::net::{Shutdown, SocketAddr};
+use std::os::fd::BorrowedFd;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures_io::{AsyncBufRead, AsyncRead, AsyncWrite};
+
+use super::conn::{Conn, Handle};
+use super::halves::{ReadSide, Side, WriteSide};
+use super::mode::Mode;
+use super::ready::{Interest, Readiness};
+use super::recv::Receiver;
+use super::runtime::Socket;
+use super::send::Sender;
+use super::split::{OwnedReadHalf, OwnedWriteHalf, ReadHalf, WriteHalf};
+use super::tcp::{TcpReader, TcpWriter};
+use crate::error::{Error, FallbackReason};
+use crate::mem::TrustPeers;
+use crate::proto::conn::State;
+
+/// A byte stream over SMC, or over plain TCP where SMC did not come about.
+///
+/// Methods have the names and the meaning that they have on tokio's `TcpStream`. The traits of
+/// `futures-io` are always there, those of tokio with feature `tokio`.
+///
+/// **Cancellation.** A read that is dropped before it is ready has taken nothing. A write that is
+/// dropped before it is ready has written nothing; `write_all` and the like may have written a
+/// part, as always.
+///
+/// **End of stream.** A read gives 0 only after the peer shut down writing or closed in order.
+/// A peer that aborted gives `ConnectionReset`, one that went away `ConnectionAborted`, both after
+/// what it had written before.
+///
+/// **Drop.** Everything written is in the peer's memory already, so dropping closes at once and
+/// in order. If received data was not read, the peer sees a reset, as with TCP.
+///
+/// Behaviour of closing: RFC 7609 section 4.8, as a table in [`State`].
+#[derive(Debug)]
+pub struct Stream {
+    // The sides go first, so that the reading one has left its position when the handle closes.
+    read: Side<ReadSide>,
+    write: Side<WriteSide>,
+    shared: Arc<Shared>,
+}
+
+/// What both halves of a stream have in common.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    mode: Mode,
+    socket: Arc<dyn Socket>,
+    smc: Option<Handle>,
+}
+
+impl Stream {
+    pub(crate) fn smc(conn: Arc<Conn>, polling: Duration, trust: Option<TrustPeers>) -> Self {
+        let shared = Shared {
+            mode: conn.mode.clone(),
+            socket: Arc::clone(&conn.socket),
+            smc: Some(Handle(Arc::clone(&conn))),
+        };
+        Self {
+            read: Side::new(ReadSide::Smc(Receiver::new(
+                Arc::clone(&conn),
+                polling,
+                trust,
+            ))),
+            write: Side::new(WriteSide::Smc(Sender::new(conn, polling))),
+            shared: Arc::new(shared),
+        }
+    }
+
+    /// `early` are bytes of the application stream that set-up has read already.
+    pub(crate) fn tcp(socket: Arc<dyn Socket>, early: Vec<u8>, reason: FallbackReason) -> Self {
+        let mode = Mode::Tcp { reason };
+        Self {
+            read: Side::new(ReadSide::Tcp(TcpReader::new(Arc::clone(&socket), early))),
+            write: Side::new(WriteSide::Tcp(TcpWriter::new(Arc::clone(&socket)))),
+            shared: Arc::new(Shared {
+                mode,
+                socket,
+                smc: None,
+            }),
+        }
+    }
+
+    pub(crate) fn from_halves(
+        read: Side<ReadSide>,
+        write: Side<WriteSide>,
+        shared: Arc<Shared>,
+    ) -> Self {
+        Self {
+            read,
+            write,
+            shared,
+        }
+    }
+
+    /// What carries the stream, and why if it is TCP.
+    #[must_use]
+    pub fn mode(&self) -> &Mode {
+        &self.shared.mode
+    }
+
+    /// Why the stream is TCP; `None` when it is SMC.
+    #[must_use]
+    pub fn fallback_reason(&self) -> Option<FallbackReason> {
+        self.shared.mode.fallback_reason()
+    }
+
+    /// The state of an SMC connection as smcss names it; `None` for TCP.
+    #[must_use]
+    pub fn state(&self) -> Option<State> {
+        self.shared.smc.as_ref().map(|handle| handle.0.state())
+    }
+
+    /// Our address of the TCP connection, which stays open as long as the stream.
+    ///
+    /// # Errors
+    ///
+    /// As `getsockname(2)`.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.shared.socket.local_addr()
+    }
+
+    /// The peer's address of the TCP connection.
+    ///
+    /// # Errors
+    ///
+    /// As `getpeername(2)`; not for SMC streams.
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        self.shared.peer_addr()
+    }
+
+    /// Size in bytes of the ring that the peer writes: what we asked for or less.
+    ///
+    /// `None` for TCP, where the system decides.
+    #[must_use]
+    pub fn recv_buffer_size(&self) -> Option<usize> {
+        self.shared
+            .smc
+            .as_ref()
+            .map(|handle| handle.0.local.ring_len())
+    }
+
+    /// Size in bytes of the ring that we write: the peer's choice. `None` for TCP.
+    #[must_use]
+    pub fn send_buffer_size(&self) -> Option<usize> {
+        let ring = self.shared.smc.as_ref()?.0.peer_ring();
+        usize::try_from(ring.size()).ok()
+    }
+
+    /// The descriptor of the TCP socket, for looking at options. Data does not pass there when
+    /// the stream is SMC.
+    #[must_use]
+    pub fn tcp_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.shared.socket.fd()
+    }
+
+    /// Splits into halves that borrow the stream, for use in one task. No lock is shared.
+    pub fn split(&mut self) -> (ReadHalf<'_>, WriteHalf<'_>) {
+        (
+            ReadHalf::new(&mut self.read, &self.shared),
+            WriteHalf::new(&mut self.write, &self.shared),
+        )
+    }
+
+    /// Splits into halves that can go to different tasks. No lock is shared.
+    ///
+    /// Dropping the writing half shuts writing down, unless it was forgotten.
+    #[must_use]
+    pub fn into_split(self) -> (OwnedReadHalf, OwnedWriteHalf) {
+        (
+            OwnedReadHalf::new(self.read, Arc::clone(&self.shared)),
+            OwnedWriteHalf::new(self.write, self.shared),
+        )
+    }
+
+    /// Reads into `buf` without taking the bytes away; waits until there are some.
+    ///
+    /// Returns 0 at end of stream. Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// As reading.
+    pub async fn peek(&self, buf: &mut [u8]) -> io::Result<usize> {
+        poll_fn(|cx| self.read.lock().poll_peek(cx, buf)).await
+    }
+
+    /// As [`Stream::peek`] for use in a poll function.
+    ///
+    /// # Errors
+    ///
+    /// As reading.
+    pub fn poll_peek(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
+        self.read.lock().poll_peek(cx, buf)
+    }
+
+    /// Waits until reading or writing, whichever is of interest, would not wait. Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// When the runtime's reactor is gone.
+    pub async fn ready(&self, interest: Interest) -> io::Result<Readiness> {
+        super::ready::wait(interest, &self.read, &self.write).await
+    }
+
+    /// Waits until a read would not wait, because there is data, the end, or an error. Any number
+    /// of tasks may wait. Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// When the runtime's reactor is gone.
+    pub async fn readable(&self) -> io::Result<()> {
+        self.read.ready().await
+    }
+
+    /// Waits until a write would not wait. Any number of tasks may wait. Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// When the runtime's reactor is gone.
+    pub async fn writable(&self) -> io::Result<()> {
+        self.write.ready().await
+    }
+
+    /// Waits until a read would not wait; keeps one waker, that of the last call.
+    ///
+    /// # Errors
+    ///
+    /// When the runtime's reactor is gone.
+    pub fn poll_read_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.read.lock().poll_ready(cx)
+    }
+
+    /// Waits until a write would not wait; keeps one waker, that of the last call.
+    ///
+    /// # Errors
+    ///
+    /// When the runtime's reactor is gone.
+    pub fn poll_write_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.write.lock().poll_ready(cx)
+    }
+
+    /// Reads what is there now, without waiting.
+    ///
+    /// # Errors
+    ///
+    /// `WouldBlock` if nothing is; otherwise as reading.
+    pub fn try_read(&self, buf: &mut [u8]) -> io::Result<usize> {
+        self.read.lock().try_read(buf)
+    }
+
+    /// As [`Stream::try_read`] into several buffers, one after the other.
+    ///
+    /// # Errors
+    ///
+    /// As [`Stream::try_read`].
+    pub fn try_read_vectored(&self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        self.read.lock().try_read_vectored(bufs)
+    }
+
+    /// As [`Stream::try_read`], appending to `buf`; at most `limit` bytes.
+    ///
+    /// # Errors
+    ///
+    /// As [`Stream::try_read`]; `buf` is unchanged then.
+    pub fn try_read_buf(&self, buf: &mut Vec<u8>, limit: usize) -> io::Result<usize> {
+        try_read_buf(buf, limit, |spare| self.try_read(spare))
+    }
+
+    /// Writes what there is space for now, without waiting.
+    ///
+    /// # Errors
+    ///
+    /// `WouldBlock` if there is none; otherwise as writing.
+    pub fn try_write(&self, buf: &[u8]) -> io::Result<usize> {
+        self.write.lock().try_write(&[IoSlice::new(buf)])
+    }
+
+    /// As [`Stream::try_write`] from several buffers, one after the other.
+    ///
+    /// # Errors
+    ///
+    /// As [`Stream::try_write`].
+    pub fn try_write_vectored(&self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.write.lock().try_write(bufs)
+    }
+
+    /// Shuts directions down. Shutting down twice is no error.
+    ///
+    /// After writing was shut down the peer reads to the end and then gets 0; it may still write.
+    /// Writes of ours give `BrokenPipe`. After reading was shut down, reads of ours give 0.
+    ///
+    /// # Errors
+    ///
+    /// As `shutdown(2)`, for TCP.
+    pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        if matches!(how, Shutdown::Read | Shutdown::Both) {
+            self.read.lock().shutdown()?;
+        }
+        if matches!(how, Shutdown::Write | Shutdown::Both) {
+            self.write.lock().shutdown()?;
+        }
+        Ok(())
+    }
+
+    /// Whether small writes go out at once. SMC-D has nothing that would hold them back; the
+    /// setting is that of the TCP socket.
+    ///
+    /// # Errors
+    ///
+    /// As `getsockopt(2)`.
+    pub fn nodelay(&self) -> io::Result<bool> {
+        self.shared.socket.nodelay()
+    }
+
+    /// Sets `TCP_NODELAY`; see [`Stream::nodelay`].
+    ///
+    /// # Errors
+    ///
+    /// As `setsockopt(2)`.
+    pub fn set_nodelay(&self, on: bool) -> io::Result<()> {
+        self.shared.socket.set_nodelay(on)
+    }
+
+    /// The setting of [`Stream::set_linger`].
+    ///
+    /// # Errors
+    ///
+    /// As `getsockopt(2)`.
+    pub fn linger(&self) -> io::Result<Option<Duration>> {
+        match &self.shared.smc {
+            Some(handle) => Ok(handle.0.linger()),
+            None => self.shared.socket.linger(),
+        }
+    }
+
+    /// Bounds how long closing may take; zero means that dropping the stream resets it.
+    ///
+    /// SMC-D has nothing to wait for when it closes, so only zero makes a difference there.
+    ///
+    /// # Errors
+    ///
+    /// As `setsockopt(2)`.
+    pub fn set_linger(&self, linger: Option<Duration>) -> io::Result<()> {
+        match &self.shared.smc {
+            Some(handle) => {
+                handle.0.set_linger(linger);
+                Ok(())
+            }
+            None => self.shared.socket.set_linger(linger),
+        }
+    }
+
+    /// As [`Stream::set_linger`] with zero: dropping the stream resets it.
+    ///
+    /// # Errors
+    ///
+    /// As `setsockopt(2)`.
+    pub fn set_zero_linger(&self) -> io::Result<()> {
+        self.set_linger(Some(Duration::ZERO))
+    }
+
+    /// `SO_KEEPALIVE` of the TCP socket.
+    ///
+    /// # Errors
+    ///
+    /// As `setsockopt(2)`.
+    pub fn set_keepalive(&self, on: bool) -> io::Result<()> {
+        self.shared.socket.set_keepalive(on)
+    }
+
+    /// The error that ended the stream, if one did.
+    ///
+    /// # Errors
+    ///
+    /// As `getsockopt(2)`.
+    pub fn take_error(&self) -> io::Result<Option<io::Error>> {
+        match &self.shared.smc {
+            Some(handle) => Ok(handle.0.take_error().map(Error::into)),
+            None => self.shared.socket.take_error(),
+        }
+    }
+}
+
+impl Shared {
+    pub(crate) fn peer_addr(&self) -> io::Result<SocketAddr> {
+        match &self.smc {
+            Some(handle) => Ok(handle.0.peer_addr),
+            None => self.socket.peer_addr(),
+        }
+    }
+
+    pub(crate) fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.socket.local_addr()
+    }
+
+    pub(crate) fn mode(&self) -> &Mode {
+        &self.mode
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut [u8],
+    ) -> Poll<io::Result<usize>> {
+        self.get_mut().read.as_mut().poll_read(cx, buf)
+    }
+
+    fn poll_read_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &mut [IoSliceMut<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.get_mut().read.as_mut().poll_read_vectored(cx, bufs)
+    }
+}
+
+impl AsyncBufRead for Stream {
+    fn poll_fill_buf(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
+        self.get_mut().read.as_mut().poll_fill_buf(cx)
+    }
+
+    fn consume(self: Pin<&mut Self>, amt: usize) {
+        self.get_mut().read.as_mut().consume_filled(amt);
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.get_mut()
+            .write
+            .as_mut()
+            .poll_write(cx, &[IoSlice::new(buf)])
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.get_mut().write.as_mut().poll_write(cx, bufs)
+    }
+
+    /// Ready at once: nothing is held back.
+    fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    /// Shuts writing down, as [`Stream::shutdown`].
+    fn poll_close(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(self.get_mut().write.as_mut().shutdown())
+    }
+}
+
+/// Appends what `read` reads to `buf`.
+pub(crate) fn try_read_buf(
+    buf: &mut Vec<u8>,
+    limit: usize,
+    read: impl FnOnce(&mut [u8]) -> io::Result<usize>,
+) -> io::Result<usize> {
+    let before = buf.len();
+    buf.resize(before + limit, 0);
+    let read = read(&mut buf[before..]);
+    buf.truncate(before + *read.as_ref().unwrap_or(&0));
+    read
+}

@@ -1,0 +1,174 @@
+//! The two halves of a stream that stayed TCP.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::net::Shutdown;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use super::runtime::Socket;
+
+/// Reads from the TCP socket, after what set-up has read from it already.
+#[derive(Debug)]
+pub(crate) struct TcpReader {
+    socket: Arc<dyn Socket>,
+    /// Bytes taken off the socket that the application has not seen yet.
+    buffer: Vec<u8>,
+    at: usize,
+    shut: bool,
+}
+
+impl TcpReader {
+    /// `early` are bytes of the application stream that set-up came across.
+    pub(crate) fn new(socket: Arc<dyn Socket>, early: Vec<u8>) -> Self {
+        Self {
+            socket,
+            buffer: early,
+            at: 0,
+            shut: false,
+        }
+    }
+
+    pub(crate) fn poll_read(
+        &mut self,
+        cx: &mut Context<'_>,
+        buf: &mut [u8],
+    ) -> Poll<io::Result<usize>> {
+        match self.early(buf) {
+            Some(count) => Poll::Ready(Ok(count)),
+            None => self.socket.poll_read(cx, buf),
+        }
+    }
+
+    /// Fills the first buffer that is not empty: sockets here have no scattered read.
+    pub(crate) fn poll_read_vectored(
+        &mut self,
+        cx: &mut Context<'_>,
+        bufs: &mut [IoSliceMut<'_>],
+    ) -> Poll<io::Result<usize>> {
+        match bufs.iter_mut().find(|buf| !buf.is_empty()) {
+            Some(buf) => self.poll_read(cx, buf),
+            None => Poll::Ready(Ok(0)),
+        }
+    }
+
+    pub(crate) fn try_read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        match self.early(buf) {
+            Some(count) => Ok(count),
+            None => self.socket.try_read(buf),
+        }
+    }
+
+    pub(crate) fn poll_peek(
+        &mut self,
+        cx: &mut Context<'_>,
+        buf: &mut [u8],
+    ) -> Poll<io::Result<usize>> {
+        if self.shut {
+            return Poll::Ready(Ok(0));
+        }
+        let buffered = self.buffered();
+        if buffered.is_empty() {
+            return self.socket.poll_peek(cx, buf);
+        }
+        let count = buffered.len().min(buf.len());
+        buf[..count].copy_from_slice(&buffered[..count]);
+        Poll::Ready(Ok(count))
+    }
+
+    pub(crate) fn poll_fill_buf(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<&[u8]>> {
+        if self.shut {
+            return Poll::Ready(Ok(&[]));
+        }
+        if self.buffered().is_empty() {
+            self.at = 0;
+            self.buffer.resize(STAGE, 0);
+            let read = self.socket.poll_read(cx, &mut self.buffer);
+            self.buffer.truncate(match &read {
+                Poll::Ready(Ok(count)) => *count,
+                _ => 0,
+            });
+            match read {
+                Poll::Ready(Ok(_)) => {}
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+        Poll::Ready(Ok(self.buffered()))
+    }
+
+    pub(crate) fn consume_filled(&mut self, count: usize) {
+        self.at = (self.at + count).min(self.buffer.len());
+    }
+
+    pub(crate) fn poll_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.shut || !self.buffered().is_empty() {
+            return Poll::Ready(Ok(()));
+        }
+        self.socket.poll_readable(cx)
+    }
+
+    pub(crate) fn shutdown(&mut self) -> io::Result<()> {
+        self.shut = true;
+        self.socket.shutdown(Shutdown::Read)
+    }
+
+    fn early(&mut self, buf: &mut [u8]) -> Option<usize> {
+        if self.shut {
+            return Some(0);
+        }
+        if self.at == self.buffer.len() {
+            return None;
+        }
+        let count = buf.len().min(self.buffer.len() - self.at);
+        buf[..count].copy_from_slice(&self.buffer[self.at..self.at + count]);
+        self.at += count;
+        if self.at == self.buffer.len() {
+            self.buffer = Vec::new();
+            self.at = 0;
+        }
+        Some(count)
+    }
+
+    fn buffered(&self) -> &[u8] {
+        &self.buffer[self.at..]
+    }
+}
+
+/// Writes to the TCP socket.
+#[derive(Debug)]
+pub(crate) struct TcpWriter {
+    socket: Arc<dyn Socket>,
+}
+
+impl TcpWriter {
+    pub(crate) fn new(socket: Arc<dyn Socket>) -> Self {
+        Self { socket }
+    }
+
+    pub(crate) fn poll_write(
+        &self,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.socket.poll_write(cx, bufs)
+    }
+
+    pub(crate) fn try_write(&self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.socket.try_write(bufs)
+    }
+
+    pub(crate) fn poll_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.socket.poll_writable(cx)
+    }
+
+    pub(crate) fn shutdown(&self) -> io::Result<()> {
+        match self.socket.shutdown(Shutdown::Write) {
+            // The peer was faster; as far as we are concerned writing is over.
+            Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(()),
+            done => done,
+        }
+    }
+}
+
+/// What `fill_buf` reads at a time.
+const STAGE: usize = 16 * 1024;

@@ -1,0 +1,157 @@
+//! One DMB element: the CDC block of 32 bytes, then the payload ring.
+
+use super::sync::{AtomicU64, Ordering};
+use super::{OutOfBounds, Region};
+
+/// A receive buffer element as both sides see it.
+///
+/// Bytes 0 to 31 hold the CDC block that the writing side keeps up to date, the rest is the ring.
+/// Offsets into the ring are counts of a cursor, always less than [`Element::ring_len`].
+#[derive(Clone, Debug)]
+pub struct Element {
+    region: Region,
+    ring_len: usize,
+}
+
+impl Element {
+    /// Looks at a region as an element.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfBounds`] when it is too short for a CDC block and one byte, or not aligned to 8.
+    pub fn new(region: Region) -> Result<Self, OutOfBounds> {
+        region.word(CONSUMER_WORD)?;
+        let ring_len = region.len().saturating_sub(HEADER_LEN);
+        if ring_len == 0 {
+            return Err(OutOfBounds {
+                at: HEADER_LEN,
+                len: 1,
+                size: region.len(),
+            });
+        }
+        Ok(Self { region, ring_len })
+    }
+
+    /// The memory as a whole.
+    #[must_use]
+    pub fn region(&self) -> &Region {
+        &self.region
+    }
+
+    /// Bytes of payload that fit.
+    #[must_use]
+    pub fn ring_len(&self) -> usize {
+        self.ring_len
+    }
+
+    /// The word with the producer cursor (bytes 8 to 15).
+    #[must_use]
+    pub fn producer(&self) -> &AtomicU64 {
+        self.word(PRODUCER_WORD)
+    }
+
+    /// The word with the consumer cursor and all flags (bytes 16 to 23).
+    #[must_use]
+    pub fn consumer(&self) -> &AtomicU64 {
+        self.word(CONSUMER_WORD)
+    }
+
+    /// Copies `data` into the ring at offset `at`, going on at the start where the ring ends.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfBounds`] when `at` is not inside the ring or the data is longer than the ring.
+    pub fn write(&self, at: usize, data: &[u8]) -> Result<(), OutOfBounds> {
+        let (first, second) = data.split_at(self.until_end(at, data.len())?);
+        self.region.copy_in(HEADER_LEN + at, first)?;
+        if second.is_empty() {
+            Ok(())
+        } else {
+            self.region.copy_in(HEADER_LEN, second)
+        }
+    }
+
+    /// Copies bytes out of the ring from offset `at`, going on at the start where the ring ends.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfBounds`] when `at` is not inside the ring or `to` is longer than the ring.
+    pub fn read(&self, at: usize, to: &mut [u8]) -> Result<(), OutOfBounds> {
+        let split = self.until_end(at, to.len())?;
+        let (first, second) = to.split_at_mut(split);
+        self.region.copy_out(HEADER_LEN + at, first)?;
+        if second.is_empty() {
+            Ok(())
+        } else {
+            self.region.copy_out(HEADER_LEN, second)
+        }
+    }
+
+    /// Borrows up to `len` bytes in place from offset `at`, not past the end of the ring.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfBounds`] when `at` is not inside the ring or `len` is longer than the ring.
+    pub fn slice(&self, at: usize, len: usize, _: TrustPeers) -> Result<&[u8], OutOfBounds> {
+        let len = self.until_end(at, len)?;
+        // SAFETY: whoever made the token promised that peers do not change bytes between telling
+        // us of them and being told that we read them; the caller of this method is between the
+        // two, because the borrow of the stream ends before it moves its consumer cursor.
+        unsafe { self.region.slice(HEADER_LEN + at, len) }
+    }
+
+    /// How many of `len` bytes from `at` lie before the end of the ring.
+    fn until_end(&self, at: usize, len: usize) -> Result<usize, OutOfBounds> {
+        if at >= self.ring_len || len > self.ring_len {
+            return Err(OutOfBounds {
+                at,
+                len,
+                size: self.ring_len,
+            });
+        }
+        Ok(len.min(self.ring_len - at))
+    }
+
+    fn word(&self, at: usize) -> &AtomicU64 {
+        match self.region.word(at) {
+            Ok(word) => word,
+            // `new` looked up both words; a region never changes its length.
+            Err(_) => unreachable!("element header checked on construction"),
+        }
+    }
+
+    /// Clears the CDC block, before a buffer is used for another connection.
+    pub fn reset(&self) {
+        for at in (0..HEADER_LEN).step_by(8) {
+            self.word(at).store(0, Ordering::Release);
+        }
+    }
+}
+
+/// A promise about peers, which makes reading in place possible.
+///
+/// Memory that another process can write must not be looked at as `&[u8]`, because Rust may assume
+/// that such bytes do not change. With this token a caller promises that no peer does so.
+#[derive(Clone, Copy, Debug)]
+pub struct TrustPeers(());
+
+impl TrustPeers {
+    /// Makes the promise.
+    ///
+    /// # Safety
+    ///
+    /// All peers of the endpoint that is given this token must be programs that write a byte of
+    /// our buffers only while it counts as free, that is before they show us a producer cursor
+    /// behind it and after we showed them a consumer cursor behind it. Peers of this library do;
+    /// a hostile or broken program that runs as a permitted user need not.
+    #[must_use]
+    pub unsafe fn new() -> Self {
+        Self(())
+    }
+}
+
+/// Length of the CDC block in bytes; the ring begins behind it.
+pub const HEADER_LEN: usize = 32;
+
+const PRODUCER_WORD: usize = 8;
+const CONSUMER_WORD: usize = 16;

@@ -1,0 +1,259 @@
+//! Memory that a peer may write at any time.
+//!
+//! This is the only place of the crate with `unsafe` in it. A [`Region`] is a span of bytes that
+//! may be shared with another process, which can change any byte at any moment, also when it is
+//! buggy or hostile. So a region is never lent out as `&[u8]`: it offers copies, and loads and
+//! stores of whole words. What was copied out is private and can be checked before it is used.
+
+#![allow(
+    unsafe_code,
+    reason = "the one module that touches shared memory through pointers"
+)]
+
+pub mod sync;
+
+mod element;
+
+pub use element::{Element, HEADER_LEN, TrustPeers};
+
+use std::any::Any;
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use sync::{AtomicU64, Ordering};
+
+/// A span of memory that others may read and write while we do.
+///
+/// Clones refer to the same memory; the memory lives until the last clone is dropped.
+#[derive(Clone)]
+pub struct Region {
+    start: NonNull<u8>,
+    len: usize,
+    owner: Arc<dyn Any + Send + Sync>,
+}
+
+// SAFETY: the memory belongs to `owner`, which is Send + Sync and is kept alive by every clone;
+// all access goes through copies and atomics that tolerate concurrent writers.
+unsafe impl Send for Region {}
+// SAFETY: as above; no method hands out a reference to the bytes except the unsafe `slice`.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// Fresh zeroed memory of this process, for devices whose two ends live in one process.
+    ///
+    /// `len` is in bytes; the start is aligned to 8.
+    #[must_use]
+    pub fn anonymous(len: usize) -> Self {
+        let words: Arc<[AtomicU64]> = (0..len.div_ceil(8)).map(|_| AtomicU64::new(0)).collect();
+        // The pointer comes from a slice of atomics, so writing through it is allowed.
+        let start = NonNull::from(&*words).cast::<u8>();
+        Self {
+            start,
+            len,
+            owner: Arc::new(words),
+        }
+    }
+
+    /// A region over memory that a provider mapped.
+    ///
+    /// `owner` is dropped with the last clone and has to unmap the memory then.
+    ///
+    /// # Safety
+    ///
+    /// For as long as `owner` lives, `start..start + len` must be valid for reads and writes, must
+    /// not be accessed by this process other than through atomics, raw copies or regions, and must
+    /// not be able to disappear (a memory file has to be sealed against shrinking first). `start`
+    /// must be aligned to 8.
+    pub unsafe fn from_raw_parts(
+        start: NonNull<u8>,
+        len: usize,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Self {
+        Self { start, len, owner }
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether the region has no bytes.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The first byte, for providers that hand the span to an operating system or a device.
+    #[must_use]
+    pub fn as_ptr(&self) -> NonNull<u8> {
+        self.start
+    }
+
+    /// A part of the region that shares its memory and its life.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfBounds`] when `at + len` passes the end.
+    pub fn part(&self, at: usize, len: usize) -> Result<Self, OutOfBounds> {
+        let start = self.at(at, len)?;
+        Ok(Self {
+            start,
+            len,
+            owner: Arc::clone(&self.owner),
+        })
+    }
+
+    /// Copies `data` into the region.
+    ///
+    /// If `at` and the length are multiples of 8, whole words are written one after the other in
+    /// ascending order, each in one piece and not before what was written earlier (a store with
+    /// release ordering), as long as they are few: see [`WORDWISE_MAX`]. Longer data is copied in
+    /// no particular order, but after everything that was written before.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfBounds`] when the data would pass the end; nothing is written then.
+    pub fn copy_in(&self, at: usize, data: &[u8]) -> Result<(), OutOfBounds> {
+        let to = self.at(at, data.len())?;
+        if data.len() <= WORDWISE_MAX && is_word_aligned(to) && data.len() % 8 == 0 {
+            for (index, chunk) in data.chunks_exact(8).enumerate() {
+                let mut word = [0; 8];
+                word.copy_from_slice(chunk);
+                self.store(at + index * 8, u64::from_ne_bytes(word), Ordering::Release)?;
+            }
+            return Ok(());
+        }
+        // SAFETY: `at` checked that `to` is valid for `data.len()` bytes. `data` is a live
+        // reference of this process and so cannot overlap memory that only regions touch. Another
+        // process may read or write the destination meanwhile; readers are told by a cursor, which
+        // is stored with release ordering after this copy, which bytes are settled.
+        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to.as_ptr(), data.len()) };
+        Ok(())
+    }
+
+    /// Copies bytes out of the region into private memory.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfBounds`] when the span passes the end; `to` is unchanged then.
+    pub fn copy_out(&self, at: usize, to: &mut [u8]) -> Result<(), OutOfBounds> {
+        let from = self.at(at, to.len())?;
+        // SAFETY: `at` checked that `from` is valid for `to.len()` bytes; `to` is an exclusive
+        // borrow and cannot overlap. A peer that writes meanwhile can only make the copied bytes
+        // arbitrary, which any `u8` may be.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_mut_ptr(), to.len()) };
+        Ok(())
+    }
+
+    /// Writes zeros.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfBounds`] when the span passes the end.
+    pub fn zero(&self, at: usize, len: usize) -> Result<(), OutOfBounds> {
+        let to = self.at(at, len)?;
+        // SAFETY: `at` checked the span; any bit pattern is valid for bytes.
+        unsafe { std::ptr::write_bytes(to.as_ptr(), 0, len) };
+        Ok(())
+    }
+
+    /// Loads the aligned 8-byte word at byte offset `at`.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfBounds`] when the word passes the end or is not aligned to 8.
+    pub fn load(&self, at: usize, order: Ordering) -> Result<u64, OutOfBounds> {
+        Ok(self.word(at)?.load(order))
+    }
+
+    /// Stores the aligned 8-byte word at byte offset `at`.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfBounds`] when the word passes the end or is not aligned to 8.
+    pub fn store(&self, at: usize, value: u64, order: Ordering) -> Result<(), OutOfBounds> {
+        self.word(at)?.store(value, order);
+        Ok(())
+    }
+
+    /// The aligned 8-byte word at byte offset `at`, for protocols between devices.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfBounds`] when the word passes the end or is not aligned to 8.
+    pub fn word(&self, at: usize) -> Result<&AtomicU64, OutOfBounds> {
+        let word = self.at(at, 8)?;
+        if !is_word_aligned(word) {
+            return Err(OutOfBounds {
+                at,
+                len: 8,
+                size: self.len,
+            });
+        }
+        // SAFETY: in bounds and aligned as just checked; the memory lives as long as `self`. An
+        // atomic may be shared with writers in other processes.
+        Ok(unsafe { word.cast::<AtomicU64>().as_ref() })
+    }
+
+    /// Borrows bytes in place.
+    ///
+    /// # Safety
+    ///
+    /// Nobody, in no process, may write these bytes while the borrow lives. For memory that a peer
+    /// can write this is a promise about the peer: see [`TrustPeers`].
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfBounds`] when the span passes the end.
+    pub unsafe fn slice(&self, at: usize, len: usize) -> Result<&[u8], OutOfBounds> {
+        let start = self.at(at, len)?;
+        // SAFETY: in bounds; initialised since regions start zeroed or written; the caller
+        // promises that nobody writes.
+        Ok(unsafe { std::slice::from_raw_parts(start.as_ptr(), len) })
+    }
+
+    fn at(&self, at: usize, len: usize) -> Result<NonNull<u8>, OutOfBounds> {
+        match at.checked_add(len) {
+            // SAFETY: `at <= self.len`, so the result stays within or one past the allocation.
+            Some(end) if end <= self.len => Ok(unsafe { self.start.add(at) }),
+            _ => Err(OutOfBounds {
+                at,
+                len,
+                size: self.len,
+            }),
+        }
+    }
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Region")
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}
+
+fn is_word_aligned(at: NonNull<u8>) -> bool {
+    at.as_ptr().addr() % 8 == 0
+}
+
+/// A span that does not fit its region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("span of {len} bytes at {at} does not fit a region of {size} bytes")]
+#[non_exhaustive]
+pub struct OutOfBounds {
+    /// Where the span was to start, in bytes.
+    pub at: usize,
+    /// Its length in bytes.
+    pub len: usize,
+    /// Length of the region in bytes.
+    pub size: usize,
+}
+
+/// Longest copy, in bytes, that [`Region::copy_in`] makes word by word: two CDC blocks.
+pub const WORDWISE_MAX: usize = 64;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,35 @@
+use super::*;
+
+#[test]
+fn spans_that_pass_the_end_are_refused_and_change_nothing() {
+    let region = Region::anonymous(64);
+    assert!(region.copy_in(60, &[1; 5]).is_err());
+    assert!(region.copy_in(usize::MAX, &[1; 5]).is_err());
+    let mut out = [7; 5];
+    assert!(region.copy_out(60, &mut out).is_err());
+    assert_eq!(out, [7; 5]);
+    let mut all = [1; 64];
+    region.copy_out(0, &mut all).unwrap();
+    assert_eq!(all, [0; 64]);
+}
+
+#[test]
+fn words_must_be_aligned_and_inside() {
+    let region = Region::anonymous(20);
+    assert!(region.load(8, Ordering::Acquire).is_ok());
+    assert!(region.load(4, Ordering::Acquire).is_err());
+    assert!(region.load(16, Ordering::Acquire).is_err());
+}
+
+#[test]
+fn a_part_shares_the_memory() {
+    let region = Region::anonymous(64);
+    let part = region.part(32, 32).unwrap();
+    part.copy_in(0, b"hello").unwrap();
+    let mut out = [0; 5];
+    region.copy_out(32, &mut out).unwrap();
+    assert_eq!(&out, b"hello");
+    drop(region);
+    part.copy_out(0, &mut out).unwrap();
+    assert!(part.part(30, 3).is_err());
+}

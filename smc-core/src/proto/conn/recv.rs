@@ -1,0 +1,154 @@
+use smc_wire::cursor::{Cursor, Ring};
+
+use crate::error::PeerMisbehaved;
+
+/// What we know of our own ring, which the peer writes.
+#[derive(Clone, Debug)]
+pub struct RecvHalf {
+    ring: Ring,
+    peer_producer: Cursor,
+    consumer: Cursor,
+    /// Arrived and not read yet.
+    readable: u32,
+    /// Read, but the peer was not told yet.
+    unconfirmed: u32,
+    /// Bytes up to and including the urgent byte, if one is among the readable ones.
+    urgent: Option<u32>,
+    /// The urgent byte was read, so the peer has to hear of it.
+    urgent_read: bool,
+}
+
+impl RecvHalf {
+    /// An empty ring: our element less its CDC block.
+    #[must_use]
+    pub fn new(ring: Ring) -> Self {
+        Self {
+            ring,
+            peer_producer: Cursor::START,
+            consumer: Cursor::START,
+            readable: 0,
+            unconfirmed: 0,
+            urgent: None,
+            urgent_read: false,
+        }
+    }
+
+    /// Bytes that can be read now.
+    #[must_use]
+    pub fn readable(&self) -> u32 {
+        self.readable
+    }
+
+    /// Offset in the ring of the next byte to read.
+    #[must_use]
+    pub fn at(&self) -> u32 {
+        self.consumer.count
+    }
+
+    /// Our ring.
+    #[must_use]
+    pub fn ring(&self) -> Ring {
+        self.ring
+    }
+
+    /// How far we have read.
+    #[must_use]
+    pub fn consumer(&self) -> Cursor {
+        self.consumer
+    }
+
+    /// How far the peer says it has written.
+    #[must_use]
+    pub fn peer_producer(&self) -> Cursor {
+        self.peer_producer
+    }
+
+    /// Whether an urgent byte is among the readable ones; it is delivered in line.
+    #[must_use]
+    pub fn has_urgent(&self) -> bool {
+        self.urgent.is_some()
+    }
+
+    /// The peer's producer cursor has this value now. Returns how many bytes arrived.
+    ///
+    /// # Errors
+    ///
+    /// When the cursor is outside the ring, goes back, or passes the space that the peer knows of.
+    pub fn handle_producer(&mut self, cursor: Cursor) -> Result<u32, PeerMisbehaved> {
+        let arrived = self.ring.span(self.peer_producer, cursor)?;
+        let used = self
+            .readable
+            .saturating_add(self.unconfirmed)
+            .saturating_add(arrived);
+        if used > self.ring.size() {
+            return Err(PeerMisbehaved::PassedTheSpace);
+        }
+        self.readable = self.readable.saturating_add(arrived);
+        self.peer_producer = cursor;
+        Ok(arrived)
+    }
+
+    /// The peer flagged urgent data: the byte before its producer cursor is urgent.
+    pub fn handle_urgent(&mut self) {
+        self.urgent = (self.readable > 0).then_some(self.readable);
+    }
+
+    /// `read` bytes were taken from [`RecvHalf::at`]; more than is readable counts as all.
+    pub fn consume(&mut self, read: u32) {
+        let read = read.min(self.readable);
+        self.readable = self.readable.saturating_sub(read);
+        self.unconfirmed = self.unconfirmed.saturating_add(read);
+        self.consumer = self.ring.advance(self.consumer, read);
+        if let Some(left) = self.urgent {
+            let left = left.saturating_sub(read);
+            self.urgent = (left > 0).then_some(left);
+            self.urgent_read |= left == 0;
+        }
+    }
+
+    /// Whether the peer should be shown the consumer cursor now.
+    ///
+    /// That is when the urgent byte was read, or when more than a tenth of the ring was read since
+    /// the last time and the peer either waits for space (`peer_blocked`) or has at most half of
+    /// the ring left, as far as it knows.
+    #[must_use]
+    pub fn is_update_due(&self, peer_blocked: bool) -> bool {
+        if self.urgent_read {
+            return self.unconfirmed > 0;
+        }
+        if self.unconfirmed <= self.least() {
+            return false;
+        }
+        let size = self.ring.size();
+        let known_free = size.saturating_sub(self.readable.saturating_add(self.unconfirmed));
+        peer_blocked || known_free <= size / 2
+    }
+
+    /// Whether [`RecvHalf::is_update_due`] could hold for a peer that waits; cheap to ask.
+    #[must_use]
+    pub fn may_owe_update(&self) -> bool {
+        self.urgent_read || self.unconfirmed > self.least()
+    }
+
+    /// Bytes read that the peer does not know of.
+    #[must_use]
+    pub fn unconfirmed(&self) -> u32 {
+        self.unconfirmed
+    }
+
+    /// The peer is being shown the consumer cursor, which is returned.
+    pub fn confirm(&mut self) -> Cursor {
+        self.unconfirmed = 0;
+        self.urgent_read = false;
+        self.consumer
+    }
+
+    fn least(&self) -> u32 {
+        let size = self.ring.size();
+        (size / 10).max(UPDATE_MIN.min(size / 2))
+    }
+}
+
+/// Least progress, in bytes, that is worth an update of its own (half of Linux's smallest send
+/// buffer; behaviour of window updates).
+const UPDATE_MIN: u32 = 2304;

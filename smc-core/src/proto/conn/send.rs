@@ -1,0 +1,81 @@
+use smc_wire::cursor::{Cursor, Ring};
+
+use crate::error::PeerMisbehaved;
+
+/// What we know of the ring in the peer's memory that we write.
+#[derive(Clone, Debug)]
+pub struct SendHalf {
+    ring: Ring,
+    producer: Cursor,
+    peer_consumer: Cursor,
+    /// Written and, as far as we know, not read yet.
+    in_flight: u32,
+}
+
+impl SendHalf {
+    /// An empty ring: the peer's element less its CDC block.
+    #[must_use]
+    pub fn new(ring: Ring) -> Self {
+        Self {
+            ring,
+            producer: Cursor::START,
+            peer_consumer: Cursor::START,
+            in_flight: 0,
+        }
+    }
+
+    /// Bytes that may be written now.
+    #[must_use]
+    pub fn space(&self) -> u32 {
+        self.ring.size().saturating_sub(self.in_flight)
+    }
+
+    /// Offset in the ring where the next byte goes.
+    #[must_use]
+    pub fn at(&self) -> u32 {
+        self.producer.count
+    }
+
+    /// The peer's ring.
+    #[must_use]
+    pub fn ring(&self) -> Ring {
+        self.ring
+    }
+
+    /// How far we have written.
+    #[must_use]
+    pub fn producer(&self) -> Cursor {
+        self.producer
+    }
+
+    /// How far the peer says it has read.
+    #[must_use]
+    pub fn peer_consumer(&self) -> Cursor {
+        self.peer_consumer
+    }
+
+    /// `written` bytes were copied to [`SendHalf::at`]; more than the space counts as the space.
+    ///
+    /// Returns the producer cursor that the peer has to be shown.
+    pub fn commit(&mut self, written: u32) -> Cursor {
+        let written = written.min(self.space());
+        self.in_flight = self.in_flight.saturating_add(written);
+        self.producer = self.ring.advance(self.producer, written);
+        self.producer
+    }
+
+    /// The peer's consumer cursor has this value now. Returns how many bytes it freed.
+    ///
+    /// # Errors
+    ///
+    /// When the cursor is outside the ring, goes back, or passes what was written.
+    pub fn handle_consumer(&mut self, cursor: Cursor) -> Result<u32, PeerMisbehaved> {
+        let freed = self.ring.span(self.peer_consumer, cursor)?;
+        self.in_flight = self
+            .in_flight
+            .checked_sub(freed)
+            .ok_or(PeerMisbehaved::PassedTheData)?;
+        self.peer_consumer = cursor;
+        Ok(freed)
+    }
+}

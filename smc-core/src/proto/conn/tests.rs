@@ -1,0 +1,299 @@
+use smc_wire::cdc::StateFlags;
+use smc_wire::cursor::{Cursor, Ring};
+
+use super::*;
+use crate::error::PeerMisbehaved;
+
+const D: StateFlags = StateFlags::SENDING_DONE;
+const C: StateFlags = StateFlags::CLOSED;
+const A: StateFlags = StateFlags::ABORTED;
+
+fn ring(size: u32) -> Ring {
+    Ring::new(size).unwrap()
+}
+
+/// A sender and the receiver at the other end of its ring.
+fn pair(size: u32) -> (SendHalf, RecvHalf) {
+    (SendHalf::new(ring(size)), RecvHalf::new(ring(size)))
+}
+
+#[test]
+fn all_bytes_of_the_ring_can_be_used() {
+    let (mut send, mut recv) = pair(100);
+    assert_eq!(send.space(), 100);
+    let producer = send.commit(100);
+    assert_eq!(producer, Cursor { wrap: 1, count: 0 });
+    assert_eq!(send.space(), 0);
+    assert_eq!(recv.handle_producer(producer), Ok(100));
+    assert_eq!(recv.readable(), 100);
+    recv.consume(100);
+    assert_eq!(send.handle_consumer(recv.confirm()), Ok(100));
+    assert_eq!(send.space(), 100);
+}
+
+#[test]
+fn positions_go_round_for_many_rings() {
+    let (mut send, mut recv) = pair(7);
+    for step in 0..200_000_u32 {
+        let count = step % 5 + 1;
+        assert_eq!(send.at(), recv.at());
+        let producer = send.commit(count);
+        assert_eq!(recv.handle_producer(producer), Ok(count));
+        recv.consume(count);
+        assert_eq!(send.handle_consumer(recv.confirm()), Ok(count));
+    }
+    assert!(send.producer().wrap < 65535);
+    assert_eq!(send.producer(), recv.consumer());
+}
+
+#[test]
+fn a_producer_that_passes_the_free_space_is_refused() {
+    let mut recv = RecvHalf::new(ring(100));
+    recv.handle_producer(Cursor { wrap: 0, count: 60 }).unwrap();
+    recv.consume(60);
+    // The peer was not told of the 60 bytes, so it may write 40 more and not one beyond.
+    let beyond = Cursor { wrap: 1, count: 1 };
+    assert_eq!(
+        recv.handle_producer(beyond),
+        Err(PeerMisbehaved::PassedTheSpace)
+    );
+    assert_eq!(recv.handle_producer(Cursor { wrap: 1, count: 0 }), Ok(40));
+}
+
+#[test]
+fn cursors_that_go_back_or_lie_outside_are_refused() {
+    let (mut send, mut recv) = pair(100);
+    recv.handle_producer(Cursor { wrap: 0, count: 60 }).unwrap();
+    for cursor in [
+        (0, 59),
+        (0, 100),
+        (0, u32::MAX),
+        (1, 61),
+        (2, 0),
+        (u16::MAX, 99),
+    ] {
+        let cursor = Cursor {
+            wrap: cursor.0,
+            count: cursor.1,
+        };
+        let refused = recv.handle_producer(cursor);
+        assert!(
+            matches!(refused, Err(PeerMisbehaved::Cursor(_))),
+            "{cursor}: {refused:?}"
+        );
+    }
+    assert_eq!(recv.readable(), 60);
+    send.commit(10);
+    let beyond = send.handle_consumer(Cursor { wrap: 0, count: 11 });
+    assert_eq!(beyond, Err(PeerMisbehaved::PassedTheData));
+    assert_eq!(send.space(), 90);
+}
+
+#[test]
+fn the_peer_hears_of_reading_when_it_waits_or_half_the_ring_is_used() {
+    let mut recv = RecvHalf::new(ring(100_000));
+    recv.handle_producer(Cursor {
+        wrap: 0,
+        count: 40_000,
+    })
+    .unwrap();
+    recv.consume(10_000);
+    assert!(!recv.is_update_due(true), "a tenth is too little");
+    recv.consume(1);
+    assert!(recv.is_update_due(true), "the peer waits");
+    assert!(
+        !recv.is_update_due(false),
+        "the peer has more than half left"
+    );
+    recv.handle_producer(Cursor {
+        wrap: 0,
+        count: 50_000,
+    })
+    .unwrap();
+    assert!(
+        recv.is_update_due(false),
+        "the peer knows of half a ring at most"
+    );
+    recv.confirm();
+    assert!(!recv.is_update_due(true));
+    assert_eq!(recv.unconfirmed(), 0);
+}
+
+#[test]
+fn a_reader_of_everything_never_leaves_a_waiting_writer_without_an_update() {
+    for size in [1, 2, 10, 16_352, 65_504, 1_048_544] {
+        let (mut send, mut recv) = pair(size);
+        let producer = send.commit(size);
+        recv.handle_producer(producer).unwrap();
+        recv.consume(size);
+        assert!(recv.is_update_due(true), "ring of {size}");
+    }
+}
+
+#[test]
+fn an_urgent_byte_is_delivered_in_line_and_its_reading_is_told_at_once() {
+    let mut recv = RecvHalf::new(ring(100_000));
+    recv.handle_producer(Cursor { wrap: 0, count: 5 }).unwrap();
+    recv.handle_urgent();
+    assert!(recv.has_urgent());
+    recv.consume(4);
+    assert!(recv.has_urgent() && !recv.is_update_due(false));
+    recv.consume(1);
+    assert!(!recv.has_urgent() && recv.is_update_due(false));
+    recv.confirm();
+    assert!(!recv.is_update_due(false));
+}
+
+#[test]
+fn the_table_of_states_is_that_of_the_specification() {
+    let expected = "\
+state            | establish | shutdown_write | close            | close_last | peer_done      | peer_closed     | peer_closed_last | peer_aborted | peer_aborted_last | kill
+INIT             | ACTIVE    | -              | CLOSED           | -          | APPCLOSEWAIT1  | APPCLOSEWAIT1   | -                | PROCESSABORT | -                 | -
+ACTIVE           | -         | PEERCLOSEWAIT1 | PEERCLOSEWAIT1   | -          | APPCLOSEWAIT1  | APPCLOSEWAIT1   | -                | PROCESSABORT | -                 | PEERABORTWAIT
+PEERCLOSEWAIT1   | -         | -              | PEERCLOSEWAIT1   | -          | PEERCLOSEWAIT2 | APPFINCLOSEWAIT | CLOSED           | PROCESSABORT | CLOSED            | PEERABORTWAIT
+PEERCLOSEWAIT2   | -         | -              | PEERCLOSEWAIT2   | -          | -              | APPFINCLOSEWAIT | CLOSED           | PROCESSABORT | CLOSED            | PEERABORTWAIT
+APPCLOSEWAIT1    | -         | APPCLOSEWAIT2  | PEERFINCLOSEWAIT | CLOSED     | -              | APPCLOSEWAIT1   | -                | PROCESSABORT | -                 | PEERABORTWAIT
+APPCLOSEWAIT2    | -         | -              | PEERFINCLOSEWAIT | CLOSED     | -              | APPCLOSEWAIT2   | -                | CLOSED       | -                 | PEERABORTWAIT
+APPFINCLOSEWAIT  | -         | -              | -                | CLOSED     | -              | -               | -                | PROCESSABORT | -                 | PEERABORTWAIT
+PEERFINCLOSEWAIT | -         | -              | PEERFINCLOSEWAIT | -          | -              | -               | CLOSED           | -            | CLOSED            | PEERABORTWAIT
+PEERABORTWAIT    | -         | -              | CLOSED           | CLOSED     | -              | -               | -                | CLOSED       | CLOSED            | -
+PROCESSABORT     | -         | -              | -                | CLOSED     | -              | -               | -                | -            | -                 | PEERABORTWAIT
+CLOSED           | -         | -              | -                | -          | -              | -               | -                | -            | -                 | -
+";
+    assert_eq!(State::table().to_string(), expected);
+}
+
+#[test]
+fn closing_first_then_the_peer() {
+    let mut closing = Closing::new();
+    assert_eq!(closing.close(false), Some(C));
+    assert_eq!(closing.state(), State::PeerCloseWait1);
+    assert!(closing.handle_peer(C));
+    assert!(closing.is_finished());
+}
+
+#[test]
+fn the_peer_closes_first() {
+    let mut closing = Closing::new();
+    closing.handle_peer(C);
+    assert_eq!(closing.state(), State::AppCloseWait1);
+    assert_eq!(closing.read_end(), ReadEnd::Eof);
+    assert_eq!(closing.write_end(), WriteEnd::Reset);
+    assert_eq!(closing.close(false), Some(C));
+    assert!(closing.is_finished());
+}
+
+#[test]
+fn half_closes_of_both_sides_then_closing() {
+    let mut closing = Closing::new();
+    assert_eq!(closing.shutdown_write(), Some(D));
+    assert_eq!(closing.shutdown_write(), None, "once is enough");
+    assert_eq!(closing.write_end(), WriteEnd::Shut);
+    assert_eq!(closing.read_end(), ReadEnd::Open);
+    closing.handle_peer(D);
+    assert_eq!(closing.state(), State::PeerCloseWait2);
+    assert_eq!(closing.read_end(), ReadEnd::Eof);
+    assert_eq!(closing.close(false), Some(D | C));
+    assert!(!closing.is_finished());
+    closing.handle_peer(D | C);
+    assert!(closing.is_finished());
+}
+
+#[test]
+fn writing_goes_on_after_the_peer_is_done_writing() {
+    let mut closing = Closing::new();
+    closing.handle_peer(D);
+    assert_eq!(closing.write_end(), WriteEnd::Open);
+    assert_eq!(closing.close(false), Some(C));
+    assert_eq!(closing.state(), State::PeerFinCloseWait);
+    closing.handle_peer(D | C);
+    assert!(closing.is_finished());
+}
+
+#[test]
+fn we_shut_down_and_the_peer_closes() {
+    let mut closing = Closing::new();
+    closing.shutdown_write();
+    closing.handle_peer(C);
+    assert_eq!(closing.state(), State::AppFinCloseWait);
+    assert_eq!(closing.close(false), Some(D | C));
+    assert!(closing.is_finished());
+}
+
+#[test]
+fn an_abort_of_the_peer_resets_and_is_answered_with_an_abort() {
+    let mut closing = Closing::new();
+    closing.handle_peer(A);
+    assert_eq!(closing.state(), State::ProcessAbort);
+    assert_eq!(closing.read_end(), ReadEnd::Reset);
+    assert_eq!(closing.write_end(), WriteEnd::Reset);
+    assert_eq!(closing.close(false), Some(A));
+    assert!(closing.is_finished());
+}
+
+#[test]
+fn an_abort_after_our_last_word_ends_it() {
+    let mut closing = Closing::new();
+    closing.close(true);
+    assert_eq!(closing.sent(), A);
+    closing.handle_peer(A);
+    assert!(closing.is_finished());
+}
+
+#[test]
+fn a_kill_aborts_once_and_closing_then_finishes() {
+    let mut closing = Closing::new();
+    assert_eq!(closing.kill(), Some(A));
+    assert_eq!(closing.kill(), None);
+    assert_eq!(closing.read_end(), ReadEnd::Aborted);
+    assert_eq!(closing.write_end(), WriteEnd::Aborted);
+    assert_eq!(closing.close(false), None);
+    assert!(closing.is_finished());
+}
+
+#[test]
+fn a_kill_after_the_peer_closed_still_reads_to_an_orderly_end() {
+    let mut closing = Closing::new();
+    closing.handle_peer(C);
+    closing.kill();
+    assert_eq!(closing.read_end(), ReadEnd::Eof);
+    closing.close(false);
+    assert!(closing.is_finished());
+}
+
+#[test]
+fn a_kill_of_a_dropped_connection_finishes_it() {
+    let mut closing = Closing::new();
+    closing.close(false);
+    assert_eq!(closing.kill(), None, "our last word was said");
+    assert!(closing.is_finished());
+}
+
+/// Whatever comes in whatever order: no panic, flags only grow, and two last words finish it.
+#[test]
+fn every_order_of_events_comes_to_an_end() {
+    for script in 0..8_u32.pow(5) {
+        let mut closing = Closing::new();
+        let mut sent = closing.sent();
+        let mut rest = script;
+        for _ in 0..5 {
+            match rest % 8 {
+                0 => drop(closing.shutdown_write()),
+                1 => drop(closing.close(false)),
+                2 => drop(closing.close(true)),
+                3 => drop(closing.handle_peer(D)),
+                4 => drop(closing.handle_peer(C)),
+                5 => drop(closing.handle_peer(D | C)),
+                6 => drop(closing.handle_peer(A)),
+                _ => drop(closing.kill()),
+            }
+            assert!(closing.sent().contains(sent), "script {script}");
+            sent = closing.sent();
+            rest /= 8;
+        }
+        closing.close(false);
+        closing.handle_peer(C);
+        closing.handle_peer(C | A);
+        assert!(closing.is_finished(), "script {script}: {:?}", closing);
+    }
+}

@@ -1,0 +1,470 @@
+use std::collections::{BTreeSet, VecDeque};
+use std::time::{Duration, Instant};
+
+use hashbrown::HashMap;
+use smc_wire::types::Gid;
+
+use super::{
+    Admission, Cause, DeviceIndex, GroupId, Intent, Key, NoGroup, Output, Seat, Snapshot, State,
+    Terminated, Terms, Waiter,
+};
+
+/// The link groups of an endpoint.
+///
+/// Mutators are [`enter`](Self::enter), [`establish`](Self::establish), [`leave`](Self::leave),
+/// [`cancel`](Self::cancel), the `terminate` family and [`handle_timeout`](Self::handle_timeout);
+/// after each of them drain [`poll_output`](Self::poll_output), then look at
+/// [`poll_timeout`](Self::poll_timeout). Each call costs time in proportion to the groups it
+/// touches; a short lock around the registry, never held while waiting, is all that sharing takes.
+#[derive(Debug, Default)]
+pub struct Registry {
+    groups: HashMap<GroupId, Group>,
+    keys: HashMap<Key, Slot>,
+    waiters: HashMap<Waiter, (Key, Instant)>,
+    /// When idle groups expire.
+    idle: BTreeSet<(Instant, GroupId)>,
+    /// When waiters run out of patience.
+    patience: BTreeSet<(Instant, Waiter)>,
+    outputs: VecDeque<Output>,
+    last_group: u32,
+    last_waiter: u64,
+}
+
+#[derive(Debug)]
+struct Group {
+    key: Key,
+    state: State,
+    /// Seats taken, by established connections and by set-ups.
+    seats: usize,
+    terms: Option<Terms>,
+    expires: Option<Instant>,
+    cause: Option<Cause>,
+}
+
+/// Everything of one key.
+#[derive(Debug, Default)]
+struct Slot {
+    /// Active and idle groups, the oldest first.
+    usable: Vec<GroupId>,
+    /// Set-ups that are creating a group.
+    creators: usize,
+    waiting: VecDeque<(Waiter, Intent)>,
+}
+
+impl Registry {
+    /// A registry without groups.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A set-up asks for its link group.
+    ///
+    /// Once it has a [`Seat`] it has to [`leave`](Self::leave) when its connection ends or does
+    /// not come about.
+    pub fn enter(&mut self, now: Instant, key: Key, intent: Intent) -> Admission {
+        let seat = match intent {
+            Intent::Create => Some(Ok(self.create(key))),
+            _ => self.admit(key, intent),
+        };
+        match seat {
+            Some(seat) => Admission::Now(seat),
+            None => Admission::Wait(self.wait(now, key, intent)),
+        }
+    }
+
+    /// The first connection of a new group is established: from now on others may join.
+    ///
+    /// To be called when the client has sent CONFIRM, or the server has processed it. Both steps,
+    /// success of the first contact and opening the group to others, are this one call.
+    ///
+    /// # Errors
+    ///
+    /// [`Terminated`] when the group was ended meanwhile; the connection cannot be used then and
+    /// still has to leave.
+    pub fn establish(&mut self, group: GroupId, terms: Terms) -> Result<(), Terminated> {
+        let Some(record) = self.groups.get_mut(&group) else {
+            return Err(Terminated);
+        };
+        if record.state.establish().is_err() {
+            return Err(Terminated);
+        }
+        record.terms = Some(terms);
+        let key = record.key;
+        let slot = self.keys.entry(key).or_default();
+        slot.creators = slot.creators.saturating_sub(1);
+        slot.usable.push(group);
+        self.settle(key);
+        Ok(())
+    }
+
+    /// A connection ends, or its set-up failed.
+    ///
+    /// In a group that was not established yet this is the failure of the first contact.
+    pub fn leave(&mut self, now: Instant, group: GroupId) {
+        let Some(record) = self.groups.get_mut(&group) else {
+            return;
+        };
+        record.seats = record.seats.saturating_sub(1);
+        if record.seats > 0 {
+            return;
+        }
+        let (key, before) = (record.key, record.state);
+        match record.state.empty() {
+            Ok(State::Idle) => {
+                let at = now.checked_add(IDLE_LIFETIME).unwrap_or(now);
+                record.expires = Some(at);
+                self.idle.insert((at, group));
+            }
+            Ok(_) => {
+                let cause = record.cause.unwrap_or(Cause::FirstContactFailed);
+                self.remove(group, cause);
+                if before == State::Pending {
+                    self.creator_left(key);
+                }
+            }
+            Err(_) => {}
+        }
+    }
+
+    /// A set-up no longer waits.
+    ///
+    /// A seat that it was given in an [`Output::Ready`] still to be polled is vacated; one that was
+    /// polled has to be [left](Self::leave) instead.
+    pub fn cancel(&mut self, now: Instant, waiter: Waiter) {
+        if let Some((key, deadline)) = self.waiters.remove(&waiter) {
+            self.patience.remove(&(deadline, waiter));
+            if let Some(slot) = self.keys.get_mut(&key) {
+                slot.waiting.retain(|(other, _)| *other != waiter);
+            }
+            self.tidy(key);
+            return;
+        }
+        let mut given = None;
+        self.outputs.retain(|output| match output {
+            Output::Ready {
+                waiter: ready,
+                seat,
+            } if *ready == waiter => {
+                given = seat.ok();
+                false
+            }
+            _ => true,
+        });
+        if let Some(seat) = given {
+            self.leave(now, seat.group());
+        }
+    }
+
+    /// Ends one group, for example because the peer declined with the out-of-sync bit set.
+    pub fn terminate(&mut self, group: GroupId, cause: Cause) {
+        let Some(record) = self.groups.get_mut(&group) else {
+            return;
+        };
+        let (key, before) = (record.key, record.state);
+        let Ok(after) = record.state.terminate() else {
+            return;
+        };
+        record.cause = Some(cause);
+        if let Some(slot) = self.keys.get_mut(&key) {
+            slot.usable.retain(|other| *other != group);
+        }
+        if after == State::Gone {
+            self.remove(group, cause);
+        } else {
+            self.outputs
+                .push_back(Output::Terminate { group, key, cause });
+        }
+        if before == State::Pending {
+            self.creator_left(key);
+        } else {
+            self.tidy(key);
+        }
+    }
+
+    /// Ends all groups with a peer whose device went away or that shut them down.
+    pub fn peer_gone(&mut self, device: DeviceIndex, peer: Gid) {
+        self.terminate_where(Cause::PeerGone, |key| {
+            key.device() == device && key.peer() == Some(peer)
+        });
+    }
+
+    /// Ends all groups of a device of ours that went away.
+    pub fn device_gone(&mut self, device: DeviceIndex) {
+        self.terminate_where(Cause::DeviceGone, |key| key.device() == device);
+    }
+
+    /// Ends all groups.
+    pub fn shutdown(&mut self) {
+        self.terminate_where(Cause::Shutdown, |_| true);
+    }
+
+    /// Tells that time has passed.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        while let Some(due) = self.idle.first().copied().filter(|(at, _)| *at <= now) {
+            self.idle.remove(&due);
+            self.expire(due.1);
+        }
+        while let Some(due) = self.patience.first().copied().filter(|(at, _)| *at <= now) {
+            self.patience.remove(&due);
+            self.lose_patience(due.1);
+        }
+    }
+
+    /// The next thing to do, until `None`.
+    pub fn poll_output(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) wants to be called at the latest.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let idle = self.idle.first().map(|(at, _)| *at);
+        let patience = self.patience.first().map(|(at, _)| *at);
+        idle.into_iter().chain(patience).min()
+    }
+
+    /// All groups in the order of their identifiers, for tools.
+    #[must_use]
+    pub fn snapshots(&self) -> Vec<Snapshot> {
+        let mut all: Vec<_> = self
+            .groups
+            .iter()
+            .map(|(id, group)| group.snapshot(*id))
+            .collect();
+        all.sort_unstable_by_key(|snapshot| snapshot.id);
+        all
+    }
+
+    /// One group, for tools.
+    #[must_use]
+    pub fn snapshot(&self, group: GroupId) -> Option<Snapshot> {
+        self.groups.get(&group).map(|record| record.snapshot(group))
+    }
+
+    /// Set-ups that wait for others.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.waiters.len()
+    }
+
+    /// Nothing is kept about anybody.
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.groups.is_empty()
+            && self.keys.is_empty()
+            && self.waiters.is_empty()
+            && self.idle.is_empty()
+            && self.patience.is_empty()
+    }
+
+    /// Joins or, if nobody is at it, creates. `None`: somebody is.
+    fn admit(&mut self, key: Key, intent: Intent) -> Option<Result<Seat, NoGroup>> {
+        if let Some(seat) = self.join(key, intent) {
+            return Some(Ok(seat));
+        }
+        if self.keys.get(&key).is_some_and(|slot| slot.creators > 0) {
+            return None;
+        }
+        Some(match intent {
+            Intent::Join => Err(NoGroup),
+            Intent::JoinOrCreate | Intent::Create => Ok(self.create(key)),
+        })
+    }
+
+    /// Takes a seat in the newest group that has room: if the peer ever lost a group, that was an
+    /// older one.
+    fn join(&mut self, key: Key, intent: Intent) -> Option<Seat> {
+        for group in self.keys.get(&key)?.usable.iter().rev() {
+            let Some(record) = self.groups.get_mut(group) else {
+                continue;
+            };
+            let Some(terms) = record.terms else { continue };
+            // How full a group may be is the server's decision; its client just follows.
+            let limit = terms
+                .max_connections
+                .filter(|_| intent == Intent::JoinOrCreate);
+            if limit.is_some_and(|limit| u32::try_from(record.seats).is_ok_and(|n| n >= limit)) {
+                continue;
+            }
+            if record.state.join().is_err() {
+                continue;
+            }
+            record.seats = record.seats.saturating_add(1);
+            if let Some(at) = record.expires.take() {
+                self.idle.remove(&(at, *group));
+            }
+            return Some(Seat::Joined {
+                group: *group,
+                terms,
+            });
+        }
+        None
+    }
+
+    fn create(&mut self, key: Key) -> Seat {
+        let group = self.free_id();
+        self.groups.insert(
+            group,
+            Group {
+                key,
+                state: State::Pending,
+                seats: 1,
+                terms: None,
+                expires: None,
+                cause: None,
+            },
+        );
+        let slot = self.keys.entry(key).or_default();
+        slot.creators = slot.creators.saturating_add(1);
+        Seat::Created(group)
+    }
+
+    fn wait(&mut self, now: Instant, key: Key, intent: Intent) -> Waiter {
+        self.last_waiter = self.last_waiter.wrapping_add(1);
+        let waiter = Waiter(self.last_waiter);
+        let deadline = now.checked_add(CREATOR_PATIENCE).unwrap_or(now);
+        self.waiters.insert(waiter, (key, deadline));
+        self.patience.insert((deadline, waiter));
+        self.keys
+            .entry(key)
+            .or_default()
+            .waiting
+            .push_back((waiter, intent));
+        waiter
+    }
+
+    fn creator_left(&mut self, key: Key) {
+        if let Some(slot) = self.keys.get_mut(&key) {
+            slot.creators = slot.creators.saturating_sub(1);
+        }
+        self.settle(key);
+    }
+
+    /// Lets waiters go on, in the order they came, as far as that is possible now.
+    fn settle(&mut self, key: Key) {
+        while let Some((waiter, intent)) = self
+            .keys
+            .get(&key)
+            .and_then(|slot| slot.waiting.front().copied())
+        {
+            let Some(seat) = self.admit(key, intent) else {
+                break;
+            };
+            if let Some(slot) = self.keys.get_mut(&key) {
+                slot.waiting.pop_front();
+            }
+            self.answer(waiter, seat);
+        }
+        self.tidy(key);
+    }
+
+    fn lose_patience(&mut self, waiter: Waiter) {
+        let Some((key, _)) = self.waiters.get(&waiter).copied() else {
+            return;
+        };
+        let Some(slot) = self.keys.get_mut(&key) else {
+            return;
+        };
+        let Some(at) = slot.waiting.iter().position(|(other, _)| *other == waiter) else {
+            return;
+        };
+        let seat = match slot.waiting.remove(at) {
+            Some((_, Intent::JoinOrCreate | Intent::Create)) => Ok(self.create(key)),
+            Some((_, Intent::Join)) | None => Err(NoGroup),
+        };
+        self.answer(waiter, seat);
+        self.tidy(key);
+    }
+
+    fn answer(&mut self, waiter: Waiter, seat: Result<Seat, NoGroup>) {
+        if let Some((_, deadline)) = self.waiters.remove(&waiter) {
+            self.patience.remove(&(deadline, waiter));
+        }
+        self.outputs.push_back(Output::Ready { waiter, seat });
+    }
+
+    fn expire(&mut self, group: GroupId) {
+        let Some(record) = self.groups.get_mut(&group) else {
+            return;
+        };
+        let key = record.key;
+        if record.state.expire().is_err() {
+            return;
+        }
+        if let Some(slot) = self.keys.get_mut(&key) {
+            slot.usable.retain(|other| *other != group);
+        }
+        self.remove(group, Cause::Idle);
+        self.tidy(key);
+    }
+
+    fn terminate_where(&mut self, cause: Cause, which: impl Fn(&Key) -> bool) {
+        let mut groups: Vec<_> = self
+            .groups
+            .iter()
+            .filter(|(_, group)| which(&group.key))
+            .map(|(id, _)| *id)
+            .collect();
+        groups.sort_unstable();
+        for group in groups {
+            self.terminate(group, cause);
+        }
+    }
+
+    fn remove(&mut self, group: GroupId, cause: Cause) {
+        let Some(record) = self.groups.remove(&group) else {
+            return;
+        };
+        if let Some(at) = record.expires {
+            self.idle.remove(&(at, group));
+        }
+        self.outputs.push_back(Output::Removed {
+            group,
+            key: record.key,
+            cause,
+        });
+    }
+
+    /// Forgets a key that nothing belongs to any more.
+    fn tidy(&mut self, key: Key) {
+        let is_empty =
+            |slot: &Slot| slot.usable.is_empty() && slot.creators == 0 && slot.waiting.is_empty();
+        if self.keys.get(&key).is_some_and(is_empty) {
+            self.keys.remove(&key);
+        }
+    }
+
+    /// The next identifier that is not in use. Group numbers grow by 256, so that the low byte of
+    /// a link user ID can hold a link number.
+    fn free_id(&mut self) -> GroupId {
+        loop {
+            self.last_group = self.last_group.wrapping_add(GROUP_STEP);
+            let id = GroupId(self.last_group.to_be_bytes());
+            if self.last_group != 0 && !self.groups.contains_key(&id) {
+                return id;
+            }
+        }
+    }
+}
+
+impl Group {
+    fn snapshot(&self, id: GroupId) -> Snapshot {
+        Snapshot {
+            id,
+            key: self.key,
+            state: self.state,
+            connections: self.seats,
+            terms: self.terms,
+        }
+    }
+}
+
+/// How long a group without connections is kept.
+pub const IDLE_LIFETIME: Duration = Duration::from_secs(600);
+
+/// How long a set-up waits for the creator of its group. Well below the six seconds that a client
+/// waits for ACCEPT, so that a stalled creator costs nobody else a connection.
+pub const CREATOR_PATIENCE: Duration = Duration::from_secs(2);
+
+const GROUP_STEP: u32 = 0x100;

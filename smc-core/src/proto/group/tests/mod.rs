@@ -1,0 +1,435 @@
+mod simulation;
+
+use std::time::{Duration, Instant};
+
+use smc_wire::types::{Eid, Gid, Release, Version};
+
+use super::*;
+
+const PEER: Gid = Gid::native(0xbeef);
+const OTHER: Gid = Gid::native(0xcafe);
+
+/// A registry with a virtual clock that collects its outputs.
+struct Fixture {
+    registry: Registry,
+    now: Instant,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        Self {
+            registry: Registry::new(),
+            now: Instant::now(),
+        }
+    }
+
+    fn enter(&mut self, peer: Gid, intent: Intent) -> Admission {
+        self.registry.enter(self.now, key(peer), intent)
+    }
+
+    /// Enters as a server and expects to be the creator.
+    fn create(&mut self, peer: Gid) -> GroupId {
+        match self.enter(peer, Intent::JoinOrCreate) {
+            Admission::Now(Ok(Seat::Created(group))) => group,
+            other => panic!("not the creator: {other:?}"),
+        }
+    }
+
+    /// Enters as a server and expects to join.
+    fn join(&mut self, peer: Gid) -> GroupId {
+        match self.enter(peer, Intent::JoinOrCreate) {
+            Admission::Now(Ok(Seat::Joined { group, .. })) => group,
+            other => panic!("did not join: {other:?}"),
+        }
+    }
+
+    fn wait(&mut self, peer: Gid, intent: Intent) -> Waiter {
+        match self.enter(peer, intent) {
+            Admission::Wait(waiter) => waiter,
+            other => panic!("does not wait: {other:?}"),
+        }
+    }
+
+    fn leave(&mut self, group: GroupId) {
+        self.registry.leave(self.now, group);
+    }
+
+    fn advance(&mut self, by: Duration) {
+        self.now += by;
+        self.registry.handle_timeout(self.now);
+    }
+
+    fn outputs(&mut self) -> Vec<Output> {
+        std::iter::from_fn(|| self.registry.poll_output()).collect()
+    }
+
+    fn connections(&self, group: GroupId) -> usize {
+        self.registry.snapshot(group).unwrap().connections
+    }
+}
+
+fn key(peer: Gid) -> Key {
+    Key::Direct {
+        device: DeviceIndex(0),
+        peer,
+    }
+}
+
+fn terms() -> Terms {
+    Terms::new(
+        Version::V2,
+        Release::V2_1,
+        Some(Eid::ueid("EXAMPLE").unwrap()),
+    )
+}
+
+#[test]
+fn first_connection_creates_and_the_next_ones_join() {
+    let mut f = Fixture::new();
+    let group = f.create(PEER);
+    f.registry.establish(group, terms()).unwrap();
+    assert_eq!(f.join(PEER), group);
+    assert_eq!(f.join(PEER), group);
+    assert_eq!(f.connections(group), 3);
+    assert_ne!(
+        f.create(OTHER),
+        group,
+        "another peer has a group of its own"
+    );
+}
+
+#[test]
+fn joiners_wait_for_the_creator_and_get_in_with_its_success() {
+    let mut f = Fixture::new();
+    let group = f.create(PEER);
+    let second = f.wait(PEER, Intent::JoinOrCreate);
+    let third = f.wait(PEER, Intent::JoinOrCreate);
+    assert_eq!(f.outputs(), []);
+    assert_eq!(f.connections(group), 1, "a waiter has no seat yet");
+
+    f.registry.establish(group, terms()).unwrap();
+    let seat = Ok(Seat::Joined {
+        group,
+        terms: terms(),
+    });
+    assert_eq!(
+        f.outputs(),
+        [
+            Output::Ready {
+                waiter: second,
+                seat
+            },
+            Output::Ready {
+                waiter: third,
+                seat
+            }
+        ]
+    );
+    assert_eq!(f.connections(group), 3);
+    assert_eq!(f.registry.poll_timeout(), None);
+}
+
+#[test]
+fn after_a_failed_first_contact_the_next_one_becomes_creator() {
+    let mut f = Fixture::new();
+    let first = f.create(PEER);
+    let second = f.wait(PEER, Intent::JoinOrCreate);
+    let third = f.wait(PEER, Intent::JoinOrCreate);
+
+    f.leave(first);
+    let outputs = f.outputs();
+    let [
+        Output::Removed {
+            group,
+            cause: Cause::FirstContactFailed,
+            ..
+        },
+        Output::Ready {
+            waiter,
+            seat: Ok(Seat::Created(next)),
+        },
+    ] = outputs[..]
+    else {
+        panic!("{outputs:?}")
+    };
+    assert_eq!((group, waiter), (first, second));
+
+    f.registry.establish(next, terms()).unwrap();
+    let seat = Ok(Seat::Joined {
+        group: next,
+        terms: terms(),
+    });
+    assert_eq!(
+        f.outputs(),
+        [Output::Ready {
+            waiter: third,
+            seat
+        }]
+    );
+}
+
+#[test]
+fn nobody_waits_longer_than_patience_for_a_stalled_creator() {
+    let mut f = Fixture::new();
+    let stalled = f.create(PEER);
+    let server = f.wait(PEER, Intent::JoinOrCreate);
+    let client = f.wait(PEER, Intent::Join);
+    assert_eq!(f.registry.poll_timeout(), Some(f.now + CREATOR_PATIENCE));
+
+    f.advance(CREATOR_PATIENCE);
+    let outputs = f.outputs();
+    let [
+        Output::Ready {
+            waiter: one,
+            seat: Ok(Seat::Created(own)),
+        },
+        Output::Ready {
+            waiter: two,
+            seat: Err(NoGroup),
+        },
+    ] = outputs[..]
+    else {
+        panic!("{outputs:?}")
+    };
+    assert_eq!((one, two), (server, client));
+    assert_ne!(own, stalled);
+
+    // Both may still come about; the newer one is joined.
+    f.registry.establish(stalled, terms()).unwrap();
+    f.registry.establish(own, terms()).unwrap();
+    assert_eq!(f.join(PEER), own);
+}
+
+#[test]
+fn client_without_first_contact_needs_a_group() {
+    let mut f = Fixture::new();
+    assert_eq!(f.enter(PEER, Intent::Join), Admission::Now(Err(NoGroup)));
+
+    // The group of a connection in the other direction is still being set up: its CONFIRM is on
+    // the way, so this is not out of sync.
+    let group = f.create(PEER);
+    let waiter = f.wait(PEER, Intent::Join);
+    f.registry.establish(group, terms()).unwrap();
+    let seat = Ok(Seat::Joined {
+        group,
+        terms: terms(),
+    });
+    assert_eq!(f.outputs(), [Output::Ready { waiter, seat }]);
+}
+
+#[test]
+fn client_that_waits_for_a_group_is_not_made_its_creator() {
+    let mut f = Fixture::new();
+    let group = f.create(PEER);
+    let waiter = f.wait(PEER, Intent::Join);
+    f.leave(group);
+    assert!(f.outputs().contains(&Output::Ready {
+        waiter,
+        seat: Err(NoGroup)
+    }));
+}
+
+#[test]
+fn first_contact_of_a_client_makes_a_group_beside_an_existing_one() {
+    let mut f = Fixture::new();
+    let old = f.create(PEER);
+    f.registry.establish(old, terms()).unwrap();
+    let Admission::Now(Ok(Seat::Created(new))) = f.enter(PEER, Intent::Create) else {
+        panic!("a first contact never waits")
+    };
+    assert_eq!(f.join(PEER), old, "the new one is not ready yet");
+    f.registry.establish(new, terms()).unwrap();
+    assert_eq!(f.join(PEER), new);
+}
+
+#[test]
+fn a_full_group_is_left_alone_by_servers_only() {
+    let mut f = Fixture::new();
+    let group = f.create(PEER);
+    let full = Terms {
+        max_connections: Some(2),
+        ..terms()
+    };
+    f.registry.establish(group, full).unwrap();
+    assert_eq!(f.join(PEER), group);
+    let next = f.create(PEER);
+    assert_ne!(next, group);
+    assert_eq!(
+        f.enter(PEER, Intent::Join),
+        Admission::Now(Ok(Seat::Joined { group, terms: full })),
+        "the server counts, its client follows"
+    );
+}
+
+#[test]
+fn waiters_beyond_the_limit_get_a_group_of_their_own() {
+    let mut f = Fixture::new();
+    let group = f.create(PEER);
+    let waiters: Vec<_> = (0..3).map(|_| f.wait(PEER, Intent::JoinOrCreate)).collect();
+    f.registry
+        .establish(
+            group,
+            Terms {
+                max_connections: Some(2),
+                ..terms()
+            },
+        )
+        .unwrap();
+    let outputs = f.outputs();
+    assert!(
+        matches!(outputs[0], Output::Ready { waiter, seat: Ok(Seat::Joined { .. }) }
+        if waiter == waiters[0])
+    );
+    assert!(
+        matches!(outputs[1], Output::Ready { waiter, seat: Ok(Seat::Created(_)) }
+        if waiter == waiters[1])
+    );
+    assert_eq!(outputs.len(), 2, "the third waits for the second group");
+    assert_eq!(f.registry.waiting(), 1);
+}
+
+#[test]
+fn an_idle_group_lives_for_600_seconds_unless_somebody_comes() {
+    let mut f = Fixture::new();
+    let group = f.create(PEER);
+    f.registry.establish(group, terms()).unwrap();
+    f.leave(group);
+    assert_eq!(f.registry.snapshot(group).unwrap().state, State::Idle);
+    assert_eq!(f.registry.poll_timeout(), Some(f.now + IDLE_LIFETIME));
+
+    f.advance(IDLE_LIFETIME - Duration::from_secs(1));
+    assert_eq!(f.join(PEER), group);
+    assert_eq!(f.registry.poll_timeout(), None);
+    f.advance(IDLE_LIFETIME);
+    assert_eq!(f.outputs(), []);
+
+    f.leave(group);
+    f.advance(IDLE_LIFETIME);
+    assert_eq!(
+        f.outputs(),
+        [Output::Removed {
+            group,
+            key: key(PEER),
+            cause: Cause::Idle
+        }]
+    );
+    assert!(Cause::Idle.is_local());
+    assert_eq!(f.registry.snapshots(), []);
+}
+
+#[test]
+fn a_peer_that_went_away_takes_all_its_groups_along() {
+    let mut f = Fixture::new();
+    let used = f.create(PEER);
+    f.registry.establish(used, terms()).unwrap();
+    let Admission::Now(Ok(Seat::Created(pending))) = f.enter(PEER, Intent::Create) else {
+        panic!()
+    };
+    let other = f.create(OTHER);
+    f.registry.establish(other, terms()).unwrap();
+
+    f.registry.peer_gone(DeviceIndex(0), PEER);
+    let key = key(PEER);
+    let cause = Cause::PeerGone;
+    assert_eq!(
+        f.outputs(),
+        [
+            Output::Terminate {
+                group: used,
+                key,
+                cause
+            },
+            Output::Terminate {
+                group: pending,
+                key,
+                cause
+            },
+        ]
+    );
+    assert_eq!(f.registry.establish(pending, terms()), Err(Terminated));
+    f.leave(used);
+    f.leave(pending);
+    assert_eq!(
+        f.outputs(),
+        [
+            Output::Removed {
+                group: used,
+                key,
+                cause
+            },
+            Output::Removed {
+                group: pending,
+                key,
+                cause
+            }
+        ]
+    );
+    assert_eq!(f.join(OTHER), other);
+    assert_ne!(f.create(PEER), used, "the peer may come back");
+}
+
+#[test]
+fn a_pending_group_that_is_terminated_makes_room_for_the_next_creator() {
+    let mut f = Fixture::new();
+    let group = f.create(PEER);
+    let waiter = f.wait(PEER, Intent::JoinOrCreate);
+    f.registry.terminate(group, Cause::OutOfSync);
+    let outputs = f.outputs();
+    assert!(matches!(outputs[0], Output::Terminate { group: ended, .. } if ended == group));
+    assert!(
+        matches!(outputs[1], Output::Ready { waiter: ready, seat: Ok(Seat::Created(_)) }
+        if ready == waiter)
+    );
+    // Its creator leaves later and must not count twice.
+    f.leave(group);
+    f.wait(PEER, Intent::JoinOrCreate);
+}
+
+#[test]
+fn cancelled_waiters_are_forgotten_and_their_seats_vacated() {
+    let mut f = Fixture::new();
+    let group = f.create(PEER);
+    let early = f.wait(PEER, Intent::JoinOrCreate);
+    let late = f.wait(PEER, Intent::JoinOrCreate);
+    f.registry.cancel(f.now, early);
+    assert_eq!(f.registry.waiting(), 1);
+
+    f.registry.establish(group, terms()).unwrap();
+    assert_eq!(f.connections(group), 2);
+    f.registry.cancel(f.now, late);
+    assert_eq!(f.connections(group), 1);
+    assert_eq!(f.outputs(), []);
+}
+
+#[test]
+fn devices_and_endpoints_end_their_groups() {
+    let mut f = Fixture::new();
+    let group = f.create(PEER);
+    f.registry.establish(group, terms()).unwrap();
+    f.leave(group);
+    f.registry.device_gone(DeviceIndex(1));
+    assert_eq!(f.outputs(), []);
+    f.registry.shutdown();
+    let key = key(PEER);
+    assert_eq!(
+        f.outputs(),
+        [Output::Removed {
+            group,
+            key,
+            cause: Cause::Shutdown
+        }]
+    );
+}
+
+#[test]
+fn state_table() {
+    let expected = "\
+state       | establish | join   | empty | expire | terminate
+PENDING     | ACTIVE    | -      | GONE  | -      | TERMINATING
+ACTIVE      | -         | ACTIVE | IDLE  | -      | TERMINATING
+IDLE        | -         | ACTIVE | -     | GONE   | GONE
+TERMINATING | -         | -      | GONE  | -      | -
+GONE        | -         | -      | -     | -      | -
+";
+    assert_eq!(State::table().to_string(), expected);
+}

@@ -1,0 +1,191 @@
+use std::collections::BTreeMap;
+
+use super::*;
+
+/// A seeded schedule of thousands of set-ups with failures, stalls, cancellations and peers that
+/// go away. After every step, and at the end, nothing may be lost.
+#[test]
+fn simulation_loses_no_connection_and_nobody_waits_for_ever() {
+    for seed in 1..=20 {
+        Simulation::new(seed).run(3_000);
+    }
+}
+
+struct Simulation {
+    f: Fixture,
+    random: u64,
+    /// Every seat held: its group, and whether it still is the creator's.
+    seats: Vec<(GroupId, bool)>,
+    waiting: BTreeMap<Waiter, Instant>,
+}
+
+impl Simulation {
+    fn new(seed: u64) -> Self {
+        let random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        Self {
+            f: Fixture::new(),
+            random,
+            seats: Vec::new(),
+            waiting: BTreeMap::new(),
+        }
+    }
+
+    fn run(mut self, steps: usize) {
+        for step in 0..steps {
+            self.step();
+            if step % 8 == 0 {
+                self.check();
+            }
+        }
+        // Let everybody finish and go.
+        while !self.seats.is_empty() || !self.waiting.is_empty() {
+            for (group, _) in std::mem::take(&mut self.seats) {
+                self.f.leave(group);
+            }
+            self.collect();
+            self.f.advance(Duration::from_millis(500));
+            self.collect();
+            self.check();
+        }
+        self.f.advance(IDLE_LIFETIME);
+        self.collect();
+        assert_eq!(self.f.registry.snapshots(), []);
+        assert_eq!(self.f.registry.waiting(), 0);
+        assert_eq!(self.f.registry.poll_timeout(), None);
+        assert!(self.f.registry.is_empty(), "something is left behind");
+    }
+
+    fn step(&mut self) {
+        let peer = Gid::native(1 + self.below(4));
+        match self.below(16) {
+            0..=5 => self.enter(peer, Intent::JoinOrCreate),
+            6 => self.enter(peer, Intent::Join),
+            7 => self.enter(peer, Intent::Create),
+            8..=10 => self.establish(),
+            11 | 12 => {
+                if let Some(at) = self.pick(self.seats.len()) {
+                    let (group, _) = self.seats.swap_remove(at);
+                    self.f.leave(group);
+                }
+            }
+            13 => {
+                if let Some(at) = self.pick(self.waiting.len()) {
+                    let waiter = *self.waiting.keys().nth(at).unwrap();
+                    self.waiting.remove(&waiter);
+                    self.f.registry.cancel(self.f.now, waiter);
+                }
+            }
+            14 => {
+                let by = Duration::from_millis(self.below(1_500));
+                self.f.advance(by);
+            }
+            _ => match self.below(20) {
+                0 => self.f.registry.peer_gone(DeviceIndex(0), peer),
+                1 => self.f.advance(IDLE_LIFETIME),
+                2 => {
+                    if let Some(at) = self.pick(self.seats.len()) {
+                        self.f
+                            .registry
+                            .terminate(self.seats[at].0, Cause::OutOfSync);
+                    }
+                }
+                _ => {}
+            },
+        }
+        self.collect();
+    }
+
+    fn enter(&mut self, peer: Gid, intent: Intent) {
+        match self.f.enter(peer, intent) {
+            Admission::Now(Ok(seat)) => self.seats.push((seat.group(), seat.is_first_contact())),
+            Admission::Now(Err(NoGroup)) => assert_eq!(intent, Intent::Join),
+            Admission::Wait(waiter) => {
+                assert_ne!(intent, Intent::Create);
+                self.waiting.insert(waiter, self.f.now);
+            }
+        }
+    }
+
+    fn establish(&mut self) {
+        let creators: Vec<_> = (0..self.seats.len())
+            .filter(|at| self.seats[*at].1)
+            .collect();
+        let Some(at) = self.pick(creators.len()) else {
+            return;
+        };
+        let seat = &mut self.seats[creators[at]];
+        seat.1 = false;
+        let group = seat.0;
+        let limit = self.below(8);
+        let max_connections = (limit > 5).then_some(4);
+        let result = self.f.registry.establish(
+            group,
+            Terms {
+                max_connections,
+                ..terms()
+            },
+        );
+        let state = self.f.registry.snapshot(group).unwrap().state;
+        assert_eq!(result.is_ok(), state == State::Active);
+    }
+
+    fn collect(&mut self) {
+        for output in self.f.outputs() {
+            match output {
+                Output::Ready { waiter, seat } => {
+                    let since = self
+                        .waiting
+                        .remove(&waiter)
+                        .expect("told once, and waiting");
+                    assert!(self.f.now - since <= CREATOR_PATIENCE + IDLE_LIFETIME);
+                    if let Ok(seat) = seat {
+                        self.seats.push((seat.group(), seat.is_first_contact()));
+                    }
+                }
+                Output::Terminate { group, .. } => {
+                    assert!(self.seats.iter().any(|(other, _)| *other == group));
+                }
+                Output::Removed { group, .. } => {
+                    assert!(self.seats.iter().all(|(other, _)| *other != group));
+                }
+            }
+        }
+    }
+
+    /// Every connection is in exactly one group, and counts agree.
+    fn check(&self) {
+        let mut counted = BTreeMap::new();
+        for (group, _) in &self.seats {
+            *counted.entry(*group).or_insert(0) += 1;
+        }
+        for snapshot in self.f.registry.snapshots() {
+            let seats = counted.remove(&snapshot.id).unwrap_or(0);
+            assert_eq!(snapshot.connections, seats, "{snapshot:?}");
+            assert_eq!(snapshot.state == State::Idle, seats == 0, "{snapshot:?}");
+        }
+        assert_eq!(
+            counted,
+            BTreeMap::new(),
+            "seats in groups that do not exist"
+        );
+        assert_eq!(self.f.registry.waiting(), self.waiting.len());
+        for since in self.waiting.values() {
+            assert!(
+                self.f.now <= *since + CREATOR_PATIENCE,
+                "a waiter was forgotten"
+            );
+        }
+    }
+
+    fn pick(&mut self, len: usize) -> Option<usize> {
+        (len > 0).then(|| usize::try_from(self.below(len as u64)).unwrap())
+    }
+
+    /// xorshift64*: a schedule that is the same on every machine.
+    fn below(&mut self, bound: u64) -> u64 {
+        self.random ^= self.random >> 12;
+        self.random ^= self.random << 25;
+        self.random ^= self.random >> 27;
+        (self.random.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % bound
+    }
+}

@@ -1,0 +1,216 @@
+use core::net::{Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
+
+use smc_wire::size::SizeCode;
+use smc_wire::types::{Chid, Eid, FeatureMask, Gid, HostName, OsType, PnetId, Release};
+
+use crate::proto::group::DeviceIndex;
+
+/// What this host can do and what it says about itself, the same for all handshakes.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Config {
+    /// SMC-D devices in order of preference.
+    pub devices: Vec<DirectDevice>,
+    /// Own UEIDs, most preferred first; at most eight are offered.
+    pub ueids: Vec<Eid>,
+    /// The system EID of the endpoint, `None` if disabled. It is that of the first device that has
+    /// one, else [`DEFAULT_SEID`]: one for all devices, because hosts with and without native ISM
+    /// could not meet otherwise.
+    pub seid: Option<Eid>,
+    /// PNET IDs of all network interfaces that are up. A client offers devices without PNET ID and
+    /// those with one of these.
+    pub pnet_ids: Vec<PnetId>,
+    /// Name of the host, sent at first contact.
+    pub host: HostName,
+    /// Operating system, sent at first contact and with DECLINE.
+    pub os: OsType,
+    /// Highest release to offer or accept.
+    pub release: Release,
+    /// Own feature mask, from release v2.1 on.
+    pub features: FeatureMask,
+    /// Size of the receive buffer to register; less if memory is short or a device has a limit.
+    pub buffer: SizeCode,
+    /// Whether SMC-D v1 is offered and accepted. It needs native devices and a PNET ID that
+    /// device and interface share.
+    pub v1: bool,
+    /// How long to wait for what.
+    pub timeouts: Timeouts,
+}
+
+impl Config {
+    /// A host with these devices, the default SEID, no UEID, and SMC v2.1.
+    #[must_use]
+    pub fn new(devices: Vec<DirectDevice>) -> Self {
+        Self {
+            devices,
+            ueids: Vec::new(),
+            seid: Some(DEFAULT_SEID),
+            pnet_ids: Vec::new(),
+            host: HostName::BLANK,
+            os: OsType::LINUX,
+            release: Release::V2_1,
+            features: FeatureMask::EMULATED_ISM,
+            buffer: SizeCode::LINUX_DEFAULT,
+            v1: false,
+            timeouts: Timeouts::default(),
+        }
+    }
+
+    /// Whether the host has a device for SMC-D v2.
+    #[must_use]
+    pub fn is_v2_capable(&self) -> bool {
+        self.devices.iter().any(|device| !device.chid.is_none())
+    }
+
+    /// The device for SMC-D v1 on this interface, if it is wanted and there is one.
+    pub(super) fn v1_device(&self, path: &Path) -> Option<&DirectDevice> {
+        let pnet_id = path.interface.as_ref()?.pnet_id?;
+        self.devices
+            .iter()
+            .filter(|_| self.v1 && !path.vlan_unknown)
+            .find(|device| !device.chid.is_emulated() && device.pnet_id == Some(pnet_id))
+    }
+}
+
+/// What the handshake has to know about an SMC-D device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DirectDevice {
+    /// Which one it is.
+    pub index: DeviceIndex,
+    /// Its address.
+    pub gid: Gid,
+    /// Its fabric.
+    pub chid: Chid,
+    /// Its physical network, if it was given one.
+    pub pnet_id: Option<PnetId>,
+    /// Whether the peer's buffer can be mapped; it is attached then.
+    pub nocopy: bool,
+    /// Largest buffer it can register.
+    pub max_buffer: SizeCode,
+}
+
+impl DirectDevice {
+    /// A device without PNET ID, with nocopy and without a limit on the buffer size.
+    #[must_use]
+    pub const fn new(index: DeviceIndex, gid: Gid, chid: Chid) -> Self {
+        Self {
+            index,
+            gid,
+            chid,
+            pnet_id: None,
+            nocopy: true,
+            max_buffer: SizeCode::MAX,
+        }
+    }
+
+    /// Sets the PNET ID.
+    #[must_use]
+    pub const fn with_pnet_id(mut self, pnet_id: Option<PnetId>) -> Self {
+        self.pnet_id = pnet_id;
+        self
+    }
+
+    /// Sets whether the peer's buffer is attached.
+    #[must_use]
+    pub const fn with_nocopy(mut self, nocopy: bool) -> Self {
+        self.nocopy = nocopy;
+        self
+    }
+
+    /// Limits the size of buffers.
+    #[must_use]
+    pub const fn with_max_buffer(mut self, max_buffer: SizeCode) -> Self {
+        self.max_buffer = max_buffer;
+        self
+    }
+}
+
+/// What is known about the TCP connection of one handshake.
+///
+/// The default, nothing special, is right for SMC v2, which looks at none of this but IPsec.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Path {
+    /// An IPsec policy applies to the connection.
+    pub ipsec: bool,
+    /// The VLAN of the connection could not be determined.
+    pub vlan_unknown: bool,
+    /// The network interface that the connection runs over.
+    ///
+    /// A server needs it for the subnet check of version 1. Without it the check is taken as
+    /// passed: the host does not know better, and a decline then names the missing device, which
+    /// is the reason that matters. SMC-D v1 itself is possible only with it.
+    pub interface: Option<Interface>,
+}
+
+impl Path {
+    /// A connection over this interface.
+    #[must_use]
+    pub fn over(interface: Interface) -> Self {
+        Self {
+            interface: Some(interface),
+            ..Self::default()
+        }
+    }
+}
+
+/// A network interface as SMC v1 sees it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Interface {
+    /// Its subnets, that of the connection's local address first. Link-local IPv6 addresses do not
+    /// belong here.
+    pub subnets: Vec<Subnet>,
+    /// Its physical network, if it was given one.
+    pub pnet_id: Option<PnetId>,
+}
+
+impl Interface {
+    /// An interface with these subnets.
+    #[must_use]
+    pub fn new(subnets: Vec<Subnet>, pnet_id: Option<PnetId>) -> Self {
+        Self { subnets, pnet_id }
+    }
+}
+
+/// An address of an interface with the length of its network part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "there are two versions of IP")]
+pub enum Subnet {
+    /// IPv4 address and significant bits.
+    V4(Ipv4Addr, u8),
+    /// IPv6 address and significant bits.
+    V6(Ipv6Addr, u8),
+}
+
+/// How long to wait for what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Timeouts {
+    /// For PROPOSAL, ACCEPT and CONFIRM each.
+    pub message: Duration,
+    /// For all device work between two messages together. Has to be shorter than `message`, so
+    /// that the peer hears a DECLINE instead of running into its own time-out, which is fatal.
+    pub work: Duration,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self {
+            message: CLC_TIMEOUT,
+            work: WORK_TIMEOUT,
+        }
+    }
+}
+
+/// The time for each message, fixed by the protocol's other implementations.
+pub const CLC_TIMEOUT: Duration = Duration::from_secs(6);
+
+/// The time for device work between two messages: long enough for the link group registry to lose
+/// its patience twice and for slow devices, and short of [`CLC_TIMEOUT`].
+pub const WORK_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The system EID of hosts without a native ISM device.
+pub const DEFAULT_SEID: Eid = Eid::from_bytes(*b"IBM-DEF-ISMSEID00000000000000000");

@@ -1,0 +1,329 @@
+//! What both sides have in common: the inbox, the outputs, and the ends a handshake can come to.
+
+use std::collections::VecDeque;
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use smc_wire::EmitError;
+use smc_wire::clc::{AcceptConfirm, ClcType, Decline, Message};
+use smc_wire::size::SizeCode;
+use smc_wire::types::{DeclineCode, Version};
+
+use super::inbox::Inbox;
+use super::{Config, Done, Established, Fallback, Machine, Output, Work};
+use crate::device::DeviceError;
+use crate::error::{Error, FallbackReason, How};
+use crate::proto::group::GroupId;
+
+/// A machine over the states of one side.
+#[derive(Debug)]
+pub(super) struct Engine<S> {
+    pub(super) common: Common,
+    /// A failed handshake stays failed; `None` has come to its end.
+    state: Result<Option<S>, Error>,
+}
+
+/// The states of one side, each of which knows what it waits for.
+pub(super) trait Expect: Sized + Debug + Send {
+    /// The message that may come now, besides DECLINE.
+    fn message_type(&self) -> Option<ClcType>;
+
+    /// What is waited for, in a word.
+    fn name(&self) -> &'static str;
+
+    /// When waiting ends.
+    fn deadline(&self) -> Instant;
+
+    fn message(self, now: Instant, message: Message<'_>, common: &mut Common) -> Next<Self>;
+
+    fn done(self, now: Instant, done: Done, common: &mut Common) -> Next<Self>;
+
+    fn timeout(self, common: &mut Common) -> Next<Self>;
+
+    fn terminated(self, common: &mut Common) -> Next<Self>;
+}
+
+/// The next state, or none at the end.
+pub(super) type Next<S> = Result<Option<S>, Failure>;
+
+/// An end without a connection.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// We decline and fall back.
+    Decline(DeclineCode),
+    /// The peer declined; we fall back.
+    PeerDeclined(Decline),
+    /// Nothing can be saved.
+    Abort(Error),
+}
+
+impl<E: Into<Error>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self::Abort(error.into())
+    }
+}
+
+/// What a state works with.
+#[derive(Debug)]
+pub(super) struct Common {
+    pub(super) config: Arc<Config>,
+    /// Version of a DECLINE sent now.
+    pub(super) version: Version,
+    /// The group of our seat, if we have one.
+    pub(super) group: Option<GroupId>,
+    inbox: Inbox,
+    outputs: VecDeque<Output>,
+}
+
+impl Common {
+    pub(super) fn new(config: Arc<Config>, version: Version) -> Self {
+        Self {
+            config,
+            version,
+            group: None,
+            inbox: Inbox::default(),
+            outputs: VecDeque::new(),
+        }
+    }
+
+    pub(super) fn send(&mut self, bytes: Vec<u8>) {
+        self.outputs.push_back(Output::Send(bytes));
+    }
+
+    pub(super) fn send_message(&mut self, message: &AcceptConfirm) -> Result<(), Failure> {
+        let bytes = emitted(message.encoded_len(), |buffer| message.emit(buffer)).ok_or(
+            Failure::Abort(Error::Bug("handshake message cannot be written")),
+        )?;
+        self.send(bytes);
+        Ok(())
+    }
+
+    pub(super) fn work(&mut self, work: Work) {
+        self.outputs.push_back(Output::Work(work));
+    }
+
+    pub(super) fn discard(&mut self) {
+        self.group = None;
+        self.outputs.push_back(Output::Discard);
+    }
+
+    pub(super) fn establish(&mut self, established: Established) {
+        self.outputs
+            .push_back(Output::Established(Box::new(established)));
+    }
+
+    fn fail<S>(&mut self, failure: Failure) -> Result<Option<S>, Error> {
+        match failure {
+            Failure::Decline(code) => {
+                let decline = Decline::new(self.version, code, self.config.os);
+                if let Some(bytes) = emitted(decline.encoded_len(), |buffer| decline.emit(buffer)) {
+                    self.send(bytes);
+                }
+                self.fall_back(FallbackReason::local(code));
+                Ok(None)
+            }
+            Failure::PeerDeclined(decline) => {
+                if let (true, Some(group)) = (decline.out_of_sync, self.group) {
+                    self.outputs.push_back(Output::Terminate(group));
+                }
+                self.fall_back(FallbackReason::peer_declined(decline.diagnosis));
+                Ok(None)
+            }
+            Failure::Abort(error) => {
+                self.outputs.clear();
+                self.outputs.push_back(Output::Abort(error.clone()));
+                Err(error)
+            }
+        }
+    }
+
+    fn fall_back(&mut self, reason: FallbackReason) {
+        self.outputs
+            .push_back(Output::Fallback(Fallback::new(reason)));
+    }
+}
+
+impl<S: Expect> Engine<S> {
+    pub(super) fn new(common: Common, start: impl FnOnce(&mut Common) -> Next<S>) -> Self {
+        let mut engine = Self {
+            common,
+            state: Ok(None),
+        };
+        engine.state = match start(&mut engine.common) {
+            Ok(next) => Ok(next),
+            Err(failure) => engine.common.fail(failure),
+        };
+        engine
+    }
+
+    /// Lets the state handle something, which consumes it.
+    fn step(&mut self, handle: impl FnOnce(S, &mut Common) -> Next<S>) {
+        let lost = Err(Error::Bug("handshake state lost in a step"));
+        self.state = match std::mem::replace(&mut self.state, lost) {
+            Ok(Some(state)) => match handle(state, &mut self.common) {
+                Ok(next) => Ok(next),
+                Err(failure) => self.common.fail(failure),
+            },
+            ended => ended,
+        };
+    }
+
+    fn live(&self) -> Option<&S> {
+        self.state.as_ref().ok().and_then(Option::as_ref)
+    }
+}
+
+impl<S: Expect> Machine for Engine<S> {
+    fn handle_bytes(&mut self, now: Instant, bytes: &[u8]) -> usize {
+        let Some(expected) = self.live().and_then(S::message_type) else {
+            return 0;
+        };
+        let (taken, result) = self.common.inbox.take(bytes, expected);
+        match result {
+            Ok(None) => {}
+            Ok(Some(message)) => self.step(|state, common| match Message::parse(&message)? {
+                Message::Decline(decline) => Err(Failure::PeerDeclined(decline.to_repr())),
+                message => state.message(now, message, common),
+            }),
+            Err(error) => self.step(|_, _| Err(Failure::Abort(error))),
+        }
+        taken
+    }
+
+    fn handle_closed(&mut self) {
+        self.handle_io_error(Error::Closed(How::DuringHandshake));
+    }
+
+    fn handle_io_error(&mut self, error: Error) {
+        // An outcome that was not polled yet has not happened: what goes before it failed.
+        if self.live().is_some() || (self.state.is_ok() && !self.common.outputs.is_empty()) {
+            self.state = self.common.fail(Failure::Abort(error));
+        }
+    }
+
+    fn handle_done(&mut self, now: Instant, done: Done) {
+        self.step(|state, common| state.done(now, done, common));
+    }
+
+    fn handle_terminated(&mut self, _now: Instant) {
+        self.step(S::terminated);
+    }
+
+    fn handle_timeout(&mut self, now: Instant) {
+        if self.live().is_some_and(|state| state.deadline() <= now) {
+            self.step(S::timeout);
+        }
+    }
+
+    fn wants(&self) -> usize {
+        match self.live().and_then(S::message_type) {
+            Some(_) => self.common.inbox.wants(),
+            None => 0,
+        }
+    }
+
+    fn poll_output(&mut self) -> Option<Output> {
+        self.common.outputs.pop_front()
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.live().map(S::deadline)
+    }
+
+    fn state(&self) -> Option<&'static str> {
+        self.live().map(S::name)
+    }
+}
+
+/// Makes a public type a [`Machine`] by way of its [`Engine`].
+macro_rules! delegate_machine {
+    ($type:ty) => {
+        impl $crate::proto::handshake::Machine for $type {
+            fn handle_bytes(&mut self, now: ::std::time::Instant, bytes: &[u8]) -> usize {
+                self.0.handle_bytes(now, bytes)
+            }
+
+            fn handle_closed(&mut self) {
+                self.0.handle_closed();
+            }
+
+            fn handle_io_error(&mut self, error: $crate::error::Error) {
+                self.0.handle_io_error(error);
+            }
+
+            fn handle_done(
+                &mut self,
+                now: ::std::time::Instant,
+                done: $crate::proto::handshake::Done,
+            ) {
+                self.0.handle_done(now, done);
+            }
+
+            fn handle_terminated(&mut self, now: ::std::time::Instant) {
+                self.0.handle_terminated(now);
+            }
+
+            fn handle_timeout(&mut self, now: ::std::time::Instant) {
+                self.0.handle_timeout(now);
+            }
+
+            fn wants(&self) -> usize {
+                self.0.wants()
+            }
+
+            fn poll_output(&mut self) -> Option<$crate::proto::handshake::Output> {
+                self.0.poll_output()
+            }
+
+            fn poll_timeout(&self) -> Option<::std::time::Instant> {
+                self.0.poll_timeout()
+            }
+
+            fn state(&self) -> Option<&'static str> {
+                self.0.state()
+            }
+        }
+    };
+}
+
+pub(super) use delegate_machine;
+
+/// The bytes of a message. `None` if its fields contradict each other.
+pub(super) fn emitted(
+    len: usize,
+    emit: impl FnOnce(&mut [u8]) -> Result<usize, EmitError>,
+) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; len];
+    let written = emit(&mut bytes).ok()?;
+    bytes.truncate(written);
+    Some(bytes)
+}
+
+/// Work was reported that was not asked for.
+pub(super) fn unasked<S>() -> Next<S> {
+    Err(Failure::Abort(Error::Bug(
+        "work was reported that the handshake did not ask for",
+    )))
+}
+
+/// What the peer is told when a buffer could not be registered.
+pub(super) fn register_code(error: &DeviceError) -> DeclineCode {
+    match error {
+        DeviceError::Exhausted => DeclineCode::MAX_DMB,
+        _ => DeclineCode::MEM,
+    }
+}
+
+/// The next smaller buffer, if memory is the trouble and there is a smaller one.
+pub(super) fn smaller(error: &DeviceError, size: SizeCode) -> Option<SizeCode> {
+    match error {
+        DeviceError::NoMemory => SizeCode::new(size.code().checked_sub(1)?),
+        _ => None,
+    }
+}
+
+/// `now + wait`, as far as the clock goes.
+pub(super) fn after(now: Instant, wait: Duration) -> Instant {
+    now.checked_add(wait).unwrap_or(now)
+}

@@ -1,0 +1,66 @@
+use smc_wire::clc::{ClcType, Frame, HEADER_LEN};
+
+use crate::error::{Error, PeerMisbehaved};
+
+/// Collects the bytes of one message and never takes a byte behind it.
+#[derive(Debug, Default)]
+pub(super) struct Inbox {
+    kept: Vec<u8>,
+    frame: Option<Frame>,
+    /// Bytes of the message that were taken, kept or not.
+    taken: usize,
+}
+
+impl Inbox {
+    /// How many bytes the message still takes, as far as that is known.
+    pub(super) fn wants(&self) -> usize {
+        let end = self.frame.map_or(HEADER_LEN, |frame| frame.length());
+        end.saturating_sub(self.taken)
+    }
+
+    /// Takes bytes up to the end of the message. Returns their number, and the message when it is
+    /// complete.
+    pub(super) fn take(
+        &mut self,
+        mut bytes: &[u8],
+        expected: ClcType,
+    ) -> (usize, Result<Option<Vec<u8>>, Error>) {
+        let before = bytes.len();
+        let result = loop {
+            let (now, rest) = bytes.split_at_checked(self.wants()).unwrap_or((bytes, &[]));
+            bytes = rest;
+            self.store(now);
+            match self.frame {
+                Some(_) if self.wants() == 0 => {
+                    break Ok(Some(std::mem::take(self).kept));
+                }
+                Some(_) => break Ok(None),
+                None => match self.look(expected) {
+                    Ok(true) => {}
+                    Ok(false) => break Ok(None),
+                    Err(error) => break Err(error),
+                },
+            }
+        };
+        (before.saturating_sub(bytes.len()), result)
+    }
+
+    /// Keeps what is worth keeping: unknown extensions at the end of a message are dropped.
+    fn store(&mut self, bytes: &[u8]) {
+        let keep = self.frame.map_or(HEADER_LEN, |frame| frame.keep());
+        let room = keep.saturating_sub(self.kept.len());
+        self.kept
+            .extend_from_slice(bytes.get(..room).unwrap_or(bytes));
+        self.taken = self.taken.saturating_add(bytes.len());
+    }
+
+    /// Learns the length as soon as the header is complete. Rubbish is noticed with its first byte.
+    fn look(&mut self, expected: ClcType) -> Result<bool, Error> {
+        self.frame = Frame::peek(&self.kept)?;
+        match self.frame.map(|frame| frame.header().kind) {
+            Some(kind) if kind == expected || kind == ClcType::Decline => Ok(true),
+            Some(_) => Err(PeerMisbehaved::UnexpectedMessage.into()),
+            None => Ok(false),
+        }
+    }
+}

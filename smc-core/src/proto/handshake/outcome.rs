@@ -1,0 +1,138 @@
+use smc_wire::size::SizeCode;
+use smc_wire::types::{Chid, DmbToken, Eid, FeatureMask, Gid, HostName, OsType, Release, Version};
+
+use crate::error::FallbackReason;
+use crate::proto::group::{DeviceIndex, GroupId};
+
+/// Which side of the TCP connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(clippy::exhaustive_enums, reason = "a connection has two sides")]
+pub enum Role {
+    /// The side that connected.
+    Client,
+    /// The side that listened.
+    Server,
+}
+
+/// What a successful handshake agreed on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Established {
+    /// Our side.
+    pub role: Role,
+    /// Version of the handshake.
+    pub version: Version,
+    /// Release within version 2; v2.0 in version 1.
+    pub release: Release,
+    /// Features that both sides have; empty before v2.1 and without first contact.
+    pub features: FeatureMask,
+    /// Negotiated EID; none in version 1.
+    pub eid: Option<Eid>,
+    /// The link group.
+    pub group: GroupId,
+    /// Whether this connection made the group.
+    pub first_contact: bool,
+    /// The peer's identifier of the link group, for display.
+    pub peer_group: GroupId,
+    /// Operating system of the peer, if it said so at first contact.
+    pub peer_os: OsType,
+    /// Name of the peer's host, blank if it gave none.
+    pub peer_host: HostName,
+    /// What the data goes over.
+    pub transport: Transport,
+}
+
+/// What the data of a connection goes over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Transport {
+    /// SMC-D.
+    Direct(DirectPath),
+}
+
+/// The two ends of an SMC-D connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DirectPath {
+    /// Our device.
+    pub device: DeviceIndex,
+    /// The fabric.
+    pub chid: Chid,
+    /// The peer's device.
+    pub peer: Gid,
+    /// Our receive buffer, registered by [`Work::Register`](super::Work::Register).
+    pub local: DmbToken,
+    /// Size of our receive buffer.
+    pub local_size: SizeCode,
+    /// The peer's receive buffer, which we write.
+    pub peer_buffer: PeerBuffer,
+    /// Whether it was attached by [`Work::Attach`](super::Work::Attach).
+    pub is_attached: bool,
+}
+
+impl DirectPath {
+    /// Bytes of payload that our receive buffer holds.
+    #[must_use]
+    pub fn local_ring(&self) -> u32 {
+        self.local_size.ring_d().size()
+    }
+}
+
+/// The peer's receive buffer: one element of a DMB.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PeerBuffer {
+    /// Names the DMB.
+    pub token: DmbToken,
+    /// Number of the element in it, from 0.
+    pub index: u8,
+    /// Size of the element.
+    pub size: SizeCode,
+}
+
+impl PeerBuffer {
+    pub(super) const fn new(token: DmbToken, index: u8, size: SizeCode) -> Self {
+        Self { token, index, size }
+    }
+
+    /// Where the element begins in the DMB, in bytes.
+    #[must_use]
+    pub fn offset(&self) -> usize {
+        self.size.byte_len().saturating_mul(usize::from(self.index))
+    }
+
+    /// Where the element ends in the DMB, in bytes.
+    #[must_use]
+    pub fn end(&self) -> usize {
+        self.offset().saturating_add(self.size.byte_len())
+    }
+
+    /// Bytes of payload that it holds.
+    #[must_use]
+    pub fn ring(&self) -> u32 {
+        self.size.ring_d().size()
+    }
+}
+
+/// Why a stream stays TCP, and what to mind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Fallback {
+    /// Our reason, and the peer's if it declined.
+    pub reason: FallbackReason,
+    /// The peer may have sent a DECLINE at the same time as we: pass what is received next through
+    /// [`CrossingDecline`](super::CrossingDecline).
+    ///
+    /// That takes two sides that both decline because a timer of theirs ran out, which only
+    /// happens while the first link of SMC-R is confirmed; never with SMC-D.
+    pub crossing_possible: bool,
+}
+
+impl Fallback {
+    pub(super) const fn new(reason: FallbackReason) -> Self {
+        Self {
+            reason,
+            crossing_possible: false,
+        }
+    }
+}

@@ -1,0 +1,499 @@
+use std::sync::Arc;
+use std::time::Instant;
+
+use smc_wire::clc::{
+    self, AcceptConfirm, Body, ClcType, DirectEnd, FirstContact, Message, Proposal, Step,
+};
+use smc_wire::size::SizeCode;
+use smc_wire::types::{Chid, DeclineCode, DmbToken, FeatureMask, Release, Version};
+
+use super::engine::{
+    Common, Engine, Expect, Failure, Next, after, delegate_machine, register_code, smaller, unasked,
+};
+use super::offer::features;
+use super::select::{Candidate, Selection};
+use super::{Config, DirectPath, Done, Established, Path, PeerBuffer, Role, Transport, Work};
+use crate::error::{Error, How, PeerMisbehaved, Phase};
+use crate::proto::group::{Intent, Key, Seat, Terms};
+
+/// The server's side of the handshake (behaviour of set-up, server ladder).
+///
+/// To be made for an accepted connection whose client is known to speak SMC.
+#[derive(Debug)]
+pub struct Server(Engine<State>);
+
+impl Server {
+    /// Waits for the PROPOSAL.
+    ///
+    /// A PROPOSAL that came on another way than TCP is given to
+    /// [`handle_bytes`](super::Machine::handle_bytes) as well, which must take all of it.
+    #[must_use]
+    pub fn new(now: Instant, config: Arc<Config>, path: Path) -> Self {
+        let deadline = after(now, config.timeouts.message);
+        Self(Engine::new(Common::new(config, Version::V1), |_| {
+            Ok(Some(State::Proposal(ExpectProposal { path, deadline })))
+        }))
+    }
+}
+
+delegate_machine!(Server);
+
+#[derive(Debug)]
+enum State {
+    Proposal(ExpectProposal),
+    Reach(ExpectReach),
+    Seat(ExpectSeat),
+    Buffer(ExpectBuffer),
+    Confirm(ExpectConfirm),
+    Opening(ExpectOpening),
+    Attachment(ExpectAttachment),
+}
+
+impl Expect for State {
+    fn message_type(&self) -> Option<ClcType> {
+        match self {
+            Self::Proposal(_) => Some(ClcType::Proposal),
+            Self::Confirm(_) => Some(ClcType::Confirm),
+            _ => None,
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Proposal(_) => "PROPOSAL",
+            Self::Reach(_) => "reachability",
+            Self::Seat(_) => "link group",
+            Self::Buffer(_) => "buffer",
+            Self::Confirm(_) => "CONFIRM",
+            Self::Opening(_) => "opening of the link group",
+            Self::Attachment(_) => "attachment",
+        }
+    }
+
+    fn deadline(&self) -> Instant {
+        match self {
+            Self::Proposal(state) => state.deadline,
+            Self::Reach(ExpectReach { walk, .. })
+            | Self::Seat(ExpectSeat { walk, .. })
+            | Self::Buffer(ExpectBuffer { walk, .. }) => walk.deadline,
+            Self::Confirm(state) => state.deadline,
+            Self::Opening(state) => state.deadline,
+            Self::Attachment(state) => state.deadline,
+        }
+    }
+
+    fn message(self, now: Instant, message: Message<'_>, common: &mut Common) -> Next<Self> {
+        match (self, message) {
+            (Self::Proposal(state), Message::Proposal(proposal)) => {
+                state.handle(now, proposal.to_repr(), common)
+            }
+            (Self::Confirm(state), Message::Confirm(confirm)) => {
+                state.handle(now, &confirm.to_repr(), common)
+            }
+            _ => Err(PeerMisbehaved::UnexpectedMessage.into()),
+        }
+    }
+
+    fn done(self, now: Instant, done: Done, common: &mut Common) -> Next<Self> {
+        match (self, done) {
+            (Self::Reach(state), Done::Reached(result)) => state.handle(result.is_ok(), common),
+            (Self::Seat(state), Done::Entered(Ok(seat))) => Ok(Some(state.handle(seat, common))),
+            (Self::Seat(state), Done::Entered(Err(_))) => {
+                state.walk.failed(DeclineCode::INTERR, common)
+            }
+            (Self::Buffer(state), Done::Registered(Ok(token))) => state.handle(now, token, common),
+            (Self::Buffer(state), Done::Registered(Err(error))) => {
+                match smaller(&error, state.size) {
+                    Some(size) => Ok(Some(state.retry(size, common))),
+                    None => state.walk.failed(register_code(&error), common),
+                }
+            }
+            (Self::Opening(state), Done::Opened(Ok(()))) => state.handle(now, common),
+            (Self::Opening(_), Done::Opened(Err(_))) => Err(Error::Closed(How::Aborted).into()),
+            (Self::Attachment(state), Done::Attached(result)) => {
+                // The client is in SMC mode already: there is nothing to fall back to.
+                if result? < state.established.peer_end() {
+                    return Err(PeerMisbehaved::BadBuffer.into());
+                }
+                common.establish(state.established.finish(true));
+                Ok(None)
+            }
+            _ => unasked(),
+        }
+    }
+
+    fn timeout(self, _common: &mut Common) -> Next<Self> {
+        let late = |walk: Walk, code| Failure::Decline(walk.selection.give_up(code));
+        Err(match self {
+            Self::Proposal(_) => Error::TimedOut(Phase::Proposal).into(),
+            Self::Reach(state) => late(state.walk, DeclineCode::NOSMCD2DEV),
+            Self::Seat(state) => late(state.walk, DeclineCode::INTERR),
+            Self::Buffer(state) => late(state.walk, DeclineCode::MEM),
+            Self::Confirm(_) => Error::TimedOut(Phase::Confirm).into(),
+            Self::Opening(_) => Error::TimedOut(Phase::Group).into(),
+            Self::Attachment(_) => Error::TimedOut(Phase::Device).into(),
+        })
+    }
+
+    fn terminated(self, common: &mut Common) -> Next<Self> {
+        match self {
+            Self::Proposal(_) | Self::Reach(_) | Self::Seat(_) => Ok(Some(self)),
+            Self::Buffer(state) => state.walk.failed(DeclineCode::NOACTLINK, common),
+            // The client may have confirmed already, and then no longer reads TCP.
+            Self::Confirm(_) | Self::Opening(_) | Self::Attachment(_) => {
+                Err(Error::Closed(How::Aborted).into())
+            }
+        }
+    }
+}
+
+/// The client speaks first.
+#[derive(Debug)]
+struct ExpectProposal {
+    path: Path,
+    deadline: Instant,
+}
+
+impl ExpectProposal {
+    fn handle(self, now: Instant, proposal: Proposal, common: &mut Common) -> Next<State> {
+        common.version = if proposal.version.is_v2() {
+            Version::V2
+        } else {
+            Version::V1
+        };
+        let selection =
+            Selection::new(proposal, &common.config, self.path).map_err(Failure::Decline)?;
+        let deadline = after(now, common.config.timeouts.work);
+        Walk {
+            selection,
+            deadline,
+        }
+        .next(common)
+    }
+}
+
+/// The walk through the devices, which has to come to an end before the client loses patience.
+#[derive(Debug)]
+struct Walk {
+    selection: Selection,
+    deadline: Instant,
+}
+
+impl Walk {
+    fn next(mut self, common: &mut Common) -> Next<State> {
+        let candidate = self
+            .selection
+            .next(&common.config)
+            .map_err(Failure::Decline)?;
+        common.work(Work::Reach {
+            device: candidate.device.index,
+            peer: candidate.peer,
+        });
+        Ok(Some(State::Reach(ExpectReach {
+            walk: self,
+            candidate,
+        })))
+    }
+
+    /// A device that was reachable could not be used after all.
+    fn failed(mut self, code: DeclineCode, common: &mut Common) -> Next<State> {
+        self.selection.remember(code);
+        common.discard();
+        self.next(common)
+    }
+}
+
+/// The device says whether it reaches the client's.
+#[derive(Debug)]
+struct ExpectReach {
+    walk: Walk,
+    candidate: Candidate,
+}
+
+impl ExpectReach {
+    fn handle(self, is_reachable: bool, common: &mut Common) -> Next<State> {
+        let Self {
+            mut walk,
+            candidate,
+        } = self;
+        if !is_reachable || !walk.selection.claim(&candidate) {
+            return walk.next(common);
+        }
+        common.work(Work::Enter {
+            key: Key::Direct {
+                device: candidate.device.index,
+                peer: candidate.peer,
+            },
+            intent: Intent::JoinOrCreate,
+        });
+        Ok(Some(State::Seat(ExpectSeat { walk, candidate })))
+    }
+}
+
+/// The registry decides on the link group: join, create, or wait for another creator.
+#[derive(Debug)]
+struct ExpectSeat {
+    walk: Walk,
+    candidate: Candidate,
+}
+
+impl ExpectSeat {
+    fn handle(self, seat: Seat, common: &mut Common) -> State {
+        let Self { walk, candidate } = self;
+        common.group = Some(seat.group());
+        let size = common.config.buffer.min(candidate.device.max_buffer);
+        ExpectBuffer {
+            walk,
+            candidate,
+            seat,
+            size,
+        }
+        .retry(size, common)
+    }
+}
+
+/// The device registers our receive buffer.
+#[derive(Debug)]
+struct ExpectBuffer {
+    walk: Walk,
+    candidate: Candidate,
+    seat: Seat,
+    size: SizeCode,
+}
+
+impl ExpectBuffer {
+    fn retry(mut self, size: SizeCode, common: &mut Common) -> State {
+        self.size = size;
+        let Candidate { device, peer, .. } = self.candidate;
+        common.work(Work::Register {
+            device: device.index,
+            peer,
+            size,
+        });
+        State::Buffer(self)
+    }
+
+    fn handle(self, now: Instant, token: DmbToken, common: &mut Common) -> Next<State> {
+        let Self {
+            walk,
+            candidate,
+            seat,
+            size,
+        } = self;
+        let release = walk.selection.release;
+        let accepted = Accepted {
+            candidate,
+            seat,
+            size,
+            token,
+            release,
+        };
+        common.send_message(&accepted.accept_message(&common.config))?;
+        let deadline = after(now, common.config.timeouts.message);
+        Ok(Some(State::Confirm(ExpectConfirm { accepted, deadline })))
+    }
+}
+
+/// What ACCEPT says.
+#[derive(Debug)]
+struct Accepted {
+    candidate: Candidate,
+    seat: Seat,
+    size: SizeCode,
+    token: DmbToken,
+    /// Negotiated in this handshake; a group that exists keeps its own.
+    release: Release,
+}
+
+impl Accepted {
+    fn accept_message(&self, config: &Config) -> AcceptConfirm {
+        let Candidate { device, eid, .. } = self.candidate;
+        let is_first_contact = self.seat.is_first_contact();
+        let first_contact = is_first_contact.then(|| FirstContact {
+            v2_direct: false,
+            os: config.os,
+            release: self.release,
+            host: config.host,
+            max_conns: 0,
+            max_links: 0,
+            features: features(config, self.release),
+            vendor_options: 0,
+            gids: None,
+        });
+        let (terms, chid) = match eid {
+            Some(eid) => (clc::Terms::V2 { eid, first_contact }, device.chid),
+            None => (
+                clc::Terms::V1 {
+                    first_contact: is_first_contact,
+                },
+                Chid::NONE,
+            ),
+        };
+        AcceptConfirm {
+            step: Step::Accept,
+            terms,
+            body: Body::D(DirectEnd {
+                gid: device.gid,
+                chid,
+                dmb: self.token,
+                dmbe_index: 0,
+                size: self.size,
+                group: self.seat.group(),
+            }),
+        }
+    }
+
+    /// What holds for the group, now that the client has stated who it is.
+    fn terms(&self, stated: Option<&FirstContact>) -> Terms {
+        if let Seat::Joined { terms, .. } = self.seat {
+            return terms;
+        }
+        let Candidate { version, eid, .. } = self.candidate;
+        let release = if version.is_v2() {
+            self.release
+        } else {
+            Release::V2_0
+        };
+        let terms = Terms::new(version, release, eid);
+        match stated {
+            Some(stated) => terms.with_peer(stated.os, stated.host),
+            None => terms,
+        }
+    }
+}
+
+/// ACCEPT is out; the client completes its side.
+#[derive(Debug)]
+struct ExpectConfirm {
+    accepted: Accepted,
+    deadline: Instant,
+}
+
+impl ExpectConfirm {
+    fn handle(self, now: Instant, confirm: &AcceptConfirm, common: &mut Common) -> Next<State> {
+        let Self { accepted, .. } = self;
+        let Body::D(end) = confirm.body else {
+            return Err(PeerMisbehaved::UnexpectedMessage.into());
+        };
+        if confirm.version().is_v2() != accepted.candidate.version.is_v2() {
+            return Err(PeerMisbehaved::UnexpectedMessage.into());
+        }
+        let stated = confirm.first_contact();
+        if stated.is_some_and(|stated| stated.release != accepted.release) {
+            return Err(Failure::Decline(DeclineCode::RELEASEERR));
+        }
+        let deadline = after(now, common.config.timeouts.work);
+        let terms = accepted.terms(stated);
+        let established = Pending {
+            terms,
+            features: stated.map(|stated| stated.features).unwrap_or_default(),
+            peer_buffer: PeerBuffer::new(end.dmb, end.dmbe_index, end.size),
+            peer_group: end.group,
+            accepted,
+        };
+        let state = ExpectOpening {
+            established,
+            deadline,
+        };
+        match state.established.accepted.seat {
+            Seat::Created(group) => {
+                common.work(Work::Open { group, terms });
+                Ok(Some(State::Opening(state)))
+            }
+            Seat::Joined { .. } => state.handle(now, common),
+        }
+    }
+}
+
+/// A connection that only lacks our own last steps.
+#[derive(Debug)]
+struct Pending {
+    accepted: Accepted,
+    terms: Terms,
+    features: FeatureMask,
+    peer_buffer: PeerBuffer,
+    peer_group: smc_wire::types::GroupId,
+}
+
+impl Pending {
+    /// Where the peer's element ends in its buffer, in bytes.
+    fn peer_end(&self) -> usize {
+        self.peer_buffer.end()
+    }
+
+    fn finish(self, is_attached: bool) -> Established {
+        let Accepted {
+            candidate,
+            seat,
+            size,
+            token,
+            ..
+        } = self.accepted;
+        let Candidate {
+            device,
+            peer,
+            version,
+            eid,
+            ..
+        } = candidate;
+        Established {
+            role: Role::Server,
+            version,
+            release: self.terms.release,
+            features: self.features,
+            eid,
+            group: seat.group(),
+            first_contact: seat.is_first_contact(),
+            peer_group: self.peer_group,
+            peer_os: self.terms.os,
+            peer_host: self.terms.host,
+            transport: Transport::Direct(DirectPath {
+                device: device.index,
+                chid: device.chid,
+                peer,
+                local: token,
+                local_size: size,
+                peer_buffer: self.peer_buffer,
+                is_attached,
+            }),
+        }
+    }
+}
+
+/// CONFIRM is processed; others may join our new link group.
+#[derive(Debug)]
+struct ExpectOpening {
+    established: Pending,
+    deadline: Instant,
+}
+
+impl ExpectOpening {
+    fn handle(self, _now: Instant, common: &mut Common) -> Next<State> {
+        let Self {
+            established,
+            deadline,
+        } = self;
+        let Candidate { device, peer, .. } = established.accepted.candidate;
+        if !device.nocopy {
+            common.establish(established.finish(false));
+            return Ok(None);
+        }
+        let token = established.peer_buffer.token;
+        common.work(Work::Attach {
+            device: device.index,
+            peer,
+            token,
+        });
+        Ok(Some(State::Attachment(ExpectAttachment {
+            established,
+            deadline,
+        })))
+    }
+}
+
+/// The device maps the client's buffer.
+#[derive(Debug)]
+struct ExpectAttachment {
+    established: Pending,
+    deadline: Instant,
+}

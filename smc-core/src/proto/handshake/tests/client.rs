@@ -1,0 +1,514 @@
+//! The client ladder, row by row.
+
+use smc_wire::Bounded;
+use smc_wire::clc::Terms as ClcTerms;
+use smc_wire::clc::{Body, DirectEnd, FirstContact, GidEntry, Step};
+use smc_wire::size::SizeCode;
+use smc_wire::types::{FeatureMask, GroupId, Offer as Types, OsType, PnetId, Release, Version};
+
+use super::*;
+use crate::error::{How, IoError, PeerMisbehaved, Phase};
+
+struct Fixture {
+    client: Side,
+    now: Instant,
+}
+
+impl Fixture {
+    fn new(config: Config) -> Self {
+        Self::over(config, &Path::default())
+    }
+
+    fn over(config: Config, path: &Path) -> Self {
+        let now = Instant::now();
+        let mut client = Side::new(Client::new(now, Arc::new(config), path));
+        client.settle(now);
+        Self { client, now }
+    }
+
+    /// A client that has sent its PROPOSAL.
+    fn waiting(config: Config) -> Self {
+        let mut f = Self::new(config);
+        Proposal::parse(&f.client.take_sent()).unwrap();
+        assert_eq!(f.client.machine.state(), Some("ACCEPT"));
+        f
+    }
+
+    fn receive(&mut self, bytes: &[u8]) -> usize {
+        let taken = self.client.receive(self.now, bytes, usize::MAX);
+        self.client.settle(self.now);
+        taken
+    }
+
+    fn accept(&mut self, accept: &AcceptConfirm) {
+        if let Body::D(end) = accept.body {
+            let len = end.size.byte_len();
+            self.client.fabric.borrow_mut().buffers.insert(end.dmb, len);
+        }
+        self.receive(&accept_bytes(accept));
+    }
+}
+
+/// What a server answers to [`host`] at first contact.
+fn accept() -> AcceptConfirm {
+    AcceptConfirm {
+        step: Step::Accept,
+        terms: ClcTerms::V2 {
+            eid: DEFAULT_SEID,
+            first_contact: Some(FirstContact {
+                v2_direct: false,
+                os: OsType::ZOS,
+                release: Release::V2_1,
+                host: HostName::new("server"),
+                max_conns: 0,
+                max_links: 0,
+                features: FeatureMask::from_bits_retain(0xff),
+                vendor_options: 0,
+                gids: None,
+            }),
+        },
+        body: Body::D(DirectEnd {
+            gid: Gid::new(0xaaaa, 0xbbbb),
+            chid: LOOP,
+            dmb: DmbToken(0xdead_beef),
+            dmbe_index: 0,
+            size: SizeCode::LINUX_DEFAULT,
+            group: GroupId([1, 2, 3, 4]),
+        }),
+    }
+}
+
+fn v1_accept() -> AcceptConfirm {
+    let mut accept = accept();
+    accept.terms = ClcTerms::V1 {
+        first_contact: true,
+    };
+    let Body::D(end) = &mut accept.body else {
+        panic!()
+    };
+    (end.gid, end.chid) = (Gid::native(0xaaaa), Chid::NONE);
+    accept
+}
+
+// C3 to C7: device search
+
+#[test]
+fn c3_ipsec() {
+    let path = Path {
+        ipsec: true,
+        ..Path::default()
+    };
+    let f = Fixture::over(host(), &path);
+    assert_eq!(f.client.fallback(), local(DeclineCode::IPSEC));
+    assert_eq!(f.client.declined().diagnosis, DeclineCode::IPSEC);
+}
+
+#[test]
+fn c6_no_device_and_the_version_of_the_decline() {
+    let f = Fixture::new(host_with(vec![]));
+    assert_eq!(f.client.fallback(), local(DeclineCode::NOSMCDEV));
+    assert_eq!(
+        f.client.declined().version,
+        Version::V1,
+        "the host knows no version 2"
+    );
+    assert_eq!(f.client.sent.len(), 28);
+
+    // A device on a network that no interface is connected to: capable, but not here.
+    let elsewhere = Some(PnetId::new("ELSEWHERE").unwrap());
+    let f = Fixture::new(host_with(vec![device(0, LOOP).with_pnet_id(elsewhere)]));
+    assert_eq!(f.client.fallback(), local(DeclineCode::NOSMCDEV));
+    let decline = f.client.declined();
+    assert_eq!((decline.version, decline.os), (Version::V2, OsType::LINUX));
+    assert_eq!(f.client.sent.len(), 44);
+}
+
+#[test]
+fn c7_only_v1_and_no_prefix() {
+    let net = Some(PnetId::new("NET1").unwrap());
+    let mut config = host_with(vec![device(0, Chid::NONE).with_pnet_id(net)]);
+    config.v1 = true;
+    let f = Fixture::over(config, &Path::over(Interface::new(vec![], net)));
+    assert_eq!(f.client.fallback(), local(DeclineCode::CNFERR));
+}
+
+// 1.3: contents of PROPOSAL
+
+#[test]
+fn proposal_is_byte_for_byte_the_known_one() {
+    // Synthetic vector of the wire format: v2.1, SMC-D only, one UEID, no SEID, loopback only.
+    let vector = unhex(
+        "e2d4c3d90100e026000000000000000000000000000000000000000000000000000000000000000000000000
+         000000000000001c000000000000000000000000000000000000000000000000000000000102001000000040
+         00000000000000000000000000000000000000010000000000000000000000004558414d504c452d45494420
+         2020202020202020202020202020202020202020000000000000000000000000000000000000000000000000
+         0000000000000000000000000000000000000000000000001111111111111111ffff2222222222222222ffff
+         e2d4c3d9",
+    );
+    let gid = Gid::new(0x1111_1111_1111_1111, 0x2222_2222_2222_2222);
+    let mut config = host_with(vec![DirectDevice::new(DeviceIndex(0), gid, Chid::LOOPBACK)]);
+    config.seid = None;
+    config.ueids = vec![ueid("EXAMPLE-EID")];
+    let offer = Offer::new(&config, &Path::default()).unwrap();
+    assert_eq!(offer.bytes(), vector);
+}
+
+#[test]
+fn proposal_without_v1_keeps_the_bytes_zero_that_linux_misreads() {
+    let offer = Offer::new(&host(), &Path::default()).unwrap();
+    let bytes = offer.bytes();
+    assert_eq!(bytes[7], 0x26, "version 2, v2 type D, v1 type none");
+    assert_eq!(bytes[38..40], [0, 0], "IP area offset");
+    assert_eq!(bytes[40..48], [0; 8], "native GID");
+}
+
+#[test]
+fn proposal_lists_each_fabric_once_and_emulated_devices_whole() {
+    let chid = |n: u16| Chid(0x100 + n);
+    let mut devices: Vec<_> = (0..5).map(|n| device(usize::from(n), chid(n))).collect();
+    devices.push(device(5, chid(0))); // a second one on the first fabric
+    devices.push(device(6, LOOP)); // two entries: 5 + 2
+    devices.push(device(7, Chid(0xff02))); // one entry left, two needed
+    devices.push(device(8, chid(8)));
+    devices.push(device(9, chid(9))); // full
+    let proposal = proposal(&host_with(devices));
+    let offered: Vec<_> = proposal.devices().map(|device| device.chid.0).collect();
+    assert_eq!(offered, [0x100, 0x101, 0x102, 0x103, 0x104, 0xff01, 0x108]);
+    assert_eq!(proposal.ext.unwrap().direct.unwrap().entries.len(), 8);
+}
+
+#[test]
+fn proposal_offers_devices_on_connected_networks() {
+    let net = |name| Some(PnetId::new(name).unwrap());
+    let mut config = host_with(vec![
+        device(0, Chid(0x100)).with_pnet_id(net("HERE")),
+        device(1, Chid(0x101)).with_pnet_id(net("ELSEWHERE")),
+        device(2, LOOP),
+    ]);
+    config.pnet_ids = vec![PnetId::new("here").unwrap()];
+    let offered: Vec<_> = proposal(&config)
+        .devices()
+        .map(|device| device.chid.0)
+        .collect();
+    assert_eq!(offered, [0x100, 0xff01]);
+}
+
+#[test]
+fn proposal_with_v1_has_the_native_device_in_the_fixed_part_only() {
+    let net = Some(PnetId::new("NET1").unwrap());
+    let mut config = host_with(vec![device(0, ISM).with_pnet_id(net), device(1, LOOP)]);
+    config.v1 = true;
+    config.pnet_ids = net.into_iter().collect();
+    let subnets = vec![Subnet::V4([192, 0, 2, 77].into(), 24)];
+    let path = Path::over(Interface::new(subnets, net));
+    let offer = Offer::new(&config, &path).unwrap();
+    assert_eq!(offer.bytes()[7], 0x25, "D in both versions");
+    let proposal = Proposal::parse(offer.bytes()).unwrap();
+    assert_eq!((proposal.v1, proposal.v2), (Types::D, Types::D));
+    let area = proposal.smcd.unwrap();
+    assert_eq!((area.gid, area.chid), (device(0, ISM).gid.hi(), ISM));
+    let ip = proposal.ip.as_ref().unwrap();
+    assert_eq!((ip.subnet, ip.prefix_len), ([192, 0, 2, 0].into(), 24));
+    let entries = proposal.ext.unwrap().direct.unwrap().entries;
+    let low = device(1, LOOP).gid;
+    assert_eq!(
+        entries,
+        Bounded::<GidEntry, 8>::from_slice(&[
+            GidEntry {
+                gid: low.hi(),
+                chid: LOOP
+            },
+            GidEntry {
+                gid: low.lo(),
+                chid: LOOP
+            },
+        ])
+        .unwrap()
+    );
+}
+
+#[test]
+fn proposal_with_v1_over_ipv6() {
+    let net = Some(PnetId::new("NET1").unwrap());
+    let mut config = host_with(vec![device(0, ISM).with_pnet_id(net)]);
+    config.v1 = true;
+    let subnets = vec![
+        Subnet::V6("2001:db8::77".parse().unwrap(), 64),
+        Subnet::V6("2001:db8:1::77".parse().unwrap(), 48),
+    ];
+    let offer = Offer::new(&config, &Path::over(Interface::new(subnets, net))).unwrap();
+    let ip = Proposal::parse(offer.bytes()).unwrap().ip.unwrap();
+    let prefixes: Vec<_> = ip
+        .prefixes
+        .iter()
+        .map(|prefix| (prefix.prefix.to_string(), prefix.prefix_len))
+        .collect();
+    assert_eq!(
+        prefixes,
+        [("2001:db8::".into(), 64), ("2001:db8:1::".into(), 48)]
+    );
+}
+
+// C9 to C12: waiting for ACCEPT
+
+#[test]
+fn c9_no_accept_within_six_seconds() {
+    let mut f = Fixture::waiting(host());
+    assert_eq!(f.client.machine.poll_timeout(), Some(f.now + CLC_TIMEOUT));
+    f.client.machine.handle_timeout(f.now + CLC_TIMEOUT);
+    f.client.settle(f.now);
+    assert_eq!(*f.client.error(), Error::TimedOut(Phase::Accept));
+    assert!(f.client.sent.is_empty(), "an abort says nothing");
+}
+
+#[test]
+fn c10_rubbish() {
+    let mut f = Fixture::waiting(host());
+    assert!(f.receive(b"220 mail.example ESMTP\r\n") <= 8);
+    assert!(matches!(f.client.error(), Error::Malformed(_)));
+}
+
+#[test]
+fn c10_unexpected_message() {
+    let mut f = Fixture::waiting(host());
+    let taken = f.receive(&bytes(&proposal(&host())));
+    assert_eq!(taken, 8);
+    assert_eq!(*f.client.error(), PeerMisbehaved::UnexpectedMessage.into());
+}
+
+#[test]
+fn c10_accept_that_is_cut_short() {
+    let mut bytes = accept_bytes(&accept());
+    // The first-contact flag is set and the parts are not there.
+    bytes.drain(74..126);
+    bytes[6] = 78;
+    let mut f = Fixture::waiting(host());
+    f.receive(&bytes);
+    assert!(matches!(f.client.error(), Error::Malformed(_)));
+}
+
+#[test]
+fn c10_accept_with_unknown_parts_is_read_to_its_end() {
+    let mut bytes = accept_bytes(&accept());
+    let end = bytes.len() - 4;
+    bytes.splice(end..end, std::iter::repeat_n(0xee, 2_000));
+    let len = u16::try_from(bytes.len()).unwrap();
+    bytes[5..7].copy_from_slice(&len.to_be_bytes());
+    bytes.extend_from_slice(b"data");
+    let mut f = Fixture::waiting(host());
+    let buffer = SizeCode::LINUX_DEFAULT.byte_len();
+    f.client
+        .fabric
+        .borrow_mut()
+        .buffers
+        .insert(DmbToken(0xdead_beef), buffer);
+    assert_eq!(f.receive(&bytes), usize::from(len));
+    f.client.established();
+}
+
+#[test]
+fn c11_server_closes_or_resets() {
+    let mut f = Fixture::waiting(host());
+    f.client.machine.handle_closed();
+    f.client.settle(f.now);
+    assert_eq!(*f.client.error(), Error::Closed(How::DuringHandshake));
+
+    let mut f = Fixture::waiting(host());
+    let reset = Error::from(std::io::Error::from(std::io::ErrorKind::ConnectionReset));
+    f.client.machine.handle_io_error(reset.clone());
+    f.client.settle(f.now);
+    assert_eq!(*f.client.error(), reset);
+    assert!(matches!(reset, Error::Io(error) if is_reset(&error)));
+}
+
+fn is_reset(error: &IoError) -> bool {
+    error.kind() == std::io::ErrorKind::ConnectionReset
+}
+
+#[test]
+fn c11_failure_to_send_takes_the_outcome_back() {
+    let now = Instant::now();
+    let mut client = Client::new(now, Arc::new(host_with(vec![])), &Path::default());
+    assert!(matches!(client.poll_output(), Some(Output::Send(_))));
+    client.handle_closed();
+    assert!(matches!(
+        client.poll_output(),
+        Some(Output::Abort(Error::Closed(_)))
+    ));
+    assert_eq!(client.poll_output(), None);
+}
+
+#[test]
+fn c12_decline() {
+    // 44 bytes, version 2; and 28 bytes, which early forms of version 2 use as well.
+    let new = Decline::new(Version::V2, DeclineCode::NOUEID, OsType::LINUX);
+    let early = Decline { extra: None, ..new };
+    for decline in [new, early] {
+        let mut bytes = vec![0; 64];
+        let len = decline.emit(&mut bytes).unwrap();
+        bytes.truncate(len);
+        bytes.extend_from_slice(b"application data");
+        let mut f = Fixture::waiting(host());
+        assert_eq!(f.receive(&bytes), len, "what follows is application data");
+        assert_eq!(f.client.fallback(), peer(DeclineCode::NOUEID));
+        assert!(f.client.sent.is_empty(), "a DECLINE is never answered");
+    }
+}
+
+// C13 and later: ACCEPT
+
+#[test]
+fn c13_smc_r_was_not_offered() {
+    let mut f = Fixture::waiting(host());
+    let accept = unhex(
+        "e2d4c3d90200441812340200000000aafe80000000000000020000fffe0000aa0200000000aa00012300001a2b
+         010000000725000000000012340000000a0b0ce2d4c3d9",
+    );
+    f.receive(&accept);
+    assert_eq!(f.client.fallback(), local(DeclineCode::MODEUNSUPP));
+    let decline = f.client.declined();
+    assert_eq!(decline.version, Version::V1, "that of ACCEPT");
+    assert_eq!(f.client.sent.len(), 28);
+}
+
+#[test]
+fn c13_version_1_was_not_offered() {
+    let mut f = Fixture::waiting(host());
+    f.accept(&v1_accept());
+    assert_eq!(f.client.fallback(), local(DeclineCode::MODEUNSUPP));
+    assert_eq!(f.client.declined().version, Version::V1);
+}
+
+#[test]
+fn d1_fabric_that_was_not_offered() {
+    let mut f = Fixture::waiting(host());
+    let mut accept = accept();
+    let Body::D(end) = &mut accept.body else {
+        panic!()
+    };
+    end.chid = Chid(0xff09);
+    f.accept(&accept);
+    assert_eq!(
+        *f.client.error(),
+        PeerMisbehaved::SelectedUnofferedDevice.into()
+    );
+    assert!(f.client.sent.is_empty());
+}
+
+#[test]
+fn d2_release_and_features() {
+    let mut f = Fixture::waiting(host());
+    f.accept(&accept());
+    let established = f.client.established();
+    assert_eq!(established.features, FeatureMask::EMULATED_ISM);
+    assert_eq!(
+        (established.peer_os, established.release),
+        (OsType::ZOS, Release::V2_1)
+    );
+    assert_eq!(established.peer_host.as_str(), Some("server"));
+    assert_eq!(established.peer_group, GroupId([1, 2, 3, 4]));
+
+    let confirm = AcceptConfirm::parse(&f.client.sent).unwrap();
+    let stated = confirm.first_contact().unwrap();
+    assert_eq!(
+        (stated.release, stated.features),
+        (Release::V2_1, FeatureMask::EMULATED_ISM)
+    );
+    assert_eq!(confirm.eid(), Some(DEFAULT_SEID));
+}
+
+#[test]
+fn d2_release_above_the_offered_one() {
+    let mut f = Fixture::waiting(Config {
+        release: Release::V2_0,
+        ..host()
+    });
+    f.accept(&accept());
+    assert_eq!(f.client.fallback(), local(DeclineCode::RELEASEERR));
+}
+
+#[test]
+fn d3_emulated_gids_have_both_halves() {
+    let mut f = Fixture::waiting(host());
+    f.accept(&accept());
+    assert_eq!(f.client.direct().peer, Gid::new(0xaaaa, 0xbbbb));
+
+    let mut f = Fixture::waiting(host_with(vec![device(0, ISM)]));
+    let mut bytes = accept_bytes(&accept());
+    bytes[32..34].copy_from_slice(&ISM.0.to_be_bytes());
+    f.client
+        .fabric
+        .borrow_mut()
+        .buffers
+        .insert(DmbToken(0xdead_beef), 0x10000);
+    f.receive(&bytes);
+    assert_eq!(
+        f.client.direct().peer,
+        Gid::native(0xaaaa),
+        "the rest is reserved"
+    );
+}
+
+#[test]
+fn d4_reuse_of_an_unknown_group_is_out_of_sync() {
+    let mut f = Fixture::waiting(host());
+    let mut accept = accept();
+    accept.terms = ClcTerms::V2 {
+        eid: DEFAULT_SEID,
+        first_contact: None,
+    };
+    f.accept(&accept);
+    assert_eq!(f.client.fallback(), local(DeclineCode::SYNCERR));
+    let decline = f.client.declined();
+    assert!(decline.out_of_sync);
+    assert_eq!(decline.version, Version::V2);
+    assert_eq!(
+        f.client.sent[7], 0x28,
+        "version 2, out of sync, type bits zero"
+    );
+}
+
+#[test]
+fn d4_first_contact_never_reuses_a_group() {
+    let mut first = Fixture::waiting(host());
+    first.accept(&accept());
+    let groups = Rc::clone(&first.client.groups);
+    let now = first.now;
+    let client = Client::new(now, Arc::new(host()), &Path::default());
+    let mut client = Side::with_groups(client, groups, Rc::clone(&first.client.fabric));
+    client.settle(now);
+    client.receive(now, &accept_bytes(&accept()), usize::MAX);
+    assert_ne!(client.established().group, first.client.established().group);
+}
+
+#[test]
+fn d5_order_of_the_work() {
+    let mut f = Fixture::waiting(host());
+    f.accept(&accept());
+    let kinds: Vec<_> = f
+        .client
+        .works
+        .iter()
+        .map(|work| match work {
+            Work::Reach { .. } => "reach",
+            Work::Enter { .. } => "enter",
+            Work::Register { .. } => "register",
+            Work::Attach { .. } => "attach",
+            Work::Open { .. } => "open",
+        })
+        .collect();
+    assert_eq!(kinds, ["enter", "register", "attach", "open"]);
+    assert_eq!(f.client.direct().peer_buffer.token, DmbToken(0xdead_beef));
+}
+
+#[test]
+fn bytes_are_not_wanted_during_work() {
+    let mut f = Fixture::waiting(host());
+    f.client.faults.stall = Some("enter");
+    f.accept(&accept());
+    assert_eq!(f.client.machine.wants(), 0);
+    assert_eq!(f.client.machine.handle_bytes(f.now, b"anything"), 0);
+    f.client.machine.handle_closed();
+    f.client.settle(f.now);
+    assert_eq!(*f.client.error(), Error::Closed(How::DuringHandshake));
+}

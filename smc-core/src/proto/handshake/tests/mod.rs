@@ -1,0 +1,512 @@
+//! Client against server in memory, under a virtual clock, with devices that answer as told.
+
+mod client;
+mod crossing;
+mod fuzz;
+mod pair;
+mod server;
+
+use std::cell::RefCell;
+use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use smc_wire::clc::{AcceptConfirm, Decline, Message, Proposal};
+use smc_wire::types::{Chid, DeclineCode, DmbToken, Eid, Gid, HostName};
+
+use super::*;
+use crate::device::DeviceError;
+use crate::error::{Error, FallbackReason};
+use crate::proto::group::{self, Admission, DeviceIndex, NoGroup, Registry, Seat, Waiter};
+
+/// How a handshake ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Outcome {
+    Smc(Box<Established>),
+    Tcp(Fallback),
+    Failed(Error),
+}
+
+/// What the devices of both sides have in common: buffers by token.
+#[derive(Debug, Default)]
+struct Fabric {
+    buffers: HashMap<DmbToken, usize>,
+    last_token: u64,
+}
+
+/// The link groups of one endpoint, and the answers for its set-ups.
+#[derive(Debug, Default)]
+struct Groups {
+    registry: Registry,
+    answers: HashMap<Waiter, Result<Seat, NoGroup>>,
+    terminated: Vec<group::GroupId>,
+}
+
+impl Groups {
+    fn drain(&mut self) {
+        while let Some(output) = self.registry.poll_output() {
+            match output {
+                group::Output::Ready { waiter, seat } => {
+                    self.answers.insert(waiter, seat);
+                }
+                group::Output::Terminate { group, .. } => self.terminated.push(group),
+                group::Output::Removed { .. } => {}
+            }
+        }
+    }
+
+    fn connections(&self) -> usize {
+        self.registry
+            .snapshots()
+            .iter()
+            .map(|group| group.connections)
+            .sum()
+    }
+}
+
+/// What goes wrong on one side.
+#[derive(Debug, Default)]
+struct Faults {
+    /// Devices that reach nobody.
+    unreachable: Vec<DeviceIndex>,
+    /// Errors of the next registrations, by device.
+    register: HashMap<DeviceIndex, VecDeque<DeviceError>>,
+    attach: Option<Result<usize, DeviceError>>,
+    /// Work of this kind is never done.
+    stall: Option<&'static str>,
+}
+
+/// One side of a connection with everything it works with.
+#[derive(Debug)]
+struct Side {
+    machine: Box<dyn Machine>,
+    groups: Rc<RefCell<Groups>>,
+    fabric: Rc<RefCell<Fabric>>,
+    faults: Faults,
+    sent: Vec<u8>,
+    works: Vec<Work>,
+    discards: usize,
+    seat: Option<group::GroupId>,
+    waiter: Option<Waiter>,
+    outcome: Option<Outcome>,
+}
+
+impl Side {
+    fn new(machine: impl Machine + 'static) -> Self {
+        Self::with_groups(machine, Rc::default(), Rc::default())
+    }
+
+    fn with_groups(
+        machine: impl Machine + 'static,
+        groups: Rc<RefCell<Groups>>,
+        fabric: Rc<RefCell<Fabric>>,
+    ) -> Self {
+        Self {
+            machine: Box::new(machine),
+            groups,
+            fabric,
+            faults: Faults::default(),
+            sent: Vec::new(),
+            works: Vec::new(),
+            discards: 0,
+            seat: None,
+            waiter: None,
+            outcome: None,
+        }
+    }
+
+    /// Carries out everything the machine says. Whether there was anything.
+    fn settle(&mut self, now: Instant) -> bool {
+        let mut any = false;
+        loop {
+            let answer = self
+                .waiter
+                .and_then(|w| self.groups.borrow_mut().answers.remove(&w));
+            if let Some(seat) = answer {
+                self.waiter = None;
+                self.seat = seat.ok().map(|seat| seat.group());
+                self.machine.handle_done(now, Done::Entered(seat));
+            }
+            let Some(output) = self.machine.poll_output() else {
+                return any;
+            };
+            any = true;
+            assert_eq!(
+                self.outcome, None,
+                "nothing follows the outcome, but {output:?}"
+            );
+            match output {
+                Output::Send(bytes) => self.sent.extend(bytes),
+                Output::Work(work) => {
+                    self.works.push(work);
+                    if let Some(done) = self.work(now, work) {
+                        self.machine.handle_done(now, done);
+                    }
+                }
+                Output::Discard => {
+                    self.discards += 1;
+                    self.release(now);
+                }
+                Output::Terminate(group) => {
+                    let mut groups = self.groups.borrow_mut();
+                    groups.registry.terminate(group, group::Cause::OutOfSync);
+                    groups.drain();
+                }
+                Output::Established(established) => self.end(now, Outcome::Smc(established)),
+                Output::Fallback(fallback) => self.end(now, Outcome::Tcp(fallback)),
+                Output::Abort(error) => self.end(now, Outcome::Failed(error)),
+            }
+        }
+    }
+
+    fn work(&mut self, now: Instant, work: Work) -> Option<Done> {
+        let name = match work {
+            Work::Reach { .. } => "reach",
+            Work::Enter { .. } => "enter",
+            Work::Register { .. } => "register",
+            Work::Attach { .. } => "attach",
+            Work::Open { .. } => "open",
+        };
+        if self.faults.stall == Some(name) {
+            return None;
+        }
+        Some(match work {
+            Work::Reach { device, peer } => {
+                let why = "as told";
+                let is_out = self.faults.unreachable.contains(&device);
+                Done::Reached(if is_out {
+                    Err(DeviceError::Unreachable { peer, why })
+                } else {
+                    Ok(())
+                })
+            }
+            Work::Enter { key, intent } => {
+                let mut groups = self.groups.borrow_mut();
+                let admission = groups.registry.enter(now, key, intent);
+                groups.drain();
+                match admission {
+                    Admission::Now(seat) => {
+                        self.seat = seat.ok().map(|seat| seat.group());
+                        Done::Entered(seat)
+                    }
+                    Admission::Wait(waiter) => {
+                        self.waiter = Some(waiter);
+                        return None;
+                    }
+                }
+            }
+            Work::Register { device, size, .. } => {
+                match self
+                    .faults
+                    .register
+                    .get_mut(&device)
+                    .and_then(VecDeque::pop_front)
+                {
+                    Some(error) => Done::Registered(Err(error)),
+                    None => Done::Registered(Ok(self.fabric.borrow_mut().buffer(size.byte_len()))),
+                }
+            }
+            Work::Attach { token, .. } => Done::Attached(match self.faults.attach.take() {
+                Some(result) => result,
+                None => {
+                    let len = self.fabric.borrow().buffers.get(&token).copied();
+                    len.ok_or(DeviceError::Invalid("unknown token"))
+                }
+            }),
+            Work::Open { group, terms } => {
+                let mut groups = self.groups.borrow_mut();
+                let result = groups.registry.establish(group, terms);
+                groups.drain();
+                Done::Opened(result)
+            }
+        })
+    }
+
+    fn end(&mut self, now: Instant, outcome: Outcome) {
+        if !matches!(outcome, Outcome::Smc(_)) {
+            self.release(now);
+        }
+        self.outcome = Some(outcome);
+        assert_eq!(self.machine.wants(), 0);
+        assert_eq!(self.machine.poll_timeout(), None);
+        assert_eq!(self.machine.state(), None);
+    }
+
+    /// Gives up the place in the link group.
+    fn release(&mut self, now: Instant) {
+        let mut groups = self.groups.borrow_mut();
+        if let Some(waiter) = self.waiter.take() {
+            groups.registry.cancel(now, waiter);
+        }
+        if let Some(group) = self.seat.take() {
+            groups.registry.leave(now, group);
+        }
+        groups.drain();
+    }
+
+    /// Hands bytes to the machine, `chunk` at a time and never more than it wants. Returns how
+    /// many it took.
+    fn receive(&mut self, now: Instant, bytes: &[u8], chunk: usize) -> usize {
+        let mut at = 0;
+        while self.machine.wants() > 0 && at < bytes.len() {
+            let n = self.machine.wants().min(chunk).min(bytes.len() - at);
+            assert_eq!(self.machine.handle_bytes(now, &bytes[at..at + n]), n);
+            at += n;
+            self.settle(now);
+        }
+        at
+    }
+
+    fn established(&self) -> &Established {
+        match &self.outcome {
+            Some(Outcome::Smc(established)) => established,
+            other => panic!("not established but {other:?}"),
+        }
+    }
+
+    fn direct(&self) -> DirectPath {
+        let Transport::Direct(direct) = self.established().transport;
+        direct
+    }
+
+    fn fallback(&self) -> FallbackReason {
+        match &self.outcome {
+            Some(Outcome::Tcp(fallback)) => fallback.reason,
+            other => panic!("not fallen back but {other:?}"),
+        }
+    }
+
+    fn error(&self) -> &Error {
+        match &self.outcome {
+            Some(Outcome::Failed(error)) => error,
+            other => panic!("not failed but {other:?}"),
+        }
+    }
+
+    /// The one DECLINE that was sent last.
+    fn declined(&self) -> Decline {
+        match Message::parse(&self.sent) {
+            Ok(Message::Decline(decline)) => decline.to_repr(),
+            other => panic!("no DECLINE but {other:?}"),
+        }
+    }
+
+    fn take_sent(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.sent)
+    }
+}
+
+impl Fabric {
+    fn buffer(&mut self, len: usize) -> DmbToken {
+        self.last_token += 1;
+        let token = DmbToken(0xd3b0_0000 + self.last_token);
+        self.buffers.insert(token, len);
+        token
+    }
+}
+
+/// Client and server with a wire between them.
+struct Pair {
+    client: Side,
+    server: Side,
+    now: Instant,
+    chunk: usize,
+    /// Bytes under way that nobody wanted yet.
+    to_server: Vec<u8>,
+    to_client: Vec<u8>,
+    /// Everything the server sent, and everything the client sent.
+    from_server: Vec<u8>,
+    from_client: Vec<u8>,
+}
+
+impl Pair {
+    fn new(client: Config, server: Config) -> Self {
+        Self::with_groups(client, server, Rc::default(), Rc::default())
+    }
+
+    fn over(client: Config, server: Config, path: Path) -> Self {
+        let now = Instant::now();
+        let fabric = Rc::<RefCell<Fabric>>::default();
+        let client = Client::new(now, Arc::new(client), &path);
+        let server = Server::new(now, Arc::new(server), path);
+        Self::of(
+            now,
+            Side::with_groups(client, Rc::default(), Rc::clone(&fabric)),
+            Side::with_groups(server, Rc::default(), fabric),
+        )
+    }
+
+    fn with_groups(
+        client: Config,
+        server: Config,
+        client_groups: Rc<RefCell<Groups>>,
+        server_groups: Rc<RefCell<Groups>>,
+    ) -> Self {
+        let now = Instant::now();
+        let fabric = Rc::<RefCell<Fabric>>::default();
+        let client = Client::new(now, Arc::new(client), &Path::default());
+        let server = Server::new(now, Arc::new(server), Path::default());
+        Self::of(
+            now,
+            Side::with_groups(client, client_groups, Rc::clone(&fabric)),
+            Side::with_groups(server, server_groups, fabric),
+        )
+    }
+
+    fn of(now: Instant, client: Side, server: Side) -> Self {
+        Self {
+            client,
+            server,
+            now,
+            chunk: usize::MAX,
+            to_server: Vec::new(),
+            to_client: Vec::new(),
+            from_server: Vec::new(),
+            from_client: Vec::new(),
+        }
+    }
+
+    /// Runs until nothing moves any more without time passing.
+    fn settle(&mut self) {
+        loop {
+            let mut moved = self.client.settle(self.now) | self.server.settle(self.now);
+            self.from_client.extend(&self.client.sent);
+            self.to_server.append(&mut self.client.sent);
+            self.from_server.extend(&self.server.sent);
+            self.to_client.append(&mut self.server.sent);
+            let taken = self.server.receive(self.now, &self.to_server, self.chunk);
+            self.to_server.drain(..taken);
+            moved |= taken > 0;
+            let taken = self.client.receive(self.now, &self.to_client, self.chunk);
+            self.to_client.drain(..taken);
+            moved |= taken > 0;
+            if !moved {
+                return;
+            }
+        }
+    }
+
+    /// Runs until both sides have come to an end, letting time pass where nothing else helps.
+    fn run(&mut self) {
+        self.settle();
+        while self.client.outcome.is_none() || self.server.outcome.is_none() {
+            let timeouts = [&self.client, &self.server].map(|side| {
+                let registry = side.groups.borrow().registry.poll_timeout();
+                side.machine
+                    .poll_timeout()
+                    .into_iter()
+                    .chain(registry)
+                    .min()
+            });
+            let next = timeouts
+                .into_iter()
+                .flatten()
+                .min()
+                .expect("somebody waits for ever");
+            self.now = self.now.max(next);
+            for side in [&mut self.client, &mut self.server] {
+                side.machine.handle_timeout(self.now);
+                let mut groups = side.groups.borrow_mut();
+                groups.registry.handle_timeout(self.now);
+                groups.drain();
+            }
+            self.settle();
+        }
+    }
+
+    /// The messages that the server sent.
+    fn accepts(&self) -> Vec<AcceptConfirm> {
+        parse_all(&self.from_server)
+    }
+
+    fn confirms(&self) -> Vec<AcceptConfirm> {
+        parse_all(&self.from_client)
+    }
+}
+
+/// ACCEPT and CONFIRM among a side's messages.
+fn parse_all(mut bytes: &[u8]) -> Vec<AcceptConfirm> {
+    let mut found = Vec::new();
+    while !bytes.is_empty() {
+        let (message, rest) = Message::parse_prefix(bytes).unwrap();
+        if let Message::Accept(view) | Message::Confirm(view) = message {
+            found.push(view.to_repr());
+        }
+        bytes = rest;
+    }
+    found
+}
+
+const LOOP: Chid = Chid(0xff01);
+const ISM: Chid = Chid(0x07c1);
+
+/// A device of its own kind: index, GID and fabric.
+fn device(index: usize, chid: Chid) -> DirectDevice {
+    let gid = if chid.is_emulated() {
+        Gid::new(0x1111_1111_1111_1111, 0x2222_2222_2222_2200 + index as u64)
+    } else {
+        Gid::native(0x0200_0000_0000_0000 + index as u64)
+    };
+    DirectDevice::new(DeviceIndex(index), gid, chid)
+}
+
+/// A host with one emulated device.
+fn host() -> Config {
+    host_with(vec![device(0, LOOP)])
+}
+
+fn host_with(devices: Vec<DirectDevice>) -> Config {
+    let mut config = Config::new(devices);
+    config.host = HostName::new("host-a");
+    config
+}
+
+/// A host without a system EID but with these UEIDs.
+fn host_with_ueids(names: &[&str]) -> Config {
+    let mut config = host();
+    config.seid = None;
+    config.ueids = names.iter().map(|name| ueid(name)).collect();
+    config
+}
+
+fn ueid(name: &str) -> Eid {
+    Eid::ueid(name).unwrap()
+}
+
+fn local(code: DeclineCode) -> FallbackReason {
+    FallbackReason::local(code)
+}
+
+fn peer(code: DeclineCode) -> FallbackReason {
+    FallbackReason::peer_declined(code)
+}
+
+/// A PROPOSAL of such a host.
+fn proposal(config: &Config) -> Proposal {
+    Proposal::parse(Offer::new(config, &Path::default()).unwrap().bytes()).unwrap()
+}
+
+fn bytes(proposal: &Proposal) -> Vec<u8> {
+    let mut buffer = vec![0; 700];
+    let len = proposal.emit(&mut buffer).unwrap();
+    buffer.truncate(len);
+    buffer
+}
+
+fn accept_bytes(accept: &AcceptConfirm) -> Vec<u8> {
+    let mut buffer = vec![0; 512];
+    let len = accept.emit(&mut buffer).unwrap();
+    buffer.truncate(len);
+    buffer
+}
+
+fn unhex(text: &str) -> Vec<u8> {
+    let digits: Vec<_> = text.chars().filter(|c| !c.is_whitespace()).collect();
+    digits
+        .chunks(2)
+        .map(|pair| u8::from_str_radix(&pair.iter().collect::<String>(), 16).unwrap())
+        .collect()
+}
+
+const SECOND: Duration = Duration::from_secs(1);

@@ -1,0 +1,567 @@
+use smc_wire::clc::Body;
+use smc_wire::size::SizeCode;
+use smc_wire::types::{FeatureMask, PnetId, Release, Version};
+
+use super::*;
+use crate::error::{How, PeerMisbehaved, Phase};
+use crate::proto::group::State;
+
+#[test]
+fn first_contact_of_v2_1() {
+    let mut pair = Pair::new(host(), host());
+    pair.run();
+
+    let (client, server) = (pair.client.established(), pair.server.established());
+    for side in [client, server] {
+        assert!(side.first_contact);
+        assert_eq!((side.version, side.release), (Version::V2, Release::V2_1));
+        assert_eq!(side.eid, Some(DEFAULT_SEID));
+        assert_eq!(side.features, FeatureMask::EMULATED_ISM);
+        assert_eq!(side.peer_host.as_str(), Some("host-a"));
+    }
+    assert_eq!((client.role, server.role), (Role::Client, Role::Server));
+    assert_eq!(
+        (client.peer_group, server.peer_group),
+        (server.group, client.group)
+    );
+
+    let (here, there) = (pair.client.direct(), pair.server.direct());
+    assert_eq!(
+        (here.local, there.local),
+        (there.peer_buffer.token, here.peer_buffer.token)
+    );
+    assert_eq!(here.peer, device(0, LOOP).gid);
+    assert_eq!(here.chid, LOOP);
+    assert!(here.is_attached && there.is_attached);
+    assert_eq!(here.local_ring(), 65_536 - 32);
+    assert_eq!(here.local_ring(), there.peer_buffer.ring());
+
+    // PROPOSAL, ACCEPT with parts, CONFIRM with parts; not a byte more.
+    assert_eq!(pair.from_server.len(), 130);
+    assert_eq!(
+        pair.from_client.len(),
+        proposal(&host()).encoded_len() + 130
+    );
+    assert!(pair.to_client.is_empty() && pair.to_server.is_empty());
+    let group = pair
+        .server
+        .groups
+        .borrow()
+        .registry
+        .snapshot(server.group)
+        .unwrap();
+    assert_eq!((group.state, group.connections), (State::Active, 1));
+}
+
+#[test]
+fn one_byte_at_a_time() {
+    let mut pair = Pair::new(host(), host());
+    pair.chunk = 1;
+    pair.run();
+    assert!(pair.client.established().first_contact);
+    assert!(pair.server.established().first_contact);
+}
+
+#[test]
+fn next_connection_joins_the_group() {
+    let mut first = Pair::new(host(), host());
+    first.run();
+    let (client, server) = (
+        Rc::clone(&first.client.groups),
+        Rc::clone(&first.server.groups),
+    );
+    let mut second = Pair::with_groups(host(), host(), Rc::clone(&client), Rc::clone(&server));
+    second.run();
+
+    let joined = second.server.established();
+    assert!(!joined.first_contact && !second.client.established().first_contact);
+    assert_eq!(joined.group, first.server.established().group);
+    assert_eq!(joined.release, Release::V2_1, "as agreed at first contact");
+    assert_eq!(joined.peer_host.as_str(), Some("host-a"));
+    assert_eq!(second.from_server.len(), 78);
+    assert_eq!(
+        (client.borrow().connections(), server.borrow().connections()),
+        (2, 2)
+    );
+}
+
+#[test]
+fn v2_0_server_and_v2_0_client() {
+    let old = || Config {
+        release: Release::V2_0,
+        ..host()
+    };
+    for (client, server) in [(host(), old()), (old(), host())] {
+        let mut pair = Pair::new(client, server);
+        pair.run();
+        assert_eq!(
+            pair.from_server.len(),
+            114,
+            "first-contact parts of 36 bytes"
+        );
+        for side in [&pair.client, &pair.server] {
+            assert_eq!(side.established().release, Release::V2_0);
+            assert_eq!(side.established().features, FeatureMask::empty());
+        }
+    }
+}
+
+#[test]
+fn features_are_what_both_have() {
+    let many = FeatureMask::from_bits_retain(0x00ff);
+    let mut pair = Pair::new(
+        host(),
+        Config {
+            features: many,
+            ..host()
+        },
+    );
+    pair.run();
+    assert_eq!(
+        pair.accepts()[0].first_contact().unwrap().features,
+        many,
+        "not intersected"
+    );
+    assert_eq!(
+        pair.confirms()[0].first_contact().unwrap().features,
+        FeatureMask::EMULATED_ISM
+    );
+    assert_eq!(
+        pair.server.established().features,
+        FeatureMask::EMULATED_ISM
+    );
+    assert_eq!(
+        pair.client.established().features,
+        FeatureMask::EMULATED_ISM
+    );
+}
+
+#[test]
+fn system_eid_goes_before_ueids() {
+    let config = || Config {
+        ueids: vec![ueid("SALES")],
+        ..host()
+    };
+    let mut pair = Pair::new(config(), config());
+    pair.run();
+    assert_eq!(pair.client.established().eid, Some(DEFAULT_SEID));
+}
+
+#[test]
+fn first_common_ueid_in_the_clients_order() {
+    let client = host_with_ueids(&["UNKNOWN", "SECOND", "FIRST"]);
+    let mut pair = Pair::new(client, host_with_ueids(&["FIRST", "SECOND"]));
+    pair.run();
+    assert_eq!(pair.client.established().eid, Some(ueid("SECOND")));
+    assert_eq!(pair.server.established().eid, Some(ueid("SECOND")));
+}
+
+#[test]
+fn different_system_eids_do_not_match() {
+    let native = Eid::seid_s390x(0xa23b, 0x3906);
+    let mut pair = Pair::new(
+        Config {
+            seid: Some(native),
+            ..host()
+        },
+        host(),
+    );
+    pair.run();
+    // An EID mismatch leaves no reason of its own.
+    assert_eq!(pair.server.fallback(), local(DeclineCode::NOSMCDDEV));
+    assert_eq!(pair.client.fallback(), peer(DeclineCode::NOSMCDDEV));
+}
+
+#[test]
+fn without_any_eid_there_is_no_v2() {
+    let mut pair = Pair::new(host_with_ueids(&[]), host());
+    pair.run();
+    assert_eq!(pair.server.fallback(), local(DeclineCode::NOUEID));
+    assert_eq!(pair.client.fallback(), peer(DeclineCode::NOUEID));
+}
+
+#[test]
+fn devices_that_copy_are_not_attached() {
+    let copying = || host_with(vec![device(0, LOOP).with_nocopy(false)]);
+    let mut pair = Pair::new(copying(), copying());
+    pair.run();
+    for side in [&pair.client, &pair.server] {
+        assert!(!side.direct().is_attached);
+        assert!(
+            !side
+                .works
+                .iter()
+                .any(|work| matches!(work, Work::Attach { .. }))
+        );
+    }
+}
+
+#[test]
+fn native_and_emulated_devices_in_the_clients_order() {
+    let devices = || vec![device(0, ISM), device(1, LOOP)];
+    let mut pair = Pair::new(host_with(devices()), host_with(devices()));
+    pair.run();
+    let chosen = pair.server.direct();
+    assert_eq!(
+        (chosen.device, chosen.chid, chosen.peer),
+        (DeviceIndex(0), ISM, device(0, ISM).gid)
+    );
+
+    let mut pair = Pair::new(host_with(devices()), host_with(devices()));
+    pair.server.faults.unreachable.push(DeviceIndex(0));
+    pair.run();
+    let chosen = pair.server.direct();
+    assert_eq!((chosen.device, chosen.chid), (DeviceIndex(1), LOOP));
+    assert_eq!(chosen.peer, device(1, LOOP).gid, "all 128 bits");
+    assert_eq!(pair.client.direct().device, DeviceIndex(1));
+}
+
+#[test]
+fn next_device_is_tried_when_a_buffer_cannot_be_had() {
+    let devices = || vec![device(0, ISM), device(1, LOOP)];
+    let mut pair = Pair::new(host_with(devices()), host_with(devices()));
+    pair.server
+        .faults
+        .register
+        .insert(DeviceIndex(0), [DeviceError::Exhausted].into());
+    pair.run();
+    assert_eq!(pair.server.direct().device, DeviceIndex(1));
+    assert_eq!(
+        pair.server.discards, 1,
+        "the seat in the first device's group is given up"
+    );
+    assert_eq!(pair.server.groups.borrow().connections(), 1);
+}
+
+#[test]
+fn smaller_buffer_when_memory_is_short() {
+    let mut pair = Pair::new(host(), host());
+    let short = || [DeviceError::NoMemory, DeviceError::NoMemory].into();
+    pair.server.faults.register.insert(DeviceIndex(0), short());
+    pair.client.faults.register.insert(DeviceIndex(0), short());
+    pair.run();
+    assert_eq!(pair.server.direct().local_size, SizeCode::MIN);
+    assert_eq!(pair.client.direct().peer_buffer.size, SizeCode::MIN);
+    assert_eq!(pair.client.direct().local_size, SizeCode::MIN);
+
+    let mut pair = Pair::new(host(), host());
+    let dry = std::iter::repeat_n(DeviceError::NoMemory, 3).collect();
+    pair.server.faults.register.insert(DeviceIndex(0), dry);
+    pair.run();
+    assert_eq!(pair.client.fallback(), peer(DeclineCode::MEM));
+}
+
+#[test]
+fn buffers_keep_to_the_limit_of_the_device() {
+    let small = device(0, LOOP).with_max_buffer(SizeCode::MIN);
+    let mut pair = Pair::new(host_with(vec![small]), host());
+    pair.run();
+    assert_eq!(pair.client.direct().local_size, SizeCode::MIN);
+    assert_eq!(pair.server.direct().local_size, SizeCode::LINUX_DEFAULT);
+}
+
+#[test]
+fn server_without_a_free_buffer_declines() {
+    let mut pair = Pair::new(host(), host());
+    pair.server
+        .faults
+        .register
+        .insert(DeviceIndex(0), [DeviceError::Exhausted].into());
+    pair.run();
+    assert_eq!(pair.server.fallback(), local(DeclineCode::MAX_DMB));
+    assert_eq!(pair.client.fallback(), peer(DeclineCode::MAX_DMB));
+    assert_eq!(
+        pair.server.groups.borrow().registry.snapshots(),
+        [],
+        "no group stays behind"
+    );
+}
+
+#[test]
+fn client_without_a_free_buffer_declines_after_accept() {
+    let mut pair = Pair::new(host(), host());
+    pair.client
+        .faults
+        .register
+        .insert(DeviceIndex(0), [DeviceError::Exhausted].into());
+    pair.run();
+    assert_eq!(pair.client.fallback(), local(DeclineCode::MAX_DMB));
+    assert_eq!(pair.server.fallback(), peer(DeclineCode::MAX_DMB));
+    for side in [&pair.client, &pair.server] {
+        assert_eq!(side.groups.borrow().registry.snapshots(), []);
+    }
+}
+
+#[test]
+fn client_that_cannot_attach_declines() {
+    for result in [Err(DeviceError::PeerGone), Ok(65_535)] {
+        let mut pair = Pair::new(host(), host());
+        pair.client.faults.attach = Some(result);
+        pair.run();
+        assert_eq!(pair.client.fallback(), local(DeclineCode::MEM));
+        assert_eq!(pair.server.fallback(), peer(DeclineCode::MEM));
+    }
+}
+
+#[test]
+fn server_that_cannot_attach_aborts_because_the_client_is_in_smc_mode() {
+    let cases = [
+        (
+            Err(DeviceError::PeerGone),
+            Error::Device(DeviceError::PeerGone),
+        ),
+        (Ok(100), PeerMisbehaved::BadBuffer.into()),
+    ];
+    for (result, error) in cases {
+        let mut pair = Pair::new(host(), host());
+        pair.server.faults.attach = Some(result);
+        pair.run();
+        pair.client.established();
+        assert_eq!(*pair.server.error(), error);
+        assert_eq!(pair.server.groups.borrow().connections(), 0);
+    }
+}
+
+#[test]
+fn lost_link_group_is_out_of_sync_and_terminates_the_servers() {
+    let mut first = Pair::new(host(), host());
+    first.run();
+    let server = Rc::clone(&first.server.groups);
+    // The client's process forgot its groups.
+    let mut second = Pair::with_groups(host(), host(), Rc::default(), Rc::clone(&server));
+    second.run();
+
+    assert_eq!(second.client.fallback(), local(DeclineCode::SYNCERR));
+    assert_eq!(second.server.fallback(), peer(DeclineCode::SYNCERR));
+    let group = first.server.established().group;
+    assert_eq!(
+        server.borrow().terminated,
+        [group],
+        "with its other connection"
+    );
+    let (_, decline) = second.from_client.split_at(proposal(&host()).encoded_len());
+    assert!(Decline::parse(decline).unwrap().out_of_sync);
+
+    // The next one starts afresh.
+    let mut third = Pair::with_groups(host(), host(), Rc::default(), server);
+    third.run();
+    assert!(third.client.established().first_contact);
+}
+
+#[test]
+fn many_set_ups_at_once_share_one_group() {
+    let (client, server) = (Rc::default(), Rc::default());
+    let mut pairs: Vec<_> = (0..50)
+        .map(|_| Pair::with_groups(host(), host(), Rc::clone(&client), Rc::clone(&server)))
+        .collect();
+    // All PROPOSALs arrive before any CONFIRM.
+    for pair in &mut pairs {
+        pair.client.settle(pair.now);
+        let bytes = pair.client.take_sent();
+        pair.server.receive(pair.now, &bytes, usize::MAX);
+    }
+    assert_eq!(server.borrow().registry.waiting(), 49);
+    for pair in &mut pairs {
+        pair.settle();
+    }
+    let first_contacts = pairs
+        .iter()
+        .filter(|pair| pair.client.established().first_contact)
+        .count();
+    assert_eq!(first_contacts, 1);
+    assert_eq!(server.borrow().registry.snapshots().len(), 1);
+    assert_eq!(
+        (client.borrow().connections(), server.borrow().connections()),
+        (50, 50)
+    );
+}
+
+#[test]
+fn stalled_client_costs_the_others_two_seconds_and_nothing_else() {
+    let server = Rc::default();
+    let mut stalled = Pair::with_groups(host(), host(), Rc::default(), Rc::clone(&server));
+    stalled.client.faults.stall = Some("register");
+    stalled.settle();
+    let mut other = Pair::with_groups(host(), host(), Rc::default(), Rc::clone(&server));
+    other.settle();
+    assert_eq!(other.server.machine.state(), Some("link group"));
+    let before = other.now;
+    other.run();
+    assert!(other.server.established().first_contact);
+    assert_eq!(other.now - before, group::CREATOR_PATIENCE);
+
+    // The client's device never answers: it gives up in time for the server to hear of it.
+    stalled.run();
+    assert_eq!(stalled.client.fallback(), local(DeclineCode::MEM));
+    assert_eq!(stalled.server.fallback(), peer(DeclineCode::MEM));
+    assert_eq!(server.borrow().connections(), 1);
+}
+
+#[test]
+fn stalled_device_of_the_server_ends_in_a_decline_before_the_client_gives_up() {
+    for (stall, code) in [
+        ("reach", DeclineCode::NOSMCD2DEV),
+        ("enter", DeclineCode::INTERR),
+        ("register", DeclineCode::MEM),
+    ] {
+        let mut pair = Pair::new(host(), host());
+        pair.server.faults.stall = Some(stall);
+        let start = pair.now;
+        pair.run();
+        assert_eq!(pair.now - start, WORK_TIMEOUT);
+        assert_eq!(pair.server.fallback(), local(code));
+        assert_eq!(pair.client.fallback(), peer(code));
+    }
+}
+
+#[test]
+fn stalled_work_of_the_client() {
+    for (stall, code) in [
+        ("enter", DeclineCode::INTERR),
+        ("register", DeclineCode::MEM),
+        ("attach", DeclineCode::MEM),
+    ] {
+        let mut pair = Pair::new(host(), host());
+        pair.client.faults.stall = Some(stall);
+        pair.run();
+        assert_eq!(pair.client.fallback(), local(code));
+        assert_eq!(pair.server.fallback(), peer(code));
+    }
+}
+
+#[test]
+fn stalled_last_steps_abort_because_the_peer_is_in_smc_mode() {
+    let mut pair = Pair::new(host(), host());
+    pair.server.faults.stall = Some("attach");
+    pair.run();
+    pair.client.established();
+    assert_eq!(*pair.server.error(), Error::TimedOut(Phase::Device));
+
+    let mut pair = Pair::new(host(), host());
+    pair.client.faults.stall = Some("open");
+    pair.run();
+    assert_eq!(*pair.client.error(), Error::TimedOut(Phase::Group));
+}
+
+#[test]
+fn silent_client_after_accept() {
+    let mut pair = Pair::new(host(), host());
+    pair.client.settle(pair.now);
+    let bytes = pair.client.take_sent();
+    pair.server.receive(pair.now, &bytes, usize::MAX);
+    assert_eq!(pair.server.machine.state(), Some("CONFIRM"));
+    assert_eq!(
+        pair.server.machine.poll_timeout(),
+        Some(pair.now + CLC_TIMEOUT)
+    );
+    pair.server.machine.handle_timeout(pair.now + CLC_TIMEOUT);
+    pair.server.settle(pair.now);
+    assert_eq!(*pair.server.error(), Error::TimedOut(Phase::Confirm));
+    assert_eq!(pair.server.groups.borrow().registry.snapshots(), []);
+}
+
+#[test]
+fn group_terminated_under_a_set_up() {
+    // The server waits for CONFIRM.
+    let mut pair = Pair::new(host(), host());
+    pair.client.faults.stall = Some("register");
+    pair.settle();
+    pair.server.machine.handle_terminated(pair.now);
+    pair.server.settle(pair.now);
+    assert_eq!(*pair.server.error(), Error::Closed(How::Aborted));
+
+    // The client can still fall back.
+    pair.client.machine.handle_terminated(pair.now);
+    pair.client.settle(pair.now);
+    assert_eq!(pair.client.fallback(), local(DeclineCode::NOACTLINK));
+
+    // The server waits for its buffer and has no other device.
+    let mut pair = Pair::new(host(), host());
+    pair.server.faults.stall = Some("register");
+    pair.settle();
+    pair.server.machine.handle_terminated(pair.now);
+    pair.run();
+    assert_eq!(pair.server.fallback(), local(DeclineCode::NOACTLINK));
+    assert_eq!(pair.client.fallback(), peer(DeclineCode::NOACTLINK));
+}
+
+#[test]
+fn group_that_ends_at_the_moment_of_opening() {
+    let mut pair = Pair::new(host(), host());
+    pair.client.faults.stall = Some("open");
+    pair.settle();
+    pair.client
+        .machine
+        .handle_done(pair.now, Done::Opened(Err(terminated())));
+    pair.client.settle(pair.now);
+    assert_eq!(*pair.client.error(), Error::Closed(How::Aborted));
+}
+
+/// What a registry says about a group that it does not know.
+fn terminated() -> group::Terminated {
+    let terms = group::Terms::new(Version::V2, Release::V2_1, None);
+    Registry::new()
+        .establish(group::GroupId([0; 4]), terms)
+        .unwrap_err()
+}
+
+#[test]
+fn announced_proposal_and_a_client_that_speaks_second() {
+    let now = Instant::now();
+    let config = Arc::new(host());
+    let offer = Offer::new(&config, &Path::default()).unwrap();
+    let announced = offer.bytes().to_vec();
+    let fabric = Rc::<RefCell<Fabric>>::default();
+    let client = Client::announced(now, Arc::clone(&config), offer);
+    let server = Server::new(now, config, Path::default());
+    let mut pair = Pair::of(
+        now,
+        Side::with_groups(client, Rc::default(), Rc::clone(&fabric)),
+        Side::with_groups(server, Rc::default(), fabric),
+    );
+    pair.settle();
+    assert!(
+        pair.from_client.is_empty(),
+        "not a byte before the server has shown itself"
+    );
+    assert_eq!(
+        pair.server.machine.handle_bytes(now, &announced),
+        announced.len()
+    );
+    pair.run();
+    assert!(pair.client.established().first_contact);
+    assert_eq!(pair.from_client.len(), 130, "only CONFIRM");
+}
+
+#[test]
+fn v1_over_a_native_device_on_a_common_physical_network() {
+    let net = Some(PnetId::new("NET1").unwrap());
+    let v1 = || {
+        let native = device(0, ISM).with_pnet_id(net);
+        let mut config = host_with(vec![native]);
+        config.v1 = true;
+        // No EID in common: version 2 is out.
+        config.seid = None;
+        config
+    };
+    let mut server = v1();
+    server.ueids = vec![ueid("SERVER")];
+    let mut client = v1();
+    client.ueids = vec![ueid("CLIENT")];
+    let subnets = vec![Subnet::V4([192, 0, 2, 7].into(), 24)];
+    let mut pair = Pair::over(client, server, Path::over(Interface::new(subnets, net)));
+    pair.run();
+
+    assert_eq!(pair.from_server.len(), 48);
+    for side in [&pair.client, &pair.server] {
+        let established = side.established();
+        assert_eq!((established.version, established.eid), (Version::V1, None));
+        assert!(established.first_contact);
+        assert_eq!(side.direct().peer, device(0, ISM).gid);
+        assert_eq!(side.direct().chid, ISM);
+    }
+    let Body::D(end) = pair.confirms()[0].body else {
+        panic!()
+    };
+    assert_eq!(end.dmb, pair.client.direct().local);
+}

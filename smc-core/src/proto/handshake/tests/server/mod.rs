@@ -1,0 +1,131 @@
+//! The server ladder, row by row.
+
+mod completion;
+mod screening;
+mod selection;
+
+use smc_wire::Bounded;
+use smc_wire::clc::Terms as ClcTerms;
+use smc_wire::clc::{
+    Body, DirectEnd, DirectExtension, GidEntry, IpArea, Ipv6Prefix, SmcdArea, Step,
+};
+use smc_wire::size::SizeCode;
+use smc_wire::types::{
+    GroupId, IsmGid, Mac, Offer as Types, OsType, PeerId, PnetId, Release, RoceGid, Version,
+};
+
+use super::*;
+use crate::error::{How, PeerMisbehaved, Phase};
+
+struct Fixture {
+    server: Side,
+    now: Instant,
+}
+
+impl Fixture {
+    fn new(config: Config) -> Self {
+        Self::over(config, Path::default())
+    }
+
+    fn over(config: Config, path: Path) -> Self {
+        let now = Instant::now();
+        Self {
+            server: Side::new(Server::new(now, Arc::new(config), path)),
+            now,
+        }
+    }
+
+    fn receive(&mut self, bytes: &[u8]) -> usize {
+        let taken = self.server.receive(self.now, bytes, usize::MAX);
+        self.server.settle(self.now);
+        taken
+    }
+
+    /// Receives a PROPOSAL and is expected to decline it.
+    fn declines(mut self, proposal: &Proposal) -> DeclineCode {
+        self.receive(&bytes(proposal));
+        let decline = self.server.declined();
+        assert_eq!(decline.version.is_v2(), proposal.version.is_v2());
+        assert_eq!(
+            self.server.sent.len(),
+            if proposal.version.is_v2() { 44 } else { 28 }
+        );
+        assert_eq!(self.server.fallback(), local(decline.diagnosis));
+        assert_eq!(self.server.groups.borrow().registry.snapshots(), []);
+        decline.diagnosis
+    }
+
+    /// Receives a PROPOSAL and is expected to accept it.
+    fn accepts(&mut self, proposal: &Proposal) -> AcceptConfirm {
+        self.receive(&bytes(proposal));
+        let sent = self.server.take_sent();
+        AcceptConfirm::parse(&sent).unwrap()
+    }
+
+    fn confirm(&mut self, confirm: &AcceptConfirm) {
+        let bytes = accept_bytes(confirm);
+        if let Body::D(end) = confirm.body {
+            self.server
+                .fabric
+                .borrow_mut()
+                .buffers
+                .insert(end.dmb, end.size.byte_len());
+        }
+        self.receive(&bytes);
+    }
+}
+
+/// A CONFIRM that fits an ACCEPT.
+fn confirmed(accept: &AcceptConfirm) -> AcceptConfirm {
+    let end = DirectEnd {
+        gid: device(0, LOOP).gid,
+        chid: LOOP,
+        dmb: DmbToken(0xc11e),
+        dmbe_index: 0,
+        size: SizeCode::MIN,
+        group: GroupId([0, 0, 1, 0]),
+    };
+    AcceptConfirm {
+        step: Step::Confirm,
+        body: Body::D(end),
+        ..accept.clone()
+    }
+}
+
+/// A PROPOSAL that offers SMC-R in version 2.
+fn r_v2(ueids: &[&str]) -> Proposal {
+    let mut proposal = proposal(&host());
+    proposal.v2 = Types::R;
+    let ext = proposal.ext.as_mut().unwrap();
+    ext.direct = None;
+    ext.has_seid = false;
+    ext.gid = RoceGid::from_ipv4([192, 0, 2, 1].into());
+    (ext.max_conns, ext.max_links) = (255, 2);
+    ext.ueids = ueids.iter().fold(Bounded::new(), |mut list, name| {
+        list.push(ueid(name)).unwrap();
+        list
+    });
+    proposal
+}
+
+/// A PROPOSAL of an old stack: version 1.
+fn v1(types: Types) -> Proposal {
+    Proposal {
+        version: Version::V1,
+        v1: types,
+        v2: Types::Neither,
+        peer_id: PeerId::new(0x1234, Mac::new([2, 0, 0, 0, 0, 0xaa])),
+        gid: RoceGid::new([0xfe; 16]),
+        mac: Mac::new([2, 0, 0, 0, 0, 0xaa]),
+        smcd: types.has_d().then(|| SmcdArea {
+            gid: IsmGid(0x0100_0000_0000_0001),
+            ..SmcdArea::default()
+        }),
+        ip: Some(IpArea::v4([192, 0, 2, 0].into(), 24)),
+        ext: None,
+    }
+}
+
+fn interface(address: [u8; 4], len: u8) -> Path {
+    Path::over(Interface::new(vec![Subnet::V4(address.into(), len)], None))
+}

@@ -1,0 +1,110 @@
+//! Processes that run one test of this binary, perhaps as somebody else or somewhere else.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::process::{ChildStdout, Command, Stdio};
+
+/// Where and as whom a process runs.
+pub(super) enum Where<'a> {
+    Here,
+    /// As this user.
+    As(u32),
+    /// In this network namespace.
+    In(&'a str),
+}
+
+/// A process. Dropping it kills it.
+pub(super) struct Child {
+    process: std::process::Child,
+    lines: BufReader<ChildStdout>,
+}
+
+impl Child {
+    pub(super) fn start(place: Where<'_>, test: &str, args: &[&str]) -> Self {
+        Self::try_start(place, test, args).unwrap()
+    }
+
+    pub(super) fn try_start(place: Where<'_>, test: &str, args: &[&str]) -> std::io::Result<Self> {
+        let exe = std::env::current_exe()?;
+        let mut command = match place {
+            Where::In(netns) => {
+                let mut command = Command::new("ip");
+                command.args(["netns", "exec", netns]).arg(exe);
+                command
+            }
+            _ => Command::new(exe),
+        };
+        if let Where::As(uid) = place {
+            command.uid(uid).gid(uid);
+        }
+        command.args([
+            test,
+            "--exact",
+            "--ignored",
+            "--nocapture",
+            "--test-threads=1",
+        ]);
+        command
+            .env(ARGS, args.join(" "))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let mut process = command.spawn()?;
+        let lines = BufReader::new(process.stdout.take().unwrap());
+        Ok(Self { process, lines })
+    }
+
+    /// The next line that the process says.
+    pub(super) fn line(&mut self) -> String {
+        let mut line = String::new();
+        loop {
+            line.clear();
+            assert!(
+                self.lines.read_line(&mut line).unwrap() > 0,
+                "the process has ended"
+            );
+            if let Some((_, said)) = line.split_once(MARK) {
+                return said.trim().to_owned();
+            }
+        }
+    }
+
+    /// Ends it with SIGKILL and waits until it is gone.
+    pub(super) fn kill(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// What the parent gave along; `None` if there is none.
+pub(super) fn args() -> Option<Vec<String>> {
+    let args = std::env::var(ARGS).ok();
+    if args.is_none() {
+        println!("skipped: why: runs only as a process of another test");
+    }
+    args.map(|args| args.split_whitespace().map(str::to_owned).collect())
+}
+
+/// Says a line to the parent.
+pub(super) fn say(line: &str) {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{MARK}{line}").unwrap();
+    out.flush().unwrap();
+}
+
+/// Waits until the parent ends this process, or ends itself.
+pub(super) fn stay() {
+    let _ = std::io::stdin().read_line(&mut String::new());
+}
+
+const ARGS: &str = "SMC_NEGOTIATE_TEST_ARGS";
+const MARK: &str = "child says: ";

@@ -1,0 +1,251 @@
+//! Several processes, also of several users.
+
+use std::net::TcpStream;
+use std::os::fd::AsFd;
+
+use rustix::net::{AddressFamily, SendFlags, SocketType, sockopt};
+use smc_core::io::negotiate::Withdrawn;
+use smc_core::io::runtime::Unconnected;
+
+use super::child::{self, Child, Where, say, stay};
+use super::hostile::{announcement, hello, raw_channel_at, send_with};
+use super::*;
+
+#[test]
+fn announcements_die_with_their_process() {
+    run(|world| async move {
+        let server = world.server("127.0.0.1:0");
+        let mut announcer = world.child(Where::Here, "announces", &server.at().to_string());
+        let port = announcer.line().parse().unwrap();
+        announcer.kill();
+        let _plain = connect_from(port, server.at());
+        assert_eq!(server.accept().await, Verdict::Plain);
+
+        // Also those of a connection that was made, and of a process that is only stopped later.
+        let mut caller = world.child(Where::Here, "dials", &server.at().to_string());
+        assert_eq!(caller.line(), "offered");
+        caller.kill();
+        assert_eq!(server.accept().await, Verdict::Plain);
+    });
+}
+
+#[test]
+fn a_client_of_another_process_is_recognised() {
+    run(|world| async move {
+        let server = world.server("[::]:0");
+        let to = loopback(server.port()).to_string();
+        let mut caller = world.child(Where::Here, "dials", &to);
+        assert_eq!(caller.line(), "offered");
+        assert_eq!(server.accept().await, clc(PROPOSAL));
+    });
+}
+
+#[test]
+fn a_killed_listener_leaves_no_one_waiting() {
+    run(|world| async move {
+        let mut listener = world.child(Where::Here, "listens", "127.0.0.1:0");
+        let to = listener.line().parse().unwrap();
+        let client = world.client();
+        // More than one, so that some are never accepted.
+        let mut dialled = Vec::new();
+        for _ in 0..3 {
+            dialled.push(world.dial(&*client, to).await);
+        }
+        assert_eq!(listener.line(), "clc");
+        listener.kill();
+        for dialled in &mut dialled {
+            until_lost(&mut **dialled.offer.as_mut().unwrap()).await;
+        }
+        assert_eq!(world.names().len(), 1, "it could not clean up");
+        assert!(client.look_up(to).await.is_none());
+        assert!(world.names().is_empty());
+    });
+}
+
+#[test]
+fn users_are_kept_apart() {
+    if !is_root() {
+        return println!("skipped: why: needs root to become another user");
+    }
+    run(|world| async move {
+        world.open_to_all();
+        let strict = world.server("127.0.0.1:0");
+        let to = strict.at().to_string();
+        let Some(mut stranger) = world.child_as(NOBODY, "dials", &to) else {
+            return;
+        };
+        assert_eq!(stranger.line(), "plain", "not let in");
+        assert_eq!(strict.accept().await, Verdict::Plain);
+        drop(strict);
+
+        let open = world.local().allow_uid(NOBODY);
+        let server = world.server_with(loopback(0), &SocketOptions::default(), &open);
+        let to = server.at().to_string();
+        let Some(mut guest) = world.child_as(NOBODY, "dials", &to) else {
+            return;
+        };
+        assert_eq!(guest.line(), "offered");
+        assert_eq!(server.accept().await, clc(PROPOSAL));
+
+        // A guest who knows everything about somebody else's connection.
+        let victim = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        rustix::net::bind(&victim, &loopback(0)).unwrap();
+        let from: SocketAddr = rustix::net::getsockname(&victim)
+            .unwrap()
+            .try_into()
+            .unwrap();
+        let cookie = sockopt::socket_cookie(&victim).unwrap();
+        let path = world.dir.path.join(world.names().pop().unwrap());
+        let args = format!("{} {from} {to} {cookie}", path.display());
+        let Some(mut forger) = world.child_as(NOBODY, "forges", &args) else {
+            return;
+        };
+        assert_eq!(forger.line(), "announced");
+        rustix::net::connect(&victim, &server.at()).unwrap();
+        assert_eq!(server.accept().await, Verdict::Plain);
+    });
+}
+
+#[test]
+fn listeners_of_strangers_are_not_believed() {
+    if !is_root() {
+        return println!("skipped: why: needs root to become another user");
+    }
+    run(|world| async move {
+        // Root trusts a directory of its own, and still not a socket in it that is not its own.
+        world.open_to_all();
+        fs::set_permissions(&world.dir.path, fs::Permissions::from_mode(0o777)).unwrap();
+        let Some(mut stranger) = world.child_as(NOBODY, "listens", "127.0.0.1:0") else {
+            return;
+        };
+        let to = stranger.line().parse().unwrap();
+        fs::set_permissions(&world.dir.path, fs::Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(world.names().len(), 1);
+        assert!(world.client().look_up(to).await.is_none());
+        let friendly = world.local().allow_uid(NOBODY).client(&world.rt);
+        assert!(friendly.look_up(to).await.is_some());
+    });
+}
+
+/// `<directory> <to>`: announces a connection and does not make it.
+#[test]
+#[ignore = "started by other tests"]
+fn announces() {
+    let Some(args) = child::args() else { return };
+    let to = args[1].parse().unwrap();
+    run_in(&args[0], |world| async move {
+        let candidate = guest(&world).look_up(to).await.unwrap();
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        rustix::net::bind(&socket, &loopback(0)).unwrap();
+        let local: SocketAddr = rustix::net::getsockname(&socket)
+            .unwrap()
+            .try_into()
+            .unwrap();
+        let unconnected = Unconnected::new(local, Some(socket.as_fd()));
+        let mut offer = candidate.offer(&unconnected, PROPOSAL).unwrap();
+        say(&local.port().to_string());
+        stay();
+        assert_eq!(offer.withdraw(), Withdrawn::Free);
+    });
+}
+
+/// `<directory> <to>`: connects, as an endpoint does.
+#[test]
+#[ignore = "started by other tests"]
+fn dials() {
+    let Some(args) = child::args() else { return };
+    let to = args[1].parse().unwrap();
+    run_in(&args[0], |world| async move {
+        let dialled = world.dial(&*guest(&world), to).await;
+        say(if dialled.offer.is_some() {
+            "offered"
+        } else {
+            "plain"
+        });
+        stay();
+    });
+}
+
+/// `<directory> <at>`: listens, and accepts one connection.
+#[test]
+#[ignore = "started by other tests"]
+fn listens() {
+    let Some(args) = child::args() else { return };
+    let at = args[1].parse().unwrap();
+    run_in(&args[0], |world| async move {
+        let local = world.local().allow_uid(0);
+        let server = world.server_with(at, &SocketOptions::default(), &local);
+        say(&server.at().to_string());
+        let verdict = server.accept().await;
+        say(if verdict == Verdict::Plain {
+            "plain"
+        } else {
+            "clc"
+        });
+        // Clients in other namespaces are served as long as the runtime runs.
+        world
+            .rt
+            .timer(world.rt.now() + Duration::from_secs(50))
+            .await;
+    });
+}
+
+/// `<directory> <socket> <from> <to> <cookie>`: announces somebody else's connection.
+#[test]
+#[ignore = "started by other tests"]
+fn forges() {
+    let Some(args) = child::args() else { return };
+    let channel = raw_channel_at(Path::new(&args[1])).unwrap();
+    rustix::net::send(&channel, &hello(), SendFlags::empty()).unwrap();
+    let (from, to) = (args[2].parse().unwrap(), args[3].parse().unwrap());
+    let token = rustix::event::eventfd(1, rustix::event::EventfdFlags::NONBLOCK).unwrap();
+    let packet = announcement(1, args[4].parse().unwrap(), from, to);
+    send_with(&channel, &packet, Some(token.as_fd()));
+    say("announced");
+    stay();
+}
+
+impl World {
+    pub(super) fn child(&self, place: Where<'_>, test: &str, args: &str) -> Child {
+        self.try_child(place, test, args).unwrap()
+    }
+
+    /// `None` if that user cannot run this program.
+    fn child_as(&self, uid: u32, test: &str, args: &str) -> Option<Child> {
+        let child = self.try_child(Where::As(uid), test, args);
+        child
+            .inspect_err(|error| println!("skipped: why: user {uid} cannot start: {error}"))
+            .ok()
+    }
+
+    fn try_child(&self, place: Where<'_>, test: &str, args: &str) -> std::io::Result<Child> {
+        let dir = self.dir.path.display().to_string();
+        Child::try_start(place, &format!("processes::{test}"), &[&dir, args])
+    }
+
+    /// Lets other users read the directory.
+    fn open_to_all(&self) {
+        fs::set_permissions(&self.dir.path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+}
+
+/// Runs a scenario in a directory that belongs to the parent.
+fn run_in<F: Future<Output = ()>>(dir: &str, scenario: impl FnOnce(World) -> F) {
+    run_once(TempDir::of_parent(dir), scenario);
+}
+
+fn guest(world: &World) -> Arc<dyn Client> {
+    world.local().allow_uid(0).client(&world.rt)
+}
+
+/// A plain connection from this very port.
+fn connect_from(port: u16, to: SocketAddr) -> TcpStream {
+    let plain = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    sockopt::set_socket_reuseaddr(&plain, true).unwrap();
+    rustix::net::bind(&plain, &loopback(port)).unwrap();
+    rustix::net::connect(&plain, &to).unwrap();
+    plain.into()
+}
+
+/// A user without any rights.
+const NOBODY: u32 = 65534;
