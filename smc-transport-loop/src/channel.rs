@@ -1,0 +1,225 @@
+//! Messages between two devices, over a UNIX socket that keeps message boundaries.
+//!
+//! A channel goes one way: whoever connected talks, the other side listens. Both run on one
+//! machine, so numbers travel in native byte order. Every message has the same length:
+//!
+//! ```text
+//! 0   "SMCL"    4  version    5  kind    6  0, 0    8  index (u32)    12  0 (u32)
+//! 16  two words: Hello: GID high, GID low; Memory: number, length
+//! ```
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+use smc_wire::types::Gid;
+
+use crate::bell::SLOTS;
+
+/// What one device tells another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Message {
+    /// First on a channel: who talks. Brings the talker's bell and the eventfd to ring it with.
+    Hello { gid: Gid },
+    /// There is new memory behind a slot of the talker's bell. Brings the memory file.
+    Memory { index: u32, number: u64, len: u64 },
+    /// Something changed in a bell: look at the fresh slots of the talker's, and at the ready
+    /// buffers of your own.
+    Look,
+}
+
+/// Descriptors that came with a message.
+pub(crate) type Descriptors = [Option<OwnedFd>; 2];
+
+/// What a channel had to give.
+#[derive(Debug)]
+pub(crate) enum Received {
+    Message(Message, Descriptors),
+    /// Nothing now.
+    Nothing,
+    /// The other side has closed, or is dead.
+    Closed,
+    /// Something that this version does not say.
+    Garbage,
+}
+
+/// Sends a message; `WOULDBLOCK` if there is no room now.
+pub(crate) fn send(
+    socket: impl AsFd,
+    message: Message,
+    descriptors: &[BorrowedFd<'_>],
+) -> Result<(), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(Errno::INVAL);
+    }
+    let bytes = message.to_bytes();
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    loop {
+        match sendmsg(&socket, &[IoSlice::new(&bytes)], &mut ancillary, flags) {
+            Ok(_) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Receives a message without waiting.
+pub(crate) fn receive(socket: impl AsFd) -> Received {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let mut bytes = [0; LEN];
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let got = loop {
+        match recvmsg(
+            &socket,
+            &mut [IoSliceMut::new(&mut bytes)],
+            &mut ancillary,
+            flags,
+        ) {
+            Ok(got) => break got,
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return Received::Nothing,
+            Err(_) => return Received::Closed,
+        }
+    };
+    // Collected first, so that descriptors are closed whatever the message turns out to be.
+    let mut descriptors = [None, None];
+    let mut places = descriptors.iter_mut();
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            for (descriptor, place) in rights.zip(&mut places) {
+                *place = Some(descriptor);
+            }
+        }
+    }
+    match got.bytes {
+        0 => Received::Closed,
+        LEN if !got.flags.contains(ReturnFlags::TRUNC) => match Message::parse(&bytes) {
+            Some(message) => Received::Message(message, descriptors),
+            None => Received::Garbage,
+        },
+        _ => Received::Garbage,
+    }
+}
+
+impl Message {
+    fn to_bytes(self) -> [u8; LEN] {
+        let (kind, index, first, second) = match self {
+            Self::Hello { gid } => (HELLO, SLOTS, gid.hi().0, gid.lo().0),
+            Self::Memory { index, number, len } => (MEMORY, index, number, len),
+            Self::Look => (LOOK, 0, 0, 0),
+        };
+        let mut bytes = [0; LEN];
+        bytes[..4].copy_from_slice(MAGIC);
+        bytes[4] = VERSION;
+        bytes[5] = kind;
+        bytes[8..12].copy_from_slice(&index.to_ne_bytes());
+        bytes[16..24].copy_from_slice(&first.to_ne_bytes());
+        bytes[24..].copy_from_slice(&second.to_ne_bytes());
+        bytes
+    }
+
+    fn parse(bytes: &[u8; LEN]) -> Option<Self> {
+        let (head, rest) = bytes.split_first_chunk::<8>()?;
+        let (index, rest) = rest.split_first_chunk()?;
+        let (first, second) = rest.split_at_checked(4)?.1.split_first_chunk()?;
+        let index = u32::from_ne_bytes(*index);
+        let first = u64::from_ne_bytes(*first);
+        let second = u64::from_ne_bytes(second.try_into().ok()?);
+        if head[..4] != *MAGIC || head[4] != VERSION {
+            return None;
+        }
+        match head[5] {
+            HELLO if index == SLOTS => Some(Self::Hello {
+                gid: Gid::new(first, second),
+            }),
+            MEMORY if index < SLOTS => Some(Self::Memory {
+                index,
+                number: first,
+                len: second,
+            }),
+            LOOK => Some(Self::Look),
+            _ => None,
+        }
+    }
+}
+
+const LEN: usize = 32;
+const MAGIC: &[u8; 4] = b"SMCL";
+const VERSION: u8 = 1;
+const HELLO: u8 = 1;
+const MEMORY: u8 = 2;
+const LOOK: u8 = 3;
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    use super::*;
+
+    fn pair() -> (OwnedFd, OwnedFd) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
+    }
+
+    #[test]
+    fn messages_arrive_whole_and_in_order() {
+        let (talker, listener) = pair();
+        let gid = Gid::emulated(0x0123_4567_89ab_cdef_0011_2233_4455_6677);
+        let messages = [
+            Message::Hello { gid },
+            Message::Memory {
+                index: 3,
+                number: 9,
+                len: 1 << 16,
+            },
+        ];
+        for message in messages {
+            send(&talker, message, &[listener.as_fd()]).unwrap();
+        }
+        for message in messages {
+            match receive(&listener) {
+                Received::Message(got, [Some(_), None]) => assert_eq!(got, message),
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(matches!(receive(&listener), Received::Nothing));
+        drop(talker);
+        assert!(matches!(receive(&listener), Received::Closed));
+    }
+
+    #[test]
+    fn nonsense_is_garbage() {
+        let (talker, listener) = pair();
+        let good = Message::Memory {
+            index: 0,
+            number: 1,
+            len: 2,
+        }
+        .to_bytes();
+        let mut wrong_version = good;
+        wrong_version[4] = 99;
+        let mut wrong_index = good;
+        wrong_index[8..12].copy_from_slice(&u32::MAX.to_ne_bytes());
+        let mut wrong_kind = good;
+        wrong_kind[5] = 77;
+        let long = [good, good].concat();
+        for bytes in [
+            &wrong_version[..],
+            &wrong_index,
+            &wrong_kind,
+            &good[1..],
+            &long,
+        ] {
+            rustix::net::send(&talker, bytes, SendFlags::empty()).unwrap();
+            assert!(matches!(receive(&listener), Received::Garbage), "{bytes:?}");
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! How a device is set up.
+
+use std::path::PathBuf;
+
+use smc_core::device::{DeviceError, Identity, Limits};
+use smc_wire::size::SizeCode;
+use smc_wire::types::PnetId;
+
+use crate::device::LoopDevice;
+use crate::directory::Directory;
+use crate::policy::Policy;
+use crate::registry::Keep;
+
+/// Options of a [`LoopDevice`]; see [`LoopDevice::builder`].
+#[derive(Clone, Debug)]
+pub struct Builder {
+    name: String,
+    pnet_id: Option<PnetId>,
+    runtime_dir: Option<PathBuf>,
+    users: Vec<u32>,
+    nocopy: bool,
+    limits: Limits,
+    keep: Keep,
+}
+
+impl Default for Builder {
+    fn default() -> Self {
+        Self {
+            name: "loop".into(),
+            pnet_id: None,
+            runtime_dir: None,
+            users: Vec::new(),
+            nocopy: true,
+            limits: Limits::new(MAX_DMBS, SizeCode::LINUX_MAX_D.byte_len()),
+            keep: Keep {
+                buffers: POOL_BUFFERS,
+                bytes: POOL_BYTES,
+            },
+        }
+    }
+}
+
+impl Builder {
+    /// The name for logs and tools; `loop` if not given.
+    #[must_use]
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// The physical network that the device counts as a part of; none if not given.
+    #[must_use]
+    pub fn pnet_id(mut self, pnet_id: PnetId) -> Self {
+        self.pnet_id = Some(pnet_id);
+        self
+    }
+
+    /// The directory where devices find each other;
+    /// [`runtime_dir`](smc_core::io::negotiate::runtime_dir) if not
+    /// given.
+    ///
+    /// It is made if need be, for the own user alone. It must belong to the own user, to root or
+    /// to one of [`allow_users`](Self::allow_users), and others must not be able to change it; only
+    /// if other users are allowed may it be writable for all, with the sticky bit set.
+    #[must_use]
+    pub fn runtime_dir(mut self, path: impl Into<PathBuf>) -> Self {
+        self.runtime_dir = Some(path.into());
+        self
+    }
+
+    /// Users, by number, whose processes may be peers beside those of the own user.
+    ///
+    /// Both sides have to allow each other. Processes of users that have no number here, such as
+    /// those of a container with a user namespace of its own, cannot be allowed.
+    #[must_use]
+    pub fn allow_users(mut self, users: impl IntoIterator<Item = u32>) -> Self {
+        self.users = users.into_iter().collect();
+        self
+    }
+
+    /// Whether peers' buffers are mapped and written in place ([`smc_core::device::Nocopy`]); true
+    /// if not given. Both sides have to agree.
+    #[must_use]
+    pub fn nocopy(mut self, on: bool) -> Self {
+        self.nocopy = on;
+        self
+    }
+
+    /// Buffers that can be registered at a time; 16,384 if not given, which is also the most for
+    /// one peer.
+    #[must_use]
+    pub fn max_dmbs(mut self, buffers: usize) -> Self {
+        self.limits.max_dmbs = buffers;
+        self
+    }
+
+    /// Size of the longest buffer; 1 MiB if not given, the longest that Linux makes for SMC-D.
+    #[must_use]
+    pub fn max_dmb_size(mut self, size: SizeCode) -> Self {
+        self.limits.max_dmb_len = size.byte_len();
+        self
+    }
+
+    /// How many unused buffers are kept per peer for its next connections, and how many bytes in
+    /// all; 64 and 16 MiB if not given. With 0 none are kept.
+    #[must_use]
+    pub fn pool(mut self, buffers: usize, bytes: usize) -> Self {
+        self.keep = Keep { buffers, bytes };
+        self
+    }
+
+    /// Makes the device and publishes it in the runtime directory.
+    ///
+    /// Does not wait for other processes; makes a handful of system calls, one more for each device
+    /// in the directory.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::NotPermitted`] when the runtime directory is not safe to use,
+    /// [`DeviceError::Invalid`] for a limit of no buffers, else what the system refused.
+    pub fn build(self) -> Result<LoopDevice, DeviceError> {
+        if self.limits.max_dmbs == 0 {
+            return Err(DeviceError::Invalid("a device without buffers"));
+        }
+        let identity = match self.pnet_id {
+            Some(pnet_id) => Identity::new(self.name).with_pnet_id(pnet_id),
+            None => Identity::new(self.name),
+        };
+        let policy = Policy::new(self.users);
+        let directory = Directory::open(self.runtime_dir, &policy)?;
+        LoopDevice::open(
+            identity,
+            self.limits,
+            self.nocopy,
+            self.keep,
+            directory,
+            policy,
+        )
+    }
+}
+
+const MAX_DMBS: usize = 16_384;
+const POOL_BUFFERS: usize = 64;
+const POOL_BYTES: usize = 16 << 20;

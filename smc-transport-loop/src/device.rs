@@ -1,0 +1,315 @@
+use std::fmt;
+use std::future::poll_fn;
+use std::io::IoSlice;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+
+use async_trait::async_trait;
+use smc_core::device::{
+    Attachment, Device, DeviceError, Direct, Dmb, Doorbell, Event, Fabric, Identity, Limits,
+    Nocopy, Signal, SubmitError,
+};
+use smc_core::mem::WORDWISE_MAX;
+use smc_wire::types::{Chid, DmbToken, Gid};
+
+use crate::channel::Message;
+use crate::config::Builder;
+use crate::directory::Directory;
+use crate::lock;
+use crate::outbox::Way;
+use crate::peer::{Peer, is_dmb_len};
+use crate::peers::{OpenError, Peers};
+use crate::policy::Policy;
+use crate::random;
+use crate::registry::{Keep, Permits};
+use crate::remote::{LoopAttachment, UNKNOWN};
+
+/// An SMC-D device whose peers are processes of the same host.
+///
+/// See the [crate documentation](crate). Dropping the device takes it out of the runtime directory
+/// and ends all that goes on with its peers; buffers and attachments that are left keep their
+/// memory.
+pub struct LoopDevice {
+    identity: Identity,
+    limits: Limits,
+    nocopy: bool,
+    permits: Arc<Permits>,
+    peers: Peers,
+    /// Kept for the next drain, so that draining does not allocate.
+    events: Mutex<Vec<Event>>,
+}
+
+impl LoopDevice {
+    /// Options for a device.
+    #[must_use]
+    pub fn builder() -> Builder {
+        Builder::default()
+    }
+
+    /// A device with the default options.
+    ///
+    /// # Errors
+    ///
+    /// As [`Builder::build`].
+    pub fn new() -> Result<Self, DeviceError> {
+        Self::builder().build()
+    }
+
+    pub(crate) fn open(
+        identity: Identity,
+        limits: Limits,
+        nocopy: bool,
+        keep: Keep,
+        directory: Directory,
+        policy: Policy,
+    ) -> Result<Self, DeviceError> {
+        let peers = Peers::new(random::gid()?, directory, policy, keep)?;
+        let permits = Permits::new(limits.max_dmbs);
+        Ok(Self {
+            identity,
+            limits,
+            nocopy,
+            permits,
+            peers,
+            events: Mutex::default(),
+        })
+    }
+
+    /// The directory where the device can be found.
+    #[must_use]
+    pub fn runtime_dir(&self) -> &Path {
+        self.peers.directory().path()
+    }
+
+    /// Number of other devices that there is a channel to.
+    #[must_use]
+    pub fn peers(&self) -> usize {
+        self.peers.len()
+    }
+
+    /// Number of buffers that are registered now.
+    #[must_use]
+    pub fn dmbs(&self) -> usize {
+        self.permits.used()
+    }
+
+    async fn open(&self, gid: Gid) -> Result<Arc<Peer>, DeviceError> {
+        for _ in 0..BUSY_TRIES {
+            match self.peers.open(gid) {
+                Ok(peer) => return Ok(peer),
+                Err(OpenError::Failed(error)) => return Err(error),
+                Err(OpenError::Busy) => yield_now().await,
+            }
+        }
+        Err(DeviceError::Unreachable {
+            peer: gid,
+            why: "it does not accept connections",
+        })
+    }
+
+    /// `None` if the token is not known yet.
+    fn try_attach(
+        &self,
+        peer: Gid,
+        token: DmbToken,
+    ) -> Result<Option<LoopAttachment>, DeviceError> {
+        match self
+            .peers
+            .tokens()
+            .with(token, |target| Ok(Arc::clone(target)))
+        {
+            Ok(target) if target.peer() == peer => target.attach().map(Some),
+            Ok(_) => Err(UNKNOWN),
+            Err(SubmitError::PeerGone) => Err(DeviceError::PeerGone),
+            Err(_) => Ok(None),
+        }
+    }
+
+    fn try_move(
+        &self,
+        to: DmbToken,
+        at: u32,
+        data: &[IoSlice<'_>],
+        signal: Signal,
+    ) -> Result<(), SubmitError> {
+        let at = usize::try_from(at).map_err(|_| SubmitError::OutOfBounds)?;
+        self.peers.tokens().with(to, |target| {
+            target.write(at, data)?;
+            if signal == Signal::Yes {
+                target.signal();
+            }
+            Ok(())
+        })
+    }
+}
+
+impl Device for LoopDevice {
+    fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn fabric(&self) -> Fabric<'_> {
+        Fabric::Direct(self)
+    }
+
+    fn drain(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {
+        // Collected first: the sink may call the device, and no lock is held then.
+        let mut events = std::mem::take(&mut *lock(&self.events));
+        let drained = self.peers.drain(&mut events);
+        events.drain(..).for_each(sink);
+        *lock(&self.events) = events;
+        drained
+    }
+
+    fn arm(&self) -> Result<(), DeviceError> {
+        self.peers.arm();
+        Ok(())
+    }
+
+    fn doorbell(&self) -> Doorbell<'_> {
+        Doorbell::Fd(self.peers.doorbell().as_fd())
+    }
+}
+
+#[async_trait]
+impl Direct for LoopDevice {
+    fn gid(&self) -> Gid {
+        self.peers.gid()
+    }
+
+    fn chid(&self) -> Chid {
+        Chid::LOOPBACK
+    }
+
+    async fn reach(&self, peer: Gid) -> Result<(), DeviceError> {
+        self.open(peer).await.map(|_| ())
+    }
+
+    async fn register(&self, peer: Gid, len: usize) -> Result<Arc<dyn Dmb>, DeviceError> {
+        if !is_dmb_len(len) || len > self.limits.max_dmb_len {
+            return Err(DeviceError::Invalid("length of a buffer"));
+        }
+        let permit = self.permits.take()?;
+        let peer = self.open(peer).await?;
+        let (dmb, new) = peer.owner.register(len, permit)?;
+        if let Some(mut new) = new {
+            match (peer.owner.way(), new.file.take()) {
+                (Way::Channel(outbox), Some(file)) => {
+                    let len = u64::try_from(len).map_err(|_| DeviceError::NoMemory)?;
+                    let message = Message::Memory {
+                        index: new.index,
+                        number: new.number,
+                        len,
+                    };
+                    outbox.send(message, file)?.await?;
+                }
+                _ => peer.install(new),
+            }
+            dmb.set_delivered();
+        }
+        Ok(Arc::new(dmb))
+    }
+
+    fn move_data(
+        &self,
+        to: DmbToken,
+        at: u32,
+        data: &[IoSlice<'_>],
+        signal: Signal,
+    ) -> Result<(), SubmitError> {
+        let mut gathered = [0; WORDWISE_MAX];
+        let one;
+        let data = match gather(data, &mut gathered) {
+            Some(len) => {
+                one = [IoSlice::new(&gathered[..len])];
+                &one
+            }
+            None => data,
+        };
+        match self.try_move(to, at, data, signal) {
+            Err(SubmitError::UnknownToken) => {
+                // The first use of a buffer: its owner has told us, but we have not listened.
+                self.peers.catch_up()?;
+                self.peers.look_at_all();
+                self.try_move(to, at, data, signal)
+            }
+            result => result,
+        }
+    }
+
+    fn nocopy(&self) -> Option<&dyn Nocopy> {
+        if self.nocopy { Some(self) } else { None }
+    }
+}
+
+#[async_trait]
+impl Nocopy for LoopDevice {
+    async fn attach(&self, peer: Gid, token: DmbToken) -> Result<Arc<dyn Attachment>, DeviceError> {
+        if let Some(attached) = self.try_attach(peer, token)? {
+            return Ok(Arc::new(attached));
+        }
+        // Memory that the peer uses again is found in its bell, other memory in the channel.
+        if let Some(known) = self.peers.find(peer) {
+            known.look();
+            if let Some(attached) = self.try_attach(peer, token)? {
+                return Ok(Arc::new(attached));
+            }
+        }
+        self.peers.catch_up()?;
+        // Says that there is no such peer, if so. Its bell may have changed meanwhile.
+        self.open(peer).await?.look();
+        match self.try_attach(peer, token)? {
+            Some(attached) => Ok(Arc::new(attached)),
+            None => Err(UNKNOWN),
+        }
+    }
+}
+
+impl fmt::Debug for LoopDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LoopDevice")
+            .field("name", &self.identity.name)
+            .field("gid", &format_args!("{}", self.peers.gid()))
+            .field("runtime_dir", &self.runtime_dir())
+            .field("nocopy", &self.nocopy)
+            .field("limits", &self.limits)
+            .field("peers", &self.peers())
+            .field("dmbs", &self.dmbs())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Copies several short slices into one, so that their words arrive as those of one write.
+fn gather(data: &[IoSlice<'_>], into: &mut [u8; WORDWISE_MAX]) -> Option<usize> {
+    if data.len() < 2 {
+        return None;
+    }
+    let mut len = 0;
+    for part in data {
+        into.get_mut(len..len + part.len())?.copy_from_slice(part);
+        len += part.len();
+    }
+    Some(len)
+}
+
+/// Lets other tasks run once.
+async fn yield_now() {
+    let mut has_yielded = false;
+    poll_fn(|cx| {
+        if has_yielded {
+            return Poll::Ready(());
+        }
+        has_yielded = true;
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+/// How often to try again to connect to a device that has thousands of connections to accept.
+const BUSY_TRIES: usize = 1000;

@@ -1,0 +1,133 @@
+//! SMC-D between processes and containers of one Linux host.
+//!
+//! A [`LoopDevice`] is a transport device for `smc-core`: give it to an endpoint, and streams
+//! between two processes that both have one, and share a runtime directory, move their data
+//! through shared memory. Nothing is needed but an ordinary user: no kernel module, no capability.
+//! Use it for whatever runs on one host; it does not reach other hosts or virtual machines.
+//!
+//! ```text
+//!        process A                                              process B
+//!   +-----------------+   d-<GID of B>.sock in the        +-----------------+
+//!   | LoopDevice      | --- runtime directory ----------> | LoopDevice      |
+//!   |                 |   "hello, my bell"                |                 |
+//!   |                 |   "memory for slot 0" + memfd     |                 |
+//!   |                 | <--- d-<GID of A>.sock ---------- |                 |
+//!   +-----------------+                                   +-----------------+
+//!    |  own buffers: read             written by B:  |  |  attached buffers
+//!    v                                               v  v
+//!   [ sealed memfd: CDC block | ring ]     [ bell: want, ready, sleeping, .. ]
+//!    ^                                               |
+//!    +---------------- eventfd, if A sleeps ---------+
+//! ```
+//!
+//! # How it works
+//!
+//! * A device has a random 128-bit GID and CHID 0xFFFF, and listens on a socket named after the
+//!   GID. It opens one channel to each peer it has to do with; the peer does the same.
+//! * A buffer (DMB) is a memory file of one of the standard sizes, 16 KiB to 512 MiB, sealed
+//!   against changes of its length. [`register`] passes it to the peer, which checks and maps it
+//!   and closes the descriptor; then the owner closes its own. At rest a buffer takes no
+//!   descriptor, and a peer takes four. The peer has everything before it learns the token, so
+//!   [`attach`] never waits.
+//! * With *nocopy* (the default) the peer writes through its mapping; without, through
+//!   [`move_data`], which is one copy into the same mapping. Both sides have to be configured alike.
+//! * A signal costs a fence and a load unless the owner [armed] the buffer. Then a bit is set in
+//!   the *bell*, some shared memory per pair of devices, and if the owner sleeps its eventfd is
+//!   written. A wake-up looks at the peers that rang and at the bits that are set, not at the
+//!   buffers that exist.
+//! * A buffer that is dropped is kept, on both sides, for the next connection of the same two
+//!   devices ([`Builder::pool`]). That takes no system call, descriptor or message. It gets a fresh
+//!   token; writes under the old one are refused, and memory is used again only after the peer
+//!   has let go of all that referred to it. It is zeroed first: up to 64 KiB by writing, what is
+//!   beyond by giving the pages back. The stale bytes would be no secret, since this peer wrote
+//!   them; but a stale CDC block would be believed.
+//! * When a peer's process ends, however it ends, its channels close, and the device reports
+//!   [`Event::PeerGone`] at the next drain. Memory stays valid for as long as it is held. Whoever
+//!   notices also removes the socket that a killed process left behind, and so does every device
+//!   when it starts.
+//!
+//! # Whom it trusts
+//!
+//! Peers are processes of the same user, and of those that [`Builder::allow_users`] names; the
+//! kernel vouches for the user (`SO_PEERCRED`). The peer behind a GID is the process that listens
+//! at its socket in the runtime directory, which others must not be able to change. A token is 64
+//! random bits, and is known to one peer only.
+//!
+//! A peer can write the buffers that were registered for it and the bell that it shares with us, at
+//! any time, and nothing else. It can make our driver run, and thereby use some time and address
+//! space. It cannot make us touch memory that goes away, read or write what belongs to others, or
+//! wait for it. All that it writes is checked before it is used.
+//!
+//! # Where devices meet
+//!
+//! The runtime directory is that of `smc-core`'s local negotiation,
+//! [`runtime_dir`](smc_core::io::negotiate::runtime_dir): `$SMC_RUNTIME_DIR`, or a directory of
+//! the user's session, or `/tmp/smc-<uid>`. Containers have to mount the same one; they need not
+//! share namespaces. [`Builder::runtime_dir`] chooses another one.
+//!
+//! A process that forks without `exec` lends its sockets to the child, so its death is noticed
+//! only after that of the child.
+//!
+//! # Example
+//!
+//! Two devices, here in one process. A stream does all this by itself.
+//!
+//! ```
+//! use smc_core::device::{Device, Direct, Event};
+//! use smc_core::mem::sync::Ordering;
+//! use smc_transport_loop::LoopDevice;
+//!
+//! # futures_lite::future::block_on(async {
+//! # let dir = tempfile::TempDir::new()?;
+//! let reader = LoopDevice::builder().runtime_dir(dir.path()).build()?;
+//! let writer = LoopDevice::builder().runtime_dir(dir.path()).build()?;
+//!
+//! // The reader's buffer, for the writer alone.
+//! let buffer = reader.register(writer.gid(), 1 << 16).await?;
+//! buffer.arm();
+//!
+//! // The token travels in the handshake of a connection.
+//! let nocopy = writer.nocopy().expect("on unless told otherwise");
+//! let attached = nocopy.attach(reader.gid(), buffer.token()).await?;
+//! attached.region().store(8, 42, Ordering::Release)?;
+//! attached.signal()?;
+//!
+//! reader.drain(&mut |event| assert_eq!(event, Event::Signalled(buffer.token())))?;
+//! assert_eq!(buffer.region().load(8, Ordering::Acquire)?, 42);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # }).unwrap();
+//! ```
+//!
+//! [`register`]: smc_core::device::Direct::register
+//! [`move_data`]: smc_core::device::Direct::move_data
+//! [`attach`]: smc_core::device::Nocopy::attach
+//! [armed]: smc_core::device::Dmb::arm
+//! [`Event::PeerGone`]: smc_core::device::Event::PeerGone
+
+#![deny(unsafe_code)]
+
+mod active;
+mod bell;
+mod channel;
+mod config;
+mod device;
+mod directory;
+mod doorbell;
+mod outbox;
+mod peer;
+mod peers;
+mod policy;
+mod random;
+mod region;
+mod registry;
+mod remote;
+
+pub use config::Builder;
+pub use device::LoopDevice;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Locks a mutex. What it guards is changed in steps that do not panic, so poison says nothing.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,337 @@
+//! All peers of a device: how they are found, and what the driver does about them.
+
+mod lobby;
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use hashbrown::HashMap;
+use rustix::io::Errno;
+use smc_core::device::{DeviceError, Event};
+use smc_core::mem::sync::{AtomicU64, Ordering};
+use smc_wire::types::Gid;
+
+use crate::active::Active;
+use crate::bell::{self, Bell};
+use crate::channel::{self, Message};
+use crate::directory::Directory;
+use crate::doorbell::{Doorbell, Rang, new_eventfd};
+use crate::lock;
+use crate::outbox::{Outbox, Way};
+use crate::peer::{Incoming, Peer};
+use crate::policy::Policy;
+use crate::region::{Credentials, Mapping, os};
+use crate::registry::{Keep, Owner};
+use crate::remote::{Remote, RingWith, Ringer, Tokens};
+use lobby::Lobby;
+
+/// The peers of a device.
+#[derive(Debug)]
+pub(crate) struct Peers {
+    gid: Gid,
+    own: Arc<Peer>,
+    directory: Directory,
+    policy: Policy,
+    keep: Keep,
+    listener: OwnedFd,
+    doorbell: Arc<Doorbell>,
+    tokens: Arc<Tokens>,
+    active: Active,
+    known: RwLock<Known>,
+    next_id: AtomicU64,
+    /// Held while a channel is opened, so that there is one per peer.
+    opening: Mutex<()>,
+    /// Held while set-up is caught up with.
+    lobby: Mutex<Lobby>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    by_gid: HashMap<Gid, Arc<Peer>>,
+    by_id: HashMap<u64, Arc<Peer>>,
+}
+
+/// Why a channel could not be opened.
+#[derive(Debug)]
+pub(crate) enum OpenError {
+    /// The peer has too many connections to accept; it may help to try again.
+    Busy,
+    Failed(DeviceError),
+}
+
+impl From<DeviceError> for OpenError {
+    fn from(error: DeviceError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl Peers {
+    /// Publishes a device in the runtime directory.
+    pub(crate) fn new(
+        gid: Gid,
+        directory: Directory,
+        policy: Policy,
+        keep: Keep,
+    ) -> Result<Self, DeviceError> {
+        directory.sweep();
+        let listener = directory.publish(gid, &policy)?;
+        // From here on the socket must be removed whatever happens.
+        let published = Published {
+            directory: Some(directory),
+            gid,
+        };
+        let doorbell = Arc::new(Doorbell::new(listener.as_fd())?);
+        let tokens = Arc::new(Tokens::default());
+        let own = Arc::new(own_peer(gid, &doorbell, &tokens, keep)?);
+        let spare = new_eventfd()?;
+        Ok(Self {
+            gid,
+            own,
+            directory: published.keep(),
+            policy,
+            keep,
+            listener,
+            doorbell,
+            tokens,
+            active: Active::default(),
+            known: RwLock::default(),
+            next_id: AtomicU64::new(1),
+            opening: Mutex::default(),
+            lobby: Mutex::new(Lobby::new(spare)),
+        })
+    }
+
+    pub(crate) fn gid(&self) -> Gid {
+        self.gid
+    }
+
+    pub(crate) fn directory(&self) -> &Directory {
+        &self.directory
+    }
+
+    pub(crate) fn doorbell(&self) -> &Doorbell {
+        &self.doorbell
+    }
+
+    pub(crate) fn tokens(&self) -> &Tokens {
+        &self.tokens
+    }
+
+    /// Number of peers there is a channel to.
+    pub(crate) fn len(&self) -> usize {
+        self.known
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .by_gid
+            .len()
+    }
+
+    pub(crate) fn find(&self, gid: Gid) -> Option<Arc<Peer>> {
+        if gid == self.gid {
+            return Some(Arc::clone(&self.own));
+        }
+        self.known
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .by_gid
+            .get(&gid)
+            .cloned()
+    }
+
+    /// Hands all that happened to `events`, without waiting.
+    pub(crate) fn drain(&self, events: &mut Vec<Event>) -> Result<(), DeviceError> {
+        let mut inside = false;
+        self.doorbell.rang(|rang| match rang {
+            Rang::Own => {
+                self.own.look();
+                self.active.add(&self.own);
+            }
+            Rang::Inside => inside = true,
+            Rang::Peer(id) => {
+                if let Some(peer) = self.by_id(id) {
+                    self.active.add(&peer);
+                }
+            }
+            _ => {}
+        })?;
+        if inside {
+            self.set_up(Some(events))?;
+        }
+        self.active.collect(events);
+        Ok(())
+    }
+
+    /// Asks that the next event rings.
+    pub(crate) fn arm(&self) {
+        self.active.arm();
+    }
+
+    /// Catches up with what peers sent, for a call that needs it now.
+    pub(crate) fn catch_up(&self) -> Result<(), DeviceError> {
+        self.set_up(None)
+    }
+
+    /// Has every known peer's bell looked at, for a token that came without its owner's GID.
+    pub(crate) fn look_at_all(&self) {
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        known.by_gid.values().for_each(|peer| peer.look());
+    }
+
+    /// Opens our channel to a peer, if there is none yet.
+    pub(crate) fn open(&self, gid: Gid) -> Result<Arc<Peer>, OpenError> {
+        if let Some(peer) = self.find(gid) {
+            return Ok(peer);
+        }
+        let _opening = lock(&self.opening);
+        if let Some(peer) = self.find(gid) {
+            return Ok(peer);
+        }
+        let unreachable = |why| Err(DeviceError::Unreachable { peer: gid, why }.into());
+        let channel = match self.directory.connect(gid) {
+            Ok(channel) => Arc::new(channel),
+            Err(Errno::AGAIN) => return Err(OpenError::Busy),
+            Err(Errno::NOENT) => return unreachable("no such device in the runtime directory"),
+            Err(Errno::CONNREFUSED) => {
+                self.directory.remove_if_stale(gid);
+                return unreachable("its process has ended");
+            }
+            Err(Errno::ACCESS | Errno::PERM) => {
+                return Err(DeviceError::NotPermitted("the peer device may not be used").into());
+            }
+            Err(error) => return Err(os("connect to peer device", error).into()),
+        };
+        let credentials = Credentials::of_peer(channel.as_fd())
+            .map_err(|error| DeviceError::os("identify peer device", &error))?;
+        if !self.policy.allows(credentials.uid) {
+            let why = "the peer device belongs to another user";
+            return Err(DeviceError::NotPermitted(why).into());
+        }
+        let (mapping, file) = Mapping::create(bell::LEN)?;
+        let bell = new_bell(&mapping)?;
+        let eventfd = Arc::new(new_eventfd()?);
+        let hello = Message::Hello { gid: self.gid };
+        match channel::send(&channel, hello, &[file.as_fd(), eventfd.as_fd()]) {
+            Ok(()) => {}
+            Err(Errno::PIPE | Errno::CONNRESET) => return unreachable("it refuses us"),
+            Err(error) => return Err(os("greet peer device", error).into()),
+        }
+
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let outbox = Outbox::new(Arc::clone(&self.doorbell), id, Arc::clone(&channel));
+        let owner = Owner::new(bell, Way::Channel(Arc::new(outbox)), self.keep);
+        let peer = Peer::new(
+            gid,
+            id,
+            Some(credentials),
+            owner,
+            Some(Arc::clone(&eventfd)),
+        );
+        let peer = Arc::new(peer);
+        // First known, then watched: an edge for an unknown number would be lost.
+        self.insert(&peer);
+        let watched = self
+            .doorbell
+            .watch_peer(&eventfd, id)
+            .and_then(|()| self.doorbell.watch_outgoing(&channel, id));
+        if let Err(error) = watched {
+            self.remove(&peer);
+            peer.close(&self.doorbell);
+            return Err(error.into());
+        }
+        Ok(peer)
+    }
+
+    fn by_id(&self, id: u64) -> Option<Arc<Peer>> {
+        self.known
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .by_id
+            .get(&id)
+            .cloned()
+    }
+
+    fn insert(&self, peer: &Arc<Peer>) {
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        known.by_gid.insert(peer.gid, Arc::clone(peer));
+        known.by_id.insert(peer.id, Arc::clone(peer));
+    }
+
+    /// False if it was removed before.
+    fn remove(&self, peer: &Arc<Peer>) -> bool {
+        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
+        let was_known = known.by_id.remove(&peer.id).is_some();
+        if was_known {
+            known.by_gid.remove(&peer.gid);
+        }
+        was_known
+    }
+}
+
+impl Drop for Peers {
+    fn drop(&mut self) {
+        self.directory.remove(self.gid);
+        let known =
+            std::mem::take(&mut *self.known.write().unwrap_or_else(PoisonError::into_inner));
+        for peer in known.by_id.values() {
+            peer.close(&self.doorbell);
+        }
+        self.own.close(&self.doorbell);
+        self.tokens.clear();
+    }
+}
+
+/// Removes the socket of a device that did not come into being.
+#[derive(Debug)]
+struct Published {
+    directory: Option<Directory>,
+    gid: Gid,
+}
+
+impl Published {
+    fn keep(mut self) -> Directory {
+        self.directory
+            .take()
+            .expect("taken by `keep` alone, which consumes it")
+    }
+}
+
+impl Drop for Published {
+    fn drop(&mut self) {
+        if let Some(directory) = &self.directory {
+            directory.remove(self.gid);
+        }
+    }
+}
+
+/// A device can be its own peer, without sockets and memory files.
+fn own_peer(
+    gid: Gid,
+    doorbell: &Doorbell,
+    tokens: &Arc<Tokens>,
+    keep: Keep,
+) -> Result<Peer, DeviceError> {
+    let mapping = Mapping::anonymous(bell::LEN)?;
+    let owner = Owner::new(
+        new_bell(&mapping)?,
+        Way::Own(Arc::clone(doorbell.own())),
+        keep,
+    );
+    let ring_with = RingWith::Eventfd(Arc::clone(doorbell.own()));
+    let ringer = Arc::new(Ringer::new(gid, new_bell(&mapping)?, ring_with));
+    let remote = Remote::new(ringer, Arc::clone(tokens));
+    let peer = Peer::new(gid, 0, None, owner, None);
+    let incoming = Incoming {
+        channel: None,
+        remote,
+    };
+    peer.set_incoming(incoming)
+        .map_err(|_| DeviceError::Gone("own device"))?;
+    Ok(peer)
+}
+
+/// The bell in fresh memory, or in a peer's, which [`Mapping::adopt`] found long enough.
+fn new_bell(mapping: &Arc<Mapping>) -> Result<Bell, DeviceError> {
+    let bell = Bell::new(mapping.region());
+    let bell = bell.map_err(|_| DeviceError::PeerMisbehaved("bell is too short"))?;
+    Ok(bell)
+}

@@ -1,0 +1,214 @@
+//! How peers are let in, listened to, and buried.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use hashbrown::HashMap;
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, accept_with};
+use smc_core::device::{DeviceError, Event};
+use smc_core::mem::sync::Ordering;
+use smc_wire::types::Gid;
+
+use super::{OpenError, Peers, new_bell};
+use crate::bell;
+use crate::channel::{self, Message, Received};
+use crate::doorbell::{Rang, check_eventfd, new_eventfd};
+use crate::lock;
+use crate::outbox::Way;
+use crate::peer::{Incoming, Peer};
+use crate::region::{Credentials, Mapping};
+use crate::remote::{Remote, RingWith, Ringer};
+
+/// Those who have connected and not said who they are, which takes no time unless they mean harm.
+#[derive(Debug, Default)]
+pub(super) struct Lobby {
+    strangers: HashMap<u64, OwnedFd>,
+    /// Peers that died a moment ago, with a connection that ends when their socket does.
+    dying: HashMap<u64, (Gid, OwnedFd)>,
+    /// Given up to accept, and close, a connection when there is no descriptor left.
+    spare: Option<OwnedFd>,
+}
+
+impl Lobby {
+    pub(super) fn new(spare: OwnedFd) -> Self {
+        Self {
+            spare: Some(spare),
+            ..Self::default()
+        }
+    }
+}
+
+impl Peers {
+    /// Lets connections in and reads messages. Deaths are cleared up, and reported, by the driver
+    /// only: that is the one who passes `events`.
+    pub(super) fn set_up(&self, mut events: Option<&mut Vec<Event>>) -> Result<(), DeviceError> {
+        let mut lobby = lock(&self.lobby);
+        self.doorbell.rang_inside(|rang| match rang {
+            Rang::Listener => self.accept(&mut lobby),
+            Rang::Stranger(id) => {
+                if let Some(socket) = lobby.strangers.remove(&id) {
+                    self.doorbell.forget_channel(&socket);
+                    self.meet(&mut lobby, socket);
+                }
+            }
+            Rang::Incoming(id) => {
+                let Some(peer) = self.by_id(id) else { return };
+                let heard = peer.listen();
+                if heard.anything {
+                    self.active.add(&peer);
+                    if events.is_none() {
+                        self.doorbell.ring_own();
+                    }
+                }
+                if let (true, Some(events)) = (heard.dead, events.as_deref_mut()) {
+                    self.bury(&mut lobby, &peer, events);
+                }
+            }
+            Rang::Outgoing {
+                peer,
+                has_room,
+                is_dead,
+            } => {
+                let Some(peer) = self.by_id(peer) else { return };
+                if has_room && let Way::Channel(outbox) = peer.owner.way() {
+                    outbox.flush();
+                }
+                if let (true, Some(events)) = (is_dead, events.as_deref_mut()) {
+                    self.bury(&mut lobby, &peer, events);
+                }
+            }
+            Rang::Dying(id) => {
+                if let Some((gid, socket)) = lobby.dying.remove(&id) {
+                    self.doorbell.forget_channel(&socket);
+                    self.directory.remove_if_stale(gid);
+                }
+            }
+            _ => {}
+        })
+    }
+
+    fn accept(&self, lobby: &mut Lobby) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        for _ in 0..MAX_ACCEPTS {
+            match accept_with(&self.listener, flags) {
+                Ok(socket) => self.meet(lobby, socket),
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(Errno::MFILE | Errno::NFILE) => {
+                    // Else the listener would ring on and on. The peer sees the connection end.
+                    lobby.spare = None;
+                    let refused = accept_with(&self.listener, flags);
+                    drop(refused);
+                    lobby.spare = new_eventfd().ok();
+                    return;
+                }
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Hears who has connected. Whoever gives a wrong answer is shown the door without a word.
+    fn meet(&self, lobby: &mut Lobby, socket: OwnedFd) {
+        let Ok(credentials) = Credentials::of_peer(socket.as_fd()) else {
+            return;
+        };
+        if !self.policy.allows(credentials.uid) {
+            return;
+        }
+        match channel::receive(&socket) {
+            Received::Message(Message::Hello { gid }, [Some(bell), Some(eventfd)]) => {
+                // Refused: the socket is closed, which is the answer.
+                let _ = self.admit(gid, credentials, socket, &bell, eventfd);
+            }
+            Received::Nothing if lobby.strangers.len() < MAX_STRANGERS => {
+                let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+                if self.doorbell.watch_stranger(&socket, id).is_ok() {
+                    lobby.strangers.insert(id, socket);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes over a channel on which `gid` talks to us, if it is who it says.
+    fn admit(
+        &self,
+        gid: Gid,
+        credentials: Credentials,
+        socket: OwnedFd,
+        bell: &OwnedFd,
+        eventfd: OwnedFd,
+    ) -> Result<(), OpenError> {
+        if gid == self.gid {
+            return Err(DeviceError::PeerMisbehaved("our own GID").into());
+        }
+        // A GID is proved by listening at its socket: the same process has to be behind both.
+        let peer = self.open(gid)?;
+        if !peer
+            .credentials
+            .is_some_and(|listens| listens.is_same_process(credentials))
+        {
+            return Err(DeviceError::PeerMisbehaved("GID of another process").into());
+        }
+        let bell = new_bell(&Mapping::adopt(bell.as_fd(), bell::LEN)?)?;
+        check_eventfd(eventfd.as_fd())?;
+        let ring_with = match peer.owner.way() {
+            Way::Channel(outbox) if !self.policy.is_own(credentials.uid) => {
+                RingWith::Channel(Arc::clone(outbox))
+            }
+            _ => RingWith::Eventfd(Arc::new(eventfd)),
+        };
+        let ringer = Arc::new(Ringer::new(gid, bell, ring_with));
+        let remote = Remote::new(ringer, Arc::clone(&self.tokens));
+        self.doorbell.watch_incoming(&socket, peer.id)?;
+        let incoming = Incoming {
+            channel: Some(socket),
+            remote,
+        };
+        if let Err(refused) = peer.set_incoming(incoming) {
+            drop(refused);
+            return Err(DeviceError::PeerMisbehaved("a second channel").into());
+        }
+        // It may have signalled before we knew how.
+        if peer.listen().anything {
+            self.active.add(&peer);
+            self.doorbell.ring_own();
+        }
+        Ok(())
+    }
+
+    fn bury(&self, lobby: &mut Lobby, peer: &Arc<Peer>, events: &mut Vec<Event>) {
+        if !self.remove(peer) {
+            return;
+        }
+        // What it signalled last, then that there is nothing more to come.
+        peer.collect(events);
+        peer.close(&self.doorbell);
+        events.push(Event::PeerGone(peer.gid));
+        if !self.directory.remove_if_stale(peer.gid) {
+            self.remove_when_stale(lobby, peer.gid);
+        }
+    }
+
+    /// A process that is killed closes its channels and its listener one after the other, so the
+    /// listener may still be there. A connection that nobody accepts ends together with it; if the
+    /// process lives after all, it ends the connection because of what it hears.
+    fn remove_when_stale(&self, lobby: &mut Lobby, gid: Gid) {
+        let Ok(socket) = self.directory.connect(gid) else {
+            self.directory.remove_if_stale(gid);
+            return;
+        };
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        let is_watched = channel::send(&socket, Message::Look, &[]).is_ok()
+            && lobby.dying.len() < MAX_STRANGERS
+            && self.doorbell.watch_dying(&socket, id).is_ok();
+        if is_watched {
+            lobby.dying.insert(id, (gid, socket));
+        }
+    }
+}
+
+/// Connections taken in a row; the rest waits for the next drain.
+const MAX_ACCEPTS: usize = 64;
+/// Connections that may be silent at a time.
+const MAX_STRANGERS: usize = 64;

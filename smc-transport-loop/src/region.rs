@@ -1,0 +1,285 @@
+//! Mappings of memory that other processes may write, and the credentials of a socket's peer.
+//!
+//! The only file of the crate with `unsafe` in it.
+
+#![allow(
+    unsafe_code,
+    reason = "mmap, atomics in shared memory, and one socket option"
+)]
+
+use std::any::Any;
+use std::fmt;
+use std::io;
+use std::ops::Deref;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use rustix::fs::{
+    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, fstatfs, ftruncate,
+    memfd_create,
+};
+use rustix::io::Errno;
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+use smc_core::device::DeviceError;
+use smc_core::mem::sync::AtomicU64;
+use smc_core::mem::{OutOfBounds, Region};
+
+/// Shared memory mapped into this process; unmapped when dropped.
+pub(crate) struct Mapping {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping is a span of memory that belongs to this object alone within the process; it
+// is accessed through regions only, which are made for concurrent writers.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; no method gives a reference to the bytes.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// A fresh zeroed memory file, sealed so that it keeps its length, and its mapping.
+    pub(crate) fn create(len: usize) -> Result<(Arc<Self>, OwnedFd), DeviceError> {
+        let file = memory_file().map_err(|error| os("create memory file", error))?;
+        let size = u64::try_from(len).map_err(|_| DeviceError::NoMemory)?;
+        ftruncate(&file, size).map_err(|error| os("size memory file", error))?;
+        fcntl_add_seals(&file, SEALS).map_err(|error| os("seal memory file", error))?;
+        Ok((Self::map(&file, len)?, file))
+    }
+
+    /// Fresh zeroed memory for a device that talks to itself.
+    pub(crate) fn anonymous(len: usize) -> Result<Arc<Self>, DeviceError> {
+        // SAFETY: the kernel chooses a free address, so nothing that exists is touched.
+        let start =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), len, READ_WRITE, MapFlags::SHARED) };
+        Self::from_start(start, len)
+    }
+
+    /// Maps a memory file that a peer made, if that is safe.
+    ///
+    /// It has to be an ordinary memory file of exactly `len` bytes that can never shrink: touching
+    /// a mapping past the end of its file would end this process.
+    pub(crate) fn adopt(file: BorrowedFd<'_>, len: usize) -> Result<Arc<Self>, DeviceError> {
+        let bad = DeviceError::PeerMisbehaved;
+        // Only memory files have seals at all.
+        let seals = fcntl_get_seals(file).map_err(|_| bad("descriptor is not a memory file"))?;
+        if !seals.contains(SEALS) {
+            return Err(bad("memory file is not sealed"));
+        }
+        if seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE) {
+            return Err(bad("memory file is sealed against writing"));
+        }
+        // Huge pages come out of a pool that can run dry after they were mapped.
+        let fs = fstatfs(file).map_err(|error| os("inspect memory file", error))?;
+        if fs.f_type != TMPFS {
+            return Err(bad("memory file has pages of an unsuitable kind"));
+        }
+        let stat = fstat(file).map_err(|error| os("inspect memory file", error))?;
+        if u64::try_from(stat.st_size).ok() != u64::try_from(len).ok() {
+            return Err(bad("memory file has the wrong length"));
+        }
+        Self::map(file, len)
+    }
+
+    /// The memory as a region that keeps the mapping alive.
+    pub(crate) fn region(self: &Arc<Self>) -> Region {
+        self.leased(())
+    }
+
+    /// The memory as a region; `lease` is dropped together with the last clone of it.
+    pub(crate) fn leased<T: Any + Send + Sync>(self: &Arc<Self>, lease: T) -> Region {
+        let owner = Arc::new((lease, Arc::clone(self)));
+        // SAFETY: the memory stays mapped while `owner` lives, since that owns the mapping. The
+        // file under it is sealed against shrinking (`create`, `adopt`) or anonymous. Mappings
+        // start on a page, and this process reaches the memory through regions only.
+        unsafe { Region::from_raw_parts(self.start, self.len, owner) }
+    }
+
+    /// Length in bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Makes all bytes zero.
+    ///
+    /// What is beyond [`ZERO_IN_PLACE`] is given back to the system rather than written, because
+    /// writing would make a long, hardly used buffer resident.
+    pub(crate) fn zero(self: &Arc<Self>) -> Result<(), OutOfBounds> {
+        let region = self.region();
+        let near = self.len.min(ZERO_IN_PLACE);
+        region.zero(0, near)?;
+        let far = self.len - near;
+        if far == 0 {
+            return Ok(());
+        }
+        let start = region.part(near, far)?.as_ptr();
+        // SAFETY: the span is a part of this mapping and starts on a page (`near` is
+        // ZERO_IN_PLACE here). Removing its pages makes it read as zeros, as another process could
+        // do at any time; regions tolerate that.
+        let removed = unsafe { madvise(start.as_ptr().cast(), far, Advice::LinuxRemove) };
+        if removed.is_err() {
+            region.zero(near, far)?;
+        }
+        Ok(())
+    }
+
+    fn map(file: impl AsFd, len: usize) -> Result<Arc<Self>, DeviceError> {
+        // SAFETY: the kernel chooses a free address, so nothing that exists is touched.
+        let start = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                len,
+                READ_WRITE,
+                MapFlags::SHARED,
+                file,
+                0,
+            )
+        };
+        Self::from_start(start, len)
+    }
+
+    fn from_start(
+        start: rustix::io::Result<*mut std::ffi::c_void>,
+        len: usize,
+    ) -> Result<Arc<Self>, DeviceError> {
+        let start = start.map_err(|error| os("map memory", error))?;
+        let start = NonNull::new(start.cast()).ok_or(DeviceError::NoMemory)?;
+        Ok(Arc::new(Self { start, len }))
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the span was mapped by `map` or `anonymous` and belongs to this object; regions
+        // own an `Arc` of it, so none is left.
+        let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
+        debug_assert!(unmapped.is_ok(), "own mapping can be unmapped");
+    }
+}
+
+impl fmt::Debug for Mapping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mapping")
+            .field("len", &self.len)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Eight words of a region, one cache line, looked up once.
+pub(crate) struct Line {
+    at: NonNull<[AtomicU64; 8]>,
+    _region: Region,
+}
+
+// SAFETY: only a shared reference to atomics is ever made from the pointer; the region it points
+// into is Send + Sync and kept alive.
+unsafe impl Send for Line {}
+// SAFETY: as above.
+unsafe impl Sync for Line {}
+
+impl Line {
+    /// The words from byte offset `at`, which must be inside and aligned to 8.
+    pub(crate) fn new(region: &Region, at: usize) -> Result<Self, OutOfBounds> {
+        region.word(at)?;
+        let part = region.part(at, size_of::<[AtomicU64; 8]>())?;
+        Ok(Self {
+            at: part.as_ptr().cast(),
+            _region: part,
+        })
+    }
+}
+
+impl Deref for Line {
+    type Target = [AtomicU64; 8];
+
+    fn deref(&self) -> &[AtomicU64; 8] {
+        // SAFETY: `new` checked that the words are inside the region and aligned; its memory does
+        // not move and lives as long as the region, which is a field of `self`. It is initialised,
+        // as all mapped memory is.
+        unsafe { self.at.as_ref() }
+    }
+}
+
+impl fmt::Debug for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&**self, f)
+    }
+}
+
+/// Who is at the other end of a connected UNIX socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Credentials {
+    pub(crate) uid: u32,
+    /// 0 if the process has no number in our PID namespace.
+    pub(crate) pid: i32,
+}
+
+impl Credentials {
+    /// Of the process that connected, or that listened on what we connected to.
+    pub(crate) fn of_peer(socket: BorrowedFd<'_>) -> io::Result<Self> {
+        let mut cred = libc::ucred {
+            pid: 0,
+            uid: u32::MAX,
+            gid: u32::MAX,
+        };
+        let mut len = libc::socklen_t::try_from(size_of::<libc::ucred>())
+            .map_err(|_| io::ErrorKind::InvalidInput)?;
+        // SAFETY: the descriptor is open while it is borrowed; `cred` and `len` are live, and the
+        // kernel writes at most `len` bytes of plain integers.
+        let result = unsafe {
+            libc::getsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERCRED,
+                (&raw mut cred).cast(),
+                &raw mut len,
+            )
+        };
+        match result {
+            0 => Ok(Self {
+                uid: cred.uid,
+                pid: cred.pid,
+            }),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Whether both may be the same process; across PID namespaces only the user can be compared.
+    pub(crate) fn is_same_process(self, other: Self) -> bool {
+        self.uid == other.uid && (self.pid == other.pid || self.pid == 0 || other.pid == 0)
+    }
+}
+
+/// An operating system error, with lack of memory told apart.
+pub(crate) fn os(what: &'static str, error: Errno) -> DeviceError {
+    match error {
+        Errno::NOMEM | Errno::NOSPC => DeviceError::NoMemory,
+        _ => DeviceError::os(what, &error.into()),
+    }
+}
+
+fn memory_file() -> rustix::io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    match memfd_create(NAME, flags | MemfdFlags::NOEXEC_SEAL) {
+        // Kernels before 6.3 do not know the flag.
+        Err(Errno::INVAL) => memfd_create(NAME, flags),
+        result => result,
+    }
+}
+
+/// Bytes at the start of a buffer that are zeroed by writing: the common DMB size of 64 KiB, which
+/// is written faster than its pages are given back and faulted in again. A multiple of the page size.
+const ZERO_IN_PLACE: usize = 1 << 16;
+
+/// What a memory file must be sealed against before it is mapped; SEAL keeps the set as it is.
+const SEALS: SealFlags = SealFlags::SHRINK
+    .union(SealFlags::GROW)
+    .union(SealFlags::SEAL);
+
+const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
+
+/// File system type of memory files with ordinary pages (`TMPFS_MAGIC`).
+const TMPFS: rustix::fs::FsWord = 0x0102_1994;
+
+/// Shown in `/proc/PID/maps`.
+const NAME: &str = "smc-dmb";

@@ -1,0 +1,416 @@
+//! The owner's side: our buffers for one peer.
+//!
+//! A buffer whose [`Dmb`] was dropped leaves its place, that is its memory and its slot in the
+//! bell, in a bounded pool, and the peer keeps the memory mapped. The next buffer of the same
+//! length takes the place again under a fresh token: no system call, no descriptor, no message.
+//! That needs the peer to be done with the memory, which it says through the `users` word of the
+//! slot. Places are never given to another peer, since a process keeps access to what it once
+//! mapped.
+
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex};
+
+use smc_core::device::{DeviceError, Dmb, Event};
+use smc_core::mem::Region;
+use smc_core::mem::sync::{AtomicBool, AtomicUsize, Ordering};
+use smc_wire::types::DmbToken;
+
+use crate::bell::{Bell, Notice, SLOTS, Slot};
+use crate::lock;
+use crate::outbox::Way;
+use crate::random;
+use crate::region::Mapping;
+
+/// Our buffers for one peer, and the way to tell the peer about them.
+#[derive(Debug)]
+pub(crate) struct Owner {
+    bell: Bell,
+    table: Mutex<Table>,
+    way: Way,
+    keep: Keep,
+}
+
+/// How much unused memory is kept for a peer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Keep {
+    pub(crate) buffers: usize,
+    pub(crate) bytes: usize,
+}
+
+/// Memory that the peer does not have yet.
+#[derive(Debug)]
+pub(crate) struct NewMemory {
+    pub(crate) index: u32,
+    pub(crate) number: u64,
+    pub(crate) mapping: Arc<Mapping>,
+    /// `None` if the peer is this very device.
+    pub(crate) file: Option<OwnedFd>,
+}
+
+impl Owner {
+    pub(crate) fn new(bell: Bell, way: Way, keep: Keep) -> Self {
+        // Until the driver hears of the peer, only the doorbell tells it.
+        bell.sleep();
+        Self {
+            bell,
+            table: Mutex::default(),
+            way,
+            keep,
+        }
+    }
+
+    pub(crate) fn bell(&self) -> &Bell {
+        &self.bell
+    }
+
+    pub(crate) fn way(&self) -> &Way {
+        &self.way
+    }
+
+    /// Makes a zeroed buffer. New memory has to get to the peer before the peer is told the token.
+    pub(crate) fn register(
+        self: &Arc<Self>,
+        len: usize,
+        permit: Permit,
+    ) -> Result<(LoopDmb, Option<NewMemory>), DeviceError> {
+        let (live, claim) = lock(&self.table).claim(len)?;
+        let index = claim.index();
+        let made = self
+            .make(len, live, claim)
+            .and_then(|made| Ok((made, random::token()?)));
+        let ((place, new), token) = made.inspect_err(|_| self.give_up(index))?;
+        if !lock(&self.table).set(index, token) {
+            return Err(DeviceError::PeerGone);
+        }
+        place.slot.publish(Notice {
+            live,
+            token: token.0,
+            memory: place.number,
+        });
+        if new.is_none() {
+            self.bell.set_fresh(index);
+        }
+        let dmb = LoopDmb {
+            token,
+            region: place.mapping.leased(Arc::clone(&place.lease)),
+            delivered: AtomicBool::new(new.is_none()),
+            place: Some(place),
+            owner: Arc::clone(self),
+            _permit: permit,
+        };
+        Ok((dmb, new))
+    }
+
+    /// Reports the buffers that the peer signalled; false if there are none.
+    pub(crate) fn collect(&self, events: &mut Vec<Event>) -> bool {
+        let mut table = None;
+        self.bell.take_ready(|index| {
+            // Locked only if there is something.
+            let table = table.get_or_insert_with(|| lock(&self.table));
+            if let Some(token) = table.token(index) {
+                events.push(Event::Signalled(token));
+            }
+        })
+    }
+
+    /// Ends everything, after the peer or the device is gone.
+    pub(crate) fn close(&self) {
+        let pool = lock(&self.table).close();
+        self.way.close();
+        drop(pool);
+    }
+
+    fn make(
+        &self,
+        len: usize,
+        live: u64,
+        claim: Claim,
+    ) -> Result<(Place, Option<NewMemory>), DeviceError> {
+        let index = match claim {
+            Claim::Used(place) => {
+                place.mapping.zero().map_err(|_| DeviceError::NoMemory)?;
+                return Ok((place, None));
+            }
+            Claim::New(index) => index,
+        };
+        let (mapping, file) = match self.way {
+            Way::Own(_) => (Mapping::anonymous(len)?, None),
+            Way::Channel(_) => {
+                let (mapping, file) = Mapping::create(len)?;
+                (mapping, Some(file))
+            }
+        };
+        let slot = self.bell.slot(index).map_err(|_| DeviceError::Exhausted)?;
+        let new = NewMemory {
+            index,
+            number: live,
+            mapping: Arc::clone(&mapping),
+            file,
+        };
+        let place = Place {
+            index,
+            number: live,
+            slot,
+            mapping,
+            lease: Arc::default(),
+        };
+        Ok((place, Some(new)))
+    }
+
+    /// Returns an index for which there is no memory after all.
+    fn give_up(&self, index: u32) {
+        if let Ok(slot) = self.bell.slot(index) {
+            let mut table = lock(&self.table);
+            slot.retire();
+            self.bell.set_fresh(index);
+            table.free.push(index);
+        }
+        self.ask_to_look();
+    }
+
+    /// Takes a place back whose buffer was dropped.
+    fn release(&self, place: Place, was_delivered: bool) {
+        place.slot.withdraw();
+        let dropped = lock(&self.table).release(place, was_delivered, self.keep, &self.bell);
+        if !dropped.is_empty() {
+            self.ask_to_look();
+        }
+    }
+
+    fn ask_to_look(&self) {
+        if self.bell.ask_to_look() {
+            self.way.look();
+        }
+    }
+}
+
+/// A buffer of ours.
+#[derive(Debug)]
+pub(crate) struct LoopDmb {
+    token: DmbToken,
+    region: Region,
+    /// Taken when dropped.
+    place: Option<Place>,
+    /// Whether the peer has the memory, so that the place can be used again.
+    delivered: AtomicBool,
+    owner: Arc<Owner>,
+    _permit: Permit,
+}
+
+impl LoopDmb {
+    pub(crate) fn set_delivered(&self) {
+        self.delivered.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Dmb for LoopDmb {
+    fn token(&self) -> DmbToken {
+        self.token
+    }
+
+    fn region(&self) -> &Region {
+        &self.region
+    }
+
+    fn arm(&self) {
+        if let Some(place) = &self.place {
+            place.slot.arm();
+        }
+    }
+}
+
+impl Drop for LoopDmb {
+    fn drop(&mut self) {
+        if let Some(place) = self.place.take() {
+            self.owner
+                .release(place, self.delivered.load(Ordering::Relaxed));
+        }
+    }
+}
+
+/// A slot with memory behind it.
+#[derive(Debug)]
+struct Place {
+    index: u32,
+    /// Number of the memory: of its first registration.
+    number: u64,
+    slot: Slot,
+    mapping: Arc<Mapping>,
+    /// Shared by the regions of the buffer, which may outlive it.
+    lease: Arc<()>,
+}
+
+impl Place {
+    /// Whether neither this process nor the peer uses the memory any more.
+    fn is_free(&mut self) -> bool {
+        Arc::get_mut(&mut self.lease).is_some() && !self.slot.is_used()
+    }
+}
+
+/// Where a new buffer may go.
+#[derive(Debug)]
+enum Claim {
+    Used(Place),
+    New(u32),
+}
+
+impl Claim {
+    fn index(&self) -> u32 {
+        match self {
+            Self::Used(place) => place.index,
+            Self::New(index) => *index,
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    closed: bool,
+    /// By index; `None` where no buffer is registered.
+    tokens: Vec<Option<DmbToken>>,
+    free: Vec<u32>,
+    registrations: u64,
+    /// The place left last is at the back.
+    pool: VecDeque<Place>,
+    pool_bytes: usize,
+}
+
+impl Table {
+    fn claim(&mut self, len: usize) -> Result<(u64, Claim), DeviceError> {
+        if self.closed {
+            return Err(DeviceError::PeerGone);
+        }
+        let claim = match self.take_pooled(len) {
+            Some(place) => Claim::Used(place),
+            None => Claim::New(self.take_index()?),
+        };
+        self.registrations += 1;
+        Ok((self.registrations, claim))
+    }
+
+    fn take_pooled(&mut self, len: usize) -> Option<Place> {
+        let mut latest = self.pool.iter_mut().rev().take(POOL_LOOKS);
+        let back = latest.position(|place| place.mapping.len() == len && place.is_free())?;
+        self.pool_bytes -= len;
+        self.pool.remove(self.pool.len() - 1 - back)
+    }
+
+    fn take_index(&mut self) -> Result<u32, DeviceError> {
+        if let Some(index) = self.free.pop() {
+            return Ok(index);
+        }
+        if let Some(index) = u32::try_from(self.tokens.len())
+            .ok()
+            .filter(|next| *next < SLOTS)
+        {
+            self.tokens.push(None);
+            return Ok(index);
+        }
+        // Other memory comes into this slot, which tells the peer that the old one is gone.
+        let place = self.pool.pop_front().ok_or(DeviceError::Exhausted)?;
+        self.pool_bytes -= place.mapping.len();
+        Ok(place.index)
+    }
+
+    /// False if there is nobody left to write to the buffer.
+    fn set(&mut self, index: u32, token: DmbToken) -> bool {
+        if let Some(entry) = self.tokens.get_mut(index as usize) {
+            *entry = Some(token);
+        }
+        !self.closed
+    }
+
+    fn token(&self, index: u32) -> Option<DmbToken> {
+        self.tokens.get(index as usize).copied().flatten()
+    }
+
+    /// Pools a place; gives back what has to be dropped, outside of the lock.
+    fn release(
+        &mut self,
+        place: Place,
+        was_delivered: bool,
+        keep: Keep,
+        bell: &Bell,
+    ) -> Vec<Place> {
+        let mut dropped = Vec::new();
+        if self.closed {
+            return dropped;
+        }
+        if let Some(entry) = self.tokens.get_mut(place.index as usize) {
+            *entry = None;
+        }
+        if was_delivered && keep.buffers > 0 && place.mapping.len() <= keep.bytes {
+            self.pool_bytes += place.mapping.len();
+            self.pool.push_back(place);
+        } else {
+            dropped.push(place);
+        }
+        while self.pool.len() > keep.buffers || self.pool_bytes > keep.bytes {
+            let Some(oldest) = self.pool.pop_front() else {
+                break;
+            };
+            self.pool_bytes -= oldest.mapping.len();
+            dropped.push(oldest);
+        }
+        for place in &dropped {
+            // Before the index is free, or another thread's memory could be retired.
+            place.slot.retire();
+            bell.set_fresh(place.index);
+            self.free.push(place.index);
+        }
+        dropped
+    }
+
+    fn close(&mut self) -> VecDeque<Place> {
+        self.closed = true;
+        self.tokens.clear();
+        self.pool_bytes = 0;
+        std::mem::take(&mut self.pool)
+    }
+}
+
+/// Counts buffers against the limit of the device.
+#[derive(Debug)]
+pub(crate) struct Permits {
+    used: AtomicUsize,
+    max: usize,
+}
+
+impl Permits {
+    pub(crate) fn new(max: usize) -> Arc<Self> {
+        Arc::new(Self {
+            used: AtomicUsize::new(0),
+            max,
+        })
+    }
+
+    pub(crate) fn used(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Room for one more buffer, until it is dropped.
+    pub(crate) fn take(self: &Arc<Self>) -> Result<Permit, DeviceError> {
+        let one_more = |used| (used < self.max).then_some(used + 1);
+        match self
+            .used
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more)
+        {
+            Ok(_) => Ok(Permit(Arc::clone(self))),
+            Err(_) => Err(DeviceError::Exhausted),
+        }
+    }
+}
+
+/// Room for one buffer.
+#[derive(Debug)]
+pub(crate) struct Permit(Arc<Permits>);
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.0.used.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Places of the pool that are looked at, so that a large pool stays cheap.
+const POOL_LOOKS: usize = 64;

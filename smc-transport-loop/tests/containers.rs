@@ -1,0 +1,123 @@
+//! Processes in namespaces of their own that share nothing but a runtime directory.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+
+use std::process::Command;
+
+use common::{Helper, Party, Role, names, socket_name};
+use smc_core::device::Event;
+use tempfile::TempDir;
+
+const ROUNDS: u64 = 50;
+
+/// What helpers do.
+#[test]
+fn helper_process() {
+    let Some(role) = Role::current() else { return };
+    let us = Party::in_dir(&role.dir);
+    role.say(us.gid());
+    let (them, begins) = (role.hear_gid(), role.name == "begins");
+    let dmb = us.register(them);
+    role.say(dmb.token().0);
+    let attached = us.attach(them, role.hear_token());
+    let mut last = 0;
+    for round in 1..=ROUNDS {
+        if !begins {
+            last = us.wait_word(&*dmb, 8, last);
+            assert_eq!(last, round);
+        }
+        attached.region().copy_in(8, &round.to_ne_bytes()).unwrap();
+        attached.signal().unwrap();
+        if begins {
+            last = us.wait_word(&*dmb, 8, last);
+            assert_eq!(last, round);
+        }
+    }
+    role.say("done");
+    match role.hear().as_deref() {
+        // Waits for the other one to be killed.
+        Some("wait") => {
+            us.wait(Event::PeerGone(them));
+            us.wait_names(&role.dir, &[socket_name(us.gid())]);
+        }
+        Some(other) => panic!("{other}"),
+        None => return,
+    }
+    role.say("noticed");
+    assert_eq!(role.hear(), None);
+}
+
+/// A helper in fresh namespaces.
+fn contained(flags: &[&str], role: &str, dir: &TempDir) -> Helper {
+    let mut command = Command::new("unshare");
+    command
+        .args(flags)
+        .arg("--")
+        .arg(std::env::current_exe().unwrap());
+    command.args([
+        "helper_process",
+        "--exact",
+        "--nocapture",
+        "--test-threads=1",
+    ]);
+    Helper::spawn(command, role, dir.path())
+}
+
+fn can_unshare(flags: &[&str]) -> bool {
+    let tried = Command::new("unshare")
+        .args(flags)
+        .args(["--", "true"])
+        .output();
+    let can = tried.is_ok_and(|output| output.status.success());
+    if !can {
+        println!("skipped: this user cannot make namespaces with unshare {flags:?}");
+    }
+    can
+}
+
+/// Both talk; the first is killed; the second notices.
+fn talk_and_die(flags: &[&str]) {
+    if !can_unshare(flags) {
+        return;
+    }
+    let dir = TempDir::new().unwrap();
+    let mut first = contained(flags, "begins", &dir);
+    let mut second = contained(flags, "answers", &dir);
+    let (first_gid, second_gid) = (first.hear_gid(), second.hear_gid());
+    first.tell(second_gid);
+    second.tell(first_gid);
+    let (first_token, second_token) = (first.hear_token(), second.hear_token());
+    first.tell(second_token.0);
+    second.tell(first_token.0);
+    assert_eq!(
+        (first.hear(), second.hear()),
+        ("done".into(), "done".into())
+    );
+    second.tell("wait");
+    first.kill();
+    assert_eq!(second.hear(), "noticed");
+    second.finish();
+    assert!(names(dir.path()).is_empty());
+}
+
+#[test]
+fn containers_share_memory() {
+    talk_and_die(&["--net", "--mount"]);
+}
+
+/// Process numbers of one mean nothing in the other.
+#[test]
+fn containers_with_process_ids_of_their_own_share_memory() {
+    talk_and_die(&[
+        "--net",
+        "--mount",
+        "--ipc",
+        "--uts",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+    ]);
+}

@@ -1,0 +1,469 @@
+//! Peers that break the rules, and users who may not be peers.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+
+use std::fs::{File, Permissions};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::time::Duration;
+
+use common::{Helper, LEN, Party, Role, names, socket_name};
+use futures_lite::future::block_on;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketType, bind, connect, listen, recv, send, sendmsg, socket,
+};
+use smc_core::device::{DeviceError, Direct, Event, SubmitError};
+use smc_transport_loop::LoopDevice;
+use smc_wire::types::{DmbToken, Gid};
+use tempfile::TempDir;
+
+/// What helpers do.
+#[test]
+fn helper_process() {
+    let Some(role) = Role::current() else { return };
+    match role.name.as_str() {
+        "idle" => {
+            let party = Party::in_dir(&role.dir);
+            role.say(party.gid());
+            assert_eq!(role.hear(), None);
+        }
+        "unwelcome" => unwelcome(&role),
+        "welcome" => welcome(&role),
+        other => panic!("no role {other}"),
+    }
+}
+
+/// Speaks the protocol between devices by hand, from this very process.
+struct Rogue {
+    gid: Gid,
+    channel: OwnedFd,
+    bell: File,
+    _listener: OwnedFd,
+}
+
+const GID: Gid = Gid::new(0x1111, 0x2222);
+const BELL_LEN: u64 = 0x2000 + 16_384 * 64;
+const TOKEN: DmbToken = DmbToken(0x7766_5544_3322_1100);
+
+impl Rogue {
+    /// Listens like a device and greets the victim like one.
+    fn greet(dir: &TempDir, victim: Gid) -> Self {
+        let bell = sealed(BELL_LEN);
+        let doorbell = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        Self::greet_with(dir, victim, bell, doorbell.as_fd())
+    }
+
+    fn greet_with(dir: &TempDir, victim: Gid, bell: File, doorbell: BorrowedFd<'_>) -> Self {
+        let listener = seqpacket();
+        let path = dir.path().join(socket_name(GID));
+        bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        listen(&listener, 8).unwrap();
+        let channel = connect_to(dir, victim);
+        say(&channel, &hello(GID), &[bell.as_fd(), doorbell]);
+        Self {
+            gid: GID,
+            channel,
+            bell,
+            _listener: listener,
+        }
+    }
+
+    /// Offers memory in a slot, with a token of our own.
+    fn offer(&self, index: u32, len: u64, file: &File) -> DmbToken {
+        let token = DmbToken(TOKEN.0 + u64::from(index));
+        let slot = 0x2000 + u64::from(index) * 64;
+        for (at, word) in [(16, 5), (24, token.0), (32, 5)] {
+            self.bell
+                .write_at(&u64::to_ne_bytes(word), slot + at)
+                .unwrap();
+        }
+        say(&self.channel, &message(2, index, 5, len), &[file.as_fd()]);
+        token
+    }
+
+    /// Whether the victim has hung up on us.
+    fn is_shunned(&self) -> bool {
+        let mut byte = [0; 1];
+        let got = recv(&self.channel, &mut byte, RecvFlags::DONTWAIT);
+        !matches!(got, Err(Errno::AGAIN))
+    }
+}
+
+fn message(kind: u8, index: u32, first: u64, second: u64) -> Vec<u8> {
+    let mut bytes = b"SMCL\x01".to_vec();
+    bytes.extend([kind, 0, 0]);
+    bytes.extend(index.to_ne_bytes());
+    bytes.extend([0; 4]);
+    bytes.extend(first.to_ne_bytes());
+    bytes.extend(second.to_ne_bytes());
+    bytes
+}
+
+fn hello(gid: Gid) -> Vec<u8> {
+    message(1, 16_384, gid.hi().0, gid.lo().0)
+}
+
+fn say(channel: &OwnedFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
+    let mut space = [std::mem::MaybeUninit::uninit(); 64];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    assert!(ancillary.push(SendAncillaryMessage::ScmRights(descriptors)));
+    let bytes = [std::io::IoSlice::new(bytes)];
+    sendmsg(channel, &bytes, &mut ancillary, SendFlags::empty()).unwrap();
+}
+
+fn seqpacket() -> OwnedFd {
+    socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap()
+}
+
+fn connect_to(dir: &TempDir, victim: Gid) -> OwnedFd {
+    let channel = seqpacket();
+    let path = dir.path().join(socket_name(victim));
+    connect(&channel, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    channel
+}
+
+fn unsealed(len: u64) -> File {
+    let file = memfd_create("smc-test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    let file = File::from(file);
+    file.set_len(len).unwrap();
+    file
+}
+
+fn sealed(len: u64) -> File {
+    let file = unsealed(len);
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    fcntl_add_seals(&file, seals).unwrap();
+    file
+}
+
+#[test]
+fn what_a_peer_offers_is_checked_before_it_is_mapped() {
+    let dir = TempDir::new().unwrap();
+    let victim = Party::in_dir(dir.path());
+    let rogue = Rogue::greet(&dir, victim.gid());
+    let len = LEN as u64;
+    let half_sealed = unsealed(len);
+    fcntl_add_seals(&half_sealed, SealFlags::GROW | SealFlags::SEAL).unwrap();
+    let read_only = unsealed(len);
+    let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL;
+    fcntl_add_seals(&read_only, all).unwrap();
+    let on_disk = tempfile::tempfile().unwrap();
+    on_disk.set_len(len).unwrap();
+    let bad = [
+        ("unsealed", len, unsealed(len)),
+        ("may shrink", len, half_sealed),
+        ("cannot be written", len, read_only),
+        ("shorter than said", len, sealed(len / 2)),
+        ("longer than said", len, sealed(len * 2)),
+        ("no DMB size", len + 4096, sealed(len + 4096)),
+        ("beyond all sizes", 1 << 40, sealed(len)),
+        ("not memory", len, on_disk),
+    ];
+    for (index, (what, len, file)) in bad.iter().enumerate() {
+        let token = rogue.offer(u32::try_from(index).unwrap(), *len, file);
+        let error = victim.try_attach(rogue.gid, token).unwrap_err();
+        assert!(
+            matches!(error, DeviceError::PeerMisbehaved(_)),
+            "{what}: {error:?}"
+        );
+        let error = victim.write(token, 0, b"x").unwrap_err();
+        assert!(matches!(error, SubmitError::Device(_)), "{what}: {error:?}");
+    }
+    // Nothing of that touches what is in order.
+    let token = rogue.offer(100, len, &sealed(len));
+    let attached = victim.attach(rogue.gid, token);
+    attached.region().copy_in(LEN - 1, b"x").unwrap();
+    assert!(!rogue.is_shunned());
+}
+
+#[test]
+fn memory_that_is_sealed_later_does_not_count() {
+    let dir = TempDir::new().unwrap();
+    let victim = Party::in_dir(dir.path());
+    let rogue = Rogue::greet(&dir, victim.gid());
+    let token = rogue.offer(0, LEN as u64, &sealed(LEN as u64));
+    let attached = victim.attach(rogue.gid, token);
+    // The peer cannot pull the file from under the mapping.
+    let file = sealed(LEN as u64);
+    assert!(file.set_len(0).is_err());
+    attached.region().copy_in(0, &[1; LEN]).unwrap();
+}
+
+#[test]
+fn a_scribbled_bell_harms_nobody() {
+    let dir = TempDir::new().unwrap();
+    let victim = Party::in_dir(dir.path());
+    let honest = Party::in_dir(dir.path());
+    let rogue = Rogue::greet(&dir, victim.gid());
+    let token = rogue.offer(3, LEN as u64, &sealed(LEN as u64));
+    let attached = victim.attach(rogue.gid, token);
+    let scribble = vec![0xa5; usize::try_from(BELL_LEN).unwrap()];
+    rogue.bell.write_all_at(&scribble, 0).unwrap();
+    say(&rogue.channel, &message(3, 0, 0, 0), &[rogue.bell.as_fd()]);
+    victim.drain();
+    attached.signal().unwrap();
+    assert!(victim.write(token, 0, b"x").is_err());
+    // Others go on as before.
+    let dmb = victim.register(honest.gid());
+    let theirs = honest.attach(victim.gid(), dmb.token());
+    dmb.arm();
+    theirs.signal().unwrap();
+    victim.wait(Event::Signalled(dmb.token()));
+}
+
+#[test]
+fn greetings_that_are_not_in_order_are_refused() {
+    let unsuitable = || {
+        let doorbell = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        let blocking = eventfd(0, EventfdFlags::empty()).unwrap();
+        let (pipe, _) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).unwrap();
+        vec![
+            (
+                "bell unsealed",
+                unsealed(BELL_LEN),
+                doorbell.try_clone().unwrap(),
+            ),
+            ("bell too short", sealed(BELL_LEN - 4096), doorbell),
+            ("doorbell blocks", sealed(BELL_LEN), blocking),
+            ("doorbell is a pipe", sealed(BELL_LEN), pipe),
+        ]
+    };
+    for (what, bell, doorbell) in unsuitable() {
+        let dir = TempDir::new().unwrap();
+        let victim = Party::in_dir(dir.path());
+        let rogue = Rogue::greet_with(&dir, victim.gid(), bell, doorbell.as_fd());
+        victim.drain();
+        assert!(rogue.is_shunned(), "{what}");
+    }
+}
+
+#[test]
+fn nonsense_ends_a_channel_and_nothing_else() {
+    let dir = TempDir::new().unwrap();
+    let victim = Party::in_dir(dir.path());
+    let honest = Party::in_dir(dir.path());
+    let dmb = victim.register(honest.gid());
+    let theirs = honest.attach(victim.gid(), dmb.token());
+    // Before the greeting.
+    let stranger = connect_to(&dir, victim.gid());
+    send(&stranger, b"GET / HTTP/1.1", SendFlags::empty()).unwrap();
+    // After it.
+    let rogue = Rogue::greet(&dir, victim.gid());
+    victim.drain();
+    assert!(!rogue.is_shunned());
+    send(&rogue.channel, b"nonsense", SendFlags::empty()).unwrap();
+    victim.wait(Event::PeerGone(rogue.gid));
+    assert!(rogue.is_shunned());
+    // Never.
+    let silent = connect_to(&dir, victim.gid());
+    assert!(!victim.wait_within(Duration::from_millis(20), |_| true));
+    dmb.arm();
+    theirs.signal().unwrap();
+    victim.wait(Event::Signalled(dmb.token()));
+    drop(silent);
+    victim.drain();
+}
+
+#[test]
+fn a_crowd_of_silent_strangers_keeps_nobody_out() {
+    let dir = TempDir::new().unwrap();
+    let victim = Party::in_dir(dir.path());
+    let crowd: Vec<_> = (0..200).map(|_| connect_to(&dir, victim.gid())).collect();
+    for _ in 0..10 {
+        victim.drain();
+    }
+    let honest = Party::in_dir(dir.path());
+    let dmb = honest.register(victim.gid());
+    victim.attach(honest.gid(), dmb.token()).signal().unwrap();
+    drop(crowd);
+}
+
+#[test]
+fn a_gid_cannot_be_borrowed() {
+    let dir = TempDir::new().unwrap();
+    let victim = Party::in_dir(dir.path());
+    let mut helper = Helper::start("idle", dir.path());
+    let borrowed = helper.hear_gid();
+    let forged = connect_to(&dir, victim.gid());
+    let doorbell = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+    say(
+        &forged,
+        &hello(borrowed),
+        &[sealed(BELL_LEN).as_fd(), doorbell.as_fd()],
+    );
+    victim.drain();
+    let mut byte = [0; 1];
+    let got = recv(&forged, &mut byte, RecvFlags::DONTWAIT);
+    assert!(matches!(got, Ok((0, _)) | Err(Errno::CONNRESET)), "{got:?}");
+    // The one who owns it is still welcome.
+    assert!(block_on(victim.device.reach(borrowed)).is_ok());
+    // A GID that nobody listens at, and our own.
+    for gid in [Gid::new(9, 9), victim.gid()] {
+        let forged = connect_to(&dir, victim.gid());
+        say(
+            &forged,
+            &hello(gid),
+            &[sealed(BELL_LEN).as_fd(), doorbell.as_fd()],
+        );
+        victim.drain();
+        assert!(!matches!(
+            recv(&forged, &mut byte, RecvFlags::DONTWAIT),
+            Err(Errno::AGAIN)
+        ));
+    }
+    helper.finish();
+}
+
+/// Another user than the one who runs the tests, if this process can become it.
+fn another_user() -> Option<u32> {
+    if rustix::process::geteuid().is_root() {
+        return Some(65_534);
+    }
+    println!("skipped: only root can start processes of other users");
+    None
+}
+
+/// A directory that all users can share, and a copy of this binary that they can run.
+fn shared_dir() -> TempDir {
+    let dir = TempDir::new().unwrap();
+    std::fs::set_permissions(dir.path(), Permissions::from_mode(0o1777)).unwrap();
+    dir
+}
+
+fn start_as(user: u32, role: &str, dir: &TempDir) -> Option<Helper> {
+    // The build directory may be closed to other users.
+    let program = dir.path().join("helper");
+    std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    std::fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+    let mut command = std::process::Command::new(program);
+    command.args([
+        "helper_process",
+        "--exact",
+        "--nocapture",
+        "--test-threads=1",
+    ]);
+    command.uid(user).gid(user).current_dir("/");
+    Some(Helper::spawn(command, role, dir.path()))
+}
+
+/// Tries all it can without being allowed.
+fn unwelcome(role: &Role) {
+    let us = Party::new(
+        LoopDevice::builder()
+            .runtime_dir(&role.dir)
+            .allow_users([0]),
+    );
+    role.say(us.gid());
+    let them = role.hear_gid();
+    role.say(match block_on(us.device.register(them, LEN)) {
+        Err(DeviceError::NotPermitted(_)) => "not permitted",
+        Err(DeviceError::Unreachable { .. } | DeviceError::PeerGone) => "shown the door",
+        Err(other) => panic!("{other:?}"),
+        Ok(_) => {
+            us.wait(Event::PeerGone(them));
+            "shown the door"
+        }
+    });
+    assert_eq!(role.hear(), None);
+}
+
+#[test]
+fn other_users_are_refused() {
+    let Some(user) = another_user() else { return };
+    // The directory is closed.
+    let dir = shared_dir();
+    let refused = LoopDevice::builder().runtime_dir(dir.path()).build();
+    assert!(
+        matches!(refused, Err(DeviceError::NotPermitted(_))),
+        "open to all: {refused:?}"
+    );
+    // The socket is closed; then open for some other user.
+    for allowed in [None, Some(1234)] {
+        let dir = shared_dir();
+        let users = [allowed.unwrap_or(1)];
+        let us = Party::new(
+            LoopDevice::builder()
+                .runtime_dir(dir.path())
+                .allow_users(users),
+        );
+        if allowed.is_none() {
+            let path = dir.path().join(socket_name(us.gid()));
+            std::fs::set_permissions(path, Permissions::from_mode(0o600)).unwrap();
+        }
+        let mut helper = start_as(user, "unwelcome", &dir).unwrap();
+        let them = helper.hear_gid();
+        let reached = block_on(us.device.reach(them));
+        assert!(
+            matches!(reached, Err(DeviceError::NotPermitted(_))),
+            "{reached:?}"
+        );
+        helper.tell(us.gid());
+        us.wait_within(Duration::from_millis(100), |_| false);
+        let expected = if allowed.is_some() {
+            "shown the door"
+        } else {
+            "not permitted"
+        };
+        assert_eq!(helper.hear(), expected);
+        helper.finish();
+    }
+}
+
+/// Answers one signal.
+fn welcome(role: &Role) {
+    let us = Party::new(
+        LoopDevice::builder()
+            .runtime_dir(&role.dir)
+            .allow_users([0]),
+    );
+    role.say(us.gid());
+    let (them, token) = (role.hear_gid(), role.hear_token());
+    let dmb = us.register(them);
+    let attached = us.attach(them, token);
+    role.say(dmb.token().0);
+    let mut last = 0;
+    for _ in 0..50 {
+        last = us.wait_word(&*dmb, 8, last);
+        attached.region().copy_in(8, &last.to_ne_bytes()).unwrap();
+        attached.signal().unwrap();
+    }
+    assert_eq!(role.hear(), None);
+}
+
+#[test]
+fn other_users_can_be_allowed() {
+    let Some(user) = another_user() else { return };
+    let dir = shared_dir();
+    let us = Party::new(
+        LoopDevice::builder()
+            .runtime_dir(dir.path())
+            .allow_users([user]),
+    );
+    let mut helper = start_as(user, "welcome", &dir).unwrap();
+    let them = helper.hear_gid();
+    let dmb = us.register(them);
+    helper.tell(us.gid());
+    helper.tell(dmb.token().0);
+    let attached = us.attach(them, helper.hear_token());
+    let mut last = 0;
+    for round in 1..=50 {
+        attached
+            .region()
+            .copy_in(8, &u64::to_ne_bytes(round))
+            .unwrap();
+        attached.signal().unwrap();
+        last = us.wait_word(&*dmb, 8, last);
+        assert_eq!(last, round);
+    }
+    helper.finish();
+    us.wait(Event::PeerGone(them));
+    drop(us);
+    assert_eq!(names(dir.path()), ["helper"]);
+}

@@ -1,0 +1,113 @@
+//! Many connections at once and one after the other, and that nothing of them stays behind.
+
+#[macro_use]
+mod support;
+
+use std::future::Future;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use futures_lite::future::{yield_now, zip};
+use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
+use smc_core::{Endpoint, Listener};
+use support::{On, World, connect, open_fds, shared_mappings};
+
+scenarios! {
+    two_hundred_at_once
+    ten_thousand_one_after_the_other
+}
+
+/// Descriptors are counted for the whole process, so one scenario at a time.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn run<F: Future<Output = ()>>(on: On, nocopy: bool, scenario: impl FnOnce(World) -> F) {
+    let _alone = ALONE
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    on.run(scenario(World::new(on, nocopy)));
+}
+
+async fn two_hundred_at_once(world: World) {
+    let (client, server) = (world.endpoint(), world.endpoint());
+    let listener = server.bind("127.0.0.1:0").await.unwrap();
+    exchange(&client, &listener).await;
+    settle(&client, &server).await;
+    let before = open_fds();
+    {
+        let mut streams = Vec::new();
+        for _ in 0..200 {
+            streams.push(connect(&client, &listener).await);
+        }
+        assert!(
+            streams
+                .iter()
+                .all(|(a, b)| a.mode().is_smc() && b.mode().is_smc())
+        );
+        for (i, (near, _)) in streams.iter_mut().enumerate() {
+            near.write_all(&i.to_be_bytes()).await.unwrap();
+        }
+        for (i, (_, far)) in streams.iter_mut().enumerate().rev() {
+            let mut number = [0; 8];
+            far.read_exact(&mut number).await.unwrap();
+            assert_eq!(usize::from_be_bytes(number), i);
+        }
+    }
+    settle(&client, &server).await;
+    assert!(
+        open_fds() <= before,
+        "{} descriptors, {before} before",
+        open_fds()
+    );
+}
+
+async fn ten_thousand_one_after_the_other(world: World) {
+    let (client, server) = (world.endpoint(), world.endpoint());
+    let listener = server.bind("127.0.0.1:0").await.unwrap();
+    for _ in 0..100 {
+        exchange(&client, &listener).await;
+    }
+    settle(&client, &server).await;
+    let (fds, maps) = (open_fds(), shared_mappings());
+    let count = if world.on == On::Tokio && world.nocopy {
+        10_000
+    } else {
+        1_000
+    };
+    for _ in 0..count {
+        exchange(&client, &listener).await;
+    }
+    settle(&client, &server).await;
+    assert!(
+        open_fds() <= fds,
+        "{} descriptors, {fds} before",
+        open_fds()
+    );
+    assert!(
+        shared_mappings() <= maps + 8,
+        "{} mappings, {maps} before",
+        shared_mappings()
+    );
+}
+
+async fn exchange(client: &Endpoint, listener: &Listener) {
+    let (mut near, mut far) = connect(client, listener).await;
+    assert!(near.mode().is_smc(), "{}", near.mode());
+    near.write_all(b"short").await.unwrap();
+    let mut word = [0; 5];
+    far.read_exact(&mut word).await.unwrap();
+    far.write_all(&word).await.unwrap();
+    near.read_exact(&mut word).await.unwrap();
+    drop(near);
+    assert_eq!(far.read(&mut word).await.unwrap(), 0);
+}
+
+/// Waits until no connection is left.
+async fn settle(client: &Endpoint, server: &Endpoint) {
+    while !client.connections().is_empty() || !server.connections().is_empty() {
+        zip(
+            yield_now(),
+            async_io::Timer::after(Duration::from_millis(1)),
+        )
+        .await;
+    }
+}

@@ -1,0 +1,123 @@
+//! Two processes on one host.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Helper, Party, Role, names, socket_name};
+use smc_core::device::Event;
+use smc_core::mem::sync::Ordering;
+use smc_transport_loop::LoopDevice;
+use tempfile::TempDir;
+
+const PRODUCER: usize = 8;
+const ROUNDS: u64 = 200;
+
+/// What helpers do; a test of its own name that does nothing in the process of the tests.
+#[test]
+fn helper_process() {
+    let Some(role) = Role::current() else { return };
+    match role.name.as_str() {
+        "echo" => echo(&role, true),
+        "echo by copy" => echo(&role, false),
+        "idle" => idle(&role),
+        other => panic!("no role {other}"),
+    }
+}
+
+/// Answers every word with the next number.
+fn echo(role: &Role, nocopy: bool) {
+    let party = Party::new(LoopDevice::builder().runtime_dir(&role.dir).nocopy(nocopy));
+    role.say(party.gid());
+    let peer = role.hear_gid();
+    let theirs = role.hear_token();
+    let dmb = party.register(peer);
+    role.say(dmb.token().0);
+    let attached = nocopy.then(|| party.attach(peer, theirs));
+    let mut last = 0;
+    while last < ROUNDS {
+        last = party.wait_word(&*dmb, PRODUCER, last);
+        let answer = (last + 1_000_000).to_ne_bytes();
+        match &attached {
+            Some(attached) => {
+                attached.region().copy_in(PRODUCER, &answer).unwrap();
+                attached.signal().unwrap();
+            }
+            None => party.write(theirs, 8, &answer).unwrap(),
+        }
+    }
+    assert_eq!(role.hear(), None, "nothing more to do");
+}
+
+/// Has a device and a buffer for whoever asks.
+fn idle(role: &Role) {
+    let party = Party::in_dir(&role.dir);
+    role.say(party.gid());
+    while let Some(line) = role.hear() {
+        let dmb = party.register(line.parse().unwrap());
+        role.say(dmb.token().0);
+        // Kept until the process ends.
+        std::mem::forget(dmb);
+    }
+}
+
+fn ping_pong(role: &str, nocopy: bool) {
+    let dir = TempDir::new().unwrap();
+    let party = Party::new(LoopDevice::builder().runtime_dir(dir.path()).nocopy(nocopy));
+    let mut helper = Helper::start(role, dir.path());
+    let peer = helper.hear_gid();
+    let dmb = party.register(peer);
+    helper.tell(party.gid());
+    helper.tell(dmb.token().0);
+    let theirs = helper.hear_token();
+    let attached = nocopy.then(|| party.attach(peer, theirs));
+    let mut last = 0;
+    for round in 1..=ROUNDS {
+        match &attached {
+            Some(attached) => {
+                attached
+                    .region()
+                    .store(PRODUCER, round, Ordering::Release)
+                    .unwrap();
+                attached.signal().unwrap();
+            }
+            None => party.write(theirs, 8, &round.to_ne_bytes()).unwrap(),
+        }
+        last = party.wait_word(&*dmb, PRODUCER, last);
+        assert_eq!(last, round + 1_000_000);
+    }
+    helper.finish();
+    party.wait(Event::PeerGone(peer));
+    party.wait_names(dir.path(), &[socket_name(party.gid())]);
+}
+
+#[test]
+fn processes_write_into_each_others_buffers() {
+    ping_pong("echo", true);
+}
+
+#[test]
+fn processes_move_data_by_copy() {
+    ping_pong("echo by copy", false);
+}
+
+#[test]
+fn sockets_of_the_dead_are_swept_and_those_of_the_living_are_not() {
+    let dir = TempDir::new().unwrap();
+    let mut dead = Helper::start("idle", dir.path());
+    let dead_gid = dead.hear_gid();
+    dead.kill();
+    assert_eq!(names(dir.path()), [socket_name(dead_gid)]);
+    let living = Party::in_dir(dir.path());
+    assert_eq!(names(dir.path()), [socket_name(living.gid())]);
+    let other = Party::in_dir(dir.path());
+    assert_eq!(names(dir.path()).len(), 2);
+    assert!(
+        !living.park(Duration::from_millis(20)),
+        "the sweep does not disturb the living"
+    );
+    drop((living, other));
+    assert!(names(dir.path()).is_empty());
+}

@@ -1,0 +1,252 @@
+//! What devices take from the system, and that they give it back.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use common::{Helper, LEN, Party, Role, memory_mappings, names, open_descriptors, socket_name};
+use futures_lite::future::{block_on, poll_once};
+use rustix::process::Signal as Kill;
+use smc_core::device::{DeviceError, Direct, Event, SubmitError};
+use smc_transport_loop::LoopDevice;
+use tempfile::TempDir;
+
+/// What helpers do.
+#[test]
+fn helper_process() {
+    let Some(role) = Role::current() else { return };
+    match role.name.as_str() {
+        "idle" => idle(&role),
+        "busy" => busy(&role),
+        other => panic!("no role {other}"),
+    }
+}
+
+/// Has a device and a buffer for whoever asks.
+fn idle(role: &Role) {
+    let party = Party::in_dir(&role.dir);
+    role.say(party.gid());
+    while let Some(line) = role.hear() {
+        let dmb = party.register(line.parse().unwrap());
+        role.say(dmb.token().0);
+        // Kept until the process ends.
+        std::mem::forget(dmb);
+    }
+}
+
+/// Registers, drops and writes buffers until it is killed.
+fn busy(role: &Role) {
+    let party = Party::new(
+        LoopDevice::builder()
+            .runtime_dir(&role.dir)
+            .pool(2, 1 << 20),
+    );
+    role.say(party.gid());
+    let (peer, token) = (role.hear_gid(), role.hear_token());
+    let attached = party.attach(peer, token);
+    role.say("busy");
+    let mut kept = Vec::new();
+    loop {
+        kept.push(party.register(peer));
+        kept.truncate(5);
+        attached.region().copy_in(0, &[7; LEN]).unwrap();
+        attached.signal().unwrap();
+        party.drain();
+        if kept.len() == 5 {
+            kept.clear();
+        }
+    }
+}
+
+/// Descriptors are counted per process, so these tests run one after the other.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[test]
+fn a_killed_peer_is_noticed_and_leaves_nothing() {
+    let _alone = alone();
+    let dir = TempDir::new().unwrap();
+    let party = Party::in_dir(dir.path());
+    let mut helper = Helper::start("idle", dir.path());
+    let peer = helper.hear_gid();
+    let dmb = party.register(peer);
+    helper.tell(party.gid());
+    let theirs = helper.hear_token();
+    let attached = party.attach(peer, theirs);
+    let descriptors = open_descriptors();
+    helper.kill();
+
+    party.wait(Event::PeerGone(peer));
+    assert!(
+        !party.wait_within(Duration::from_millis(20), |_| true),
+        "said once"
+    );
+    party.wait_names(dir.path(), &[socket_name(party.gid())]);
+    assert_eq!(attached.signal(), Err(SubmitError::PeerGone));
+    assert_eq!(party.write(theirs, 0, b"x"), Err(SubmitError::PeerGone));
+    attached.region().copy_in(0, b"still mapped").unwrap();
+    dmb.region().copy_in(0, b"still ours").unwrap();
+    let again = block_on(party.device.register(peer, LEN));
+    assert!(
+        matches!(again, Err(DeviceError::Unreachable { .. })),
+        "{again:?}"
+    );
+    drop((dmb, attached));
+    assert_eq!(
+        open_descriptors(),
+        descriptors - 2 - 4,
+        "pipes, and 4 of the peer"
+    );
+    assert_eq!(memory_mappings(), 0);
+}
+
+#[test]
+fn a_peer_may_be_killed_at_any_moment() {
+    let _alone = alone();
+    let dir = TempDir::new().unwrap();
+    let party = Party::in_dir(dir.path());
+    let before = open_descriptors();
+    for round in 0..20 {
+        let mut helper = Helper::start("busy", dir.path());
+        let peer = helper.hear_gid();
+        let dmb = party.register(peer);
+        helper.tell(party.gid());
+        helper.tell(dmb.token().0);
+        helper.hear();
+        dmb.arm();
+        party.wait_within(Duration::from_micros(round * 150), |event| {
+            dmb.arm();
+            matches!(event, Event::PeerGone(_))
+        });
+        helper.kill();
+        party.wait(Event::PeerGone(peer));
+        drop(dmb);
+        party.wait_names(dir.path(), &[socket_name(party.gid())]);
+        assert_eq!((open_descriptors(), memory_mappings()), (before, 0));
+    }
+    assert_eq!((party.device.peers(), party.device.dmbs()), (0, 0));
+}
+
+#[test]
+fn thousands_of_buffers_leave_no_trace() {
+    let _alone = alone();
+    let dir = TempDir::new().unwrap();
+    let start = open_descriptors();
+    let (ours, theirs) = (Party::in_dir(dir.path()), Party::in_dir(dir.path()));
+    let cycle = |count: usize| {
+        for _ in 0..count {
+            let dmb = ours.register(theirs.gid());
+            let attached = theirs.attach(ours.gid(), dmb.token());
+            attached.region().copy_in(LEN - 5, b"hello").unwrap();
+            drop(dmb);
+            drop(attached);
+        }
+    };
+    cycle(1);
+    let (descriptors, mappings) = (open_descriptors(), memory_mappings());
+    cycle(2000);
+    assert_eq!(open_descriptors(), descriptors);
+    assert_eq!(
+        memory_mappings(),
+        mappings,
+        "one buffer is used again and again"
+    );
+    drop((ours, theirs));
+    assert_eq!(open_descriptors(), start);
+    assert_eq!(memory_mappings(), 0);
+    assert!(names(dir.path()).is_empty());
+}
+
+#[test]
+fn buffers_that_nobody_attaches_leave_no_trace() {
+    let _alone = alone();
+    let dir = TempDir::new().unwrap();
+    let (ours, theirs) = (Party::in_dir(dir.path()), Party::in_dir(dir.path()));
+    drop(ours.register(theirs.gid()));
+    theirs.drain();
+    let (descriptors, mappings) = (open_descriptors(), memory_mappings());
+    for _ in 0..2000 {
+        drop(ours.register(theirs.gid()));
+    }
+    assert_eq!(
+        (open_descriptors(), memory_mappings()),
+        (descriptors, mappings)
+    );
+}
+
+#[test]
+fn many_buffers_at_once_take_no_descriptors_and_are_given_back() {
+    let _alone = alone();
+    let dir = TempDir::new().unwrap();
+    let party = || {
+        Party::new(
+            LoopDevice::builder()
+                .runtime_dir(dir.path())
+                .pool(10, 1 << 20),
+        )
+    };
+    let (ours, theirs) = (party(), party());
+    drop(theirs.attach(ours.gid(), ours.register(theirs.gid()).token()));
+    ours.drain();
+    let descriptors = open_descriptors();
+    let mut both = Vec::new();
+    for _ in 0..1000 {
+        let dmb = ours.register(theirs.gid());
+        let attached = theirs.attach(ours.gid(), dmb.token());
+        both.push((dmb, attached));
+    }
+    assert_eq!(open_descriptors(), descriptors);
+    assert!(memory_mappings() >= 2000);
+    drop(both);
+    // The peer is told to look, once, and lets go of what is not pooled.
+    assert!(theirs.park(Duration::from_secs(1)));
+    theirs.drain();
+    assert_eq!(
+        memory_mappings(),
+        2 * 10 + 4,
+        "pooled on both sides, and the bells"
+    );
+}
+
+#[test]
+fn a_stopped_peer_does_not_block_us() {
+    let _alone = alone();
+    let dir = TempDir::new().unwrap();
+    let party = Party::in_dir(dir.path());
+    let mut helper = Helper::start("idle", dir.path());
+    let peer = helper.hear_gid();
+    helper.signal(Kill::STOP);
+    let before = open_descriptors();
+    // Fill the channel with buffers that the peer does not take.
+    let mut dmbs = Vec::new();
+    let pending = loop {
+        let mut register = Box::pin(party.device.register(peer, LEN));
+        match block_on(poll_once(&mut register)) {
+            Some(dmb) => dmbs.push(dmb.unwrap()),
+            None => break register,
+        }
+        assert!(dmbs.len() < 10_000, "channels are bounded");
+    };
+    // A call that is given up leaves nothing behind.
+    drop(pending);
+    assert_eq!(
+        open_descriptors(),
+        before + 2,
+        "channel, eventfd, and nothing per buffer"
+    );
+    let mut waiting = Box::pin(party.device.register(peer, LEN));
+    assert!(block_on(poll_once(&mut waiting)).is_none());
+    helper.signal(Kill::CONT);
+    helper.tell(party.gid());
+    helper.hear();
+    // The peer listens whenever it registers or attaches; it does not drain. So it is told again.
+    helper.kill();
+    party.wait(Event::PeerGone(peer));
+    let end = block_on(poll_once(&mut waiting)).expect("ends with the peer");
+    assert!(matches!(end, Err(DeviceError::PeerGone)), "{end:?}");
+}

@@ -1,0 +1,435 @@
+//! Streams over loop devices, each end with an endpoint and a device of its own.
+
+#[macro_use]
+mod support;
+
+use std::future::Future;
+use std::io::{ErrorKind, IoSlice, IoSliceMut, Read as _, Write as _};
+use std::net::Shutdown;
+
+use futures_lite::future::zip;
+use futures_lite::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _};
+use smc_core::io::Interest;
+use smc_core::{Error, Mode, Policy, Stream};
+use support::{On, World, connect, pattern};
+
+scenarios! {
+    echo_of_small_messages
+    a_long_stream_both_ways_at_once
+    half_close_then_the_answer
+    dropping_with_unread_data_resets_the_peer
+    dropping_in_order_is_end_of_stream
+    zero_linger_resets
+    vectored_writes_and_reads
+    peeking_takes_nothing
+    buffered_reads
+    trying_never_waits
+    halves_in_two_tasks
+    a_dropped_write_half_shuts_down_unless_forgotten
+    a_slow_reader_holds_the_writer_back
+    readiness_of_either_direction
+    shutting_down_reading
+    more_connections_join_the_group
+    plain_clients_and_smc_clients_on_one_listener
+    policies
+}
+
+fn run<F: Future<Output = ()>>(on: On, nocopy: bool, scenario: impl FnOnce(World) -> F) {
+    on.run(scenario(World::new(on, nocopy)));
+}
+
+async fn echo_of_small_messages(world: World) {
+    let (mut client, mut server) = world.pair().await;
+    for stream in [&client, &server] {
+        match stream.mode() {
+            Mode::SmcD {
+                nocopy,
+                version,
+                release,
+                ..
+            } => {
+                assert_eq!(*nocopy, world.nocopy);
+                assert_eq!((version.get(), release.get()), (2, 1));
+            }
+            mode => panic!("{mode}"),
+        }
+    }
+    for i in 0..1000_usize {
+        let message = [pattern(i); 14];
+        client.write_all(&message).await.unwrap();
+        let mut heard = [0; 14];
+        server.read_exact(&mut heard).await.unwrap();
+        server.write_all(&heard).await.unwrap();
+        client.read_exact(&mut heard).await.unwrap();
+        assert_eq!(heard, message);
+    }
+}
+
+async fn a_long_stream_both_ways_at_once(world: World) {
+    const LEN: usize = 20_000_000;
+    let (client, server) = world.pair().await;
+    zip(
+        both_ways(client, LEN, 4_001),
+        both_ways(server, LEN, 70_001),
+    )
+    .await;
+}
+
+/// Sends and checks the pattern at once, in pieces of `piece` bytes.
+async fn both_ways(stream: Stream, len: usize, piece: usize) {
+    let (mut from, mut to) = stream.into_split();
+    let sending = async {
+        let mut at = 0;
+        while at < len {
+            let bytes: Vec<u8> = (at..len.min(at + piece)).map(pattern).collect();
+            to.write_all(&bytes).await.unwrap();
+            at += bytes.len();
+        }
+        to.close().await.unwrap();
+    };
+    let receiving = async {
+        let mut buf = vec![0; piece];
+        let mut at = 0;
+        loop {
+            let count = from.read(&mut buf).await.unwrap();
+            if count == 0 {
+                break;
+            }
+            for byte in &buf[..count] {
+                assert_eq!(*byte, pattern(at), "byte {at}");
+                at += 1;
+            }
+        }
+        assert_eq!(at, len);
+    };
+    zip(sending, receiving).await;
+}
+
+async fn half_close_then_the_answer(world: World) {
+    let (mut client, mut server) = world.pair().await;
+    client.write_all(b"question").await.unwrap();
+    client.close().await.unwrap();
+    client.close().await.unwrap();
+    let refused = client.write(b"more").await.unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::BrokenPipe);
+
+    let mut question = String::new();
+    server.read_to_string(&mut question).await.unwrap();
+    assert_eq!(question, "question");
+    server.write_all(b"answer").await.unwrap();
+    drop(server);
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).await.unwrap();
+    assert_eq!(answer, "answer");
+}
+
+async fn dropping_with_unread_data_resets_the_peer(world: World) {
+    let (mut client, server) = world.pair().await;
+    client.write_all(b"nobody reads this").await.unwrap();
+    drop(server);
+    let error = client.read(&mut [0; 8]).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    let error = client.write(b"x").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+}
+
+async fn dropping_in_order_is_end_of_stream(world: World) {
+    let (mut client, mut server) = world.pair().await;
+    server.write_all(b"the last words").await.unwrap();
+    drop(server);
+    // What was written before is read, and the end again and again.
+    let mut words = Vec::new();
+    client.read_to_end(&mut words).await.unwrap();
+    assert_eq!(words, b"the last words");
+    assert_eq!(client.read(&mut [0; 8]).await.unwrap(), 0);
+    // Nobody would read what is written now.
+    let error = client.write(b"x").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+}
+
+async fn zero_linger_resets(world: World) {
+    let (mut client, server) = world.pair().await;
+    server.set_zero_linger().unwrap();
+    drop(server);
+    let error = client.read(&mut [0; 8]).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+}
+
+async fn vectored_writes_and_reads(world: World) {
+    let (mut client, mut server) = world.pair().await;
+    let parts = [
+        IoSlice::new(b"one "),
+        IoSlice::new(b""),
+        IoSlice::new(b"two"),
+    ];
+    assert_eq!(client.write_vectored(&parts).await.unwrap(), 7);
+    let (mut a, mut b) = ([0; 3], [0; 10]);
+    server.readable().await.unwrap();
+    let mut parts = [IoSliceMut::new(&mut a), IoSliceMut::new(&mut b)];
+    assert_eq!(server.read_vectored(&mut parts).await.unwrap(), 7);
+    assert_eq!((&a, &b[..4]), (b"one", &b" two"[..]));
+}
+
+async fn peeking_takes_nothing(world: World) {
+    let (mut client, mut server) = world.pair().await;
+    client.write_all(b"look").await.unwrap();
+    let mut buf = [0; 8];
+    for _ in 0..3 {
+        assert_eq!(server.peek(&mut buf).await.unwrap(), 4);
+    }
+    assert_eq!(server.read(&mut buf).await.unwrap(), 4);
+    assert_eq!(&buf[..4], b"look");
+}
+
+async fn buffered_reads(world: World) {
+    let (mut client, mut server) = world.pair().await;
+    let writing = async {
+        for i in 0..50_000 {
+            client
+                .write_all(format!("line {i}\n").as_bytes())
+                .await
+                .unwrap();
+        }
+        client.close().await.unwrap();
+    };
+    let reading = async {
+        let mut i = 0;
+        let mut begun = String::new();
+        loop {
+            let mut line = String::new();
+            if server.read_line(&mut line).await.unwrap() == 0 {
+                break;
+            }
+            assert_eq!(begun + &line, format!("line {i}\n"));
+            i += 1;
+            begun = String::new();
+            if i % 1000 == 0 && i < 50_000 {
+                // Buffered and direct reads see one stream.
+                let mut direct = [0; 3];
+                server.read_exact(&mut direct).await.unwrap();
+                begun.push_str(std::str::from_utf8(&direct).unwrap());
+            }
+        }
+        assert_eq!(i, 50_000);
+    };
+    zip(writing, reading).await;
+}
+
+async fn trying_never_waits(world: World) {
+    let (client, server) = world.pair().await;
+    let mut buf = [0; 4096];
+    assert_eq!(
+        server.try_read(&mut buf).unwrap_err().kind(),
+        ErrorKind::WouldBlock
+    );
+    let mut written = 0;
+    let full = loop {
+        match client.try_write(&[7; 4096]) {
+            Ok(count) => written += count,
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(full.kind(), ErrorKind::WouldBlock);
+    assert_eq!(
+        written,
+        server.recv_buffer_size().unwrap(),
+        "every byte of the ring is used"
+    );
+    assert_eq!(client.send_buffer_size(), server.recv_buffer_size());
+    let mut read = Vec::new();
+    while let Ok(count) = server.try_read_buf(&mut read, 10_000) {
+        assert!(count > 0);
+    }
+    assert_eq!(read.len(), written);
+    client.writable().await.unwrap();
+    assert_eq!(
+        client
+            .try_write_vectored(&[IoSlice::new(b"ab"), IoSlice::new(b"c")])
+            .unwrap(),
+        3
+    );
+    server.readable().await.unwrap();
+    assert_eq!(server.try_read(&mut buf).unwrap(), 3);
+}
+
+async fn halves_in_two_tasks(world: World) {
+    let (client, server) = world.pair().await;
+    let (from, to) = server.into_split();
+    let copying = async {
+        futures_lite::io::copy(from, to).await.unwrap();
+    };
+    zip(copying, both_ways(client, 3_000_000, 10_007)).await;
+}
+
+async fn a_dropped_write_half_shuts_down_unless_forgotten(world: World) {
+    let (mut client, server) = world.pair().await;
+    let (read, write) = server.into_split();
+    drop(write);
+    assert_eq!(client.read(&mut [0; 1]).await.unwrap(), 0);
+    client.write_all(b"still read").await.unwrap();
+    read.readable().await.unwrap();
+    assert_eq!(read.try_read(&mut [0; 20]).unwrap(), 10);
+
+    let (mut client, server) = world.pair().await;
+    let (read, write) = server.into_split();
+    write.forget();
+    assert_eq!(
+        client.try_read(&mut [0; 1]).unwrap_err().kind(),
+        ErrorKind::WouldBlock
+    );
+    client.write_all(b"x").await.unwrap();
+    read.readable().await.unwrap();
+
+    let (mut client, server) = world.pair().await;
+    let (_, other) = world.pair().await;
+    let (read, write) = server.into_split();
+    let (other_read, _other_write) = other.into_split();
+    let error = other_read.reunite(write).unwrap_err();
+    let mut server = read.reunite(error.1).unwrap();
+    server.write_all(b"one again").await.unwrap();
+    client.read_exact(&mut [0; 9]).await.unwrap();
+}
+
+async fn a_slow_reader_holds_the_writer_back(world: World) {
+    const LEN: usize = 5_000_000;
+    let (mut client, mut server) = world.pair().await;
+    let bytes: Vec<u8> = (0..LEN).map(pattern).collect();
+    let writing = async {
+        client.write_all(&bytes).await.unwrap();
+        client.close().await.unwrap();
+    };
+    let reading = async {
+        let mut at = 0;
+        let mut buf = [0; 1999];
+        loop {
+            for _ in 0..3 {
+                futures_lite::future::yield_now().await;
+            }
+            let count = server.read(&mut buf).await.unwrap();
+            if count == 0 {
+                break;
+            }
+            assert!(
+                buf[..count]
+                    .iter()
+                    .enumerate()
+                    .all(|(i, byte)| *byte == pattern(at + i))
+            );
+            at += count;
+        }
+        assert_eq!(at, LEN);
+    };
+    zip(writing, reading).await;
+}
+
+async fn readiness_of_either_direction(world: World) {
+    let (mut client, server) = world.pair().await;
+    let ready = server
+        .ready(Interest::READABLE | Interest::WRITABLE)
+        .await
+        .unwrap();
+    assert!(ready.writable && !ready.readable);
+    let waiting = server.ready(Interest::READABLE);
+    let writing = client.write_all(b"x");
+    let (ready, _) = zip(waiting, writing).await;
+    assert!(ready.unwrap().readable);
+    // Any number of tasks may wait.
+    zip(server.readable(), zip(server.readable(), server.writable()))
+        .await
+        .0
+        .unwrap();
+}
+
+async fn shutting_down_reading(world: World) {
+    let (mut client, mut server) = world.pair().await;
+    server.shutdown(Shutdown::Read).unwrap();
+    assert_eq!(server.read(&mut [0; 1]).await.unwrap(), 0);
+    server.write_all(b"still written").await.unwrap();
+    client.read_exact(&mut [0; 13]).await.unwrap();
+    server.shutdown(Shutdown::Both).unwrap();
+    assert_eq!(client.read(&mut [0; 1]).await.unwrap(), 0);
+}
+
+async fn more_connections_join_the_group(world: World) {
+    let (client, server) = (world.endpoint(), world.endpoint());
+    let listener = server.bind("127.0.0.1:0").await.unwrap();
+    let mut streams = Vec::new();
+    for count in 1..=5 {
+        streams.push(connect(&client, &listener).await);
+        for endpoint in [&client, &server] {
+            assert_eq!(endpoint.link_groups().len(), 1);
+            assert_eq!(endpoint.link_groups()[0].connections, count);
+            assert_eq!(endpoint.connections().len(), count);
+        }
+    }
+    for (client, mut server) in streams.drain(..) {
+        drop(client);
+        assert_eq!(server.read(&mut [0; 1]).await.unwrap(), 0);
+    }
+    let no_connections = || {
+        let gone = |endpoint: &smc_core::Endpoint| endpoint.connections().is_empty();
+        gone(&client) && gone(&server)
+    };
+    while !no_connections() {
+        futures_lite::future::yield_now().await;
+    }
+    assert_eq!(
+        client.link_groups()[0].connections,
+        0,
+        "the group stays for a while"
+    );
+}
+
+async fn plain_clients_and_smc_clients_on_one_listener(world: World) {
+    let (client, server) = (world.endpoint(), world.endpoint());
+    let listener = server.bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    for _ in 0..3 {
+        let (_stream, accepted) = connect(&client, &listener).await;
+        assert!(accepted.mode().is_smc());
+
+        // A plain client of a protocol in which the server speaks first.
+        let mut plain = std::net::TcpStream::connect(addr).unwrap();
+        let (mut accepted, peer) = listener.accept().await.unwrap();
+        assert_eq!(peer, plain.local_addr().unwrap());
+        let reason = accepted.fallback_reason().unwrap();
+        assert_eq!(reason.to_string().split(' ').next(), Some("0x03010000"));
+        accepted.write_all(b"220 ready").await.unwrap();
+        let mut greeting = [0; 9];
+        plain.read_exact(&mut greeting).unwrap();
+        assert_eq!(&greeting, b"220 ready");
+        plain.write_all(b"HELO").unwrap();
+        let mut hello = [0; 4];
+        accepted.read_exact(&mut hello).await.unwrap();
+        assert_eq!(&hello, b"HELO");
+    }
+}
+
+async fn policies(world: World) {
+    let server = world.endpoint();
+    let listener = server.bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+
+    let never = world.builder().policy(Policy::Never).build().unwrap();
+    let (stream, accepted) = connect(&never, &listener).await;
+    assert!(!stream.mode().is_smc() && !accepted.mode().is_smc());
+
+    let require = world.builder().policy(Policy::Require).build().unwrap();
+    let (stream, _accepted) = connect(&require, &listener).await;
+    assert!(stream.mode().is_smc());
+    let plain = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let error = require
+        .connect(plain.local_addr().unwrap())
+        .await
+        .unwrap_err();
+    assert!(matches!(error, Error::Declined(_)), "{error}");
+    let kind = std::io::Error::from(error).kind();
+    assert_eq!(kind, ErrorKind::ConnectionRefused);
+
+    let by_address = world.builder().policy_for(move |to| match *to == addr {
+        true => Policy::Never,
+        false => Policy::Prefer,
+    });
+    let (stream, _accepted) = connect(&by_address.build().unwrap(), &listener).await;
+    assert!(!stream.mode().is_smc());
+}
