@@ -1,0 +1,270 @@
+//! What a check works with: the devices, and calls that wait the way a driver does.
+
+use std::any::Any;
+use std::fmt;
+use std::future::Future;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use smc_core::device::{Attachment, DeviceError, Dmb, Nocopy};
+use smc_core::mem::Region;
+use smc_wire::types::{DmbToken, Gid};
+
+use super::node::Node;
+use super::provider::{Effort, Kill, Pair, Provider, Remove, Skip};
+
+/// How a check ends.
+pub(super) type Verdict = Result<(), Stop>;
+
+/// Why a check ends before its end.
+#[derive(Debug)]
+pub(super) enum Stop {
+    Skip(String),
+    Fail(String),
+}
+
+/// Fails the check with a sentence on what went wrong.
+pub(super) fn fail<T>(why: impl Into<String>) -> Result<T, Stop> {
+    Err(Stop::Fail(why.into()))
+}
+
+/// Leaves the check out.
+pub(super) fn skip<T>(why: impl Into<String>) -> Result<T, Stop> {
+    Err(Stop::Skip(why.into()))
+}
+
+/// Fails the check unless the condition holds.
+macro_rules! ensure {
+    ($condition:expr, $($text:tt)+) => {
+        if !$condition {
+            return $crate::conformance::bench::fail(format!($($text)+));
+        }
+    };
+}
+pub(super) use ensure;
+
+/// Turns an error into a failed check that says what was tried.
+pub(super) trait OrFail<T> {
+    fn or_fail(self, what: &str) -> Result<T, Stop>;
+}
+
+impl<T, E: fmt::Display> OrFail<T> for Result<T, E> {
+    fn or_fail(self, what: &str) -> Result<T, Stop> {
+        self.map_err(|error| Stop::Fail(format!("{what}: {error}")))
+    }
+}
+
+/// The devices of one check.
+pub(super) struct Bench<'p> {
+    pub(super) provider: &'p dyn Provider,
+    pub(super) third: Option<Node>,
+    pub(super) remove: Option<Remove>,
+    ours: Node,
+    /// Until it is killed.
+    peer: Option<Node>,
+    kill: Option<Kill>,
+    _kept: Vec<Box<dyn Any + Send>>,
+}
+
+impl<'p> Bench<'p> {
+    pub(super) fn new(provider: &'p dyn Provider) -> Result<Self, Stop> {
+        Self::over(provider, provider.pair())
+    }
+
+    /// Devices with few buffers, if the provider can make them.
+    pub(super) fn with_limit(&self, dmbs: usize) -> Result<Self, Stop> {
+        Self::over(self.provider, self.provider.pair_with_limit(dmbs))
+    }
+
+    fn over(
+        provider: &'p dyn Provider,
+        pair: impl Future<Output = Result<Pair, Skip>> + Send,
+    ) -> Result<Self, Stop> {
+        let pair = run(provider, pair).map_err(|why| Stop::Skip(why.to_string()))?;
+        let patience = provider.effort().patience;
+        Ok(Self {
+            provider,
+            third: pair
+                .third
+                .map(|device| Node::new(device, patience))
+                .transpose()?,
+            remove: pair.remove,
+            ours: Node::new(pair.ours, patience)?,
+            peer: Some(Node::new(pair.peer, patience)?),
+            kill: pair.kill,
+            _kept: pair.kept,
+        })
+    }
+
+    /// The device that most checks look at.
+    pub(super) fn ours(&self) -> &Node {
+        &self.ours
+    }
+
+    /// The device at the other end.
+    pub(super) fn peer(&self) -> &Node {
+        self.peer
+            .as_ref()
+            .expect("a check that kills the peer does not use it afterwards")
+    }
+
+    pub(super) fn effort(&self) -> Effort {
+        self.provider.effort()
+    }
+
+    pub(super) fn patience(&self) -> Duration {
+        self.effort().patience
+    }
+
+    /// A third device, or the check does not apply.
+    pub(super) fn third(&self) -> Result<&Node, Stop> {
+        self.third
+            .as_ref()
+            .map_or_else(|| skip("the provider gave no third device"), Ok)
+    }
+
+    /// The nocopy ability of a device, or the check does not apply.
+    pub(super) fn nocopy<'n>(&self, node: &'n Node) -> Result<&'n dyn Nocopy, Stop> {
+        node.direct()
+            .nocopy()
+            .map_or_else(|| skip("the device has no nocopy"), Ok)
+    }
+
+    /// Ends the peer's device; gives the GID it had.
+    pub(super) fn kill_peer(&mut self) -> Result<Gid, Stop> {
+        let Some(kill) = self.kill.take() else {
+            return skip("the provider does not say how to kill a device");
+        };
+        let peer = self.peer.take().expect("a peer is killed once");
+        let gid = peer.gid();
+        kill(peer.into_device());
+        Ok(gid)
+    }
+
+    /// Runs a set-up call while all devices are drained, as their drivers would.
+    pub(super) fn wait<T: Send>(
+        &self,
+        what: &str,
+        call: impl Future<Output = T> + Send,
+    ) -> Result<T, Stop> {
+        let nodes = [Some(&self.ours), self.peer.as_ref(), self.third.as_ref()];
+        let deadline = Instant::now() + self.patience();
+        let driven = Driven {
+            call: pin!(call),
+            nodes,
+            deadline,
+        };
+        run(self.provider, driven).map_or_else(|| fail(format!("{what} does not end")), Ok)
+    }
+
+    pub(super) fn reach(&self, from: &Node, to: Gid) -> Result<Result<(), DeviceError>, Stop> {
+        self.wait("reach", from.direct().reach(to))
+    }
+
+    /// A buffer of `owner` that `writer` may write.
+    pub(super) fn buffer(
+        &self,
+        owner: &Node,
+        writer: &Node,
+        len: usize,
+    ) -> Result<Arc<dyn Dmb>, Stop> {
+        self.wait("register", owner.direct().register(writer.gid(), len))?
+            .or_fail("register")
+    }
+
+    /// A small buffer of ours that the peer may write.
+    pub(super) fn our_buffer(&self) -> Result<Arc<dyn Dmb>, Stop> {
+        self.buffer(self.ours(), self.peer(), SMALL)
+    }
+
+    pub(super) fn try_attach(
+        &self,
+        who: &Node,
+        owner: Gid,
+        token: DmbToken,
+    ) -> Result<Result<Arc<dyn Attachment>, DeviceError>, Stop> {
+        let nocopy = self.nocopy(who)?;
+        self.wait("attach", nocopy.attach(owner, token))
+    }
+
+    /// The peer's view of a buffer of ours.
+    pub(super) fn attach(&self, dmb: &dyn Dmb) -> Result<Arc<dyn Attachment>, Stop> {
+        self.try_attach(self.peer(), self.ours.gid(), dmb.token())?
+            .or_fail("attach")
+    }
+
+    /// Drains all devices until the condition holds.
+    pub(super) fn eventually(
+        &self,
+        what: &str,
+        mut condition: impl FnMut() -> Result<bool, Stop>,
+    ) -> Verdict {
+        let deadline = Instant::now() + self.patience();
+        loop {
+            if condition()? {
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "not in time: {what}");
+            for node in [Some(&self.ours), self.peer.as_ref(), self.third.as_ref()] {
+                node.map_or(Ok(0), Node::drain)?;
+            }
+            thread::yield_now();
+        }
+    }
+}
+
+/// Runs a future through the provider and brings back what it gave.
+pub(super) fn run<T: Send>(provider: &dyn Provider, future: impl Future<Output = T> + Send) -> T {
+    let mut result = None;
+    provider.block_on(pin!(async {
+        result = Some(future.await);
+    }));
+    result.expect("`Provider::block_on` runs its task to the end")
+}
+
+/// A call with all devices drained whenever it has to wait; `None` when time is up.
+struct Driven<'n, F> {
+    call: Pin<&'n mut F>,
+    nodes: [Option<&'n Node>; 3],
+    deadline: Instant,
+}
+
+impl<F: Future> Future for Driven<'_, F> {
+    type Output = Option<F::Output>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if let Poll::Ready(result) = self.call.as_mut().poll(context) {
+            return Poll::Ready(Some(result));
+        }
+        if Instant::now() >= self.deadline {
+            return Poll::Ready(None);
+        }
+        for node in self.nodes.into_iter().flatten() {
+            // A device that fails to drain shows in the check itself.
+            let _ = node.drain();
+        }
+        // Drivers would wait for the doorbells; looking again soon does as well, and lets the
+        // runtime and the devices' own threads get on.
+        thread::park_timeout(Duration::from_micros(20));
+        context.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
+
+/// Copies bytes out of a region.
+pub(super) fn bytes(region: &Region, at: usize, len: usize) -> Result<Vec<u8>, Stop> {
+    let mut to = vec![0; len];
+    region.copy_out(at, &mut to).or_fail("read of a buffer")?;
+    Ok(to)
+}
+
+/// The whole content of a region.
+pub(super) fn content(region: &Region) -> Result<Vec<u8>, Stop> {
+    bytes(region, 0, region.len())
+}
+
+/// The shortest DMB size, 2^14.
+pub(super) const SMALL: usize = 1 << 14;

@@ -1,0 +1,174 @@
+//! What must not be written, by nobody.
+
+use smc_core::device::{Dmb, Signal, SubmitError};
+use smc_wire::types::DmbToken;
+
+use super::bench::{Bench, SMALL, Verdict, content, ensure, fail, skip};
+use super::node::Node;
+use crate::Rng;
+
+pub(super) fn moves_past_the_end_are_refused(bench: &mut Bench<'_>) -> Verdict {
+    let dmb = bench.our_buffer()?;
+    let neighbour = bench.our_buffer()?;
+    let long = vec![0xee; SMALL + 8];
+    for (at, len) in [
+        (SMALL, 1),
+        (SMALL - 1, 2),
+        (SMALL - 8, 16),
+        (0, SMALL + 1),
+        (SMALL + 8, 8),
+    ] {
+        let result = bench
+            .peer()
+            .try_put(dmb.token(), at, &[&long[..len]], Signal::No)?;
+        expect_out_of_bounds(result, at, len)?;
+    }
+    // The first slice alone would fit.
+    let result = bench
+        .peer()
+        .try_put(dmb.token(), SMALL - 8, &[&[1; 8], &[1]], Signal::No)?;
+    expect_out_of_bounds(result, SMALL - 8, 9)?;
+    expect_untouched(bench, &*dmb)?;
+    expect_untouched(bench, &*neighbour)
+}
+
+pub(super) fn offsets_do_not_wrap(bench: &mut Bench<'_>) -> Verdict {
+    let dmb = bench.our_buffer()?;
+    let top = u32::MAX as usize;
+    for (at, len) in [
+        (top, 1),
+        (top, 2),
+        (top - 7, 8),
+        (top - 7, 64),
+        (1 << 31, 32),
+    ] {
+        let data = vec![0xee; len];
+        let result = bench
+            .peer()
+            .try_put(dmb.token(), at, &[&data], Signal::Yes)?;
+        expect_out_of_bounds(result, at, len)?;
+    }
+    expect_untouched(bench, &*dmb)
+}
+
+pub(super) fn unknown_tokens_are_refused(bench: &mut Bench<'_>) -> Verdict {
+    let dmb = bench.our_buffer()?;
+    let token = dmb.token().0;
+    let mut rng = Rng::new(0x746f_6b65);
+    let near = [
+        token ^ 1,
+        token.wrapping_add(1),
+        token.wrapping_sub(1),
+        !token,
+    ];
+    let odd = [0, 1, u64::MAX, rng.bits(), rng.bits()];
+    for token in near.into_iter().chain(odd).map(DmbToken) {
+        for data in [&[0xee; 8][..], &[]] {
+            let result = bench.peer().try_put(token, 0, &[data], Signal::Yes)?;
+            expect_unknown(result, "a token that nobody registered")?;
+        }
+    }
+    expect_untouched(bench, &*dmb)
+}
+
+pub(super) fn the_owner_cannot_move_into_its_own_buffer(bench: &mut Bench<'_>) -> Verdict {
+    if bench.ours().gid() == bench.peer().gid() {
+        return skip("both ends are one device");
+    }
+    let dmb = bench.our_buffer()?;
+    let result = bench
+        .ours()
+        .try_put(dmb.token(), 0, &[&[0xee; 32]], Signal::Yes)?;
+    expect_unknown(result, "the owner's own buffer")?;
+    expect_untouched(bench, &*dmb)
+}
+
+pub(super) fn third_devices_cannot_write(bench: &mut Bench<'_>) -> Verdict {
+    let third = bench.third()?;
+    let dmb = bench.our_buffer()?;
+    // A buffer of its own, so that it knows the owner.
+    let own = bench.buffer(bench.ours(), third, SMALL)?;
+    third.put(own.token(), 0, &[1], Signal::No)?;
+    let result = third.try_put(dmb.token(), 0, &[&[0xee; 32]], Signal::Yes)?;
+    expect_unknown(result, "a buffer that was registered for another device")?;
+    expect_untouched(bench, &*dmb)
+}
+
+pub(super) fn freed_tokens_are_refused(bench: &mut Bench<'_>) -> Verdict {
+    let dmb = bench.our_buffer()?;
+    let token = dmb.token();
+    bench.peer().put(token, 0, &[1; 64], Signal::Yes)?;
+    drop(dmb);
+    bench.eventually("moves to a dropped buffer fail", || {
+        match bench
+            .peer()
+            .try_put(token, 0, &[&[0xee; 64]], Signal::Yes)?
+        {
+            Ok(()) => Ok(false),
+            Err(SubmitError::UnknownToken) => Ok(true),
+            Err(error) => fail(format!("expected `UnknownToken`, got: {error}")),
+        }
+    })
+}
+
+pub(super) fn freed_tokens_hit_no_other_buffer(bench: &mut Bench<'_>) -> Verdict {
+    for _ in 0..32 {
+        let freed: Vec<DmbToken> = {
+            let dmbs = [bench.our_buffer()?, bench.our_buffer()?];
+            for dmb in &dmbs {
+                bench.peer().put(dmb.token(), 0, &[1; 64], Signal::No)?;
+            }
+            dmbs.iter().map(|dmb| dmb.token()).collect()
+        };
+        let next = [
+            bench.our_buffer()?,
+            bench.our_buffer()?,
+            bench.our_buffer()?,
+        ];
+        for token in freed {
+            // Whether it is refused already does not matter here.
+            let _ = bench
+                .peer()
+                .try_put(token, 0, &[&[0xee; 4096]], Signal::Yes)?;
+        }
+        for dmb in &next {
+            expect_untouched(bench, &**dmb)?;
+        }
+    }
+    Ok(())
+}
+
+fn expect_out_of_bounds(result: Result<(), SubmitError>, at: usize, len: usize) -> Verdict {
+    match result {
+        Err(SubmitError::OutOfBounds) => Ok(()),
+        Err(error) => fail(format!(
+            "{len} bytes at {at}: expected `OutOfBounds`, got: {error}"
+        )),
+        Ok(()) => fail(format!(
+            "{len} bytes at {at} were taken by a buffer of {SMALL}"
+        )),
+    }
+}
+
+fn expect_unknown(result: Result<(), SubmitError>, what: &str) -> Verdict {
+    match result {
+        Err(SubmitError::UnknownToken) => Ok(()),
+        Err(error) => fail(format!(
+            "move to {what}: expected `UnknownToken`, got: {error}"
+        )),
+        Ok(()) => fail(format!("move to {what} was taken")),
+    }
+}
+
+/// The buffer is still zero, also after anything under way has arrived.
+fn expect_untouched(bench: &Bench<'_>, dmb: &dyn Dmb) -> Verdict {
+    for node in [bench.ours(), bench.peer()] {
+        Node::drain(node)?;
+    }
+    let touched = content(dmb.region())?.iter().position(|byte| *byte != 0);
+    ensure!(
+        touched.is_none(),
+        "a refused move changed the byte at {touched:?}"
+    );
+    Ok(())
+}

@@ -1,0 +1,181 @@
+//! Devices that go away.
+
+use std::time::Duration;
+
+use smc_core::device::{Event, Signal, SubmitError};
+use smc_wire::types::Gid;
+
+use super::bench::{Bench, OrFail, SMALL, Verdict, bytes, content, ensure, fail, skip};
+
+pub(super) fn a_dead_peer_is_reported_once(bench: &mut Bench<'_>) -> Verdict {
+    let (to_us, to_peer) = meet(bench)?;
+    drop(to_peer);
+    // As a parked driver: nothing but the doorbell may tell.
+    let ours = bench.ours();
+    ours.forget()?;
+    to_us.arm();
+    ours.listen();
+    ours.drain()?;
+    ours.arm()?;
+    ours.drain()?;
+    let gid = bench.kill_peer()?;
+    let ours = bench.ours();
+    if ours.count(Event::PeerGone(gid)) == 0 {
+        ensure!(
+            ours.park(bench.patience())?,
+            "nothing wakes the driver when the peer dies"
+        );
+    }
+    expect_gone(bench, gid)?;
+    for _ in 0..10 {
+        ours.turn(Duration::from_millis(5))?;
+    }
+    let count = ours.count(Event::PeerGone(gid));
+    ensure!(count == 1, "`PeerGone` is reported {count} times");
+    Ok(())
+}
+
+pub(super) fn moves_to_a_dead_peer_fail(bench: &mut Bench<'_>) -> Verdict {
+    let (to_us, to_peer) = meet(bench)?;
+    let token = to_peer.token();
+    drop(to_peer);
+    let gid = bench.kill_peer()?;
+    expect_gone(bench, gid)?;
+    for signal in [Signal::No, Signal::Yes] {
+        match bench.ours().try_put(token, 0, &[&[1; 32]], signal)? {
+            Err(SubmitError::PeerGone | SubmitError::UnknownToken) => {}
+            Err(error) => return fail(format!("expected `PeerGone`, got: {error}")),
+            Ok(()) => return fail("a move to a dead peer succeeds"),
+        }
+    }
+    drop(to_us);
+    Ok(())
+}
+
+pub(super) fn a_dead_peer_is_unreachable(bench: &mut Bench<'_>) -> Verdict {
+    let dmbs = meet(bench)?;
+    drop(dmbs);
+    let gid = bench.kill_peer()?;
+    expect_gone(bench, gid)?;
+    let result = bench.reach(bench.ours(), gid)?;
+    ensure!(result.is_err(), "the dead peer {gid} is reached");
+    Ok(())
+}
+
+pub(super) fn buffers_outlive_a_dead_peer(bench: &mut Bench<'_>) -> Verdict {
+    let (to_us, to_peer) = meet(bench)?;
+    bench
+        .peer()
+        .put(to_us.token(), 32, &[0xa5; 9000], Signal::No)?;
+    bench.eventually("the last data arrives", || {
+        Ok(bytes(to_us.region(), 32, 9000)?
+            .iter()
+            .all(|byte| *byte == 0xa5))
+    })?;
+    drop(to_peer);
+    let gid = bench.kill_peer()?;
+    expect_gone(bench, gid)?;
+    let intact = bytes(to_us.region(), 32, 9000)?
+        .iter()
+        .all(|byte| *byte == 0xa5);
+    ensure!(intact, "data that had arrived went with the peer");
+    to_us.arm();
+    drop(to_us);
+    bench.ours().drain()?;
+    Ok(())
+}
+
+pub(super) fn attachments_outlive_a_dead_peer(bench: &mut Bench<'_>) -> Verdict {
+    let (to_us, to_peer) = meet(bench)?;
+    let (owner, token) = (bench.peer().gid(), to_peer.token());
+    let attached = bench
+        .try_attach(bench.ours(), owner, token)?
+        .or_fail("attach")?;
+    attached
+        .region()
+        .copy_in(0, &[0x3c; SMALL])
+        .or_fail("write")?;
+    drop((to_us, to_peer));
+    let gid = bench.kill_peer()?;
+    expect_gone(bench, gid)?;
+    let intact = content(attached.region())?.iter().all(|byte| *byte == 0x3c);
+    ensure!(intact, "attached memory changed when its owner died");
+    attached
+        .region()
+        .copy_in(0, &[0xc3; SMALL])
+        .or_fail("write")?;
+    // An error is right, nothing is harmless.
+    let _ = attached.signal();
+    drop(attached);
+    bench.ours().drain()?;
+    Ok(())
+}
+
+pub(super) fn others_survive_a_dead_peer(bench: &mut Bench<'_>) -> Verdict {
+    bench.third()?;
+    let dmbs = meet(bench)?;
+    let kept = bench.buffer(bench.ours(), bench.third()?, SMALL)?;
+    drop(dmbs);
+    let gid = bench.kill_peer()?;
+    expect_gone(bench, gid)?;
+    let (ours, third) = (bench.ours(), bench.third()?);
+    let gone = ours.count(Event::PeerGone(third.gid()));
+    ensure!(
+        gone == 0,
+        "the third device is reported gone with the second"
+    );
+    kept.arm();
+    third.put(kept.token(), 0, &[1; 32], Signal::Yes)?;
+    ours.await_report(kept.token())
+}
+
+pub(super) fn a_removed_device_says_so(bench: &mut Bench<'_>) -> Verdict {
+    let Some(remove) = bench.remove.take() else {
+        return skip("the provider does not say how to remove a device");
+    };
+    let (to_us, to_peer) = meet(bench)?;
+    let (ours, peer) = (bench.ours(), bench.peer());
+    remove(ours.device());
+    let mut has_said = false;
+    bench.eventually("the device says that it is gone", || {
+        let result = ours
+            .device()
+            .drain(&mut |event| has_said |= event == Event::DeviceGone);
+        Ok(has_said || result.is_err())
+    })?;
+    // None of this may panic, and none of it may look like success.
+    let _ = ours.device().drain(&mut |_| {});
+    let _ = ours.device().arm();
+    to_us.arm();
+    let result = bench.wait("reach", ours.direct().reach(peer.gid()))?;
+    ensure!(result.is_err(), "a removed device reaches its peer");
+    let result = bench.wait("register", ours.direct().register(peer.gid(), SMALL))?;
+    ensure!(result.is_err(), "a removed device registers a buffer");
+    let result = ours.try_put(to_peer.token(), 0, &[&[1; 32]], Signal::Yes)?;
+    ensure!(result.is_err(), "a removed device moves data");
+    Ok(())
+}
+
+type Dmbs = (
+    std::sync::Arc<dyn smc_core::device::Dmb>,
+    std::sync::Arc<dyn smc_core::device::Dmb>,
+);
+
+/// Makes both devices know each other: a buffer in each direction that was written.
+fn meet(bench: &Bench<'_>) -> Result<Dmbs, super::bench::Stop> {
+    let (ours, peer) = (bench.ours(), bench.peer());
+    for (from, to) in [(ours, peer), (peer, ours)] {
+        bench.reach(from, to.gid())?.or_fail("reach")?;
+    }
+    let to_us = bench.buffer(ours, peer, SMALL)?;
+    let to_peer = bench.buffer(peer, ours, SMALL)?;
+    peer.put(to_us.token(), 0, &[1; 32], Signal::Yes)?;
+    ours.put(to_peer.token(), 0, &[1; 32], Signal::Yes)?;
+    Ok((to_us, to_peer))
+}
+
+fn expect_gone(bench: &Bench<'_>, gid: Gid) -> Verdict {
+    let seen = bench.ours().await_event(Event::PeerGone(gid))?;
+    ensure!(seen, "the death of {gid} is never reported");
+    Ok(())
+}

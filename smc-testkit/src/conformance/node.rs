@@ -1,0 +1,246 @@
+//! A device with its stand-in driver: the only consumer of the device.
+
+use std::io::IoSlice;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Wake, Waker};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use smc_core::device::{Attachment, Device, Direct, Doorbell, Event, Fabric, Signal, SubmitError};
+use smc_wire::types::{DmbToken, Gid};
+
+use super::bench::{OrFail, Stop, Verdict, ensure, fail};
+
+/// One device and what it has reported.
+#[derive(Debug)]
+pub(super) struct Node {
+    device: Arc<dyn Device>,
+    news: Mutex<Vec<Event>>,
+    bell: Arc<Bell>,
+    patience: Duration,
+}
+
+impl Node {
+    pub(super) fn new(device: Arc<dyn Device>, patience: Duration) -> Result<Self, Stop> {
+        if !matches!(device.fabric(), Fabric::Direct(_)) {
+            return fail("the device is not an SMC-D device");
+        }
+        Ok(Self {
+            device,
+            news: Mutex::default(),
+            bell: Arc::default(),
+            patience,
+        })
+    }
+
+    pub(super) fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+
+    pub(super) fn into_device(self) -> Arc<dyn Device> {
+        self.device
+    }
+
+    pub(super) fn direct(&self) -> &dyn Direct {
+        match self.device.fabric() {
+            Fabric::Direct(direct) => direct,
+            _ => unreachable!("looked at on construction"),
+        }
+    }
+
+    pub(super) fn gid(&self) -> Gid {
+        self.direct().gid()
+    }
+
+    /// Moves data, again and again while the device is busy.
+    pub(super) fn try_put(
+        &self,
+        to: DmbToken,
+        at: usize,
+        data: &[&[u8]],
+        signal: Signal,
+    ) -> Result<Result<(), SubmitError>, Stop> {
+        let at = u32::try_from(at).or_fail("offset of a move")?;
+        let slices: Vec<_> = data.iter().map(|slice| IoSlice::new(slice)).collect();
+        until_taken(self.patience, || {
+            self.direct().move_data(to, at, &slices, signal)
+        })
+    }
+
+    /// Moves data; anything but success fails the check.
+    pub(super) fn put(&self, to: DmbToken, at: usize, data: &[u8], signal: Signal) -> Verdict {
+        self.try_put(to, at, &[data], signal)?.or_fail("move_data")
+    }
+
+    /// Drains into the list; says how many events came.
+    pub(super) fn drain(&self) -> Result<usize, Stop> {
+        let mut count = 0;
+        let result = self.device.drain(&mut |event| {
+            count += 1;
+            self.news().push(event);
+        });
+        result.or_fail("drain")?;
+        Ok(count)
+    }
+
+    pub(super) fn arm(&self) -> Result<(), Stop> {
+        self.device.arm().or_fail("arm")
+    }
+
+    /// Gets ready to hear the doorbell. Comes before the first drain of a round.
+    pub(super) fn listen(&self) {
+        if let Doorbell::Waker(cell) = self.device.doorbell() {
+            self.bell.quiet();
+            cell.register(&Waker::from(Arc::clone(&self.bell)));
+        }
+    }
+
+    /// Waits for the doorbell; false if it did not ring in time.
+    pub(super) fn park(&self, time: Duration) -> Result<bool, Stop> {
+        match self.device.doorbell() {
+            Doorbell::Waker(_) => Ok(self.bell.wait(time)),
+            Doorbell::Fd(fd) => poll_readable(fd, time),
+            Doorbell::Spin => {
+                thread::yield_now();
+                Ok(true)
+            }
+            other => fail(format!("the suite does not know how to wait for {other:?}")),
+        }
+    }
+
+    /// One round of a driver: drain, arm, drain, park. False if nothing happened in time.
+    pub(super) fn turn(&self, time: Duration) -> Result<bool, Stop> {
+        self.turn_with(time, || {})
+    }
+
+    /// The same, with `pause` called between the steps: a driver can be held up anywhere.
+    pub(super) fn turn_with(&self, time: Duration, mut pause: impl FnMut()) -> Result<bool, Stop> {
+        self.listen();
+        if self.drain()? > 0 {
+            return Ok(true);
+        }
+        pause();
+        self.arm()?;
+        pause();
+        if self.drain()? > 0 {
+            return Ok(true);
+        }
+        pause();
+        self.park(time)
+    }
+
+    /// Drives the device until it has reported `event`; false if that takes too long.
+    pub(super) fn await_event(&self, event: Event) -> Result<bool, Stop> {
+        let deadline = Instant::now() + self.patience;
+        loop {
+            if self.news().contains(&event) {
+                return Ok(true);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(false);
+            }
+            self.turn(left)?;
+        }
+    }
+
+    /// Drives the device until it has reported the buffer; too long a wait fails the check.
+    pub(super) fn await_report(&self, token: DmbToken) -> Verdict {
+        ensure!(
+            self.await_event(Event::Signalled(token))?,
+            "signal to {token} is never reported"
+        );
+        Ok(())
+    }
+
+    /// How often a buffer was reported.
+    pub(super) fn reports(&self, token: DmbToken) -> usize {
+        self.count(Event::Signalled(token))
+    }
+
+    /// How often a buffer was reported since this was asked last.
+    pub(super) fn take_reports(&self, token: DmbToken) -> usize {
+        let mut news = self.news();
+        let before = news.len();
+        news.retain(|event| *event != Event::Signalled(token));
+        before - news.len()
+    }
+
+    pub(super) fn count(&self, event: Event) -> usize {
+        self.news().iter().filter(|seen| **seen == event).count()
+    }
+
+    /// Drains what is there and forgets all reports.
+    pub(super) fn forget(&self) -> Result<(), Stop> {
+        while self.drain()? > 0 {}
+        self.news().clear();
+        Ok(())
+    }
+
+    fn news(&self) -> MutexGuard<'_, Vec<Event>> {
+        self.news.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Tells the owner of an attached buffer, again and again while the device is busy.
+pub(super) fn ring(attachment: &dyn Attachment, patience: Duration) -> Verdict {
+    until_taken(patience, || attachment.signal())?.or_fail("signal of an attachment")
+}
+
+fn until_taken(
+    patience: Duration,
+    submit: impl Fn() -> Result<(), SubmitError>,
+) -> Result<Result<(), SubmitError>, Stop> {
+    let deadline = Instant::now() + patience;
+    loop {
+        match submit() {
+            Err(SubmitError::WouldBlock) if Instant::now() < deadline => thread::yield_now(),
+            Err(SubmitError::WouldBlock) => return fail("the device stays busy"),
+            result => return Ok(result),
+        }
+    }
+}
+
+/// What a waker doorbell rings.
+#[derive(Debug, Default)]
+struct Bell {
+    rung: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Bell {
+    fn quiet(&self) {
+        *self.rung.lock().unwrap_or_else(PoisonError::into_inner) = false;
+    }
+
+    fn wait(&self, time: Duration) -> bool {
+        let rung = self.rung.lock().unwrap_or_else(PoisonError::into_inner);
+        let (rung, _) = self
+            .changed
+            .wait_timeout_while(rung, time, |rung| !*rung)
+            .unwrap_or_else(PoisonError::into_inner);
+        *rung
+    }
+}
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        *self.rung.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.changed.notify_all();
+    }
+}
+
+fn poll_readable(fd: BorrowedFd<'_>, time: Duration) -> Result<bool, Stop> {
+    let deadline = Instant::now() + time;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).or_fail("time-out of poll")?;
+        let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+        match poll(&mut fds, Some(&left)) {
+            Err(rustix::io::Errno::INTR) => {}
+            other => return Ok(other.or_fail("poll of the doorbell")? > 0),
+        }
+    }
+}

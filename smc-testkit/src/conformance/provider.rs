@@ -1,0 +1,189 @@
+use std::any::Any;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use smc_core::device::Device;
+
+/// How the suite gets devices to test.
+#[async_trait]
+pub trait Provider: Sync {
+    /// Makes two devices of one fabric that can reach each other.
+    ///
+    /// Each check asks for a pair of its own; checks may run at the same time.
+    ///
+    /// # Errors
+    ///
+    /// [`Skip`] when this machine lacks what the devices need.
+    async fn pair(&self) -> Result<Pair, Skip>;
+
+    /// The same, with devices that hold at most `dmbs` buffers (`Limits::max_dmbs`).
+    ///
+    /// Needed only where the real limit is too high to be reached in a test.
+    ///
+    /// # Errors
+    ///
+    /// [`Skip`] where the limit cannot be set, which is the default.
+    async fn pair_with_limit(&self, dmbs: usize) -> Result<Pair, Skip> {
+        let _ = dmbs;
+        Err(Skip::new("the provider does not say how to limit buffers"))
+    }
+
+    /// Whether all devices of a fabric trust each other, so that tokens may be guessable.
+    fn is_trusting(&self) -> bool {
+        false
+    }
+
+    /// How hard to try.
+    fn effort(&self) -> Effort {
+        Effort::default()
+    }
+
+    /// Runs the set-up calls of the devices to their end.
+    ///
+    /// The default needs no runtime: it polls on this thread. A provider whose devices depend on a
+    /// runtime enters it here, as in `self.runtime.block_on(task)`.
+    fn block_on(&self, task: Pin<&mut (dyn Future<Output = ()> + Send)>) {
+        block_on(task);
+    }
+}
+
+/// Two devices that can reach each other, and what else the suite may use.
+pub struct Pair {
+    pub(super) ours: Arc<dyn Device>,
+    pub(super) peer: Arc<dyn Device>,
+    pub(super) third: Option<Arc<dyn Device>>,
+    pub(super) kill: Option<Kill>,
+    pub(super) remove: Option<Remove>,
+    pub(super) kept: Vec<Box<dyn Any + Send>>,
+}
+
+pub(super) type Kill = Box<dyn FnOnce(Arc<dyn Device>) + Send>;
+pub(super) type Remove = Box<dyn FnOnce(&Arc<dyn Device>) + Send>;
+
+impl Pair {
+    /// Two devices, equal in rank.
+    #[must_use]
+    pub fn new(ours: Arc<dyn Device>, peer: Arc<dyn Device>) -> Self {
+        Self {
+            ours,
+            peer,
+            third: None,
+            kill: None,
+            remove: None,
+            kept: Vec::new(),
+        }
+    }
+
+    /// A third device that can reach both, to be turned away from what is not its own.
+    #[must_use]
+    pub fn with_third(mut self, third: Arc<dyn Device>) -> Self {
+        self.third = Some(third);
+        self
+    }
+
+    /// How to end the peer's device as if its process had died.
+    ///
+    /// The closure gets the last handle to the second device; its buffers and attachments have
+    /// been dropped. Where dropping a device has this effect, `drop` is all it takes.
+    #[must_use]
+    pub fn with_kill(mut self, kill: impl FnOnce(Arc<dyn Device>) + Send + 'static) -> Self {
+        self.kill = Some(Box::new(kill));
+        self
+    }
+
+    /// How to remove the first device under its user (hot unplug).
+    #[must_use]
+    pub fn with_removal(mut self, remove: impl FnOnce(&Arc<dyn Device>) + Send + 'static) -> Self {
+        self.remove = Some(Box::new(remove));
+        self
+    }
+
+    /// Keeps something alive for as long as the devices are in use, such as a directory.
+    #[must_use]
+    pub fn keeping(mut self, what: impl Any + Send) -> Self {
+        self.kept.push(Box::new(what));
+        self
+    }
+}
+
+impl fmt::Debug for Pair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pair")
+            .field("ours", &self.ours)
+            .field("peer", &self.peer)
+            .field("third", &self.third)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why there is nothing to test.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Skip(String);
+
+impl Skip {
+    /// With what is missing, such as "no ISM device on this machine".
+    #[must_use]
+    pub fn new(why: impl Into<String>) -> Self {
+        Self(why.into())
+    }
+}
+
+/// How hard the suite tries to find a race, and how long it waits for what should happen.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Effort {
+    /// Rounds of each race; 4000 if not told.
+    pub rounds: u32,
+    /// How long anything may take before it counts as lost; 10 s if not told. Only failures take
+    /// that long.
+    pub patience: Duration,
+}
+
+impl Default for Effort {
+    fn default() -> Self {
+        Self {
+            rounds: 4000,
+            patience: Duration::from_secs(10),
+        }
+    }
+}
+
+impl Effort {
+    /// Sets the rounds of each race.
+    #[must_use]
+    pub fn with_rounds(mut self, rounds: u32) -> Self {
+        self.rounds = rounds;
+        self
+    }
+
+    /// Sets how long anything may take.
+    #[must_use]
+    pub fn with_patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+}
+
+/// Polls a future on this thread, which sleeps in between.
+fn block_on(mut task: Pin<&mut (dyn Future<Output = ()> + Send)>) {
+    struct Unpark(Thread);
+
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut context = Context::from_waker(&waker);
+    while let Poll::Pending = task.as_mut().poll(&mut context) {
+        thread::park();
+    }
+}

@@ -1,0 +1,271 @@
+//! Reports of signals, one step at a time.
+
+use std::time::Duration;
+
+use smc_core::device::{Dmb, Signal};
+use smc_core::mem::sync::Ordering;
+
+use super::bench::{Bench, OrFail, SMALL, Verdict, bytes, content, ensure};
+
+pub(super) fn signals_are_reported(bench: &mut Bench<'_>) -> Verdict {
+    for (owner, writer) in [(bench.ours(), bench.peer()), (bench.peer(), bench.ours())] {
+        let dmb = bench.buffer(owner, writer, SMALL)?;
+        for round in 1..=20_u8 {
+            owner.forget()?;
+            dmb.arm();
+            writer.put(dmb.token(), 0, &[round; 3000], Signal::Yes)?;
+            owner.await_report(dmb.token())?;
+            let arrived = bytes(dmb.region(), 0, 3000)?
+                .iter()
+                .all(|byte| *byte == round);
+            ensure!(arrived, "round {round}: reported before all data was there");
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn moves_without_signal_stay_silent(bench: &mut Bench<'_>) -> Verdict {
+    let dmb = bench.our_buffer()?;
+    let ours = bench.ours();
+    let mut reported = 0;
+    for round in 1..=ROUNDS {
+        ours.forget()?;
+        dmb.arm();
+        bench
+            .peer()
+            .put(dmb.token(), 0, &[round as u8; 32], Signal::No)?;
+        ours.turn(Duration::ZERO)?;
+        reported += usize::from(ours.reports(dmb.token()) > 0);
+    }
+    ensure!(
+        reported <= ROUNDS / 2,
+        "{reported} of {ROUNDS} moves without signal were reported"
+    );
+    Ok(())
+}
+
+pub(super) fn signals_name_their_buffer(bench: &mut Bench<'_>) -> Verdict {
+    let dmbs = [
+        bench.our_buffer()?,
+        bench.our_buffer()?,
+        bench.our_buffer()?,
+        bench.our_buffer()?,
+    ];
+    let ours = bench.ours();
+    let mut strangers = 0;
+    for round in 0..ROUNDS {
+        let dmb = &dmbs[round % dmbs.len()];
+        ours.forget()?;
+        dmbs.iter().for_each(|dmb| dmb.arm());
+        bench.peer().put(dmb.token(), 0, &[1; 32], Signal::Yes)?;
+        ours.await_report(dmb.token())?;
+        let others = dmbs.iter().filter(|other| other.token() != dmb.token());
+        strangers += others
+            .filter(|other| ours.reports(other.token()) > 0)
+            .count();
+    }
+    ensure!(
+        strangers <= ROUNDS / 2,
+        "{strangers} reports of buffers that were not written"
+    );
+    Ok(())
+}
+
+pub(super) fn empty_moves_can_signal(bench: &mut Bench<'_>) -> Verdict {
+    let dmb = bench.our_buffer()?;
+    for slices in [&[][..], &[&[][..]]] {
+        bench.ours().forget()?;
+        dmb.arm();
+        let result = bench.peer().try_put(dmb.token(), 0, slices, Signal::Yes)?;
+        result.or_fail("move without bytes")?;
+        bench.ours().await_report(dmb.token())?;
+    }
+    ensure!(
+        content(dmb.region())?.iter().all(|byte| *byte == 0),
+        "an empty move wrote something"
+    );
+    Ok(())
+}
+
+pub(super) fn several_signals_may_be_one_but_not_none(bench: &mut Bench<'_>) -> Verdict {
+    let dmb = bench.our_buffer()?;
+    for round in 0..20_usize {
+        bench.ours().forget()?;
+        dmb.arm();
+        let count = 1 + round * 7;
+        for part in 0..count {
+            bench
+                .peer()
+                .put(dmb.token(), 64 + part, &[round as u8 + 1], Signal::Yes)?;
+        }
+        bench.ours().await_report(dmb.token())?;
+        // The report may belong to the first signal; the others are behind it, not lost.
+        bench.eventually("all data of several signals arrives", || {
+            let data = bytes(dmb.region(), 64, count)?;
+            Ok(data.iter().all(|byte| *byte == round as u8 + 1))
+        })?;
+    }
+    Ok(())
+}
+
+/// Where a signal falls in the order *drain, arm, drain, park*.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum When {
+    BeforeFirstDrain,
+    BetweenDrainAndArm,
+    BetweenArmAndDrain,
+    AfterSecondDrain,
+}
+
+pub(super) fn a_signal_before_the_first_drain_is_seen(bench: &mut Bench<'_>) -> Verdict {
+    signal_when(bench, When::BeforeFirstDrain)
+}
+
+pub(super) fn a_signal_between_drain_and_arm_is_seen(bench: &mut Bench<'_>) -> Verdict {
+    signal_when(bench, When::BetweenDrainAndArm)
+}
+
+pub(super) fn a_signal_between_arm_and_drain_is_seen(bench: &mut Bench<'_>) -> Verdict {
+    signal_when(bench, When::BetweenArmAndDrain)
+}
+
+pub(super) fn a_signal_after_the_second_drain_rings(bench: &mut Bench<'_>) -> Verdict {
+    signal_when(bench, When::AfterSecondDrain)
+}
+
+fn signal_when(bench: &Bench<'_>, when: When) -> Verdict {
+    let dmb = bench.our_buffer()?;
+    staged(bench, &*dmb, when, || {
+        bench.peer().put(dmb.token(), 0, &[1; 32], Signal::Yes)
+    })
+}
+
+/// Gives a signal at one point of a driver's round, and checks that the driver sees it.
+pub(super) fn staged(
+    bench: &Bench<'_>,
+    dmb: &dyn Dmb,
+    when: When,
+    signal: impl Fn() -> Verdict,
+) -> Verdict {
+    let ours = bench.ours();
+    let signal_if = |now: When| if now == when { signal() } else { Ok(()) };
+    for round in 0..ROUNDS {
+        ours.forget()?;
+        dmb.arm();
+        ours.listen();
+        signal_if(When::BeforeFirstDrain)?;
+        ours.drain()?;
+        signal_if(When::BetweenDrainAndArm)?;
+        ours.arm()?;
+        signal_if(When::BetweenArmAndDrain)?;
+        ours.drain()?;
+        signal_if(When::AfterSecondDrain)?;
+        if ours.reports(dmb.token()) == 0 {
+            let rung = ours.park(bench.patience())?;
+            ensure!(
+                rung,
+                "round {round}: neither reported nor rung; the driver would sleep on"
+            );
+            ours.await_report(dmb.token())?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn a_buffer_can_be_armed_late(bench: &mut Bench<'_>) -> Verdict {
+    let (ours, dmb) = (bench.ours(), bench.our_buffer()?);
+    for round in 1..=20_u64 {
+        bench
+            .peer()
+            .put(dmb.token(), 8, &round.to_ne_bytes(), Signal::Yes)?;
+        // The signal may be reported or not; this look has to find the data, unless the device
+        // reports it afterwards.
+        ours.forget()?;
+        dmb.arm();
+        let word = dmb
+            .region()
+            .load(8, Ordering::Acquire)
+            .or_fail("load of a word")?;
+        if word != round {
+            ours.await_report(dmb.token())?;
+            let word = dmb
+                .region()
+                .load(8, Ordering::Acquire)
+                .or_fail("load of a word")?;
+            ensure!(word == round, "round {round}: reported without the data");
+        }
+        bench
+            .peer()
+            .put(dmb.token(), 16, &round.to_ne_bytes(), Signal::Yes)?;
+        ours.await_report(dmb.token())?;
+    }
+    Ok(())
+}
+
+pub(super) fn an_idle_doorbell_is_quiet(bench: &mut Bench<'_>) -> Verdict {
+    if spins(bench) {
+        return super::bench::skip("the device has no doorbell");
+    }
+    let dmb = bench.our_buffer()?;
+    bench.ours().forget()?;
+    dmb.arm();
+    expect_quiet(bench)
+}
+
+pub(super) fn a_drained_doorbell_is_quiet(bench: &mut Bench<'_>) -> Verdict {
+    if spins(bench) {
+        return super::bench::skip("the device has no doorbell");
+    }
+    let dmb = bench.our_buffer()?;
+    dmb.arm();
+    bench.ours().turn(Duration::ZERO)?;
+    for _ in 0..10 {
+        bench.peer().put(dmb.token(), 0, &[1; 32], Signal::Yes)?;
+    }
+    bench.ours().await_report(dmb.token())?;
+    expect_quiet(bench)
+}
+
+/// Of several turns without news, at most a few are woken.
+fn expect_quiet(bench: &Bench<'_>) -> Verdict {
+    let mut rung = 0;
+    for _ in 0..QUIET_TURNS {
+        rung += usize::from(bench.ours().turn(Duration::from_millis(5))?);
+    }
+    ensure!(
+        rung <= QUIET_TURNS / 2,
+        "{rung} of {QUIET_TURNS} turns without news were woken"
+    );
+    Ok(())
+}
+
+fn spins(bench: &Bench<'_>) -> bool {
+    matches!(
+        bench.ours().device().doorbell(),
+        smc_core::device::Doorbell::Spin
+    )
+}
+
+pub(super) fn signals_to_a_dropped_buffer_are_harmless(bench: &mut Bench<'_>) -> Verdict {
+    let ours = bench.ours();
+    let kept = bench.our_buffer()?;
+    for _ in 0..ROUNDS {
+        let dropped = bench.our_buffer()?;
+        kept.arm();
+        dropped.arm();
+        bench
+            .peer()
+            .put(dropped.token(), 0, &[1; 32], Signal::Yes)?;
+        drop(dropped);
+        bench.peer().put(kept.token(), 0, &[2; 32], Signal::Yes)?;
+        ours.await_report(kept.token())?;
+        ours.forget()?;
+    }
+    Ok(())
+}
+
+/// Rounds of a check without a race in it.
+const ROUNDS: usize = 64;
+
+/// Turns for which a doorbell is listened to.
+const QUIET_TURNS: usize = 10;

@@ -1,0 +1,259 @@
+//! The race between a driver that goes to sleep and a peer that signals.
+
+use std::hint;
+use std::panic::resume_unwind;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use smc_core::device::{Dmb, Signal};
+use smc_core::mem::sync::Ordering;
+
+use super::bench::{Bench, OrFail, SMALL, Stop, Verdict, ensure, fail};
+use super::node::Node;
+use super::order::await_round;
+use crate::Rng;
+
+pub(super) fn wake_ups_are_never_lost(bench: &mut Bench<'_>) -> Verdict {
+    let dmb = bench.our_buffer()?;
+    let peer = bench.peer();
+    chase(bench, &*dmb, |round| {
+        peer.put(
+            dmb.token(),
+            AT,
+            &u64::from(round).to_ne_bytes(),
+            Signal::Yes,
+        )
+    })
+}
+
+/// Has a thread call `write` with the rounds from 1, at odd moments, while this thread waits for
+/// each of them like a reader whose driver parks.
+pub(super) fn chase(
+    bench: &Bench<'_>,
+    dmb: &dyn Dmb,
+    write: impl Fn(u32) -> Verdict + Sync,
+) -> Verdict {
+    let (rounds, patience) = (bench.effort().rounds, bench.patience());
+    let seen = AtomicU32::new(0);
+    thread::scope(|scope| {
+        let writer = scope.spawn(|| -> Verdict {
+            let mut rng = Rng::new(0x6a69_7474);
+            for round in 1..=rounds {
+                // Longer than the reader waits, so that the reader says what it waited for.
+                await_round(patience * 2, "the reader", || {
+                    Ok(seen.load(Ordering::Acquire) + 1 >= round)
+                })?;
+                linger(&mut rng);
+                write(round)?;
+            }
+            Ok(())
+        });
+        let mut reader = Reader::new(bench.ours(), dmb, patience);
+        let read = (1..=rounds).try_for_each(|round| {
+            reader.await_round(round)?;
+            seen.store(round, Ordering::Release);
+            Ok(())
+        });
+        // Lets the writer run to its end after a failure.
+        seen.store(u32::MAX - 1, Ordering::Release);
+        let written = writer.join().unwrap_or_else(|panic| resume_unwind(panic));
+        read.and(written)
+    })
+}
+
+pub(super) fn wake_ups_are_never_lost_both_ways(bench: &mut Bench<'_>) -> Verdict {
+    let (ours, peer, patience) = (bench.ours(), bench.peer(), bench.patience());
+    let to_us = bench.buffer(ours, peer, SMALL)?;
+    let to_peer = bench.buffer(peer, ours, SMALL)?;
+    let rounds = bench.effort().rounds;
+    thread::scope(|scope| {
+        let echo = scope.spawn(|| -> Verdict {
+            let mut rng = Rng::new(0x6563_686f);
+            let mut reader = Reader::new(peer, &*to_peer, patience * 2);
+            for round in 1..=rounds {
+                reader.await_round(round)?;
+                linger(&mut rng);
+                peer.put(
+                    to_us.token(),
+                    AT,
+                    &u64::from(round).to_ne_bytes(),
+                    Signal::Yes,
+                )?;
+            }
+            Ok(())
+        });
+        let mut reader = Reader::new(ours, &*to_us, patience);
+        let asked = (1..=rounds).try_for_each(|round| {
+            ours.put(
+                to_peer.token(),
+                AT,
+                &u64::from(round).to_ne_bytes(),
+                Signal::Yes,
+            )?;
+            reader.await_round(round)
+        });
+        let echoed = echo.join().unwrap_or_else(|panic| resume_unwind(panic));
+        asked.and(echoed)
+    })
+}
+
+pub(super) fn wake_ups_are_never_lost_with_many_buffers(bench: &mut Bench<'_>) -> Verdict {
+    const BUFFERS: usize = 4;
+    let (ours, peer, patience) = (bench.ours(), bench.peer(), bench.patience());
+    let rounds = bench.effort().rounds / 2;
+    let dmbs: Vec<_> = (0..BUFFERS)
+        .map(|_| bench.our_buffer())
+        .collect::<Result<_, _>>()?;
+    let seen: Vec<_> = (0..BUFFERS).map(|_| AtomicU32::new(0)).collect();
+    thread::scope(|scope| {
+        let mut writers = Vec::new();
+        for (index, (dmb, seen)) in dmbs.iter().zip(&seen).enumerate() {
+            writers.push(scope.spawn(move || -> Verdict {
+                let mut rng = Rng::new(index as u64);
+                for round in 1..=rounds {
+                    await_round(patience * 2, "the reader", || {
+                        Ok(seen.load(Ordering::Acquire) + 1 >= round)
+                    })?;
+                    linger(&mut rng);
+                    let word = u64::from(round).to_ne_bytes();
+                    peer.put(dmb.token(), AT, &word, Signal::Yes)?;
+                }
+                Ok(())
+            }));
+        }
+        let read = await_all(ours, &dmbs, &seen, rounds, patience);
+        seen.iter()
+            .for_each(|seen| seen.store(u32::MAX - 1, Ordering::Release));
+        let written = writers
+            .into_iter()
+            .map(|writer| writer.join().unwrap_or_else(|panic| resume_unwind(panic)))
+            .collect::<Vec<_>>();
+        read.and(written.into_iter().collect())
+    })
+}
+
+/// Waits until every buffer has got to the last round, as readers of their own and one driver.
+fn await_all(
+    node: &Node,
+    dmbs: &[Arc<dyn Dmb>],
+    seen: &[AtomicU32],
+    rounds: u32,
+    patience: Duration,
+) -> Verdict {
+    let mut rng = Rng::new(0x6472_6976);
+    let mut awake = vec![true; dmbs.len()];
+    loop {
+        for ((dmb, seen), awake) in dmbs.iter().zip(seen).zip(&mut awake) {
+            // A reader goes to sleep only after a look behind `arm` that found nothing.
+            while *awake {
+                dmb.arm();
+                let round = word(&**dmb)?;
+                *awake = seen.swap(round, Ordering::AcqRel) != round;
+            }
+        }
+        if seen
+            .iter()
+            .all(|seen| seen.load(Ordering::Acquire) >= rounds)
+        {
+            return Ok(());
+        }
+        if !node.turn_with(patience, || spin(rng.below(60)))? {
+            let asleep = dmbs.iter().zip(seen).map(|(dmb, seen)| {
+                Ok(format!(
+                    "{} of {}",
+                    seen.load(Ordering::Acquire),
+                    word(&**dmb)?
+                ))
+            });
+            let asleep = asleep.collect::<Result<Vec<_>, Stop>>()?.join(", ");
+            ensure!(
+                false,
+                "nothing wakes the driver; readers are at rounds {asleep}"
+            );
+        }
+        for (dmb, awake) in dmbs.iter().zip(&mut awake) {
+            *awake = node.take_reports(dmb.token()) > 0;
+        }
+    }
+}
+
+/// A stream that reads one buffer, with its driver.
+struct Reader<'a> {
+    node: &'a Node,
+    dmb: &'a dyn Dmb,
+    patience: Duration,
+    rng: Rng,
+}
+
+impl<'a> Reader<'a> {
+    fn new(node: &'a Node, dmb: &'a dyn Dmb, patience: Duration) -> Self {
+        Self {
+            node,
+            dmb,
+            patience,
+            rng: Rng::new(dmb.token().0),
+        }
+    }
+
+    /// Waits until the word of the buffer has reached `round`.
+    ///
+    /// The reader arms the buffer and looks again before it sleeps; then only a report of its
+    /// buffer wakes it. It is held up at random, so that the signal falls anywhere between.
+    fn await_round(&mut self, round: u32) -> Verdict {
+        let (node, dmb) = (self.node, self.dmb);
+        linger(&mut self.rng);
+        loop {
+            dmb.arm();
+            if word(dmb)? >= round {
+                return Ok(());
+            }
+            let deadline = Instant::now() + self.patience;
+            while node.take_reports(dmb.token()) == 0 {
+                let left = deadline.saturating_duration_since(Instant::now());
+                let pause = || spin(self.rng.below(60));
+                if left.is_zero() || !node.turn_with(left, pause)? {
+                    return not_woken(round, word(dmb)?);
+                }
+            }
+        }
+    }
+}
+
+fn not_woken(round: u32, now: u32) -> Verdict {
+    ensure!(
+        now < round,
+        "round {round}: the data is there, nothing wakes its reader"
+    );
+    fail(format!(
+        "round {round}: the peer's data does not come, memory has {now}"
+    ))
+}
+
+fn word(dmb: &dyn Dmb) -> Result<u32, Stop> {
+    let word = dmb
+        .region()
+        .load(AT, Ordering::Acquire)
+        .or_fail("load of a word")?;
+    u32::try_from(word).or_fail("a word that nobody wrote")
+}
+
+/// Waits for a random short time, mostly about as long as a driver takes to go to sleep.
+fn linger(rng: &mut Rng) {
+    match rng.below(8) {
+        0 => {}
+        1..=5 => spin(rng.below(300)),
+        6 => spin(rng.below(3000)),
+        _ => thread::yield_now(),
+    }
+}
+
+fn spin(count: usize) {
+    for _ in 0..count {
+        hint::spin_loop();
+    }
+}
+
+/// Where the rounds are counted: the word of the producer cursor.
+const AT: usize = 8;

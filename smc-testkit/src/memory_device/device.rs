@@ -1,0 +1,268 @@
+use std::collections::VecDeque;
+use std::io::IoSlice;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use atomic_waker::AtomicWaker;
+use smc_core::device::{
+    Attachment, Device, DeviceError, Direct, Dmb, Doorbell, Event, Fabric, Identity, Limits,
+    Nocopy, PeerEvent, PeerEvents, Signal, SubmitError,
+};
+use smc_core::mem::sync::{AtomicBool, AtomicUsize, Ordering};
+use smc_wire::types::{Chid, DmbToken, Gid};
+
+use super::Shared;
+use super::buffer::{Buffer, MemAttachment, MemDmb};
+
+/// A device of a [`super::MemFabric`].
+///
+/// Dropping it takes it off the fabric: its buffers can no longer be written and all other devices
+/// report [`Event::PeerGone`].
+#[derive(Debug)]
+pub struct MemDevice {
+    identity: Identity,
+    limits: Limits,
+    nocopy: bool,
+    port: Arc<Port>,
+    shared: Arc<Shared>,
+    /// Buffers registered now; shared with the handles that give them back.
+    in_use: Arc<AtomicUsize>,
+}
+
+impl MemDevice {
+    pub(super) fn new(
+        name: &str,
+        gid: Gid,
+        nocopy: bool,
+        limits: Limits,
+        shared: &Arc<Shared>,
+    ) -> Self {
+        let port = Arc::new(Port::new(gid));
+        shared.write().ports.insert(gid, Arc::clone(&port));
+        Self {
+            identity: Identity::new(name),
+            limits,
+            nocopy,
+            port,
+            shared: Arc::clone(shared),
+            in_use: Arc::default(),
+        }
+    }
+
+    /// Takes the device off the fabric, as if its process had ended.
+    pub fn leave(&self) {
+        self.port.gone.store(true, Ordering::Release);
+        self.shared.leave(self.port.gid);
+    }
+
+    /// Removes the device under its user: it reports [`Event::DeviceGone`], and then no longer
+    /// works. Everybody else sees it leave.
+    pub fn remove(&self) {
+        self.port.report(Event::DeviceGone);
+        self.leave();
+    }
+
+    fn check_alive(&self) -> Result<(), DeviceError> {
+        if self.port.is_gone() {
+            Err(DeviceError::Gone("removed"))
+        } else {
+            Ok(())
+        }
+    }
+}
+
+impl Drop for MemDevice {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+impl Device for MemDevice {
+    fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn fabric(&self) -> Fabric<'_> {
+        Fabric::Direct(self)
+    }
+
+    fn drain(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {
+        let news = std::mem::take(&mut *self.port.news());
+        if news.is_empty() {
+            // Stays armed: this is how the second drain before parking ends.
+            return self.check_alive();
+        }
+        self.port.armed.store(false, Ordering::SeqCst);
+        // Outside of the lock: the sink may call the device.
+        news.into_iter().for_each(sink);
+        Ok(())
+    }
+
+    fn arm(&self) -> Result<(), DeviceError> {
+        self.port.armed.store(true, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn doorbell(&self) -> Doorbell<'_> {
+        Doorbell::Waker(&self.port.doorbell)
+    }
+}
+
+#[async_trait]
+impl Direct for MemDevice {
+    fn gid(&self) -> Gid {
+        self.port.gid
+    }
+
+    fn chid(&self) -> Chid {
+        self.shared.chid
+    }
+
+    async fn reach(&self, peer: Gid) -> Result<(), DeviceError> {
+        self.check_alive()?;
+        if self.shared.read().ports.contains_key(&peer) {
+            return Ok(());
+        }
+        Err(DeviceError::Unreachable {
+            peer,
+            why: "not on the fabric",
+        })
+    }
+
+    async fn register(&self, peer: Gid, len: usize) -> Result<Arc<dyn Dmb>, DeviceError> {
+        self.reach(peer).await?;
+        if len == 0 || len > self.limits.max_dmb_len {
+            return Err(DeviceError::Invalid("buffer length"));
+        }
+        let slot = Slot::take(&self.in_use, self.limits.max_dmbs)?;
+        loop {
+            let token = DmbToken(self.shared.bits());
+            let mut table = self.shared.write();
+            if table.buffers.contains_key(&token) {
+                continue;
+            }
+            let buffer = Arc::new(Buffer::new(token, len, Arc::clone(&self.port), peer));
+            table.buffers.insert(token, Arc::clone(&buffer));
+            let shared = Arc::clone(&self.shared);
+            return Ok(Arc::new(MemDmb {
+                buffer,
+                shared,
+                slot,
+            }));
+        }
+    }
+
+    fn move_data(
+        &self,
+        to: DmbToken,
+        at: u32,
+        data: &[IoSlice<'_>],
+        signal: Signal,
+    ) -> Result<(), SubmitError> {
+        self.check_alive()?;
+        let buffer = self.shared.read().buffers.get(&to).cloned();
+        match buffer {
+            Some(buffer) if buffer.peer == self.port.gid => buffer.write(at, data, signal),
+            _ => Err(SubmitError::UnknownToken),
+        }
+    }
+
+    fn nocopy(&self) -> Option<&dyn Nocopy> {
+        self.nocopy.then_some(self)
+    }
+
+    fn peer_events(&self) -> Option<&dyn PeerEvents> {
+        Some(self)
+    }
+}
+
+#[async_trait]
+impl Nocopy for MemDevice {
+    async fn attach(&self, peer: Gid, token: DmbToken) -> Result<Arc<dyn Attachment>, DeviceError> {
+        self.reach(peer).await?;
+        let buffer = self.shared.read().buffers.get(&token).cloned();
+        match buffer {
+            Some(buffer) if buffer.peer == self.port.gid && buffer.is_owned_by(peer) => {
+                Ok(Arc::new(MemAttachment { buffer }))
+            }
+            _ => Err(DeviceError::Invalid("no buffer for us has this token")),
+        }
+    }
+}
+
+impl PeerEvents for MemDevice {
+    fn signal_event(&self, peer: Gid, event: PeerEvent) -> Result<(), SubmitError> {
+        self.check_alive()?;
+        let port = self.shared.read().ports.get(&peer).cloned();
+        port.ok_or(SubmitError::PeerGone)?.report(Event::Peer {
+            from: self.port.gid,
+            event,
+        });
+        Ok(())
+    }
+}
+
+/// The part of a device that others reach: its list of events and its bell.
+#[derive(Debug)]
+pub(super) struct Port {
+    pub(super) gid: Gid,
+    news: Mutex<VecDeque<Event>>,
+    armed: AtomicBool,
+    doorbell: AtomicWaker,
+    gone: AtomicBool,
+}
+
+impl Port {
+    fn new(gid: Gid) -> Self {
+        Self {
+            gid,
+            news: Mutex::default(),
+            armed: AtomicBool::new(false),
+            doorbell: AtomicWaker::new(),
+            gone: AtomicBool::new(false),
+        }
+    }
+
+    /// Adds an event and rings if the owner is armed.
+    ///
+    /// The lock orders this with `drain`: if the owner's last drain came before, its `arm` did as
+    /// well and is seen here; if not, the drain finds the event.
+    pub(super) fn report(&self, event: Event) {
+        self.news().push_back(event);
+        if self.armed.swap(false, Ordering::SeqCst) {
+            self.doorbell.wake();
+        }
+    }
+
+    pub(super) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
+    }
+
+    fn news(&self) -> MutexGuard<'_, VecDeque<Event>> {
+        self.news.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One of the limited number of buffers; dropping it gives it back.
+#[derive(Debug)]
+pub(super) struct Slot(Arc<AtomicUsize>);
+
+impl Slot {
+    fn take(in_use: &Arc<AtomicUsize>, limit: usize) -> Result<Self, DeviceError> {
+        let more = |count: usize| (count < limit).then_some(count + 1);
+        match in_use.fetch_update(Ordering::AcqRel, Ordering::Acquire, more) {
+            Ok(_) => Ok(Self(Arc::clone(in_use))),
+            Err(_) => Err(DeviceError::Exhausted),
+        }
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}

@@ -1,0 +1,179 @@
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use async_trait::async_trait;
+use smc_core::device::{Device, DeviceError, Direct, Event, Signal, SubmitError};
+
+use super::*;
+use crate::conformance::{Effort, Outcome, Pair, Provider, Skip, run_all};
+use crate::memory_device::MemFabric;
+
+#[test]
+fn a_trace_reads_like_a_story() {
+    let fabric = MemFabric::new(1);
+    let (traced, journal) = Trace::with_journal(fabric.device("mem0"));
+    let peer = fabric.device("mem1");
+    let ours = direct(&*traced);
+    now(ours.reach(peer.gid())).unwrap();
+    let to_peer = now(peer.register(ours.gid(), 1 << 14)).unwrap();
+    let to_us = now(ours.register(peer.gid(), 1 << 14)).unwrap();
+    to_us.arm();
+    ours.move_data(
+        to_peer.token(),
+        32,
+        &[std::io::IoSlice::new(b"hello")],
+        Signal::Yes,
+    )
+    .unwrap();
+    peer.move_data(to_us.token(), 0, &[], Signal::Yes).unwrap();
+    traced.drain(&mut |_| {}).unwrap();
+    let token = to_us.token();
+    drop(to_us);
+    let story: Vec<_> = journal.take().iter().map(ToString::to_string).collect();
+    let (peer, to_peer) = (peer.gid(), to_peer.token());
+    assert_eq!(
+        story,
+        [
+            format!("mem0 reach {peer}"),
+            format!("mem0 register 16384 bytes for {peer}: {token}"),
+            format!("mem0 arm {token}"),
+            format!("mem0 move 5 bytes to {to_peer} at 32 and signal"),
+            format!("mem0 <- signalled {token}"),
+            format!("mem0 unregister {token}"),
+        ]
+    );
+    assert!(journal.take().is_empty());
+}
+
+#[test]
+fn a_trace_tells_errors() {
+    let (traced, journal) = Trace::with_journal(MemFabric::new(1).device("mem0"));
+    let gid = smc_wire::types::Gid::emulated(0x0007_0000_0000_0000_0000);
+    now(direct(&*traced).reach(gid)).unwrap_err();
+    let records = journal.take();
+    assert!(matches!(&records[0].what, What::Reached { peer, result: Err(_) } if *peer == gid));
+    assert!(
+        records[0].to_string().contains("not on the fabric"),
+        "{}",
+        records[0]
+    );
+}
+
+/// Makes pairs of memory devices that are wrapped on both sides.
+struct Wrapped(fn(Arc<dyn Device>) -> Arc<dyn Device>);
+
+#[async_trait]
+impl Provider for Wrapped {
+    async fn pair(&self) -> Result<Pair, Skip> {
+        let fabric = MemFabric::new(3);
+        let [ours, peer, third] = [0, 1, 2].map(|n| fabric.device(&format!("mem{n}")));
+        let victim = Arc::clone(&peer);
+        let removed = Arc::clone(&ours);
+        Ok(Pair::new((self.0)(ours), (self.0)(peer))
+            .with_third((self.0)(third))
+            .with_kill(move |_| victim.leave())
+            .with_removal(move |_| removed.remove()))
+    }
+
+    fn effort(&self) -> Effort {
+        Effort::default().with_rounds(1000)
+    }
+}
+
+#[test]
+fn a_traced_device_conforms() {
+    let provider =
+        Wrapped(|device| Trace::new(device, |record| assert!(!record.device.is_empty())));
+    assert_conforms(&provider);
+}
+
+#[test]
+fn a_faulty_device_conforms_since_nothing_is_lost() {
+    let faults = Faults::default()
+        .with_delayed(300)
+        .with_spurious(50)
+        .with_busy(100);
+    assert_eq!(faults.delayed, 300);
+    let provider = Wrapped(|device| {
+        let faults = Faults::default()
+            .with_delayed(300)
+            .with_spurious(50)
+            .with_busy(100);
+        Fault::new(device, 11, faults)
+    });
+    assert_conforms(&provider);
+}
+
+fn assert_conforms(provider: &Wrapped) {
+    let report = run_all(provider);
+    let is_fine = |outcome: &Outcome| !matches!(outcome, Outcome::Failed(_));
+    assert!(
+        report.outcomes().all(|(_, outcome)| is_fine(outcome)),
+        "{report}"
+    );
+}
+
+#[test]
+fn injected_failures_are_those_asked_for() {
+    let fabric = MemFabric::new(4);
+    let always = 1000;
+    let faults = Faults::default()
+        .with_exhausted(always)
+        .with_unattachable(always);
+    let faulty = Fault::new(fabric.device("mem0"), 1, faults);
+    let peer = fabric.device("mem1");
+    let ours = direct(&*faulty);
+    now(ours.reach(peer.gid())).unwrap();
+    let error = now(ours.register(peer.gid(), 1 << 14)).unwrap_err();
+    assert!(matches!(
+        error,
+        DeviceError::Exhausted | DeviceError::NoMemory
+    ));
+    let dmb = now(peer.register(ours.gid(), 1 << 14)).unwrap();
+    now(nocopy(&*faulty).attach(peer.gid(), dmb.token())).unwrap_err();
+
+    faulty.set(Faults::default().with_busy(always));
+    now(ours.register(peer.gid(), 1 << 14)).unwrap();
+    let attached = now(nocopy(&*faulty).attach(peer.gid(), dmb.token())).unwrap();
+    assert_eq!(attached.signal(), Err(SubmitError::WouldBlock));
+    assert_eq!(
+        ours.move_data(dmb.token(), 0, &[], Signal::No),
+        Err(SubmitError::WouldBlock)
+    );
+    faulty.set(Faults::default().with_unreachable(always));
+    now(ours.reach(peer.gid())).unwrap_err();
+}
+
+#[test]
+fn a_peer_dies_on_time() {
+    let fabric = MemFabric::new(5);
+    let faulty = Fault::new(fabric.device("mem0"), 1, Faults::default().with_death_at(3));
+    let peer = fabric.device("mem1");
+    let ours = direct(&*faulty);
+    now(ours.reach(peer.gid())).unwrap();
+    let dmb = now(peer.register(ours.gid(), 1 << 14)).unwrap();
+    for expected in [
+        Ok(()),
+        Ok(()),
+        Err(SubmitError::PeerGone),
+        Err(SubmitError::PeerGone),
+    ] {
+        assert_eq!(ours.move_data(dmb.token(), 0, &[], Signal::No), expected);
+    }
+    let mut events = Vec::new();
+    faulty.drain(&mut |event| events.push(event)).unwrap();
+    // The real death is no more news.
+    drop(dmb);
+    let gid = peer.gid();
+    drop(peer);
+    faulty.drain(&mut |event| events.push(event)).unwrap();
+    assert_eq!(events, [Event::PeerGone(gid)]);
+}
+
+fn now<T>(future: impl Future<Output = T>) -> T {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(result) => result,
+        Poll::Pending => panic!("a memory device waits"),
+    }
+}

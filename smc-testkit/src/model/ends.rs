@@ -1,0 +1,257 @@
+//! Everything that can be read from or written to, under one set of names.
+
+use std::future::Future;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use futures_io::{AsyncBufRead, AsyncRead, AsyncWrite};
+use smc_core::Stream;
+use smc_core::io::{OwnedReadHalf, OwnedWriteHalf, ReadHalf, WriteHalf};
+
+pub(super) type Wait<'a> = Pin<Box<dyn Future<Output = io::Result<()>> + Send + 'a>>;
+
+/// What a reader needs.
+pub(super) trait Reading: Send {
+    fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>>;
+
+    fn poll_read_vectored(
+        &mut self,
+        cx: &mut Context<'_>,
+        bufs: &mut [IoSliceMut<'_>],
+    ) -> Poll<io::Result<usize>>;
+
+    /// Shows what comes next to `look`, which says how much of it to consume; gives what was
+    /// shown. `None` for ends that are not buffered.
+    fn poll_fill(
+        &mut self,
+        cx: &mut Context<'_>,
+        look: &mut dyn FnMut(&[u8]) -> usize,
+    ) -> Option<Poll<io::Result<usize>>>;
+
+    fn poll_peek(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>>;
+
+    fn try_read(&self, buf: &mut [u8]) -> io::Result<usize>;
+
+    fn try_read_vectored(&self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize>;
+
+    fn try_read_buf(&self, buf: &mut Vec<u8>, limit: usize) -> io::Result<usize>;
+
+    fn readable(&self) -> Wait<'_>;
+}
+
+/// What a writer needs.
+pub(super) trait Writing: Send {
+    fn poll_write(&mut self, cx: &mut Context<'_>, bufs: &[IoSlice<'_>]) -> Poll<io::Result<usize>>;
+
+    fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
+
+    fn try_write(&self, bufs: &[IoSlice<'_>]) -> io::Result<usize>;
+
+    fn writable(&self) -> Wait<'_>;
+
+    /// Shuts writing down, the way of `poll_close`.
+    fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
+
+    /// Shuts writing down, the way of `shutdown(Write)`; `None` for ends that have none.
+    fn shutdown(&self) -> Option<io::Result<()>>;
+}
+
+macro_rules! reading {
+    ($end:ty) => {
+        impl Reading for $end {
+            fn poll_read(
+                &mut self,
+                cx: &mut Context<'_>,
+                buf: &mut [u8],
+            ) -> Poll<io::Result<usize>> {
+                AsyncRead::poll_read(Pin::new(self), cx, buf)
+            }
+
+            fn poll_read_vectored(
+                &mut self,
+                cx: &mut Context<'_>,
+                bufs: &mut [IoSliceMut<'_>],
+            ) -> Poll<io::Result<usize>> {
+                AsyncRead::poll_read_vectored(Pin::new(self), cx, bufs)
+            }
+
+            fn poll_fill(
+                &mut self,
+                cx: &mut Context<'_>,
+                look: &mut dyn FnMut(&[u8]) -> usize,
+            ) -> Option<Poll<io::Result<usize>>> {
+                let (shown, taken) = match AsyncBufRead::poll_fill_buf(Pin::new(self), cx) {
+                    Poll::Ready(Ok(bytes)) => (bytes.len(), look(bytes)),
+                    Poll::Ready(Err(error)) => return Some(Poll::Ready(Err(error))),
+                    Poll::Pending => return Some(Poll::Pending),
+                };
+                AsyncBufRead::consume(Pin::new(self), taken);
+                Some(Poll::Ready(Ok(shown)))
+            }
+
+            fn poll_peek(
+                &mut self,
+                cx: &mut Context<'_>,
+                buf: &mut [u8],
+            ) -> Poll<io::Result<usize>> {
+                <$end>::poll_peek(self, cx, buf)
+            }
+
+            fn try_read(&self, buf: &mut [u8]) -> io::Result<usize> {
+                <$end>::try_read(self, buf)
+            }
+
+            fn try_read_vectored(&self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+                <$end>::try_read_vectored(self, bufs)
+            }
+
+            fn try_read_buf(&self, buf: &mut Vec<u8>, limit: usize) -> io::Result<usize> {
+                <$end>::try_read_buf(self, buf, limit)
+            }
+
+            fn readable(&self) -> Wait<'_> {
+                Box::pin(<$end>::readable(self))
+            }
+        }
+    };
+}
+
+macro_rules! writing {
+    ($end:ty, $shutdown:expr) => {
+        impl Writing for $end {
+            fn poll_write(
+                &mut self,
+                cx: &mut Context<'_>,
+                bufs: &[IoSlice<'_>],
+            ) -> Poll<io::Result<usize>> {
+                match bufs {
+                    [one] => AsyncWrite::poll_write(Pin::new(self), cx, one),
+                    _ => AsyncWrite::poll_write_vectored(Pin::new(self), cx, bufs),
+                }
+            }
+
+            fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+                AsyncWrite::poll_flush(Pin::new(self), cx)
+            }
+
+            fn try_write(&self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+                match bufs {
+                    [one] => <$end>::try_write(self, one),
+                    _ => <$end>::try_write_vectored(self, bufs),
+                }
+            }
+
+            fn writable(&self) -> Wait<'_> {
+                Box::pin(<$end>::writable(self))
+            }
+
+            fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+                AsyncWrite::poll_close(Pin::new(self), cx)
+            }
+
+            fn shutdown(&self) -> Option<io::Result<()>> {
+                let shutdown: fn(&$end) -> Option<io::Result<()>> = $shutdown;
+                shutdown(self)
+            }
+        }
+    };
+}
+
+reading!(Stream);
+reading!(ReadHalf<'_>);
+reading!(OwnedReadHalf);
+writing!(Stream, |stream| Some(stream.shutdown(std::net::Shutdown::Write)));
+writing!(WriteHalf<'_>, |_| None);
+writing!(OwnedWriteHalf, |_| None);
+
+/// A stream that is used through `&`: waits for readiness, then tries.
+impl Reading for Arc<Stream> {
+    fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
+        loop {
+            match Stream::try_read(self, buf) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                result => return Poll::Ready(result),
+            }
+            ready!(self.poll_read_ready(cx))?;
+        }
+    }
+
+    fn poll_read_vectored(
+        &mut self,
+        cx: &mut Context<'_>,
+        bufs: &mut [IoSliceMut<'_>],
+    ) -> Poll<io::Result<usize>> {
+        loop {
+            match Stream::try_read_vectored(self, bufs) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                result => return Poll::Ready(result),
+            }
+            ready!(self.poll_read_ready(cx))?;
+        }
+    }
+
+    fn poll_fill(
+        &mut self,
+        _cx: &mut Context<'_>,
+        _look: &mut dyn FnMut(&[u8]) -> usize,
+    ) -> Option<Poll<io::Result<usize>>> {
+        None
+    }
+
+    fn poll_peek(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
+        Stream::poll_peek(self, cx, buf)
+    }
+
+    fn try_read(&self, buf: &mut [u8]) -> io::Result<usize> {
+        Stream::try_read(self, buf)
+    }
+
+    fn try_read_vectored(&self, bufs: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        Stream::try_read_vectored(self, bufs)
+    }
+
+    fn try_read_buf(&self, buf: &mut Vec<u8>, limit: usize) -> io::Result<usize> {
+        Stream::try_read_buf(self, buf, limit)
+    }
+
+    fn readable(&self) -> Wait<'_> {
+        Box::pin(Stream::readable(self))
+    }
+}
+
+impl Writing for Arc<Stream> {
+    fn poll_write(&mut self, cx: &mut Context<'_>, bufs: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        loop {
+            match Stream::try_write_vectored(self, bufs) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                result => return Poll::Ready(result),
+            }
+            ready!(self.poll_write_ready(cx))?;
+        }
+    }
+
+    fn poll_flush(&mut self, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn try_write(&self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+        match bufs {
+            [one] => Stream::try_write(self, one),
+            _ => Stream::try_write_vectored(self, bufs),
+        }
+    }
+
+    fn writable(&self) -> Wait<'_> {
+        Box::pin(Stream::writable(self))
+    }
+
+    fn poll_close(&mut self, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Stream::shutdown(self, std::net::Shutdown::Write))
+    }
+
+    fn shutdown(&self) -> Option<io::Result<()>> {
+        Some(Stream::shutdown(self, std::net::Shutdown::Write))
+    }
+}

@@ -1,0 +1,173 @@
+//! Random use of a stream, judged by an oracle.
+//!
+//! [`run`] takes both ends of a connection and a seed. The seed decides how each end is used (as a
+//! whole, split, shared between tasks), a schedule of operations with sizes from nothing to more
+//! than a ring, where futures are dropped half-way, and how each end is closed. Every result is
+//! compared with what a stream may do:
+//!
+//! - bytes arrive once, in order, and none that were not written;
+//! - reads give 0 only behind the last byte, after the peer shut writing down or closed in order;
+//! - resets come from peers that closed with unread data or without linger, and from them only;
+//! - writes fail with `BrokenPipe` after an own shutdown, with `ConnectionReset` after the peer
+//!   closed, and for no other reason;
+//! - a dropped read has taken nothing, a dropped write has written nothing;
+//! - what is reported ready does not wait;
+//! - everybody who waits is woken in time.
+//!
+//! How the ends are connected is not its business: tests of this crate use memory devices on a
+//! [`VirtualRuntime`](crate::runtime::VirtualRuntime), a provider can use its own devices on any
+//! runtime.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use smc_core::Endpoint;
+//! use smc_core::io::negotiate::Assume;
+//! use smc_testkit::memory_device::MemFabric;
+//! use smc_testkit::model::{self, Rules};
+//! use smc_testkit::runtime::VirtualRuntime;
+//!
+//! let runtime = VirtualRuntime::new(1);
+//! let fabric = MemFabric::new(1);
+//! let endpoint = |name: &str| {
+//!     Endpoint::builder()
+//!         .device(fabric.device(name))
+//!         .runtime(runtime.handle())
+//!         .negotiation(Arc::new(Assume::new()))
+//!         .build()
+//! };
+//! let (server, client) = (endpoint("mem0")?, endpoint("mem1")?);
+//! let tally = runtime.block_on(async {
+//!     let listener = server.bind("127.0.0.1:80").await?;
+//!     let connected = client.connect("127.0.0.1:80").await?;
+//!     let (accepted, _) = listener.accept().await?;
+//!     let tally = model::run(7, &runtime.handle(), (connected, accepted), Rules::exact()).await;
+//!     Ok::<_, smc_core::Error>(tally)
+//! })?;
+//! println!("{} bytes", tally.expect("streams keep the rules").bytes);
+//! # Ok::<_, smc_core::Error>(())
+//! ```
+
+mod ends;
+mod oracle;
+mod plan;
+mod reader;
+mod side;
+mod writer;
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use smc_core::Stream;
+use smc_core::io::runtime::Runtime;
+
+use crate::Rng;
+use oracle::Oracle;
+use plan::Plan;
+
+/// How strictly an end of a stream is judged.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub struct Rules {
+    /// What one end does shows at the other at once, as on a single-threaded runtime with devices
+    /// that are never busy. Otherwise results that depend on who was first may be either way.
+    pub is_exact: bool,
+    /// The device goes away at some time: either end may be aborted.
+    pub may_abort: bool,
+    /// Time, on the runtime's clock, after which the run counts as stuck.
+    pub patience: Duration,
+}
+
+impl Rules {
+    /// For single-threaded runtimes and devices that are never busy.
+    #[must_use]
+    pub fn exact() -> Self {
+        Self { is_exact: true, may_abort: false, patience: Duration::from_secs(60) }
+    }
+
+    /// For everything else.
+    #[must_use]
+    pub fn relaxed() -> Self {
+        Self { is_exact: false, ..Self::exact() }
+    }
+
+    /// Allows the connection to be aborted.
+    #[must_use]
+    pub fn with_aborts(mut self) -> Self {
+        self.may_abort = true;
+        self
+    }
+
+    /// Sets after what time a run counts as stuck.
+    #[must_use]
+    pub fn with_patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+}
+
+/// What a run did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Tally {
+    /// Operations made at both ends.
+    pub operations: u64,
+    /// Bytes read at both ends.
+    pub bytes: u64,
+    /// Directions that were read to the end of the stream.
+    pub ends: u32,
+    /// Reads and writes that found the connection reset.
+    pub resets: u32,
+    /// Futures that were dropped while they waited.
+    pub cancelled: u64,
+}
+
+/// What a stream did wrong, with the last operations before.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("seed {seed}: {what}\n{history}")]
+#[non_exhaustive]
+pub struct Violation {
+    /// The seed of the run.
+    pub seed: u64,
+    /// The rule that was broken.
+    pub what: String,
+    /// How the ends were used, and what was done last.
+    pub history: String,
+}
+
+/// Uses both ends of a connection as the seed says; consumes and closes them.
+///
+/// Spawns tasks on `runtime`, the one that the streams are on. After a violation they are left
+/// behind.
+///
+/// # Errors
+///
+/// [`Violation`] when a stream did what a stream must not do, or did not get on in time.
+pub async fn run(
+    seed: u64,
+    runtime: &Arc<dyn Runtime>,
+    (first, second): (Stream, Stream),
+    rules: Rules,
+) -> Result<Tally, Violation> {
+    let mut rng = Rng::new(seed);
+    let plans = [Plan::new(&mut rng), Plan::new(&mut rng)];
+    let oracle = Oracle::new(rules, &plans, first.mode().is_smc());
+    for (side, (stream, plan)) in [first, second].into_iter().zip(plans).enumerate() {
+        let (oracle, inner) = (Arc::clone(&oracle), Arc::clone(runtime));
+        runtime.spawn(Box::pin(side::live(stream, side, plan, oracle, inner)));
+    }
+    let mut time_out = runtime.timer(runtime.now() + rules.patience);
+    let outcome = {
+        let mut over = pin!(poll_fn(|cx| oracle.poll_over(cx)));
+        poll_fn(|cx| {
+            if over.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(oracle.outcome());
+            }
+            time_out.as_mut().poll(cx).map(|()| Err(format!("stuck: {}", oracle.waiting())))
+        })
+        .await
+    };
+    outcome.map_err(|what| Violation { seed, what, history: oracle.history() })
+}

@@ -1,0 +1,404 @@
+//! What both ends did so far, and what follows from it.
+
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+
+use super::plan::Plan;
+use super::{Rules, Tally};
+
+/// The judge of a run; both ends tell it what they do.
+pub(super) struct Oracle {
+    pub(super) rules: Rules,
+    pub(super) is_smc: bool,
+    plans: String,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// By the side that writes.
+    directions: [Direction; 2],
+    sides: [Side; 2],
+    tally: Tally,
+    violation: Option<String>,
+    history: VecDeque<String>,
+    waker: Option<Waker>,
+}
+
+/// One direction of the stream.
+#[derive(Default)]
+struct Direction {
+    /// Bytes that may have been written: a write is under way.
+    offered: u64,
+    written: u64,
+    read: u64,
+    /// The writer shut its side down, or dropped it.
+    is_shut: bool,
+}
+
+/// One end of the stream.
+#[derive(Default)]
+struct Side {
+    closed: Option<Closed>,
+    /// Reads no more, so that its writer must not wait for the peer.
+    is_stopping: bool,
+    is_over: bool,
+    /// Halves that were dropped.
+    dropped: u8,
+    /// What its tasks do now.
+    now: [String; 2],
+    /// The writer, to be told when the reader stops.
+    writer: Option<Waker>,
+}
+
+/// How an end was closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Closed {
+    InOrder,
+    WithReset,
+    /// Depends on what was on its way.
+    Either,
+}
+
+/// Which task of a side speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Task {
+    Reader,
+    Writer,
+}
+
+/// What a read or write came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Goes on.
+    Open,
+    /// No more of this direction.
+    Over,
+}
+
+impl Oracle {
+    pub(super) fn new(rules: Rules, plans: &[Plan; 2], is_smc: bool) -> Arc<Self> {
+        let plans = format!("0: {:?}\n1: {:?}", plans[0], plans[1]);
+        Arc::new(Self { rules, is_smc, plans, state: Mutex::default() })
+    }
+
+    // ---- Writing -------------------------------------------------------------------------------
+
+    /// Where the next byte written by this side goes.
+    pub(super) fn write_position(&self, side: usize) -> u64 {
+        self.state().directions[side].written
+    }
+
+    /// A write of `len` bytes is tried now.
+    pub(super) fn offer(&self, side: usize, len: usize) {
+        let mut state = self.state();
+        let direction = &mut state.directions[side];
+        direction.offered = direction.written + len as u64;
+    }
+
+    /// The write waits: nothing was written.
+    pub(super) fn withdraw(&self, side: usize) {
+        let mut state = self.state();
+        let direction = &mut state.directions[side];
+        direction.offered = direction.written;
+    }
+
+    /// What became of a write of `len` bytes.
+    pub(super) fn written(
+        &self,
+        side: usize,
+        how: &str,
+        len: usize,
+        result: &io::Result<usize>,
+    ) -> Verdict {
+        let mut state = self.state();
+        state.note(side, how, len, result);
+        let is_peer_closed = state.sides[1 - side].closed.is_some();
+        let is_blind = !self.rules.is_exact || state.directions[side].is_shut;
+        let direction = &mut state.directions[side];
+        match result {
+            Ok(count) => {
+                direction.written += *count as u64;
+                direction.offered = direction.written;
+                let count = *count;
+                let is_shut = direction.is_shut;
+                state.require(count <= len, || format!("wrote {count} bytes of {len}"));
+                state.require(count > 0 || len == 0, || "wrote nothing".into());
+                state.require(count == 0 || !is_shut, || "wrote after shutdown".into());
+                let is_late = self.is_smc && is_peer_closed && count > 0;
+                state.require(!is_late || is_blind, || "wrote to a peer that has closed".into());
+                Verdict::Open
+            }
+            Err(error) => {
+                direction.offered = direction.written;
+                let is_shut = direction.is_shut;
+                match error.kind() {
+                    io::ErrorKind::WouldBlock => return Verdict::Open,
+                    // TCP reports the peer's reset with either.
+                    io::ErrorKind::BrokenPipe => {
+                        let is_due = is_shut || (!self.is_smc && is_peer_closed);
+                        state.require(is_due, || "`BrokenPipe` without a shutdown".into());
+                    }
+                    io::ErrorKind::ConnectionReset => {
+                        state.tally.resets += 1;
+                        state.require(is_peer_closed, || {
+                            "write found a reset, but the peer has not closed".into()
+                        });
+                    }
+                    io::ErrorKind::ConnectionAborted if self.rules.may_abort => {}
+                    _ => state.require(false, || format!("write failed: {error}")),
+                }
+                Verdict::Over
+            }
+        }
+    }
+
+    /// The writer shuts its side down, or drops it.
+    pub(super) fn shut(&self, side: usize) {
+        let mut state = self.state();
+        state.say(side, "shut".into());
+        state.directions[side].is_shut = true;
+    }
+
+    // ---- Reading -------------------------------------------------------------------------------
+
+    /// Where the next byte read by this side comes from.
+    pub(super) fn read_position(&self, side: usize) -> u64 {
+        self.state().directions[1 - side].read
+    }
+
+    /// Bytes were seen at the read position and `taken` of them taken.
+    pub(super) fn seen(&self, side: usize, bytes: &[u8], taken: usize) {
+        let mut state = self.state();
+        let direction = &mut state.directions[1 - side];
+        let at = direction.read;
+        let is_invented = at + bytes.len() as u64 > direction.offered;
+        direction.read += taken as u64;
+        state.tally.bytes += taken as u64;
+        let wrong = bytes.iter().zip(at..).position(|(byte, at)| *byte != byte_at(1 - side, at));
+        state.require(wrong.is_none(), || {
+            format!("side {side} read {} bytes at {at}, number {wrong:?} is wrong", bytes.len())
+        });
+        state.require(!is_invented, || format!("side {side} read bytes that nobody wrote"));
+    }
+
+    /// What became of a read into a buffer of `len` bytes; the bytes were `seen`.
+    pub(super) fn read(
+        &self,
+        side: usize,
+        how: &str,
+        len: usize,
+        result: &io::Result<usize>,
+    ) -> Verdict {
+        let mut state = self.state();
+        state.note(side, how, len, result);
+        let peer = state.sides[1 - side].closed;
+        let direction = &state.directions[1 - side];
+        let (read, written, is_shut) = (direction.read, direction.written, direction.is_shut);
+        match result {
+            Ok(count) if *count > 0 || len == 0 => {
+                state.require(*count <= len, || format!("read {count} bytes into {len}"));
+                Verdict::Open
+            }
+            Ok(_) => {
+                state.tally.ends += 1;
+                state.require(read == written, || {
+                    format!("side {side} reads the end at {read}, {written} bytes were written")
+                });
+                let may_end = is_shut || matches!(peer, Some(Closed::InOrder | Closed::Either));
+                state.require(may_end, || format!("side {side} reads an end without cause"));
+                let is_reset = peer == Some(Closed::WithReset) && self.rules.is_exact;
+                state.require(!is_reset || !self.is_smc, || {
+                    format!("side {side} reads an end, but the peer has reset")
+                });
+                Verdict::Over
+            }
+            Err(error) => {
+                match error.kind() {
+                    io::ErrorKind::WouldBlock => return Verdict::Open,
+                    io::ErrorKind::ConnectionReset => {
+                        state.tally.resets += 1;
+                        let is_due = matches!(peer, Some(Closed::WithReset | Closed::Either));
+                        state.require(is_due, || {
+                            format!("side {side} reads a reset, the peer closed: {peer:?}")
+                        });
+                    }
+                    io::ErrorKind::ConnectionAborted if self.rules.may_abort => {}
+                    _ => state.require(false, || format!("read failed: {error}")),
+                }
+                Verdict::Over
+            }
+        }
+    }
+
+    // ---- Closing -------------------------------------------------------------------------------
+
+    /// The reader of a side has ended. With `is_stopping` it left early, and its writer must not
+    /// wait any more.
+    pub(super) fn reader_left(&self, side: usize, is_stopping: bool) {
+        let mut state = self.state();
+        state.sides[side].is_stopping |= is_stopping;
+        let writer = state.sides[side].writer.take();
+        drop(state);
+        if let Some(writer) = writer {
+            writer.wake();
+        }
+    }
+
+    /// Whether the writer of a side should give up waiting; keeps the waker.
+    pub(super) fn poll_stopping(&self, side: usize, cx: &mut Context<'_>) -> Poll<()> {
+        let mut state = self.state();
+        if state.sides[side].is_stopping {
+            return Poll::Ready(());
+        }
+        state.sides[side].writer = Some(cx.waker().clone());
+        Poll::Pending
+    }
+
+    /// A half is dropped now; the second one closes the stream.
+    pub(super) fn drop_half(&self, side: usize, task: Task, has_zero_linger: bool) {
+        if task == Task::Writer {
+            self.shut(side);
+        }
+        let is_last = {
+            let mut state = self.state();
+            state.sides[side].dropped += 1;
+            state.sides[side].dropped == 2
+        };
+        if is_last {
+            self.close(side, has_zero_linger);
+        }
+    }
+
+    /// The stream is dropped now.
+    pub(super) fn close(&self, side: usize, has_zero_linger: bool) {
+        let mut state = self.state();
+        let incoming = &state.directions[1 - side];
+        let closed = if has_zero_linger || incoming.written > incoming.read {
+            Closed::WithReset
+        } else if incoming.offered == incoming.read || self.rules.is_exact {
+            Closed::InOrder
+        } else {
+            Closed::Either
+        };
+        state.say(side, format!("closes {closed:?}"));
+        state.sides[side].closed = Some(closed);
+    }
+
+    // ---- The run -------------------------------------------------------------------------------
+
+    /// A future was dropped while it waited.
+    pub(super) fn cancelled(&self, side: usize, how: &str) {
+        let mut state = self.state();
+        state.tally.cancelled += 1;
+        state.say(side, format!("{how} cancelled"));
+    }
+
+    /// What a task waits for, for the report of a stuck run.
+    pub(super) fn doing(&self, side: usize, task: Task, what: &str) {
+        let slot = usize::from(task == Task::Writer);
+        let mut state = self.state();
+        let now = &mut state.sides[side].now[slot];
+        now.clear();
+        now.push_str(what);
+    }
+
+    pub(super) fn require(&self, holds: bool, what: impl FnOnce() -> String) {
+        self.state().require(holds, what);
+    }
+
+    pub(super) fn is_broken(&self) -> bool {
+        self.state().violation.is_some()
+    }
+
+    /// Both tasks of a side have ended and its stream is gone.
+    pub(super) fn side_over(&self, side: usize) {
+        let mut state = self.state();
+        state.sides[side].is_over = true;
+        state.wake();
+    }
+
+    pub(super) fn poll_over(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut state = self.state();
+        if state.violation.is_some() || state.sides.iter().all(|side| side.is_over) {
+            return Poll::Ready(());
+        }
+        state.waker = Some(cx.waker().clone());
+        Poll::Pending
+    }
+
+    pub(super) fn outcome(&self) -> Result<Tally, String> {
+        let state = self.state();
+        state.violation.clone().map_or(Ok(state.tally), Err)
+    }
+
+    /// Who has not ended, and what it does.
+    pub(super) fn waiting(&self) -> String {
+        let state = self.state();
+        let mut text = String::new();
+        for (number, side) in state.sides.iter().enumerate().filter(|(_, side)| !side.is_over) {
+            let [reader, writer] = &side.now;
+            text += &format!("side {number} reader: {reader}, writer: {writer}; ");
+        }
+        for (number, direction) in state.directions.iter().enumerate() {
+            let Direction { written, read, is_shut, .. } = direction;
+            text += &format!("side {number} wrote {written} (shut: {is_shut}), {read} read; ");
+        }
+        text
+    }
+
+    pub(super) fn history(&self) -> String {
+        let state = self.state();
+        let lines: Vec<_> = state.history.iter().map(String::as_str).collect();
+        format!("smc: {}\n{}\n{}", self.is_smc, self.plans, lines.join("\n"))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn require(&mut self, holds: bool, what: impl FnOnce() -> String) {
+        if !holds && self.violation.is_none() {
+            self.violation = Some(what());
+            self.wake();
+        }
+    }
+
+    fn wake(&mut self) {
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+
+    fn note(&mut self, side: usize, how: &str, len: usize, result: &io::Result<usize>) {
+        self.tally.operations += 1;
+        let result = match result {
+            Ok(count) => format!("{how}({len}) = {count}"),
+            Err(error) => format!("{how}({len}) = {:?}", error.kind()),
+        };
+        self.say(side, result);
+    }
+
+    fn say(&mut self, side: usize, what: String) {
+        if self.history.len() == HISTORY {
+            self.history.pop_front();
+        }
+        let [first, second] = &self.directions;
+        let (out, back) = if side == 0 { (first, second) } else { (second, first) };
+        let line = format!("side {side} (wrote {}, read {}): {what}", out.written, back.read);
+        self.history.push_back(line);
+    }
+}
+
+/// The byte that a side writes at a position.
+pub(super) fn byte_at(side: usize, at: u64) -> u8 {
+    let mixed = (at ^ (side as u64) << 63).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    mixed.to_be_bytes()[0]
+}
+
+/// Lines of history that are kept.
+const HISTORY: usize = 40;

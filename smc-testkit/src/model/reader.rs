@@ -1,0 +1,205 @@
+//! The reading task of one end.
+
+use std::future::poll_fn;
+use std::io::{self, IoSliceMut};
+use std::task::{Context, Poll};
+
+use super::ends::Reading;
+use super::oracle::{Oracle, Task, Verdict};
+use super::plan::size;
+use super::side::{limited, rest};
+use crate::Rng;
+
+/// Reads until the end or, with a number, for that many operations.
+pub(super) struct Reader<'o> {
+    oracle: &'o Oracle,
+    side: usize,
+    rng: Rng,
+    scale: usize,
+    left: Option<usize>,
+    buf: Vec<u8>,
+}
+
+impl<'o> Reader<'o> {
+    pub(super) fn new(
+        oracle: &'o Oracle,
+        side: usize,
+        rng: Rng,
+        scale: usize,
+        left: Option<usize>,
+    ) -> Self {
+        Self { oracle, side, rng, scale, left, buf: Vec::new() }
+    }
+
+    /// Everything, in a task of its own.
+    pub(super) async fn run(mut self, end: &mut impl Reading) {
+        while self.step(end).await == Verdict::Open {}
+        self.oracle.doing(self.side, Task::Reader, "done");
+        self.oracle.reader_left(self.side, self.left.is_some());
+    }
+
+    /// One operation. Futures that wait are dropped after a few polls in some cases.
+    pub(super) async fn step(&mut self, end: &mut impl Reading) -> Verdict {
+        if self.left == Some(0) || self.oracle.is_broken() {
+            return Verdict::Over;
+        }
+        if let Some(left) = &mut self.left {
+            *left -= 1;
+        }
+        let polls = self.rng.chance(200).then(|| 1 + self.rng.below(3));
+        let verdict = match self.rng.below(12) {
+            0..=3 => self.read(end, polls).await,
+            4 => self.read_vectored(end, polls).await,
+            5 | 6 => self.fill_buf(end, polls).await,
+            7 => self.peek(end, polls).await,
+            8 => Some(self.try_read(end, "try_read")),
+            9 => Some(self.try_several(end)),
+            10 => self.readable(end, polls).await,
+            _ => {
+                rest(self.rng.below(20)).await;
+                Some(Verdict::Open)
+            }
+        };
+        verdict.unwrap_or(Verdict::Open)
+    }
+
+    async fn read(&mut self, end: &mut impl Reading, polls: Option<usize>) -> Option<Verdict> {
+        let (oracle, side) = (self.oracle, self.side);
+        let buf = self.buffer();
+        self.wait("read", polls, |cx| {
+            let result = end.poll_read(cx, buf);
+            result.map(|result| judge(oracle, side, "read", buf, result))
+        })
+        .await
+    }
+
+    async fn read_vectored(
+        &mut self,
+        end: &mut impl Reading,
+        polls: Option<usize>,
+    ) -> Option<Verdict> {
+        let (oracle, side) = (self.oracle, self.side);
+        let split = self.rng.below(100);
+        let buf = self.buffer();
+        self.wait("read_vectored", polls, |cx| {
+            let (one, two) = buf.split_at_mut(buf.len() * split / 100);
+            let mut bufs = [IoSliceMut::new(one), IoSliceMut::new(&mut []), IoSliceMut::new(two)];
+            let result = end.poll_read_vectored(cx, &mut bufs);
+            result.map(|result| judge(oracle, side, "read_vectored", buf, result))
+        })
+        .await
+    }
+
+    async fn fill_buf(&mut self, end: &mut impl Reading, polls: Option<usize>) -> Option<Verdict> {
+        let (oracle, side) = (self.oracle, self.side);
+        let share = self.rng.below(5);
+        let buf = self.buffer();
+        self.wait("fill_buf", polls, |cx| {
+            let filled = end.poll_fill(cx, &mut |bytes| {
+                // Nothing, a part, or everything.
+                let taken = bytes.len() * share.min(3) / 3;
+                oracle.seen(side, bytes, taken);
+                taken
+            });
+            match filled {
+                None => end
+                    .poll_read(cx, buf)
+                    .map(|result| judge(oracle, side, "read", buf, result)),
+                Some(filled) => filled
+                    .map(|result| oracle.read(side, "fill_buf", usize::MAX, &result)),
+            }
+        })
+        .await
+    }
+
+    async fn peek(&mut self, end: &mut impl Reading, polls: Option<usize>) -> Option<Verdict> {
+        let (oracle, side) = (self.oracle, self.side);
+        let buf = self.buffer();
+        self.wait("peek", polls, |cx| {
+            end.poll_peek(cx, buf).map(|result| {
+                if let Ok(count) = &result {
+                    oracle.seen(side, &buf[..*count], 0);
+                }
+                oracle.read(side, "peek", buf.len(), &result)
+            })
+        })
+        .await
+    }
+
+    fn try_read(&mut self, end: &impl Reading, how: &str) -> Verdict {
+        let (oracle, side) = (self.oracle, self.side);
+        let buf = self.buffer();
+        let result = end.try_read(buf);
+        judge(oracle, side, how, buf, result)
+    }
+
+    fn try_several(&mut self, end: &impl Reading) -> Verdict {
+        let (oracle, side) = (self.oracle, self.side);
+        if self.rng.chance(500) {
+            let split = self.rng.below(100);
+            let buf = self.buffer();
+            let (one, two) = buf.split_at_mut(buf.len() * split / 100);
+            let result = end.try_read_vectored(&mut [IoSliceMut::new(one), IoSliceMut::new(two)]);
+            return judge(oracle, side, "try_read_vectored", buf, result);
+        }
+        let limit = self.buffer().len();
+        let mut collected = vec![0xaa; 3];
+        let result = end.try_read_buf(&mut collected, limit);
+        let count = *result.as_ref().unwrap_or(&0);
+        oracle.require(collected.len() == 3 + count, || "try_read_buf grows by another".into());
+        judge(oracle, side, "try_read_buf", &collected[3..], result_of(result, limit))
+    }
+
+    async fn readable(&mut self, end: &mut impl Reading, polls: Option<usize>) -> Option<Verdict> {
+        {
+            let mut readable = end.readable();
+            let ready = self.wait("readable", polls, |cx| readable.as_mut().poll(cx)).await?;
+            self.oracle.require(ready.is_ok(), || format!("readable: {ready:?}"));
+        }
+        let is_empty = self.buffer().is_empty();
+        if is_empty {
+            return None;
+        }
+        let result = end.try_read(&mut self.buf);
+        let would_block = |error: &io::Error| error.kind() == io::ErrorKind::WouldBlock;
+        let has_waited = result.as_ref().is_err_and(would_block);
+        self.oracle.require(!has_waited, || "readable, but a read would wait".into());
+        Some(judge(self.oracle, self.side, "try_read when readable", &self.buf, result))
+    }
+
+    /// Polls until ready, or a limited number of times.
+    async fn wait<T>(
+        &self,
+        what: &str,
+        polls: Option<usize>,
+        poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
+    ) -> Option<T> {
+        self.oracle.doing(self.side, Task::Reader, what);
+        let result = limited(poll, polls).await;
+        if result.is_none() {
+            self.oracle.cancelled(self.side, what);
+        }
+        result
+    }
+
+    /// A buffer of random length.
+    fn buffer(&mut self) -> &mut Vec<u8> {
+        let len = size(&mut self.rng, self.scale);
+        self.buf.clear();
+        self.buf.resize(len, 0x55);
+        &mut self.buf
+    }
+}
+
+fn judge(
+    oracle: &Oracle,
+    side: usize,
+    how: &str,
+    buf: &[u8],
+    result: io::Result<usize>,
+) -> Verdict {
+    if let Ok(count) = &result {
+        oracle.seen(side, &buf[..(*count).min(buf.len())], *count);
+    }
+    oracle.read(side, how, buf.len(), &result)
+}

@@ -1,0 +1,412 @@
+//! Tasks, timers and the virtual clock.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
+
+use smc_core::io::runtime::Task;
+
+use super::options::Options;
+use super::pipe::Pipe;
+use crate::Rng;
+
+/// Why a run cannot come to its end.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Stall {
+    /// No task can run and no timer is set.
+    #[error("deadlock after {elapsed:?}: {}", .tasks.join(", "))]
+    Deadlock {
+        /// Virtual time since the start.
+        elapsed: Duration,
+        /// Who waits, and for what if that is a timer or a socket of the runtime.
+        tasks: Vec<String>,
+    },
+    /// Tasks run on and on: more polls than [`Options::max_steps`].
+    #[error("no end after {steps} polls and {elapsed:?}: {}", .tasks.join(", "))]
+    Endless {
+        /// Polls made.
+        steps: u64,
+        /// Virtual time since the start.
+        elapsed: Duration,
+        /// Who is there, and what it waited for last.
+        tasks: Vec<String>,
+    },
+}
+
+/// Runs `main` to its end together with the spawned tasks.
+pub(super) fn run<T>(core: &Arc<Core>, main: impl Future<Output = T>) -> Result<T, Stall> {
+    let mut main = pin!(main);
+    core.begin();
+    let mut steps = 0;
+    loop {
+        let Some(id) = core.next() else {
+            return Err(core.deadlock());
+        };
+        steps += 1;
+        if steps > core.options.max_steps {
+            return Err(core.endless(steps));
+        }
+        let waker = Waker::from(Arc::new(TaskWaker {
+            id,
+            core: Arc::downgrade(core),
+        }));
+        let mut context = Context::from_waker(&waker);
+        if id == MAIN {
+            if let Poll::Ready(result) = main.as_mut().poll(&mut context) {
+                core.state().current = None;
+                return Ok(result);
+            }
+        } else if let Some(mut task) = core.take_task(id) {
+            let is_pending = task.as_mut().poll(&mut context).is_pending();
+            core.put_back(id, is_pending.then_some(task));
+        }
+    }
+}
+
+/// The task that `run` was called with.
+const MAIN: usize = 0;
+
+/// What looking at the clock takes, so that who waits for it to move is not stuck.
+const LOOK: Duration = Duration::from_nanos(50);
+
+/// What everything of a runtime shares.
+pub(super) struct Core {
+    pub(super) options: Options,
+    epoch: Instant,
+    state: Mutex<State>,
+}
+
+struct State {
+    now: Duration,
+    rng: Rng,
+    tasks: BTreeMap<usize, Entry>,
+    next_task: usize,
+    /// Tasks to poll, each at most once.
+    ready: Vec<usize>,
+    /// By time and order of making.
+    timers: BTreeMap<(Duration, u64), Alarm>,
+    next_timer: u64,
+    current: Option<usize>,
+    is_closed: bool,
+}
+
+struct Entry {
+    name: String,
+    /// Not there while it is polled, and never for the main task.
+    task: Option<Task>,
+    is_ready: bool,
+    waits_for: Option<Wait>,
+}
+
+/// What a task was last seen waiting for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Wait {
+    Timer(Duration),
+    Read(SocketAddr, SocketAddr),
+    Write(SocketAddr, SocketAddr),
+    Accept(SocketAddr),
+}
+
+/// What happens at a time.
+pub(super) enum Alarm {
+    Wake(Waker),
+    Deliver(Arc<Pipe>),
+}
+
+impl Core {
+    pub(super) fn new(seed: u64, options: Options) -> Self {
+        let state = State {
+            now: Duration::ZERO,
+            rng: Rng::new(seed),
+            tasks: BTreeMap::new(),
+            next_task: MAIN + 1,
+            ready: Vec::new(),
+            timers: BTreeMap::new(),
+            next_timer: 0,
+            current: None,
+            is_closed: false,
+        };
+        Self {
+            options,
+            epoch: Instant::now(),
+            state: Mutex::new(state),
+        }
+    }
+
+    pub(super) fn now(&self) -> Instant {
+        let mut state = self.state();
+        state.now += LOOK;
+        self.epoch + state.now
+    }
+
+    pub(super) fn elapsed(&self) -> Duration {
+        self.state().now
+    }
+
+    pub(super) fn timer(self: &Arc<Self>, at: Instant) -> VirtualTimer {
+        let at = at.saturating_duration_since(self.epoch);
+        VirtualTimer {
+            core: Arc::clone(self),
+            at,
+            key: None,
+        }
+    }
+
+    pub(super) fn spawn(&self, name: String, task: Task) {
+        let mut state = self.state();
+        if state.is_closed {
+            // Outside of the lock, since a task may do anything when it is dropped.
+            drop(state);
+            drop(task);
+            return;
+        }
+        let id = state.next_task;
+        state.next_task += 1;
+        let name = if name.is_empty() {
+            format!("task {id}")
+        } else {
+            name
+        };
+        state.tasks.insert(
+            id,
+            Entry {
+                name,
+                task: Some(task),
+                is_ready: true,
+                waits_for: None,
+            },
+        );
+        state.ready.push(id);
+    }
+
+    /// Drops all tasks and takes no more.
+    pub(super) fn close(&self) {
+        let (tasks, timers) = {
+            let mut state = self.state();
+            state.is_closed = true;
+            (
+                std::mem::take(&mut state.tasks),
+                std::mem::take(&mut state.timers),
+            )
+        };
+        drop(tasks);
+        drop(timers);
+    }
+
+    pub(super) fn set_alarm(&self, at: Duration, alarm: Alarm) -> (Duration, u64) {
+        let mut state = self.state();
+        let key = (at, state.next_timer);
+        state.next_timer += 1;
+        state.timers.insert(key, alarm);
+        key
+    }
+
+    /// Notes what the running task waits for.
+    pub(super) fn waits_for(&self, wait: Wait) {
+        let mut state = self.state();
+        let State { current, tasks, .. } = &mut *state;
+        if let Some(entry) = current.and_then(|id| tasks.get_mut(&id)) {
+            entry.waits_for = Some(wait);
+        }
+    }
+
+    /// A random number for whoever simulates something.
+    pub(super) fn below(&self, end: usize) -> usize {
+        self.state().rng.below(end)
+    }
+
+    fn begin(&self) {
+        let mut state = self.state();
+        let entry = Entry {
+            name: "main".into(),
+            task: None,
+            is_ready: true,
+            waits_for: None,
+        };
+        state.tasks.insert(MAIN, entry);
+        state.ready.retain(|id| *id != MAIN);
+        state.ready.push(MAIN);
+    }
+
+    /// The next task to poll, after time has moved on as far as it must; `None` if that is never.
+    fn next(&self) -> Option<usize> {
+        loop {
+            let mut state = self.state();
+            let State {
+                now,
+                rng,
+                tasks,
+                ready,
+                timers,
+                current,
+                ..
+            } = &mut *state;
+            *now += if ready.is_empty() {
+                Duration::ZERO
+            } else {
+                self.options.step
+            };
+            if ready.is_empty() {
+                *now = (*now).max(timers.first_key_value()?.0.0);
+            }
+            let mut due = Vec::new();
+            while let Some(first) = timers.first_entry().filter(|first| first.key().0 <= *now) {
+                due.push(first.remove());
+            }
+            if due.is_empty() {
+                let id = ready.swap_remove(rng.below(ready.len()));
+                *current = Some(id);
+                if let Some(entry) = tasks.get_mut(&id) {
+                    entry.is_ready = false;
+                    entry.waits_for = None;
+                }
+                return Some(id);
+            }
+            drop(state);
+            due.into_iter().for_each(Alarm::go_off);
+        }
+    }
+
+    fn take_task(&self, id: usize) -> Option<Task> {
+        self.state().tasks.get_mut(&id)?.task.take()
+    }
+
+    fn put_back(&self, id: usize, task: Option<Task>) {
+        let mut state = self.state();
+        state.current = None;
+        let dropped = match (task, state.tasks.get_mut(&id)) {
+            (Some(task), Some(entry)) => {
+                entry.task = Some(task);
+                None
+            }
+            (task, _) => {
+                state.tasks.remove(&id);
+                task
+            }
+        };
+        drop(state);
+        drop(dropped);
+    }
+
+    fn wake(&self, id: usize) {
+        let mut state = self.state();
+        let State { tasks, ready, .. } = &mut *state;
+        let Some(entry) = tasks.get_mut(&id) else {
+            return;
+        };
+        if !std::mem::replace(&mut entry.is_ready, true) {
+            ready.push(id);
+        }
+    }
+
+    fn deadlock(&self) -> Stall {
+        Stall::Deadlock {
+            elapsed: self.elapsed(),
+            tasks: self.describe(),
+        }
+    }
+
+    fn endless(&self, steps: u64) -> Stall {
+        Stall::Endless {
+            steps,
+            elapsed: self.elapsed(),
+            tasks: self.describe(),
+        }
+    }
+
+    fn describe(&self) -> Vec<String> {
+        self.state()
+            .tasks
+            .values()
+            .map(ToString::to_string)
+            .collect()
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)?;
+        match self.waits_for {
+            None => Ok(()),
+            Some(Wait::Timer(at)) => write!(f, " (until {at:?})"),
+            Some(Wait::Read(local, peer)) => write!(f, " (reads at {local} from {peer})"),
+            Some(Wait::Write(local, peer)) => write!(f, " (writes at {local} to {peer})"),
+            Some(Wait::Accept(local)) => write!(f, " (accepts at {local})"),
+        }
+    }
+}
+
+impl Alarm {
+    fn go_off(self) {
+        match self {
+            Self::Wake(waker) => waker.wake(),
+            Self::Deliver(pipe) => pipe.wake_reader(),
+        }
+    }
+}
+
+struct TaskWaker {
+    id: usize,
+    core: Weak<Core>,
+}
+
+impl Wake for TaskWaker {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        if let Some(core) = self.core.upgrade() {
+            core.wake(self.id);
+        }
+    }
+}
+
+/// Completes at a virtual time.
+pub(super) struct VirtualTimer {
+    core: Arc<Core>,
+    at: Duration,
+    key: Option<(Duration, u64)>,
+}
+
+impl Future for VirtualTimer {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        self.disarm();
+        if self.core.elapsed() >= self.at {
+            return Poll::Ready(());
+        }
+        self.core.waits_for(Wait::Timer(self.at));
+        let key = self
+            .core
+            .set_alarm(self.at, Alarm::Wake(context.waker().clone()));
+        self.key = Some(key);
+        Poll::Pending
+    }
+}
+
+impl VirtualTimer {
+    fn disarm(&mut self) {
+        if let Some(key) = self.key.take() {
+            let alarm = self.core.state().timers.remove(&key);
+            drop(alarm);
+        }
+    }
+}
+
+impl Drop for VirtualTimer {
+    fn drop(&mut self) {
+        self.disarm();
+    }
+}

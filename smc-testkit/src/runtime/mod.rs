@@ -1,0 +1,207 @@
+//! A runtime without a clock, threads or sockets, for tests that run the same way every time.
+//!
+//! [`VirtualRuntime`] runs tasks on the calling thread, in an order that its seed decides. Time is
+//! virtual: when nothing can run it jumps to the next timer, so a test of a ten-minute time-out
+//! takes no time. TCP connections are queues in memory with latency and fragmentation. When neither
+//! a task nor a timer is left, the run ends with an error that names who waits for what
+//! ([`Stall`]), instead of hanging.
+//!
+//! ```
+//! use std::time::Duration;
+//! use smc_core::io::runtime::Runtime;
+//! use smc_testkit::runtime::VirtualRuntime;
+//!
+//! let runtime = VirtualRuntime::new(7);
+//! let handle = runtime.handle();
+//! let before = handle.now();
+//! runtime.block_on(handle.timer(before + Duration::from_secs(600)));
+//! assert!(handle.now() >= before + Duration::from_secs(600));
+//! ```
+//!
+//! It has no reactor: descriptors cannot be watched, so devices have to use
+//! [`Doorbell::Waker`](smc_core::device::Doorbell::Waker), as
+//! [`MemDevice`](crate::memory_device::MemDevice) does.
+
+mod executor;
+mod net;
+mod options;
+mod pipe;
+mod socket;
+
+pub use executor::Stall;
+pub use options::Options;
+
+use std::fmt;
+use std::future::Future;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use smc_core::io::runtime::{
+    Acceptor, BeforeConnect, Runtime, Socket, SocketOptions, Task, Timer, Watch,
+};
+
+use executor::Core;
+use net::Net;
+
+/// A deterministic single-threaded runtime.
+///
+/// Dropping it drops all its tasks.
+pub struct VirtualRuntime {
+    core: Arc<Core>,
+    net: Arc<Net>,
+}
+
+impl VirtualRuntime {
+    /// A runtime whose every choice follows from `seed`.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self::with_options(seed, Options::default())
+    }
+
+    /// The same with other options.
+    #[must_use]
+    pub fn with_options(seed: u64, options: Options) -> Self {
+        let core = Arc::new(Core::new(seed, options));
+        let net = Arc::new(Net::new(Arc::clone(&core)));
+        Self { core, net }
+    }
+
+    /// What endpoints take.
+    #[must_use]
+    pub fn handle(&self) -> Arc<dyn Runtime> {
+        Arc::new(Handle {
+            core: Arc::clone(&self.core),
+            net: Arc::clone(&self.net),
+        })
+    }
+
+    /// Runs a future to its end, and all spawned tasks meanwhile. They stay for the next call.
+    ///
+    /// # Panics
+    ///
+    /// With the text of the [`Stall`] when the future cannot come to its end.
+    pub fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
+        match self.try_block_on(future) {
+            Ok(result) => result,
+            Err(stall) => panic!("{stall}"),
+        }
+    }
+
+    /// Runs a future to its end.
+    ///
+    /// # Errors
+    ///
+    /// [`Stall`] when nothing can run any more, or something runs without end.
+    pub fn try_block_on<T>(&self, future: impl Future<Output = T>) -> Result<T, Stall> {
+        executor::run(&self.core, future)
+    }
+
+    /// Lets tasks run for a span of virtual time.
+    ///
+    /// # Panics
+    ///
+    /// When something runs without end.
+    pub fn run_for(&self, time: Duration) {
+        let handle = self.handle();
+        self.block_on(handle.timer(handle.now() + time));
+    }
+
+    /// Starts a task under a name, which a [`Stall`] tells.
+    pub fn spawn_named(
+        &self,
+        name: impl Into<String>,
+        task: impl Future<Output = ()> + Send + 'static,
+    ) {
+        self.core.spawn(name.into(), Box::pin(task));
+    }
+
+    /// Virtual time since the start.
+    #[must_use]
+    pub fn elapsed(&self) -> Duration {
+        self.core.elapsed()
+    }
+
+    /// Makes a host name known to the resolver.
+    pub fn add_host(&self, name: &str, addresses: &[IpAddr]) {
+        self.net.add_host(name, addresses);
+    }
+
+    /// Resets every TCP connection that has this address at one of its ends; gives their number.
+    pub fn cut(&self, address: SocketAddr) -> usize {
+        self.net.cut(address)
+    }
+}
+
+impl Drop for VirtualRuntime {
+    fn drop(&mut self) {
+        // Tasks hold handles, which hold the tasks: somebody has to let go first.
+        self.core.close();
+        self.net.close();
+    }
+}
+
+impl fmt::Debug for VirtualRuntime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VirtualRuntime")
+            .field("elapsed", &self.elapsed())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The runtime as endpoints see it.
+struct Handle {
+    core: Arc<Core>,
+    net: Arc<Net>,
+}
+
+#[async_trait]
+impl Runtime for Handle {
+    fn now(&self) -> Instant {
+        self.core.now()
+    }
+
+    fn timer(&self, at: Instant) -> Timer {
+        Box::pin(self.core.timer(at))
+    }
+
+    fn spawn(&self, task: Task) {
+        self.core.spawn(String::new(), task);
+    }
+
+    async fn resolve(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+        self.net.resolve(host, port)
+    }
+
+    async fn connect(
+        &self,
+        to: SocketAddr,
+        options: &SocketOptions,
+        before: &mut BeforeConnect<'_>,
+    ) -> io::Result<Arc<dyn Socket>> {
+        self.net.connect(to, options, before).await
+    }
+
+    fn bind(&self, at: SocketAddr, options: &SocketOptions) -> io::Result<Arc<dyn Acceptor>> {
+        self.net.bind(at, options)
+    }
+
+    fn watch(&self, _fd: BorrowedFd<'_>) -> io::Result<Box<dyn Watch>> {
+        Err(io::Error::new(
+            io::ErrorKind::Unsupported,
+            "the virtual runtime has no reactor; use devices with a waker as doorbell",
+        ))
+    }
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VirtualRuntime").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,187 @@
+//! The network of one virtual host: who listens where, names, connections.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use smc_core::io::runtime::{Acceptor, BeforeConnect, Socket, SocketOptions, Unconnected};
+
+use super::executor::Core;
+use super::socket::{VirtualAcceptor, VirtualSocket};
+
+/// All sockets of a runtime.
+pub(super) struct Net {
+    core: Arc<Core>,
+    state: Mutex<State>,
+}
+
+struct State {
+    listeners: BTreeMap<SocketAddr, Weak<VirtualAcceptor>>,
+    hosts: BTreeMap<String, Vec<IpAddr>>,
+    connections: Vec<Weak<VirtualSocket>>,
+    next_port: u16,
+}
+
+impl Net {
+    pub(super) fn new(core: Arc<Core>) -> Self {
+        let localhost = vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
+        let state = State {
+            listeners: BTreeMap::new(),
+            hosts: BTreeMap::from([("localhost".to_owned(), localhost)]),
+            connections: Vec::new(),
+            next_port: FIRST_PORT,
+        };
+        Self {
+            core,
+            state: Mutex::new(state),
+        }
+    }
+
+    pub(super) fn add_host(&self, name: &str, addresses: &[IpAddr]) {
+        self.state()
+            .hosts
+            .insert(name.to_owned(), addresses.to_vec());
+    }
+
+    pub(super) fn resolve(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+        if let Ok(address) = host.parse::<IpAddr>() {
+            return Ok(vec![(address, port).into()]);
+        }
+        let state = self.state();
+        let addresses = state
+            .hosts
+            .get(host)
+            .filter(|addresses| !addresses.is_empty());
+        let Some(addresses) = addresses else {
+            return Err(io::Error::new(io::ErrorKind::NotFound, "no such host"));
+        };
+        Ok(addresses
+            .iter()
+            .map(|address| (*address, port).into())
+            .collect())
+    }
+
+    pub(super) async fn connect(
+        &self,
+        to: SocketAddr,
+        options: &SocketOptions,
+        before: &mut BeforeConnect<'_>,
+    ) -> io::Result<Arc<dyn Socket>> {
+        let wanted = options.local.unwrap_or_else(|| (ip_of(to), 0).into());
+        let local = SocketAddr::new(wanted.ip(), self.take_port(wanted.port()));
+        before(&Unconnected::new(local, None))?;
+        // One way with the SYN; the way back goes unnoticed since nothing is sent before.
+        let arrival = self.core.now() + self.core.options.latency;
+        self.core.timer(arrival).await;
+        let Some(acceptor) = self.listener(to) else {
+            return Err(io::ErrorKind::ConnectionRefused.into());
+        };
+        let to = SocketAddr::new(ip_of(to), to.port());
+        let (ours, theirs) = VirtualSocket::pair(&self.core, [local, to]);
+        {
+            let mut state = self.state();
+            state.connections.retain(|socket| socket.strong_count() > 0);
+            state.connections.push(Arc::downgrade(&ours));
+        }
+        if !acceptor.offer(theirs) {
+            return Err(io::ErrorKind::ConnectionRefused.into());
+        }
+        Ok(ours)
+    }
+
+    pub(super) fn bind(
+        self: &Arc<Self>,
+        at: SocketAddr,
+        options: &SocketOptions,
+    ) -> io::Result<Arc<dyn Acceptor>> {
+        let port = if at.port() == 0 {
+            self.take_port(0)
+        } else {
+            at.port()
+        };
+        let local = SocketAddr::new(at.ip(), port);
+        let backlog = usize::try_from(options.backlog.unwrap_or(1024)).unwrap_or(usize::MAX);
+        let mut state = self.state();
+        if state
+            .listeners
+            .get(&local)
+            .is_some_and(|listener| listener.strong_count() > 0)
+        {
+            return Err(io::ErrorKind::AddrInUse.into());
+        }
+        let net = Arc::downgrade(self);
+        let acceptor = VirtualAcceptor::new(Arc::clone(&self.core), net, local, backlog);
+        state.listeners.insert(local, Arc::downgrade(&acceptor));
+        Ok(acceptor)
+    }
+
+    pub(super) fn stop_listening(&self, at: SocketAddr) {
+        self.state().listeners.remove(&at);
+    }
+
+    pub(super) fn cut(&self, address: SocketAddr) -> usize {
+        let connections = self.connections();
+        let cut = connections.iter().filter(|socket| socket.has_end(address));
+        cut.map(|socket| socket.reset()).count()
+    }
+
+    /// Ends all connections, so that nothing keeps anything alive.
+    pub(super) fn close(&self) {
+        self.connections().iter().for_each(|socket| socket.reset());
+    }
+
+    fn connections(&self) -> Vec<Arc<VirtualSocket>> {
+        self.state()
+            .connections
+            .iter()
+            .filter_map(Weak::upgrade)
+            .collect()
+    }
+
+    /// Who listens on the address, or on its port with a wildcard address.
+    fn listener(&self, to: SocketAddr) -> Option<Arc<VirtualAcceptor>> {
+        let any: IpAddr = if to.is_ipv4() {
+            Ipv4Addr::UNSPECIFIED.into()
+        } else {
+            Ipv6Addr::UNSPECIFIED.into()
+        };
+        let both = Ipv6Addr::UNSPECIFIED.into();
+        let candidates = [ip_of(to), any, both];
+        let state = self.state();
+        candidates.iter().find_map(|ip| {
+            state
+                .listeners
+                .get(&SocketAddr::new(*ip, to.port()))?
+                .upgrade()
+        })
+    }
+
+    /// The port asked for, or a free one.
+    fn take_port(&self, wanted: u16) -> u16 {
+        if wanted != 0 {
+            return wanted;
+        }
+        let mut state = self.state();
+        // Used again only after all others, and tests do not hold that many at a time.
+        let port = state.next_port;
+        state.next_port = port.checked_add(1).unwrap_or(FIRST_PORT);
+        port
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The address that packets to a wildcard address go to.
+fn ip_of(to: SocketAddr) -> IpAddr {
+    match to.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    }
+}
+
+/// The first of the ports for connecting sockets.
+const FIRST_PORT: u16 = 32_768;

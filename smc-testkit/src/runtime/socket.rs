@@ -1,0 +1,299 @@
+//! Connected and listening sockets.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io::{self, IoSlice};
+use std::net::{Shutdown, SocketAddr};
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use smc_core::io::runtime::{Acceptor, Socket};
+
+use super::executor::{Core, Wait};
+use super::net::Net;
+use super::pipe::Pipe;
+
+/// One end of a connection.
+pub(super) struct VirtualSocket {
+    core: Arc<Core>,
+    local: SocketAddr,
+    peer: SocketAddr,
+    rx: Arc<Pipe>,
+    tx: Arc<Pipe>,
+    settings: Mutex<Settings>,
+}
+
+#[derive(Default)]
+struct Settings {
+    nodelay: bool,
+    linger: Option<Duration>,
+}
+
+impl VirtualSocket {
+    /// Both ends of a connection.
+    pub(super) fn pair(core: &Arc<Core>, ends: [SocketAddr; 2]) -> (Arc<Self>, Arc<Self>) {
+        let [there, back] = [Pipe::new(Arc::clone(core)), Pipe::new(Arc::clone(core))];
+        let [first, second] = ends;
+        let make = |local, peer, rx: &Arc<Pipe>, tx: &Arc<Pipe>| {
+            Arc::new(Self {
+                core: Arc::clone(core),
+                local,
+                peer,
+                rx: Arc::clone(rx),
+                tx: Arc::clone(tx),
+                settings: Mutex::default(),
+            })
+        };
+        (
+            make(first, second, &back, &there),
+            make(second, first, &there, &back),
+        )
+    }
+
+    pub(super) fn has_end(&self, address: SocketAddr) -> bool {
+        self.local == address || self.peer == address
+    }
+
+    /// Breaks the connection in both directions.
+    pub(super) fn reset(&self) {
+        self.rx.reset();
+        self.tx.reset();
+    }
+
+    fn poll_to_read<T>(
+        &self,
+        cx: &mut Context<'_>,
+        mut attempt: impl FnMut() -> io::Result<T>,
+    ) -> Poll<io::Result<T>> {
+        // Registered first, as a reader that might sleep has to be.
+        self.rx.set_reader(cx.waker());
+        match attempt() {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                self.core.waits_for(Wait::Read(self.local, self.peer));
+                Poll::Pending
+            }
+            result => Poll::Ready(result),
+        }
+    }
+
+    fn poll_to_write<T>(
+        &self,
+        cx: &mut Context<'_>,
+        mut attempt: impl FnMut() -> io::Result<T>,
+    ) -> Poll<io::Result<T>> {
+        self.tx.set_writer(cx.waker());
+        match attempt() {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                self.core.waits_for(Wait::Write(self.local, self.peer));
+                Poll::Pending
+            }
+            result => Poll::Ready(result),
+        }
+    }
+
+    fn settings(&self) -> MutexGuard<'_, Settings> {
+        self.settings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Socket for VirtualSocket {
+    fn poll_read(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
+        self.poll_to_read(cx, || self.rx.read(buf, false))
+    }
+
+    fn poll_peek(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
+        self.poll_to_read(cx, || self.rx.read(buf, true))
+    }
+
+    fn poll_write(&self, cx: &mut Context<'_>, bufs: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+        self.poll_to_write(cx, || self.tx.write(bufs))
+    }
+
+    fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.poll_to_read(cx, || ready_if(self.rx.is_readable()))
+    }
+
+    fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.poll_to_write(cx, || ready_if(self.tx.is_writable()))
+    }
+
+    fn try_read(&self, buf: &mut [u8]) -> io::Result<usize> {
+        self.rx.read(buf, false)
+    }
+
+    fn try_write(&self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.tx.write(bufs)
+    }
+
+    fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        if matches!(how, Shutdown::Read | Shutdown::Both) {
+            self.rx.shut_reading();
+        }
+        if matches!(how, Shutdown::Write | Shutdown::Both) {
+            self.tx.finish();
+        }
+        Ok(())
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        Ok(self.local)
+    }
+
+    fn peer_addr(&self) -> io::Result<SocketAddr> {
+        Ok(self.peer)
+    }
+
+    fn set_nodelay(&self, on: bool) -> io::Result<()> {
+        self.settings().nodelay = on;
+        Ok(())
+    }
+
+    fn nodelay(&self) -> io::Result<bool> {
+        Ok(self.settings().nodelay)
+    }
+
+    fn set_linger(&self, linger: Option<Duration>) -> io::Result<()> {
+        self.settings().linger = linger;
+        Ok(())
+    }
+
+    fn linger(&self) -> io::Result<Option<Duration>> {
+        Ok(self.settings().linger)
+    }
+
+    fn set_keepalive(&self, _on: bool) -> io::Result<()> {
+        // Nobody is ever silent without a reason here.
+        Ok(())
+    }
+
+    fn take_error(&self) -> io::Result<Option<io::Error>> {
+        Ok(self.rx.take_error())
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+impl Drop for VirtualSocket {
+    fn drop(&mut self) {
+        // As TCP: unread data or a linger time of zero turn closing into a reset.
+        let has_unread = self.rx.leave_reading();
+        if has_unread || self.settings().linger == Some(Duration::ZERO) {
+            self.reset();
+        } else {
+            self.tx.finish();
+        }
+    }
+}
+
+impl fmt::Debug for VirtualSocket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VirtualSocket")
+            .field("local", &self.local)
+            .field("peer", &self.peer)
+            .finish_non_exhaustive()
+    }
+}
+
+fn ready_if(is_ready: bool) -> io::Result<()> {
+    if is_ready {
+        Ok(())
+    } else {
+        Err(io::ErrorKind::WouldBlock.into())
+    }
+}
+
+/// A listening socket.
+pub(super) struct VirtualAcceptor {
+    core: Arc<Core>,
+    net: Weak<Net>,
+    local: SocketAddr,
+    backlog: usize,
+    queue: Mutex<Queue>,
+}
+
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<Arc<VirtualSocket>>,
+    acceptor: Option<Waker>,
+}
+
+impl VirtualAcceptor {
+    pub(super) fn new(
+        core: Arc<Core>,
+        net: Weak<Net>,
+        local: SocketAddr,
+        backlog: usize,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            core,
+            net,
+            local,
+            backlog,
+            queue: Mutex::default(),
+        })
+    }
+
+    /// Adds a connection that was made; false if there is no room.
+    pub(super) fn offer(&self, socket: Arc<VirtualSocket>) -> bool {
+        let mut queue = self.queue();
+        if queue.waiting.len() >= self.backlog {
+            return false;
+        }
+        queue.waiting.push_back(socket);
+        let acceptor = queue.acceptor.take();
+        drop(queue);
+        if let Some(waker) = acceptor {
+            waker.wake();
+        }
+        true
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Acceptor for VirtualAcceptor {
+    fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(Arc<dyn Socket>, SocketAddr)>> {
+        let mut queue = self.queue();
+        if let Some(socket) = queue.waiting.pop_front() {
+            let peer = socket.peer;
+            return Poll::Ready(Ok((socket, peer)));
+        }
+        let old = queue.acceptor.replace(cx.waker().clone());
+        drop(queue);
+        drop(old);
+        self.core.waits_for(Wait::Accept(self.local));
+        Poll::Pending
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        Ok(self.local)
+    }
+
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+}
+
+impl Drop for VirtualAcceptor {
+    fn drop(&mut self) {
+        if let Some(net) = self.net.upgrade() {
+            net.stop_listening(self.local);
+        }
+        let queue = std::mem::take(&mut *self.queue());
+        queue.waiting.iter().for_each(|socket| socket.reset());
+    }
+}
+
+impl fmt::Debug for VirtualAcceptor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VirtualAcceptor")
+            .field("local", &self.local)
+            .finish_non_exhaustive()
+    }
+}

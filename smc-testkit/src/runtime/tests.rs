@@ -1,0 +1,278 @@
+use std::future::{pending, poll_fn};
+use std::io::IoSlice;
+use std::sync::Mutex;
+use std::task::Poll;
+
+use super::*;
+
+const AT: &str = "127.0.0.1:80";
+
+#[test]
+fn time_jumps_to_the_next_timer() {
+    let runtime = VirtualRuntime::new(1);
+    let handle = runtime.handle();
+    let start = handle.now();
+    let order = Arc::new(Mutex::new(Vec::new()));
+    for seconds in [3, 1, 2] {
+        let (order, timer) = (Arc::clone(&order), handle.timer(start + secs(seconds)));
+        handle.spawn(Box::pin(async move {
+            timer.await;
+            order.lock().unwrap().push(seconds);
+        }));
+    }
+    runtime.run_for(secs(10));
+    assert_eq!(*order.lock().unwrap(), [1, 2, 3]);
+    assert!(runtime.elapsed() >= secs(10) && runtime.elapsed() < secs(11));
+}
+
+#[test]
+fn a_timer_in_the_past_completes_at_once() {
+    let runtime = VirtualRuntime::new(1);
+    let handle = runtime.handle();
+    runtime.run_for(secs(1));
+    let past = handle.now() - secs(1);
+    runtime.block_on(handle.timer(past));
+    assert!(runtime.elapsed() < secs(2));
+}
+
+#[test]
+fn a_deadlock_names_who_waits_and_for_what() {
+    let runtime = VirtualRuntime::new(1);
+    let handle = runtime.handle();
+    let acceptor = handle.bind(addr(AT), &SocketOptions::default()).unwrap();
+    runtime.spawn_named("server", async move {
+        let _ = poll_fn(|cx| acceptor.poll_accept(cx)).await;
+    });
+    runtime.spawn_named("dreamer", pending());
+    let stall = runtime.try_block_on(pending::<()>()).unwrap_err();
+    let text = stall.to_string();
+    assert!(matches!(stall, Stall::Deadlock { .. }));
+    for part in ["main", "server (accepts at 127.0.0.1:80)", "dreamer"] {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+#[test]
+fn a_task_that_never_rests_is_found() {
+    let runtime = VirtualRuntime::with_options(1, Options::default().with_max_steps(100));
+    let stall = runtime.try_block_on(poll_fn::<(), _>(|cx| {
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }));
+    assert!(matches!(stall, Err(Stall::Endless { .. })));
+}
+
+#[test]
+fn who_polls_the_clock_gets_on() {
+    let runtime = VirtualRuntime::new(1);
+    let handle = runtime.handle();
+    let end = handle.now() + Duration::from_millis(1);
+    runtime.block_on(poll_fn(|cx| {
+        cx.waker().wake_by_ref();
+        if handle.now() >= end {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
+    }));
+    while handle.now() < end + Duration::from_micros(10) {}
+}
+
+#[test]
+fn the_seed_decides_the_order_of_tasks() {
+    let order = |seed| {
+        let runtime = VirtualRuntime::new(seed);
+        let order = Arc::new(Mutex::new(Vec::new()));
+        for number in 0..20 {
+            let order = Arc::clone(&order);
+            runtime.spawn_named("task", async move { order.lock().unwrap().push(number) });
+        }
+        runtime.run_for(secs(1));
+        Arc::try_unwrap(order).unwrap().into_inner().unwrap()
+    };
+    assert_eq!(order(1), order(1));
+    assert_ne!(order(1), order(2));
+}
+
+#[test]
+fn dropping_the_runtime_drops_its_tasks() {
+    let runtime = VirtualRuntime::new(1);
+    let (handle, witness) = (runtime.handle(), Arc::new(()));
+    let (inner, held) = (runtime.handle(), Arc::clone(&witness));
+    handle.spawn(Box::pin(async move {
+        inner.timer(inner.now() + secs(1)).await;
+        drop(held);
+    }));
+    runtime.run_for(Duration::from_millis(1));
+    assert_eq!(Arc::strong_count(&witness), 2);
+    drop(runtime);
+    assert_eq!(Arc::strong_count(&witness), 1);
+    handle.spawn(Box::pin(pending()));
+}
+
+#[test]
+fn bytes_take_their_time_and_keep_their_order() {
+    let options = Options::default()
+        .with_latency(Duration::from_millis(5), Duration::from_millis(20))
+        .with_fragment(3);
+    let runtime = VirtualRuntime::with_options(3, options);
+    let (client, server) = connected(&runtime);
+    let sent: Vec<u8> = (0..=255).collect();
+    let data = sent.clone();
+    runtime.spawn_named("writer", async move {
+        let mut rest = &data[..];
+        while !rest.is_empty() {
+            let bufs = [IoSlice::new(rest)];
+            let count = poll_fn(|cx| client.poll_write(cx, &bufs)).await.unwrap();
+            assert!((1..=3).contains(&count));
+            rest = &rest[count..];
+        }
+        client.shutdown(std::net::Shutdown::Write).unwrap();
+        pending::<()>().await;
+    });
+    let start = runtime.elapsed();
+    let got = runtime.block_on(read_to_end(&server)).unwrap();
+    assert_eq!(got, sent);
+    assert!(runtime.elapsed() - start >= Duration::from_millis(5));
+}
+
+#[test]
+fn a_full_connection_makes_writers_wait() {
+    let runtime = VirtualRuntime::with_options(1, Options::default().with_capacity(10));
+    let (client, server) = connected(&runtime);
+    let bufs = [IoSlice::new(&[7; 25])];
+    assert_eq!(client.try_write(&bufs).unwrap(), 10);
+    assert_eq!(
+        client.try_write(&bufs).unwrap_err().kind(),
+        io::ErrorKind::WouldBlock
+    );
+    runtime.spawn_named("reader", async move {
+        let mut buf = [0; 4];
+        assert_eq!(
+            poll_fn(|cx| server.poll_peek(cx, &mut buf)).await.unwrap(),
+            4
+        );
+        assert_eq!(
+            poll_fn(|cx| server.poll_read(cx, &mut buf)).await.unwrap(),
+            4
+        );
+        pending::<()>().await;
+    });
+    runtime
+        .block_on(poll_fn(|cx| client.poll_writable(cx)))
+        .unwrap();
+    assert_eq!(client.try_write(&bufs).unwrap(), 4);
+}
+
+#[test]
+fn closing_with_unread_bytes_resets() {
+    let runtime = VirtualRuntime::new(1);
+    let (client, server) = connected(&runtime);
+    client.try_write(&[IoSlice::new(b"unread")]).unwrap();
+    drop(server);
+    let error = runtime.block_on(read_to_end(&client)).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+    let error = client.try_write(&[IoSlice::new(b"more")]).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+}
+
+#[test]
+fn closing_in_order_is_an_end_of_stream() {
+    let runtime = VirtualRuntime::new(1);
+    let (client, server) = connected(&runtime);
+    server.try_write(&[IoSlice::new(b"bye")]).unwrap();
+    drop(server);
+    assert_eq!(runtime.block_on(read_to_end(&client)).unwrap(), b"bye");
+    // The first write finds out, the second knows.
+    client.try_write(&[IoSlice::new(b"hello?")]).unwrap();
+    client.try_write(&[IoSlice::new(b"hello?")]).unwrap_err();
+}
+
+#[test]
+fn a_cut_connection_is_reset_for_both() {
+    let runtime = VirtualRuntime::new(1);
+    let (client, server) = connected(&runtime);
+    assert_eq!(runtime.cut(addr(AT)), 1);
+    for socket in [&client, &server] {
+        let error = runtime.block_on(read_to_end(socket)).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+    }
+}
+
+#[test]
+fn nobody_listens_nobody_connects() {
+    let runtime = VirtualRuntime::new(1);
+    let handle = runtime.handle();
+    let options = SocketOptions::default();
+    let mut before = |_: &smc_core::io::runtime::Unconnected<'_>| Ok(());
+    let attempt = handle.connect(addr(AT), &options, &mut before);
+    let error = runtime.block_on(attempt).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
+
+    let _first = handle.bind(addr(AT), &options).unwrap();
+    let error = handle.bind(addr(AT), &options).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+}
+
+#[test]
+fn names_resolve_if_they_are_known() {
+    let runtime = VirtualRuntime::new(1);
+    runtime.add_host("db.example", &["10.0.0.7".parse().unwrap()]);
+    let handle = runtime.handle();
+    let found = runtime
+        .block_on(handle.resolve("db.example", 5432))
+        .unwrap();
+    assert_eq!(found, [addr("10.0.0.7:5432")]);
+    runtime
+        .block_on(handle.resolve("nowhere.example", 1))
+        .unwrap_err();
+}
+
+#[test]
+fn descriptors_cannot_be_watched() {
+    use std::os::fd::AsFd;
+    let handle = VirtualRuntime::new(1).handle();
+    let error = handle.watch(io::stdin().as_fd()).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::Unsupported);
+}
+
+fn connected(runtime: &VirtualRuntime) -> (Arc<dyn Socket>, Arc<dyn Socket>) {
+    let handle = runtime.handle();
+    let options = SocketOptions::default();
+    let acceptor = handle.bind(addr(AT), &options).unwrap();
+    runtime.block_on(async {
+        let mut seen = None;
+        let mut before = |socket: &smc_core::io::runtime::Unconnected<'_>| {
+            seen = Some(socket.local);
+            Ok(())
+        };
+        let client = handle
+            .connect(addr(AT), &options, &mut before)
+            .await
+            .unwrap();
+        let (server, peer) = poll_fn(|cx| acceptor.poll_accept(cx)).await.unwrap();
+        assert_eq!(Some(peer), seen);
+        assert_eq!(client.local_addr().unwrap(), peer);
+        (client, server)
+    })
+}
+
+async fn read_to_end(socket: &Arc<dyn Socket>) -> io::Result<Vec<u8>> {
+    let mut all = Vec::new();
+    loop {
+        let mut buf = [0; 100];
+        let count = poll_fn(|cx| socket.poll_read(cx, &mut buf)).await?;
+        if count == 0 {
+            return Ok(all);
+        }
+        all.extend_from_slice(&buf[..count]);
+    }
+}
+
+fn secs(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+fn addr(text: &str) -> SocketAddr {
+    text.parse().unwrap()
+}

@@ -1,0 +1,62 @@
+/// What a device does wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flaw {
+    None,
+
+    // Who it is and whom it reaches.
+    Nameless,
+    NoLimits,
+    NativeGid,
+    RestlessGid,
+    ReachesNobody,
+    ReachesAnybody,
+    Hangs,
+
+    // Buffers and tokens.
+    ShortBuffers,
+    ClampsLength,
+    RecyclesMemory,
+    OneMemory,
+    NumbersTokens,
+    NeverFrees,
+
+    // Moves.
+    WritesOffByOne,
+    TakesFirstSlice,
+    RefusesEmpty,
+    ReordersMoves,
+    Truncates,
+    WrapsOffsets,
+    SwallowsErrors,
+    AnybodyWrites,
+    RedirectsFreed,
+    TearsWords,
+    WritesBackwards,
+
+    // Signals and the doorbell.
+    Mute,
+    AlwaysSignals,
+    SignalsFirst,
+    LosesSome,
+    ReportsAll,
+    ArmForgets,
+    ArmedDrainForgets,
+    EmptyDrainDisarms,
+    NoBell,
+    RestlessBell,
+    FreedSpoilsDrain,
+    Panics,
+
+    // Attachments.
+    OneSidedNocopy,
+    AttachesCopy,
+    AttachesAnything,
+    DetachWipes,
+
+    // Departures.
+    ReportsGoneTwice,
+    HidesGone,
+    AllGoTogether,
+    DeathWipes,
+    IgnoresRemoval,
+}

@@ -1,0 +1,185 @@
+//! The conformance suite can fail: for every check there is a device that is broken in just the
+//! way the check is about, and the check says so.
+
+mod device;
+mod flaw;
+mod parts;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use smc_core::device::{Device, Limits};
+use smc_testkit::conformance::{CHECKS, Effort, Outcome, Pair, Provider, Skip};
+use smc_testkit::memory_device::MemFabric;
+
+use device::{Broken, Shared};
+use flaw::Flaw;
+
+/// Every check with a flaw that it has to find.
+const FINDINGS: &[(&str, Flaw)] = &[
+    ("a_device_has_a_name", Flaw::Nameless),
+    ("limits_allow_at_least_one_buffer", Flaw::NoLimits),
+    ("chid_and_gid_agree", Flaw::NativeGid),
+    ("gids_do_not_change", Flaw::RestlessGid),
+    ("the_peer_can_be_reached", Flaw::ReachesNobody),
+    ("unknown_devices_are_unreachable", Flaw::ReachesAnybody),
+    ("reaching_oneself_ends", Flaw::Hangs),
+    ("buffers_have_the_asked_length", Flaw::ShortBuffers),
+    ("buffers_start_zeroed", Flaw::RecyclesMemory),
+    ("tokens_are_never_reused", Flaw::NumbersTokens),
+    ("tokens_cannot_be_guessed", Flaw::NumbersTokens),
+    ("too_long_buffers_are_refused", Flaw::ClampsLength),
+    ("buffers_for_unknown_peers_end", Flaw::Hangs),
+    ("buffers_do_not_share_memory", Flaw::OneMemory),
+    ("moves_arrive", Flaw::WritesOffByOne),
+    ("vectored_moves_are_gathered", Flaw::TakesFirstSlice),
+    ("empty_moves_write_nothing", Flaw::RefusesEmpty),
+    ("moves_hit_only_their_buffer", Flaw::OneMemory),
+    ("later_moves_overwrite_earlier_ones", Flaw::ReordersMoves),
+    ("moves_past_the_end_are_refused", Flaw::Truncates),
+    ("offsets_do_not_wrap", Flaw::WrapsOffsets),
+    ("unknown_tokens_are_refused", Flaw::SwallowsErrors),
+    (
+        "the_owner_cannot_move_into_its_own_buffer",
+        Flaw::AnybodyWrites,
+    ),
+    ("third_devices_cannot_write", Flaw::AnybodyWrites),
+    ("freed_tokens_are_refused", Flaw::NeverFrees),
+    ("freed_tokens_hit_no_other_buffer", Flaw::RedirectsFreed),
+    ("words_are_not_torn", Flaw::TearsWords),
+    ("words_arrive_in_ascending_order", Flaw::WritesBackwards),
+    ("data_arrives_before_the_header", Flaw::ReordersMoves),
+    ("signals_are_reported", Flaw::Mute),
+    ("moves_without_signal_stay_silent", Flaw::AlwaysSignals),
+    ("signals_name_their_buffer", Flaw::ReportsAll),
+    ("empty_moves_can_signal", Flaw::RefusesEmpty),
+    ("several_signals_may_be_one_but_not_none", Flaw::Mute),
+    ("a_signal_before_the_first_drain_is_seen", Flaw::Mute),
+    ("a_signal_between_drain_and_arm_is_seen", Flaw::ArmForgets),
+    (
+        "a_signal_between_arm_and_drain_is_seen",
+        Flaw::ArmedDrainForgets,
+    ),
+    (
+        "a_signal_after_the_second_drain_rings",
+        Flaw::EmptyDrainDisarms,
+    ),
+    ("a_signal_after_the_second_drain_rings", Flaw::NoBell),
+    ("a_buffer_can_be_armed_late", Flaw::Mute),
+    ("an_idle_doorbell_is_quiet", Flaw::RestlessBell),
+    ("a_drained_doorbell_is_quiet", Flaw::RestlessBell),
+    (
+        "signals_to_a_dropped_buffer_are_harmless",
+        Flaw::FreedSpoilsDrain,
+    ),
+    ("wake_ups_are_never_lost", Flaw::LosesSome),
+    ("wake_ups_are_never_lost", Flaw::ArmForgets),
+    ("wake_ups_are_never_lost", Flaw::EmptyDrainDisarms),
+    ("wake_ups_are_never_lost", Flaw::SignalsFirst),
+    ("wake_ups_are_never_lost_both_ways", Flaw::LosesSome),
+    ("wake_ups_are_never_lost_both_ways", Flaw::EmptyDrainDisarms),
+    (
+        "wake_ups_are_never_lost_with_many_buffers",
+        Flaw::ArmForgets,
+    ),
+    ("wake_ups_are_never_lost_with_many_buffers", Flaw::LosesSome),
+    ("both_ends_agree_on_nocopy", Flaw::OneSidedNocopy),
+    ("attached_memory_is_shared", Flaw::AttachesCopy),
+    ("attachments_and_moves_agree", Flaw::AttachesCopy),
+    ("attachment_signals_are_reported", Flaw::Mute),
+    (
+        "attachment_signals_between_the_drains_are_seen",
+        Flaw::ArmForgets,
+    ),
+    ("attachment_wake_ups_are_never_lost", Flaw::LosesSome),
+    ("unknown_tokens_cannot_be_attached", Flaw::AttachesAnything),
+    ("third_devices_cannot_attach", Flaw::AttachesAnything),
+    ("freed_buffers_cannot_be_attached", Flaw::NeverFrees),
+    ("attached_memory_outlives_the_buffer", Flaw::RecyclesMemory),
+    ("buffers_outlive_their_attachments", Flaw::DetachWipes),
+    ("many_buffers_at_once", Flaw::OneMemory),
+    ("the_limit_is_kept_and_recovers", Flaw::NeverFrees),
+    ("the_limit_is_kept_and_recovers", Flaw::NoLimits),
+    ("threads_share_a_device", Flaw::RecyclesMemory),
+    ("moves_and_drops_race_safely", Flaw::RedirectsFreed),
+    ("a_dead_peer_is_reported_once", Flaw::ReportsGoneTwice),
+    ("a_dead_peer_is_reported_once", Flaw::HidesGone),
+    ("a_dead_peer_is_reported_once", Flaw::NoBell),
+    ("moves_to_a_dead_peer_fail", Flaw::SwallowsErrors),
+    ("a_dead_peer_is_unreachable", Flaw::ReachesAnybody),
+    ("buffers_outlive_a_dead_peer", Flaw::DeathWipes),
+    ("attachments_outlive_a_dead_peer", Flaw::DeathWipes),
+    ("others_survive_a_dead_peer", Flaw::AllGoTogether),
+    ("a_removed_device_says_so", Flaw::IgnoresRemoval),
+    ("signals_are_reported", Flaw::Panics),
+];
+
+#[test]
+fn every_check_finds_its_flaw() {
+    let mut missed = Vec::new();
+    for (name, flaw) in FINDINGS {
+        let check = CHECKS.iter().find(|check| check.name == *name).unwrap();
+        match check.run(&Workshop(*flaw)) {
+            Outcome::Failed(why) => println!("{name} of {flaw:?}: {why}"),
+            other => missed.push((name, flaw, other)),
+        }
+    }
+    assert!(missed.is_empty(), "not found: {missed:#?}");
+}
+
+#[test]
+fn no_check_is_without_a_flaw() {
+    let covered: BTreeSet<_> = FINDINGS.iter().map(|(name, _)| *name).collect();
+    let all: BTreeSet<_> = CHECKS.iter().map(|check| check.name).collect();
+    assert_eq!(covered, all);
+}
+
+#[test]
+fn without_a_flaw_nothing_is_found() {
+    let report = smc_testkit::conformance::run_all(&Workshop(Flaw::None));
+    assert!(report.is_passed(), "{report}");
+    assert!(
+        report
+            .outcomes()
+            .all(|(_, outcome)| *outcome == Outcome::Passed),
+        "{report}"
+    );
+}
+
+/// Makes devices with a flaw.
+struct Workshop(Flaw);
+
+impl Workshop {
+    fn pair_on(&self, fabric: &MemFabric) -> Pair {
+        let shared = Arc::new(Shared::default());
+        let make = |index: usize| {
+            let inner = fabric.device(&format!("broken{index}"));
+            Arc::new(Broken::new(inner, self.0, index, &shared))
+        };
+        let (ours, peer, third) = (make(0), make(1), make(2));
+        let removed = Arc::clone(&ours);
+        Pair::new(ours, peer)
+            .with_third(third)
+            .with_kill(|peer| Broken::of(&peer).inner.leave())
+            .with_removal(move |_| removed.remove())
+    }
+}
+
+#[async_trait]
+impl Provider for Workshop {
+    async fn pair(&self) -> Result<Pair, Skip> {
+        Ok(self.pair_on(&MemFabric::new(0xbad)))
+    }
+
+    async fn pair_with_limit(&self, dmbs: usize) -> Result<Pair, Skip> {
+        Ok(self.pair_on(&MemFabric::new(0xbad).with_limits(Limits::new(dmbs, 1 << 20))))
+    }
+
+    fn effort(&self) -> Effort {
+        // What is lost shows soon.
+        let patience = if self.0 == Flaw::None { 10_000 } else { 250 };
+        Effort::default().with_patience(Duration::from_millis(patience))
+    }
+}

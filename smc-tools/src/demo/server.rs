@@ -1,0 +1,52 @@
+//! The server's process.
+
+use std::io::{Read as _, Write as _};
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+
+use anyhow::{Context as _, Result};
+use smc_core::Endpoint;
+
+use super::net::{Listeners, Transport, endpoint};
+use super::{Args, job};
+
+/// Serves until standard input ends.
+pub(super) async fn serve(args: &Args, unix: &Path) -> Result<()> {
+    end_with_stdin();
+    let endpoint = endpoint(args)?;
+    let (listeners, at) = Listeners::bind(args.runtime, &endpoint, unix).await?;
+    println!("{} {}", at.smc, at.tcp);
+    std::io::stdout()
+        .flush()
+        .context("cannot tell the client where to connect")?;
+    let listeners = Arc::new(listeners);
+    let loops = Transport::ALL.map(|transport| accept(&endpoint, &listeners, transport));
+    futures::future::try_join_all(loops).await?;
+    Ok(())
+}
+
+async fn accept(
+    endpoint: &Endpoint,
+    listeners: &Arc<Listeners>,
+    transport: Transport,
+) -> Result<()> {
+    loop {
+        let stream = listeners.accept(transport).await?;
+        endpoint.spawn(async move {
+            if let Err(error) = job::serve(stream).await {
+                eprintln!("smc demo: server: {transport}: {error}");
+            }
+        });
+    }
+}
+
+/// The client holds the other end of our standard input; when it goes, so do we.
+fn end_with_stdin() {
+    thread::spawn(|| {
+        let mut nothing = Vec::new();
+        // Whatever comes of it, the client is gone.
+        let _ended = std::io::stdin().read_to_end(&mut nothing);
+        std::process::exit(0);
+    });
+}

@@ -1,0 +1,46 @@
+use std::ffi::OsString;
+
+use super::message::Family;
+
+/// Arguments of `smc dissect`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Captures may be pcap or pcapng, with Ethernet, Linux cooked, raw IP or loopback frames.
+The exit status is 1 if a capture cannot be read, or a message given with --decode cannot
+be decoded.
+
+Examples:
+  smc dissect handshake.pcap
+  smc dissect --json *.pcapng | jq 'select(.family == \"clc\")'
+  tcpdump -w - port 5555 | smc dissect -
+  smc dissect --decode clc 'e2d4c3d9 04 001c 10 0000000000000000 03030000 00000000 e2d4c3d9'")]
+pub(crate) struct Args {
+    /// Captures to read (`-` is standard input), or with --decode one message in hex
+    #[arg(value_name = "FILE", required = true)]
+    pub(super) inputs: Vec<OsString>,
+
+    /// One JSON object per message and line
+    #[arg(long)]
+    pub(super) json: bool,
+
+    /// Add the bytes of each message
+    #[arg(long, visible_alias = "show-hex")]
+    pub(super) hex: bool,
+
+    /// All fields of each message, one per line
+    #[arg(long, conflicts_with = "json")]
+    pub(super) tree: bool,
+
+    /// Begin each line with the time of the frame
+    #[arg(long, visible_alias = "show-timestamps")]
+    pub(super) timestamps: bool,
+
+    /// Decode one message from the command line instead of reading captures; spaces, line breaks,
+    /// colons and 0x are ignored in it
+    #[arg(long, value_enum, value_name = "FAMILY")]
+    pub(super) decode: Option<Family>,
+
+    /// A CDC block of SMC-D was written by a big-endian machine
+    #[arg(long, requires = "decode")]
+    pub(super) big_endian: bool,
+}

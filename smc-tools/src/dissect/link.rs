@@ -1,0 +1,223 @@
+//! From a frame to what may carry SMC: a TCP segment, or a RoCE packet.
+//!
+//! Works on frames that were cut at the snap length too: what is missing is counted, not guessed.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+use etherparse::{EtherType, LaxNetSlice, LaxSlicedPacket, TransportSlice, ether_type};
+use pcap_parser::Linktype;
+
+/// What a frame carries, if it may have to do with SMC.
+#[derive(Debug)]
+pub(super) enum Packet<'a> {
+    Tcp(Segment<'a>),
+    Roce(Datagram<'a>),
+}
+
+/// A TCP segment.
+#[derive(Debug)]
+pub(super) struct Segment<'a> {
+    pub(super) src: SocketAddr,
+    pub(super) dst: SocketAddr,
+    pub(super) sequence: u32,
+    pub(super) acknowledgment: u32,
+    pub(super) syn: bool,
+    pub(super) ack: bool,
+    pub(super) options: &'a [u8],
+    pub(super) payload: &'a [u8],
+    /// Bytes of payload that were on the wire behind the captured ones.
+    pub(super) missing: usize,
+}
+
+/// A RoCE packet from the base transport header on, invariant CRC included.
+#[derive(Debug)]
+pub(super) struct Datagram<'a> {
+    pub(super) src: IpAddr,
+    pub(super) dst: IpAddr,
+    pub(super) bytes: &'a [u8],
+    /// Bytes that were on the wire behind the captured ones.
+    pub(super) missing: usize,
+}
+
+/// Takes a frame apart. `missing` bytes of it were not captured.
+///
+/// `None` for anything that cannot carry SMC, IP fragments included.
+pub(super) fn packet(link: Linktype, data: &[u8], missing: usize) -> Option<Packet<'_>> {
+    match network(link, data)? {
+        Network::Ip(bytes) => ip(bytes, missing),
+        Network::RoceV1(bytes) => roce_v1(bytes, missing),
+    }
+}
+
+/// Whether frames of this link type can be read.
+pub(super) fn is_supported(link: Linktype) -> bool {
+    matches!(
+        link,
+        Linktype::NULL
+            | Linktype::ETHERNET
+            | Linktype::RAW
+            | RAW_12
+            | RAW_14
+            | Linktype::LOOP
+            | Linktype::LINUX_SLL
+            | Linktype::LINUX_SLL2
+            | Linktype::IPV4
+            | Linktype::IPV6
+    )
+}
+
+/// Two numbers that raw IP has on some systems.
+const RAW_12: Linktype = Linktype(12);
+const RAW_14: Linktype = Linktype(14);
+/// UDP port of RoCE v2.
+const ROCE_V2_PORT: u16 = 4791;
+/// Ethertype of RoCE v1.
+const ROCE_V1: EtherType = EtherType(0x8915);
+/// Tags in front of a frame; two are usual.
+const MAX_TAGS: usize = 8;
+
+enum Network<'a> {
+    Ip(&'a [u8]),
+    RoceV1(&'a [u8]),
+}
+
+/// Removes the link layer.
+fn network(link: Linktype, data: &[u8]) -> Option<Network<'_>> {
+    match link {
+        Linktype::ETHERNET => ethertype(be16(data, 12)?, data.get(14..)?),
+        // Packet type (2), address type (2), address length (2), address (8), protocol (2).
+        Linktype::LINUX_SLL => ethertype(be16(data, 14)?, data.get(16..)?),
+        // Protocol (2), reserved (2), interface (4), address type (2), packet type (1), address
+        // length (1), address (8).
+        Linktype::LINUX_SLL2 => ethertype(be16(data, 0)?, data.get(20..)?),
+        // An address family whose number depends on the system; the IP version tells as much.
+        Linktype::NULL | Linktype::LOOP => Some(Network::Ip(data.get(4..)?)),
+        Linktype::RAW | RAW_12 | RAW_14 | Linktype::IPV4 | Linktype::IPV6 => {
+            Some(Network::Ip(data))
+        }
+        _ => None,
+    }
+}
+
+fn ethertype(kind: u16, data: &[u8]) -> Option<Network<'_>> {
+    let mut kind = EtherType(kind);
+    let mut data = data;
+    for _ in 0..MAX_TAGS {
+        match kind {
+            ether_type::IPV4 | ether_type::IPV6 => return Some(Network::Ip(data)),
+            ROCE_V1 => return Some(Network::RoceV1(data)),
+            ether_type::VLAN_TAGGED_FRAME
+            | ether_type::PROVIDER_BRIDGING
+            | ether_type::VLAN_DOUBLE_TAGGED_FRAME => {
+                kind = EtherType(be16(data, 2)?);
+                data = data.get(4..)?;
+            }
+            _ => return None,
+        }
+    }
+    None
+}
+
+fn ip(bytes: &[u8], missing: usize) -> Option<Packet<'_>> {
+    let packet = LaxSlicedPacket::from_ip(bytes).ok()?;
+    let (src, dst, declared) = match packet.net.as_ref()? {
+        LaxNetSlice::Ipv4(v4) => {
+            let header = v4.header();
+            let (src, dst) = (
+                header.source_addr().into(),
+                header.destination_addr().into(),
+            );
+            (src, dst, usize::from(header.total_len()))
+        }
+        LaxNetSlice::Ipv6(v6) => {
+            let header = v6.header();
+            let (src, dst) = (
+                header.source_addr().into(),
+                header.destination_addr().into(),
+            );
+            let declared = match header.payload_length() {
+                0 => 0,
+                len => usize::from(len) + IPV6_HEADER,
+            };
+            (src, dst, declared)
+        }
+        LaxNetSlice::Arp(_) => return None,
+    };
+    // Large offloaded segments have no length of their own: there the frame's has to do.
+    let missing = match declared {
+        0 => missing,
+        len => len.saturating_sub(bytes.len()),
+    };
+    match packet.transport? {
+        TransportSlice::Tcp(tcp) => {
+            // The accessors of the slice lend from the slice, not from the frame.
+            let whole = tcp.slice();
+            let (header, payload) = whole.split_at_checked(usize::from(tcp.data_offset()) * 4)?;
+            Some(Packet::Tcp(Segment {
+                src: SocketAddr::new(src, tcp.source_port()),
+                dst: SocketAddr::new(dst, tcp.destination_port()),
+                sequence: tcp.sequence_number(),
+                acknowledgment: tcp.acknowledgment_number(),
+                syn: tcp.syn(),
+                ack: tcp.ack(),
+                options: header.get(TCP_HEADER..)?,
+                payload,
+                missing,
+            }))
+        }
+        TransportSlice::Udp(udp) if udp.destination_port() == ROCE_V2_PORT => {
+            let bytes = udp.payload();
+            let declared = usize::from(udp.length()).checked_sub(UDP_HEADER);
+            let missing = match declared {
+                Some(len) => len.saturating_sub(bytes.len()),
+                None => missing,
+            };
+            Some(Packet::Roce(Datagram {
+                src,
+                dst,
+                bytes,
+                missing,
+            }))
+        }
+        _ => None,
+    }
+}
+
+const IPV6_HEADER: usize = 40;
+const TCP_HEADER: usize = 20;
+const UDP_HEADER: usize = 8;
+/// Next header value of a base transport header behind a global route header.
+const NEXT_IS_BTH: u8 = 0x1B;
+
+/// A RoCE v1 packet: a global route header, which is laid out as an IPv6 header, then the base
+/// transport header.
+fn roce_v1(data: &[u8], missing: usize) -> Option<Packet<'_>> {
+    let (header, rest) = data.split_at_checked(IPV6_HEADER)?;
+    if header.first()? >> 4 != 6 || *header.get(6)? != NEXT_IS_BTH {
+        return None;
+    }
+    let address = |at: usize| -> Option<IpAddr> {
+        let bytes: [u8; 16] = header.get(at..)?.first_chunk().copied()?;
+        Some(Ipv6Addr::from(bytes).to_canonical())
+    };
+    // Frames shorter than Ethernet's minimum are padded: the header knows how long the packet is.
+    let declared = usize::from(be16(header, 4)?);
+    let (bytes, missing) = match rest.get(..declared) {
+        Some(_) if declared == 0 => (rest, missing),
+        Some(bytes) => (bytes, 0),
+        None => (rest, declared - rest.len()),
+    };
+    Some(Packet::Roce(Datagram {
+        src: address(8)?,
+        dst: address(24)?,
+        bytes,
+        missing,
+    }))
+}
+
+fn be16(data: &[u8], at: usize) -> Option<u16> {
+    data.get(at..)?
+        .first_chunk()
+        .copied()
+        .map(u16::from_be_bytes)
+}

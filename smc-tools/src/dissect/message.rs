@@ -1,0 +1,134 @@
+//! One message found in a capture, before anybody looks into it.
+
+use std::cmp::Ordering;
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+
+use smc_wire::pretty;
+
+use super::capture::Timestamp;
+use super::describe;
+
+/// A message, with where and when it was seen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Message {
+    /// The frame that completed it.
+    pub(super) mark: Mark,
+    pub(super) src: Address,
+    pub(super) dst: Address,
+    pub(super) family: Family,
+    /// Of a TCP option: whether it is in a SYN/ACK.
+    pub(super) is_answer: bool,
+    pub(super) bytes: Vec<u8>,
+    /// Set when not all of its bytes were captured.
+    pub(super) cut: Option<Cut>,
+    /// The same bytes were seen before in the same place of the sequence.
+    pub(super) retransmission: bool,
+}
+
+impl Message {
+    /// What the bytes are to be read as.
+    pub(super) fn content(&self) -> pretty::Family {
+        match self.family {
+            Family::TcpOption => pretty::Family::TcpOption,
+            Family::Clc => pretty::Family::Clc,
+            Family::Llc => pretty::Family::Llc,
+            Family::Cdc => pretty::Family::CdcR,
+        }
+    }
+
+    /// The name of the message; of an option, the segment it is in.
+    pub(super) fn kind(&self) -> String {
+        match (self.family, self.is_answer) {
+            (Family::TcpOption, false) => "SYN".to_owned(),
+            (Family::TcpOption, true) => "SYN_ACK".to_owned(),
+            _ => describe::kind(self.content(), &self.bytes),
+        }
+    }
+}
+
+/// A frame of the capture.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Mark {
+    /// Counted from 1.
+    pub(super) frame: u64,
+    pub(super) time: Option<Timestamp>,
+}
+
+impl PartialOrd for Mark {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Mark {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.frame
+            .cmp(&other.frame)
+            .then(self.time.cmp(&other.time))
+    }
+}
+
+/// One end of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Address {
+    /// Address and port of TCP.
+    Tcp(SocketAddr),
+    /// The sender of a RoCE packet, as long as its queue pair is not known.
+    Host(IpAddr),
+    /// Address and queue pair of RoCE.
+    QueuePair(IpAddr, u32),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => write!(f, "{address}"),
+            Self::Host(ip) => write!(f, "{ip}"),
+            Self::QueuePair(ip, number) => write!(f, "{ip} qp {number:#x}"),
+        }
+    }
+}
+
+/// The four kinds of SMC message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, clap::ValueEnum)]
+pub(super) enum Family {
+    /// The option in SYN and SYN/ACK
+    TcpOption,
+    /// The handshake on the TCP connection
+    Clc,
+    /// Link layer control on a queue pair
+    Llc,
+    /// Cursors and flags of a connection
+    Cdc,
+}
+
+impl Family {
+    /// The name used in arguments and output.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::TcpOption => "tcp-option",
+            Self::Clc => "clc",
+            Self::Llc => "llc",
+            Self::Cdc => "cdc",
+        }
+    }
+}
+
+/// A message that is there in part only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Cut {
+    /// Bytes captured.
+    pub(super) got: usize,
+    /// Bytes it has, if that much of it is known.
+    pub(super) of: Option<usize>,
+}
+
+impl fmt::Display for Cut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.of {
+            Some(of) => write!(f, "cut off: {} of {of} bytes are in the capture", self.got),
+            None => write!(f, "cut off: only {} bytes are in the capture", self.got),
+        }
+    }
+}

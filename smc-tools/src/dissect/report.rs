@@ -1,0 +1,81 @@
+//! Shows the messages of a capture.
+
+use std::io::{self, Write};
+
+use smc_wire::pretty;
+
+use super::message::{Family, Message};
+use super::{Args, hex, json};
+
+/// How the messages of one file are shown.
+#[derive(Debug)]
+pub(super) struct Report<'a> {
+    args: &'a Args,
+    file: &'a str,
+}
+
+impl<'a> Report<'a> {
+    pub(super) fn new(args: &'a Args, file: &'a str) -> Self {
+        Self { args, file }
+    }
+
+    /// Shows a message.
+    pub(super) fn message(&self, message: &Message, out: &mut dyn Write) -> io::Result<()> {
+        match self.args.json {
+            true => writeln!(
+                out,
+                "{}",
+                json::of_message(self.file, message, self.args.hex)
+            ),
+            false => self.text(message, out),
+        }
+    }
+
+    fn text(&self, message: &Message, out: &mut dyn Write) -> io::Result<()> {
+        if self.args.timestamps {
+            match message.mark.time {
+                Some(time) => write!(out, "{time} ")?,
+                None => write!(out, "- ")?,
+            }
+        }
+        let Message { mark, src, dst, .. } = message;
+        write!(out, "{:>5}  {src} -> {dst}: ", mark.frame)?;
+        match message.family {
+            Family::TcpOption => write!(out, "{} with the SMC option", message.kind())?,
+            _ => write!(out, "{}", pretty::line(message.content(), &message.bytes))?,
+        }
+        if message.retransmission {
+            write!(out, " [retransmission]")?;
+        }
+        if let Some(cut) = message.cut {
+            write!(out, " [{cut}]")?;
+        }
+        writeln!(out)?;
+        body(
+            self.args,
+            message.content(),
+            &message.bytes,
+            self.args.tree,
+            out,
+        )
+    }
+}
+
+/// What follows the line of a message: its fields and its bytes, where asked for.
+pub(super) fn body(
+    args: &Args,
+    content: pretty::Family,
+    bytes: &[u8],
+    with_tree: bool,
+    out: &mut dyn Write,
+) -> io::Result<()> {
+    if with_tree {
+        for line in pretty::tree(content, bytes).to_string().lines() {
+            writeln!(out, "       {line}")?;
+        }
+    }
+    if args.hex {
+        out.write_all(hex::dump(bytes).as_bytes())?;
+    }
+    Ok(())
+}

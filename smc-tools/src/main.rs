@@ -1,0 +1,35 @@
+//! `smc`: the command-line companion of the SMC crates.
+//!
+//! Each subcommand lives in a module of its own, with its arguments and one function that runs it.
+
+#![forbid(unsafe_code)]
+
+mod demo;
+mod dissect;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Tools for Shared Memory Communications (SMC-R and SMC-D).
+#[derive(Debug, Parser)]
+#[command(name = "smc", version, about, arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Stream a file between two processes over SMC-D, and compare with TCP and UNIX sockets
+    Demo(demo::Args),
+    /// Show the SMC messages in captures: handshakes on TCP, LLC and CDC on RoCE
+    Dissect(dissect::Args),
+}
+
+fn main() -> ExitCode {
+    match Cli::parse().command {
+        Command::Demo(args) => demo::run(&args),
+        Command::Dissect(args) => dissect::run(&args),
+    }
+}
