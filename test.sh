@@ -1,0 +1,463 @@
+#!/usr/bin/env bash
+#
+# All checks of the project, cheap ones first.
+#
+#   ./test.sh                  every step
+#   ./test.sh fmt clippy       only these
+#   ./test.sh --list           the steps and what they are for
+#   ./test.sh --keep-going     do not stop at the first failure
+#
+# As root the step `setup` installs what is missing. As anybody else it says what is missing and
+# how to install it; nothing outside the clone is touched. A check that this machine cannot do is
+# reported as "skipped: why" and counted as skipped, never as passed.
+#
+# The last line counts steps: "N passed, M failed", with ", K skipped" where there are any.
+
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+
+readonly DENY_VERSION=0.20.2
+readonly MSRV=1.85
+readonly MODEL_SEEDS=${SMC_MODEL_SEEDS:-10000}
+readonly KILL_ROUNDS=${SMC_KILL_ROUNDS:-25}
+readonly DEMO_BYTES=67108864
+
+# Answer of a step that could not be done here.
+readonly SKIPPED=77
+
+readonly TARGET=${CARGO_TARGET_DIR:-target}
+readonly TOOLS=$TARGET/tools
+export PATH="$PWD/$TOOLS/bin:$TOOLS/bin:$HOME/.cargo/bin:$PATH"
+export CARGO_TERM_COLOR=${CARGO_TERM_COLOR:-never}
+export RUST_BACKTRACE=${RUST_BACKTRACE:-1}
+export INSTA_UPDATE=no
+
+locked=()
+if [[ -n ${CI:-} ]]; then
+    # A fresh clone builds once: neither incremental state nor full debug information pays.
+    export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=line-tables-only
+    locked=(--locked)
+fi
+
+# The workspace with everything on: one feature set for all tests, so that nothing builds twice.
+readonly ALL=(--workspace --all-features)
+
+# ---------------------------------------------------------------------------------------------
+# Steps
+# ---------------------------------------------------------------------------------------------
+
+STEPS=()
+declare -A ABOUT=()
+
+# NAME DESCRIPTION: the function step_NAME is a step.
+step() {
+    STEPS+=("$1")
+    ABOUT[$1]=$2
+}
+
+step setup "what the other steps need: compiler, rustfmt, clippy, cargo-deny"
+step_setup() {
+    # Command and the Debian package that has it.
+    local needs=(cc:gcc c++:g++ git:git timeout:coreutils unshare:util-linux ip:iproute2)
+    local need packages=() failed=0
+    for need in "${needs[@]}"; do
+        command -v "${need%%:*}" >/dev/null || packages+=("${need##*:}")
+    done
+    if ((${#packages[@]} > 0)); then
+        if ((EUID == 0)) && command -v apt-get >/dev/null; then
+            export DEBIAN_FRONTEND=noninteractive
+            apt-get update -q && apt-get install -q -y --no-install-recommends "${packages[@]}"
+        else
+            echo "missing; as root: apt-get install ${packages[*]}"
+            failed=1
+        fi
+    fi
+
+    if ! command -v cargo >/dev/null; then
+        echo "missing: a stable Rust toolchain, $MSRV or later (https://rustup.rs)"
+        return 1
+    fi
+    local component
+    for component in rustfmt clippy; do
+        cargo "${component/rustfmt/fmt}" --version >/dev/null 2>&1 && continue
+        if ! rustup component add "$component"; then
+            echo "missing: rustup component add $component"
+            failed=1
+        fi
+    done
+
+    # Two to three minutes on two cores, once.
+    if ! has_deny; then
+        local root=(--root "$TOOLS")
+        ((EUID != 0)) || root=()
+        CARGO_TARGET_DIR=$TOOLS/build CARGO_PROFILE_RELEASE_DEBUG=false \
+            quiet 900 cargo install --locked "${root[@]}" "cargo-deny@$DENY_VERSION" || failed=1
+    fi
+    quiet 300 cargo fetch "${locked[@]}" || failed=1
+    return "$failed"
+}
+
+step fmt "formatting"
+step_fmt() {
+    cargo fmt --all --check
+    local manifest
+    for manifest in */fuzz/Cargo.toml; do
+        [[ ! -e $manifest ]] || cargo fmt --manifest-path "$manifest" --check
+    done
+}
+
+step rules "rules of CONTRIBUTING.md that a text search can check"
+step_rules() {
+    local failed=0
+    # The brackets keep the patterns from matching this file.
+    no_match 'unfinished work' '\b(tod[o]|unimplemente[d]|db[g])!|\b(TOD[O]|FIXM[E]|XX[X])\b' . \
+        || failed=1
+    no_match "a path of somebody's machine" \
+        '(^|[^A-Za-z0-9_.-])/(wor[k]|roo[t]|hom[e]|User[s])/' . || failed=1
+    no_match 'input, output or time in the sans-I/O part' \
+        '^[^/]*(std::net::(Tcp|Udp)|std::(io|fs|thread|os)\b|crate::io\b|\.await\b|::now\(\))' \
+        smc-core/src/proto '/tests(\.rs|/)' || failed=1
+    local file
+    while IFS= read -r file; do
+        case $file in
+        smc-core/src/mem/* | smc-transport-loop/src/region.rs) ;;
+        *) echo "$file: unsafe code is not allowed here" && failed=1 ;;
+        esac
+    done < <(sources . | grep '\.rs$' |
+        xargs -r grep -lE '^[^/]*\bunsaf[e] *(\{|fn|impl|extern)' || true)
+    return "$failed"
+}
+
+step deny "licences, sources, banned crates and advisories of the dependencies"
+step_deny() {
+    if ! has_deny; then
+        echo "skipped: cargo-deny $DENY_VERSION is not installed (./test.sh setup)"
+        return "$SKIPPED"
+    fi
+    local check=("${locked[@]}" check --hide-inclusion-graph)
+    cargo deny "${check[@]}" --allow duplicate bans licenses sources
+    if timeout 60 cargo deny fetch db >/dev/null 2>&1; then
+        cargo deny "${check[@]}" --disable-fetch advisories
+    else
+        echo "skipped: advisories, their database cannot be fetched from here"
+    fi
+}
+
+step clippy "lints, all targets and features, warnings are errors"
+step_clippy() {
+    cargo clippy "${locked[@]}" "${ALL[@]}" --all-targets -q -- -D warnings
+}
+
+step features "every library alone: no features, then each feature by itself"
+step_features() {
+    local manifest crate feature
+    for manifest in */Cargo.toml; do
+        crate=$(basename "$(dirname "$manifest")")
+        grep -q '^publish = false' "$manifest" && continue
+        echo "$crate"
+        cargo clippy "${locked[@]}" -q -p "$crate" --no-default-features -- -D warnings
+        while IFS= read -r feature; do
+            echo "$crate + $feature"
+            cargo clippy "${locked[@]}" -q -p "$crate" --no-default-features \
+                --features "$feature" -- -D warnings
+        done < <(features_of "$manifest")
+    done
+}
+
+step msrv "the declared Rust version, as far as the installed toolchains can tell"
+step_msrv() {
+    local manifest failed=0
+    for manifest in */Cargo.toml; do
+        if ! grep -q '^rust-version' "$manifest"; then
+            echo "$manifest: no rust-version"
+            failed=1
+        fi
+    done
+    ((failed == 0)) || return 1
+    cargo clippy "${locked[@]}" "${ALL[@]}" --lib --bins -q -- \
+        -A clippy::all -D clippy::incompatible_msrv
+    if rustup toolchain list 2>/dev/null | grep -q "^$MSRV"; then
+        CARGO_TARGET_DIR=$TARGET/msrv cargo "+$MSRV" check "${locked[@]}" -q \
+            -p smc-wire -p smc-core -p smc-transport-loop --all-features
+    else
+        echo "skipped: build with Rust $MSRV, no such toolchain here; checked by clippy only"
+    fi
+}
+
+step doc "documentation, warnings are errors"
+step_doc() {
+    export RUSTDOCFLAGS="-D warnings"
+    # Once as users see it, where a link to a private item is an error, once with everything.
+    cargo doc "${locked[@]}" "${ALL[@]}" --no-deps -q
+    cargo doc "${locked[@]}" "${ALL[@]}" --no-deps --document-private-items -q
+}
+
+step unit "unit tests"
+step_unit() {
+    verdicts 900 cargo test "${locked[@]}" "${ALL[@]}" --lib --bins -- --show-output
+}
+
+step doctest "examples in the documentation and in README.md"
+step_doctest() {
+    verdicts 900 cargo test "${locked[@]}" "${ALL[@]}" --doc
+}
+
+step wire "captured messages, properties and rejections of the wire format"
+step_wire() {
+    verdicts 600 cargo test "${locked[@]}" "${ALL[@]}" $(tests_of smc-wire) -- --show-output
+}
+
+step integration "streams, negotiation, devices and tools, each in their own processes"
+step_integration() {
+    local dirs=(smc-core smc-transport-loop smc-testkit smc-tools examples) names
+    names=$(tests_of "${dirs[@]}" | sed -E 's/--test (conformance|model|kill)( |$)//g')
+    verdicts 1200 cargo test "${locked[@]}" "${ALL[@]}" $names -- --show-output
+}
+
+step conformance "every device against the conformance suite"
+step_conformance() {
+    verdicts 600 cargo test "${locked[@]}" "${ALL[@]}" --test conformance -- --show-output
+}
+
+step examples "each example, run as its documentation says"
+step_examples() {
+    local name failed=0
+    cargo build "${locked[@]}" -q -p smc-examples --all-features --bins --examples
+    while read -r kind name; do
+        quiet 60 cargo run "${locked[@]}" -q -p smc-examples --all-features "--$kind" "$name" \
+            || failed=1
+    done < <(examples)
+    return "$failed"
+}
+
+step model "stream operations against an oracle, $MODEL_SEEDS seeds"
+step_model() {
+    SMC_MODEL_SEEDS=$MODEL_SEEDS verdicts 900 \
+        cargo test "${locked[@]}" "${ALL[@]}" --release --test model -- --show-output
+}
+
+step kill "a peer killed at random points, $KILL_ROUNDS times"
+step_kill() {
+    SMC_KILL_ROUNDS=$KILL_ROUNDS verdicts 600 \
+        cargo test "${locked[@]}" "${ALL[@]}" --release --test kill -- --show-output
+}
+
+step demo "smc demo on both runtimes, short"
+step_demo() {
+    local runtime before left
+    # A runtime directory of its own, so that whatever is left in it was left by the demo.
+    export SMC_RUNTIME_DIR=$scratch/run
+    before=$(ls -A /dev/shm)
+    for runtime in smol tokio; do
+        bounded 600 cargo run "${locked[@]}" -q --release -p smc-tools -- \
+            demo --size "$DEMO_BYTES" --runtime "$runtime"
+    done
+    left=$(
+        find "$SMC_RUNTIME_DIR" -mindepth 1 || echo "$SMC_RUNTIME_DIR was not used"
+        diff <(echo "$before") <(ls -A /dev/shm) || true
+    )
+    if [[ -n $left ]]; then
+        printf 'left behind:\n%s\n' "$left"
+        return 1
+    fi
+}
+
+step dissect "smc dissect over all captures"
+step_dissect() {
+    local out=$scratch/dissect.json
+    bounded 300 cargo run "${locked[@]}" -q --release -p smc-tools -- \
+        dissect --json smc-wire/tests/vectors/*.pcap >"$out"
+    echo "$(wc -l <"$out") messages"
+    [[ -s $out ]]
+    if grep -m 5 '"error": *[^n ]' "$out"; then
+        echo "captured messages did not decode"
+        return 1
+    fi
+}
+
+step fuzz "fuzz targets of the wire format, some seconds each"
+step_fuzz() {
+    bounded 900 bash smc-wire/fuzz/smoke.sh
+}
+
+# ---------------------------------------------------------------------------------------------
+# Helpers
+# ---------------------------------------------------------------------------------------------
+
+# LIMIT COMMAND...: runs it, ends it with all its children after LIMIT seconds.
+bounded() {
+    local limit=$1 status=0
+    shift
+    timeout --kill-after=10 "$limit" "$@" &
+    child=$!
+    trap 'kill "$child" 2>/dev/null' INT TERM
+    wait "$child" || status=$?
+    trap - INT TERM
+    ((status != 124)) || echo "no end within $limit seconds: $*"
+    return "$status"
+}
+
+# As bounded, but shows the output only if the command fails.
+quiet() {
+    local log status=0
+    log=$(mktemp "$scratch/log.XXXXXX")
+    echo "\$ ${*:2}"
+    bounded "$@" >"$log" 2>&1 || status=$?
+    ((status == 0)) || cat "$log"
+    return "$status"
+}
+
+# As bounded, for cargo test: shows verdicts and what was skipped, and everything if it fails.
+# Fails when not a single test ran.
+verdicts() {
+    local log status=0 ran
+    log=$(mktemp "$scratch/log.XXXXXX")
+    echo "\$ ${*:2}"
+    bounded "$@" >"$log" 2>&1 || status=$?
+    if ((status != 0)); then
+        cat "$log"
+        return "$status"
+    fi
+    grep -E '^ +(Running|Doc-tests) |^test result: |^ *skipped: ' "$log" |
+        grep -v ' 0 passed; 0 failed' || true
+    ran=$(awk '/^test result: /{n += $4} END {print n + 0}' "$log")
+    echo "$ran" >>"$scratch/tests"
+    if ((ran == 0)); then
+        echo "no test ran"
+        return 1
+    fi
+}
+
+# Files of the project under a folder, tracked or new, one a line.
+sources() {
+    git ls-files -co --exclude-standard -- "$1" 2>/dev/null ||
+        find "$1" -name target -prune -o -type f -print
+}
+
+# WHAT PATTERN FOLDER [BUT]: fails if a text file matches whose path does not match BUT.
+no_match() {
+    local hits but=${4:-^$}
+    hits=$(sources "$3" | while IFS= read -r file; do
+        [[ ! -f $file || $file =~ $but ]] || grep -HInE "$2" -- "$file" || true
+    done)
+    [[ -z $hits ]] && return 0
+    printf '%s:\n%s\n' "$1" "$hits"
+    return 1
+}
+
+has_deny() {
+    [[ $(cargo deny --version 2>/dev/null) == "cargo-deny $DENY_VERSION" ]]
+}
+
+# Features that a manifest declares, without `default`.
+features_of() {
+    awk '/^\[/ { on = ($0 == "[features]") }
+         on && /^[A-Za-z_][A-Za-z0-9_-]* *=/ { sub(/ *=.*/, ""); if ($0 != "default") print }' "$1"
+}
+
+# Integration tests in these crates, as arguments of cargo.
+tests_of() {
+    local dir file
+    for dir in "$@"; do
+        for file in "$dir"/tests/*.rs "$dir"/tests/*/main.rs; do
+            [[ -e $file ]] || continue
+            file=${file%/main.rs}
+            printf -- '--test %s ' "$(basename "$file" .rs)"
+        done
+    done
+}
+
+# The programs of the examples package: kind of target and name.
+examples() {
+    local file
+    for file in examples/examples/*.rs examples/examples/*/main.rs; do
+        [[ ! -e $file ]] || echo "example $(basename "${file%/main.rs}" .rs)"
+    done
+    for file in examples/src/bin/*.rs examples/src/bin/*/main.rs; do
+        [[ ! -e $file ]] || echo "bin $(basename "${file%/main.rs}" .rs)"
+    done
+}
+
+# ---------------------------------------------------------------------------------------------
+# Main
+# ---------------------------------------------------------------------------------------------
+
+main() {
+    local keep_going=false wanted=() name
+    while (($# > 0)); do
+        case $1 in
+        --keep-going) keep_going=true ;;
+        --list)
+            for name in "${STEPS[@]}"; do printf '%-12s %s\n' "$name" "${ABOUT[$name]}"; done
+            return 0
+            ;;
+        -h | --help)
+            sed -n '3,/^$/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"
+            return 0
+            ;;
+        -*) echo "unknown option $1; see ./test.sh --help" >&2 && return 2 ;;
+        *)
+            if [[ -z ${ABOUT[$1]:-} ]]; then
+                echo "no step $1; see ./test.sh --list" >&2
+                return 2
+            fi
+            wanted+=("$1")
+            ;;
+        esac
+        shift
+    done
+    ((${#wanted[@]} > 0)) || wanted=("${STEPS[@]}")
+
+    scratch=$(mktemp -d)
+    trap 'rm -rf "$scratch"' EXIT
+    trap 'exit 130' INT TERM
+    exec </dev/null
+
+    local passed=() failed=() skipped=() status started
+    for name in "${wanted[@]}"; do
+        started=$SECONDS
+        printf '\n=== %s: %s\n' "$name" "${ABOUT[$name]}"
+        # In a subshell of its own, outside of any condition: only there `set -e` holds.
+        set +e
+        (set -euo pipefail && "step_$name")
+        status=$?
+        set -e
+        case $status in
+        0) passed+=("$name") ;;
+        "$SKIPPED") skipped+=("$name") ;;
+        *) failed+=("$name") ;;
+        esac
+        printf -- '--- %s: %s, %d s\n' "$name" "$(verdict_of "$status")" "$((SECONDS - started))"
+        if ((${#failed[@]} > 0)) && ! $keep_going; then
+            break
+        fi
+    done
+
+    printf '\n%d tests ran in %d of %d steps, %d min %02d s\n' "$(tests_ran)" \
+        "$((${#passed[@]} + ${#failed[@]}))" "${#wanted[@]}" \
+        "$((SECONDS / 60))" "$((SECONDS % 60))"
+    ((${#skipped[@]} == 0)) || echo "skipped: ${skipped[*]}"
+    ((${#failed[@]} == 0)) || echo "failed: ${failed[*]}"
+    local tail=""
+    ((${#skipped[@]} == 0)) || tail=", ${#skipped[@]} skipped"
+    echo "${#passed[@]} passed, ${#failed[@]} failed$tail"
+    ((${#failed[@]} == 0))
+}
+
+verdict_of() {
+    case $1 in
+    0) echo passed ;;
+    "$SKIPPED") echo skipped ;;
+    *) echo "FAILED (status $1)" ;;
+    esac
+}
+
+tests_ran() {
+    if [[ -e $scratch/tests ]]; then
+        awk '{n += $1} END {print n + 0}' "$scratch/tests"
+    else
+        echo 0
+    fi
+}
+
+main "$@"
