@@ -121,6 +121,8 @@ step_rules() {
     while IFS= read -r file; do
         case $file in
         smc-core/src/mem/* | smc-transport-loop/src/region.rs) ;;
+        # The promise about peers that reading in place takes.
+        examples/src/bin/zero_copy_read.rs) ;;
         *) echo "$file: unsafe code is not allowed here" && failed=1 ;;
         esac
     done < <(sources . | grep '\.rs$' |

@@ -77,9 +77,9 @@ fn default_polling() -> Duration {
     }
 }
 
-/// Default receive buffer in bytes: room for a few large writes, so that writer and reader on two
-/// CPUs seldom wait for each other, and still within a second level cache.
-pub const RECV_BUFFER: usize = 512 * 1024;
+/// Default receive buffer in bytes: the largest that Linux has for SMC-D, so that a writer and a
+/// reader on two CPUs seldom wait for each other. Only what is used takes memory.
+pub const RECV_BUFFER: usize = 1024 * 1024;
 
 /// Default polling window: a little more than what a wake-up across CPUs costs.
 pub const POLLING: Duration = Duration::from_micros(100);

@@ -1,6 +1,7 @@
 //! The same scenarios on every runtime adapter.
 
 #![cfg(any(feature = "runtime-tokio", feature = "runtime-smol"))]
+#![allow(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
 use std::future::poll_fn;
 use std::io::{self, IoSlice};

@@ -4,6 +4,7 @@
 pub mod conformance;
 pub mod memory_device;
 pub mod middleware;
+pub mod model;
 mod rng;
 pub mod runtime;
 

@@ -128,7 +128,7 @@ impl Builder {
         };
         let policy = Policy::new(self.users);
         let directory = Directory::open(self.runtime_dir, &policy)?;
-        LoopDevice::open(
+        LoopDevice::with_parts(
             identity,
             self.limits,
             self.nocopy,

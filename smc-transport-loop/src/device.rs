@@ -56,7 +56,7 @@ impl LoopDevice {
         Self::builder().build()
     }
 
-    pub(crate) fn open(
+    pub(crate) fn with_parts(
         identity: Identity,
         limits: Limits,
         nocopy: bool,

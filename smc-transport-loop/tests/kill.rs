@@ -2,6 +2,8 @@
 //!
 //! `SMC_KILL_ROUNDS` says how often, 25 times if not given; `SMC_KILL_SEED` repeats a run.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 #[macro_use]
 mod support;
 

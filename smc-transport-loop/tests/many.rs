@@ -1,5 +1,7 @@
 //! Many connections at once and one after the other, and that nothing of them stays behind.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 #[macro_use]
 mod support;
 

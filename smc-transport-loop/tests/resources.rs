@@ -250,3 +250,28 @@ fn a_stopped_peer_does_not_block_us() {
     let end = block_on(poll_once(&mut waiting)).expect("ends with the peer");
     assert!(matches!(end, Err(DeviceError::PeerGone)), "{end:?}");
 }
+
+#[test]
+fn buffers_that_wait_for_room_go_out_when_there_is_some() {
+    let _alone = alone();
+    let dir = TempDir::new().unwrap();
+    let (ours, theirs) = (Party::in_dir(dir.path()), Party::in_dir(dir.path()));
+    let mut dmbs = Vec::new();
+    let mut waiting = loop {
+        let mut register = Box::pin(ours.device.register(theirs.gid(), LEN));
+        match block_on(poll_once(&mut register)) {
+            Some(dmb) => dmbs.push(dmb.unwrap()),
+            None => break register,
+        }
+        assert!(dmbs.len() < 10_000, "channels are bounded");
+    };
+    ours.drain();
+    assert!(block_on(poll_once(&mut waiting)).is_none());
+    theirs.drain();
+    ours.drain();
+    let dmb = block_on(poll_once(&mut waiting)).expect("there is room");
+    dmbs.push(dmb.unwrap());
+    for dmb in &dmbs {
+        theirs.attach(ours.gid(), dmb.token()).signal().unwrap();
+    }
+}

@@ -1,5 +1,7 @@
 //! Streams over loop devices, each end with an endpoint and a device of its own.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 #[macro_use]
 mod support;
 

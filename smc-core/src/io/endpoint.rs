@@ -131,9 +131,11 @@ impl Endpoint {
 
     fn listen(&self, at: SocketAddr, options: &ListenOptions) -> io::Result<Listener> {
         let backlog = options.backlog.unwrap_or(BACKLOG);
-        let mut socket = SocketOptions::default();
-        socket.backlog = Some(backlog);
-        socket.reuse_port = options.reuse_port;
+        let socket = SocketOptions {
+            backlog: Some(backlog),
+            reuse_port: options.reuse_port,
+            ..SocketOptions::default()
+        };
         let acceptor = self.inner.runtime.bind(at, &socket)?;
         let local = acceptor.local_addr()?;
         let published = match self.inner.slots.is_empty() {

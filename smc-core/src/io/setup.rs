@@ -138,8 +138,10 @@ async fn open(
     candidate: Option<&dyn Candidate>,
 ) -> Result<(Arc<dyn Socket>, Announced), Error> {
     let mut announced = None;
-    let mut socket_options = SocketOptions::default();
-    socket_options.local = options.local;
+    let socket_options = SocketOptions {
+        local: options.local,
+        ..SocketOptions::default()
+    };
     let socket = endpoint
         .runtime
         .connect(to, &socket_options, &mut |socket| {
@@ -238,7 +240,7 @@ async fn shake_hands(
     endpoint: &Arc<Inner>,
     socket: Arc<dyn Socket>,
     peer: SocketAddr,
-    mut machine: impl Machine + Send,
+    mut machine: impl Machine,
     same_host: bool,
 ) -> Result<Stream, Error> {
     let mut kept = Kept::default();
@@ -281,7 +283,7 @@ type Brought = (Kept, Done);
 async fn drive(
     endpoint: &Arc<Inner>,
     socket: &dyn Socket,
-    machine: &mut (impl Machine + Send),
+    machine: &mut impl Machine,
     kept: &mut Kept,
 ) -> Result<Outcome, Error> {
     let mut work: Option<Pin<Box<dyn Future<Output = Brought> + Send>>> = None;
@@ -357,9 +359,9 @@ fn poll_input(
 
 impl Kept {
     fn take(&mut self, brought: Self) {
-        self.attachment = brought.attachment.or(self.attachment.take());
-        self.dmb = brought.dmb.or(self.dmb.take());
-        self.membership = brought.membership.or(self.membership.take());
+        self.attachment = brought.attachment.or_else(|| self.attachment.take());
+        self.dmb = brought.dmb.or_else(|| self.dmb.take());
+        self.membership = brought.membership.or_else(|| self.membership.take());
     }
 }
 

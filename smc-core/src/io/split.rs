@@ -1,5 +1,10 @@
 //! Halves of a stream, with tokio's names.
 
+#![allow(
+    clippy::result_large_err,
+    reason = "both halves come back, as from tokio's reunite"
+)]
+
 use std::future::poll_fn;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;

@@ -1,6 +1,7 @@
 //! Local negotiation with real sockets, processes, users and network namespaces.
 
 #![cfg(feature = "runtime-tokio")]
+#![allow(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
 mod child;
 mod hostile;

@@ -45,8 +45,9 @@ struct Side {
     /// Reads no more, so that its writer must not wait for the peer.
     is_stopping: bool,
     is_over: bool,
-    /// Halves that were dropped.
+    /// Halves about to be dropped, and halves that were.
     dropped: u8,
+    gone: u8,
     /// What its tasks do now.
     now: [String; 2],
     /// The writer, to be told when the reader stops.
@@ -257,9 +258,9 @@ impl Oracle {
         Poll::Pending
     }
 
-    /// A half is dropped now; the second one closes the stream.
-    pub(super) fn drop_half(&self, side: usize, task: Task, has_zero_linger: bool) {
-        if task == Task::Writer {
+    /// A half, or a share of the stream, is dropped now; the second one closes the stream.
+    pub(super) fn drop_half(&self, side: usize, is_shutting: bool, has_zero_linger: bool) {
+        if is_shutting {
             self.shut(side);
         }
         let is_last = {
@@ -269,6 +270,18 @@ impl Oracle {
         };
         if is_last {
             self.close(side, has_zero_linger);
+        }
+    }
+
+    /// A half is gone; the side is over with the second.
+    pub(super) fn half_over(&self, side: usize) {
+        let is_last = {
+            let mut state = self.state();
+            state.sides[side].gone += 1;
+            state.sides[side].gone == 2
+        };
+        if is_last {
+            self.side_over(side);
         }
     }
 

@@ -71,7 +71,7 @@ impl Peers {
                 is_dead,
             } => {
                 let Some(peer) = self.by_id(peer) else { return };
-                if has_room && let Way::Channel(outbox) = peer.owner.way() {
+                if let (true, Way::Channel(outbox)) = (has_room, peer.owner.way()) {
                     outbox.flush();
                 }
                 if let (true, Some(events)) = (is_dead, events.as_deref_mut()) {

@@ -5,7 +5,7 @@
 //! assigned meaning appear in hex, and reserved fields appear when they are not zero.
 //!
 //! * [`line()`] is one line per message, as a packet list shows it,
-//! * [`tree`] is one line per field: offset, bytes, name, value,
+//! * [`tree()`] is one line per field: offset, bytes, name, value,
 //! * [`describe`] calls a [`Visitor`] for every field, for output in other formats.
 //!
 //! ```

@@ -4,6 +4,7 @@ use crate::proto::table::transitions;
 
 transitions! {
     /// Socket states, with the names that smcss shows (RFC 7609; numbers in [`State::number`]).
+    #[non_exhaustive]
     pub enum State {
         /// Before set-up has ended.
         Init = "INIT",

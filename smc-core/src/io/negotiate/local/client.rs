@@ -170,7 +170,7 @@ impl Client for LocalClient {
         if !own_host && !is_routable(to.ip()) {
             return None;
         }
-        listeners.retain(|(_, entry)| own_host == (entry.netns == netns.number()));
+        listeners.retain(|(_, entry)| own_host == (entry.netns == netns));
         let mut channels = Vec::new();
         for (dir, entry) in listeners.iter().take(MAX_LISTENERS) {
             let Some(channel) = self.channel(dir, entry, netns) else {

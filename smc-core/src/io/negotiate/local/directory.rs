@@ -5,18 +5,21 @@
 
 use std::ffi::OsStr;
 use std::fmt::{self, Display};
-use std::fs;
+use std::fs::{self, Metadata};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
-use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
 use rustix::process::geteuid;
+
+use super::netns::NetNs;
 
 /// The directory in which this process keeps its sockets for other processes of the user.
 ///
@@ -38,7 +41,7 @@ pub fn runtime_dir() -> io::Result<PathBuf> {
         Err(error) => return Err(error.into()),
     }
     let owner = geteuid().as_raw();
-    if is_trusted(&stat(&path)?, |uid| uid == owner) {
+    if is_trusted(&fs::symlink_metadata(&path)?, |uid| uid == owner) {
         return Ok(path);
     }
     let why = format!(
@@ -72,7 +75,7 @@ fn candidates() -> Vec<PathBuf> {
     for parent in session.chain([PathBuf::from(format!("/run/user/{uid}"))]) {
         let path = parent.join("smc");
         // A session of somebody else may have been inherited through `sudo` and the like.
-        if stat(&parent).is_ok_and(|stat| is_trusted(&stat, |owner| owner == uid))
+        if fs::symlink_metadata(&parent).is_ok_and(|is| is_trusted(&is, |owner| owner == uid))
             && !all.contains(&path)
         {
             all.push(path);
@@ -92,7 +95,7 @@ pub(super) struct Directory {
 #[derive(Debug)]
 struct Read {
     ino: u64,
-    modified: Duration,
+    modified: SystemTime,
     /// Whether the directory had been left alone long enough when it was read: two changes may
     /// get the same time.
     settled: bool,
@@ -111,32 +114,29 @@ impl Directory {
     /// The listeners now. None if the directory is not there, or `may_own` refuses its owner, or others
     /// may write to it.
     pub(super) fn entries(&mut self, may_own: impl Fn(u32) -> bool) -> &[Arc<Entry>] {
-        match stat(&self.path) {
-            Ok(stat) if is_trusted(&stat, may_own) => self.refresh(&stat),
+        match fs::symlink_metadata(&self.path) {
+            Ok(found) if is_trusted(&found, may_own) => self.refresh(&found),
             _ => self.read = None,
         }
         self.read.as_ref().map_or(&[], |read| &read.entries)
     }
 
-    fn refresh(&mut self, stat: &Stat) {
-        let nanoseconds = u64::try_from(stat.st_mtime_nsec).unwrap_or(0);
-        let seconds = u64::try_from(stat.st_mtime).unwrap_or(0);
-        let modified = Duration::from_secs(seconds) + Duration::from_nanos(nanoseconds);
-        let fresh =
-            |read: &Read| read.settled && (read.ino, read.modified) == (stat.st_ino, modified);
-        if self.read.as_ref().is_some_and(fresh) {
+    fn refresh(&mut self, found: &Metadata) {
+        // What this means when it fails does not matter: it will differ from what it was.
+        let modified = found.modified().unwrap_or_else(|_| SystemTime::now());
+        let is_fresh =
+            |read: &Read| read.settled && (read.ino, read.modified) == (found.ino(), modified);
+        if self.read.as_ref().is_some_and(is_fresh) {
             return;
         }
-        let now = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
-        let settled = now.saturating_sub(modified) > SETTLED_AFTER;
+        let since = SystemTime::now().duration_since(modified);
+        let settled = since.is_ok_and(|since| since > SETTLED_AFTER);
         let entries = names(&self.path)
             .filter_map(|name| Entry::parse(&name))
             .map(Arc::new);
         let entries = entries.collect();
         self.read = Some(Read {
-            ino: stat.st_ino,
+            ino: found.ino(),
             modified,
             settled,
             entries,
@@ -149,8 +149,7 @@ impl Directory {
 pub(super) struct Entry {
     pub(super) port: u16,
     pub(super) scope: Scope,
-    /// [`NetNs::number`](super::netns::NetNs::number).
-    pub(super) netns: u64,
+    pub(super) netns: NetNs,
     /// `SO_COOKIE` of the listening TCP socket.
     pub(super) cookie: u64,
     /// Makes the name unique for ever.
@@ -164,7 +163,7 @@ impl Entry {
         let entry = Self {
             port: parts.next()?.parse().ok()?,
             scope: Scope::parse(parts.next()?)?,
-            netns: hex(parts.next()?)?,
+            netns: NetNs(hex(parts.next()?)?),
             cookie: hex(parts.next()?)?,
             salt: u32::try_from(hex(parts.next()?)?).ok()?,
         };
@@ -181,7 +180,11 @@ impl Display for Entry {
             cookie,
             salt,
         } = self;
-        write!(f, "l-{port}-{scope}-{netns:x}-{cookie:x}-{salt:08x}.sock")
+        write!(
+            f,
+            "l-{port}-{scope}-{:x}-{cookie:x}-{salt:08x}.sock",
+            netns.0
+        )
     }
 }
 
@@ -290,21 +293,17 @@ fn names(dir: &Path) -> impl Iterator<Item = String> {
     entries.filter_map(|entry| OsStr::to_str(&entry.file_name()).map(str::to_owned))
 }
 
-fn stat(path: &Path) -> io::Result<Stat> {
-    Ok(rustix::fs::statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW)?)
-}
-
 /// A directory, not a link, of a good owner, that nobody else can write to.
-fn is_trusted(stat: &Stat, may_own: impl Fn(u32) -> bool) -> bool {
-    let others_write = Mode::WGRP | Mode::WOTH;
-    FileType::from_raw_mode(stat.st_mode) == FileType::Directory
-        && may_own(stat.st_uid)
-        && !Mode::from_raw_mode(stat.st_mode).intersects(others_write)
+fn is_trusted(found: &Metadata, may_own: impl Fn(u32) -> bool) -> bool {
+    found.is_dir() && may_own(found.uid()) && found.mode() & WRITABLE_BY_OTHERS == 0
 }
 
 /// After this time a further change is certain to get another time: file systems use a clock that
 /// ticks every 10 ms or faster.
 const SETTLED_AFTER: Duration = Duration::from_millis(50);
+
+/// Group and others.
+const WRITABLE_BY_OTHERS: u32 = 0o022;
 
 /// Names read from a directory. More are not expected, and reading must end.
 const MAX_NAMES: usize = 4096;

@@ -15,7 +15,7 @@ use rustix::net::sockopt::socket_peercred;
 use super::diag::Diag;
 use super::directory::Entry;
 use super::message::{Announce, MAX_LEN, NONCE_LEN, ToClient, ToListener};
-use super::netns::{NetNs, canonical};
+use super::netns::canonical;
 use super::packet::{Received, accept, receive, send};
 use super::token::Token;
 use super::{Local, is_own};
@@ -25,7 +25,6 @@ use super::{Local, is_own};
 pub(super) struct Inbox {
     config: Local,
     entry: Entry,
-    netns: NetNs,
     /// `None` when closed.
     listener: Option<OwnedFd>,
     /// Everything, looked at whenever a connection was accepted.
@@ -96,7 +95,6 @@ impl Inbox {
     pub(super) fn new(
         config: Local,
         entry: Entry,
-        netns: NetNs,
         listener: OwnedFd,
         at: SocketAddr,
     ) -> io::Result<Self> {
@@ -110,7 +108,6 @@ impl Inbox {
         Ok(Self {
             config,
             entry,
-            netns,
             listener: Some(listener),
             all,
             urgent,
@@ -323,7 +320,7 @@ impl Inbox {
     ) -> Option<()> {
         let channel = self.channels.get_mut(&key)?;
         match (message, &channel.home) {
-            (ToListener::Hello { netns }, Home::Unknown) if netns == self.netns => {
+            (ToListener::Hello { netns }, Home::Unknown) if netns == self.entry.netns => {
                 epoll::delete(&self.urgent, &channel.fd).ok()?;
                 channel.home = Home::Here;
             }

@@ -2,7 +2,7 @@
 //!
 //! | to the listener | kind | then |
 //! |---|---|---|
-//! | HELLO | 0x01 | `SMCL`, version 1, namespace 16 bytes |
+//! | HELLO | 0x01 | `SMCL`, version 1, number of the namespace 8 |
 //! | ANNOUNCE | 0x02 | id 8, socket cookie 8, client address, server address, PROPOSAL |
 //! | WITHDRAW | 0x03 | id 8 |
 //! | PROVE | 0x04 | id 8, nonce 16, IP address |
@@ -75,7 +75,7 @@ impl<'a> ToListener<'a> {
             Self::Hello { netns } => {
                 out.push(HELLO);
                 out.extend(MAGIC);
-                out.extend(netns.to_bytes());
+                out.extend(netns.0.to_le_bytes());
             }
             Self::Announce(announce) => {
                 out.push(ANNOUNCE);
@@ -105,7 +105,7 @@ impl<'a> ToListener<'a> {
             HELLO => {
                 (rest.array()? == MAGIC).then_some(())?;
                 Self::Hello {
-                    netns: NetNs::from_bytes(rest.array()?),
+                    netns: NetNs(rest.number()?),
                 }
             }
             ANNOUNCE => Self::Announce(Announce {
@@ -257,7 +257,7 @@ mod tests {
         };
         let all = [
             ToListener::Hello {
-                netns: NetNs::from_bytes([3; 16]),
+                netns: NetNs(0xf000_0001),
             },
             ToListener::Announce(announce),
             ToListener::Announce(Announce {

@@ -1,45 +1,54 @@
 //! Network namespaces, and the addresses in them.
 
+use std::cell::RefCell;
 use std::io;
+use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::fd::OwnedFd;
 
-/// A network namespace, equal only if it is the same one.
+use rustix::fs::{Mode, OFlags};
+use rustix::process::{Pid, getpid};
+
+/// A network namespace, by the number that it alone has on this host while it exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct NetNs {
-    dev: u64,
-    ino: u64,
-}
+pub(super) struct NetNs(pub(super) u64);
 
 impl NetNs {
     /// The one in which this thread makes sockets.
     pub(super) fn current() -> io::Result<Self> {
-        let stat = rustix::fs::stat("/proc/thread-self/ns/net")?;
-        Ok(Self {
-            dev: stat.st_dev,
-            ino: stat.st_ino,
+        THREAD.with_borrow_mut(|thread| {
+            // After a fork this is another thread, and looks like the old one.
+            let pid = getpid();
+            let dir = match thread.take() {
+                Some((of, dir)) if of == pid => dir,
+                _ => {
+                    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+                    rustix::fs::open("/proc/thread-self/ns", flags, Mode::empty())?
+                }
+            };
+            // Reading where the link leads is a lot cheaper than going there.
+            let mut space = [MaybeUninit::uninit(); 64];
+            let (target, _) = rustix::fs::readlinkat_raw(&dir, "net", &mut space)?;
+            let number = std::str::from_utf8(target).ok().and_then(Self::parse);
+            *thread = Some((pid, dir));
+            number.ok_or_else(|| io::ErrorKind::InvalidData.into())
         })
     }
 
-    /// Its number among the namespaces of this host, which are all on one device.
-    pub(super) fn number(self) -> u64 {
-        self.ino
+    /// `net:[4026531840]`
+    fn parse(target: &str) -> Option<Self> {
+        target
+            .strip_prefix("net:[")?
+            .strip_suffix(']')?
+            .parse()
+            .ok()
+            .map(Self)
     }
+}
 
-    pub(super) fn to_bytes(self) -> [u8; 16] {
-        let mut bytes = [0; 16];
-        let (dev, ino) = bytes.split_at_mut(8);
-        dev.copy_from_slice(&self.dev.to_le_bytes());
-        ino.copy_from_slice(&self.ino.to_le_bytes());
-        bytes
-    }
-
-    pub(super) fn from_bytes(bytes: [u8; 16]) -> Self {
-        let half = |half: Option<&[u8; 8]>| half.copied().map_or(0, u64::from_le_bytes);
-        Self {
-            dev: half(bytes.first_chunk()),
-            ino: half(bytes.last_chunk()),
-        }
-    }
+thread_local! {
+    /// This thread's namespaces in `/proc`, and the process it belongs to.
+    static THREAD: RefCell<Option<(Pid, OwnedFd)>> = const { RefCell::new(None) };
 }
 
 /// One form for every address: IPv4 in IPv6 is IPv4, and what `connect` takes for this host is
@@ -95,10 +104,17 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_survives_the_trip() {
+    fn every_thread_knows_where_it_is() {
         let here = NetNs::current().unwrap();
-        assert_eq!(NetNs::from_bytes(here.to_bytes()), here);
+        let stat = rustix::fs::stat("/proc/self/ns/net").unwrap();
+        assert_eq!(here, NetNs(stat.st_ino));
         assert_eq!(NetNs::current().unwrap(), here);
+        assert_eq!(
+            std::thread::spawn(NetNs::current).join().unwrap().unwrap(),
+            here
+        );
+        assert_eq!(NetNs::parse("net:[1x]"), None);
+        assert_eq!(NetNs::parse("mnt:[1]"), None);
     }
 
     #[test]

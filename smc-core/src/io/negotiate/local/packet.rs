@@ -81,7 +81,7 @@ pub(super) fn receive<'a>(fd: BorrowedFd<'_>, buf: &'a mut [u8]) -> Received<'a>
     let mut passed = None;
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(fds) = message {
-            passed = passed.or(fds.last());
+            passed = fds.last().or(passed);
         }
     }
     match buf.get(..received.bytes) {

@@ -53,7 +53,7 @@ impl Listening {
         let entry = Entry {
             port: at.port(),
             scope: Scope::of(at, at.is_ipv6() && ipv6_v6only(tcp)?),
-            netns: netns.number(),
+            netns,
             cookie: socket_cookie(tcp)?,
             salt: u32::from_ne_bytes(salt),
         };
@@ -65,7 +65,7 @@ impl Listening {
         let socket = listen(&dir, &name, !config.uids.is_empty());
         // From here on the name is taken away again when something fails.
         let listening = socket.and_then(|socket| {
-            let inbox = Inbox::new(config, entry, netns, socket, at)?;
+            let inbox = Inbox::new(config, entry, socket, at)?;
             let watch = runtime.watch(inbox.bell())?;
             let shared = Arc::new(Shared {
                 runtime: runtime.clone(),
@@ -182,8 +182,10 @@ impl Shared {
         if NetNs::current().ok()? != self.netns {
             return None;
         }
-        let mut options = SocketOptions::default();
-        options.backlog = Some(4);
+        let options = SocketOptions {
+            backlog: Some(4),
+            ..SocketOptions::default()
+        };
         let meeting = self
             .runtime
             .bind(SocketAddr::new(proof.to, 0), &options)

@@ -16,7 +16,7 @@ fn names_say_everything() {
         let entry = Entry {
             port: 8080,
             scope,
-            netns: 0xf000_0075,
+            netns: NetNs(0xf000_0075),
             cookie: 0x1001,
             salt: 7,
         };
@@ -57,7 +57,7 @@ fn changes_are_seen_at_once() {
         let entry = Entry {
             port: 1,
             scope: Scope::Any,
-            netns: 1,
+            netns: NetNs(1),
             cookie: 1,
             salt,
         };
@@ -79,7 +79,7 @@ fn a_directory_that_others_can_change_is_not_looked_at() {
     let name = Entry {
         port: 1,
         scope: Scope::Any,
-        netns: 1,
+        netns: NetNs(1),
         cookie: 1,
         salt: 1,
     }
@@ -108,7 +108,7 @@ fn only_names_without_a_socket_are_swept() {
         Entry {
             port: 1,
             scope: Scope::Any,
-            netns: 1,
+            netns: NetNs(1),
             cookie: 1,
             salt,
         }

@@ -1,0 +1,125 @@
+//! Streams over memory devices on the virtual runtime, used at random and judged by the model.
+//!
+//! `SMC_MODEL_SEEDS` is the number of seeds (1000 if not given), `SMC_MODEL_SEED` a single one to
+//! run again; `SMC_MODEL_TRACE` prints what happens at the devices meanwhile.
+
+use std::env;
+use std::sync::Arc;
+use std::time::Duration;
+
+use smc_core::device::Device;
+use smc_core::io::negotiate::Assume;
+use smc_core::{Endpoint, Error, Stream};
+use smc_testkit::Rng;
+use smc_testkit::memory_device::MemFabric;
+use smc_testkit::middleware::{Fault, Faults, Trace};
+use smc_testkit::model::{self, Rules, Tally, Violation};
+use smc_testkit::runtime::{Options, VirtualRuntime};
+
+#[test]
+fn streams_keep_the_rules_whatever_the_seed() {
+    if let Some(seed) = number("SMC_MODEL_SEED") {
+        let tally = run(seed).unwrap_or_else(|violation| panic!("{violation}"));
+        println!("seed {seed}: {tally:?}");
+        return;
+    }
+    let seeds = number("SMC_MODEL_SEEDS").unwrap_or(1000);
+    let mut total = Tally::default();
+    for seed in 0..seeds {
+        let tally = run(seed).unwrap_or_else(|violation| {
+            panic!("{violation}\nagain: SMC_MODEL_SEED={seed} cargo test --test model")
+        });
+        total.operations += tally.operations;
+        total.bytes += tally.bytes;
+        total.ends += tally.ends;
+        total.resets += tally.resets;
+        total.cancelled += tally.cancelled;
+    }
+    println!("{seeds} seeds: {total:?}");
+    assert!(total.ends > 0 && total.resets > 0 && total.cancelled > 0, "{total:?}");
+}
+
+/// What a seed decides about the machine that the streams run on.
+#[derive(Debug)]
+struct Machine {
+    nocopy: bool,
+    faults: Option<Faults>,
+    /// Without devices the streams are TCP.
+    is_tcp: bool,
+    polling: Duration,
+    buffers: [usize; 2],
+    options: Options,
+}
+
+impl Machine {
+    fn new(rng: &mut Rng) -> Self {
+        let faults = match rng.below(4) {
+            0 => Some(Faults::default().with_delayed(300).with_spurious(50)),
+            1 => Some(Faults::default().with_delayed(100).with_busy(100)),
+            _ => None,
+        };
+        let latency = Duration::from_micros(rng.bits() % 100);
+        let options = Options::default().with_latency(latency, latency);
+        Self {
+            nocopy: rng.chance(500),
+            faults,
+            is_tcp: rng.chance(100),
+            // Polling looks at the real clock as well; most runs are without.
+            polling: Duration::from_micros(if rng.chance(50) { 5 } else { 0 }),
+            buffers: [0, 1].map(|_| 1 << rng.between(14, 16)),
+            options: if rng.chance(500) { options } else { options.with_fragment(500) },
+        }
+    }
+
+    fn rules(&self) -> Rules {
+        let is_busy = self.faults.is_some_and(|faults| faults.busy > 0);
+        if is_busy { Rules::relaxed() } else { Rules::exact() }
+    }
+}
+
+fn run(seed: u64) -> Result<Tally, Violation> {
+    let mut rng = Rng::new(seed);
+    let machine = Machine::new(&mut rng);
+    let runtime = VirtualRuntime::with_options(rng.bits(), machine.options);
+    let fabric = MemFabric::new(rng.bits()).with_nocopy(machine.nocopy);
+    let mut endpoint = |side: usize| {
+        let builder = Endpoint::builder()
+            .runtime(runtime.handle())
+            .negotiation(Arc::new(Assume::new()))
+            .recv_buffer(machine.buffers[side])
+            .polling(machine.polling);
+        let mut device: Arc<dyn Device> = fabric.device(&format!("mem{side}"));
+        if env::var_os("SMC_MODEL_TRACE").is_some() {
+            device = Trace::new(device, |record| println!("{record}"));
+        }
+        if let Some(faults) = machine.faults {
+            device = Fault::new(device, rng.bits(), faults);
+        }
+        let builder = if machine.is_tcp { builder } else { builder.device(device) };
+        builder.build().expect("all settings make sense")
+    };
+    let (client, server) = (endpoint(0), endpoint(1));
+    let tally = runtime.block_on(async {
+        let pair = connect(&client, &server).await.expect("both ends are there");
+        assert_eq!(pair.0.mode().is_smc(), !machine.is_tcp, "{}", pair.0.mode());
+        model::run(seed, &runtime.handle(), pair, machine.rules()).await
+    })?;
+    // What both ends have closed leaves nothing behind.
+    runtime.run_for(Duration::from_secs(1));
+    let left = [&client, &server].map(|endpoint| {
+        endpoint.connections().iter().map(|conn| conn.state.to_string()).collect::<Vec<_>>()
+    });
+    assert!(left.iter().all(Vec::is_empty), "seed {seed} leaves {left:?} on {machine:?}");
+    Ok(tally)
+}
+
+async fn connect(client: &Endpoint, server: &Endpoint) -> Result<(Stream, Stream), Error> {
+    let listener = server.bind("127.0.0.1:80").await?;
+    let connected = client.connect("127.0.0.1:80").await?;
+    let (accepted, _) = listener.accept().await?;
+    Ok((connected, accepted))
+}
+
+fn number(name: &str) -> Option<u64> {
+    env::var(name).ok().map(|text| text.parse().expect("a number"))
+}
