@@ -36,7 +36,10 @@ fn streams_keep_the_rules_whatever_the_seed() {
         total.cancelled += tally.cancelled;
     }
     println!("{seeds} seeds: {total:?}");
-    assert!(total.ends > 0 && total.resets > 0 && total.cancelled > 0, "{total:?}");
+    assert!(
+        total.ends > 0 && total.resets > 0 && total.cancelled > 0,
+        "{total:?}"
+    );
 }
 
 /// What a seed decides about the machine that the streams run on.
@@ -67,13 +70,21 @@ impl Machine {
             // Polling looks at the real clock as well; most runs are without.
             polling: Duration::from_micros(if rng.chance(50) { 5 } else { 0 }),
             buffers: [0, 1].map(|_| 1 << rng.between(14, 16)),
-            options: if rng.chance(500) { options } else { options.with_fragment(500) },
+            options: if rng.chance(500) {
+                options
+            } else {
+                options.with_fragment(500)
+            },
         }
     }
 
     fn rules(&self) -> Rules {
         let is_busy = self.faults.is_some_and(|faults| faults.busy > 0);
-        if is_busy { Rules::relaxed() } else { Rules::exact() }
+        if is_busy {
+            Rules::relaxed()
+        } else {
+            Rules::exact()
+        }
     }
 }
 
@@ -95,21 +106,34 @@ fn run(seed: u64) -> Result<Tally, Violation> {
         if let Some(faults) = machine.faults {
             device = Fault::new(device, rng.bits(), faults);
         }
-        let builder = if machine.is_tcp { builder } else { builder.device(device) };
+        let builder = if machine.is_tcp {
+            builder
+        } else {
+            builder.device(device)
+        };
         builder.build().expect("all settings make sense")
     };
     let (client, server) = (endpoint(0), endpoint(1));
     let tally = runtime.block_on(async {
-        let pair = connect(&client, &server).await.expect("both ends are there");
+        let pair = connect(&client, &server)
+            .await
+            .expect("both ends are there");
         assert_eq!(pair.0.mode().is_smc(), !machine.is_tcp, "{}", pair.0.mode());
         model::run(seed, &runtime.handle(), pair, machine.rules()).await
     })?;
     // What both ends have closed leaves nothing behind.
     runtime.run_for(Duration::from_secs(1));
     let left = [&client, &server].map(|endpoint| {
-        endpoint.connections().iter().map(|conn| conn.state.to_string()).collect::<Vec<_>>()
+        endpoint
+            .connections()
+            .iter()
+            .map(|conn| conn.state.to_string())
+            .collect::<Vec<_>>()
     });
-    assert!(left.iter().all(Vec::is_empty), "seed {seed} leaves {left:?} on {machine:?}");
+    assert!(
+        left.iter().all(Vec::is_empty),
+        "seed {seed} leaves {left:?} on {machine:?}"
+    );
     Ok(tally)
 }
 
@@ -121,5 +145,7 @@ async fn connect(client: &Endpoint, server: &Endpoint) -> Result<(Stream, Stream
 }
 
 fn number(name: &str) -> Option<u64> {
-    env::var(name).ok().map(|text| text.parse().expect("a number"))
+    env::var(name)
+        .ok()
+        .map(|text| text.parse().expect("a number"))
 }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use rustix::net::{Shutdown, shutdown};
 use smc_core::device::{DeviceError, Event};
+use smc_core::io::negotiate::Credentials;
 use smc_core::mem::sync::{AtomicBool, Ordering};
 use smc_wire::size::SizeCode;
 use smc_wire::types::Gid;
@@ -12,7 +13,7 @@ use smc_wire::types::Gid;
 use crate::channel::{self, Message, Received};
 use crate::doorbell::Doorbell;
 use crate::lock;
-use crate::region::{Credentials, Mapping};
+use crate::region::Mapping;
 use crate::registry::{NewMemory, Owner};
 use crate::remote::Remote;
 

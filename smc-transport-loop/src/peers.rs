@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use hashbrown::HashMap;
 use rustix::io::Errno;
 use smc_core::device::{DeviceError, Event};
+use smc_core::io::negotiate::Credentials;
 use smc_core::mem::sync::{AtomicU64, Ordering};
 use smc_wire::types::Gid;
 
@@ -20,7 +21,7 @@ use crate::lock;
 use crate::outbox::{Outbox, Way};
 use crate::peer::{Incoming, Peer};
 use crate::policy::Policy;
-use crate::region::{Credentials, Mapping, os};
+use crate::region::{Mapping, os};
 use crate::registry::{Keep, Owner};
 use crate::remote::{Remote, RingWith, Ringer, Tokens};
 use lobby::Lobby;
@@ -200,7 +201,7 @@ impl Peers {
             }
             Err(error) => return Err(os("connect to peer device", error).into()),
         };
-        let credentials = Credentials::of_peer(channel.as_fd())
+        let credentials = Credentials::of_peer(&channel)
             .map_err(|error| DeviceError::os("identify peer device", &error))?;
         if !self.policy.allows(credentials.uid) {
             let why = "the peer device belongs to another user";

@@ -1,4 +1,4 @@
-//! Mappings of memory that other processes may write, and the credentials of a socket's peer.
+//! Mappings of memory that other processes may write.
 //!
 //! The only file of the crate with `unsafe` in it.
 
@@ -9,9 +9,8 @@
 
 use std::any::Any;
 use std::fmt;
-use std::io;
 use std::ops::Deref;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -203,50 +202,6 @@ impl Deref for Line {
 impl fmt::Debug for Line {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&**self, f)
-    }
-}
-
-/// Who is at the other end of a connected UNIX socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Credentials {
-    pub(crate) uid: u32,
-    /// 0 if the process has no number in our PID namespace.
-    pub(crate) pid: i32,
-}
-
-impl Credentials {
-    /// Of the process that connected, or that listened on what we connected to.
-    pub(crate) fn of_peer(socket: BorrowedFd<'_>) -> io::Result<Self> {
-        let mut cred = libc::ucred {
-            pid: 0,
-            uid: u32::MAX,
-            gid: u32::MAX,
-        };
-        let mut len = libc::socklen_t::try_from(size_of::<libc::ucred>())
-            .map_err(|_| io::ErrorKind::InvalidInput)?;
-        // SAFETY: the descriptor is open while it is borrowed; `cred` and `len` are live, and the
-        // kernel writes at most `len` bytes of plain integers.
-        let result = unsafe {
-            libc::getsockopt(
-                socket.as_raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_PEERCRED,
-                (&raw mut cred).cast(),
-                &raw mut len,
-            )
-        };
-        match result {
-            0 => Ok(Self {
-                uid: cred.uid,
-                pid: cred.pid,
-            }),
-            _ => Err(io::Error::last_os_error()),
-        }
-    }
-
-    /// Whether both may be the same process; across PID namespaces only the user can be compared.
-    pub(crate) fn is_same_process(self, other: Self) -> bool {
-        self.uid == other.uid && (self.pid == other.pid || self.pid == 0 || other.pid == 0)
     }
 }
 

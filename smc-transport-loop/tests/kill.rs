@@ -8,7 +8,6 @@
 mod support;
 
 use std::env;
-use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -16,7 +15,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use smc_core::{Endpoint, Stream};
 use smc_transport_loop::LoopDevice;
-use support::{On, builder, open_fds};
+use support::{On, builder, open_fds, wait_until_ready};
 
 #[test]
 fn a_peer_killed_at_random_points() {
@@ -74,10 +73,7 @@ async fn survive(rounds: u64, seed: u64, dir: &Path) {
             // Before it has said anything.
             peer.kill().unwrap();
         } else {
-            let mut ready = String::new();
-            BufReader::new(peer.stdout.take().unwrap())
-                .read_line(&mut ready)
-                .unwrap();
+            wait_until_ready(&mut peer);
             tokio::time::sleep(delay).await;
             peer.kill().unwrap();
         }

@@ -68,6 +68,11 @@ impl Child {
         }
     }
 
+    /// Waits until it ends by itself.
+    pub(super) fn wait(mut self) {
+        assert!(self.process.wait().unwrap().success());
+    }
+
     /// Ends it with SIGKILL and waits until it is gone.
     pub(super) fn kill(mut self) {
         self.end();

@@ -47,8 +47,8 @@ fn rubbish_ends_the_channel_and_nothing_else() {
 fn announcements_without_or_with_a_false_token_are_not_answered() {
     run(|world| async move {
         let server = world.server("127.0.0.1:0");
-        let pipe = rustix::pipe::pipe().unwrap().0;
-        for token in [None, Some(pipe.as_fd())] {
+        let (no_token, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        for token in [None, Some(no_token.as_fd())] {
             let channel = raw_channel(&world);
             rustix::net::send(&channel, &hello(), SendFlags::empty()).unwrap();
             let socket = bound();
@@ -68,6 +68,7 @@ fn floods_are_limited() {
     // Counts descriptors, so it needs a process without other tests.
     let mut flooded = Child::start(Where::Here, "hostile::flood", &[]);
     assert_eq!(flooded.line(), "limited");
+    flooded.wait();
 }
 
 #[test]

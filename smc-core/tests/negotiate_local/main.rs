@@ -12,6 +12,7 @@ mod scenarios;
 use std::fs;
 use std::future::poll_fn;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,9 +21,10 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use futures_lite::FutureExt;
-use smc_core::io::negotiate::{Client, Local, Negotiation, Offer, Published, Verdict};
+use rustix::net::{AddressFamily, SocketType};
+use smc_core::io::negotiate::{Candidate, Client, Local, Negotiation, Offer, Published, Verdict};
 use smc_core::io::runtime::tokio::TokioRuntime;
-use smc_core::io::runtime::{Acceptor, Runtime, Socket, SocketOptions};
+use smc_core::io::runtime::{Acceptor, Runtime, Socket, SocketOptions, Unconnected};
 
 /// What stands for a PROPOSAL: negotiation does not look into it.
 const PROPOSAL: &[u8] = b"\xe2\xd4\xc3\xd9 proposal";
@@ -152,6 +154,18 @@ fn clc(proposal: &[u8]) -> Verdict {
     Verdict::Clc {
         proposal: Some(proposal.to_vec()),
     }
+}
+
+/// Offers a connection that is never made; the port and the offer.
+fn announce_only(candidate: &dyn Candidate) -> Option<(u16, Box<dyn Offer>)> {
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    rustix::net::bind(&socket, &loopback(0)).unwrap();
+    let local: SocketAddr = rustix::net::getsockname(&socket)
+        .unwrap()
+        .try_into()
+        .unwrap();
+    let socket = Unconnected::new(local, Some(socket.as_fd()));
+    Some((local.port(), candidate.offer(&socket, PROPOSAL)?))
 }
 
 fn is_lost(offer: &mut dyn Offer) -> bool {

@@ -5,7 +5,6 @@ use std::os::fd::AsFd;
 
 use rustix::net::{AddressFamily, SendFlags, SocketType, sockopt};
 use smc_core::io::negotiate::Withdrawn;
-use smc_core::io::runtime::Unconnected;
 
 use super::child::{self, Child, Where, say, stay};
 use super::hostile::{announcement, hello, raw_channel_at, send_with};
@@ -57,8 +56,10 @@ fn a_killed_listener_leaves_no_one_waiting() {
             until_lost(&mut **dialled.offer.as_mut().unwrap()).await;
         }
         assert_eq!(world.names().len(), 1, "it could not clean up");
-        assert!(client.look_up(to).await.is_none());
+        let candidate = client.look_up(to).await.unwrap();
+        assert!(announce_only(&*candidate).is_none());
         assert!(world.names().is_empty());
+        assert!(client.look_up(to).await.is_none());
     });
 }
 
@@ -121,9 +122,11 @@ fn listeners_of_strangers_are_not_believed() {
         let to = stranger.line().parse().unwrap();
         fs::set_permissions(&world.dir.path, fs::Permissions::from_mode(0o755)).unwrap();
         assert_eq!(world.names().len(), 1);
-        assert!(world.client().look_up(to).await.is_none());
+        let candidate = world.client().look_up(to).await.unwrap();
+        assert!(announce_only(&*candidate).is_none());
         let friendly = world.local().allow_uid(NOBODY).client(&world.rt);
-        assert!(friendly.look_up(to).await.is_some());
+        let candidate = friendly.look_up(to).await.unwrap();
+        assert!(announce_only(&*candidate).is_some());
     });
 }
 
@@ -135,15 +138,8 @@ fn announces() {
     let to = args[1].parse().unwrap();
     run_in(&args[0], |world| async move {
         let candidate = guest(&world).look_up(to).await.unwrap();
-        let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
-        rustix::net::bind(&socket, &loopback(0)).unwrap();
-        let local: SocketAddr = rustix::net::getsockname(&socket)
-            .unwrap()
-            .try_into()
-            .unwrap();
-        let unconnected = Unconnected::new(local, Some(socket.as_fd()));
-        let mut offer = candidate.offer(&unconnected, PROPOSAL).unwrap();
-        say(&local.port().to_string());
+        let (port, mut offer) = announce_only(&*candidate).unwrap();
+        say(&port.to_string());
         stay();
         assert_eq!(offer.withdraw(), Withdrawn::Free);
     });

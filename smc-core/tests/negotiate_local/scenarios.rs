@@ -3,8 +3,10 @@
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 
 use rustix::net::{AddressFamily, SocketType, sockopt};
-use smc_core::io::negotiate::{Candidate, Delivery, Local, Negotiation, Verdict, Withdrawn};
-use smc_core::io::runtime::{SocketOptions, Unconnected};
+use smc_core::io::negotiate::{
+    Assume, Chain, Delivery, Local, Negotiation, Never, Verdict, Withdrawn,
+};
+use smc_core::io::runtime::SocketOptions;
 
 use super::*;
 
@@ -161,7 +163,7 @@ fn an_announcement_is_worth_nothing_for_another_socket_on_the_port() {
         let client = world.client();
         let candidate = client.look_up(server.at()).await.unwrap();
         // Announced and never connected, but the offer stays.
-        let (port, mut offer) = announce_only(&*candidate);
+        let (port, mut offer) = announce_only(&*candidate).unwrap();
 
         let plain = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
         sockopt::set_socket_reuseaddr(&plain, true).unwrap();
@@ -303,7 +305,7 @@ fn a_busy_listener_makes_connections_plain_and_nothing_worse() {
         let candidate = client.look_up(server.at()).await.unwrap();
         // Without a look at the channel in between it fills up some time.
         let mut offers = Vec::new();
-        let full = (0..100_000).any(|_| match try_announce_only(&*candidate) {
+        let full = (0..100_000).any(|_| match announce_only(&*candidate) {
             Some((_, offer)) => {
                 offers.push(offer);
                 false
@@ -370,23 +372,54 @@ fn a_directory_that_others_can_write_to_is_not_used() {
     });
 }
 
-/// Offers a connection that is never made; the port and the offer.
-fn announce_only(candidate: &dyn Candidate) -> (u16, Box<dyn Offer>) {
-    try_announce_only(candidate).unwrap()
-}
-
-fn try_announce_only(candidate: &dyn Candidate) -> Option<(u16, Box<dyn Offer>)> {
-    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
-    rustix::net::bind(&socket, &loopback(0)).unwrap();
-    let local: SocketAddr = rustix::net::getsockname(&socket)
-        .unwrap()
-        .try_into()
-        .unwrap();
-    let fd = Some(std::os::fd::AsFd::as_fd(&socket));
-    Some((
-        local.port(),
-        candidate.offer(&Unconnected::new(local, fd), PROPOSAL)?,
-    ))
+#[test]
+fn assumptions_and_chains() {
+    run(|world| async move {
+        let local: Arc<dyn Negotiation> = Arc::new(world.local());
+        let never: Arc<dyn Negotiation> = Arc::new(Never::new());
+        let assume: Arc<dyn Negotiation> = Arc::new(Assume::new());
+        for (links, offered, delivery, verdict) in [
+            (vec![never.clone()], false, None, Verdict::Plain),
+            (
+                vec![assume.clone()],
+                true,
+                Some(Delivery::OnTcp),
+                Verdict::Clc { proposal: None },
+            ),
+            (
+                vec![never, local.clone()],
+                true,
+                Some(Delivery::Delivered),
+                clc(PROPOSAL),
+            ),
+            (
+                vec![local, assume],
+                true,
+                Some(Delivery::Delivered),
+                clc(PROPOSAL),
+            ),
+        ] {
+            let chain = Chain::new(links);
+            let acceptor = world
+                .rt
+                .bind(loopback(0), &SocketOptions::default())
+                .unwrap();
+            let at = acceptor.local_addr().unwrap();
+            let published = chain.publish(&world.rt, at, acceptor.fd()).unwrap();
+            let server = Server {
+                acceptor,
+                published,
+            };
+            let mut dialled = world.dial(&*chain.client(&world.rt), at).await;
+            assert_eq!(dialled.offer.is_some(), offered);
+            let connected = dialled
+                .offer
+                .as_mut()
+                .map(|o| o.connected(&*dialled.socket));
+            assert_eq!(connected, delivery);
+            assert_eq!(server.accept().await, verdict);
+        }
+    });
 }
 
 /// Whether the kernel answers questions about sockets: it then says where a connection goes.

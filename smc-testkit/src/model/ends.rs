@@ -43,7 +43,8 @@ pub(super) trait Reading: Send {
 
 /// What a writer needs.
 pub(super) trait Writing: Send {
-    fn poll_write(&mut self, cx: &mut Context<'_>, bufs: &[IoSlice<'_>]) -> Poll<io::Result<usize>>;
+    fn poll_write(&mut self, cx: &mut Context<'_>, bufs: &[IoSlice<'_>])
+    -> Poll<io::Result<usize>>;
 
     fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 
@@ -162,7 +163,9 @@ macro_rules! writing {
 reading!(Stream);
 reading!(ReadHalf<'_>);
 reading!(OwnedReadHalf);
-writing!(Stream, |stream| Some(stream.shutdown(std::net::Shutdown::Write)));
+writing!(Stream, |stream| Some(
+    stream.shutdown(std::net::Shutdown::Write)
+));
 writing!(WriteHalf<'_>, |_| None);
 writing!(OwnedWriteHalf, |_| None);
 
@@ -222,7 +225,11 @@ impl Reading for Arc<Stream> {
 }
 
 impl Writing for Arc<Stream> {
-    fn poll_write(&mut self, cx: &mut Context<'_>, bufs: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        &mut self,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
         loop {
             match Stream::try_write_vectored(self, bufs) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}

@@ -84,13 +84,20 @@ impl Rules {
     /// For single-threaded runtimes and devices that are never busy.
     #[must_use]
     pub fn exact() -> Self {
-        Self { is_exact: true, may_abort: false, patience: Duration::from_secs(60) }
+        Self {
+            is_exact: true,
+            may_abort: false,
+            patience: Duration::from_secs(60),
+        }
     }
 
     /// For everything else.
     #[must_use]
     pub fn relaxed() -> Self {
-        Self { is_exact: false, ..Self::exact() }
+        Self {
+            is_exact: false,
+            ..Self::exact()
+        }
     }
 
     /// Allows the connection to be aborted.
@@ -152,7 +159,7 @@ pub async fn run(
     rules: Rules,
 ) -> Result<Tally, Violation> {
     let mut rng = Rng::new(seed);
-    let plans = [Plan::new(&mut rng), Plan::new(&mut rng)];
+    let plans = Plan::pair(&mut rng);
     let oracle = Oracle::new(rules, &plans, first.mode().is_smc());
     for (side, (stream, plan)) in [first, second].into_iter().zip(plans).enumerate() {
         let (oracle, inner) = (Arc::clone(&oracle), Arc::clone(runtime));
@@ -165,9 +172,16 @@ pub async fn run(
             if over.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(oracle.outcome());
             }
-            time_out.as_mut().poll(cx).map(|()| Err(format!("stuck: {}", oracle.waiting())))
+            time_out
+                .as_mut()
+                .poll(cx)
+                .map(|()| Err(format!("stuck: {}", oracle.waiting())))
         })
         .await
     };
-    outcome.map_err(|what| Violation { seed, what, history: oracle.history() })
+    outcome.map_err(|what| Violation {
+        seed,
+        what,
+        history: oracle.history(),
+    })
 }

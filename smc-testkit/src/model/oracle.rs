@@ -82,7 +82,12 @@ pub(super) enum Verdict {
 impl Oracle {
     pub(super) fn new(rules: Rules, plans: &[Plan; 2], is_smc: bool) -> Arc<Self> {
         let plans = format!("0: {:?}\n1: {:?}", plans[0], plans[1]);
-        Arc::new(Self { rules, is_smc, plans, state: Mutex::default() })
+        Arc::new(Self {
+            rules,
+            is_smc,
+            plans,
+            state: Mutex::default(),
+        })
     }
 
     // ---- Writing -------------------------------------------------------------------------------
@@ -129,7 +134,9 @@ impl Oracle {
                 state.require(count > 0 || len == 0, || "wrote nothing".into());
                 state.require(count == 0 || !is_shut, || "wrote after shutdown".into());
                 let is_late = self.is_smc && is_peer_closed && count > 0;
-                state.require(!is_late || is_blind, || "wrote to a peer that has closed".into());
+                state.require(!is_late || is_blind, || {
+                    "wrote to a peer that has closed".into()
+                });
                 Verdict::Open
             }
             Err(error) => {
@@ -165,11 +172,6 @@ impl Oracle {
 
     // ---- Reading -------------------------------------------------------------------------------
 
-    /// Where the next byte read by this side comes from.
-    pub(super) fn read_position(&self, side: usize) -> u64 {
-        self.state().directions[1 - side].read
-    }
-
     /// Bytes were seen at the read position and `taken` of them taken.
     pub(super) fn seen(&self, side: usize, bytes: &[u8], taken: usize) {
         let mut state = self.state();
@@ -178,11 +180,19 @@ impl Oracle {
         let is_invented = at + bytes.len() as u64 > direction.offered;
         direction.read += taken as u64;
         state.tally.bytes += taken as u64;
-        let wrong = bytes.iter().zip(at..).position(|(byte, at)| *byte != byte_at(1 - side, at));
+        let wrong = bytes
+            .iter()
+            .zip(at..)
+            .position(|(byte, at)| *byte != byte_at(1 - side, at));
         state.require(wrong.is_none(), || {
-            format!("side {side} read {} bytes at {at}, number {wrong:?} is wrong", bytes.len())
+            format!(
+                "side {side} read {} bytes at {at}, number {wrong:?} is wrong",
+                bytes.len()
+            )
         });
-        state.require(!is_invented, || format!("side {side} read bytes that nobody wrote"));
+        state.require(!is_invented, || {
+            format!("side {side} read bytes that nobody wrote")
+        });
     }
 
     /// What became of a read into a buffer of `len` bytes; the bytes were `seen`.
@@ -209,7 +219,9 @@ impl Oracle {
                     format!("side {side} reads the end at {read}, {written} bytes were written")
                 });
                 let may_end = is_shut || matches!(peer, Some(Closed::InOrder | Closed::Either));
-                state.require(may_end, || format!("side {side} reads an end without cause"));
+                state.require(may_end, || {
+                    format!("side {side} reads an end without cause")
+                });
                 let is_reset = peer == Some(Closed::WithReset) && self.rules.is_exact;
                 state.require(!is_reset || !self.is_smc, || {
                     format!("side {side} reads an end, but the peer has reset")
@@ -289,12 +301,16 @@ impl Oracle {
     pub(super) fn close(&self, side: usize, has_zero_linger: bool) {
         let mut state = self.state();
         let incoming = &state.directions[1 - side];
-        let closed = if has_zero_linger || incoming.written > incoming.read {
-            Closed::WithReset
-        } else if incoming.offered == incoming.read || self.rules.is_exact {
-            Closed::InOrder
-        } else {
-            Closed::Either
+        let has_unread = incoming.written > incoming.read;
+        let is_surprised = incoming.offered > incoming.read;
+        let closed = match (has_zero_linger, has_unread) {
+            (true, _) => Closed::WithReset,
+            (_, true) if self.rules.is_exact && self.is_smc => Closed::WithReset,
+            // What is still on its way, or was taken out of a TCP socket by `fill_buf`, does not
+            // count as unread.
+            (_, true) => Closed::Either,
+            (_, false) if self.rules.is_exact || !is_surprised => Closed::InOrder,
+            (_, false) => Closed::Either,
         };
         state.say(side, format!("closes {closed:?}"));
         state.sides[side].closed = Some(closed);
@@ -351,12 +367,22 @@ impl Oracle {
     pub(super) fn waiting(&self) -> String {
         let state = self.state();
         let mut text = String::new();
-        for (number, side) in state.sides.iter().enumerate().filter(|(_, side)| !side.is_over) {
+        for (number, side) in state
+            .sides
+            .iter()
+            .enumerate()
+            .filter(|(_, side)| !side.is_over)
+        {
             let [reader, writer] = &side.now;
             text += &format!("side {number} reader: {reader}, writer: {writer}; ");
         }
         for (number, direction) in state.directions.iter().enumerate() {
-            let Direction { written, read, is_shut, .. } = direction;
+            let Direction {
+                written,
+                read,
+                is_shut,
+                ..
+            } = direction;
             text += &format!("side {number} wrote {written} (shut: {is_shut}), {read} read; ");
         }
         text
@@ -401,8 +427,15 @@ impl State {
             self.history.pop_front();
         }
         let [first, second] = &self.directions;
-        let (out, back) = if side == 0 { (first, second) } else { (second, first) };
-        let line = format!("side {side} (wrote {}, read {}): {what}", out.written, back.read);
+        let (out, back) = if side == 0 {
+            (first, second)
+        } else {
+            (second, first)
+        };
+        let line = format!(
+            "side {side} (wrote {}, read {}): {what}",
+            out.written, back.read
+        );
         self.history.push_back(line);
     }
 }

@@ -45,7 +45,16 @@ pub(super) enum Finish {
 }
 
 impl Plan {
-    pub(super) fn new(rng: &mut Rng) -> Self {
+    /// Plans for both ends that do not make them wait for each other.
+    pub(super) fn pair(rng: &mut Rng) -> [Self; 2] {
+        let mut plans = [Self::new(rng), Self::new(rng)];
+        if plans.iter().all(|plan| plan.finish == Finish::Nothing) {
+            plans[1].finish = Finish::Close;
+        }
+        plans
+    }
+
+    fn new(rng: &mut Rng) -> Self {
         let shape = match rng.below(5) {
             0 => Shape::Whole,
             1 => Shape::Split,

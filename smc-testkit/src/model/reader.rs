@@ -28,7 +28,14 @@ impl<'o> Reader<'o> {
         scale: usize,
         left: Option<usize>,
     ) -> Self {
-        Self { oracle, side, rng, scale, left, is_hasty: false }
+        Self {
+            oracle,
+            side,
+            rng,
+            scale,
+            left,
+            is_hasty: false,
+        }
     }
 
     /// Lets operations wait for a few polls only.
@@ -90,7 +97,11 @@ impl<'o> Reader<'o> {
         self.wait("read_vectored", polls, |cx| {
             let middle = buf.len() * split / 100;
             let (one, two) = buf.split_at_mut(middle);
-            let mut bufs = [IoSliceMut::new(one), IoSliceMut::new(&mut []), IoSliceMut::new(two)];
+            let mut bufs = [
+                IoSliceMut::new(one),
+                IoSliceMut::new(&mut []),
+                IoSliceMut::new(two),
+            ];
             let result = end.poll_read_vectored(cx, &mut bufs);
             result.map(|result| judge(oracle, side, "read_vectored", &buf, result))
         })
@@ -112,8 +123,9 @@ impl<'o> Reader<'o> {
                 None => end
                     .poll_read(cx, &mut buf)
                     .map(|result| judge(oracle, side, "read", &buf, result)),
-                Some(filled) => filled
-                    .map(|result| oracle.read(side, "fill_buf", usize::MAX, &result)),
+                Some(filled) => {
+                    filled.map(|result| oracle.read(side, "fill_buf", usize::MAX, &result))
+                }
             }
         })
         .await
@@ -155,7 +167,10 @@ impl<'o> Reader<'o> {
         let result = end.try_read_buf(&mut collected, limit);
         let count = *result.as_ref().unwrap_or(&0);
         oracle.require(collected.len() == 3 + count, || {
-            format!("try_read_buf gives {count} and appends {}", collected.len() - 3)
+            format!(
+                "try_read_buf gives {count} and appends {}",
+                collected.len() - 3
+            )
         });
         oracle.seen(side, &collected[3..], count);
         oracle.read(side, "try_read_buf", limit, &result)
@@ -164,16 +179,26 @@ impl<'o> Reader<'o> {
     async fn readable(&mut self, end: &mut impl Reading, polls: Option<usize>) -> Option<Verdict> {
         {
             let mut readable = end.readable();
-            let ready = self.wait("readable", polls, |cx| readable.as_mut().poll(cx)).await?;
-            self.oracle.require(ready.is_ok(), || format!("readable: {ready:?}"));
+            let ready = self
+                .wait("readable", polls, |cx| readable.as_mut().poll(cx))
+                .await?;
+            self.oracle
+                .require(ready.is_ok(), || format!("readable: {ready:?}"));
         }
         let mut buf = self.buffer();
         buf.push(0);
         let result = end.try_read(&mut buf);
         let would_block = |error: &io::Error| error.kind() == io::ErrorKind::WouldBlock;
         let has_waited = result.as_ref().is_err_and(would_block);
-        self.oracle.require(!has_waited, || "readable, but a read would wait".into());
-        Some(judge(self.oracle, self.side, "try_read when readable", &buf, result))
+        self.oracle
+            .require(!has_waited, || "readable, but a read would wait".into());
+        Some(judge(
+            self.oracle,
+            self.side,
+            "try_read when readable",
+            &buf,
+            result,
+        ))
     }
 
     /// Polls until ready, or a limited number of times.

@@ -105,35 +105,35 @@ async fn whole(stream: &mut Stream, side: usize, plan: &mut Plan, oracle: &Oracl
                 writer.finish(stream).await;
             }
         }
-        if !has_done && (reads || writes) {
-            oracle.doing(side, Task::Reader, &format!("ready(read: {reads}, write: {writes})"));
-            let is_ready = ready_for(stream, reads, writes, plan.rng.chance(500)).await;
+        if !has_done && reads {
+            oracle.doing(side, Task::Reader, &format!("ready(read, write: {writes})"));
+            let is_ready = ready_for(stream, writes, plan.rng.chance(500)).await;
             oracle.require(is_ready.is_ok(), || format!("ready: {is_ready:?}"));
         }
     }
     oracle.doing(side, Task::Reader, "done");
 }
 
-/// Waits until one of the directions of interest is ready, in one of two ways.
-async fn ready_for(
-    stream: &Stream,
-    reads: bool,
-    writes: bool,
-    is_polled: bool,
-) -> std::io::Result<()> {
+/// Waits until reading, or either direction, is ready, in one of two ways.
+async fn ready_for(stream: &Stream, writes: bool, is_polled: bool) -> std::io::Result<()> {
     if is_polled {
         return poll_fn(|cx| {
-            if reads && stream.poll_read_ready(cx)?.is_ready() {
+            if stream.poll_read_ready(cx)?.is_ready() {
                 return Poll::Ready(Ok(()));
             }
-            if writes { stream.poll_write_ready(cx) } else { Poll::Pending }
+            if writes {
+                stream.poll_write_ready(cx)
+            } else {
+                Poll::Pending
+            }
         })
         .await;
     }
-    let interest = match (reads, writes) {
-        (true, true) => Interest::READABLE | Interest::WRITABLE,
-        (true, false) => Interest::READABLE,
-        _ => Interest::WRITABLE,
+    let readable = Interest::READABLE;
+    let interest = if writes {
+        readable | Interest::WRITABLE
+    } else {
+        readable
     };
     stream.ready(interest).await.map(|_| ())
 }
@@ -155,7 +155,11 @@ async fn both(first: impl Future<Output = ()>, second: impl Future<Output = ()>)
     poll_fn(|cx| {
         has_first = has_first || first.as_mut().poll(cx).is_ready();
         has_second = has_second || second.as_mut().poll(cx).is_ready();
-        if has_first && has_second { Poll::Ready(()) } else { Poll::Pending }
+        if has_first && has_second {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
     })
     .await;
 }

@@ -28,7 +28,15 @@ impl<'o> Writer<'o> {
         scale: usize,
         (left, finish): (usize, Finish),
     ) -> Self {
-        Self { oracle, side, rng, scale, left, finish, is_hasty: false }
+        Self {
+            oracle,
+            side,
+            rng,
+            scale,
+            left,
+            finish,
+            is_hasty: false,
+        }
     }
 
     /// Lets operations wait for a few polls only.
@@ -59,7 +67,8 @@ impl<'o> Writer<'o> {
             7 => self.writable(end, polls).await,
             8 => {
                 let flushed = self.wait("flush", polls, |cx| end.poll_flush(cx)).await?;
-                self.oracle.require(flushed.is_ok(), || format!("flush: {flushed:?}"));
+                self.oracle
+                    .require(flushed.is_ok(), || format!("flush: {flushed:?}"));
                 Some(Verdict::Open)
             }
             _ => {
@@ -78,15 +87,22 @@ impl<'o> Writer<'o> {
         // Twice is no error.
         for _ in 0..=self.rng.below(2) {
             self.oracle.shut(self.side);
-            let direct = if self.finish == Finish::Shutdown { end.shutdown() } else { None };
+            let direct = if self.finish == Finish::Shutdown {
+                end.shutdown()
+            } else {
+                None
+            };
             let result = match direct {
                 Some(result) => result,
                 None => std::future::poll_fn(|cx| end.poll_close(cx)).await,
             };
-            self.oracle.require(result.is_ok(), || format!("shutdown: {result:?}"));
+            self.oracle
+                .require(result.is_ok(), || format!("shutdown: {result:?}"));
         }
         let result = self.attempt(end, "try_write after shutdown", &[1, 2, 3]);
-        self.oracle.require(result == Verdict::Over, || "a write after shutdown is taken".into());
+        self.oracle.require(result == Verdict::Over, || {
+            "a write after shutdown is taken".into()
+        });
     }
 
     async fn write(&mut self, end: &mut impl Writing, polls: Option<usize>) -> Option<Verdict> {
@@ -126,8 +142,11 @@ impl<'o> Writer<'o> {
     async fn writable(&mut self, end: &mut impl Writing, polls: Option<usize>) -> Option<Verdict> {
         {
             let mut writable = end.writable();
-            let ready = self.wait("writable", polls, |cx| writable.as_mut().poll(cx)).await?;
-            self.oracle.require(ready.is_ok(), || format!("writable: {ready:?}"));
+            let ready = self
+                .wait("writable", polls, |cx| writable.as_mut().poll(cx))
+                .await?;
+            self.oracle
+                .require(ready.is_ok(), || format!("writable: {ready:?}"));
         }
         let mut data = self.data();
         if data.is_empty() {

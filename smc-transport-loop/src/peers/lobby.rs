@@ -7,6 +7,7 @@ use hashbrown::HashMap;
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 use smc_core::device::{DeviceError, Event};
+use smc_core::io::negotiate::Credentials;
 use smc_core::mem::sync::Ordering;
 use smc_wire::types::Gid;
 
@@ -17,7 +18,7 @@ use crate::doorbell::{Rang, check_eventfd, new_eventfd};
 use crate::lock;
 use crate::outbox::Way;
 use crate::peer::{Incoming, Peer};
-use crate::region::{Credentials, Mapping};
+use crate::region::Mapping;
 use crate::remote::{Remote, RingWith, Ringer};
 
 /// Those who have connected and not said who they are, which takes no time unless they mean harm.
@@ -109,7 +110,7 @@ impl Peers {
 
     /// Hears who has connected. Whoever gives a wrong answer is shown the door without a word.
     fn meet(&self, lobby: &mut Lobby, socket: OwnedFd) {
-        let Ok(credentials) = Credentials::of_peer(socket.as_fd()) else {
+        let Ok(credentials) = Credentials::of_peer(&socket) else {
             return;
         };
         if !self.policy.allows(credentials.uid) {

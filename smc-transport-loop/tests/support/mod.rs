@@ -3,7 +3,9 @@
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 use std::future::Future;
+use std::io::{BufRead as _, BufReader};
 use std::path::Path;
+use std::process::Child;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -108,6 +110,15 @@ pub(crate) async fn connect(client: &Endpoint, listener: &Listener) -> (Stream, 
 /// Byte `i` of a recognisable stream.
 pub(crate) fn pattern(i: usize) -> u8 {
     ((7 * i + 13 * (i >> 8)) & 255) as u8
+}
+
+/// Reads a child's output until it says that it is ready.
+pub(crate) fn wait_until_ready(child: &mut Child) {
+    let output = BufReader::new(child.stdout.take().unwrap());
+    let ready = output
+        .lines()
+        .any(|line| line.is_ok_and(|line| line == "ready"));
+    assert!(ready, "the child ended before it was ready");
 }
 
 /// Descriptors that this process has open.

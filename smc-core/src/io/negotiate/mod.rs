@@ -12,7 +12,7 @@
 //!   client                                          server
 //!   look_up(to)             is anybody there?       publish(listener)
 //!   offer(socket, PROPOSAL) before it connects
-//!   connect ─────────────── TCP ─────────────────── accept
+//!   connect  ---------------- TCP ----------------  accept
 //!   connected(socket)       how to go on            verdict(socket)
 //!   poll_lost               no answer will come
 //!   withdraw                nobody may answer now
@@ -24,17 +24,19 @@
 //! - A client whose PROPOSAL was delivered out of band sends nothing on TCP before it has read
 //!   the header of a CLC message from it. Other bytes mean a plain server, whatever was announced.
 //! - A client that does not want to wait any longer takes its offer back ([`Offer::withdraw`]).
-//!   Only if that says [`Withdrawn::Free`] may it go on as plain TCP: after [`Withdrawn::Taken`] the
-//!   server is about to answer.
+//!   Only if that says [`Withdrawn::Free`] may it go on as plain TCP: after [`Withdrawn::Taken`]
+//!   the server is about to answer.
 //!
 //! Failures of a negotiation are never errors of a connection: it is plain TCP then.
 
 mod assume;
 mod chain;
+mod credentials;
 pub mod local;
 
 pub use assume::{Assume, Never};
 pub use chain::Chain;
+pub use credentials::Credentials;
 pub use local::{Local, runtime_dir, runtime_dirs};
 
 use std::fmt::Debug;

@@ -58,6 +58,10 @@ pub(super) struct Done<T> {
     pub(super) value: T,
     /// Whether it is certain that the next one would block. Edge-triggered reactors save a
     /// system call that way: a stream that gave less than was asked for is empty.
+    #[cfg_attr(
+        not(feature = "runtime-tokio"),
+        expect(dead_code, reason = "smol's has levels")
+    )]
     pub(super) exhausted: bool,
 }
 

@@ -10,7 +10,6 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Wake, Waker};
 
 use rustix::io::Errno;
-use rustix::net::sockopt::socket_peercred;
 
 use super::directory::Entry;
 use super::message::{ToClient, ToListener};
@@ -18,6 +17,7 @@ use super::netns::NetNs;
 use super::packet::{Received, connect, receive, send};
 use super::token::Token;
 use super::{Local, lock};
+use crate::io::negotiate::Credentials;
 use crate::io::runtime::{Runtime, Watch};
 
 /// A channel. Many connections use it at a time, each with an id of its own.
@@ -54,7 +54,7 @@ impl Channel {
         netns: NetNs,
     ) -> io::Result<Self> {
         let fd = connect(dir, &entry.to_string())?;
-        if !config.allows(socket_peercred(&fd)?.uid.as_raw()) {
+        if !config.allows(Credentials::of_peer(&fd)?.uid) {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
         send(fd.as_fd(), &ToListener::Hello { netns }.encode(), None)?;
@@ -96,35 +96,42 @@ impl Channel {
         sent
     }
 
-    /// Takes in everything that has come.
-    fn drain(&self, inbox: &mut Inbox) {
+    /// Takes in what has come; whether that was all.
+    fn drain(&self, inbox: &mut Inbox) -> bool {
         let mut buf = [0; 64];
-        loop {
-            match receive(self.fd.as_fd(), &mut buf) {
-                Received::Packet(packet, _) => match ToClient::parse(packet) {
-                    Some(message) => {
-                        // News for those who are not interested any more are dropped.
-                        let mut waiters = lock(&self.waiters.0);
-                        let Some(waker) = waiters.get_mut(&message.id()) else {
-                            continue;
-                        };
-                        inbox.news.insert(message.id(), message);
-                        let waker = waker.take();
-                        drop(waiters);
-                        if let Some(waker) = waker {
-                            waker.wake();
-                        }
-                    }
-                    None => break,
-                },
-                Received::Empty => return,
-                Received::End => break,
+        for _ in 0..PACKETS {
+            let message = match receive(self.fd.as_fd(), &mut buf) {
+                Received::Packet(packet, _) => ToClient::parse(packet),
+                Received::Empty => return true,
+                Received::End => None,
+            };
+            let Some(message) = message else {
+                self.end();
+                return true;
+            };
+            // News for those who are not interested any more are dropped.
+            let mut waiters = lock(&self.waiters.0);
+            let Some(waker) = waiters.get_mut(&message.id()) else {
+                continue;
+            };
+            inbox.news.insert(message.id(), message);
+            let waker = waker.take();
+            drop(waiters);
+            if let Some(waker) = waker {
+                waker.wake();
             }
         }
+        false
+    }
+
+    fn end(&self) {
         self.dead.store(true, Ordering::Relaxed);
         self.waiters.wake_all();
     }
 }
+
+/// Packets that are read before other tasks run.
+const PACKETS: usize = 64;
 
 /// One exchange on a channel, with an id that only it has.
 #[derive(Debug)]
@@ -146,24 +153,23 @@ impl Conversation {
         let mut inbox = lock(&channel.inbox);
         lock(&channel.waiters.0).insert(self.id, Some(cx.waker().clone()));
         loop {
-            if !channel.is_dead() {
-                channel.drain(&mut inbox);
-            }
+            let all = channel.is_dead() || channel.drain(&mut inbox);
             if let Some(news) = inbox.news.remove(&self.id) {
                 return Poll::Ready(Some(news));
             }
             if channel.is_dead() {
                 return Poll::Ready(None);
             }
+            if !all {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
             match inbox
                 .watch
                 .poll_readable(&mut Context::from_waker(&channel.waker))
             {
                 Poll::Ready(Ok(())) => {}
-                Poll::Ready(Err(_)) => {
-                    channel.dead.store(true, Ordering::Relaxed);
-                    channel.waiters.wake_all();
-                }
+                Poll::Ready(Err(_)) => channel.end(),
                 Poll::Pending => return Poll::Pending,
             }
         }

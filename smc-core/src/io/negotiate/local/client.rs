@@ -16,7 +16,7 @@ use super::channel::{Channel, Conversation};
 use super::diag::Diag;
 use super::directory::{Directory, Entry, sweep};
 use super::message::{Announce, MAX_PROPOSAL, ToListener};
-use super::netns::{NetNs, canonical, is_local, is_routable};
+use super::netns::{NetNs, canonical, has_scope, is_local, is_routable};
 use super::token::Token;
 use super::{Local, lock, proof};
 use crate::io::negotiate::{Candidate, Client, Delivery, Offer, Withdrawn};
@@ -167,25 +167,28 @@ impl Client for LocalClient {
         }
         let netns = NetNs::current().ok()?;
         let own_host = is_local(dialled);
-        if !own_host && !is_routable(to.ip()) {
+        if has_scope(to.ip()) || !(own_host || is_routable(to.ip())) {
             return None;
         }
         listeners.retain(|(_, entry)| own_host == (entry.netns == netns));
-        let mut channels = Vec::new();
-        for (dir, entry) in listeners.iter().take(MAX_LISTENERS) {
-            let Some(channel) = self.channel(dir, entry, netns) else {
-                continue;
-            };
-            if own_host || self.leads_to(&channel, netns, to.ip()).await {
-                channels.push(channel);
+        if !own_host {
+            let mut proven = Vec::new();
+            for (dir, entry) in listeners.into_iter().take(MAX_LISTENERS) {
+                let Some(channel) = self.channel(&dir, &entry, netns) else {
+                    continue;
+                };
+                if self.leads_to(&channel, netns, to.ip()).await {
+                    proven.push((dir, entry));
+                }
             }
+            listeners = proven;
         }
-        if channels.is_empty() {
+        if listeners.is_empty() {
             return None;
         }
         Some(Box::new(LocalCandidate {
             client: self.clone(),
-            channels,
+            listeners,
             to,
             netns,
             own_host,
@@ -216,7 +219,7 @@ impl Drop for UnderWay<'_> {
 #[derive(Debug)]
 struct LocalCandidate {
     client: LocalClient,
-    channels: Vec<Arc<Channel>>,
+    listeners: Vec<(PathBuf, Arc<Entry>)>,
     to: SocketAddr,
     netns: NetNs,
     own_host: bool,
@@ -229,30 +232,34 @@ impl Candidate for LocalCandidate {
         }
         let from = canonical(socket.local);
         let cookie = socket_cookie(socket.fd?).ok()?;
-        let target = self
-            .own_host
-            .then(|| self.client.target(self.netns, self.to, from))
-            .flatten();
+        let target = match self.own_host {
+            true => self.client.target(self.netns, self.to, from),
+            false => None,
+        };
         let token = Token::new().ok()?;
-        let announced = self
-            .channels
-            .iter()
-            .filter(|channel| target.is_none_or(|target| target == channel.entry().cookie));
-        let announced = announced.filter_map(|channel| {
-            let conversation = Conversation::new(channel.clone());
+        let mut announced = Vec::new();
+        let is_target = |entry: &Entry| target.is_none_or(|target| target == entry.cookie);
+        let chosen = self.listeners.iter().filter(|(_, entry)| is_target(entry));
+        for (dir, entry) in chosen.take(MAX_LISTENERS) {
+            let Some(channel) = self.client.channel(dir, entry, self.netns) else {
+                continue;
+            };
+            let conversation = Conversation::new(channel);
+            let id = conversation.id;
             let announce = Announce {
-                id: conversation.id,
+                id,
                 cookie,
                 from,
                 to: self.to,
                 proposal,
             };
-            channel
-                .send(&ToListener::Announce(announce), Some(&token))
-                .ok()?;
-            Some(conversation)
-        });
-        let announced: Vec<_> = announced.collect();
+            let sent = conversation
+                .channel
+                .send(&ToListener::Announce(announce), Some(&token));
+            if sent.is_ok() {
+                announced.push(conversation);
+            }
+        }
         if announced.is_empty() {
             return None;
         }

@@ -23,9 +23,9 @@ use super::netns::NetNs;
 
 /// The directory in which this process keeps its sockets for other processes of the user.
 ///
-/// `$SMC_RUNTIME_DIR`; without that the first of `$XDG_RUNTIME_DIR/smc`, `/run/user/<uid>/smc`,
-/// of which the parent exists and is the user's, and `/tmp/smc-<uid>`. It is created if missing, with mode
-/// 0700.
+/// `$SMC_RUNTIME_DIR`; without that the first of `$XDG_RUNTIME_DIR/smc`, `/run/user/<uid>/smc`, of
+/// which the parent exists and is the user's, and `/tmp/smc-<uid>`. It is created if missing, with
+/// mode 0700.
 ///
 /// # Errors
 ///
@@ -111,8 +111,8 @@ impl Directory {
         &self.path
     }
 
-    /// The listeners now. None if the directory is not there, or `may_own` refuses its owner, or others
-    /// may write to it.
+    /// The listeners now. None if the directory is not there, or `may_own` refuses its owner, or
+    /// others may write to it.
     pub(super) fn entries(&mut self, may_own: impl Fn(u32) -> bool) -> &[Arc<Entry>] {
         match fs::symlink_metadata(&self.path) {
             Ok(found) if is_trusted(&found, may_own) => self.refresh(&found),

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
-use rustix::net::sockopt::socket_peercred;
 
 use super::diag::Diag;
 use super::directory::Entry;
@@ -19,6 +18,7 @@ use super::netns::canonical;
 use super::packet::{Received, accept, receive, send};
 use super::token::Token;
 use super::{Local, is_own};
+use crate::io::negotiate::Credentials;
 
 /// The channels of a listener and what came on them.
 #[derive(Debug)]
@@ -260,11 +260,10 @@ impl Inbox {
                 Err(_) => return,
             };
             // Those that are not let in find their channel closed, and connect as plain TCP.
-            let Ok(peer) = socket_peercred(&fd) else {
+            let Ok(Credentials { uid, .. }) = Credentials::of_peer(&fd) else {
                 continue;
             };
-            let uid = peer.uid.as_raw();
-            if !self.config.allows(uid) || self.channels.len() >= MAX_CHANNELS {
+            if !self.config.allows(uid) || self.channels.len() >= share(uid, MAX_CHANNELS) {
                 continue;
             }
             let key = self.next_channel;
@@ -375,7 +374,8 @@ impl Inbox {
                 .is_some_and(|(from, until)| *from == pair.0.ip() && *until > now),
         };
         let fits = pair.1.port() == self.entry.port && self.entry.scope.covers(pair.1.ip());
-        let room = channel.announced.len() < MAX_PER_CHANNEL && self.count < MAX_ANNOUNCED;
+        let room = channel.announced.len() < MAX_PER_CHANNEL
+            && self.count < share(channel.uid, MAX_ANNOUNCED);
         // Without a descriptor: this process had no room for one.
         let Some(token) = passed.filter(|_| believed && fits && room) else {
             return Some(false);
@@ -417,6 +417,11 @@ impl Inbox {
     }
 }
 
+/// How much of what there is a user may fill. Guests cannot crowd out the listener's own user.
+fn share(uid: u32, of: usize) -> usize {
+    if is_own(uid) { of } else { of / 4 }
+}
+
 fn epoll_set() -> io::Result<OwnedFd> {
     Ok(epoll::create(epoll::CreateFlags::CLOEXEC)?)
 }
@@ -444,7 +449,7 @@ const MAX_CHANNELS: usize = 1024;
 const MAX_PER_CHANNEL: usize = 512;
 
 /// Connections that all clients may have announced and not made; each holds a descriptor.
-const MAX_ANNOUNCED: usize = 4096;
+const MAX_ANNOUNCED: usize = 1024;
 
 /// Proofs that one client may have under way.
 const MAX_PROOFS: u32 = 4;

@@ -23,21 +23,21 @@
 //! port. Announcements end with the channel, so they do not outlive their process.
 //!
 //! **One user meddling with another's connections.** The directory belongs to the user and nobody
-//! else can write to it, which is checked, so nobody else can pretend to be a listener; besides, both
-//! sides look at the credentials of the channel (`SO_PEERCRED`). By default only the same user is
-//! served. Other users can be let in ([`Local::allow_uid`]); of them an announcement is believed
-//! only if the socket at the other end belongs to them, as the kernel says. Processes of the same user can
-//! do to each other what they like anyway.
+//! else can write to it, which is checked, so nobody else can pretend to be a listener; besides,
+//! both sides look at the credentials of the channel (`SO_PEERCRED`). By default only the same user
+//! is served. Other users can be let in ([`Local::allow_uid`]); of them an announcement is believed
+//! only if the socket at the other end belongs to them, as the kernel says. Processes of the same
+//! user can do to each other what they like anyway.
 //!
 //! **Other network namespaces with the same addresses.** The namespace of a listener is in its
 //! name, that of a client in its first message. Addresses that are the client's own host's
-//! (loopback and all others that it can bind) are announced to listeners in the same namespace only, all
-//! other addresses to listeners in other namespaces only. Those have to prove first that the
-//! address leads to them (`proof`): the listener binds a port of this address, the client
+//! (loopback and all others that it can bind) are announced to listeners in the same namespace
+//! only, all other addresses to listeners in other namespaces only. Those have to prove first that
+//! the address leads to them (`proof`): the listener binds a port of this address, the client
 //! connects to it through the network and sends a secret that it has given the listener on the
-//! channel. If the client's packets get to this namespace, and with the client's address, there is no other
-//! connection with the same addresses in it. The kernel cannot be asked across namespaces, so only processes of
-//! the same user are believed there.
+//! channel. If the client's packets get to this namespace, and with the client's address, there is
+//! no other connection with the same addresses in it. The kernel cannot be asked across namespaces,
+//! so only processes of the same user are believed there.
 //!
 //! **Wildcards, and several listeners on one port.** The kernel says which listening socket a
 //! connection between two addresses will go to, also among sockets that share a port; only that
@@ -45,16 +45,16 @@
 //! if none answers. The right to answer exists only once (`token`): a listener that takes it
 //! answers, a client that takes it back goes on as plain TCP, whatever the other side is doing.
 //!
-//! **Listeners that died.** Nobody answers on their channels, which clients see at once, and their names
-//! are removed by the next process that stumbles over them.
+//! **Listeners that died.** Nobody answers on their channels, which clients see at once, and their
+//! names are removed by the next process that stumbles over them.
 //!
 //! **Floods and rubbish.** Packets and announcements are limited in size and number, per channel
-//! and in all; packets that are not exactly right end the channel. Whatever goes wrong, also a full queue, means
-//! plain TCP for that connection.
+//! and in all; packets that are not exactly right end the channel. Whatever goes wrong, also a full
+//! queue, means plain TCP for that connection.
 //!
 //! On a kernel without `sock_diag` for TCP the cookie cannot be compared. Then other users are not
-//! served, and a process of the same user that lost its connection is believed until its announcement is
-//! withdrawn, which happens when it gives up or ends.
+//! served, and a process of the same user that lost its connection is believed until its
+//! announcement is withdrawn, which happens when it gives up or ends.
 
 mod channel;
 mod client;
@@ -104,8 +104,8 @@ impl Local {
         Self::default()
     }
 
-    /// Uses this directory. It has to exist and to be on a local file system, its owner has to be this user, root or one
-    /// that is allowed, and nobody else may be able to write to it.
+    /// Uses this directory. It has to exist and to be on a local file system, its owner has to be
+    /// this user, root or one that is allowed, and nobody else may be able to write to it.
     #[must_use]
     pub fn with_directory(mut self, path: impl Into<PathBuf>) -> Self {
         self.directory = Some(path.into());

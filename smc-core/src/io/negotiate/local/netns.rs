@@ -76,13 +76,18 @@ pub(super) fn is_local(addr: SocketAddr) -> bool {
         .is_ok()
 }
 
+/// Whether an address means nothing without the number of an interface.
+pub(super) fn has_scope(ip: IpAddr) -> bool {
+    matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
+}
+
 /// Whether an address means the same host everywhere in a network.
 pub(super) fn is_routable(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => {
             !(ip.is_loopback() || ip.is_link_local() || ip.is_multicast() || ip.is_broadcast())
         }
-        IpAddr::V6(ip) => !(ip.is_loopback() || ip.is_unicast_link_local() || ip.is_multicast()),
+        IpAddr::V6(v6) => !(v6.is_loopback() || v6.is_multicast() || has_scope(ip)),
     }
 }
 

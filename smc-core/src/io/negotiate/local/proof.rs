@@ -1,10 +1,10 @@
 //! Proving that an address leads from one network namespace to another.
 //!
-//! The client chooses a secret and asks on the channel. The listener binds a port of the address
-//! in question, which works only if it is an address of its own, and names the port. The client connects
-//! to it over TCP and sends the secret; the listener says where it came from. If that is the
-//! client's own address, packets between the two addresses travel between these two namespaces, and nobody
-//! changes addresses on the way.
+//! The client chooses a secret and asks on the channel. The listener binds a port of the address in
+//! question, which works only if it is an address of its own, and names the port. The client
+//! connects to it over TCP and sends the secret; the listener says where it came from. If that is
+//! the client's own address, packets between the two addresses travel between these two namespaces,
+//! and nobody changes addresses on the way.
 
 use std::future::{Future, poll_fn};
 use std::io::IoSlice;

@@ -1,0 +1,153 @@
+//! Streams between containers: mount, network and process namespaces of their own, joined by a
+//! virtual wire for TCP, that share nothing but the runtime directory.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[macro_use]
+mod support;
+
+use std::env;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
+use support::{On, builder, pattern, wait_until_ready};
+
+#[test]
+fn containers_exchange_data_over_shared_memory_and_plain_clients_over_tcp() {
+    if let Ok(arguments) = env::var(ROLE) {
+        act(&arguments);
+        return;
+    }
+    let Some(wire) = Wire::new() else {
+        println!("skipped: this user cannot make network namespaces");
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let mut server = wire.start(0, &format!("serve {}", dir.path().display()));
+    wait_until_ready(&mut server);
+    for role in ["talk", "talk plainly", "talk"] {
+        let client = wire.start(1, &format!("{role} {}", dir.path().display()));
+        let output = client.wait_with_output().unwrap();
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    server.kill().unwrap();
+    server.wait().unwrap();
+}
+
+fn act(arguments: &str) {
+    let (role, dir) = arguments.rsplit_once(' ').unwrap();
+    match role {
+        "serve" => On::Tokio.run(serve(Path::new(dir).to_owned())),
+        "talk" => On::Smol.run(talk(Path::new(dir).to_owned())),
+        "talk plainly" => talk_plainly(),
+        other => panic!("no role {other}"),
+    }
+}
+
+async fn serve(dir: std::path::PathBuf) {
+    let endpoint = builder(On::Tokio, true, &dir).build().unwrap();
+    let listener = endpoint.bind(SERVER).await.unwrap();
+    println!("ready");
+    loop {
+        let (stream, _) = listener.accept().await.unwrap();
+        tokio::spawn(async move {
+            let (from, to) = stream.into_split();
+            futures_lite::io::copy(from, to).await.unwrap();
+        });
+    }
+}
+
+async fn talk(dir: std::path::PathBuf) {
+    let endpoint = builder(On::Smol, true, &dir).build().unwrap();
+    let stream = endpoint.connect(SERVER).await.unwrap();
+    assert!(stream.mode().is_smc(), "{}", stream.mode());
+    let sent: Vec<u8> = (0..3_000_000).map(pattern).collect();
+    let (mut from, mut to) = stream.into_split();
+    let sending = async {
+        to.write_all(&sent).await.unwrap();
+        to.close().await.unwrap();
+    };
+    let mut heard = Vec::new();
+    let (_, result) = futures_lite::future::zip(sending, from.read_to_end(&mut heard)).await;
+    result.unwrap();
+    assert!(heard == sent);
+}
+
+fn talk_plainly() {
+    let mut stream = TcpStream::connect(SERVER).unwrap();
+    stream.write_all(b"plain").unwrap();
+    let mut heard = [0; 5];
+    stream.read_exact(&mut heard).unwrap();
+    assert_eq!(&heard, b"plain");
+}
+
+/// Two network namespaces with a virtual wire between them, removed when dropped.
+struct Wire([String; 2]);
+
+impl Wire {
+    fn new() -> Option<Self> {
+        let id = std::process::id();
+        let names = [format!("smc-{id}-a"), format!("smc-{id}-b")];
+        let wire = Self(names);
+        let [a, b] = &wire.0;
+        let (va, vb) = ("smcveth0", "smcveth1");
+        let steps = [
+            format!("netns add {a}"),
+            format!("netns add {b}"),
+            format!("link add {va} netns {a} type veth peer name {vb} netns {b}"),
+            format!("-n {a} addr add 10.213.7.1/24 dev {va}"),
+            format!("-n {b} addr add 10.213.7.2/24 dev {vb}"),
+            format!("-n {a} link set {va} up"),
+            format!("-n {b} link set {vb} up"),
+        ];
+        let done = steps.iter().all(|step| {
+            let output = Command::new("ip").args(step.split(' ')).output();
+            output.is_ok_and(|output| output.status.success())
+        });
+        done.then_some(wire)
+    }
+
+    /// Starts this program with a role in a container.
+    fn start(&self, container: usize, role: &str) -> Child {
+        Command::new("ip")
+            .args(["netns", "exec", &self.0[container]])
+            .args([
+                "unshare",
+                "--mount",
+                "--pid",
+                "--fork",
+                "--kill-child",
+                "--mount-proc",
+            ])
+            .arg(env::current_exe().unwrap())
+            .args(["--exact", NAME, "--nocapture"])
+            .env(ROLE, role)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        for name in &self.0 {
+            // It may never have been made.
+            let _best_effort = Command::new("ip").args(["netns", "del", name]).output();
+        }
+    }
+}
+
+const SERVER: &str = "10.213.7.1:7007";
+
+const NAME: &str = "containers_exchange_data_over_shared_memory_and_plain_clients_over_tcp";
+
+/// Makes this program one of the parties.
+const ROLE: &str = "SMC_CONTAINER_ROLE";
