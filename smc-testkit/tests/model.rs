@@ -11,7 +11,7 @@ use smc_core::device::Device;
 use smc_core::io::negotiate::Assume;
 use smc_core::{Endpoint, Error, Stream};
 use smc_testkit::Rng;
-use smc_testkit::memory_device::MemFabric;
+use smc_testkit::memory_device::{MemDevice, MemFabric};
 use smc_testkit::middleware::{Fault, Faults, Trace};
 use smc_testkit::model::{self, Rules, Tally, Violation};
 use smc_testkit::runtime::{Options, VirtualRuntime};
@@ -33,6 +33,7 @@ fn streams_keep_the_rules_whatever_the_seed() {
         total.bytes += tally.bytes;
         total.ends += tally.ends;
         total.resets += tally.resets;
+        total.aborts += tally.aborts;
         total.cancelled += tally.cancelled;
     }
     println!("{seeds} seeds: {total:?}");
@@ -49,6 +50,8 @@ struct Machine {
     faults: Option<Faults>,
     /// Without devices the streams are TCP.
     is_tcp: bool,
+    /// When one of the devices is removed.
+    removal: Option<Duration>,
     polling: Duration,
     buffers: [usize; 2],
     options: Options,
@@ -56,9 +59,11 @@ struct Machine {
 
 impl Machine {
     fn new(rng: &mut Rng) -> Self {
-        let faults = match rng.below(4) {
-            0 => Some(Faults::default().with_delayed(300).with_spurious(50)),
-            1 => Some(Faults::default().with_delayed(100).with_busy(100)),
+        let faults = match rng.below(16) {
+            0..=3 => Some(Faults::default().with_delayed(300).with_spurious(50)),
+            4..=7 => Some(Faults::default().with_delayed(100).with_busy(100)),
+            8 => Some(Faults::default().with_unreachable(300).with_exhausted(300)),
+            9 => Some(Faults::default().with_exhausted(300).with_unattachable(500)),
             _ => None,
         };
         let latency = Duration::from_micros(rng.bits() % 100);
@@ -67,6 +72,9 @@ impl Machine {
             nocopy: rng.chance(500),
             faults,
             is_tcp: rng.chance(100),
+            removal: rng
+                .chance(60)
+                .then(|| Duration::from_micros(rng.bits() % 3000)),
             // Polling looks at the real clock as well; most runs are without.
             polling: Duration::from_micros(if rng.chance(50) { 5 } else { 0 }),
             buffers: [0, 1].map(|_| 1 << rng.between(14, 16)),
@@ -80,10 +88,10 @@ impl Machine {
 
     fn rules(&self) -> Rules {
         let is_busy = self.faults.is_some_and(|faults| faults.busy > 0);
-        if is_busy {
-            Rules::relaxed()
-        } else {
-            Rules::exact()
+        match (is_busy, self.removal) {
+            (_, Some(_)) => Rules::relaxed().with_aborts(),
+            (true, None) => Rules::relaxed(),
+            (false, None) => Rules::exact(),
         }
     }
 }
@@ -93,13 +101,14 @@ fn run(seed: u64) -> Result<Tally, Violation> {
     let machine = Machine::new(&mut rng);
     let runtime = VirtualRuntime::with_options(rng.bits(), machine.options);
     let fabric = MemFabric::new(rng.bits()).with_nocopy(machine.nocopy);
+    let devices = [0, 1].map(|side| fabric.device(&format!("mem{side}")));
     let mut endpoint = |side: usize| {
         let builder = Endpoint::builder()
             .runtime(runtime.handle())
             .negotiation(Arc::new(Assume::new()))
             .recv_buffer(machine.buffers[side])
             .polling(machine.polling);
-        let mut device: Arc<dyn Device> = fabric.device(&format!("mem{side}"));
+        let mut device: Arc<dyn Device> = Arc::<MemDevice>::clone(&devices[side]);
         if env::var_os("SMC_MODEL_TRACE").is_some() {
             device = Trace::new(device, |record| println!("{record}"));
         }
@@ -114,12 +123,26 @@ fn run(seed: u64) -> Result<Tally, Violation> {
         builder.build().expect("all settings make sense")
     };
     let (client, server) = (endpoint(0), endpoint(1));
+    let handle = runtime.handle();
+    if let Some(time) = machine.removal {
+        let (timer, victim) = (handle.timer(handle.now() + time), Arc::clone(&devices[0]));
+        handle.spawn(Box::pin(async move {
+            timer.await;
+            victim.remove();
+        }));
+    }
     let tally = runtime.block_on(async {
         let pair = connect(&client, &server)
             .await
             .expect("both ends are there");
-        assert_eq!(pair.0.mode().is_smc(), !machine.is_tcp, "{}", pair.0.mode());
-        model::run(seed, &runtime.handle(), pair, machine.rules()).await
+        let modes = (pair.0.mode(), pair.1.mode());
+        assert_eq!(modes.0.is_smc(), modes.1.is_smc(), "seed {seed}: {modes:?}");
+        let may_decline = machine.removal.is_some() || machine.faults.is_some();
+        assert!(
+            may_decline || modes.0.is_smc() != machine.is_tcp,
+            "seed {seed}: {modes:?}"
+        );
+        model::run(seed, &handle, pair, machine.rules()).await
     })?;
     // What both ends have closed leaves nothing behind.
     runtime.run_for(Duration::from_secs(1));

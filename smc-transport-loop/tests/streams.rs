@@ -8,6 +8,7 @@ mod support;
 use std::future::Future;
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read as _, Write as _};
 use std::net::Shutdown;
+use std::time::Duration;
 
 use futures_lite::future::zip;
 use futures_lite::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _};
@@ -427,6 +428,13 @@ async fn policies(world: World) {
     assert!(matches!(error, Error::Declined(_)), "{error}");
     let kind = std::io::Error::from(error).kind();
     assert_eq!(kind, ErrorKind::ConnectionRefused);
+
+    // A listener that wants no SMC does not keep clients waiting for an answer.
+    let plain_server = world.builder().policy(Policy::Never).build().unwrap();
+    let plain_listener = plain_server.bind("127.0.0.1:0").await.unwrap();
+    let patient = world.builder().handshake_timeout(Duration::from_secs(3600));
+    let (stream, _accepted) = connect(&patient.build().unwrap(), &plain_listener).await;
+    assert!(!stream.mode().is_smc());
 
     let by_address = world.builder().policy_for(move |to| match *to == addr {
         true => Policy::Never,

@@ -11,7 +11,7 @@ use atomic_waker::AtomicWaker;
 use event_listener::Event;
 
 use super::endpoint::Inner;
-use super::negotiate::Published;
+use super::negotiate::{Published, Verdict};
 use super::runtime::{Acceptor, Socket};
 use super::setup;
 use super::stream::Stream;
@@ -224,17 +224,22 @@ impl Intake {
     }
 
     fn take_up(&self, socket: Arc<dyn Socket>, peer: SocketAddr) {
-        // To be asked for every connection, also those whose answer is not used.
-        let published = self.published.as_ref();
-        let announced = published.and_then(|p| setup::verdict(&**p, &*socket, peer));
         let policy = (self.endpoint.config.policy)(&peer);
-        let proposal = match (announced, policy) {
-            (_, Policy::Never) => return self.queue.put(Ok((setup::not_smc(socket), peer))),
-            (None, Policy::Prefer) => {
+        if policy == Policy::Never {
+            if let Some(published) = &self.published {
+                // A client that hoped for an answer must not wait for it.
+                published.dismiss(&*socket, peer);
+            }
+            return self.queue.put(Ok((setup::not_smc(socket), peer)));
+        }
+        let published = self.published.as_ref();
+        let verdict = published.map_or(Verdict::Plain, |all| all.verdict(&*socket, peer));
+        let proposal = match (verdict, policy) {
+            (Verdict::Clc { proposal }, _) => proposal,
+            (Verdict::Plain, Policy::Require) => return,
+            (Verdict::Plain, _) => {
                 return self.queue.put(Ok((setup::not_spoken(socket), peer)));
             }
-            (None, Policy::Require) => return,
-            (Some(proposal), _) => proposal,
         };
         self.queue.lock().handshakes += 1;
         let ticket = Ticket(Arc::clone(&self.queue));

@@ -14,7 +14,7 @@ use super::driver::Slot;
 use super::endpoint::{BY_POLICY, ConnectOptions, Inner, buffer_size};
 use super::groups::Membership;
 use super::mode::Mode;
-use super::negotiate::{self, Candidate, Delivery, Verdict, Withdrawn};
+use super::negotiate::{self, Candidate, Delivery, Withdrawn};
 use super::runtime::{Socket, SocketOptions, Timer};
 use super::stream::Stream;
 use crate::config::Policy;
@@ -99,18 +99,6 @@ pub(crate) async fn accept(
         }
     }
     shake_hands(endpoint, socket, peer, machine, same_host).await
-}
-
-/// What to do with a connection that was accepted, which is asked before the next one is.
-pub(crate) fn verdict(
-    published: &dyn negotiate::Published,
-    socket: &dyn Socket,
-    peer: SocketAddr,
-) -> Option<Option<Vec<u8>>> {
-    match published.verdict(socket, peer) {
-        Verdict::Plain => None,
-        Verdict::Clc { proposal } => Some(proposal),
-    }
 }
 
 /// A stream for a client that does not speak SMC.

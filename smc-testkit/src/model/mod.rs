@@ -127,6 +127,8 @@ pub struct Tally {
     pub ends: u32,
     /// Reads and writes that found the connection reset.
     pub resets: u32,
+    /// Reads and writes that found the connection aborted.
+    pub aborts: u32,
     /// Futures that were dropped while they waited.
     pub cancelled: u64,
 }

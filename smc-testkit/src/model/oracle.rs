@@ -151,11 +151,13 @@ impl Oracle {
                     }
                     io::ErrorKind::ConnectionReset => {
                         state.tally.resets += 1;
-                        state.require(is_peer_closed, || {
+                        state.require(is_peer_closed || self.rules.may_abort, || {
                             "write found a reset, but the peer has not closed".into()
                         });
                     }
-                    io::ErrorKind::ConnectionAborted if self.rules.may_abort => {}
+                    io::ErrorKind::ConnectionAborted if self.rules.may_abort => {
+                        state.tally.aborts += 1;
+                    }
                     _ => state.require(false, || format!("write failed: {error}")),
                 }
                 Verdict::Over
@@ -234,11 +236,13 @@ impl Oracle {
                     io::ErrorKind::ConnectionReset => {
                         state.tally.resets += 1;
                         let is_due = matches!(peer, Some(Closed::WithReset | Closed::Either));
-                        state.require(is_due, || {
+                        state.require(is_due || self.rules.may_abort, || {
                             format!("side {side} reads a reset, the peer closed: {peer:?}")
                         });
                     }
-                    io::ErrorKind::ConnectionAborted if self.rules.may_abort => {}
+                    io::ErrorKind::ConnectionAborted if self.rules.may_abort => {
+                        state.tally.aborts += 1;
+                    }
                     _ => state.require(false, || format!("read failed: {error}")),
                 }
                 Verdict::Over
