@@ -112,7 +112,11 @@ fn run(seed: u64) -> Result<Tally, Violation> {
         if env::var_os("SMC_MODEL_TRACE").is_some() {
             device = Trace::new(device, |record| println!("{record}"));
         }
-        if let Some(faults) = machine.faults {
+        if let Some(mut faults) = machine.faults {
+            if side == 1 {
+                // A server attaches after CONFIRM: too late to decline, the connection ends.
+                faults = faults.with_unattachable(0);
+            }
             device = Fault::new(device, rng.bits(), faults);
         }
         let builder = if machine.is_tcp {
