@@ -128,14 +128,7 @@ fn run(seed: u64) -> Result<Tally, Violation> {
     };
     let (client, server) = (endpoint(0), endpoint(1));
     let handle = runtime.handle();
-    if let Some(time) = machine.removal {
-        let (timer, victim) = (handle.timer(handle.now() + time), Arc::clone(&devices[0]));
-        handle.spawn(Box::pin(async move {
-            timer.await;
-            victim.remove();
-        }));
-    }
-    let tally = runtime.block_on(async {
+    let outcome = runtime.try_block_on(async {
         let pair = connect(&client, &server)
             .await
             .expect("both ends are there");
@@ -146,8 +139,17 @@ fn run(seed: u64) -> Result<Tally, Violation> {
             may_decline || modes.0.is_smc() != machine.is_tcp,
             "seed {seed}: {modes:?}"
         );
+        // Not before: a handshake that fails half-way leaves a client alone, which is right.
+        if let Some(time) = machine.removal {
+            let (timer, victim) = (handle.timer(handle.now() + time), Arc::clone(&devices[0]));
+            handle.spawn(Box::pin(async move {
+                timer.await;
+                victim.remove();
+            }));
+        }
         model::run(seed, &handle, pair, machine.rules()).await
-    })?;
+    });
+    let tally = outcome.unwrap_or_else(|stall| panic!("seed {seed}: {stall}"))?;
     // What both ends have closed leaves nothing behind.
     runtime.run_for(Duration::from_secs(1));
     let left = [&client, &server].map(|endpoint| {

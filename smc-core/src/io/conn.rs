@@ -309,6 +309,7 @@ impl Conn {
             self.settle(self.move_word(*token, *base, 8, word));
         }
         self.store_consumer(true);
+        self.finish_if_over();
     }
 
     // ---- What the peer says --------------------------------------------------------------------
@@ -471,7 +472,8 @@ impl Conn {
 
     /// Lets go of everything that belongs to others once both sides have said their last word.
     fn finish_if_over(&self) {
-        if !self.closing().is_finished() {
+        // The peer has not seen our last word as long as a busy device owes it.
+        if !self.closing().is_finished() || self.owed.load(Ordering::Acquire) {
             return;
         }
         let membership = self

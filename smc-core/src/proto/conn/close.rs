@@ -229,18 +229,17 @@ impl Closing {
         }
         self.released = true;
         let before = self.state;
-        let moved = if self.peer.intersects(LAST_WORD) {
+        // In a state without a row closing changes nothing.
+        let _unchanged_if_no_row = if self.peer.intersects(LAST_WORD) {
             self.state.close_last()
         } else {
             self.state.close()
         };
-        if moved.is_err() || before == State::PeerAbortWait || self.killed {
+        if self.killed || self.sent.intersects(LAST_WORD) {
             return None;
         }
-        if self.sent.intersects(LAST_WORD) {
-            return None;
-        }
-        let discard = discard || before == State::ProcessAbort;
+        // A peer that aborts waits for our last word too, in whatever state it found us.
+        let discard = discard || matches!(before, State::ProcessAbort | State::Closed);
         self.send(if discard {
             StateFlags::ABORTED
         } else {

@@ -232,6 +232,18 @@ fn an_abort_of_the_peer_resets_and_is_answered_with_an_abort() {
 }
 
 #[test]
+fn an_abort_after_both_shut_down_is_answered_as_well() {
+    let mut closing = Closing::new();
+    closing.handle_peer(D);
+    closing.shutdown_write();
+    closing.handle_peer(D | A);
+    assert_eq!(closing.state(), State::Closed);
+    assert!(!closing.is_finished(), "the application has not closed");
+    assert_eq!(closing.close(false), Some(D | A));
+    assert!(closing.is_finished());
+}
+
+#[test]
 fn an_abort_after_our_last_word_ends_it() {
     let mut closing = Closing::new();
     closing.close(true);
