@@ -228,7 +228,8 @@ impl From<Error> for io::Error {
     /// | `Closed(Aborted)`, `Closed(Endpoint)` | `ConnectionAborted` |
     /// | `Closed(Local)` | `BrokenPipe` |
     /// | `Misuse` | `InvalidInput` |
-    /// | `Device`, `Bug` | `Other` |
+    /// | `Device` of a device or peer that is gone | `ConnectionAborted` |
+    /// | other `Device`, `Bug` | `Other` |
     /// | `Io` | its own |
     fn from(error: Error) -> Self {
         let kind = match &error {
@@ -239,6 +240,9 @@ impl From<Error> for io::Error {
             Error::Closed(How::Aborted | How::Endpoint) => io::ErrorKind::ConnectionAborted,
             Error::Closed(How::Local) => io::ErrorKind::BrokenPipe,
             Error::Misuse(_) => io::ErrorKind::InvalidInput,
+            Error::Device(DeviceError::Gone(_) | DeviceError::PeerGone) => {
+                io::ErrorKind::ConnectionAborted
+            }
             Error::Device(_) | Error::Bug(_) => io::ErrorKind::Other,
             Error::Io(inner) => match inner.0.raw_os_error() {
                 Some(code) => return Self::from_raw_os_error(code),

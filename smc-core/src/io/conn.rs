@@ -19,7 +19,7 @@ use super::mode::Mode;
 use super::runtime::Socket;
 use crate::device::{Attachment, Dmb, Fabric, Signal, SubmitError};
 use crate::error::{Error, How, PeerMisbehaved};
-use crate::mem::sync::{AtomicBool, AtomicU64, Ordering};
+use crate::mem::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::mem::{Element, HEADER_LEN};
 use crate::proto::conn::{Closing, ReadEnd, State, WriteEnd};
 use crate::proto::group::GroupId;
@@ -40,14 +40,13 @@ pub(crate) struct Conn {
     same_host: bool,
     dmb: Arc<dyn Dmb>,
     peer: PeerElement,
-    /// The last producer word; stored again if the device was busy.
+    /// The last producer word that was moved.
     producer: AtomicU64,
-    /// What the peer should see as consumer word.
-    consumer: AtomicU64,
+    /// Not zero: the device was too busy for it, and the driver tries again.
+    producer_owed: AtomicU32,
+    consumer: Mutex<Consumer>,
     /// Some end has come; details in `closing`. Checked on each call, so kept apart.
     ended: AtomicBool,
-    /// The device was busy when a word was to be stored; the driver tries again.
-    owed: AtomicBool,
     closing: Mutex<Closing>,
     failure: OnceLock<Error>,
     /// Where the reading half stopped when it was dropped.
@@ -60,6 +59,14 @@ pub(crate) struct Conn {
     group: GroupId,
     /// Leaves the link group when the connection has ended.
     membership: Mutex<Option<Membership>>,
+}
+
+/// What the peer should see as consumer word.
+#[derive(Default)]
+struct Consumer {
+    word: ConsumerWord,
+    /// The device was too busy for it, and the driver tries again.
+    is_owed: bool,
 }
 
 /// The peer's element, which we write.
@@ -122,9 +129,9 @@ impl Conn {
             dmb,
             peer,
             producer: AtomicU64::new(0),
-            consumer: AtomicU64::new(0),
+            producer_owed: AtomicU32::new(0),
+            consumer: Mutex::default(),
             ended: AtomicBool::new(false),
-            owed: AtomicBool::new(false),
             closing: Mutex::new(Closing::new()),
             failure: OnceLock::new(),
             read_until: AtomicU64::new(NOT_DROPPED),
@@ -181,10 +188,9 @@ impl Conn {
         }
     }
 
-    /// Shows the peer how far we have written, and tells it.
+    /// Shows the peer how far we have written, and tells it. Only the writing half does.
     pub(crate) fn say_producer(&self, cursor: Cursor) {
         let word = ProducerWord { cursor }.to_ne();
-        self.producer.store(word, Ordering::Relaxed);
         let said = match &self.peer {
             PeerElement::Mapped {
                 element,
@@ -194,9 +200,22 @@ impl Conn {
                 element.producer().store(word, Ordering::Release);
                 attachment.signal()
             }
-            PeerElement::Moved { token, base, .. } => self.move_word(*token, *base, 8, word),
+            PeerElement::Moved { token, base, .. } => {
+                self.producer.store(word, Ordering::SeqCst);
+                if self.is_left_to_driver() {
+                    return;
+                }
+                self.move_word(*token, *base, PRODUCER_AT, word)
+            }
         };
-        self.settle(said);
+        match said {
+            Ok(()) => {}
+            Err(SubmitError::WouldBlock) => {
+                self.producer_owed.store(1, Ordering::SeqCst);
+                self.slot.owe(self.token());
+            }
+            Err(error) => self.submit_failed(error),
+        }
     }
 
     /// Shows the peer how far we have read, and tells it.
@@ -208,7 +227,7 @@ impl Conn {
     pub(crate) fn say_blocked(&self, blocked: bool) {
         self.say(false, |word| {
             word.producer_flags
-                .set(ProducerFlags::WRITER_BLOCKED, blocked)
+                .set(ProducerFlags::WRITER_BLOCKED, blocked);
         });
     }
 
@@ -216,43 +235,47 @@ impl Conn {
         self.say(true, |word| word.state_flags.insert(flags));
     }
 
-    /// Changes the consumer word and stores it at the peer.
+    /// Changes the consumer word and stores it at the peer, not before the producer word.
     ///
-    /// Both halves and closing may do so at once. Each first changes the word that the peer should
-    /// see, then stores what it finds there until that is also what it last stored: whoever is
-    /// last stores the newest.
+    /// Both halves and closing do so, each for a part of the word, and the peer must never see an
+    /// older word after a newer one: that takes a lock. It is held for one store, and only when
+    /// the window is updated, the ring is full, or something ends.
     fn say(&self, signal: bool, change: impl Fn(&mut ConsumerWord)) {
-        let changed = |raw: u64| {
-            let mut word = ConsumerWord::from_ne(raw);
-            change(&mut word);
-            Some(word.to_ne())
+        let said = {
+            let mut consumer = self.consumer();
+            change(&mut consumer.word);
+            if consumer.is_owed || self.producer_owed.load(Ordering::SeqCst) > 0 {
+                consumer.is_owed = true;
+                return;
+            }
+            let said = self.store_consumer(consumer.word);
+            consumer.is_owed = said == Err(SubmitError::WouldBlock);
+            said
         };
-        // The closure never returns `None`, so this cannot fail.
-        let _previous = self
-            .consumer
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, changed);
-        self.store_consumer(signal);
+        let said = match (said, &self.peer) {
+            (Ok(()), PeerElement::Mapped { attachment, .. }) if signal => attachment.signal(),
+            (said, _) => said,
+        };
+        match said {
+            Ok(()) => {}
+            Err(SubmitError::WouldBlock) => {
+                self.consumer().is_owed = true;
+                self.slot.owe(self.token());
+            }
+            Err(error) => self.submit_failed(error),
+        }
     }
 
-    fn store_consumer(&self, signal: bool) {
-        let mut word = self.consumer.load(Ordering::SeqCst);
-        loop {
-            let said = match &self.peer {
-                PeerElement::Mapped { element, .. } => {
-                    element.consumer().store(word, Ordering::SeqCst);
-                    Ok(())
-                }
-                PeerElement::Moved { token, base, .. } => self.move_word(*token, *base, 16, word),
-            };
-            self.settle(said);
-            let now = self.consumer.load(Ordering::SeqCst);
-            if now == word {
-                break;
+    fn store_consumer(&self, word: ConsumerWord) -> Result<(), SubmitError> {
+        let word = word.to_ne();
+        match &self.peer {
+            PeerElement::Mapped { element, .. } => {
+                element.consumer().store(word, Ordering::Release);
+                Ok(())
             }
-            word = now;
-        }
-        if let (true, PeerElement::Mapped { attachment, .. }) = (signal, &self.peer) {
-            self.settle(attachment.signal());
+            PeerElement::Moved { token, base, .. } => {
+                self.move_word(*token, *base, CONSUMER_AT, word)
+            }
         }
     }
 
@@ -276,19 +299,6 @@ impl Conn {
         direct.move_data(token, at, &[IoSlice::new(data)], signal)
     }
 
-    /// Deals with what became of a word that was stored.
-    fn settle(&self, said: Result<(), SubmitError>) {
-        match said {
-            Ok(()) => {}
-            Err(SubmitError::WouldBlock) => {
-                if !self.owed.swap(true, Ordering::AcqRel) {
-                    self.slot.owe(self.token());
-                }
-            }
-            Err(error) => self.submit_failed(error),
-        }
-    }
-
     /// The device would not take data: the connection is over, unless the peer ended it before.
     pub(crate) fn submit_failed(&self, error: SubmitError) {
         self.note_peer();
@@ -299,17 +309,67 @@ impl Conn {
         self.kill(cause);
     }
 
-    /// For the driver: stores the words again that the device was too busy for.
+    /// The driver owes the peer an older producer word. It stores the newest it finds, and is told
+    /// of this one by the count.
+    fn is_left_to_driver(&self) -> bool {
+        let counted = |owed: u32| (owed > 0).then(|| owed.wrapping_add(1).max(1));
+        self.producer_owed
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, counted)
+            .is_ok()
+    }
+
+    fn is_owing(&self) -> bool {
+        self.producer_owed.load(Ordering::SeqCst) > 0 || self.consumer().is_owed
+    }
+
+    /// For the driver: stores the words that the device was too busy for, in their order.
     pub(crate) fn say_again(&self) {
-        if !self.owed.swap(false, Ordering::AcqRel) {
-            return;
+        match self.try_say_again() {
+            Ok(()) => self.finish_if_over(),
+            Err(SubmitError::WouldBlock) => self.slot.owe(self.token()),
+            Err(error) => {
+                self.producer_owed.store(0, Ordering::SeqCst);
+                self.consumer().is_owed = false;
+                self.submit_failed(error);
+                self.finish_if_over();
+            }
         }
-        let word = self.producer.load(Ordering::Relaxed);
-        if let PeerElement::Moved { token, base, .. } = &self.peer {
-            self.settle(self.move_word(*token, *base, 8, word));
+    }
+
+    fn try_say_again(&self) -> Result<(), SubmitError> {
+        loop {
+            let owed = self.producer_owed.load(Ordering::SeqCst);
+            if owed == 0 {
+                break;
+            }
+            let word = self.producer.load(Ordering::SeqCst);
+            match &self.peer {
+                PeerElement::Mapped { attachment, .. } => attachment.signal()?,
+                PeerElement::Moved { token, base, .. } => {
+                    self.move_word(*token, *base, PRODUCER_AT, word)?;
+                }
+            }
+            let none =
+                self.producer_owed
+                    .compare_exchange(owed, 0, Ordering::SeqCst, Ordering::SeqCst);
+            if none.is_ok() {
+                break;
+            }
         }
-        self.store_consumer(true);
-        self.finish_if_over();
+        {
+            let mut consumer = self.consumer();
+            if !consumer.is_owed {
+                return Ok(());
+            }
+            self.store_consumer(consumer.word)?;
+            consumer.is_owed = false;
+        }
+        match &self.peer {
+            PeerElement::Mapped { attachment, .. } => attachment
+                .signal()
+                .inspect_err(|_| self.consumer().is_owed = true),
+            PeerElement::Moved { .. } => Ok(()),
+        }
     }
 
     // ---- What the peer says --------------------------------------------------------------------
@@ -473,7 +533,8 @@ impl Conn {
     /// Lets go of everything that belongs to others once both sides have said their last word.
     fn finish_if_over(&self) {
         // The peer has not seen our last word as long as a busy device owes it.
-        if !self.closing().is_finished() || self.owed.load(Ordering::Acquire) {
+        let is_owing = self.is_owing() && !self.slot.is_gone();
+        if !self.closing().is_finished() || is_owing {
             return;
         }
         let membership = self
@@ -500,6 +561,10 @@ impl Conn {
 
     pub(crate) fn set_linger(&self, linger: Option<Duration>) {
         *self.linger.lock().unwrap_or_else(PoisonError::into_inner) = linger;
+    }
+
+    fn consumer(&self) -> MutexGuard<'_, Consumer> {
+        self.consumer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn closing(&self) -> MutexGuard<'_, Closing> {
@@ -536,6 +601,10 @@ pub(crate) fn len_u32(len: usize) -> u32 {
 pub(crate) fn len_usize(len: u32) -> usize {
     usize::try_from(len).unwrap_or(usize::MAX)
 }
+
+/// Where the words are in an element, in bytes.
+const PRODUCER_AT: u32 = 8;
+const CONSUMER_AT: u32 = 16;
 
 /// Differs from every position: no cursor has count 0xFFFFFFFF.
 const NOT_DROPPED: u64 = u64::MAX;

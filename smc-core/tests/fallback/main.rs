@@ -1,0 +1,19 @@
+//! Fallback is complete: whatever the other end of a TCP connection does instead of its part of
+//! the handshake, and whatever a device refuses, comes to one of three ends. The stream is TCP and
+//! says why, with every byte of the application's data; or the connection fails with the kind of
+//! error that fits, and a listener's application never sees it; or it is SMC. In all of them
+//! nothing is left behind.
+//!
+//! The other end is a [`Raw`](peer::Raw) TCP socket that follows a script. Every row of a table
+//! runs under a virtual clock, there once more with all reads and writes cut into pieces of one
+//! byte, and, unless it waits for a time-out, over real sockets where an adapter is compiled in.
+
+#![allow(clippy::unwrap_used, reason = "a helper of a test fails the test")]
+
+mod device;
+mod messages;
+mod peer;
+mod rows;
+mod world;
+
+mod client;

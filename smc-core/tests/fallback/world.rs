@@ -1,0 +1,344 @@
+//! Hosts with an endpoint each, on a runtime with a virtual clock or with real sockets.
+
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use futures_lite::{AsyncReadExt, AsyncWriteExt, FutureExt, future};
+use smc_core::device::{Direct, Dmb};
+use smc_core::io::negotiate::Assume;
+use smc_core::io::runtime::{Acceptor, Runtime, SocketOptions};
+use smc_core::io::{Builder, Endpoint};
+use smc_core::proto::group::{self, DeviceIndex};
+use smc_core::proto::handshake::{Config, DEFAULT_SEID, DirectDevice, Offer, Path};
+use smc_core::wire::clc::{AcceptConfirm, Body, DirectEnd, FirstContact, Proposal, Step, Terms};
+use smc_core::wire::size::SizeCode;
+use smc_core::wire::types::{FeatureMask, GroupId, HostName, OsType, Release};
+use smc_core::{Error, FallbackReason, Listener, Stream};
+use smc_testkit::memory_device::{MemDevice, MemFabric};
+use smc_testkit::runtime::{Options, VirtualRuntime};
+
+use crate::device::TestDevice;
+use crate::peer::{End, Raw};
+
+/// What a scenario runs in.
+pub(crate) struct World {
+    runtime: Kind,
+    pub(crate) rt: Arc<dyn Runtime>,
+    pub(crate) fabric: MemFabric,
+}
+
+enum Kind {
+    Virtual(VirtualRuntime),
+    #[cfg(feature = "runtime-smol")]
+    Smol(Arc<smol::Executor<'static>>),
+}
+
+impl World {
+    /// Virtual clock and sockets in memory.
+    pub(crate) fn new() -> Self {
+        Self::with_seed(1)
+    }
+
+    /// The same with tasks in another order.
+    pub(crate) fn with_seed(seed: u64) -> Self {
+        Self::on(VirtualRuntime::new(seed))
+    }
+
+    /// The same with every read and write cut into pieces of one byte.
+    pub(crate) fn in_pieces() -> Self {
+        let options = Options::default().with_fragment(1);
+        Self::on(VirtualRuntime::with_options(1, options))
+    }
+
+    fn on(runtime: VirtualRuntime) -> Self {
+        Self {
+            rt: runtime.handle(),
+            runtime: Kind::Virtual(runtime),
+            fabric: MemFabric::new(7),
+        }
+    }
+
+    /// Real sockets and a real clock, if there is an adapter.
+    pub(crate) fn real() -> Option<Self> {
+        #[cfg(feature = "runtime-smol")]
+        {
+            use smc_core::io::runtime::smol::SmolRuntime;
+            let executor = Arc::new(smol::Executor::new());
+            return Some(Self {
+                rt: Arc::new(SmolRuntime::with_executor(Arc::clone(&executor))),
+                runtime: Kind::Smol(executor),
+                fabric: MemFabric::new(7),
+            });
+        }
+        #[cfg(not(feature = "runtime-smol"))]
+        None
+    }
+
+    pub(crate) fn block_on<T>(&self, scenario: impl Future<Output = T>) -> T {
+        match &self.runtime {
+            Kind::Virtual(runtime) => runtime.block_on(scenario),
+            #[cfg(feature = "runtime-smol")]
+            Kind::Smol(executor) => {
+                let late = async {
+                    self.sleep(Duration::from_secs(30)).await;
+                    panic!("the scenario does not end");
+                };
+                future::block_on(executor.run(scenario.or(late)))
+            }
+        }
+    }
+
+    pub(crate) async fn sleep(&self, time: Duration) {
+        self.rt.timer(self.rt.now() + time).await;
+    }
+
+    /// A host with one device, whose endpoint takes it for granted that everybody speaks SMC.
+    pub(crate) fn host(&self, name: &str) -> Host {
+        self.host_with(self.device(name), |builder| builder)
+    }
+
+    pub(crate) fn host_with(
+        &self,
+        device: TestDevice,
+        configure: impl FnOnce(Builder) -> Builder,
+    ) -> Host {
+        let device = Arc::new(device);
+        let configure = |builder: Builder| configure(builder.device(device.clone()));
+        Host {
+            endpoint: self.endpoint(configure),
+            device,
+        }
+    }
+
+    /// An endpoint without devices of its own.
+    pub(crate) fn endpoint(&self, configure: impl FnOnce(Builder) -> Builder) -> Endpoint {
+        let builder = Endpoint::builder()
+            .runtime(Arc::clone(&self.rt))
+            .negotiation(Arc::new(Assume::new()))
+            .polling(Duration::ZERO);
+        configure(builder).build().unwrap()
+    }
+
+    pub(crate) fn device(&self, name: &str) -> TestDevice {
+        TestDevice::new(self.fabric.device(name))
+    }
+
+    /// A device without an endpoint, for a scripted peer of this host.
+    pub(crate) fn forger(&self, host: &Host) -> Forger {
+        let device = self.fabric.device("forged");
+        let size = SizeCode::MIN;
+        let dmb = self.block_on(device.register(host.device.gid(), size.byte_len()));
+        Forger {
+            dmb: dmb.unwrap(),
+            device,
+            size,
+        }
+    }
+
+    /// A TCP listener for a scripted server.
+    pub(crate) fn acceptor(&self) -> Arc<dyn Acceptor> {
+        self.rt.bind(anywhere(), &SocketOptions::default()).unwrap()
+    }
+
+    /// Application data goes both ways over the TCP connection, to the end, with nothing missing
+    /// and nothing added. `early` is what the peer has written before.
+    pub(crate) async fn talk(&self, mut stream: Stream, raw: Option<Raw>, early: &[u8]) {
+        let Some(raw) = raw else {
+            let mut read = Vec::new();
+            // A reset may take away what was not read yet; it must not add anything.
+            let end = stream.read_to_end(&mut read).await;
+            assert!(early.starts_with(&read), "invented {read:?}");
+            assert!(end.is_err() || read == early, "lost of {early:?}");
+            return;
+        };
+        let [ours, theirs] = [b'o', b't'].map(|first| {
+            let bytes = (0..TALK).map(|at| first ^ u8::try_from(at % 251).unwrap());
+            bytes.collect::<Vec<_>>()
+        });
+        let us = async {
+            stream.write_all(&ours).await.unwrap();
+            stream.shutdown(std::net::Shutdown::Write).unwrap();
+            let mut read = Vec::new();
+            stream.read_to_end(&mut read).await.unwrap();
+            assert_eq!(read, [early, &theirs].concat());
+        };
+        let them = async {
+            raw.send(&theirs).await;
+            raw.finish();
+            assert_eq!(raw.rest().await, (ours.clone(), End::Closed));
+        };
+        future::zip(us, them).await;
+    }
+
+    /// Waits until a host has nothing of any connection any more, not even a link group.
+    pub(crate) async fn nothing_left(&self, host: &Host) {
+        self.until(host, |left| *left == Left::default()).await;
+    }
+
+    /// Waits until a host has nothing of any connection but idle link groups.
+    pub(crate) async fn only_idle_groups_left(&self, host: &Host) {
+        let is_idle = |group: &group::Snapshot| group.connections == 0;
+        self.until(host, |left| {
+            left.groups.iter().all(is_idle)
+                && (left.connections, left.dmbs, left.attachments) == (0, 0, 0)
+        })
+        .await;
+    }
+
+    async fn until(&self, host: &Host, is_fine: impl Fn(&Left) -> bool) {
+        for _ in 0..500 {
+            if is_fine(&host.left()) {
+                return;
+            }
+            self.sleep(Duration::from_millis(1)).await;
+        }
+        panic!("left behind: {:#?}", host.left());
+    }
+}
+
+impl fmt::Display for World {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.runtime {
+            Kind::Virtual(_) => "virtual sockets",
+            #[cfg(feature = "runtime-smol")]
+            Kind::Smol(_) => "real sockets",
+        })
+    }
+}
+
+/// A host: an endpoint and its device.
+pub(crate) struct Host {
+    pub(crate) endpoint: Endpoint,
+    pub(crate) device: Arc<TestDevice>,
+}
+
+/// What connections leave behind.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Left {
+    pub(crate) connections: usize,
+    pub(crate) groups: Vec<group::Snapshot>,
+    pub(crate) dmbs: usize,
+    pub(crate) attachments: usize,
+}
+
+impl Host {
+    pub(crate) async fn listen(&self) -> (Listener, SocketAddr) {
+        let listener = self.endpoint.bind(anywhere()).await.unwrap();
+        let at = listener.local_addr().unwrap();
+        (listener, at)
+    }
+
+    pub(crate) fn left(&self) -> Left {
+        Left {
+            connections: self.endpoint.connections().len(),
+            groups: self.endpoint.link_groups(),
+            dmbs: self.device.dmbs(),
+            attachments: self.device.attachments(),
+        }
+    }
+}
+
+/// Writes the messages of a peer that has a device, without an endpoint to keep the rules.
+#[derive(Clone, Debug)]
+pub(crate) struct Forger {
+    pub(crate) device: Arc<MemDevice>,
+    /// A buffer that the host under test may write.
+    pub(crate) dmb: Arc<dyn Dmb>,
+    size: SizeCode,
+}
+
+impl Forger {
+    /// A PROPOSAL with this device and the default system EID.
+    pub(crate) fn proposal(&self) -> Proposal {
+        Proposal::parse(&proposal_from(&*self.device)).unwrap()
+    }
+
+    /// ACCEPT at first contact.
+    pub(crate) fn accept(&self) -> AcceptConfirm {
+        self.message(Step::Accept)
+    }
+
+    /// CONFIRM at first contact.
+    pub(crate) fn confirm(&self) -> AcceptConfirm {
+        self.message(Step::Confirm)
+    }
+
+    fn message(&self, step: Step) -> AcceptConfirm {
+        let mut first_contact = FirstContact::new(Release::V2_1, OsType::LINUX, HostName::BLANK);
+        first_contact.features = FeatureMask::EMULATED_ISM;
+        AcceptConfirm {
+            step,
+            terms: Terms::V2 {
+                eid: DEFAULT_SEID,
+                first_contact: Some(first_contact),
+            },
+            body: Body::D(DirectEnd {
+                gid: self.device.gid(),
+                chid: self.device.chid(),
+                dmb: self.dmb.token(),
+                dmbe_index: 0,
+                size: self.size,
+                group: GroupId([0, 0, 1, 0]),
+            }),
+        }
+    }
+}
+
+/// The PROPOSAL of a client with this device.
+pub(crate) fn proposal_from(device: &dyn Direct) -> Vec<u8> {
+    let device = DirectDevice::new(DeviceIndex(0), device.gid(), device.chid());
+    let offer = Offer::new(&Config::new(vec![device]), &Path::default());
+    offer.unwrap().bytes().to_vec()
+}
+
+/// The next stream of a listener, if there is one now.
+pub(crate) fn accept_now(listener: &Listener) -> Option<(Stream, SocketAddr)> {
+    let mut context = Context::from_waker(Waker::noop());
+    match listener.poll_accept(&mut context) {
+        Poll::Ready(accepted) => Some(accepted.unwrap()),
+        Poll::Pending => None,
+    }
+}
+
+/// Polls once.
+pub(crate) async fn poll_now<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
+    poll_fn(|cx| {
+        Poll::Ready(match std::pin::Pin::new(&mut *future).poll(cx) {
+            Poll::Ready(output) => Some(output),
+            Poll::Pending => None,
+        })
+    })
+    .await
+}
+
+/// Why a stream is TCP; its mode has to say the same.
+pub(crate) fn reason(stream: &Stream) -> Option<FallbackReason> {
+    let reason = stream.fallback_reason();
+    assert_eq!(stream.mode().fallback_reason(), reason);
+    assert_eq!(stream.mode().is_smc(), reason.is_none());
+    assert_eq!(stream.state().is_some(), reason.is_none());
+    reason
+}
+
+/// The kind that callers see.
+pub(crate) fn kind(error: Error) -> io::ErrorKind {
+    io::Error::from(error).kind()
+}
+
+/// Whether about so much time has passed: not less, and not a fifth more.
+pub(crate) fn has_taken(now: Instant, since: Instant, time: Duration) -> bool {
+    let taken = now.saturating_duration_since(since);
+    taken >= time && taken < time.mul_f32(1.2)
+}
+
+pub(crate) fn anywhere() -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, 0).into()
+}
+
+/// Bytes of application data in each direction.
+const TALK: usize = 500;
