@@ -1,6 +1,6 @@
 //! Streams over memory devices on the virtual runtime, used at random and judged by the model.
 //!
-//! `SMC_MODEL_SEEDS` is the number of seeds (1000 if not given), `SMC_MODEL_SEED` a single one to
+//! `SMC_MODEL_SEEDS` is the number of seeds (500 if not given), `SMC_MODEL_SEED` a single one to
 //! run again; `SMC_MODEL_TRACE` prints what happens at the devices meanwhile.
 
 use std::env;
@@ -23,7 +23,7 @@ fn streams_keep_the_rules_whatever_the_seed() {
         println!("seed {seed}: {tally:?}");
         return;
     }
-    let seeds = number("SMC_MODEL_SEEDS").unwrap_or(1000);
+    let seeds = number("SMC_MODEL_SEEDS").unwrap_or(500);
     let mut total = Tally::default();
     for seed in 0..seeds {
         let tally = run(seed).unwrap_or_else(|violation| {

@@ -345,11 +345,11 @@ async fn readiness_of_either_direction(world: World) {
 
 async fn shutting_down_reading(world: World) {
     let (mut client, mut server) = world.pair().await;
-    server.shutdown(Shutdown::Read).unwrap();
+    server.shutdown_how(Shutdown::Read).unwrap();
     assert_eq!(server.read(&mut [0; 1]).await.unwrap(), 0);
     server.write_all(b"still written").await.unwrap();
     client.read_exact(&mut [0; 13]).await.unwrap();
-    server.shutdown(Shutdown::Both).unwrap();
+    server.shutdown_how(Shutdown::Both).unwrap();
     assert_eq!(client.read(&mut [0; 1]).await.unwrap(), 0);
 }
 

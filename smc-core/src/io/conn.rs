@@ -3,8 +3,8 @@
 use std::fmt;
 use std::io::IoSlice;
 use std::net::{Shutdown, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::task::Waker;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::task::{Context, Wake, Waker};
 use std::time::Duration;
 
 use atomic_waker::AtomicWaker;
@@ -45,6 +45,10 @@ pub(crate) struct Conn {
     /// Not zero: the device was too busy for it, and the driver tries again.
     producer_owed: AtomicU32,
     consumer: Mutex<Consumer>,
+    /// Waits at the TCP socket until then.
+    rouse: OnceLock<Waker>,
+    /// The peer has written something to our element.
+    spoken: AtomicBool,
     /// Some end has come; details in `closing`. Checked on each call, so kept apart.
     ended: AtomicBool,
     closing: Mutex<Closing>,
@@ -131,6 +135,8 @@ impl Conn {
             producer: AtomicU64::new(0),
             producer_owed: AtomicU32::new(0),
             consumer: Mutex::default(),
+            rouse: OnceLock::new(),
+            spoken: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             closing: Mutex::new(Closing::new()),
             failure: OnceLock::new(),
@@ -147,6 +153,10 @@ impl Conn {
 
     pub(crate) fn token(&self) -> DmbToken {
         self.dmb.token()
+    }
+
+    pub(crate) fn is_released(&self) -> bool {
+        self.closing().is_released()
     }
 
     pub(crate) fn group(&self) -> GroupId {
@@ -322,11 +332,13 @@ impl Conn {
         self.producer_owed.load(Ordering::SeqCst) > 0 || self.consumer().is_owed
     }
 
-    /// For the driver: stores the words that the device was too busy for, in their order.
-    pub(crate) fn say_again(&self) {
+    /// For the driver: stores the words that the device was too busy for, in their order, and
+    /// lets the writer try again. Returns whether something is still owed.
+    pub(crate) fn say_again(&self) -> bool {
+        self.writer.wake();
         match self.try_say_again() {
             Ok(()) => self.finish_if_over(),
-            Err(SubmitError::WouldBlock) => self.slot.owe(self.token()),
+            Err(SubmitError::WouldBlock) => return true,
             Err(error) => {
                 self.producer_owed.store(0, Ordering::SeqCst);
                 self.consumer().is_owed = false;
@@ -334,6 +346,12 @@ impl Conn {
                 self.finish_if_over();
             }
         }
+        false
+    }
+
+    /// The device was too busy for data: the driver wakes the writer when it may try again.
+    pub(crate) fn ask_again(&self) {
+        self.slot.owe(self.token());
     }
 
     fn try_say_again(&self) -> Result<(), SubmitError> {
@@ -452,14 +470,45 @@ impl Conn {
     }
 
     /// For the driver: the peer signalled.
-    pub(crate) fn signalled(&self) {
+    pub(crate) fn signalled(self: &Arc<Self>) {
         if self.closing().is_released() {
             self.note_peer();
             self.arm();
+            self.watch_set_up();
             self.note_peer();
         } else {
             self.wake();
         }
+    }
+
+    /// Until the peer has said anything, only the TCP connection tells whether set-up has ended
+    /// well at its end too: it may have failed there after our last message. To be called before
+    /// sleeping.
+    pub(crate) fn watch_set_up(self: &Arc<Self>) {
+        if !self.is_silent() {
+            return;
+        }
+        // Always the same one: a socket may wake a waker that is replaced by another.
+        let rouse = || Waker::from(Arc::new(Rouse(Arc::downgrade(self))));
+        let waker = self.rouse.get_or_init(rouse);
+        let ended = self
+            .socket
+            .poll_readable(&mut Context::from_waker(waker))
+            .is_ready();
+        // A peer that closes speaks before its TCP connection ends.
+        if ended && self.is_silent() {
+            self.kill(Error::Closed(How::Aborted));
+        }
+    }
+
+    fn is_silent(&self) -> bool {
+        if self.spoken.load(Ordering::Relaxed) {
+            return false;
+        }
+        let words = [self.local.producer(), self.local.consumer()];
+        let spoken = words.iter().any(|word| word.load(Ordering::Acquire) != 0);
+        self.spoken.store(spoken, Ordering::Relaxed);
+        !spoken
     }
 
     // ---- Ending --------------------------------------------------------------------------------
@@ -484,7 +533,7 @@ impl Conn {
     ///
     /// Whatever was written is in the peer's memory, so nothing has to be waited for. The record
     /// stays in the driver's table until the peer has said its last word too.
-    pub(crate) fn close(&self) {
+    pub(crate) fn close(self: &Arc<Self>) {
         let unread = {
             let written = ProducerWord::from_ne(self.local.producer().load(Ordering::Acquire));
             let read = ProducerWord::from_ne(self.read_until.load(Ordering::Acquire));
@@ -500,8 +549,9 @@ impl Conn {
         self.finish_if_over();
         if !self.closing().is_finished() {
             self.arm();
+            self.watch_set_up();
             self.note_peer();
-            self.slot.linger(self.token());
+            self.slot.linger(self);
         }
     }
 
@@ -579,6 +629,21 @@ impl fmt::Debug for Conn {
             .field("state", &self.state().name())
             .field("peer", &self.peer_addr)
             .finish_non_exhaustive()
+    }
+}
+
+/// Rouses a connection when something happens on its TCP socket.
+struct Rouse(Weak<Conn>);
+
+impl Wake for Rouse {
+    fn wake(self: Arc<Self>) {
+        let Some(conn) = self.0.upgrade() else { return };
+        if conn.is_released() {
+            // Not here and now: whoever wakes may be in the middle of polling that socket.
+            conn.slot.look_at(&conn);
+        } else {
+            conn.wake();
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! One task per device that hands the device's events to the connections concerned.
 
+use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -30,6 +31,8 @@ pub(crate) struct Slot {
     news: AtomicBool,
     driver: AtomicWaker,
     gone: AtomicBool,
+    /// The driver has ended.
+    abandoned: AtomicBool,
     close_timeout: Duration,
 }
 
@@ -37,12 +40,17 @@ pub(crate) struct Slot {
 #[derive(Default)]
 struct Table {
     conns: HashMap<DmbToken, Arc<Conn>>,
-    /// Dropped by the application, waiting for the peer's last word until the time given.
-    lingering: Vec<(Instant, DmbToken)>,
+    /// Dropped by the application, waiting for the peer's last word until the time given, the
+    /// earliest first.
+    lingering: VecDeque<(Instant, Weak<Conn>)>,
     /// Dropped since the driver looked last.
-    released: Vec<DmbToken>,
+    released: Vec<Weak<Conn>>,
+    /// Dropped, and something happened on their TCP sockets.
+    rousing: Vec<Weak<Conn>>,
     /// Words that a busy device has not taken yet.
     owing: Vec<DmbToken>,
+    /// When the device is asked again.
+    ask_at: Option<Instant>,
 }
 
 impl Slot {
@@ -62,6 +70,7 @@ impl Slot {
             news: AtomicBool::new(false),
             driver: AtomicWaker::new(),
             gone: AtomicBool::new(false),
+            abandoned: AtomicBool::new(false),
             close_timeout,
         })
     }
@@ -94,9 +103,30 @@ impl Slot {
     }
 
     /// The application dropped the stream; the peer's last word is still to come.
-    pub(crate) fn linger(&self, token: DmbToken) {
-        self.table().released.push(token);
+    pub(crate) fn linger(&self, conn: &Arc<Conn>) {
+        if self.abandoned.load(Ordering::Acquire) {
+            conn.kill(Error::Closed(How::Endpoint));
+            return;
+        }
+        self.table().released.push(Arc::downgrade(conn));
         self.call_driver();
+    }
+
+    /// Something happened on the TCP socket of a dropped connection.
+    pub(crate) fn look_at(&self, conn: &Arc<Conn>) {
+        self.table().rousing.push(Arc::downgrade(conn));
+        self.call_driver();
+    }
+
+    /// The driver ended, most likely with its runtime: nobody would notice the last word of peers.
+    /// Streams that the application still has go on as far as they can.
+    fn abandon(&self) {
+        self.abandoned.store(true, Ordering::Release);
+        for conn in self.connections() {
+            if conn.is_released() {
+                conn.kill(Error::Closed(How::Endpoint));
+            }
+        }
     }
 
     /// The device was too busy for a word of this connection.
@@ -146,17 +176,19 @@ impl Slot {
     /// The link group ended under its connections.
     pub(crate) fn group_ended(&self, group: GroupId, cause: Cause) {
         let peer_may_have_closed = matches!(cause, Cause::PeerGone | Cause::DeviceGone);
-        for conn in self
-            .connections()
-            .into_iter()
-            .filter(|conn| conn.group() == group)
-        {
+        for conn in self.members(group) {
             if peer_may_have_closed {
                 conn.peer_gone();
             } else {
                 conn.kill(Error::Closed(How::Aborted));
             }
         }
+    }
+
+    fn members(&self, group: GroupId) -> Vec<Arc<Conn>> {
+        let table = self.table();
+        let members = table.conns.values().filter(|conn| conn.group() == group);
+        members.cloned().collect()
     }
 
     fn device_gone(&self) {
@@ -166,45 +198,63 @@ impl Slot {
 
     /// What the driver was called for. Returns when it has to come again.
     fn housekeeping(&self, now: Instant) -> Option<Instant> {
-        let mut overdue = Vec::new();
-        let owing;
-        let mut next = None;
-        {
-            let mut table = self.table();
-            let until = now + self.close_timeout;
-            let Table {
-                conns,
-                lingering,
-                released,
-                owing: owed,
-            } = &mut *table;
-            lingering.extend(released.drain(..).map(|token| (until, token)));
-            lingering.retain(|(until, token)| {
-                let Some(conn) = conns.get(token) else {
-                    return false;
-                };
-                if *until <= now {
-                    overdue.push(Arc::clone(conn));
-                    return false;
-                }
-                next = next.map_or(Some(*until), |next: Instant| Some(next.min(*until)));
-                true
-            });
-            owing = std::mem::take(owed)
-                .into_iter()
-                .filter_map(|token| conns.get(&token).cloned())
-                .collect::<Vec<_>>();
+        let rousing = std::mem::take(&mut self.table().rousing);
+        for conn in rousing.iter().filter_map(Weak::upgrade) {
+            conn.signalled();
         }
-        for conn in overdue {
+        for conn in self.overdue(now) {
             conn.kill(Error::Closed(How::Aborted));
         }
-        for conn in owing {
-            conn.say_again();
+        for conn in self.owing(now) {
+            if conn.say_again() {
+                self.table().owing.push(conn.token());
+            }
         }
-        if !self.table().owing.is_empty() {
-            next = Some(now + OWED_AGAIN);
+        let mut table = self.table();
+        if !table.owing.is_empty() && table.ask_at.is_none() {
+            table.ask_at = Some(now + OWED_AGAIN);
         }
-        next
+        let lingering = table.lingering.front().map(|(until, _)| *until);
+        lingering.into_iter().chain(table.ask_at).min()
+    }
+
+    /// Connections whose peer has not said its last word in time.
+    fn overdue(&self, now: Instant) -> Vec<Arc<Conn>> {
+        let mut overdue = Vec::new();
+        let mut table = self.table();
+        let Table {
+            conns,
+            lingering,
+            released,
+            ..
+        } = &mut *table;
+        let until = now + self.close_timeout;
+        lingering.extend(released.drain(..).map(|conn| (until, conn)));
+        // The table holds every connection that has not ended.
+        while let Some((until, conn)) = lingering.front() {
+            match conn.upgrade() {
+                Some(conn) if *until <= now => overdue.push(conn),
+                Some(_) => break,
+                None => {}
+            }
+            lingering.pop_front();
+        }
+        if lingering.len() > 2 * conns.len() + 64 {
+            lingering.retain(|(_, conn)| conn.strong_count() > 0);
+        }
+        overdue
+    }
+
+    /// Connections for which the device may be asked again.
+    fn owing(&self, now: Instant) -> Vec<Arc<Conn>> {
+        let mut table = self.table();
+        if table.ask_at.is_none_or(|at| now < at) {
+            return Vec::new();
+        }
+        table.ask_at = None;
+        let owing = std::mem::take(&mut table.owing);
+        let found = owing.iter().filter_map(|token| table.conns.get(token));
+        found.cloned().collect()
     }
 
     pub(crate) fn call_driver(&self) {
@@ -298,6 +348,14 @@ impl Driver {
         match &mut self.timer {
             Some((_, timer)) => timer.as_mut().poll(cx).is_pending(),
             None => true,
+        }
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        if let Some(slot) = self.slot.upgrade() {
+            slot.abandon();
         }
     }
 }

@@ -138,15 +138,13 @@ impl Endpoint {
         };
         let acceptor = self.inner.runtime.bind(at, &socket)?;
         let local = acceptor.local_addr()?;
-        let published = match self.inner.slots.is_empty() {
-            true => None,
-            // A listener that nobody can find is still a TCP listener.
-            false => self
-                .inner
-                .negotiation
-                .publish(&self.inner.runtime, local, acceptor.fd())
-                .ok(),
-        };
+        // Without devices too: clients that speak SMC have to hear that there are none. A listener
+        // that nobody can find is still a TCP listener.
+        let published = self
+            .inner
+            .negotiation
+            .publish(&self.inner.runtime, local, acceptor.fd())
+            .ok();
         Listener::new(Arc::clone(&self.inner), acceptor, published, backlog)
     }
 
@@ -351,14 +349,14 @@ impl Builder {
     /// Sets how long each message of the handshake may take.
     #[must_use]
     pub fn handshake_timeout(mut self, timeout: Duration) -> Self {
-        self.config.handshake_timeout = timeout;
+        self.config.handshake_timeout = timeout.min(TIMEOUT_MAX);
         self
     }
 
     /// Sets how long a closed connection waits for the peer's last word before it is aborted.
     #[must_use]
     pub fn close_timeout(mut self, timeout: Duration) -> Self {
-        self.config.close_timeout = timeout;
+        self.config.close_timeout = timeout.min(TIMEOUT_MAX);
         self
     }
 
@@ -482,6 +480,9 @@ pub(crate) const BY_POLICY: FallbackReason = FallbackReason::local(DeclineCode::
 const UEIDS_MAX: usize = 4;
 
 const BACKLOG: u32 = 1024;
+
+/// As good as never, and no clock is too short for it.
+const TIMEOUT_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 /// Of the time for a message, what device work may take: the peer should hear of a failure before
 /// its own time is over.

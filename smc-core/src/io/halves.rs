@@ -5,10 +5,13 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
+use event_listener::Event;
+
 use super::conn::Conn;
 use super::recv::Receiver;
 use super::send::Sender;
 use super::tcp::{TcpReader, TcpWriter};
+use crate::mem::sync::{AtomicBool, Ordering};
 
 /// The reading side of a stream.
 #[derive(Debug)]
@@ -37,6 +40,15 @@ impl ReadSide {
         match self {
             Self::Smc(half) => half.poll_read_vectored(cx, bufs).map_err(io::Error::from),
             Self::Tcp(half) => half.poll_read_vectored(cx, bufs),
+        }
+    }
+
+    /// Bytes that a read of `wanted` would give now, or may give where that is not known: what a
+    /// buffer that has to be made first need not be larger than.
+    pub(crate) fn available(&mut self, wanted: usize) -> usize {
+        match self {
+            Self::Smc(half) => half.available(wanted),
+            Self::Tcp(half) => half.available(wanted),
         }
     }
 
@@ -147,30 +159,42 @@ impl WriteSide {
 /// A side behind a lock of its own: methods with `&mut` do without it, methods with `&` may be
 /// called from several tasks.
 #[derive(Debug)]
-pub(crate) struct Side<S>(Mutex<S>);
+pub(crate) struct Side<S> {
+    half: Mutex<S>,
+    turn: Turn,
+}
 
 impl<S> Side<S> {
     pub(crate) fn new(side: S) -> Self {
-        Self(Mutex::new(side))
+        Self {
+            half: Mutex::new(side),
+            turn: Turn::default(),
+        }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, S> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.half.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn as_mut(&mut self) -> &mut S {
-        self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
+        self.half.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl<S: Ready> Side<S> {
     /// Waits until the side would not have to wait. Any number of tasks may wait.
     pub(crate) async fn ready(&self) -> io::Result<()> {
-        let Some(conn) = self.lock().conn() else {
-            return poll_fn(|cx| self.lock().poll_ready(cx)).await;
-        };
+        let conn = self.lock().conn();
+        match conn {
+            Some(conn) => self.ready_smc(&conn).await,
+            None => self.ready_tcp().await,
+        }
+    }
+
+    async fn ready_smc(&self, conn: &Arc<Conn>) -> io::Result<()> {
         while !self.lock().is_ready() {
             let changed = conn.listen();
+            conn.watch_set_up();
             conn.arm();
             if self.lock().is_ready() {
                 break;
@@ -178,6 +202,40 @@ impl<S: Ready> Side<S> {
             changed.await;
         }
         Ok(())
+    }
+
+    /// A socket wakes one task, so one of those that wait does so for all.
+    async fn ready_tcp(&self) -> io::Result<()> {
+        loop {
+            let ended = self.turn.ended.listen();
+            if let Some(_turn) = self.turn.take() {
+                return poll_fn(|cx| self.lock().poll_ready(cx)).await;
+            }
+            ended.await;
+        }
+    }
+}
+
+/// Whose turn it is to wait at a socket.
+#[derive(Debug, Default)]
+struct Turn {
+    taken: AtomicBool,
+    ended: Event,
+}
+
+impl Turn {
+    fn take(&self) -> Option<TurnGuard<'_>> {
+        (!self.taken.swap(true, Ordering::AcqRel)).then_some(TurnGuard(self))
+    }
+}
+
+/// Ends the turn, also of a task that no longer waits.
+struct TurnGuard<'a>(&'a Turn);
+
+impl Drop for TurnGuard<'_> {
+    fn drop(&mut self) {
+        self.0.taken.store(false, Ordering::Release);
+        self.0.ended.notify(usize::MAX);
     }
 }
 

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use atomic_waker::AtomicWaker;
-use event_listener::Event;
+use event_listener::{Event, IntoNotification as _};
 
 use super::endpoint::Inner;
 use super::negotiate::{Published, Verdict};
@@ -174,7 +174,8 @@ impl Queue {
         }
         state.ready.push_back(next);
         drop(state);
-        self.changed.notify(1_usize);
+        // One more than those that are on their way already.
+        self.changed.notify(1_usize.additional());
         self.accepting.wake();
     }
 

@@ -23,6 +23,10 @@ pub(crate) fn poll_until<H: Half, T>(
     cx: &mut Context<'_>,
     mut attempt: impl FnMut(&mut H) -> Result<Option<T>, Error>,
 ) -> Poll<Result<T, Error>> {
+    if half.spin().is_spent() {
+        cx.waker().wake_by_ref();
+        return Poll::Pending;
+    }
     loop {
         match attempt(half) {
             Ok(Some(found)) => {
@@ -42,6 +46,7 @@ pub(crate) fn poll_until<H: Half, T>(
         }
     }
     half.register(cx.waker());
+    half.conn().watch_set_up();
     half.conn().arm();
     match attempt(half) {
         Ok(Some(found)) => {

@@ -132,6 +132,14 @@ impl Receiver {
         Arc::clone(&self.conn)
     }
 
+    /// Bytes that a read of `wanted` would give now.
+    pub(crate) fn available(&mut self, wanted: usize) -> usize {
+        match self.look(wanted) {
+            Ok(readable) => readable.unwrap_or(0).min(wanted),
+            Err(_) => 0,
+        }
+    }
+
     /// Whether a read would not wait; also true when it would fail.
     pub(crate) fn is_ready(&mut self) -> bool {
         !matches!(self.look(1), Ok(None))
@@ -174,6 +182,7 @@ impl Receiver {
     /// Reads end from now on; what the peer still sends counts as unread.
     pub(crate) fn shutdown(&mut self) {
         self.shut = true;
+        self.conn.wake();
     }
 
     /// Bytes to read: `None` if there are none now, 0 at end of stream.
@@ -193,12 +202,14 @@ impl Receiver {
         if !self.conn.ended() {
             return Ok(None);
         }
-        // The peer stores its producer word before its flags, so what it wrote last is here now.
+        // The peer stores its producer word before its flags: what it wrote before the end that is
+        // known now is there now. An end that comes later has its own data before it.
+        let end = self.conn.read_end();
         self.look_at_producer()?;
         if self.half.readable() > 0 {
             return Ok(Some(len_usize(self.half.readable())));
         }
-        match self.conn.read_end() {
+        match end {
             None => Ok(None),
             Some(Ok(())) => Ok(Some(0)),
             Some(Err(error)) => Err(error),

@@ -76,7 +76,7 @@ impl Sender {
         let written = poll_until(self, cx, |half| half.try_write(bufs));
         if written.is_pending() && self.half.space() > 0 {
             // Space, yet nothing written: the device is busy, and no report will come of that.
-            cx.waker().wake_by_ref();
+            self.conn.ask_again();
         }
         written
     }

@@ -7,6 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use smc_wire::clc::Frame;
 use smc_wire::types::DeclineCode;
 
 use super::conn::{Conn, Parts, PeerElement, len_u32};
@@ -46,31 +47,32 @@ pub(crate) async fn connect(
         Policy::Never => Err(BY_POLICY),
         _ => Offer::new(&config, &Path::default()).map_err(FallbackReason::local),
     };
-    let candidate = match &offer {
-        Ok(_) => endpoint.negotiator.look_up(to).await,
-        Err(_) => None,
+    let declined = match &offer {
+        Err(_) if policy != Policy::Never => decline(endpoint, &config),
+        _ => None,
     };
-    let (socket, announced) = open(
-        endpoint,
-        to,
-        options,
-        offer.as_ref().ok(),
-        candidate.as_deref(),
-    )
-    .await?;
-    let stream = match (offer, announced) {
-        (Err(reason), _) => Stream::tcp(socket, Vec::new(), reason),
-        (Ok(_), None) => Stream::tcp(socket, Vec::new(), NOT_SPOKEN),
-        (Ok(offer), Some(mut announced)) => match announced.connected(&*socket) {
-            Delivery::Plain => Stream::tcp(socket, Vec::new(), NOT_SPOKEN),
-            Delivery::OnTcp => {
-                let machine = Client::new(endpoint.runtime.now(), config, &Path::default());
-                shake_hands(endpoint, socket, to, machine, false).await?
-            }
-            Delivery::Delivered => {
-                answered(endpoint, socket, to, (config, offer), announced).await?
-            }
-        },
+    let first = match &offer {
+        Ok(offer) => Some(offer.bytes()),
+        Err(_) => declined.as_deref(),
+    };
+    let candidate = match &first {
+        Some(_) => endpoint.negotiator.look_up(to).await,
+        None => None,
+    };
+    let (socket, mut announced) = open(endpoint, to, options, first, candidate.as_deref()).await?;
+    let delivery = announced
+        .as_mut()
+        .map_or(Delivery::Plain, |announced| announced.connected(&*socket));
+    let stream = match (delivery, offer, announced) {
+        (Delivery::OnTcp, ..) => {
+            let machine = Client::new(endpoint.runtime.now(), config, &Path::default());
+            shake_hands(endpoint, socket, to, machine, false).await?
+        }
+        (_, Err(reason), _) => Stream::tcp(socket, Vec::new(), reason),
+        (Delivery::Delivered, Ok(offer), Some(announced)) => {
+            answered(endpoint, socket, to, (config, offer), announced).await?
+        }
+        (Delivery::Delivered | Delivery::Plain, ..) => not_spoken(socket),
     };
     match stream.fallback_reason() {
         Some(reason) if policy == Policy::Require => Err(Error::Declined(reason)),
@@ -88,14 +90,13 @@ pub(crate) async fn accept(
     let now = endpoint.runtime.now();
     let same_host = proposal.is_some();
     let mut machine = Server::new(now, Arc::clone(&endpoint.handshake), Path::default());
-    if let Some(mut rest) = proposal.as_deref() {
-        while !rest.is_empty() {
-            let taken = machine.handle_bytes(now, rest);
-            match rest.get(taken..) {
-                Some(left) if taken > 0 => rest = left,
-                // What follows the PROPOSAL has no business there.
-                _ => return Err(PeerMisbehaved::UnexpectedMessage.into()),
+    if let Some(proposal) = proposal {
+        // One message and all of it: TCP has the next one, and not the rest of this.
+        match Frame::peek(&proposal)? {
+            Some(frame) if frame.length() == proposal.len() => {
+                machine.handle_bytes(now, &proposal);
             }
+            _ => return Err(PeerMisbehaved::UnexpectedMessage.into()),
         }
     }
     shake_hands(endpoint, socket, peer, machine, same_host).await
@@ -115,6 +116,17 @@ fn handshake_config(endpoint: &Inner, options: &ConnectOptions) -> Result<Arc<Co
     Ok(Arc::new(config))
 }
 
+/// What a client sends that has nothing to offer. A server that waits for CLC on TCP has to hear it,
+/// or it would take the application's data for rubbish.
+fn decline(endpoint: &Inner, config: &Arc<Config>) -> Option<Vec<u8>> {
+    let now = endpoint.runtime.now();
+    let mut machine = Client::new(now, Arc::clone(config), &Path::default());
+    match machine.poll_output() {
+        Some(Output::Send(decline)) => Some(decline),
+        _ => None,
+    }
+}
+
 type Announced = Option<Box<dyn negotiate::Offer>>;
 
 /// Opens the TCP connection, with the offer made in between binding and connecting.
@@ -122,7 +134,7 @@ async fn open(
     endpoint: &Inner,
     to: SocketAddr,
     options: &ConnectOptions,
-    offer: Option<&Offer>,
+    first: Option<&[u8]>,
     candidate: Option<&dyn Candidate>,
 ) -> Result<(Arc<dyn Socket>, Announced), Error> {
     let mut announced = None;
@@ -133,8 +145,8 @@ async fn open(
     let socket = endpoint
         .runtime
         .connect(to, &socket_options, &mut |socket| {
-            announced = match (offer, candidate) {
-                (Some(offer), Some(candidate)) => candidate.offer(socket, offer.bytes()),
+            announced = match (first, candidate) {
+                (Some(first), Some(candidate)) => candidate.offer(socket, first),
                 _ => None,
             };
             Ok(())

@@ -16,6 +16,8 @@ pub(crate) struct Spin {
     looks: u32,
     since: Option<Instant>,
     asleep: Option<Instant>,
+    /// Finds since the executor had its last turn.
+    finds: u32,
 }
 
 /// What to do after a look that found nothing.
@@ -37,11 +39,23 @@ impl Spin {
             looks: 0,
             since: None,
             asleep: None,
+            finds: 0,
         }
+    }
+
+    /// Whether other tasks should have a turn before the next look: a fast peer gives a task so
+    /// much to do that it would never wait. The caller has to yield then.
+    pub(crate) fn is_spent(&mut self) -> bool {
+        if self.finds < FINDS_MAX {
+            return false;
+        }
+        self.finds = 0;
+        true
     }
 
     /// Something was found.
     pub(crate) fn hit(&mut self) {
+        self.finds += 1;
         self.looks = 0;
         if let Some(asleep) = self.asleep.take() {
             if asleep.elapsed() < self.max.saturating_mul(SHORT_SLEEP) {
@@ -55,6 +69,7 @@ impl Spin {
 
     /// Nothing was found.
     pub(crate) fn miss(&mut self) -> Step {
+        self.finds = 0;
         if self.window.is_zero() || self.asleep.is_some() {
             return self.park(Instant::now());
         }
@@ -88,6 +103,9 @@ impl Spin {
 
 /// Looks before the executor gets a turn: about a microsecond.
 const LOOKS_ON_THE_SPOT: u32 = 24;
+
+/// Finds in a row before others have a turn, as many as tokio's own streams have.
+const FINDS_MAX: u32 = 128;
 
 /// Bound for clocks that stand still while tasks run, as virtual ones do.
 const LOOKS_MAX: u32 = 20_000;

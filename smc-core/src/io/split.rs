@@ -57,7 +57,7 @@ impl<'a> ReadHalf<'a> {
         self.side
     }
 
-    fn read_side_mut(&mut self) -> &mut Side<ReadSide> {
+    pub(crate) fn read_side_mut(&mut self) -> &mut Side<ReadSide> {
         self.side
     }
 }
@@ -80,7 +80,7 @@ impl OwnedReadHalf {
         &self.side
     }
 
-    fn read_side_mut(&mut self) -> &mut Side<ReadSide> {
+    pub(crate) fn read_side_mut(&mut self) -> &mut Side<ReadSide> {
         &mut self.side
     }
 }
@@ -253,7 +253,7 @@ macro_rules! read_half {
             ///
             /// As `try_read`.
             pub fn try_read_buf(&self, buf: &mut Vec<u8>, limit: usize) -> io::Result<usize> {
-                try_read_buf(buf, limit, |spare| self.try_read(spare))
+                try_read_buf(&mut self.read_side().lock(), buf, limit)
             }
         }
 

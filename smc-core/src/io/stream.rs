@@ -87,6 +87,10 @@ impl Stream {
         }
     }
 
+    pub(crate) fn read_side_mut(&mut self) -> &mut Side<ReadSide> {
+        &mut self.read
+    }
+
     pub(crate) fn from_halves(
         read: Side<ReadSide>,
         write: Side<WriteSide>,
@@ -269,7 +273,7 @@ impl Stream {
     ///
     /// As [`Stream::try_read`]; `buf` is unchanged then.
     pub fn try_read_buf(&self, buf: &mut Vec<u8>, limit: usize) -> io::Result<usize> {
-        try_read_buf(buf, limit, |spare| self.try_read(spare))
+        try_read_buf(&mut self.read.lock(), buf, limit)
     }
 
     /// Writes what there is space for now, without waiting.
@@ -290,7 +294,9 @@ impl Stream {
         self.write.lock().try_write(bufs)
     }
 
-    /// Shuts directions down. Shutting down twice is no error.
+    /// Shuts directions down, at once. Shutting down twice is no error.
+    ///
+    /// Not called `shutdown`, which is a method of tokio's `AsyncWriteExt`.
     ///
     /// After writing was shut down the peer reads to the end and then gets 0; it may still write.
     /// Writes of ours give `BrokenPipe`. After reading was shut down, reads of ours give 0.
@@ -298,7 +304,7 @@ impl Stream {
     /// # Errors
     ///
     /// As `shutdown(2)`, for TCP.
-    pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+    pub fn shutdown_how(&self, how: Shutdown) -> io::Result<()> {
         if matches!(how, Shutdown::Read | Shutdown::Both) {
             self.read.lock().shutdown()?;
         }
@@ -457,21 +463,23 @@ impl AsyncWrite for Stream {
         Poll::Ready(Ok(()))
     }
 
-    /// Shuts writing down, as [`Stream::shutdown`].
+    /// Shuts writing down, as [`Stream::shutdown_how`].
     fn poll_close(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(self.get_mut().write.as_mut().shutdown())
     }
 }
 
-/// Appends what `read` reads to `buf`.
+/// Appends what there is to read to `buf`.
 pub(crate) fn try_read_buf(
+    side: &mut ReadSide,
     buf: &mut Vec<u8>,
     limit: usize,
-    read: impl FnOnce(&mut [u8]) -> io::Result<usize>,
 ) -> io::Result<usize> {
     let before = buf.len();
-    buf.resize(before + limit, 0);
-    let read = read(&mut buf[before..]);
+    // One byte at least: a read of none would not tell that there is nothing.
+    let room = side.available(limit).max(limit.min(1));
+    buf.resize(before + room, 0);
+    let read = side.try_read(&mut buf[before..]);
     buf.truncate(before + *read.as_ref().unwrap_or(&0));
     read
 }

@@ -112,6 +112,14 @@ impl TcpReader {
         self.socket.shutdown(Shutdown::Read)
     }
 
+    /// Bytes that a read of `wanted` may give, as far as can be told.
+    pub(crate) fn available(&self, wanted: usize) -> usize {
+        match self.buffered().len() {
+            0 => wanted,
+            buffered => buffered.min(wanted),
+        }
+    }
+
     fn early(&mut self, buf: &mut [u8]) -> Option<usize> {
         if self.shut {
             return Some(0);

@@ -92,7 +92,7 @@ impl Element {
     /// # Errors
     ///
     /// [`OutOfBounds`] when `at` is not inside the ring or `len` is longer than the ring.
-    pub fn slice(&self, at: usize, len: usize, _: TrustPeers) -> Result<&[u8], OutOfBounds> {
+    pub(crate) fn slice(&self, at: usize, len: usize, _: TrustPeers) -> Result<&[u8], OutOfBounds> {
         let len = self.until_end(at, len)?;
         // SAFETY: whoever made the token promised that peers do not change bytes between telling
         // us of them and being told that we read them; the caller of this method is between the

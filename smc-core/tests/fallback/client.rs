@@ -79,12 +79,7 @@ fn a_server_declines() {
         ),
         row(
             "and closes",
-            |_| {
-                vec![
-                    Step::SendsWith(decline_v2(NODEV), b"bye"),
-                    Step::HangsUp,
-                ]
-            },
+            |_| vec![Step::SendsWith(decline_v2(NODEV), b"bye"), Step::HangsUp],
             peer(NODEV),
         ),
     ]);
@@ -312,7 +307,10 @@ fn run_row(world: &World, row: &Row) {
     let server = async {
         let raw = Raw::accept(&*acceptor).await;
         let proposal = raw.message().await;
-        assert!(matches!(Message::parse(&proposal), Ok(Message::Proposal(_))));
+        assert!(matches!(
+            Message::parse(&proposal),
+            Ok(Message::Proposal(_))
+        ));
         raw.follow(&*world.rt, &script).await
     };
     world.block_on(async {
@@ -350,6 +348,7 @@ fn run_row(world: &World, row: &Row) {
                     assert_eq!(raw.rest().await.0, b"", "nothing follows the PROPOSAL");
                 }
             }
+            Outcome::FailsInGroup => unreachable!("groups fail before the client confirms"),
             Outcome::Smc => {
                 let (stream, raw) = (connected.unwrap(), raw.unwrap());
                 assert_eq!(reason(&stream), None);
@@ -369,7 +368,10 @@ fn run_row(world: &World, row: &Row) {
 
 #[test]
 fn a_client_without_devices_declines_instead_of_proposing() {
-    for world in [World::new(), World::in_pieces()].into_iter().chain(World::real()) {
+    for world in [World::new(), World::in_pieces()]
+        .into_iter()
+        .chain(World::real())
+    {
         let endpoint = world.endpoint(|builder| builder);
         let acceptor = world.acceptor();
         let at: SocketAddr = acceptor.local_addr().unwrap();

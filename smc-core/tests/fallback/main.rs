@@ -12,8 +12,14 @@
 
 mod device;
 mod messages;
+mod negotiation;
 mod peer;
 mod rows;
 mod world;
 
+mod announced;
 mod client;
+mod crowd;
+mod devices;
+mod selection;
+mod server;

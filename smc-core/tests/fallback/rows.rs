@@ -20,7 +20,9 @@ pub(crate) enum Outcome {
     Declined(DeclineCode),
     /// The connection fails; a listener's application does not see it.
     Fails(ErrorKind),
-    /// The same, when so much time has passed.
+    /// The same, when the link group is already there for others.
+    FailsInGroup,
+    /// It fails when so much time has passed.
     TimesOut(Duration),
 }
 

@@ -79,6 +79,24 @@ impl World {
         None
     }
 
+    /// As [`World::real`], with tasks on two threads.
+    pub(crate) fn parallel() -> Option<Self> {
+        let world = Self::real()?;
+        #[cfg(feature = "runtime-smol")]
+        if let Kind::Smol(executor) = &world.runtime {
+            let executor = Arc::downgrade(executor);
+            std::thread::spawn(move || {
+                while let Some(executor) = executor.upgrade() {
+                    let pause = async {
+                        smol::Timer::after(Duration::from_millis(50)).await;
+                    };
+                    smol::block_on(executor.run(pause));
+                }
+            });
+        }
+        Some(world)
+    }
+
     pub(crate) fn block_on<T>(&self, scenario: impl Future<Output = T>) -> T {
         match &self.runtime {
             Kind::Virtual(runtime) => runtime.block_on(scenario),
@@ -130,9 +148,13 @@ impl World {
 
     /// A device without an endpoint, for a scripted peer of this host.
     pub(crate) fn forger(&self, host: &Host) -> Forger {
+        self.forger_for(&host.device)
+    }
+
+    pub(crate) fn forger_for(&self, host: &TestDevice) -> Forger {
         let device = self.fabric.device("forged");
         let size = SizeCode::MIN;
-        let dmb = self.block_on(device.register(host.device.gid(), size.byte_len()));
+        let dmb = self.block_on(device.register(host.gid(), size.byte_len()));
         Forger {
             dmb: dmb.unwrap(),
             device,
@@ -162,7 +184,7 @@ impl World {
         });
         let us = async {
             stream.write_all(&ours).await.unwrap();
-            stream.shutdown(std::net::Shutdown::Write).unwrap();
+            stream.shutdown_how(std::net::Shutdown::Write).unwrap();
             let mut read = Vec::new();
             stream.read_to_end(&mut read).await.unwrap();
             assert_eq!(read, [early, &theirs].concat());
@@ -172,6 +194,20 @@ impl World {
             raw.finish();
             assert_eq!(raw.rest().await, (ours.clone(), End::Closed));
         };
+        future::zip(us, them).await;
+    }
+
+    /// Application data goes both ways between two streams, to the end.
+    pub(crate) async fn chat(&self, mut ours: Stream, mut theirs: Stream) {
+        let say = async |stream: &mut Stream, word: &[u8], answer: &[u8]| {
+            stream.write_all(word).await.unwrap();
+            stream.shutdown_how(std::net::Shutdown::Write).unwrap();
+            let mut read = Vec::new();
+            stream.read_to_end(&mut read).await.unwrap();
+            assert_eq!(read, answer);
+        };
+        let us = say(&mut ours, b"from us", b"from them");
+        let them = say(&mut theirs, b"from them", b"from us");
         future::zip(us, them).await;
     }
 
@@ -197,7 +233,7 @@ impl World {
             }
             self.sleep(Duration::from_millis(1)).await;
         }
-        panic!("left behind: {:#?}", host.left());
+        panic!("left behind: {}", host.left());
     }
 }
 
@@ -218,12 +254,31 @@ pub(crate) struct Host {
 }
 
 /// What connections leave behind.
-#[derive(Debug, Default, PartialEq)]
+#[derive(Default, PartialEq)]
 pub(crate) struct Left {
     pub(crate) connections: usize,
     pub(crate) groups: Vec<group::Snapshot>,
     pub(crate) dmbs: usize,
     pub(crate) attachments: usize,
+}
+
+impl fmt::Display for Left {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            connections,
+            groups,
+            dmbs,
+            attachments,
+        } = self;
+        write!(
+            f,
+            "{connections} connections, {dmbs} buffers, {attachments} attachments"
+        )?;
+        for group in groups {
+            write!(f, ", group {} of {}", group.state.name(), group.connections)?;
+        }
+        Ok(())
+    }
 }
 
 impl Host {

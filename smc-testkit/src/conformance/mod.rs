@@ -213,89 +213,161 @@ macro_rules! __conformance_checks {
         identity {
             a_device_has_a_name: "The identity has a name and does not change.",
             limits_allow_at_least_one_buffer: "A device can hold a buffer of 16 KiB or more.",
-            chid_and_gid_agree: "Emulated devices (CHID 0xFF00 to 0xFFFF) have GIDs with a second half that is not zero, native ones have 64 bits; devices that talk have the same CHID.",
+            chid_and_gid_agree:
+                "Emulated devices (CHID 0xFF00 to 0xFFFF) have GIDs with a second half that is not \
+                zero, native ones have 64 bits; devices that talk have the same CHID.",
             gids_do_not_change: "A GID is not zero and stays the same.",
             the_peer_can_be_reached: "`reach` finds a device on the fabric, from both sides.",
-            unknown_devices_are_unreachable: "`reach` of a GID that is not on the fabric ends with `Unreachable`.",
+            unknown_devices_are_unreachable:
+                "`reach` of a GID that is not on the fabric ends with `Unreachable`.",
             reaching_oneself_ends: "`reach` of the own GID ends, one way or the other.",
         }
         buffers {
-            buffers_have_the_asked_length: "`register` gives memory of exactly the length asked for, aligned to 8, for each DMB size up to the limit.",
-            buffers_start_zeroed: "A new buffer is zeroed, also if its memory was in use before: no stale cursor of another connection.",
+            buffers_have_the_asked_length:
+                "`register` gives memory of exactly the length asked for, aligned to 8, for each \
+                DMB size up to the limit.",
+            buffers_start_zeroed:
+                "A new buffer is zeroed, also if its memory was in use before: no stale cursor of \
+                another connection.",
             tokens_are_never_reused: "Tokens differ, also from those of buffers that are gone.",
-            tokens_cannot_be_guessed: "Where peers are not trusted a token cannot be guessed from others: no small numbers, no fixed distance.",
+            tokens_cannot_be_guessed:
+                "Where peers are not trusted a token cannot be guessed from others: no small \
+                numbers, no fixed distance.",
             too_long_buffers_are_refused: "`register` of more than `max_dmb_len` fails.",
-            buffers_for_unknown_peers_end: "`register` for a GID that is not on the fabric ends; an error says that the peer is not there.",
-            buffers_do_not_share_memory: "What is written into one buffer does not show in another.",
+            buffers_for_unknown_peers_end:
+                "`register` for a GID that is not on the fabric ends; an error says that the peer \
+                is not there.",
+            buffers_do_not_share_memory:
+                "What is written into one buffer does not show in another.",
         }
         moves {
-            moves_arrive: "`move_data` writes exactly the given bytes at the given place, in the direction of either side.",
-            vectored_moves_are_gathered: "Several slices of one `move_data` arrive as one run of bytes, empty ones included.",
+            moves_arrive:
+                "`move_data` writes exactly the given bytes at the given place, in the direction \
+                of either side.",
+            vectored_moves_are_gathered:
+                "Several slices of one `move_data` arrive as one run of bytes, empty ones \
+                included.",
             empty_moves_write_nothing: "A `move_data` without bytes succeeds and writes nothing.",
             moves_hit_only_their_buffer: "`move_data` writes into the named buffer and no other.",
             later_moves_overwrite_earlier_ones: "Calls take effect in order.",
         }
         bounds {
-            moves_past_the_end_are_refused: "`move_data` that passes the end of the buffer is `OutOfBounds` and writes nothing.",
-            offsets_do_not_wrap: "Offset and length near 2^32 are `OutOfBounds`, not wrapped around.",
-            unknown_tokens_are_refused: "`move_data` to a token that nobody registered is `UnknownToken`.",
-            the_owner_cannot_move_into_its_own_buffer: "Only the peer named in `register` may write, not even the owner itself.",
-            third_devices_cannot_write: "Only the peer named in `register` may write: for another device the token is unknown.",
-            freed_tokens_are_refused: "After a buffer was dropped, moves to it soon fail with `UnknownToken`.",
-            freed_tokens_hit_no_other_buffer: "A move to a buffer that is gone never changes another buffer.",
+            moves_past_the_end_are_refused:
+                "`move_data` that passes the end of the buffer is `OutOfBounds` and writes \
+                nothing.",
+            offsets_do_not_wrap:
+                "Offset and length near 2^32 are `OutOfBounds`, not wrapped around.",
+            unknown_tokens_are_refused:
+                "`move_data` to a token that nobody registered is `UnknownToken`.",
+            the_owner_cannot_move_into_its_own_buffer:
+                "Only the peer named in `register` may write, not even the owner itself.",
+            third_devices_cannot_write:
+                "Only the peer named in `register` may write: for another device the token is \
+                unknown.",
+            freed_tokens_are_refused:
+                "After a buffer was dropped, moves to it soon fail with `UnknownToken`.",
+            freed_tokens_hit_no_other_buffer:
+                "A move to a buffer that is gone never changes another buffer.",
         }
         order {
-            words_are_not_torn: "Aligned 8-byte words of an aligned move of up to 32 bytes arrive each in one piece.",
-            words_arrive_in_ascending_order: "The words of such a move arrive in ascending order: the producer cursor is never behind the consumer word of the same block.",
-            data_arrives_before_the_header: "Bytes moved by an earlier call are there when the header of a later call is.",
+            words_are_not_torn:
+                "Aligned 8-byte words of an aligned move of up to 32 bytes arrive each in one \
+                piece.",
+            words_arrive_in_ascending_order:
+                "The words of such a move arrive in ascending order: the producer cursor is never \
+                behind the consumer word of the same block.",
+            data_arrives_before_the_header:
+                "Bytes moved by an earlier call are there when the header of a later call is.",
         }
         signals {
-            signals_are_reported: "`Signal::Yes` to an armed buffer is reported by `drain` with its token, after the data is there.",
+            signals_are_reported:
+                "`Signal::Yes` to an armed buffer is reported by `drain` with its token, after the \
+                data is there.",
             moves_without_signal_stay_silent: "`Signal::No` does not report the buffer as a rule.",
-            signals_name_their_buffer: "Only the buffer that was written is reported as a rule: a wake-up costs work for ready connections only.",
+            signals_name_their_buffer:
+                "Only the buffer that was written is reported as a rule: a wake-up costs work for \
+                ready connections only.",
             empty_moves_can_signal: "`Signal::Yes` with no bytes is reported like any other.",
-            several_signals_may_be_one_but_not_none: "After any number of signals there is at least one report.",
-            a_signal_before_the_first_drain_is_seen: "Drain, arm, drain, park: a signal before the first drain is reported by it.",
-            a_signal_between_drain_and_arm_is_seen: "Drain, arm, drain, park: a signal between the first drain and `arm` is reported by the second drain, or rings.",
-            a_signal_between_arm_and_drain_is_seen: "Drain, arm, drain, park: a signal between `arm` and the second drain is reported by the second drain, or rings.",
-            a_signal_after_the_second_drain_rings: "Drain, arm, drain, park: a signal after the second drain rings the doorbell.",
-            a_buffer_can_be_armed_late: "What was signalled to a buffer before it was armed is in memory when it is armed, and the next signal is reported.",
+            several_signals_may_be_one_but_not_none:
+                "After any number of signals there is at least one report.",
+            a_signal_before_the_first_drain_is_seen:
+                "Drain, arm, drain, park: a signal before the first drain is reported by it.",
+            a_signal_between_drain_and_arm_is_seen:
+                "Drain, arm, drain, park: a signal between the first drain and `arm` is reported \
+                by the second drain, or rings.",
+            a_signal_between_arm_and_drain_is_seen:
+                "Drain, arm, drain, park: a signal between `arm` and the second drain is reported \
+                by the second drain, or rings.",
+            a_signal_after_the_second_drain_rings:
+                "Drain, arm, drain, park: a signal after the second drain rings the doorbell.",
+            a_buffer_can_be_armed_late:
+                "What was signalled to a buffer before it was armed is in memory when it is armed, \
+                and the next signal is reported.",
             an_idle_doorbell_is_quiet: "Without news the doorbell does not ring again and again.",
             a_drained_doorbell_is_quiet: "Draining makes the doorbell quiet again.",
-            signals_to_a_dropped_buffer_are_harmless: "A signal that is under way when its buffer is dropped disturbs nothing else.",
+            signals_to_a_dropped_buffer_are_harmless:
+                "A signal that is under way when its buffer is dropped disturbs nothing else.",
         }
         wakeups {
-            wake_ups_are_never_lost: "Over many rounds against a peer thread that signals at any moment, a driver that parks is always woken.",
-            wake_ups_are_never_lost_both_ways: "The same while both sides wait for each other in turn.",
-            wake_ups_are_never_lost_with_many_buffers: "The same with several buffers on one device, each written by a thread of its own.",
+            wake_ups_are_never_lost:
+                "Over many rounds against a peer thread that signals at any moment, a driver that \
+                parks is always woken.",
+            wake_ups_are_never_lost_both_ways:
+                "The same while both sides wait for each other in turn.",
+            wake_ups_are_never_lost_with_many_buffers:
+                "The same with several buffers on one device, each written by a thread of its own.",
         }
         attach {
             both_ends_agree_on_nocopy: "Both ends of a fabric have nocopy, or neither.",
-            attached_memory_is_shared: "An attachment is the peer's buffer: both see what the other writes, and all of its length.",
-            attachments_and_moves_agree: "A move and an attachment to one buffer reach the same memory.",
+            attached_memory_is_shared:
+                "An attachment is the peer's buffer: both see what the other writes, and all of \
+                its length.",
+            attachments_and_moves_agree:
+                "A move and an attachment to one buffer reach the same memory.",
             attachment_signals_are_reported: "`Attachment::signal` is reported like `Signal::Yes`.",
-            attachment_signals_between_the_drains_are_seen: "A signal of an attachment is seen wherever it falls in drain, arm, drain, park.",
-            attachment_wake_ups_are_never_lost: "Over many rounds a parked owner is always woken by `Attachment::signal`.",
-            unknown_tokens_cannot_be_attached: "`attach` to a token that names no buffer for us is `Invalid`.",
-            third_devices_cannot_attach: "`attach` to a buffer that was registered for somebody else is refused.",
+            attachment_signals_between_the_drains_are_seen:
+                "A signal of an attachment is seen wherever it falls in drain, arm, drain, park.",
+            attachment_wake_ups_are_never_lost:
+                "Over many rounds a parked owner is always woken by `Attachment::signal`.",
+            unknown_tokens_cannot_be_attached:
+                "`attach` to a token that names no buffer for us is `Invalid`.",
+            third_devices_cannot_attach:
+                "`attach` to a buffer that was registered for somebody else is refused.",
             freed_buffers_cannot_be_attached: "`attach` to a buffer that is gone is refused.",
-            attached_memory_outlives_the_buffer: "Attached memory stays valid after the owner dropped the buffer, and shows nobody else's data.",
-            buffers_outlive_their_attachments: "Detaching leaves the buffer to its owner, and it can be attached again.",
+            attached_memory_outlives_the_buffer:
+                "Attached memory stays valid after the owner dropped the buffer, and shows nobody \
+                else's data.",
+            buffers_outlive_their_attachments:
+                "Detaching leaves the buffer to its owner, and it can be attached again.",
         }
         crowd {
-            many_buffers_at_once: "Many buffers live side by side, each with its own data and signals.",
-            the_limit_is_kept_and_recovers: "`max_dmbs` buffers can be registered, one more is `Exhausted`, and dropping one makes room.",
-            threads_share_a_device: "Buffers can be registered, written and dropped from several threads at once, with distinct tokens and no crosstalk.",
-            moves_and_drops_race_safely: "Dropping a buffer while the peer writes it harms nothing.",
+            many_buffers_at_once:
+                "Many buffers live side by side, each with its own data and signals.",
+            the_limit_is_kept_and_recovers:
+                "`max_dmbs` buffers can be registered, one more is `Exhausted`, and dropping one \
+                makes room.",
+            threads_share_a_device:
+                "Buffers can be registered, written and dropped from several threads at once, with \
+                distinct tokens and no crosstalk.",
+            moves_and_drops_race_safely:
+                "Dropping a buffer while the peer writes it harms nothing.",
         }
         departure {
-            a_dead_peer_is_reported_once: "When the peer's device goes away, `PeerGone` with its GID is reported, once, also to a parked driver.",
-            moves_to_a_dead_peer_fail: "After `PeerGone` moves fail with `PeerGone` or `UnknownToken`.",
+            a_dead_peer_is_reported_once:
+                "When the peer's device goes away, `PeerGone` with its GID is reported, once, also \
+                to a parked driver.",
+            moves_to_a_dead_peer_fail:
+                "After `PeerGone` moves fail with `PeerGone` or `UnknownToken`.",
             a_dead_peer_is_unreachable: "After `PeerGone` the peer cannot be reached.",
-            buffers_outlive_a_dead_peer: "Own buffers stay readable after the peer has gone, and can be dropped.",
-            attachments_outlive_a_dead_peer: "Attached memory stays valid after the peer has gone; signalling it is harmless.",
-            others_survive_a_dead_peer: "When one peer goes away, buffers shared with another keep working.",
-            a_removed_device_says_so: "A device that is removed reports `DeviceGone` or fails `drain`; whatever is asked of it afterwards is an error, not a panic.",
+            buffers_outlive_a_dead_peer:
+                "Own buffers stay readable after the peer has gone, and can be dropped.",
+            attachments_outlive_a_dead_peer:
+                "Attached memory stays valid after the peer has gone; signalling it is harmless.",
+            others_survive_a_dead_peer:
+                "When one peer goes away, buffers shared with another keep working.",
+            a_removed_device_says_so:
+                "A device that is removed reports `DeviceGone` or fails `drain`; whatever is asked \
+                of it afterwards is an error, not a panic.",
         }
     } };
 }

@@ -3,7 +3,7 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
+use std::task::{Context, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
@@ -183,7 +183,7 @@ fn block_on(mut task: Pin<&mut (dyn Future<Output = ()> + Send)>) {
 
     let waker = Waker::from(Arc::new(Unpark(thread::current())));
     let mut context = Context::from_waker(&waker);
-    while let Poll::Pending = task.as_mut().poll(&mut context) {
+    while task.as_mut().poll(&mut context).is_pending() {
         thread::park();
     }
 }

@@ -128,9 +128,8 @@ pub(super) fn wake_ups_are_never_lost_with_many_buffers(bench: &mut Bench<'_>) -
             .for_each(|seen| seen.store(u32::MAX - 1, Ordering::Release));
         let written = writers
             .into_iter()
-            .map(|writer| writer.join().unwrap_or_else(|panic| resume_unwind(panic)))
-            .collect::<Vec<_>>();
-        read.and(written.into_iter().collect())
+            .try_for_each(|writer| writer.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        read.and(written)
     })
 }
 

@@ -164,7 +164,7 @@ reading!(Stream);
 reading!(ReadHalf<'_>);
 reading!(OwnedReadHalf);
 writing!(Stream, |stream| Some(
-    stream.shutdown(std::net::Shutdown::Write)
+    stream.shutdown_how(std::net::Shutdown::Write)
 ));
 writing!(WriteHalf<'_>, |_| None);
 writing!(OwnedWriteHalf, |_| None);
@@ -255,10 +255,10 @@ impl Writing for Arc<Stream> {
     }
 
     fn poll_close(&mut self, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Stream::shutdown(self, std::net::Shutdown::Write))
+        Poll::Ready(Stream::shutdown_how(self, std::net::Shutdown::Write))
     }
 
     fn shutdown(&self) -> Option<io::Result<()>> {
-        Some(Stream::shutdown(self, std::net::Shutdown::Write))
+        Some(Stream::shutdown_how(self, std::net::Shutdown::Write))
     }
 }

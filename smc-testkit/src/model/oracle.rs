@@ -306,14 +306,15 @@ impl Oracle {
         let mut state = self.state();
         let incoming = &state.directions[1 - side];
         let has_unread = incoming.written > incoming.read;
-        let is_surprised = incoming.offered > incoming.read;
+        // A peer that still writes may be in time to leave something unread.
+        let is_quiet = incoming.is_shut && incoming.offered == incoming.read;
         let closed = match (has_zero_linger, has_unread) {
             (true, _) => Closed::WithReset,
             (_, true) if self.rules.is_exact && self.is_smc => Closed::WithReset,
             // What is still on its way, or was taken out of a TCP socket by `fill_buf`, does not
             // count as unread.
             (_, true) => Closed::Either,
-            (_, false) if self.rules.is_exact || !is_surprised => Closed::InOrder,
+            (_, false) if self.rules.is_exact || is_quiet => Closed::InOrder,
             (_, false) => Closed::Either,
         };
         state.say(side, format!("closes {closed:?}"));

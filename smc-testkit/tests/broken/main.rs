@@ -1,6 +1,8 @@
 //! The conformance suite can fail: for every check there is a device that is broken in just the
 //! way the check is about, and the check says so.
 
+#![allow(clippy::unwrap_used, reason = "a panic of a test is a failed test")]
+
 mod device;
 mod flaw;
 mod parts;
@@ -10,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use smc_core::device::{Device, Limits};
+use smc_core::device::Limits;
 use smc_testkit::conformance::{CHECKS, Effort, Outcome, Pair, Provider, Skip};
 use smc_testkit::memory_device::MemFabric;
 
@@ -75,15 +77,10 @@ const FINDINGS: &[(&str, Flaw)] = &[
         Flaw::FreedSpoilsDrain,
     ),
     ("wake_ups_are_never_lost", Flaw::LosesSome),
-    ("wake_ups_are_never_lost", Flaw::ArmForgets),
     ("wake_ups_are_never_lost", Flaw::EmptyDrainDisarms),
     ("wake_ups_are_never_lost", Flaw::SignalsFirst),
     ("wake_ups_are_never_lost_both_ways", Flaw::LosesSome),
     ("wake_ups_are_never_lost_both_ways", Flaw::EmptyDrainDisarms),
-    (
-        "wake_ups_are_never_lost_with_many_buffers",
-        Flaw::ArmForgets,
-    ),
     ("wake_ups_are_never_lost_with_many_buffers", Flaw::LosesSome),
     ("both_ends_agree_on_nocopy", Flaw::OneSidedNocopy),
     ("attached_memory_is_shared", Flaw::AttachesCopy),
@@ -121,9 +118,13 @@ fn every_check_finds_its_flaw() {
     let mut missed = Vec::new();
     for (name, flaw) in FINDINGS {
         let check = CHECKS.iter().find(|check| check.name == *name).unwrap();
-        match check.run(&Workshop(*flaw)) {
-            Outcome::Failed(why) => println!("{name} of {flaw:?}: {why}"),
-            other => missed.push((name, flaw, other)),
+        // A race may need more than one try, most of all on a busy machine.
+        let outcome = (0..TRIES)
+            .map(|_| check.run(&Workshop(*flaw)))
+            .find(|outcome| matches!(outcome, Outcome::Failed(_)));
+        match outcome {
+            Some(outcome) => println!("{name} of {flaw:?}: {outcome:?}"),
+            None => missed.push((name, flaw)),
         }
     }
     assert!(missed.is_empty(), "not found: {missed:#?}");
@@ -183,3 +184,6 @@ impl Provider for Workshop {
         Effort::default().with_patience(Duration::from_millis(patience))
     }
 }
+
+/// How often a check may look for its flaw.
+const TRIES: usize = 5;

@@ -16,8 +16,12 @@ macro_rules! read {
                 cx: &mut Context<'_>,
                 buf: &mut ReadBuf<'_>,
             ) -> Poll<io::Result<()>> {
-                let spare = buf.initialize_unfilled();
-                let read = ready!(futures_io::AsyncRead::poll_read(self, cx, spare))?;
+                let this = self.get_mut();
+                // Clearing more than is going to be filled would cost more than the read.
+                let wanted = buf.remaining();
+                let room = this.read_side_mut().as_mut().available(wanted);
+                let spare = buf.initialize_unfilled_to(room.max(wanted.min(LEAST)));
+                let read = ready!(futures_io::AsyncRead::poll_read(Pin::new(this), cx, spare))?;
                 buf.advance(read);
                 Poll::Ready(Ok(()))
             }
@@ -74,3 +78,6 @@ macro_rules! write {
 
 read!(Stream, ReadHalf<'_>, OwnedReadHalf);
 write!(Stream, WriteHalf<'_>, OwnedWriteHalf);
+
+/// Room for a read that may have to wait: what comes is most often not much.
+const LEAST: usize = 4096;

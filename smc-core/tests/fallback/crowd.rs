@@ -1,0 +1,404 @@
+//! Many set-ups at once: nobody waits for somebody who stalls, and link groups stay consistent.
+
+use std::time::Duration;
+
+use futures_lite::{AsyncReadExt, AsyncWriteExt, future};
+use smc_core::Stream;
+use smc_core::device::{DeviceError, Direct};
+use smc_core::proto::group::{CREATOR_PATIENCE, State};
+use smc_core::wire::types::DeclineCode;
+
+use crate::device::Call;
+use crate::messages::*;
+use crate::peer::Raw;
+use crate::rows::MESSAGE;
+use crate::world::{Host, World, has_taken, proposal_from, reason};
+
+/// Much longer than a handshake, much shorter than any time-out.
+const AT_ONCE: Duration = Duration::from_millis(100);
+
+#[test]
+fn stalled_clients_delay_nobody() {
+    let world = World::new();
+    let (client, server) = (world.host("client"), world.host("server"));
+    let forger = world.forger(&server);
+    world.block_on(async {
+        let (listener, at) = server.listen().await;
+        let silent = Raw::connect(&*world.rt, at).await;
+        let unconfirmed = Raw::connect(&*world.rt, at).await;
+        unconfirmed.send(&proposal(&forger.proposal())).await;
+        unconfirmed.message().await;
+        let since = world.rt.now();
+        for _ in 0..20 {
+            let connect = client.endpoint.connect(at);
+            let (ours, theirs) = future::zip(connect, listener.accept()).await;
+            let (ours, (theirs, _)) = (ours.unwrap(), theirs.unwrap());
+            assert_eq!((reason(&ours), reason(&theirs)), (None, None));
+            world.chat(ours, theirs).await;
+        }
+        assert!(world.rt.now() - since < AT_ONCE);
+        assert_eq!(silent.rest().await.0, b"");
+        assert_eq!(unconfirmed.rest().await.0, b"");
+        world.only_idle_groups_left(&server).await;
+    });
+}
+
+#[test]
+fn a_listener_full_of_stalled_clients_recovers_when_their_time_is_over() {
+    let world = World::new();
+    let client = world.host("client");
+    let server = world.host_with(world.device("server"), |builder| builder.max_handshakes(2));
+    world.block_on(async {
+        let (listener, at) = server.listen().await;
+        let since = world.rt.now();
+        let _first = Raw::connect(&*world.rt, at).await;
+        world.sleep(Duration::from_secs(3)).await;
+        let second = Raw::connect(&*world.rt, at).await;
+        let connect = client.endpoint.connect(at);
+        let (ours, theirs) = future::zip(connect, listener.accept()).await;
+        assert!(has_taken(world.rt.now(), since, MESSAGE));
+        let (ours, (theirs, _)) = (ours.unwrap(), theirs.unwrap());
+        assert_eq!((reason(&ours), reason(&theirs)), (None, None));
+        world.chat(ours, theirs).await;
+        assert_eq!(second.rest().await.0, b"");
+        assert!(has_taken(
+            world.rt.now(),
+            since,
+            MESSAGE + Duration::from_secs(3)
+        ));
+    });
+}
+
+#[test]
+fn a_handshake_gives_its_slot_back_however_it_ends() {
+    let world = World::new();
+    let client = world.host("client");
+    let server = world.host_with(world.device("server"), |builder| builder.max_handshakes(1));
+    let forger = world.forger(&server);
+    world.block_on(async {
+        let (listener, at) = server.listen().await;
+        let since = world.rt.now();
+        for round in 0..5 {
+            let raw = Raw::connect(&*world.rt, at).await;
+            match round {
+                0 => drop(raw),
+                1 => raw.send(b"rubbish").await,
+                2 => {
+                    raw.send(&decline_v1(DeclineCode::NOSMCDEV)).await;
+                    listener.accept().await.unwrap();
+                }
+                3 => {
+                    raw.send(&proposal(&forger.proposal())).await;
+                    raw.message().await;
+                    drop(raw);
+                }
+                _ => {
+                    server
+                        .device
+                        .fail_times(Call::Register, DeviceError::Exhausted, 1);
+                    raw.send(&proposal(&forger.proposal())).await;
+                    listener.accept().await.unwrap();
+                }
+            }
+            let connect = client.endpoint.connect(at);
+            let (ours, theirs) = future::zip(connect, listener.accept()).await;
+            let (ours, (theirs, _)) = (ours.unwrap(), theirs.unwrap());
+            assert_eq!((reason(&ours), reason(&theirs)), (None, None));
+            world.chat(ours, theirs).await;
+        }
+        assert!(world.rt.now() - since < AT_ONCE);
+        world.only_idle_groups_left(&server).await;
+    });
+}
+
+// ---- One set-up creates the link group, the others wait for it ---------------------------------
+
+/// Somebody with the client's own device has proposed, was accepted, and lets it rest there.
+async fn stalled_creator(world: &World, client: &Host, at: std::net::SocketAddr) -> Raw {
+    let raw = Raw::connect(&*world.rt, at).await;
+    raw.send(&proposal_from(&*client.device)).await;
+    raw.message().await;
+    raw
+}
+
+#[test]
+fn nobody_waits_for_ever_for_the_creator_of_a_link_group() {
+    let world = World::new();
+    let (client, server) = (world.host("client"), world.host("server"));
+    world.block_on(async {
+        let (listener, at) = server.listen().await;
+        let since = world.rt.now();
+        let creator = stalled_creator(&world, &client, at).await;
+        let connects = future::zip(client.endpoint.connect(at), client.endpoint.connect(at));
+        let accepts = async { [listener.accept().await, listener.accept().await] };
+        let (connected, accepted) = future::zip(connects, accepts).await;
+        assert!(has_taken(world.rt.now(), since, CREATOR_PATIENCE));
+        let ours = [connected.0.unwrap(), connected.1.unwrap()];
+        assert!(ours.iter().all(|stream| reason(stream).is_none()));
+
+        // Now there is a group to join.
+        let since = world.rt.now();
+        let connect = client.endpoint.connect(at);
+        let (third, theirs) = future::zip(connect, listener.accept()).await;
+        assert!(world.rt.now() - since < AT_ONCE);
+        world.chat(third.unwrap(), theirs.unwrap().0).await;
+
+        assert_eq!(creator.rest().await.0, b"");
+        let is_active = |host: &Host| {
+            let groups = host.endpoint.link_groups();
+            groups
+                .iter()
+                .all(|group| group.state == State::Active || group.connections == 0)
+        };
+        assert!(is_active(&client) && is_active(&server));
+        drop((ours, accepted));
+        world.only_idle_groups_left(&client).await;
+        world.only_idle_groups_left(&server).await;
+    });
+}
+
+#[test]
+fn when_the_creator_fails_the_next_one_takes_over_at_once() {
+    let world = World::new();
+    let (client, server) = (world.host("client"), world.host("server"));
+    world.block_on(async {
+        let (listener, at) = server.listen().await;
+        let creator = stalled_creator(&world, &client, at).await;
+        let since = world.rt.now();
+        let fails = async {
+            world.sleep(Duration::from_millis(500)).await;
+            drop(creator);
+        };
+        let connects = connect_all(&client, at, 5);
+        let accepts = accept_all(&listener, 5);
+        let ((ours, theirs), ()) = future::zip(future::zip(connects, accepts), fails).await;
+        assert!(world.rt.now() - since < Duration::from_millis(600));
+        let streams = ours.iter().chain(&theirs);
+        assert!(streams.into_iter().all(|stream| reason(stream).is_none()));
+        one_group(&client, 5);
+        one_group(&server, 5);
+    });
+}
+
+#[test]
+fn first_contacts_at_the_same_time_make_one_link_group() {
+    let virtual_worlds = (1..=8).map(World::with_seed);
+    let others = [Some(World::in_pieces()), World::real(), World::parallel()];
+    for world in virtual_worlds.chain(others.into_iter().flatten()) {
+        println!("{world}");
+        let (client, server) = (world.host("client"), world.host("server"));
+        world.block_on(async {
+            let (listener, at) = server.listen().await;
+            let connects = connect_all(&client, at, CROWD);
+            let accepts = accept_all(&listener, CROWD);
+            let (ours, theirs) = future::zip(connects, accepts).await;
+            assert!(ours.iter().all(|stream| reason(stream).is_none()));
+            assert!(theirs.iter().all(|stream| reason(stream).is_none()));
+            one_group(&client, CROWD);
+            one_group(&server, CROWD);
+            assert_eq!((client.device.dmbs(), server.device.dmbs()), (CROWD, CROWD));
+            everybody_talks(ours, theirs).await;
+            world.only_idle_groups_left(&client).await;
+            world.only_idle_groups_left(&server).await;
+        });
+    }
+}
+
+#[test]
+fn hosts_that_connect_to_each_other_at_the_same_time_agree() {
+    for world in (1..=4).map(World::with_seed).chain(World::parallel()) {
+        let (left, right) = (world.host("left"), world.host("right"));
+        world.block_on(async {
+            let ((left_listener, left_at), (right_listener, right_at)) =
+                (left.listen().await, right.listen().await);
+            let there = future::zip(
+                connect_all(&left, right_at, CROWD),
+                accept_all(&right_listener, CROWD),
+            );
+            let back = future::zip(
+                connect_all(&right, left_at, CROWD),
+                accept_all(&left_listener, CROWD),
+            );
+            let (there, back) = future::zip(there, back).await;
+            for (ours, theirs) in [there, back] {
+                assert!(ours.iter().all(|stream| reason(stream).is_none()));
+                everybody_talks(ours, theirs).await;
+            }
+            world.only_idle_groups_left(&left).await;
+            world.only_idle_groups_left(&right).await;
+        });
+    }
+}
+
+#[test]
+fn each_client_host_has_a_link_group_of_its_own() {
+    let world = World::new();
+    let server = world.host("server");
+    let clients: Vec<_> = (0..6).map(|_| world.host("client")).collect();
+    world.block_on(async {
+        let (listener, at) = server.listen().await;
+        let mut all = Vec::new();
+        for client in &clients {
+            let connects = connect_all(client, at, 4);
+            all.push(future::zip(connects, accept_all(&listener, 4)).await);
+            one_group(client, 4);
+        }
+        assert_eq!(server.endpoint.link_groups().len(), 6);
+        // One of them goes away: nobody else notices.
+        clients[0].device.leave();
+        let (ours, theirs) = all.remove(0);
+        for mut stream in theirs {
+            let end = stream.read(&mut [0; 8]).await;
+            assert_eq!(
+                end.unwrap_err().kind(),
+                std::io::ErrorKind::ConnectionAborted
+            );
+        }
+        drop(ours);
+        for (ours, theirs) in all {
+            everybody_talks(ours, theirs).await;
+        }
+        world.only_idle_groups_left(&server).await;
+        assert_eq!(server.endpoint.link_groups().len(), 5);
+    });
+}
+
+#[test]
+fn good_clients_among_bad_ones() {
+    for world in (1..=4).map(World::with_seed) {
+        let (client, server) = (world.host("client"), world.host("server"));
+        let forger = world.forger(&server);
+        world.block_on(async {
+            let (listener, at) = server.listen().await;
+            let bad = async {
+                let mut kept = Vec::new();
+                for kind in 0..40 {
+                    let raw = Raw::connect(&*world.rt, at).await;
+                    match kind % 5 {
+                        0 => kept.push(raw),
+                        1 => drop(raw),
+                        2 => raw.send(&[0xe2; 100]).await,
+                        3 => {
+                            raw.send(&proposal(&forger.proposal())).await;
+                            kept.push(raw);
+                        }
+                        _ => {
+                            raw.send(&proposal_from(&*client.device)).await;
+                            drop(raw);
+                        }
+                    }
+                }
+                kept
+            };
+            let good = future::zip(
+                connect_all(&client, at, CROWD),
+                accept_all(&listener, CROWD),
+            );
+            let (kept, (ours, theirs)) = future::zip(bad, good).await;
+            assert!(ours.iter().all(|stream| reason(stream).is_none()));
+            everybody_talks(ours, theirs).await;
+            for raw in kept {
+                raw.rest().await;
+            }
+            world.only_idle_groups_left(&client).await;
+            world.only_idle_groups_left(&server).await;
+        });
+    }
+}
+
+#[test]
+fn when_buffers_run_out_the_rest_is_tcp() {
+    use smc_core::device::Limits;
+
+    let mut world = World::new();
+    world.fabric = world.fabric.clone().with_limits(Limits::new(10, 1 << 20));
+    let (client, server) = (world.host("client"), world.host("server"));
+    world.block_on(async {
+        let (listener, at) = server.listen().await;
+        let connects = connect_all(&client, at, 30);
+        let (ours, theirs) = future::zip(connects, accept_all(&listener, 30)).await;
+        let smc = |streams: &[Stream]| streams.iter().filter(|s| s.mode().is_smc()).count();
+        assert_eq!((smc(&ours), smc(&theirs)), (10, 10));
+        for stream in ours.iter().chain(&theirs) {
+            let told = stream
+                .fallback_reason()
+                .map(|reason| reason.peer.unwrap_or(reason.local));
+            assert!(told.is_none_or(|code| code == DeclineCode::MAX_DMB));
+        }
+        everybody_talks(ours, theirs).await;
+        world.only_idle_groups_left(&client).await;
+        world.only_idle_groups_left(&server).await;
+    });
+}
+
+fn one_group(host: &Host, connections: usize) {
+    let groups = host.endpoint.link_groups();
+    assert_eq!(groups.len(), 1);
+    assert_eq!(
+        (groups[0].state, groups[0].connections),
+        (State::Active, connections)
+    );
+    assert_eq!(host.endpoint.connections().len(), connections);
+}
+
+async fn connect_all(client: &Host, at: std::net::SocketAddr, count: usize) -> Vec<Stream> {
+    let connects = (0..count).map(|_| client.endpoint.connect(at));
+    let connected = join_all(connects).await;
+    connected.into_iter().map(Result::unwrap).collect()
+}
+
+async fn accept_all(listener: &smc_core::Listener, count: usize) -> Vec<Stream> {
+    let mut accepted = Vec::new();
+    for _ in 0..count {
+        accepted.push(listener.accept().await.unwrap().0);
+    }
+    accepted
+}
+
+/// Every stream says who it is, and hears who is at its other end.
+async fn everybody_talks(ours: Vec<Stream>, theirs: Vec<Stream>) {
+    let echoes = theirs.into_iter().map(async |mut stream| {
+        let mut heard = Vec::new();
+        stream.read_to_end(&mut heard).await.unwrap();
+        stream.write_all(&heard).await.unwrap();
+        stream.close().await.unwrap();
+        // Not gone before the other end has read it.
+        stream
+    });
+    let talks = ours
+        .into_iter()
+        .enumerate()
+        .map(async |(number, mut stream)| {
+            let name = format!("stream {number}");
+            stream.write_all(name.as_bytes()).await.unwrap();
+            stream.close().await.unwrap();
+            let mut heard = String::new();
+            stream.read_to_string(&mut heard).await.unwrap();
+            assert_eq!(heard, name);
+        });
+    future::zip(join_all(echoes), join_all(talks)).await;
+}
+
+/// Polls all of them until each has ended.
+async fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
+    let mut running: Vec<_> = futures.map(|future| (Box::pin(future), None)).collect();
+    std::future::poll_fn(|cx| {
+        for (future, output) in running.iter_mut().filter(|(_, output)| output.is_none()) {
+            if let std::task::Poll::Ready(result) = future.as_mut().poll(cx) {
+                *output = Some(result);
+            }
+        }
+        match running.iter().all(|(_, output)| output.is_some()) {
+            true => std::task::Poll::Ready(()),
+            false => std::task::Poll::Pending,
+        }
+    })
+    .await;
+    running
+        .into_iter()
+        .filter_map(|(_, output)| output)
+        .collect()
+}
+
+/// First contacts at the same time.
+const CROWD: usize = 50;
