@@ -48,8 +48,8 @@ pub trait Device: Send + Sync + Debug + Any {
 
     /// Hands everything that happened since the last call to `sink`, without blocking.
     ///
-    /// Work per call is in proportion to what happened, not to what exists. Also takes back an
-    /// earlier [`Device::arm`]: while a drain is under way the doorbell need not ring.
+    /// Work per call is in proportion to what happened, not to what exists. A drain that hands out
+    /// something may take back an earlier [`Device::arm`]; one that finds nothing must not.
     ///
     /// # Errors
     ///

@@ -1,8 +1,9 @@
 use std::collections::VecDeque;
 use std::fmt;
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -50,6 +51,7 @@ impl Listener {
         let queue = Arc::new(Queue {
             state: Mutex::default(),
             changed: Event::new(),
+            dropped: Event::new(),
             accepting: AtomicWaker::new(),
             taking: AtomicWaker::new(),
             max_ready: usize::try_from(backlog).unwrap_or(usize::MAX).max(1),
@@ -127,6 +129,7 @@ impl Drop for Listener {
             std::mem::take(&mut state.ready)
         };
         drop(unaccepted);
+        self.queue.dropped.notify(usize::MAX);
         self.queue.taking.wake();
     }
 }
@@ -144,6 +147,8 @@ struct Queue {
     state: Mutex<State>,
     /// For tasks in `accept`.
     changed: Event,
+    /// For handshakes under way, which end with the listener.
+    dropped: Event,
     /// For the one in `poll_accept`.
     accepting: AtomicWaker,
     /// For the intake, which waits for room or the end.
@@ -190,6 +195,20 @@ impl Queue {
         } else {
             Poll::Pending
         }
+    }
+
+    /// Does something for as long as there is a listener; `None` if it was dropped before.
+    async fn while_listening<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        let mut dropped = self.dropped.listen();
+        if self.lock().closed {
+            return None;
+        }
+        let mut work = pin!(work);
+        poll_fn(|cx| match pin!(&mut dropped).poll(cx) {
+            Poll::Ready(()) => Poll::Ready(None),
+            Poll::Pending => work.as_mut().poll(cx).map(Some),
+        })
+        .await
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -246,12 +265,13 @@ impl Intake {
         let ticket = Ticket(Arc::clone(&self.queue));
         let endpoint = Arc::clone(&self.endpoint);
         let set_up = async move {
-            match setup::accept(&endpoint, socket, peer, proposal).await {
-                Ok(stream) if policy != Policy::Require || stream.mode().is_smc() => {
+            let set_up = setup::accept(&endpoint, socket, peer, proposal);
+            match ticket.0.while_listening(set_up).await {
+                Some(Ok(stream)) if policy != Policy::Require || stream.mode().is_smc() => {
                     ticket.0.put(Ok((stream, peer)));
                 }
                 // As in the kernel: what fails for good is not shown to the application.
-                Ok(_) | Err(_) => {}
+                Some(_) | None => {}
             }
             drop(ticket);
         };

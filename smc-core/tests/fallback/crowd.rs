@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_lite::{AsyncReadExt, AsyncWriteExt, future};
 use smc_core::Stream;
-use smc_core::device::{DeviceError, Direct};
+use smc_core::device::DeviceError;
 use smc_core::proto::group::{CREATOR_PATIENCE, State};
 use smc_core::wire::types::DeclineCode;
 

@@ -21,5 +21,6 @@ mod announced;
 mod client;
 mod crowd;
 mod devices;
+mod endings;
 mod selection;
 mod server;

@@ -44,7 +44,7 @@ impl On {
         }
     }
 
-    fn endpoint(self) -> Builder {
+    pub(crate) fn endpoint(self) -> Builder {
         match self {
             Self::Tokio => Endpoint::tokio(),
             Self::Smol => Endpoint::smol(),

@@ -33,6 +33,7 @@ mod assume;
 mod chain;
 mod credentials;
 pub mod local;
+pub mod passed;
 
 pub use assume::{Assume, Never};
 pub use chain::Chain;

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::future::poll_fn;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -18,12 +18,13 @@ use super::packet::{Received, connect, receive, send};
 use super::token::Token;
 use super::{Local, lock};
 use crate::io::negotiate::Credentials;
+use crate::io::negotiate::passed::PeerSocket;
 use crate::io::runtime::{Runtime, Watch};
 
 /// A channel. Many connections use it at a time, each with an id of its own.
 #[derive(Debug)]
 pub(super) struct Channel {
-    fd: OwnedFd,
+    fd: PeerSocket,
     entry: Arc<Entry>,
     next_id: AtomicU64,
     dead: AtomicBool,
@@ -96,8 +97,8 @@ impl Channel {
         sent
     }
 
-    /// Takes in what has come; whether that was all.
-    fn drain(&self, inbox: &mut Inbox) -> bool {
+    /// Takes in what has come, and adds who waits for that to `wakers`; whether that was all.
+    fn drain(&self, inbox: &mut Inbox, wakers: &mut Vec<Waker>) -> bool {
         let mut buf = [0; 64];
         for _ in 0..PACKETS {
             let message = match receive(self.fd.as_fd(), &mut buf) {
@@ -106,7 +107,7 @@ impl Channel {
                 Received::End => None,
             };
             let Some(message) = message else {
-                self.end();
+                self.end(wakers);
                 return true;
             };
             // News for those who are not interested any more are dropped.
@@ -115,18 +116,14 @@ impl Channel {
                 continue;
             };
             inbox.news.insert(message.id(), message);
-            let waker = waker.take();
-            drop(waiters);
-            if let Some(waker) = waker {
-                waker.wake();
-            }
+            wakers.extend(waker.take());
         }
         false
     }
 
-    fn end(&self) {
+    fn end(&self, wakers: &mut Vec<Waker>) {
         self.dead.store(true, Ordering::Relaxed);
-        self.waiters.wake_all();
+        wakers.append(&mut self.waiters.take_all());
     }
 }
 
@@ -149,11 +146,21 @@ impl Conversation {
 
     /// Waits for what the listener says; `None` if it is gone. Keeps one waker.
     pub(super) fn poll_news(&self, cx: &mut Context<'_>) -> Poll<Option<ToClient>> {
+        // Called without a lock: a waker may run its task at once.
+        let mut wakers = Vec::new();
+        let news = self.poll_inbox(cx, &mut wakers);
+        wakers.into_iter().for_each(Waker::wake);
+        news
+    }
+
+    fn poll_inbox(&self, cx: &mut Context<'_>, wakers: &mut Vec<Waker>) -> Poll<Option<ToClient>> {
         let channel = &*self.channel;
+        // Dropped after the locks: that may drop a task with conversations of its own.
+        let _old;
         let mut inbox = lock(&channel.inbox);
-        lock(&channel.waiters.0).insert(self.id, Some(cx.waker().clone()));
+        _old = lock(&channel.waiters.0).insert(self.id, Some(cx.waker().clone()));
         loop {
-            let all = channel.is_dead() || channel.drain(&mut inbox);
+            let all = channel.is_dead() || channel.drain(&mut inbox, wakers);
             if let Some(news) = inbox.news.remove(&self.id) {
                 return Poll::Ready(Some(news));
             }
@@ -161,7 +168,7 @@ impl Conversation {
                 return Poll::Ready(None);
             }
             if !all {
-                cx.waker().wake_by_ref();
+                wakers.push(cx.waker().clone());
                 return Poll::Pending;
             }
             match inbox
@@ -169,7 +176,7 @@ impl Conversation {
                 .poll_readable(&mut Context::from_waker(&channel.waker))
             {
                 Poll::Ready(Ok(())) => {}
-                Poll::Ready(Err(_)) => channel.end(),
+                Poll::Ready(Err(_)) => channel.end(wakers),
                 Poll::Pending => return Poll::Pending,
             }
         }
@@ -182,18 +189,20 @@ impl Conversation {
 
 impl Drop for Conversation {
     fn drop(&mut self) {
-        lock(&self.channel.waiters.0).remove(&self.id);
+        // The waker is dropped after the lock: that may drop a task with other conversations.
+        let _waker = lock(&self.channel.waiters.0).remove(&self.id);
         lock(&self.channel.inbox).news.remove(&self.id);
     }
 }
 
 impl Waiters {
     fn wake_all(&self) {
-        let wakers: Vec<_> = lock(&self.0)
-            .values_mut()
-            .filter_map(Option::take)
-            .collect();
-        wakers.into_iter().for_each(Waker::wake);
+        self.take_all().into_iter().for_each(Waker::wake);
+    }
+
+    fn take_all(&self) -> Vec<Waker> {
+        let mut waiters = lock(&self.0);
+        waiters.values_mut().filter_map(Option::take).collect()
     }
 }
 

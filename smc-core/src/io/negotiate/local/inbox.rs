@@ -19,6 +19,7 @@ use super::packet::{Received, accept, receive, send};
 use super::token::Token;
 use super::{Local, is_own};
 use crate::io::negotiate::Credentials;
+use crate::io::negotiate::passed::PeerSocket;
 
 /// The channels of a listener and what came on them.
 #[derive(Debug)]
@@ -45,7 +46,7 @@ pub(super) type Pair = (SocketAddr, SocketAddr);
 
 #[derive(Debug)]
 struct Channel {
-    fd: OwnedFd,
+    fd: PeerSocket,
     uid: u32,
     home: Home,
     announced: HashMap<u64, Pair>,

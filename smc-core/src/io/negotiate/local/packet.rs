@@ -1,6 +1,6 @@
 //! `SOCK_SEQPACKET` sockets between client and listener.
 
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -8,11 +8,11 @@ use std::path::Path;
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
 };
 
 use super::directory::with_address;
+use crate::io::negotiate::passed::{self, Passed, PeerSocket};
 
 /// A listening socket with this name, for the user alone or for everybody.
 pub(super) fn listen(dir: &Path, name: &str, for_all: bool) -> io::Result<OwnedFd> {
@@ -25,15 +25,15 @@ pub(super) fn listen(dir: &Path, name: &str, for_all: bool) -> io::Result<OwnedF
 }
 
 /// The next client of a listening socket.
-pub(super) fn accept(listener: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
-    rustix::net::accept_with(listener, FLAGS)
+pub(super) fn accept(listener: BorrowedFd<'_>) -> Result<PeerSocket, Errno> {
+    rustix::net::accept_with(listener, FLAGS).map(PeerSocket::from)
 }
 
 /// Connects to a listening socket, without waiting for it.
-pub(super) fn connect(dir: &Path, name: &str) -> io::Result<OwnedFd> {
+pub(super) fn connect(dir: &Path, name: &str) -> io::Result<PeerSocket> {
     let fd = socket()?;
     with_address(dir, name, |at| Ok(rustix::net::connect(&fd, at)?))?;
-    Ok(fd)
+    Ok(fd.into())
 }
 
 /// Sends a packet and perhaps a descriptor, if there is room for it now.
@@ -65,29 +65,20 @@ pub(super) enum Received<'a> {
     End,
 }
 
-/// Receives a packet, if there is one now.
+/// Receives a packet, if there is one now. What cannot be a token does not count as passed.
 pub(super) fn receive<'a>(fd: BorrowedFd<'_>, buf: &'a mut [u8]) -> Received<'a> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let received = loop {
-        match rustix::net::recvmsg(fd, &mut [IoSliceMut::new(buf)], &mut control, flags) {
-            Ok(received) => break received,
-            Err(Errno::AGAIN) => return Received::Empty,
-            Err(Errno::INTR) => {}
-            Err(_) => return Received::End,
-        }
+    let packet = match passed::receive(fd, buf) {
+        Ok(packet) => packet,
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Received::Empty,
+        Err(_) => return Received::End,
     };
-    let mut passed = None;
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(fds) = message {
-            passed = fds.last().or(passed);
-        }
-    }
-    match buf.get(..received.bytes) {
-        Some(packet) if received.bytes > 0 && !received.flags.contains(ReturnFlags::TRUNC) => {
-            Received::Packet(packet, passed)
-        }
+    let last = packet.passed.into_iter().next_back();
+    let passed = last.and_then(|passed| match passed {
+        Passed::File(file) => Some(file),
+        Passed::Unsuitable => None,
+    });
+    match buf.get(..packet.len) {
+        Some(bytes) if packet.len > 0 && !packet.is_cut => Received::Packet(bytes, passed),
         _ => Received::End,
     }
 }

@@ -109,14 +109,17 @@ impl Listening {
     ) -> Option<T> {
         let mut inbox = lock(&self.shared.inbox);
         let Collected { proofs, .. } = inbox.collect(self.shared.runtime.now());
+        let local = match inbox.is_empty() {
+            true => None,
+            false => socket.local_addr().ok(),
+        };
+        let result = local.map(|local| f(&mut inbox, (canonical(peer), canonical(local))));
+        // A runtime may run the task at once, which needs the inbox.
+        drop(inbox);
         proofs
             .into_iter()
             .for_each(|proof| self.shared.prove(proof));
-        if inbox.is_empty() {
-            return None;
-        }
-        let local = socket.local_addr().ok()?;
-        Some(f(&mut inbox, (canonical(peer), canonical(local))))
+        result
     }
 }
 

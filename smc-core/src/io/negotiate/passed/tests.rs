@@ -1,0 +1,117 @@
+use std::io::{IoSlice, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::net::{
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+    sendmsg, socketpair,
+};
+
+use super::*;
+
+/// A connection that takes long to close: unsent data, and nobody who reads.
+fn lingering() -> (OwnedFd, TcpStream, TcpListener) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (far, _) = listener.accept().unwrap();
+    near.set_nonblocking(true).unwrap();
+    while near.write(&[0; 1 << 16]).is_ok() {}
+    near.set_nonblocking(false).unwrap();
+    set_socket_linger(&near, Some(LINGER)).unwrap();
+    (near.into(), far, listener)
+}
+
+fn pair() -> (OwnedFd, OwnedFd) {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
+}
+
+fn say(socket: &OwnedFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() {
+        assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)));
+    }
+    sendmsg(
+        socket,
+        &[IoSlice::new(bytes)],
+        &mut control,
+        SendFlags::empty(),
+    )
+    .unwrap();
+}
+
+fn promptly<T>(f: impl FnOnce() -> T) -> T {
+    let start = Instant::now();
+    let result = f();
+    assert!(start.elapsed() < LINGER / 2, "waited");
+    result
+}
+
+#[test]
+fn descriptors_of_other_kinds_are_closed_without_waiting() {
+    let (talker, listener) = pair();
+    let (slow, _far, _listener) = lingering();
+    let bell = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+    let memory = memfd_create("smc-test", MemfdFlags::CLOEXEC).unwrap();
+    // More than anybody expects, so none may fall by the wayside.
+    let all = [
+        bell.as_fd(),
+        memory.as_fd(),
+        slow.as_fd(),
+        bell.as_fd(),
+        slow.as_fd(),
+    ];
+    say(&talker, b"hello", &all);
+    drop(slow);
+    let mut buf = [0; 16];
+    let packet = promptly(|| receive(&listener, &mut buf).unwrap());
+    assert_eq!((packet.len, packet.is_cut), (5, false));
+    let suitable = |passed: &Passed| matches!(passed, Passed::File(_));
+    let suitable: Vec<_> = packet.passed.iter().map(suitable).collect();
+    assert_eq!(suitable, [true, true, false, true, false]);
+}
+
+#[test]
+fn a_socket_with_unread_packets_is_closed_without_waiting() {
+    let (talker, listener) = pair();
+    let (slow, _far, _listener) = lingering();
+    say(&talker, b"", &[]);
+    say(&talker, b"longer", &[]);
+    say(&talker, b"", &[]);
+    say(&talker, b"", &[slow.as_fd()]);
+    drop(slow);
+    promptly(|| drop(PeerSocket::from(listener)));
+    assert_eq!(
+        rustix::net::send(&talker, b"x", SendFlags::NOSIGNAL),
+        Err(Errno::PIPE)
+    );
+}
+
+#[test]
+fn a_socket_is_emptied_of_all_kinds_of_packets() {
+    for empty in [true, false] {
+        let (talker, listener) = pair();
+        for _ in 0..20 {
+            say(&talker, if empty { b"" } else { b"x" }, &[]);
+        }
+        shutdown(&listener, Shutdown::Both).unwrap();
+        assert!(is_emptied(&listener));
+        let left = receive(&listener, &mut [0; 1]).unwrap();
+        assert_eq!(left.len, 0, "the end");
+    }
+}
+
+#[test]
+fn a_socket_whose_peer_is_gone_is_closed_on_the_spot() {
+    let (talker, listener) = pair();
+    say(&listener, b"unread there", &[]);
+    say(&talker, b"unread here", &[]);
+    drop(talker);
+    let _ = shutdown(&listener, Shutdown::Both);
+    assert!(is_emptied(&listener));
+}
+
+const LINGER: Duration = Duration::from_secs(4);

@@ -1,0 +1,501 @@
+//! Things that end in the middle of a handshake: futures, listeners, endpoints, peers.
+
+use std::io::ErrorKind;
+use std::time::Duration;
+
+use futures_lite::{AsyncReadExt, AsyncWriteExt, FutureExt, future};
+use smc_core::Stream;
+use smc_core::device::Direct;
+use smc_core::wire::types::DeclineCode;
+
+use crate::device::Call;
+use crate::messages::*;
+use crate::peer::Raw;
+use crate::rows::MESSAGE;
+use crate::world::{Host, World, accept_now, has_taken, kind, reason};
+
+/// Much longer than a handshake, much shorter than any time-out.
+const AT_ONCE: Duration = Duration::from_millis(100);
+
+// ---- Futures and listeners that are dropped ----------------------------------------------------
+
+/// However far it has come: nothing of it stays at either end, and a stream that the server has
+/// already made of it ends.
+#[test]
+fn a_connect_that_is_dropped_leaves_nothing() {
+    let mut dropped = 0;
+    for cut in (0..).map(|step| Duration::from_micros(5 * step)) {
+        let world = World::with_seed(u64::from(cut.subsec_micros()));
+        let (client, server) = (world.host("client"), world.host("server"));
+        let is_over = world.block_on(async {
+            let (listener, at) = server.listen().await;
+            let connect = async { Some(client.endpoint.connect(at).await.unwrap()) };
+            let too_late = async {
+                world.sleep(cut).await;
+                None
+            };
+            if connect.or(too_late).await.is_some() {
+                return true;
+            }
+            world.only_idle_groups_left(&client).await;
+            if let Ok((mut stream, _)) = accept_for(&world, &listener, AT_ONCE).await {
+                assert!(stream.mode().is_smc(), "nobody has declined");
+                let end = stream.read(&mut [0; 8]).await;
+                assert!(!matches!(end, Ok(1..)), "invented data");
+            }
+            world.only_idle_groups_left(&server).await;
+            false
+        });
+        if is_over {
+            break;
+        }
+        dropped += 1;
+    }
+    assert!(dropped > 20, "cut {dropped} times");
+}
+
+/// The same while a device is at work, which is when most there is to release.
+#[test]
+fn a_connect_that_is_dropped_during_device_work_leaves_nothing() {
+    for call in [Call::Register, Call::Attach] {
+        let world = World::new();
+        let (client, server) = (world.host("client"), world.host("server"));
+        world.block_on(async {
+            client.device.stall(call);
+            let (listener, at) = server.listen().await;
+            let connect = async { Some(client.endpoint.connect(at).await) };
+            let too_late = async {
+                world.sleep(Duration::from_secs(1)).await;
+                None
+            };
+            assert!(connect.or(too_late).await.is_none());
+            world.nothing_left(&client).await;
+            world.nothing_left(&server).await;
+            assert!(accept_now(&listener).is_none());
+        });
+    }
+}
+
+#[test]
+fn an_accept_that_is_dropped_loses_no_stream() {
+    let world = World::new();
+    let (client, server) = (world.host("client"), world.host("server"));
+    world.block_on(async {
+        let (listener, at) = server.listen().await;
+        let accept = async { Some(listener.accept().await) };
+        assert!(accept.or(async { None }).await.is_none());
+        let ours = client.endpoint.connect(at).await.unwrap();
+        let accept = async { Some(listener.accept().await) };
+        let too_late = async {
+            world.sleep(Duration::from_micros(1)).await;
+            None
+        };
+        drop(accept.or(too_late).await);
+        let connect = client.endpoint.connect(at);
+        let (other, theirs) = future::zip(connect, listener.accept()).await;
+        assert!(other.is_ok() && theirs.is_ok());
+        drop(ours);
+    });
+}
+
+#[test]
+fn a_listener_that_is_dropped_ends_handshakes_under_way() {
+    for world in [Some(World::new()), World::real()].into_iter().flatten() {
+        let server = world.host("server");
+        let forger = world.forger(&server);
+        world.block_on(async {
+            let (listener, at) = server.listen().await;
+            let silent = Raw::connect(&*world.rt, at).await;
+            let unconfirmed = Raw::connect(&*world.rt, at).await;
+            unconfirmed.send(&proposal(&forger.proposal())).await;
+            unconfirmed.message().await;
+            let since = world.rt.now();
+            drop(listener);
+            assert_eq!(silent.rest().await.0, b"");
+            assert_eq!(unconfirmed.rest().await.0, b"");
+            assert!(world.rt.now() - since < 5 * AT_ONCE, "they need not wait");
+            world.nothing_left(&server).await;
+        });
+    }
+}
+
+#[test]
+fn a_listener_that_is_dropped_ends_streams_that_nobody_accepted() {
+    for world in [Some(World::new()), World::real()].into_iter().flatten() {
+        let (client, server) = (world.host("client"), world.host("server"));
+        world.block_on(async {
+            let (listener, at) = server.listen().await;
+            let mut smc = client.endpoint.connect(at).await.unwrap();
+            let tcp = Raw::connect(&*world.rt, at).await;
+            tcp.send(&decline_v1(DeclineCode::NOSMCDEV)).await;
+            // Both have come as far as the queue.
+            world.sleep(AT_ONCE).await;
+            drop(listener);
+            let end = smc.read(&mut [0; 8]).await;
+            assert!(!matches!(end, Ok(1..)), "invented data");
+            assert_eq!(tcp.rest().await.0, b"");
+            drop(smc);
+            world.only_idle_groups_left(&client).await;
+            world.only_idle_groups_left(&server).await;
+            let refused = client.endpoint.connect(at).await.unwrap_err();
+            assert_eq!(kind(refused), ErrorKind::ConnectionRefused);
+        });
+    }
+}
+
+#[test]
+fn a_listener_outlives_its_endpoint() {
+    let world = World::new();
+    let (client, server) = (world.host("client"), world.host("server"));
+    world.block_on(async {
+        let (listener, at) = server.listen().await;
+        let Host { endpoint, device } = server;
+        drop(endpoint);
+        let connect = client.endpoint.connect(at);
+        let (ours, theirs) = future::zip(connect, listener.accept()).await;
+        let (ours, (theirs, _)) = (ours.unwrap(), theirs.unwrap());
+        assert_eq!((reason(&ours), reason(&theirs)), (None, None));
+        world.chat(ours, theirs).await;
+        world.only_idle_groups_left(&client).await;
+        world.sleep(AT_ONCE).await;
+        assert_eq!(device.dmbs(), 0);
+    });
+}
+
+// ---- Endpoints that shut down ------------------------------------------------------------------
+
+#[test]
+fn a_shutdown_ends_connections_with_connection_aborted() {
+    for world in [World::new(), World::in_pieces()]
+        .into_iter()
+        .chain(World::real())
+    {
+        let (client, server) = (world.host("client"), world.host("server"));
+        world.block_on(async {
+            let (mut ours, mut theirs) = meet(&client, &server).await;
+            theirs.write_all(b"last words").await.unwrap();
+            client.endpoint.shutdown();
+
+            let written = ours.write(b"into the void").await;
+            assert_eq!(written.unwrap_err().kind(), ErrorKind::ConnectionAborted);
+            let mut heard = Vec::new();
+            let end = ours.read_to_end(&mut heard).await;
+            assert_eq!(end.unwrap_err().kind(), ErrorKind::ConnectionAborted);
+            assert_eq!(heard, b"last words", "what was there before can be read");
+
+            let end = theirs.read(&mut [0; 8]).await;
+            let ends = [ErrorKind::ConnectionAborted, ErrorKind::ConnectionReset];
+            assert!(ends.contains(&end.unwrap_err().kind()));
+            drop((ours, theirs));
+            world.nothing_left(&client).await;
+            world.nothing_left(&server).await;
+
+            // Ended were the connections, not the endpoint.
+            let (ours, theirs) = meet(&client, &server).await;
+            assert_eq!((reason(&ours), reason(&theirs)), (None, None));
+            world.chat(ours, theirs).await;
+        });
+    }
+}
+
+#[test]
+fn a_shutdown_wakes_whoever_waits() {
+    for world in [Some(World::new()), World::real()].into_iter().flatten() {
+        let (client, server) = (world.host("client"), world.host("server"));
+        world.block_on(async {
+            let (mut ours, mut theirs) = meet(&client, &server).await;
+            let shutdown = async {
+                world.sleep(AT_ONCE).await;
+                server.endpoint.shutdown();
+            };
+            let (mut first, mut second) = ([0; 8], [0; 8]);
+            let reads = future::zip(ours.read(&mut first), theirs.read(&mut second));
+            let ((ours, theirs), ()) = future::zip(reads, shutdown).await;
+            assert_eq!(theirs.unwrap_err().kind(), ErrorKind::ConnectionAborted);
+            assert!(ours.is_err());
+        });
+    }
+}
+
+#[test]
+fn a_shutdown_leaves_tcp_streams_alone() {
+    let world = World::new();
+    let client = world.host("client");
+    let server = world.host_with(world.device("server").on_fabric(0xff77), |b| b);
+    world.block_on(async {
+        let (ours, theirs) = meet(&client, &server).await;
+        assert!(!ours.mode().is_smc());
+        client.endpoint.shutdown();
+        server.endpoint.shutdown();
+        world.chat(ours, theirs).await;
+    });
+}
+
+#[test]
+fn a_shutdown_during_a_handshake_ends_it() {
+    let world = World::new();
+    let server = world.host("server");
+    let forger = world.forger(&server);
+    world.block_on(async {
+        let (listener, at) = server.listen().await;
+        let raw = Raw::connect(&*world.rt, at).await;
+        raw.send(&proposal(&forger.proposal())).await;
+        raw.message().await;
+        server.endpoint.shutdown();
+        raw.send(&bytes(&forger.confirm())).await;
+        let since = world.rt.now();
+        assert_eq!(raw.rest().await.0, b"");
+        assert!(world.rt.now() - since < AT_ONCE);
+        assert!(accept_now(&listener).is_none());
+        world.nothing_left(&server).await;
+    });
+}
+
+// ---- Peers that die ----------------------------------------------------------------------------
+
+/// What goes of a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Death {
+    /// Its process ends: TCP and device.
+    Process,
+    /// Its device only.
+    Device,
+}
+
+#[test]
+fn a_client_dies_before_it_confirms() {
+    for death in [Death::Process, Death::Device] {
+        println!("{death:?}");
+        let world = World::new();
+        let server = world.host("server");
+        let forger = world.forger(&server);
+        world.block_on(async {
+            let (listener, at) = server.listen().await;
+            let raw = Raw::connect(&*world.rt, at).await;
+            raw.send(&proposal(&forger.proposal())).await;
+            raw.message().await;
+            let since = world.rt.now();
+            forger.device.leave();
+            match death {
+                Death::Process => drop(raw),
+                // It says nothing more: in the end its time is over.
+                Death::Device => {
+                    assert_eq!(raw.rest().await.0, b"");
+                    assert!(world.rt.now() - since < MESSAGE + AT_ONCE);
+                }
+            }
+            world.nothing_left(&server).await;
+            assert!(accept_now(&listener).is_none());
+        });
+    }
+}
+
+#[test]
+fn a_client_whose_device_died_confirms_all_the_same() {
+    let world = World::new();
+    let server = world.host("server");
+    let forger = world.forger(&server);
+    world.block_on(async {
+        let (listener, at) = server.listen().await;
+        let raw = Raw::connect(&*world.rt, at).await;
+        raw.send(&proposal(&forger.proposal())).await;
+        raw.message().await;
+        forger.device.leave();
+        world.sleep(AT_ONCE).await;
+        raw.send(&bytes(&forger.confirm())).await;
+        assert_eq!(raw.rest().await.0, b"");
+        assert!(accept_now(&listener).is_none());
+        world.nothing_left(&server).await;
+    });
+}
+
+#[test]
+fn a_server_dies_before_it_answers() {
+    let world = World::new();
+    let client = world.host("client");
+    let forger = world.forger(&client);
+    let acceptor = world.acceptor();
+    let at = acceptor.local_addr().unwrap();
+    for death in [Death::Process, Death::Device] {
+        world.block_on(async {
+            let since = world.rt.now();
+            let server = async {
+                let raw = Raw::accept(&*acceptor).await;
+                raw.message().await;
+                forger.device.leave();
+                (death == Death::Device).then_some(raw)
+            };
+            let (connected, _raw) = future::zip(client.endpoint.connect(at), server).await;
+            let error = kind(connected.unwrap_err());
+            match death {
+                Death::Process => assert_eq!(error, ErrorKind::ConnectionReset),
+                Death::Device => {
+                    assert_eq!(error, ErrorKind::TimedOut);
+                    assert!(has_taken(world.rt.now(), since, MESSAGE));
+                }
+            }
+            world.nothing_left(&client).await;
+        });
+    }
+}
+
+/// The server is gone by the time the client has its buffer. What the client makes of it depends on
+/// what it notices first; in no case does it find data or wait.
+#[test]
+fn a_server_dies_while_the_client_prepares() {
+    for death in [Death::Process, Death::Device] {
+        println!("{death:?}");
+        let world = World::new();
+        let client = world.host("client");
+        let forger = world.forger(&client);
+        let acceptor = world.acceptor();
+        let at = acceptor.local_addr().unwrap();
+        world.block_on(async {
+            let server = async {
+                let raw = Raw::accept(&*acceptor).await;
+                raw.message().await;
+                raw.send(&bytes(&forger.accept())).await;
+                forger.device.leave();
+                (death == Death::Device).then_some(raw)
+            };
+            let since = world.rt.now();
+            let (connected, raw) = future::zip(client.endpoint.connect(at), server).await;
+            assert!(world.rt.now() - since < AT_ONCE);
+            match (connected, raw) {
+                (Ok(stream), Some(raw)) => {
+                    let code = DeclineCode::MEM;
+                    assert_eq!(declined(&raw.message().await).0, code);
+                    assert_eq!(reason(&stream).unwrap().local, code);
+                    world.talk(stream, Some(raw), b"").await;
+                }
+                (Ok(mut stream), None) => {
+                    assert!(!stream.mode().is_smc());
+                    let end = stream.read(&mut [0; 8]).await;
+                    assert!(!matches!(end, Ok(1..)), "invented data");
+                }
+                (Err(error), _) => {
+                    let ends = [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe];
+                    assert!(ends.contains(&kind(error)));
+                }
+            }
+            world.nothing_left(&client).await;
+        });
+    }
+}
+
+#[test]
+fn a_peer_that_dies_after_the_handshake_aborts_the_stream() {
+    for world in [Some(World::new()), World::real()].into_iter().flatten() {
+        let (client, server) = (world.host("client"), world.host("server"));
+        world.block_on(async {
+            let (mut ours, mut theirs) = meet(&client, &server).await;
+            ours.write_all(b"last words").await.unwrap();
+            client.device.leave();
+            let mut heard = Vec::new();
+            let end = theirs.read_to_end(&mut heard).await;
+            assert_eq!(end.unwrap_err().kind(), ErrorKind::ConnectionAborted);
+            assert_eq!(heard, b"last words");
+            drop(theirs);
+            world.nothing_left(&server).await;
+        });
+    }
+}
+
+/// A client that lost its link groups says so: the server's groups with it end.
+#[test]
+fn a_client_that_is_out_of_sync_ends_the_link_group_and_nothing_else() {
+    let world = World::new();
+    let (client, other, server) = (
+        world.host("client"),
+        world.host("other"),
+        world.host("server"),
+    );
+    world.block_on(async {
+        let (listener, at) = server.listen().await;
+        let join = async |client: &Host| {
+            let connect = client.endpoint.connect(at);
+            let (ours, theirs) = future::zip(connect, listener.accept()).await;
+            (ours.unwrap(), theirs.unwrap().0)
+        };
+        let (mut lost, mut ended) = join(&client).await;
+        let unaffected = join(&other).await;
+
+        // Another connection of the same client; its first one is in the group that it denies.
+        let raw = Raw::connect(&*world.rt, at).await;
+        raw.send(&crate::world::proposal_from(&*client.device))
+            .await;
+        raw.message().await;
+        raw.send(&out_of_sync()).await;
+        let (fell_back, _) = listener.accept().await.unwrap();
+        let told = reason(&fell_back).unwrap();
+        assert_eq!(told.peer, Some(DeclineCode::SYNCERR));
+        world.talk(fell_back, Some(raw), b"").await;
+
+        let end = ended.read(&mut [0; 8]).await;
+        assert_eq!(end.unwrap_err().kind(), ErrorKind::ConnectionAborted);
+        assert!(lost.read(&mut [0; 8]).await.is_err());
+        drop((lost, ended));
+        let (ours, theirs) = unaffected;
+        world.chat(ours, theirs).await;
+
+        let (ours, theirs) = join(&client).await;
+        assert_eq!((reason(&ours), reason(&theirs)), (None, None));
+        world.chat(ours, theirs).await;
+        assert_ne!(client.device.gid(), other.device.gid());
+    });
+}
+
+/// The client's groups went with a restart that kept its address; the server still has one.
+#[test]
+fn a_server_that_joins_a_link_group_which_the_client_has_lost_is_told() {
+    let world = World::new();
+    let (client, server) = (world.host("client"), world.host("server"));
+    world.block_on(async {
+        let (listener, at) = server.listen().await;
+        let connect = client.endpoint.connect(at);
+        let (ours, theirs) = future::zip(connect, listener.accept()).await;
+        world.chat(ours.unwrap(), theirs.unwrap().0).await;
+        world.only_idle_groups_left(&server).await;
+        // An endpoint that knows nothing, on the same device.
+        let Host { endpoint, device } = client;
+        drop(endpoint);
+        world.sleep(AT_ONCE).await;
+        let again = world.endpoint(|builder| builder.device(device.clone()));
+
+        let connect = again.connect(at);
+        let (ours, theirs) = future::zip(connect, listener.accept()).await;
+        let (ours, (theirs, _)) = (ours.unwrap(), theirs.unwrap());
+        assert_eq!(reason(&ours).unwrap().local, DeclineCode::SYNCERR);
+        assert_eq!(reason(&theirs).unwrap().peer, Some(DeclineCode::SYNCERR));
+        world.chat(ours, theirs).await;
+        world.nothing_left(&server).await;
+
+        let connect = again.connect(at);
+        let (ours, theirs) = future::zip(connect, listener.accept()).await;
+        let (ours, (theirs, _)) = (ours.unwrap(), theirs.unwrap());
+        assert_eq!((reason(&ours), reason(&theirs)), (None, None));
+        world.chat(ours, theirs).await;
+    });
+}
+
+async fn meet(client: &Host, server: &Host) -> (Stream, Stream) {
+    let (listener, at) = server.listen().await;
+    let connect = client.endpoint.connect(at);
+    let (ours, theirs) = future::zip(connect, listener.accept()).await;
+    let (theirs, _) = theirs.unwrap();
+    (ours.unwrap(), theirs)
+}
+
+/// Accepts, or gives up after a time.
+async fn accept_for(
+    world: &World,
+    listener: &smc_core::Listener,
+    time: Duration,
+) -> Result<(Stream, std::net::SocketAddr), ()> {
+    let accept = async { Ok(listener.accept().await.unwrap()) };
+    let too_late = async {
+        world.sleep(time).await;
+        Err(())
+    };
+    accept.or(too_late).await
+}
