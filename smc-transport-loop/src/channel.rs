@@ -8,15 +8,13 @@
 //! 16  two words: Hello: GID high, GID low; Memory: number, length
 //! ```
 
-use std::io::{IoSlice, IoSliceMut};
+use std::io::{ErrorKind, IoSlice};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
-};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use smc_core::io::negotiate::passed::{self, Passed};
 use smc_wire::types::Gid;
 
 use crate::bell::SLOTS;
@@ -33,8 +31,8 @@ pub(crate) enum Message {
     Look,
 }
 
-/// Descriptors that came with a message.
-pub(crate) type Descriptors = [Option<OwnedFd>; 2];
+/// Descriptors that came with a message, in order.
+pub(crate) type Descriptors = [Option<Passed>; 2];
 
 /// What a channel had to give.
 #[derive(Debug)]
@@ -72,36 +70,17 @@ pub(crate) fn send(
 
 /// Receives a message without waiting.
 pub(crate) fn receive(socket: impl AsFd) -> Received {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let mut bytes = [0; LEN];
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-    let got = loop {
-        match recvmsg(
-            &socket,
-            &mut [IoSliceMut::new(&mut bytes)],
-            &mut ancillary,
-            flags,
-        ) {
-            Ok(got) => break got,
-            Err(Errno::INTR) => {}
-            Err(Errno::AGAIN) => return Received::Nothing,
-            Err(_) => return Received::Closed,
-        }
+    let packet = match passed::receive(socket, &mut bytes) {
+        Ok(packet) => packet,
+        Err(error) if error.kind() == ErrorKind::WouldBlock => return Received::Nothing,
+        Err(_) => return Received::Closed,
     };
-    // Collected first, so that descriptors are closed whatever the message turns out to be.
-    let mut descriptors = [None, None];
-    let mut places = descriptors.iter_mut();
-    for message in ancillary.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = message {
-            for (descriptor, place) in rights.zip(&mut places) {
-                *place = Some(descriptor);
-            }
-        }
-    }
-    match got.bytes {
+    let mut passed = packet.passed.into_iter();
+    let descriptors = [passed.next(), passed.next()];
+    match packet.len {
         0 => Received::Closed,
-        LEN if !got.flags.contains(ReturnFlags::TRUNC) => match Message::parse(&bytes) {
+        LEN if !packet.is_cut => match Message::parse(&bytes) {
             Some(message) => Received::Message(message, descriptors),
             None => Received::Garbage,
         },
@@ -160,6 +139,8 @@ const LOOK: u8 = 3;
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::OwnedFd;
+
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
     use super::*;
@@ -186,7 +167,9 @@ mod tests {
         }
         for message in messages {
             match receive(&listener) {
-                Received::Message(got, [Some(_), None]) => assert_eq!(got, message),
+                Received::Message(got, [Some(Passed::Unsuitable), None]) => {
+                    assert_eq!(got, message)
+                }
                 other => panic!("{other:?}"),
             }
         }

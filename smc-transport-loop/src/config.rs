@@ -21,6 +21,7 @@ pub struct Builder {
     nocopy: bool,
     limits: Limits,
     keep: Keep,
+    max_mappings: usize,
 }
 
 impl Default for Builder {
@@ -36,6 +37,7 @@ impl Default for Builder {
                 buffers: POOL_BUFFERS,
                 bytes: POOL_BYTES,
             },
+            max_mappings: MAX_MAPPINGS,
         }
     }
 }
@@ -109,6 +111,20 @@ impl Builder {
         self
     }
 
+    /// How many pieces of memory may be mapped because of peers, over all peers; 30,000 if not
+    /// given.
+    ///
+    /// That is one for each of their buffers, and two for each peer. When there are as many, new
+    /// peers are refused, and what known ones register cannot be used
+    /// ([`DeviceError::Exhausted`]). A process has 65,530 mappings unless the system is told
+    /// otherwise (`vm.max_map_count`); those of own buffers
+    /// ([`max_dmbs`](Self::max_dmbs)), of other devices and of all the rest have to fit too.
+    #[must_use]
+    pub fn max_mappings(mut self, mappings: usize) -> Self {
+        self.max_mappings = mappings;
+        self
+    }
+
     /// Makes the device and publishes it in the runtime directory.
     ///
     /// Does not wait for other processes; makes a handful of system calls, one more for each device
@@ -133,6 +149,7 @@ impl Builder {
             self.limits,
             self.nocopy,
             self.keep,
+            self.max_mappings,
             directory,
             policy,
         )
@@ -140,5 +157,6 @@ impl Builder {
 }
 
 const MAX_DMBS: usize = 16_384;
+const MAX_MAPPINGS: usize = 30_000;
 const POOL_BUFFERS: usize = 64;
 const POOL_BYTES: usize = 16 << 20;

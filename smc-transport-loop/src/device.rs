@@ -61,10 +61,11 @@ impl LoopDevice {
         limits: Limits,
         nocopy: bool,
         keep: Keep,
+        max_mappings: usize,
         directory: Directory,
         policy: Policy,
     ) -> Result<Self, DeviceError> {
-        let peers = Peers::new(random::gid()?, directory, policy, keep)?;
+        let peers = Peers::new(random::gid()?, directory, policy, keep, max_mappings)?;
         let permits = Permits::new(limits.max_dmbs);
         Ok(Self {
             identity,

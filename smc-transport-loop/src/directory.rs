@@ -22,6 +22,7 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
 use smc_core::device::DeviceError;
+use smc_core::io::negotiate::passed::PeerSocket;
 use smc_core::io::negotiate::{runtime_dir, runtime_dirs};
 use smc_wire::types::Gid;
 
@@ -90,8 +91,8 @@ impl Directory {
     ///
     /// `CONNREFUSED` if its process is dead, `NOENT` if there is none, `AGAIN` if it has too much
     /// to do.
-    pub(crate) fn connect(&self, gid: Gid) -> Result<OwnedFd, Errno> {
-        let channel = seqpacket()?;
+    pub(crate) fn connect(&self, gid: Gid) -> Result<PeerSocket, Errno> {
+        let channel = PeerSocket::from(seqpacket()?);
         let name = socket_name(gid);
         let mut result = connect(&channel, &self.address(&name)?);
         for path in &self.elsewhere {

@@ -12,9 +12,10 @@ use std::sync::Arc;
 
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
-use rustix::fs::{FileType, OFlags, fcntl_getfl, fstat, readlinkat};
+use rustix::fs::{OFlags, fcntl_getfl};
 use rustix::io::Errno;
 use smc_core::device::DeviceError;
+use smc_core::io::negotiate::passed::{PeerSocket, is_eventfd};
 
 use crate::region::os;
 
@@ -81,12 +82,20 @@ impl Doorbell {
 
     /// Hands what rang to `each`, without waiting. Edges are gone afterwards.
     pub(crate) fn rang(&self, each: impl FnMut(Rang)) -> Result<(), DeviceError> {
-        collect(&self.outer, each)
+        self.collect(&self.outer, each)
     }
 
     /// The same for set-up, where everything rings until it is dealt with.
     pub(crate) fn rang_inside(&self, each: impl FnMut(Rang)) -> Result<(), DeviceError> {
-        collect(&self.inner, each)
+        self.collect(&self.inner, each)
+    }
+
+    /// Drivers may wait for edges, so whatever is left to be done has to ring again.
+    fn collect(&self, set: &OwnedFd, each: impl FnMut(Rang)) -> Result<(), DeviceError> {
+        if collect(set, each)? {
+            self.ring_own();
+        }
+        Ok(())
     }
 
     /// Watches the eventfd by which a peer rings.
@@ -100,7 +109,7 @@ impl Doorbell {
         )
     }
 
-    pub(crate) fn watch_stranger(&self, socket: &OwnedFd, id: u64) -> Result<(), DeviceError> {
+    pub(crate) fn watch_stranger(&self, socket: &PeerSocket, id: u64) -> Result<(), DeviceError> {
         self.add(
             &self.inner,
             socket,
@@ -110,7 +119,7 @@ impl Doorbell {
         )
     }
 
-    pub(crate) fn watch_dying(&self, socket: &OwnedFd, id: u64) -> Result<(), DeviceError> {
+    pub(crate) fn watch_dying(&self, socket: &PeerSocket, id: u64) -> Result<(), DeviceError> {
         self.add(
             &self.inner,
             socket,
@@ -120,7 +129,11 @@ impl Doorbell {
         )
     }
 
-    pub(crate) fn watch_incoming(&self, channel: &OwnedFd, peer: u64) -> Result<(), DeviceError> {
+    pub(crate) fn watch_incoming(
+        &self,
+        channel: &PeerSocket,
+        peer: u64,
+    ) -> Result<(), DeviceError> {
         self.add(
             &self.inner,
             channel,
@@ -130,7 +143,11 @@ impl Doorbell {
         )
     }
 
-    pub(crate) fn watch_outgoing(&self, channel: &OwnedFd, peer: u64) -> Result<(), DeviceError> {
+    pub(crate) fn watch_outgoing(
+        &self,
+        channel: &PeerSocket,
+        peer: u64,
+    ) -> Result<(), DeviceError> {
         self.add(
             &self.inner,
             channel,
@@ -143,7 +160,7 @@ impl Doorbell {
     /// Also, or no longer, watches an outgoing channel for room.
     pub(crate) fn watch_room(
         &self,
-        channel: &OwnedFd,
+        channel: &PeerSocket,
         peer: u64,
         on: bool,
     ) -> Result<(), DeviceError> {
@@ -162,14 +179,14 @@ impl Doorbell {
         let _ = epoll::delete(&self.outer, eventfd);
     }
 
-    pub(crate) fn forget_channel(&self, socket: &OwnedFd) {
+    pub(crate) fn forget_channel(&self, socket: &PeerSocket) {
         let _ = epoll::delete(&self.inner, socket);
     }
 
     fn add(
         &self,
         set: &OwnedFd,
-        fd: &OwnedFd,
+        fd: impl AsFd,
         kind: u64,
         id: u64,
         flags: EventFlags,
@@ -192,22 +209,15 @@ pub(crate) fn check_eventfd(fd: BorrowedFd<'_>) -> Result<(), DeviceError> {
     if !flags.contains(OFlags::NONBLOCK) {
         return Err(bad("doorbell blocks"));
     }
-    let link = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&fd));
-    let is_eventfd = match readlinkat(rustix::fs::CWD, link, Vec::new()) {
-        Ok(name) => name.as_bytes() == b"anon_inode:[eventfd]",
-        // Without /proc: all that has no type of file is an eventfd or cannot be written to.
-        Err(_) => {
-            fstat(fd).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::Unknown)
-        }
-    };
-    if is_eventfd {
+    if is_eventfd(fd) {
         Ok(())
     } else {
         Err(bad("doorbell is not an eventfd"))
     }
 }
 
-fn collect(set: &OwnedFd, mut each: impl FnMut(Rang)) -> Result<(), DeviceError> {
+/// Whether there may be more.
+fn collect(set: &OwnedFd, mut each: impl FnMut(Rang)) -> Result<bool, DeviceError> {
     for _ in 0..MAX_ROUNDS {
         let mut events = [epoll::Event {
             flags: EventFlags::empty(),
@@ -224,10 +234,10 @@ fn collect(set: &OwnedFd, mut each: impl FnMut(Rang)) -> Result<(), DeviceError>
             }
         }
         if count < EVENTS_PER_ROUND {
-            break;
+            return Ok(false);
         }
     }
-    Ok(())
+    Ok(true)
 }
 
 fn rang(flags: EventFlags, tag: u64) -> Option<Rang> {

@@ -5,11 +5,12 @@ use std::future::Future;
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use atomic_waker::AtomicWaker;
 use rustix::io::Errno;
 use smc_core::device::DeviceError;
+use smc_core::io::negotiate::passed::PeerSocket;
 use smc_core::mem::sync::{AtomicU8, Ordering};
 
 use crate::channel::{self, Message};
@@ -36,9 +37,10 @@ impl Way {
         }
     }
 
-    pub(crate) fn close(&self) {
-        if let Self::Channel(outbox) = self {
-            outbox.close();
+    pub(crate) fn close(&self) -> Wakes {
+        match self {
+            Self::Own(_) => Wakes::default(),
+            Self::Channel(outbox) => outbox.close(),
         }
     }
 }
@@ -54,7 +56,7 @@ pub(crate) struct Outbox {
 #[derive(Debug)]
 struct State {
     /// `None` once closed.
-    channel: Option<Arc<OwnedFd>>,
+    channel: Option<Arc<PeerSocket>>,
     waiting: VecDeque<Waiting>,
 }
 
@@ -67,7 +69,7 @@ struct Waiting {
 
 impl Outbox {
     /// `peer` is the number under which the doorbell watches the channel.
-    pub(crate) fn new(doorbell: Arc<Doorbell>, peer: u64, channel: Arc<OwnedFd>) -> Self {
+    pub(crate) fn new(doorbell: Arc<Doorbell>, peer: u64, channel: Arc<PeerSocket>) -> Self {
         let state = State {
             channel: Some(channel),
             waiting: VecDeque::new(),
@@ -113,36 +115,40 @@ impl Outbox {
     }
 
     /// Sends what waits, now that there is room.
-    pub(crate) fn flush(&self) {
+    pub(crate) fn flush(&self) -> Wakes {
+        let mut wakes = Wakes::default();
         let mut state = lock(&self.state);
         let State {
             channel: Some(channel),
             waiting,
         } = &mut *state
         else {
-            return;
+            return wakes;
         };
         while let Some(next) = waiting.front() {
-            let outcome = match channel::send(&*channel, next.message, &[next.file.as_fd()]) {
+            let outcome = match channel::send(&**channel, next.message, &[next.file.as_fd()]) {
                 Ok(()) => SENT,
-                Err(Errno::AGAIN) => return,
+                Err(Errno::AGAIN) => return wakes,
                 Err(_) => FAILED,
             };
-            next.ticket.settle(outcome);
+            wakes.0.extend(next.ticket.settle(outcome));
             waiting.pop_front();
         }
         // If it fails, the doorbell rings once too often.
-        let _ = self.doorbell.watch_room(&*channel, self.peer, false);
+        let _ = self.doorbell.watch_room(channel, self.peer, false);
+        wakes
     }
 
-    fn close(&self) {
+    fn close(&self) -> Wakes {
+        let mut wakes = Wakes::default();
         let mut state = lock(&self.state);
         if let Some(channel) = state.channel.take() {
             self.doorbell.forget_channel(&channel);
         }
         for waiting in state.waiting.drain(..) {
-            waiting.ticket.settle(FAILED);
+            wakes.0.extend(waiting.ticket.settle(FAILED));
         }
+        wakes
     }
 }
 
@@ -186,9 +192,24 @@ struct Ticket {
 }
 
 impl Ticket {
-    fn settle(&self, outcome: u8) {
+    fn settle(&self, outcome: u8) -> Option<Waker> {
         self.state.store(outcome, Ordering::Release);
-        self.waker.wake();
+        self.waker.take()
+    }
+}
+
+/// Tasks to be woken without any lock: a waker may run its task at once.
+#[derive(Debug, Default)]
+#[must_use]
+pub(crate) struct Wakes(Vec<Waker>);
+
+impl Wakes {
+    pub(crate) fn append(&mut self, mut others: Self) {
+        self.0.append(&mut others.0);
+    }
+
+    pub(crate) fn wake(self) {
+        self.0.into_iter().for_each(Waker::wake);
     }
 }
 

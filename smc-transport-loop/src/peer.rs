@@ -6,15 +6,17 @@ use std::sync::{Arc, Mutex};
 use rustix::net::{Shutdown, shutdown};
 use smc_core::device::{DeviceError, Event};
 use smc_core::io::negotiate::Credentials;
+use smc_core::io::negotiate::passed::{Passed, PeerSocket};
 use smc_core::mem::sync::{AtomicBool, Ordering};
 use smc_wire::size::SizeCode;
 use smc_wire::types::Gid;
 
-use crate::channel::{self, Message, Received};
+use crate::channel::{self, Descriptors, Message, Received};
 use crate::doorbell::Doorbell;
 use crate::lock;
+use crate::outbox::Wakes;
 use crate::region::Mapping;
-use crate::registry::{NewMemory, Owner};
+use crate::registry::{NewMemory, Owner, Permit, Permits};
 use crate::remote::Remote;
 
 /// A peer's device, or our own as its own peer.
@@ -32,6 +34,8 @@ pub(crate) struct Peer {
     /// What the peer rings; `None` for our own device.
     eventfd: Option<Arc<OwnedFd>>,
     gone: AtomicBool,
+    /// For the bell of `owner`; `None` for our own device.
+    _permit: Option<Permit>,
     /// For [`Active`](crate::active::Active) only.
     pub(crate) care: Care,
 }
@@ -49,8 +53,10 @@ pub(crate) struct Care {
 #[derive(Debug)]
 pub(crate) struct Incoming {
     /// `None` for our own device.
-    pub(crate) channel: Option<OwnedFd>,
+    pub(crate) channel: Option<PeerSocket>,
     pub(crate) remote: Remote,
+    /// Limits what is mapped for all peers.
+    pub(crate) mappings: Arc<Permits>,
 }
 
 /// What listening to a peer led to.
@@ -60,6 +66,8 @@ pub(crate) struct Heard {
     pub(crate) anything: bool,
     /// It closed the channel, died, or broke the rules.
     pub(crate) dead: bool,
+    /// It has said more than was listened to.
+    pub(crate) more: bool,
 }
 
 impl Peer {
@@ -69,6 +77,7 @@ impl Peer {
         credentials: Option<Credentials>,
         owner: Owner,
         eventfd: Option<Arc<OwnedFd>>,
+        permit: Option<Permit>,
     ) -> Self {
         Self {
             gid,
@@ -78,6 +87,7 @@ impl Peer {
             incoming: Mutex::new(None),
             eventfd,
             gone: AtomicBool::new(false),
+            _permit: permit,
             care: Care::default(),
         }
     }
@@ -119,22 +129,30 @@ impl Peer {
         let Some(Incoming {
             channel: Some(channel),
             remote,
+            mappings,
         }) = &mut *place
         else {
             return heard;
         };
+        heard.more = true;
         for _ in 0..MAX_MESSAGES {
             match channel::receive(&*channel) {
-                Received::Message(Message::Memory { index, number, len }, [file, _]) => {
-                    remote.install(index, number, adopt(file, len));
+                Received::Message(Message::Memory { index, number, len }, files) => {
+                    // First, so that memory that takes the place of other memory fits.
+                    remote.forget(index);
+                    remote.install(index, number, adopt(files, len, mappings));
                     heard.anything = true;
                 }
                 Received::Message(Message::Look, _) => heard.anything = true,
-                Received::Nothing => break,
+                Received::Nothing => {
+                    heard.more = false;
+                    break;
+                }
                 Received::Closed | Received::Garbage | Received::Message(..) => {
                     // Also rings if another call than the driver's came to know.
                     let _ = shutdown(&*channel, Shutdown::Both);
                     heard.dead = true;
+                    heard.more = false;
                     break;
                 }
             }
@@ -149,9 +167,9 @@ impl Peer {
     }
 
     /// Ends everything between the two devices and closes its descriptors.
-    pub(crate) fn close(&self, doorbell: &Doorbell) {
+    pub(crate) fn close(&self, doorbell: &Doorbell) -> Wakes {
         self.gone.store(true, Ordering::Release);
-        self.owner.close();
+        let wakes = self.owner.close();
         if let Some(eventfd) = &self.eventfd {
             doorbell.forget_peer(eventfd);
         }
@@ -162,15 +180,24 @@ impl Peer {
                 doorbell.forget_channel(channel);
             }
         }
+        wakes
     }
 }
 
-fn adopt(file: Option<OwnedFd>, len: u64) -> Result<Arc<Mapping>, DeviceError> {
-    // The system drops a descriptor for which this process has no room.
-    let file = file.ok_or(DeviceError::Exhausted)?;
+fn adopt(
+    [file, _]: Descriptors,
+    len: u64,
+    mappings: &Arc<Permits>,
+) -> Result<Arc<Mapping>, DeviceError> {
+    let file = match file {
+        Some(Passed::File(file)) => file,
+        // The system drops a descriptor for which this process has no room.
+        None => return Err(DeviceError::Exhausted),
+        Some(_) => return Err(DeviceError::PeerMisbehaved("descriptor is no memory file")),
+    };
     let len = usize::try_from(len).ok().filter(|len| is_dmb_len(*len));
     let len = len.ok_or(DeviceError::PeerMisbehaved("buffer has no DMB size"))?;
-    Mapping::adopt(std::os::fd::AsFd::as_fd(&file), len)
+    Mapping::adopt(std::os::fd::AsFd::as_fd(&file), len, mappings.take()?)
 }
 
 /// Whether a length is one of the DMB sizes, 2^(14 + n).

@@ -18,11 +18,11 @@ use crate::channel::{self, Message};
 use crate::directory::Directory;
 use crate::doorbell::{Doorbell, Rang, new_eventfd};
 use crate::lock;
-use crate::outbox::{Outbox, Way};
+use crate::outbox::{Outbox, Wakes, Way};
 use crate::peer::{Incoming, Peer};
 use crate::policy::Policy;
 use crate::region::{Mapping, os};
-use crate::registry::{Keep, Owner};
+use crate::registry::{Keep, Owner, Permits};
 use crate::remote::{Remote, RingWith, Ringer, Tokens};
 use lobby::Lobby;
 
@@ -44,6 +44,10 @@ pub(crate) struct Peers {
     opening: Mutex<()>,
     /// Held while set-up is caught up with.
     lobby: Mutex<Lobby>,
+    /// Limits what is mapped for all peers: bells, ours and theirs, and their buffers.
+    mappings: Arc<Permits>,
+    /// To be woken as soon as neither of the two is locked.
+    wakes: Mutex<Wakes>,
 }
 
 #[derive(Debug, Default)]
@@ -73,6 +77,7 @@ impl Peers {
         directory: Directory,
         policy: Policy,
         keep: Keep,
+        max_mappings: usize,
     ) -> Result<Self, DeviceError> {
         directory.sweep();
         let listener = directory.publish(gid, &policy)?;
@@ -83,7 +88,8 @@ impl Peers {
         };
         let doorbell = Arc::new(Doorbell::new(listener.as_fd())?);
         let tokens = Arc::new(Tokens::default());
-        let own = Arc::new(own_peer(gid, &doorbell, &tokens, keep)?);
+        let mappings = Permits::new(max_mappings);
+        let own = Arc::new(own_peer(gid, &doorbell, &tokens, keep, &mappings)?);
         let spare = new_eventfd()?;
         Ok(Self {
             gid,
@@ -99,6 +105,8 @@ impl Peers {
             next_id: AtomicU64::new(1),
             opening: Mutex::default(),
             lobby: Mutex::new(Lobby::new(spare)),
+            mappings,
+            wakes: Mutex::default(),
         })
     }
 
@@ -180,6 +188,13 @@ impl Peers {
 
     /// Opens our channel to a peer, if there is none yet.
     pub(crate) fn open(&self, gid: Gid) -> Result<Arc<Peer>, OpenError> {
+        let opened = self.open_now(gid);
+        self.wake();
+        opened
+    }
+
+    /// The same for those who have the lobby locked; [`Peers::wake`] is left to them.
+    fn open_now(&self, gid: Gid) -> Result<Arc<Peer>, OpenError> {
         if let Some(peer) = self.find(gid) {
             return Ok(peer);
         }
@@ -207,6 +222,7 @@ impl Peers {
             let why = "the peer device belongs to another user";
             return Err(DeviceError::NotPermitted(why).into());
         }
+        let permit = self.mappings.take()?;
         let (mapping, file) = Mapping::create(bell::LEN)?;
         let bell = new_bell(&mapping)?;
         let eventfd = Arc::new(new_eventfd()?);
@@ -226,6 +242,7 @@ impl Peers {
             Some(credentials),
             owner,
             Some(Arc::clone(&eventfd)),
+            Some(permit),
         );
         let peer = Arc::new(peer);
         // First known, then watched: an edge for an unknown number would be lost.
@@ -236,10 +253,21 @@ impl Peers {
             .and_then(|()| self.doorbell.watch_outgoing(&channel, id));
         if let Err(error) = watched {
             self.remove(&peer);
-            peer.close(&self.doorbell);
+            self.close(&peer);
             return Err(error.into());
         }
         Ok(peer)
+    }
+
+    fn close(&self, peer: &Peer) {
+        let wakes = peer.close(&self.doorbell);
+        lock(&self.wakes).append(wakes);
+    }
+
+    /// Wakes those whose buffers are on their way, or never will be.
+    fn wake(&self) {
+        let wakes = std::mem::take(&mut *lock(&self.wakes));
+        wakes.wake();
     }
 
     fn by_id(&self, id: u64) -> Option<Arc<Peer>> {
@@ -274,10 +302,11 @@ impl Drop for Peers {
         let known =
             std::mem::take(&mut *self.known.write().unwrap_or_else(PoisonError::into_inner));
         for peer in known.by_id.values() {
-            peer.close(&self.doorbell);
+            self.close(peer);
         }
-        self.own.close(&self.doorbell);
+        self.close(&self.own);
         self.tokens.clear();
+        self.wake();
     }
 }
 
@@ -310,6 +339,7 @@ fn own_peer(
     doorbell: &Doorbell,
     tokens: &Arc<Tokens>,
     keep: Keep,
+    mappings: &Arc<Permits>,
 ) -> Result<Peer, DeviceError> {
     let mapping = Mapping::anonymous(bell::LEN)?;
     let owner = Owner::new(
@@ -320,10 +350,11 @@ fn own_peer(
     let ring_with = RingWith::Eventfd(Arc::clone(doorbell.own()));
     let ringer = Arc::new(Ringer::new(gid, new_bell(&mapping)?, ring_with));
     let remote = Remote::new(ringer, Arc::clone(tokens));
-    let peer = Peer::new(gid, 0, None, owner, None);
+    let peer = Peer::new(gid, 0, None, owner, None, None);
     let incoming = Incoming {
         channel: None,
         remote,
+        mappings: Arc::clone(mappings),
     };
     peer.set_incoming(incoming)
         .map_err(|_| DeviceError::Gone("own device"))?;

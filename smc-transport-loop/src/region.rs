@@ -24,10 +24,14 @@ use smc_core::device::DeviceError;
 use smc_core::mem::sync::AtomicU64;
 use smc_core::mem::{OutOfBounds, Region};
 
+use crate::registry::Permit;
+
 /// Shared memory mapped into this process; unmapped when dropped.
 pub(crate) struct Mapping {
     start: NonNull<u8>,
     len: usize,
+    /// Counts what is mapped for peers.
+    _permit: Option<Permit>,
 }
 
 // SAFETY: the mapping is a span of memory that belongs to this object alone within the process; it
@@ -43,7 +47,7 @@ impl Mapping {
         let size = u64::try_from(len).map_err(|_| DeviceError::NoMemory)?;
         ftruncate(&file, size).map_err(|error| os("size memory file", error))?;
         fcntl_add_seals(&file, SEALS).map_err(|error| os("seal memory file", error))?;
-        Ok((Self::map(&file, len)?, file))
+        Ok((Self::map(&file, len, None)?, file))
     }
 
     /// Fresh zeroed memory for a device that talks to itself.
@@ -51,14 +55,18 @@ impl Mapping {
         // SAFETY: the kernel chooses a free address, so nothing that exists is touched.
         let start =
             unsafe { mmap_anonymous(std::ptr::null_mut(), len, READ_WRITE, MapFlags::SHARED) };
-        Self::from_start(start, len)
+        Self::from_start(start, len, None)
     }
 
     /// Maps a memory file that a peer made, if that is safe.
     ///
     /// It has to be an ordinary memory file of exactly `len` bytes that can never shrink: touching
     /// a mapping past the end of its file would end this process.
-    pub(crate) fn adopt(file: BorrowedFd<'_>, len: usize) -> Result<Arc<Self>, DeviceError> {
+    pub(crate) fn adopt(
+        file: BorrowedFd<'_>,
+        len: usize,
+        permit: Permit,
+    ) -> Result<Arc<Self>, DeviceError> {
         let bad = DeviceError::PeerMisbehaved;
         // Only memory files have seals at all.
         let seals = fcntl_get_seals(file).map_err(|_| bad("descriptor is not a memory file"))?;
@@ -77,7 +85,7 @@ impl Mapping {
         if u64::try_from(stat.st_size).ok() != u64::try_from(len).ok() {
             return Err(bad("memory file has the wrong length"));
         }
-        Self::map(file, len)
+        Self::map(file, len, Some(permit))
     }
 
     /// The memory as a region that keeps the mapping alive.
@@ -122,7 +130,7 @@ impl Mapping {
         Ok(())
     }
 
-    fn map(file: impl AsFd, len: usize) -> Result<Arc<Self>, DeviceError> {
+    fn map(file: impl AsFd, len: usize, permit: Option<Permit>) -> Result<Arc<Self>, DeviceError> {
         // SAFETY: the kernel chooses a free address, so nothing that exists is touched.
         let start = unsafe {
             mmap(
@@ -134,16 +142,21 @@ impl Mapping {
                 0,
             )
         };
-        Self::from_start(start, len)
+        Self::from_start(start, len, permit)
     }
 
     fn from_start(
         start: rustix::io::Result<*mut std::ffi::c_void>,
         len: usize,
+        permit: Option<Permit>,
     ) -> Result<Arc<Self>, DeviceError> {
         let start = start.map_err(|error| os("map memory", error))?;
         let start = NonNull::new(start.cast()).ok_or(DeviceError::NoMemory)?;
-        Ok(Arc::new(Self { start, len }))
+        Ok(Arc::new(Self {
+            start,
+            len,
+            _permit: permit,
+        }))
     }
 }
 

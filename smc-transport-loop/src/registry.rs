@@ -18,7 +18,7 @@ use smc_wire::types::DmbToken;
 
 use crate::bell::{Bell, Notice, SLOTS, Slot};
 use crate::lock;
-use crate::outbox::Way;
+use crate::outbox::{Wakes, Way};
 use crate::random;
 use crate::region::Mapping;
 
@@ -115,10 +115,11 @@ impl Owner {
     }
 
     /// Ends everything, after the peer or the device is gone.
-    pub(crate) fn close(&self) {
+    pub(crate) fn close(&self) -> Wakes {
         let pool = lock(&self.table).close();
-        self.way.close();
+        let wakes = self.way.close();
         drop(pool);
+        wakes
     }
 
     fn make(
@@ -370,7 +371,7 @@ impl Table {
     }
 }
 
-/// Counts buffers against the limit of the device.
+/// Counts buffers, or mappings, against the limit of the device.
 #[derive(Debug)]
 pub(crate) struct Permits {
     used: AtomicUsize,
@@ -389,7 +390,7 @@ impl Permits {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Room for one more buffer, until it is dropped.
+    /// Room for one more, until it is dropped.
     pub(crate) fn take(self: &Arc<Self>) -> Result<Permit, DeviceError> {
         let one_more = |used| (used < self.max).then_some(used + 1);
         match self
@@ -402,7 +403,7 @@ impl Permits {
     }
 }
 
-/// Room for one buffer.
+/// Room for one of them.
 #[derive(Debug)]
 pub(crate) struct Permit(Arc<Permits>);
 

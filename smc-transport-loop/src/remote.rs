@@ -347,7 +347,8 @@ impl Remote {
         }
     }
 
-    fn forget(&mut self, index: u32) {
+    /// Lets go of what is behind a slot.
+    pub(crate) fn forget(&mut self, index: u32) {
         if let Some(Buffer {
             known: Some((token, _)),
             ..

@@ -87,6 +87,7 @@ impl Stream {
         }
     }
 
+    #[cfg(feature = "tokio")]
     pub(crate) fn read_side_mut(&mut self) -> &mut Side<ReadSide> {
         &mut self.read
     }

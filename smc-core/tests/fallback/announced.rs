@@ -7,17 +7,17 @@ use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_lite::future;
+use futures_lite::{FutureExt, future};
 use smc_core::FallbackReason;
-use smc_core::io::negotiate::{Delivery, Verdict, Withdrawn};
-use smc_core::wire::clc::{ClcType, Message};
+use smc_core::io::negotiate::{Delivery, Withdrawn};
+use smc_core::wire::clc::Message;
 use smc_core::wire::types::DeclineCode;
 
 use crate::messages::*;
 use crate::negotiation::{Finds, Scripted};
 use crate::peer::{Raw, Step};
-use crate::rows::{MESSAGE, Outcome, early, everywhere, peer};
-use crate::world::{Forger, World, accept_now, has_taken, kind, reason};
+use crate::rows::{MESSAGE, Outcome, everywhere, peer};
+use crate::world::{Forger, World, has_taken, kind, reason};
 
 struct Row {
     name: &'static str,
@@ -416,192 +416,27 @@ fn a_client_with_nothing_to_offer_does_not_wait() {
     }
 }
 
-// ---- The listener's side -----------------------------------------------------------------------
-
-struct Verdicts {
-    name: &'static str,
-    verdict: fn(&Forger) -> Verdict,
-    client: fn(&Forger) -> Vec<Step>,
-    outcome: Outcome,
-}
-
-fn clc(proposal: Vec<u8>) -> Verdict {
-    Verdict::Clc {
-        proposal: Some(proposal),
-    }
-}
-
 #[test]
-fn a_listener_gets_the_first_message_beside_tcp() {
-    let unseen = Outcome::Fails(ErrorKind::Other);
-    let rows = [
-        Verdicts {
-            name: "PROPOSAL, and CONFIRM follows",
-            verdict: |forger| clc(proposal(&forger.proposal())),
-            client: |forger| {
-                let confirm = bytes(&forger.confirm());
-                vec![Step::Takes(ClcType::Accept), Step::Sends(confirm)]
-            },
-            outcome: Outcome::Smc,
-        },
-        Verdicts {
-            name: "PROPOSAL, and DECLINE follows with data",
-            verdict: |forger| clc(proposal(&forger.proposal())),
-            client: |_| {
-                let decline = Step::SendsWith(decline_v2(NODEV), b"GET /");
-                vec![Step::Takes(ClcType::Accept), decline]
-            },
-            outcome: peer(NODEV),
-        },
-        Verdicts {
-            name: "PROPOSAL, and plain data follows",
-            verdict: |forger| clc(proposal(&forger.proposal())),
-            client: |_| {
-                let data = Step::Sends(b"GET /".to_vec());
-                vec![Step::Takes(ClcType::Accept), data]
-            },
-            outcome: unseen,
-        },
-        Verdicts {
-            name: "PROPOSAL, and nothing follows",
-            verdict: |forger| clc(proposal(&forger.proposal())),
-            client: |_| vec![Step::Takes(ClcType::Accept)],
-            outcome: Outcome::TimesOut(MESSAGE),
-        },
-        Verdicts {
-            name: "PROPOSAL, and the client hangs up",
-            verdict: |forger| clc(proposal(&forger.proposal())),
-            client: |_| vec![Step::Takes(ClcType::Accept), Step::HangsUp],
-            outcome: unseen,
-        },
-        Verdicts {
-            name: "PROPOSAL without an EID",
-            verdict: |forger| {
-                let mut offered = forger.proposal();
-                offered.ext.as_mut().unwrap().has_seid = false;
-                clc(proposal(&offered))
-            },
-            client: |_| vec![],
-            outcome: Outcome::Declined(DeclineCode::NOUEID),
-        },
-        Verdicts {
-            name: "DECLINE",
-            verdict: |_| clc(decline_v2(NODEV)),
-            client: |_| vec![],
-            outcome: peer(NODEV),
-        },
-        Verdicts {
-            name: "rubbish",
-            verdict: |_| clc(b"GET / HTTP/1.1\r\n\r\n".to_vec()),
-            client: |_| vec![],
-            outcome: unseen,
-        },
-        Verdicts {
-            name: "PROPOSAL and more",
-            verdict: |forger| clc([proposal(&forger.proposal()), vec![0]].concat()),
-            client: |_| vec![],
-            outcome: unseen,
-        },
-        Verdicts {
-            name: "a part of PROPOSAL",
-            verdict: |forger| clc(proposal(&forger.proposal())[..100].to_vec()),
-            client: |_| vec![],
-            outcome: unseen,
-        },
-        Verdicts {
-            name: "nothing",
-            verdict: |_| clc(vec![]),
-            client: |_| vec![],
-            outcome: unseen,
-        },
-        Verdicts {
-            name: "the verdict that this is plain",
-            verdict: |_| Verdict::Plain,
-            client: |_| vec![Step::Sends(b"GET /".to_vec())],
-            outcome: PLAIN,
-        },
-    ];
-    for row in rows {
-        everywhere(row.name, row.outcome, |world| accept_row(world, &row));
-    }
-}
-
-fn accept_row(world: &World, row: &Verdicts) {
-    let device = world.device("server");
-    // The forged messages depend on the device, so it is made before the endpoint.
-    let forger = world.forger_for(&device);
-    let negotiation = Arc::new(Scripted::server((row.verdict)(&forger)));
-    let server = world.host_with(device, |builder| builder.negotiation(negotiation));
-    let script = (row.client)(&forger);
-    world.block_on(async {
-        let (listener, at) = server.listen().await;
-        let raw = Raw::connect(&*world.rt, at).await;
-        let raw = raw.follow(&*world.rt, &script).await;
-        let since = world.rt.now();
-        match row.outcome {
-            Outcome::Tcp(_) | Outcome::Declined(_) => {
-                let (stream, _) = listener.accept().await.unwrap();
-                let early = match row.outcome {
-                    Outcome::Declined(code) => {
-                        assert_eq!(reason(&stream), Some(FallbackReason::local(code)));
-                        let decline = raw.as_ref().unwrap().message().await;
-                        assert_eq!(declined(&decline).0, code);
-                        b""
-                    }
-                    _ => {
-                        assert_eq!(Outcome::Tcp(reason(&stream).unwrap()), row.outcome);
-                        match &script[..] {
-                            [Step::Sends(data)] => &data[..],
-                            script => early(script),
-                        }
-                    }
-                };
-                world.talk(stream, raw, early).await;
-            }
-            Outcome::Smc => {
-                let (stream, _) = listener.accept().await.unwrap();
-                assert_eq!(reason(&stream), None);
-                forger.device.leave();
-            }
-            Outcome::Fails(_) | Outcome::TimesOut(_) | Outcome::FailsInGroup => {
-                if let Some(raw) = raw {
-                    assert_eq!(raw.rest().await.0, b"", "closed without a word");
-                }
-                if let Outcome::TimesOut(time) = row.outcome {
-                    assert!(has_taken(world.rt.now(), since, time));
-                } else {
-                    assert!(
-                        world.rt.now() - since < SOON,
-                        "there is nothing to wait for"
-                    );
-                }
-            }
-        }
-        world.nothing_left(&server).await;
-        assert!(accept_now(&listener).is_none());
+fn a_connect_that_is_dropped_takes_its_offer_back() {
+    let world = World::new();
+    let scripted = Scripted::delivered(Free);
+    let negotiation = Arc::new(scripted.clone());
+    let client = world.host_with(world.device("client"), |builder| {
+        builder.negotiation(negotiation)
     });
-}
-
-#[test]
-fn two_endpoints_with_the_proposal_beside_tcp() {
-    everywhere("both ends are real", Outcome::Smc, |world| {
-        let negotiation = Arc::new(Scripted::server(None));
-        let host = |name| {
-            let negotiation = negotiation.clone();
-            world.host_with(world.device(name), |builder| {
-                builder.negotiation(negotiation)
-            })
+    let acceptor = world.acceptor();
+    let at = acceptor.local_addr().unwrap();
+    world.block_on(async {
+        let connect = async { Some(client.endpoint.connect(at).await) };
+        let too_late = async {
+            world.sleep(SOON).await;
+            assert_eq!(scripted.offers(), 1);
+            None
         };
-        let (client, server) = (host("client"), host("server"));
-        world.block_on(async {
-            let (listener, at) = server.listen().await;
-            let connect = client.endpoint.connect(at);
-            let (ours, theirs) = future::zip(connect, listener.accept()).await;
-            let (ours, (theirs, _)) = (ours.unwrap(), theirs.unwrap());
-            assert_eq!((reason(&ours), reason(&theirs)), (None, None));
-            world.chat(ours, theirs).await;
-            world.only_idle_groups_left(&client).await;
-            world.only_idle_groups_left(&server).await;
-        });
+        assert!(connect.or(too_late).await.is_none());
+        assert_eq!(scripted.offers(), 0);
+        let raw = Raw::accept(&*acceptor).await;
+        assert_eq!(raw.rest().await.0, b"", "not a byte on TCP");
+        world.nothing_left(&client).await;
     });
 }

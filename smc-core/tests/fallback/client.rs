@@ -1,25 +1,27 @@
 //! A client that has sent its PROPOSAL on TCP, against a server that does as it likes.
 
 use std::io::ErrorKind;
-use std::net::SocketAddr;
 
-use futures_lite::future;
+use futures_lite::{AsyncReadExt, future};
 use smc_core::FallbackReason;
-use smc_core::wire::clc::{Message, Terms};
-use smc_core::wire::types::{Chid, DeclineCode, Gid, Release, Version};
+use smc_core::wire::clc::{ClcType, Message, Terms};
+use smc_core::wire::types::{Chid, DeclineCode, Gid, Release};
 
 use crate::messages::*;
 use crate::peer::{Raw, Step};
 use crate::rows::{MESSAGE, Outcome, early, everywhere, peer};
 use crate::world::{Forger, World, has_taken, kind, reason};
 
+/// What the server does once it has the PROPOSAL.
+type Script = fn(&Forger) -> Vec<Step>;
+
 struct Row {
     name: &'static str,
-    server: fn(&Forger) -> Vec<Step>,
+    server: Script,
     outcome: Outcome,
 }
 
-const fn row(name: &'static str, server: fn(&Forger) -> Vec<Step>, outcome: Outcome) -> Row {
+const fn row(name: &'static str, server: Script, outcome: Outcome) -> Row {
     Row {
         name,
         server,
@@ -364,102 +366,61 @@ fn run_row(world: &World, row: &Row) {
     });
 }
 
-// ---- C3 to C7: the client has nothing to offer -----------------------------------------------
+// ---- Behind CONFIRM: the client is in SMC mode and cannot fall back ------------------------------
 
+/// What the server does after its ACCEPT. The stream ends; it shows nothing of what was on TCP.
 #[test]
-fn a_client_without_devices_declines_instead_of_proposing() {
-    for world in [World::new(), World::in_pieces()]
-        .into_iter()
-        .chain(World::real())
-    {
-        let endpoint = world.endpoint(|builder| builder);
-        let acceptor = world.acceptor();
-        let at: SocketAddr = acceptor.local_addr().unwrap();
-        world.block_on(async {
+fn a_server_accepts_and_thinks_better_of_it() {
+    let scripts: [(&str, Script); 5] = [
+        ("hangs up", |forger| {
+            vec![Step::Sends(bytes(&forger.accept())), Step::HangsUp]
+        }),
+        ("resets", |forger| {
+            vec![Step::Sends(bytes(&forger.accept())), Step::Resets]
+        }),
+        ("hangs up after CONFIRM", |forger| {
+            let accept = Step::Sends(bytes(&forger.accept()));
+            vec![accept, Step::Takes(ClcType::Confirm), Step::HangsUp]
+        }),
+        ("declines after CONFIRM", |forger| {
+            let accept = Step::Sends(bytes(&forger.accept()));
+            let decline = Step::Sends(decline_v2(DeclineCode::RELEASEERR));
+            vec![accept, Step::Takes(ClcType::Confirm), decline]
+        }),
+        ("sends data on TCP after CONFIRM", |forger| {
+            let accept = Step::Sends(bytes(&forger.accept()));
+            let data = Step::Sends(b"220 ready\r\n".to_vec());
+            vec![accept, Step::Takes(ClcType::Confirm), data]
+        }),
+    ];
+    for (name, server) in scripts {
+        everywhere(name, Outcome::Smc, |world| {
+            let client = world.host("client");
+            let forger = world.forger(&client);
+            let script = server(&forger);
+            let acceptor = world.acceptor();
+            let at = acceptor.local_addr().unwrap();
             let server = async {
                 let raw = Raw::accept(&*acceptor).await;
-                let decline = raw.message().await;
-                assert_eq!(
-                    declined(&decline),
-                    (NODEV, Version::V1),
-                    "nothing here knows version 2"
-                );
-                raw
+                raw.message().await;
+                raw.follow(&*world.rt, &script).await
             };
-            let (stream, raw) = future::zip(endpoint.connect(at), server).await;
-            let stream = stream.unwrap();
-            assert_eq!(reason(&stream), Some(FallbackReason::local(NODEV)));
-            world.talk(stream, Some(raw), b"").await;
+            world.block_on(async {
+                let (connected, _raw) = future::zip(client.endpoint.connect(at), server).await;
+                match connected {
+                    Ok(mut stream) => {
+                        assert!(stream.mode().is_smc());
+                        let end = stream.read(&mut [0; 64]).await.unwrap_err();
+                        assert_eq!(end.kind(), ErrorKind::ConnectionAborted);
+                    }
+                    // CONFIRM no longer went out.
+                    Err(error) => {
+                        let ends = [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe];
+                        assert!(ends.contains(&kind(error)));
+                    }
+                }
+                world.only_idle_groups_left(&client).await;
+            });
         });
     }
-}
-
-#[test]
-fn a_client_whose_devices_are_elsewhere_declines() {
-    let world = World::new();
-    let device = world.device("client").on_network("ELSEWHERE");
-    let client = world.host_with(device, |builder| builder);
-    let acceptor = world.acceptor();
-    let at = acceptor.local_addr().unwrap();
-    world.block_on(async {
-        let server = async {
-            let raw = Raw::accept(&*acceptor).await;
-            assert_eq!(declined(&raw.message().await), (NODEV, Version::V2));
-            raw
-        };
-        let (stream, raw) = future::zip(client.endpoint.connect(at), server).await;
-        let stream = stream.unwrap();
-        assert_eq!(reason(&stream), Some(FallbackReason::local(NODEV)));
-        world.talk(stream, Some(raw), b"").await;
-        world.nothing_left(&client).await;
-    });
-}
-
-#[test]
-fn nobody_listens() {
-    for world in [Some(World::new()), World::real()].into_iter().flatten() {
-        let client = world.host("client");
-        let at = world.acceptor().local_addr().unwrap();
-        let error = world.block_on(client.endpoint.connect(at)).unwrap_err();
-        assert_eq!(kind(error), ErrorKind::ConnectionRefused);
-        world.block_on(world.nothing_left(&client));
-    }
-}
-
-#[test]
-fn what_fell_back_is_a_tcp_stream_in_every_respect() {
-    use futures_lite::{AsyncBufReadExt, AsyncReadExt};
-
-    let world = World::new();
-    let client = world.host("client");
-    let acceptor = world.acceptor();
-    let at = acceptor.local_addr().unwrap();
-    world.block_on(async {
-        let server = async {
-            let raw = Raw::accept(&*acceptor).await;
-            raw.message().await;
-            raw.send(&[&decline_v2(NODEV)[..], b"line one\nline two\n"].concat())
-                .await;
-            raw
-        };
-        let (stream, raw) = future::zip(client.endpoint.connect(at), server).await;
-        let mut stream = stream.unwrap();
-        assert_eq!(stream.peer_addr().unwrap(), at);
-        assert_eq!(stream.local_addr().unwrap(), raw.peer_addr());
-        assert_eq!(stream.recv_buffer_size(), None);
-        stream.readable().await.unwrap();
-        let mut peeked = [0; 4];
-        assert_eq!(stream.peek(&mut peeked).await.unwrap(), 4);
-        assert_eq!(&peeked, b"line");
-        let mut line = String::new();
-        stream.read_line(&mut line).await.unwrap();
-        assert_eq!(line, "line one\n");
-
-        let (mut read, write) = stream.into_split();
-        drop(raw);
-        let mut rest = Vec::new();
-        read.read_to_end(&mut rest).await.unwrap();
-        assert_eq!(rest, b"line two\n");
-        drop((read, write));
-    });
 }

@@ -4,13 +4,13 @@ use std::io::ErrorKind;
 use std::time::Duration;
 
 use futures_lite::{AsyncReadExt, AsyncWriteExt, future};
+use smc_core::FallbackReason;
 use smc_core::device::{DeviceError, Direct};
 use smc_core::wire::types::DeclineCode;
-use smc_core::{FallbackReason, Stream};
 use smc_testkit::memory_device::MemFabric;
 
 use crate::device::Call;
-use crate::world::{Host, World, accept_now, has_taken, reason};
+use crate::world::{Host, World, accept_now, has_taken, meet, reason};
 
 /// One side's device fails, that side declines, and both streams are TCP.
 struct Row {
@@ -354,7 +354,7 @@ fn a_device_that_goes_during_the_handshake_is_like_one_that_fails() {
         let (theirs, _) = listener.accept().await.unwrap();
         let code = DeclineCode::MEM;
         assert_eq!(
-            reason(&ours.as_ref().unwrap()),
+            reason(ours.as_ref().unwrap()),
             Some(FallbackReason::local(code))
         );
         assert_eq!(reason(&theirs), Some(FallbackReason::peer_declined(code)));
@@ -362,14 +362,6 @@ fn a_device_that_goes_during_the_handshake_is_like_one_that_fails() {
         world.nothing_left(&client).await;
         world.nothing_left(&server).await;
     });
-}
-
-async fn meet(client: &Host, server: &Host) -> (Stream, Stream) {
-    let (listener, at) = server.listen().await;
-    let connect = client.endpoint.connect(at);
-    let (ours, theirs) = future::zip(connect, listener.accept()).await;
-    let (theirs, _) = theirs.unwrap();
-    (ours.unwrap(), theirs)
 }
 
 /// Of the time for a message, what device work may take.

@@ -19,8 +19,14 @@ mod world;
 
 mod announced;
 mod client;
+mod confirm;
 mod crowd;
+mod deaths;
 mod devices;
 mod endings;
+mod local;
+mod plain;
+mod policies;
 mod selection;
 mod server;
+mod verdicts;

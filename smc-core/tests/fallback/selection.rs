@@ -1,21 +1,16 @@
 //! Who meets whom: EIDs, networks, fabrics and policies.
 
-use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_lite::{AsyncReadExt, future};
+use futures_lite::future;
 use smc_core::device::Direct;
-use smc_core::io::negotiate::{Delivery, Verdict, Withdrawn};
-use smc_core::io::{Builder, ConnectOptions};
+use smc_core::io::Builder;
 use smc_core::wire::types::{DeclineCode, Eid, PnetId};
-use smc_core::{Error, FallbackReason, Mode, Policy};
+use smc_core::{FallbackReason, Mode};
 
 use crate::device::{Call, TestDevice};
-use crate::messages::*;
-use crate::negotiation::Scripted;
-use crate::peer::Raw;
-use crate::world::{Host, World, accept_now, anywhere, kind, reason};
+use crate::world::{Host, World, meet, reason};
 
 const SEID_A: &[u8; 32] = b"SYSTEM-A-ISMSEID0000000000000000";
 const SEID_B: &[u8; 32] = b"SYSTEM-B-ISMSEID0000000000000000";
@@ -116,7 +111,7 @@ fn endpoints_meet_over_a_common_eid() {
         let (client, server) = ((row.client)(&world), (row.server)(&world));
         match row.outcome {
             Ok(expected) => {
-                let Mode::SmcD { eid, .. } = meet(&world, &client, &server) else {
+                let Mode::SmcD { eid, .. } = mode_of(&world, &client, &server) else {
                     panic!("not SMC");
                 };
                 assert_eq!(eid, Some(expected()));
@@ -142,7 +137,7 @@ fn devices_of_other_networks_are_not_offered() {
     let world = World::new();
     let server = world.host("server");
     let attached = on(&world, "NETA", Some("NETA"));
-    assert!(meet(&world, &attached, &server).is_smc());
+    assert!(mode_of(&world, &attached, &server).is_smc());
 
     for ours in [None, Some("NETB")] {
         let elsewhere = on(&world, "NETA", ours);
@@ -171,7 +166,7 @@ fn a_fabric_in_common_is_found_among_several() {
     let server = world.host_with(world.device("first").on_fabric(0xff0c), |builder| {
         builder.device(server_d)
     });
-    let Mode::SmcD { chid, device, .. } = meet(&world, &client, &server) else {
+    let Mode::SmcD { chid, device, .. } = mode_of(&world, &client, &server) else {
         panic!("not SMC");
     };
     assert_eq!((chid.0, &*device), (0xff0c, "extra"));
@@ -219,12 +214,9 @@ fn an_endpoint_can_talk_to_itself() {
 }
 
 /// Connects, talks, and gives the client's mode; the server's is of the same kind.
-fn meet(world: &World, client: &Host, server: &Host) -> Mode {
+fn mode_of(world: &World, client: &Host, server: &Host) -> Mode {
     world.block_on(async {
-        let (listener, at) = server.listen().await;
-        let connect = client.endpoint.connect(at);
-        let (ours, theirs) = future::zip(connect, listener.accept()).await;
-        let (ours, (theirs, _)) = (ours.unwrap(), theirs.unwrap());
+        let (ours, theirs) = meet(client, server).await;
         assert_eq!(ours.mode().is_smc(), theirs.mode().is_smc());
         let mode = ours.mode().clone();
         world.chat(ours, theirs).await;
@@ -237,214 +229,11 @@ fn meet(world: &World, client: &Host, server: &Host) -> Mode {
 /// Connects; the server declines for this reason, and both talk over TCP.
 fn declines(world: &World, client: &Host, server: &Host, code: DeclineCode) {
     world.block_on(async {
-        let (listener, at) = server.listen().await;
-        let connect = client.endpoint.connect(at);
-        let (ours, theirs) = future::zip(connect, listener.accept()).await;
-        let (ours, (theirs, _)) = (ours.unwrap(), theirs.unwrap());
+        let (ours, theirs) = meet(client, server).await;
         assert_eq!(reason(&ours), Some(FallbackReason::peer_declined(code)));
         assert_eq!(reason(&theirs), Some(FallbackReason::local(code)));
         world.chat(ours, theirs).await;
         world.nothing_left(client).await;
         world.nothing_left(server).await;
-    });
-}
-
-// ---- Policies ----------------------------------------------------------------------------------
-
-#[test]
-fn a_client_that_requires_smc_gets_it() {
-    let world = World::new();
-    let require = |name| {
-        world.host_with(world.device(name), |builder| {
-            builder.policy(Policy::Require)
-        })
-    };
-    let (client, server) = (require("client"), require("server"));
-    assert!(meet(&world, &client, &server).is_smc());
-}
-
-#[test]
-fn a_client_that_requires_smc_gets_an_error_instead_of_tcp() {
-    let code = DeclineCode::NOSMCD2DEV;
-    for world in [World::new(), World::in_pieces()]
-        .into_iter()
-        .chain(World::real())
-    {
-        let client = world.host("client");
-        let acceptor = world.acceptor();
-        let at = acceptor.local_addr().unwrap();
-        world.block_on(async {
-            let server = async {
-                let raw = Raw::accept(&*acceptor).await;
-                raw.message().await;
-                raw.send(&decline_v2(code)).await;
-                raw.rest().await
-            };
-            let options = ConnectOptions::new().policy(Policy::Require);
-            let connect = client.endpoint.connect_with(at, &options);
-            let (connected, (rest, _)) = future::zip(connect, server).await;
-            let error = connected.unwrap_err();
-            assert_eq!(error, Error::Declined(FallbackReason::peer_declined(code)));
-            assert_eq!(kind(error), ErrorKind::ConnectionRefused);
-            assert_eq!(rest, b"");
-            world.nothing_left(&client).await;
-        });
-    }
-}
-
-#[test]
-fn a_client_that_requires_smc_does_not_talk_to_plain_servers() {
-    let world = World::new();
-    let scripted = Scripted::client(Delivery::Plain, Withdrawn::Free);
-    let required = FallbackReason::local(DeclineCode::PEERNOSMC);
-    let client = world.host_with(world.device("client"), |builder| {
-        builder
-            .negotiation(Arc::new(scripted))
-            .policy(Policy::Require)
-    });
-    let bare = world.endpoint(|builder| builder.policy(Policy::Require));
-    let acceptor = world.acceptor();
-    let at = acceptor.local_addr().unwrap();
-    world.block_on(async {
-        let (connected, raw) =
-            future::zip(client.endpoint.connect(at), Raw::accept(&*acceptor)).await;
-        assert_eq!(connected.unwrap_err(), Error::Declined(required));
-        assert_eq!(raw.rest().await.0, b"");
-
-        let (connected, raw) = future::zip(bare.connect(at), Raw::accept(&*acceptor)).await;
-        let code = DeclineCode::NOSMCDEV;
-        let without_devices = FallbackReason::local(code);
-        assert_eq!(connected.unwrap_err(), Error::Declined(without_devices));
-        assert_eq!(declined(&raw.message().await).0, code);
-        assert_eq!(raw.rest().await.0, b"");
-        world.nothing_left(&client).await;
-    });
-}
-
-#[test]
-fn a_listener_that_requires_smc_shows_nothing_else() {
-    for world in [World::new(), World::in_pieces()]
-        .into_iter()
-        .chain(World::real())
-    {
-        let server = world.host_with(world.device("server"), |builder| {
-            builder.policy(Policy::Require)
-        });
-        let client = world.host("client");
-        let elsewhere = world.host_with(world.device("elsewhere").on_fabric(0xff77), |b| b);
-        world.block_on(async {
-            let (listener, at) = server.listen().await;
-            // One that declines, and one that is declined.
-            let raw = Raw::connect(&*world.rt, at).await;
-            raw.send(&decline_v2(DeclineCode::NOSMCDEV)).await;
-            assert_eq!(raw.rest().await.0, b"", "closed");
-            let mut stream = elsewhere.endpoint.connect(at).await.unwrap();
-            assert!(!stream.mode().is_smc());
-            let mut read = Vec::new();
-            let end = stream.read_to_end(&mut read).await;
-            assert!(end.is_err() || read.is_empty());
-
-            let connect = client.endpoint.connect(at);
-            let (ours, theirs) = future::zip(connect, listener.accept()).await;
-            let (ours, (theirs, _)) = (ours.unwrap(), theirs.unwrap());
-            assert_eq!(reason(&theirs), None);
-            world.chat(ours, theirs).await;
-            assert!(accept_now(&listener).is_none());
-            world.only_idle_groups_left(&server).await;
-        });
-    }
-}
-
-#[test]
-fn a_listener_that_requires_smc_closes_plain_connections() {
-    let world = World::new();
-    let negotiation = Arc::new(Scripted::server(Verdict::Plain));
-    let server = world.host_with(world.device("server"), |builder| {
-        builder.policy(Policy::Require).negotiation(negotiation)
-    });
-    world.block_on(async {
-        let (listener, at) = server.listen().await;
-        let raw = Raw::connect(&*world.rt, at).await;
-        assert_eq!(raw.rest().await.0, b"", "closed");
-        assert!(accept_now(&listener).is_none());
-        world.nothing_left(&server).await;
-    });
-}
-
-#[test]
-fn a_listener_that_wants_no_smc_says_so_before_anybody_waits() {
-    let world = World::new();
-    let scripted = Scripted::server(Verdict::Plain);
-    let negotiation = Arc::new(scripted.clone());
-    let server = world.host_with(world.device("server"), |builder| {
-        builder.policy(Policy::Never).negotiation(negotiation)
-    });
-    world.block_on(async {
-        let (listener, at) = server.listen().await;
-        let raw = Raw::connect(&*world.rt, at).await;
-        let (stream, _) = listener.accept().await.unwrap();
-        assert_eq!(scripted.dismissed(), 1);
-        let by_policy = FallbackReason::local(DeclineCode::OPTUNSUPP);
-        assert_eq!(reason(&stream), Some(by_policy));
-        world.talk(stream, Some(raw), b"").await;
-    });
-}
-
-#[test]
-fn a_client_that_wants_no_smc_tells_nobody() {
-    let world = World::new();
-    let scripted = Scripted::delivered(Withdrawn::Taken);
-    let negotiation = Arc::new(scripted.clone());
-    let client = world.host_with(world.device("client"), |builder| {
-        builder.policy(Policy::Never).negotiation(negotiation)
-    });
-    let acceptor = world.acceptor();
-    let at = acceptor.local_addr().unwrap();
-    world.block_on(async {
-        let (stream, raw) = future::zip(client.endpoint.connect(at), Raw::accept(&*acceptor)).await;
-        let stream = stream.unwrap();
-        let by_policy = FallbackReason::local(DeclineCode::OPTUNSUPP);
-        assert_eq!(reason(&stream), Some(by_policy));
-        assert_eq!(scripted.offered(), None);
-        world.talk(stream, Some(raw), b"").await;
-        world.nothing_left(&client).await;
-    });
-}
-
-#[test]
-fn a_policy_can_depend_on_who_it_is() {
-    let world = World::new();
-    let server = world.host("server");
-    let (at, other) = world.block_on(async {
-        let endpoint = &server.endpoint;
-        let first = endpoint.bind(anywhere()).await.unwrap();
-        let second = endpoint.bind(anywhere()).await.unwrap();
-        (first, second)
-    });
-    let wanted = at.local_addr().unwrap();
-    let client = world.host_with(world.device("client"), |builder| {
-        builder.policy_for(move |to| {
-            if *to == wanted {
-                Policy::Require
-            } else {
-                Policy::Prefer
-            }
-        })
-    });
-    server
-        .device
-        .fail(Call::Register, smc_core::device::DeviceError::Exhausted);
-    world.block_on(async {
-        let (ours, theirs) = future::zip(client.endpoint.connect(wanted), at.accept()).await;
-        let told = FallbackReason::peer_declined(DeclineCode::MAX_DMB);
-        assert_eq!(ours.unwrap_err(), Error::Declined(told));
-        drop(theirs);
-        let to = other.local_addr().unwrap();
-        let (ours, theirs) = future::zip(client.endpoint.connect(to), other.accept()).await;
-        let (ours, (theirs, _)) = (ours.unwrap(), theirs.unwrap());
-        assert_eq!(reason(&ours), Some(told));
-        world.chat(ours, theirs).await;
-        world.nothing_left(&client).await;
-        world.nothing_left(&server).await;
     });
 }

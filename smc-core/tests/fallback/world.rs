@@ -1,14 +1,14 @@
 //! Hosts with an endpoint each, on a runtime with a virtual clock or with real sockets.
 
 use std::fmt;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use futures_lite::{AsyncReadExt, AsyncWriteExt, FutureExt, future};
+use futures_lite::{AsyncReadExt, AsyncWriteExt, future};
 use smc_core::device::{Direct, Dmb};
 use smc_core::io::negotiate::Assume;
 use smc_core::io::runtime::{Acceptor, Runtime, SocketOptions};
@@ -41,7 +41,7 @@ enum Kind {
 impl World {
     /// Virtual clock and sockets in memory.
     pub(crate) fn new() -> Self {
-        Self::with_seed(1)
+        Self::with_seed(std::env::var("SEED").map_or(1, |s| s.parse().unwrap()))
     }
 
     /// The same with tasks in another order.
@@ -69,11 +69,11 @@ impl World {
         {
             use smc_core::io::runtime::smol::SmolRuntime;
             let executor = Arc::new(smol::Executor::new());
-            return Some(Self {
+            Some(Self {
                 rt: Arc::new(SmolRuntime::with_executor(Arc::clone(&executor))),
                 runtime: Kind::Smol(executor),
                 fabric: MemFabric::new(7),
-            });
+            })
         }
         #[cfg(not(feature = "runtime-smol"))]
         None
@@ -106,7 +106,7 @@ impl World {
                     self.sleep(Duration::from_secs(30)).await;
                     panic!("the scenario does not end");
                 };
-                future::block_on(executor.run(scenario.or(late)))
+                future::block_on(executor.run(future::or(scenario, late)))
             }
         }
     }
@@ -351,6 +351,15 @@ pub(crate) fn proposal_from(device: &dyn Direct) -> Vec<u8> {
     offer.unwrap().bytes().to_vec()
 }
 
+/// Connects two hosts.
+pub(crate) async fn meet(client: &Host, server: &Host) -> (Stream, Stream) {
+    let (listener, at) = server.listen().await;
+    let connect = client.endpoint.connect(at);
+    let (ours, theirs) = future::zip(connect, listener.accept()).await;
+    let (theirs, _) = theirs.unwrap();
+    (ours.unwrap(), theirs)
+}
+
 /// The next stream of a listener, if there is one now.
 pub(crate) fn accept_now(listener: &Listener) -> Option<(Stream, SocketAddr)> {
     let mut context = Context::from_waker(Waker::noop());
@@ -358,17 +367,6 @@ pub(crate) fn accept_now(listener: &Listener) -> Option<(Stream, SocketAddr)> {
         Poll::Ready(accepted) => Some(accepted.unwrap()),
         Poll::Pending => None,
     }
-}
-
-/// Polls once.
-pub(crate) async fn poll_now<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
-    poll_fn(|cx| {
-        Poll::Ready(match std::pin::Pin::new(&mut *future).poll(cx) {
-            Poll::Ready(output) => Some(output),
-            Poll::Pending => None,
-        })
-    })
-    .await
 }
 
 /// Why a stream is TCP; its mode has to say the same.

@@ -1,5 +1,6 @@
 //! How peers are let in, listened to, and buried.
 
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -8,6 +9,7 @@ use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
 use smc_core::device::{DeviceError, Event};
 use smc_core::io::negotiate::Credentials;
+use smc_core::io::negotiate::passed::{Passed, PeerSocket};
 use smc_core::mem::sync::Ordering;
 use smc_wire::types::Gid;
 
@@ -24,9 +26,11 @@ use crate::remote::{Remote, RingWith, Ringer};
 /// Those who have connected and not said who they are, which takes no time unless they mean harm.
 #[derive(Debug, Default)]
 pub(super) struct Lobby {
-    strangers: HashMap<u64, OwnedFd>,
+    ///
+    /// By number, so the first has been silent for longest.
+    strangers: BTreeMap<u64, PeerSocket>,
     /// Peers that died a moment ago, with a connection that ends when their socket does.
-    dying: HashMap<u64, (Gid, OwnedFd)>,
+    dying: HashMap<u64, (Gid, PeerSocket)>,
     /// Given up to accept, and close, a connection when there is no descriptor left.
     spare: Option<OwnedFd>,
 }
@@ -43,19 +47,31 @@ impl Lobby {
 impl Peers {
     /// Lets connections in and reads messages. Deaths are cleared up, and reported, by the driver
     /// only: that is the one who passes `events`.
-    pub(super) fn set_up(&self, mut events: Option<&mut Vec<Event>>) -> Result<(), DeviceError> {
-        let mut lobby = lock(&self.lobby);
+    pub(super) fn set_up(&self, events: Option<&mut Vec<Event>>) -> Result<(), DeviceError> {
+        let result = self.set_up_in(&mut lock(&self.lobby), events);
+        self.wake();
+        result
+    }
+
+    fn set_up_in(
+        &self,
+        lobby: &mut Lobby,
+        mut events: Option<&mut Vec<Event>>,
+    ) -> Result<(), DeviceError> {
         self.doorbell.rang_inside(|rang| match rang {
-            Rang::Listener => self.accept(&mut lobby),
+            Rang::Listener => self.accept(lobby),
             Rang::Stranger(id) => {
                 if let Some(socket) = lobby.strangers.remove(&id) {
                     self.doorbell.forget_channel(&socket);
-                    self.meet(&mut lobby, socket);
+                    self.meet(lobby, socket);
                 }
             }
             Rang::Incoming(id) => {
                 let Some(peer) = self.by_id(id) else { return };
                 let heard = peer.listen();
+                if heard.more {
+                    self.doorbell.ring_own();
+                }
                 if heard.anything {
                     self.active.add(&peer);
                     if events.is_none() {
@@ -63,7 +79,7 @@ impl Peers {
                     }
                 }
                 if let (true, Some(events)) = (heard.dead, events.as_deref_mut()) {
-                    self.bury(&mut lobby, &peer, events);
+                    self.bury(lobby, &peer, events);
                 }
             }
             Rang::Outgoing {
@@ -73,10 +89,10 @@ impl Peers {
             } => {
                 let Some(peer) = self.by_id(peer) else { return };
                 if let (true, Way::Channel(outbox)) = (has_room, peer.owner.way()) {
-                    outbox.flush();
+                    lock(&self.wakes).append(outbox.flush());
                 }
                 if let (true, Some(events)) = (is_dead, events.as_deref_mut()) {
-                    self.bury(&mut lobby, &peer, events);
+                    self.bury(lobby, &peer, events);
                 }
             }
             Rang::Dying(id) => {
@@ -93,23 +109,28 @@ impl Peers {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         for _ in 0..MAX_ACCEPTS {
             match accept_with(&self.listener, flags) {
-                Ok(socket) => self.meet(lobby, socket),
+                Ok(socket) => self.meet(lobby, socket.into()),
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(Errno::MFILE | Errno::NFILE) => {
                     // Else the listener would ring on and on. The peer sees the connection end.
                     lobby.spare = None;
                     let refused = accept_with(&self.listener, flags);
-                    drop(refused);
+                    if refused.is_ok() {
+                        // There may be others, of whom the driver might not hear again.
+                        self.doorbell.ring_own();
+                    }
+                    drop(refused.map(PeerSocket::from));
                     lobby.spare = new_eventfd().ok();
                     return;
                 }
                 Err(_) => return,
             }
         }
+        self.doorbell.ring_own();
     }
 
     /// Hears who has connected. Whoever gives a wrong answer is shown the door without a word.
-    fn meet(&self, lobby: &mut Lobby, socket: OwnedFd) {
+    fn meet(&self, lobby: &mut Lobby, socket: PeerSocket) {
         let Ok(credentials) = Credentials::of_peer(&socket) else {
             return;
         };
@@ -117,11 +138,18 @@ impl Peers {
             return;
         }
         match channel::receive(&socket) {
-            Received::Message(Message::Hello { gid }, [Some(bell), Some(eventfd)]) => {
+            Received::Message(
+                Message::Hello { gid },
+                [Some(Passed::File(bell)), Some(Passed::File(eventfd))],
+            ) => {
                 // Refused: the socket is closed, which is the answer.
                 let _ = self.admit(gid, credentials, socket, &bell, eventfd);
             }
-            Received::Nothing if lobby.strangers.len() < MAX_STRANGERS => {
+            Received::Nothing => {
+                // Whoever is not up to anything speaks at once.
+                if lobby.strangers.len() >= MAX_STRANGERS {
+                    lobby.strangers.pop_first();
+                }
                 let id = self.next_id.fetch_add(1, Ordering::Relaxed);
                 if self.doorbell.watch_stranger(&socket, id).is_ok() {
                     lobby.strangers.insert(id, socket);
@@ -136,7 +164,7 @@ impl Peers {
         &self,
         gid: Gid,
         credentials: Credentials,
-        socket: OwnedFd,
+        socket: PeerSocket,
         bell: &OwnedFd,
         eventfd: OwnedFd,
     ) -> Result<(), OpenError> {
@@ -144,14 +172,15 @@ impl Peers {
             return Err(DeviceError::PeerMisbehaved("our own GID").into());
         }
         // A GID is proved by listening at its socket: the same process has to be behind both.
-        let peer = self.open(gid)?;
+        let peer = self.open_now(gid)?;
         if !peer
             .credentials
             .is_some_and(|listens| listens.is_same_process(credentials))
         {
             return Err(DeviceError::PeerMisbehaved("GID of another process").into());
         }
-        let bell = new_bell(&Mapping::adopt(bell.as_fd(), bell::LEN)?)?;
+        let bell = Mapping::adopt(bell.as_fd(), bell::LEN, self.mappings.take()?)?;
+        let bell = new_bell(&bell)?;
         check_eventfd(eventfd.as_fd())?;
         let ring_with = match peer.owner.way() {
             Way::Channel(outbox) if !self.policy.is_own(credentials.uid) => {
@@ -165,14 +194,18 @@ impl Peers {
         let incoming = Incoming {
             channel: Some(socket),
             remote,
+            mappings: Arc::clone(&self.mappings),
         };
         if let Err(refused) = peer.set_incoming(incoming) {
             drop(refused);
             return Err(DeviceError::PeerMisbehaved("a second channel").into());
         }
         // It may have signalled before we knew how.
-        if peer.listen().anything {
+        let heard = peer.listen();
+        if heard.anything {
             self.active.add(&peer);
+        }
+        if heard.anything || heard.more {
             self.doorbell.ring_own();
         }
         Ok(())
@@ -184,7 +217,7 @@ impl Peers {
         }
         // What it signalled last, then that there is nothing more to come.
         peer.collect(events);
-        peer.close(&self.doorbell);
+        self.close(peer);
         events.push(Event::PeerGone(peer.gid));
         if !self.directory.remove_if_stale(peer.gid) {
             self.remove_when_stale(lobby, peer.gid);

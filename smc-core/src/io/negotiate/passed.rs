@@ -181,6 +181,7 @@ fn is_emptied(socket: &OwnedFd) -> bool {
             Ok(_) => {}
             // The other side closed with something unread, which is said once.
             Err(Errno::INTR | Errno::CONNRESET) => continue,
+            Err(Errno::NOTCONN) => return true,
             Err(_) => return false,
         }
         if receive(socket, &mut []).is_err() {

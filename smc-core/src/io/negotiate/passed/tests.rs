@@ -114,4 +114,11 @@ fn a_socket_whose_peer_is_gone_is_closed_on_the_spot() {
     assert!(is_emptied(&listener));
 }
 
+#[test]
+fn a_socket_that_was_never_connected_is_empty() {
+    let alone = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+    let _ = shutdown(&alone, Shutdown::Both);
+    assert!(is_emptied(&alone));
+}
+
 const LINGER: Duration = Duration::from_secs(4);

@@ -1,0 +1,238 @@
+//! Peers that die, and peers that have lost what they knew.
+
+use std::io::ErrorKind;
+use std::time::Duration;
+
+use futures_lite::{AsyncReadExt, AsyncWriteExt, future};
+use smc_core::wire::types::DeclineCode;
+
+use crate::messages::*;
+use crate::peer::Raw;
+use crate::rows::MESSAGE;
+use crate::world::{Host, World, accept_now, has_taken, kind, meet, proposal_from, reason};
+
+/// Much longer than a handshake, much shorter than any time-out.
+const AT_ONCE: Duration = Duration::from_millis(100);
+
+/// What goes of a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Death {
+    /// Its process ends: TCP and device.
+    Process,
+    /// Its device only.
+    Device,
+}
+
+#[test]
+fn a_client_dies_before_it_confirms() {
+    for death in [Death::Process, Death::Device] {
+        println!("{death:?}");
+        let world = World::new();
+        let server = world.host("server");
+        let forger = world.forger(&server);
+        world.block_on(async {
+            let (listener, at) = server.listen().await;
+            let raw = Raw::connect(&*world.rt, at).await;
+            raw.send(&proposal(&forger.proposal())).await;
+            raw.message().await;
+            let since = world.rt.now();
+            forger.device.leave();
+            match death {
+                Death::Process => drop(raw),
+                // It says nothing more: in the end its time is over.
+                Death::Device => {
+                    assert_eq!(raw.rest().await.0, b"");
+                    assert!(world.rt.now() - since < MESSAGE + AT_ONCE);
+                }
+            }
+            world.nothing_left(&server).await;
+            assert!(accept_now(&listener).is_none());
+        });
+    }
+}
+
+#[test]
+fn a_client_whose_device_died_confirms_all_the_same() {
+    let world = World::new();
+    let server = world.host("server");
+    let forger = world.forger(&server);
+    world.block_on(async {
+        let (listener, at) = server.listen().await;
+        let raw = Raw::connect(&*world.rt, at).await;
+        raw.send(&proposal(&forger.proposal())).await;
+        raw.message().await;
+        forger.device.leave();
+        world.sleep(AT_ONCE).await;
+        raw.send(&bytes(&forger.confirm())).await;
+        assert_eq!(raw.rest().await.0, b"");
+        assert!(accept_now(&listener).is_none());
+        world.nothing_left(&server).await;
+    });
+}
+
+#[test]
+fn a_server_dies_before_it_answers() {
+    let world = World::new();
+    let client = world.host("client");
+    let forger = world.forger(&client);
+    let acceptor = world.acceptor();
+    let at = acceptor.local_addr().unwrap();
+    for death in [Death::Process, Death::Device] {
+        world.block_on(async {
+            let since = world.rt.now();
+            let server = async {
+                let raw = Raw::accept(&*acceptor).await;
+                raw.message().await;
+                forger.device.leave();
+                (death == Death::Device).then_some(raw)
+            };
+            let (connected, _raw) = future::zip(client.endpoint.connect(at), server).await;
+            let error = kind(connected.unwrap_err());
+            match death {
+                Death::Process => assert_eq!(error, ErrorKind::ConnectionReset),
+                Death::Device => {
+                    assert_eq!(error, ErrorKind::TimedOut);
+                    assert!(has_taken(world.rt.now(), since, MESSAGE));
+                }
+            }
+            world.nothing_left(&client).await;
+        });
+    }
+}
+
+/// The server is gone by the time the client has its buffer. What the client makes of it depends on
+/// what it notices first; in no case does it find data or wait.
+#[test]
+fn a_server_dies_while_the_client_prepares() {
+    for death in [Death::Process, Death::Device] {
+        println!("{death:?}");
+        let world = World::new();
+        let client = world.host("client");
+        let forger = world.forger(&client);
+        let acceptor = world.acceptor();
+        let at = acceptor.local_addr().unwrap();
+        world.block_on(async {
+            let server = async {
+                let raw = Raw::accept(&*acceptor).await;
+                raw.message().await;
+                raw.send(&bytes(&forger.accept())).await;
+                forger.device.leave();
+                (death == Death::Device).then_some(raw)
+            };
+            let since = world.rt.now();
+            let (connected, raw) = future::zip(client.endpoint.connect(at), server).await;
+            assert!(world.rt.now() - since < AT_ONCE);
+            match (connected, raw) {
+                (Ok(stream), Some(raw)) => {
+                    let code = DeclineCode::MEM;
+                    assert_eq!(declined(&raw.message().await).0, code);
+                    assert_eq!(reason(&stream).unwrap().local, code);
+                    world.talk(stream, Some(raw), b"").await;
+                }
+                (Ok(mut stream), None) => {
+                    assert!(!stream.mode().is_smc());
+                    let end = stream.read(&mut [0; 8]).await;
+                    assert!(!matches!(end, Ok(1..)), "invented data");
+                }
+                (Err(error), _) => {
+                    let ends = [ErrorKind::ConnectionReset, ErrorKind::BrokenPipe];
+                    assert!(ends.contains(&kind(error)));
+                }
+            }
+            world.nothing_left(&client).await;
+        });
+    }
+}
+
+#[test]
+fn a_peer_that_dies_after_the_handshake_aborts_the_stream() {
+    for world in [Some(World::new()), World::real()].into_iter().flatten() {
+        let (client, server) = (world.host("client"), world.host("server"));
+        world.block_on(async {
+            let (mut ours, mut theirs) = meet(&client, &server).await;
+            ours.write_all(b"last words").await.unwrap();
+            client.device.leave();
+            let mut heard = Vec::new();
+            let end = theirs.read_to_end(&mut heard).await;
+            assert_eq!(end.unwrap_err().kind(), ErrorKind::ConnectionAborted);
+            assert_eq!(heard, b"last words");
+            drop(theirs);
+            world.nothing_left(&server).await;
+        });
+    }
+}
+
+/// A client that lost its link groups says so: the server's groups with it end.
+#[test]
+fn a_client_that_is_out_of_sync_ends_the_link_group_and_nothing_else() {
+    let world = World::new();
+    let (client, other, server) = (
+        world.host("client"),
+        world.host("other"),
+        world.host("server"),
+    );
+    world.block_on(async {
+        let (listener, at) = server.listen().await;
+        let join = async |client: &Host| {
+            let connect = client.endpoint.connect(at);
+            let (ours, theirs) = future::zip(connect, listener.accept()).await;
+            (ours.unwrap(), theirs.unwrap().0)
+        };
+        let (mut lost, mut ended) = join(&client).await;
+        let unaffected = join(&other).await;
+
+        // Another connection of the same client; its first one is in the group that it denies.
+        let raw = Raw::connect(&*world.rt, at).await;
+        raw.send(&proposal_from(&*client.device)).await;
+        raw.message().await;
+        raw.send(&out_of_sync()).await;
+        let (fell_back, _) = listener.accept().await.unwrap();
+        let told = reason(&fell_back).unwrap();
+        assert_eq!(told.peer, Some(DeclineCode::SYNCERR));
+        world.talk(fell_back, Some(raw), b"").await;
+
+        let end = ended.read(&mut [0; 8]).await;
+        assert_eq!(end.unwrap_err().kind(), ErrorKind::ConnectionAborted);
+        assert!(lost.read(&mut [0; 8]).await.is_err());
+        drop((lost, ended));
+        let (ours, theirs) = unaffected;
+        world.chat(ours, theirs).await;
+
+        let (ours, theirs) = join(&client).await;
+        assert_eq!((reason(&ours), reason(&theirs)), (None, None));
+        world.chat(ours, theirs).await;
+    });
+}
+
+/// The client's groups went with a restart that kept its address; the server still has one.
+#[test]
+fn a_server_that_joins_a_link_group_which_the_client_has_lost_is_told() {
+    let world = World::new();
+    let (client, server) = (world.host("client"), world.host("server"));
+    world.block_on(async {
+        let (listener, at) = server.listen().await;
+        let connect = client.endpoint.connect(at);
+        let (ours, theirs) = future::zip(connect, listener.accept()).await;
+        world.chat(ours.unwrap(), theirs.unwrap().0).await;
+        world.only_idle_groups_left(&server).await;
+        // An endpoint that knows nothing, on the same device.
+        let Host { endpoint, device } = client;
+        drop(endpoint);
+        world.sleep(AT_ONCE).await;
+        let again = world.endpoint(|builder| builder.device(device.clone()));
+
+        let connect = again.connect(at);
+        let (ours, theirs) = future::zip(connect, listener.accept()).await;
+        let (ours, (theirs, _)) = (ours.unwrap(), theirs.unwrap());
+        assert_eq!(reason(&ours).unwrap().local, DeclineCode::SYNCERR);
+        assert_eq!(reason(&theirs).unwrap().peer, Some(DeclineCode::SYNCERR));
+        world.chat(ours, theirs).await;
+        world.nothing_left(&server).await;
+
+        let connect = again.connect(at);
+        let (ours, theirs) = future::zip(connect, listener.accept()).await;
+        let (ours, (theirs, _)) = (ours.unwrap(), theirs.unwrap());
+        assert_eq!((reason(&ours), reason(&theirs)), (None, None));
+        world.chat(ours, theirs).await;
+    });
+}

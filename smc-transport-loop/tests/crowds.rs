@@ -1,0 +1,345 @@
+//! Many peers at once, peers that keep the driver from its work, and drivers that wait for edges.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+
+use std::io::{IoSlice, Write};
+use std::mem::MaybeUninit;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
+
+use common::{LEN, Party, socket_name};
+use futures_lite::future::{block_on, poll_once};
+use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::io::Errno;
+use rustix::net::sockopt::set_socket_linger;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketType, bind, connect, listen, recv, send, sendmsg, socket,
+};
+use smc_core::device::{Device, DeviceError, Direct, Doorbell};
+use smc_core::mem::sync::{AtomicUsize, Ordering};
+use smc_transport_loop::LoopDevice;
+use smc_wire::types::{DmbToken, Gid};
+use tempfile::TempDir;
+
+/// A peer that speaks the protocol between devices by hand.
+struct Rogue {
+    gid: Gid,
+    channel: OwnedFd,
+    bell: OwnedFd,
+    _listener: OwnedFd,
+}
+
+impl Rogue {
+    /// Listens like a device and connects to the victim, but does not greet it yet.
+    fn silent(dir: &TempDir, victim: Gid, number: u64) -> Self {
+        let gid = Gid::new(number, 0x2222);
+        let listener = seqpacket();
+        let path = dir.path().join(socket_name(gid));
+        bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        listen(&listener, 8).unwrap();
+        Self {
+            gid,
+            channel: connect_to(dir, victim),
+            bell: sealed(BELL_LEN),
+            _listener: listener,
+        }
+    }
+
+    fn greeted(dir: &TempDir, victim: Gid, number: u64) -> Self {
+        let rogue = Self::silent(dir, victim, number);
+        rogue.greet();
+        rogue
+    }
+
+    fn greet(&self) {
+        let doorbell = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+        self.greet_with(self.bell.as_fd(), doorbell.as_fd());
+    }
+
+    fn greet_with(&self, bell: BorrowedFd<'_>, doorbell: BorrowedFd<'_>) {
+        let hello = message(1, 16_384, self.gid.hi().0, self.gid.lo().0);
+        say(&self.channel, &hello, &[bell, doorbell]);
+    }
+
+    /// Offers memory in a slot, with a token of our own.
+    fn offer(&self, index: u32, file: BorrowedFd<'_>) -> DmbToken {
+        let token = DmbToken(self.gid.hi().0 << 32 | u64::from(index) | 1 << 31);
+        let slot = 0x2000 + u64::from(index) * 64;
+        for (at, word) in [(16, 5), (24, token.0), (32, 5)] {
+            rustix::io::pwrite(&self.bell, &u64::to_ne_bytes(word), slot + at).unwrap();
+        }
+        say(
+            &self.channel,
+            &message(2, index, 5, LEN as u64),
+            &[file.as_fd()],
+        );
+        token
+    }
+
+    fn is_shunned(&self) -> bool {
+        is_ended(&self.channel)
+    }
+}
+
+fn is_ended(channel: &OwnedFd) -> bool {
+    let mut byte = [0; 1];
+    !matches!(
+        recv(channel, &mut byte, RecvFlags::DONTWAIT),
+        Err(Errno::AGAIN)
+    )
+}
+
+fn message(kind: u8, index: u32, first: u64, second: u64) -> Vec<u8> {
+    let mut bytes = b"SMCL\x01".to_vec();
+    bytes.extend([kind, 0, 0]);
+    bytes.extend(index.to_ne_bytes());
+    bytes.extend([0; 4]);
+    bytes.extend(first.to_ne_bytes());
+    bytes.extend(second.to_ne_bytes());
+    bytes
+}
+
+fn say(channel: &OwnedFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
+    let mut space = [MaybeUninit::uninit(); 64];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    assert!(ancillary.push(SendAncillaryMessage::ScmRights(descriptors)));
+    sendmsg(
+        channel,
+        &[IoSlice::new(bytes)],
+        &mut ancillary,
+        SendFlags::empty(),
+    )
+    .unwrap();
+}
+
+fn seqpacket() -> OwnedFd {
+    socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap()
+}
+
+fn connect_to(dir: &TempDir, victim: Gid) -> OwnedFd {
+    let channel = seqpacket();
+    let path = dir.path().join(socket_name(victim));
+    connect(&channel, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    channel
+}
+
+fn sealed(len: u64) -> OwnedFd {
+    let file = memfd_create("smc-test", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    ftruncate(&file, len).unwrap();
+    let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    fcntl_add_seals(&file, seals).unwrap();
+    file
+}
+
+/// A connection that takes long to close: unsent data, and nobody who reads.
+fn lingering() -> (OwnedFd, TcpStream) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (far, _) = listener.accept().unwrap();
+    near.set_nonblocking(true).unwrap();
+    while near.write(&[0; 1 << 16]).is_ok() {}
+    near.set_nonblocking(false).unwrap();
+    set_socket_linger(&near, Some(LINGER)).unwrap();
+    (near.into(), far)
+}
+
+/// Drives a device the way that runtimes do which hear of edges only, until it is left alone.
+fn drive_by_edges(party: &Party) {
+    let Doorbell::Fd(doorbell) = party.device.doorbell() else {
+        panic!("doorbell is a descriptor")
+    };
+    let set = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+    let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+    epoll::add(&set, doorbell, epoll::EventData::new_u64(0), flags).unwrap();
+    let patience = Timespec {
+        tv_sec: 0,
+        tv_nsec: 50_000_000,
+    };
+    loop {
+        let mut space = [MaybeUninit::uninit(); 1];
+        let (events, _) = epoll::wait(&set, &mut space, Some(&patience)).unwrap();
+        if events.is_empty() {
+            return;
+        }
+        party.drain();
+        party.device.arm().unwrap();
+        party.drain();
+    }
+}
+
+#[test]
+fn everybody_is_let_in_however_many_come_at_once() {
+    let dir = TempDir::new().unwrap();
+    let victim = Party::in_dir(dir.path());
+    // Garbage: that they are shown the door says that they were let in, and nothing else rings.
+    let crowd: Vec<_> = (0..400).map(|_| connect_to(&dir, victim.gid())).collect();
+    for channel in &crowd {
+        send(channel, b"garbage", SendFlags::empty()).unwrap();
+    }
+    drive_by_edges(&victim);
+    let waiting = crowd.iter().filter(|channel| !is_ended(channel)).count();
+    assert_eq!(waiting, 0, "left outside");
+    // The same for peers in good order.
+    let crowd: Vec<_> = (1..150)
+        .map(|number| Rogue::greeted(&dir, victim.gid(), number))
+        .collect();
+    drive_by_edges(&victim);
+    assert_eq!(victim.device.peers(), crowd.len());
+}
+
+#[test]
+fn the_longest_silent_stranger_has_to_go_first() {
+    let dir = TempDir::new().unwrap();
+    let victim = Party::in_dir(dir.path());
+    let crowd: Vec<_> = (0..64).map(|_| connect_to(&dir, victim.gid())).collect();
+    victim.drain();
+    let honest = Rogue::silent(&dir, victim.gid(), 1);
+    victim.drain();
+    honest.greet();
+    victim.drain();
+    assert!(!honest.is_shunned());
+    assert_eq!(victim.device.peers(), 1);
+    assert!(is_ended(&crowd[0]), "the oldest makes room");
+    assert!(crowd[1..].iter().all(|channel| !is_ended(channel)));
+}
+
+#[test]
+fn descriptors_that_take_long_to_close_hold_nobody_up() {
+    let dir = TempDir::new().unwrap();
+    let victim = Party::in_dir(dir.path());
+    let mut others = Vec::new();
+    let mut slow = || {
+        let (near, far) = lingering();
+        others.push(far);
+        near
+    };
+    let doorbell = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+
+    let start = Instant::now();
+    // In place of a bell and of a doorbell.
+    for number in 1..3 {
+        let rogue = Rogue::silent(&dir, victim.gid(), number);
+        if number == 1 {
+            rogue.greet_with(slow().as_fd(), doorbell.as_fd());
+        } else {
+            rogue.greet_with(rogue.bell.as_fd(), slow().as_fd());
+        }
+        victim.drain();
+        assert!(rogue.is_shunned());
+    }
+    // In place of memory.
+    let rogue = Rogue::greeted(&dir, victim.gid(), 3);
+    let token = rogue.offer(0, slow().as_fd());
+    let error = victim.try_attach(rogue.gid, token).unwrap_err();
+    assert!(matches!(error, DeviceError::PeerMisbehaved(_)), "{error:?}");
+    // Unread, when the channel is closed.
+    let rogue = connect_to(&dir, victim.gid());
+    send(&rogue, b"garbage", SendFlags::empty()).unwrap();
+    say(&rogue, b"more", &[slow().as_fd()]);
+    victim.drain();
+    assert!(is_ended(&rogue));
+    assert!(start.elapsed() < LINGER / 2, "waited");
+}
+
+#[test]
+fn what_is_mapped_for_peers_is_limited() {
+    let dir = TempDir::new().unwrap();
+    let victim = Party::new(
+        LoopDevice::builder()
+            .runtime_dir(dir.path())
+            .max_mappings(10),
+    );
+    // The bells of each are two.
+    let peers = [1, 2].map(|number| Rogue::greeted(&dir, victim.gid(), number));
+    victim.drain();
+    let memory = sealed(LEN as u64);
+    let attach = |rogue: &Rogue, index| {
+        let token = rogue.offer(index, memory.as_fd());
+        victim.try_attach(rogue.gid, token)
+    };
+    for index in 0..6 {
+        drop(attach(&peers[usize::from(index % 2 == 0)], index).unwrap());
+    }
+    for rogue in &peers {
+        let error = attach(rogue, 10).unwrap_err();
+        assert!(matches!(error, DeviceError::Exhausted), "{error:?}");
+    }
+    let late = Rogue::greeted(&dir, victim.gid(), 3);
+    victim.drain();
+    assert!(late.is_shunned(), "no room for its bell");
+    // New memory in the place of other memory fits.
+    attach(&peers[1], 0).unwrap();
+    // What a peer leaves is for others.
+    let [first, second] = peers;
+    drop(second);
+    victim.drain();
+    for index in 20..25 {
+        attach(&first, index).unwrap();
+    }
+    let error = attach(&first, 25).unwrap_err();
+    assert!(matches!(error, DeviceError::Exhausted), "{error:?}");
+}
+
+/// Uses a device from within a wake-up, as executors may that run tasks at once.
+struct Inline {
+    party: Arc<Party>,
+    wakes: AtomicUsize,
+}
+
+impl Wake for Inline {
+    fn wake(self: Arc<Self>) {
+        self.wakes.fetch_add(1, Ordering::Relaxed);
+        self.party.drain();
+        let somebody = Gid::new(7, 7);
+        assert!(block_on(self.party.device.register(somebody, LEN)).is_err());
+        let attached = self.party.try_attach(somebody, DmbToken(1));
+        assert!(attached.is_err());
+    }
+}
+
+#[test]
+fn a_waker_may_use_the_device() {
+    let dir = TempDir::new().unwrap();
+    let ours = Arc::new(Party::in_dir(dir.path()));
+    let theirs = Party::in_dir(dir.path());
+    let inline = Arc::new(Inline {
+        party: Arc::clone(&ours),
+        wakes: AtomicUsize::new(0),
+    });
+    let waker = Waker::from(Arc::clone(&inline));
+    let mut dmbs = Vec::new();
+    let mut wait_for_room = || loop {
+        let mut register = Box::pin(ours.device.register(theirs.gid(), LEN));
+        match block_on(poll_once(&mut register)) {
+            Some(dmb) => dmbs.push(dmb.unwrap()),
+            None => {
+                let polled = register.as_mut().poll(&mut Context::from_waker(&waker));
+                assert!(matches!(polled, Poll::Pending));
+                break register;
+            }
+        }
+        assert!(dmbs.len() < 10_000, "channels are bounded");
+    };
+    let _sent = wait_for_room();
+    theirs.drain();
+    ours.drain();
+    assert_eq!(inline.wakes.load(Ordering::Relaxed), 1, "there is room");
+    let _failed = wait_for_room();
+    drop(theirs);
+    ours.drain();
+    assert_eq!(
+        inline.wakes.load(Ordering::Relaxed),
+        2,
+        "nobody is there any more"
+    );
+}
+
+const LINGER: Duration = Duration::from_secs(4);
+const BELL_LEN: u64 = 0x2000 + 16_384 * 64;
