@@ -19,7 +19,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 readonly DENY_VERSION=0.20.2
 readonly MSRV=1.85
 readonly MODEL_SEEDS=${SMC_MODEL_SEEDS:-10000}
-readonly KILL_ROUNDS=${SMC_KILL_ROUNDS:-25}
+readonly KILL_ROUNDS=${SMC_KILL_ROUNDS:-200}
 readonly DEMO_BYTES=67108864
 
 # Answer of a step that could not be done here.

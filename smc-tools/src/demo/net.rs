@@ -13,7 +13,7 @@ use smc_core::io::runtime::smol::SmolRuntime;
 use smc_core::io::runtime::tokio::TokioRuntime;
 use smc_core::{Endpoint, Mode, Stream};
 use smc_transport_loop::LoopDevice;
-use smol::Async;
+use smol::net as smol_net;
 use tokio_util::compat::TokioAsyncReadCompatExt as _;
 
 use super::{Args, Runtime};
@@ -101,8 +101,8 @@ pub(super) async fn connect(
             Box::new(stream)
         }
         (Transport::Tcp, Runtime::Smol) => {
-            let stream = Async::<std::net::TcpStream>::connect(to.tcp).await?;
-            stream.get_ref().set_nodelay(true)?;
+            let stream = smol_net::TcpStream::connect(to.tcp).await?;
+            stream.set_nodelay(true)?;
             Box::new(stream)
         }
         (Transport::Tcp, Runtime::Tokio) => {
@@ -111,7 +111,7 @@ pub(super) async fn connect(
             Box::new(stream.compat())
         }
         (Transport::Unix, Runtime::Smol) => {
-            Box::new(Async::<std::os::unix::net::UnixStream>::connect(&to.unix).await?)
+            Box::new(smol_net::unix::UnixStream::connect(&to.unix).await?)
         }
         (Transport::Unix, Runtime::Tokio) => {
             Box::new(tokio::net::UnixStream::connect(&to.unix).await?.compat())
@@ -126,10 +126,7 @@ pub(super) struct Listeners {
 }
 
 enum Sockets {
-    Smol(
-        Async<std::net::TcpListener>,
-        Async<std::os::unix::net::UnixListener>,
-    ),
+    Smol(smol_net::TcpListener, smol_net::unix::UnixListener),
     Tokio(tokio::net::TcpListener, tokio::net::UnixListener),
 }
 
@@ -143,10 +140,10 @@ impl Listeners {
         let smc = endpoint.bind(any).await?;
         let (sockets, tcp) = match runtime {
             Runtime::Smol => {
-                let tcp = Async::<std::net::TcpListener>::bind(any)?;
-                let at = tcp.get_ref().local_addr()?;
+                let tcp = smol_net::TcpListener::bind(any).await?;
+                let at = tcp.local_addr()?;
                 (
-                    Sockets::Smol(tcp, Async::<std::os::unix::net::UnixListener>::bind(unix)?),
+                    Sockets::Smol(tcp, smol_net::unix::UnixListener::bind(unix)?),
                     at,
                 )
             }
@@ -172,7 +169,7 @@ impl Listeners {
             (Transport::Smc, _) => Box::new(self.smc.accept().await?.0),
             (Transport::Tcp, Sockets::Smol(tcp, _)) => {
                 let stream = tcp.accept().await?.0;
-                stream.get_ref().set_nodelay(true)?;
+                stream.set_nodelay(true)?;
                 Box::new(stream)
             }
             (Transport::Tcp, Sockets::Tokio(tcp, _)) => {
