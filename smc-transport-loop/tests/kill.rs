@@ -25,7 +25,7 @@ fn a_peer_killed_at_random_points() {
     }
     let rounds = number("SMC_KILL_ROUNDS").unwrap_or(25);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-    let seed = number("SMC_KILL_SEED").unwrap_or(u64::from(now.subsec_nanos()));
+    let seed = number("SMC_KILL_SEED").unwrap_or_else(|| u64::from(now.subsec_nanos()));
     println!("SMC_KILL_SEED={seed} SMC_KILL_ROUNDS={rounds}");
     let dir = tempfile::tempdir().unwrap();
     On::Tokio.run(survive(rounds, seed, dir.path()));

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
+use event_listener::Event as Notice;
 use smc_core::device::{
     Attachment, Device, DeviceError, Direct, Dmb, Doorbell, Event, Fabric, Identity, Limits,
     Nocopy, PeerEvents, Signal, SubmitError,
@@ -22,6 +23,7 @@ pub(crate) struct TestDevice {
     chid: Chid,
     seid: Option<Eid>,
     orders: Mutex<HashMap<Call, Order>>,
+    recovered: Notice,
     calls: Mutex<HashMap<Call, usize>>,
     dmbs: Arc<AtomicUsize>,
     attachments: Arc<AtomicUsize>,
@@ -39,7 +41,7 @@ pub(crate) enum Call {
 enum Order {
     /// Fail so many times, then work.
     Fail(DeviceError, usize),
-    /// Never come to an end.
+    /// Come to an end when the order is taken back.
     Stall,
 }
 
@@ -51,6 +53,7 @@ impl TestDevice {
             inner,
             seid: None,
             orders: Mutex::default(),
+            recovered: Notice::new(),
             calls: Mutex::default(),
             dmbs: Arc::default(),
             attachments: Arc::default(),
@@ -84,7 +87,7 @@ impl TestDevice {
         self.orders.lock().unwrap().insert(call, order);
     }
 
-    /// Lets such calls never end.
+    /// Lets such calls wait until [`TestDevice::recover`].
     pub(crate) fn stall(&self, call: Call) {
         self.orders.lock().unwrap().insert(call, Order::Stall);
     }
@@ -92,6 +95,7 @@ impl TestDevice {
     /// Takes all orders back.
     pub(crate) fn recover(&self) {
         self.orders.lock().unwrap().clear();
+        self.recovered.notify(usize::MAX);
     }
 
     /// How often it was asked.
@@ -121,13 +125,16 @@ impl TestDevice {
 
     async fn obey(&self, call: Call) -> Result<(), DeviceError> {
         *self.calls.lock().unwrap().entry(call).or_default() += 1;
-        let order = self.orders.lock().unwrap().get(&call).cloned();
-        match order {
-            None | Some(Order::Fail(_, 0)) => Ok(()),
-            Some(Order::Stall) => std::future::pending().await,
-            Some(Order::Fail(error, times)) => {
-                self.fail_times(call, error.clone(), times.saturating_sub(1));
-                Err(error)
+        loop {
+            let recovered = self.recovered.listen();
+            let order = self.orders.lock().unwrap().get(&call).cloned();
+            match order {
+                None | Some(Order::Fail(_, 0)) => return Ok(()),
+                Some(Order::Stall) => recovered.await,
+                Some(Order::Fail(error, times)) => {
+                    self.fail_times(call, error.clone(), times.saturating_sub(1));
+                    return Err(error);
+                }
             }
         }
     }

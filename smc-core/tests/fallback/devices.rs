@@ -244,6 +244,19 @@ fn a_second_device_serves_when_the_first_cannot() {
             world.chat(ours, theirs).await;
             server.device.recover();
         }
+        // What the first one has brought does not wait for the second one.
+        let groups = server.endpoint.link_groups().len();
+        server.device.fail(Call::Register, DeviceError::Exhausted);
+        server_spare.stall(Call::Reach);
+        let looks_on = async {
+            world.sleep(Duration::from_secs(1)).await;
+            assert_eq!(server.endpoint.link_groups().len(), groups);
+            server_spare.recover();
+        };
+        let ((ours, theirs), ()) = future::zip(meet(&client, &server), looks_on).await;
+        assert_eq!((reason(&ours), reason(&theirs)), (None, None));
+        world.chat(ours, theirs).await;
+
         // All of them: then both decline, with the first device's reason.
         server.device.fail(Call::Register, DeviceError::NoMemory);
         server_spare.fail(Call::Register, DeviceError::Exhausted);

@@ -249,6 +249,35 @@ fn a_shutdown_during_a_handshake_ends_it() {
     });
 }
 
+/// Its link group was there before and ends while the device is still at work.
+#[test]
+fn a_shutdown_during_a_handshake_that_joins_a_group_ends_it() {
+    let world = World::new();
+    let (client, server) = (world.host("client"), world.host("server"));
+    world.block_on(async {
+        let (listener, at) = server.listen().await;
+        let first = client.endpoint.connect(at).await.unwrap();
+        client.device.stall(Call::Register);
+        let shutdown = async {
+            world.sleep(AT_ONCE).await;
+            client.endpoint.shutdown();
+            client.device.recover();
+        };
+        let (connected, ()) = future::zip(client.endpoint.connect(at), shutdown).await;
+        match connected {
+            Ok(mut stream) => {
+                assert!(stream.mode().is_smc());
+                let end = stream.read(&mut [0; 8]).await;
+                assert_eq!(end.unwrap_err().kind(), ErrorKind::ConnectionAborted);
+            }
+            Err(error) => assert_eq!(kind(error), ErrorKind::ConnectionAborted),
+        }
+        drop((first, listener));
+        world.nothing_left(&client).await;
+        world.nothing_left(&server).await;
+    });
+}
+
 /// Accepts, or gives up after a time.
 async fn accept_for(
     world: &World,
