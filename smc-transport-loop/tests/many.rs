@@ -5,10 +5,12 @@
 #[macro_use]
 mod support;
 
+use std::collections::HashMap;
 use std::future::Future;
 use std::sync::Mutex;
 use std::time::Duration;
 
+use futures::future::join_all;
 use futures_lite::future::{yield_now, zip};
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use smc_core::{Endpoint, Listener};
@@ -36,15 +38,29 @@ async fn two_hundred_at_once(world: World) {
     settle(&client, &server).await;
     let before = open_fds();
     {
-        let mut streams = Vec::new();
-        for _ in 0..200 {
-            streams.push(connect(&client, &listener).await);
-        }
+        let addr = listener.local_addr().unwrap();
+        let connecting = join_all((0..200).map(|_| client.connect(addr)));
+        let accepting = join_all((0..200).map(|_| listener.accept()));
+        let (connected, accepted) = zip(connecting, accepting).await;
+        let mut far: HashMap<_, _> = accepted
+            .into_iter()
+            .map(|accepted| accepted.unwrap())
+            .map(|(stream, peer)| (peer, stream))
+            .collect();
+        let mut streams: Vec<_> = connected
+            .into_iter()
+            .map(|stream| stream.unwrap())
+            .map(|stream| {
+                let far = far.remove(&stream.local_addr().unwrap());
+                (stream, far.unwrap())
+            })
+            .collect();
         assert!(
             streams
                 .iter()
                 .all(|(a, b)| a.mode().is_smc() && b.mode().is_smc())
         );
+        assert_eq!(client.link_groups().len(), 1);
         for (i, (near, _)) in streams.iter_mut().enumerate() {
             near.write_all(&i.to_be_bytes()).await.unwrap();
         }

@@ -107,9 +107,14 @@ fn a_listener_that_is_dropped_ends_handshakes_under_way() {
             let unconfirmed = Raw::connect(&*world.rt, at).await;
             unconfirmed.send(&proposal(&forger.proposal())).await;
             unconfirmed.message().await;
+            // This one waits for the link group that the one before is creating.
+            let waiting = Raw::connect(&*world.rt, at).await;
+            waiting.send(&proposal(&forger.proposal())).await;
+            world.sleep(AT_ONCE).await;
             let since = world.rt.now();
             drop(listener);
             assert_eq!(silent.rest().await.0, b"");
+            assert_eq!(waiting.rest().await.0, b"");
             assert_eq!(unconfirmed.rest().await.0, b"");
             assert!(world.rt.now() - since < 5 * AT_ONCE, "they need not wait");
             world.nothing_left(&server).await;
