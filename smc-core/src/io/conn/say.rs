@@ -1,0 +1,265 @@
+//! What we say to the peer: payload, and the two words of its CDC block.
+
+use std::io::IoSlice;
+use std::sync::{Arc, MutexGuard, PoisonError};
+
+use smc_wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord, StateFlags};
+use smc_wire::cursor::{Cursor, Ring};
+use smc_wire::types::DmbToken;
+
+use super::{Conn, len_u32, len_usize};
+use crate::device::{Attachment, Fabric, Signal, SubmitError};
+use crate::error::{Error, How};
+use crate::mem::sync::Ordering;
+use crate::mem::{Element, HEADER_LEN};
+
+/// What the peer should see as consumer word.
+#[derive(Default)]
+pub(super) struct Consumer {
+    word: ConsumerWord,
+    /// The device was too busy for it, and the driver tries again.
+    is_owed: bool,
+}
+
+/// The peer's element, which we write.
+pub(crate) enum PeerElement {
+    /// Mapped: we write it ourselves.
+    Mapped {
+        /// The memory.
+        element: Element,
+        /// Keeps it mapped and tells the peer.
+        attachment: Arc<dyn Attachment>,
+        /// Its payload part.
+        ring: Ring,
+    },
+    /// The device moves data there.
+    Moved {
+        /// What the peer calls it.
+        token: DmbToken,
+        /// Start of the element in the peer's buffer, in bytes.
+        base: u32,
+        /// Its payload part.
+        ring: Ring,
+    },
+}
+
+impl Conn {
+    /// Copies payload into the peer's ring at `at`; the caller knows that it fits.
+    pub(crate) fn put(&self, at: u32, data: &[u8]) -> Result<(), SubmitError> {
+        match &self.peer {
+            PeerElement::Mapped { element, .. } => element
+                .write(len_usize(at), data)
+                .map_err(|_| SubmitError::OutOfBounds),
+            PeerElement::Moved { token, base, ring } => {
+                let until_end = len_usize(ring.size().saturating_sub(at)).min(data.len());
+                let (first, second) = data.split_at(until_end);
+                let start = base.saturating_add(len_u32(HEADER_LEN));
+                self.move_data(*token, start.saturating_add(at), first, Signal::No)?;
+                if second.is_empty() {
+                    return Ok(());
+                }
+                self.move_data(*token, start, second, Signal::No)
+            }
+        }
+    }
+
+    /// Shows the peer how far we have written, and tells it. Only the writing half does.
+    pub(crate) fn say_producer(&self, cursor: Cursor) {
+        let word = ProducerWord { cursor }.to_ne();
+        let said = match &self.peer {
+            PeerElement::Mapped {
+                element,
+                attachment,
+                ..
+            } => {
+                element.producer().store(word, Ordering::Release);
+                attachment.signal()
+            }
+            PeerElement::Moved { token, base, .. } => {
+                self.producer.store(word, Ordering::SeqCst);
+                if self.is_left_to_driver() {
+                    return;
+                }
+                self.move_word(*token, *base, PRODUCER_AT, word)
+            }
+        };
+        match said {
+            Ok(()) => {}
+            Err(SubmitError::WouldBlock) => {
+                self.producer_owed.store(1, Ordering::SeqCst);
+                self.slot.owe(self.token());
+            }
+            Err(error) => self.submit_failed(error),
+        }
+    }
+
+    /// Shows the peer how far we have read, and tells it.
+    pub(crate) fn say_consumer(&self, cursor: Cursor) {
+        self.say(true, |word| word.cursor = cursor);
+    }
+
+    /// Sets or clears the flag for a writer that waits for space; the next signal tells of it.
+    pub(crate) fn say_blocked(&self, blocked: bool) {
+        self.say(false, |word| {
+            word.producer_flags
+                .set(ProducerFlags::WRITER_BLOCKED, blocked);
+        });
+    }
+
+    pub(super) fn say_flags(&self, flags: StateFlags) {
+        self.say(true, |word| word.state_flags.insert(flags));
+    }
+
+    /// Changes the consumer word and stores it at the peer, not before the producer word.
+    ///
+    /// Both halves and closing do so, each for a part of the word, and the peer must never see an
+    /// older word after a newer one: that takes a lock. It is held for one store, and only when
+    /// the window is updated, the ring is full, or something ends.
+    fn say(&self, signal: bool, change: impl Fn(&mut ConsumerWord)) {
+        let said = {
+            let mut consumer = self.consumer();
+            change(&mut consumer.word);
+            if consumer.is_owed || self.producer_owed.load(Ordering::SeqCst) > 0 {
+                consumer.is_owed = true;
+                return;
+            }
+            let said = self.store_consumer(consumer.word);
+            consumer.is_owed = said == Err(SubmitError::WouldBlock);
+            said
+        };
+        let said = match (said, &self.peer) {
+            (Ok(()), PeerElement::Mapped { attachment, .. }) if signal => attachment.signal(),
+            (said, _) => said,
+        };
+        match said {
+            Ok(()) => {}
+            Err(SubmitError::WouldBlock) => {
+                self.consumer().is_owed = true;
+                self.slot.owe(self.token());
+            }
+            Err(error) => self.submit_failed(error),
+        }
+    }
+
+    fn store_consumer(&self, word: ConsumerWord) -> Result<(), SubmitError> {
+        let word = word.to_ne();
+        match &self.peer {
+            PeerElement::Mapped { element, .. } => {
+                element.consumer().store(word, Ordering::Release);
+                Ok(())
+            }
+            PeerElement::Moved { token, base, .. } => {
+                self.move_word(*token, *base, CONSUMER_AT, word)
+            }
+        }
+    }
+
+    fn move_word(&self, token: DmbToken, base: u32, at: u32, word: u64) -> Result<(), SubmitError> {
+        self.move_data(
+            token,
+            base.saturating_add(at),
+            &word.to_ne_bytes(),
+            Signal::Yes,
+        )
+    }
+
+    fn move_data(
+        &self,
+        token: DmbToken,
+        at: u32,
+        data: &[u8],
+        signal: Signal,
+    ) -> Result<(), SubmitError> {
+        let Fabric::Direct(direct) = self.slot.device().fabric();
+        direct.move_data(token, at, &[IoSlice::new(data)], signal)
+    }
+
+    /// The device would not take data: the connection is over, unless the peer ended it before.
+    pub(crate) fn submit_failed(&self, error: SubmitError) {
+        self.note_peer();
+        let cause = match error {
+            SubmitError::Device(error) => Error::Device(error),
+            _ => Error::Closed(How::Aborted),
+        };
+        self.kill(cause);
+    }
+
+    /// The driver owes the peer an older producer word. It stores the newest it finds, and is told
+    /// of this one by the count.
+    fn is_left_to_driver(&self) -> bool {
+        let counted = |owed: u32| (owed > 0).then(|| owed.wrapping_add(1).max(1));
+        self.producer_owed
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, counted)
+            .is_ok()
+    }
+
+    pub(super) fn is_owing(&self) -> bool {
+        self.producer_owed.load(Ordering::SeqCst) > 0 || self.consumer().is_owed
+    }
+
+    /// For the driver: stores the words that the device was too busy for, in their order, and
+    /// lets the writer try again. Returns whether something is still owed.
+    pub(crate) fn say_again(&self) -> bool {
+        self.writer.wake();
+        match self.try_say_again() {
+            Ok(()) => self.finish_if_over(),
+            Err(SubmitError::WouldBlock) => return true,
+            Err(error) => {
+                self.producer_owed.store(0, Ordering::SeqCst);
+                self.consumer().is_owed = false;
+                self.submit_failed(error);
+                self.finish_if_over();
+            }
+        }
+        false
+    }
+
+    /// The device was too busy for data: the driver wakes the writer when it may try again.
+    pub(crate) fn ask_again(&self) {
+        self.slot.owe(self.token());
+    }
+
+    fn try_say_again(&self) -> Result<(), SubmitError> {
+        loop {
+            let owed = self.producer_owed.load(Ordering::SeqCst);
+            if owed == 0 {
+                break;
+            }
+            let word = self.producer.load(Ordering::SeqCst);
+            match &self.peer {
+                PeerElement::Mapped { attachment, .. } => attachment.signal()?,
+                PeerElement::Moved { token, base, .. } => {
+                    self.move_word(*token, *base, PRODUCER_AT, word)?;
+                }
+            }
+            let none =
+                self.producer_owed
+                    .compare_exchange(owed, 0, Ordering::SeqCst, Ordering::SeqCst);
+            if none.is_ok() {
+                break;
+            }
+        }
+        {
+            let mut consumer = self.consumer();
+            if !consumer.is_owed {
+                return Ok(());
+            }
+            self.store_consumer(consumer.word)?;
+            consumer.is_owed = false;
+        }
+        match &self.peer {
+            PeerElement::Mapped { attachment, .. } => attachment
+                .signal()
+                .inspect_err(|_| self.consumer().is_owed = true),
+            PeerElement::Moved { .. } => Ok(()),
+        }
+    }
+
+    fn consumer(&self) -> MutexGuard<'_, Consumer> {
+        self.consumer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Where the words are in an element, in bytes.
+const PRODUCER_AT: u32 = 8;
+const CONSUMER_AT: u32 = 16;
