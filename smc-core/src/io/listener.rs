@@ -31,7 +31,8 @@ pub struct ListenOptions {
 
 /// Accepts streams, SMC from clients that speak it and TCP from all others.
 ///
-/// Handshakes run on their own, a bounded number at a time, so a slow client holds up nobody. A
+/// Handshakes run on their own, so a slow client holds up nobody. Only when as many of them are
+/// under way as the endpoint allows do further clients wait for one to end, six seconds at most. A
 /// client that does not speak SMC goes straight to [`Listener::accept`]. Clients whose handshake
 /// fails for good never appear there. Dropping the listener ends what has not been accepted.
 pub struct Listener {
