@@ -246,17 +246,17 @@ step_kill() {
 
 step demo "smc demo on both runtimes, short"
 step_demo() {
-    local runtime before left
+    local runtime left
     # A runtime directory of its own, so that whatever is left in it was left by the demo.
     export SMC_RUNTIME_DIR=$scratch/run
-    before=$(ls -A /dev/shm)
+    ls -A /dev/shm >"$scratch/shm"
     for runtime in smol tokio; do
         bounded 600 cargo run "${locked[@]}" -q --release -p smc-tools -- \
             demo --size "$DEMO_BYTES" --runtime "$runtime"
     done
     left=$(
         find "$SMC_RUNTIME_DIR" -mindepth 1 || echo "$SMC_RUNTIME_DIR was not used"
-        diff <(echo "$before") <(ls -A /dev/shm) || true
+        diff "$scratch/shm" <(ls -A /dev/shm) || true
     )
     if [[ -n $left ]]; then
         printf 'left behind:\n%s\n' "$left"

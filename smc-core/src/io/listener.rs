@@ -4,7 +4,7 @@ use std::future::{Future, poll_fn};
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use event_listener::{Event, IntoNotification as _};
 
 use super::endpoint::Inner;
 use super::negotiate::{Published, Verdict};
-use super::runtime::{Acceptor, Socket};
+use super::runtime::{Acceptor, Runtime, Socket};
 use super::setup;
 use super::stream::Stream;
 use crate::config::Policy;
@@ -38,7 +38,7 @@ pub struct ListenOptions {
 pub struct Listener {
     queue: Arc<Queue>,
     local: SocketAddr,
-    acceptor: Arc<dyn Acceptor>,
+    service: Arc<Service>,
 }
 
 impl Listener {
@@ -58,17 +58,21 @@ impl Listener {
             max_ready: usize::try_from(backlog).unwrap_or(usize::MAX).max(1),
             max_handshakes: endpoint.config.max_handshakes,
         });
-        let intake = Intake {
-            queue: Arc::clone(&queue),
-            acceptor: Arc::clone(&acceptor),
+        let runtime = Arc::clone(&endpoint.runtime);
+        let service = Arc::new(Service {
+            acceptor,
             published,
-            endpoint: Arc::clone(&endpoint),
-        };
-        endpoint.runtime.spawn(Box::pin(intake.run()));
+            endpoint,
+        });
+        runtime.spawn(Box::pin(take_in(
+            Arc::clone(&queue),
+            Arc::downgrade(&service),
+            Arc::clone(&runtime),
+        )));
         Ok(Self {
             queue,
             local,
-            acceptor,
+            service,
         })
     }
 
@@ -118,7 +122,7 @@ impl Listener {
     /// The descriptor of the TCP listener, where there is one.
     #[must_use]
     pub fn tcp_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
-        self.acceptor.fd()
+        self.service.acceptor.fd()
     }
 }
 
@@ -217,41 +221,48 @@ impl Queue {
     }
 }
 
-/// The task that takes TCP connections up and sets streams up.
-struct Intake {
-    queue: Arc<Queue>,
+/// What a listener lives on. It alone owns it, so that dropping the listener closes the socket and
+/// takes the name back at once, whenever its task gets to know.
+struct Service {
     acceptor: Arc<dyn Acceptor>,
     published: Option<Arc<dyn Published>>,
     endpoint: Arc<Inner>,
 }
 
-impl Intake {
-    async fn run(self) {
-        while poll_fn(|cx| self.queue.poll_room(cx)).await.is_some() {
-            let next = poll_fn(|cx| match self.queue.poll_room(cx) {
-                Poll::Ready(None) => Poll::Ready(None),
-                _ => self.acceptor.poll_accept(cx).map(Some),
-            });
-            match next.await {
-                None => return,
-                Some(Ok((socket, peer))) => self.take_up(socket, peer),
-                Some(Err(error)) => {
-                    self.queue.put(Err(error));
-                    let at = self.endpoint.runtime.now() + PAUSE;
-                    self.endpoint.runtime.timer(at).await;
+/// The task that takes TCP connections up, for as long as there is a listener.
+async fn take_in(queue: Arc<Queue>, service: Weak<Service>, runtime: Arc<dyn Runtime>) {
+    while poll_fn(|cx| queue.poll_room(cx)).await.is_some() {
+        let next = poll_fn(|cx| {
+            let open = !matches!(queue.poll_room(cx), Poll::Ready(None));
+            match service.upgrade().filter(|_| open) {
+                None => Poll::Ready(None),
+                Some(service) => {
+                    let next = service.acceptor.poll_accept(cx);
+                    next.map(|next| Some((service, next)))
                 }
+            }
+        });
+        match next.await {
+            None => return,
+            Some((service, Ok((socket, peer)))) => service.take_up(&queue, socket, peer),
+            Some((service, Err(error))) => {
+                drop(service);
+                queue.put(Err(error));
+                runtime.timer(runtime.now() + PAUSE).await;
             }
         }
     }
+}
 
-    fn take_up(&self, socket: Arc<dyn Socket>, peer: SocketAddr) {
+impl Service {
+    fn take_up(&self, queue: &Arc<Queue>, socket: Arc<dyn Socket>, peer: SocketAddr) {
         let policy = (self.endpoint.config.policy)(&peer);
         if policy == Policy::Never {
             if let Some(published) = &self.published {
                 // A client that hoped for an answer must not wait for it.
                 published.dismiss(&*socket, peer);
             }
-            return self.queue.put(Ok((setup::not_smc(socket), peer)));
+            return queue.put(Ok((setup::not_smc(socket), peer)));
         }
         let published = self.published.as_ref();
         let verdict = published.map_or(Verdict::Plain, |all| all.verdict(&*socket, peer));
@@ -259,11 +270,11 @@ impl Intake {
             (Verdict::Clc { proposal }, _) => proposal,
             (Verdict::Plain, Policy::Require) => return,
             (Verdict::Plain, _) => {
-                return self.queue.put(Ok((setup::not_spoken(socket), peer)));
+                return queue.put(Ok((setup::not_spoken(socket), peer)));
             }
         };
-        self.queue.lock().handshakes += 1;
-        let ticket = Ticket(Arc::clone(&self.queue));
+        queue.lock().handshakes += 1;
+        let ticket = Ticket(Arc::clone(queue));
         let endpoint = Arc::clone(&self.endpoint);
         let set_up = async move {
             let set_up = setup::accept(&endpoint, socket, peer, proposal);

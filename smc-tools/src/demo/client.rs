@@ -4,7 +4,8 @@ use std::fs::File;
 use std::io::{BufRead as _, BufReader, IsTerminal as _, Read};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -25,7 +26,7 @@ pub(super) fn run(args: &Args) -> Result<bool> {
 }
 
 async fn demonstrate(args: &Args, to: &Addresses) -> Result<bool> {
-    let endpoint = net::endpoint(args)?;
+    let (endpoint, device) = net::endpoint(args)?;
     let stream = net::connect_smc(&endpoint, to).await?;
     let mode = stream.mode().clone();
     let recv_buffer = stream.recv_buffer_size();
@@ -44,6 +45,7 @@ async fn demonstrate(args: &Args, to: &Addresses) -> Result<bool> {
         }
         bar.finish_and_clear();
     }
+    net::part(endpoint, &device).await;
     print!("{report}");
     Ok(report.is_good())
 }
@@ -187,7 +189,7 @@ fn generate(state: &mut u64, buf: &mut [u8]) {
 struct Server {
     child: Child,
     /// Its end is what ends the server, even if we are killed.
-    _stdin: Option<ChildStdin>,
+    stdin: Option<ChildStdin>,
     addresses: Addresses,
 }
 
@@ -234,7 +236,7 @@ impl Server {
         };
         Ok(Self {
             child,
-            _stdin: stdin,
+            stdin,
             addresses,
         })
     }
@@ -242,11 +244,19 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended already.
+        drop(self.stdin.take());
+        let until = Instant::now() + PATIENCE;
+        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < until {
+            thread::sleep(Duration::from_millis(1));
+        }
+        // Most often it has ended by now.
         let _killed = self.child.kill();
         let _reaped = self.child.wait();
     }
 }
+
+/// How long the server may take to end.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Bytes of the file in one write.
 const CHUNK_LEN: usize = 256 * 1024;

@@ -5,7 +5,9 @@ use std::future::Future;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use futures_lite::{AsyncRead, AsyncWrite};
@@ -65,20 +67,35 @@ pub(super) fn block_on<T>(runtime: Runtime, future: impl Future<Output = Result<
     }
 }
 
-/// An endpoint with one loop device, as the arguments want it.
-pub(super) fn endpoint(args: &Args) -> Result<Endpoint> {
+/// An endpoint with one loop device, as the arguments want it, and the device to see it go.
+pub(super) fn endpoint(args: &Args) -> Result<(Endpoint, Weak<LoopDevice>)> {
     let device = LoopDevice::builder().nocopy(!args.copy).build();
-    let device = device.context("cannot open the loop device")?;
+    let device = Arc::new(device.context("cannot open the loop device")?);
+    let going = Arc::downgrade(&device);
     let builder = match args.runtime {
         Runtime::Smol => Endpoint::builder().runtime(Arc::new(SmolRuntime::new())),
         Runtime::Tokio => Endpoint::builder().runtime(Arc::new(TokioRuntime::current()?)),
     };
-    let mut builder = builder.device(Arc::new(device));
+    let mut builder = builder.device(device);
     if let Some(len) = args.buffer {
         builder = builder.recv_buffer(usize::try_from(len)?);
     }
-    Ok(builder.build()?)
+    Ok((builder.build()?, going))
 }
+
+/// Waits until the last words of connections are said and the device has taken its name back,
+/// which happens in tasks that end with the process.
+pub(super) async fn part(endpoint: Endpoint, device: &Weak<LoopDevice>) {
+    drop(endpoint);
+    let until = Instant::now() + PATIENCE;
+    while device.strong_count() > 0 && Instant::now() < until {
+        thread::sleep(Duration::from_micros(100));
+        futures_lite::future::yield_now().await;
+    }
+}
+
+/// How long parting may take.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Opens an SMC stream, or what became of it.
 pub(super) async fn connect_smc(endpoint: &Endpoint, to: &Addresses) -> Result<Stream> {

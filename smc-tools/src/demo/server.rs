@@ -2,28 +2,40 @@
 
 use std::io::{Read as _, Write as _};
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
 use std::thread;
 
 use anyhow::{Context as _, Result};
+use futures::channel::oneshot;
+use futures::future::{Either, select};
 use smc_core::Endpoint;
 
-use super::net::{Listeners, Transport, endpoint};
+use super::net::{self, Listeners, Transport};
 use super::{Args, job};
 
 /// Serves until standard input ends.
 pub(super) async fn serve(args: &Args, unix: &Path) -> Result<()> {
-    end_with_stdin();
-    let endpoint = endpoint(args)?;
+    let ended = stdin_ended();
+    let (endpoint, device) = net::endpoint(args)?;
     let (listeners, at) = Listeners::bind(args.runtime, &endpoint, unix).await?;
     println!("{} {}", at.smc, at.tcp);
     std::io::stdout()
         .flush()
         .context("cannot tell the client where to connect")?;
     let listeners = Arc::new(listeners);
-    let loops = Transport::ALL.map(|transport| accept(&endpoint, &listeners, transport));
-    futures::future::try_join_all(loops).await?;
-    Ok(())
+    let outcome = {
+        let loops = Transport::ALL.map(|transport| accept(&endpoint, &listeners, transport));
+        let serving = futures::future::try_join_all(loops);
+        match select(pin!(serving), ended).await {
+            Either::Left((failed, _)) => failed.map(drop),
+            Either::Right(_) => Ok(()),
+        }
+    };
+    // An orderly end, which leaves no names behind.
+    drop(listeners);
+    net::part(endpoint, &device).await;
+    outcome
 }
 
 async fn accept(
@@ -42,11 +54,13 @@ async fn accept(
 }
 
 /// The client holds the other end of our standard input; when it goes, so do we.
-fn end_with_stdin() {
+fn stdin_ended() -> oneshot::Receiver<()> {
+    let (ended, receiver) = oneshot::channel();
     thread::spawn(|| {
         let mut nothing = Vec::new();
         // Whatever comes of it, the client is gone.
         let _ended = std::io::stdin().read_to_end(&mut nothing);
-        std::process::exit(0);
+        let _unheard = ended.send(());
     });
+    receiver
 }
