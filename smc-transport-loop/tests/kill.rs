@@ -14,6 +14,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use smc_core::{Endpoint, Stream};
+use smc_testkit::Rng;
 use smc_transport_loop::LoopDevice;
 use support::{On, builder, open_fds, wait_until_ready};
 
@@ -65,9 +66,9 @@ async fn survive(rounds: u64, seed: u64, dir: &Path) {
     assert!(steady.mode().is_smc());
     ping(&mut steady).await;
     let fds = open_fds();
-    let mut random = seed;
+    let mut random = Rng::new(seed);
     for round in 0..rounds {
-        let delay = Duration::from_micros(next(&mut random) % 60_000);
+        let delay = Duration::from_micros(random.bits() % 60_000);
         let mut peer = start_peer(&format!("{addr} {}", dir.display()));
         if round % 8 == 0 {
             // Before it has said anything.
@@ -169,15 +170,6 @@ fn number(name: &str) -> Option<u64> {
     env::var(name)
         .ok()
         .map(|text| text.parse().expect("a number"))
-}
-
-/// SplitMix64.
-fn next(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut word = *state;
-    word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    word ^ (word >> 31)
 }
 
 /// Makes this program the peer; its arguments.

@@ -7,6 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use smc_wire::clc::Eyecatcher;
 use smc_wire::clc::Frame;
 use smc_wire::types::DeclineCode;
 
@@ -554,7 +555,8 @@ impl From<How> for Error {
 const NOT_SPOKEN: FallbackReason = FallbackReason::local(DeclineCode::PEERNOSMC);
 
 /// The beginnings of a CLC message: "SMCR" and "SMCD" in EBCDIC.
-const EYECATCHERS: [&[u8]; 2] = [b"\xe2\xd4\xc3\xd9", b"\xe2\xd4\xc3\xc4"];
+const EYECATCHERS: [[u8; EYECATCHER_LEN]; 2] =
+    [Eyecatcher::Smcr.to_bytes(), Eyecatcher::Smcd.to_bytes()];
 
 const EYECATCHER_LEN: usize = 4;
 
