@@ -1,7 +1,9 @@
-use smc_wire::types::{DmbToken, Gid};
+use smc_wire::types::{DmbToken, Gid, Qpn};
+
+use super::{Inbound, LinkFailure, OpId};
 
 /// What a device reports when it is drained.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
     /// The peer wrote into this buffer of ours and signalled. Several signals may be reported as
@@ -18,6 +20,31 @@ pub enum Event {
         /// What it says.
         event: PeerEvent,
     },
+    /// A link received a message.
+    Received {
+        /// Our queue pair.
+        link: Qpn,
+        /// The message.
+        message: Inbound,
+    },
+    /// A post has completed: the peer's device has the message and all data written before it, and
+    /// the memory written from is free again.
+    Sent {
+        /// Our queue pair.
+        link: Qpn,
+        /// What was posted.
+        op: OpId,
+    },
+    /// A link can no longer be used. What was posted and not reported as sent may or may not have
+    /// arrived; nothing more is reported of this link.
+    LinkDown {
+        /// Our queue pair.
+        link: Qpn,
+        /// Why.
+        cause: LinkFailure,
+    },
+    /// [`Rdma::addresses`](super::Rdma::addresses) has another answer than before.
+    AddressesChanged,
     /// Our device was removed; all its connections end.
     DeviceGone,
 }

@@ -2,8 +2,9 @@
 //!
 //! A [`Device`] says who it is, what it can do ([`Fabric`]), hands out what happened
 //! ([`Device::drain`]) and how to wait for more ([`Device::doorbell`]). SMC-D devices implement
-//! [`Direct`]: peers own buffers (DMBs) and move data into each other's. Optional abilities are
-//! `Option<&dyn Trait>`, so a device has all of one or nothing of it.
+//! [`Direct`]: peers own buffers (DMBs) and move data into each other's. SMC-R devices implement
+//! [`Rdma`]: links are queue pairs, and data is written into registered memory of the peer.
+//! Optional abilities are `Option<&dyn Trait>`, so a device has all of one or nothing of it.
 //!
 //! Whoever waits for a device does so in one order: **drain, arm, drain, park** on the doorbell.
 //! The second drain is what makes a lost wake-up impossible: an event that came before
@@ -18,10 +19,15 @@
 mod error;
 mod event;
 mod nocopy;
+mod rdma;
 
 pub use error::{DeviceError, SubmitError};
 pub use event::{Event, PeerEvent};
 pub use nocopy::{Attachment, Nocopy, PeerEvents};
+pub use rdma::{
+    Access, Inbound, Link, LinkAddress, LinkCounters, LinkFailure, MESSAGE_MAX, Mr, OpId,
+    PendingLink, Piece, Rdma, RdmaAddress, RoceKind, Route, SENDS_MAX, SHORT_LEN, Write,
+};
 
 use std::any::Any;
 use std::fmt::Debug;
@@ -75,6 +81,28 @@ pub trait Device: Send + Sync + Debug + Any {
 pub enum Fabric<'a> {
     /// SMC-D: data moves directly into the peer's buffer.
     Direct(&'a dyn Direct),
+    /// SMC-R: queue pairs, with RDMA writes into the peer's memory.
+    Rdma(&'a dyn Rdma),
+}
+
+impl<'a> Fabric<'a> {
+    /// The SMC-D surface, if this is an SMC-D device.
+    #[must_use]
+    pub fn direct(self) -> Option<&'a dyn Direct> {
+        match self {
+            Self::Direct(direct) => Some(direct),
+            Self::Rdma(_) => None,
+        }
+    }
+
+    /// The SMC-R surface, if this is an SMC-R device.
+    #[must_use]
+    pub fn rdma(self) -> Option<&'a dyn Rdma> {
+        match self {
+            Self::Rdma(rdma) => Some(rdma),
+            Self::Direct(_) => None,
+        }
+    }
 }
 
 /// What to wait on until a device has news.

@@ -165,6 +165,10 @@ impl Slot {
             Event::DeviceGone => self.device_gone(),
             // Connections notice a lost buffer when they write, tests are the device's business.
             Event::BufferGone(_) | Event::Peer { .. } => {}
+            Event::Received { .. }
+            | Event::Sent { .. }
+            | Event::LinkDown { .. }
+            | Event::AddressesChanged => {}
         }
     }
 

@@ -18,7 +18,7 @@ use super::setup;
 use super::stream::Stream;
 use super::target::{IntoTarget, Target};
 use crate::config::{Config, Policy};
-use crate::device::{Device, Fabric};
+use crate::device::Device;
 use crate::error::{Error, FallbackReason};
 use crate::mem::TrustPeers;
 use crate::proto::conn::State;
@@ -440,24 +440,24 @@ impl Builder {
 
 /// What the handshake has to know of our devices and settings.
 fn handshake_config(config: &Config, slots: &[Arc<Slot>]) -> handshake::Config {
-    let devices = slots.iter().enumerate().map(|(index, slot)| {
-        let Fabric::Direct(direct) = slot.device().fabric();
+    let devices = slots.iter().enumerate().filter_map(|(index, slot)| {
+        let direct = slot.device().fabric().direct()?;
         let limit = slot.device().limits().max_dmb_len;
         let max_buffer = (0..=SizeCode::MAX.code())
             .filter_map(SizeCode::new)
             .take_while(|size| size.byte_len() <= limit)
             .last()
             .unwrap_or(SizeCode::MIN);
-        DirectDevice::new(DeviceIndex(index), direct.gid(), direct.chid())
+        let device = DirectDevice::new(DeviceIndex(index), direct.gid(), direct.chid())
             .with_pnet_id(slot.device().identity().pnet_id)
             .with_nocopy(direct.nocopy().is_some())
-            .with_max_buffer(max_buffer)
+            .with_max_buffer(max_buffer);
+        Some(device)
     });
     let mut handshake = handshake::Config::new(devices.collect());
-    let native = slots.iter().find_map(|slot| {
-        let Fabric::Direct(direct) = slot.device().fabric();
-        direct.seid()
-    });
+    let native = slots
+        .iter()
+        .find_map(|slot| slot.device().fabric().direct()?.seid());
     handshake.seid = config.seid_enabled.then(|| native.unwrap_or(DEFAULT_SEID));
     handshake.ueids.clone_from(&config.ueids);
     handshake.pnet_ids.clone_from(&config.pnet_ids);

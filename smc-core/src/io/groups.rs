@@ -11,7 +11,7 @@ use smc_wire::types::Gid;
 
 use super::driver::Slot;
 use super::runtime::Runtime;
-use crate::device::{Fabric, PeerEvent};
+use crate::device::PeerEvent;
 use crate::proto::group::{
     Admission, CREATOR_PATIENCE, Cause, DeviceIndex, GroupId, Intent, Key, NoGroup, Output,
     Registry, Seat, Snapshot, State, Terminated, Terms, Waiter,
@@ -199,8 +199,8 @@ impl Groups {
                 let (Some(slot), Some(peer)) = (self.slot(key.device()), key.peer()) else {
                     return;
                 };
-                let Fabric::Direct(direct) = slot.device().fabric();
-                if let Some(events) = direct.peer_events() {
+                let direct = slot.device().fabric().direct();
+                if let Some(events) = direct.and_then(|direct| direct.peer_events()) {
                     // A peer that cannot be told finds out when it uses the group.
                     let _best_effort = events.signal_event(peer, PeerEvent::Shutdown);
                 }

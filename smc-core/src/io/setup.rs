@@ -20,7 +20,7 @@ use super::negotiate::{self, Candidate, Delivery, Withdrawn};
 use super::runtime::{Socket, SocketOptions, Timer};
 use super::stream::Stream;
 use crate::config::Policy;
-use crate::device::{Attachment, DeviceError, Direct, Dmb, Fabric};
+use crate::device::{Attachment, DeviceError, Direct, Dmb};
 use crate::error::{Error, FallbackReason, How, PeerMisbehaved};
 use crate::mem::Element;
 use crate::proto::group::{Cause, DeviceIndex};
@@ -421,8 +421,8 @@ fn slot(endpoint: &Inner, device: DeviceIndex) -> Result<&Arc<Slot>, DeviceError
 }
 
 fn direct(endpoint: &Inner, device: DeviceIndex) -> Result<&dyn Direct, DeviceError> {
-    let Fabric::Direct(direct) = slot(endpoint, device)?.device().fabric();
-    Ok(direct)
+    let fabric = slot(endpoint, device)?.device().fabric();
+    fabric.direct().ok_or(NOT_DIRECT)
 }
 
 /// Puts the connection together and hands it to the driver.
@@ -550,6 +550,9 @@ impl From<How> for Error {
         Self::Closed(how)
     }
 }
+
+/// A handshake names only devices of the fabric that it is about.
+const NOT_DIRECT: DeviceError = DeviceError::Invalid("not an SMC-D device");
 
 /// The reason of streams whose other end does not speak SMC.
 const NOT_SPOKEN: FallbackReason = FallbackReason::local(DeclineCode::PEERNOSMC);

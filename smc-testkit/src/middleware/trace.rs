@@ -266,7 +266,7 @@ impl Device for Trace {
 
     fn drain(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {
         let result = self.inner.drain(&mut |event| {
-            self.log.tell(What::Reported(event));
+            self.log.tell(What::Reported(event.clone()));
             sink(event);
         });
         result.inspect_err(|error| self.log.tell(What::DrainFailed(error.clone())))

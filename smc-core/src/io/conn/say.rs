@@ -8,7 +8,7 @@ use smc_wire::cursor::{Cursor, Ring};
 use smc_wire::types::DmbToken;
 
 use super::{Conn, len_u32, len_usize};
-use crate::device::{Attachment, Fabric, Signal, SubmitError};
+use crate::device::{Attachment, Signal, SubmitError};
 use crate::error::{Error, How};
 use crate::mem::sync::Ordering;
 use crate::mem::{Element, HEADER_LEN};
@@ -170,7 +170,9 @@ impl Conn {
         data: &[u8],
         signal: Signal,
     ) -> Result<(), SubmitError> {
-        let Fabric::Direct(direct) = self.slot.device().fabric();
+        let Some(direct) = self.slot.device().fabric().direct() else {
+            return Err(SubmitError::UnknownToken);
+        };
         direct.move_data(token, at, &[IoSlice::new(data)], signal)
     }
 

@@ -1,0 +1,315 @@
+//! The SMC-R surface of a device: queue pairs and registered memory.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use smc_wire::types::{Mac, MtuCode, Psn, Qpn, Rkey, RmbAddr, RoceGid};
+
+use super::{DeviceError, SubmitError};
+use crate::mem::Region;
+
+/// The SMC-R surface of a device.
+///
+/// Links are reliable connected queue pairs. Everything that happens on them is reported by
+/// [`Device::drain`](super::Device::drain), under the number of the queue pair:
+/// [`Event::Received`](super::Event::Received), [`Event::Sent`](super::Event::Sent),
+/// [`Event::LinkDown`](super::Event::LinkDown). Ports that come and go are an
+/// [`Event::AddressesChanged`](super::Event::AddressesChanged).
+#[async_trait]
+pub trait Rdma: Send + Sync + Debug {
+    /// The addresses under which links can be opened now: those of active ports, in the order of
+    /// the device's GID table. Empty while no port is active.
+    fn addresses(&self) -> Vec<RdmaAddress>;
+
+    /// Makes a queue pair at one of the [addresses](Self::addresses).
+    ///
+    /// Dropping the result destroys it.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::Exhausted`] when the device has no queue pair left,
+    /// [`DeviceError::Invalid`] for an address it does not have (any more), and others.
+    async fn open_link(&self, at: &RdmaAddress) -> Result<Box<dyn PendingLink>, DeviceError>;
+
+    /// Registers memory, so that links of this device can write from it and, with
+    /// [`Access::RemoteWrite`], peers can write into it.
+    ///
+    /// The memory stays alive and registered until the result is dropped.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::NoMemory`] when it cannot be pinned (a smaller buffer might still do),
+    /// [`DeviceError::Exhausted`] when the device has no registration left, and others.
+    async fn register(&self, memory: &Region, access: Access) -> Result<Arc<dyn Mr>, DeviceError>;
+}
+
+/// An address of a device: an entry of its GID table, on an active port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RdmaAddress {
+    /// The GID.
+    pub gid: RoceGid,
+    /// The kind of packets that go with it.
+    pub kind: RoceKind,
+    /// MAC of the port's network interface.
+    pub mac: Mac,
+    /// Largest packet payload that the port can send now.
+    pub mtu: MtuCode,
+    /// Number of the port, from 1.
+    pub port: u8,
+    /// The network interface that the GID belongs to, such as `eth0`.
+    pub interface: Option<String>,
+    /// VLAN of that interface, 0 without.
+    pub vlan: u16,
+}
+
+impl RdmaAddress {
+    /// An address on port 1, without interface and VLAN.
+    #[must_use]
+    pub const fn new(gid: RoceGid, kind: RoceKind, mac: Mac, mtu: MtuCode) -> Self {
+        Self {
+            gid,
+            kind,
+            mac,
+            mtu,
+            port: 1,
+            interface: None,
+            vlan: 0,
+        }
+    }
+
+    /// Sets the network interface.
+    #[must_use]
+    pub fn with_interface(mut self, name: impl Into<String>, vlan: u16) -> Self {
+        self.interface = Some(name.into());
+        self.vlan = vlan;
+        self
+    }
+
+    /// Sets the port.
+    #[must_use]
+    pub fn with_port(mut self, port: u8) -> Self {
+        self.port = port;
+        self
+    }
+}
+
+/// How packets of a GID travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(clippy::exhaustive_enums, reason = "there are two kinds of RoCE")]
+pub enum RoceKind {
+    /// Ethernet frames, within a subnet (SMC-R version 1).
+    V1,
+    /// UDP, routable (SMC-R version 2).
+    V2,
+}
+
+/// What each side tells the other about its end of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(clippy::exhaustive_structs, reason = "the protocol's own list")]
+pub struct LinkAddress {
+    /// GID of the queue pair.
+    pub gid: RoceGid,
+    /// MAC of its port.
+    pub mac: Mac,
+    /// The queue pair.
+    pub qpn: Qpn,
+    /// First packet sequence number it sends.
+    pub psn: Psn,
+    /// Path MTU: its own before it has heard of the other, then the smaller of both.
+    pub mtu: MtuCode,
+}
+
+/// A queue pair that does not know its peer yet.
+#[async_trait]
+pub trait PendingLink: Send + Sync + Debug {
+    /// Our end, to be told to the peer.
+    fn local(&self) -> LinkAddress;
+
+    /// Connects to the peer's end. When this returns, messages of the peer are received, and
+    /// messages can be posted.
+    ///
+    /// The path MTU is the smaller one of both ends.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::Invalid`] for an address that cannot be reached, and others. The queue pair
+    /// is gone then.
+    async fn connect(
+        self: Box<Self>,
+        peer: LinkAddress,
+        route: Route,
+    ) -> Result<Arc<dyn Link>, DeviceError>;
+}
+
+/// Whether a router stands between the ends of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(clippy::exhaustive_enums, reason = "one flag on the wire")]
+pub enum Route {
+    /// Same subnet: hop limit 1.
+    Direct,
+    /// Over a gateway: hop limit 64.
+    Gateway,
+}
+
+/// A connected queue pair. Dropping it destroys it; what was posted may or may not arrive.
+pub trait Link: Send + Sync + Debug {
+    /// Its number, under which events are reported.
+    fn qpn(&self) -> Qpn;
+
+    /// Posts writes into the peer's memory and a message behind them, as one chain, without
+    /// blocking.
+    ///
+    /// The peer receives the message, as a solicited one, after the data of the writes is in its
+    /// memory. Its completion is reported as [`Event::Sent`](super::Event::Sent) with `op`, in the
+    /// order of the posts; until then the memory written from must stay as it is, and registered.
+    ///
+    /// A link takes at least [`SENDS_MAX`] posts, with up to two writes each, before the first is
+    /// reported.
+    ///
+    /// # Errors
+    ///
+    /// [`SubmitError::WouldBlock`] when there is no room now, [`SubmitError::OutOfBounds`] for a
+    /// message over [`MESSAGE_MAX`] bytes or a piece outside of its memory,
+    /// [`SubmitError::PeerGone`] on a link that is down. Nothing is sent then.
+    fn post(&self, op: OpId, writes: &[Write<'_>], message: &[u8]) -> Result<(), SubmitError>;
+
+    /// Moves the queue pair to its error state: nothing more is sent or received, and nothing more
+    /// reported.
+    fn close(&self);
+
+    /// What the queue pair has counted.
+    fn counters(&self) -> LinkCounters {
+        LinkCounters::default()
+    }
+}
+
+/// Registered memory.
+pub trait Mr: Send + Sync + Debug {
+    /// The memory.
+    fn region(&self) -> &Region;
+
+    /// What a peer has to name to write into it.
+    fn rkey(&self) -> Rkey;
+
+    /// The address that a peer has to use for the first byte.
+    fn addr(&self) -> RmbAddr;
+
+    /// For the device that made it, to find its own type again.
+    fn as_any(&self) -> &dyn std::any::Any;
+}
+
+/// What registered memory is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(clippy::exhaustive_enums, reason = "the two uses SMC-R has")]
+pub enum Access {
+    /// Our links write from it.
+    Local,
+    /// Peers write into it.
+    RemoteWrite,
+}
+
+/// One RDMA WRITE: up to two pieces of our memory that become one span of the peer's.
+#[derive(Clone, Copy, Debug)]
+#[expect(clippy::exhaustive_structs, reason = "arguments of one operation")]
+pub struct Write<'a> {
+    /// Our memory, registered with the device of the link.
+    pub from: &'a dyn Mr,
+    /// The first piece.
+    pub first: Piece,
+    /// What follows it, of length 0 if nothing does.
+    pub second: Piece,
+    /// Key of the peer's memory.
+    pub rkey: Rkey,
+    /// Where in the peer's address space.
+    pub to: RmbAddr,
+}
+
+/// A span of registered memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[expect(clippy::exhaustive_structs, reason = "a span")]
+pub struct Piece {
+    /// Offset of its first byte.
+    pub at: u32,
+    /// Its length in bytes.
+    pub len: u32,
+}
+
+/// Names a post, by choice of whoever posts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[expect(clippy::exhaustive_structs, reason = "a plain number")]
+pub struct OpId(pub u64);
+
+/// What a queue pair has counted, as far as the device can tell.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LinkCounters {
+    /// Messages of ours that met a peer without a receive buffer.
+    pub rnr: Option<u64>,
+    /// The least number of our receive buffers that were ever free.
+    pub receives_low: Option<u32>,
+}
+
+/// A message that a link received.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_enums, reason = "short or long")]
+pub enum Inbound {
+    /// A message of the usual size.
+    Short([u8; SHORT_LEN]),
+    /// A message of another size.
+    Long(Box<[u8]>),
+}
+
+impl Inbound {
+    /// Takes a message as the device received it.
+    #[must_use]
+    pub fn new(message: &[u8]) -> Self {
+        match message.try_into() {
+            Ok(short) => Self::Short(short),
+            Err(_) => Self::Long(message.into()),
+        }
+    }
+
+    /// The message.
+    #[must_use]
+    pub fn as_bytes(&self) -> &[u8] {
+        match self {
+            Self::Short(bytes) => bytes,
+            Self::Long(bytes) => bytes,
+        }
+    }
+}
+
+/// Why a link went down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LinkFailure {
+    /// The peer did not acknowledge in all retries.
+    #[error("peer does not acknowledge")]
+    RetryExceeded,
+    /// The peer had no receive buffer in all retries.
+    #[error("peer has no receive buffer")]
+    RnrExceeded,
+    /// The peer refused a write: key, address or length are not its own.
+    #[error("peer refused a write")]
+    RemoteAccess,
+    /// The queue pair went to its error state, by us or by the device.
+    #[error("queue pair was flushed")]
+    Flushed,
+    /// The port is not active, or the GID of the link is gone.
+    #[error("port went down")]
+    PortDown,
+    /// The device failed.
+    #[error("device failed: {0}")]
+    Device(&'static str),
+}
+
+/// Posts that a link takes before the first completes: CDC and LLC messages together.
+pub const SENDS_MAX: usize = 16;
+
+/// Usual size of a message in bytes.
+pub const SHORT_LEN: usize = 44;
+
+/// Longest message in bytes (SMC-R version 2).
+pub const MESSAGE_MAX: usize = 8192;
