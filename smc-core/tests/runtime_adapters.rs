@@ -66,7 +66,9 @@ async fn the_address_is_known_before_the_connection(rt: Arc<dyn Runtime>) {
         SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
         (Ipv6Addr::LOCALHOST, 0).into(),
     ] {
-        let acceptor = rt.bind(at, &SocketOptions::default()).unwrap();
+        let acceptor = rt
+            .bind(at, &SocketOptions::default(), &mut |_| Ok(()))
+            .unwrap();
         let to = acceptor.local_addr().unwrap();
         let mut announced = None;
         let client = rt
@@ -86,7 +88,9 @@ async fn the_address_is_known_before_the_connection(rt: Arc<dyn Runtime>) {
 }
 
 async fn a_refusal_of_the_hook_is_the_result(rt: Arc<dyn Runtime>) {
-    let acceptor = rt.bind(loopback(), &SocketOptions::default()).unwrap();
+    let acceptor = rt
+        .bind(loopback(), &SocketOptions::default(), &mut |_| Ok(()))
+        .unwrap();
     let to = acceptor.local_addr().unwrap();
     let refused = rt
         .connect(to, &SocketOptions::default(), &mut |_| {
@@ -100,7 +104,7 @@ async fn a_refusal_of_the_hook_is_the_result(rt: Arc<dyn Runtime>) {
 
 async fn nobody_listening_is_connection_refused(rt: Arc<dyn Runtime>) {
     let to = rt
-        .bind(loopback(), &SocketOptions::default())
+        .bind(loopback(), &SocketOptions::default(), &mut |_| Ok(()))
         .unwrap()
         .local_addr()
         .unwrap();
@@ -114,7 +118,9 @@ async fn nobody_listening_is_connection_refused(rt: Arc<dyn Runtime>) {
 }
 
 async fn a_given_local_address_is_used(rt: Arc<dyn Runtime>) {
-    let acceptor = rt.bind(loopback(), &SocketOptions::default()).unwrap();
+    let acceptor = rt
+        .bind(loopback(), &SocketOptions::default(), &mut |_| Ok(()))
+        .unwrap();
     let to = acceptor.local_addr().unwrap();
     let mut options = SocketOptions::default();
     options.local = Some((Ipv4Addr::new(127, 0, 0, 9), 0).into());
@@ -209,7 +215,9 @@ async fn options_read_back(rt: Arc<dyn Runtime>) {
 }
 
 async fn ports_do_not_run_out(rt: Arc<dyn Runtime>) {
-    let acceptor = rt.bind(loopback(), &SocketOptions::default()).unwrap();
+    let acceptor = rt
+        .bind(loopback(), &SocketOptions::default(), &mut |_| Ok(()))
+        .unwrap();
     let to = acceptor.local_addr().unwrap();
     for _ in 0..500 {
         drop(
@@ -304,9 +312,11 @@ async fn both_families_listen(rt: Arc<dyn Runtime>) {
     options.reuse_port = true;
     options.backlog = Some(4);
     let acceptor = rt
-        .bind((Ipv6Addr::UNSPECIFIED, 0).into(), &options)
+        .bind((Ipv6Addr::UNSPECIFIED, 0).into(), &options, &mut |_| Ok(()))
         .unwrap();
-    let again = rt.bind(acceptor.local_addr().unwrap(), &options).unwrap();
+    let again = rt
+        .bind(acceptor.local_addr().unwrap(), &options, &mut |_| Ok(()))
+        .unwrap();
     drop(again);
     let port = acceptor.local_addr().unwrap().port();
     let to = (Ipv4Addr::LOCALHOST, port).into();
@@ -319,7 +329,9 @@ async fn both_families_listen(rt: Arc<dyn Runtime>) {
 }
 
 async fn pair(rt: &dyn Runtime) -> (Arc<dyn Socket>, Arc<dyn Socket>) {
-    let acceptor = rt.bind(loopback(), &SocketOptions::default()).unwrap();
+    let acceptor = rt
+        .bind(loopback(), &SocketOptions::default(), &mut |_| Ok(()))
+        .unwrap();
     let to = acceptor.local_addr().unwrap();
     let client = rt
         .connect(to, &SocketOptions::default(), &mut |_| Ok(()))

@@ -257,18 +257,18 @@ async fn take_in(queue: Arc<Queue>, service: Weak<Service>, runtime: Arc<dyn Run
 impl Service {
     fn take_up(&self, queue: &Arc<Queue>, socket: Arc<dyn Socket>, peer: SocketAddr) {
         let policy = (self.endpoint.config.policy)(&peer);
-        if policy == Policy::Never {
-            if let Some(published) = &self.published {
-                // A client that hoped for an answer must not wait for it.
-                published.dismiss(&*socket, peer);
-            }
-            return queue.put(Ok((setup::not_smc(socket), peer)));
-        }
-        let published = self.published.as_ref();
-        let verdict = published.map_or(Verdict::Plain, |all| all.verdict(&*socket, peer));
+        let verdict = match (&self.published, policy) {
+            (None, _) => Verdict::Plain,
+            // A client that hoped for an answer must not wait for it.
+            (Some(published), Policy::Never) => published.dismiss(&*socket, peer),
+            (Some(published), _) => published.verdict(&*socket, peer),
+        };
         let proposal = match (verdict, policy) {
             (Verdict::Clc { proposal }, _) => proposal,
             (Verdict::Plain, Policy::Require) => return,
+            (Verdict::Plain, Policy::Never) => {
+                return queue.put(Ok((setup::not_smc(socket), peer)));
+            }
             (Verdict::Plain, _) => {
                 return queue.put(Ok((setup::not_spoken(socket), peer)));
             }
@@ -277,7 +277,12 @@ impl Service {
         let ticket = Ticket(Arc::clone(queue));
         let endpoint = Arc::clone(&self.endpoint);
         let set_up = async move {
-            let set_up = setup::accept(&endpoint, socket, peer, proposal);
+            let set_up = async {
+                match policy {
+                    Policy::Never => setup::decline_all(&endpoint, socket).await,
+                    _ => setup::accept(&endpoint, socket, peer, proposal).await,
+                }
+            };
             match ticket.0.while_listening(set_up).await {
                 Some(Ok(stream)) if policy != Policy::Require || stream.mode().is_smc() => {
                     ticket.0.put(Ok((stream, peer)));

@@ -126,8 +126,9 @@ impl Published for Scripted {
         self.orders.verdict.clone().unwrap_or_else(offered)
     }
 
-    fn dismiss(&self, _socket: &dyn Socket, _peer: SocketAddr) {
+    fn dismiss(&self, _socket: &dyn Socket, _peer: SocketAddr) -> Verdict {
         self.seen.dismissed.fetch_add(1, Ordering::SeqCst);
+        Verdict::Plain
     }
 }
 

@@ -164,7 +164,9 @@ impl World {
 
     /// A TCP listener for a scripted server.
     pub(crate) fn acceptor(&self) -> Arc<dyn Acceptor> {
-        self.rt.bind(anywhere(), &SocketOptions::default()).unwrap()
+        self.rt
+            .bind(anywhere(), &SocketOptions::default(), &mut |_| Ok(()))
+            .unwrap()
     }
 
     /// Application data goes both ways over the TCP connection, to the end, with nothing missing

@@ -90,7 +90,7 @@ impl World {
     }
 
     fn server_with(&self, at: SocketAddr, options: &SocketOptions, local: &Local) -> Server {
-        let acceptor = self.rt.bind(at, options).unwrap();
+        let acceptor = self.rt.bind(at, options, &mut |_| Ok(())).unwrap();
         let at = acceptor.local_addr().unwrap();
         let published = local.publish(&self.rt, at, acceptor.fd()).unwrap();
         Server {

@@ -223,7 +223,7 @@ fn of_two_listeners_on_a_port_the_one_that_speaks_smc_gets_the_offers() {
         let mut options = SocketOptions::default();
         options.reuse_port = true;
         let smc = world.server_with(loopback(0), &options, &world.local());
-        let plain = world.rt.bind(smc.at(), &options).unwrap();
+        let plain = world.rt.bind(smc.at(), &options, &mut |_| Ok(())).unwrap();
         let client = world.client();
         let mut kept = Vec::new();
         let (mut with, mut without) = (0, 0);
@@ -288,7 +288,10 @@ fn a_plain_listener_on_the_very_address_wins_over_a_wildcard() {
         options.reuse_port = true;
         let any = (Ipv4Addr::UNSPECIFIED, 0).into();
         let smc = world.server_with(any, &options, &world.local());
-        let plain = world.rt.bind(loopback(smc.port()), &options).unwrap();
+        let plain = world
+            .rt
+            .bind(loopback(smc.port()), &options, &mut |_| Ok(()))
+            .unwrap();
         let dialled = world.dial(&*world.client(), loopback(smc.port())).await;
         assert!(dialled.offer.is_none());
         poll_fn(|cx| plain.poll_accept(cx)).await.unwrap();
@@ -402,7 +405,7 @@ fn assumptions_and_chains() {
             let chain = Chain::new(links);
             let acceptor = world
                 .rt
-                .bind(loopback(0), &SocketOptions::default())
+                .bind(loopback(0), &SocketOptions::default(), &mut |_| Ok(()))
                 .unwrap();
             let at = acceptor.local_addr().unwrap();
             let published = chain.publish(&world.rt, at, acceptor.fd()).unwrap();

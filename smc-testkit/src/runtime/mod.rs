@@ -41,8 +41,10 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use smc_core::io::runtime::{
-    Acceptor, BeforeConnect, Runtime, Socket, SocketOptions, Task, Timer, Watch,
+    Acceptor, BeforeConnect, BeforeListen, InterfaceAddress, Runtime, Socket, SocketOptions, Task,
+    Timer, Watch,
 };
+use smc_core::proto::handshake::Subnet;
 
 use executor::Core;
 use net::Net;
@@ -130,6 +132,12 @@ impl VirtualRuntime {
         self.net.add_host(name, addresses);
     }
 
+    /// Gives the virtual host an interface with this address; it has none before. All endpoints on
+    /// this runtime see it, whatever host they play.
+    pub fn add_interface(&self, name: &str, subnet: Subnet) {
+        self.net.add_interface(InterfaceAddress::new(name, subnet));
+    }
+
     /// Resets every TCP connection that has this address at one of its ends; gives their number.
     pub fn cut(&self, address: SocketAddr) -> usize {
         self.net.cut(address)
@@ -185,8 +193,17 @@ impl Runtime for Handle {
         self.net.connect(to, options, before).await
     }
 
-    fn bind(&self, at: SocketAddr, options: &SocketOptions) -> io::Result<Arc<dyn Acceptor>> {
-        self.net.bind(at, options)
+    fn bind(
+        &self,
+        at: SocketAddr,
+        options: &SocketOptions,
+        before: &mut BeforeListen<'_>,
+    ) -> io::Result<Arc<dyn Acceptor>> {
+        self.net.bind(at, options, before)
+    }
+
+    fn interfaces(&self) -> Vec<InterfaceAddress> {
+        self.net.interfaces()
     }
 
     fn watch(&self, _fd: BorrowedFd<'_>) -> io::Result<Box<dyn Watch>> {

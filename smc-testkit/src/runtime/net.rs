@@ -5,7 +5,9 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-use smc_core::io::runtime::{Acceptor, BeforeConnect, Socket, SocketOptions, Unconnected};
+use smc_core::io::runtime::{
+    Acceptor, BeforeConnect, BeforeListen, InterfaceAddress, Socket, SocketOptions, Unconnected,
+};
 
 use super::executor::Core;
 use super::socket::{VirtualAcceptor, VirtualSocket};
@@ -20,6 +22,7 @@ struct State {
     listeners: BTreeMap<SocketAddr, Weak<VirtualAcceptor>>,
     hosts: BTreeMap<String, Vec<IpAddr>>,
     connections: Vec<Weak<VirtualSocket>>,
+    interfaces: Vec<InterfaceAddress>,
     next_port: u16,
 }
 
@@ -30,6 +33,7 @@ impl Net {
             listeners: BTreeMap::new(),
             hosts: BTreeMap::from([("localhost".to_owned(), localhost)]),
             connections: Vec::new(),
+            interfaces: Vec::new(),
             next_port: FIRST_PORT,
         };
         Self {
@@ -42,6 +46,14 @@ impl Net {
         self.state()
             .hosts
             .insert(name.to_owned(), addresses.to_vec());
+    }
+
+    pub(super) fn add_interface(&self, interface: InterfaceAddress) {
+        self.state().interfaces.push(interface);
+    }
+
+    pub(super) fn interfaces(&self) -> Vec<InterfaceAddress> {
+        self.state().interfaces.clone()
     }
 
     pub(super) fn resolve(&self, host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
@@ -94,6 +106,7 @@ impl Net {
         self: &Arc<Self>,
         at: SocketAddr,
         options: &SocketOptions,
+        before: &mut BeforeListen<'_>,
     ) -> io::Result<Arc<dyn Acceptor>> {
         let port = if at.port() == 0 {
             self.take_port(0)
@@ -101,6 +114,7 @@ impl Net {
             at.port()
         };
         let local = SocketAddr::new(at.ip(), port);
+        before(&Unconnected::new(local, None))?;
         let backlog = usize::try_from(options.backlog.unwrap_or(1024)).unwrap_or(usize::MAX);
         let mut state = self.state();
         if state

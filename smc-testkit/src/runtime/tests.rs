@@ -39,7 +39,9 @@ fn a_timer_in_the_past_completes_at_once() {
 fn a_deadlock_names_who_waits_and_for_what() {
     let runtime = VirtualRuntime::new(1);
     let handle = runtime.handle();
-    let acceptor = handle.bind(addr(AT), &SocketOptions::default()).unwrap();
+    let acceptor = handle
+        .bind(addr(AT), &SocketOptions::default(), &mut |_| Ok(()))
+        .unwrap();
     runtime.spawn_named("server", async move {
         let _ = poll_fn(|cx| acceptor.poll_accept(cx)).await;
     });
@@ -209,8 +211,10 @@ fn nobody_listens_nobody_connects() {
     let error = runtime.block_on(attempt).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused);
 
-    let _first = handle.bind(addr(AT), &options).unwrap();
-    let error = handle.bind(addr(AT), &options).unwrap_err();
+    let _first = handle.bind(addr(AT), &options, &mut |_| Ok(())).unwrap();
+    let error = handle
+        .bind(addr(AT), &options, &mut |_| Ok(()))
+        .unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
 }
 
@@ -239,7 +243,7 @@ fn descriptors_cannot_be_watched() {
 fn connected(runtime: &VirtualRuntime) -> (Arc<dyn Socket>, Arc<dyn Socket>) {
     let handle = runtime.handle();
     let options = SocketOptions::default();
-    let acceptor = handle.bind(addr(AT), &options).unwrap();
+    let acceptor = handle.bind(addr(AT), &options, &mut |_| Ok(())).unwrap();
     runtime.block_on(async {
         let mut seen = None;
         let mut before = |socket: &smc_core::io::runtime::Unconnected<'_>| {

@@ -74,6 +74,10 @@ impl Published for Assume {
     fn verdict(&self, _socket: &dyn Socket, _peer: SocketAddr) -> Verdict {
         Verdict::Clc { proposal: None }
     }
+
+    fn dismiss(&self, socket: &dyn Socket, peer: SocketAddr) -> Verdict {
+        self.verdict(socket, peer)
+    }
 }
 
 /// Nobody speaks SMC: all connections are plain TCP.

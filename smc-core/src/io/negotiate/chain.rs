@@ -14,7 +14,8 @@ use crate::io::runtime::{Runtime, Socket, Unconnected};
 ///
 /// A client makes its offer through the first one that has an answer for the address and the
 /// socket; a listener is published through all of them, and the first verdict other than
-/// [`Verdict::Plain`] counts.
+/// [`Verdict::Plain`] counts. One that has an answer for every address, such as
+/// [`Assume`](super::Assume) or the TCP option, belongs at the end.
 #[derive(Clone, Debug)]
 pub struct Chain {
     links: Vec<Arc<dyn Negotiation>>,
@@ -35,6 +36,10 @@ impl Negotiation for Chain {
         Arc::new(Clients(
             self.links.iter().map(|link| link.client(runtime)).collect(),
         ))
+    }
+
+    fn prepare(&self, socket: &Unconnected<'_>) {
+        self.links.iter().for_each(|link| link.prepare(socket));
     }
 
     /// Publishes where that is possible.
@@ -102,9 +107,15 @@ impl Published for PublishedMany {
             .unwrap_or(Verdict::Plain)
     }
 
-    fn dismiss(&self, socket: &dyn Socket, peer: SocketAddr) {
-        self.0
+    /// Tells all of them.
+    fn dismiss(&self, socket: &dyn Socket, peer: SocketAddr) -> Verdict {
+        let verdicts = self
+            .0
             .iter()
-            .for_each(|published| published.dismiss(socket, peer));
+            .map(|published| published.dismiss(socket, peer));
+        verdicts.fold(Verdict::Plain, |first, next| match first {
+            Verdict::Plain => next,
+            clc @ Verdict::Clc { .. } => clc,
+        })
     }
 }

@@ -4,12 +4,14 @@
 //! step of endpoints and listeners, a [`Negotiation`]:
 //!
 //! - [`Local`]: on the same host, through a directory that only the user can reach. The default.
+//! - `SynOption`: by that TCP option, and so with kernels; see `option` (feature `syn-option`).
 //! - [`Assume`]: both ends were told by configuration.
 //! - [`Never`]: nobody does.
 //! - [`Chain`]: several of them, the first that knows wins.
 //!
 //! ```text
 //!   client                                          server
+//!                                                   prepare(socket)   before it listens
 //!   look_up(to)             is anybody there?       publish(listener)
 //!   offer(socket, PROPOSAL) before it connects
 //!   connect  ---------------- TCP ----------------  accept
@@ -33,12 +35,16 @@ mod assume;
 mod chain;
 mod credentials;
 pub mod local;
+#[cfg(feature = "syn-option")]
+pub mod option;
 pub mod passed;
 
 pub use assume::{Assume, Never};
 pub use chain::Chain;
 pub use credentials::Credentials;
 pub use local::{Local, runtime_dir, runtime_dirs};
+#[cfg(feature = "syn-option")]
+pub use option::SynOption;
 
 use std::fmt::Debug;
 use std::io;
@@ -55,6 +61,14 @@ use super::runtime::{Runtime, Socket, Unconnected};
 pub trait Negotiation: Debug + Send + Sync + 'static {
     /// The client side, one per endpoint. Futures of the result have to run on `runtime`.
     fn client(&self, runtime: &Arc<dyn Runtime>) -> Arc<dyn Client>;
+
+    /// Sees the TCP socket of a listener after it was bound and before it listens.
+    ///
+    /// For what cannot be done to a listening socket any more. Does not wait. What goes wrong here
+    /// shows in [`Negotiation::publish`], which follows for the same socket.
+    fn prepare(&self, socket: &Unconnected<'_>) {
+        let _ = socket;
+    }
 
     /// Makes a listening TCP socket known as one that speaks SMC, until the result is dropped.
     ///
@@ -137,8 +151,12 @@ pub trait Published: Debug + Send + Sync {
 
     /// Asked instead of [`Published::verdict`]: says that this connection is going to be plain TCP
     /// in any case. A client that was able to make an offer learns of it, so that it does not wait.
-    fn dismiss(&self, socket: &dyn Socket, peer: SocketAddr) {
+    ///
+    /// [`Verdict::Clc`] means that the client cannot be told but by a DECLINE: it has begun to
+    /// speak CLC on TCP, or will.
+    fn dismiss(&self, socket: &dyn Socket, peer: SocketAddr) -> Verdict {
         let _ = (socket, peer);
+        Verdict::Plain
     }
 }
 

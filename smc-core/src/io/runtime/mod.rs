@@ -6,6 +6,7 @@
 
 #[cfg(any(feature = "runtime-tokio", feature = "runtime-smol"))]
 mod connect;
+mod interfaces;
 #[cfg(any(feature = "runtime-tokio", feature = "runtime-smol"))]
 mod net;
 #[cfg(feature = "runtime-smol")]
@@ -24,6 +25,8 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+
+use crate::proto::handshake::Subnet;
 
 /// A task for [`Runtime::spawn`].
 pub type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -67,10 +70,17 @@ pub trait Runtime: Send + Sync + Debug + 'static {
 
     /// Listens on a TCP address.
     ///
+    /// The socket is bound first; then `before` is called with it, then it listens.
+    ///
     /// # Errors
     ///
-    /// As `bind(2)` and `listen(2)`.
-    fn bind(&self, at: SocketAddr, options: &SocketOptions) -> io::Result<Arc<dyn Acceptor>>;
+    /// As `bind(2)` and `listen(2)`, or what `before` returned.
+    fn bind(
+        &self,
+        at: SocketAddr,
+        options: &SocketOptions,
+        before: &mut BeforeListen<'_>,
+    ) -> io::Result<Arc<dyn Acceptor>>;
 
     /// Watches a descriptor for becoming readable. The runtime keeps a duplicate of it.
     ///
@@ -78,12 +88,41 @@ pub trait Runtime: Send + Sync + Debug + 'static {
     ///
     /// When it cannot be watched, or the runtime has no reactor.
     fn watch(&self, fd: BorrowedFd<'_>) -> io::Result<Box<dyn Watch>>;
+
+    /// Addresses of the host's network interfaces now; none if the system does not tell.
+    fn interfaces(&self) -> Vec<InterfaceAddress> {
+        interfaces::of_this_host()
+    }
+}
+
+/// An address of a network interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct InterfaceAddress {
+    /// Name of the interface, such as `eth0`.
+    pub name: String,
+    /// The address and its subnet.
+    pub subnet: Subnet,
+}
+
+impl InterfaceAddress {
+    /// An address of this interface.
+    #[must_use]
+    pub fn new(name: impl Into<String>, subnet: Subnet) -> Self {
+        Self {
+            name: name.into(),
+            subnet,
+        }
+    }
 }
 
 /// Called with a socket that is bound and not yet connected.
 pub type BeforeConnect<'a> = dyn FnMut(&Unconnected<'_>) -> io::Result<()> + Send + 'a;
 
-/// A socket on its way to being connected.
+/// Called with a socket that is bound and does not listen yet.
+pub type BeforeListen<'a> = dyn FnMut(&Unconnected<'_>) -> io::Result<()> + 'a;
+
+/// A socket on its way to being connected, or to listening.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Unconnected<'a> {

@@ -16,7 +16,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendFlags, SocketFlags, SocketType, sockopt,
 };
 
-use super::{Acceptor, Socket, SocketOptions, Watch};
+use super::{Acceptor, BeforeListen, Socket, SocketOptions, Unconnected, Watch};
 
 /// A descriptor that a reactor looks after. Keeps one waker per side, the last one given.
 pub(super) trait Registered: AsFd + Debug + Send + Sync + 'static {
@@ -206,8 +206,12 @@ impl<R: Registered> Watch for FdWatch<R> {
     }
 }
 
-/// A nonblocking listening socket.
-pub(super) fn listen(at: SocketAddr, options: &SocketOptions) -> io::Result<OwnedFd> {
+/// Binds a nonblocking socket, shows it to `before` and lets it listen.
+pub(super) fn listen(
+    at: SocketAddr,
+    options: &SocketOptions,
+    before: &mut BeforeListen<'_>,
+) -> io::Result<OwnedFd> {
     let fd = stream(at)?;
     sockopt::set_socket_reuseaddr(&fd, true)?;
     if options.reuse_port {
@@ -217,6 +221,7 @@ pub(super) fn listen(at: SocketAddr, options: &SocketOptions) -> io::Result<Owne
         sockopt::set_ipv6_v6only(&fd, only)?;
     }
     rustix::net::bind(&fd, &at)?;
+    before(&Unconnected::new(local_addr(fd.as_fd())?, Some(fd.as_fd())))?;
     let backlog = options
         .backlog
         .map_or(BACKLOG, |n| i32::try_from(n).unwrap_or(i32::MAX));

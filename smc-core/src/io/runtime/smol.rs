@@ -13,7 +13,9 @@ use async_trait::async_trait;
 
 use super::connect::{self, Begun};
 use super::net::{self, Done, FdWatch, Registered, Side, TcpAcceptor, TcpSocket};
-use super::{Acceptor, BeforeConnect, Runtime, Socket, SocketOptions, Task, Timer, Watch};
+use super::{
+    Acceptor, BeforeConnect, BeforeListen, Runtime, Socket, SocketOptions, Task, Timer, Watch,
+};
 
 /// async-io's reactor, with smol's global executor or one of the caller's.
 #[derive(Clone, Debug, Default)]
@@ -96,8 +98,14 @@ impl Runtime for SmolRuntime {
         }))
     }
 
-    fn bind(&self, at: SocketAddr, options: &SocketOptions) -> io::Result<Arc<dyn Acceptor>> {
-        Ok(Arc::new(TcpAcceptor(Io::new(net::listen(at, options)?)?)))
+    fn bind(
+        &self,
+        at: SocketAddr,
+        options: &SocketOptions,
+        before: &mut BeforeListen<'_>,
+    ) -> io::Result<Arc<dyn Acceptor>> {
+        let fd = net::listen(at, options, before)?;
+        Ok(Arc::new(TcpAcceptor(Io::new(fd)?)))
     }
 
     fn watch(&self, fd: BorrowedFd<'_>) -> io::Result<Box<dyn Watch>> {

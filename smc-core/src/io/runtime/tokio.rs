@@ -14,7 +14,9 @@ use async_trait::async_trait;
 
 use super::connect::{self, Begun};
 use super::net::{self, Done, FdWatch, Registered, Side, TcpAcceptor, TcpSocket};
-use super::{Acceptor, BeforeConnect, Runtime, Socket, SocketOptions, Task, Timer, Watch};
+use super::{
+    Acceptor, BeforeConnect, BeforeListen, Runtime, Socket, SocketOptions, Task, Timer, Watch,
+};
 
 /// A tokio runtime, by handle. Its methods may be called from anywhere, also from threads that
 /// are not tokio's.
@@ -107,10 +109,14 @@ impl Runtime for TokioRuntime {
         }))
     }
 
-    fn bind(&self, at: SocketAddr, options: &SocketOptions) -> io::Result<Arc<dyn Acceptor>> {
-        Ok(Arc::new(TcpAcceptor(
-            self.register(net::listen(at, options)?)?,
-        )))
+    fn bind(
+        &self,
+        at: SocketAddr,
+        options: &SocketOptions,
+        before: &mut BeforeListen<'_>,
+    ) -> io::Result<Arc<dyn Acceptor>> {
+        let fd = net::listen(at, options, before)?;
+        Ok(Arc::new(TcpAcceptor(self.register(fd)?)))
     }
 
     fn watch(&self, fd: BorrowedFd<'_>) -> io::Result<Box<dyn Watch>> {

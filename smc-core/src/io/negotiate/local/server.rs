@@ -94,8 +94,9 @@ impl Published for Listening {
         }
     }
 
-    fn dismiss(&self, socket: &dyn Socket, peer: SocketAddr) {
+    fn dismiss(&self, socket: &dyn Socket, peer: SocketAddr) -> Verdict {
         self.with_announced(socket, peer, Inbox::refuse);
+        Verdict::Plain
     }
 }
 
@@ -191,7 +192,7 @@ impl Shared {
         };
         let meeting = self
             .runtime
-            .bind(SocketAddr::new(proof.to, 0), &options)
+            .bind(SocketAddr::new(proof.to, 0), &options, &mut |_| Ok(()))
             .ok()?;
         let port = meeting.local_addr().ok()?.port();
         lock(&self.inbox).tell(proof.channel, ToClient::Meet { id: proof.id, port });

@@ -1,0 +1,388 @@
+//! Pinning the program for everybody, and taking it away again.
+
+use std::fs::{self, DirBuilder, Permissions};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::io::Errno;
+
+use super::bpf::{self, LinkInfo, Map};
+use super::cgroup::Cgroup;
+use super::error::SetupError;
+use super::{SynOption, is_missing, program};
+
+/// Lets processes without privileges send the option: what `smc setup` does.
+///
+/// Loads the program, attaches it to a cgroup, and leaves its map in a bpf file system, where
+/// [`SynOption::pinned`] finds it. All of it lasts until [`Setup::undo`] or the next boot. It takes
+/// root, or `CAP_BPF`, `CAP_NET_ADMIN` and the right to write there.
+///
+/// What a map may be used for is to mark one's own sockets and to read what became of them, so
+/// there is no harm in everybody having it.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    cgroup: Option<PathBuf>,
+    directory: PathBuf,
+    mode: u32,
+    group: Option<u32>,
+}
+
+impl Setup {
+    /// Where it is pinned unless told otherwise.
+    pub const DIRECTORY: &str = "/sys/fs/bpf/smc";
+
+    /// For all processes of all users, pinned in [`Setup::DIRECTORY`].
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// For processes of this cgroup and those below it only.
+    #[must_use]
+    pub fn cgroup(mut self, path: impl Into<PathBuf>) -> Self {
+        self.cgroup = Some(path.into());
+        self
+    }
+
+    /// Pins in this directory of a bpf file system.
+    #[must_use]
+    pub fn directory(mut self, path: impl Into<PathBuf>) -> Self {
+        self.directory = path.into();
+        self
+    }
+
+    /// Sets who may use the map, 0666 if not told. Users have to be able to read and write it.
+    #[must_use]
+    pub fn mode(mut self, mode: u32) -> Self {
+        self.mode = mode & 0o777;
+        self
+    }
+
+    /// Sets the group of the map.
+    #[must_use]
+    pub fn group(mut self, gid: u32) -> Self {
+        self.group = Some(gid);
+        self
+    }
+
+    /// Does it. If it is done already, only mode and group are set.
+    ///
+    /// # Errors
+    ///
+    /// What is missing, or in the way. Nothing has changed then.
+    pub fn install(&self) -> Result<Installed, SetupError> {
+        let cgroup = match &self.cgroup {
+            Some(path) => Cgroup::open(path)?,
+            None => Cgroup::root()?,
+        };
+        require_bpffs(&self.directory)?;
+        let is_new = !self.is_there(&cgroup)?;
+        if is_new {
+            refuse_second(&cgroup)?;
+            self.pin(&cgroup)?;
+        }
+        self.permit()?;
+        Ok(Installed {
+            is_new,
+            status: self.status()?,
+        })
+    }
+
+    /// What is there. Says less to users who may not see the program.
+    ///
+    /// # Errors
+    ///
+    /// [`SetupError::NotInstalled`] if nothing is there; if it cannot be looked at.
+    pub fn status(&self) -> Result<Status, SetupError> {
+        let map = self.map();
+        let found = match fs::metadata(&map) {
+            Ok(found) => found,
+            Err(error) if is_missing(&error) => return Err(self.not_installed()),
+            Err(error) => return Err(SetupError::file("look at", &map)(error)),
+        };
+        let link = match self.link() {
+            Ok(link) => link.map(|(_, info)| info),
+            Err(SetupError::NotPermitted { .. }) => None,
+            Err(error) => return Err(error),
+        };
+        let cgroup = link.as_ref().and_then(|link| Cgroup::find(link.cgroup));
+        let mut others = Vec::new();
+        if let (Some(link), Some(path)) = (&link, &cgroup) {
+            others = bpf::programs(Cgroup::open(path)?.as_fd()).unwrap_or_default();
+            others.retain(|id| *id != link.program);
+        }
+        let effective = match SynOption::pinned_in(&self.directory) {
+            Ok(option) => option.is_effective().ok().flatten(),
+            Err(SetupError::NotAttached { .. }) => Some(false),
+            Err(_) => None,
+        };
+        Ok(Status {
+            mode: found.mode() & 0o777,
+            uid: found.uid(),
+            gid: found.gid(),
+            program: link.as_ref().map(|link| link.program),
+            is_attached: link.map(|link| link.cgroup != 0),
+            cgroup,
+            others,
+            is_effective: effective,
+            closed: closed_directory(&map, found.mode()),
+            map,
+        })
+    }
+
+    /// Ends the program and removes what is pinned. Says whether there was anything.
+    ///
+    /// Connections go on as they are. Processes that use the map make plain TCP from now on.
+    ///
+    /// # Errors
+    ///
+    /// [`SetupError::Foreign`] if something else is pinned there; if it cannot be removed.
+    pub fn undo(&self) -> Result<bool, SetupError> {
+        let link = self.link()?;
+        if let Some((link, info)) = &link {
+            let program = bpf::program(info.program).and_then(|fd| bpf::program_info(&fd));
+            let is_ours = info.cgroup == 0 || program.is_ok_and(|it| it.is_called(program::NAME));
+            if !info.is_sock_ops() || !is_ours {
+                let path = self.link_path();
+                return Err(SetupError::Foreign { path });
+            }
+            let path = self.link_path();
+            bpf::detach(link).map_err(SetupError::file("detach", &path))?;
+        }
+        let map = self.remove(&self.map())?;
+        let link = self.remove(&self.link_path())?;
+        // Somebody else may have put something there, and is welcome.
+        let _ = fs::remove_dir(&self.directory);
+        Ok(map || link)
+    }
+
+    /// Whether it is installed for this cgroup. Clears away what is left of a broken one.
+    fn is_there(&self, cgroup: &Cgroup) -> Result<bool, SetupError> {
+        let map = match open_map(&self.directory) {
+            Ok(map) => Some(map),
+            Err(SetupError::NotInstalled { .. }) => None,
+            Err(error) => return Err(error),
+        };
+        let link = self.link()?.filter(|(_, info)| info.cgroup != 0);
+        let (Some(map), Some((_, info))) = (map, link) else {
+            self.undo()?;
+            return Ok(false);
+        };
+        let failed = SetupError::file("look at", &cgroup.path);
+        if info.cgroup != cgroup.id().map_err(failed)? {
+            let directory = self.directory.clone();
+            return Err(SetupError::OtherCgroup { directory });
+        }
+        // Programs of the same version have the same tag.
+        let pinned = bpf::program(info.program).and_then(|fd| bpf::program_info(&fd));
+        let own = bpf::program_info(&load_program(&map)?);
+        match (pinned, own) {
+            (Ok(pinned), Ok(own)) if pinned.tag != own.tag => {
+                let path = self.link_path();
+                Err(SetupError::Foreign { path })
+            }
+            _ => Ok(true),
+        }
+    }
+
+    fn pin(&self, cgroup: &Cgroup) -> Result<(), SetupError> {
+        let (map, link) = load(cgroup)?;
+        let mut directory = DirBuilder::new();
+        directory.recursive(true).mode(0o755);
+        let created = directory.create(&self.directory);
+        created.map_err(SetupError::file("make", &self.directory))?;
+        // The map last: who finds it finds a program that runs.
+        let (link_path, map_path) = (self.link_path(), self.map());
+        bpf::pin(&link, &link_path).map_err(SetupError::file("pin", &link_path))?;
+        bpf::pin(&map, &map_path).map_err(|error| {
+            let _ = fs::remove_file(&link_path);
+            SetupError::file("pin", &map_path)(error)
+        })
+    }
+
+    fn permit(&self) -> Result<(), SetupError> {
+        let map = self.map();
+        if self.group.is_some() {
+            let changed = std::os::unix::fs::chown(&map, None, self.group);
+            changed.map_err(SetupError::file("change the group of", &map))?;
+        }
+        let changed = fs::set_permissions(&map, Permissions::from_mode(self.mode));
+        changed.map_err(SetupError::file("change the mode of", &map))
+    }
+
+    /// The link that is pinned, if there is one.
+    fn link(&self) -> Result<Option<(OwnedFd, LinkInfo)>, SetupError> {
+        let path = self.link_path();
+        let link = match bpf::open(&path) {
+            Ok(link) => link,
+            Err(error) if is_missing(&error) => return Ok(None),
+            Err(error) => return Err(not_opened(&path, error)),
+        };
+        let info = bpf::link_info(&link).map_err(SetupError::file("look at", &path))?;
+        Ok(Some((link, info)))
+    }
+
+    fn remove(&self, path: &Path) -> Result<bool, SetupError> {
+        match fs::remove_file(path) {
+            Ok(()) => Ok(true),
+            Err(error) if is_missing(&error) => Ok(false),
+            Err(error) => Err(SetupError::file("remove", path)(error)),
+        }
+    }
+
+    fn map(&self) -> PathBuf {
+        self.directory.join(MAP)
+    }
+
+    fn link_path(&self) -> PathBuf {
+        self.directory.join(LINK)
+    }
+
+    fn not_installed(&self) -> SetupError {
+        let directory = self.directory.clone();
+        SetupError::NotInstalled { directory }
+    }
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            cgroup: None,
+            directory: Self::DIRECTORY.into(),
+            mode: 0o666,
+            group: None,
+        }
+    }
+}
+
+/// What [`Setup::install`] has done.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Installed {
+    /// Whether it was not there before.
+    pub is_new: bool,
+    /// What is there now.
+    pub status: Status,
+}
+
+/// What is pinned.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Status {
+    /// The file that processes open.
+    pub map: PathBuf,
+    /// Its permissions.
+    pub mode: u32,
+    /// Its owner.
+    pub uid: u32,
+    /// Its group.
+    pub gid: u32,
+    /// The program's number in the kernel, if this user may see it.
+    pub program: Option<u32>,
+    /// Whether the program is attached to a cgroup, if this user may see it.
+    pub is_attached: Option<bool>,
+    /// The directory of that cgroup, if it is visible.
+    pub cgroup: Option<PathBuf>,
+    /// Numbers of other `sock_ops` programs that run for the sockets of this cgroup.
+    pub others: Vec<u32>,
+    /// Whether the program runs for sockets of this process, if that can be tried.
+    pub is_effective: Option<bool>,
+    /// A directory on the way to the map that keeps out users whom the map itself lets in.
+    pub closed: Option<PathBuf>,
+}
+
+/// The map that is pinned in a directory.
+pub(super) fn open_map(directory: &Path) -> Result<Map, SetupError> {
+    let path = directory.join(MAP);
+    match bpf::open_map(&path, program::NAME) {
+        Ok(Some(map)) => Ok(map),
+        Ok(None) => Err(SetupError::Foreign { path }),
+        Err(error) if is_missing(&error) => Err(SetupError::NotInstalled {
+            directory: directory.to_owned(),
+        }),
+        Err(error) => Err(not_opened(&path, error)),
+    }
+}
+
+/// Refuses to go on if an instance runs for a cgroup already.
+pub(super) fn refuse_second(cgroup: &Cgroup) -> Result<(), SetupError> {
+    let ids = bpf::programs(cgroup.as_fd());
+    for id in ids.map_err(SetupError::privileged("look at programs of a cgroup"))? {
+        // Who may not open it cannot know; two instances do no harm.
+        let found = bpf::program(id).and_then(|fd| bpf::program_info(&fd));
+        if found.is_ok_and(|found| found.is_called(program::NAME)) {
+            return Err(SetupError::AlreadyAttached {
+                cgroup: cgroup.path.clone(),
+                program: id,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Makes a map and a program, and attaches it.
+pub(super) fn load(cgroup: &Cgroup) -> Result<(Map, OwnedFd), SetupError> {
+    let map = bpf::create_map(program::NAME);
+    let map = map.map_err(SetupError::privileged("make a map for sockets"))?;
+    let program = load_program(&map)?;
+    let link = bpf::attach(&program, cgroup.as_fd());
+    let link = link.map_err(SetupError::privileged("attach a program to a cgroup"))?;
+    Ok((map, link))
+}
+
+fn load_program(map: &Map) -> Result<OwnedFd, SetupError> {
+    let code = program::code(map.as_fd());
+    bpf::load_program(&code, program::NAME).map_err(|(error, log)| match log.is_empty() {
+        true => SetupError::privileged("load a program for sockets")(error),
+        false => SetupError::Rejected {
+            log: last_lines(&log),
+        },
+    })
+}
+
+fn not_opened(path: &Path, error: io::Error) -> SetupError {
+    match Errno::from_io_error(&error) {
+        Some(Errno::PERM | Errno::ACCESS) => SetupError::NotPermitted {
+            doing: "open what is pinned",
+            needs: "its mode keeps this user out, or that of a directory on the way does",
+        },
+        _ => SetupError::file("open", path)(error),
+    }
+}
+
+/// Objects can be pinned below the nearest directory that exists, or nowhere.
+fn require_bpffs(directory: &Path) -> Result<(), SetupError> {
+    let existing = directory.ancestors().find(|path| path.exists());
+    let path = existing.unwrap_or(directory);
+    match rustix::fs::statfs(path) {
+        Ok(found) if found.f_type == BPFFS_MAGIC => Ok(()),
+        _ => Err(SetupError::NoBpffs {
+            path: path.to_owned(),
+        }),
+    }
+}
+
+/// The first directory that others cannot pass, if the file is for others.
+fn closed_directory(file: &Path, mode: u32) -> Option<PathBuf> {
+    let mut above: Vec<_> = file.ancestors().skip(1).collect();
+    above.reverse();
+    let is_closed = |path: &&Path| fs::metadata(path).is_ok_and(|found| found.mode() & 0o001 == 0);
+    let closed = above.into_iter().find(is_closed)?;
+    (mode & 0o006 == 0o006).then(|| closed.to_owned())
+}
+
+/// The end of what the verifier said, where the reason is.
+fn last_lines(log: &str) -> String {
+    let lines: Vec<_> = log.lines().collect();
+    let from = lines.len().saturating_sub(LOG_LINES);
+    lines.get(from..).unwrap_or_default().join("; ")
+}
+
+const MAP: &str = "map";
+const LINK: &str = "link";
+
+const BPFFS_MAGIC: rustix::fs::FsWord = 0xcafe_4a11;
+
+const LOG_LINES: usize = 6;

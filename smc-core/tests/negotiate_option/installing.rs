@@ -1,0 +1,245 @@
+//! Loading, pinning and taking away, by users with and without privileges.
+
+use std::fs;
+use std::path::Path;
+use std::time::Duration;
+
+use smc_core::io::negotiate::Delivery;
+use smc_core::io::negotiate::option::{Setup, SetupError, SynOption};
+use smc_core::wire::option;
+
+use crate::lab::{Helper, Lab, in_lab, move_to, role, say, stay};
+use crate::world::{CLC, Sniffer, run};
+
+in_lab! {
+    a_user_without_privileges,
+    who_is_not_let_in,
+    installing_again_and_undoing,
+    a_second_instance_is_refused,
+    a_program_ends_with_its_process,
+    two_instances_do_no_harm,
+    what_is_missing_is_named,
+    a_cgroup_that_went_away,
+}
+
+fn a_user_without_privileges(lab: Lab) {
+    if let Some(to) = role() {
+        return run(|world| async move {
+            let option = SynOption::open().unwrap();
+            let dialled = world.dial(&option, to.parse().unwrap()).await;
+            say(dialled.delivery == Delivery::OnTcp);
+            let server = world.server(&option, "127.0.0.1:0");
+            say(server.at());
+            say(server.accept().await.1 == CLC);
+            stay();
+        });
+    }
+    let installed = Setup::new().cgroup(&lab.cgroup).install().unwrap();
+    assert!(installed.is_new);
+    run(|world| async move {
+        let option = SynOption::pinned().unwrap();
+        let server = world.server(&option, "127.0.0.1:0");
+        let mut user = Helper::start(&server.at().to_string(), Some(NOBODY));
+        assert_eq!(server.accept().await.1, CLC);
+        assert_eq!(user.line(), "true");
+        let to = user.line().parse().unwrap();
+        let dialled = world.dial(&option, to).await;
+        assert_eq!(dialled.delivery, Delivery::OnTcp);
+        assert_eq!(user.line(), "true");
+    });
+}
+
+fn who_is_not_let_in(lab: Lab) {
+    if role().is_some() {
+        let Err(pinned) = SynOption::pinned() else {
+            return say("let in");
+        };
+        say(&pinned);
+        say(matches!(pinned, SetupError::NotPermitted { .. }));
+        let loaded = SynOption::load().unwrap_err();
+        say(matches!(loaded, SetupError::NotPermitted { .. }));
+        let opened = SynOption::open().unwrap_err();
+        say(matches!(opened, SetupError::NotPermitted { .. }));
+        let installed = Setup::new().directory("/sys/fs/bpf/other").install();
+        say(installed.is_err());
+        return;
+    }
+    let setup = Setup::new().cgroup(&lab.cgroup);
+    let status = setup.clone().mode(0o600).install().unwrap().status;
+    assert_eq!((status.mode, &status.closed), (0o600, &None));
+    let mut user = Helper::start("user", Some(NOBODY));
+    let reason = user.line();
+    assert!(reason.starts_with("not permitted to open"), "{reason}");
+    for _ in 0..4 {
+        assert_eq!(user.line(), "true");
+    }
+    // A group that may.
+    let grouped = setup.clone().mode(0o660).group(NOBODY).install().unwrap();
+    assert!(!grouped.is_new);
+    assert_eq!(grouped.status.gid, NOBODY);
+    let mut user = Helper::start("user", Some(NOBODY));
+    assert_eq!(user.line(), "let in");
+
+    // The map is for everybody, the way to it is not.
+    use std::os::unix::fs::PermissionsExt;
+    fs::set_permissions("/sys/fs/bpf", fs::Permissions::from_mode(0o700)).unwrap();
+    let status = setup.install().unwrap().status;
+    assert_eq!(status.closed.as_deref(), Some(Path::new("/sys/fs/bpf")));
+}
+
+fn installing_again_and_undoing(lab: Lab) {
+    let directory = "/sys/fs/bpf/deep/in/there";
+    let setup = Setup::new().cgroup(&lab.cgroup).directory(directory);
+    assert!(matches!(
+        setup.status(),
+        Err(SetupError::NotInstalled { .. })
+    ));
+    assert!(!setup.undo().unwrap());
+    let first = setup.install().unwrap();
+    assert!(first.is_new);
+    let status = &first.status;
+    assert_eq!(status.cgroup.as_deref(), Some(&*lab.cgroup));
+    assert_eq!(status.is_attached, Some(true));
+    assert_eq!(status.is_effective, Some(true));
+    assert_eq!((status.mode, status.others.len()), (0o666, 0));
+    let again = setup.install().unwrap();
+    assert!(!again.is_new);
+    assert_eq!(again.status.program, status.program);
+
+    let below = lab.cgroup_below("below");
+    let other = setup.clone().cgroup(&below).install();
+    assert!(matches!(other, Err(SetupError::OtherCgroup { .. })));
+
+    // Half of it is gone: it is made anew.
+    fs::remove_file(format!("{directory}/map")).unwrap();
+    assert!(setup.install().unwrap().is_new);
+
+    run(|world| async move {
+        let option = SynOption::pinned_in(directory).unwrap();
+        let server = world.server(&option, "127.0.0.1:0");
+        assert!(setup.undo().unwrap());
+        assert!(!setup.undo().unwrap());
+        assert!(!Path::new(directory).exists());
+        let gone = SynOption::pinned_in(directory).unwrap_err();
+        assert!(matches!(gone, SetupError::NotInstalled { .. }));
+        // Whoever still uses it is plain.
+        assert_eq!(option.is_effective().unwrap(), Some(false));
+        let dialled = world.dial(&option, server.at()).await;
+        assert_eq!(dialled.delivery, Delivery::Plain);
+        assert_ne!(server.accept().await.1, CLC);
+    });
+}
+
+fn a_second_instance_is_refused(lab: Lab) {
+    let first = SynOption::load().unwrap();
+    let refused = |result: Result<_, SetupError>| {
+        assert!(matches!(result, Err(SetupError::AlreadyAttached { .. })));
+    };
+    refused(SynOption::load().map(drop));
+    let below = lab.cgroup_below("below");
+    refused(SynOption::load_for(&below).map(drop));
+    let setup = Setup::new().cgroup(&lab.cgroup);
+    refused(setup.install().map(drop));
+    assert!(!Path::new(Setup::DIRECTORY).exists());
+    drop(first);
+
+    setup.install().unwrap();
+    refused(SynOption::load().map(drop));
+    // What is pinned is taken instead.
+    let opened = SynOption::open().unwrap();
+    assert_eq!(opened.is_effective().unwrap(), Some(true));
+}
+
+fn a_program_ends_with_its_process(_: Lab) {
+    if role().is_some() {
+        let _loaded = SynOption::open().unwrap();
+        say("loaded");
+        return stay();
+    }
+    let mut owner = Helper::start("owner", None);
+    assert_eq!(owner.line(), "loaded");
+    SynOption::load().unwrap_err();
+    owner.kill();
+    in_time(|| SynOption::load().ok());
+}
+
+fn two_instances_do_no_harm(lab: Lab) {
+    let below = lab.cgroup_below("below");
+    move_to(&below);
+    run(|world| async move {
+        // In this order the second one does not see the first.
+        let inner = SynOption::load().unwrap();
+        let outer = SynOption::load_for(&lab.cgroup).unwrap();
+        for (client, server) in [(&inner, &outer), (&outer, &inner), (&inner, &inner)] {
+            let sniffer = Sniffer::start();
+            let server = world.server(server, "127.0.0.1:0");
+            let dialled = world.dial(client, server.at()).await;
+            assert_eq!(dialled.delivery, Delivery::OnTcp);
+            assert_eq!(server.accept().await.1, CLC);
+            for syn in sniffer.handshakes(server.at().port()) {
+                let windows = syn.options.windows(option::BYTES.len());
+                let found = windows.filter(|window| **window == option::BYTES).count();
+                assert_eq!(found, 1, "{:02x?}", syn.options);
+            }
+        }
+    });
+}
+
+fn what_is_missing_is_named(lab: Lab) {
+    let setup = Setup::new().cgroup(&lab.cgroup);
+    let error = setup
+        .clone()
+        .directory("/tmp/smc/bpf")
+        .install()
+        .unwrap_err();
+    assert!(error.to_string().contains("mount -t bpf"), "{error}");
+    let error = setup.clone().cgroup("/tmp").install().unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "/tmp is not a directory of a cgroup v2 hierarchy"
+    );
+    let error = setup.cgroup("/nowhere").install().unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .starts_with("cannot open the cgroup /nowhere: "),
+        "{error}"
+    );
+    let error = SynOption::pinned().unwrap_err();
+    assert!(error.to_string().contains("smc setup"), "{error}");
+    // Pinned, but not for this cgroup.
+    let here = lab.cgroup_below("here");
+    let elsewhere = lab.cgroup_below("elsewhere");
+    move_to(&elsewhere);
+    let status = Setup::new().cgroup(&here).install().unwrap().status;
+    assert_eq!(status.is_effective, Some(false));
+    let error = SynOption::pinned().unwrap_err();
+    assert!(matches!(error, SetupError::NotAttached { .. }));
+}
+
+fn a_cgroup_that_went_away(lab: Lab) {
+    let here = lab.cgroup_below("here");
+    let setup = Setup::new().cgroup(&here);
+    setup.install().unwrap();
+    fs::remove_dir(&here).unwrap();
+    fs::create_dir(&here).unwrap();
+    let again = in_time(|| setup.install().ok());
+    assert!(
+        again.is_new,
+        "the other one was for a cgroup of the same name"
+    );
+    assert_eq!(again.status.cgroup, Some(here));
+}
+
+/// What the kernel makes possible when it has time to clear away.
+fn in_time<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
+    for _ in 0..2000 {
+        if let Some(done) = attempt() {
+            return done;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    panic!("the kernel has not cleared away");
+}
+
+const NOBODY: u32 = 65534;
