@@ -8,6 +8,9 @@
 //!   hear of it;
 //! - [`Closing`]: the state machine of RFC 7609 with the flags that go to the peer.
 //!
+//! [`SendHalf`] is that of SMC-D. SMC-R sends out of a staging ring, with messages that may get
+//! lost: [`staged`] has what takes its place.
+//!
 //! Bytes: the shell asks a half *where* and *how many*, copies, and then tells the half what it
 //! did; a half answers with the word that has to be stored in the peer's CDC block. Everything a
 //! peer says is checked here before it is used.
@@ -15,6 +18,7 @@
 mod close;
 mod recv;
 mod send;
+pub mod staged;
 
 pub use close::{Closing, ReadEnd, State, WriteEnd};
 pub use recv::RecvHalf;

@@ -1,0 +1,70 @@
+use smc_wire::cdc::CdcR;
+
+use crate::device::Piece;
+
+/// What has to be posted as one chain: the writes, then the CDC behind them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(
+    clippy::exhaustive_structs,
+    reason = "everything of it has to be posted"
+)]
+pub struct Post {
+    /// What [`Transmit::handle_sent`](super::Transmit::handle_sent) has to be told when the CDC
+    /// is completed.
+    pub id: PostId,
+    /// The writes, of length 0 where fewer are needed: [`Post::writes`] has only the others.
+    pub spans: [PeerWrite; 2],
+    /// The message.
+    pub cdc: CdcR,
+}
+
+impl Post {
+    /// The writes that there are: none, one, or two when the data passes the end of the peer's
+    /// ring.
+    pub fn writes(&self) -> impl Iterator<Item = &PeerWrite> {
+        self.spans.iter().filter(|write| !write.is_empty())
+    }
+
+    /// Bytes of payload.
+    #[must_use]
+    pub fn payload(&self) -> u32 {
+        let [first, second] = &self.spans;
+        first.len().saturating_add(second.len())
+    }
+}
+
+/// One span of the peer's memory, written from up to two pieces of the staging ring.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[expect(
+    clippy::exhaustive_structs,
+    reason = "everything of it has to be posted"
+)]
+pub struct PeerWrite {
+    /// Where in the staging ring; the second has length 0 unless the data passes its end.
+    pub pieces: [Piece; 2],
+    /// Where in the peer's RMB, in bytes from its start.
+    pub at: u64,
+}
+
+impl PeerWrite {
+    /// Bytes of payload.
+    #[must_use]
+    pub fn len(&self) -> u32 {
+        let [first, second] = self.pieces;
+        first.len.saturating_add(second.len)
+    }
+
+    /// Whether there is nothing to write.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Names a post among those of its connection.
+///
+/// Numbers are not used again for four billion posts, so that a completion which comes late, after
+/// the connection moved to another link, is recognized.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[expect(clippy::exhaustive_structs, reason = "a plain number")]
+pub struct PostId(pub u32);

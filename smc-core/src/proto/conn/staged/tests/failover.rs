@@ -1,0 +1,247 @@
+use super::*;
+
+#[test]
+fn what_was_not_completed_is_written_again_to_the_same_place() {
+    let mut transmit = transmit(1000, 600);
+    let first = send(&mut transmit, 100);
+    transmit.handle_sent(first.id);
+    let lost = send(&mut transmit, 200);
+    transmit.stage(50);
+    transmit.failover();
+    assert_eq!(transmit.outstanding(), 0);
+    let again = moved(&mut transmit, 1);
+    let [write] = again.writes().collect::<Vec<_>>()[..] else {
+        panic!("one write");
+    };
+    assert_eq!(write.pieces[0], Piece { at: 100, len: 250 });
+    assert_eq!(write.at, 100);
+    assert_eq!(again.cdc.producer, cursor(0, 350));
+    assert_eq!(again.cdc.sequence, 3, "numbers go on");
+    assert_eq!(transmit.handle_sent(lost.id), 0, "of the old link");
+    assert_eq!(transmit.handle_sent(again.id), 250);
+}
+
+#[test]
+fn a_connection_that_has_said_nothing_moves_too() {
+    let mut transmit = transmit(1000, 600);
+    transmit.failover();
+    let full = moved(&mut transmit, 0);
+    assert_eq!(full.cdc, CdcR::new(1, token()));
+    transmit.handle_sent(full.id);
+    assert!(transmit.is_idle());
+}
+
+#[test]
+fn with_nothing_in_flight_a_full_cdc_follows_all_the_same() {
+    let mut transmit = transmit(1000, 600);
+    let post = send(&mut transmit, 600);
+    transmit.handle_sent(post.id);
+    transmit.set_consumer(cursor(0, 77));
+    let lost = only_post(&mut transmit);
+    transmit.failover();
+    let full = moved(&mut transmit, 1);
+    assert_eq!(full.payload(), 0);
+    assert_eq!(full.cdc.sequence, lost.cdc.sequence + 1);
+    assert_eq!(full.cdc.producer, cursor(1, 0));
+    assert_eq!(full.cdc.consumer, cursor(0, 77));
+    assert_eq!(full.cdc.producer_flags, BLOCKED);
+}
+
+#[test]
+fn in_every_closing_state_data_and_flags_are_said_again() {
+    for flags in [D, C, D | C, A, D | A] {
+        for in_flight in [false, true] {
+            let mut transmit = transmit(1000, 600);
+            let post = send(&mut transmit, 100);
+            if !in_flight {
+                transmit.handle_sent(post.id);
+            }
+            if flags.contains(D) {
+                transmit.set_flags(D);
+                let done = only_post(&mut transmit);
+                if flags != D && !in_flight {
+                    transmit.handle_sent(done.id);
+                }
+            }
+            transmit.set_flags(flags);
+            while transmit.poll_post().is_some() {}
+            transmit.failover();
+            assert!(!transmit.is_flushed());
+            let completed = match (in_flight, flags.contains(D) && flags != D) {
+                (true, _) => 0,
+                (false, false) => 1,
+                (false, true) => 2,
+            };
+            let full = moved(&mut transmit, completed);
+            assert_eq!(full.cdc.state_flags, flags, "{flags:?}");
+            assert_eq!(full.payload(), if in_flight { 100 } else { 0 });
+            assert_eq!(full.cdc.producer, cursor(0, 100));
+            assert!(transmit.is_flushed());
+            assert_eq!(transmit.poll_post(), None);
+            transmit.handle_sent(full.id);
+            assert!(transmit.is_idle());
+        }
+    }
+}
+
+#[test]
+fn flags_that_were_completed_are_said_again_too() {
+    let mut transmit = transmit(1000, 600);
+    transmit.set_flags(C);
+    let closed = only_post(&mut transmit);
+    transmit.handle_sent(closed.id);
+    assert!(transmit.is_idle());
+    transmit.failover();
+    assert!(!transmit.is_idle());
+    assert_eq!(moved(&mut transmit, 1).cdc.state_flags, C);
+}
+
+#[test]
+fn an_abort_behind_a_failover_never_says_less_than_was_said() {
+    let mut transmit = transmit(1000, 600);
+    send(&mut transmit, 100);
+    transmit.stage(300);
+    transmit.failover();
+    transmit.set_flags(A);
+    let full = moved(&mut transmit, 0);
+    assert_eq!(full.payload(), 100, "only what may have been seen");
+    assert_eq!(full.cdc.producer, cursor(0, 100));
+    assert_eq!(full.cdc.state_flags, A);
+}
+
+#[test]
+fn what_the_peer_has_read_is_not_written_again() {
+    let mut transmit = transmit(1000, 600);
+    send(&mut transmit, 300);
+    transmit.handle_peer(cursor(0, 200)).unwrap();
+    transmit.failover();
+    assert_eq!(transmit.space(), 900, "200 bytes need not be kept");
+    let again = moved(&mut transmit, 0);
+    assert_eq!(again.spans[0].pieces[0], Piece { at: 200, len: 100 });
+    assert_eq!(again.spans[0].at, 200);
+    assert_eq!(transmit.peer_space(), 500);
+}
+
+#[test]
+fn the_peer_may_say_that_it_read_before_anything_is_written_again() {
+    let mut transmit = transmit(1000, 600);
+    send(&mut transmit, 300);
+    transmit.failover();
+    let beyond = transmit.handle_peer(cursor(0, 301));
+    assert_eq!(beyond, Err(PeerMisbehaved::PassedTheData));
+    assert_eq!(transmit.handle_peer(cursor(0, 300)), Ok(300));
+    assert_eq!(transmit.space(), 1000);
+    let full = moved(&mut transmit, 0);
+    assert_eq!((full.payload(), full.cdc.producer), (0, cursor(0, 300)));
+}
+
+#[test]
+fn a_full_ring_is_written_again_across_its_end() {
+    let mut transmit = transmit(1000, 300);
+    let post = send(&mut transmit, 200);
+    transmit.handle_sent(post.id);
+    transmit.handle_peer(cursor(0, 200)).unwrap();
+    let lost = send(&mut transmit, 300);
+    assert_eq!(lost.cdc.producer_flags, BLOCKED);
+    transmit.stage(100);
+    transmit.failover();
+    let again = moved(&mut transmit, 1);
+    assert_eq!(again.spans, lost.spans);
+    assert_eq!(again.cdc.producer, lost.cdc.producer);
+    assert_eq!(again.cdc.producer_flags, BLOCKED);
+}
+
+#[test]
+fn a_second_failover_before_anything_was_posted_starts_over() {
+    let mut transmit = transmit(1000, 300);
+    send(&mut transmit, 200);
+    transmit.failover();
+    transmit.failover();
+    moved(&mut transmit, 0);
+    transmit.failover();
+    let again = moved(&mut transmit, 0);
+    assert_eq!(again.payload(), 200);
+    assert_eq!(again.cdc.sequence, 3);
+    assert_eq!(transmit.poll_post(), None);
+}
+
+#[test]
+fn the_completion_of_a_validation_means_nothing() {
+    let mut transmit = transmit(1000, 300);
+    send(&mut transmit, 200);
+    transmit.failover();
+    let validation = transmit.poll_post().unwrap();
+    assert_eq!(transmit.handle_sent(validation.id), 0);
+    transmit.failover();
+    moved(&mut transmit, 0);
+}
+
+#[test]
+fn without_room_on_the_new_link_both_are_due_again() {
+    let mut transmit = transmit(1000, 300);
+    send(&mut transmit, 200);
+    transmit.failover();
+    for _ in 0..3 {
+        let validation = transmit.poll_post().unwrap();
+        assert_eq!(validation.cdc.producer_flags, VALIDATION);
+        transmit.unpost();
+    }
+    transmit.poll_post().unwrap();
+    let full = transmit.poll_post().unwrap();
+    transmit.unpost();
+    let again = transmit.poll_post().unwrap();
+    assert_eq!((again.cdc, again.spans), (full.cdc, full.spans));
+    assert_eq!(transmit.poll_post(), None);
+}
+
+#[test]
+fn corking_does_not_hold_back_what_is_said_again() {
+    let mut transmit = transmit(1000, 300);
+    let completed = send(&mut transmit, 100);
+    transmit.stage(10);
+    transmit.failover();
+    assert_eq!(transmit.handle_sent(completed.id), 0);
+    assert_eq!(moved(&mut transmit, 0).payload(), 110);
+    transmit.stage(10);
+    assert_eq!(transmit.poll_post(), None, "held as usual");
+}
+
+/// A sender that is moved between links and the receiver that misses nothing.
+#[test]
+fn the_receiver_validates_what_it_has() {
+    let mut transmit = transmit(1000, 300);
+    let mut arrivals = Arrivals::new(ring(300), ring(300));
+    let first = send(&mut transmit, 100);
+    arrivals.handle(&first.cdc).unwrap();
+    transmit.handle_sent(first.id);
+    // Arrived, but the completion is lost.
+    let second = send(&mut transmit, 100);
+    arrivals.handle(&second.cdc).unwrap();
+    transmit.failover();
+    let validation = transmit.poll_post().unwrap();
+    assert_eq!(arrivals.handle(&validation.cdc), Ok(Arrival::Validated));
+    let full = transmit.poll_post().unwrap();
+    let Ok(Arrival::News(news)) = arrivals.handle(&full.cdc) else {
+        panic!("a full CDC is news");
+    };
+    assert_eq!((news.arrived, news.wakes_reader), (0, false));
+}
+
+#[test]
+fn the_receiver_notices_what_it_misses() {
+    let mut transmit = transmit(1000, 300);
+    let mut arrivals = Arrivals::new(ring(300), ring(300));
+    let first = send(&mut transmit, 100);
+    // Acknowledged by a device that died before anybody saw the message.
+    transmit.handle_sent(first.id);
+    transmit.failover();
+    let validation = transmit.poll_post().unwrap();
+    let missed = Arrival::Missed {
+        received: 0,
+        acknowledged: 1,
+    };
+    assert_eq!(arrivals.handle(&validation.cdc), Ok(missed));
+    // It was still on its way from another device.
+    arrivals.handle(&first.cdc).unwrap();
+    assert_eq!(arrivals.handle(&validation.cdc), Ok(Arrival::Validated));
+}

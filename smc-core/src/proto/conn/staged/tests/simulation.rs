@@ -1,0 +1,405 @@
+//! Two ends, and links between them that die at any moment.
+
+use std::collections::VecDeque;
+
+use smc_testkit::Rng;
+
+use super::*;
+use crate::proto::conn::{Closing, ReadEnd, RecvHalf, WriteEnd};
+
+#[test]
+fn nothing_is_lost_and_nothing_comes_twice_whatever_happens_to_the_links() {
+    for seed in 0..600 {
+        Simulation::new(seed, Plan::Close).run(seed);
+    }
+}
+
+#[test]
+fn aborts_come_through_and_no_byte_is_wrong() {
+    for seed in 0..300 {
+        Simulation::new(seed, Plan::Abort).run(seed);
+    }
+}
+
+#[test]
+fn a_stream_passes_hundreds_of_rings_and_hundreds_of_links() {
+    let rng = Rng::new(77);
+    let mut simulation = Simulation::with_sizes(rng, Plan::Close, [1000, 4096], [700, 1000]);
+    for end in &mut simulation.ends {
+        end.total = 500_000;
+    }
+    simulation.faults = 50_000;
+    simulation.dying = 60;
+    simulation.run(77);
+}
+
+/// How the applications end the connection.
+#[derive(Clone, Copy, PartialEq)]
+enum Plan {
+    Close,
+    Abort,
+}
+
+struct Simulation {
+    ends: [End; 2],
+    /// The link that is up, by number; what each end is bound to is in the end.
+    up: u32,
+    /// Posts of either end on the link that is up, oldest first.
+    posted: [VecDeque<Posted>; 2],
+    rng: Rng,
+    /// Steps in which links may die and devices be busy.
+    faults: u32,
+    /// How often they do, in a thousand.
+    dying: u16,
+    busy: u16,
+    /// How often an end that has something to say comes to it.
+    eager: u16,
+    deaths: u32,
+}
+
+/// A post on its way, one stage after the other.
+struct Posted {
+    post: Post,
+    /// How many of its writes are done.
+    written: usize,
+    /// The CDC has arrived, and only the completion is missing.
+    arrived: bool,
+}
+
+struct End {
+    transmit: Transmit,
+    arrivals: Arrivals,
+    half: RecvHalf,
+    closing: Closing,
+    staging: Vec<u8>,
+    /// Our element, written by the other end.
+    rmb: Vec<u8>,
+    link: u32,
+    /// Received and not looked at.
+    inbox: VecDeque<CdcR>,
+    peer_waits: bool,
+    seed: u64,
+    /// Bytes to write in all.
+    total: u64,
+    written: u64,
+    read: u64,
+    shut: bool,
+    plan: Plan,
+}
+
+impl Simulation {
+    fn new(seed: u64, plan: Plan) -> Self {
+        let mut rng = Rng::new(seed);
+        let sizes = [1, 7, 64, 100, 1000, 4096];
+        let mut size = || sizes[rng.below(sizes.len())];
+        let (staging, elements) = ([size(), size()], [size(), size()]);
+        Self::with_sizes(rng, plan, staging, elements)
+    }
+
+    fn with_sizes(mut rng: Rng, plan: Plan, staging: [u32; 2], elements: [u32; 2]) -> Self {
+        let autocork = [0, 16, 64 * 1024][rng.below(3)];
+        let end = |at: usize| End::new(at, staging[at], elements[at], elements[1 - at], autocork);
+        let mut ends = [end(0), end(1)];
+        for end in &mut ends {
+            end.plan = plan;
+            let element = usize::try_from(end.transmit.peer_ring().size()).unwrap();
+            let narrow = end.staging.len().min(element);
+            let most = if rng.chance(100) { 1 } else { 50 * narrow };
+            end.total = u64::try_from(rng.below(most)).unwrap();
+        }
+        Self {
+            ends,
+            up: 1,
+            posted: Default::default(),
+            faults: u32::try_from(rng.below(3000)).unwrap(),
+            dying: [0, 20, 60, 200][rng.below(4)],
+            busy: [0, 200, 800][rng.below(3)],
+            eager: [50, 300, 900][rng.below(3)],
+            deaths: 0,
+            rng,
+        }
+    }
+
+    fn run(mut self, seed: u64) {
+        while self.faults > 0 {
+            self.faults -= 1;
+            self.step();
+        }
+        // From here on nothing fails, and everything has to come to its end.
+        for round in 0.. {
+            for _ in 0..100 {
+                self.step();
+            }
+            if self.is_over() {
+                break;
+            }
+            assert!(round < 50_000, "seed {seed}: stalled: {:#?}", self.state());
+        }
+        for (at, end) in self.ends.iter().enumerate() {
+            let other = &self.ends[1 - at];
+            assert!(end.closing.is_finished(), "seed {seed}");
+            if end.plan == Plan::Close {
+                assert_eq!(end.read, other.total, "seed {seed}");
+            }
+        }
+    }
+
+    fn step(&mut self) {
+        let at = self.rng.below(2);
+        match self.rng.below(12) {
+            0 | 1 => self.ends[at].write(&mut self.rng),
+            2 | 3 => self.ends[at].read(&mut self.rng),
+            4 => self.ends[at].end(&mut self.rng),
+            5 | 6 => self.progress(at),
+            7 => self.ends[at].look(),
+            8 if self.faults > 0 && self.rng.chance(self.dying) => self.die(),
+            9 => self.notice(at),
+            _ => {}
+        }
+        if self.rng.chance(self.eager) {
+            self.post(at);
+        }
+    }
+
+    /// The link dies with everything on it as it is.
+    fn die(&mut self) {
+        self.deaths += 1;
+        self.up += 1;
+        for posted in &mut self.posted {
+            posted.clear();
+        }
+    }
+
+    /// An end hears that its link is down and moves to the one that is up.
+    fn notice(&mut self, at: usize) {
+        let up = self.up;
+        let end = &mut self.ends[at];
+        if end.link != up {
+            end.link = up;
+            end.transmit.failover();
+        }
+    }
+
+    fn post(&mut self, at: usize) {
+        let is_busy = self.faults > 0 && self.rng.chance(self.busy);
+        let end = &mut self.ends[at];
+        while let Some(post) = end.transmit.poll_post() {
+            if is_busy {
+                end.transmit.unpost();
+                return;
+            }
+            let bare = |posted: &&Posted| {
+                let flags = posted.post.cdc.producer_flags;
+                posted.post.payload() == 0
+                    && !flags.contains(VALIDATION)
+                    && !posted.post.cdc.state_flags.contains(A)
+            };
+            // What is posted on a dead link goes nowhere.
+            if end.link == self.up {
+                self.posted[at].push_back(Posted {
+                    post,
+                    written: 0,
+                    arrived: false,
+                });
+                assert!(self.posted[at].iter().filter(bare).count() <= 1);
+                assert!(self.posted[at].len() <= SENDS_MAX);
+            }
+        }
+    }
+
+    /// The oldest post of an end that is not through gets one stage further.
+    fn progress(&mut self, at: usize) {
+        let Some(posted) = self.posted[at].iter_mut().find(|posted| !posted.arrived) else {
+            return self.complete(at);
+        };
+        let (mut first, mut second) = {
+            let (first, second) = self.ends.split_at_mut(1);
+            (&mut first[0], &mut second[0])
+        };
+        if at == 1 {
+            std::mem::swap(&mut first, &mut second);
+        }
+        let (from, to) = (first, second);
+        if let Some(write) = posted.post.writes().nth(posted.written) {
+            // The device takes the bytes as late as it may.
+            to.take(write, from);
+            posted.written += 1;
+            return;
+        }
+        to.inbox.push_back(posted.post.cdc);
+        posted.arrived = true;
+        if self.rng.chance(500) {
+            self.complete(at);
+        }
+    }
+
+    fn complete(&mut self, at: usize) {
+        if self.posted[at].front().is_some_and(|posted| posted.arrived) {
+            let posted = self.posted[at].pop_front().unwrap();
+            // A completion can overtake the news that the link is down, not the move.
+            if self.ends[at].link == self.up {
+                self.ends[at].transmit.handle_sent(posted.post.id);
+            }
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.ends
+            .iter()
+            .all(|end| end.closing.is_finished() && end.transmit.is_idle() && end.inbox.is_empty())
+            && self.posted.iter().all(VecDeque::is_empty)
+    }
+
+    fn state(&self) -> impl std::fmt::Debug + use<'_> {
+        let end = |end: &End| format!("{:#?} {:?} {:?}", end.transmit, end.closing, end.half);
+        (self.deaths, end(&self.ends[0]), end(&self.ends[1]))
+    }
+}
+
+impl End {
+    fn new(at: usize, staging: u32, local: u32, peer: u32, autocork: u32) -> Self {
+        let config = TransmitConfig { autocork };
+        Self {
+            transmit: Transmit::new(ring(staging), ring(peer), token(), 0, config),
+            arrivals: Arrivals::new(ring(local), ring(peer)),
+            half: RecvHalf::new(ring(local)),
+            closing: Closing::new(),
+            staging: vec![0; usize::try_from(staging).unwrap()],
+            rmb: vec![0; usize::try_from(local).unwrap()],
+            link: 1,
+            inbox: VecDeque::new(),
+            peer_waits: false,
+            seed: u64::try_from(at).unwrap(),
+            total: 0,
+            written: 0,
+            read: 0,
+            shut: false,
+            plan: Plan::Close,
+        }
+    }
+
+    /// The application writes some of what it has left.
+    fn write(&mut self, rng: &mut Rng) {
+        let left = self.total - self.written;
+        let count = u64::try_from(rng.between(1, 3000)).unwrap().min(left);
+        let count = u32::try_from(count).unwrap().min(self.transmit.space());
+        if self.closing.write_end() != WriteEnd::Open {
+            return;
+        }
+        let size = self.staging.len();
+        let start = usize::try_from(self.transmit.at()).unwrap();
+        for offset in 0..usize::try_from(count).unwrap() {
+            self.staging[(start + offset) % size] = byte(self.seed, self.written);
+            self.written += 1;
+        }
+        assert_eq!(self.transmit.stage(count), count);
+        if rng.chance(100) {
+            self.transmit.uncork();
+        }
+    }
+
+    /// The application reads some of what is there.
+    fn read(&mut self, rng: &mut Rng) {
+        let half = &mut self.half;
+        let wanted = u32::try_from(rng.between(1, 2000)).unwrap();
+        let count = half.readable().min(wanted);
+        if self.closing.is_released() {
+            return;
+        }
+        let size = self.rmb.len();
+        let start = usize::try_from(half.at()).unwrap();
+        for offset in 0..usize::try_from(count).unwrap() {
+            let read = self.rmb[(start + offset) % size];
+            assert_eq!(read, byte(1 - self.seed, self.read), "byte {}", self.read);
+            self.read += 1;
+        }
+        half.consume(count);
+        if half.is_update_due(self.peer_waits) {
+            self.transmit.set_consumer(half.confirm());
+        } else if rng.chance(20) {
+            // Sooner than it has to be, as when urgent data was read.
+            self.transmit.set_consumer(half.confirm());
+        }
+    }
+
+    /// The application goes one step towards the end, if it is time for it.
+    fn end(&mut self, rng: &mut Rng) {
+        let has_ended = self.closing.read_end() != ReadEnd::Open;
+        if self.plan == Plan::Abort && rng.chance(5) {
+            self.say(|closing| closing.close(true));
+        } else if self.written == self.total && !self.shut && rng.chance(300) {
+            self.shut = true;
+            self.say(Closing::shutdown_write);
+        } else if self.shut && has_ended && self.half.readable() == 0 {
+            // Flags come after data: nothing is missing when the end is seen.
+            self.say(|closing| closing.close(false));
+        } else if self.closing.read_end() == ReadEnd::Reset {
+            self.say(|closing| closing.close(false));
+        }
+    }
+
+    fn say(&mut self, change: impl FnOnce(&mut Closing) -> Option<StateFlags>) {
+        if let Some(flags) = change(&mut self.closing) {
+            self.transmit.set_flags(flags);
+        }
+    }
+
+    /// Looks at the oldest message received.
+    fn look(&mut self) {
+        let Some(cdc) = self.inbox.pop_front() else {
+            return;
+        };
+        let news = match self.arrivals.handle(&cdc).unwrap() {
+            Arrival::News(news) => news,
+            Arrival::Stale => return,
+            Arrival::Validated => return,
+            // All messages of the old link are looked at before those of the new one.
+            other => panic!("{other:?}"),
+        };
+        self.half.handle_producer(news.producer.cursor).unwrap();
+        self.peer_waits = news.consumer.producer_flags.contains(BLOCKED);
+        self.transmit.handle_peer(news.consumer.cursor).unwrap();
+        self.closing.handle_peer(news.consumer.state_flags);
+        if news.state.intersects(C | A) {
+            self.transmit.handle_peer_closed();
+        }
+        if self.plan == Plan::Close && self.closing.read_end() != ReadEnd::Open {
+            assert!(!self.closing.peer().contains(A));
+            let known = self.read + u64::from(self.half.readable());
+            self.check_all(known);
+        }
+    }
+
+    /// The end of the stream was seen when this many bytes were known.
+    fn check_all(&mut self, known: u64) {
+        assert_eq!(place_of(known, self.half.ring()), self.arrivals.producer());
+    }
+
+    /// A write of the other end.
+    fn take(&mut self, write: &PeerWrite, from: &Self) {
+        let mut to = usize::try_from(write.at).unwrap();
+        for piece in write.pieces {
+            let (at, len) = (
+                usize::try_from(piece.at).unwrap(),
+                usize::try_from(piece.len).unwrap(),
+            );
+            self.rmb[to..to + len].copy_from_slice(&from.staging[at..at + len]);
+            to += len;
+        }
+    }
+}
+
+/// What an end writes at a position of its stream.
+fn byte(seed: u64, position: u64) -> u8 {
+    let mixed = (position + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15 ^ (seed << 7));
+    mixed.to_be_bytes()[0]
+}
+
+fn place_of(position: u64, ring: Ring) -> Cursor {
+    let size = u64::from(ring.size());
+    let [.., high, low] = (position / size).to_be_bytes();
+    Cursor {
+        wrap: u16::from_be_bytes([high, low]),
+        count: u32::try_from(position % size).unwrap(),
+    }
+}
