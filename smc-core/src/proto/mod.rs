@@ -21,4 +21,5 @@
 pub mod conn;
 pub mod group;
 pub mod handshake;
+pub mod links;
 pub mod table;

@@ -1,0 +1,189 @@
+//! Links that fail, and where their connections go (behaviour 7.1, 7.2).
+
+use std::time::Instant;
+
+use smc_wire::llc::DeleteLinkReason;
+
+use super::{Aside, Flow};
+use crate::device::LinkFailure;
+use crate::proto::links::group::after;
+use crate::proto::links::link::LinkState;
+use crate::proto::links::{
+    Cause, FirstLinkError, GroupType, LinkGroup, LinkId, LinkInfo, NotAdded, Notice, Output,
+};
+
+impl LinkGroup {
+    /// A link failed; `None` if it does not answer TEST LINK.
+    pub(in crate::proto::links) fn link_down(
+        &mut self,
+        now: Instant,
+        link: LinkId,
+        failure: Option<LinkFailure>,
+    ) {
+        let Some(info) = self.link(link) else {
+            return;
+        };
+        self.long_lost(link);
+        match info.state {
+            LinkState::Active => {
+                let number = info.number;
+                self.notice(Notice::LinkDown { number, failure });
+                let Some(to) = self.survivor(link, failure) else {
+                    let failure = failure.unwrap_or(LinkFailure::RetryExceeded);
+                    return self.end_now(Cause::LinksLost(failure));
+                };
+                self.take_down(now, link, to);
+                self.want_delete(now, link, DeleteLinkReason::PATH_LOST, true, false);
+            }
+            LinkState::Activating => self.activating_down(link),
+            // Its connections cannot do anything there any more.
+            LinkState::Inactive => self.has_left(now, link),
+            LinkState::Unused => {}
+        }
+    }
+
+    fn activating_down(&mut self, link: LinkId) {
+        match self.flow.take() {
+            Some(Flow::First(first)) if first.link == link => {
+                if let Some(found) = self.find_link(link) {
+                    // Only one state leads there.
+                    let _inactive = found.info.state.deactivate();
+                }
+                if first.until.is_some() {
+                    self.outputs
+                        .push_back(Output::FirstLink(Err(FirstLinkError::LinkDown)));
+                }
+            }
+            Some(Flow::Offer(offer)) if offer.link == link => {
+                self.offer_failed(offer, NotAdded::LinkDown);
+            }
+            Some(Flow::Join(join)) if join.link == link => {
+                self.join_failed(join, NotAdded::LinkDown);
+            }
+            flow => self.flow = flow,
+        }
+    }
+
+    /// An active link carries no connections any more; they go to another one.
+    pub(in crate::proto::links) fn take_down(&mut self, now: Instant, link: LinkId, to: LinkId) {
+        let until = after(now, self.config.timeouts.response);
+        let Some(found) = self.find_link(link) else {
+            return;
+        };
+        if found.info.state.deactivate().is_err() {
+            return;
+        }
+        found.tested = None;
+        found.leaving = Some(until);
+        let was_asymmetric = found.info.is_asymmetric;
+        self.outputs.push_back(Output::Deactivate(link));
+        self.outputs.push_back(Output::Move { from: link, to });
+        self.reclassify(was_asymmetric);
+        self.own.resend(link);
+        self.lose_path(now, link);
+    }
+
+    /// Flows that were arranged over a link which is gone.
+    fn lose_path(&mut self, now: Instant, link: LinkId) {
+        if let Some(Aside::Add { over, .. }) = &self.wanted.aside {
+            if *over == link {
+                self.wanted.aside = None;
+            }
+        }
+        match self.flow.take() {
+            Some(Flow::Offer(offer)) if offer.over == link && !offer.stands_alone() => {
+                self.offer_failed(offer, NotAdded::LinkDown);
+            }
+            Some(Flow::Join(join)) if join.over == link && !join.stands_alone() => {
+                self.join_failed(join, NotAdded::LinkDown);
+            }
+            // Said again on another link.
+            Some(Flow::Delete(deletion)) if deletion.over == Some(link) => {
+                self.start_delete(now, deletion);
+            }
+            Some(Flow::Request { over, .. }) if over == link => self.wanted.request = true,
+            flow => self.flow = flow,
+        }
+    }
+
+    /// The connections have left an inactive link.
+    pub(in crate::proto::links) fn has_left(&mut self, now: Instant, link: LinkId) {
+        let Some(found) = self.find_link(link) else {
+            return;
+        };
+        if found.info.state == LinkState::Inactive && found.leaving.take().is_some() {
+            self.left(now, link);
+            self.sweep();
+        }
+    }
+
+    /// Closes inactive links that nobody needs any more.
+    pub(in crate::proto::links) fn sweep(&mut self) {
+        let done: Vec<_> = self
+            .links
+            .iter()
+            .filter(|link| link.info.state == LinkState::Inactive)
+            .filter(|link| link.leaving.is_none() && !link.is_named)
+            .map(|link| link.info.id)
+            .collect();
+        for link in done {
+            self.close(link);
+        }
+    }
+
+    /// The link that takes the connections of another one. After a failure of a port or a device,
+    /// links of the same one are no help.
+    pub(in crate::proto::links) fn survivor(
+        &self,
+        link: LinkId,
+        failure: Option<LinkFailure>,
+    ) -> Option<LinkId> {
+        let lost = self.link(link)?;
+        let helps = |other: &LinkInfo| match failure {
+            Some(LinkFailure::PortDown) => !self.is_same_local(&lost, other),
+            Some(LinkFailure::Device(_)) => lost.device != other.device,
+            _ => true,
+        };
+        let others = || {
+            self.active()
+                .filter(|other| other.id != link)
+                .filter(|other| helps(other))
+        };
+        let best = others().find(|other| !other.is_asymmetric);
+        best.or_else(|| others().next()).map(|other| other.id)
+    }
+
+    /// What the links have in common after one has gone.
+    fn reclassify(&mut self, was_asymmetric: bool) {
+        let active: Vec<_> = self.active().collect();
+        let kind = match active.as_slice() {
+            [] => GroupType::None,
+            [last] => {
+                let last = last.id;
+                if let Some(link) = self.find_link(last) {
+                    link.info.is_asymmetric = false;
+                }
+                GroupType::Single
+            }
+            _ if was_asymmetric => self.kind,
+            [one, two, ..] => match (self.is_same_peer(one, two), self.is_same_local(one, two)) {
+                (true, _) => GroupType::AsymmetricPeer,
+                (false, true) => GroupType::AsymmetricLocal,
+                (false, false) => GroupType::Symmetric,
+            },
+        };
+        self.set_kind(kind);
+    }
+
+    pub(in crate::proto::links) fn is_same_local(&self, one: &LinkInfo, two: &LinkInfo) -> bool {
+        let mac = |info: &LinkInfo| info.local.map(|local| local.mac);
+        one.device == two.device && mac(one) == mac(two)
+    }
+
+    pub(in crate::proto::links) fn is_same_peer(&self, one: &LinkInfo, two: &LinkInfo) -> bool {
+        match (one.peer, two.peer) {
+            (Some(one), Some(two)) => self.is_same_peer_address(&one, &two),
+            _ => false,
+        }
+    }
+}

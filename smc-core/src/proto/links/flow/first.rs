@@ -1,0 +1,130 @@
+//! CONFIRM LINK on the first link (behaviour 1.5, 1.11, 3.3).
+
+use std::time::Instant;
+
+use smc_wire::llc::{ConfirmLink, MessageType, Step};
+
+use super::Flow;
+use crate::proto::handshake::Role;
+use crate::proto::links::group::after;
+use crate::proto::links::{
+    DropReason, FirstLinkError, GroupType, LinkGroup, LinkId, Notice, Output,
+};
+
+/// The first link on its way.
+#[derive(Debug)]
+pub(in crate::proto::links) struct First {
+    pub(in crate::proto::links) link: LinkId,
+    /// None until the shell says that it is time.
+    pub(in crate::proto::links) until: Option<Instant>,
+    /// The server was quicker than our shell.
+    pub(in crate::proto::links) early: Option<ConfirmLink>,
+}
+
+impl LinkGroup {
+    pub(in crate::proto::links) fn start_first(&mut self, now: Instant) {
+        let Some(Flow::First(mut first)) = self.flow.take() else {
+            // The link failed before.
+            self.outputs
+                .push_back(Output::FirstLink(Err(FirstLinkError::LinkDown)));
+            return;
+        };
+        match (self.role, first.early.take()) {
+            (Role::Server, _) => {
+                first.until = Some(after(now, self.config.timeouts.response));
+                let number = self.next_number();
+                self.set_number(first.link, number);
+                self.send_confirm_link(first.link, Step::Request);
+                self.flow = Some(Flow::First(first));
+            }
+            (Role::Client, None) => {
+                first.until = Some(after(now, self.config.timeouts.first_confirm));
+                self.flow = Some(Flow::First(first));
+            }
+            (Role::Client, Some(early)) => self.first_confirmed(now, &first, early),
+        }
+    }
+
+    /// CONFIRM LINK, for whichever flow waits for it on this link.
+    pub(in crate::proto::links) fn hear_confirm_link(
+        &mut self,
+        now: Instant,
+        link: LinkId,
+        message: ConfirmLink,
+    ) {
+        let wanted = match self.role {
+            Role::Client => Step::Request,
+            Role::Server => Step::Response,
+        };
+        let flow = self.flow.take();
+        match flow {
+            _ if message.step != wanted => {
+                self.flow = flow;
+                self.dropped(MessageType::ConfirmLink, DropReason::Unexpected);
+            }
+            Some(Flow::First(mut first)) if first.link == link => match first.until {
+                Some(_) => self.first_confirmed(now, &first, message),
+                None if self.role == Role::Client => {
+                    first.early.get_or_insert(message);
+                    self.flow = Some(Flow::First(first));
+                }
+                // We have not asked yet.
+                None => {
+                    self.flow = Some(Flow::First(first));
+                    self.dropped(MessageType::ConfirmLink, DropReason::Unexpected);
+                }
+            },
+            Some(Flow::Offer(offer)) if offer.is_confirming(link) => {
+                self.offer_confirmed(now, &offer);
+            }
+            Some(Flow::Join(join)) if join.is_confirming(link) => self.join_confirmed(now, &join),
+            flow => {
+                self.flow = flow;
+                self.dropped(MessageType::ConfirmLink, DropReason::Unexpected);
+            }
+        }
+    }
+
+    fn first_confirmed(&mut self, now: Instant, first: &First, message: ConfirmLink) {
+        let result = if message.no_eyecatcher == 0 {
+            Err(FirstLinkError::Eyecatchers)
+        } else {
+            if self.role == Role::Client {
+                self.set_number(first.link, message.link);
+                self.send_confirm_link(first.link, Step::Response);
+            }
+            self.activate(now, first.link, GroupType::Single);
+            Ok(())
+        };
+        self.outputs.push_back(Output::FirstLink(result));
+    }
+
+    pub(in crate::proto::links) fn first_timeout(&mut self, _first: First) {
+        self.notice(Notice::Unanswered(MessageType::ConfirmLink));
+        self.outputs
+            .push_back(Output::FirstLink(Err(FirstLinkError::TimedOut)));
+    }
+
+    /// CONFIRM LINK about our end of a link, on that link.
+    pub(in crate::proto::links) fn send_confirm_link(&mut self, link: LinkId, step: Step) {
+        let Some(info) = self.link(link) else {
+            return;
+        };
+        let Some(local) = info.local else {
+            return;
+        };
+        let message = ConfirmLink {
+            dialect: self.terms.dialect,
+            step,
+            no_eyecatcher: ConfirmLink::NO_EYECATCHER,
+            mac: local.mac,
+            gid: local.gid,
+            qpn: local.qpn,
+            link: info.number,
+            user_id: self.user_id(info.number),
+            max_links: self.terms.max_links,
+            max_connections: self.terms.max_connections,
+        };
+        self.send(link, message.encoded_len(), |buffer| message.emit(buffer));
+    }
+}

@@ -1,0 +1,105 @@
+//! A client would like another link: REQUEST ADD LINK (v2), invitation (v1) (behaviour 3.6).
+
+use std::time::Instant;
+
+use smc_wire::Bounded;
+use smc_wire::llc::{AddLink, AddLinkStep, MessageType, RequestAddLink, RequestAddLinkStep};
+use smc_wire::types::{LinkNumber, MtuCode, Psn, Qpn};
+
+use super::{Flow, Trigger};
+use crate::proto::handshake::Role;
+use crate::proto::links::group::after;
+use crate::proto::links::{DropReason, GroupType, LinkGroup, LinkId};
+
+impl LinkGroup {
+    /// A port came up.
+    pub(in crate::proto::links) fn want_link(&mut self) {
+        let is_open = !matches!(
+            self.kind,
+            GroupType::None | GroupType::Symmetric | GroupType::AsymmetricPeer
+        );
+        let over = self.primary().filter(|_| is_open && self.is_established);
+        let is_possible = over.is_some_and(|over| self.alternate(over).is_some());
+        if !is_possible || self.max_links() <= 1 {
+            return;
+        }
+        match self.role {
+            Role::Server => {
+                self.wanted.add.get_or_insert(Trigger::Occasion);
+            }
+            Role::Client => self.wanted.request = true,
+        }
+    }
+
+    pub(in crate::proto::links) fn start_request(&mut self, now: Instant) {
+        let Some(over) = self.primary() else {
+            return;
+        };
+        let local = self.link(over).and_then(|info| info.local);
+        let alternate = self.alternate(over).map(|found| found.address.clone());
+        let (Some(local), Some(alternate)) = (local, alternate) else {
+            return;
+        };
+        if self.terms.dialect.is_v2() {
+            let message = RequestAddLink {
+                order: self.terms.dialect.order(),
+                step: RequestAddLinkStep::Request {
+                    gids: Bounded::from_iter_lossy([local.gid, alternate.gid]),
+                },
+            };
+            self.send(over, message.encoded_len(), |buffer| message.emit(buffer));
+            let until = after(now, self.config.timeouts.response);
+            self.flow = Some(Flow::Request { over, until });
+        } else {
+            // A hint, which is not answered.
+            let message = AddLink {
+                dialect: self.terms.dialect,
+                step: AddLinkStep::Request,
+                mac: alternate.mac,
+                gid: alternate.gid,
+                qpn: Qpn::default(),
+                link: LinkNumber::NONE,
+                mtu: MtuCode::default(),
+                psn: Psn::default(),
+                extension: None,
+            };
+            self.send(over, message.encoded_len(), |buffer| message.emit(buffer));
+        }
+    }
+
+    /// REQUEST ADD LINK.
+    pub(in crate::proto::links) fn hear_request(&mut self, over: LinkId, message: &RequestAddLink) {
+        let kind = MessageType::RequestAddLink;
+        match (self.role, &message.step) {
+            (Role::Server, RequestAddLinkStep::Request { .. }) => match self.flow {
+                // The ADD LINK under way is the answer.
+                Some(Flow::First(_) | Flow::Offer(_)) => self.dropped(kind, DropReason::Busy),
+                _ if !self.is_established_link(over) => self.dropped(kind, DropReason::NoLink),
+                _ => self.wanted.add = Some(Trigger::Requested(over)),
+            },
+            (Role::Client, RequestAddLinkStep::Response { .. }) => match self.flow {
+                Some(Flow::Request { .. }) => {
+                    self.flow = None;
+                    self.long_answered();
+                }
+                _ => self.dropped(kind, DropReason::Unexpected),
+            },
+            _ => self.dropped(kind, DropReason::Unexpected),
+        }
+    }
+
+    /// ADD LINK without RESP, to a server: the hint of a v1 client.
+    pub(in crate::proto::links) fn hear_invitation(&mut self, over: LinkId) {
+        let kind = MessageType::AddLink;
+        if self.terms.dialect.is_v2() {
+            return self.dropped(kind, DropReason::Unexpected);
+        }
+        match self.flow {
+            Some(Flow::First(_) | Flow::Offer(_)) => self.dropped(kind, DropReason::Busy),
+            _ if !self.is_established_link(over) => self.dropped(kind, DropReason::NoLink),
+            _ => {
+                self.wanted.add.get_or_insert(Trigger::Occasion);
+            }
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! TEST LINK (behaviour 3.10).
+
+use std::time::Instant;
+
+use smc_wire::llc::{Step, TestLink};
+
+use crate::proto::links::group::after;
+use crate::proto::links::link::Link;
+use crate::proto::links::{LinkGroup, LinkId};
+
+impl LinkGroup {
+    /// When a link has to be tested, or has failed its test.
+    pub(in crate::proto::links) fn test_due(&self, link: &Link) -> Option<Instant> {
+        if !link.is_active() {
+            return None;
+        }
+        let idle = self.config.test_link.map(|wait| after(link.heard, wait));
+        link.tested.or(idle)
+    }
+
+    pub(in crate::proto::links) fn test_timeouts(&mut self, now: Instant) {
+        let due: Vec<_> = self
+            .links
+            .iter()
+            .filter(|link| self.test_due(link).is_some_and(|due| due <= now))
+            .map(|link| (link.info.id, link.tested.is_some()))
+            .collect();
+        for (link, is_tested) in due {
+            if is_tested {
+                self.link_down(now, link, None);
+            } else {
+                self.start_test(now, link);
+            }
+        }
+    }
+
+    fn start_test(&mut self, now: Instant, link: LinkId) {
+        let until = after(now, self.config.timeouts.response);
+        if let Some(found) = self.find_link(link) {
+            found.tested = Some(until);
+        }
+        let message = TestLink::request(self.terms.dialect, [0; 16]);
+        self.send(link, message.encoded_len(), |buffer| message.emit(buffer));
+    }
+
+    pub(in crate::proto::links) fn hear_test(&mut self, link: LinkId, message: TestLink) {
+        match message.step {
+            Step::Request => {
+                let answer = message.response();
+                self.send(link, answer.encoded_len(), |buffer| answer.emit(buffer));
+            }
+            Step::Response => {
+                if let Some(found) = self.find_link(link) {
+                    found.tested = None;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,462 @@
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use smc_wire::llc::{DeleteLinkReason, Dialect, MessageType};
+use smc_wire::types::{GroupId, LinkNumber, Rkey, RmbAddr};
+
+use super::flow::{End, First, Flow, Trigger, Wanted};
+use super::link::{Link, LinkState};
+use super::mail::Mail;
+use super::rmbs::{Own, Rmb, Told};
+use super::rtokens::Rtokens;
+use super::{
+    Candidate, GroupType, LinkId, LinkInfo, LlcConfig, NotAdded, Notice, OpTag, Output, PeerEnd,
+    RkeyError, RmbId, RmbKey, RtokenId, TableFull, Terms,
+};
+use crate::device::{DeviceError, LinkAddress, LinkFailure, Route};
+use crate::proto::group::DeviceIndex;
+use crate::proto::handshake::Role;
+
+/// A link group of SMC-R: its links, the keys of both sides, and the LLC flows about them.
+///
+/// See the [module](super) for the order of calls.
+#[derive(Debug)]
+pub struct LinkGroup {
+    pub(super) role: Role,
+    pub(super) id: GroupId,
+    pub(super) config: LlcConfig,
+    pub(super) terms: Terms,
+    pub(super) route: Route,
+    /// The oldest first.
+    pub(super) links: Vec<Link>,
+    pub(super) last_link: u32,
+    pub(super) last_number: u8,
+    pub(super) kind: GroupType,
+    pub(super) rtokens: Rtokens,
+    pub(super) was_full: bool,
+    pub(super) own: Own,
+    pub(super) candidates: Vec<Candidate>,
+    pub(super) is_established: bool,
+    pub(super) flow: Option<Flow>,
+    pub(super) wanted: Wanted,
+    pub(super) end: Option<End>,
+    pub(super) mail: Mail,
+    pub(super) outputs: VecDeque<Output>,
+}
+
+impl LinkGroup {
+    /// A group without links.
+    ///
+    /// `id` is our identifier of the group, of which link user IDs are made.
+    #[must_use]
+    pub fn new(role: Role, id: GroupId, config: LlcConfig) -> Self {
+        Self {
+            role,
+            id,
+            config,
+            terms: Terms::V2,
+            route: Route::Direct,
+            links: Vec::new(),
+            last_link: 0,
+            last_number: 0,
+            kind: GroupType::None,
+            rtokens: Rtokens::default(),
+            was_full: false,
+            own: Own::default(),
+            candidates: Vec::new(),
+            is_established: false,
+            flow: None,
+            wanted: Wanted::default(),
+            end: None,
+            mail: Mail::default(),
+            outputs: VecDeque::new(),
+        }
+    }
+
+    /// The queue pair for the first link was made: names the link.
+    pub fn first_link(&mut self, now: Instant, device: DeviceIndex, local: LinkAddress) -> LinkId {
+        let link = self.new_link(now, device, LinkNumber::NONE);
+        self.set_local(link, local);
+        link
+    }
+
+    /// The peer's end of the first link is known, and what holds for the group. From now on
+    /// messages may come.
+    pub fn first_peer(&mut self, peer: LinkAddress, route: Route, terms: Terms) {
+        self.route = route;
+        self.terms = terms;
+        let Some(first) = self.links.first_mut() else {
+            return;
+        };
+        if first.info.state == LinkState::Activating && self.flow.is_none() {
+            first.info.peer = Some(peer);
+            self.flow = Some(Flow::First(First {
+                link: first.info.id,
+                until: None,
+                early: None,
+            }));
+        }
+    }
+
+    /// The first link is connected, and the peer knows so or is about to: exchange CONFIRM LINK.
+    /// Ends in [`Output::FirstLink`].
+    pub fn confirm_link(&mut self, now: Instant) {
+        self.start_first(now);
+        self.advance(now);
+    }
+
+    /// First contact has succeeded: a server starts to add another link, in the background.
+    pub fn establish(&mut self, now: Instant) {
+        if std::mem::replace(&mut self.is_established, true) || self.end.is_some() {
+            return;
+        }
+        if self.role == Role::Server && self.terms.max_links > 1 {
+            self.wanted.add = Some(Trigger::Established);
+        }
+        self.advance(now);
+    }
+
+    /// A link received a message that is none of a connection (first byte other than 0xFE).
+    pub fn handle_message(&mut self, now: Instant, link: LinkId, message: &[u8]) {
+        if self.end.is_some() {
+            return;
+        }
+        let kind = message.first().copied().and_then(MessageType::from_byte);
+        if let Err(why) = self.hear(now, link, message) {
+            self.notice(Notice::Dropped { kind, why });
+        }
+        self.advance(now);
+    }
+
+    /// A link received messages of connections. One call for many will do, and one in a few
+    /// seconds: all that depends on it is when the link is tested.
+    pub fn handle_received(&mut self, now: Instant, link: LinkId) {
+        if let Some(link) = self.find_link(link) {
+            link.heard = now;
+            link.tested = None;
+        }
+    }
+
+    /// A message of ours was completed.
+    pub fn handle_sent(&mut self, now: Instant, link: LinkId, tag: OpTag) {
+        match self.end {
+            None => self.flush_long(|mail| mail.sent(tag)),
+            Some(End::Farewell {
+                link: on, tag: of, ..
+            }) if on == link && of == tag => self.finish(),
+            Some(_) => {}
+        }
+        self.advance(now);
+    }
+
+    /// A link failed, as its device reports, or because it was stuck
+    /// ([`SendSlots::poll_timeout`](super::SendSlots::poll_timeout)).
+    pub fn handle_link_down(&mut self, now: Instant, link: LinkId, failure: LinkFailure) {
+        match self.end {
+            None => self.link_down(now, link, Some(failure)),
+            Some(End::Farewell { link: on, .. }) if on == link => self.finish(),
+            Some(_) => {}
+        }
+        self.advance(now);
+    }
+
+    /// Answer to [`Output::Open`].
+    pub fn handle_opened(
+        &mut self,
+        now: Instant,
+        link: LinkId,
+        result: Result<LinkAddress, DeviceError>,
+    ) {
+        match (self.flow.take(), result) {
+            (Some(Flow::Offer(offer)), Ok(local)) if offer.link == link => {
+                self.offer_opened(now, offer, local);
+            }
+            (Some(Flow::Offer(offer)), Err(_)) if offer.link == link => {
+                self.offer_failed(offer, NotAdded::Device);
+            }
+            (Some(Flow::Join(join)), Ok(local)) if join.link == link => {
+                self.join_opened(now, join, local);
+            }
+            (Some(Flow::Join(join)), Err(_)) if join.link == link => {
+                self.join_failed(join, NotAdded::Device);
+            }
+            (flow, _) => self.flow = flow,
+        }
+        self.advance(now);
+    }
+
+    /// Answer to [`Output::Connect`].
+    pub fn handle_connected(
+        &mut self,
+        now: Instant,
+        link: LinkId,
+        result: Result<(), DeviceError>,
+    ) {
+        match (self.flow.take(), result) {
+            (Some(Flow::Offer(offer)), Ok(())) if offer.link == link => {
+                self.offer_connected(now, offer);
+            }
+            (Some(Flow::Offer(offer)), Err(_)) if offer.link == link => {
+                self.offer_failed(offer, NotAdded::Device);
+            }
+            (Some(Flow::Join(join)), Ok(())) if join.link == link => {
+                self.join_connected(now, join);
+            }
+            (Some(Flow::Join(join)), Err(_)) if join.link == link => {
+                self.join_failed(join, NotAdded::Device);
+            }
+            (flow, _) => self.flow = flow,
+        }
+        self.advance(now);
+    }
+
+    /// Answer to [`Output::Map`]: the keys of the RMBs with this device. Those that could not be
+    /// registered are left out.
+    pub fn handle_mapped(
+        &mut self,
+        now: Instant,
+        device: DeviceIndex,
+        keys: &[(RmbId, Rkey, RmbAddr)],
+    ) {
+        for (rmb, rkey, addr) in keys.iter().copied() {
+            self.own.learn(rmb, RmbKey { device, rkey, addr });
+        }
+        let flow = self.flow.take();
+        let awaits = |link| self.link(link).map(|info| info.device) == Some(device);
+        match flow {
+            Some(Flow::Offer(offer)) if offer.is_mapping() && awaits(offer.link) => {
+                self.offer_mapped(now, offer);
+            }
+            Some(Flow::Join(join)) if join.is_mapping() && awaits(join.link) => {
+                self.join_mapped(now, join);
+            }
+            flow => self.flow = flow,
+        }
+        self.rkeys_mapped(now, device);
+        self.advance(now);
+    }
+
+    /// Answer to [`Output::Move`]: nothing is outstanding on the old link.
+    pub fn handle_moved(&mut self, now: Instant, from: LinkId) {
+        if self.end.is_none() {
+            self.has_left(now, from);
+        }
+        self.advance(now);
+    }
+
+    /// The addresses of ours at which links of this group could be opened now, those in use
+    /// included. A new one among them makes us look for another link.
+    pub fn handle_candidates(&mut self, now: Instant, candidates: Vec<Candidate>) {
+        let is_new = |new: &Candidate| {
+            let mut old = self.candidates.iter();
+            !old.any(|old| old.device == new.device && old.address.gid == new.address.gid)
+        };
+        let has_new = candidates.iter().any(is_new);
+        self.candidates = candidates;
+        if has_new && self.end.is_none() {
+            self.want_link();
+        }
+        self.advance(now);
+    }
+
+    /// Names the RMB of the first connection, which the handshake itself tells the peer.
+    pub fn add_rmb(&mut self, rmb: RmbId, keys: &[RmbKey]) {
+        let link = self.links.first().map_or(LinkId(0), |link| link.info.id);
+        let now = self.links.first().map(|link| link.heard);
+        if let (Some(now), None) = (now, self.end) {
+            let rmb_state = Rmb::new(keys, Told::Yes, link, now);
+            self.own.rmbs.insert(rmb, rmb_state);
+        }
+    }
+
+    /// Tells the peer of another RMB (CONFIRM RKEY), preferably on the link of its connection.
+    /// Ends in [`Output::RkeyConfirmed`].
+    ///
+    /// `keys` are those of the devices in [`devices`](Self::devices); missing ones are asked for
+    /// ([`Output::Map`]).
+    pub fn confirm_rkey(&mut self, now: Instant, rmb: RmbId, link: LinkId, keys: &[RmbKey]) {
+        if self.end.is_some() {
+            let result = Err(RkeyError::Ended);
+            self.outputs
+                .push_back(Output::RkeyConfirmed { rmb, result });
+            return;
+        }
+        let turn = after(now, self.config.timeouts.turn);
+        let entry = Rmb::new(keys, Told::No, link, turn);
+        if self.own.rmbs.insert(rmb, entry).is_none() {
+            self.own.confirms.push_back(rmb);
+        }
+        self.advance(now);
+    }
+
+    /// Tells the peer that an RMB is out of use (DELETE RKEY), or that nobody is to be told of it
+    /// after all. Ends in [`Output::RkeyDeleted`]; until then the peer may write, and the name of
+    /// the RMB stays taken. An RMB that is still to be confirmed gets no [`Output::RkeyConfirmed`]
+    /// after this.
+    pub fn delete_rkey(&mut self, now: Instant, rmb: RmbId) {
+        self.leave(rmb);
+        self.advance(now);
+    }
+
+    /// Enters an RMB of the peer, as told by the handshake, for a connection of ours.
+    ///
+    /// # Errors
+    ///
+    /// [`TableFull`] when the peer has too many.
+    pub fn add_rtoken(
+        &mut self,
+        link: LinkId,
+        rkey: Rkey,
+        addr: RmbAddr,
+    ) -> Result<RtokenId, TableFull> {
+        let id = self.rtokens.add(link, rkey, addr)?;
+        self.rtokens.hold(id);
+        self.tell_full();
+        Ok(id)
+    }
+
+    /// Key and address of an RMB of the peer on a link; `None` if the peer did not tell, or has
+    /// deleted it.
+    #[must_use]
+    pub fn rtoken(&self, id: RtokenId, link: LinkId) -> Option<(Rkey, RmbAddr)> {
+        self.rtokens.get(id, link)
+    }
+
+    /// A connection of ours uses an RMB of the peer no more.
+    pub fn release_rtoken(&mut self, id: RtokenId) {
+        self.rtokens.release(id);
+        self.tell_full();
+    }
+
+    /// The link for a new connection, as the server assigns them: `connections` is the number that
+    /// the group has now (behaviour 2.2). `None` without an active link.
+    #[must_use]
+    pub fn assign(&self, connections: usize) -> Option<LinkId> {
+        let regular = || self.active().filter(|link| !link.is_asymmetric);
+        let nth = connections % 2;
+        let found = regular().nth(nth).or_else(|| regular().next());
+        found.map(|link| link.id)
+    }
+
+    /// The active link with this end on the peer's side.
+    #[must_use]
+    pub fn find(&self, peer: PeerEnd) -> Option<LinkId> {
+        let fits = |link: &LinkInfo| {
+            link.peer.is_some_and(|end| {
+                end.gid == peer.gid
+                    && (self.terms.dialect.is_v2() || peer.mac.is_none_or(|mac| end.mac == mac))
+                    && peer.qpn.is_none_or(|qpn| end.qpn == qpn)
+            })
+        };
+        self.active().find(fits).map(|link| link.id)
+    }
+
+    /// A link that exists.
+    #[must_use]
+    pub fn link(&self, id: LinkId) -> Option<LinkInfo> {
+        self.links().find(|link| link.id == id)
+    }
+
+    /// All links, the oldest first.
+    pub fn links(&self) -> impl Iterator<Item = LinkInfo> {
+        self.links.iter().map(|link| link.info)
+    }
+
+    /// The devices with which RMBs have to be registered, those of links that are just being made
+    /// included.
+    #[must_use]
+    pub fn devices(&self) -> Vec<DeviceIndex> {
+        let mut devices = Vec::new();
+        for link in self.links().filter(|link| link.state.is_usable()) {
+            if !devices.contains(&link.device) {
+                devices.push(link.device);
+            }
+        }
+        devices
+    }
+
+    /// What the links have in common.
+    #[must_use]
+    pub const fn group_type(&self) -> GroupType {
+        self.kind
+    }
+
+    /// Version and byte order of the messages; the order is that of the peer once it is known.
+    #[must_use]
+    pub const fn dialect(&self) -> Dialect {
+        self.terms.dialect
+    }
+
+    /// The group is not needed any more and has no connections: tells the peer (DELETE LINK for
+    /// all links, orderly) and ends.
+    pub fn shutdown(&mut self, now: Instant, reason: DeleteLinkReason) {
+        self.end_with(now, true, reason);
+    }
+
+    /// The group must end with all its connections: tells the peer (DELETE LINK for all links, not
+    /// orderly).
+    pub fn terminate(&mut self, now: Instant, reason: DeleteLinkReason) {
+        self.end_with(now, false, reason);
+    }
+
+    /// Whether it has ended ([`Output::Ended`]).
+    #[must_use]
+    pub fn is_ended(&self) -> bool {
+        self.end == Some(End::Ended)
+    }
+
+    /// What there is to do; to be drained after each call.
+    pub fn poll_output(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// When to call [`handle_timeout`](Self::handle_timeout).
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        match self.end {
+            Some(End::Farewell { until, .. }) => return Some(until),
+            Some(End::Ended) => return None,
+            None => {}
+        }
+        let links = self.links.iter();
+        let links = links.filter_map(|link| earlier(self.test_due(link), link.leaving));
+        let flow = self.flow.as_ref().and_then(Flow::until);
+        links
+            .chain(flow)
+            .chain(self.rkeys_due())
+            .chain(self.delete_due())
+            .min()
+    }
+
+    /// Time has passed.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        match self.end {
+            Some(End::Farewell { until, .. }) if until <= now => return self.finish(),
+            Some(_) => return,
+            None => {}
+        }
+        self.flow_timeout(now);
+        self.rkey_timeouts(now);
+        self.delete_patience(now);
+        let late: Vec<_> = self
+            .links
+            .iter()
+            .filter(|link| link.leaving.is_some_and(|until| until <= now))
+            .map(|link| link.info.id)
+            .collect();
+        for link in late {
+            self.has_left(now, link);
+        }
+        self.test_timeouts(now);
+        self.advance(now);
+    }
+}
+
+/// `now + wait`, as far as the clock goes.
+pub(super) fn after(now: Instant, wait: Duration) -> Instant {
+    now.checked_add(wait).unwrap_or(now)
+}
+
+fn earlier(one: Option<Instant>, two: Option<Instant>) -> Option<Instant> {
+    one.into_iter().chain(two).min()
+}

@@ -1,0 +1,84 @@
+//! The links of an SMC-R link group, and the LLC messages (link layer control) about them.
+//!
+//! ```text
+//!            first_link, confirm_link          Send, Open, Connect, Map
+//!            establish, confirm_rkey    ┌───────────┐  Activate, Move, Close
+//!   shell ──────────────────────────────▶ LinkGroup ├──────────────────────▶ shell
+//!            handle_message, _sent      │           │  FirstLink, RkeyConfirmed
+//!            handle_link_down, _timeout └───────────┘  Terminate, Ended
+//! ```
+//!
+//! A [`LinkGroup`] is driven in the background by what devices report and by its timers, never by
+//! handshakes or streams: a peer's request is answered at once, whoever waits for what here. All
+//! waits are a timer and a state; a call costs time in proportion to the links and keys it touches.
+//!
+//! # What the shell calls, and when
+//!
+//! After each call, drain [`LinkGroup::poll_output`] and carry the outputs out in their order, then
+//! look at [`LinkGroup::poll_timeout`]. All messages that a link receives go to
+//! [`LinkGroup::handle_message`], except CDC (first byte 0xFE).
+//!
+//! **First contact, client** (the handshake waits for what is marked `<-`):
+//!
+//! 1. queue pair made: [`LinkGroup::new`], [`first_link`](LinkGroup::first_link),
+//!    [`handle_candidates`](LinkGroup::handle_candidates);
+//! 2. own RMB registered: [`add_rmb`](LinkGroup::add_rmb);
+//! 3. ACCEPT names the peer's end: [`first_peer`](LinkGroup::first_peer), and its RMB:
+//!    [`add_rtoken`](LinkGroup::add_rtoken); the shell connects the queue pair itself;
+//! 4. CONFIRM is sent: [`confirm_link`](LinkGroup::confirm_link)
+//!    `<-` [`Output::FirstLink`] (4 s; CONFIRM LINK may come before this call, it is kept);
+//! 5. [`establish`](LinkGroup::establish).
+//!
+//! **First contact, server**: 1, 2; ACCEPT is sent, CONFIRM comes; 3; 4 (sends CONFIRM LINK, 2 s);
+//! 5 (offers another link; nobody waits for it).
+//!
+//! **Reuse, server**: [`assign`](LinkGroup::assign) the link; register the RMB with all
+//! [`devices`](LinkGroup::devices); [`confirm_rkey`](LinkGroup::confirm_rkey) `<-`
+//! [`Output::RkeyConfirmed`]; ACCEPT; CONFIRM comes; `add_rtoken`.
+//! **Reuse, client**: [`find`](LinkGroup::find) the link that ACCEPT names; register; `add_rtoken`;
+//! `confirm_rkey` `<-` `RkeyConfirmed`; CONFIRM.
+//!
+//! **End of a connection**, or of a set-up that got that far:
+//! [`release_rtoken`](LinkGroup::release_rtoken), [`delete_rkey`](LinkGroup::delete_rkey) `<-`
+//! [`Output::RkeyDeleted`]; only then the memory is free for others.
+//!
+//! **Failover**: [`handle_link_down`](LinkGroup::handle_link_down) (or a TEST LINK that nobody
+//! answers, or a DELETE LINK of the peer) gives [`Output::Deactivate`] and [`Output::Move`]: the
+//! shell binds the connections to the other link, starts their failover there and calls
+//! [`handle_moved`](LinkGroup::handle_moved) once nothing is outstanding on the old one (at once if
+//! that is down). [`Output::Close`] follows. Without another link, [`Output::Terminate`] follows.
+//!
+//! **End of the group**: [`shutdown`](LinkGroup::shutdown) when it was idle for its lifetime,
+//! [`terminate`](LinkGroup::terminate) when its connections must end; or the peer or the network
+//! does. In all cases: [`Output::Terminate`] if connections may exist, [`Output::Close`] for each
+//! link, [`Output::Ended`].
+
+mod config;
+mod dispatch;
+mod flow;
+mod group;
+mod link;
+mod mail;
+mod output;
+mod ports;
+mod rmbs;
+mod rtokens;
+mod slots;
+
+pub use config::{LlcConfig, Terms, Timeouts};
+pub use group::LinkGroup;
+pub use link::{GroupType, LinkId, LinkInfo, LinkState};
+pub use output::{
+    Candidate, Cause, DropReason, FirstLinkError, NotAdded, Notice, OpTag, Output, PeerEnd,
+    RkeyError, RmbKey,
+};
+pub use rtokens::{RTOKENS_MAX, RtokenId, TableFull};
+pub use slots::{Overflow, Posted, SLOT_PATIENCE, SendSlots, Turn, WAITING_MAX};
+
+/// Names a receive buffer of ours within a link group, by choice of whoever owns it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[expect(clippy::exhaustive_structs, reason = "a plain number")]
+pub struct RmbId(pub u32);
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,278 @@
+//! What a link group wants done, and the names it uses for things.
+
+use std::fmt;
+
+use smc_wire::llc::{DeleteLinkReason, MessageType};
+use smc_wire::types::{LinkNumber, Mac, Qpn, Rkey, RmbAddr, RoceGid};
+
+use super::{GroupType, LinkId, RmbId};
+use crate::device::{LinkAddress, LinkFailure, RdmaAddress, Route};
+use crate::proto::group::DeviceIndex;
+
+/// What there is to do, in this order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Output {
+    /// Post this message. When it is completed, say so with
+    /// [`handle_sent`](super::LinkGroup::handle_sent).
+    Send {
+        /// On this link.
+        link: LinkId,
+        /// The message, 44 bytes or, with a v2 peer, more.
+        message: Vec<u8>,
+        /// Its name.
+        tag: OpTag,
+    },
+    /// Make a queue pair; answer with [`handle_opened`](super::LinkGroup::handle_opened).
+    Open {
+        /// For this link.
+        link: LinkId,
+        /// On this device.
+        device: DeviceIndex,
+        /// At this address.
+        address: RdmaAddress,
+    },
+    /// Connect the queue pair; answer with
+    /// [`handle_connected`](super::LinkGroup::handle_connected).
+    Connect {
+        /// Of this link.
+        link: LinkId,
+        /// To the peer's.
+        peer: LinkAddress,
+        /// Over this route.
+        route: Route,
+    },
+    /// Register these RMBs with a device; answer with
+    /// [`handle_mapped`](super::LinkGroup::handle_mapped). RMBs that are gone meanwhile are left
+    /// out of the answer.
+    Map {
+        /// The device.
+        device: DeviceIndex,
+        /// The RMBs, never none.
+        rmbs: Vec<RmbId>,
+    },
+    /// The link can carry connections from now on.
+    Activate(LinkId),
+    /// The link carries no connections from now on.
+    Deactivate(LinkId),
+    /// Bind all connections of a link to another one and send the rest of their data there
+    /// (failover). When none of them has anything outstanding on the old link, say so with
+    /// [`handle_moved`](super::LinkGroup::handle_moved).
+    Move {
+        /// From here.
+        from: LinkId,
+        /// To there.
+        to: LinkId,
+    },
+    /// Destroy the queue pair; the name of the link has no meaning any more. If it is just being
+    /// made or connected, abandon that: no answer is wanted.
+    Close(LinkId),
+    /// The outcome of [`confirm_link`](super::LinkGroup::confirm_link).
+    FirstLink(Result<(), FirstLinkError>),
+    /// The outcome of [`confirm_rkey`](super::LinkGroup::confirm_rkey). In every case the RMB still
+    /// has to be [deleted](super::LinkGroup::delete_rkey).
+    RkeyConfirmed {
+        /// The RMB.
+        rmb: RmbId,
+        /// Whether the peer knows it.
+        result: Result<(), RkeyError>,
+    },
+    /// The outcome of [`delete_rkey`](super::LinkGroup::delete_rkey).
+    RkeyDeleted {
+        /// The RMB.
+        rmb: RmbId,
+        /// The peer has answered, and hence will not write any more. If not, its memory should not
+        /// be used again while the links exist.
+        is_answered: bool,
+    },
+    /// The table of the peer's RMBs has become full (or has room again): put no further connection
+    /// into the group (or do).
+    Full(bool),
+    /// End all connections. If the peer can still be [reached](Cause::is_reachable), tell it on
+    /// each of them before the next outputs are carried out. The peer cannot be waited for.
+    Terminate(Cause),
+    /// The link group is no more. All links have been closed; nothing follows.
+    Ended,
+    /// For logs and tools.
+    Notice(Notice),
+}
+
+/// Names a message that is posted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[expect(clippy::exhaustive_structs, reason = "a plain number")]
+pub struct OpTag(pub u64);
+
+/// Why the first link was not confirmed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FirstLinkError {
+    /// The peer sent nothing in time (decline code 0x02010000, after a look for a DECLINE).
+    #[error("CONFIRM LINK did not come in time")]
+    TimedOut,
+    /// The peer wants eyecatchers in RMBs (decline code 0x03050000).
+    #[error("peer asks for eyecatchers in its buffers")]
+    Eyecatchers,
+    /// The link failed, or the group was ended.
+    #[error("first link went down")]
+    LinkDown,
+}
+
+/// Why a peer was not told of an RMB (decline code 0x09990003).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RkeyError {
+    /// It did not answer in time.
+    #[error("peer does not answer")]
+    TimedOut,
+    /// It does not want it, for want of room.
+    #[error("peer refused")]
+    Refused,
+    /// Other requests came first for too long.
+    #[error("no turn in time")]
+    NoTurn,
+    /// There is no key for any active link.
+    #[error("no key for an active link")]
+    NoKey,
+    /// The link group has ended.
+    #[error("link group has ended")]
+    Ended,
+}
+
+/// Why all connections end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Cause {
+    /// The last link is lost.
+    LinksLost(LinkFailure),
+    /// The peer ended the group (DELETE LINK for all links).
+    Peer(DeleteLinkReason),
+    /// We did: [`shutdown`](super::LinkGroup::shutdown) or
+    /// [`terminate`](super::LinkGroup::terminate).
+    Local(DeleteLinkReason),
+}
+
+impl Cause {
+    /// Whether what is sent now may still reach the peer.
+    #[must_use]
+    pub const fn is_reachable(&self) -> bool {
+        matches!(self, Self::Local(_))
+    }
+}
+
+/// What happened, for logs and tools.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Notice {
+    /// A message was dropped.
+    Dropped {
+        /// What it was, if there is such a thing.
+        kind: Option<MessageType>,
+        /// Why.
+        why: DropReason,
+    },
+    /// The type of the group changed.
+    Type(GroupType),
+    /// An attempt to add a link came to nothing.
+    NotAdded {
+        /// The number it would have had, if it got that far.
+        number: LinkNumber,
+        /// Why.
+        why: NotAdded,
+    },
+    /// A link failed.
+    LinkDown {
+        /// Its number.
+        number: LinkNumber,
+        /// Why; none if it did not answer TEST LINK.
+        failure: Option<LinkFailure>,
+    },
+    /// A peer did not answer in time.
+    Unanswered(MessageType),
+}
+
+/// Why a message was dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DropReason {
+    /// It cannot be read.
+    Malformed,
+    /// No such type, or one of the other version.
+    Unknown,
+    /// It came over a link that is not in use.
+    NoLink,
+    /// Nobody waits for it.
+    Unexpected,
+    /// Another one of its kind is waiting already.
+    Busy,
+}
+
+/// Why a link was not added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum NotAdded {
+    /// The client refused.
+    Rejected,
+    /// We refused.
+    Refused,
+    /// The peer did not answer.
+    TimedOut,
+    /// A device of ours failed.
+    Device,
+    /// The new link failed, or the one over which it was arranged.
+    LinkDown,
+    /// The peer broke the rules of the exchange.
+    Violation,
+    /// The peer deleted a link meanwhile.
+    Deleted,
+    /// There is no port for it.
+    NoPort,
+}
+
+/// A key of an RMB of ours: that of one device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_structs, reason = "the protocol's own list")]
+pub struct RmbKey {
+    /// The device it is registered with.
+    pub device: DeviceIndex,
+    /// The key.
+    pub rkey: Rkey,
+    /// The address of its first byte.
+    pub addr: RmbAddr,
+}
+
+/// An address of ours at which another link could be opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_structs, reason = "a pair")]
+pub struct Candidate {
+    /// The device.
+    pub device: DeviceIndex,
+    /// The address, of an active port.
+    pub address: RdmaAddress,
+}
+
+/// How to find a link by the peer's end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::exhaustive_structs, reason = "the protocol's own list")]
+pub struct PeerEnd {
+    /// The peer's GID.
+    pub gid: RoceGid,
+    /// Its MAC, compared in version 1 only.
+    pub mac: Option<Mac>,
+    /// Its queue pair, if the peer named one.
+    pub qpn: Option<Qpn>,
+}
+
+impl fmt::Display for NotAdded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Rejected => "rejected by the peer",
+            Self::Refused => "refused",
+            Self::TimedOut => "peer does not answer",
+            Self::Device => "device failed",
+            Self::LinkDown => "link went down",
+            Self::Violation => "peer broke the rules",
+            Self::Deleted => "deleted by the peer",
+            Self::NoPort => "no port for it",
+        })
+    }
+}

@@ -1,0 +1,195 @@
+//! The links of a group, and the ports at which further ones could be opened.
+
+use std::time::Instant;
+
+use smc_wire::llc::Dialect;
+use smc_wire::types::{LinkNumber, LinkUid};
+
+use super::link::Link;
+use super::{Candidate, GroupType, LinkGroup, LinkId, LinkInfo, Notice, Output};
+use crate::device::{LinkAddress, RoceKind};
+use crate::proto::group::DeviceIndex;
+
+impl LinkGroup {
+    pub(super) fn active(&self) -> impl Iterator<Item = LinkInfo> + Clone {
+        let active = self.links.iter().filter(|link| link.is_active());
+        active.map(|link| link.info)
+    }
+
+    /// The link for messages about the group.
+    pub(super) fn primary(&self) -> Option<LinkId> {
+        let regular = self.active().find(|link| !link.is_asymmetric);
+        regular.or_else(|| self.active().next()).map(|link| link.id)
+    }
+
+    /// This link if it is active, else another one if there is one.
+    pub(super) fn active_or(&self, link: LinkId) -> LinkId {
+        if self.is_established_link(link) {
+            return link;
+        }
+        self.primary().unwrap_or(link)
+    }
+
+    pub(super) fn is_established_link(&self, link: LinkId) -> bool {
+        self.active().any(|info| info.id == link)
+    }
+
+    pub(super) fn find_link(&mut self, id: LinkId) -> Option<&mut Link> {
+        self.links.iter_mut().find(|link| link.info.id == id)
+    }
+
+    pub(super) fn new_link(
+        &mut self,
+        now: Instant,
+        device: DeviceIndex,
+        number: LinkNumber,
+    ) -> LinkId {
+        self.last_link = self.last_link.wrapping_add(1);
+        let id = LinkId(self.last_link);
+        let mut link = Link::new(id, device, now);
+        link.info.number = number;
+        self.links.push(link);
+        id
+    }
+
+    /// The number of the next link (server).
+    pub(super) fn next_number(&mut self) -> LinkNumber {
+        loop {
+            self.last_number = self.last_number.wrapping_add(1);
+            let number = LinkNumber(self.last_number);
+            // There are fewer links than numbers.
+            if number != LinkNumber::NONE && self.links().all(|link| link.number != number) {
+                return number;
+            }
+        }
+    }
+
+    pub(super) fn set_number(&mut self, link: LinkId, number: LinkNumber) {
+        if let Some(link) = self.find_link(link) {
+            link.info.number = number;
+        }
+    }
+
+    pub(super) fn set_local(&mut self, link: LinkId, local: LinkAddress) {
+        if let Some(link) = self.find_link(link) {
+            link.info.local = Some(local);
+        }
+    }
+
+    pub(super) fn connect(&mut self, link: LinkId, peer: LinkAddress) {
+        let route = self.route;
+        if let Some(found) = self.find_link(link) {
+            found.info.peer = Some(peer);
+            self.outputs
+                .push_back(Output::Connect { link, peer, route });
+        }
+    }
+
+    /// Has RMBs registered with the device of a new link; false if they are already.
+    pub(super) fn map_for(&mut self, link: LinkId) -> bool {
+        let Some(info) = self.link(link) else {
+            return false;
+        };
+        let device = info.device;
+        let rmbs = self.own.lacking(device);
+        let is_needed = !rmbs.is_empty();
+        if is_needed {
+            self.outputs.push_back(Output::Map { device, rmbs });
+        }
+        is_needed
+    }
+
+    /// CONFIRM LINK went both ways.
+    pub(super) fn activate(&mut self, now: Instant, link: LinkId, kind: GroupType) {
+        let Some(found) = self.find_link(link) else {
+            return;
+        };
+        if found.info.state.confirm().is_err() {
+            return;
+        }
+        found.heard = now;
+        found.info.is_asymmetric = kind.is_asymmetric();
+        self.outputs.push_back(Output::Activate(link));
+        self.set_kind(kind);
+    }
+
+    pub(super) fn set_kind(&mut self, kind: GroupType) {
+        if self.kind != kind {
+            self.kind = kind;
+            self.notice(Notice::Type(kind));
+        }
+    }
+
+    pub(super) fn close(&mut self, link: LinkId) {
+        self.links.retain(|other| other.info.id != link);
+        self.rtokens.clear_link(link);
+        self.long_lost(link);
+        self.outputs.push_back(Output::Close(link));
+    }
+
+    /// Links that are wanted: negotiated and configured.
+    pub(super) fn max_links(&self) -> u8 {
+        self.terms.max_links.min(self.config.max_links)
+    }
+
+    /// Step 3 of 3.4.1: whether a further link of this kind has a place.
+    pub(super) fn has_slot(&self, kind: GroupType) -> bool {
+        self.links.len() < SLOTS
+            && self.kind != GroupType::Symmetric
+            && !(self.kind.is_asymmetric() && kind.is_asymmetric())
+    }
+
+    /// A port of ours other than that of a link, one without a link if possible.
+    pub(super) fn alternate(&self, over: LinkId) -> Option<&Candidate> {
+        let over = self.link(over)?;
+        let others = || {
+            let ports = self.candidates.iter().filter(|port| self.fits(port));
+            ports.filter(|port| !is_port_of(port, &over))
+        };
+        let is_free = |port: &&Candidate| !self.links().any(|link| is_port_of(port, &link));
+        others().find(is_free).or_else(|| others().next())
+    }
+
+    /// The address of a link, for another one.
+    pub(super) fn same_port(&self, over: LinkId) -> Option<&Candidate> {
+        let over = self.link(over)?;
+        let gid = over.local?.gid;
+        self.candidates
+            .iter()
+            .find(|port| port.device == over.device && port.address.gid == gid)
+    }
+
+    /// Whether the packets of an address are those of the group's version.
+    fn fits(&self, port: &Candidate) -> bool {
+        let kind = match self.terms.dialect {
+            Dialect::V1 => RoceKind::V1,
+            Dialect::V2(_) => RoceKind::V2,
+        };
+        port.address.kind == kind
+    }
+
+    /// Whether an offered end is at the same port of the peer as that of a link.
+    pub(super) fn is_peer_port(&self, over: LinkId, offered: &LinkAddress) -> bool {
+        let peer = self.link(over).and_then(|link| link.peer);
+        peer.is_some_and(|peer| self.is_same_peer_address(&peer, offered))
+    }
+
+    pub(super) fn is_same_peer_address(&self, one: &LinkAddress, two: &LinkAddress) -> bool {
+        one.gid == two.gid && (self.terms.dialect.is_v2() || one.mac == two.mac)
+    }
+
+    /// Our name for a link.
+    pub(super) fn user_id(&self, link: LinkNumber) -> LinkUid {
+        LinkUid(u32::from_be_bytes(self.id.0).wrapping_add(link.0.into()))
+    }
+}
+
+fn is_port_of(port: &Candidate, link: &LinkInfo) -> bool {
+    port.device == link.device
+        && link
+            .local
+            .is_some_and(|local| local.mac == port.address.mac)
+}
+
+/// Links that exist at a time: two, and one that comes or goes (behaviour 2.1).
+const SLOTS: usize = 3;

@@ -1,0 +1,162 @@
+use smc_wire::llc::{ByteOrder, DeleteLink, Dialect, Step};
+use smc_wire::types::LinkNumber;
+
+use super::*;
+
+fn request(link: u8) -> [u8; 44] {
+    let mut message = [0; 44];
+    DeleteLink {
+        dialect: Dialect::V2(ByteOrder::Little),
+        step: Step::Request,
+        all: false,
+        orderly: true,
+        link: LinkNumber(link),
+        reason: DeleteLinkReason::PATH_LOST,
+    }
+    .emit(&mut message)
+    .unwrap();
+    message
+}
+
+fn symmetric() -> World {
+    let mut world = World::connected([2, 2], Terms::v2_1(2, 255), LlcConfig::default());
+    world.said();
+    world
+}
+
+/// What a side answers, the other one not hearing it.
+fn hear(world: &mut World, side: usize, message: &[u8], link: LinkId) -> Vec<String> {
+    world.hosts[1 - side].filter = Some(|_| true);
+    let now = world.now;
+    world.with(side, |group| group.handle_message(now, link, message));
+    world.advance(5 * MS);
+    world.said()
+}
+
+#[test]
+fn a_client_answers_and_moves() {
+    let mut world = symmetric();
+    let [one, two] = [0, 1].map(|at| world.hosts[CLIENT].group.assign(at).unwrap());
+    assert_eq!(
+        hear(&mut world, CLIENT, &request(1), two),
+        ["C:DELETE_LINK'(1 orderly 0x0)"]
+    );
+    assert!(world.took(CLIENT, &Output::Move { from: one, to: two }));
+    assert!(world.took(CLIENT, &Output::Close(one)));
+    assert_eq!(world.kinds()[CLIENT], GroupType::Single);
+    // It does not exist any more.
+    assert_eq!(
+        hear(&mut world, CLIENT, &request(1), two),
+        ["C:DELETE_LINK'(1 orderly 0x100000)"]
+    );
+}
+
+#[test]
+fn the_answer_does_not_travel_on_the_link_that_goes() {
+    let mut world = symmetric();
+    let [one, two] = [0, 1].map(|at| world.hosts[CLIENT].group.assign(at).unwrap());
+    let now = world.now;
+    world.with(CLIENT, |group| group.handle_message(now, one, &request(1)));
+    let (_, on, _) = world.log.last().unwrap();
+    assert_eq!(*on, two);
+}
+
+#[test]
+fn a_server_says_it_back_and_waits_two_seconds() {
+    let mut world = symmetric();
+    let [one, two] = [0, 1].map(|at| world.hosts[SERVER].group.assign(at).unwrap());
+    assert_eq!(
+        hear(&mut world, SERVER, &request(1), two),
+        ["S:DELETE_LINK(1 orderly 0x10000)"]
+    );
+    assert!(world.took(SERVER, &Output::Move { from: one, to: two }));
+    // Said again by the client, which is answered already.
+    assert_eq!(hear(&mut world, SERVER, &request(1), two), [""; 0]);
+    world.advance(2 * SECOND - 20 * MS);
+    assert!(!world.took(SERVER, &Output::Close(one)));
+    world.advance(20 * MS);
+    assert!(world.took(SERVER, &Output::Close(one)));
+    // Then it looks for another one.
+    assert!(world.hosts[SERVER].group.flow.is_some());
+    world.advance(20 * SECOND);
+    world.said();
+    assert_eq!(
+        hear(&mut world, SERVER, &request(9), two),
+        ["S:DELETE_LINK'(9 orderly 0x100000)"]
+    );
+}
+
+#[test]
+fn the_last_link_deleted_ends_the_group() {
+    for side in [SERVER, CLIENT] {
+        let mut world = World::connected([1, 1], Terms::v2_1(2, 255), LlcConfig::default());
+        world.said();
+        let link = world.hosts[side].group.assign(0).unwrap();
+        let said = hear(&mut world, side, &request(1), link);
+        world.settle();
+        let reason = DeleteLinkReason::PATH_LOST;
+        assert!(world.took(side, &Output::Terminate(Cause::Peer(reason))));
+        assert!(world.hosts[side].group.is_ended());
+        let expected = match side {
+            SERVER => "S:DELETE_LINK(all orderly 0x10000)",
+            _ => "C:DELETE_LINK'(1 orderly 0x0)",
+        };
+        assert_eq!(said, [expected]);
+    }
+}
+
+#[test]
+fn a_deletion_takes_the_place_of_what_a_new_link_waits_for() {
+    // The server waits for the answer to its offer.
+    let mut world = World::v2([2, 2]);
+    let links = world.contact(Terms::v2_1(2, 255));
+    world.confirm();
+    world.hosts[CLIENT].filter = Some(|_| true);
+    world.establish();
+    world.said();
+    let now = world.now;
+    world.with(SERVER, |group| {
+        group.handle_message(now, links[SERVER], &request(2))
+    });
+    assert_eq!(world.said(), ["S:DELETE_LINK'(2 orderly 0x100000)"]);
+    assert!(world.hosts[SERVER].group.flow.is_none());
+
+    // The client waits for CONFIRM LINK.
+    let mut world = World::v2([2, 2]);
+    let links = world.contact(Terms::v2_1(2, 255));
+    world.confirm();
+    world.hosts[SERVER].filter = Some(|message| message[0] == 0x22);
+    world.establish();
+    world.said();
+    let now = world.now;
+    world.with(CLIENT, |group| {
+        group.handle_message(now, links[CLIENT], &request(2))
+    });
+    assert_eq!(world.said(), ["C:DELETE_LINK'(2 orderly 0x0)"]);
+    assert!(world.hosts[CLIENT].group.flow.is_none());
+    assert_eq!(world.hosts[CLIENT].group.links().count(), 1);
+}
+
+#[test]
+fn one_request_is_kept_aside_and_a_second_one_dropped() {
+    let mut world = World::connected([3, 3], Terms::v2_1(2, 255), LlcConfig::default());
+    let [one, two] = [0, 1].map(|at| world.hosts[CLIENT].group.assign(at).unwrap());
+    world.said();
+    // The client has asked for nothing, but believes so.
+    world.hosts[SERVER].filter = Some(|_| true);
+    let until = world.now + 2 * SECOND;
+    let group = &mut world.hosts[CLIENT].group;
+    group.flow = Some(super::super::flow::Flow::Request { over: two, until });
+    let now = world.now;
+    world.with(CLIENT, |group| {
+        group.handle_message(now, two, &request(1));
+        group.handle_message(now, two, &request(2));
+    });
+    assert_eq!(world.said(), [""; 0]);
+    let (kind, why) = (Some(MessageType::DeleteLink), DropReason::Busy);
+    assert!(world.took(CLIENT, &Output::Notice(Notice::Dropped { kind, why })));
+    world.advance(2 * SECOND);
+    assert_eq!(world.said(), ["C:DELETE_LINK'(1 orderly 0x0)"]);
+    world.settle();
+    assert!(world.took(CLIENT, &Output::Close(one)));
+}

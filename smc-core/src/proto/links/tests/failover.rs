@@ -1,0 +1,228 @@
+use super::*;
+use crate::device::LinkFailure;
+
+fn symmetric(terms: Terms) -> World {
+    let mut world = World::connected([2, 2], terms, LlcConfig::default());
+    assert_eq!(world.kinds(), [GroupType::Symmetric; 2]);
+    world.said();
+    world
+}
+
+fn fail(world: &mut World, side: usize, link: LinkId, failure: LinkFailure) {
+    let now = world.now;
+    world.with(side, |group| group.handle_link_down(now, link, failure));
+}
+
+#[test]
+fn connections_move_to_the_other_link() {
+    for side in [SERVER, CLIENT] {
+        let mut world = symmetric(Terms::v2_1(2, 255));
+        let from = world.hosts[side].group.assign(0).unwrap();
+        let to = world.hosts[side].group.assign(1).unwrap();
+        world.set_port(side, 0, false);
+        world.advance(2 * MS);
+        let seen = &world.hosts[side].seen;
+        let deactivated = seen
+            .iter()
+            .position(|output| *output == Output::Deactivate(from));
+        let moved = seen
+            .iter()
+            .position(|output| *output == Output::Move { from, to });
+        assert!(deactivated.unwrap() < moved.unwrap());
+        assert_eq!(world.hosts[side].group.group_type(), GroupType::Single);
+        world.settle();
+        // The other side moves too, when it hears.
+        assert!(world.saw(1 - side, |output| matches!(output, Output::Move { .. })));
+        let said = world.said();
+        let expected: &[&str] = match side {
+            SERVER => &[
+                "S:DELETE_LINK(1 orderly 0x10000)",
+                "C:DELETE_LINK'(1 orderly 0x0)",
+            ],
+            _ => &[
+                "C:DELETE_LINK(1 orderly 0x10000)",
+                "S:DELETE_LINK(1 orderly 0x10000)",
+            ],
+        };
+        assert_eq!(said[..2], *expected);
+        // The server tries to get a second link again: over the port that is left.
+        assert!(said.contains(&"S:ADD_LINK(3)".to_owned()), "{said:?}");
+        world.assert_agreed();
+    }
+}
+
+#[test]
+fn a_port_that_comes_back_brings_the_second_link_back() {
+    for terms in [Terms::V1, Terms::v2_1(2, 255)] {
+        for side in [SERVER, CLIENT] {
+            let mut world = symmetric(terms);
+            world.set_port(side, 1, false);
+            world.advance(10 * SECOND);
+            assert_ne!(world.kinds(), [GroupType::Symmetric; 2]);
+            world.said();
+            world.set_port(side, 1, true);
+            world.advance(10 * SECOND);
+            assert_eq!(world.kinds(), [GroupType::Symmetric; 2], "{side}");
+            world.assert_agreed();
+        }
+    }
+}
+
+#[test]
+fn both_sides_notice_at_the_same_time() {
+    let mut world = symmetric(Terms::v2_1(2, 255));
+    let links = [0, 1].map(|side| world.hosts[side].group.assign(0).unwrap());
+    world.cut(SERVER, links[SERVER]);
+    for side in [SERVER, CLIENT] {
+        fail(&mut world, side, links[side], LinkFailure::RetryExceeded);
+    }
+    world.advance(20 * SECOND);
+    for side in [SERVER, CLIENT] {
+        assert!(!world.saw(side, |output| matches!(output, Output::Terminate(_))));
+        assert!(world.hosts[side].group.flow.is_none());
+    }
+    assert_eq!(
+        world.kinds(),
+        [GroupType::Symmetric; 2],
+        "and a new link is there"
+    );
+    world.assert_agreed();
+}
+
+#[test]
+fn only_active_links_go_down_and_only_once() {
+    let mut world = symmetric(Terms::v2_1(2, 255));
+    let link = world.hosts[CLIENT].group.assign(0).unwrap();
+    for _ in 0..3 {
+        fail(&mut world, CLIENT, link, LinkFailure::Flushed);
+    }
+    let moves = world.hosts[CLIENT].seen.iter();
+    let moves = moves.filter(|output| matches!(output, Output::Move { .. }));
+    assert_eq!(moves.count(), 1);
+    fail(&mut world, CLIENT, LinkId(77), LinkFailure::Flushed);
+    world.settle();
+    world.assert_agreed();
+}
+
+#[test]
+fn the_last_link_takes_the_group_with_it() {
+    for side in [SERVER, CLIENT] {
+        let mut world = World::connected([1, 1], Terms::V2, LlcConfig::default());
+        let link = world.hosts[side].group.assign(0).unwrap();
+        world.confirm_rkey(side, 1);
+        world.delete_rkey(side, 0);
+        fail(&mut world, side, link, LinkFailure::RemoteAccess);
+        let end = [
+            Output::Deactivate(link),
+            Output::RkeyConfirmed {
+                rmb: RmbId(1),
+                result: Err(RkeyError::Ended),
+            },
+            Output::Notice(Notice::Type(GroupType::None)),
+            Output::Terminate(Cause::LinksLost(LinkFailure::RemoteAccess)),
+            Output::Close(link),
+            Output::RkeyDeleted {
+                rmb: RmbId(0),
+                is_answered: true,
+            },
+            Output::Ended,
+        ];
+        let seen = &world.hosts[side].seen;
+        assert_eq!(seen[seen.len() - end.len()..], end);
+        // Nothing happens after the end, and requests have outcomes all the same.
+        world.hosts[side].seen.clear();
+        world.confirm_rkey(side, 5);
+        world.delete_rkey(side, 1);
+        world.delete_rkey(side, 5);
+        let now = world.now;
+        world.with(side, |group| {
+            group.shutdown(now, DeleteLinkReason::PROGRAM);
+            group.handle_timeout(now);
+            group.handle_message(now, link, &[0x27; 44]);
+            group.establish(now);
+        });
+        assert_eq!(
+            world.hosts[side].seen,
+            [
+                Output::RkeyConfirmed {
+                    rmb: RmbId(5),
+                    result: Err(RkeyError::Ended)
+                },
+                Output::RkeyDeleted {
+                    rmb: RmbId(1),
+                    is_answered: true
+                },
+                Output::RkeyDeleted {
+                    rmb: RmbId(5),
+                    is_answered: true
+                },
+            ]
+        );
+    }
+}
+
+#[test]
+fn links_of_a_failed_port_do_not_help_each_other() {
+    // Both links at the one port of the server.
+    let mut world = World::connected([1, 2], Terms::v2_1(2, 255), LlcConfig::default());
+    assert_eq!(world.kinds()[SERVER], GroupType::AsymmetricLocal);
+    let link = world.hosts[SERVER].group.assign(0).unwrap();
+    fail(&mut world, SERVER, link, LinkFailure::PortDown);
+    assert!(world.hosts[SERVER].group.is_ended());
+
+    // Another failure concerns one link only.
+    let mut world = World::connected([1, 2], Terms::v2_1(2, 255), LlcConfig::default());
+    let link = world.hosts[SERVER].group.assign(0).unwrap();
+    fail(&mut world, SERVER, link, LinkFailure::RetryExceeded);
+    assert!(!world.hosts[SERVER].group.is_ended());
+    world.settle();
+    let group = &world.hosts[SERVER].group;
+    let left = group
+        .assign(0)
+        .expect("the asymmetric link is one like any other now");
+    assert_ne!(left, link);
+    world.assert_agreed();
+}
+
+#[test]
+fn requests_on_the_failed_link_are_made_again_on_the_other() {
+    let mut world = symmetric(Terms::v2_1(2, 255));
+    let link = world.hosts[CLIENT].group.assign(0).unwrap();
+    world.cut(CLIENT, link);
+    world.confirm_rkey(CLIENT, 1);
+    world.settle();
+    assert!(!world.saw(CLIENT, |output| matches!(
+        output,
+        Output::RkeyConfirmed { .. }
+    )));
+    world.advance(SECOND);
+    assert!(world.took(
+        CLIENT,
+        &Output::RkeyConfirmed {
+            rmb: RmbId(1),
+            result: Ok(())
+        }
+    ));
+    world.advance(10 * SECOND);
+    world.assert_agreed();
+}
+
+#[test]
+fn a_link_is_closed_when_its_connections_have_left() {
+    let mut world = symmetric(Terms::v2_1(2, 255));
+    let link = world.hosts[CLIENT].group.assign(0).unwrap();
+    world.hosts[CLIENT].move_time = 50 * MS;
+    fail(&mut world, CLIENT, link, LinkFailure::RetryExceeded);
+    world.advance(49 * MS);
+    assert!(!world.took(CLIENT, &Output::Close(link)));
+    world.advance(MS);
+    assert!(world.took(CLIENT, &Output::Close(link)));
+
+    // Or when that takes too long.
+    let mut world = symmetric(Terms::v2_1(2, 255));
+    let link = world.hosts[CLIENT].group.assign(0).unwrap();
+    world.hosts[CLIENT].move_time = 3_600 * SECOND;
+    fail(&mut world, CLIENT, link, LinkFailure::RetryExceeded);
+    world.advance(2 * SECOND);
+    assert!(world.took(CLIENT, &Output::Close(link)));
+}

@@ -1,0 +1,203 @@
+//! Whatever a peer sends, whatever devices answer, in whatever order: no panic, bounded memory,
+//! and a way to the end.
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use smc_wire::types::{Rkey, RmbAddr};
+
+use super::*;
+use crate::device::{DeviceError, LinkFailure};
+use crate::proto::group::DeviceIndex;
+
+#[derive(Clone, Debug)]
+enum Event {
+    Bytes(u8, Vec<u8>),
+    Sent(u8, u64),
+    Down(u8, LinkFailure),
+    Opened(u8, bool),
+    Connected(u8, bool),
+    Mapped(u8, bool),
+    Moved(u8),
+    Port(u8, bool),
+    Confirm(u8),
+    Delete(u8),
+    Token(u8, u8),
+    Release,
+    ConfirmLink,
+    Establish,
+    End(bool),
+    Millis(u64),
+    Settle,
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    let link = 0..5_u8;
+    let failure = prop_oneof![
+        Just(LinkFailure::Flushed),
+        Just(LinkFailure::PortDown),
+        Just(LinkFailure::Device("fatal")),
+    ];
+    prop_oneof![
+        3 => (link.clone(), vec(any::<u8>(), 0..100)).prop_map(|(on, it)| Event::Bytes(on, it)),
+        30 => (link.clone(), message()).prop_map(|(on, it)| Event::Bytes(on, it)),
+        2 => (link.clone(), 0..40_u64).prop_map(|(on, tag)| Event::Sent(on, tag)),
+        1 => (link.clone(), failure).prop_map(|(on, why)| Event::Down(on, why)),
+        4 => (link.clone(), any::<bool>()).prop_map(|(on, ok)| Event::Opened(on, ok)),
+        4 => (link.clone(), any::<bool>()).prop_map(|(on, ok)| Event::Connected(on, ok)),
+        3 => (0..3_u8, any::<bool>()).prop_map(|(on, ok)| Event::Mapped(on, ok)),
+        2 => link.clone().prop_map(Event::Moved),
+        2 => (0..3_u8, any::<bool>()).prop_map(|(at, up)| Event::Port(at, up)),
+        4 => any::<u8>().prop_map(Event::Confirm),
+        3 => any::<u8>().prop_map(Event::Delete),
+        2 => (link, any::<u8>()).prop_map(|(on, key)| Event::Token(on, key)),
+        1 => Just(Event::Release),
+        1 => Just(Event::ConfirmLink),
+        2 => Just(Event::Establish),
+        1 => prop::bool::weighted(0.5).prop_map(Event::End),
+        6 => (0..6_000_u64).prop_map(Event::Millis),
+        6 => Just(Event::Settle),
+    ]
+}
+
+/// A message with the right first bytes, plausible small numbers in it, and some bytes changed.
+fn message() -> impl Strategy<Value = Vec<u8>> {
+    let kind = prop::sample::select(vec![
+        0x21, 0x22, 0x24, 0x25, 0x26, 0x27, 0x29, 0x01, 0x02, 0x03, 0x04, 0x06, 0x07, 0x08, 0x09,
+    ]);
+    let flags = prop::sample::select(vec![
+        0, 0x03, 0x80, 0x83, 0xc0, 0x40, 0x60, 0xa0, 0xb0, 0x20,
+    ]);
+    let len = prop_oneof![8 => Just(44_usize), 2 => 44..400_usize];
+    let changes = vec((any::<prop::sample::Index>(), 0..6_u8), 0..10);
+    (kind, flags, len, changes).prop_map(|(kind, flags, len, changes)| {
+        let mut bytes = vec![0; len];
+        for (at, value) in changes {
+            let at = at.index(len);
+            bytes[at] = value;
+        }
+        bytes[0] = kind;
+        bytes[3] = flags;
+        if kind < 0x20 {
+            bytes[1] = 44;
+        } else {
+            bytes[1..3].copy_from_slice(&(len as u16).to_le_bytes());
+        }
+        if kind & 0xf == 2 {
+            bytes[32] = 3;
+        }
+        bytes
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(600))]
+
+    #[test]
+    fn nothing_breaks_a_group(
+        side in 0..2_usize,
+        is_v2 in any::<bool>(),
+        is_connected in prop::bool::weighted(0.8),
+        events in vec(event(), 1..120),
+    ) {
+        let terms = if is_v2 { Terms::v2_1(2, 255) } else { Terms::V1 };
+        let mut world = if is_connected {
+            World::connected([3, 3], terms, LlcConfig::default())
+        } else {
+            let kind = if is_v2 { RoceKind::V2 } else { RoceKind::V1 };
+            let mut world = World::new([3, 3], kind, LlcConfig::default());
+            world.contact(terms);
+            world
+        };
+        let mut tokens = Vec::new();
+        for event in events {
+            apply(&mut world, side, event, &mut tokens);
+            let host = &mut world.hosts[side];
+            let group = &host.group;
+            prop_assert!(group.links().count() <= 3);
+            prop_assert!(group.rtokens.len() <= RTOKENS_MAX);
+            prop_assert!(group.wanted.deletes.len() <= 3);
+            prop_assert!(group.own.stale.len() <= 16, "{:?}", group.own.stale.len());
+            prop_assert!(host.seen.len() < 2_000);
+            host.seen.clear();
+            world.log.clear();
+        }
+        // Whatever it waits for, it does not wait for ever.
+        let mut now = world.now;
+        let group = &mut world.hosts[side].group;
+        for _ in 0..400 {
+            while group.poll_output().is_some() {}
+            let Some(next) = group.poll_timeout() else { break };
+            now = now.max(next);
+            group.handle_timeout(now);
+            prop_assert!(group.poll_timeout().is_none_or(|next| next > now), "it stands still");
+        }
+        group.terminate(now, DeleteLinkReason::PROGRAM);
+        group.handle_timeout(now + 2 * SECOND);
+        prop_assert!(group.is_ended());
+    }
+}
+
+use crate::device::RoceKind;
+
+fn apply(world: &mut World, side: usize, event: Event, tokens: &mut Vec<RtokenId>) {
+    let now = world.now;
+    let local = world.hosts[side].qps.values().next().map(|qp| qp.local);
+    let link = |at: u8| LinkId(at.into());
+    match event {
+        Event::Settle => return world.advance(10 * MS),
+        Event::Millis(millis) => return world.advance(Duration::from_millis(millis)),
+        Event::Port(at, up) => return world.set_port(side, at.into(), up),
+        Event::Confirm(rmb) => return world.confirm_rkey(side, rmb.into()),
+        Event::Delete(rmb) => return world.delete_rkey(side, rmb.into()),
+        _ => {}
+    }
+    // Past the simulated shell, which would not do such things.
+    let exists = |at: u8| world.hosts[side].group.link(link(at)).is_some();
+    let is_spurious = match &event {
+        // Answers to questions that were not asked; those that were come from the shell.
+        Event::Opened(at, _) | Event::Connected(at, _) => {
+            exists(*at) && !world.hosts[side].qps.contains_key(&link(*at))
+        }
+        _ => false,
+    };
+    if is_spurious {
+        return;
+    }
+    world.with(side, |group| match event {
+        Event::Bytes(on, bytes) => group.handle_message(now, link(on), &bytes),
+        Event::Sent(on, tag) => group.handle_sent(now, link(on), OpTag(tag)),
+        Event::Down(on, why) => group.handle_link_down(now, link(on), why),
+        Event::Opened(on, ok) => {
+            let failed = Err(DeviceError::NoMemory);
+            let result = local.filter(|_| ok).map_or(failed, Ok);
+            group.handle_opened(now, link(on), result);
+        }
+        Event::Connected(on, ok) => {
+            let result = if ok {
+                Ok(())
+            } else {
+                Err(DeviceError::PeerGone)
+            };
+            group.handle_connected(now, link(on), result);
+        }
+        Event::Mapped(device, ok) => {
+            let keys = [(RmbId(1), Rkey(7), RmbAddr(7))];
+            let keys = if ok { &keys[..] } else { &[] };
+            group.handle_mapped(now, DeviceIndex(device.into()), keys);
+        }
+        Event::Moved(on) => group.handle_moved(now, link(on)),
+        Event::Token(on, key) => {
+            tokens.extend(group.add_rtoken(link(on), Rkey(key.into()), RmbAddr(0)));
+        }
+        Event::Release => {
+            if let Some(id) = tokens.pop() {
+                group.release_rtoken(id);
+            }
+        }
+        Event::ConfirmLink => group.confirm_link(now),
+        Event::Establish => group.establish(now),
+        Event::End(true) => group.shutdown(now, DeleteLinkReason::PROGRAM),
+        Event::End(false) => group.terminate(now, DeleteLinkReason::PROTOCOL_VIOLATION),
+        _ => {}
+    });
+}

@@ -1,0 +1,336 @@
+use smc_wire::llc::{ConfirmRkey, DeleteRkey, Dialect, Message, Repr, RkeyStep, WireRkey};
+use smc_wire::types::{Rkey, RmbAddr};
+
+use super::world::key_of;
+use super::*;
+
+fn single(terms: Terms) -> World {
+    let mut world = World::connected([1, 1], terms, LlcConfig::default());
+    world.said();
+    world
+}
+
+fn confirmed(rmb: u32) -> Output {
+    Output::RkeyConfirmed {
+        rmb: RmbId(rmb),
+        result: Ok(()),
+    }
+}
+
+fn deleted(rmb: u32, is_answered: bool) -> Output {
+    Output::RkeyDeleted {
+        rmb: RmbId(rmb),
+        is_answered,
+    }
+}
+
+#[test]
+fn a_key_is_confirmed_and_deleted() {
+    for terms in [Terms::V1, Terms::v2_1(2, 255)] {
+        let mut world = single(terms);
+        for side in [SERVER, CLIENT] {
+            world.confirm_rkey(side, 1);
+            world.settle();
+            assert!(world.took(side, &confirmed(1)));
+            world.assert_agreed();
+            world.delete_rkey(side, 1);
+            world.settle();
+            assert!(world.took(side, &deleted(1, true)));
+            world.assert_agreed();
+        }
+        assert_eq!(
+            world.said(),
+            [
+                "S:CONFIRM_RKEY(0)",
+                "C:CONFIRM_RKEY'(0)",
+                "S:DELETE_RKEY",
+                "C:DELETE_RKEY'",
+                "C:CONFIRM_RKEY(0)",
+                "S:CONFIRM_RKEY'(0)",
+                "C:DELETE_RKEY",
+                "S:DELETE_RKEY'"
+            ]
+        );
+    }
+}
+
+#[test]
+fn a_key_is_told_for_all_links() {
+    let mut world = World::connected([2, 2], Terms::v2_1(2, 255), LlcConfig::default());
+    world.said();
+    world.confirm_rkey(CLIENT, 1);
+    world.settle();
+    assert_eq!(world.said(), ["C:CONFIRM_RKEY(1)", "S:CONFIRM_RKEY'(1)"]);
+    world.assert_agreed();
+    world.delete_rkey(CLIENT, 1);
+    world.settle();
+    world.assert_agreed();
+}
+
+#[test]
+fn missing_keys_are_asked_for() {
+    let mut world = World::connected([2, 2], Terms::v2_1(2, 255), LlcConfig::default());
+    let now = world.now;
+    let keys = world.keys(SERVER, RmbId(1), &[0]);
+    let link = world.hosts[SERVER].group.assign(1).unwrap();
+    world.with(SERVER, |group| {
+        group.confirm_rkey(now, RmbId(1), link, &keys)
+    });
+    world.settle();
+    assert!(world.took(SERVER, &confirmed(1)));
+    world.assert_agreed();
+    // A device that cannot have it is left out; without any, there is nothing to tell.
+    world.hosts[SERVER].unmappable = [0, 1].into();
+    let keys = world.keys(SERVER, RmbId(2), &[1]);
+    let now = world.now;
+    world.with(SERVER, |group| {
+        group.confirm_rkey(now, RmbId(2), link, &keys);
+        group.confirm_rkey(now, RmbId(3), link, &[]);
+    });
+    world.said();
+    world.settle();
+    assert!(world.took(SERVER, &confirmed(2)));
+    assert_eq!(world.said(), ["S:CONFIRM_RKEY(0)", "C:CONFIRM_RKEY'(0)"]);
+    let none = Output::RkeyConfirmed {
+        rmb: RmbId(3),
+        result: Err(RkeyError::NoKey),
+    };
+    assert!(world.took(SERVER, &none));
+    world.delete_rkey(SERVER, 3);
+    assert!(world.took(SERVER, &deleted(3, true)), "nobody knows it");
+}
+
+#[test]
+fn crossing_requests_are_answered_at_once() {
+    let mut world = single(Terms::v2_1(2, 255));
+    for side in [SERVER, CLIENT] {
+        world.confirm_rkey(side, 1);
+        world.confirm_rkey(side, 2);
+        world.delete_rkey(side, 0);
+    }
+    world.advance(3 * MS);
+    let said = world.said();
+    assert_eq!(
+        said[..4],
+        [
+            "S:CONFIRM_RKEY(0)",
+            "C:CONFIRM_RKEY(0)",
+            "C:CONFIRM_RKEY'(0)",
+            "S:CONFIRM_RKEY'(0)"
+        ]
+    );
+    world.settle();
+    for side in [SERVER, CLIENT] {
+        assert!(world.took(side, &confirmed(1)));
+        assert!(world.took(side, &confirmed(2)));
+        assert!(world.took(side, &deleted(0, true)));
+    }
+    world.assert_agreed();
+}
+
+#[test]
+fn several_requests_may_be_unanswered_if_configured() {
+    let config = LlcConfig {
+        rkeys_in_flight: 4,
+        ..LlcConfig::default()
+    };
+    let mut world = World::connected([1, 1], Terms::v2_1(2, 255), config);
+    world.said();
+    for rmb in 1..=6 {
+        world.confirm_rkey(SERVER, rmb);
+    }
+    assert_eq!(world.said(), ["S:CONFIRM_RKEY(0)"; 4]);
+    // Answers in another order find their requests.
+    let group = &mut world.hosts[SERVER].group;
+    let link = group.assign(0).unwrap();
+    for rmb in [3, 1] {
+        let (rkey, address) = key_of(SERVER, RmbId(rmb), 0);
+        let mut answer = [0; 44];
+        ConfirmRkey {
+            dialect: group.dialect(),
+            step: RkeyStep::Accepted,
+            rkey,
+            address,
+            further_links: 0,
+            further: Default::default(),
+        }
+        .emit(&mut answer)
+        .unwrap();
+        group.handle_message(world.now, link, &answer);
+        let outputs: Vec<_> = std::iter::from_fn(|| group.poll_output()).collect();
+        assert!(outputs.contains(&confirmed(rmb)), "{outputs:?}");
+    }
+}
+
+#[test]
+fn a_peer_that_does_not_answer_costs_two_seconds() {
+    let mut world = single(Terms::v2_1(2, 255));
+    world.hosts[CLIENT].filter = Some(|_| true);
+    world.confirm_rkey(SERVER, 1);
+    world.advance(2 * SECOND - MS);
+    assert!(!world.saw(SERVER, |output| matches!(
+        output,
+        Output::RkeyConfirmed { .. }
+    )));
+    world.advance(MS);
+    let failed = Output::RkeyConfirmed {
+        rmb: RmbId(1),
+        result: Err(RkeyError::TimedOut),
+    };
+    assert!(world.took(SERVER, &failed));
+    // It may have heard: it is told that the buffer goes.
+    world.delete_rkey(SERVER, 1);
+    assert_eq!(world.said().last().unwrap(), "S:DELETE_RKEY");
+    world.advance(2 * SECOND);
+    assert!(world.took(SERVER, &deleted(1, false)));
+}
+
+#[test]
+fn a_late_answer_is_not_taken_for_the_next_one() {
+    let mut world = single(Terms::v2_1(2, 255));
+    world.confirm_rkey(SERVER, 1);
+    world.settle();
+    // The answer to the first comes after two seconds.
+    world.hosts[CLIENT].filter = Some(|_| true);
+    world.delete_rkey(SERVER, 0);
+    world.advance(2 * SECOND);
+    assert!(world.took(SERVER, &deleted(0, false)));
+    world.delete_rkey(SERVER, 1);
+    let group = &mut world.hosts[SERVER].group;
+    let link = group.assign(0).unwrap();
+    let mut late = [0; 44];
+    late[..5].copy_from_slice(&[0x29, 44, 0, 0x80, 1]);
+    group.handle_message(world.now, link, &late);
+    let outputs: Vec<_> = std::iter::from_fn(|| group.poll_output()).collect();
+    assert!(!outputs.contains(&deleted(1, true)), "{outputs:?}");
+    group.handle_message(world.now, link, &late);
+    let outputs: Vec<_> = std::iter::from_fn(|| group.poll_output()).collect();
+    assert!(outputs.contains(&deleted(1, true)), "{outputs:?}");
+}
+
+#[test]
+fn those_that_wait_too_long_are_told() {
+    let mut world = single(Terms::v2_1(2, 255));
+    world.hosts[CLIENT].filter = Some(|_| true);
+    for rmb in 1..=20 {
+        world.confirm_rkey(SERVER, rmb);
+    }
+    world.advance(21 * SECOND);
+    let ended = |result| {
+        world.hosts[SERVER]
+            .seen
+            .iter()
+            .filter(|output| {
+                matches!(output, Output::RkeyConfirmed { result: Err(why), .. } if *why == result)
+            })
+            .count()
+    };
+    assert_eq!(ended(RkeyError::TimedOut), 10);
+    assert_eq!(ended(RkeyError::NoTurn), 10);
+}
+
+#[test]
+fn a_set_up_that_is_given_up_leaves_nothing_behind() {
+    let mut world = single(Terms::v2_1(2, 255));
+    // Deleted before it was its turn, and while it was told.
+    world.confirm_rkey(SERVER, 1);
+    world.confirm_rkey(SERVER, 2);
+    world.delete_rkey(SERVER, 2);
+    assert!(world.took(SERVER, &deleted(2, true)));
+    world.delete_rkey(SERVER, 1);
+    world.settle();
+    assert!(world.took(SERVER, &deleted(1, true)));
+    assert!(!world.saw(SERVER, |output| matches!(
+        output,
+        Output::RkeyConfirmed { .. }
+    )));
+    assert_eq!(world.hosts[SERVER].group.own.rmbs.len(), 1);
+    world.assert_agreed();
+}
+
+#[test]
+fn a_full_table_is_seen_on_both_sides() {
+    let mut world = single(Terms::v2_1(2, 255));
+    for rmb in 1..255 {
+        world.confirm_rkey(SERVER, rmb);
+    }
+    world.advance(2 * SECOND);
+    assert!(world.took(CLIENT, &Output::Full(true)));
+    world.confirm_rkey(SERVER, 255);
+    world.settle();
+    let refused = Output::RkeyConfirmed {
+        rmb: RmbId(255),
+        result: Err(RkeyError::Refused),
+    };
+    assert!(world.took(SERVER, &refused));
+    world.delete_rkey(SERVER, 255);
+    world.delete_rkey(SERVER, 7);
+    world.settle();
+    assert!(world.took(CLIENT, &Output::Full(false)));
+    assert!(world.took(SERVER, &deleted(7, true)));
+    world.assert_agreed();
+}
+
+#[test]
+fn unknown_keys_are_marked_in_the_answer() {
+    for terms in [Terms::V1, Terms::v2_1(2, 255)] {
+        let mut world = single(terms);
+        let known = key_of(CLIENT, RmbId(0), 0).0;
+        let rkeys = [Rkey(1), known, Rkey(2)].map(WireRkey::from);
+        let group = &mut world.hosts[SERVER].group;
+        let link = group.assign(0).unwrap();
+        let mut request = [0; 44];
+        DeleteRkey::request(group.dialect(), &rkeys)
+            .emit(&mut request)
+            .unwrap();
+        group.handle_message(world.now, link, &request);
+        let Some(Output::Send { message, .. }) = group.poll_output() else {
+            panic!("an answer");
+        };
+        let Repr::DeleteRkey(answer) = Message::parse(&message).unwrap().to_repr() else {
+            panic!("of that kind");
+        };
+        assert!(answer.negative);
+        assert_eq!(answer.errors.count(), 2);
+        assert_eq!(message.len(), 44);
+        match terms.dialect {
+            Dialect::V1 => assert_eq!((message[5], answer.rkeys), (0b1010_0000, &rkeys[..])),
+            Dialect::V2(_) => assert_eq!(message[8..], [0; 36]),
+        }
+    }
+}
+
+#[test]
+fn more_links_than_there_can_be_are_refused() {
+    let mut world = single(Terms::v2_1(2, 255));
+    let mut request = [0; 44];
+    request[..6].copy_from_slice(&[0x26, 44, 0, 0, 4, 9]);
+    let now = world.now;
+    let link = world.hosts[SERVER].group.assign(0).unwrap();
+    world.with(SERVER, |group| group.handle_message(now, link, &request));
+    assert_eq!(world.log.last().unwrap().2[3], 0xb0);
+    request[4] = 3;
+    world.with(SERVER, |group| group.handle_message(now, link, &request));
+    assert_eq!(world.log.last().unwrap().2[3], 0x80);
+}
+
+#[test]
+fn what_a_connection_left_behind_gives_way() {
+    let mut world = single(Terms::V1);
+    let group = &mut world.hosts[SERVER].group;
+    let link = group.assign(0).unwrap();
+    let ids: Vec<_> = (1..255)
+        .map(|at| group.add_rtoken(link, Rkey(at), RmbAddr(0)).unwrap())
+        .collect();
+    assert_eq!(
+        group.add_rtoken(link, Rkey(300), RmbAddr(0)),
+        Err(TableFull)
+    );
+    assert_eq!(group.poll_output(), Some(Output::Full(true)));
+    group.release_rtoken(ids[3]);
+    assert_eq!(group.poll_output(), Some(Output::Full(false)));
+    assert_eq!(group.rtoken(ids[3], link), Some((Rkey(4), RmbAddr(0))));
+    let other = group.add_rtoken(link, Rkey(300), RmbAddr(0)).unwrap();
+    assert_eq!(group.rtoken(ids[3], link), None);
+    assert_eq!(group.rtoken(other, link), Some((Rkey(300), RmbAddr(0))));
+}

@@ -1,0 +1,24 @@
+//! Two link groups, joined by a simulated network, under a clock that only the test moves.
+
+mod delete;
+mod ends;
+mod failover;
+mod first;
+mod hostile;
+mod keys;
+mod offer;
+mod rtokens;
+mod simulation;
+mod slots;
+mod tables;
+mod world;
+
+use std::time::Duration;
+
+use smc_wire::llc::{DeleteLinkReason, MessageType};
+
+use super::*;
+use world::{CLIENT, SERVER, World};
+
+const MS: Duration = Duration::from_millis(1);
+const SECOND: Duration = Duration::from_secs(1);

@@ -1,0 +1,283 @@
+use super::*;
+use crate::device::LinkFailure;
+
+fn default(ports: [usize; 2], terms: Terms) -> World {
+    World::connected(ports, terms, LlcConfig::default())
+}
+
+#[test]
+fn two_ports_on_both_sides_make_a_symmetric_group() {
+    let mut world = default([2, 2], Terms::v2_1(2, 255));
+    assert_eq!(
+        world.said()[2..],
+        [
+            "S:ADD_LINK(2)",
+            "C:ADD_LINK'(2)",
+            "S:CONFIRM_LINK(2)",
+            "C:CONFIRM_LINK'(2)"
+        ]
+    );
+    assert_eq!(world.kinds(), [GroupType::Symmetric; 2]);
+    world.assert_agreed();
+    // Connections alternate.
+    let group = &world.hosts[SERVER].group;
+    assert_ne!(group.assign(0), group.assign(1));
+    assert_eq!(group.assign(0), group.assign(2));
+    // And are found by the end that ACCEPT names.
+    for info in group.links() {
+        let local = info.local.unwrap();
+        let end = PeerEnd {
+            gid: local.gid,
+            mac: Some(local.mac),
+            qpn: Some(local.qpn),
+        };
+        let found = world.hosts[CLIENT].group.find(end).unwrap();
+        assert_eq!(
+            world.hosts[CLIENT].group.link(found).unwrap().number,
+            info.number
+        );
+        let wrong = PeerEnd {
+            qpn: Some(smc_wire::types::Qpn::MAX),
+            ..end
+        };
+        assert_eq!(world.hosts[CLIENT].group.find(wrong), None);
+    }
+}
+
+#[test]
+fn version_1_tells_keys_in_turns() {
+    let mut world = default([2, 2], Terms::V1);
+    assert_eq!(
+        world.said()[2..],
+        [
+            "S:ADD_LINK(2)",
+            "C:ADD_LINK'(2)",
+            "S:ADD_LINK_CONT(1)",
+            "C:ADD_LINK_CONT'(1)",
+            "S:CONFIRM_LINK(2)",
+            "C:CONFIRM_LINK'(2)"
+        ]
+    );
+    assert_eq!(world.kinds(), [GroupType::Symmetric; 2]);
+    world.assert_agreed();
+}
+
+#[test]
+fn many_keys_take_many_turns_in_version_1() {
+    let mut world = World::connected([2, 2], Terms::V1, LlcConfig::default());
+    // Back to one link, with five more buffers here and one more there.
+    world.set_port(SERVER, 1, false);
+    world.advance(5 * SECOND);
+    for rmb in 1..=5 {
+        world.confirm_rkey(SERVER, rmb);
+    }
+    world.confirm_rkey(CLIENT, 1);
+    world.settle();
+    world.assert_agreed();
+    world.said();
+    world.set_port(SERVER, 1, true);
+    world.settle();
+    let said = world.said();
+    let turns: Vec<_> = said.iter().filter(|line| line.contains("CONT")).collect();
+    assert_eq!(
+        turns,
+        [
+            "S:ADD_LINK_CONT(6)",
+            "C:ADD_LINK_CONT'(2)",
+            "S:ADD_LINK_CONT(4)",
+            "C:ADD_LINK_CONT'(0)",
+            "S:ADD_LINK_CONT(2)",
+            "C:ADD_LINK_CONT'(0)"
+        ]
+    );
+    assert_eq!(world.kinds(), [GroupType::Symmetric; 2]);
+    world.assert_agreed();
+}
+
+#[test]
+fn one_port_each_means_one_link() {
+    for terms in [Terms::V1, Terms::V2, Terms::v2_1(2, 255)] {
+        let mut world = default([1, 1], terms);
+        assert_eq!(world.said()[2..], ["S:ADD_LINK(2)", "C:ADD_LINK'(2)!"]);
+        assert_eq!(world.kinds(), [GroupType::Single; 2]);
+        world.assert_agreed();
+        assert_eq!(
+            world.hosts[SERVER].qps.len(),
+            1,
+            "the queue pair is dropped"
+        );
+    }
+}
+
+#[test]
+fn one_link_negotiated_means_no_offer() {
+    let mut world = default([2, 2], Terms::v2_1(1, 255));
+    assert_eq!(world.said().len(), 2);
+    assert_eq!(world.kinds(), [GroupType::Single; 2]);
+}
+
+#[test]
+fn a_server_with_one_link_spares_older_clients_the_wait() {
+    let config = LlcConfig {
+        max_links: 1,
+        ..LlcConfig::default()
+    };
+    for terms in [Terms::V1, Terms::V2] {
+        let mut world = World::connected([1, 1], terms, config);
+        let (_, _, offer) = world.log[2].clone();
+        assert_eq!(offer[32] & 0xf, 0, "an MTU that nobody accepts");
+        assert_ne!(offer[4..28], [0; 24], "but not all zero");
+        assert_eq!(world.said()[2..], ["S:ADD_LINK(2)", "C:ADD_LINK'(2)!"]);
+        world.assert_agreed();
+    }
+}
+
+#[test]
+fn two_ports_on_one_side_make_an_asymmetric_group() {
+    use GroupType::{AsymmetricLocal, AsymmetricPeer};
+    for (ports, kinds) in [
+        ([2, 1], [AsymmetricPeer, AsymmetricLocal]),
+        ([1, 2], [AsymmetricLocal, AsymmetricPeer]),
+    ] {
+        let world = default(ports, Terms::v2_1(2, 255));
+        assert_eq!(world.kinds(), kinds);
+        world.assert_agreed();
+        // No new connections on the second link.
+        let group = &world.hosts[SERVER].group;
+        assert_eq!(group.assign(0), group.assign(1));
+    }
+}
+
+#[test]
+fn a_third_link_makes_the_group_symmetric_and_the_asymmetric_one_goes() {
+    for terms in [Terms::V1, Terms::v2_1(2, 255)] {
+        let mut world = default([2, 1], terms);
+        assert_eq!(world.kinds()[SERVER], GroupType::AsymmetricPeer);
+        world.said();
+        // The client gets another port, and asks.
+        let port = {
+            let other = World::new(
+                [1, 2],
+                world.hosts[CLIENT].ports[0].address.kind,
+                LlcConfig::default(),
+            );
+            other.hosts[CLIENT].ports[1].clone()
+        };
+        world.hosts[CLIENT].ports.push(port);
+        world.set_port(CLIENT, 1, true);
+        world.settle();
+        assert_eq!(world.kinds(), [GroupType::Symmetric; 2]);
+        let said = world.said();
+        let first = if terms.dialect.is_v2() {
+            "C:REQUEST_ADD_LINK"
+        } else {
+            "C:ADD_LINK(0)"
+        };
+        assert_eq!(said[0], first);
+        let last = &said[said.len() - 2..];
+        assert_eq!(
+            last,
+            [
+                "S:DELETE_LINK(2 orderly 0x50000)",
+                "C:DELETE_LINK'(2 orderly 0x0)"
+            ]
+        );
+        world.assert_agreed();
+        assert_eq!(world.hosts[SERVER].group.links().count(), 2);
+    }
+}
+
+#[test]
+fn a_request_without_a_place_for_it_is_answered() {
+    let config = LlcConfig {
+        same_device: false,
+        ..LlcConfig::default()
+    };
+    let mut world = World::connected([1, 1], Terms::v2_1(2, 255), config);
+    let port = World::v2([1, 2]).hosts[CLIENT].ports[1].clone();
+    world.hosts[CLIENT].ports.push(port);
+    world.said();
+    world.set_port(CLIENT, 1, true);
+    world.settle();
+    assert_eq!(world.said(), ["C:REQUEST_ADD_LINK", "S:REQUEST_ADD_LINK'"]);
+    assert!(world.hosts[CLIENT].group.flow.is_none());
+}
+
+#[test]
+fn nobody_waits_longer_than_said_for_a_silent_peer() {
+    // The client does not hear the offer.
+    let mut world = World::v2([2, 2]);
+    world.contact(Terms::v2_1(2, 255));
+    world.confirm();
+    world.hosts[CLIENT].filter = Some(|message| message[0] == 0x22);
+    world.establish();
+    world.advance(2 * SECOND);
+    assert!(world.hosts[SERVER].group.flow.is_none());
+    let (number, why) = (smc_wire::types::LinkNumber(2), NotAdded::TimedOut);
+    assert!(world.took(SERVER, &Output::Notice(Notice::NotAdded { number, why })));
+    world.assert_agreed();
+
+    // The client does not hear CONFIRM LINK, nor the server its answer.
+    for deaf in [SERVER, CLIENT] {
+        let mut world = World::v2([2, 2]);
+        world.contact(Terms::v2_1(2, 255));
+        world.confirm();
+        world.hosts[deaf].filter = Some(|message| message[0] == 0x21);
+        world.said();
+        world.establish();
+        world.advance(6 * SECOND);
+        assert_eq!(world.kinds(), [GroupType::Single; 2], "{deaf}");
+        assert!(
+            world
+                .said()
+                .iter()
+                .any(|line| line.contains("DELETE_LINK(2 "))
+        );
+        world.assert_agreed();
+    }
+}
+
+#[test]
+fn devices_that_fail_cost_the_link_and_nothing_else() {
+    for side in [SERVER, CLIENT] {
+        let mut world = World::v2([2, 2]);
+        world.contact(Terms::v2_1(2, 255));
+        world.confirm();
+        world.hosts[side].stuck.insert(1);
+        world.establish();
+        world.advance(6 * SECOND);
+        assert!(world.hosts.iter().all(|host| host.group.flow.is_none()));
+        assert_eq!(world.kinds(), [GroupType::Single; 2]);
+        // Keys go on.
+        world.confirm_rkey(side, 1);
+        world.settle();
+        world.assert_agreed();
+    }
+}
+
+#[test]
+fn the_link_below_fails_while_another_is_added() {
+    for stage in 1..12_u32 {
+        let mut world = World::v2([2, 2]);
+        let links = world.contact(Terms::v2_1(2, 255));
+        world.confirm();
+        let now = world.now;
+        for side in [CLIENT, SERVER] {
+            world.with(side, |group| group.establish(now));
+        }
+        world.advance(stage * MS);
+        world.cut(SERVER, links[SERVER]);
+        let now = world.now;
+        for side in [SERVER, CLIENT] {
+            world.with(side, |group| {
+                group.handle_link_down(now, links[side], LinkFailure::RetryExceeded);
+            });
+        }
+        world.advance(20 * SECOND);
+        for host in &world.hosts {
+            assert!(host.group.flow.is_none());
+        }
+        let ended = [0, 1].map(|side| world.hosts[side].group.is_ended());
+        assert_eq!(ended[0], ended[1], "after {stage} ms");
+    }
+}

@@ -1,0 +1,267 @@
+//! Thousands of exchanges at random, with links and ports that fail: whatever happens, both sides
+//! end up with the same links and keys, every request has an outcome, and nothing is stuck.
+
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::device::RoceKind;
+
+#[test]
+fn simulation_v2() {
+    simulate(1..=40, Terms::v2_1(2, 255));
+}
+
+#[test]
+fn simulation_v1() {
+    simulate(100..=130, Terms::V1);
+}
+
+fn simulate(seeds: std::ops::RangeInclusive<u64>, terms: Terms) {
+    let mut total = Tally::default();
+    let mut lived = 0;
+    let runs = seeds.clone().count();
+    for seed in seeds {
+        let tally = Simulation::new(seed, terms).run(600);
+        total.confirmed += tally.confirmed;
+        total.failed += tally.failed;
+        total.moves += tally.moves;
+        total.added += tally.added;
+        lived += usize::from(tally.is_whole);
+    }
+    // Otherwise it would prove little.
+    assert!(
+        lived > runs / 3,
+        "{lived} of {runs} groups lived to the end"
+    );
+    assert!(total.confirmed > 1_000, "{total:?}");
+    assert!(total.moves > 100 && total.added > 100, "{total:?}");
+}
+
+/// What happened in a run.
+#[derive(Debug, Default)]
+struct Tally {
+    confirmed: usize,
+    failed: usize,
+    moves: usize,
+    added: usize,
+    /// The group lived until it was shut down.
+    is_whole: bool,
+}
+
+struct Simulation {
+    world: World,
+    seed: u64,
+    /// What became of each RMB of each side.
+    rmbs: [BTreeMap<u32, Fate>; 2],
+    last_rmb: u32,
+    tally: Tally,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fate {
+    Confirming,
+    Confirmed,
+    Failed,
+    Deleting,
+}
+
+impl Simulation {
+    fn new(seed: u64, terms: Terms) -> Self {
+        let config = LlcConfig {
+            rkeys_in_flight: 1 + (seed % 4) as usize,
+            test_link: Some(10 * SECOND),
+            ..LlcConfig::default()
+        };
+        let ports = [1 + (seed % 3) as usize, 1 + (seed / 3 % 3) as usize];
+        let kind = match terms.dialect.is_v2() {
+            true => RoceKind::V2,
+            false => RoceKind::V1,
+        };
+        let mut world = World::new(ports, kind, config);
+        world.seed(seed);
+        world.contact(terms);
+        world.latency = (MS / 100, 3 * MS);
+        world.confirm();
+        world.establish();
+        Self {
+            world,
+            seed,
+            rmbs: Default::default(),
+            last_rmb: 0,
+            tally: Tally::default(),
+        }
+    }
+
+    fn run(mut self, steps: usize) -> Tally {
+        for _ in 0..steps {
+            self.step();
+            self.collect();
+            if self.world.hosts.iter().any(|host| host.group.is_ended()) {
+                break;
+            }
+        }
+        // Ports come back, and everything has its time.
+        for side in [SERVER, CLIENT] {
+            for device in 0..self.world.hosts[side].ports.len() {
+                if !self.world.hosts[side].ports[device].up {
+                    self.world.set_port(side, device, true);
+                }
+            }
+        }
+        self.world.advance(100 * SECOND);
+        self.collect();
+        self.check();
+        if self.is_over() {
+            return self.tally;
+        }
+        self.world.assert_agreed();
+        // All keys go again.
+        for side in [SERVER, CLIENT] {
+            for rmb in self.rmbs[side].clone().into_keys() {
+                self.delete(side, rmb);
+            }
+        }
+        self.world.advance(100 * SECOND);
+        self.collect();
+        self.check();
+        if self.is_over() {
+            return self.tally;
+        }
+        self.world.assert_agreed();
+        for side in [SERVER, CLIENT] {
+            assert_eq!(self.rmbs[side], BTreeMap::new(), "seed {}", self.seed);
+            let group = &self.world.hosts[side].group;
+            assert_eq!(group.rtokens.len(), 1, "that of the first connection");
+        }
+        let reason = DeleteLinkReason::PROGRAM;
+        let now = self.world.now;
+        let first = (self.seed % 2) as usize;
+        self.world.with(first, |group| group.shutdown(now, reason));
+        self.world.advance(30 * SECOND);
+        for host in &self.world.hosts {
+            assert!(host.group.is_ended());
+            assert_eq!(host.group.poll_timeout(), None);
+        }
+        self.tally.is_whole = true;
+        self.tally
+    }
+
+    /// Whether the group has died; if so, on both sides.
+    fn is_over(&self) -> bool {
+        let ended = [0, 1].map(|side| self.world.hosts[side].group.is_ended());
+        assert_eq!(ended[0], ended[1], "seed {}", self.seed);
+        ended[0]
+    }
+
+    fn step(&mut self) {
+        let side = self.world.below(2) as usize;
+        match self.world.below(100) {
+            0..=44 => {
+                if self.rmbs[side].len() < 200 {
+                    self.last_rmb += 1;
+                    self.rmbs[side].insert(self.last_rmb, Fate::Confirming);
+                    self.world.confirm_rkey(side, self.last_rmb);
+                }
+            }
+            45..=74 => {
+                let len = self.rmbs[side].len() as u64;
+                if len > 0 {
+                    let at = self.world.below(len) as usize;
+                    let rmb = *self.rmbs[side].keys().nth(at).unwrap();
+                    self.delete(side, rmb);
+                }
+            }
+            75..=76 => {
+                // A port comes or goes, but never the last one.
+                let ports = &self.world.hosts[side].ports;
+                let up = ports.iter().filter(|port| port.up).count();
+                let at = self.world.below(ports.len() as u64) as usize;
+                let is_up = self.world.hosts[side].ports[at].up;
+                if !is_up || up > 1 {
+                    self.world.set_port(side, at, !is_up);
+                }
+            }
+            77 => {
+                // A link stops working, if there is another one.
+                let group = &self.world.hosts[side].group;
+                let active = group.links().filter(|link| link.state == LinkState::Active);
+                let active: Vec<_> = active.map(|link| link.id).collect();
+                if active.len() > 1 {
+                    let at = self.world.below(active.len() as u64) as usize;
+                    self.world.cut(side, active[at]);
+                }
+            }
+            78..=97 => {
+                let by = self.world.below(5_000) as u32;
+                self.world.advance(by * (MS / 1000) * 10);
+            }
+            _ => {
+                let by = self.world.below(15) as u32;
+                self.world.advance(by * SECOND);
+            }
+        }
+        let pause = self.pause();
+        self.world.advance(pause);
+    }
+
+    fn pause(&mut self) -> Duration {
+        let micros = self.world.below(400) as u32;
+        micros * (MS / 1000)
+    }
+
+    fn delete(&mut self, side: usize, rmb: u32) {
+        if self.rmbs[side][&rmb] != Fate::Deleting {
+            // What is seen before it is deleted, counts.
+            self.collect();
+            self.rmbs[side].insert(rmb, Fate::Deleting);
+            self.world.delete_rkey(side, rmb);
+        }
+    }
+
+    fn collect(&mut self) {
+        for side in [SERVER, CLIENT] {
+            for output in std::mem::take(&mut self.world.hosts[side].seen) {
+                match output {
+                    Output::RkeyConfirmed { rmb, result } => {
+                        let fate = self.rmbs[side].get_mut(&rmb.0).expect("known");
+                        assert_eq!(*fate, Fate::Confirming, "one outcome: {rmb:?}");
+                        if result.is_ok() {
+                            *fate = Fate::Confirmed;
+                            self.tally.confirmed += 1;
+                        } else {
+                            *fate = Fate::Failed;
+                            self.tally.failed += 1;
+                        }
+                    }
+                    Output::RkeyDeleted { rmb, .. } => {
+                        let fate = self.rmbs[side].remove(&rmb.0);
+                        assert_eq!(fate, Some(Fate::Deleting), "{rmb:?} of {side}");
+                    }
+                    Output::Send { message, .. } => {
+                        assert!((44..=8192).contains(&message.len()));
+                    }
+                    Output::Move { .. } => self.tally.moves += 1,
+                    Output::Activate(_) => self.tally.added += 1,
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// Nothing is under way any more.
+    fn check(&self) {
+        for side in [SERVER, CLIENT] {
+            let group = &self.world.hosts[side].group;
+            let waits = |fate: &Fate| matches!(fate, Fate::Confirming | Fate::Deleting);
+            let waiting = self.rmbs[side].iter().find(|(_, fate)| waits(fate));
+            assert_eq!(waiting, None, "seed {}, side {side}", self.seed);
+            if group.is_ended() {
+                continue;
+            }
+            assert!(group.flow.is_none(), "{:?}", group.flow);
+            assert!(group.own.is_quiet());
+            assert!(group.wanted.add.is_none() && group.wanted.deletes.is_empty());
+            assert!(!group.wanted.request && group.wanted.aside.is_none());
+        }
+    }
+}

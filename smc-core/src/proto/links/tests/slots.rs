@@ -1,0 +1,98 @@
+use std::time::Instant;
+
+use super::*;
+use crate::device::{OpId, SENDS_MAX};
+
+fn post(slots: &mut SendSlots<u32>, now: Instant) -> Option<Posted<u32>> {
+    let what = match slots.next_turn()? {
+        Turn::Llc(tag, _) => Posted::Llc(tag),
+        Turn::Cdc(conn) => Posted::Cdc(conn),
+    };
+    slots.posted(now, what);
+    Some(what)
+}
+
+#[test]
+fn messages_go_first_and_connections_in_turn() {
+    let now = Instant::now();
+    let mut slots = SendSlots::new();
+    assert!(slots.is_open());
+    for conn in [1, 2, 1, 3] {
+        slots.wait(conn);
+    }
+    slots.queue(now, OpTag(9), vec![0; 44]).unwrap();
+    slots.forget(2);
+    assert!(!slots.is_open());
+    let order: Vec<_> = std::iter::from_fn(|| post(&mut slots, now)).collect();
+    assert_eq!(
+        order,
+        [Posted::Llc(OpTag(9)), Posted::Cdc(1), Posted::Cdc(3)]
+    );
+    // One that has had its turn may wait again.
+    slots.wait(1);
+    assert_eq!(post(&mut slots, now), Some(Posted::Cdc(1)));
+    assert_eq!(slots.outstanding(), 4);
+}
+
+#[test]
+fn no_more_than_the_link_takes() {
+    let now = Instant::now();
+    let mut slots = SendSlots::new();
+    for conn in 0..40 {
+        slots.wait(conn);
+    }
+    while post(&mut slots, now).is_some() {}
+    assert_eq!(slots.outstanding(), SENDS_MAX);
+    assert!(!slots.has_room());
+    // A completion stands for all before it.
+    let done: Vec<_> = slots.completed(now, OpId(3)).collect();
+    assert_eq!(done, [0, 1, 2].map(Posted::Cdc));
+    assert_eq!(slots.completed(now, OpId(3)).count(), 0);
+    assert_eq!(slots.completed(now, OpId(99)).count(), 0);
+    while post(&mut slots, now).is_some() {}
+    assert_eq!(slots.outstanding(), SENDS_MAX);
+    let lost: Vec<_> = slots.fail().collect();
+    assert_eq!(lost.len(), SENDS_MAX);
+    assert!(slots.is_open());
+}
+
+#[test]
+fn a_message_that_the_device_did_not_take_keeps_its_turn() {
+    let now = Instant::now();
+    let mut slots = SendSlots::<u32>::new();
+    slots.queue(now, OpTag(1), vec![1; 44]).unwrap();
+    slots.queue(now, OpTag(2), vec![2; 44]).unwrap();
+    let Some(Turn::Llc(tag, message)) = slots.next_turn() else {
+        panic!("a message");
+    };
+    slots.put_back(now, tag, message);
+    assert_eq!(post(&mut slots, now), Some(Posted::Llc(OpTag(1))));
+}
+
+#[test]
+fn a_link_that_is_stuck_is_noticed() {
+    let now = Instant::now();
+    let mut slots = SendSlots::new();
+    for conn in 0..20 {
+        slots.wait(conn);
+    }
+    while post(&mut slots, now).is_some() {}
+    assert_eq!(slots.poll_timeout(), None, "connections may wait");
+    slots.queue(now, OpTag(1), vec![0; 44]).unwrap();
+    assert_eq!(slots.poll_timeout(), Some(now + SLOT_PATIENCE));
+    let later = now + SECOND;
+    slots.completed(later, OpId(1)).for_each(drop);
+    assert_eq!(slots.poll_timeout(), Some(later + SLOT_PATIENCE));
+    post(&mut slots, later);
+    assert_eq!(slots.poll_timeout(), None);
+}
+
+#[test]
+fn a_flood_is_noticed() {
+    let now = Instant::now();
+    let mut slots = SendSlots::<u32>::new();
+    for at in 0..WAITING_MAX as u64 {
+        slots.queue(now, OpTag(at), vec![0; 44]).unwrap();
+    }
+    assert_eq!(slots.queue(now, OpTag(0), vec![0; 44]), Err(Overflow));
+}

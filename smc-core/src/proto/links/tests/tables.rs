@@ -1,0 +1,43 @@
+use super::super::flow::{JoinStage, OfferStage};
+use super::*;
+
+#[test]
+fn link_states() {
+    let expected = "\
+state      | open       | confirm | deactivate | clear
+UNUSED     | ACTIVATING | -       | -          | -
+ACTIVATING | -          | ACTIVE  | INACTIVE   | UNUSED
+ACTIVE     | -          | -       | INACTIVE   | UNUSED
+INACTIVE   | -          | -       | -          | UNUSED
+";
+    assert_eq!(LinkState::table().to_string(), expected);
+}
+
+#[test]
+fn stages_of_an_offer() {
+    let expected = "\
+state      | opened  | mapped  | accepted   | connected_v1 | connected_v2 | told       | confirmed
+OPENING    | MAPPING | -       | -          | -            | -            | -          | -
+MAPPING    | -       | OFFERED | -          | -            | -            | -          | -
+OFFERED    | -       | -       | CONNECTING | -            | -            | -          | -
+CONNECTING | -       | -       | -          | TELLING      | CONFIRMING   | -          | -
+TELLING    | -       | -       | -          | -            | -            | CONFIRMING | -
+CONFIRMING | -       | -       | -          | -            | -            | -          | CONFIRMED
+CONFIRMED  | -       | -       | -          | -            | -            | -          | -
+";
+    assert_eq!(OfferStage::table().to_string(), expected);
+}
+
+#[test]
+fn stages_of_a_join() {
+    let expected = "\
+state      | opened     | connected | mapped_v1 | mapped_v2  | told       | confirmed
+OPENING    | CONNECTING | -         | -         | -          | -          | -
+CONNECTING | -          | MAPPING   | -         | -          | -          | -
+MAPPING    | -          | -         | TELLING   | CONFIRMING | -          | -
+TELLING    | -          | -         | -         | -          | CONFIRMING | -
+CONFIRMING | -          | -         | -         | -          | -          | CONFIRMED
+CONFIRMED  | -          | -         | -         | -          | -          | -
+";
+    assert_eq!(JoinStage::table().to_string(), expected);
+}

@@ -1,0 +1,638 @@
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use smc_wire::llc::{Message, Repr};
+use smc_wire::types::{GroupId, Mac, MtuCode, Psn, Qpn, Rkey, RmbAddr, RoceGid};
+
+use super::*;
+use crate::device::{DeviceError, LinkAddress, LinkFailure, RdmaAddress, RoceKind, Route};
+use crate::proto::group::DeviceIndex;
+use crate::proto::handshake::Role;
+
+/// One of the two sides.
+pub(super) type Side = usize;
+pub(super) const SERVER: Side = 0;
+pub(super) const CLIENT: Side = 1;
+
+/// Both sides, their devices, and the network.
+pub(super) struct World {
+    pub(super) now: Instant,
+    pub(super) hosts: [Host; 2],
+    events: BTreeMap<(Instant, u64), Event>,
+    last_event: u64,
+    last_qpn: u32,
+    /// Queue pairs that exist: whose, which link.
+    qps: BTreeMap<u32, (Side, LinkId)>,
+    /// Nothing passes between these queue pairs (the smaller number).
+    pub(super) cut: BTreeSet<u32>,
+    /// How long a message is under way: at least, and so much more at random.
+    pub(super) latency: (Duration, Duration),
+    random: u64,
+    /// What was said on the wire, as tools print it.
+    pub(super) log: Vec<(Side, LinkId, Vec<u8>)>,
+    /// The last time something arrives on a queue pair: order is kept.
+    order: BTreeMap<u32, Instant>,
+}
+
+/// One side: a link group and what the shell would do for it.
+pub(super) struct Host {
+    pub(super) group: LinkGroup,
+    pub(super) ports: Vec<Port>,
+    /// The outputs that are for others than the simulated shell.
+    pub(super) seen: Vec<Output>,
+    pub(super) qps: BTreeMap<LinkId, Qp>,
+    /// Registering fails on these devices.
+    pub(super) unmappable: BTreeSet<usize>,
+    /// Opening takes for ever on these devices.
+    pub(super) stuck: BTreeSet<usize>,
+    pub(super) activated: BTreeSet<LinkId>,
+    /// Sees messages before its group does; true keeps them from it.
+    pub(super) filter: Option<fn(&[u8]) -> bool>,
+    terminated: bool,
+    /// Connections leave their links only after this time.
+    pub(super) move_time: Duration,
+}
+
+#[derive(Clone)]
+pub(super) struct Port {
+    pub(super) device: usize,
+    pub(super) address: RdmaAddress,
+    pub(super) up: bool,
+}
+
+pub(super) struct Qp {
+    pub(super) local: LinkAddress,
+    pub(super) peer: Option<u32>,
+}
+
+#[derive(Debug)]
+enum Event {
+    Deliver {
+        from: Side,
+        link: LinkId,
+        qpn: u32,
+        peer: u32,
+        message: Vec<u8>,
+        tag: OpTag,
+    },
+    Sent(Side, LinkId, OpTag),
+    Down(Side, LinkId, LinkFailure),
+    Opened(Side, LinkId, usize, RdmaAddress),
+    Connected(Side, LinkId, LinkAddress),
+    Mapped(Side, usize, Vec<RmbId>),
+    Moved(Side, LinkId),
+}
+
+impl World {
+    /// Hosts with so many ports (server, client), each on a device of its own.
+    pub(super) fn new(ports: [usize; 2], version: RoceKind, config: LlcConfig) -> Self {
+        let host = |side: Side, role| Host {
+            group: LinkGroup::new(role, GroupId([0, 0, 1 + side as u8, 0]), config),
+            ports: (0..ports[side]).map(|at| port(side, at, version)).collect(),
+            seen: Vec::new(),
+            qps: BTreeMap::new(),
+            unmappable: BTreeSet::new(),
+            stuck: BTreeSet::new(),
+            activated: BTreeSet::new(),
+            filter: None,
+            terminated: false,
+            move_time: MS,
+        };
+        let start = Instant::now();
+        Self {
+            now: start,
+
+            hosts: [host(SERVER, Role::Server), host(CLIENT, Role::Client)],
+            events: BTreeMap::new(),
+            last_event: 0,
+            last_qpn: 0x10,
+            qps: BTreeMap::new(),
+            cut: BTreeSet::new(),
+            latency: (MS, Duration::ZERO),
+            random: 1,
+            log: Vec::new(),
+            order: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn v2(ports: [usize; 2]) -> Self {
+        Self::new(ports, RoceKind::V2, LlcConfig::default())
+    }
+
+    pub(super) fn seed(&mut self, seed: u64) {
+        self.random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    }
+
+    /// First contact on the first ports, up to where CONFIRM LINK would begin.
+    pub(super) fn contact(&mut self, terms: Terms) -> [LinkId; 2] {
+        let mut links = [LinkId(0); 2];
+        let mut ends = Vec::new();
+        for side in [SERVER, CLIENT] {
+            let (device, address) = {
+                let port = &self.hosts[side].ports[0];
+                (port.device, port.address.clone())
+            };
+            let local = self.make_qp(&address);
+            let now = self.now;
+            let host = &mut self.hosts[side];
+            links[side] = host.group.first_link(now, DeviceIndex(device), local);
+            host.qps.insert(links[side], Qp { local, peer: None });
+            self.qps.insert(local.qpn.get(), (side, links[side]));
+            self.candidates(side);
+            let keys = self.keys(side, RmbId(0), &[device]);
+            self.hosts[side].group.add_rmb(RmbId(0), &keys);
+            ends.push(local);
+        }
+        for side in [SERVER, CLIENT] {
+            let peer = ends[1 - side];
+            let host = &mut self.hosts[side];
+            host.group.first_peer(peer, Route::Direct, terms);
+            host.qps.get_mut(&links[side]).unwrap().peer = Some(peer.qpn.get());
+            let (rkey, addr) = key_of(1 - side, RmbId(0), self.hosts[1 - side].ports[0].device);
+            let group = &mut self.hosts[side].group;
+            group.add_rtoken(links[side], rkey, addr).unwrap();
+        }
+        links
+    }
+
+    /// First contact with everything behind it.
+    pub(super) fn connected(ports: [usize; 2], terms: Terms, config: LlcConfig) -> Self {
+        let version = match terms.dialect.is_v2() {
+            true => RoceKind::V2,
+            false => RoceKind::V1,
+        };
+        let mut world = Self::new(ports, version, config);
+        world.contact(terms);
+        world.confirm();
+        for side in [SERVER, CLIENT] {
+            assert!(world.took(side, &Output::FirstLink(Ok(()))), "{side}");
+        }
+        world.establish();
+        world
+    }
+
+    pub(super) fn confirm(&mut self) {
+        for side in [CLIENT, SERVER] {
+            let now = self.now;
+            self.with(side, |group| group.confirm_link(now));
+        }
+        self.settle();
+    }
+
+    pub(super) fn establish(&mut self) {
+        for side in [CLIENT, SERVER] {
+            let now = self.now;
+            self.with(side, |group| group.establish(now));
+        }
+        self.settle();
+    }
+
+    /// Does something to a group and carries out what it wants.
+    pub(super) fn with<R>(&mut self, side: Side, act: impl FnOnce(&mut LinkGroup) -> R) -> R {
+        let result = act(&mut self.hosts[side].group);
+        self.carry_out(side);
+        result
+    }
+
+    fn carry_out(&mut self, side: Side) {
+        while let Some(output) = self.hosts[side].group.poll_output() {
+            self.hosts[side].seen.push(output.clone());
+            match output {
+                Output::Send { link, message, tag } => self.transmit(side, link, message, tag),
+                Output::Open {
+                    link,
+                    device,
+                    address,
+                } => {
+                    if !self.hosts[side].stuck.contains(&device.0) {
+                        self.later(MS, Event::Opened(side, link, device.0, address));
+                    }
+                }
+                Output::Connect { link, peer, .. } => {
+                    self.later(MS, Event::Connected(side, link, peer));
+                }
+                Output::Map { device, rmbs } => {
+                    assert!(!rmbs.is_empty());
+                    self.later(MS, Event::Mapped(side, device.0, rmbs));
+                }
+                Output::Move { from, .. } => {
+                    let wait = self.hosts[side].move_time;
+                    self.later(wait, Event::Moved(side, from));
+                }
+                Output::Activate(link) => {
+                    assert!(self.hosts[side].activated.insert(link));
+                }
+                Output::Deactivate(link) => {
+                    assert!(self.hosts[side].activated.remove(&link));
+                }
+                Output::Close(link) => {
+                    assert!(!self.hosts[side].activated.contains(&link));
+                    if let Some(qp) = self.hosts[side].qps.remove(&link) {
+                        self.qps.remove(&qp.local.qpn.get());
+                    }
+                }
+                Output::Terminate(_) => {
+                    assert!(!std::mem::replace(&mut self.hosts[side].terminated, true));
+                }
+                Output::Ended => {
+                    assert!(self.hosts[side].terminated);
+                    assert!(self.hosts[side].qps.is_empty(), "all links are closed");
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn transmit(&mut self, from: Side, link: LinkId, message: Vec<u8>, tag: OpTag) {
+        let Some(qp) = self.hosts[from].qps.get(&link) else {
+            panic!("{link} of {from} does not exist");
+        };
+        let (qpn, peer) = (qp.local.qpn.get(), qp.peer.expect("connected before"));
+        self.log.push((from, link, message.clone()));
+        let jitter = self.latency.1.as_nanos() as u64;
+        let extra = Duration::from_nanos(if jitter > 0 { self.below(jitter) } else { 0 });
+        let arrives = self.now + self.latency.0 + extra;
+        let order = self.order.entry(qpn).or_insert(arrives);
+        let arrives = arrives.max(*order);
+        *order = arrives;
+        self.at(
+            arrives,
+            Event::Deliver {
+                from,
+                link,
+                qpn,
+                peer,
+                message,
+                tag,
+            },
+        );
+    }
+
+    fn event(&mut self, event: Event) {
+        let now = self.now;
+        match event {
+            Event::Deliver {
+                from,
+                link,
+                qpn,
+                peer,
+                message,
+                tag,
+            } => {
+                let alive = self.is_alive(qpn) && !self.cut.contains(&qpn.min(peer));
+                match self.qps.get(&peer).copied() {
+                    Some((to, at)) if alive && self.is_alive(peer) => {
+                        self.later(MS, Event::Sent(from, link, tag));
+                        let filtered = self.hosts[to].filter.is_some_and(|keep| keep(&message));
+                        if !filtered {
+                            self.with(to, |group| group.handle_message(now, at, &message));
+                        }
+                    }
+                    // Retries come to their end.
+                    _ => self.later(SECOND, Event::Down(from, link, LinkFailure::RetryExceeded)),
+                }
+            }
+            Event::Sent(side, link, tag) => {
+                if self.hosts[side].qps.contains_key(&link) {
+                    self.with(side, |group| group.handle_sent(now, link, tag));
+                }
+            }
+            Event::Down(side, link, failure) => {
+                if self.hosts[side].qps.contains_key(&link) {
+                    self.with(side, |group| group.handle_link_down(now, link, failure));
+                }
+            }
+            Event::Opened(side, link, device, address) => {
+                if self.hosts[side].group.link(link).is_none() {
+                    return;
+                }
+                let up = self.port(side, device).is_some_and(|port| port.up);
+                let result = if up {
+                    let local = self.make_qp(&address);
+                    self.qps.insert(local.qpn.get(), (side, link));
+                    let qp = Qp { local, peer: None };
+                    self.hosts[side].qps.insert(link, qp);
+                    Ok(local)
+                } else {
+                    Err(DeviceError::Invalid("no such address"))
+                };
+                self.with(side, |group| group.handle_opened(now, link, result));
+            }
+            Event::Connected(side, link, peer) => {
+                let Some(qp) = self.hosts[side].qps.get_mut(&link) else {
+                    return;
+                };
+                qp.peer = Some(peer.qpn.get());
+                self.with(side, |group| group.handle_connected(now, link, Ok(())));
+            }
+            Event::Mapped(side, device, rmbs) => {
+                let fails = self.hosts[side].unmappable.contains(&device);
+                let keys: Vec<_> = rmbs
+                    .into_iter()
+                    .filter(|_| !fails)
+                    .map(|rmb| {
+                        let (rkey, addr) = key_of(side, rmb, device);
+                        (rmb, rkey, addr)
+                    })
+                    .collect();
+                self.with(side, |group| {
+                    group.handle_mapped(now, DeviceIndex(device), &keys);
+                });
+            }
+            Event::Moved(side, link) => {
+                self.with(side, |group| group.handle_moved(now, link));
+            }
+        }
+    }
+
+    /// Runs what happens at once or after short waits; timers of seconds are not waited for.
+    pub(super) fn settle(&mut self) {
+        self.advance(200 * MS);
+    }
+
+    pub(super) fn advance(&mut self, by: Duration) {
+        let end = self.now + by;
+        let mut rounds = 0;
+        while let Some(next) = self.next().filter(|next| *next <= end) {
+            self.now = self.now.max(next);
+            rounds += 1;
+            assert!(rounds < 1_000_000, "nothing comes to rest");
+            if let Some(event) = self.due() {
+                self.event(event);
+                continue;
+            }
+            for side in [SERVER, CLIENT] {
+                let due = self.hosts[side].group.poll_timeout();
+                if due.is_some_and(|due| due <= self.now) {
+                    let now = self.now;
+                    self.with(side, |group| group.handle_timeout(now));
+                    let next = self.hosts[side].group.poll_timeout();
+                    assert!(next.is_none_or(|next| next > now), "timer stands still");
+                }
+            }
+        }
+        self.now = end;
+    }
+
+    fn next(&self) -> Option<Instant> {
+        let event = self.events.keys().next().map(|(at, _)| *at);
+        let timers = self.hosts.iter().map(|host| host.group.poll_timeout());
+        timers.chain([event]).flatten().min()
+    }
+
+    fn due(&mut self) -> Option<Event> {
+        let first = self.events.first_entry()?;
+        (first.key().0 <= self.now).then(|| first.remove())
+    }
+
+    fn later(&mut self, wait: Duration, event: Event) {
+        self.at(self.now + wait, event);
+    }
+
+    fn at(&mut self, at: Instant, event: Event) {
+        self.last_event += 1;
+        self.events.insert((at, self.last_event), event);
+    }
+
+    /// A port comes or goes. Its links fail, and the shell learns of the change.
+    pub(super) fn set_port(&mut self, side: Side, device: usize, up: bool) {
+        for port in &mut self.hosts[side].ports {
+            if port.device == device {
+                port.up = up;
+            }
+        }
+        if !up {
+            let group = &self.hosts[side].group;
+            let lost: Vec<_> = group
+                .links()
+                .filter(|link| link.device.0 == device)
+                .map(|link| link.id)
+                .collect();
+            for link in lost {
+                self.later(MS, Event::Down(side, link, LinkFailure::PortDown));
+            }
+        }
+        self.candidates(side);
+    }
+
+    fn candidates(&mut self, side: Side) {
+        let ports = self.hosts[side].ports.iter().filter(|port| port.up);
+        let candidates = ports
+            .map(|port| Candidate {
+                device: DeviceIndex(port.device),
+                address: port.address.clone(),
+            })
+            .collect();
+        let now = self.now;
+        self.with(side, |group| group.handle_candidates(now, candidates));
+    }
+
+    fn port(&self, side: Side, device: usize) -> Option<&Port> {
+        let mut ports = self.hosts[side].ports.iter();
+        ports.find(|port| port.device == device)
+    }
+
+    fn is_alive(&self, qpn: u32) -> bool {
+        let Some((side, link)) = self.qps.get(&qpn) else {
+            return false;
+        };
+        let mac = self.hosts[*side].qps[link].local.mac;
+        let mut ports = self.hosts[*side].ports.iter();
+        ports.any(|port| port.address.mac == mac && port.up)
+    }
+
+    /// Nothing passes on this link any more, and nobody is told.
+    pub(super) fn cut(&mut self, side: Side, link: LinkId) {
+        let qp = &self.hosts[side].qps[&link];
+        let number = qp.local.qpn.get().min(qp.peer.unwrap());
+        self.cut.insert(number);
+    }
+
+    fn make_qp(&mut self, address: &RdmaAddress) -> LinkAddress {
+        self.last_qpn += 1;
+        LinkAddress {
+            gid: address.gid,
+            mac: address.mac,
+            qpn: Qpn::new(self.last_qpn).unwrap(),
+            psn: Psn::new(self.last_qpn * 3).unwrap(),
+            mtu: address.mtu,
+        }
+    }
+
+    pub(super) fn keys(&self, side: Side, rmb: RmbId, devices: &[usize]) -> Vec<RmbKey> {
+        devices
+            .iter()
+            .map(|device| {
+                let (rkey, addr) = key_of(side, rmb, *device);
+                RmbKey {
+                    device: DeviceIndex(*device),
+                    rkey,
+                    addr,
+                }
+            })
+            .collect()
+    }
+
+    /// What a set-up does on reuse: registers with all devices and tells the peer.
+    pub(super) fn confirm_rkey(&mut self, side: Side, rmb: u32) {
+        let group = &self.hosts[side].group;
+        let devices: Vec<_> = group.devices().iter().map(|device| device.0).collect();
+        let link = group.assign(0).unwrap_or(LinkId(0));
+        let keys = self.keys(side, RmbId(rmb), &devices);
+        let now = self.now;
+        self.with(side, |group| {
+            group.confirm_rkey(now, RmbId(rmb), link, &keys)
+        });
+    }
+
+    pub(super) fn delete_rkey(&mut self, side: Side, rmb: u32) {
+        let now = self.now;
+        self.with(side, |group| group.delete_rkey(now, RmbId(rmb)));
+    }
+
+    /// Whether this output came, and forgets it.
+    pub(super) fn took(&mut self, side: Side, output: &Output) -> bool {
+        let seen = &mut self.hosts[side].seen;
+        let at = seen.iter().position(|other| other == output);
+        at.map(|at| seen.remove(at)).is_some()
+    }
+
+    /// Whether an output of this kind came.
+    pub(super) fn saw(&self, side: Side, fits: impl Fn(&Output) -> bool) -> bool {
+        self.hosts[side].seen.iter().any(fits)
+    }
+
+    pub(super) fn kinds(&self) -> [GroupType; 2] {
+        [0, 1].map(|side| self.hosts[side].group.group_type())
+    }
+
+    /// Everything said since the start, or since the last call, in short.
+    pub(super) fn said(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.log)
+            .iter()
+            .map(|(side, _, message)| said(*side, message))
+            .collect()
+    }
+
+    /// Both sides have the same links, and know all keys of each other on all of them.
+    pub(super) fn assert_agreed(&self) {
+        let links = |side: Side| {
+            let group = &self.hosts[side].group;
+            let active = group.links().filter(|link| link.state == LinkState::Active);
+            let mut active: Vec<_> = active
+                .map(|link| {
+                    let (local, peer) = (link.local.unwrap().qpn, link.peer.unwrap().qpn);
+                    let pair = if side == SERVER {
+                        (local, peer)
+                    } else {
+                        (peer, local)
+                    };
+                    (link.number, pair, link.id)
+                })
+                .collect();
+            active.sort();
+            active
+        };
+        let pairs = |side| {
+            let links = links(side).into_iter();
+            links
+                .map(|(number, pair, _)| (number, pair))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(pairs(SERVER), pairs(CLIENT), "same links");
+        assert!(!pairs(SERVER).is_empty());
+        for side in [SERVER, CLIENT] {
+            let (us, peer) = (&self.hosts[side].group, &self.hosts[1 - side].group);
+            assert_eq!(us.links().count(), links(side).len(), "no half links");
+            let mut known = 0;
+            for (rmb, found) in &us.own.rmbs {
+                if found.told != rmbs::Told::Yes || found.is_leaving {
+                    continue;
+                }
+                known += 1;
+                for ((_, _, ours), (_, _, theirs)) in links(side).iter().zip(links(1 - side)) {
+                    let device = us.link(*ours).unwrap().device;
+                    let (rkey, addr) = key_of(side, *rmb, device.0);
+                    let id = peer.rtokens.find(theirs, rkey);
+                    let id = id.unwrap_or_else(|| panic!("{rmb:?} of {side} unknown on {ours}"));
+                    assert_eq!(peer.rtoken(id, theirs), Some((rkey, addr)));
+                }
+            }
+            assert_eq!(peer.rtokens.len(), known, "nothing else is in the table");
+        }
+    }
+
+    /// xorshift64*: a schedule that is the same on every machine.
+    pub(super) fn below(&mut self, bound: u64) -> u64 {
+        self.random ^= self.random >> 12;
+        self.random ^= self.random << 25;
+        self.random ^= self.random >> 27;
+        (self.random.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % bound
+    }
+}
+
+/// Key and address of an RMB with a device.
+pub(super) fn key_of(side: Side, rmb: RmbId, device: usize) -> (Rkey, RmbAddr) {
+    let device = device as u32;
+    let rkey = Rkey((side as u32 + 1) << 28 | (device + 1) << 24 | (rmb.0 + 1));
+    let addr = RmbAddr(u64::from(rkey.0) << 16);
+    (rkey, addr)
+}
+
+fn port(side: Side, at: usize, kind: RoceKind) -> Port {
+    let (side, at) = (side as u8, at as u8);
+    let mac = Mac::new([0x52, 0x54, 0, side, at, 1]);
+    let mut gid = [0; 16];
+    match kind {
+        RoceKind::V2 => gid[10..].copy_from_slice(&[0xff, 0xff, 10, 9, at, side + 1]),
+        RoceKind::V1 => gid = [0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, at, side + 1],
+    }
+    let address = RdmaAddress::new(RoceGid::new(gid), kind, mac, MtuCode::MTU_1024);
+    Port {
+        device: at.into(),
+        address,
+        up: true,
+    }
+}
+
+/// A message in short, such as `S:ADD_LINK(2)` or `C:ADD_LINK'(2)!` for a rejection.
+pub(super) fn said(side: Side, message: &[u8]) -> String {
+    use smc_wire::llc::{AddLinkStep, RkeyStep, Step};
+    let who = if side == SERVER { 'S' } else { 'C' };
+    let step = |step: Step| if step == Step::Request { "" } else { "'" };
+    let parsed = Message::parse(message).unwrap();
+    let what = match parsed.to_repr() {
+        Repr::ConfirmLink(m) => format!("CONFIRM_LINK{}({})", step(m.step), m.link),
+        Repr::AddLink(m) => match m.step {
+            AddLinkStep::Request => format!("ADD_LINK({})", m.link),
+            AddLinkStep::Accepted => format!("ADD_LINK'({})", m.link),
+            AddLinkStep::Rejected(_) => format!("ADD_LINK'({})!", m.link),
+        },
+        Repr::AddLinkCont(m) => format!("ADD_LINK_CONT{}({})", step(m.step), m.left),
+        Repr::DeleteLink(m) => {
+            let (link, step) = (m.link.0, step(m.step));
+            let all = if m.all {
+                "all".to_owned()
+            } else {
+                link.to_string()
+            };
+            let orderly = if m.orderly { " orderly" } else { "" };
+            format!("DELETE_LINK{step}({all}{orderly} {:#x})", m.reason.0)
+        }
+        Repr::RequestAddLink(_) => {
+            format!("REQUEST_ADD_LINK{}", step(parsed.header().step()))
+        }
+        Repr::ConfirmRkey(m) => match m.step {
+            RkeyStep::Request => format!("CONFIRM_RKEY({})", m.further_links),
+            RkeyStep::Accepted => format!("CONFIRM_RKEY'({})", m.further_links),
+            RkeyStep::Rejected { .. } => "CONFIRM_RKEY'!".to_owned(),
+        },
+        Repr::DeleteRkey(m) => {
+            let bad = if m.negative { "!" } else { "" };
+            format!("DELETE_RKEY{}{bad}", step(m.step))
+        }
+        Repr::TestLink(m) => format!("TEST_LINK{}", step(m.step)),
+        other => format!("{other:?}"),
+    };
+    format!("{who}:{what}")
+}
