@@ -70,6 +70,9 @@ pub enum PeerMisbehaved {
     /// The buffer described in the handshake cannot be used.
     #[error("buffer description makes no sense")]
     BadBuffer,
+    /// The end of a link described in the handshake cannot be used.
+    #[error("link description makes no sense")]
+    BadLink,
 }
 
 /// What was waited for when time ran out (behaviour of set-up, timers).

@@ -26,13 +26,15 @@
 
 mod registry;
 
-pub use registry::{CREATOR_PATIENCE, IDLE_LIFETIME, Registry};
+pub use registry::{CLIENT_IDLE_LIFETIME, CREATOR_PATIENCE, IDLE_LIFETIME, Registry};
 
 use std::fmt;
+use std::time::Duration;
 
 pub use smc_wire::types::GroupId;
-use smc_wire::types::{Eid, Gid, HostName, OsType, Release, Version};
+use smc_wire::types::{Eid, Gid, HostName, Mac, OsType, PeerId, Qpn, Release, RoceGid, Version};
 
+use crate::proto::handshake::Role;
 use crate::proto::table::transitions;
 
 /// Index of a device in the list an endpoint was built with.
@@ -58,14 +60,34 @@ pub enum Key {
         /// The peer's device.
         peer: Gid,
     },
+    /// SMC-R: the peer's end of a link. A group with several links has several keys
+    /// ([`Registry::set_keys`]).
+    Rdma {
+        /// Our side. Groups in which we are client and server are never the same.
+        role: Role,
+        /// Version of the handshake, 1 or 2.
+        version: Version,
+        /// The peer's instance.
+        peer: PeerId,
+        /// The peer's GID.
+        gid: RoceGid,
+        /// The peer's MAC, which counts in version 1 only.
+        mac: Option<Mac>,
+        /// VLAN of the connection; 0 for a client, whose groups are told apart by `qpn`.
+        vlan: u16,
+        /// A client's group: the queue pair of the server. None for a server, which chooses the
+        /// link itself.
+        qpn: Option<Qpn>,
+    },
 }
 
 impl Key {
-    /// Our device.
+    /// Our device, if it is an SMC-D group; the links of an SMC-R group may be on several.
     #[must_use]
-    pub const fn device(&self) -> DeviceIndex {
+    pub const fn device(&self) -> Option<DeviceIndex> {
         match self {
-            Self::Direct { device, .. } => *device,
+            Self::Direct { device, .. } => Some(*device),
+            Self::Rdma { .. } => None,
         }
     }
 
@@ -74,6 +96,18 @@ impl Key {
     pub const fn peer(&self) -> Option<Gid> {
         match self {
             Self::Direct { peer, .. } => Some(*peer),
+            Self::Rdma { .. } => None,
+        }
+    }
+
+    /// How long a group is kept without connections.
+    #[must_use]
+    pub const fn idle_lifetime(&self) -> Duration {
+        match self {
+            Self::Rdma {
+                role: Role::Client, ..
+            } => CLIENT_IDLE_LIFETIME,
+            _ => IDLE_LIFETIME,
         }
     }
 }
@@ -266,6 +300,8 @@ pub enum Cause {
     PeerGone,
     /// Our device went away.
     DeviceGone,
+    /// No link of the group is left, or the peer deleted them all.
+    LinksDown,
     /// The endpoint ends.
     Shutdown,
 }

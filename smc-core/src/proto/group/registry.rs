@@ -11,7 +11,8 @@ use super::{
 
 /// The link groups of an endpoint.
 ///
-/// Mutators are [`enter`](Self::enter), [`establish`](Self::establish), [`leave`](Self::leave),
+/// Mutators are [`enter`](Self::enter), [`establish`](Self::establish),
+/// [`set_keys`](Self::set_keys), [`set_full`](Self::set_full), [`leave`](Self::leave),
 /// [`cancel`](Self::cancel), the `terminate` family and [`handle_timeout`](Self::handle_timeout);
 /// after each of them drain [`poll_output`](Self::poll_output), then look at
 /// [`poll_timeout`](Self::poll_timeout). Each call costs time in proportion to the groups it
@@ -32,7 +33,12 @@ pub struct Registry {
 
 #[derive(Debug)]
 struct Group {
+    /// The key that it was created for.
     key: Key,
+    /// Those under which it is found: one per active link with SMC-R, else the same.
+    keys: Vec<Key>,
+    /// The server's table of the peer's buffers has no place left.
+    is_full: bool,
     state: State,
     /// Seats taken, by established connections and by set-ups.
     seats: usize,
@@ -90,12 +96,54 @@ impl Registry {
             return Err(Terminated);
         }
         record.terms = Some(terms);
-        let key = record.key;
-        let slot = self.keys.entry(key).or_default();
-        slot.creators = slot.creators.saturating_sub(1);
-        slot.usable.push(group);
-        self.settle(key);
+        let (origin, keys) = (record.key, record.keys.clone());
+        if let Some(slot) = self.keys.get_mut(&origin) {
+            slot.creators = slot.creators.saturating_sub(1);
+        }
+        for key in keys {
+            self.list(key, group);
+        }
+        self.settle(origin);
         Ok(())
+    }
+
+    /// The links of an SMC-R group have changed: from now on it is found under these keys, one per
+    /// active link, and under no other.
+    ///
+    /// Without a key it is terminated ([`Cause::LinksDown`]): nobody could use it.
+    pub fn set_keys(&mut self, group: GroupId, keys: Vec<Key>) {
+        let Some(record) = self.groups.get_mut(&group) else {
+            return;
+        };
+        if keys.is_empty() {
+            self.terminate(group, Cause::LinksDown);
+            return;
+        }
+        let is_listed = matches!(record.state, State::Active | State::Idle);
+        let before = std::mem::replace(&mut record.keys, keys.clone());
+        if !is_listed {
+            return;
+        }
+        for key in before.iter().filter(|key| !keys.contains(key)) {
+            self.unlist(*key, group);
+        }
+        for key in keys.into_iter().filter(|key| !before.contains(key)) {
+            self.list(key, group);
+        }
+    }
+
+    /// Says whether the table of an SMC-R group for the peer's buffers is full. A server then
+    /// starts a new group instead of joining this one; a client follows its server.
+    pub fn set_full(&mut self, group: GroupId, is_full: bool) {
+        let Some(record) = self.groups.get_mut(&group) else {
+            return;
+        };
+        record.is_full = is_full;
+        if !is_full {
+            for key in record.keys.clone() {
+                self.settle(key);
+            }
+        }
     }
 
     /// A connection ends, or its set-up failed.
@@ -112,7 +160,7 @@ impl Registry {
         let (key, before) = (record.key, record.state);
         match record.state.empty() {
             Ok(State::Idle) => {
-                let at = now.checked_add(IDLE_LIFETIME).unwrap_or(now);
+                let at = now.checked_add(key.idle_lifetime()).unwrap_or(now);
                 record.expires = Some(at);
                 self.idle.insert((at, group));
             }
@@ -166,8 +214,8 @@ impl Registry {
             return;
         };
         record.cause = Some(cause);
-        if let Some(slot) = self.keys.get_mut(&key) {
-            slot.usable.retain(|other| *other != group);
+        for key in record.keys.clone() {
+            self.unlist(key, group);
         }
         if after == State::Gone {
             self.remove(group, cause);
@@ -177,21 +225,20 @@ impl Registry {
         }
         if before == State::Pending {
             self.creator_left(key);
-        } else {
-            self.tidy(key);
         }
     }
 
-    /// Ends all groups with a peer whose device went away or that shut them down.
+    /// Ends all SMC-D groups with a peer whose device went away or that shut them down.
     pub fn peer_gone(&mut self, device: DeviceIndex, peer: Gid) {
         self.terminate_where(Cause::PeerGone, |key| {
-            key.device() == device && key.peer() == Some(peer)
+            key.device() == Some(device) && key.peer() == Some(peer)
         });
     }
 
-    /// Ends all groups of a device of ours that went away.
+    /// Ends all SMC-D groups of a device of ours that went away. An SMC-R group may live on over
+    /// links of other devices.
     pub fn device_gone(&mut self, device: DeviceIndex) {
-        self.terminate_where(Cause::DeviceGone, |key| key.device() == device);
+        self.terminate_where(Cause::DeviceGone, |key| key.device() == Some(device));
     }
 
     /// Ends all groups.
@@ -281,13 +328,9 @@ impl Registry {
             };
             let Some(terms) = record.terms else { continue };
             // How full a group may be is the server's decision; its client just follows.
-            let limit = terms
-                .max_connections
-                .filter(|_| intent == Intent::JoinOrCreate);
-            if limit.is_some_and(|limit| u32::try_from(record.seats).is_ok_and(|n| n >= limit)) {
-                continue;
-            }
-            if record.state.join().is_err() {
+            if (intent == Intent::JoinOrCreate && !record.has_room())
+                || record.state.join().is_err()
+            {
                 continue;
             }
             record.seats = record.seats.saturating_add(1);
@@ -308,6 +351,8 @@ impl Registry {
             group,
             Group {
                 key,
+                keys: vec![key],
+                is_full: false,
                 state: State::Pending,
                 seats: 1,
                 terms: None,
@@ -388,15 +433,13 @@ impl Registry {
         let Some(record) = self.groups.get_mut(&group) else {
             return;
         };
-        let key = record.key;
         if record.state.expire().is_err() {
             return;
         }
-        if let Some(slot) = self.keys.get_mut(&key) {
-            slot.usable.retain(|other| *other != group);
+        for key in record.keys.clone() {
+            self.unlist(key, group);
         }
         self.remove(group, Cause::Idle);
-        self.tidy(key);
     }
 
     fn terminate_where(&mut self, cause: Cause, which: impl Fn(&Key) -> bool) {
@@ -426,6 +469,22 @@ impl Registry {
         });
     }
 
+    /// Lets set-ups find the group under this key, and those in that wait for one.
+    fn list(&mut self, key: Key, group: GroupId) {
+        let slot = self.keys.entry(key).or_default();
+        if !slot.usable.contains(&group) {
+            slot.usable.push(group);
+        }
+        self.settle(key);
+    }
+
+    fn unlist(&mut self, key: Key, group: GroupId) {
+        if let Some(slot) = self.keys.get_mut(&key) {
+            slot.usable.retain(|other| *other != group);
+        }
+        self.tidy(key);
+    }
+
     /// Forgets a key that nothing belongs to any more.
     fn tidy(&mut self, key: Key) {
         let is_empty =
@@ -449,6 +508,13 @@ impl Registry {
 }
 
 impl Group {
+    /// Whether a server may put another connection into it.
+    fn has_room(&self) -> bool {
+        let limit = self.terms.and_then(|terms| terms.max_connections);
+        !self.is_full
+            && limit.is_none_or(|limit| u32::try_from(self.seats).is_ok_and(|n| n < limit))
+    }
+
     fn snapshot(&self, id: GroupId) -> Snapshot {
         Snapshot {
             id,
@@ -462,6 +528,10 @@ impl Group {
 
 /// How long a group without connections is kept.
 pub const IDLE_LIFETIME: Duration = Duration::from_secs(600);
+
+/// How long a client keeps an SMC-R group without connections: longer than its server, which is
+/// the one to decide.
+pub const CLIENT_IDLE_LIFETIME: Duration = Duration::from_secs(610);
 
 /// How long a set-up waits for the creator of its group. Well below the six seconds that a client
 /// waits for ACCEPT, so that a stalled creator costs nobody else a connection.

@@ -1,9 +1,10 @@
-use core::net::{Ipv4Addr, Ipv6Addr};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use smc_wire::size::SizeCode;
 use smc_wire::types::{Chid, Eid, FeatureMask, Gid, HostName, OsType, PnetId, Release};
 
+use super::RdmaConfig;
 use crate::proto::group::DeviceIndex;
 
 /// What this host can do and what it says about itself, the same for all handshakes.
@@ -12,6 +13,8 @@ use crate::proto::group::DeviceIndex;
 pub struct Config {
     /// SMC-D devices in order of preference.
     pub devices: Vec<DirectDevice>,
+    /// What there is for SMC-R.
+    pub rdma: Option<RdmaConfig>,
     /// Own UEIDs, most preferred first; at most eight are offered.
     pub ueids: Vec<Eid>,
     /// The system EID of the endpoint, `None` if disabled. It is that of the first device that has
@@ -44,6 +47,7 @@ impl Config {
     pub fn new(devices: Vec<DirectDevice>) -> Self {
         Self {
             devices,
+            rdma: None,
             ueids: Vec::new(),
             seid: Some(DEFAULT_SEID),
             pnet_ids: Vec::new(),
@@ -129,7 +133,7 @@ impl DirectDevice {
 
 /// What is known about the TCP connection of one handshake.
 ///
-/// The default, nothing special, is right for SMC v2, which looks at none of this but IPsec.
+/// The default, nothing special, is right for SMC-D v2, which looks at none of this but IPsec.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Path {
@@ -137,6 +141,13 @@ pub struct Path {
     pub ipsec: bool,
     /// The VLAN of the connection could not be determined.
     pub vlan_unknown: bool,
+    /// VLAN of the connection, 0 without.
+    pub vlan: u16,
+    /// Our address of the TCP connection; one of IPv4 is never given as IPv6. SMC-R v2 is possible
+    /// only with it.
+    pub local: Option<IpAddr>,
+    /// The peer's address of the TCP connection.
+    pub peer: Option<IpAddr>,
     /// The network interface that the connection runs over.
     ///
     /// A server needs it for the subnet check of version 1. Without it the check is taken as
@@ -154,6 +165,14 @@ impl Path {
             ..Self::default()
         }
     }
+
+    /// Sets the addresses of the TCP connection.
+    #[must_use]
+    pub fn with_addresses(mut self, local: IpAddr, peer: IpAddr) -> Self {
+        self.local = Some(local.to_canonical());
+        self.peer = Some(peer.to_canonical());
+        self
+    }
 }
 
 /// A network interface as SMC v1 sees it.
@@ -165,13 +184,26 @@ pub struct Interface {
     pub subnets: Vec<Subnet>,
     /// Its physical network, if it was given one.
     pub pnet_id: Option<PnetId>,
+    /// Its name, such as `eth0`. Without PNET ID it decides which RDMA ports belong to it.
+    pub name: Option<String>,
 }
 
 impl Interface {
     /// An interface with these subnets.
     #[must_use]
     pub fn new(subnets: Vec<Subnet>, pnet_id: Option<PnetId>) -> Self {
-        Self { subnets, pnet_id }
+        Self {
+            subnets,
+            pnet_id,
+            name: None,
+        }
+    }
+
+    /// Sets the name.
+    #[must_use]
+    pub fn with_name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
     }
 }
 
@@ -185,6 +217,32 @@ pub enum Subnet {
     V6(Ipv6Addr, u8),
 }
 
+impl Subnet {
+    /// Whether the address belongs to it.
+    #[must_use]
+    pub fn contains(&self, address: IpAddr) -> bool {
+        match (*self, address) {
+            (Self::V4(own, len), IpAddr::V4(other)) => {
+                let mask = mask_v4(len);
+                own & mask == other & mask
+            }
+            (Self::V6(own, len), IpAddr::V6(other)) => {
+                let mask = mask_v6(len);
+                own & mask == other & mask
+            }
+            _ => false,
+        }
+    }
+}
+
+pub(super) fn mask_v4(len: u8) -> Ipv4Addr {
+    Ipv4Addr::from_bits(!u32::MAX.checked_shr(len.into()).unwrap_or(0))
+}
+
+pub(super) fn mask_v6(len: u8) -> Ipv6Addr {
+    Ipv6Addr::from_bits(!u128::MAX.checked_shr(len.into()).unwrap_or(0))
+}
+
 /// How long to wait for what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -194,6 +252,11 @@ pub struct Timeouts {
     /// For all device work between two messages together. Has to be shorter than `message`, so
     /// that the peer hears a DECLINE instead of running into its own time-out, which is fatal.
     pub work: Duration,
+    /// For the CONFIRM LINK exchange of SMC-R, which whoever does it has to time itself: only a
+    /// guard against work that never ends.
+    pub confirm_link: Duration,
+    /// For a DECLINE that may be under way after that exchange has failed.
+    pub late_decline: Duration,
 }
 
 impl Default for Timeouts {
@@ -201,6 +264,8 @@ impl Default for Timeouts {
         Self {
             message: CLC_TIMEOUT,
             work: WORK_TIMEOUT,
+            confirm_link: CONFIRM_LINK_TIMEOUT,
+            late_decline: LATE_DECLINE_TIMEOUT,
         }
     }
 }
@@ -211,6 +276,12 @@ pub const CLC_TIMEOUT: Duration = Duration::from_secs(6);
 /// The time for device work between two messages: long enough for the link group registry to lose
 /// its patience twice and for slow devices, and short of [`CLC_TIMEOUT`].
 pub const WORK_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The guard for the CONFIRM LINK exchange, longer than the four seconds that clients wait.
+pub const CONFIRM_LINK_TIMEOUT: Duration = Duration::from_secs(6);
+
+/// The time for a DECLINE that is late, fixed by the protocol's other implementations.
+pub const LATE_DECLINE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The system EID of hosts without a native ISM device.
 pub const DEFAULT_SEID: Eid = Eid::from_bytes(*b"IBM-DEF-ISMSEID00000000000000000");

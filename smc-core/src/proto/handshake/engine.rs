@@ -35,13 +35,16 @@ pub(super) trait Expect: Sized + Debug + Send {
     /// When waiting ends.
     fn deadline(&self) -> Instant;
 
+    /// Whether the peer may be done with TCP already: that it closes is no failure then.
+    fn outlives_tcp(&self) -> bool;
+
     fn message(self, now: Instant, message: Message<'_>, common: &mut Common) -> Next<Self>;
 
     fn done(self, now: Instant, done: Done, common: &mut Common) -> Next<Self>;
 
     fn timeout(self, common: &mut Common) -> Next<Self>;
 
-    fn terminated(self, common: &mut Common) -> Next<Self>;
+    fn terminated(self, now: Instant, common: &mut Common) -> Next<Self>;
 }
 
 /// The next state, or none at the end.
@@ -72,6 +75,10 @@ pub(super) struct Common {
     pub(super) version: Version,
     /// The group of our seat, if we have one.
     pub(super) group: Option<GroupId>,
+    /// The peer may decline at the same time as we.
+    pub(super) crossing_possible: bool,
+    /// The peer has closed TCP while the handshake could do without it.
+    closed: Option<Error>,
     inbox: Inbox,
     outputs: VecDeque<Output>,
 }
@@ -82,6 +89,8 @@ impl Common {
             config,
             version,
             group: None,
+            crossing_possible: false,
+            closed: None,
             inbox: Inbox::default(),
             outputs: VecDeque::new(),
         }
@@ -113,21 +122,34 @@ impl Common {
             .push_back(Output::Established(Box::new(established)));
     }
 
+    /// Whether the peer has closed TCP.
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.is_some()
+    }
+
     fn fail<S>(&mut self, failure: Failure) -> Result<Option<S>, Error> {
+        let failure = match (failure, self.closed.take()) {
+            // There is no TCP to fall back to.
+            (Failure::Decline(_), Some(error)) => Failure::Abort(error),
+            (failure, _) => failure,
+        };
         match failure {
             Failure::Decline(code) => {
-                let decline = Decline::new(self.version, code, self.config.os);
+                let mut decline = Decline::new(self.version, code, self.config.os);
+                if let Some(rdma) = &self.config.rdma {
+                    decline.peer_id = rdma.peer_id;
+                }
                 if let Some(bytes) = emitted(decline.encoded_len(), |buffer| decline.emit(buffer)) {
                     self.send(bytes);
                 }
-                self.fall_back(FallbackReason::local(code));
+                self.fall_back(FallbackReason::local(code), self.crossing_possible);
                 Ok(None)
             }
             Failure::PeerDeclined(decline) => {
                 if let (true, Some(group)) = (decline.out_of_sync, self.group) {
                     self.outputs.push_back(Output::Terminate(group));
                 }
-                self.fall_back(FallbackReason::peer_declined(decline.diagnosis));
+                self.fall_back(FallbackReason::peer_declined(decline.diagnosis), false);
                 Ok(None)
             }
             Failure::Abort(error) => {
@@ -138,9 +160,11 @@ impl Common {
         }
     }
 
-    fn fall_back(&mut self, reason: FallbackReason) {
-        self.outputs
-            .push_back(Output::Fallback(Fallback::new(reason)));
+    fn fall_back(&mut self, reason: FallbackReason, crossing_possible: bool) {
+        self.outputs.push_back(Output::Fallback(Fallback {
+            reason,
+            crossing_possible,
+        }));
     }
 }
 
@@ -169,6 +193,12 @@ impl<S: Expect> Engine<S> {
         };
     }
 
+    /// The message that may come now, if any.
+    fn expected(&self) -> Option<ClcType> {
+        let expected = self.live().and_then(S::message_type)?;
+        self.common.closed.is_none().then_some(expected)
+    }
+
     fn live(&self) -> Option<&S> {
         self.state.as_ref().ok().and_then(Option::as_ref)
     }
@@ -176,7 +206,7 @@ impl<S: Expect> Engine<S> {
 
 impl<S: Expect> Machine for Engine<S> {
     fn handle_bytes(&mut self, now: Instant, bytes: &[u8]) -> usize {
-        let Some(expected) = self.live().and_then(S::message_type) else {
+        let Some(expected) = self.expected() else {
             return 0;
         };
         let (taken, result) = self.common.inbox.take(bytes, expected);
@@ -192,7 +222,12 @@ impl<S: Expect> Machine for Engine<S> {
     }
 
     fn handle_closed(&mut self) {
-        self.handle_io_error(Error::Closed(How::DuringHandshake));
+        let error = Error::Closed(How::DuringHandshake);
+        if self.live().is_some_and(S::outlives_tcp) {
+            self.common.closed = Some(error);
+        } else {
+            self.handle_io_error(error);
+        }
     }
 
     fn handle_io_error(&mut self, error: Error) {
@@ -206,8 +241,8 @@ impl<S: Expect> Machine for Engine<S> {
         self.step(|state, common| state.done(now, done, common));
     }
 
-    fn handle_terminated(&mut self, _now: Instant) {
-        self.step(S::terminated);
+    fn handle_terminated(&mut self, now: Instant) {
+        self.step(|state, common| state.terminated(now, common));
     }
 
     fn handle_timeout(&mut self, now: Instant) {
@@ -217,7 +252,7 @@ impl<S: Expect> Machine for Engine<S> {
     }
 
     fn wants(&self) -> usize {
-        match self.live().and_then(S::message_type) {
+        match self.expected() {
             Some(_) => self.common.inbox.wants(),
             None => 0,
         }

@@ -1,12 +1,8 @@
 use std::time::Instant;
 
-use smc_wire::size::SizeCode;
-use smc_wire::types::{DmbToken, Gid};
-
-use super::{Established, Fallback};
-use crate::device::DeviceError;
+use super::{Done, Established, Fallback, Work};
 use crate::error::Error;
-use crate::proto::group::{DeviceIndex, GroupId, Intent, Key, NoGroup, Seat, Terminated, Terms};
+use crate::proto::group::GroupId;
 
 /// One side of a handshake; see the [module](super) for the contract.
 pub trait Machine: std::fmt::Debug + Send {
@@ -64,71 +60,4 @@ pub enum Output {
     Fallback(Fallback),
     /// The connection failed; close it.
     Abort(Error),
-}
-
-/// Work that takes time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Work {
-    /// Ask the device whether it reaches the peer ([`Direct::reach`](crate::device::Direct)).
-    /// Answer: [`Done::Reached`].
-    Reach {
-        /// Our device.
-        device: DeviceIndex,
-        /// The peer's device.
-        peer: Gid,
-    },
-    /// Get a seat in a link group ([`Registry::enter`](crate::proto::group::Registry::enter)).
-    /// Answer: [`Done::Entered`].
-    Enter {
-        /// Which group.
-        key: Key,
-        /// How.
-        intent: Intent,
-    },
-    /// Register a receive buffer that the peer may write
-    /// ([`Direct::register`](crate::device::Direct)). Answer: [`Done::Registered`].
-    Register {
-        /// Our device.
-        device: DeviceIndex,
-        /// Who may write.
-        peer: Gid,
-        /// How large it has to be.
-        size: SizeCode,
-    },
-    /// Map the peer's buffer ([`Nocopy::attach`](crate::device::Nocopy)). Answer:
-    /// [`Done::Attached`].
-    Attach {
-        /// Our device.
-        device: DeviceIndex,
-        /// The peer's device.
-        peer: Gid,
-        /// The buffer.
-        token: DmbToken,
-    },
-    /// Open the new link group to others
-    /// ([`Registry::establish`](crate::proto::group::Registry::establish)). Answer:
-    /// [`Done::Opened`].
-    Open {
-        /// The group.
-        group: GroupId,
-        /// What was agreed.
-        terms: Terms,
-    },
-}
-
-/// What came of [`Work`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Done {
-    /// Of [`Work::Reach`].
-    Reached(Result<(), DeviceError>),
-    /// Of [`Work::Enter`].
-    Entered(Result<Seat, NoGroup>),
-    /// Of [`Work::Register`]: the token of the buffer.
-    Registered(Result<DmbToken, DeviceError>),
-    /// Of [`Work::Attach`]: the length of the mapped buffer in bytes.
-    Attached(Result<usize, DeviceError>),
-    /// Of [`Work::Open`].
-    Opened(Result<(), Terminated>),
 }

@@ -13,6 +13,16 @@
 //!   Established                                       Established
 //! ```
 //!
+//! That is SMC-D. With SMC-R both sides have more to do:
+//!
+//! * First contact: [`Work::OpenLink`] and [`Work::PrepareRmb`] before the own message,
+//!   [`Work::BindPeer`] and [`Work::ConnectLink`] after the peer's, and then, when CONFIRM has been
+//!   sent, [`Work::ConfirmLink`] over the new link. Its failure is still answered with a DECLINE,
+//!   or the peer's is waited for. A TCP connection that the peer closes meanwhile does not count:
+//!   the peer may be through already.
+//! * In a group that exists: [`Work::PrepareRmb`] and [`Work::ConfirmRkey`] before the own message,
+//!   [`Work::BindPeer`] after the peer's.
+//!
 //! A DECLINE may take the place of every message; then the stream stays TCP, which is an
 //! [`Output::Fallback`] and no error. What the protocol calls fatal is an [`Output::Abort`]: the
 //! TCP connection has to be closed, there is nothing to fall back to.
@@ -128,19 +138,27 @@ mod inbox;
 mod machine;
 mod offer;
 mod outcome;
+mod ports;
+mod rdma;
 mod select;
 mod server;
+mod work;
 
 pub use client::Client;
 pub use config::{
-    CLC_TIMEOUT, Config, DEFAULT_SEID, DirectDevice, Interface, Path, Subnet, Timeouts,
-    WORK_TIMEOUT,
+    CLC_TIMEOUT, CONFIRM_LINK_TIMEOUT, Config, DEFAULT_SEID, DirectDevice, Interface,
+    LATE_DECLINE_TIMEOUT, Path, Subnet, Timeouts, WORK_TIMEOUT,
 };
 pub use crossing::CrossingDecline;
-pub use machine::{Done, Machine, Output, Work};
+pub use machine::{Machine, Output};
 pub use offer::Offer;
-pub use outcome::{DirectPath, Established, Fallback, PeerBuffer, Role, Transport};
+pub use outcome::{DirectPath, Established, Fallback, PeerBuffer, RdmaPath, Role, Transport};
+pub use ports::{RdmaConfig, RdmaPort};
 pub use server::Server;
+pub use work::{
+    ConfirmFailure, Done, LinkChoice, LinkTerms, LocalRmb, PeerRmb, RkeyFailure, RmbError,
+    TableFull, Work,
+};
 
 #[cfg(test)]
 mod tests;

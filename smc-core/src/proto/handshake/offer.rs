@@ -1,5 +1,7 @@
 //! The client's device search and its PROPOSAL.
 
+use core::net::IpAddr;
+
 use smc_wire::Bounded;
 use smc_wire::clc::{Device, DirectExtension, IpArea, Ipv6Prefix, Proposal, SmcdArea, V2Extension};
 use smc_wire::types::{
@@ -7,8 +9,9 @@ use smc_wire::types::{
     RoceGid, Version,
 };
 
+use super::config::{mask_v4, mask_v6};
 use super::engine::emitted;
-use super::{Config, DirectDevice, Interface, Path, Subnet};
+use super::{Config, DirectDevice, Interface, Path, RdmaConfig, RdmaPort, Subnet};
 
 /// What a client offers on one connection: the outcome of its device search, and the PROPOSAL.
 ///
@@ -20,6 +23,11 @@ pub struct Offer {
     v1: Option<DirectDevice>,
     /// Devices offered in version 2, all with different CHIDs.
     v2: Vec<DirectDevice>,
+    /// The port for SMC-R v1.
+    rdma_v1: Option<RdmaPort>,
+    /// The port for SMC-R v2.
+    rdma_v2: Option<RdmaPort>,
+    types: [Types; 2],
     release: Release,
     bytes: Vec<u8>,
 }
@@ -35,47 +43,42 @@ impl Offer {
         if path.ipsec {
             return Err(DeclineCode::IPSEC);
         }
-        let native = config.v1_device(path).copied();
-        let ip = path
-            .interface
-            .as_ref()
-            .filter(|_| native.is_some())
-            .and_then(ip_area);
-        let v1 = native.filter(|_| ip.is_some());
-        let listed = listed_devices(config, v1.as_ref());
-        if v1.is_none() && listed.is_empty() {
-            return Err(match native {
-                Some(_) => DeclineCode::CNFERR,
-                None => DeclineCode::NOSMCDEV,
-            });
-        }
-
-        let direct = direct_extension(config, &listed);
+        let found = Found::search(config, path)?;
+        let types = [
+            Types::of(found.rdma_v1.is_some(), found.native.is_some()),
+            Types::of(found.rdma_v2.is_some(), found.has_direct_v2()),
+        ];
+        let [v1, v2] = types;
+        let (peer_id, gid, mac) = found.rdma_ends(config);
         let proposal = Proposal {
             version: Version::V2,
-            v1: Types::of(false, v1.is_some()),
-            v2: Types::D,
-            peer_id: PeerId::ZERO,
-            gid: RoceGid::ZERO,
-            mac: Mac::ZERO,
+            v1,
+            v2,
+            peer_id,
+            gid,
+            mac,
             smcd: Some(SmcdArea {
-                gid: v1.map_or(IsmGid::ZERO, |device| device.gid.hi()),
-                chid: v1.map_or(Chid::NONE, |device| device.chid),
+                gid: found.native.map_or(IsmGid::ZERO, |device| device.gid.hi()),
+                chid: found.native.map_or(Chid::NONE, |device| device.chid),
                 ..SmcdArea::default()
             }),
-            ip,
-            ext: Some(v2_extension(config, direct)),
+            ip: found.ip.clone(),
+            ext: (!v2.is_neither()).then(|| v2_extension(config, &found)),
         };
         let bytes = emitted(proposal.encoded_len(), |buffer| proposal.emit(buffer))
             .ok_or(DeclineCode::INTERR)?;
-        let v2 = v1
+        let v2 = found
+            .native
             .into_iter()
-            .chain(listed)
+            .chain(found.listed)
             .filter(|device| !device.chid.is_none())
             .collect();
         Ok(Self {
-            v1,
+            v1: found.native,
             v2,
+            rdma_v1: found.rdma_v1.cloned(),
+            rdma_v2: found.rdma_v2.cloned(),
+            types,
             release: config.release,
             bytes,
         })
@@ -99,6 +102,77 @@ impl Offer {
     /// The device that the server means in an ACCEPT of version 2.
     pub(super) fn v2_device(&self, chid: Chid) -> Option<DirectDevice> {
         self.v2.iter().copied().find(|device| device.chid == chid)
+    }
+
+    /// The port that the server was told of.
+    pub(super) fn rdma_port(&self, version: Version) -> Option<&RdmaPort> {
+        if version.is_v2() {
+            self.rdma_v2.as_ref()
+        } else {
+            self.rdma_v1.as_ref()
+        }
+    }
+
+    /// What is offered in this version.
+    pub(super) fn types(&self, version: Version) -> Types {
+        let [v1, v2] = self.types;
+        if version.is_v2() { v2 } else { v1 }
+    }
+}
+
+/// The outcome of the device search.
+struct Found<'a> {
+    /// SMC-D v1.
+    native: Option<DirectDevice>,
+    /// SMC-D v2, besides the native device.
+    listed: Vec<DirectDevice>,
+    rdma_v1: Option<&'a RdmaPort>,
+    rdma_v2: Option<&'a RdmaPort>,
+    /// There if version 1 is offered.
+    ip: Option<IpArea>,
+}
+
+impl<'a> Found<'a> {
+    fn search(config: &'a Config, path: &Path) -> Result<Self, DeclineCode> {
+        let rdma = config.rdma.as_ref();
+        let port = |version| rdma.and_then(|rdma| rdma.port(version, path));
+        let (native, rdma_v1) = (config.v1_device(path).copied(), port(Version::V1));
+        let wants_v1 = native.is_some() || rdma_v1.is_some();
+        // Version 1 needs the subnets, or it is not offered.
+        let ip = path
+            .interface
+            .as_ref()
+            .filter(|_| wants_v1)
+            .and_then(|interface| ip_area(interface, path.local));
+        let native = native.filter(|_| ip.is_some());
+        let found = Self {
+            native,
+            listed: listed_devices(config, native.as_ref()),
+            rdma_v1: rdma_v1.filter(|_| ip.is_some()),
+            rdma_v2: port(Version::V2).filter(|_| !config.ueids.is_empty()),
+            ip,
+        };
+        let has_v1 = found.native.is_some() || found.rdma_v1.is_some();
+        if has_v1 || found.has_direct_v2() || found.rdma_v2.is_some() {
+            Ok(found)
+        } else if wants_v1 {
+            Err(DeclineCode::CNFERR)
+        } else {
+            Err(DeclineCode::NOSMCDEV)
+        }
+    }
+
+    fn has_direct_v2(&self) -> bool {
+        self.native.is_some() || !self.listed.is_empty()
+    }
+
+    /// Peer ID, GID and MAC. Linux leaves them zero without SMC-R v1, but its servers tell clients
+    /// apart by the peer ID, and send to the MAC, in version 2 too.
+    fn rdma_ends(&self, config: &Config) -> (PeerId, RoceGid, Mac) {
+        match (&config.rdma, self.rdma_v1.or(self.rdma_v2)) {
+            (Some(rdma), Some(port)) => (rdma.peer_id, port.address.gid, port.address.mac),
+            _ => (PeerId::ZERO, RoceGid::ZERO, Mac::ZERO),
+        }
     }
 }
 
@@ -137,22 +211,37 @@ fn direct_extension(config: &Config, listed: &[DirectDevice]) -> DirectExtension
     direct
 }
 
-fn v2_extension(config: &Config, direct: DirectExtension) -> V2Extension {
+fn v2_extension(config: &Config, found: &Found<'_>) -> V2Extension {
+    let limits = config
+        .rdma
+        .as_ref()
+        .filter(|_| found.rdma_v2.is_some() && config.release >= Release::V2_1)
+        .map_or((0, 0), RdmaConfig::limits);
     V2Extension {
         release: config.release,
-        has_seid: config.seid.is_some(),
-        gid: RoceGid::ZERO,
-        max_conns: 0,
-        max_links: 0,
+        has_seid: config.seid.is_some() && found.has_direct_v2(),
+        gid: found.rdma_v2.map_or(RoceGid::ZERO, |port| port.address.gid),
+        max_conns: limits.0,
+        max_links: limits.1,
         features: features(config, config.release),
         ueids: Bounded::from_iter_lossy(config.ueids.iter().copied()),
-        direct: Some(direct),
+        direct: found
+            .has_direct_v2()
+            .then(|| direct_extension(config, &found.listed)),
     }
 }
 
 /// The IP area of version 1: the subnet of the local address (IPv4), or up to eight prefixes.
-fn ip_area(interface: &Interface) -> Option<IpArea> {
-    if let Subnet::V4(address, len) = *interface.subnets.first()? {
+fn ip_area(interface: &Interface, local: Option<IpAddr>) -> Option<IpArea> {
+    let is_of = |subnet: &&Subnet| local.is_none_or(|local| subnet.contains(local));
+    let first = match local {
+        Some(IpAddr::V6(_)) => interface
+            .subnets
+            .iter()
+            .find(|s| matches!(s, Subnet::V6(..))),
+        _ => interface.subnets.iter().find(is_of),
+    };
+    if let Subnet::V4(address, len) = *first? {
         return Some(IpArea::v4(address & mask_v4(len), len));
     }
     let prefixes = interface.subnets.iter().filter_map(|subnet| match *subnet {
@@ -195,14 +284,6 @@ fn wire(device: &DirectDevice) -> Device {
         gid: device.gid,
         chid: device.chid,
     }
-}
-
-fn mask_v4(len: u8) -> core::net::Ipv4Addr {
-    core::net::Ipv4Addr::from_bits(!u32::MAX.checked_shr(len.into()).unwrap_or(0))
-}
-
-fn mask_v6(len: u8) -> core::net::Ipv6Addr {
-    core::net::Ipv6Addr::from_bits(!u128::MAX.checked_shr(len.into()).unwrap_or(0))
 }
 
 /// The address that a peer's device has in messages of version 1: 64 bits.

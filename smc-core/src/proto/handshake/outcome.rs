@@ -1,6 +1,8 @@
 use smc_wire::size::SizeCode;
 use smc_wire::types::{Chid, DmbToken, Eid, FeatureMask, Gid, HostName, OsType, Release, Version};
 
+use super::{LocalRmb, PeerRmb};
+use crate::device::{LinkAddress, Route};
 use crate::error::FallbackReason;
 use crate::proto::group::{DeviceIndex, GroupId};
 
@@ -32,7 +34,7 @@ pub struct Established {
     pub group: GroupId,
     /// Whether this connection made the group.
     pub first_contact: bool,
-    /// The peer's identifier of the link group, for display.
+    /// The peer's identifier of the link group, for display; zero with SMC-R, which does not tell.
     pub peer_group: GroupId,
     /// Operating system of the peer, if it said so at first contact.
     pub peer_os: OsType,
@@ -48,6 +50,8 @@ pub struct Established {
 pub enum Transport {
     /// SMC-D.
     Direct(DirectPath),
+    /// SMC-R.
+    Rdma(RdmaPath),
 }
 
 /// The two ends of an SMC-D connection.
@@ -76,6 +80,24 @@ impl DirectPath {
     pub fn local_ring(&self) -> u32 {
         self.local_size.ring_d().size()
     }
+}
+
+/// The two ends of an SMC-R connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RdmaPath {
+    /// Our device.
+    pub device: DeviceIndex,
+    /// Our end of the link that the connection uses.
+    pub link: LinkAddress,
+    /// The peer's end.
+    pub peer: LinkAddress,
+    /// Our receive buffer, prepared by [`Work::PrepareRmb`](super::Work::PrepareRmb).
+    pub local: LocalRmb,
+    /// The peer's receive buffer, which we write.
+    pub peer_rmb: PeerRmb,
+    /// Whether a router stands between.
+    pub route: Route,
 }
 
 /// The peer's receive buffer: one element of a DMB.
@@ -123,16 +145,7 @@ pub struct Fallback {
     /// The peer may have sent a DECLINE at the same time as we: pass what is received next through
     /// [`CrossingDecline`](super::CrossingDecline).
     ///
-    /// That takes two sides that both decline because a timer of theirs ran out, which only
-    /// happens while the first link of SMC-R is confirmed; never with SMC-D.
+    /// That takes two sides that both wait for something else than the other's message on TCP,
+    /// which only happens while the first link of SMC-R is confirmed; never with SMC-D.
     pub crossing_possible: bool,
-}
-
-impl Fallback {
-    pub(super) const fn new(reason: FallbackReason) -> Self {
-        Self {
-            reason,
-            crossing_possible: false,
-        }
-    }
 }

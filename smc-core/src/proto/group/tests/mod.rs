@@ -1,3 +1,4 @@
+mod rdma;
 mod simulation;
 
 use std::time::{Duration, Instant};

@@ -1,6 +1,9 @@
 use std::collections::BTreeMap;
 
+use smc_wire::types::{Mac, PeerId, Qpn, RoceGid};
+
 use super::*;
+use crate::proto::handshake::Role;
 
 /// A seeded schedule of thousands of set-ups with failures, stalls, cancellations and peers that
 /// go away. After every step, and at the end, nothing may be lost.
@@ -33,7 +36,7 @@ impl Simulation {
     fn run(mut self, steps: usize) {
         for step in 0..steps {
             self.step();
-            if step % 8 == 0 {
+            if step % 32 == 0 {
                 self.check();
             }
         }
@@ -47,7 +50,7 @@ impl Simulation {
             self.collect();
             self.check();
         }
-        self.f.advance(IDLE_LIFETIME);
+        self.f.advance(CLIENT_IDLE_LIFETIME);
         self.collect();
         assert_eq!(self.f.registry.snapshots(), []);
         assert_eq!(self.f.registry.waiting(), 0);
@@ -56,11 +59,26 @@ impl Simulation {
     }
 
     fn step(&mut self) {
-        let peer = Gid::native(1 + self.below(4));
-        match self.below(16) {
-            0..=5 => self.enter(peer, Intent::JoinOrCreate),
-            6 => self.enter(peer, Intent::Join),
-            7 => self.enter(peer, Intent::Create),
+        match self.below(17) {
+            0..=5 => {
+                let key = self.key();
+                // A client never decides by itself.
+                let intent = match key {
+                    Key::Rdma {
+                        role: Role::Client, ..
+                    } => Intent::Create,
+                    _ => Intent::JoinOrCreate,
+                };
+                self.enter(key, intent);
+            }
+            6 => {
+                let key = self.key();
+                self.enter(key, Intent::Join);
+            }
+            7 => {
+                let key = self.key();
+                self.enter(key, Intent::Create);
+            }
             8..=10 => self.establish(),
             11 | 12 => {
                 if let Some(at) = self.pick(self.seats.len()) {
@@ -79,8 +97,12 @@ impl Simulation {
                 let by = Duration::from_millis(self.below(1_500));
                 self.f.advance(by);
             }
+            15 => self.change_links(),
             _ => match self.below(20) {
-                0 => self.f.registry.peer_gone(DeviceIndex(0), peer),
+                0 => {
+                    let peer = Gid::native(1 + self.below(4));
+                    self.f.registry.peer_gone(DeviceIndex(0), peer);
+                }
                 1 => self.f.advance(IDLE_LIFETIME),
                 2 => {
                     if let Some(at) = self.pick(self.seats.len()) {
@@ -95,8 +117,47 @@ impl Simulation {
         self.collect();
     }
 
-    fn enter(&mut self, peer: Gid, intent: Intent) {
-        match self.f.enter(peer, intent) {
+    /// One of a few peers, by SMC-D or by SMC-R in either role.
+    fn key(&mut self) -> Key {
+        let peer = u8::try_from(1 + self.below(3)).unwrap();
+        match self.below(3) {
+            0 => key(Gid::native(peer.into())),
+            1 => rdma_key(Role::Server, peer, None),
+            _ => {
+                let qpn = u32::try_from(self.below(3)).unwrap();
+                rdma_key(Role::Client, peer, Qpn::new(qpn))
+            }
+        }
+    }
+
+    /// Links of an SMC-R group come and go, up to the last one, and its table fills up or empties.
+    fn change_links(&mut self) {
+        let Some(at) = self.pick(self.seats.len()) else {
+            return;
+        };
+        let group = self.seats[at].0;
+        let snapshot = self.f.registry.snapshot(group).unwrap();
+        let Key::Rdma { role, .. } = snapshot.key else {
+            return;
+        };
+        if self.below(2) == 0 {
+            let is_full = self.below(2) == 0;
+            self.f.registry.set_full(group, is_full);
+            return;
+        }
+        let links = self.below(8).min(3);
+        let keys = (0..links).map(|_| {
+            let peer = u8::try_from(1 + self.below(3)).unwrap();
+            let qpn = u32::try_from(self.below(3)).unwrap();
+            let qpn = (role == Role::Client).then_some(qpn).and_then(Qpn::new);
+            rdma_key(role, peer, qpn)
+        });
+        let keys = keys.collect();
+        self.f.registry.set_keys(group, keys);
+    }
+
+    fn enter(&mut self, key: Key, intent: Intent) {
+        match self.f.registry.enter(self.f.now, key, intent) {
             Admission::Now(Ok(seat)) => self.seats.push((seat.group(), seat.is_first_contact())),
             Admission::Now(Err(NoGroup)) => assert_eq!(intent, Intent::Join),
             Admission::Wait(waiter) => {
@@ -187,5 +248,17 @@ impl Simulation {
         self.random ^= self.random << 25;
         self.random ^= self.random >> 27;
         (self.random.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) % bound
+    }
+}
+
+fn rdma_key(role: Role, peer: u8, qpn: Option<Qpn>) -> Key {
+    Key::Rdma {
+        role,
+        version: Version::V2,
+        peer: PeerId::new(u16::from(peer), Mac::ZERO),
+        gid: RoceGid::from_ipv4([10, 9, 0, peer].into()),
+        mac: None,
+        vlan: 0,
+        qpn,
     }
 }

@@ -485,18 +485,7 @@ fn d4_first_contact_never_reuses_a_group() {
 fn d5_order_of_the_work() {
     let mut f = Fixture::waiting(host());
     f.accept(&accept());
-    let kinds: Vec<_> = f
-        .client
-        .works
-        .iter()
-        .map(|work| match work {
-            Work::Reach { .. } => "reach",
-            Work::Enter { .. } => "enter",
-            Work::Register { .. } => "register",
-            Work::Attach { .. } => "attach",
-            Work::Open { .. } => "open",
-        })
-        .collect();
+    let kinds: Vec<_> = f.client.works.iter().map(name).collect();
     assert_eq!(kinds, ["enter", "register", "attach", "open"]);
     assert_eq!(f.client.direct().peer_buffer.token, DmbToken(0xdead_beef));
 }

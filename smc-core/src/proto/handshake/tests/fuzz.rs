@@ -6,7 +6,13 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::proto::group::{GroupId, Terms};
-use smc_wire::types::{Release, Version};
+use smc_wire::size::SizeCode;
+use smc_wire::types::{
+    AlertToken, Mac, MtuCode, Psn, Qpn, Release, Rkey, RmbAddr, RoceGid, Version,
+};
+
+use super::rdma::{CLIENT, SERVER, again, path, rdma_host, rdma_pair};
+use crate::device::LinkAddress;
 
 #[derive(Clone, Debug)]
 enum Event {
@@ -39,12 +45,20 @@ fn message() -> impl Strategy<Value = Vec<u8>> {
     };
     let proposal_len = proposal(&host()).encoded_len();
     let (proposal, confirm) = pair.from_client.split_at(proposal_len);
-    let all = vec![
+    let mut all = vec![
         proposal.to_vec(),
         pair.from_server.clone(),
         confirm.to_vec(),
         decline,
     ];
+    let mut first = rdma_pair();
+    first.run();
+    let mut second = again(&first);
+    second.run();
+    for pair in [first, second] {
+        let (proposal, confirm) = pair.from_client.split_at(156);
+        all.extend([proposal.to_vec(), confirm.to_vec(), pair.from_server]);
+    }
     let changes = vec((any::<prop::sample::Index>(), any::<u8>()), 0..4);
     (prop::sample::select(all), changes, 0..4_usize).prop_map(|(mut bytes, changes, keep)| {
         // Most messages stay intact, so that later states are reached.
@@ -76,7 +90,44 @@ fn done() -> impl Strategy<Value = Done> {
         Done::Attached(Ok(1)),
         Done::Attached(Err(DeviceError::PeerGone)),
         Done::Opened(Ok(())),
+        Done::LinkOpened(Ok(link())),
+        Done::LinkOpened(Err(DeviceError::Exhausted)),
+        Done::RmbPrepared(Ok(rmb())),
+        Done::RmbPrepared(Ok(rmb())),
+        Done::RmbPrepared(Err(RmbError::NoLink)),
+        Done::RmbPrepared(Err(DeviceError::NoMemory.into())),
+        Done::PeerBound(Ok(())),
+        Done::PeerBound(Ok(())),
+        Done::PeerBound(Err(TableFull::new())),
+        Done::LinkConnected(Ok(())),
+        Done::RkeyConfirmed(Ok(())),
+        Done::RkeyConfirmed(Err(RkeyFailure::Refused)),
+        Done::LinkConfirmed(Ok(())),
+        Done::LinkConfirmed(Err(ConfirmFailure::TimedOut)),
+        Done::LinkConfirmed(Err(ConfirmFailure::Eyecatchers)),
     ])
+}
+
+fn link() -> LinkAddress {
+    LinkAddress {
+        gid: RoceGid::from_ipv4([10, 9, 0, 7].into()),
+        mac: Mac::new([2; 6]),
+        qpn: Qpn::new(7).unwrap(),
+        psn: Psn::new(7).unwrap(),
+        mtu: MtuCode::MTU_1024,
+    }
+}
+
+fn rmb() -> LocalRmb {
+    LocalRmb {
+        device: DeviceIndex(0),
+        link: link(),
+        rkey: Rkey(7),
+        addr: RmbAddr(7),
+        token: AlertToken::new(7).unwrap(),
+        size: SizeCode::MIN,
+        index: 1,
+    }
 }
 
 /// Applies events and then lets time pass; the machine has to come to exactly one end.
@@ -109,8 +160,8 @@ fn survive(machine: &mut dyn Machine, start: Instant, events: &[Event]) {
         }
         drain(machine, &mut ends, &mut asked);
     }
-    // A handshake has at most three waits on the peer or on devices.
-    for _ in 0..3 {
+    // A handshake has at most four waits on the peer or on devices.
+    for _ in 0..4 {
         if let Some(deadline) = machine.poll_timeout() {
             now = now.max(deadline);
             machine.handle_timeout(now);
@@ -143,6 +194,12 @@ fn fits(work: &Work, done: &Done) -> bool {
             | (Work::Register { .. }, Done::Registered(_))
             | (Work::Attach { .. }, Done::Attached(_))
             | (Work::Open { .. }, Done::Opened(_))
+            | (Work::OpenLink { .. }, Done::LinkOpened(_))
+            | (Work::PrepareRmb { .. }, Done::RmbPrepared(_))
+            | (Work::BindPeer { .. }, Done::PeerBound(_))
+            | (Work::ConnectLink { .. }, Done::LinkConnected(_))
+            | (Work::ConfirmRkey { .. }, Done::RkeyConfirmed(_))
+            | (Work::ConfirmLink { .. }, Done::LinkConfirmed(_))
     )
 }
 
@@ -160,6 +217,22 @@ proptest! {
     fn client_survives_anything(events in vec(event(), 0..24)) {
         let now = Instant::now();
         let mut client = Client::new(now, Arc::new(host()), &Path::default());
+        survive(&mut client, now, &events);
+    }
+
+    #[test]
+    fn server_of_smc_r_survives_anything(events in vec(event(), 0..32)) {
+        let now = Instant::now();
+        let config = Arc::new(rdma_host(SERVER));
+        let mut server = Server::new(now, config, path(SERVER));
+        survive(&mut server, now, &events);
+    }
+
+    #[test]
+    fn client_of_smc_r_survives_anything(events in vec(event(), 0..32)) {
+        let now = Instant::now();
+        let config = Arc::new(rdma_host(CLIENT));
+        let mut client = Client::new(now, config, &path(CLIENT));
         survive(&mut client, now, &events);
     }
 

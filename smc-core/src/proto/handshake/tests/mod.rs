@@ -4,6 +4,7 @@ mod client;
 mod crossing;
 mod fuzz;
 mod pair;
+mod rdma;
 mod server;
 
 use std::cell::RefCell;
@@ -40,6 +41,8 @@ struct Fabric {
 struct Groups {
     registry: Registry,
     answers: HashMap<Waiter, Result<Seat, NoGroup>>,
+    /// SMC-R: the one link of each group.
+    links: HashMap<group::GroupId, rdma::TestLink>,
     terminated: Vec<group::GroupId>,
 }
 
@@ -73,6 +76,8 @@ struct Faults {
     /// Errors of the next registrations, by device.
     register: HashMap<DeviceIndex, VecDeque<DeviceError>>,
     attach: Option<Result<usize, DeviceError>>,
+    /// Outcomes of the next pieces of SMC-R work, before they succeed.
+    rdma: VecDeque<Done>,
     /// Work of this kind is never done.
     stall: Option<&'static str>,
 }
@@ -139,7 +144,7 @@ impl Side {
             match output {
                 Output::Send(bytes) => self.sent.extend(bytes),
                 Output::Work(work) => {
-                    self.works.push(work);
+                    self.works.push(work.clone());
                     if let Some(done) = self.work(now, work) {
                         self.machine.handle_done(now, done);
                     }
@@ -161,14 +166,7 @@ impl Side {
     }
 
     fn work(&mut self, now: Instant, work: Work) -> Option<Done> {
-        let name = match work {
-            Work::Reach { .. } => "reach",
-            Work::Enter { .. } => "enter",
-            Work::Register { .. } => "register",
-            Work::Attach { .. } => "attach",
-            Work::Open { .. } => "open",
-        };
-        if self.faults.stall == Some(name) {
+        if self.faults.stall == Some(name(&work)) {
             return None;
         }
         Some(match work {
@@ -220,6 +218,7 @@ impl Side {
                 groups.drain();
                 Done::Opened(result)
             }
+            work => self.rdma_work(&work),
         })
     }
 
@@ -266,8 +265,10 @@ impl Side {
     }
 
     fn direct(&self) -> DirectPath {
-        let Transport::Direct(direct) = self.established().transport;
-        direct
+        match self.established().transport {
+            Transport::Direct(direct) => direct,
+            other => panic!("not SMC-D but {other:?}"),
+        }
     }
 
     fn fallback(&self) -> FallbackReason {
@@ -294,6 +295,23 @@ impl Side {
 
     fn take_sent(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.sent)
+    }
+}
+
+/// The kind of work, for faults and for comparing sequences.
+fn name(work: &Work) -> &'static str {
+    match work {
+        Work::Reach { .. } => "reach",
+        Work::Enter { .. } => "enter",
+        Work::Register { .. } => "register",
+        Work::Attach { .. } => "attach",
+        Work::OpenLink { .. } => "open link",
+        Work::PrepareRmb { .. } => "prepare",
+        Work::ConfirmRkey { .. } => "confirm rkey",
+        Work::BindPeer { .. } => "bind",
+        Work::ConnectLink { .. } => "connect",
+        Work::ConfirmLink { .. } => "confirm link",
+        Work::Open { .. } => "open",
     }
 }
 
@@ -326,15 +344,8 @@ impl Pair {
     }
 
     fn over(client: Config, server: Config, path: Path) -> Self {
-        let now = Instant::now();
-        let fabric = Rc::<RefCell<Fabric>>::default();
-        let client = Client::new(now, Arc::new(client), &path);
-        let server = Server::new(now, Arc::new(server), path);
-        Self::of(
-            now,
-            Side::with_groups(client, Rc::default(), Rc::clone(&fabric)),
-            Side::with_groups(server, Rc::default(), fabric),
-        )
+        let groups = [Rc::default(), Rc::default()];
+        Self::with((client, path.clone()), (server, path), groups)
     }
 
     fn with_groups(
@@ -343,10 +354,29 @@ impl Pair {
         client_groups: Rc<RefCell<Groups>>,
         server_groups: Rc<RefCell<Groups>>,
     ) -> Self {
-        let now = Instant::now();
+        let groups = [client_groups, server_groups];
+        let (here, there) = (Path::default(), Path::default());
+        Self::with((client, here), (server, there), groups)
+    }
+
+    /// Each side with its own view of the connection, and the groups of client and server.
+    fn with(
+        client: (Config, Path),
+        server: (Config, Path),
+        groups: [Rc<RefCell<Groups>>; 2],
+    ) -> Self {
+        Self::at(Instant::now(), client, server, groups)
+    }
+
+    fn at(
+        now: Instant,
+        client: (Config, Path),
+        server: (Config, Path),
+        [client_groups, server_groups]: [Rc<RefCell<Groups>>; 2],
+    ) -> Self {
         let fabric = Rc::<RefCell<Fabric>>::default();
-        let client = Client::new(now, Arc::new(client), &Path::default());
-        let server = Server::new(now, Arc::new(server), Path::default());
+        let client = Client::new(now, Arc::new(client.0), &client.1);
+        let server = Server::new(now, Arc::new(server.0), server.1);
         Self::of(
             now,
             Side::with_groups(client, client_groups, Rc::clone(&fabric)),

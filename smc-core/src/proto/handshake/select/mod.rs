@@ -1,20 +1,17 @@
 //! The server's choice: what of a PROPOSAL it can use, and which devices to try in which order.
 
+mod screen;
+
 use std::collections::VecDeque;
 
 use smc_wire::clc::Proposal;
-use smc_wire::types::{DeclineCode, Eid, Gid, Release, Version};
+use smc_wire::types::{DeclineCode, Eid, Gid, Mac, PeerId, Release, RoceGid, Version};
 
+use self::screen::{Screened, check_limits, common_eid, common_ueid, screen};
 use super::offer::{is_same_subnet, v1_gid};
-use super::{Config, DirectDevice, Path};
-use crate::proto::group::DeviceIndex;
-
-/// What remains of an offer after screening (behaviour of set-up, version screening).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Screened {
-    d_v2: bool,
-    r_v2: bool,
-}
+use super::{Config, DirectDevice, LinkTerms, Path, RdmaConfig, RdmaPort, Role};
+use crate::device::Route;
+use crate::proto::group::{DeviceIndex, Key};
 
 /// The walk through everything that could serve the connection.
 #[derive(Debug)]
@@ -25,7 +22,9 @@ pub(super) struct Selection {
     pub(super) release: Release,
     eid: Option<Eid>,
     stage: Stage,
-    candidates: VecDeque<Candidate>,
+    /// Everything was tried.
+    is_over: bool,
+    candidates: VecDeque<DirectCandidate>,
     /// Devices of ours that an entry of the offer has claimed; each serves only one.
     claimed: Vec<DeviceIndex>,
     reason: Option<DeclineCode>,
@@ -35,11 +34,20 @@ pub(super) struct Selection {
 enum Stage {
     DirectV2,
     DirectV1,
+    RdmaV2,
+    RdmaV1,
+}
+
+/// What to try next.
+#[derive(Debug)]
+pub(super) enum Candidate {
+    Direct(DirectCandidate),
+    Rdma(Box<RdmaCandidate>),
 }
 
 /// A device of ours and the peer's device that it may reach.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Candidate {
+pub(super) struct DirectCandidate {
     pub(super) device: DirectDevice,
     pub(super) peer: Gid,
     pub(super) version: Version,
@@ -47,6 +55,36 @@ pub(super) struct Candidate {
     pub(super) eid: Option<Eid>,
     /// Which entry of the offer.
     entry: usize,
+}
+
+/// A port of ours and the client that it reaches.
+#[derive(Debug)]
+pub(super) struct RdmaCandidate {
+    pub(super) port: RdmaPort,
+    pub(super) version: Version,
+    /// The EID if version 2 is used.
+    pub(super) eid: Option<Eid>,
+    pub(super) peer_id: PeerId,
+    pub(super) gid: RoceGid,
+    /// Zero if the client does not tell.
+    pub(super) mac: Mac,
+    pub(super) vlan: u16,
+    pub(super) route: Route,
+    pub(super) terms: LinkTerms,
+}
+
+impl RdmaCandidate {
+    pub(super) fn key(&self) -> Key {
+        Key::Rdma {
+            role: Role::Server,
+            version: self.version,
+            peer: self.peer_id,
+            gid: self.gid,
+            mac: (!self.version.is_v2()).then_some(self.mac),
+            vlan: self.vlan,
+            qpn: None,
+        }
+    }
 }
 
 impl Selection {
@@ -79,6 +117,7 @@ impl Selection {
             release,
             eid,
             stage: Stage::DirectV2,
+            is_over: false,
             candidates: VecDeque::new(),
             claimed: Vec::new(),
             reason: None,
@@ -89,7 +128,7 @@ impl Selection {
         Ok(selection)
     }
 
-    /// The next device to ask for reachability.
+    /// The next device to try.
     ///
     /// # Errors
     ///
@@ -98,7 +137,7 @@ impl Selection {
         loop {
             while let Some(candidate) = self.candidates.pop_front() {
                 if !self.claimed.contains(&candidate.device.index) {
-                    return Ok(candidate);
+                    return Ok(Candidate::Direct(candidate));
                 }
             }
             match self.stage {
@@ -112,7 +151,20 @@ impl Selection {
                     if self.wants_direct_v1() && self.claimed_in_v1().is_none() {
                         self.remember(DeclineCode::NOSMCDDEV);
                     }
-                    return Err(self.without_direct(config));
+                    self.enter_rdma()?;
+                }
+                Stage::RdmaV2 => {
+                    self.stage = Stage::RdmaV1;
+                    if let Some(found) = self.rdma_v2(config) {
+                        return Ok(Candidate::Rdma(Box::new(found)));
+                    }
+                }
+                Stage::RdmaV1 => {
+                    let is_first = !std::mem::replace(&mut self.is_over, true);
+                    if let Some(found) = self.rdma_v1(config).filter(|_| is_first) {
+                        return Ok(Candidate::Rdma(Box::new(found)));
+                    }
+                    return Err(self.end());
                 }
             }
         }
@@ -120,7 +172,7 @@ impl Selection {
 
     /// The device reaches the peer. Whether it can be used: an EID mismatch leaves no reason of
     /// its own and rules version 2 out.
-    pub(super) fn claim(&mut self, candidate: &Candidate) -> bool {
+    pub(super) fn claim(&mut self, candidate: &DirectCandidate) -> bool {
         self.claimed.push(candidate.device.index);
         self.candidates
             .retain(|other| other.entry != candidate.entry);
@@ -143,8 +195,8 @@ impl Selection {
 
     /// Our devices on the fabrics of the offer, in the order of the offer: the native device
     /// first, then the list (behaviour of set-up, server scan).
-    fn v2_candidates(&self, config: &Config) -> VecDeque<Candidate> {
-        let candidate = |entry, peer, device: &DirectDevice| Candidate {
+    fn v2_candidates(&self, config: &Config) -> VecDeque<DirectCandidate> {
+        let candidate = |entry, peer, device: &DirectDevice| DirectCandidate {
             device: *device,
             peer,
             version: Version::V2,
@@ -178,7 +230,7 @@ impl Selection {
         };
         if self.wants_direct_v1() {
             self.claimed.clear();
-            self.candidates.push_back(Candidate {
+            self.candidates.push_back(DirectCandidate {
                 device: *device,
                 peer: v1_gid(area.gid.into()),
                 version: Version::V1,
@@ -189,16 +241,88 @@ impl Selection {
         Ok(())
     }
 
-    /// The end of the selection on a host without RDMA devices.
-    fn without_direct(&mut self, config: &Config) -> DeclineCode {
+    /// Goes on with SMC-R, if that is offered at all.
+    fn enter_rdma(&mut self) -> Result<(), DeclineCode> {
+        self.stage = Stage::RdmaV2;
         let Proposal { v1, v2, .. } = self.proposal;
-        if !v1.has_r() && !v2.has_r() {
-            return self.give_up(DeclineCode::NOSMCDDEV);
+        if v1.has_r() || v2.has_r() {
+            Ok(())
+        } else {
+            Err(self.give_up(DeclineCode::NOSMCDDEV))
         }
-        // SMC-R v2 is looked for only with a UEID in common; a mismatch leaves no reason.
-        if v2.has_r() && self.screened.r_v2 && common_ueid(&self.proposal, config).is_some() {
+    }
+
+    /// A port for version 2, with a route to the client. It is looked for only with a UEID in
+    /// common; a mismatch leaves no reason.
+    fn rdma_v2(&mut self, config: &Config) -> Option<RdmaCandidate> {
+        if !self.proposal.v2.has_r() || !self.screened.r_v2 {
+            return None;
+        }
+        let eid = common_ueid(&self.proposal, config)?;
+        let ext = self.proposal.ext.as_ref()?;
+        let (gid, limits) = (ext.gid, (ext.max_conns, ext.max_links));
+        let port = self.port(config, Version::V2);
+        let found = port.and_then(|(rdma, port)| {
+            let route = port.route(Version::V2, gid)?;
+            let mut terms = LinkTerms::fixed(Version::V2);
+            if self.release >= Release::V2_1 {
+                let (max_conns, max_links) = rdma.limits();
+                terms.release = self.release;
+                terms.max_conns = limits.0.min(max_conns);
+                terms.max_links = limits.1.min(max_links);
+            }
+            Some(RdmaCandidate {
+                route,
+                terms,
+                ..self.rdma(port, Version::V2, Some(eid), gid)
+            })
+        });
+        if found.is_none() {
             self.remember(DeclineCode::NOSMCRDEV);
         }
+        found
+    }
+
+    /// A port for version 1, in a subnet of the client's.
+    fn rdma_v1(&self, config: &Config) -> Option<RdmaCandidate> {
+        if !self.proposal.v1.has_r() || !self.is_subnet_ok() {
+            return None;
+        }
+        let (_, port) = self.port(config, Version::V1)?;
+        Some(self.rdma(port, Version::V1, None, self.proposal.gid))
+    }
+
+    fn port<'a>(
+        &self,
+        config: &'a Config,
+        version: Version,
+    ) -> Option<(&'a RdmaConfig, &'a RdmaPort)> {
+        let rdma = config.rdma.as_ref()?;
+        rdma.port(version, &self.path).map(|port| (rdma, port))
+    }
+
+    fn rdma(
+        &self,
+        port: &RdmaPort,
+        version: Version,
+        eid: Option<Eid>,
+        gid: RoceGid,
+    ) -> RdmaCandidate {
+        RdmaCandidate {
+            port: port.clone(),
+            version,
+            eid,
+            peer_id: self.proposal.peer_id,
+            gid,
+            mac: self.proposal.mac,
+            vlan: self.path.vlan,
+            route: Route::Direct,
+            terms: LinkTerms::fixed(version),
+        }
+    }
+
+    /// Nothing is left.
+    fn end(&self) -> DeclineCode {
         if self.is_subnet_ok() {
             self.give_up(DeclineCode::NOSMCDEV)
         } else {
@@ -224,90 +348,3 @@ impl Selection {
         }
     }
 }
-
-/// Strikes from the offer what cannot be used for formal reasons.
-///
-/// # Errors
-///
-/// Nothing is left: the reason of what was struck last.
-fn screen(proposal: &Proposal, config: &Config) -> Result<Screened, DeclineCode> {
-    let Proposal { v1, v2, ext, .. } = proposal;
-    let mut last = DeclineCode::PEERNOSMC;
-    let Some(ext) = ext else {
-        if !v2.is_neither() {
-            last = DeclineCode::NOV2EXT;
-        }
-        let none = Screened {
-            d_v2: false,
-            r_v2: false,
-        };
-        return if v1.is_neither() { Err(last) } else { Ok(none) };
-    };
-
-    let mut d_v2 = v2.has_d();
-    if d_v2 {
-        let trouble = if !config.is_v2_capable() {
-            Some(DeclineCode::NOISM2SUPP)
-        } else if ext.direct.is_none() {
-            Some(DeclineCode::NOV2DEXT)
-        } else if ext.ueids.is_empty() && !ext.has_seid {
-            Some(DeclineCode::NOUEID)
-        } else {
-            None
-        };
-        if let Some(code) = trouble {
-            (d_v2, last) = (false, code);
-        }
-    }
-    let mut r_v2 = v2.has_r();
-    if r_v2 && ext.ueids.is_empty() {
-        (r_v2, last) = (false, DeclineCode::NOUEID);
-    }
-    if v1.is_neither() && !d_v2 && !r_v2 {
-        Err(last)
-    } else {
-        Ok(Screened { d_v2, r_v2 })
-    }
-}
-
-/// Limits of SMC-R in v2.1. They are checked before it is clear that SMC-R is used at all.
-fn check_limits(
-    proposal: &Proposal,
-    screened: Screened,
-    release: Release,
-) -> Result<(), DeclineCode> {
-    let Some(ext) = proposal.ext.as_ref().filter(|_| screened.r_v2) else {
-        return Ok(());
-    };
-    if release < Release::V2_1 {
-        return Ok(());
-    }
-    if ext.max_conns < MIN_CONNS {
-        return Err(DeclineCode::MAXCONNERR);
-    }
-    if ext.max_links < MIN_LINKS {
-        return Err(DeclineCode::MAXLINKERR);
-    }
-    Ok(())
-}
-
-/// The EID for SMC-D v2: the system EID if both sides have the same, else the first common UEID.
-fn common_eid(proposal: &Proposal, config: &Config) -> Option<Eid> {
-    let seid = proposal.seid().filter(|seid| config.seid == Some(*seid));
-    seid.or_else(|| common_ueid(proposal, config))
-}
-
-/// The first UEID of the client that we have too.
-fn common_ueid(proposal: &Proposal, config: &Config) -> Option<Eid> {
-    let ext = proposal.ext.as_ref()?;
-    ext.ueids
-        .iter()
-        .copied()
-        .find(|ueid| config.ueids.contains(ueid))
-}
-
-/// Connections per link group that a client of SMC-R has to support at least (v2.1).
-const MIN_CONNS: u8 = 16;
-
-/// Links per link group that a client of SMC-R has to support at least (v2.1).
-const MIN_LINKS: u8 = 1;

@@ -1,46 +1,34 @@
-use std::sync::Arc;
+//! The server's way through SMC-D: a device that reaches the client's, ACCEPT, CONFIRM.
+
 use std::time::Instant;
 
-use smc_wire::clc::{
-    self, AcceptConfirm, Body, ClcType, DirectEnd, FirstContact, Message, Proposal, Step,
-};
+use smc_wire::clc::{self, AcceptConfirm, Body, ClcType, DirectEnd, FirstContact, Step};
 use smc_wire::size::SizeCode;
-use smc_wire::types::{Chid, DeclineCode, DmbToken, FeatureMask, Release, Version};
+use smc_wire::types::{Chid, DeclineCode, DmbToken, FeatureMask, GroupId, Release};
 
-use super::engine::{
-    Common, Engine, Expect, Failure, Next, after, delegate_machine, register_code, smaller, unasked,
-};
-use super::offer::features;
-use super::select::{Candidate, Selection};
-use super::{Config, DirectPath, Done, Established, Path, PeerBuffer, Role, Transport, Work};
+use super::{State, Walk};
 use crate::error::{Error, How, PeerMisbehaved, Phase};
 use crate::proto::group::{Intent, Key, Seat, Terms};
+use crate::proto::handshake::engine::{
+    Common, Failure, Next, after, register_code, smaller, unasked,
+};
+use crate::proto::handshake::offer::features;
+use crate::proto::handshake::select::DirectCandidate;
+use crate::proto::handshake::{
+    Config, DirectPath, Done, Established, PeerBuffer, Role, Transport, Work,
+};
 
-/// The server's side of the handshake (behaviour of set-up, server ladder).
-///
-/// To be made for an accepted connection whose client is known to speak SMC.
-#[derive(Debug)]
-pub struct Server(Engine<State>);
-
-impl Server {
-    /// Waits for the PROPOSAL.
-    ///
-    /// A PROPOSAL that came on another way than TCP is given to
-    /// [`handle_bytes`](super::Machine::handle_bytes) as well, which must take all of it.
-    #[must_use]
-    pub fn new(now: Instant, config: Arc<Config>, path: Path) -> Self {
-        let deadline = after(now, config.timeouts.message);
-        Self(Engine::new(Common::new(config, Version::V1), |_| {
-            Ok(Some(State::Proposal(ExpectProposal { path, deadline })))
-        }))
-    }
+/// Asks whether the device reaches the client's.
+pub(super) fn tried(walk: Walk, candidate: DirectCandidate, common: &mut Common) -> State {
+    common.work(Work::Reach {
+        device: candidate.device.index,
+        peer: candidate.peer,
+    });
+    State::Direct(Box::new(Expect::Reach(ExpectReach { walk, candidate })))
 }
 
-delegate_machine!(Server);
-
 #[derive(Debug)]
-enum State {
-    Proposal(ExpectProposal),
+pub(super) enum Expect {
     Reach(ExpectReach),
     Seat(ExpectSeat),
     Buffer(ExpectBuffer),
@@ -49,18 +37,16 @@ enum State {
     Attachment(ExpectAttachment),
 }
 
-impl Expect for State {
-    fn message_type(&self) -> Option<ClcType> {
+impl Expect {
+    pub(super) fn message_type(&self) -> Option<ClcType> {
         match self {
-            Self::Proposal(_) => Some(ClcType::Proposal),
             Self::Confirm(_) => Some(ClcType::Confirm),
             _ => None,
         }
     }
 
-    fn name(&self) -> &'static str {
+    pub(super) fn name(&self) -> &'static str {
         match self {
-            Self::Proposal(_) => "PROPOSAL",
             Self::Reach(_) => "reachability",
             Self::Seat(_) => "link group",
             Self::Buffer(_) => "buffer",
@@ -70,9 +56,8 @@ impl Expect for State {
         }
     }
 
-    fn deadline(&self) -> Instant {
+    pub(super) fn deadline(&self) -> Instant {
         match self {
-            Self::Proposal(state) => state.deadline,
             Self::Reach(ExpectReach { walk, .. })
             | Self::Seat(ExpectSeat { walk, .. })
             | Self::Buffer(ExpectBuffer { walk, .. }) => walk.deadline,
@@ -82,19 +67,19 @@ impl Expect for State {
         }
     }
 
-    fn message(self, now: Instant, message: Message<'_>, common: &mut Common) -> Next<Self> {
-        match (self, message) {
-            (Self::Proposal(state), Message::Proposal(proposal)) => {
-                state.handle(now, proposal.to_repr(), common)
-            }
-            (Self::Confirm(state), Message::Confirm(confirm)) => {
-                state.handle(now, &confirm.to_repr(), common)
-            }
+    pub(super) fn confirmed(
+        self,
+        now: Instant,
+        confirm: &AcceptConfirm,
+        common: &mut Common,
+    ) -> Next<State> {
+        match self {
+            Self::Confirm(state) => state.handle(now, confirm, common),
             _ => Err(PeerMisbehaved::UnexpectedMessage.into()),
         }
     }
 
-    fn done(self, now: Instant, done: Done, common: &mut Common) -> Next<Self> {
+    pub(super) fn done(self, now: Instant, done: Done, common: &mut Common) -> Next<State> {
         match (self, done) {
             (Self::Reach(state), Done::Reached(result)) => state.handle(result.is_ok(), common),
             (Self::Seat(state), Done::Entered(Ok(seat))) => Ok(Some(state.handle(seat, common))),
@@ -108,7 +93,7 @@ impl Expect for State {
                     None => state.walk.failed(register_code(&error), common),
                 }
             }
-            (Self::Opening(state), Done::Opened(Ok(()))) => state.handle(now, common),
+            (Self::Opening(state), Done::Opened(Ok(()))) => state.handle(common),
             (Self::Opening(_), Done::Opened(Err(_))) => Err(Error::Closed(How::Aborted).into()),
             (Self::Attachment(state), Done::Attached(result)) => {
                 // The client is in SMC mode already: there is nothing to fall back to.
@@ -122,22 +107,20 @@ impl Expect for State {
         }
     }
 
-    fn timeout(self, _common: &mut Common) -> Next<Self> {
-        let late = |walk: Walk, code| Failure::Decline(walk.selection.give_up(code));
-        Err(match self {
-            Self::Proposal(_) => Error::TimedOut(Phase::Proposal).into(),
-            Self::Reach(state) => late(state.walk, DeclineCode::NOSMCD2DEV),
-            Self::Seat(state) => late(state.walk, DeclineCode::INTERR),
-            Self::Buffer(state) => late(state.walk, DeclineCode::MEM),
+    pub(super) fn timeout(self) -> Failure {
+        match self {
+            Self::Reach(state) => state.walk.late(DeclineCode::NOSMCD2DEV),
+            Self::Seat(state) => state.walk.late(DeclineCode::INTERR),
+            Self::Buffer(state) => state.walk.late(DeclineCode::MEM),
             Self::Confirm(_) => Error::TimedOut(Phase::Confirm).into(),
             Self::Opening(_) => Error::TimedOut(Phase::Group).into(),
             Self::Attachment(_) => Error::TimedOut(Phase::Device).into(),
-        })
+        }
     }
 
-    fn terminated(self, common: &mut Common) -> Next<Self> {
+    pub(super) fn terminated(self, common: &mut Common) -> Next<State> {
         match self {
-            Self::Proposal(_) | Self::Reach(_) | Self::Seat(_) => Ok(Some(self)),
+            Self::Reach(_) | Self::Seat(_) => Ok(Some(State::Direct(Box::new(self)))),
             Self::Buffer(state) => state.walk.failed(DeclineCode::NOACTLINK, common),
             // The client may have confirmed already, and then no longer reads TCP.
             Self::Confirm(_) | Self::Opening(_) | Self::Attachment(_) => {
@@ -147,67 +130,11 @@ impl Expect for State {
     }
 }
 
-/// The client speaks first.
-#[derive(Debug)]
-struct ExpectProposal {
-    path: Path,
-    deadline: Instant,
-}
-
-impl ExpectProposal {
-    fn handle(self, now: Instant, proposal: Proposal, common: &mut Common) -> Next<State> {
-        common.version = if proposal.version.is_v2() {
-            Version::V2
-        } else {
-            Version::V1
-        };
-        let selection =
-            Selection::new(proposal, &common.config, self.path).map_err(Failure::Decline)?;
-        let deadline = after(now, common.config.timeouts.work);
-        Walk {
-            selection,
-            deadline,
-        }
-        .next(common)
-    }
-}
-
-/// The walk through the devices, which has to come to an end before the client loses patience.
-#[derive(Debug)]
-struct Walk {
-    selection: Selection,
-    deadline: Instant,
-}
-
-impl Walk {
-    fn next(mut self, common: &mut Common) -> Next<State> {
-        let candidate = self
-            .selection
-            .next(&common.config)
-            .map_err(Failure::Decline)?;
-        common.work(Work::Reach {
-            device: candidate.device.index,
-            peer: candidate.peer,
-        });
-        Ok(Some(State::Reach(ExpectReach {
-            walk: self,
-            candidate,
-        })))
-    }
-
-    /// A device that was reachable could not be used after all.
-    fn failed(mut self, code: DeclineCode, common: &mut Common) -> Next<State> {
-        self.selection.remember(code);
-        common.discard();
-        self.next(common)
-    }
-}
-
 /// The device says whether it reaches the client's.
 #[derive(Debug)]
-struct ExpectReach {
+pub(super) struct ExpectReach {
     walk: Walk,
-    candidate: Candidate,
+    candidate: DirectCandidate,
 }
 
 impl ExpectReach {
@@ -226,15 +153,18 @@ impl ExpectReach {
             },
             intent: Intent::JoinOrCreate,
         });
-        Ok(Some(State::Seat(ExpectSeat { walk, candidate })))
+        Ok(Some(State::Direct(Box::new(Expect::Seat(ExpectSeat {
+            walk,
+            candidate,
+        })))))
     }
 }
 
 /// The registry decides on the link group: join, create, or wait for another creator.
 #[derive(Debug)]
-struct ExpectSeat {
+pub(super) struct ExpectSeat {
     walk: Walk,
-    candidate: Candidate,
+    candidate: DirectCandidate,
 }
 
 impl ExpectSeat {
@@ -254,9 +184,9 @@ impl ExpectSeat {
 
 /// The device registers our receive buffer.
 #[derive(Debug)]
-struct ExpectBuffer {
+pub(super) struct ExpectBuffer {
     walk: Walk,
-    candidate: Candidate,
+    candidate: DirectCandidate,
     seat: Seat,
     size: SizeCode,
 }
@@ -264,13 +194,13 @@ struct ExpectBuffer {
 impl ExpectBuffer {
     fn retry(mut self, size: SizeCode, common: &mut Common) -> State {
         self.size = size;
-        let Candidate { device, peer, .. } = self.candidate;
+        let DirectCandidate { device, peer, .. } = self.candidate;
         common.work(Work::Register {
             device: device.index,
             peer,
             size,
         });
-        State::Buffer(self)
+        State::Direct(Box::new(Expect::Buffer(self)))
     }
 
     fn handle(self, now: Instant, token: DmbToken, common: &mut Common) -> Next<State> {
@@ -290,14 +220,15 @@ impl ExpectBuffer {
         };
         common.send_message(&accepted.accept_message(&common.config))?;
         let deadline = after(now, common.config.timeouts.message);
-        Ok(Some(State::Confirm(ExpectConfirm { accepted, deadline })))
+        let state = ExpectConfirm { accepted, deadline };
+        Ok(Some(State::Direct(Box::new(Expect::Confirm(state)))))
     }
 }
 
 /// What ACCEPT says.
 #[derive(Debug)]
 struct Accepted {
-    candidate: Candidate,
+    candidate: DirectCandidate,
     seat: Seat,
     size: SizeCode,
     token: DmbToken,
@@ -307,18 +238,11 @@ struct Accepted {
 
 impl Accepted {
     fn accept_message(&self, config: &Config) -> AcceptConfirm {
-        let Candidate { device, eid, .. } = self.candidate;
+        let DirectCandidate { device, eid, .. } = self.candidate;
         let is_first_contact = self.seat.is_first_contact();
         let first_contact = is_first_contact.then(|| FirstContact {
-            v2_direct: false,
-            os: config.os,
-            release: self.release,
-            host: config.host,
-            max_conns: 0,
-            max_links: 0,
             features: features(config, self.release),
-            vendor_options: 0,
-            gids: None,
+            ..FirstContact::new(self.release, config.os, config.host)
         });
         let (terms, chid) = match eid {
             Some(eid) => (clc::Terms::V2 { eid, first_contact }, device.chid),
@@ -348,7 +272,7 @@ impl Accepted {
         if let Seat::Joined { terms, .. } = self.seat {
             return terms;
         }
-        let Candidate { version, eid, .. } = self.candidate;
+        let DirectCandidate { version, eid, .. } = self.candidate;
         let release = if version.is_v2() {
             self.release
         } else {
@@ -364,7 +288,7 @@ impl Accepted {
 
 /// ACCEPT is out; the client completes its side.
 #[derive(Debug)]
-struct ExpectConfirm {
+pub(super) struct ExpectConfirm {
     accepted: Accepted,
     deadline: Instant,
 }
@@ -398,9 +322,9 @@ impl ExpectConfirm {
         match state.established.accepted.seat {
             Seat::Created(group) => {
                 common.work(Work::Open { group, terms });
-                Ok(Some(State::Opening(state)))
+                Ok(Some(State::Direct(Box::new(Expect::Opening(state)))))
             }
-            Seat::Joined { .. } => state.handle(now, common),
+            Seat::Joined { .. } => state.handle(common),
         }
     }
 }
@@ -412,7 +336,7 @@ struct Pending {
     terms: Terms,
     features: FeatureMask,
     peer_buffer: PeerBuffer,
-    peer_group: smc_wire::types::GroupId,
+    peer_group: GroupId,
 }
 
 impl Pending {
@@ -429,7 +353,7 @@ impl Pending {
             token,
             ..
         } = self.accepted;
-        let Candidate {
+        let DirectCandidate {
             device,
             peer,
             version,
@@ -462,18 +386,18 @@ impl Pending {
 
 /// CONFIRM is processed; others may join our new link group.
 #[derive(Debug)]
-struct ExpectOpening {
+pub(super) struct ExpectOpening {
     established: Pending,
     deadline: Instant,
 }
 
 impl ExpectOpening {
-    fn handle(self, _now: Instant, common: &mut Common) -> Next<State> {
+    fn handle(self, common: &mut Common) -> Next<State> {
         let Self {
             established,
             deadline,
         } = self;
-        let Candidate { device, peer, .. } = established.accepted.candidate;
+        let DirectCandidate { device, peer, .. } = established.accepted.candidate;
         if !device.nocopy {
             common.establish(established.finish(false));
             return Ok(None);
@@ -484,16 +408,17 @@ impl ExpectOpening {
             peer,
             token,
         });
-        Ok(Some(State::Attachment(ExpectAttachment {
+        let state = ExpectAttachment {
             established,
             deadline,
-        })))
+        };
+        Ok(Some(State::Direct(Box::new(Expect::Attachment(state)))))
     }
 }
 
 /// The device maps the client's buffer.
 #[derive(Debug)]
-struct ExpectAttachment {
+pub(super) struct ExpectAttachment {
     established: Pending,
     deadline: Instant,
 }

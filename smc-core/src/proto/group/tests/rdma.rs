@@ -1,0 +1,203 @@
+//! Groups of SMC-R: several keys, full tables, and the two lifetimes.
+
+use smc_wire::types::{Mac, PeerId, Qpn, RoceGid};
+
+use super::*;
+use crate::proto::handshake::Role;
+
+fn gid(host: u8) -> RoceGid {
+    RoceGid::from_ipv4([10, 9, 0, host].into())
+}
+
+fn server_key(host: u8) -> Key {
+    Key::Rdma {
+        role: Role::Server,
+        version: Version::V2,
+        peer: PeerId::new(7, Mac::new([2; 6])),
+        gid: gid(host),
+        mac: None,
+        vlan: 0,
+        qpn: None,
+    }
+}
+
+fn client_key(host: u8, qpn: u32) -> Key {
+    Key::Rdma {
+        role: Role::Client,
+        version: Version::V2,
+        peer: PeerId::new(7, Mac::new([2; 6])),
+        gid: gid(host),
+        mac: None,
+        vlan: 0,
+        qpn: Qpn::new(qpn),
+    }
+}
+
+impl Fixture {
+    fn open(&mut self, key: Key, intent: Intent) -> GroupId {
+        match self.registry.enter(self.now, key, intent) {
+            Admission::Now(Ok(Seat::Created(group))) => {
+                self.registry.establish(group, terms()).unwrap();
+                group
+            }
+            other => panic!("not the creator: {other:?}"),
+        }
+    }
+
+    fn joins(&mut self, key: Key, intent: Intent) -> Option<GroupId> {
+        match self.registry.enter(self.now, key, intent) {
+            Admission::Now(Ok(Seat::Joined { group, .. })) => Some(group),
+            Admission::Now(Ok(Seat::Created(group))) => {
+                self.leave(group);
+                None
+            }
+            Admission::Now(Err(NoGroup)) => None,
+            Admission::Wait(_) => panic!("nobody is creating it"),
+        }
+    }
+}
+
+#[test]
+fn a_client_finds_its_group_by_the_servers_queue_pair() {
+    let mut f = Fixture::new();
+    let group = f.open(client_key(1, 0x12), Intent::Create);
+    assert_eq!(f.joins(client_key(1, 0x12), Intent::Join), Some(group));
+    assert_eq!(f.joins(client_key(1, 0x13), Intent::Join), None);
+    assert_eq!(f.joins(client_key(2, 0x12), Intent::Join), None);
+    assert_eq!(
+        f.joins(server_key(1), Intent::Join),
+        None,
+        "the other direction has groups of its own"
+    );
+}
+
+#[test]
+fn a_group_is_found_under_each_of_its_keys() {
+    let mut f = Fixture::new();
+    let group = f.open(server_key(1), Intent::JoinOrCreate);
+    f.registry
+        .set_keys(group, vec![server_key(1), server_key(2)]);
+    for host in [1, 2] {
+        assert_eq!(f.joins(server_key(host), Intent::JoinOrCreate), Some(group));
+    }
+    // The first link is gone.
+    f.registry.set_keys(group, vec![server_key(2)]);
+    assert_eq!(f.joins(server_key(1), Intent::JoinOrCreate), None);
+    assert_eq!(f.joins(server_key(2), Intent::JoinOrCreate), Some(group));
+    assert_eq!(f.connections(group), 4);
+}
+
+#[test]
+fn keys_of_a_group_in_the_making_count_from_its_opening_on() {
+    let mut f = Fixture::new();
+    let admission = f.registry.enter(f.now, client_key(1, 5), Intent::Create);
+    let Admission::Now(Ok(Seat::Created(group))) = admission else {
+        panic!("not the creator");
+    };
+    f.registry
+        .set_keys(group, vec![client_key(1, 5), client_key(2, 6)]);
+    assert_eq!(f.joins(client_key(2, 6), Intent::Join), None);
+    let waiter = match f.registry.enter(f.now, client_key(1, 5), Intent::Join) {
+        Admission::Wait(waiter) => waiter,
+        other => panic!("does not wait: {other:?}"),
+    };
+    f.registry.establish(group, terms()).unwrap();
+    let seat = Ok(Seat::Joined {
+        group,
+        terms: terms(),
+    });
+    assert_eq!(f.outputs(), [Output::Ready { waiter, seat }]);
+    assert_eq!(f.joins(client_key(2, 6), Intent::Join), Some(group));
+}
+
+#[test]
+fn a_new_key_lets_in_those_who_wait_for_it() {
+    let mut f = Fixture::new();
+    let group = f.open(server_key(1), Intent::JoinOrCreate);
+    let creator = match f.registry.enter(f.now, server_key(2), Intent::JoinOrCreate) {
+        Admission::Now(Ok(Seat::Created(creator))) => creator,
+        other => panic!("not the creator: {other:?}"),
+    };
+    let waiter = match f.registry.enter(f.now, server_key(2), Intent::JoinOrCreate) {
+        Admission::Wait(waiter) => waiter,
+        other => panic!("does not wait: {other:?}"),
+    };
+    f.registry
+        .set_keys(group, vec![server_key(1), server_key(2)]);
+    let seat = Ok(Seat::Joined {
+        group,
+        terms: terms(),
+    });
+    assert_eq!(f.outputs(), [Output::Ready { waiter, seat }]);
+    f.leave(creator);
+}
+
+#[test]
+fn a_group_without_links_is_terminated() {
+    let mut f = Fixture::new();
+    let group = f.open(server_key(1), Intent::JoinOrCreate);
+    f.registry.set_keys(group, Vec::new());
+    assert_eq!(
+        f.outputs(),
+        [Output::Terminate {
+            group,
+            key: server_key(1),
+            cause: Cause::LinksDown
+        }]
+    );
+    assert_eq!(f.joins(server_key(1), Intent::JoinOrCreate), None);
+    f.outputs();
+    f.leave(group);
+    assert_eq!(
+        f.outputs(),
+        [Output::Removed {
+            group,
+            key: server_key(1),
+            cause: Cause::LinksDown
+        }]
+    );
+    assert!(f.registry.is_empty());
+}
+
+#[test]
+fn a_full_table_keeps_servers_out_and_clients_not() {
+    let mut f = Fixture::new();
+    let server = f.open(server_key(1), Intent::JoinOrCreate);
+    f.registry.set_full(server, true);
+    assert_eq!(f.joins(server_key(1), Intent::JoinOrCreate), None);
+    f.registry.set_full(server, false);
+    assert_eq!(f.joins(server_key(1), Intent::JoinOrCreate), Some(server));
+
+    let client = f.open(client_key(1, 5), Intent::Create);
+    f.registry.set_full(client, true);
+    assert_eq!(f.joins(client_key(1, 5), Intent::Join), Some(client));
+}
+
+#[test]
+fn an_idle_group_outlives_that_of_its_server() {
+    for (key, lifetime) in [
+        (server_key(1), IDLE_LIFETIME),
+        (client_key(1, 5), CLIENT_IDLE_LIFETIME),
+    ] {
+        let mut f = Fixture::new();
+        let group = f.open(key, Intent::Create);
+        f.leave(group);
+        f.advance(lifetime - Duration::from_millis(1));
+        assert_eq!(f.outputs(), []);
+        f.advance(Duration::from_millis(1));
+        let cause = Cause::Idle;
+        assert_eq!(f.outputs(), [Output::Removed { group, key, cause }]);
+        assert!(f.registry.is_empty());
+    }
+}
+
+#[test]
+fn devices_of_smc_d_are_nothing_to_smc_r() {
+    let mut f = Fixture::new();
+    f.open(server_key(1), Intent::JoinOrCreate);
+    f.registry.device_gone(DeviceIndex(0));
+    f.registry.peer_gone(DeviceIndex(0), PEER);
+    assert_eq!(f.outputs(), []);
+    f.registry.shutdown();
+    assert_eq!(f.outputs().len(), 1);
+}

@@ -1,0 +1,243 @@
+//! The client's side of the handshake.
+
+mod direct;
+mod rdma;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use smc_wire::clc::{AcceptConfirm, Body, ClcType, Message};
+use smc_wire::types::{DeclineCode, Eid, FeatureMask, HostName, OsType, Release, Version};
+
+use super::engine::{Common, Engine, Expect, Failure, Next, after, delegate_machine, unasked};
+use super::offer::{Offer, features};
+use super::{Config, Done, Established, Path};
+use crate::error::{Error, How, PeerMisbehaved, Phase};
+use crate::proto::group::Intent;
+
+/// The client's side of the handshake (behaviour of set-up, client ladder).
+///
+/// To be made when the TCP connection is there and it is known that the server speaks SMC; if it
+/// does not, the stream is TCP without a handshake, for the reason
+/// [`DeclineCode::PEERNOSMC`](smc_wire::types::DeclineCode::PEERNOSMC).
+#[derive(Debug)]
+pub struct Client(Engine<State>);
+
+impl Client {
+    /// Searches for devices and sends the PROPOSAL, or a DECLINE if there is nothing to offer.
+    #[must_use]
+    pub fn new(now: Instant, config: Arc<Config>, path: &Path) -> Self {
+        let offer = Offer::new(&config, path);
+        Self(Engine::new(common(config), |common| {
+            let offer = offer.map_err(Failure::Decline)?;
+            common.send(offer.bytes().to_vec());
+            Ok(Some(expect_accept(now, offer, common)))
+        }))
+    }
+
+    /// Goes on after the PROPOSAL has reached the server on another way than TCP.
+    ///
+    /// Such a client sends nothing before it has received a message: that the server answers is
+    /// the proof that it speaks SMC.
+    #[must_use]
+    pub fn announced(now: Instant, config: Arc<Config>, offer: Offer) -> Self {
+        Self(Engine::new(common(config), |common| {
+            Ok(Some(expect_accept(now, offer, common)))
+        }))
+    }
+}
+
+delegate_machine!(Client);
+
+/// Before the server has shown its version, a DECLINE has the one that we could have used.
+fn common(config: Arc<Config>) -> Common {
+    let version = if config.is_v2_capable() {
+        Version::V2
+    } else {
+        Version::V1
+    };
+    Common::new(config, version)
+}
+
+fn expect_accept(now: Instant, offer: Offer, common: &Common) -> State {
+    let deadline = after(now, common.config.timeouts.message);
+    State::Accept(Box::new(ExpectAccept { offer, deadline }))
+}
+
+#[derive(Debug)]
+enum State {
+    Accept(Box<ExpectAccept>),
+    Direct(direct::Expect),
+    Rdma(Box<rdma::Expect>),
+    Opening(ExpectOpening),
+}
+
+impl Expect for State {
+    fn message_type(&self) -> Option<ClcType> {
+        match self {
+            Self::Accept(_) => Some(ClcType::Accept),
+            Self::Rdma(state) => state.may_be_declined().then_some(ClcType::Decline),
+            _ => None,
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Accept(_) => "ACCEPT",
+            Self::Direct(state) => state.name(),
+            Self::Rdma(state) => state.name(),
+            Self::Opening(_) => "opening of the link group",
+        }
+    }
+
+    fn deadline(&self) -> Instant {
+        match self {
+            Self::Accept(state) => state.deadline,
+            Self::Direct(state) => state.deadline(),
+            Self::Rdma(state) => state.deadline(),
+            Self::Opening(state) => state.deadline,
+        }
+    }
+
+    fn outlives_tcp(&self) -> bool {
+        match self {
+            Self::Rdma(state) => state.outlives_tcp(),
+            _ => false,
+        }
+    }
+
+    fn message(self, now: Instant, message: Message<'_>, common: &mut Common) -> Next<Self> {
+        match (self, message) {
+            (Self::Accept(state), Message::Accept(accept)) => {
+                state.handle(now, &accept.to_repr(), common)
+            }
+            _ => Err(PeerMisbehaved::UnexpectedMessage.into()),
+        }
+    }
+
+    fn done(self, now: Instant, done: Done, common: &mut Common) -> Next<Self> {
+        match (self, done) {
+            (Self::Direct(state), done) => state.done(done, common),
+            (Self::Rdma(state), done) => state.done(now, done, common),
+            (Self::Opening(state), Done::Opened(Ok(()))) => {
+                common.establish(state.established);
+                Ok(None)
+            }
+            (Self::Opening(_), Done::Opened(Err(_))) => Err(Error::Closed(How::Aborted).into()),
+            _ => unasked(),
+        }
+    }
+
+    fn timeout(self, _common: &mut Common) -> Next<Self> {
+        Err(match self {
+            Self::Accept(_) => Error::TimedOut(Phase::Accept).into(),
+            Self::Direct(state) => state.timeout(),
+            Self::Rdma(state) => state.timeout(),
+            Self::Opening(_) => Error::TimedOut(Phase::Group).into(),
+        })
+    }
+
+    fn terminated(self, now: Instant, common: &mut Common) -> Next<Self> {
+        match self {
+            Self::Accept(_) => Ok(Some(self)),
+            Self::Direct(state) => state.terminated(),
+            Self::Rdma(state) => state.terminated(now, common),
+            Self::Opening(_) => Err(Error::Closed(How::Aborted).into()),
+        }
+    }
+}
+
+/// PROPOSAL is out; the server chooses.
+#[derive(Debug)]
+struct ExpectAccept {
+    offer: Offer,
+    deadline: Instant,
+}
+
+/// What ACCEPT says apart from the server's end.
+#[derive(Debug)]
+struct Accepted {
+    version: Version,
+    eid: Option<Eid>,
+    /// What the server states at first contact.
+    stated: Option<Stated>,
+    /// The first-contact flag, which version 1 has without the parts.
+    is_first_contact: bool,
+    deadline: Instant,
+}
+
+/// First-contact parts, with the features that we have too.
+#[derive(Debug, Clone, Copy)]
+struct Stated {
+    release: Release,
+    features: FeatureMask,
+    os: OsType,
+    host: HostName,
+    max_conns: u8,
+    max_links: u8,
+    /// SMC-R: the server reaches us without a router.
+    is_direct: bool,
+}
+
+impl ExpectAccept {
+    fn handle(self, now: Instant, accept: &AcceptConfirm, common: &mut Common) -> Next<State> {
+        let is_v2 = accept.version().is_v2();
+        common.version = if is_v2 { Version::V2 } else { Version::V1 };
+        let stated = accept.first_contact().map(|parts| Stated {
+            release: parts.release,
+            features: parts.features & features(&common.config, parts.release),
+            os: parts.os,
+            host: parts.host,
+            max_conns: parts.max_conns,
+            max_links: parts.max_links,
+            is_direct: parts.v2_direct,
+        });
+        let accepted = Accepted {
+            version: common.version,
+            eid: accept.eid(),
+            stated,
+            is_first_contact: accept.is_first_contact(),
+            deadline: after(now, common.config.timeouts.work),
+        };
+        let offered = self.offer.types(accepted.version);
+        let is_offered = match accept.body {
+            Body::D(_) => offered.has_d(),
+            Body::R(_) => offered.has_r(),
+        };
+        if !is_offered {
+            return Err(Failure::Decline(DeclineCode::MODEUNSUPP));
+        }
+        // Not a release that we could confirm.
+        if stated.is_some_and(|stated| stated.release > self.offer.release()) {
+            return Err(Failure::Decline(DeclineCode::RELEASEERR));
+        }
+        match &accept.body {
+            Body::D(end) => direct::chosen(accepted, &self.offer, end, common),
+            Body::R(end) => rdma::chosen(accepted, &self.offer, end, common),
+        }
+    }
+}
+
+impl Accepted {
+    /// Whether the link group is new is the server's decision.
+    fn intent(&self) -> Intent {
+        if self.is_first_contact {
+            Intent::Create
+        } else {
+            Intent::Join
+        }
+    }
+
+    fn features(&self) -> FeatureMask {
+        self.stated
+            .map(|stated| stated.features)
+            .unwrap_or_default()
+    }
+}
+
+/// CONFIRM is sent; others may join our new link group.
+#[derive(Debug)]
+struct ExpectOpening {
+    deadline: Instant,
+    established: Established,
+}

@@ -1,0 +1,439 @@
+//! The client's completion of SMC-R, from ACCEPT to the confirmed link.
+
+use std::time::Instant;
+
+use smc_wire::Bounded;
+use smc_wire::clc::{self, AcceptConfirm, Body, FirstContact, GidList, RdmaEnd, Step as Message};
+use smc_wire::size::SizeCode;
+use smc_wire::types::{DeclineCode, GroupId, PeerId, Release};
+
+use super::{Accepted, ExpectOpening, State, Stated};
+use crate::device::{LinkAddress, Route};
+use crate::proto::group::{Intent, Key, Seat, Terms};
+use crate::proto::handshake::engine::{Common, Failure, Next, after, unasked};
+use crate::proto::handshake::rdma::{
+    confirm_code, open_code, own_end, peer_link, peer_rmb, without_rmb,
+};
+use crate::proto::handshake::{
+    Config, ConfirmFailure, Done, Established, LinkChoice, LinkTerms, LocalRmb, Offer, PeerRmb,
+    RdmaConfig, RdmaPath, RdmaPort, Role, Transport, Work,
+};
+
+/// The port that the server was told of, and a seat in the link group.
+pub(super) fn chosen(
+    accepted: Accepted,
+    offer: &Offer,
+    end: &RdmaEnd,
+    common: &mut Common,
+) -> Next<State> {
+    let port = offer.rdma_port(accepted.version);
+    let port = port.ok_or(Failure::Decline(DeclineCode::MODEUNSUPP))?;
+    let route = route(&accepted, port, end).map_err(Failure::Decline)?;
+    let terms = link_terms(&accepted).map_err(Failure::Decline)?;
+    let chosen = Chosen {
+        peer: peer_link(end)?,
+        peer_rmb: peer_rmb(end)?,
+        peer_id: end.peer_id,
+        port: port.clone(),
+        route,
+        terms,
+        accepted,
+    };
+    common.work(Work::Enter {
+        key: chosen.key(),
+        intent: chosen.accepted.intent(),
+    });
+    Ok(Some(Expect::of(chosen, Step::Seat)))
+}
+
+/// How the server is reached. That both sides agree on it is checked at first contact only.
+fn route(accepted: &Accepted, port: &RdmaPort, end: &RdmaEnd) -> Result<Route, DeclineCode> {
+    let route = port.route(accepted.version, end.gid);
+    match (accepted.stated, route) {
+        (Some(Stated { is_direct, .. }), _) if is_direct => Ok(Route::Direct),
+        (Some(_), None) => Err(DeclineCode::NOROUTE),
+        (Some(_), Some(Route::Direct)) => Err(DeclineCode::NOINDIRECT),
+        (_, route) => Ok(route.unwrap_or(Route::Direct)),
+    }
+}
+
+/// The limits of the new link group (behaviour of set-up, v2.1 negotiation).
+fn link_terms(accepted: &Accepted) -> Result<LinkTerms, DeclineCode> {
+    let fixed = LinkTerms::fixed(accepted.version);
+    let Some(stated) = accepted.stated else {
+        return Ok(fixed);
+    };
+    if stated.release < Release::V2_1 {
+        return Ok(fixed);
+    }
+    if stated.max_conns < RdmaConfig::MIN_CONNS {
+        return Err(DeclineCode::MAXCONNERR);
+    }
+    if !(1..=RdmaConfig::MAX_LINKS).contains(&stated.max_links) {
+        return Err(DeclineCode::MAXLINKERR);
+    }
+    Ok(LinkTerms {
+        release: stated.release,
+        max_conns: stated.max_conns,
+        max_links: stated.max_links,
+        ..fixed
+    })
+}
+
+/// What the server chose.
+#[derive(Debug)]
+struct Chosen {
+    accepted: Accepted,
+    /// The port that we have offered. A link that exists may use another one.
+    port: RdmaPort,
+    peer: LinkAddress,
+    peer_rmb: PeerRmb,
+    peer_id: PeerId,
+    route: Route,
+    terms: LinkTerms,
+}
+
+impl Chosen {
+    fn key(&self) -> Key {
+        let version = self.accepted.version;
+        Key::Rdma {
+            role: Role::Client,
+            version,
+            peer: self.peer_id,
+            gid: self.peer.gid,
+            mac: (!version.is_v2()).then_some(self.peer.mac),
+            vlan: 0,
+            qpn: Some(self.peer.qpn),
+        }
+    }
+
+    fn link(&self) -> LinkChoice {
+        if self.accepted.is_first_contact {
+            return LinkChoice::First;
+        }
+        LinkChoice::Named {
+            qpn: self.peer.qpn,
+            gid: self.peer.gid,
+            mac: (!self.accepted.version.is_v2()).then_some(self.peer.mac),
+        }
+    }
+
+    /// What holds for the new group.
+    fn group_terms(&self) -> Terms {
+        let Self {
+            accepted, terms, ..
+        } = self;
+        let mut all = Terms::new(accepted.version, terms.release, accepted.eid);
+        all.max_connections = Some(terms.max_conns.into());
+        match accepted.stated {
+            Some(stated) => all.with_peer(stated.os, stated.host),
+            None => all,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Expect {
+    chosen: Chosen,
+    step: Step,
+}
+
+/// What is waited for.
+#[derive(Debug)]
+enum Step {
+    /// The registry decides on the link group.
+    Seat,
+    /// First contact: the device makes the queue pair.
+    Link(Seated),
+    /// A receive buffer.
+    Rmb(Seated, SizeCode),
+    /// The server's buffer is entered in the table.
+    Binding(Ready),
+    /// First contact: the queue pair is connected.
+    Connecting(Ready),
+    /// Reuse: the server hears of the keys of our buffer.
+    Rkey(Ready),
+    /// First contact, CONFIRM is sent: CONFIRM LINK over the new link.
+    Confirming(Ready, Instant),
+    /// It has failed: the server may have declined for the same reason.
+    Late(DeclineCode, Instant),
+}
+
+/// Our place in the link group.
+#[derive(Debug, Clone, Copy)]
+struct Seated {
+    group: GroupId,
+    terms: Terms,
+}
+
+/// With a receive buffer.
+#[derive(Debug, Clone, Copy)]
+struct Ready {
+    seated: Seated,
+    local: LocalRmb,
+}
+
+impl Expect {
+    fn of(chosen: Chosen, step: Step) -> State {
+        State::Rdma(Box::new(Self { chosen, step }))
+    }
+
+    /// Whether the server may decline now, of all it can do on TCP.
+    pub(super) fn may_be_declined(&self) -> bool {
+        matches!(
+            self.step,
+            Step::Rkey(_) | Step::Confirming(..) | Step::Late(..)
+        )
+    }
+
+    /// The server may be ready, and its application too, before we hear of it.
+    pub(super) fn outlives_tcp(&self) -> bool {
+        matches!(self.step, Step::Confirming(..))
+    }
+
+    pub(super) fn name(&self) -> &'static str {
+        match self.step {
+            Step::Seat => "link group",
+            Step::Link(_) => "queue pair",
+            Step::Rmb(..) => "buffer",
+            Step::Binding(_) => "place for the peer's buffer",
+            Step::Connecting(_) => "connected queue pair",
+            Step::Rkey(_) => "CONFIRM RKEY",
+            Step::Confirming(..) => "CONFIRM LINK",
+            Step::Late(..) => "late DECLINE",
+        }
+    }
+
+    pub(super) fn deadline(&self) -> Instant {
+        match self.step {
+            Step::Confirming(_, deadline) | Step::Late(_, deadline) => deadline,
+            _ => self.chosen.accepted.deadline,
+        }
+    }
+
+    pub(super) fn done(self, now: Instant, done: Done, common: &mut Common) -> Next<State> {
+        let Self { chosen, step } = self;
+        match (step, done) {
+            (Step::Seat, Done::Entered(Ok(seat))) => seated(chosen, seat, common),
+            (Step::Seat, Done::Entered(Err(_))) => Err(Failure::Decline(DeclineCode::SYNCERR)),
+            (Step::Link(seated), Done::LinkOpened(Ok(_))) => {
+                let size = common.config.buffer;
+                Ok(Some(prepare(chosen, seated, size, common)))
+            }
+            (Step::Link(_), Done::LinkOpened(Err(error))) => {
+                Err(Failure::Decline(open_code(&error)))
+            }
+            (Step::Rmb(seated, _), Done::RmbPrepared(Ok(local))) => {
+                common.work(Work::BindPeer {
+                    group: seated.group,
+                    rmb: chosen.peer_rmb,
+                });
+                let ready = Ready { seated, local };
+                Ok(Some(Self::of(chosen, Step::Binding(ready))))
+            }
+            (Step::Rmb(seated, size), Done::RmbPrepared(Err(error))) => {
+                let size = without_rmb(&error, size, DeclineCode::NOSRVLINK);
+                let size = size.map_err(Failure::Decline)?;
+                Ok(Some(prepare(chosen, seated, size, common)))
+            }
+            (Step::Binding(ready), Done::PeerBound(Ok(()))) => {
+                Ok(Some(connect(chosen, ready, common)))
+            }
+            (Step::Binding(_), Done::PeerBound(Err(_))) => {
+                Err(Failure::Decline(DeclineCode::ERR_RTOK))
+            }
+            (Step::Connecting(ready), Done::LinkConnected(Ok(()))) => {
+                confirm(now, chosen, ready, common)
+            }
+            (Step::Connecting(_), Done::LinkConnected(Err(_))) => {
+                Err(Failure::Decline(DeclineCode::ERR_RDYLNK))
+            }
+            (Step::Rkey(ready), Done::RkeyConfirmed(Ok(()))) => confirm(now, chosen, ready, common),
+            (Step::Rkey(_), Done::RkeyConfirmed(Err(_))) => {
+                Err(Failure::Decline(DeclineCode::ERR_REGBUF))
+            }
+            (Step::Confirming(ready, _), Done::LinkConfirmed(Ok(()))) => {
+                Ok(Some(open(now, chosen, ready, common)))
+            }
+            (Step::Confirming(..), Done::LinkConfirmed(Err(failure))) => {
+                unconfirmed(now, chosen, failure, common)
+            }
+            // What was asked for before it came to an end.
+            (Step::Late(code, deadline), Done::LinkConfirmed(_)) => {
+                Ok(Some(Self::of(chosen, Step::Late(code, deadline))))
+            }
+            _ => unasked(),
+        }
+    }
+
+    pub(super) fn timeout(self) -> Failure {
+        Failure::Decline(match self.step {
+            Step::Seat | Step::Link(_) | Step::Binding(_) => DeclineCode::INTERR,
+            Step::Rmb(..) => DeclineCode::MEM,
+            Step::Connecting(_) => DeclineCode::ERR_RDYLNK,
+            Step::Rkey(_) => DeclineCode::ERR_REGBUF,
+            Step::Confirming(..) => DeclineCode::TIMEOUT_CL,
+            Step::Late(code, _) => code,
+        })
+    }
+
+    pub(super) fn terminated(self, now: Instant, common: &mut Common) -> Next<State> {
+        match self.step {
+            Step::Seat | Step::Late(..) => Ok(Some(State::Rdma(Box::new(self)))),
+            // The server has given up; it may say why.
+            Step::Confirming(..) => unconfirmed(now, self.chosen, ConfirmFailure::LinkDown, common),
+            _ => Err(Failure::Decline(DeclineCode::NOACTLINK)),
+        }
+    }
+}
+
+fn seated(chosen: Chosen, seat: Seat, common: &mut Common) -> Next<State> {
+    let group = seat.group();
+    common.group = Some(group);
+    match (seat, chosen.accepted.intent()) {
+        (Seat::Joined { terms, .. }, Intent::Join) => {
+            let size = common.config.buffer;
+            Ok(Some(prepare(chosen, Seated { group, terms }, size, common)))
+        }
+        (Seat::Created(_), Intent::Create) => {
+            let terms = chosen.group_terms();
+            common.work(Work::OpenLink {
+                group,
+                port: chosen.port.device,
+                address: chosen.port.address.clone(),
+            });
+            let step = Step::Link(Seated { group, terms });
+            Ok(Some(Expect::of(chosen, step)))
+        }
+        _ => unasked(),
+    }
+}
+
+fn prepare(chosen: Chosen, seated: Seated, size: SizeCode, common: &mut Common) -> State {
+    common.work(Work::PrepareRmb {
+        group: seated.group,
+        link: chosen.link(),
+        size,
+    });
+    Expect::of(chosen, Step::Rmb(seated, size))
+}
+
+/// The server's buffer is known: now the link, or the keys for it.
+fn connect(chosen: Chosen, ready: Ready, common: &mut Common) -> State {
+    let group = ready.seated.group;
+    if chosen.accepted.is_first_contact {
+        common.work(Work::ConnectLink {
+            group,
+            peer: chosen.peer,
+            route: chosen.route,
+            terms: chosen.terms,
+        });
+        Expect::of(chosen, Step::Connecting(ready))
+    } else {
+        common.work(Work::ConfirmRkey { group });
+        Expect::of(chosen, Step::Rkey(ready))
+    }
+}
+
+/// Everything is there: tell the server. At first contact the link has yet to be confirmed.
+fn confirm(now: Instant, chosen: Chosen, ready: Ready, common: &mut Common) -> Next<State> {
+    let message = confirm_message(&chosen, &ready.local, &common.config);
+    common.send_message(&message)?;
+    if !chosen.accepted.is_first_contact {
+        common.establish(established(&chosen, &ready));
+        return Ok(None);
+    }
+    // From here on the server may decline whenever we do.
+    common.crossing_possible = true;
+    common.work(Work::ConfirmLink {
+        group: ready.seated.group,
+    });
+    let deadline = after(now, common.config.timeouts.confirm_link);
+    Ok(Some(Expect::of(chosen, Step::Confirming(ready, deadline))))
+}
+
+fn unconfirmed(
+    now: Instant,
+    chosen: Chosen,
+    failure: ConfirmFailure,
+    common: &Common,
+) -> Next<State> {
+    let (code, may_be_late) = confirm_code(failure);
+    if !may_be_late || common.is_closed() {
+        return Err(Failure::Decline(code));
+    }
+    let deadline = after(now, common.config.timeouts.late_decline);
+    Ok(Some(Expect::of(chosen, Step::Late(code, deadline))))
+}
+
+/// The link is confirmed: others may join.
+fn open(now: Instant, chosen: Chosen, ready: Ready, common: &mut Common) -> State {
+    common.work(Work::Open {
+        group: ready.seated.group,
+        terms: ready.seated.terms,
+    });
+    State::Opening(ExpectOpening {
+        deadline: after(now, common.config.timeouts.work),
+        established: established(&chosen, &ready),
+    })
+}
+
+fn established(chosen: &Chosen, ready: &Ready) -> Established {
+    let Ready { seated, local } = ready;
+    Established {
+        role: Role::Client,
+        version: chosen.accepted.version,
+        release: seated.terms.release,
+        features: chosen.accepted.features(),
+        eid: chosen.accepted.eid,
+        group: seated.group,
+        first_contact: chosen.accepted.is_first_contact,
+        peer_group: GroupId::default(),
+        peer_os: seated.terms.os,
+        peer_host: seated.terms.host,
+        transport: Transport::Rdma(RdmaPath {
+            device: local.device,
+            link: local.link,
+            peer: chosen.peer,
+            local: *local,
+            peer_rmb: chosen.peer_rmb,
+            route: chosen.route,
+        }),
+    }
+}
+
+fn confirm_message(chosen: &Chosen, local: &LocalRmb, config: &Config) -> AcceptConfirm {
+    let (max_conns, max_links) = chosen.terms.stated();
+    let first_contact = chosen.accepted.stated.map(|stated| FirstContact {
+        v2_direct: chosen.route == Route::Direct,
+        max_conns,
+        max_links,
+        features: stated.features,
+        gids: Some(gids(chosen, local, config)),
+        ..FirstContact::new(stated.release, config.os, config.host)
+    });
+    let terms = match chosen.accepted.eid {
+        Some(eid) => clc::Terms::V2 { eid, first_contact },
+        None => clc::Terms::V1 {
+            first_contact: chosen.accepted.is_first_contact,
+        },
+    };
+    let peer_id = config
+        .rdma
+        .as_ref()
+        .map_or(PeerId::ZERO, |rdma| rdma.peer_id);
+    let mtu = local.link.mtu.min(chosen.peer.mtu);
+    AcceptConfirm {
+        step: Message::Confirm,
+        terms,
+        body: Body::R(own_end(local, peer_id, mtu)),
+    }
+}
+
+/// GIDs of ours for further links: that of this one, and an alternate.
+fn gids(chosen: &Chosen, local: &LocalRmb, config: &Config) -> GidList {
+    let rdma = config.rdma.as_ref();
+    let alternate = rdma.and_then(|rdma| rdma.alternate(&chosen.port));
+    let alternate = alternate.map(|port| port.address.gid);
+    Bounded::from_iter_lossy([local.link.gid].into_iter().chain(alternate))
+}

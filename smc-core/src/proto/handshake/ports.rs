@@ -1,0 +1,181 @@
+//! What a host can do with SMC-R, and which of its ports fits a connection.
+
+use core::net::{IpAddr, Ipv4Addr};
+
+use smc_wire::types::{PeerId, PnetId, RoceGid, Version};
+
+use super::{Path, Subnet};
+use crate::device::{RdmaAddress, RoceKind, Route};
+use crate::proto::group::DeviceIndex;
+
+/// What this host can do with SMC-R, the same for all handshakes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RdmaConfig {
+    /// Addresses of active ports, in order of preference.
+    pub ports: Vec<RdmaPort>,
+    /// Names this instance. It must stay the same in all handshakes, and two processes that do not
+    /// share their link groups must not have the same.
+    pub peer_id: PeerId,
+    /// Connections per link group to offer or accept, 16..=255.
+    pub max_conns: u8,
+    /// Links per link group to offer or accept, 1..=2.
+    pub max_links: u8,
+    /// Whether SMC-R v1 is offered and accepted. It needs an address of kind
+    /// [`RoceKind::V1`] and an interface whose subnets are known.
+    pub v1: bool,
+}
+
+impl RdmaConfig {
+    /// Connections per link group that everybody has to support (v2.1).
+    pub const MIN_CONNS: u8 = 16;
+
+    /// Most regular links of a link group.
+    pub const MAX_LINKS: u8 = 2;
+
+    /// A host with these addresses: 255 connections per link group, and two links if there are
+    /// two ports for them.
+    #[must_use]
+    pub fn new(peer_id: PeerId, ports: Vec<RdmaPort>) -> Self {
+        let place = |port: &RdmaPort| (port.device, port.address.port);
+        let first = ports.first().map(place);
+        let has_two = ports.iter().any(|port| Some(place(port)) != first);
+        Self {
+            max_links: if has_two { 2 } else { 1 },
+            ports,
+            peer_id,
+            max_conns: u8::MAX,
+            v1: true,
+        }
+    }
+
+    /// Connections and links per link group, within what the protocol allows.
+    pub(super) fn limits(&self) -> (u8, u8) {
+        (
+            self.max_conns.max(Self::MIN_CONNS),
+            self.max_links.clamp(1, Self::MAX_LINKS),
+        )
+    }
+
+    /// The port for a connection in this version: the first on its physical network with a
+    /// suitable address (behaviour of set-up, PNET ID and choice of the RDMA device).
+    pub(super) fn port(&self, version: Version, path: &Path) -> Option<&RdmaPort> {
+        if path.vlan_unknown || !(version.is_v2() || self.v1) {
+            return None;
+        }
+        self.ports
+            .iter()
+            .find(|port| port.is_on_network_of(path) && port.is_suitable(version, path))
+    }
+
+    /// Another address for a link of the same group: on another port of the same physical network.
+    pub(super) fn alternate(&self, of: &RdmaPort) -> Option<&RdmaPort> {
+        self.ports.iter().find(|other| {
+            other.pnet_id == of.pnet_id
+                && other.address.kind == of.address.kind
+                && (other.device, other.address.port) != (of.device, of.address.port)
+                && (other.address.kind == RoceKind::V1 || other.address.gid.ipv4().is_some())
+        })
+    }
+}
+
+/// An address of one of our RDMA devices, and what is known about its network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RdmaPort {
+    /// The device.
+    pub device: DeviceIndex,
+    /// The address.
+    pub address: RdmaAddress,
+    /// Its physical network, if it was given one.
+    pub pnet_id: Option<PnetId>,
+    /// Subnets of its network interface.
+    pub subnets: Vec<Subnet>,
+    /// Whether other subnets are reached over a router.
+    pub has_gateway: bool,
+}
+
+impl RdmaPort {
+    /// An address whose interface has these subnets, without PNET ID and router.
+    #[must_use]
+    pub fn new(device: DeviceIndex, address: RdmaAddress, subnets: Vec<Subnet>) -> Self {
+        Self {
+            device,
+            address,
+            pnet_id: None,
+            subnets,
+            has_gateway: false,
+        }
+    }
+
+    /// Sets the PNET ID.
+    #[must_use]
+    pub const fn with_pnet_id(mut self, pnet_id: Option<PnetId>) -> Self {
+        self.pnet_id = pnet_id;
+        self
+    }
+
+    /// Sets whether other subnets are reached over a router.
+    #[must_use]
+    pub const fn with_gateway(mut self, has_gateway: bool) -> Self {
+        self.has_gateway = has_gateway;
+        self
+    }
+
+    /// How packets get to a GID; `None` if they do not.
+    pub(super) fn route(&self, version: Version, to: RoceGid) -> Option<Route> {
+        if !version.is_v2() {
+            return Some(Route::Direct);
+        }
+        let address = to.ipv4()?;
+        if has_address(&self.subnets, address) {
+            Some(Route::Direct)
+        } else {
+            self.has_gateway.then_some(Route::Gateway)
+        }
+    }
+
+    /// Same PNET ID, or without one: the same network interface.
+    fn is_on_network_of(&self, path: &Path) -> bool {
+        let interface = path.interface.as_ref();
+        if let Some(pnet_id) = interface.and_then(|interface| interface.pnet_id) {
+            return self.pnet_id == Some(pnet_id);
+        }
+        match (
+            interface.and_then(|interface| interface.name.as_ref()),
+            &self.address.interface,
+        ) {
+            (Some(wanted), Some(own)) => wanted == own,
+            // Not told by name: the interface that has the connection's address.
+            _ => path.local.is_some_and(|local| {
+                self.subnets.iter().any(|subnet| match *subnet {
+                    Subnet::V4(own, _) => local == IpAddr::V4(own),
+                    Subnet::V6(own, _) => local == IpAddr::V6(own),
+                })
+            }),
+        }
+    }
+
+    fn is_suitable(&self, version: Version, path: &Path) -> bool {
+        let address = &self.address;
+        if address.vlan != path.vlan {
+            return false;
+        }
+        if !version.is_v2() {
+            return address.kind == RoceKind::V1;
+        }
+        let Some(IpAddr::V4(local)) = path.local else {
+            return false;
+        };
+        address.kind == RoceKind::V2
+            && address.gid.ipv4().is_some()
+            && has_address(&self.subnets, local)
+    }
+}
+
+/// Whether an address is in one of these subnets.
+fn has_address(subnets: &[Subnet], address: Ipv4Addr) -> bool {
+    subnets
+        .iter()
+        .any(|subnet| subnet.contains(IpAddr::V4(address)))
+}

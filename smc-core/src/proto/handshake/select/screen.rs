@@ -1,0 +1,97 @@
+//! What of a PROPOSAL cannot be used for formal reasons, and EIDs in common.
+
+use smc_wire::clc::Proposal;
+use smc_wire::types::{DeclineCode, Eid, Release};
+
+use crate::proto::handshake::{Config, RdmaConfig};
+
+/// What remains of an offer after screening (behaviour of set-up, version screening).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Screened {
+    pub(super) d_v2: bool,
+    pub(super) r_v2: bool,
+}
+
+/// Strikes from the offer what cannot be used for formal reasons.
+///
+/// # Errors
+///
+/// Nothing is left: the reason of what was struck last.
+pub(super) fn screen(proposal: &Proposal, config: &Config) -> Result<Screened, DeclineCode> {
+    let Proposal { v1, v2, ext, .. } = proposal;
+    let mut last = DeclineCode::PEERNOSMC;
+    let Some(ext) = ext else {
+        if !v2.is_neither() {
+            last = DeclineCode::NOV2EXT;
+        }
+        let none = Screened {
+            d_v2: false,
+            r_v2: false,
+        };
+        return if v1.is_neither() { Err(last) } else { Ok(none) };
+    };
+
+    let mut d_v2 = v2.has_d();
+    if d_v2 {
+        let trouble = if !config.is_v2_capable() {
+            Some(DeclineCode::NOISM2SUPP)
+        } else if ext.direct.is_none() {
+            Some(DeclineCode::NOV2DEXT)
+        } else if ext.ueids.is_empty() && !ext.has_seid {
+            Some(DeclineCode::NOUEID)
+        } else {
+            None
+        };
+        if let Some(code) = trouble {
+            (d_v2, last) = (false, code);
+        }
+    }
+    let mut r_v2 = v2.has_r();
+    if r_v2 && ext.ueids.is_empty() {
+        (r_v2, last) = (false, DeclineCode::NOUEID);
+    }
+    if v1.is_neither() && !d_v2 && !r_v2 {
+        Err(last)
+    } else {
+        Ok(Screened { d_v2, r_v2 })
+    }
+}
+
+/// Limits of SMC-R in v2.1. They are checked before it is clear that SMC-R is used at all.
+pub(super) fn check_limits(
+    proposal: &Proposal,
+    screened: Screened,
+    release: Release,
+) -> Result<(), DeclineCode> {
+    let Some(ext) = proposal.ext.as_ref().filter(|_| screened.r_v2) else {
+        return Ok(());
+    };
+    if release < Release::V2_1 {
+        return Ok(());
+    }
+    if ext.max_conns < RdmaConfig::MIN_CONNS {
+        return Err(DeclineCode::MAXCONNERR);
+    }
+    if ext.max_links < MIN_LINKS {
+        return Err(DeclineCode::MAXLINKERR);
+    }
+    Ok(())
+}
+
+/// The EID for SMC-D v2: the system EID if both sides have the same, else the first common UEID.
+pub(super) fn common_eid(proposal: &Proposal, config: &Config) -> Option<Eid> {
+    let seid = proposal.seid().filter(|seid| config.seid == Some(*seid));
+    seid.or_else(|| common_ueid(proposal, config))
+}
+
+/// The first UEID of the client that we have too.
+pub(super) fn common_ueid(proposal: &Proposal, config: &Config) -> Option<Eid> {
+    let ext = proposal.ext.as_ref()?;
+    ext.ueids
+        .iter()
+        .copied()
+        .find(|ueid| config.ueids.contains(ueid))
+}
+
+/// Links per link group that a client of SMC-R has to support at least (v2.1).
+const MIN_LINKS: u8 = 1;

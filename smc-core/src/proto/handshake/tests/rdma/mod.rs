@@ -1,0 +1,217 @@
+//! SMC-R: client against server over one link each, with work that turns out as told.
+
+mod client;
+mod crowd;
+mod pair;
+mod reuse;
+mod selection;
+mod server;
+
+use std::net::Ipv4Addr;
+
+use smc_wire::size::SizeCode;
+use smc_wire::types::{
+    AlertToken, FeatureMask, Mac, MtuCode, PeerId, Psn, Qpn, Release, Rkey, RmbAddr, RoceGid,
+    Version,
+};
+
+use super::*;
+use crate::device::{LinkAddress, RdmaAddress, RoceKind, Route};
+
+/// The one link of a group.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TestLink {
+    device: DeviceIndex,
+    local: LinkAddress,
+    peer: Option<LinkAddress>,
+    terms: Option<LinkTerms>,
+}
+
+impl Side {
+    pub(super) fn rdma_work(&mut self, work: &Work) -> Done {
+        if let Some(done) = self.scripted(work) {
+            return done;
+        }
+        let number = {
+            let mut fabric = self.fabric.borrow_mut();
+            fabric.last_token += 1;
+            u32::try_from(fabric.last_token).unwrap()
+        };
+        let mut groups = self.groups.borrow_mut();
+        match *work {
+            Work::OpenLink {
+                group,
+                port,
+                ref address,
+            } => {
+                let local = LinkAddress {
+                    gid: address.gid,
+                    mac: address.mac,
+                    qpn: Qpn::new(0x100 + number).unwrap(),
+                    psn: Psn::new(0x7000 + number).unwrap(),
+                    mtu: address.mtu,
+                };
+                let link = TestLink {
+                    device: port,
+                    local,
+                    peer: None,
+                    terms: None,
+                };
+                assert!(groups.links.insert(group, link).is_none());
+                Done::LinkOpened(Ok(local))
+            }
+            Work::PrepareRmb { group, link, size } => {
+                let Some(found) = groups.links.get(&group) else {
+                    return Done::RmbPrepared(Err(RmbError::NoLink));
+                };
+                if let LinkChoice::Named { qpn, gid, .. } = link {
+                    let peer = found.peer.unwrap();
+                    assert_eq!((peer.qpn, peer.gid), (qpn, gid), "found by that name");
+                }
+                Done::RmbPrepared(Ok(LocalRmb {
+                    device: found.device,
+                    link: found.local,
+                    rkey: Rkey(0x1000 + number),
+                    addr: RmbAddr(0xffff_0000_0000 + u64::from(number)),
+                    token: AlertToken::new(number).unwrap(),
+                    size,
+                    index: 1,
+                }))
+            }
+            Work::ConnectLink {
+                group, peer, terms, ..
+            } => {
+                let link = groups.links.get_mut(&group).unwrap();
+                (link.peer, link.terms) = (Some(peer), Some(terms));
+                Done::LinkConnected(Ok(()))
+            }
+            Work::BindPeer { .. } => Done::PeerBound(Ok(())),
+            Work::ConfirmRkey { .. } => Done::RkeyConfirmed(Ok(())),
+            Work::ConfirmLink { .. } => Done::LinkConfirmed(Ok(())),
+            ref other => panic!("not SMC-R work: {other:?}"),
+        }
+    }
+
+    /// What was told for this kind of work.
+    fn scripted(&mut self, work: &Work) -> Option<Done> {
+        let fits = matches!(
+            (work, self.faults.rdma.front()?),
+            (Work::OpenLink { .. }, Done::LinkOpened(_))
+                | (Work::PrepareRmb { .. }, Done::RmbPrepared(_))
+                | (Work::BindPeer { .. }, Done::PeerBound(_))
+                | (Work::ConnectLink { .. }, Done::LinkConnected(_))
+                | (Work::ConfirmRkey { .. }, Done::RkeyConfirmed(_))
+                | (Work::ConfirmLink { .. }, Done::LinkConfirmed(_))
+        );
+        fits.then(|| self.faults.rdma.pop_front()).flatten()
+    }
+
+    fn rdma(&self) -> RdmaPath {
+        match self.established().transport {
+            Transport::Rdma(rdma) => rdma,
+            other => panic!("not SMC-R but {other:?}"),
+        }
+    }
+
+    /// The kinds of work that were asked for.
+    fn asked(&self) -> Vec<&'static str> {
+        self.works.iter().map(name).collect()
+    }
+
+    fn is_crossing_possible(&self) -> bool {
+        match &self.outcome {
+            Some(Outcome::Tcp(fallback)) => fallback.crossing_possible,
+            other => panic!("not fallen back but {other:?}"),
+        }
+    }
+}
+
+/// Number of a host in its subnet.
+pub(super) const CLIENT: u8 = 2;
+pub(super) const SERVER: u8 = 1;
+
+fn ip(host: u8) -> Ipv4Addr {
+    Ipv4Addr::new(10, 9, 0, host)
+}
+
+fn mac(host: u8) -> Mac {
+    Mac::new([0x52, 0x54, 0, 0, 0, host])
+}
+
+fn subnets(host: u8) -> Vec<Subnet> {
+    vec![Subnet::V4(ip(host), 24)]
+}
+
+/// What the host knows of a connection over its only interface.
+pub(super) fn path(host: u8) -> Path {
+    let interface = Interface::new(subnets(host), None).with_name("eth0");
+    let peer = if host == CLIENT { SERVER } else { CLIENT };
+    Path::over(interface).with_addresses(ip(host).into(), ip(peer).into())
+}
+
+/// A RoCE v2 port of the host.
+fn port(host: u8) -> RdmaPort {
+    let gid = RoceGid::from_ipv4(ip(host));
+    let address = RdmaAddress::new(gid, RoceKind::V2, mac(host), MtuCode::MTU_1024);
+    RdmaPort::new(
+        DeviceIndex(0),
+        address.with_interface("eth0", 0),
+        subnets(host),
+    )
+}
+
+/// The same port with a RoCE v1 address.
+fn port_v1(host: u8) -> RdmaPort {
+    let gid = RoceGid::from_ipv6(Ipv4Addr::new(0, 0, 0, host).to_ipv6_compatible());
+    let mut port = port(host);
+    port.address.gid = gid;
+    port.address.kind = RoceKind::V1;
+    port
+}
+
+fn peer_id(host: u8) -> PeerId {
+    PeerId::new(0x1234, mac(host))
+}
+
+/// A host with one RDMA device and nothing else.
+pub(super) fn rdma_host(host: u8) -> Config {
+    rdma_host_with(host, vec![port(host)])
+}
+
+fn rdma_host_with(host: u8, ports: Vec<RdmaPort>) -> Config {
+    let mut config = host_with(Vec::new());
+    config.seid = None;
+    config.ueids = vec![ueid("EXAMPLE")];
+    let mut rdma = RdmaConfig::new(peer_id(host), ports);
+    rdma.max_links = 2;
+    config.rdma = Some(rdma);
+    config
+}
+
+fn rdma_of(config: &mut Config) -> &mut RdmaConfig {
+    config.rdma.as_mut().unwrap()
+}
+
+/// The usual pair.
+pub(super) fn rdma_pair() -> Pair {
+    pair_of(rdma_host(CLIENT), rdma_host(SERVER))
+}
+
+fn pair_of(client: Config, server: Config) -> Pair {
+    pair_in(client, server, [Rc::default(), Rc::default()])
+}
+
+fn pair_in(client: Config, server: Config, groups: [Rc<RefCell<Groups>>; 2]) -> Pair {
+    Pair::with((client, path(CLIENT)), (server, path(SERVER)), groups)
+}
+
+/// Another connection between the same hosts.
+pub(super) fn again(pair: &Pair) -> Pair {
+    let groups = [&pair.client, &pair.server].map(|side| Rc::clone(&side.groups));
+    pair_in(rdma_host(CLIENT), rdma_host(SERVER), groups)
+}
+
+/// A PROPOSAL of such a client.
+fn rdma_proposal(config: &Config) -> Proposal {
+    Proposal::parse(Offer::new(config, &path(CLIENT)).unwrap().bytes()).unwrap()
+}

@@ -1,0 +1,317 @@
+use super::*;
+use crate::proto::group::{CREATOR_PATIENCE, Key};
+
+#[test]
+fn next_connection_joins_the_group() {
+    let mut first = rdma_pair();
+    first.run();
+    let mut second = again(&first);
+    second.run();
+
+    for side in [&second.client, &second.server] {
+        assert!(!side.established().first_contact);
+        assert_eq!(side.established().release, Release::V2_1);
+        assert_eq!(side.established().peer_host.as_str(), Some("host-a"));
+        assert_eq!(side.groups.borrow().connections(), 2);
+        assert_eq!(side.groups.borrow().registry.snapshots().len(), 1);
+    }
+    assert_eq!(
+        second.client.rdma().link,
+        first.client.rdma().link,
+        "the link that the server has named"
+    );
+    assert_ne!(second.client.rdma().local, first.client.rdma().local);
+    assert_eq!(second.from_server.len(), 108);
+    assert_eq!(second.from_client.len(), 156 + 108);
+    assert_eq!(
+        second.server.asked(),
+        ["enter", "prepare", "confirm rkey", "bind"],
+        "keys before ACCEPT"
+    );
+    assert_eq!(
+        second.client.asked(),
+        ["enter", "prepare", "bind", "confirm rkey"],
+        "keys before CONFIRM"
+    );
+}
+
+#[test]
+fn a_full_group_is_not_joined() {
+    let mut server = rdma_host(SERVER);
+    rdma_of(&mut server).max_conns = 16;
+    let groups = [Rc::default(), Rc::default()];
+    let counts: Vec<_> = (0..33)
+        .map(|_| {
+            let mut pair = pair_in(rdma_host(CLIENT), server.clone(), groups.clone());
+            pair.run();
+            assert_eq!(
+                pair.client.established().first_contact,
+                pair.server.established().first_contact
+            );
+            pair.server.established().group
+        })
+        .collect();
+    for side in &groups {
+        let groups = side.borrow();
+        let held: Vec<_> = groups
+            .registry
+            .snapshots()
+            .iter()
+            .map(|group| group.connections)
+            .collect();
+        assert_eq!(held, [16, 16, 1]);
+    }
+    assert_ne!(counts[15], counts[16]);
+}
+
+#[test]
+fn a_full_table_means_a_new_group() {
+    let mut first = rdma_pair();
+    first.run();
+    let group = first.server.established().group;
+    let set_full = |is_full| {
+        let mut groups = first.server.groups.borrow_mut();
+        groups.registry.set_full(group, is_full);
+    };
+    set_full(true);
+    let mut second = again(&first);
+    second.run();
+    assert!(second.client.established().first_contact);
+    // The newest group with room is joined; that is the second now.
+    set_full(false);
+    let mut third = again(&first);
+    third.run();
+    assert_eq!(
+        third.server.established().group,
+        second.server.established().group
+    );
+}
+
+#[test]
+fn lost_link_group_is_out_of_sync_and_terminates_the_servers() {
+    let mut first = rdma_pair();
+    first.run();
+    let server = Rc::clone(&first.server.groups);
+    // The client's process forgot its groups.
+    let groups = [Rc::default(), Rc::clone(&server)];
+    let mut second = pair_in(rdma_host(CLIENT), rdma_host(SERVER), groups);
+    second.run();
+    assert_eq!(second.client.fallback(), local(DeclineCode::SYNCERR));
+    assert_eq!(second.server.fallback(), peer(DeclineCode::SYNCERR));
+    let group = first.server.established().group;
+    assert_eq!(server.borrow().terminated, [group]);
+    let (_, decline) = second.from_client.split_at(156);
+    let decline = Decline::parse(decline).unwrap();
+    assert!(decline.out_of_sync);
+    assert_eq!(decline.peer_id, peer_id(CLIENT));
+
+    let mut third = again(&second);
+    third.run();
+    assert!(third.client.established().first_contact);
+}
+
+#[test]
+fn a_link_that_the_client_does_not_know_is_out_of_sync() {
+    let mut first = rdma_pair();
+    first.run();
+    // The client has moved its connections to another link, the server uses the old one.
+    let group = first.client.established().group;
+    let other = Key::Rdma {
+        role: Role::Client,
+        version: Version::V2,
+        peer: peer_id(SERVER),
+        gid: RoceGid::from_ipv4(ip(SERVER)),
+        mac: None,
+        vlan: 0,
+        qpn: Qpn::new(0x999),
+    };
+    let groups = Rc::clone(&first.client.groups);
+    groups.borrow_mut().registry.set_keys(group, vec![other]);
+    let mut second = again(&first);
+    second.run();
+    assert_eq!(second.client.fallback(), local(DeclineCode::SYNCERR));
+}
+
+#[test]
+fn a_group_is_found_over_each_of_its_links() {
+    let mut first = rdma_pair();
+    first.run();
+    let group = first.server.established().group;
+    let key = |host: u8| Key::Rdma {
+        role: Role::Server,
+        version: Version::V2,
+        peer: peer_id(CLIENT),
+        gid: RoceGid::from_ipv4(ip(host)),
+        mac: None,
+        vlan: 0,
+        qpn: None,
+    };
+    let keys = vec![key(CLIENT), key(77)];
+    let groups = Rc::clone(&first.server.groups);
+    groups.borrow_mut().registry.set_keys(group, keys);
+    // The client comes over its other port.
+    let mut port = port(CLIENT);
+    port.address.gid = RoceGid::from_ipv4(ip(77));
+    let mut second = pair_in(
+        rdma_host_with(CLIENT, vec![port]),
+        rdma_host(SERVER),
+        [Rc::clone(&first.client.groups), Rc::clone(&groups)],
+    );
+    second.run();
+    assert_eq!(second.server.established().group, group);
+    assert_eq!(
+        second.client.established().group,
+        first.client.established().group
+    );
+}
+
+#[test]
+fn many_set_ups_at_once_share_one_group() {
+    let groups = [Rc::default(), Rc::default()];
+    let mut pairs: Vec<_> = (0..50)
+        .map(|_| pair_in(rdma_host(CLIENT), rdma_host(SERVER), groups.clone()))
+        .collect();
+    // All PROPOSALs arrive before any CONFIRM.
+    for pair in &mut pairs {
+        pair.client.settle(pair.now);
+        let bytes = pair.client.take_sent();
+        pair.server.receive(pair.now, &bytes, usize::MAX);
+    }
+    assert_eq!(groups[1].borrow().registry.waiting(), 49);
+    for pair in &mut pairs {
+        pair.settle();
+    }
+    let first_contacts = pairs
+        .iter()
+        .filter(|pair| pair.client.established().first_contact)
+        .count();
+    assert_eq!(first_contacts, 1);
+    for side in &groups {
+        assert_eq!(side.borrow().connections(), 50);
+        assert_eq!(side.borrow().registry.snapshots().len(), 1);
+    }
+}
+
+/// The server may tell of its new group before our own first contact has come to its end.
+#[test]
+fn client_waits_for_its_own_first_contact() {
+    let mut first = rdma_pair();
+    first.client.faults.stall = Some("confirm link");
+    first.settle();
+    assert!(first.server.established().first_contact);
+    let mut second = again(&first);
+    second.settle();
+    assert_eq!(second.client.machine.state(), Some("link group"));
+    let confirmed = Done::LinkConfirmed(Ok(()));
+    first.client.machine.handle_done(first.now, confirmed);
+    first.settle();
+    assert!(first.client.established().first_contact);
+    second.run();
+    assert!(!second.client.established().first_contact);
+}
+
+#[test]
+fn stalled_client_costs_the_others_two_seconds_and_nothing_else() {
+    let server = Rc::default();
+    let pair = || {
+        let groups = [Rc::default(), Rc::clone(&server)];
+        pair_in(rdma_host(CLIENT), rdma_host(SERVER), groups)
+    };
+    let mut stalled = pair();
+    stalled.client.faults.stall = Some("connect");
+    stalled.settle();
+    let mut other = pair();
+    other.settle();
+    assert_eq!(other.server.machine.state(), Some("link group"));
+    let before = other.now;
+    other.run();
+    assert!(other.server.established().first_contact);
+    assert_eq!(other.now - before, CREATOR_PATIENCE);
+    stalled.run();
+    assert_eq!(stalled.client.fallback(), local(DeclineCode::ERR_RDYLNK));
+    assert_eq!(stalled.server.fallback(), peer(DeclineCode::ERR_RDYLNK));
+    assert_eq!(server.borrow().connections(), 1);
+}
+
+#[test]
+fn rkey_that_is_not_confirmed() {
+    for failure in [
+        RkeyFailure::TimedOut,
+        RkeyFailure::Refused,
+        RkeyFailure::LinkDown,
+    ] {
+        let mut first = rdma_pair();
+        first.run();
+        let mut second = again(&first);
+        let faults = &mut second.server.faults.rdma;
+        faults.push_back(Done::RkeyConfirmed(Err(failure)));
+        second.run();
+        assert_eq!(second.server.fallback(), local(DeclineCode::ERR_REGBUF));
+        assert_eq!(second.client.fallback(), peer(DeclineCode::ERR_REGBUF));
+
+        let mut third = again(&first);
+        let faults = &mut third.client.faults.rdma;
+        faults.push_back(Done::RkeyConfirmed(Err(failure)));
+        third.run();
+        assert_eq!(third.client.fallback(), local(DeclineCode::ERR_REGBUF));
+        assert_eq!(third.server.fallback(), peer(DeclineCode::ERR_REGBUF));
+        assert!(!third.client.is_crossing_possible());
+        for side in [&third.client, &third.server] {
+            assert_eq!(side.groups.borrow().connections(), 1, "the first one");
+        }
+    }
+}
+
+#[test]
+fn link_that_is_gone() {
+    let mut first = rdma_pair();
+    first.run();
+    let no_link = || Done::RmbPrepared(Err(RmbError::NoLink));
+    let mut second = again(&first);
+    second.server.faults.rdma.push_back(no_link());
+    second.run();
+    assert_eq!(second.server.fallback(), local(DeclineCode::NOACTLINK));
+    assert_eq!(second.client.fallback(), peer(DeclineCode::NOACTLINK));
+
+    let mut third = again(&first);
+    third.client.faults.rdma.push_back(no_link());
+    third.run();
+    assert_eq!(third.client.fallback(), local(DeclineCode::NOSRVLINK));
+    assert_eq!(third.server.fallback(), peer(DeclineCode::NOSRVLINK));
+}
+
+/// After CONFIRM on a link that exists the client no longer looks at TCP.
+#[test]
+fn server_without_a_place_for_the_clients_buffer_aborts_on_reuse() {
+    let mut first = rdma_pair();
+    first.run();
+    let mut second = again(&first);
+    let full = Done::PeerBound(Err(TableFull::new()));
+    second.server.faults.rdma.push_back(full);
+    second.run();
+    second.client.established();
+    let aborted = Error::Closed(crate::error::How::Aborted);
+    assert_eq!(*second.server.error(), aborted);
+    assert_eq!(second.server.groups.borrow().connections(), 1);
+}
+
+#[test]
+fn group_that_ends_under_a_set_up() {
+    let mut first = rdma_pair();
+    first.run();
+    let mut second = again(&first);
+    second.server.faults.stall = Some("confirm rkey");
+    second.settle();
+    second.server.machine.handle_terminated(second.now);
+    second.run();
+    assert_eq!(second.server.fallback(), local(DeclineCode::NOACTLINK));
+    assert_eq!(second.client.fallback(), peer(DeclineCode::NOACTLINK));
+
+    let mut third = again(&first);
+    third.client.faults.stall = Some("confirm rkey");
+    third.settle();
+    third.client.machine.handle_terminated(third.now);
+    third.run();
+    assert_eq!(third.client.fallback(), local(DeclineCode::NOACTLINK));
+    assert_eq!(third.server.fallback(), peer(DeclineCode::NOACTLINK));
+}

@@ -1,0 +1,464 @@
+//! The server ladder for SMC-R, row by row.
+
+use smc_wire::Bounded;
+use smc_wire::clc::{Body, IpArea, RdmaEnd, Terms};
+use smc_wire::types::Offer as Types;
+
+use super::*;
+use crate::error::{How, PeerMisbehaved, Phase};
+
+struct Fixture {
+    server: Side,
+    now: Instant,
+}
+
+impl Fixture {
+    fn new(config: Config) -> Self {
+        let now = Instant::now();
+        let server = Server::new(now, Arc::new(config), path(SERVER));
+        Self {
+            server: Side::new(server),
+            now,
+        }
+    }
+
+    /// ACCEPT is sent.
+    fn accepted() -> (Self, AcceptConfirm) {
+        let mut f = Self::new(rdma_host(SERVER));
+        f.receive(&bytes(&rdma_proposal(&rdma_host(CLIENT))));
+        let accept = AcceptConfirm::parse(&f.server.take_sent()).unwrap();
+        (f, accept)
+    }
+
+    /// CONFIRM has come and the link is being confirmed.
+    fn confirming() -> Self {
+        let (mut f, _) = Self::accepted();
+        f.server.faults.stall = Some("confirm link");
+        f.receive(&accept_bytes(&confirm()));
+        assert_eq!(f.server.machine.state(), Some("CONFIRM LINK"));
+        f
+    }
+
+    fn receive(&mut self, bytes: &[u8]) {
+        self.server.receive(self.now, bytes, usize::MAX);
+        self.server.settle(self.now);
+    }
+
+    fn done(&mut self, done: Done) {
+        self.server.machine.handle_done(self.now, done);
+        self.server.settle(self.now);
+    }
+
+    fn wait(&mut self, wait: Duration) {
+        self.now += wait;
+        self.server.machine.handle_timeout(self.now);
+        self.server.settle(self.now);
+    }
+
+    fn declines(mut self, bytes: &[u8]) -> DeclineCode {
+        self.receive(bytes);
+        let decline = self.server.declined();
+        assert_eq!(self.server.fallback(), local(decline.diagnosis));
+        assert_eq!(decline.peer_id, peer_id(SERVER));
+        assert_eq!(self.server.groups.borrow().registry.snapshots(), []);
+        decline.diagnosis
+    }
+}
+
+/// What a client answers at first contact.
+fn confirm() -> AcceptConfirm {
+    let mut pair = rdma_pair();
+    pair.run();
+    pair.confirms().remove(0)
+}
+
+fn with_parts(change: impl FnOnce(&mut smc_wire::clc::FirstContact)) -> Vec<u8> {
+    let mut confirm = confirm();
+    if let Terms::V2 {
+        first_contact: Some(parts),
+        ..
+    } = &mut confirm.terms
+    {
+        change(parts);
+    }
+    accept_bytes(&confirm)
+}
+
+fn with_end(change: impl FnOnce(&mut RdmaEnd)) -> Vec<u8> {
+    let mut confirm = confirm();
+    if let Body::R(end) = &mut confirm.body {
+        change(end);
+    }
+    accept_bytes(&confirm)
+}
+
+fn declined(proposal: &Proposal) -> DeclineCode {
+    Fixture::new(rdma_host(SERVER)).declines(&bytes(proposal))
+}
+
+/// A PROPOSAL of a host with SMC-R v1, and v2 with these UEIDs.
+fn both_versions(ueids: &[&str]) -> Proposal {
+    let mut config = rdma_host_with(CLIENT, vec![port_v1(CLIENT), port(CLIENT)]);
+    config.ueids = ueids.iter().map(|name| ueid(name)).collect();
+    rdma_proposal(&config)
+}
+
+#[test]
+fn s6_screening() {
+    let mut proposal = rdma_proposal(&rdma_host(CLIENT));
+    proposal.ext.as_mut().unwrap().ueids = Bounded::new();
+    assert_eq!(declined(&proposal), DeclineCode::NOUEID);
+}
+
+#[test]
+fn s7_limits() {
+    for (conns, links, code) in [
+        (15, 2, DeclineCode::MAXCONNERR),
+        (16, 0, DeclineCode::MAXLINKERR),
+    ] {
+        let mut proposal = rdma_proposal(&rdma_host(CLIENT));
+        let ext = proposal.ext.as_mut().unwrap();
+        (ext.max_conns, ext.max_links) = (conns, links);
+        assert_eq!(declined(&proposal), code);
+    }
+}
+
+#[test]
+fn s9_no_common_ueid_has_no_reason_of_its_own() {
+    let mut proposal = rdma_proposal(&rdma_host(CLIENT));
+    let ext = proposal.ext.as_mut().unwrap();
+    ext.ueids = Bounded::from_iter_lossy([ueid("OTHER")]);
+    assert_eq!(declined(&proposal), DeclineCode::NOSMCDEV);
+}
+
+#[test]
+fn s9_no_port_or_no_route() {
+    let proposal = rdma_proposal(&rdma_host(CLIENT));
+    let mut without = rdma_host(SERVER);
+    rdma_of(&mut without).ports.clear();
+    let f = Fixture::new(without);
+    assert_eq!(f.declines(&bytes(&proposal)), DeclineCode::NOSMCRDEV);
+
+    for gid in [
+        RoceGid::from_ipv4(Ipv4Addr::new(10, 77, 0, 2)),
+        RoceGid::ZERO,
+    ] {
+        let mut proposal = proposal.clone();
+        proposal.ext.as_mut().unwrap().gid = gid;
+        assert_eq!(declined(&proposal), DeclineCode::NOSMCRDEV);
+    }
+}
+
+#[test]
+fn s9_version_1_comes_last() {
+    let server = || rdma_host_with(SERVER, vec![port_v1(SERVER), port(SERVER)]);
+    let accepted = |proposal: &Proposal| {
+        let mut f = Fixture::new(server());
+        f.receive(&bytes(proposal));
+        AcceptConfirm::parse(&f.server.take_sent()).unwrap()
+    };
+    let with_eid = accepted(&both_versions(&["EXAMPLE"]));
+    assert!(with_eid.version().is_v2(), "version 2 if both can");
+    assert!(!accepted(&both_versions(&["OTHER"])).version().is_v2());
+
+    // Version 1 needs a common subnet; if that is missing it is the reason.
+    let mut elsewhere = both_versions(&["OTHER"]);
+    elsewhere.ip = Some(IpArea::v4(Ipv4Addr::new(10, 77, 0, 0), 24));
+    let f = Fixture::new(server());
+    assert_eq!(f.declines(&bytes(&elsewhere)), DeclineCode::DIFFPREFIX);
+    let mut elsewhere = both_versions(&["EXAMPLE"]);
+    elsewhere.ip = Some(IpArea::v4(Ipv4Addr::new(10, 77, 0, 0), 24));
+    assert!(accepted(&elsewhere).version().is_v2());
+
+    // Nothing but version 2 on this side.
+    let mut only_v1 = both_versions(&["OTHER"]);
+    (only_v1.v2, only_v1.ext) = (Types::Neither, None);
+    assert_eq!(declined(&only_v1), DeclineCode::NOSMCDEV);
+}
+
+#[test]
+fn s9_version_1_after_a_failure_in_version_2() {
+    let mut f = Fixture::new(rdma_host_with(SERVER, vec![port(SERVER), port_v1(SERVER)]));
+    let none = Done::LinkOpened(Err(DeviceError::Exhausted));
+    f.server.faults.rdma.push_back(none);
+    f.receive(&bytes(&both_versions(&["EXAMPLE"])));
+    let accept = AcceptConfirm::parse(&f.server.take_sent()).unwrap();
+    assert!(!accept.version().is_v2());
+    assert_eq!(f.server.discards, 1);
+    assert_eq!(f.server.groups.borrow().connections(), 1);
+}
+
+#[test]
+fn s9_work_that_fails() {
+    let proposal = bytes(&rdma_proposal(&rdma_host(CLIENT)));
+    let cases = [
+        (
+            Done::LinkOpened(Err(DeviceError::Invalid("address"))),
+            DeclineCode::INTERR,
+        ),
+        (
+            Done::LinkOpened(Err(DeviceError::Exhausted)),
+            DeclineCode::MEM,
+        ),
+        (
+            Done::RmbPrepared(Err(DeviceError::Exhausted.into())),
+            DeclineCode::MEM,
+        ),
+        (
+            Done::RmbPrepared(Err(RmbError::NoLink)),
+            DeclineCode::NOACTLINK,
+        ),
+    ];
+    for (done, code) in cases {
+        let mut f = Fixture::new(rdma_host(SERVER));
+        f.server.faults.rdma.push_back(done);
+        assert_eq!(f.declines(&proposal), code);
+    }
+    let mut f = Fixture::new(rdma_host(SERVER));
+    let short = || Done::RmbPrepared(Err(DeviceError::NoMemory.into()));
+    f.server.faults.rdma.extend([short(), short()]);
+    f.receive(&proposal);
+    let accept = AcceptConfirm::parse(&f.server.take_sent()).unwrap();
+    assert_eq!(accept.body.size(), SizeCode::MIN);
+}
+
+#[test]
+fn s9_stalled_work_ends_in_a_decline_before_the_client_gives_up() {
+    for (stall, code) in [
+        ("enter", DeclineCode::INTERR),
+        ("open link", DeclineCode::INTERR),
+        ("prepare", DeclineCode::MEM),
+    ] {
+        let mut pair = rdma_pair();
+        pair.server.faults.stall = Some(stall);
+        let start = pair.now;
+        pair.run();
+        assert_eq!(pair.now - start, WORK_TIMEOUT);
+        assert_eq!(pair.server.fallback(), local(code));
+        assert_eq!(pair.client.fallback(), peer(code));
+    }
+    let mut first = rdma_pair();
+    first.run();
+    let mut pair = again(&first);
+    pair.server.faults.stall = Some("confirm rkey");
+    pair.run();
+    assert_eq!(pair.client.fallback(), peer(DeclineCode::ERR_REGBUF));
+}
+
+#[test]
+fn s12_silent_client() {
+    let (mut f, _) = Fixture::accepted();
+    f.wait(CLC_TIMEOUT);
+    assert_eq!(*f.server.error(), Error::TimedOut(Phase::Confirm));
+    assert_eq!(f.server.groups.borrow().registry.snapshots(), []);
+}
+
+#[test]
+fn s13_confirm_has_to_repeat_accept() {
+    let cases = [
+        (
+            with_parts(|parts| {
+                parts.release = Release::V2_0;
+                (parts.max_conns, parts.max_links) = (0, 0);
+                parts.features = FeatureMask::empty();
+            }),
+            DeclineCode::RELEASEERR,
+        ),
+        (
+            with_parts(|parts| parts.max_conns = 16),
+            DeclineCode::MAXCONNERR,
+        ),
+        (
+            with_parts(|parts| parts.max_links = 1),
+            DeclineCode::MAXLINKERR,
+        ),
+    ];
+    for (confirm, code) in cases {
+        let (f, _) = Fixture::accepted();
+        assert_eq!(f.declines(&confirm), code);
+    }
+    // Not compared: the flag of CONFIRM, and the list of GIDs.
+    let mut bare = confirm();
+    if let Terms::V2 { first_contact, .. } = &mut bare.terms {
+        *first_contact = None;
+    }
+    for confirm in [accept_bytes(&bare), with_parts(|parts| parts.gids = None)] {
+        let (mut f, _) = Fixture::accepted();
+        f.receive(&confirm);
+        assert!(f.server.established().first_contact);
+    }
+}
+
+#[test]
+fn s13_confirm_that_makes_no_sense() {
+    let mut v1 = confirm();
+    v1.terms = Terms::V1 {
+        first_contact: true,
+    };
+    let cases = [
+        (
+            with_end(|end| end.rmbe_index = 0),
+            PeerMisbehaved::BadBuffer,
+        ),
+        (
+            with_end(|end| end.mtu = MtuCode::from_low_nibble(9)),
+            PeerMisbehaved::BadLink,
+        ),
+        (accept_bytes(&v1), PeerMisbehaved::UnexpectedMessage),
+    ];
+    for (confirm, what) in cases {
+        let (mut f, _) = Fixture::accepted();
+        f.receive(&confirm);
+        assert_eq!(*f.server.error(), what.into());
+    }
+}
+
+#[test]
+fn s14_addresses_are_those_of_the_proposal() {
+    let (mut f, _) = Fixture::accepted();
+    f.receive(&with_end(|end| {
+        end.gid = RoceGid::from_ipv4(ip(99));
+        end.mac = mac(99);
+    }));
+    let told = f.server.rdma().peer;
+    assert_eq!(
+        (told.gid, told.mac),
+        (RoceGid::from_ipv4(ip(CLIENT)), mac(CLIENT))
+    );
+
+    // Linux leaves the MAC out without version 1; the one of CONFIRM is better than none.
+    let mut proposal = rdma_proposal(&rdma_host(CLIENT));
+    (proposal.peer_id, proposal.gid) = (PeerId::ZERO, RoceGid::ZERO);
+    proposal.mac = Mac::ZERO;
+    let mut f = Fixture::new(rdma_host(SERVER));
+    f.receive(&bytes(&proposal));
+    f.receive(&accept_bytes(&confirm()));
+    let told = f.server.rdma().peer;
+    assert_eq!(
+        (told.gid, told.mac),
+        (RoceGid::from_ipv4(ip(CLIENT)), mac(CLIENT))
+    );
+}
+
+#[test]
+fn s14_work_that_fails() {
+    for (done, code) in [
+        (
+            Done::PeerBound(Err(TableFull::new())),
+            DeclineCode::ERR_RTOK,
+        ),
+        (
+            Done::LinkConnected(Err(DeviceError::Invalid("address"))),
+            DeclineCode::ERR_RDYLNK,
+        ),
+    ] {
+        let mut pair = rdma_pair();
+        // The client waits for CONFIRM LINK meanwhile.
+        pair.client.faults.stall = Some("confirm link");
+        pair.server.faults.rdma.push_back(done);
+        pair.run();
+        assert_eq!(pair.server.fallback(), local(code));
+        assert_eq!(pair.client.fallback(), peer(code));
+        for side in [&pair.client, &pair.server] {
+            assert_eq!(side.groups.borrow().registry.snapshots(), []);
+        }
+    }
+}
+
+#[test]
+fn s14_link_that_is_not_confirmed() {
+    for failure in [ConfirmFailure::TimedOut, ConfirmFailure::LinkDown] {
+        let mut f = Fixture::confirming();
+        f.done(Done::LinkConfirmed(Err(failure)));
+        assert_eq!(f.server.outcome, None, "the client may say why");
+        f.wait(LATE_DECLINE_TIMEOUT);
+        assert_eq!(f.server.fallback(), local(DeclineCode::TIMEOUT_CL));
+        assert!(f.server.is_crossing_possible());
+    }
+    let mut f = Fixture::confirming();
+    f.done(Done::LinkConfirmed(Err(ConfirmFailure::Eyecatchers)));
+    assert_eq!(f.server.fallback(), local(DeclineCode::RMBE_EC));
+    assert!(f.server.is_crossing_possible());
+}
+
+#[test]
+fn s14_client_declines_meanwhile() {
+    let decline = Decline::new(
+        Version::V2,
+        DeclineCode::RMBE_EC,
+        smc_wire::types::OsType::LINUX,
+    );
+    let mut bytes = vec![0; decline.encoded_len()];
+    decline.emit(&mut bytes).unwrap();
+    for late in [false, true] {
+        let mut f = Fixture::confirming();
+        if late {
+            f.done(Done::LinkConfirmed(Err(ConfirmFailure::TimedOut)));
+        }
+        f.receive(&bytes);
+        assert_eq!(f.server.fallback(), peer(DeclineCode::RMBE_EC));
+        assert!(!f.server.is_crossing_possible());
+        assert_eq!(f.server.groups.borrow().registry.snapshots(), []);
+    }
+}
+
+/// The client's application may be through before we have heard that the link stands.
+#[test]
+fn s14_tcp_may_be_closed_early() {
+    let mut f = Fixture::confirming();
+    f.server.machine.handle_closed();
+    f.done(Done::LinkConfirmed(Ok(())));
+    assert!(f.server.established().first_contact);
+
+    let mut f = Fixture::confirming();
+    f.server.machine.handle_closed();
+    f.done(Done::LinkConfirmed(Err(ConfirmFailure::TimedOut)));
+    assert_eq!(*f.server.error(), Error::Closed(How::DuringHandshake));
+}
+
+#[test]
+fn s14_group_that_ends_under_a_set_up() {
+    let mut f = Fixture::confirming();
+    f.server.machine.handle_terminated(f.now);
+    f.wait(LATE_DECLINE_TIMEOUT);
+    assert_eq!(f.server.fallback(), local(DeclineCode::TIMEOUT_CL));
+
+    let (mut f, _) = Fixture::accepted();
+    f.server.machine.handle_terminated(f.now);
+    f.server.settle(f.now);
+    assert_eq!(*f.server.error(), Error::Closed(How::Aborted));
+
+    for stall in ["bind", "connect"] {
+        let (mut f, _) = Fixture::accepted();
+        f.server.faults.stall = Some(stall);
+        f.receive(&accept_bytes(&confirm()));
+        f.server.machine.handle_terminated(f.now);
+        f.server.settle(f.now);
+        assert_eq!(f.server.fallback(), local(DeclineCode::NOACTLINK));
+    }
+}
+
+/// Both sides run into their time-outs: whoever is first is heard by the other, and if their
+/// DECLINEs cross, both know that it can happen.
+#[test]
+fn s14_declines_that_cross() {
+    let mut pair = rdma_pair();
+    pair.client.faults.stall = Some("confirm link");
+    pair.server.faults.stall = Some("confirm link");
+    pair.settle();
+    let late = || Done::LinkConfirmed(Err(ConfirmFailure::TimedOut));
+    pair.client.machine.handle_done(pair.now, late());
+    pair.server.machine.handle_done(pair.now, late());
+    let now = pair.now + LATE_DECLINE_TIMEOUT;
+    for side in [&mut pair.client, &mut pair.server] {
+        side.settle(pair.now);
+        side.machine.handle_timeout(now);
+        side.settle(now);
+        assert_eq!(side.fallback(), local(DeclineCode::TIMEOUT_CL));
+        assert!(side.is_crossing_possible());
+        let mut filter = CrossingDecline::new(now);
+        let crossed = side.take_sent();
+        assert_eq!(filter.handle_bytes(&crossed), crossed.len());
+        assert_eq!(filter.release(), Some(Vec::new()));
+    }
+}
