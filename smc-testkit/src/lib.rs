@@ -1,17 +1,20 @@
 //! What an author of an SMC transport needs as a dev-dependency: a judge for devices, a machine
 //! to run whole streams on, and things that go wrong on purpose.
 //!
-//! - [`conformance`]: every rule that an SMC-D device has to keep, as a test of its own. One line
-//!   in the provider's tests makes them all: [`conformance_suite!`].
+//! - [`conformance`]: every rule that a device has to keep, as a test of its own. One line in the
+//!   provider's tests makes them all: [`conformance_suite!`] for SMC-D, [`rdma_conformance_suite!`]
+//!   for SMC-R.
 //! - [`memory_device`]: an SMC-D fabric inside one process, in safe code, for simulations and as
 //!   the example of a device that keeps the rules.
+//! - [`memory_rdma`]: an SMC-R fabric inside one process, with everything that can go wrong on it.
 //! - [`middleware`]: devices around devices, that tell what happens ([`middleware::Trace`]) or
 //!   make it go wrong ([`middleware::Fault`]).
 //! - [`runtime`]: a runtime with a virtual clock and TCP in memory, whose every run follows from a
 //!   seed and which names who waits for what when nothing can go on.
 //! - [`model`]: random use of a stream, judged by an oracle that knows what was written.
 //!
-//! They fit together: streams over [`memory_device::MemDevice`]s, wrapped in
+//! They fit together: streams over [`memory_device::MemDevice`]s (or
+//! [`memory_rdma::MemoryRdma`]), wrapped in
 //! [`middleware::Fault`], on a [`runtime::VirtualRuntime`], used by [`model::run`], are a test
 //! of everything above the device; the conformance suite is the test of what is below.
 //!
@@ -33,6 +36,7 @@
 
 pub mod conformance;
 pub mod memory_device;
+pub mod memory_rdma;
 pub mod middleware;
 pub mod model;
 mod rng;

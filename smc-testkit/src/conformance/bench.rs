@@ -4,7 +4,7 @@ use std::any::Any;
 use std::fmt;
 use std::future::Future;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,8 +13,8 @@ use smc_core::device::{Attachment, DeviceError, Dmb, Nocopy};
 use smc_core::mem::Region;
 use smc_wire::types::{DmbToken, Gid};
 
-use super::node::Node;
-use super::provider::{Effort, Kill, Pair, Provider, Remove, Skip};
+use super::node::{Kind, Node};
+use super::provider::{Between, Cut, Effort, Kill, Pair, Port, Provider, Remove, Skip};
 
 /// How a check ends.
 pub(super) type Verdict = Result<(), Stop>;
@@ -61,41 +61,91 @@ impl<T, E: fmt::Display> OrFail<T> for Result<T, E> {
 pub(super) struct Bench<'p> {
     pub(super) provider: &'p dyn Provider,
     pub(super) third: Option<Node>,
-    pub(super) remove: Option<Remove>,
+    pub(super) between: Option<Between>,
+    kind: Kind,
     ours: Node,
-    /// Until it is killed.
-    peer: Option<Node>,
-    kill: Option<Kill>,
+    peer: Peer,
+    /// Behind a lock so that threads of a check can share the bench.
+    extras: Mutex<Extras>,
+}
+
+/// What the provider gave besides the devices.
+pub(super) struct Extras {
+    pub(super) kill: Option<Kill>,
+    pub(super) remove: Option<Remove>,
+    pub(super) cut: Option<Cut>,
+    pub(super) port: Option<Port>,
     _kept: Vec<Box<dyn Any + Send>>,
 }
 
+/// Who is at the other end.
+enum Peer {
+    Other(Node),
+    /// The one device has to do.
+    Ourselves,
+    Killed,
+}
+
+impl Peer {
+    /// The peer, if it is a device of its own.
+    fn other(&self) -> Option<&Node> {
+        match self {
+            Self::Other(node) => Some(node),
+            _ => None,
+        }
+    }
+}
+
 impl<'p> Bench<'p> {
-    pub(super) fn new(provider: &'p dyn Provider) -> Result<Self, Stop> {
-        Self::over(provider, provider.pair())
+    pub(super) fn new(provider: &'p dyn Provider, kind: Kind) -> Result<Self, Stop> {
+        Self::over(provider, kind, provider.pair())
     }
 
     /// Devices with few buffers, if the provider can make them.
     pub(super) fn with_limit(&self, dmbs: usize) -> Result<Self, Stop> {
-        Self::over(self.provider, self.provider.pair_with_limit(dmbs))
+        Self::over(
+            self.provider,
+            self.kind,
+            self.provider.pair_with_limit(dmbs),
+        )
+    }
+
+    /// Devices with few queue pairs, if the provider can make them.
+    pub(super) fn with_links(&self, links: usize) -> Result<Self, Stop> {
+        Self::over(
+            self.provider,
+            self.kind,
+            self.provider.pair_with_links(links),
+        )
     }
 
     fn over(
         provider: &'p dyn Provider,
+        kind: Kind,
         pair: impl Future<Output = Result<Pair, Skip>> + Send,
     ) -> Result<Self, Stop> {
         let pair = run(provider, pair).map_err(|why| Stop::Skip(why.to_string()))?;
         let patience = provider.effort().patience;
+        let node = |device| Node::new(device, kind, patience);
+        let is_alone = Arc::ptr_eq(&pair.ours, &pair.peer);
         Ok(Self {
             provider,
-            third: pair
-                .third
-                .map(|device| Node::new(device, patience))
-                .transpose()?,
-            remove: pair.remove,
-            ours: Node::new(pair.ours, patience)?,
-            peer: Some(Node::new(pair.peer, patience)?),
-            kill: pair.kill,
-            _kept: pair.kept,
+            kind,
+            third: pair.third.map(node).transpose()?,
+            between: pair.between,
+            ours: node(pair.ours)?,
+            peer: if is_alone {
+                Peer::Ourselves
+            } else {
+                Peer::Other(node(pair.peer)?)
+            },
+            extras: Mutex::new(Extras {
+                kill: pair.kill,
+                remove: pair.remove,
+                cut: pair.cut,
+                port: pair.port,
+                _kept: pair.kept,
+            }),
         })
     }
 
@@ -106,9 +156,17 @@ impl<'p> Bench<'p> {
 
     /// The device at the other end.
     pub(super) fn peer(&self) -> &Node {
-        self.peer
-            .as_ref()
-            .expect("a check that kills the peer does not use it afterwards")
+        match &self.peer {
+            Peer::Other(node) => node,
+            Peer::Ourselves => &self.ours,
+            Peer::Killed => panic!("a check that kills the peer does not use it afterwards"),
+        }
+    }
+
+    pub(super) fn extras(&mut self) -> &mut Extras {
+        self.extras
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn effort(&self) -> Effort {
@@ -133,15 +191,23 @@ impl<'p> Bench<'p> {
             .map_or_else(|| skip("the device has no nocopy"), Ok)
     }
 
-    /// Ends the peer's device; gives the GID it had.
-    pub(super) fn kill_peer(&mut self) -> Result<Gid, Stop> {
-        let Some(kill) = self.kill.take() else {
+    /// Ends the peer's device.
+    pub(super) fn kill_peer(&mut self) -> Verdict {
+        let Some(kill) = self.extras().kill.take() else {
             return skip("the provider does not say how to kill a device");
         };
-        let peer = self.peer.take().expect("a peer is killed once");
-        let gid = peer.gid();
-        kill(peer.into_device());
-        Ok(gid)
+        match std::mem::replace(&mut self.peer, Peer::Killed) {
+            Peer::Other(peer) => {
+                kill(peer.into_device());
+                Ok(())
+            }
+            _ => skip("there is only one device"),
+        }
+    }
+
+    /// Whether the peer is the same device.
+    pub(super) fn is_alone(&self) -> bool {
+        matches!(self.peer, Peer::Ourselves)
     }
 
     /// Runs a set-up call while all devices are drained, as their drivers would.
@@ -150,7 +216,7 @@ impl<'p> Bench<'p> {
         what: &str,
         call: impl Future<Output = T> + Send,
     ) -> Result<T, Stop> {
-        let nodes = [Some(&self.ours), self.peer.as_ref(), self.third.as_ref()];
+        let nodes = self.nodes();
         let deadline = Instant::now() + self.patience();
         let driven = Driven {
             call: pin!(call),
@@ -208,11 +274,19 @@ impl<'p> Bench<'p> {
                 return Ok(());
             }
             ensure!(Instant::now() < deadline, "not in time: {what}");
-            for node in [Some(&self.ours), self.peer.as_ref(), self.third.as_ref()] {
-                node.map_or(Ok(0), Node::drain)?;
-            }
+            self.drain_all()?;
             thread::yield_now();
         }
+    }
+
+    /// Drains all devices once.
+    pub(super) fn drain_all(&self) -> Verdict {
+        let mut nodes = self.nodes().into_iter().flatten();
+        nodes.try_for_each(|node| node.drain().map(drop))
+    }
+
+    fn nodes(&self) -> [Option<&Node>; 3] {
+        [Some(&self.ours), self.peer.other(), self.third.as_ref()]
     }
 }
 

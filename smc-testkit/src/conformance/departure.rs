@@ -18,7 +18,8 @@ pub(super) fn a_dead_peer_is_reported_once(bench: &mut Bench<'_>) -> Verdict {
     ours.drain()?;
     ours.arm()?;
     ours.drain()?;
-    let gid = bench.kill_peer()?;
+    let gid = bench.peer().gid();
+    bench.kill_peer()?;
     let ours = bench.ours();
     if ours.count(Event::PeerGone(gid)) == 0 {
         ensure!(
@@ -39,7 +40,8 @@ pub(super) fn moves_to_a_dead_peer_fail(bench: &mut Bench<'_>) -> Verdict {
     let (to_us, to_peer) = meet(bench)?;
     let token = to_peer.token();
     drop(to_peer);
-    let gid = bench.kill_peer()?;
+    let gid = bench.peer().gid();
+    bench.kill_peer()?;
     expect_gone(bench, gid)?;
     for signal in [Signal::No, Signal::Yes] {
         match bench.ours().try_put(token, 0, &[&[1; 32]], signal)? {
@@ -55,7 +57,8 @@ pub(super) fn moves_to_a_dead_peer_fail(bench: &mut Bench<'_>) -> Verdict {
 pub(super) fn a_dead_peer_is_unreachable(bench: &mut Bench<'_>) -> Verdict {
     let dmbs = meet(bench)?;
     drop(dmbs);
-    let gid = bench.kill_peer()?;
+    let gid = bench.peer().gid();
+    bench.kill_peer()?;
     expect_gone(bench, gid)?;
     let result = bench.reach(bench.ours(), gid)?;
     ensure!(result.is_err(), "the dead peer {gid} is reached");
@@ -73,7 +76,8 @@ pub(super) fn buffers_outlive_a_dead_peer(bench: &mut Bench<'_>) -> Verdict {
             .all(|byte| *byte == 0xa5))
     })?;
     drop(to_peer);
-    let gid = bench.kill_peer()?;
+    let gid = bench.peer().gid();
+    bench.kill_peer()?;
     expect_gone(bench, gid)?;
     let intact = bytes(to_us.region(), 32, 9000)?
         .iter()
@@ -96,7 +100,8 @@ pub(super) fn attachments_outlive_a_dead_peer(bench: &mut Bench<'_>) -> Verdict 
         .copy_in(0, &[0x3c; SMALL])
         .or_fail("write")?;
     drop((to_us, to_peer));
-    let gid = bench.kill_peer()?;
+    let gid = bench.peer().gid();
+    bench.kill_peer()?;
     expect_gone(bench, gid)?;
     let intact = content(attached.region())?.iter().all(|byte| *byte == 0x3c);
     ensure!(intact, "attached memory changed when its owner died");
@@ -116,7 +121,8 @@ pub(super) fn others_survive_a_dead_peer(bench: &mut Bench<'_>) -> Verdict {
     let dmbs = meet(bench)?;
     let kept = bench.buffer(bench.ours(), bench.third()?, SMALL)?;
     drop(dmbs);
-    let gid = bench.kill_peer()?;
+    let gid = bench.peer().gid();
+    bench.kill_peer()?;
     expect_gone(bench, gid)?;
     let (ours, third) = (bench.ours(), bench.third()?);
     let gone = ours.count(Event::PeerGone(third.gid()));
@@ -130,7 +136,7 @@ pub(super) fn others_survive_a_dead_peer(bench: &mut Bench<'_>) -> Verdict {
 }
 
 pub(super) fn a_removed_device_says_so(bench: &mut Bench<'_>) -> Verdict {
-    let Some(remove) = bench.remove.take() else {
+    let Some(remove) = bench.extras().remove.take() else {
         return skip("the provider does not say how to remove a device");
     };
     let (to_us, to_peer) = meet(bench)?;

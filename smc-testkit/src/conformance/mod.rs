@@ -1,4 +1,4 @@
-//! The rules that an SMC-D device has to keep, as tests.
+//! The rules that an SMC-D device has to keep, as tests; for SMC-R devices see [`rdma`].
 //!
 //! A provider shows how to make two of its devices that can reach each other ([`Provider`]) and
 //! names it once; every rule becomes a test of its own, so that a failure names the rule:
@@ -50,6 +50,7 @@ mod moves;
 mod node;
 mod order;
 mod provider;
+pub mod rdma;
 mod signals;
 mod wakeups;
 
@@ -59,6 +60,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use bench::{Bench, Stop, Verdict};
+use node::Kind;
 
 /// One rule with the test of it.
 #[derive(Clone, Copy, Debug)]
@@ -68,6 +70,7 @@ pub struct Check {
     pub name: &'static str,
     /// What a device has to do, in a sentence.
     pub rule: &'static str,
+    kind: Kind,
     run: fn(&mut Bench<'_>) -> Verdict,
 }
 
@@ -75,7 +78,7 @@ impl Check {
     /// Tests a fresh pair of devices.
     #[must_use]
     pub fn run(&self, provider: &dyn Provider) -> Outcome {
-        let attempt = || match Bench::new(provider) {
+        let attempt = || match Bench::new(provider, self.kind) {
             Ok(mut bench) => (self.run)(&mut bench),
             Err(stop) => Err(stop),
         };
@@ -150,11 +153,14 @@ impl fmt::Display for Report {
 /// Runs every check, each with fresh devices, and reports.
 #[must_use]
 pub fn run_all(provider: &dyn Provider) -> Report {
-    let outcomes = CHECKS
-        .iter()
-        .map(|check| (*check, check.run(provider)))
-        .collect();
-    Report { outcomes }
+    run_each(CHECKS, provider)
+}
+
+fn run_each(checks: &[Check], provider: &dyn Provider) -> Report {
+    let outcomes = checks.iter().map(|check| (*check, check.run(provider)));
+    Report {
+        outcomes: outcomes.collect(),
+    }
 }
 
 /// Runs one check as a test: panics if it fails, prints why if it is skipped.
@@ -163,7 +169,11 @@ pub fn run_all(provider: &dyn Provider) -> Report {
 ///
 /// When the device breaks the rule, or there is no check of this name.
 pub fn assert_conforms(name: &str, provider: &dyn Provider) {
-    let check = CHECKS.iter().find(|check| check.name == name);
+    assert_check(CHECKS, name, provider);
+}
+
+fn assert_check(checks: &[Check], name: &str, provider: &dyn Provider) {
+    let check = checks.iter().find(|check| check.name == name);
     let check = check.unwrap_or_else(|| panic!("no conformance check is called {name}"));
     match check.run(provider) {
         Outcome::Passed => {}
@@ -178,38 +188,45 @@ pub fn assert_conforms(name: &str, provider: &dyn Provider) {
 #[macro_export]
 macro_rules! conformance_suite {
     ($provider:expr $(,)?) => {
-        $crate::__conformance_checks!([$crate::__conformance_tests] $provider);
+        $crate::__conformance_checks!([$crate::__conformance_tests](
+            $crate::conformance::assert_conforms,
+            $provider
+        ));
     };
 }
 
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __conformance_tests {
-    ($provider:expr; $($room:ident { $($name:ident: $rule:literal,)* })*) => {
+    (($assert:path, $provider:expr); $($room:ident { $($name:ident: $rule:literal,)* })*) => {
         $($(
             #[doc = $rule]
             #[test]
             fn $name() {
-                $crate::conformance::assert_conforms(stringify!($name), &$provider);
+                $assert(stringify!($name), &$provider);
             }
         )*)*
     };
 }
 
 macro_rules! check_table {
-    ($unused:expr; $($room:ident { $($name:ident: $rule:literal,)* })*) => {
+    ($kind:ident; $($room:ident { $($name:ident: $rule:literal,)* })*) => {
         /// Every rule, in the order in which [`run_all`] tests them.
-        pub const CHECKS: &[Check] = &[
-            $($(Check { name: stringify!($name), rule: $rule, run: $room::$name },)*)*
-        ];
+        pub const CHECKS: &[Check] = &[$($(Check {
+            name: stringify!($name),
+            rule: $rule,
+            kind: Kind::$kind,
+            run: $room::$name,
+        },)*)*];
     };
 }
+use check_table;
 
 /// The one list of rules; hands it to the macro in brackets, behind the argument.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __conformance_checks {
-    ([$($then:tt)*] $argument:expr) => { $($then)*! { $argument;
+    ([$($then:tt)*] $argument:tt) => { $($then)*! { $argument;
         identity {
             a_device_has_a_name: "The identity has a name and does not change.",
             limits_allow_at_least_one_buffer: "A device can hold a buffer of 16 KiB or more.",
@@ -372,7 +389,7 @@ macro_rules! __conformance_checks {
     } };
 }
 
-__conformance_checks!([check_table]());
+__conformance_checks!([check_table] Direct);
 
 fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
     panic

@@ -8,10 +8,21 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use smc_core::device::{Attachment, Device, Direct, Doorbell, Event, Fabric, Signal, SubmitError};
+use smc_core::device::{
+    Attachment, Device, Direct, Doorbell, Event, Fabric, Rdma, Signal, SubmitError,
+};
 use smc_wire::types::{DmbToken, Gid};
 
 use super::bench::{OrFail, Stop, Verdict, ensure, fail};
+
+/// Which surface of a device is looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// SMC-D.
+    Direct,
+    /// SMC-R.
+    Rdma,
+}
 
 /// One device and what it has reported.
 #[derive(Debug)]
@@ -23,9 +34,15 @@ pub(super) struct Node {
 }
 
 impl Node {
-    pub(super) fn new(device: Arc<dyn Device>, patience: Duration) -> Result<Self, Stop> {
-        if !matches!(device.fabric(), Fabric::Direct(_)) {
-            return fail("the device is not an SMC-D device");
+    pub(super) fn new(
+        device: Arc<dyn Device>,
+        kind: Kind,
+        patience: Duration,
+    ) -> Result<Self, Stop> {
+        match (kind, device.fabric()) {
+            (Kind::Direct, Fabric::Direct(_)) | (Kind::Rdma, Fabric::Rdma(_)) => {}
+            (Kind::Direct, _) => return fail("the device is not an SMC-D device"),
+            (Kind::Rdma, _) => return fail("the device is not an SMC-R device"),
         }
         Ok(Self {
             device,
@@ -46,6 +63,13 @@ impl Node {
     pub(super) fn direct(&self) -> &dyn Direct {
         match self.device.fabric() {
             Fabric::Direct(direct) => direct,
+            _ => unreachable!("looked at on construction"),
+        }
+    }
+
+    pub(super) fn rdma(&self) -> &dyn Rdma {
+        match self.device.fabric() {
+            Fabric::Rdma(rdma) => rdma,
             _ => unreachable!("looked at on construction"),
         }
     }
@@ -179,6 +203,20 @@ impl Node {
         Ok(())
     }
 
+    /// Takes the first event that `pick` makes something of.
+    pub(super) fn take<T>(&self, mut pick: impl FnMut(&Event) -> Option<T>) -> Option<T> {
+        let mut news = self.news();
+        let mut events = news.iter().enumerate();
+        let (at, found) = events.find_map(|(at, event)| Some((at, pick(event)?)))?;
+        news.remove(at);
+        Some(found)
+    }
+
+    /// How many events there are of a sort.
+    pub(super) fn count_if(&self, is_counted: impl Fn(&Event) -> bool) -> usize {
+        self.news().iter().filter(|event| is_counted(event)).count()
+    }
+
     fn news(&self) -> MutexGuard<'_, Vec<Event>> {
         self.news.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -189,7 +227,7 @@ pub(super) fn ring(attachment: &dyn Attachment, patience: Duration) -> Verdict {
     until_taken(patience, || attachment.signal())?.or_fail("signal of an attachment")
 }
 
-fn until_taken(
+pub(super) fn until_taken(
     patience: Duration,
     submit: impl Fn() -> Result<(), SubmitError>,
 ) -> Result<Result<(), SubmitError>, Stop> {

@@ -8,12 +8,13 @@ use std::thread::{self, Thread};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use smc_core::device::Device;
+use smc_core::device::{Device, RdmaAddress, Route};
 
 /// How the suite gets devices to test.
 #[async_trait]
 pub trait Provider: Sync {
-    /// Makes two devices of one fabric that can reach each other.
+    /// Makes two devices of one fabric that can reach each other, or one that reaches itself
+    /// ([`Pair::alone`]).
     ///
     /// Each check asks for a pair of its own; checks may run at the same time.
     ///
@@ -22,7 +23,8 @@ pub trait Provider: Sync {
     /// [`Skip`] when this machine lacks what the devices need.
     async fn pair(&self) -> Result<Pair, Skip>;
 
-    /// The same, with devices that hold at most `dmbs` buffers (`Limits::max_dmbs`).
+    /// The same, with devices that hold at most `dmbs` buffers or registrations
+    /// (`Limits::max_dmbs`).
     ///
     /// Needed only where the real limit is too high to be reached in a test.
     ///
@@ -32,6 +34,18 @@ pub trait Provider: Sync {
     async fn pair_with_limit(&self, dmbs: usize) -> Result<Pair, Skip> {
         let _ = dmbs;
         Err(Skip::new("the provider does not say how to limit buffers"))
+    }
+
+    /// The same, with SMC-R devices of at most `links` queue pairs.
+    ///
+    /// # Errors
+    ///
+    /// [`Skip`] where the limit cannot be set, which is the default.
+    async fn pair_with_links(&self, links: usize) -> Result<Pair, Skip> {
+        let _ = links;
+        Err(Skip::new(
+            "the provider does not say how to limit queue pairs",
+        ))
     }
 
     /// Whether all devices of a fabric trust each other, so that tokens may be guessable.
@@ -60,11 +74,24 @@ pub struct Pair {
     pub(super) third: Option<Arc<dyn Device>>,
     pub(super) kill: Option<Kill>,
     pub(super) remove: Option<Remove>,
+    pub(super) between: Option<Between>,
+    pub(super) cut: Option<Cut>,
+    pub(super) port: Option<Port>,
     pub(super) kept: Vec<Box<dyn Any + Send>>,
 }
 
 pub(super) type Kill = Box<dyn FnOnce(Arc<dyn Device>) + Send>;
 pub(super) type Remove = Box<dyn FnOnce(&Arc<dyn Device>) + Send>;
+pub(super) type Cut = Box<dyn FnOnce() + Send>;
+pub(super) type Port = Box<dyn FnMut(bool) + Send>;
+
+/// Where SMC-R links begin and end.
+#[derive(Clone, Debug)]
+pub(super) struct Between {
+    pub(super) ours: RdmaAddress,
+    pub(super) peer: RdmaAddress,
+    pub(super) route: Route,
+}
 
 impl Pair {
     /// Two devices, equal in rank.
@@ -76,8 +103,17 @@ impl Pair {
             third: None,
             kill: None,
             remove: None,
+            between: None,
+            cut: None,
+            port: None,
             kept: Vec::new(),
         }
+    }
+
+    /// One SMC-R device, with links to itself. Checks that need two are skipped.
+    #[must_use]
+    pub fn alone(device: Arc<dyn Device>) -> Self {
+        Self::new(Arc::clone(&device), device)
     }
 
     /// A third device that can reach both, to be turned away from what is not its own.
@@ -101,6 +137,31 @@ impl Pair {
     #[must_use]
     pub fn with_removal(mut self, remove: impl FnOnce(&Arc<dyn Device>) + Send + 'static) -> Self {
         self.remove = Some(Box::new(remove));
+        self
+    }
+
+    /// Between which addresses of two SMC-R devices links are made.
+    ///
+    /// If not told, the suite takes the first that go together, IPv4 before others and version 2
+    /// before version 1, on the same subnet.
+    #[must_use]
+    pub fn with_link_between(mut self, ours: RdmaAddress, peer: RdmaAddress, route: Route) -> Self {
+        self.between = Some(Between { ours, peer, route });
+        self
+    }
+
+    /// How to lose all packets between two SMC-R devices, for good.
+    #[must_use]
+    pub fn with_cut(mut self, cut: impl FnOnce() + Send + 'static) -> Self {
+        self.cut = Some(Box::new(cut));
+        self
+    }
+
+    /// How to deactivate (`false`) and activate (`true`) the port of the first SMC-R device that
+    /// links are made at.
+    #[must_use]
+    pub fn with_port_switch(mut self, switch: impl FnMut(bool) + Send + 'static) -> Self {
+        self.port = Some(Box::new(switch));
         self
     }
 

@@ -20,12 +20,99 @@ mod trace;
 pub use fault::{Fault, Faults};
 pub use trace::{Journal, Record, Trace, What};
 
-use smc_core::device::{Device, Direct, Fabric, Nocopy, PeerEvents};
+use smc_core::device::{Device, Direct, Fabric, Nocopy, PeerEvents, Rdma};
+
+/// What all middleware says of a device: what the inner one says, with its own surface.
+macro_rules! delegate_device {
+    () => {
+        fn identity(&self) -> &smc_core::device::Identity {
+            self.inner.identity()
+        }
+
+        fn limits(&self) -> smc_core::device::Limits {
+            self.inner.limits()
+        }
+
+        fn fabric(&self) -> smc_core::device::Fabric<'_> {
+            use smc_core::device::Fabric;
+            match self.inner.fabric() {
+                Fabric::Direct(_) => Fabric::Direct(self),
+                Fabric::Rdma(_) => Fabric::Rdma(self),
+                other => other,
+            }
+        }
+
+        fn doorbell(&self) -> smc_core::device::Doorbell<'_> {
+            self.inner.doorbell()
+        }
+    };
+}
+use delegate_device;
+
+/// What all middleware says of an SMC-D surface.
+macro_rules! delegate_direct {
+    () => {
+        fn gid(&self) -> Gid {
+            direct(&*self.inner).gid()
+        }
+
+        fn chid(&self) -> smc_wire::types::Chid {
+            direct(&*self.inner).chid()
+        }
+
+        fn seid(&self) -> Option<smc_wire::types::Eid> {
+            direct(&*self.inner).seid()
+        }
+
+        fn nocopy(&self) -> Option<&dyn Nocopy> {
+            let inner = direct(&*self.inner).nocopy();
+            inner.map(|_| self as &dyn Nocopy)
+        }
+
+        fn peer_events(&self) -> Option<&dyn PeerEvents> {
+            let inner = direct(&*self.inner).peer_events();
+            inner.map(|_| self as &dyn PeerEvents)
+        }
+    };
+}
+use delegate_direct;
+
+/// What all middleware says of a buffer.
+macro_rules! delegate_dmb {
+    () => {
+        fn token(&self) -> DmbToken {
+            self.inner.token()
+        }
+
+        fn region(&self) -> &Region {
+            self.inner.region()
+        }
+    };
+}
+use delegate_dmb;
+
+/// What all middleware says of an SMC-R surface.
+macro_rules! delegate_rdma {
+    () => {
+        fn addresses(&self) -> Vec<RdmaAddress> {
+            rdma(&*self.inner).addresses()
+        }
+    };
+}
+use delegate_rdma;
 
 /// The SMC-D surface of the inner device. The middleware shows its own only if there is one.
 fn direct(device: &dyn Device) -> &dyn Direct {
     match device.fabric() {
         Fabric::Direct(direct) => direct,
+        _ => unreachable!("looked at before the outer surface was handed out"),
+    }
+}
+
+/// The SMC-R surface of the inner device.
+fn rdma(device: &dyn Device) -> &dyn Rdma {
+    match device.fabric() {
+        Fabric::Rdma(rdma) => rdma,
         _ => unreachable!("looked at before the outer surface was handed out"),
     }
 }

@@ -3,11 +3,17 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use async_trait::async_trait;
-use smc_core::device::{Device, DeviceError, Direct, Event, Signal, SubmitError};
+use smc_core::device::{
+    Access, Device, DeviceError, Direct, Event, LinkFailure, OpId, Piece, Route, Signal,
+    SubmitError, Write,
+};
+use smc_core::mem::Region;
 
 use super::*;
-use crate::conformance::{Effort, Outcome, Pair, Provider, Skip, run_all};
+use crate::conformance::rdma as rdma_conformance;
+use crate::conformance::{Effort, Outcome, Pair, Provider, Report, Skip, run_all};
 use crate::memory_device::MemFabric;
+use crate::memory_rdma::RdmaWire;
 
 #[test]
 fn a_trace_reads_like_a_story() {
@@ -60,6 +66,52 @@ fn a_trace_tells_errors() {
     );
 }
 
+#[test]
+fn a_trace_of_a_link_reads_like_a_story() {
+    let wire = RdmaWire::new(1);
+    let (traced, journal) = Trace::with_journal(wire.device("rdma0"));
+    let peer = wire.device("rdma1");
+    let (ours, theirs) = (rdma(&*traced), rdma(&*peer));
+    let (at, peer_at) = (&ours.addresses()[3], &theirs.addresses()[3]);
+    let pending = now(ours.open_link(at)).unwrap();
+    let other = now(theirs.open_link(peer_at)).unwrap();
+    let (local, remote) = (pending.local(), other.local());
+    let link = now(pending.connect(remote, Route::Direct)).unwrap();
+    let _other = now(other.connect(local, Route::Direct)).unwrap();
+    let staging = now(ours.register(&Region::anonymous(64), Access::Local)).unwrap();
+    let rmb = now(theirs.register(&Region::anonymous(64), Access::RemoteWrite)).unwrap();
+    let write = Write {
+        from: &*staging,
+        first: Piece { at: 60, len: 4 },
+        second: Piece { at: 0, len: 3 },
+        rkey: rmb.rkey(),
+        to: rmb.addr(),
+    };
+    link.post(OpId(5), &[write], &[0xfe; 44]).unwrap();
+    traced.drain(&mut |_| {}).unwrap();
+    link.close();
+    let (key, addr) = (staging.rkey(), staging.addr());
+    drop((staging, link));
+    let story: Vec<_> = journal.take().iter().map(ToString::to_string).collect();
+    let (qpn, gid) = (local.qpn, at.gid);
+    let (to, to_gid, to_key, to_addr) = (remote.qpn, peer_at.gid, rmb.rkey(), rmb.addr());
+    assert_eq!(
+        story,
+        [
+            format!("rdma0 open link at {gid}: {qpn}"),
+            format!("rdma0 connect {qpn} to {to} at {to_gid}"),
+            format!("rdma0 register 64 bytes, Local: {key} at {addr}"),
+            format!(
+                "rdma0 post 5 on {qpn}: 7 bytes to {to_key} at {to_addr}, message 0xfe of 44 bytes"
+            ),
+            format!("rdma0 <- {qpn} sent 5"),
+            format!("rdma0 close {qpn}"),
+            format!("rdma0 unregister {key}"),
+            format!("rdma0 release {qpn}"),
+        ]
+    );
+}
+
 /// Makes pairs of memory devices that are wrapped on both sides.
 struct Wrapped(fn(Arc<dyn Device>) -> Arc<dyn Device>);
 
@@ -106,12 +158,86 @@ fn a_faulty_device_conforms_since_nothing_is_lost() {
 }
 
 fn assert_conforms(provider: &Wrapped) {
-    let report = run_all(provider);
+    assert_passed(&run_all(provider));
+}
+
+fn assert_passed(report: &Report) {
     let is_fine = |outcome: &Outcome| !matches!(outcome, Outcome::Failed(_));
     assert!(
         report.outcomes().all(|(_, outcome)| is_fine(outcome)),
         "{report}"
     );
+}
+
+/// The same for SMC-R.
+struct WrappedRdma(fn(Arc<dyn Device>) -> Arc<dyn Device>);
+
+#[async_trait]
+impl Provider for WrappedRdma {
+    async fn pair(&self) -> Result<Pair, Skip> {
+        let wire = RdmaWire::new(3);
+        let (ours, peer) = (wire.device("rdma0"), wire.device("rdma1"));
+        let [victim, removed, switched] = [&peer, &ours, &ours].map(Arc::clone);
+        Ok(Pair::new((self.0)(ours), (self.0)(peer))
+            .with_kill(move |_| victim.leave())
+            .with_removal(move |_| removed.remove())
+            .with_port_switch(move |is_active| switched.set_port_active(1, is_active))
+            .with_cut(move || wire.cut()))
+    }
+
+    fn effort(&self) -> Effort {
+        Effort::default().with_rounds(1000)
+    }
+}
+
+#[test]
+fn a_traced_rdma_device_conforms() {
+    let provider =
+        WrappedRdma(|device| Trace::new(device, |record| assert!(!record.device.is_empty())));
+    assert_passed(&rdma_conformance::run_all(&provider));
+}
+
+#[test]
+fn a_faulty_rdma_device_conforms_since_nothing_is_lost() {
+    let provider = WrappedRdma(|device| {
+        let faults = Faults::default().with_delayed(300).with_busy(100);
+        Fault::new(device, 12, faults)
+    });
+    assert_passed(&rdma_conformance::run_all(&provider));
+}
+
+#[test]
+fn injected_failures_of_links_are_those_asked_for() {
+    let wire = RdmaWire::new(6);
+    let always = 1000;
+    let faults = Faults::default().with_exhausted(always);
+    let faulty = Fault::new(wire.device("rdma0"), 1, faults);
+    let peer = wire.device("rdma1");
+    let (ours, theirs) = (rdma(&*faulty), rdma(&*peer));
+    let (at, peer_at) = (&ours.addresses()[3], &theirs.addresses()[3]);
+    let open = || now(ours.open_link(at));
+    assert!(matches!(open(), Err(DeviceError::Exhausted)));
+    let region = Region::anonymous(8);
+    now(ours.register(&region, Access::Local)).unwrap_err();
+
+    faulty.set(Faults::default().with_unreachable(always));
+    let other = now(theirs.open_link(peer_at)).unwrap();
+    let to = other.local();
+    now(open().unwrap().connect(to, Route::Direct)).unwrap_err();
+
+    faulty.set(Faults::default().with_death_at(2));
+    let pending = open().unwrap();
+    let local = pending.local();
+    let link = now(pending.connect(to, Route::Direct)).unwrap();
+    let _other = now(other.connect(local, Route::Direct)).unwrap();
+    link.post(OpId(1), &[], &[1; 44]).unwrap();
+    for _ in 0..2 {
+        assert_eq!(link.post(OpId(2), &[], &[]), Err(SubmitError::PeerGone));
+    }
+    let mut events = Vec::new();
+    faulty.drain(&mut |event| events.push(event)).unwrap();
+    let (link, cause) = (local.qpn, LinkFailure::RetryExceeded);
+    assert_eq!(events, [Event::LinkDown { link, cause }]);
 }
 
 #[test]

@@ -6,14 +6,16 @@
 mod device;
 mod flaw;
 mod parts;
+mod rdma;
 
 use std::collections::BTreeSet;
+use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use smc_core::device::Limits;
-use smc_testkit::conformance::{CHECKS, Effort, Outcome, Pair, Provider, Skip};
+use smc_testkit::conformance::{CHECKS, Check, Effort, Outcome, Pair, Provider, Skip};
 use smc_testkit::memory_device::MemFabric;
 
 use device::{Broken, Shared};
@@ -115,12 +117,26 @@ const FINDINGS: &[(&str, Flaw)] = &[
 
 #[test]
 fn every_check_finds_its_flaw() {
+    expect_findings(CHECKS, FINDINGS, Workshop);
+}
+
+#[test]
+fn no_check_is_without_a_flaw() {
+    expect_coverage(CHECKS, FINDINGS);
+}
+
+/// Runs each check with devices that have its flaw; it has to fail.
+fn expect_findings<F, W>(checks: &[Check], findings: &[(&str, F)], workshop: impl Fn(F) -> W)
+where
+    F: Copy + Debug,
+    W: Provider,
+{
     let mut missed = Vec::new();
-    for (name, flaw) in FINDINGS {
-        let check = CHECKS.iter().find(|check| check.name == *name).unwrap();
+    for (name, flaw) in findings {
+        let check = checks.iter().find(|check| check.name == *name).unwrap();
         // A race may need more than one try, most of all on a busy machine.
         let outcome = (0..TRIES)
-            .map(|_| check.run(&Workshop(*flaw)))
+            .map(|_| check.run(&workshop(*flaw)))
             .find(|outcome| matches!(outcome, Outcome::Failed(_)));
         match outcome {
             Some(outcome) => println!("{name} of {flaw:?}: {outcome:?}"),
@@ -130,10 +146,9 @@ fn every_check_finds_its_flaw() {
     assert!(missed.is_empty(), "not found: {missed:#?}");
 }
 
-#[test]
-fn no_check_is_without_a_flaw() {
-    let covered: BTreeSet<_> = FINDINGS.iter().map(|(name, _)| *name).collect();
-    let all: BTreeSet<_> = CHECKS.iter().map(|check| check.name).collect();
+fn expect_coverage<F>(checks: &[Check], findings: &[(&str, F)]) {
+    let covered: BTreeSet<_> = findings.iter().map(|(name, _)| *name).collect();
+    let all: BTreeSet<_> = checks.iter().map(|check| check.name).collect();
     assert_eq!(covered, all);
 }
 

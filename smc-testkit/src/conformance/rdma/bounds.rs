@@ -1,0 +1,122 @@
+//! Writes that the peer has to refuse.
+
+use smc_core::device::{Access, LinkFailure, Mr, Write};
+use smc_wire::types::Rkey;
+
+use super::Verdict;
+use super::ends::{LEN, numbered, write};
+use super::posts::fill;
+use crate::conformance::bench::{Bench, content, ensure};
+
+pub(super) fn unknown_keys_cost_the_link(bench: &mut Bench<'_>) -> Verdict {
+    let (from, to) = bench.memories()?;
+    for key in [to.rkey().0 ^ 1, to.rkey().0 ^ 0x8000_0000, 0, u32::MAX] {
+        let bad = Write {
+            rkey: Rkey(key),
+            ..write(&*from, &*to, 0, 64)
+        };
+        expect_refusal(bench, &*from, &bad, &[&*to])?;
+    }
+    Ok(())
+}
+
+pub(super) fn writes_outside_of_the_memory_cost_the_link(bench: &mut Bench<'_>) -> Verdict {
+    let (from, to) = bench.memories()?;
+    // Perhaps right behind it.
+    let next = bench.memory(bench.peer(), LEN, Access::RemoteWrite)?;
+    let start = to.addr().0;
+    let end = start + LEN as u64;
+    for (addr, len) in [
+        (end, 64),
+        (end - 63, 64),
+        (end - 1, LEN),
+        (start.wrapping_sub(1), 64),
+        (start.wrapping_sub(64), 64),
+        (start.wrapping_sub(64), LEN),
+        (u64::MAX - 31, 32),
+    ] {
+        let mut bad = write(&*from, &*to, 0, len);
+        bad.to.0 = addr;
+        expect_refusal(bench, &*from, &bad, &[&*to, &*next])?;
+    }
+    Ok(())
+}
+
+pub(super) fn local_memory_is_no_target(bench: &mut Bench<'_>) -> Verdict {
+    let from = bench.memory(bench.ours(), LEN, Access::Local)?;
+    let to = bench.memory(bench.peer(), LEN, Access::Local)?;
+    expect_refusal(bench, &*from, &write(&*from, &*to, 0, 64), &[&*to])
+}
+
+pub(super) fn dropped_registrations_are_no_target(bench: &mut Bench<'_>) -> Verdict {
+    let (from, to) = bench.memories()?;
+    let other = bench.memory(bench.peer(), LEN, Access::RemoteWrite)?;
+    let (ours, peer) = bench.link()?;
+    fill(&*from, 0, &[0; LEN])?;
+    ours.post(1, &[write(&*from, &*to, 0, 64)], &numbered(1))?;
+    peer.expect_message(&numbered(1))?;
+    ours.expect_sent(1)?;
+    let region = to.region().clone();
+    let bad = write(&*from, &*to, 0, 64);
+    drop(to);
+    expect_refusal(bench, &*from, &bad, &[&*other])?;
+    let is_zero = content(&region)?.iter().all(|byte| *byte == 0);
+    ensure!(is_zero, "memory was written after its registration");
+    Ok(())
+}
+
+pub(super) fn other_links_survive(bench: &mut Bench<'_>) -> Verdict {
+    let (ours, peer) = bench.link()?;
+    let (from, to) = bench.memories()?;
+    let bad = Write {
+        rkey: Rkey(to.rkey().0 ^ 1),
+        ..write(&*from, &*to, 0, 64)
+    };
+    expect_refusal(bench, &*from, &bad, &[&*to])?;
+    for round in 1..10_u8 {
+        let number = u64::from(round);
+        fill(&*from, 0, &[round; 64])?;
+        ours.post(number, &[write(&*from, &*to, 0, 64)], &numbered(number))?;
+        peer.expect_message(&numbered(number))?;
+        ensure!(
+            content(to.region())?[..64] == [round; 64],
+            "the other link does not write any more"
+        );
+        ours.expect_sent(number)?;
+        peer.post(number, &[], &numbered(number))?;
+        ours.expect_message(&numbered(number))?;
+    }
+    Ok(())
+}
+
+/// Posts a write on a link of its own: the link goes down, and none of the memory changes.
+fn expect_refusal(
+    bench: &Bench<'_>,
+    from: &dyn Mr,
+    bad: &Write<'_>,
+    untouched: &[&dyn Mr],
+) -> Verdict {
+    let (ours, peer) = bench.link()?;
+    fill(from, 0, &[0xee; LEN])?;
+    let before: Vec<_> = untouched
+        .iter()
+        .map(|mr| content(mr.region()))
+        .collect::<Result<_, _>>()?;
+    ours.post(1, &[*bad], &numbered(1))?;
+    ours.expect_down(LinkFailure::RemoteAccess)?;
+    ensure!(
+        ours.try_sent().is_none(),
+        "a post that was refused is reported as sent"
+    );
+    ensure!(
+        peer.try_message().is_none(),
+        "a message arrived behind a write that was refused"
+    );
+    for (mr, before) in untouched.iter().zip(before) {
+        ensure!(
+            content(mr.region())? == before,
+            "a write that was refused changed memory"
+        );
+    }
+    Ok(())
+}

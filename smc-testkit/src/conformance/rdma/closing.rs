@@ -1,0 +1,178 @@
+//! Links that end.
+
+use smc_core::device::{LinkFailure, OpId, SubmitError, Write};
+use smc_wire::types::{Qpn, Rkey};
+
+use super::Verdict;
+use super::ends::{End, LEN, is_about, numbered, write};
+use crate::conformance::bench::{Bench, ensure, fail};
+use crate::conformance::node::Node;
+
+pub(super) fn a_closed_link_is_silent(bench: &mut Bench<'_>) -> Verdict {
+    let others = bench.link()?;
+    for round in 0..ROUNDS {
+        let (ours, peer) = bench.link()?;
+        bench.ours().forget()?;
+        load(&ours, &peer, round)?;
+        ours.link.close();
+        expect_silence(bench, ours.node, ours.qpn())?;
+        drop(ours);
+        drop(peer);
+        check_alive(&others)?;
+    }
+    Ok(())
+}
+
+pub(super) fn a_dropped_link_is_silent(bench: &mut Bench<'_>) -> Verdict {
+    let others = bench.link()?;
+    for round in 0..ROUNDS {
+        let (ours, peer) = bench.link()?;
+        bench.ours().forget()?;
+        load(&ours, &peer, round)?;
+        let qpn = ours.qpn();
+        drop(ours);
+        expect_silence(bench, bench.ours(), qpn)?;
+        drop(peer);
+        check_alive(&others)?;
+    }
+    Ok(())
+}
+
+pub(super) fn a_closed_link_takes_no_posts(bench: &mut Bench<'_>) -> Verdict {
+    let (ours, peer) = bench.link()?;
+    ours.link.close();
+    for _ in 0..3 {
+        expect_gone(&ours)?;
+    }
+    // Closing twice is harmless.
+    ours.link.close();
+    bench.idle()?;
+    ensure!(
+        peer.try_message().is_none(),
+        "a message of a closed link arrived"
+    );
+    Ok(())
+}
+
+pub(super) fn the_peer_of_a_closed_link_gets_no_answer(bench: &mut Bench<'_>) -> Verdict {
+    for is_dropped in [false, true] {
+        let (ours, peer) = bench.link()?;
+        ours.post(1, &[], &numbered(1))?;
+        peer.expect_message(&numbered(1))?;
+        ours.link.close();
+        let ours = (!is_dropped).then_some(ours);
+        match peer.try_post(2, &[], &numbered(2))? {
+            // It has heard of it.
+            Ok(()) | Err(SubmitError::PeerGone) => {}
+            Err(error) => return fail(format!("post to a closed link: {error}")),
+        }
+        let cause = peer.down()?;
+        ensure!(
+            matches!(cause, LinkFailure::RetryExceeded | LinkFailure::Flushed),
+            "the peer of a closed link goes down, but: {cause}"
+        );
+        drop(ours);
+    }
+    Ok(())
+}
+
+pub(super) fn a_failed_link_is_reported_once(bench: &mut Bench<'_>) -> Verdict {
+    let (ours, _peer) = bench.link()?;
+    let (from, to) = bench.memories()?;
+    let bad = Write {
+        rkey: Rkey(to.rkey().0 ^ 1),
+        ..write(&*from, &*to, 0, 8)
+    };
+    ours.post(1, &[bad], &numbered(1))?;
+    for name in 2..6 {
+        // These may still be taken.
+        let _ = ours.try_post(name, &[], &numbered(name))?;
+    }
+    ours.down()?;
+    bench.idle()?;
+    ensure!(
+        ours.reports() == 0,
+        "something is reported of a link that is down"
+    );
+    expect_gone(&ours)
+}
+
+pub(super) fn things_can_be_dropped_in_any_order(bench: &mut Bench<'_>) -> Verdict {
+    for order in 0..ORDERS {
+        let (ours, peer) = bench.link()?;
+        let (from, to) = bench.memories()?;
+        let [pending, other] = bench.pending()?;
+        ours.post(1, &[write(&*from, &*to, 0, LEN)], &numbered(1))?;
+        let is_sent = order % 2 == 0;
+        if is_sent {
+            ours.expect_sent(1)?;
+        }
+        let mut things: Vec<Box<dyn FnOnce() + '_>> = vec![
+            Box::new(|| drop(ours)),
+            Box::new(|| drop(peer)),
+            Box::new(|| drop(pending)),
+            Box::new(|| drop(other)),
+            Box::new(|| drop(to)),
+        ];
+        // Memory that is under way goes after its link.
+        let kept = if is_sent {
+            things.push(Box::new(|| drop(from)));
+            None
+        } else {
+            Some(from)
+        };
+        let first = order / 4 % things.len();
+        things.rotate_left(first);
+        if order / 2 % 2 == 1 {
+            things.reverse();
+        }
+        for release in things {
+            release();
+            bench.drain_all()?;
+        }
+        drop(kept);
+        bench.ours().forget()?;
+        bench.peer().forget()?;
+    }
+    // All is as before.
+    check_alive(&bench.link()?)
+}
+
+/// Posts in both directions and drains nothing.
+fn load(ours: &End<'_>, peer: &End<'_>, round: u64) -> Verdict {
+    for name in 0..round % 5 {
+        for end in [ours, peer] {
+            let posted = end.link.post(OpId(name), &[], &numbered(name));
+            posted.or_else(|error| fail(format!("post: {error}")))?;
+        }
+    }
+    Ok(())
+}
+
+/// Drains for a while: nothing may be reported of the link.
+fn expect_silence(bench: &Bench<'_>, node: &Node, qpn: Qpn) -> Verdict {
+    bench.idle()?;
+    let count = node.count_if(|event| is_about(event, qpn));
+    ensure!(count == 0, "{count} events of a link that was closed");
+    Ok(())
+}
+
+fn expect_gone(end: &End<'_>) -> Verdict {
+    match end.link.post(OpId(9), &[], &numbered(9)) {
+        Err(SubmitError::PeerGone) => Ok(()),
+        Err(error) => fail(format!("expected `PeerGone`, got: {error}")),
+        Ok(()) => fail("a link that is down takes a post"),
+    }
+}
+
+fn check_alive((ours, peer): &(End<'_>, End<'_>)) -> Verdict {
+    ours.post(77, &[], &numbered(77))?;
+    peer.expect_message(&numbered(77))?;
+    ours.expect_sent(77)
+}
+
+/// Rounds of closing with more and less under way.
+const ROUNDS: u64 = 10;
+
+/// Orders of dropping things.
+const ORDERS: usize = 24;

@@ -1,0 +1,127 @@
+//! Many links, and several threads at once.
+
+use std::panic::resume_unwind;
+use std::sync::Mutex;
+use std::thread;
+
+use smc_core::device::{Access, DeviceError, OpId};
+use smc_core::mem::Region;
+
+use super::Verdict;
+use super::ends::{LEN, numbered};
+use crate::conformance::bench::{Bench, OrFail, Stop, ensure, fail, run};
+
+pub(super) fn many_links_at_once(bench: &mut Bench<'_>) -> Verdict {
+    let mut links = Vec::new();
+    for _ in 0..MANY {
+        links.push(bench.link()?);
+    }
+    for (number, (_, peer)) in (0..).zip(&links) {
+        peer.post(number, &[], &numbered(number))?;
+    }
+    for (number, (ours, peer)) in (0..).zip(&links) {
+        ours.expect_message(&numbered(number))?;
+        peer.expect_sent(number)?;
+    }
+    // Half of them go, the others stay.
+    let mut number = 0;
+    links.retain(|_| {
+        number += 1;
+        number % 2 == 0
+    });
+    for (number, (ours, peer)) in (0..).zip(&links) {
+        ours.post(number, &[], &numbered(number))?;
+        peer.expect_message(&numbered(number))?;
+    }
+    Ok(())
+}
+
+pub(super) fn links_come_and_go(bench: &mut Bench<'_>) -> Verdict {
+    let few = match bench.with_links(FEW) {
+        Err(Stop::Skip(_)) => None,
+        other => Some(other?),
+    };
+    let bench = few.as_ref().unwrap_or(bench);
+    for round in 0..u64::from(bench.effort().rounds / 40) + 4 {
+        let (ours, peer) = bench.link()?;
+        ours.post(round, &[], &numbered(round))?;
+        peer.expect_message(&numbered(round))?;
+        // One that gets nowhere.
+        drop(bench.pending()?);
+    }
+    Ok(())
+}
+
+pub(super) fn the_limit_of_links_is_kept_and_recovers(bench: &mut Bench<'_>) -> Verdict {
+    let bench = bench.with_links(FEW)?;
+    let at = bench.between()?.ours;
+    let open = || bench.open(bench.ours(), &at);
+    let mut kept = Vec::new();
+    for _ in 0..FEW {
+        kept.push(open()?.or_fail("open_link")?);
+    }
+    for _ in 0..3 {
+        match open()? {
+            Err(DeviceError::Exhausted) => {}
+            Err(error) => return fail(format!("expected `Exhausted` at the limit, got: {error}")),
+            Ok(_) => return fail(format!("more than {FEW} queue pairs were granted")),
+        }
+        kept.pop();
+        kept.push(open()?.or_fail("open_link after one was dropped")?);
+    }
+    Ok(())
+}
+
+pub(super) fn threads_share_a_device(bench: &mut Bench<'_>) -> Verdict {
+    const THREADS: u64 = 4;
+    let (provider, between) = (bench.provider, bench.between()?);
+    let rounds = u64::from(bench.effort().rounds / 200) + 1;
+    let links = Mutex::new(Vec::new());
+    let work = |thread: u64| -> Verdict {
+        let (ours, peer) = (bench.ours().rdma(), bench.peer().rdma());
+        for round in 0..rounds {
+            let region = Region::anonymous(LEN);
+            let mr = run(provider, ours.register(&region, Access::RemoteWrite));
+            let mr = mr.or_fail("register from a thread")?;
+            ensure!(mr.region().len() == LEN, "the memory has another length");
+            let a = run(provider, ours.open_link(&between.ours)).or_fail("open_link")?;
+            let b = run(provider, peer.open_link(&between.peer)).or_fail("open_link")?;
+            let (at_a, at_b) = (a.local(), b.local());
+            let a = run(provider, a.connect(at_b, between.route)).or_fail("connect")?;
+            let b = run(provider, b.connect(at_a, between.route)).or_fail("connect")?;
+            let number = thread * rounds + round;
+            let posted = b.post(OpId(number), &[], &numbered(number));
+            posted.or_fail("post from a thread")?;
+            if let Ok(mut links) = links.lock() {
+                links.push((number, a, b));
+            }
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS)
+            .map(|thread| scope.spawn(move || work(thread)))
+            .collect();
+        // The one consumer of both devices meanwhile.
+        while threads.iter().any(|thread| !thread.is_finished()) {
+            bench.drain_all()?;
+            thread::yield_now();
+        }
+        threads
+            .into_iter()
+            .try_for_each(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
+    })?;
+    let links = links.into_inner().or_fail("list of links")?;
+    for (number, a, b) in links {
+        let ours = bench.end(bench.ours(), a);
+        ours.expect_message(&numbered(number))?;
+        drop(b);
+    }
+    Ok(())
+}
+
+/// As many links as a check holds at once.
+const MANY: usize = 32;
+
+/// The limit that a provider is asked for.
+const FEW: usize = 4;

@@ -1,0 +1,300 @@
+//! Links between the devices of a check.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use smc_core::device::{
+    Access, DeviceError, Event, Link, LinkAddress, LinkFailure, Mr, OpId, PendingLink, Piece,
+    RdmaAddress, RoceKind, Route, SubmitError, Write,
+};
+use smc_core::mem::Region;
+use smc_wire::types::Qpn;
+
+use crate::conformance::bench::{Bench, OrFail, Stop, Verdict, ensure, fail};
+use crate::conformance::node::Node;
+use crate::conformance::provider::Between;
+
+/// Memory to write from, and to write into.
+pub(super) type Memories = (Arc<dyn Mr>, Arc<dyn Mr>);
+
+/// One end of a link, with the only consumer of its device.
+pub(super) struct End<'b> {
+    pub(super) bench: &'b Bench<'b>,
+    pub(super) node: &'b Node,
+    pub(super) link: Arc<dyn Link>,
+}
+
+impl<'p> Bench<'p> {
+    /// Between which addresses links are made.
+    pub(super) fn between(&self) -> Result<Between, Stop> {
+        if let Some(between) = &self.between {
+            return Ok(between.clone());
+        }
+        let (ours, peers) = (
+            self.ours().rdma().addresses(),
+            self.peer().rdma().addresses(),
+        );
+        let rank = |at: &RdmaAddress| (at.kind == RoceKind::V1, at.gid.ipv4().is_none());
+        let best = ours.iter().min_by_key(|at| rank(at));
+        let Some(best) = best else {
+            return fail("the device has no address to make links at");
+        };
+        let peer = peers.iter().find(|at| rank(at) == rank(best));
+        let Some(peer) = peer else {
+            return fail("the peer has no address that goes with ours");
+        };
+        Ok(Between {
+            ours: best.clone(),
+            peer: peer.clone(),
+            route: Route::Direct,
+        })
+    }
+
+    pub(super) fn open(
+        &self,
+        node: &Node,
+        at: &RdmaAddress,
+    ) -> Result<Result<Box<dyn PendingLink>, DeviceError>, Stop> {
+        self.wait("open_link", node.rdma().open_link(at))
+    }
+
+    /// A queue pair of ours and one of the peer.
+    pub(super) fn pending(&self) -> Result<[Box<dyn PendingLink>; 2], Stop> {
+        let between = self.between()?;
+        let ours = self.open(self.ours(), &between.ours)?;
+        let peer = self.open(self.peer(), &between.peer)?;
+        Ok([ours.or_fail("open_link")?, peer.or_fail("open_link")?])
+    }
+
+    pub(super) fn connect(
+        &self,
+        pending: Box<dyn PendingLink>,
+        to: LinkAddress,
+    ) -> Result<Arc<dyn Link>, Stop> {
+        let route = self.between()?.route;
+        self.wait("connect", pending.connect(to, route))?
+            .or_fail("connect")
+    }
+
+    /// A link between us and the peer, both ends of it.
+    pub(super) fn link(&self) -> Result<(End<'_>, End<'_>), Stop> {
+        let [ours, peer] = self.pending()?;
+        let (at_us, at_peer) = (ours.local(), peer.local());
+        let (ours, peer) = (self.connect(ours, at_peer)?, self.connect(peer, at_us)?);
+        Ok((self.end(self.ours(), ours), self.end(self.peer(), peer)))
+    }
+
+    pub(super) fn end<'b>(&'b self, node: &'b Node, link: Arc<dyn Link>) -> End<'b> {
+        End {
+            bench: self,
+            node,
+            link,
+        }
+    }
+
+    pub(super) fn try_register(
+        &self,
+        node: &Node,
+        region: &Region,
+        access: Access,
+    ) -> Result<Result<Arc<dyn Mr>, DeviceError>, Stop> {
+        self.wait("register", node.rdma().register(region, access))
+    }
+
+    /// Fresh memory of a device.
+    pub(super) fn memory(
+        &self,
+        node: &Node,
+        len: usize,
+        access: Access,
+    ) -> Result<Arc<dyn Mr>, Stop> {
+        self.try_register(node, &Region::anonymous(len), access)?
+            .or_fail("register")
+    }
+
+    /// Memory of ours to write from, and of the peer to write into.
+    pub(super) fn memories(&self) -> Result<Memories, Stop> {
+        let from = self.memory(self.ours(), LEN, Access::Local)?;
+        Ok((from, self.memory(self.peer(), LEN, Access::RemoteWrite)?))
+    }
+
+    /// Drains all devices until `found` has something.
+    pub(super) fn until<T>(
+        &self,
+        what: &str,
+        mut found: impl FnMut() -> Result<Option<T>, Stop>,
+    ) -> Result<T, Stop> {
+        let mut result = None;
+        self.eventually(what, || {
+            result = found()?;
+            Ok(result.is_some())
+        })?;
+        result.map_or_else(|| fail(format!("not in time: {what}")), Ok)
+    }
+
+    /// Drains all devices for a while in which nothing should happen.
+    pub(super) fn idle(&self) -> Verdict {
+        let until = Instant::now() + QUIET;
+        while Instant::now() < until {
+            self.drain_all()?;
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+}
+
+impl End<'_> {
+    pub(super) fn qpn(&self) -> Qpn {
+        self.link.qpn()
+    }
+
+    /// Posts, again and again while there is no room.
+    pub(super) fn try_post(
+        &self,
+        op: u64,
+        writes: &[Write<'_>],
+        message: &[u8],
+    ) -> Result<Result<(), SubmitError>, Stop> {
+        let deadline = Instant::now() + self.bench.patience();
+        loop {
+            match self.link.post(OpId(op), writes, message) {
+                Err(SubmitError::WouldBlock) => {}
+                result => return Ok(result),
+            }
+            ensure!(Instant::now() < deadline, "a link has no room for long");
+            self.bench.drain_all()?;
+            std::thread::yield_now();
+        }
+    }
+
+    /// Posts; anything but success fails the check.
+    pub(super) fn post(&self, op: u64, writes: &[Write<'_>], message: &[u8]) -> Verdict {
+        self.try_post(op, writes, message)?.or_fail("post")
+    }
+
+    /// The next message that came on this link.
+    pub(super) fn message(&self) -> Result<Vec<u8>, Stop> {
+        self.bench.until("a message arrives", || {
+            self.check_up()?;
+            Ok(self.try_message())
+        })
+    }
+
+    /// The next message, if it has been reported.
+    pub(super) fn try_message(&self) -> Option<Vec<u8>> {
+        self.node.take(|event| match event {
+            Event::Received { link, message } if *link == self.qpn() => {
+                Some(message.as_bytes().to_vec())
+            }
+            _ => None,
+        })
+    }
+
+    /// The next post that was sent.
+    pub(super) fn sent(&self) -> Result<OpId, Stop> {
+        self.bench.until("a post is reported as sent", || {
+            self.check_up()?;
+            Ok(self.try_sent())
+        })
+    }
+
+    pub(super) fn try_sent(&self) -> Option<OpId> {
+        self.node.take(|event| match event {
+            Event::Sent { link, op } if *link == self.qpn() => Some(*op),
+            _ => None,
+        })
+    }
+
+    pub(super) fn expect_message(&self, expected: &[u8]) -> Verdict {
+        let message = self.message()?;
+        ensure!(
+            message == expected,
+            "a message of {} bytes came, other than the one expected of {}",
+            message.len(),
+            expected.len()
+        );
+        Ok(())
+    }
+
+    pub(super) fn expect_sent(&self, op: u64) -> Verdict {
+        let sent = self.sent()?;
+        ensure!(sent == OpId(op), "{sent:?} is reported as sent, not {op}");
+        Ok(())
+    }
+
+    /// Waits until the link is down.
+    pub(super) fn down(&self) -> Result<LinkFailure, Stop> {
+        self.bench
+            .until("the link goes down", || Ok(self.try_down()))
+    }
+
+    pub(super) fn try_down(&self) -> Option<LinkFailure> {
+        self.node.take(|event| match event {
+            Event::LinkDown { link, cause } if *link == self.qpn() => Some(*cause),
+            _ => None,
+        })
+    }
+
+    /// Waits until the link is down for this cause.
+    pub(super) fn expect_down(&self, expected: LinkFailure) -> Verdict {
+        let cause = self.down()?;
+        ensure!(cause == expected, "the link is down, but: {cause}");
+        Ok(())
+    }
+
+    /// Everything reported of this link and not looked at.
+    pub(super) fn reports(&self) -> usize {
+        let qpn = self.qpn();
+        self.node.count_if(|event| is_about(event, qpn))
+    }
+
+    fn check_up(&self) -> Verdict {
+        match self.try_down() {
+            Some(cause) => fail(format!("the link went down: {cause}")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Whether an event is about a link.
+pub(super) fn is_about(event: &Event, qpn: Qpn) -> bool {
+    match event {
+        Event::Received { link, .. } | Event::Sent { link, .. } | Event::LinkDown { link, .. } => {
+            *link == qpn
+        }
+        _ => false,
+    }
+}
+
+/// A write of one piece into the peer's memory, from the same offset to an offset of it.
+pub(super) fn write<'a>(from: &'a dyn Mr, to: &dyn Mr, at: usize, len: usize) -> Write<'a> {
+    let mut to_addr = to.addr();
+    to_addr.0 += at as u64;
+    Write {
+        from,
+        first: piece(at, len),
+        second: Piece::default(),
+        rkey: to.rkey(),
+        to: to_addr,
+    }
+}
+
+pub(super) fn piece(at: usize, len: usize) -> Piece {
+    Piece {
+        at: at as u32,
+        len: len as u32,
+    }
+}
+
+/// Length of memory in most checks: the shortest ring.
+pub(super) const LEN: usize = 1 << 14;
+
+/// How long nothing has to happen before a check believes it.
+const QUIET: Duration = Duration::from_millis(30);
+
+/// A usual message with a number in it.
+pub(super) fn numbered(number: u64) -> [u8; 44] {
+    let mut message = [0x5a; 44];
+    message[..8].copy_from_slice(&number.to_be_bytes());
+    message
+}

@@ -1,0 +1,150 @@
+//! Registered memory.
+
+use std::collections::HashSet;
+
+use smc_core::device::{Access, DeviceError};
+use smc_core::mem::Region;
+
+use super::Verdict;
+use super::ends::{LEN, numbered, write};
+use super::posts::fill;
+use crate::conformance::bench::{Bench, OrFail, Stop, bytes, content, ensure, fail, skip};
+
+pub(super) fn registered_memory_is_the_memory(bench: &mut Bench<'_>) -> Verdict {
+    let mut keys = HashSet::new();
+    let mut kept = Vec::new();
+    for len in [LEN, 1 << 16, 1 << 18] {
+        let region = Region::anonymous(len);
+        let mr = bench.try_register(bench.ours(), &region, Access::RemoteWrite)?;
+        let mr = mr.or_fail("register")?;
+        ensure!(
+            mr.region().len() == len && mr.region().as_ptr() == region.as_ptr(),
+            "{} bytes are shown of a region of {len}",
+            mr.region().len()
+        );
+        ensure!(keys.insert(mr.rkey()), "two registrations have one key");
+        kept.push(mr);
+    }
+    Ok(())
+}
+
+pub(super) fn all_of_the_memory_can_be_written(bench: &mut Bench<'_>) -> Verdict {
+    let (ours, peer) = bench.link()?;
+    for len in [LEN, 1 << 18] {
+        let from = bench.memory(bench.ours(), len, Access::Local)?;
+        let to = bench.memory(bench.peer(), len, Access::RemoteWrite)?;
+        for at in [0, len - 1] {
+            fill(&*from, at, &[0xab])?;
+            ours.post(1, &[write(&*from, &*to, at, 1)], &numbered(1))?;
+            peer.expect_message(&numbered(1))?;
+            ensure!(
+                bytes(to.region(), at, 1)? == [0xab],
+                "byte {at} of {len} was not written"
+            );
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn parts_can_be_registered(bench: &mut Bench<'_>) -> Verdict {
+    let (ours, peer) = bench.link()?;
+    let from = bench.memory(bench.ours(), LEN, Access::Local)?;
+    fill(&*from, 0, &[0x77; LEN])?;
+    let whole = Region::anonymous(3 * LEN);
+    let part = whole.part(LEN + 32, 8192).or_fail("part of a region")?;
+    let to = bench.try_register(bench.peer(), &part, Access::RemoteWrite)?;
+    let to = to.or_fail("register a part")?;
+    ours.post(1, &[write(&*from, &*to, 0, 8192)], &numbered(1))?;
+    peer.expect_message(&numbered(1))?;
+    let mut expected = vec![0; 3 * LEN];
+    expected[LEN + 32..][..8192].fill(0x77);
+    ensure!(
+        content(&whole)? == expected,
+        "something else than the part was written"
+    );
+    Ok(())
+}
+
+pub(super) fn memory_can_be_registered_twice(bench: &mut Bench<'_>) -> Verdict {
+    let (ours, peer) = bench.link()?;
+    let (from, first) = bench.memories()?;
+    let region = first.region().clone();
+    let second = bench.try_register(bench.peer(), &region, Access::RemoteWrite)?;
+    let second = second.or_fail("register again")?;
+    fill(&*from, 0, &[5; 16])?;
+    ours.post(1, &[write(&*from, &*first, 0, 8)], &numbered(1))?;
+    peer.expect_message(&numbered(1))?;
+    drop(first);
+    ours.post(2, &[write(&*from, &*second, 8, 8)], &numbered(2))?;
+    peer.expect_message(&numbered(2))?;
+    ensure!(
+        bytes(&region, 0, 16)? == [5; 16],
+        "one of two registrations does not work"
+    );
+    Ok(())
+}
+
+pub(super) fn memory_lives_as_long_as_its_registration(bench: &mut Bench<'_>) -> Verdict {
+    let (ours, peer) = bench.link()?;
+    // The regions are dropped at once.
+    let (from, to) = bench.memories()?;
+    let churn: Vec<_> = (0..16).map(|_| Region::anonymous(LEN)).collect();
+    fill(&*from, 0, &[0xcd; LEN])?;
+    ours.post(1, &[write(&*from, &*to, 0, LEN)], &numbered(1))?;
+    peer.expect_message(&numbered(1))?;
+    let is_there = content(to.region())?.iter().all(|byte| *byte == 0xcd);
+    ensure!(is_there, "the memory of a registration is not there");
+    for region in churn {
+        let is_zero = content(&region)?.iter().all(|byte| *byte == 0);
+        ensure!(is_zero, "a write hit memory of somebody else");
+    }
+    Ok(())
+}
+
+pub(super) fn registrations_come_and_go(bench: &mut Bench<'_>) -> Verdict {
+    let few = match bench.with_limit(FEW) {
+        Err(Stop::Skip(_)) => None,
+        other => Some(other?),
+    };
+    let bench = few.as_ref().unwrap_or(bench);
+    for round in 0..bench.effort().rounds / 8 {
+        let mr = bench.memory(bench.ours(), 1 << 16, Access::RemoteWrite);
+        drop(mr.or_else(|stop| match stop {
+            Stop::Fail(why) => fail(format!("round {round}: {why}")),
+            other => Err(other),
+        })?);
+    }
+    Ok(())
+}
+
+pub(super) fn the_limit_is_kept_and_recovers(bench: &mut Bench<'_>) -> Verdict {
+    let bench = bench.with_limit(FEW)?;
+    let ours = bench.ours();
+    let limit = ours.device().limits().max_dmbs;
+    let register = || bench.try_register(ours, &Region::anonymous(LEN), Access::RemoteWrite);
+    let mut kept = Vec::new();
+    for count in 0..limit {
+        match register()? {
+            Ok(mr) => kept.push(mr),
+            Err(DeviceError::Os { what, kind, .. }) => {
+                return skip(format!(
+                    "the system allows {count} of {limit}: {what}: {kind}"
+                ));
+            }
+            Err(error) => return fail(format!("registration {count} of {limit}: {error}")),
+        }
+    }
+    for _ in 0..3 {
+        match register()? {
+            Err(DeviceError::Exhausted) => {}
+            Err(error) => return fail(format!("expected `Exhausted` at the limit, got: {error}")),
+            Ok(_) => return fail(format!("more than {limit} registrations were granted")),
+        }
+        kept.pop();
+        kept.push(register()?.or_fail("register after one was dropped")?);
+    }
+    Ok(())
+}
+
+/// The limit that a provider is asked for.
+const FEW: usize = 4;

@@ -1,0 +1,289 @@
+//! Drain, arm, drain, park.
+
+use std::hint;
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use smc_core::device::{Doorbell, LinkFailure, OpId, SubmitError, Write};
+use smc_wire::types::Rkey;
+
+use super::Verdict;
+use super::ends::{End, numbered, write};
+use crate::Rng;
+use crate::conformance::bench::{Bench, Stop, ensure, fail, skip};
+use crate::conformance::order::await_round;
+use crate::conformance::signals::When;
+
+pub(super) fn a_message_before_the_first_drain_is_seen(bench: &mut Bench<'_>) -> Verdict {
+    message_when(bench, When::BeforeFirstDrain)
+}
+
+pub(super) fn a_message_between_drain_and_arm_is_seen(bench: &mut Bench<'_>) -> Verdict {
+    message_when(bench, When::BetweenDrainAndArm)
+}
+
+pub(super) fn a_message_between_arm_and_drain_is_seen(bench: &mut Bench<'_>) -> Verdict {
+    message_when(bench, When::BetweenArmAndDrain)
+}
+
+pub(super) fn a_message_after_the_second_drain_rings(bench: &mut Bench<'_>) -> Verdict {
+    message_when(bench, When::AfterSecondDrain)
+}
+
+fn message_when(bench: &Bench<'_>, when: When) -> Verdict {
+    if bench.is_alone() {
+        return skip("needs a second device: completions would ring as well");
+    }
+    let (ours, peer) = bench.link()?;
+    for round in 0..ROUNDS {
+        staged(
+            &ours,
+            when,
+            || peer.link.post(OpId(round), &[], &numbered(round)),
+            || ours.try_message().map(|message| message == numbered(round)),
+        )?;
+        peer.expect_sent(round)?;
+    }
+    Ok(())
+}
+
+pub(super) fn completions_ring(bench: &mut Bench<'_>) -> Verdict {
+    if bench.is_alone() {
+        return skip("needs a second device: messages would ring as well");
+    }
+    let (ours, peer) = bench.link()?;
+    for round in 0..ROUNDS {
+        staged(
+            &ours,
+            When::AfterSecondDrain,
+            || ours.link.post(OpId(round), &[], &numbered(round)),
+            || ours.try_sent().map(|op| op == OpId(round)),
+        )?;
+        peer.expect_message(&numbered(round))?;
+    }
+    Ok(())
+}
+
+pub(super) fn a_lost_link_rings(bench: &mut Bench<'_>) -> Verdict {
+    let (from, to) = bench.memories()?;
+    for _ in 0..4 {
+        let (ours, _peer) = bench.link()?;
+        let bad = Write {
+            rkey: Rkey(to.rkey().0 ^ 1),
+            ..write(&*from, &*to, 0, 8)
+        };
+        staged(
+            &ours,
+            When::AfterSecondDrain,
+            || ours.link.post(OpId(1), &[bad], &numbered(1)),
+            || {
+                let cause = ours.try_down()?;
+                Some(cause == LinkFailure::RemoteAccess)
+            },
+        )?;
+        bench.idle()?;
+    }
+    Ok(())
+}
+
+/// Has something happen at one point of a driver's round, and checks that the driver sees it.
+fn staged(
+    end: &End<'_>,
+    when: When,
+    cause: impl Fn() -> Result<(), SubmitError>,
+    seen: impl Fn() -> Option<bool>,
+) -> Verdict {
+    let cause_if = |now: When| match now == when {
+        true => cause().or_else(|error| fail(format!("post: {error}"))),
+        false => Ok(()),
+    };
+    let node = end.node;
+    node.forget()?;
+    node.listen();
+    cause_if(When::BeforeFirstDrain)?;
+    node.drain()?;
+    cause_if(When::BetweenDrainAndArm)?;
+    node.arm()?;
+    cause_if(When::BetweenArmAndDrain)?;
+    node.drain()?;
+    cause_if(When::AfterSecondDrain)?;
+    let deadline = Instant::now() + end.bench.patience();
+    let mut is_parking = true;
+    loop {
+        match seen() {
+            Some(true) => return Ok(()),
+            Some(false) => return fail("something else is reported"),
+            None => {}
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        let has_news = if is_parking {
+            node.park(left)?
+        } else {
+            node.turn(left)?
+        };
+        ensure!(
+            has_news && !left.is_zero(),
+            "neither reported nor rung; the driver would sleep on"
+        );
+        is_parking = false;
+        node.listen();
+        node.drain()?;
+    }
+}
+
+pub(super) fn an_idle_doorbell_is_quiet(bench: &mut Bench<'_>) -> Verdict {
+    if matches!(bench.ours().device().doorbell(), Doorbell::Spin) {
+        return skip("the device has no doorbell");
+    }
+    let (ours, peer) = bench.link()?;
+    peer.post(1, &[], &numbered(1))?;
+    ours.expect_message(&numbered(1))?;
+    bench.idle()?;
+    let mut rung = 0;
+    for _ in 0..QUIET_TURNS {
+        rung += usize::from(bench.ours().turn(Duration::from_millis(5))?);
+    }
+    ensure!(
+        rung <= QUIET_TURNS / 2,
+        "{rung} of {QUIET_TURNS} turns without news were woken"
+    );
+    Ok(())
+}
+
+pub(super) fn wake_ups_are_never_lost(bench: &mut Bench<'_>) -> Verdict {
+    let (ours, peer) = bench.link()?;
+    let (rounds, patience) = (u64::from(bench.effort().rounds), bench.patience());
+    let seen = AtomicU64::new(0);
+    thread::scope(|scope| {
+        let writer = scope.spawn(|| -> Verdict {
+            let mut rng = Rng::new(0x6a69_7474);
+            for round in 1..=rounds {
+                await_round(patience * 2, "the reader", || {
+                    Ok(seen.load(Ordering::Acquire) + 1 >= round)
+                })?;
+                linger(&mut rng);
+                post_from_thread(bench, &peer, round)?;
+            }
+            Ok(())
+        });
+        let mut rng = Rng::new(0x7265_6164);
+        let read = (1..=rounds).try_for_each(|round| {
+            linger(&mut rng);
+            let message = turn_until(&ours, &mut rng, "the message", || ours.try_message())?;
+            ensure!(
+                message == numbered(round),
+                "round {round}: another message came"
+            );
+            seen.store(round, Ordering::Release);
+            Ok(())
+        });
+        // Lets the writer run to its end after a failure.
+        seen.store(u64::MAX - 1, Ordering::Release);
+        let written = writer.join().unwrap_or_else(|panic| resume_unwind(panic));
+        read.and(written)
+    })
+}
+
+pub(super) fn wake_ups_are_never_lost_both_ways(bench: &mut Bench<'_>) -> Verdict {
+    if bench.is_alone() {
+        return skip("needs a second device");
+    }
+    let (ours, peer) = bench.link()?;
+    let rounds = u64::from(bench.effort().rounds);
+    thread::scope(|scope| {
+        let echo = scope.spawn(|| -> Verdict {
+            let mut rng = Rng::new(0x6563_686f);
+            for round in 1..=rounds {
+                turn_until(&peer, &mut rng, "the question", || peer.try_message())?;
+                linger(&mut rng);
+                post_from_thread(bench, &peer, round)?;
+            }
+            Ok(())
+        });
+        let mut rng = Rng::new(0x6173_6b00);
+        let asked = (1..=rounds).try_for_each(|round| {
+            post_from_thread(bench, &ours, round)?;
+            turn_until(&ours, &mut rng, "the answer", || ours.try_message()).map(drop)
+        });
+        let echoed = echo.join().unwrap_or_else(|panic| resume_unwind(panic));
+        asked.and(echoed)
+    })
+}
+
+pub(super) fn completions_always_wake(bench: &mut Bench<'_>) -> Verdict {
+    if bench.is_alone() {
+        return skip("needs a second device: messages would wake as well");
+    }
+    let (ours, peer) = bench.link()?;
+    let mut rng = Rng::new(0x7365_6e74);
+    for round in 1..=u64::from(bench.effort().rounds) {
+        linger(&mut rng);
+        let posted = ours.link.post(OpId(round), &[], &numbered(round));
+        posted.or_else(|error| fail(format!("post: {error}")))?;
+        let op = turn_until(&ours, &mut rng, "the completion", || ours.try_sent())?;
+        ensure!(op == OpId(round), "round {round}: {op:?} is reported");
+        // Frees its receive buffer.
+        peer.node.forget()?;
+    }
+    Ok(())
+}
+
+/// Drives the device of a link, which may park, until there is something.
+fn turn_until<T>(
+    end: &End<'_>,
+    rng: &mut Rng,
+    what: &str,
+    mut found: impl FnMut() -> Option<T>,
+) -> Result<T, Stop> {
+    let deadline = Instant::now() + end.bench.patience();
+    loop {
+        if let Some(found) = found() {
+            return Ok(found);
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        let pause = || spin(rng.below(60));
+        if left.is_zero() || !end.node.turn_with(left, pause)? {
+            return fail(format!("nothing wakes the driver: {what} does not come"));
+        }
+    }
+}
+
+/// Posts from a thread that is the consumer of its device, unless there is only one.
+fn post_from_thread(bench: &Bench<'_>, end: &End<'_>, round: u64) -> Verdict {
+    let deadline = Instant::now() + bench.patience();
+    loop {
+        if !bench.is_alone() {
+            end.node.drain()?;
+            while end.try_sent().is_some() {}
+        }
+        match end.link.post(OpId(round), &[], &numbered(round)) {
+            Ok(()) => return Ok(()),
+            Err(SubmitError::WouldBlock) if Instant::now() < deadline => thread::yield_now(),
+            Err(error) => return fail(format!("post: {error}")),
+        }
+    }
+}
+
+/// Waits for a random short time, mostly about as long as a driver takes to go to sleep.
+fn linger(rng: &mut Rng) {
+    match rng.below(8) {
+        0 => {}
+        1..=5 => spin(rng.below(300)),
+        6 => spin(rng.below(3000)),
+        _ => thread::yield_now(),
+    }
+}
+
+fn spin(count: usize) {
+    for _ in 0..count {
+        hint::spin_loop();
+    }
+}
+
+/// Rounds of a check without a race in it.
+const ROUNDS: u64 = 32;
+
+/// Turns for which a doorbell is listened to.
+const QUIET_TURNS: usize = 10;

@@ -1,0 +1,268 @@
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use atomic_waker::AtomicWaker;
+use smc_core::device::{
+    Access, Device, DeviceError, Doorbell, Event, Fabric, Identity, Limits, LinkAddress,
+    LinkCounters, Mr, PendingLink, Rdma, RdmaAddress, RoceKind,
+};
+use smc_core::mem::Region;
+use smc_wire::types::{Mac, MtuCode, Psn, Qpn, Rkey, RmbAddr, RoceGid};
+
+use super::Shared;
+use super::handles::{Handle, MemoryMr, MemoryPending};
+use super::options::RdmaOptions;
+use super::pair::{Pair, Phase};
+use super::state::{DeviceId, Memory, PairId};
+
+/// An RDMA device of an [`RdmaWire`](super::RdmaWire).
+///
+/// Dropping it takes it off the network, with its memory and links.
+#[derive(Debug)]
+pub struct MemoryRdma {
+    identity: Identity,
+    limits: Limits,
+    bell: Arc<AtomicWaker>,
+    shared: Arc<Shared>,
+    id: DeviceId,
+}
+
+impl MemoryRdma {
+    pub(super) fn new(name: &str, mut options: RdmaOptions, shared: &Arc<Shared>) -> Self {
+        let bell = Arc::<AtomicWaker>::default();
+        let limits = options.limits;
+        let mut identity = Identity::new(name);
+        identity.pnet_id = options.pnet_id;
+        let mut state = shared.lock();
+        let made_up = options.addresses.is_empty();
+        let interface = options.interface.take();
+        let id = state.join(options, Arc::clone(&bell));
+        if made_up {
+            if let Some(member) = state.devices.get_mut(&id) {
+                member.options.addresses = made_up_table(id, interface.as_deref());
+            }
+        }
+        drop(state);
+        Self {
+            identity,
+            limits,
+            bell,
+            shared: Arc::clone(shared),
+            id,
+        }
+    }
+
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    pub(super) fn id(&self) -> DeviceId {
+        self.id
+    }
+}
+
+impl Drop for MemoryRdma {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        state.leave(self.id);
+        state.devices.remove(&self.id);
+    }
+}
+
+impl Device for MemoryRdma {
+    fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn fabric(&self) -> Fabric<'_> {
+        Fabric::Rdma(self)
+    }
+
+    fn drain(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {
+        let count = {
+            let mut state = self.shared.lock();
+            let Some(member) = state.devices.get_mut(&self.id) else {
+                return Err(DeviceError::Gone("removed"));
+            };
+            if member.news.is_empty() {
+                // Stays armed: this is how the second drain before parking ends.
+                return if member.is_gone {
+                    Err(DeviceError::Gone("removed"))
+                } else {
+                    Ok(())
+                };
+            }
+            member.is_armed = false;
+            member.news.len()
+        };
+        for _ in 0..count {
+            let event = {
+                let mut state = self.shared.lock();
+                let member = state.devices.get_mut(&self.id);
+                // Closing a link takes its events out of the list.
+                let Some(event) = member.and_then(|member| member.news.pop_front()) else {
+                    break;
+                };
+                state.reported(self.id, &event);
+                event
+            };
+            // Outside of the lock: the sink may call the device.
+            sink(event);
+        }
+        Ok(())
+    }
+
+    fn arm(&self) -> Result<(), DeviceError> {
+        if let Some(member) = self.shared.lock().devices.get_mut(&self.id) {
+            member.is_armed = true;
+        }
+        Ok(())
+    }
+
+    fn doorbell(&self) -> Doorbell<'_> {
+        Doorbell::Waker(&self.bell)
+    }
+}
+
+#[async_trait]
+impl Rdma for MemoryRdma {
+    fn addresses(&self) -> Vec<RdmaAddress> {
+        let state = self.shared.lock();
+        let member = state.devices.get(&self.id);
+        member.map_or_else(Vec::new, |member| member.addresses())
+    }
+
+    async fn open_link(&self, at: &RdmaAddress) -> Result<Box<dyn PendingLink>, DeviceError> {
+        self.shared.settle().await;
+        let mut state = self.shared.lock();
+        let used = state.pairs.keys().filter(|id| id.device == self.id).count();
+        let bits = state.rng.bits();
+        let member = state.devices.get_mut(&self.id);
+        let member = member.filter(|member| !member.is_gone);
+        let member = member.ok_or(DeviceError::Gone("removed"))?;
+        let is_same =
+            |entry: &RdmaAddress| (entry.gid, entry.kind, entry.port) == (at.gid, at.kind, at.port);
+        let address = member.addresses().into_iter().find(is_same);
+        let address = address.ok_or(DeviceError::Invalid("no such address on an active port"))?;
+        if used >= member.options.max_links {
+            return Err(DeviceError::Exhausted);
+        }
+        let first = member.next_qpn;
+        let id = loop {
+            let next = state.devices.get_mut(&self.id).map(|member| {
+                let qpn = member.next_qpn;
+                member.next_qpn = (qpn + 1) & Qpn::MAX.get();
+                qpn
+            });
+            // 0 and 1 are special.
+            let next = next.and_then(Qpn::new).filter(|qpn| qpn.get() > 1);
+            if let Some(qpn) = next {
+                let device = self.id;
+                let id = PairId { device, qpn };
+                if !state.pairs.contains_key(&id) {
+                    break id;
+                }
+            }
+            let now = state.devices.get(&self.id).map(|member| member.next_qpn);
+            if now.is_none_or(|now| now == first) {
+                return Err(DeviceError::Exhausted);
+            }
+        };
+        let psn = u32::try_from(bits & u64::from(Psn::MAX.get()));
+        let local = LinkAddress {
+            gid: address.gid,
+            mac: address.mac,
+            qpn: id.qpn,
+            psn: psn.ok().and_then(Psn::new).unwrap_or_default(),
+            mtu: address.mtu,
+        };
+        let pair = Pair {
+            local,
+            kind: address.kind,
+            port: address.port,
+            phase: Phase::Reset,
+            is_cut: false,
+            loss: None,
+            counters: LinkCounters::default(),
+        };
+        state.pairs.insert(id, pair);
+        let shared = Arc::clone(&self.shared);
+        let handle = Handle { shared, id };
+        Ok(Box::new(MemoryPending { handle, local }))
+    }
+
+    async fn register(&self, memory: &Region, access: Access) -> Result<Arc<dyn Mr>, DeviceError> {
+        self.shared.settle().await;
+        let mut state = self.shared.lock();
+        let keys: Vec<_> = (0..8).map(|_| state.rng.bits()).collect();
+        let member = state.devices.get_mut(&self.id);
+        let member = member.filter(|member| !member.is_gone);
+        let member = member.ok_or(DeviceError::Gone("removed"))?;
+        if let Some(error) = member.refusals.pop_front() {
+            return Err(error);
+        }
+        if memory.is_empty() {
+            return Err(DeviceError::Invalid("no memory to register"));
+        }
+        if memory.len() > member.options.limits.max_dmb_len {
+            return Err(DeviceError::NoMemory);
+        }
+        if member.memory.len() >= member.options.limits.max_dmbs {
+            return Err(DeviceError::Exhausted);
+        }
+        let keys = keys
+            .into_iter()
+            .filter_map(|bits| u32::try_from(bits >> 32).ok());
+        let mut fresh = keys.filter(|key| !member.memory.contains_key(key));
+        let rkey = fresh.next().ok_or(DeviceError::Exhausted)?;
+        let addr = member.next_addr;
+        let pages = u64::try_from(memory.len()).unwrap_or(u64::MAX / 2);
+        // A page in between, so that what passes the end of one is not in the next.
+        member.next_addr = addr + pages.next_multiple_of(PAGE) + PAGE;
+        let registered = Memory {
+            region: memory.clone(),
+            addr,
+            access,
+        };
+        member.memory.insert(rkey, registered);
+        Ok(Arc::new(MemoryMr {
+            shared: Arc::clone(&self.shared),
+            device: self.id,
+            region: memory.clone(),
+            rkey: Rkey(rkey),
+            addr: RmbAddr(addr),
+        }))
+    }
+}
+
+/// What Linux shows for a port with a link-local and an IPv4 address.
+fn made_up_table(id: DeviceId, interface: Option<&str>) -> Vec<RdmaAddress> {
+    let [_, _, high, low] = (id.0 + 1).to_be_bytes();
+    let mac = Mac::new([0x02, 0x53, 0x4d, 0x43, high, low]);
+    let mut local = [0; 16];
+    local[..2].copy_from_slice(&[0xfe, 0x80]);
+    local[8..].copy_from_slice(&[0x00, 0x53, 0x4d, 0xff, 0xfe, 0x43, high, low]);
+    let gids = [
+        RoceGid::new(local),
+        RoceGid::from_ipv4(Ipv4Addr::new(10, 77, high, low)),
+    ];
+    let kinds = [RoceKind::V1, RoceKind::V2];
+    let entries = gids
+        .into_iter()
+        .flat_map(|gid| kinds.map(|kind| (gid, kind)));
+    let entries = entries.map(|(gid, kind)| {
+        let address = RdmaAddress::new(gid, kind, mac, MtuCode::MTU_1024);
+        match interface {
+            Some(name) => address.with_interface(name, 0),
+            None => address,
+        }
+    });
+    entries.collect()
+}
+
+const PAGE: u64 = 4096;

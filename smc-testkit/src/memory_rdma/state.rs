@@ -1,0 +1,290 @@
+//! Everything of a network behind one lock, and what is done after it is released.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::mem;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use atomic_waker::AtomicWaker;
+use smc_core::device::{Access, DeviceError, Event, LinkFailure, RdmaAddress};
+use smc_core::mem::Region;
+use smc_wire::types::{Qpn, RoceGid};
+
+use super::options::RdmaOptions;
+use super::pair::{Pair, Phase};
+use super::{Shared, Timing};
+use crate::Rng;
+
+/// Everything of a network.
+pub(super) struct State {
+    pub(super) rng: Rng,
+    pub(super) devices: BTreeMap<DeviceId, Member>,
+    pub(super) pairs: BTreeMap<PairId, Pair>,
+    pub(super) is_cut: bool,
+    pub(super) is_paused: bool,
+    /// Of a thousand posts.
+    pub(super) doomed: u16,
+    next_device: u32,
+    next_expiry: u64,
+    /// Whether a queue pair has stopped to answer.
+    has_lost: bool,
+    after: Vec<After>,
+}
+
+/// Names a device of a network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct DeviceId(pub(super) u32);
+
+/// Names a queue pair of a network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct PairId {
+    pub(super) device: DeviceId,
+    pub(super) qpn: Qpn,
+}
+
+/// A device as the network sees it.
+pub(super) struct Member {
+    pub(super) options: RdmaOptions,
+    pub(super) bell: Arc<AtomicWaker>,
+    pub(super) news: VecDeque<Event>,
+    pub(super) is_armed: bool,
+    pub(super) is_gone: bool,
+    pub(super) down: BTreeSet<u8>,
+    pub(super) cut: BTreeSet<u8>,
+    pub(super) holds_completions: bool,
+    pub(super) memory: BTreeMap<u32, Memory>,
+    /// What the next registrations end with.
+    pub(super) refusals: VecDeque<DeviceError>,
+    pub(super) next_addr: u64,
+    pub(super) next_qpn: u32,
+}
+
+/// A registration.
+pub(super) struct Memory {
+    pub(super) region: Region,
+    pub(super) addr: u64,
+    pub(super) access: Access,
+}
+
+/// What happens at a time.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Action {
+    /// Packets of this queue pair may arrive.
+    Arrive(PairId),
+    /// Acknowledgements for this queue pair may arrive.
+    Complete(PairId),
+    /// The queue pair gives up, if it still waits for the same answer.
+    Expire(PairId, u64),
+}
+
+/// What is done without the lock.
+enum After {
+    Ring(Arc<AtomicWaker>),
+    Schedule(Instant, Action),
+}
+
+impl State {
+    pub(super) fn new(rng: Rng) -> Self {
+        Self {
+            rng,
+            devices: BTreeMap::new(),
+            pairs: BTreeMap::new(),
+            is_cut: false,
+            is_paused: false,
+            doomed: 0,
+            next_device: 0,
+            next_expiry: 0,
+            has_lost: false,
+            after: Vec::new(),
+        }
+    }
+
+    pub(super) fn join(&mut self, options: RdmaOptions, bell: Arc<AtomicWaker>) -> DeviceId {
+        let id = DeviceId(self.next_device);
+        self.next_device += 1;
+        let next_qpn = u32::try_from(self.rng.below(1 << 20)).unwrap_or(0) + 0x100;
+        let next_addr = (self.rng.bits() >> 20) & !0xfff;
+        let member = Member {
+            options,
+            bell,
+            news: VecDeque::new(),
+            is_armed: false,
+            is_gone: false,
+            down: BTreeSet::new(),
+            cut: BTreeSet::new(),
+            holds_completions: false,
+            memory: BTreeMap::new(),
+            refusals: VecDeque::new(),
+            next_addr,
+            next_qpn,
+        };
+        self.devices.insert(id, member);
+        id
+    }
+
+    /// Takes a device off the network with its memory and links.
+    pub(super) fn leave(&mut self, id: DeviceId) {
+        if let Some(member) = self.devices.get_mut(&id) {
+            member.is_gone = true;
+            member.memory.clear();
+        }
+        for (_, pair) in self.pairs.iter_mut().filter(|(at, _)| at.device == id) {
+            pair.phase = Phase::Error;
+        }
+        self.has_lost = true;
+    }
+
+    /// Reports an event of a device.
+    pub(super) fn report(&mut self, to: DeviceId, event: Event) {
+        if let Some(member) = self.devices.get_mut(&to) {
+            member.news.push_back(event);
+            if mem::take(&mut member.is_armed) {
+                self.after.push(After::Ring(Arc::clone(&member.bell)));
+            }
+        }
+    }
+
+    /// Moves a queue pair to its error state and says so, once.
+    pub(super) fn fail(&mut self, id: PairId, cause: LinkFailure) {
+        let Some(pair) = self.pairs.get_mut(&id) else {
+            return;
+        };
+        self.has_lost = true;
+        if let Phase::Connected(_) = mem::replace(&mut pair.phase, Phase::Error) {
+            let link = id.qpn;
+            self.report(id.device, Event::LinkDown { link, cause });
+        }
+    }
+
+    /// Moves a queue pair to its error state; nothing is reported of it any more.
+    pub(super) fn silence(&mut self, id: PairId) {
+        self.has_lost = true;
+        if let Some(pair) = self.pairs.get_mut(&id) {
+            pair.phase = Phase::Error;
+        }
+        if let Some(member) = self.devices.get_mut(&id.device) {
+            member.news.retain(|event| link_of(event) != Some(id.qpn));
+        }
+    }
+
+    /// The queue pair of this number behind a GID.
+    pub(super) fn find(&self, gid: RoceGid, qpn: Qpn) -> Option<PairId> {
+        let device = self.owner(gid)?;
+        let id = PairId { device, qpn };
+        self.pairs.contains_key(&id).then_some(id)
+    }
+
+    /// Whose GID this is.
+    pub(super) fn owner(&self, gid: RoceGid) -> Option<DeviceId> {
+        let has = |member: &Member| member.options.addresses.iter().any(|at| at.gid == gid);
+        let mut devices = self.devices.iter();
+        let (id, _) = devices.find(|(_, member)| !member.is_gone && has(member))?;
+        Some(*id)
+    }
+
+    /// Has something done at a time.
+    pub(super) fn schedule(&mut self, at: Instant, action: Action) {
+        self.after.push(After::Schedule(at, action));
+    }
+
+    pub(super) fn fresh_expiry(&mut self) -> u64 {
+        self.next_expiry += 1;
+        self.next_expiry
+    }
+}
+
+impl Member {
+    /// The entries of the GID table whose ports are active.
+    pub(super) fn addresses(&self) -> Vec<RdmaAddress> {
+        let all = self.options.addresses.iter();
+        let active = all.filter(|at| !self.is_gone && !self.down.contains(&at.port));
+        active.cloned().collect()
+    }
+}
+
+/// Which link an event is about.
+pub(crate) fn link_of(event: &Event) -> Option<Qpn> {
+    match event {
+        Event::Received { link, .. } | Event::Sent { link, .. } | Event::LinkDown { link, .. } => {
+            Some(*link)
+        }
+        _ => None,
+    }
+}
+
+impl Shared {
+    pub(super) fn lock(self: &Arc<Self>) -> Locked<'_> {
+        let timing = self.timing().clone();
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = timing.clock.as_ref().map(|clock| clock.now());
+        Locked {
+            shared: self,
+            state: Some(state),
+            timing,
+            now,
+        }
+    }
+
+    pub(super) fn timing(&self) -> MutexGuard<'_, Timing> {
+        self.timing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets the time of a set-up call pass.
+    pub(super) async fn settle(&self) {
+        let timing = self.timing().clone();
+        if let (Some(clock), false) = (&timing.clock, timing.setup.is_zero()) {
+            clock.timer(clock.now() + timing.setup).await;
+        }
+    }
+}
+
+/// The state, locked. When it is released, doorbells ring and timers are set.
+pub(super) struct Locked<'a> {
+    shared: &'a Arc<Shared>,
+    state: Option<MutexGuard<'a, State>>,
+    pub(super) timing: Timing,
+    /// Nothing takes time without a clock.
+    pub(super) now: Option<Instant>,
+}
+
+impl Deref for Locked<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        self.state.as_ref().expect("taken only by drop")
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        self.state.as_mut().expect("taken only by drop")
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        while mem::take(&mut self.has_lost) {
+            self.retry_unready();
+        }
+        let after = mem::take(&mut self.after);
+        self.state = None;
+        for after in after {
+            match after {
+                After::Ring(bell) => bell.wake(),
+                After::Schedule(at, action) => {
+                    let Some(clock) = &self.timing.clock else {
+                        continue;
+                    };
+                    let (timer, shared) = (clock.timer(at), Arc::downgrade(self.shared));
+                    clock.spawn(Box::pin(async move {
+                        timer.await;
+                        if let Some(shared) = shared.upgrade() {
+                            shared.lock().act(action);
+                        }
+                    }));
+                }
+            }
+        }
+    }
+}

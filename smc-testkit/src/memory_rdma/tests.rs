@@ -1,0 +1,427 @@
+mod faults;
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use smc_core::device::{
+    Access, Device, DeviceError, Event, Inbound, Limits, Link, LinkAddress, LinkFailure,
+    MESSAGE_MAX, Mr, OpId, PendingLink, Piece, Rdma, RdmaAddress, RoceKind, Route, SENDS_MAX,
+    SubmitError, Write,
+};
+use smc_core::mem::Region;
+use smc_wire::types::{Mac, MtuCode, Psn, Qpn, Rkey, RmbAddr, RoceGid};
+
+use super::*;
+use crate::runtime::VirtualRuntime;
+
+#[test]
+fn a_message_comes_with_the_data_written_before_it() {
+    let world = World::new(1);
+    world.post(7, 0, b"hello").unwrap();
+    assert_eq!(world.inbox(), b"hello");
+    assert_eq!(drained(&world.b), [received(&world.to_a, b"message")]);
+    assert_eq!(drained(&world.a), [sent(&world.to_b, 7)]);
+    assert_eq!(drained(&world.a), []);
+}
+
+#[test]
+fn two_pieces_become_one_span() {
+    let world = World::new(2);
+    world.staging.region().copy_in(0, b"defgh").unwrap();
+    world.staging.region().copy_in(4093, b"abc").unwrap();
+    let write = Write {
+        first: Piece { at: 4093, len: 3 },
+        second: Piece { at: 0, len: 5 },
+        ..world.write(0, 0)
+    };
+    world.to_b.post(OpId(1), &[write], &[1; 44]).unwrap();
+    assert_eq!(world.inbox(), b"abcdefgh");
+}
+
+#[test]
+fn who_was_told_a_wrong_number_gets_no_answer() {
+    let wrong: [fn(&mut LinkAddress); 2] = [
+        |end| end.qpn = Qpn::new(end.qpn.get() + 9).unwrap(),
+        |end| end.gid = RoceGid::from_ipv4([10, 77, 0, 1].into()),
+    ];
+    for change in wrong {
+        let (a, b) = pair_of(3);
+        let (ours, theirs) = (open(&a), open(&b));
+        let (mut to, from) = (theirs.local(), ours.local());
+        change(&mut to);
+        let ours = now(ours.connect(to, Route::Direct)).unwrap();
+        let _theirs = now(theirs.connect(from, Route::Direct)).unwrap();
+        ours.post(OpId(1), &[], &[0; 44]).unwrap();
+        assert_eq!(drained(&a), [down(&ours, LinkFailure::RetryExceeded)]);
+        assert_eq!(ours.post(OpId(2), &[], &[]), Err(SubmitError::PeerGone));
+        assert_eq!(drained(&b), []);
+    }
+}
+
+#[test]
+fn sequence_numbers_have_to_be_those_announced() {
+    let (a, b) = pair_of(4);
+    let (ours, theirs) = (open(&a), open(&b));
+    let (to, mut from) = (theirs.local(), ours.local());
+    from.psn = Psn::new(from.psn.get() ^ 1).unwrap();
+    let ours = now(ours.connect(to, Route::Direct)).unwrap();
+    let theirs = now(theirs.connect(from, Route::Direct)).unwrap();
+    // The other direction is not concerned.
+    theirs.post(OpId(1), &[], &[2; 44]).unwrap();
+    assert_eq!(drained(&a), [received(&ours, &[2; 44])]);
+    ours.post(OpId(1), &[], &[1; 44]).unwrap();
+    assert_eq!(drained(&a), [down(&ours, LinkFailure::RetryExceeded)]);
+}
+
+#[test]
+fn both_ends_have_to_agree_on_the_mtu_of_longer_messages() {
+    let (a, b) = pair_of(5);
+    let (ours, theirs) = (open(&a), open(&b));
+    let (to, mut from) = (theirs.local(), ours.local());
+    from.mtu = MtuCode::MTU_512;
+    let ours = now(ours.connect(to, Route::Direct)).unwrap();
+    let _theirs = now(theirs.connect(from, Route::Direct)).unwrap();
+    ours.post(OpId(1), &[], &[1; 44]).unwrap();
+    assert_eq!(drained(&a), [sent(&ours, 1)]);
+    ours.post(OpId(2), &[], &[1; 600]).unwrap();
+    assert!(matches!(
+        drained(&a)[..],
+        [Event::LinkDown {
+            cause: LinkFailure::Device(_),
+            ..
+        }]
+    ));
+}
+
+#[test]
+fn addresses_that_make_no_sense_are_refused() {
+    let (a, b) = pair_of(6);
+    let nobody = LinkAddress {
+        gid: RoceGid::ZERO,
+        ..open(&b).local()
+    };
+    let reserved = LinkAddress {
+        mtu: MtuCode::new(9).unwrap(),
+        ..open(&b).local()
+    };
+    for peer in [nobody, reserved] {
+        let result = now(open(&a).connect(peer, Route::Direct));
+        assert!(matches!(result, Err(DeviceError::Invalid(_))), "{result:?}");
+    }
+    let strange = b.addresses().remove(0);
+    assert!(matches!(
+        now(a.open_link(&strange)),
+        Err(DeviceError::Invalid(_))
+    ));
+    assert_eq!(a.links(), []);
+}
+
+#[test]
+fn kinds_of_packets_do_not_mix() {
+    let (a, b) = pair_of(7);
+    let (v1, v2) = (at(&a, RoceKind::V1), at(&b, RoceKind::V2));
+    let (ours, theirs) = (
+        now(a.open_link(&v1)).unwrap(),
+        now(b.open_link(&v2)).unwrap(),
+    );
+    let (ours, _theirs) = connect(ours, theirs);
+    ours.post(OpId(1), &[], &[]).unwrap();
+    assert_eq!(drained(&a), [down(&ours, LinkFailure::RetryExceeded)]);
+}
+
+#[test]
+fn writes_outside_of_the_peers_memory_cost_the_link_and_touch_nothing() {
+    type Place = (Rkey, RmbAddr);
+    let places: [fn(&World) -> Place; 4] = [
+        |world| (Rkey(world.rmb.rkey().0 ^ 1), world.rmb.addr()),
+        |world| (world.rmb.rkey(), RmbAddr(world.rmb.addr().0 - 1)),
+        |world| (world.rmb.rkey(), RmbAddr(world.rmb.addr().0 + 4092)),
+        |world| (world.rmb.rkey(), RmbAddr(u64::MAX - 2)),
+    ];
+    for place in places {
+        let world = World::new(8);
+        world.staging.region().copy_in(0, b"evil!").unwrap();
+        let (rkey, to) = place(&world);
+        let write = Write {
+            rkey,
+            to,
+            ..world.write(0, 5)
+        };
+        world.to_b.post(OpId(1), &[write], &[]).unwrap();
+        let expected = [down(&world.to_b, LinkFailure::RemoteAccess)];
+        assert_eq!(drained(&world.a), expected);
+        let expected = [down(&world.to_a, LinkFailure::Flushed)];
+        assert_eq!(drained(&world.b), expected);
+        assert_eq!(world.inbox(), b"");
+    }
+}
+
+#[test]
+fn local_memory_is_no_target_and_freed_memory_neither() {
+    let world = World::new(9);
+    let local = now(world.b.register(&Region::anonymous(64), Access::Local)).unwrap();
+    let write = Write {
+        rkey: local.rkey(),
+        to: local.addr(),
+        ..world.write(0, 5)
+    };
+    world.to_b.post(OpId(1), &[write], &[]).unwrap();
+    let expected = [down(&world.to_b, LinkFailure::RemoteAccess)];
+    assert_eq!(drained(&world.a), expected);
+
+    let world = World::new(10);
+    let freed = now(world
+        .b
+        .register(&Region::anonymous(64), Access::RemoteWrite))
+    .unwrap();
+    let (rkey, to) = (freed.rkey(), freed.addr());
+    drop(freed);
+    let write = Write {
+        rkey,
+        to,
+        ..world.write(0, 5)
+    };
+    world.to_b.post(OpId(1), &[write], &[]).unwrap();
+    let expected = [down(&world.to_b, LinkFailure::RemoteAccess)];
+    assert_eq!(drained(&world.a), expected);
+}
+
+#[test]
+fn a_post_that_makes_no_sense_is_not_sent() {
+    let world = World::new(11);
+    let long = vec![0; MESSAGE_MAX + 1];
+    assert_eq!(
+        world.to_b.post(OpId(1), &[], &long),
+        Err(SubmitError::OutOfBounds)
+    );
+    let outside = Write {
+        first: Piece { at: 4090, len: 7 },
+        ..world.write(0, 0)
+    };
+    assert_eq!(
+        world.to_b.post(OpId(1), &[outside], &[]),
+        Err(SubmitError::OutOfBounds)
+    );
+    let foreign = Write {
+        from: &*world.rmb,
+        ..world.write(0, 1)
+    };
+    assert!(matches!(
+        world.to_b.post(OpId(1), &[foreign], &[]),
+        Err(SubmitError::Device(_))
+    ));
+    let three = [world.write(0, 1); 3];
+    assert!(world.to_b.post(OpId(1), &three, &[]).is_err());
+    assert_eq!(drained(&world.a), []);
+    assert_eq!(drained(&world.b), []);
+}
+
+#[test]
+fn a_link_takes_sixteen_posts() {
+    let world = World::new(14);
+    world.wire.pause();
+    let message = vec![3; MESSAGE_MAX];
+    for op in 0..SENDS_MAX as u64 {
+        let writes = [world.write(0, 4096), world.write(0, 4096)];
+        world.to_b.post(OpId(op), &writes, &message).unwrap();
+    }
+    let one_more = world.to_b.post(OpId(99), &[], &[]);
+    assert_eq!(one_more, Err(SubmitError::WouldBlock));
+    assert_eq!(world.a.links()[0].outstanding, SENDS_MAX);
+    world.wire.resume();
+    let all: Vec<_> = (0..16).map(|op| sent(&world.to_b, op)).collect();
+    assert_eq!(drained(&world.a), all);
+    assert_eq!(drained(&world.b).len(), 16);
+}
+
+#[test]
+fn memory_is_read_when_it_leaves_and_has_to_stay_registered() {
+    let (runtime, world) = World::timed(18);
+    world.post(1, 0, b"early").unwrap();
+    world.staging.region().copy_in(0, b"later").unwrap();
+    runtime.run_for(Duration::from_millis(1));
+    assert_eq!(world.inbox(), b"later");
+    drained(&world.a);
+
+    let short = now(world.a.register(&Region::anonymous(8), Access::Local)).unwrap();
+    let write = Write {
+        from: &*short,
+        ..world.write(0, 8)
+    };
+    world.to_b.post(OpId(2), &[write], &[]).unwrap();
+    drop(short);
+    runtime.run_for(Duration::from_millis(1));
+    assert!(matches!(
+        drained(&world.a)[..],
+        [Event::LinkDown {
+            cause: LinkFailure::Device(_),
+            ..
+        }]
+    ));
+}
+
+#[test]
+fn messages_to_a_peer_that_is_not_connected_yet_arrive_later() {
+    let (a, b) = pair_of(25);
+    let (ours, theirs) = (open(&a), open(&b));
+    let (to, from) = (theirs.local(), ours.local());
+    let ours = now(ours.connect(to, Route::Direct)).unwrap();
+    ours.post(OpId(1), &[], b"early").unwrap();
+    assert_eq!(drained(&a), []);
+    let theirs = now(theirs.connect(from, Route::Direct)).unwrap();
+    assert_eq!(drained(&b), [received(&theirs, b"early")]);
+    assert_eq!(drained(&a), [sent(&ours, 1)]);
+}
+
+#[test]
+fn a_device_can_be_its_own_peer() {
+    let wire = RdmaWire::new(26);
+    let device = wire.device("rdma0");
+    let (one, other) = connect(open(&device), open(&device));
+    one.post(OpId(4), &[], &[4; 44]).unwrap();
+    assert_eq!(
+        drained(&device),
+        [received(&other, &[4; 44]), sent(&one, 4)]
+    );
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run() {
+    let run = |seed| {
+        let (runtime, world) = World::timed(seed);
+        let jitter = Duration::from_micros(300);
+        world.wire.set_latency(Duration::from_micros(20), jitter);
+        let mut log = Vec::new();
+        for op in 0..12 {
+            world.post(op, 0, b"data").unwrap();
+            runtime.run_for(Duration::from_micros(100));
+            log.push((drained(&world.a), drained(&world.b)));
+        }
+        log
+    };
+    assert_eq!(run(27), run(27));
+    assert_ne!(run(27), run(28));
+}
+
+/// Two devices with a link between them: a writes into the memory of b.
+struct World {
+    wire: RdmaWire,
+    to_b: Arc<dyn Link>,
+    to_a: Arc<dyn Link>,
+    staging: Arc<dyn Mr>,
+    rmb: Arc<dyn Mr>,
+    a: Arc<MemoryRdma>,
+    b: Arc<MemoryRdma>,
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        Self::with(seed, RdmaOptions::default())
+    }
+
+    fn with(seed: u64, options: RdmaOptions) -> Self {
+        Self::on(RdmaWire::new(seed), &options)
+    }
+
+    fn timed(seed: u64) -> (VirtualRuntime, Self) {
+        let runtime = VirtualRuntime::new(seed);
+        let wire = RdmaWire::with_clock(seed, runtime.handle());
+        (runtime, Self::on(wire, &RdmaOptions::default()))
+    }
+
+    fn on(wire: RdmaWire, options: &RdmaOptions) -> Self {
+        let [a, b] = ["rdma0", "rdma1"].map(|name| wire.device_with(name, options.clone()));
+        let (to_b, to_a) = connect(open(&a), open(&b));
+        let staging = now(a.register(&Region::anonymous(4096), Access::Local)).unwrap();
+        let rmb = now(b.register(&Region::anonymous(4096), Access::RemoteWrite)).unwrap();
+        Self {
+            wire,
+            to_b,
+            to_a,
+            staging,
+            rmb,
+            a,
+            b,
+        }
+    }
+
+    fn write(&self, at: u32, len: u32) -> Write<'_> {
+        Write {
+            from: &*self.staging,
+            first: Piece { at, len },
+            second: Piece::default(),
+            rkey: self.rmb.rkey(),
+            to: self.rmb.addr(),
+        }
+    }
+
+    /// Puts data into the staging memory and posts it with a message.
+    fn post(&self, op: u64, at: u32, data: &[u8]) -> Result<(), SubmitError> {
+        self.staging.region().copy_in(at as usize, data).unwrap();
+        let write = self.write(at, data.len() as u32);
+        self.to_b.post(OpId(op), &[write], b"message")
+    }
+
+    /// The memory of b up to its first zero.
+    fn inbox(&self) -> Vec<u8> {
+        let mut all = vec![0; 4096];
+        self.rmb.region().copy_out(0, &mut all).unwrap();
+        let end = all.iter().position(|byte| *byte == 0).unwrap_or(all.len());
+        all[..end].to_vec()
+    }
+}
+
+fn pair_of(seed: u64) -> (Arc<MemoryRdma>, Arc<MemoryRdma>) {
+    let wire = RdmaWire::new(seed);
+    (wire.device("rdma0"), wire.device("rdma1"))
+}
+
+fn at(device: &MemoryRdma, kind: RoceKind) -> RdmaAddress {
+    let table = device.addresses();
+    table.into_iter().rfind(|at| at.kind == kind).unwrap()
+}
+
+fn open(device: &MemoryRdma) -> Box<dyn PendingLink> {
+    now(device.open_link(&at(device, RoceKind::V2))).unwrap()
+}
+
+fn connect(a: Box<dyn PendingLink>, b: Box<dyn PendingLink>) -> (Arc<dyn Link>, Arc<dyn Link>) {
+    let (at_a, at_b) = (a.local(), b.local());
+    let a = now(a.connect(at_b, Route::Direct)).unwrap();
+    (a, now(b.connect(at_a, Route::Direct)).unwrap())
+}
+
+fn mac(n: u8) -> Mac {
+    Mac::new([2, 0, 0, 0, 0, n])
+}
+
+fn sent(link: &Arc<dyn Link>, op: u64) -> Event {
+    let (link, op) = (link.qpn(), OpId(op));
+    Event::Sent { link, op }
+}
+
+fn received(link: &Arc<dyn Link>, message: &[u8]) -> Event {
+    let (link, message) = (link.qpn(), Inbound::new(message));
+    Event::Received { link, message }
+}
+
+fn down(link: &Arc<dyn Link>, cause: LinkFailure) -> Event {
+    let link = link.qpn();
+    Event::LinkDown { link, cause }
+}
+
+fn drained(device: &Arc<MemoryRdma>) -> Vec<Event> {
+    let mut events = Vec::new();
+    device.drain(&mut |event| events.push(event)).unwrap();
+    events
+}
+
+/// Without a set-up time the calls of these devices never wait.
+fn now<T>(future: impl Future<Output = T>) -> T {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(result) => result,
+        Poll::Pending => panic!("a memory device waits"),
+    }
+}

@@ -1,0 +1,333 @@
+mod direct;
+mod rdma;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use smc_core::device::{
+    Device, DeviceError, Doorbell, Event, Link, LinkFailure, SENDS_MAX, SubmitError,
+};
+use smc_wire::types::{DmbToken, Gid, Qpn};
+
+use super::delegate_device;
+use crate::Rng;
+use crate::memory_rdma::link_of;
+
+/// Makes a device slow, busy and unreliable, within the rules: everything it does is something
+/// that a correct device may do.
+///
+/// Signals, messages and completions are delayed, never lost, and those of a link stay in order.
+/// What costs a link of SMC-R is for its network to do: see
+/// [`RdmaWire`](crate::memory_rdma::RdmaWire). Delays need a [`Doorbell::Waker`], since the middleware has to
+/// ring the bell itself; devices with another doorbell report in time.
+#[derive(Debug)]
+pub struct Fault {
+    inner: Arc<dyn Device>,
+    state: Arc<Mutex<State>>,
+}
+
+/// What goes wrong, and in how many of a thousand cases. Nothing does if not told.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Faults {
+    /// Signals, messages and completions that are reported some drains later.
+    pub delayed: u16,
+    /// Drains that report a buffer of ours which nobody wrote.
+    pub spurious: u16,
+    /// Moves and attachment signals that are refused with [`SubmitError::WouldBlock`], and posts
+    /// for which a link need not have room.
+    pub busy: u16,
+    /// Calls of [`Direct::reach`](smc_core::device::Direct::reach) that find nobody, and of
+    /// [`PendingLink::connect`](smc_core::device::PendingLink::connect) that fail.
+    pub unreachable: u16,
+    /// Registrations that find no buffer left, or no memory, and links that find no queue pair.
+    pub exhausted: u16,
+    /// Calls of [`Nocopy::attach`](smc_core::device::Nocopy::attach) that fail.
+    pub unattachable: u16,
+    /// All peers die at this move, attachment signal or post, counted from 1.
+    pub dies_at: Option<u64>,
+}
+
+impl Faults {
+    /// Sets how many signals, messages and completions are delayed.
+    #[must_use]
+    pub fn with_delayed(mut self, per_mille: u16) -> Self {
+        self.delayed = per_mille;
+        self
+    }
+
+    /// Sets how many drains report a buffer without cause.
+    #[must_use]
+    pub fn with_spurious(mut self, per_mille: u16) -> Self {
+        self.spurious = per_mille;
+        self
+    }
+
+    /// Sets how many moves, signals and posts find the device busy.
+    #[must_use]
+    pub fn with_busy(mut self, per_mille: u16) -> Self {
+        self.busy = per_mille;
+        self
+    }
+
+    /// Sets how many look-ups find nobody, and how many links cannot be connected.
+    #[must_use]
+    pub fn with_unreachable(mut self, per_mille: u16) -> Self {
+        self.unreachable = per_mille;
+        self
+    }
+
+    /// Sets how many registrations and links fail for want of buffers, memory or queue pairs.
+    #[must_use]
+    pub fn with_exhausted(mut self, per_mille: u16) -> Self {
+        self.exhausted = per_mille;
+        self
+    }
+
+    /// Sets how many attachments fail.
+    #[must_use]
+    pub fn with_unattachable(mut self, per_mille: u16) -> Self {
+        self.unattachable = per_mille;
+        self
+    }
+
+    /// Lets all peers die at the given move, attachment signal or post.
+    #[must_use]
+    pub fn with_death_at(mut self, operation: u64) -> Self {
+        self.dies_at = Some(operation);
+        self
+    }
+}
+
+impl Fault {
+    /// A device with faults that follow from `seed`.
+    #[must_use]
+    pub fn new(inner: Arc<dyn Device>, seed: u64, faults: Faults) -> Arc<Self> {
+        let state = State {
+            faults,
+            rng: Rng::new(seed),
+            held: Vec::new(),
+            own: BTreeSet::new(),
+            peers: BTreeSet::new(),
+            dead: BTreeSet::new(),
+            links: BTreeMap::new(),
+            operations: 0,
+        };
+        Arc::new(Self {
+            inner,
+            state: Arc::new(Mutex::new(state)),
+        })
+    }
+
+    /// Other faults from now on.
+    pub fn set(&self, faults: Faults) {
+        self.state().faults = faults;
+    }
+
+    /// Lets all peers seen so far die: they are reported gone, or their links down, and nothing
+    /// reaches them any more.
+    pub fn lose_peers(&self) {
+        self.state().lose_peers();
+        self.ring();
+    }
+
+    /// Counts a move or signal; says why it fails.
+    fn submit(&self) -> Result<(), SubmitError> {
+        let result = self.state().submit();
+        if result.is_err() {
+            // News for whoever has to try again, or to learn of the death.
+            self.ring();
+        }
+        result
+    }
+
+    fn ring(&self) {
+        ring(&*self.inner);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    faults: Faults,
+    rng: Rng,
+    /// Events with the number of drains that they still miss.
+    held: Vec<(u8, Event)>,
+    /// Buffers of ours.
+    own: BTreeSet<DmbToken>,
+    /// Devices that we have had to do with.
+    peers: BTreeSet<Gid>,
+    /// Those of them that died by us.
+    dead: BTreeSet<Gid>,
+    /// Links that are not down.
+    links: BTreeMap<Qpn, Held>,
+    operations: u64,
+}
+
+/// A link of ours.
+#[derive(Debug)]
+struct Held {
+    link: Weak<dyn Link>,
+    /// Posts that were not reported as sent.
+    outstanding: usize,
+}
+
+impl State {
+    /// Counts a move or signal; says why it fails.
+    fn submit(&mut self) -> Result<(), SubmitError> {
+        self.count();
+        if !self.dead.is_empty() {
+            return Err(SubmitError::PeerGone);
+        }
+        if self.rng.chance(self.faults.busy) {
+            return Err(SubmitError::WouldBlock);
+        }
+        Ok(())
+    }
+
+    /// Counts a post; says why it fails.
+    fn submit_post(&mut self, qpn: Qpn) -> Result<(), SubmitError> {
+        self.count();
+        let held = self.links.get(&qpn).ok_or(SubmitError::PeerGone)?;
+        if held.outstanding >= SENDS_MAX && self.rng.chance(self.faults.busy) {
+            return Err(SubmitError::WouldBlock);
+        }
+        Ok(())
+    }
+
+    fn count(&mut self) {
+        self.operations += 1;
+        if self.faults.dies_at == Some(self.operations) {
+            self.lose_peers();
+        }
+    }
+
+    /// Whether a registration finds nothing left.
+    fn exhaust(&mut self) -> Result<(), DeviceError> {
+        if !self.rng.chance(self.faults.exhausted) {
+            return Ok(());
+        }
+        let is_full = self.rng.chance(500);
+        Err(if is_full {
+            DeviceError::Exhausted
+        } else {
+            DeviceError::NoMemory
+        })
+    }
+
+    fn lose_peers(&mut self) {
+        for (link, held) in std::mem::take(&mut self.links) {
+            if let Some(inner) = held.link.upgrade() {
+                inner.close();
+                let cause = LinkFailure::RetryExceeded;
+                self.held.push((0, Event::LinkDown { link, cause }));
+            }
+        }
+        for gid in std::mem::take(&mut self.peers) {
+            if self.dead.insert(gid) {
+                self.held.push((0, Event::PeerGone(gid)));
+            }
+        }
+    }
+
+    /// What is to be reported now, of what came now and what was held back.
+    fn sift(&mut self, came: Vec<Event>, can_hold: bool) -> Vec<Event> {
+        let mut out = Vec::new();
+        // Links with events that are held back: later ones wait behind them.
+        let mut waiting = BTreeSet::new();
+        let held = std::mem::take(&mut self.held);
+        let held = held
+            .into_iter()
+            .map(|(drains, event)| (Some(drains), event));
+        for (drains, event) in held.chain(came.into_iter().map(|event| (None, event))) {
+            let left = match drains {
+                Some(drains) => drains.checked_sub(1),
+                None => self.delay(&event),
+            };
+            let link = link_of(&event);
+            let is_behind = link.is_some_and(|link| waiting.contains(&link));
+            match left.or_else(|| is_behind.then_some(0)).filter(|_| can_hold) {
+                Some(left) => {
+                    self.held.push((left, event));
+                    waiting.extend(link);
+                }
+                None => out.extend(self.release(event, drains.is_some())),
+            }
+        }
+        if self.rng.chance(self.faults.spurious) {
+            let index = self.rng.below(self.own.len());
+            out.extend(self.own.iter().nth(index).copied().map(Event::Signalled));
+        }
+        out
+    }
+
+    /// For how many drains an event is held back, if it is.
+    fn delay(&mut self, event: &Event) -> Option<u8> {
+        let can_wait = matches!(
+            event,
+            Event::Signalled(_) | Event::Received { .. } | Event::Sent { .. }
+        );
+        let is_delayed = can_wait && self.rng.chance(self.faults.delayed);
+        is_delayed.then(|| u8::try_from(self.rng.below(4)).unwrap_or(0))
+    }
+
+    /// Notes what is reported; nothing more of the dead.
+    fn release(&mut self, event: Event, is_own: bool) -> Option<Event> {
+        match &event {
+            Event::PeerGone(gid) if !is_own && self.dead.contains(gid) => return None,
+            Event::Sent { link, .. } => {
+                if let Some(held) = self.links.get_mut(link) {
+                    held.outstanding = held.outstanding.saturating_sub(1);
+                }
+            }
+            Event::LinkDown { link, .. } => {
+                self.links.remove(link);
+            }
+            _ => {}
+        }
+        Some(event)
+    }
+
+    /// Nothing more is reported of a link.
+    fn silence(&mut self, qpn: Qpn) {
+        self.links.remove(&qpn);
+        self.held.retain(|(_, event)| link_of(event) != Some(qpn));
+    }
+}
+
+impl Device for Fault {
+    delegate_device!();
+
+    fn drain(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {
+        let mut came = Vec::new();
+        let result = self.inner.drain(&mut |event| came.push(event));
+        let can_hold = matches!(self.inner.doorbell(), Doorbell::Waker(_));
+        let (out, is_holding) = {
+            let mut state = self.state();
+            (state.sift(came, can_hold), !state.held.is_empty())
+        };
+        if is_holding {
+            // The driver has registered its waker: it comes again for what is held back.
+            self.ring();
+        }
+        out.into_iter().for_each(sink);
+        result
+    }
+
+    fn arm(&self) -> Result<(), DeviceError> {
+        self.inner.arm()
+    }
+}
+
+fn ring(device: &dyn Device) {
+    if let Doorbell::Waker(bell) = device.doorbell() {
+        bell.wake();
+    }
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,140 @@
+//! What is asked of the SMC-D surface.
+
+use std::io::IoSlice;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use smc_core::device::{
+    Attachment, DeviceError, Direct, Dmb, Nocopy, PeerEvent, PeerEvents, Signal, SubmitError,
+};
+use smc_core::mem::Region;
+use smc_wire::types::{DmbToken, Gid};
+
+use super::{Log, Trace, What, debug_as_inner};
+use crate::middleware::{delegate_direct, delegate_dmb, direct, nocopy, peer_events};
+
+#[async_trait]
+impl Direct for Trace {
+    delegate_direct!();
+
+    async fn reach(&self, peer: Gid) -> Result<(), DeviceError> {
+        let result = direct(&*self.inner).reach(peer).await;
+        self.log.tell(What::Reached {
+            peer,
+            result: result.clone(),
+        });
+        result
+    }
+
+    async fn register(&self, peer: Gid, len: usize) -> Result<Arc<dyn Dmb>, DeviceError> {
+        let result = direct(&*self.inner).register(peer, len).await;
+        let told = result.as_ref().map(|dmb| dmb.token()).map_err(Clone::clone);
+        self.log.tell(What::Registered {
+            peer,
+            len,
+            result: told,
+        });
+        Ok(Arc::new(TracedDmb {
+            inner: result?,
+            log: self.log.clone(),
+        }))
+    }
+
+    fn move_data(
+        &self,
+        to: DmbToken,
+        at: u32,
+        data: &[IoSlice<'_>],
+        signal: Signal,
+    ) -> Result<(), SubmitError> {
+        let result = direct(&*self.inner).move_data(to, at, data, signal);
+        let len = data.iter().map(|slice| slice.len()).sum();
+        self.log.tell(What::Moved {
+            to,
+            at,
+            len,
+            signal,
+            result: result.clone(),
+        });
+        result
+    }
+}
+
+#[async_trait]
+impl Nocopy for Trace {
+    async fn attach(&self, peer: Gid, token: DmbToken) -> Result<Arc<dyn Attachment>, DeviceError> {
+        let result = nocopy(&*self.inner).attach(peer, token).await;
+        let told = result.as_ref().map(|_| ()).map_err(Clone::clone);
+        self.log.tell(What::Attached {
+            peer,
+            token,
+            result: told,
+        });
+        Ok(Arc::new(TracedAttachment {
+            inner: result?,
+            token,
+            log: self.log.clone(),
+        }))
+    }
+}
+
+impl PeerEvents for Trace {
+    fn signal_event(&self, peer: Gid, event: PeerEvent) -> Result<(), SubmitError> {
+        let result = peer_events(&*self.inner).signal_event(peer, event);
+        self.log.tell(What::EventSent {
+            peer,
+            event,
+            result: result.clone(),
+        });
+        result
+    }
+}
+
+struct TracedDmb {
+    inner: Arc<dyn Dmb>,
+    log: Log,
+}
+
+impl Dmb for TracedDmb {
+    delegate_dmb!();
+
+    fn arm(&self) {
+        self.log.tell(What::BufferArmed(self.token()));
+        self.inner.arm();
+    }
+}
+
+impl Drop for TracedDmb {
+    fn drop(&mut self) {
+        self.log.tell(What::Unregistered(self.token()));
+    }
+}
+
+struct TracedAttachment {
+    inner: Arc<dyn Attachment>,
+    token: DmbToken,
+    log: Log,
+}
+
+impl Attachment for TracedAttachment {
+    fn region(&self) -> &Region {
+        self.inner.region()
+    }
+
+    fn signal(&self) -> Result<(), SubmitError> {
+        let result = self.inner.signal();
+        self.log.tell(What::Signalled {
+            token: self.token,
+            result: result.clone(),
+        });
+        result
+    }
+}
+
+impl Drop for TracedAttachment {
+    fn drop(&mut self) {
+        self.log.tell(What::Detached(self.token));
+    }
+}
+
+debug_as_inner!(TracedDmb TracedAttachment);

@@ -1,0 +1,119 @@
+mod direct;
+mod rdma;
+mod record;
+
+pub use record::{Record, What};
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use smc_core::device::{Device, DeviceError, Event};
+
+use super::delegate_device;
+
+/// Tells a sink what is asked of a device and what it reports.
+///
+/// Getters are not told, nor drains that brought nothing, nor reads and writes of shared memory,
+/// which no device sees.
+pub struct Trace {
+    inner: Arc<dyn Device>,
+    log: Log,
+}
+
+impl Trace {
+    /// Tells every record to `sink`, in the thread of the call.
+    #[must_use]
+    pub fn new(
+        inner: Arc<dyn Device>,
+        sink: impl Fn(&Record) + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        let device = Arc::from(inner.identity().name.as_str());
+        Arc::new(Self {
+            inner,
+            log: Log {
+                device,
+                sink: Arc::new(sink),
+            },
+        })
+    }
+
+    /// Keeps all records, to be looked at later.
+    #[must_use]
+    pub fn with_journal(inner: Arc<dyn Device>) -> (Arc<Self>, Journal) {
+        let journal = Journal::default();
+        let sink = journal.clone();
+        (
+            Self::new(inner, move |record| sink.push(record.clone())),
+            journal,
+        )
+    }
+}
+
+/// Records kept by [`Trace::with_journal`]. Clones are the same journal.
+#[derive(Clone, Debug, Default)]
+pub struct Journal(Arc<Mutex<Vec<Record>>>);
+
+impl Journal {
+    /// Takes what was recorded since the last call.
+    #[must_use]
+    pub fn take(&self) -> Vec<Record> {
+        std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn push(&self, record: Record) {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(record);
+    }
+}
+
+#[derive(Clone)]
+struct Log {
+    device: Arc<str>,
+    sink: Arc<dyn Fn(&Record) + Send + Sync>,
+}
+
+impl Log {
+    fn tell(&self, what: What) {
+        (self.sink)(&Record {
+            device: Arc::clone(&self.device),
+            what,
+        });
+    }
+}
+
+impl fmt::Debug for Trace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Trace").field(&self.inner).finish()
+    }
+}
+
+impl Device for Trace {
+    delegate_device!();
+
+    fn drain(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {
+        let result = self.inner.drain(&mut |event| {
+            self.log.tell(What::Reported(event.clone()));
+            sink(event);
+        });
+        result.inspect_err(|error| self.log.tell(What::DrainFailed(error.clone())))
+    }
+
+    fn arm(&self) -> Result<(), DeviceError> {
+        self.log.tell(What::Armed);
+        self.inner.arm()
+    }
+}
+
+/// What is traced looks like what it wraps.
+macro_rules! debug_as_inner {
+    ($($type:ident)*) => { $(
+        impl std::fmt::Debug for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                self.inner.fmt(f)
+            }
+        }
+    )* };
+}
+use debug_as_inner;

@@ -1,0 +1,158 @@
+//! What is asked of the SMC-R surface.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use smc_core::device::{
+    Access, DeviceError, Link, LinkAddress, LinkCounters, Mr, OpId, PendingLink, Rdma, RdmaAddress,
+    Route, SubmitError, Write,
+};
+use smc_core::mem::Region;
+use smc_wire::types::{Qpn, Rkey, RmbAddr};
+
+use super::{Log, Trace, What, debug_as_inner};
+use crate::middleware::{delegate_rdma, rdma};
+
+#[async_trait]
+impl Rdma for Trace {
+    delegate_rdma!();
+
+    async fn open_link(&self, at: &RdmaAddress) -> Result<Box<dyn PendingLink>, DeviceError> {
+        let result = rdma(&*self.inner).open_link(at).await;
+        let told = result.as_ref().map(|link| link.local());
+        self.log.tell(What::Opened {
+            at: at.gid,
+            result: told.map_err(Clone::clone),
+        });
+        let inner = result?;
+        let released = Released {
+            what: Some(What::Released(inner.local().qpn)),
+            log: self.log.clone(),
+        };
+        Ok(Box::new(TracedPending { inner, released }))
+    }
+
+    async fn register(&self, memory: &Region, access: Access) -> Result<Arc<dyn Mr>, DeviceError> {
+        let result = rdma(&*self.inner).register(memory, access).await;
+        let told = result.as_ref().map(|mr| (mr.rkey(), mr.addr()));
+        self.log.tell(What::MemoryRegistered {
+            len: memory.len(),
+            access,
+            result: told.map_err(Clone::clone),
+        });
+        let inner = result?;
+        let released = Released {
+            what: Some(What::MemoryReleased(inner.rkey())),
+            log: self.log.clone(),
+        };
+        Ok(Arc::new(TracedMr { inner, released }))
+    }
+}
+
+/// Tells of the end of something when it is dropped.
+struct Released {
+    what: Option<What>,
+    log: Log,
+}
+
+impl Drop for Released {
+    fn drop(&mut self) {
+        self.what
+            .take()
+            .into_iter()
+            .for_each(|what| self.log.tell(what));
+    }
+}
+
+struct TracedPending {
+    inner: Box<dyn PendingLink>,
+    released: Released,
+}
+
+#[async_trait]
+impl PendingLink for TracedPending {
+    fn local(&self) -> LinkAddress {
+        self.inner.local()
+    }
+
+    async fn connect(
+        self: Box<Self>,
+        peer: LinkAddress,
+        route: Route,
+    ) -> Result<Arc<dyn Link>, DeviceError> {
+        let link = self.inner.local().qpn;
+        let result = self.inner.connect(peer, route).await;
+        let told = result.as_ref().map(|_| ()).map_err(Clone::clone);
+        let released = self.released;
+        released.log.tell(What::Connected {
+            link,
+            peer,
+            result: told,
+        });
+        Ok(Arc::new(TracedLink {
+            inner: result?,
+            released,
+        }))
+    }
+}
+
+struct TracedLink {
+    inner: Arc<dyn Link>,
+    released: Released,
+}
+
+impl Link for TracedLink {
+    fn qpn(&self) -> Qpn {
+        self.inner.qpn()
+    }
+
+    fn post(&self, op: OpId, writes: &[Write<'_>], message: &[u8]) -> Result<(), SubmitError> {
+        let result = self.inner.post(op, writes, message);
+        let length = |write: &Write<'_>| u64::from(write.first.len) + u64::from(write.second.len);
+        let writes = writes.iter();
+        self.released.log.tell(What::Posted {
+            link: self.qpn(),
+            op,
+            writes: writes.map(|it| (it.rkey, it.to, length(it))).collect(),
+            message: message.into(),
+            result: result.clone(),
+        });
+        result
+    }
+
+    fn close(&self) {
+        self.released.log.tell(What::Closed(self.qpn()));
+        self.inner.close();
+    }
+
+    fn counters(&self) -> LinkCounters {
+        self.inner.counters()
+    }
+}
+
+struct TracedMr {
+    inner: Arc<dyn Mr>,
+    #[expect(dead_code, reason = "held for its drop")]
+    released: Released,
+}
+
+impl Mr for TracedMr {
+    fn region(&self) -> &Region {
+        self.inner.region()
+    }
+
+    fn rkey(&self) -> Rkey {
+        self.inner.rkey()
+    }
+
+    fn addr(&self) -> RmbAddr {
+        self.inner.addr()
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self.inner.as_any()
+    }
+}
+
+debug_as_inner!(TracedPending TracedLink TracedMr);

@@ -1,0 +1,74 @@
+/// What an SMC-R device does wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flaw {
+    None,
+
+    // Who it is and where.
+    Nameless,
+    DoublesAddresses,
+    RestlessAddresses,
+    OpensAnywhere,
+    Panics,
+
+    // Links.
+    WrongMac,
+    Renumbers,
+    IgnoresMtu,
+    ConnectsAnywhere,
+    IgnoresPsn,
+    FewLinks,
+    NeverFreesLinks,
+    Stingy,
+
+    // Messages.
+    OneWay,
+    PadsMessages,
+    AlwaysLong,
+    ReordersMessages,
+    WrongLink,
+    TruncatesMessages,
+    LosesWhenFull,
+    LosesSome,
+
+    // Posts.
+    WritesOffByOne,
+    SwapsPieces,
+    SwapsWrites,
+    WritesLate,
+    ReordersSent,
+    ReportsSentTwice,
+    SmallQueue,
+    NeverRecovers,
+    ClampsPieces,
+
+    // Memory.
+    CopiesMemory,
+    ShowsPart,
+    ShortMemory,
+    OneRegistration,
+    NeverFreesMemory,
+    IgnoresAccess,
+
+    // Bounds.
+    AnyKeyDoes,
+    ClampsWrites,
+    SwallowsRefusals,
+    AllGoTogether,
+
+    // The doorbell.
+    ArmForgets,
+    ArmedDrainForgets,
+    EmptyDrainDisarms,
+    NoBell,
+    RestlessBell,
+    LosesSent,
+
+    // The end.
+    CloseIsNothing,
+    PostsAfterClose,
+    HidesDown,
+    ReportsDownTwice,
+    DropOrderMatters,
+    HidesPorts,
+    IgnoresRemoval,
+}
