@@ -32,6 +32,8 @@ pub(crate) struct Config {
     pub(crate) policy: Arc<PolicyFn>,
     /// Code of the receive buffer's size.
     pub(crate) recv_buffer: SizeCode,
+    /// Code of the size of SMC-R's staging rings.
+    pub(crate) send_buffer: SizeCode,
     pub(crate) ueids: Vec<Eid>,
     pub(crate) seid_enabled: bool,
     pub(crate) pnet_ids: Vec<PnetId>,
@@ -47,6 +49,7 @@ impl Default for Config {
         Self {
             policy: Arc::new(|_| Policy::Prefer),
             recv_buffer: SizeCode::for_len(RECV_BUFFER).unwrap_or(SizeCode::LINUX_DEFAULT),
+            send_buffer: SizeCode::for_len(SEND_BUFFER).unwrap_or(SizeCode::LINUX_DEFAULT),
             ueids: Vec::new(),
             seid_enabled: true,
             pnet_ids: Vec::new(),
@@ -80,6 +83,9 @@ fn default_polling() -> Duration {
 /// Default receive buffer in bytes: the largest that Linux has for SMC-D, so that a writer and a
 /// reader on two CPUs seldom wait for each other. Only what is used takes memory.
 pub const RECV_BUFFER: usize = 1024 * 1024;
+
+/// Default staging ring of SMC-R in bytes: all of it is pinned, for each connection.
+pub const SEND_BUFFER: usize = 256 * 1024;
 
 /// Default polling window: a little more than what a wake-up across CPUs costs.
 pub const POLLING: Duration = Duration::from_micros(100);

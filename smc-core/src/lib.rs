@@ -28,7 +28,7 @@
 //! ```
 //!
 //! Rooms, in the order in which bytes pass them: [`io`] (endpoints, listeners, streams, runtimes),
-//! [`proto`] (the protocol without I/O), [`mem`] (memory that others write; the only unsafe code),
+//! [`proto`] (the protocol without I/O), [`mem`] (memory that others write; but for system calls the only unsafe code),
 //! [`device`] (what a transport has to offer). [`error`] has all errors and [`config`] the
 //! defaults. Devices live in crates of their own, such as `smc-transport-loop`.
 //!
@@ -41,6 +41,7 @@
 //! | `tokio` | tokio's I/O traits on streams and halves |
 //! | `runtime-tokio` | [`io::runtime`]'s adapter for tokio |
 //! | `runtime-smol` | [`io::runtime`]'s adapter for smol |
+//! | `syn-option` | negotiation by TCP option, as kernels do it: `io::negotiate::option` |
 
 #![deny(unsafe_code)]
 

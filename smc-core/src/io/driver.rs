@@ -9,15 +9,17 @@ use std::time::{Duration, Instant};
 
 use atomic_waker::AtomicWaker;
 use hashbrown::HashMap;
-use smc_wire::types::{DmbToken, Gid};
+use smc_wire::types::{Gid, Qpn};
 
-use super::conn::Conn;
+use super::conn::{Conn, ConnKey};
 use super::groups::Groups;
+use super::rdma::RdmaGroup;
 use super::runtime::{Runtime, Timer, Watch};
 use crate::device::{Device, DeviceError, Doorbell, Event};
 use crate::error::{Error, How};
 use crate::mem::sync::{AtomicBool, Ordering};
 use crate::proto::group::{Cause, DeviceIndex, GroupId};
+use crate::proto::links::LinkId;
 
 /// A device of an endpoint with the connections that use it.
 pub(crate) struct Slot {
@@ -30,6 +32,10 @@ pub(crate) struct Slot {
     /// The table has work that the driver has to come for.
     news: AtomicBool,
     driver: AtomicWaker,
+    /// Whose queue pairs those of the device are.
+    links: Mutex<HashMap<Qpn, (Weak<RdmaGroup>, LinkId)>>,
+    /// Held while events are handed out: the device has one consumer at a time.
+    draining: Mutex<()>,
     gone: AtomicBool,
     /// The driver has ended.
     abandoned: AtomicBool,
@@ -39,7 +45,7 @@ pub(crate) struct Slot {
 /// Connections by the token of our buffer, which is what signals name.
 #[derive(Default)]
 struct Table {
-    conns: HashMap<DmbToken, Arc<Conn>>,
+    conns: HashMap<ConnKey, Arc<Conn>>,
     /// Dropped by the application, waiting for the peer's last word until the time given, the
     /// earliest first.
     lingering: VecDeque<(Instant, Weak<Conn>)>,
@@ -48,7 +54,7 @@ struct Table {
     /// Dropped, and something happened on their TCP sockets.
     rousing: Vec<Weak<Conn>>,
     /// Words that a busy device has not taken yet.
-    owing: Vec<DmbToken>,
+    owing: Vec<ConnKey>,
     /// When the device is asked again.
     ask_at: Option<Instant>,
 }
@@ -69,6 +75,8 @@ impl Slot {
             table: Mutex::default(),
             news: AtomicBool::new(false),
             driver: AtomicWaker::new(),
+            links: Mutex::default(),
+            draining: Mutex::default(),
             gone: AtomicBool::new(false),
             abandoned: AtomicBool::new(false),
             close_timeout,
@@ -90,16 +98,18 @@ impl Slot {
     /// Starts to hand signals to a connection. Signals that came before are not lost: a half looks
     /// at the memory before it sleeps.
     pub(crate) fn adopt(&self, conn: &Arc<Conn>) {
-        self.table().conns.insert(conn.token(), Arc::clone(conn));
+        self.table().conns.insert(conn.key(), Arc::clone(conn));
         if self.is_gone() {
             conn.kill(Error::Closed(How::Aborted));
         }
     }
 
     /// The connection has ended for both sides.
-    pub(crate) fn forget(&self, token: DmbToken) {
+    pub(crate) fn forget(&self, key: ConnKey) {
         // Dropped after the lock: dropping a connection unregisters its buffer.
-        let _conn = self.table().conns.remove(&token);
+        let conn = self.table().conns.remove(&key);
+        drop(conn);
+        self.groups.note_end();
     }
 
     /// The application dropped the stream; the peer's last word is still to come.
@@ -130,9 +140,14 @@ impl Slot {
     }
 
     /// The device was too busy for a word of this connection.
-    pub(crate) fn owe(&self, token: DmbToken) {
-        self.table().owing.push(token);
+    pub(crate) fn owe(&self, key: ConnKey) {
+        self.table().owing.push(key);
         self.call_driver();
+    }
+
+    /// Whether a connection that was dropped has not come to its end yet.
+    pub(crate) fn has_released(&self) -> bool {
+        self.connections().iter().any(|conn| conn.is_released())
     }
 
     pub(crate) fn connections(&self) -> Vec<Arc<Conn>> {
@@ -141,6 +156,11 @@ impl Slot {
 
     /// Hands out what the device has. Returns whether there was anything.
     fn drain(&self) -> Result<bool, DeviceError> {
+        let _one = self.draining.lock().unwrap_or_else(PoisonError::into_inner);
+        self.drain_alone()
+    }
+
+    fn drain_alone(&self) -> Result<bool, DeviceError> {
         let mut any = false;
         self.device.drain(&mut |event| {
             any = true;
@@ -152,7 +172,7 @@ impl Slot {
     fn handle(&self, event: Event) {
         match event {
             Event::Signalled(token) => {
-                let conn = self.table().conns.get(&token).cloned();
+                let conn = self.table().conns.get(&ConnKey::direct(token)).cloned();
                 if let Some(conn) = conn {
                     conn.signalled();
                 }
@@ -165,10 +185,22 @@ impl Slot {
             Event::DeviceGone => self.device_gone(),
             // Connections notice a lost buffer when they write, tests are the device's business.
             Event::BufferGone(_) | Event::Peer { .. } => {}
-            Event::Received { .. }
-            | Event::Sent { .. }
-            | Event::LinkDown { .. }
-            | Event::AddressesChanged => {}
+            Event::Received { link, message } => {
+                if let Some((group, link)) = self.link(link) {
+                    group.received(link, &message);
+                }
+            }
+            Event::Sent { link, op } => {
+                if let Some((group, link)) = self.link(link) {
+                    group.sent(link, op);
+                }
+            }
+            Event::LinkDown { link, cause } => {
+                if let Some((group, link)) = self.link(link) {
+                    group.link_down(link, cause);
+                }
+            }
+            Event::AddressesChanged => self.groups.addresses_changed(),
         }
     }
 
@@ -198,6 +230,12 @@ impl Slot {
     fn device_gone(&self) {
         self.gone.store(true, Ordering::Release);
         self.groups.device_gone(self.index);
+        for group in self.groups.all_rdma() {
+            group.device_gone(self.index);
+        }
+        if self.device.fabric().rdma().is_some() {
+            self.groups.addresses_changed();
+        }
     }
 
     /// What the driver was called for. Returns when it has to come again.
@@ -211,7 +249,7 @@ impl Slot {
         }
         for conn in self.owing(now) {
             if conn.say_again() {
-                self.table().owing.push(conn.token());
+                self.table().owing.push(conn.key());
             }
         }
         let mut table = self.table();
@@ -257,7 +295,7 @@ impl Slot {
         }
         table.ask_at = None;
         let owing = std::mem::take(&mut table.owing);
-        let found = owing.iter().filter_map(|token| table.conns.get(token));
+        let found = owing.iter().filter_map(|key| table.conns.get(key));
         found.cloned().collect()
     }
 
@@ -265,6 +303,37 @@ impl Slot {
         if !self.news.swap(true, Ordering::AcqRel) {
             self.driver.wake();
         }
+    }
+
+    /// Hands out what the device has, on behalf of somebody who looks for it; nothing if somebody
+    /// else is at it.
+    pub(crate) fn look_around(&self) {
+        let drained = match self.draining.try_lock() {
+            Ok(_one) => self.drain_alone(),
+            Err(_) => return,
+        };
+        // The driver may be asleep, and what was armed for it used up. A failure shows there too.
+        if drained != Ok(false) {
+            self.call_driver();
+        }
+    }
+
+    /// What a queue pair reports is for this link from now on.
+    pub(crate) fn add_link(&self, qpn: Qpn, group: &Arc<RdmaGroup>, link: LinkId) {
+        self.links().insert(qpn, (Arc::downgrade(group), link));
+    }
+
+    pub(crate) fn remove_link(&self, qpn: Qpn) {
+        self.links().remove(&qpn);
+    }
+
+    fn link(&self, qpn: Qpn) -> Option<(Arc<RdmaGroup>, LinkId)> {
+        let (group, link) = self.links().get(&qpn).cloned()?;
+        Some((group.upgrade()?, link))
+    }
+
+    fn links(&self) -> MutexGuard<'_, HashMap<Qpn, (Weak<RdmaGroup>, LinkId)>> {
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {

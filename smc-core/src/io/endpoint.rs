@@ -13,6 +13,7 @@ use super::groups::Groups;
 use super::listener::{ListenOptions, Listener};
 use super::mode::Mode;
 use super::negotiate::{self, Local, Negotiation};
+use super::rdma::Ports;
 use super::runtime::{Runtime, SocketOptions};
 use super::setup;
 use super::stream::Stream;
@@ -24,6 +25,7 @@ use crate::mem::TrustPeers;
 use crate::proto::conn::State;
 use crate::proto::group::{DeviceIndex, Snapshot};
 use crate::proto::handshake::{self, DEFAULT_SEID, DirectDevice};
+use crate::proto::links::LlcConfig;
 
 /// Makes streams: knows the devices, the settings and the runtime.
 ///
@@ -136,13 +138,15 @@ impl Endpoint {
             reuse_port: options.reuse_port,
             ..SocketOptions::default()
         };
-        let acceptor = self.inner.runtime.bind(at, &socket)?;
+        let negotiation = &self.inner.negotiation;
+        let acceptor = self.inner.runtime.bind(at, &socket, &mut |socket| {
+            negotiation.prepare(socket);
+            Ok(())
+        })?;
         let local = acceptor.local_addr()?;
         // Without devices too: clients that speak SMC have to hear that there are none. A listener
         // that nobody can find is still a TCP listener.
-        let published = self
-            .inner
-            .negotiation
+        let published = negotiation
             .publish(&self.inner.runtime, local, acceptor.fd())
             .ok();
         Listener::new(Arc::clone(&self.inner), acceptor, published, backlog)
@@ -188,6 +192,22 @@ impl Endpoint {
                 recv_buffer: conn.local.region().len(),
             })
             .collect()
+    }
+
+    /// Ends in order: waits for connections that were dropped to come to their end, so that peers get
+    /// everything that was written, then ends all link groups and tells the peers so.
+    ///
+    /// Connections that the application still has are aborted, as by [`Endpoint::shutdown`]. Takes
+    /// at most the close timeout. To be called before a process ends: what a runtime has not done
+    /// by then is not done.
+    pub async fn close(&self) {
+        let groups = &self.inner.groups;
+        let until = self.inner.runtime.now() + self.inner.config.close_timeout;
+        let is_settled = || !self.inner.slots.iter().any(|slot| slot.has_released());
+        groups.wait_until(until, is_settled).await;
+        self.shutdown();
+        let until = self.inner.runtime.now() + FAREWELL;
+        groups.wait_until(until, || groups.all_rdma().is_empty()).await;
     }
 
     /// Ends all link groups and with them all SMC connections, which get `ConnectionAborted`.
@@ -269,6 +289,11 @@ pub struct Builder {
     runtime: Option<Arc<dyn Runtime>>,
     negotiation: Option<Arc<dyn Negotiation>>,
     recv_buffer: Option<usize>,
+    send_buffer: Option<usize>,
+    pnet: Vec<(String, PnetId)>,
+    max_links: Option<u8>,
+    max_conns: Option<u8>,
+    llc: LlcConfig,
     config: Config,
 }
 
@@ -346,6 +371,59 @@ impl Builder {
         self
     }
 
+    /// Sets the size in bytes of the ring in which SMC-R keeps what was written until the peer has
+    /// it, rounded up to a power of two from 16 KiB. 256 KiB unless set; SMC-D has no such ring.
+    ///
+    /// # Errors
+    ///
+    /// None here; [`Builder::build`] refuses more than 512 MiB.
+    #[must_use]
+    pub fn send_buffer(mut self, len: usize) -> Self {
+        self.send_buffer = Some(len);
+        self
+    }
+
+    /// Says which physical network an interface such as `eth0` is attached to: connections over it
+    /// use RDMA devices with the same PNET ID. Without, they use the RDMA port of that interface.
+    #[must_use]
+    pub fn interface_pnet_id(mut self, interface: impl Into<String>, id: PnetId) -> Self {
+        self.pnet.push((interface.into(), id));
+        self
+    }
+
+    /// Sets how many links an SMC-R link group may have, 1 or 2. As many as there are ports unless
+    /// set.
+    #[must_use]
+    pub fn max_links(mut self, count: u8) -> Self {
+        let count = count.clamp(1, 2);
+        self.max_links = Some(count);
+        self.llc.max_links = count;
+        self
+    }
+
+    /// Sets how many connections an SMC-R link group may have, 16 to 255. 255 unless set.
+    #[must_use]
+    pub fn max_connections_per_group(mut self, count: u8) -> Self {
+        self.max_conns = Some(count.max(16));
+        self
+    }
+
+    /// Sets how long an SMC-R link may be silent before it is tested; `None` for never. 30 s unless
+    /// set.
+    #[must_use]
+    pub fn test_link(mut self, interval: Option<Duration>) -> Self {
+        self.llc.test_link = interval;
+        self
+    }
+
+    /// Sets how many requests about keys an SMC-R link group may have unanswered at a time. 1
+    /// unless set, which suits every peer; Linux and this library answer any number.
+    #[must_use]
+    pub fn rkeys_in_flight(mut self, count: usize) -> Self {
+        self.llc.rkeys_in_flight = count.max(1);
+        self
+    }
+
     /// Sets how long each message of the handshake may take.
     #[must_use]
     pub fn handshake_timeout(mut self, timeout: Duration) -> Self {
@@ -394,18 +472,27 @@ impl Builder {
             runtime,
             negotiation,
             recv_buffer,
+            send_buffer,
+            pnet,
+            max_links,
+            max_conns,
+            llc,
             mut config,
         } = self;
         let runtime = runtime.ok_or(Error::Misuse("an endpoint needs a runtime"))?;
         if let Some(len) = recv_buffer {
             config.recv_buffer = buffer_size(len)?;
         }
+        if let Some(len) = send_buffer {
+            config.send_buffer = buffer_size(len)?;
+        }
         if config.ueids.len() > UEIDS_MAX {
             return Err(Error::Misuse("an endpoint has at most 4 UEIDs"));
         }
         let negotiation = negotiation.unwrap_or_else(|| Arc::new(Local::new()));
         let client = negotiation.client(&runtime);
-        let groups = Groups::new(Arc::clone(&runtime));
+        let ports = Ports::new(pnet, max_links, max_conns);
+        let groups = Groups::new(Arc::clone(&runtime), ports, llc);
         let slots: Vec<_> = devices
             .into_iter()
             .enumerate()
@@ -475,6 +562,9 @@ pub(crate) fn buffer_size(len: usize) -> Result<SizeCode, Error> {
 
 /// The reason of streams that are TCP because the policy says so.
 pub(crate) const BY_POLICY: FallbackReason = FallbackReason::local(DeclineCode::OPTUNSUPP);
+
+/// How long the last messages to peers may take.
+const FAREWELL: Duration = Duration::from_secs(3);
 
 /// UEIDs that Linux lets a system have; a PROPOSAL has room for eight.
 const UEIDS_MAX: usize = 4;

@@ -1,21 +1,26 @@
 //! The registry of link groups, shared by set-ups, connections and drivers.
 
 use std::fmt;
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::{Poll, Waker};
 use std::time::Instant;
 
+use event_listener::Event;
 use hashbrown::HashMap;
-use smc_wire::types::Gid;
+use smc_wire::types::{AlertToken, Gid};
 
 use super::driver::Slot;
+use super::rdma::{Ports, RdmaGroup};
 use super::runtime::Runtime;
-use crate::device::PeerEvent;
+use crate::device::{PeerEvent, RdmaAddress};
+use crate::mem::sync::{AtomicU32, Ordering};
 use crate::proto::group::{
     Admission, CREATOR_PATIENCE, Cause, DeviceIndex, GroupId, Intent, Key, NoGroup, Output,
     Registry, Seat, Snapshot, State, Terminated, Terms, Waiter,
 };
+use crate::proto::links::{Candidate, LlcConfig};
 
 /// The link groups of an endpoint.
 ///
@@ -24,6 +29,13 @@ pub(crate) struct Groups {
     inner: Mutex<Inner>,
     runtime: Arc<dyn Runtime>,
     slots: OnceLock<Vec<Weak<Slot>>>,
+    ports: Ports,
+    llc: LlcConfig,
+    /// The SMC-R groups, as long as their links exist.
+    rdma: Mutex<HashMap<GroupId, Arc<RdmaGroup>>>,
+    last_token: AtomicU32,
+    /// A connection or an SMC-R group has ended.
+    ended: Event,
 }
 
 struct Inner {
@@ -37,7 +49,7 @@ enum Waiting {
 }
 
 impl Groups {
-    pub(crate) fn new(runtime: Arc<dyn Runtime>) -> Arc<Self> {
+    pub(crate) fn new(runtime: Arc<dyn Runtime>, ports: Ports, llc: LlcConfig) -> Arc<Self> {
         let inner = Inner {
             registry: Registry::new(),
             waiting: HashMap::new(),
@@ -46,7 +58,20 @@ impl Groups {
             inner: Mutex::new(inner),
             runtime,
             slots: OnceLock::new(),
+            ports,
+            llc,
+            rdma: Mutex::default(),
+            last_token: AtomicU32::new(0),
+            ended: Event::new(),
         })
+    }
+
+    pub(crate) fn runtime(&self) -> &Arc<dyn Runtime> {
+        &self.runtime
+    }
+
+    pub(crate) fn ports(&self) -> &Ports {
+        &self.ports
     }
 
     /// Says which devices there are, once.
@@ -110,7 +135,11 @@ impl Groups {
     }
 
     pub(crate) fn establish(&self, group: GroupId, terms: Terms) -> Result<(), Terminated> {
-        self.step(|inner| inner.registry.establish(group, terms))
+        self.step(|inner| inner.registry.establish(group, terms))?;
+        if let Some(group) = self.rdma(group) {
+            group.establish();
+        }
+        Ok(())
     }
 
     pub(crate) fn terminate(&self, group: GroupId, cause: Cause) {
@@ -127,6 +156,94 @@ impl Groups {
 
     pub(crate) fn shutdown(&self) {
         self.step(|inner| inner.registry.shutdown());
+    }
+
+    // ---- SMC-R ---------------------------------------------------------------------------------
+
+    /// Makes the links' side of a group that a set-up has just created.
+    pub(crate) fn start_rdma(self: &Arc<Self>, group: GroupId) -> Option<Arc<RdmaGroup>> {
+        let key = self.lock().registry.snapshot(group)?.key;
+        let Key::Rdma { role, .. } = key else {
+            return None;
+        };
+        let rdma = RdmaGroup::start(group, key, role, self, self.llc);
+        self.rdma_groups().insert(group, Arc::clone(&rdma));
+        Some(rdma)
+    }
+
+    pub(crate) fn rdma(&self, group: GroupId) -> Option<Arc<RdmaGroup>> {
+        self.rdma_groups().get(&group).cloned()
+    }
+
+    /// All SMC-R groups that have links, those that are ending included.
+    pub(crate) fn all_rdma(&self) -> Vec<Arc<RdmaGroup>> {
+        self.rdma_groups().values().cloned().collect()
+    }
+
+    /// Its last link is closed.
+    pub(crate) fn forget_rdma(&self, group: GroupId) {
+        // Dropped after the lock.
+        let _group = self.rdma_groups().remove(&group);
+        self.note_end();
+    }
+
+    /// Somebody may wait for the end of a connection or a group.
+    pub(crate) fn note_end(&self) {
+        self.ended.notify(usize::MAX);
+    }
+
+    /// Waits until something holds that ends bring about, at most until the time given.
+    pub(crate) async fn wait_until(&self, until: Instant, is_so: impl Fn() -> bool) {
+        let mut timer = self.runtime.timer(until);
+        while !is_so() {
+            let mut ended = pin!(self.ended.listen());
+            if is_so() {
+                return;
+            }
+            let late = poll_fn(|cx| match ended.as_mut().poll(cx) {
+                Poll::Ready(()) => Poll::Ready(false),
+                Poll::Pending => timer.as_mut().poll(cx).map(|()| true),
+            });
+            if late.await {
+                return;
+            }
+        }
+    }
+
+    pub(crate) fn set_keys(&self, group: GroupId, keys: Vec<Key>) {
+        self.step(|inner| inner.registry.set_keys(group, keys));
+    }
+
+    pub(crate) fn set_full(&self, group: GroupId, is_full: bool) {
+        self.step(|inner| inner.registry.set_full(group, is_full));
+    }
+
+    /// A token that no connection of the endpoint has, never zero.
+    pub(crate) fn alert_token(&self) -> AlertToken {
+        loop {
+            let last = self.last_token.fetch_add(1, Ordering::Relaxed);
+            if let Some(token) = AlertToken::new(last.wrapping_add(1)) {
+                return token;
+            }
+        }
+    }
+
+    /// Where further links of a group could be opened.
+    pub(crate) fn candidates(&self, like: &RdmaAddress) -> Vec<Candidate> {
+        let slots: Vec<_> = self.slots().collect();
+        self.ports.candidates(&*self.runtime, &slots, like)
+    }
+
+    /// A device has other addresses than before.
+    pub(crate) fn addresses_changed(&self) {
+        self.ports.refresh();
+        for group in self.all_rdma() {
+            group.addresses_changed();
+        }
+    }
+
+    fn rdma_groups(&self) -> MutexGuard<'_, HashMap<GroupId, Arc<RdmaGroup>>> {
+        self.rdma.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether connections may (still) be in the group.
@@ -190,26 +307,44 @@ impl Groups {
 
     fn end(&self, output: Output) {
         match output {
-            Output::Terminate { group, key, cause } => {
-                if let Some(slot) = self.slot(key.device()) {
-                    slot.group_ended(group, cause);
+            Output::Terminate { group, key, cause } => match key.device() {
+                Some(device) => {
+                    if let Some(slot) = self.slot(device) {
+                        slot.group_ended(group, cause);
+                    }
                 }
-            }
-            Output::Removed { key, cause, .. } if cause.is_local() => {
-                let (Some(slot), Some(peer)) = (self.slot(key.device()), key.peer()) else {
-                    return;
-                };
-                let direct = slot.device().fabric().direct();
-                if let Some(events) = direct.and_then(|direct| direct.peer_events()) {
-                    // A peer that cannot be told finds out when it uses the group.
-                    let _best_effort = events.signal_event(peer, PeerEvent::Shutdown);
+                None => self.end_rdma(group, cause),
+            },
+            Output::Removed { group, key, cause } => match (key.device(), key.peer()) {
+                (Some(device), Some(peer)) => {
+                    if cause.is_local() {
+                        self.tell_peer(device, peer);
+                    }
                 }
-            }
-            Output::Removed { .. } | Output::Ready { .. } => {}
+                _ => self.end_rdma(group, cause),
+            },
+            Output::Ready { .. } => {}
         }
     }
 
-    fn slot(&self, device: DeviceIndex) -> Option<Arc<Slot>> {
+    fn end_rdma(&self, group: GroupId, cause: Cause) {
+        if let Some(group) = self.rdma(group) {
+            group.removed(cause);
+        }
+    }
+
+    fn tell_peer(&self, device: DeviceIndex, peer: Gid) {
+        let Some(slot) = self.slot(device) else {
+            return;
+        };
+        let direct = slot.device().fabric().direct();
+        if let Some(events) = direct.and_then(|direct| direct.peer_events()) {
+            // A peer that cannot be told finds out when it uses the group.
+            let _best_effort = events.signal_event(peer, PeerEvent::Shutdown);
+        }
+    }
+
+    pub(crate) fn slot(&self, device: DeviceIndex) -> Option<Arc<Slot>> {
         self.slots.get()?.get(device.0)?.upgrade()
     }
 

@@ -17,6 +17,7 @@ mod halves;
 mod listener;
 mod mode;
 mod poll;
+mod rdma;
 mod ready;
 mod recv;
 mod send;

@@ -1,7 +1,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use smc_wire::types::{Chid, Eid, Gid, Release, Version};
+use smc_wire::types::{Chid, Eid, Gid, Release, RoceGid, Version};
 
 use crate::error::FallbackReason;
 
@@ -27,6 +27,22 @@ pub enum Mode {
         /// The EID both ends agreed on; `None` in version 1.
         eid: Option<Eid>,
     },
+    /// SMC-R: RDMA writes into the peer's memory.
+    #[non_exhaustive]
+    SmcR {
+        /// Version of the handshake.
+        version: Version,
+        /// Release within version 2.
+        release: Release,
+        /// Name of the device that our end of the connection's first link is on.
+        device: Arc<str>,
+        /// GID of that end.
+        local: RoceGid,
+        /// GID of the peer's end.
+        peer: RoceGid,
+        /// The EID both ends agreed on; `None` in version 1.
+        eid: Option<Eid>,
+    },
     /// Plain TCP.
     #[non_exhaustive]
     Tcp {
@@ -47,7 +63,7 @@ impl Mode {
     pub fn fallback_reason(&self) -> Option<FallbackReason> {
         match self {
             Self::Tcp { reason } => Some(*reason),
-            Self::SmcD { .. } => None,
+            Self::SmcD { .. } | Self::SmcR { .. } => None,
         }
     }
 }
@@ -62,17 +78,38 @@ impl fmt::Display for Mode {
                 device,
                 ..
             } => {
-                write!(f, "SMC-D v{}", version.get())?;
-                if version.is_v2() {
-                    write!(f, ".{}", release.get())?;
-                }
+                write_version(f, 'D', *version, *release)?;
                 write!(
                     f,
                     " {} on {device}",
                     if *nocopy { "nocopy" } else { "copy" }
                 )
             }
+            Self::SmcR {
+                version,
+                release,
+                device,
+                peer,
+                ..
+            } => {
+                write_version(f, 'R', *version, *release)?;
+                write!(f, " on {device} to {peer}")
+            }
             Self::Tcp { reason } => write!(f, "TCP {reason}"),
         }
     }
+}
+
+/// Such as `SMC-D v2.1`.
+fn write_version(
+    f: &mut fmt::Formatter<'_>,
+    kind: char,
+    version: Version,
+    release: Release,
+) -> fmt::Result {
+    write!(f, "SMC-{kind} v{}", version.get())?;
+    if version.is_v2() {
+        write!(f, ".{}", release.get())?;
+    }
+    Ok(())
 }

@@ -33,7 +33,7 @@ pub(crate) fn poll_until<H: Half, T>(
                 half.spin().hit();
                 return Poll::Ready(Ok(found));
             }
-            Ok(None) => {}
+            Ok(None) => half.conn().look_around(),
             Err(error) => return Poll::Ready(Err(error)),
         }
         match half.spin().miss() {

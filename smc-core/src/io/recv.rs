@@ -267,6 +267,10 @@ impl Receiver {
 
     fn consume(&mut self, count: usize) {
         self.half.consume(len_u32(count));
+        if self.half.readable() == 0 && self.conn.take_update_wanted() {
+            self.conn.say_consumer(self.half.confirm());
+            return;
+        }
         if !self.half.may_owe_update() {
             return;
         }

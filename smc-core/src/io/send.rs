@@ -7,65 +7,73 @@ use std::time::Duration;
 
 use smc_wire::cdc::ConsumerWord;
 
-use super::conn::{Conn, len_u32, len_usize};
+use super::conn::{Conn, PeerElement, len_u32, len_usize};
 use super::poll::{Half, poll_until};
+use super::rdma::Staged;
 use super::spin::Spin;
 use crate::device::SubmitError;
 use crate::error::Error;
 use crate::mem::sync::Ordering;
 use crate::proto::conn::SendHalf;
 
-/// Writes into the peer's element.
+/// The writing half.
 #[derive(Debug)]
 pub(crate) struct Sender {
     conn: Arc<Conn>,
+    way: Way,
+    spin: Spin,
+}
+
+/// Where what is written goes first.
+#[derive(Debug)]
+enum Way {
+    /// Into the peer's element.
+    Direct(Window),
+    /// Into a ring of ours, from which links write it into the peer's.
+    Staged(Arc<Staged>),
+}
+
+/// What the writing half knows of the peer's element.
+#[derive(Debug)]
+struct Window {
     half: SendHalf,
     /// The peer's consumer word as it was looked at last.
     seen: u64,
     /// The peer was told that we wait for space.
     blocked: bool,
-    spin: Spin,
 }
 
 impl Sender {
     pub(crate) fn new(conn: Arc<Conn>, polling: Duration) -> Self {
+        let way = match conn.peer() {
+            PeerElement::Mapped { ring, .. } | PeerElement::Moved { ring, .. } => {
+                Way::Direct(Window {
+                    half: SendHalf::new(*ring),
+                    seen: 0,
+                    blocked: false,
+                })
+            }
+            PeerElement::Staged(staged) => Way::Staged(Arc::clone(staged)),
+        };
         Self {
-            half: SendHalf::new(conn.peer_ring()),
             conn,
-            seen: 0,
-            blocked: false,
+            way,
             spin: Spin::new(polling),
         }
     }
 
     /// Writes what there is space for: `None` if there is none now.
     pub(crate) fn try_write(&mut self, bufs: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
-        let space = self.look()?;
+        let space = len_usize(self.look()?);
         let wanted: usize = bufs.iter().map(|buf| buf.len()).sum();
         if wanted == 0 {
             return Ok(Some(0));
         }
-        let count = wanted.min(len_usize(space));
-        if count == 0 {
-            return Ok(None);
+        match &mut self.way {
+            _ if space == 0 => Ok(None),
+            Way::Direct(window) => window.write(&self.conn, bufs, wanted.min(space), space),
+            Way::Staged(staged) => Ok(Some(staged.write(bufs))),
         }
-        match self.put(bufs, count) {
-            Ok(()) => {}
-            Err(SubmitError::WouldBlock) => return Ok(None),
-            Err(error) => {
-                self.conn.submit_failed(error);
-                self.conn.write_end()?;
-                return Err(Error::Bug("device refused data of a live connection"));
-            }
-        }
-        let full = count == len_usize(space);
-        if full != self.blocked {
-            self.blocked = full;
-            self.conn.say_blocked(full);
-        }
-        let producer = self.half.commit(len_u32(count));
-        self.conn.say_producer(producer);
-        Ok(Some(count))
     }
 
     pub(crate) fn poll_write(
@@ -74,9 +82,12 @@ impl Sender {
         bufs: &[IoSlice<'_>],
     ) -> Poll<Result<usize, Error>> {
         let written = poll_until(self, cx, |half| half.try_write(bufs));
-        if written.is_pending() && self.half.space() > 0 {
+        match &self.way {
             // Space, yet nothing written: the device is busy, and no report will come of that.
-            self.conn.ask_again();
+            Way::Direct(window) if written.is_pending() && window.half.space() > 0 => {
+                self.conn.ask_again();
+            }
+            _ => {}
         }
         written
     }
@@ -95,31 +106,69 @@ impl Sender {
         !matches!(self.look(), Ok(0))
     }
 
-    /// Shuts writing down; what was written is in the peer's memory already.
+    /// Shuts writing down. The peer hears of it behind what was written.
     pub(crate) fn shutdown(&mut self) {
         self.conn.shutdown_write();
     }
 
-    /// Space in the peer's ring, after a look at what the peer said.
+    /// Bytes that can be written now, after a look at what the peer said.
     fn look(&mut self) -> Result<u32, Error> {
-        let raw = self.conn.local.consumer().load(Ordering::Acquire);
+        let space = match &mut self.way {
+            Way::Direct(window) => window.look(&self.conn)?,
+            Way::Staged(staged) => staged.space(),
+        };
+        if self.conn.ended() {
+            self.conn.write_end()?;
+        }
+        Ok(space)
+    }
+}
+
+impl Window {
+    /// Space in the peer's ring.
+    fn look(&mut self, conn: &Conn) -> Result<u32, Error> {
+        let raw = conn.local.consumer().load(Ordering::Acquire);
         if raw != self.seen {
             let word = ConsumerWord::from_ne(raw);
             if let Err(what) = self.half.handle_consumer(word.cursor) {
-                return Err(self.conn.misbehaved(what));
+                return Err(conn.misbehaved(what));
             }
             if !word.state_flags.is_empty() {
-                self.conn.note_peer();
+                conn.note_peer();
             }
             self.seen = raw;
-        }
-        if self.conn.ended() {
-            self.conn.write_end()?;
         }
         Ok(self.half.space())
     }
 
-    fn put(&self, bufs: &[IoSlice<'_>], count: usize) -> Result<(), SubmitError> {
+    /// Writes `count` bytes, for which there is space.
+    fn write(
+        &mut self,
+        conn: &Conn,
+        bufs: &[IoSlice<'_>],
+        count: usize,
+        space: usize,
+    ) -> Result<Option<usize>, Error> {
+        match self.put(conn, bufs, count) {
+            Ok(()) => {}
+            Err(SubmitError::WouldBlock) => return Ok(None),
+            Err(error) => {
+                conn.submit_failed(error);
+                conn.write_end()?;
+                return Err(Error::Bug("device refused data of a live connection"));
+            }
+        }
+        let full = count == space;
+        if full != self.blocked {
+            self.blocked = full;
+            conn.say_blocked(full);
+        }
+        let producer = self.half.commit(len_u32(count));
+        conn.say_producer(producer);
+        Ok(Some(count))
+    }
+
+    fn put(&self, conn: &Conn, bufs: &[IoSlice<'_>], count: usize) -> Result<(), SubmitError> {
         let ring = self.half.ring().size();
         let mut at = self.half.at();
         let mut left = count;
@@ -128,7 +177,7 @@ impl Sender {
             if part.is_empty() {
                 continue;
             }
-            self.conn.put(at, part)?;
+            conn.put(at, part)?;
             left -= part.len();
             at += len_u32(part.len());
             if at >= ring {

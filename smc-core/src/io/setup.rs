@@ -11,12 +11,13 @@ use smc_wire::clc::Eyecatcher;
 use smc_wire::clc::Frame;
 use smc_wire::types::DeclineCode;
 
-use super::conn::{Conn, Parts, PeerElement, len_u32};
+use super::conn::{Conn, LocalBuffer, Parts, PeerElement, len_u32};
 use super::driver::Slot;
 use super::endpoint::{BY_POLICY, ConnectOptions, Inner, buffer_size};
 use super::groups::Membership;
 use super::mode::Mode;
 use super::negotiate::{self, Candidate, Delivery, Withdrawn};
+use super::rdma::work::{self as rdma, Prepared};
 use super::runtime::{Socket, SocketOptions, Timer};
 use super::stream::Stream;
 use crate::config::Policy;
@@ -26,7 +27,7 @@ use crate::mem::Element;
 use crate::proto::group::{Cause, DeviceIndex};
 use crate::proto::handshake::{
     Client, Config, CrossingDecline, DirectPath, Done, Established, Fallback, Machine, Offer,
-    Output, Path, Server, Transport, Work,
+    Output, Path, RdmaPath, Server, Transport, Work,
 };
 
 /// A stream over a TCP connection that nobody wanted SMC for.
@@ -43,7 +44,7 @@ pub(crate) async fn connect(
     let policy = options
         .policy
         .unwrap_or_else(|| (endpoint.config.policy)(&to));
-    let config = handshake_config(endpoint, options)?;
+    let config = handshake_config(endpoint, options.recv_buffer)?;
     let offer = match policy {
         Policy::Never => Err(BY_POLICY),
         _ => Offer::new(&config, &Path::default()).map_err(FallbackReason::local),
@@ -66,7 +67,8 @@ pub(crate) async fn connect(
         .map_or(Delivery::Plain, |announced| announced.connected(&*socket));
     let stream = match (delivery, offer, announced) {
         (Delivery::OnTcp, ..) => {
-            let machine = Client::new(endpoint.runtime.now(), config, &Path::default());
+            let path = path(endpoint, &config, &*socket, to);
+            let machine = Client::new(endpoint.runtime.now(), config, &path);
             shake_hands(endpoint, socket, to, machine, false).await?
         }
         (_, Err(reason), _) => Stream::tcp(socket, Vec::new(), reason),
@@ -90,7 +92,9 @@ pub(crate) async fn accept(
 ) -> Result<Stream, Error> {
     let now = endpoint.runtime.now();
     let same_host = proposal.is_some();
-    let mut machine = Server::new(now, Arc::clone(&endpoint.handshake), Path::default());
+    let config = handshake_config(endpoint, None)?;
+    let path = path(endpoint, &config, &*socket, peer);
+    let mut machine = Server::new(now, config, path);
     if let Some(proposal) = proposal {
         // One message and all of it: TCP has the next one, and not the rest of this.
         match Frame::peek(&proposal)? {
@@ -103,18 +107,50 @@ pub(crate) async fn accept(
     shake_hands(endpoint, socket, peer, machine, same_host).await
 }
 
+/// Hears a client that speaks CLC and declines: nobody wants SMC for this connection.
+pub(crate) async fn decline_all(
+    endpoint: &Arc<Inner>,
+    socket: Arc<dyn Socket>,
+) -> Result<Stream, Error> {
+    // Without a device of any kind, so that it can only end in a DECLINE.
+    let mut config = Config::new(Vec::new());
+    (config.host, config.timeouts) = (endpoint.handshake.host, endpoint.handshake.timeouts);
+    let mut machine = Server::new(endpoint.runtime.now(), Arc::new(config), Path::default());
+    match drive(endpoint, &*socket, &mut machine, &mut Kept::default()).await? {
+        Outcome::Tcp(_) => Ok(not_smc(socket)),
+        Outcome::Smc(_) => Err(Error::Bug("a handshake without devices came to SMC")),
+    }
+}
+
 /// A stream for a client that does not speak SMC.
 pub(crate) fn not_spoken(socket: Arc<dyn Socket>) -> Stream {
     Stream::tcp(socket, Vec::new(), NOT_SPOKEN)
 }
 
-fn handshake_config(endpoint: &Inner, options: &ConnectOptions) -> Result<Arc<Config>, Error> {
-    let Some(len) = options.recv_buffer else {
+/// What handshakes that begin now may use.
+fn handshake_config(endpoint: &Inner, recv_buffer: Option<usize>) -> Result<Arc<Config>, Error> {
+    let ports = endpoint.groups.ports();
+    let rdma = ports.config(&*endpoint.runtime, &endpoint.slots);
+    if rdma.is_none() && recv_buffer.is_none() {
         return Ok(Arc::clone(&endpoint.handshake));
-    };
+    }
     let mut config = Config::clone(&endpoint.handshake);
-    config.buffer = buffer_size(len)?;
+    config.rdma = rdma;
+    if let Some(len) = recv_buffer {
+        config.buffer = buffer_size(len)?;
+    }
     Ok(Arc::new(config))
+}
+
+/// What the handshake has to know about a TCP connection.
+fn path(endpoint: &Inner, config: &Config, socket: &dyn Socket, peer: SocketAddr) -> Path {
+    match &config.rdma {
+        Some(_) => {
+            let ports = endpoint.groups.ports();
+            ports.path(&*endpoint.runtime, socket.local_addr().ok(), peer)
+        }
+        None => Path::default(),
+    }
 }
 
 /// What a client sends that has nothing to offer. A server that waits for CLC on TCP has to hear it,
@@ -254,8 +290,14 @@ async fn shake_hands(
             Ok(Stream::tcp(socket, early, fallback.reason))
         }
         Outcome::Smc(established) => {
-            let Transport::Direct(path) = established.transport;
-            let conn = connection(endpoint, socket, peer, &established, path, kept, same_host)?;
+            let conn = match established.transport {
+                Transport::Direct(path) => {
+                    connection(endpoint, socket, peer, &established, path, kept, same_host)?
+                }
+                Transport::Rdma(path) => {
+                    rdma_connection(endpoint, socket, peer, &established, path, kept)?
+                }
+            };
             Ok(Stream::smc(
                 conn,
                 endpoint.config.polling,
@@ -275,6 +317,8 @@ enum Outcome {
 struct Kept {
     attachment: Option<Arc<dyn Attachment>>,
     dmb: Option<Arc<dyn Dmb>>,
+    prepared: Option<Prepared>,
+    // Last: with the last connection its group may end.
     membership: Option<Membership>,
 }
 
@@ -297,7 +341,8 @@ async fn drive(
                     }
                 }
                 Output::Work(asked) => {
-                    work = Some(Box::pin(carry_out(Arc::clone(endpoint), asked)));
+                    let prepared = kept.prepared.clone();
+                    work = Some(Box::pin(carry_out(Arc::clone(endpoint), asked, prepared)));
                 }
                 Output::Discard => *kept = Kept::default(),
                 Output::Terminate(group) => endpoint.groups.terminate(group, Cause::OutOfSync),
@@ -362,11 +407,12 @@ impl Kept {
     fn take(&mut self, brought: Self) {
         self.attachment = brought.attachment.or_else(|| self.attachment.take());
         self.dmb = brought.dmb.or_else(|| self.dmb.take());
+        self.prepared = brought.prepared.or_else(|| self.prepared.take());
         self.membership = brought.membership.or_else(|| self.membership.take());
     }
 }
 
-async fn carry_out(endpoint: Arc<Inner>, work: Work) -> Brought {
+async fn carry_out(endpoint: Arc<Inner>, work: Work, prepared: Option<Prepared>) -> Brought {
     let mut kept = Kept::default();
     let done = match work {
         Work::Reach { device, peer } => Done::Reached(match direct(&endpoint, device) {
@@ -409,6 +455,31 @@ async fn carry_out(endpoint: Arc<Inner>, work: Work) -> Brought {
             }))
         }
         Work::Open { group, terms } => Done::Opened(endpoint.groups.establish(group, terms)),
+        Work::OpenLink {
+            group,
+            port,
+            address,
+        } => Done::LinkOpened(rdma::open_link(&endpoint, group, port, &address).await),
+        Work::PrepareRmb { group, link, size } => {
+            let rmb = rdma::prepare_rmb(&endpoint, group, link, size).await;
+            Done::RmbPrepared(rmb.map(|(prepared, local)| {
+                kept.prepared = Some(prepared);
+                local
+            }))
+        }
+        Work::ConfirmRkey { .. } => {
+            Done::RkeyConfirmed(rdma::confirm_rkey(prepared.as_ref()).await)
+        }
+        Work::BindPeer { rmb, .. } => Done::PeerBound(rdma::bind_peer(prepared.as_ref(), &rmb)),
+        Work::ConnectLink {
+            group,
+            peer,
+            route,
+            terms,
+        } => Done::LinkConnected(rdma::connect_link(&endpoint, group, peer, route, terms).await),
+        Work::ConfirmLink { group } => {
+            Done::LinkConfirmed(rdma::confirm_link(&endpoint, group).await)
+        }
     };
     (kept, done)
 }
@@ -482,7 +553,7 @@ fn connection(
     let conn = Conn::new(Parts {
         local,
         local_ring: path.local_size.ring_d(),
-        dmb,
+        buffer: LocalBuffer::Dmb(dmb),
         peer,
         mode,
         peer_addr,
@@ -494,6 +565,52 @@ fn connection(
     slot.adopt(&conn);
     if !endpoint.groups.is_usable(group) {
         // The group ended before the driver knew of the connection.
+        conn.peer_gone();
+    }
+    Ok(conn)
+}
+
+/// Puts an SMC-R connection together. What the peer has said since it knows the token is there.
+fn rdma_connection(
+    endpoint: &Inner,
+    socket: Arc<dyn Socket>,
+    peer_addr: SocketAddr,
+    established: &Established,
+    path: RdmaPath,
+    kept: Kept,
+) -> Result<Arc<Conn>, Error> {
+    let slot = slot(endpoint, path.device)?;
+    let (Some(prepared), Some(membership)) = (kept.prepared, kept.membership) else {
+        return Err(Error::Bug(
+            "handshake ended without a buffer or a link group",
+        ));
+    };
+    let staged = Arc::clone(prepared.handle().staged());
+    let mode = Mode::SmcR {
+        version: established.version,
+        release: established.release,
+        device: Arc::clone(slot.name()),
+        local: path.link.gid,
+        peer: path.peer.gid,
+        eid: established.eid,
+    };
+    let group = established.group;
+    let conn = Conn::new(Parts {
+        local: staged.rmb().element().clone(),
+        local_ring: staged.rmb().size().ring_r(),
+        buffer: LocalBuffer::Rmb(Arc::clone(prepared.handle())),
+        peer: PeerElement::Staged(Arc::clone(&staged)),
+        mode,
+        peer_addr,
+        socket,
+        slot: Arc::clone(slot),
+        membership,
+        same_host: false,
+    });
+    staged.adopt(&conn);
+    slot.adopt(&conn);
+    if !endpoint.groups.is_usable(group) {
+        // The group ended before the connection was known.
         conn.peer_gone();
     }
     Ok(conn)
@@ -550,6 +667,7 @@ impl From<How> for Error {
         Self::Closed(how)
     }
 }
+
 
 /// A handshake names only devices of the fabric that it is about.
 const NOT_DIRECT: DeviceError = DeviceError::Invalid("not an SMC-D device");

@@ -15,11 +15,12 @@ use atomic_waker::AtomicWaker;
 use event_listener::{Event, EventListener};
 use smc_wire::cdc::{ConsumerWord, ProducerWord};
 use smc_wire::cursor::{Cursor, Ring};
-use smc_wire::types::DmbToken;
+use smc_wire::types::{AlertToken, DmbToken};
 
 use super::driver::Slot;
 use super::groups::Membership;
 use super::mode::Mode;
+use super::rdma::{Staged, StagedHandle};
 use super::runtime::Socket;
 use crate::device::Dmb;
 use crate::error::{Error, How, PeerMisbehaved};
@@ -42,7 +43,7 @@ pub(crate) struct Conn {
     pub(crate) socket: Arc<dyn Socket>,
     /// Both ends are ours, so that nobody cares how TCP is closed.
     same_host: bool,
-    dmb: Arc<dyn Dmb>,
+    buffer: LocalBuffer,
     peer: PeerElement,
     /// The last producer word that was moved.
     producer: AtomicU64,
@@ -69,11 +70,35 @@ pub(crate) struct Conn {
     membership: Mutex<Option<Membership>>,
 }
 
+/// Our receive buffer.
+pub(crate) enum LocalBuffer {
+    /// SMC-D: the device's.
+    Dmb(Arc<dyn Dmb>),
+    /// SMC-R: with everything else that the connection has in its link group.
+    Rmb(Arc<StagedHandle>),
+}
+
+/// Names a connection among those of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct ConnKey(u64);
+
+impl ConnKey {
+    /// SMC-D: what signals name.
+    pub(crate) fn direct(token: DmbToken) -> Self {
+        Self(token.0)
+    }
+
+    /// SMC-R: what CDC messages name. A device is for either, so the two never meet.
+    pub(crate) fn staged(token: AlertToken) -> Self {
+        Self(token.get().into())
+    }
+}
+
 /// What a connection is made of when set-up has ended.
 pub(crate) struct Parts {
     pub(crate) local: Element,
     pub(crate) local_ring: Ring,
-    pub(crate) dmb: Arc<dyn Dmb>,
+    pub(crate) buffer: LocalBuffer,
     pub(crate) peer: PeerElement,
     pub(crate) mode: Mode,
     pub(crate) peer_addr: SocketAddr,
@@ -88,7 +113,7 @@ impl Conn {
         let Parts {
             local,
             local_ring,
-            dmb,
+            buffer,
             peer,
             mode,
             peer_addr,
@@ -104,7 +129,7 @@ impl Conn {
             peer_addr,
             socket,
             same_host,
-            dmb,
+            buffer,
             peer,
             producer: AtomicU64::new(0),
             producer_owed: AtomicU32::new(0),
@@ -125,8 +150,19 @@ impl Conn {
         })
     }
 
-    pub(crate) fn token(&self) -> DmbToken {
-        self.dmb.token()
+    pub(crate) fn key(&self) -> ConnKey {
+        match &self.buffer {
+            LocalBuffer::Dmb(dmb) => ConnKey::direct(dmb.token()),
+            LocalBuffer::Rmb(handle) => ConnKey::staged(handle.staged().token()),
+        }
+    }
+
+    /// What is staged on its way to the peer, if this is SMC-R.
+    pub(crate) fn staged(&self) -> Option<&Arc<Staged>> {
+        match &self.buffer {
+            LocalBuffer::Dmb(_) => None,
+            LocalBuffer::Rmb(handle) => Some(handle.staged()),
+        }
     }
 
     pub(crate) fn is_released(&self) -> bool {
@@ -141,10 +177,16 @@ impl Conn {
         self.local_ring
     }
 
+    /// The ring that we write at the peer.
     pub(crate) fn peer_ring(&self) -> Ring {
         match &self.peer {
             PeerElement::Mapped { ring, .. } | PeerElement::Moved { ring, .. } => *ring,
+            PeerElement::Staged(staged) => staged.peer_ring(),
         }
+    }
+
+    pub(crate) fn peer(&self) -> &PeerElement {
+        &self.peer
     }
 
     pub(crate) fn state(&self) -> State {
@@ -220,7 +262,26 @@ impl Conn {
 
     /// Asks the device to report the next write of the peer. Look again afterwards.
     pub(crate) fn arm(&self) {
-        self.dmb.arm();
+        match &self.buffer {
+            LocalBuffer::Dmb(dmb) => dmb.arm(),
+            // Every message is reported.
+            LocalBuffer::Rmb(_) => {}
+        }
+    }
+
+    /// Whether the peer waits to hear that everything was read; asked when it was.
+    pub(crate) fn take_update_wanted(&self) -> bool {
+        match &self.buffer {
+            LocalBuffer::Dmb(_) => false,
+            LocalBuffer::Rmb(handle) => handle.staged().take_update_wanted(),
+        }
+    }
+
+    /// Sees whether the device has news: on links they do not show in memory by themselves.
+    pub(crate) fn look_around(&self) {
+        if matches!(self.buffer, LocalBuffer::Rmb(_)) {
+            self.slot.look_around();
+        }
     }
 
     /// The peer signalled, or something else changed.
@@ -228,6 +289,16 @@ impl Conn {
         self.reader.wake();
         self.writer.wake();
         self.changed.notify(usize::MAX);
+    }
+
+    /// For the driver: a message of ours has arrived, which made room.
+    pub(crate) fn sent(&self) {
+        if self.is_released() {
+            self.finish_if_over();
+        } else {
+            self.writer.wake();
+            self.changed.notify(usize::MAX);
+        }
     }
 
     /// For the driver: the peer signalled.
@@ -363,7 +434,7 @@ impl Conn {
         } else {
             let _best_effort = self.socket.shutdown(Shutdown::Both);
         }
-        self.slot.forget(self.token());
+        self.slot.forget(self.key());
     }
 
     pub(crate) fn linger(&self) -> Option<Duration> {

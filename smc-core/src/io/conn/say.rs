@@ -7,6 +7,7 @@ use smc_wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord, StateFlags};
 use smc_wire::cursor::{Cursor, Ring};
 use smc_wire::types::DmbToken;
 
+use super::super::rdma::Staged;
 use super::{Conn, len_u32, len_usize};
 use crate::device::{Attachment, Signal, SubmitError};
 use crate::error::{Error, How};
@@ -41,6 +42,8 @@ pub(crate) enum PeerElement {
         /// Its payload part.
         ring: Ring,
     },
+    /// SMC-R: links write there what was staged.
+    Staged(Arc<Staged>),
 }
 
 impl Conn {
@@ -60,6 +63,7 @@ impl Conn {
                 }
                 self.move_data(*token, start, second, Signal::No)
             }
+            PeerElement::Staged(_) => Err(NOT_HERE),
         }
     }
 
@@ -82,12 +86,13 @@ impl Conn {
                 }
                 self.move_word(*token, *base, PRODUCER_AT, word)
             }
+            PeerElement::Staged(_) => Err(NOT_HERE),
         };
         match said {
             Ok(()) => {}
             Err(SubmitError::WouldBlock) => {
                 self.producer_owed.store(1, Ordering::SeqCst);
-                self.slot.owe(self.token());
+                self.slot.owe(self.key());
             }
             Err(error) => self.submit_failed(error),
         }
@@ -95,7 +100,10 @@ impl Conn {
 
     /// Shows the peer how far we have read, and tells it.
     pub(crate) fn say_consumer(&self, cursor: Cursor) {
-        self.say(true, |word| word.cursor = cursor);
+        match &self.peer {
+            PeerElement::Staged(staged) => staged.say_consumer(cursor),
+            _ => self.say(true, |word| word.cursor = cursor),
+        }
     }
 
     /// Sets or clears the flag for a writer that waits for space; the next signal tells of it.
@@ -107,7 +115,10 @@ impl Conn {
     }
 
     pub(super) fn say_flags(&self, flags: StateFlags) {
-        self.say(true, |word| word.state_flags.insert(flags));
+        match &self.peer {
+            PeerElement::Staged(staged) => staged.say_flags(flags),
+            _ => self.say(true, |word| word.state_flags.insert(flags)),
+        }
     }
 
     /// Changes the consumer word and stores it at the peer, not before the producer word.
@@ -135,7 +146,7 @@ impl Conn {
             Ok(()) => {}
             Err(SubmitError::WouldBlock) => {
                 self.consumer().is_owed = true;
-                self.slot.owe(self.token());
+                self.slot.owe(self.key());
             }
             Err(error) => self.submit_failed(error),
         }
@@ -151,6 +162,7 @@ impl Conn {
             PeerElement::Moved { token, base, .. } => {
                 self.move_word(*token, *base, CONSUMER_AT, word)
             }
+            PeerElement::Staged(_) => Err(NOT_HERE),
         }
     }
 
@@ -196,6 +208,9 @@ impl Conn {
     }
 
     pub(super) fn is_owing(&self) -> bool {
+        if let PeerElement::Staged(staged) = &self.peer {
+            return staged.is_owing();
+        }
         self.producer_owed.load(Ordering::SeqCst) > 0 || self.consumer().is_owed
     }
 
@@ -218,7 +233,7 @@ impl Conn {
 
     /// The device was too busy for data: the driver wakes the writer when it may try again.
     pub(crate) fn ask_again(&self) {
-        self.slot.owe(self.token());
+        self.slot.owe(self.key());
     }
 
     fn try_say_again(&self) -> Result<(), SubmitError> {
@@ -233,6 +248,7 @@ impl Conn {
                 PeerElement::Moved { token, base, .. } => {
                     self.move_word(*token, *base, PRODUCER_AT, word)?;
                 }
+                PeerElement::Staged(_) => return Err(NOT_HERE),
             }
             let none =
                 self.producer_owed
@@ -253,7 +269,7 @@ impl Conn {
             PeerElement::Mapped { attachment, .. } => attachment
                 .signal()
                 .inspect_err(|_| self.consumer().is_owed = true),
-            PeerElement::Moved { .. } => Ok(()),
+            PeerElement::Moved { .. } | PeerElement::Staged(_) => Ok(()),
         }
     }
 
@@ -261,6 +277,9 @@ impl Conn {
         self.consumer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+/// What is staged does not go through words in the peer's memory.
+const NOT_HERE: SubmitError = SubmitError::UnknownToken;
 
 /// Where the words are in an element, in bytes.
 const PRODUCER_AT: u32 = 8;

@@ -1,0 +1,140 @@
+//! Memory that devices may touch: RMBs, which peers write, and staging rings, which our links write
+//! from. A link group keeps what its connections have used and hands it out again.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use smc_wire::size::SizeCode;
+
+use crate::device::{Access, DeviceError, Mr, Rdma};
+use crate::mem::{Element, HEADER_LEN, Region};
+use crate::proto::group::DeviceIndex;
+
+/// A ring of registered memory.
+///
+/// In front of the ring, and not registered, is room for a CDC block: where the device of SMC-D
+/// puts what the peer says, here our driver does.
+#[derive(Debug)]
+pub(crate) struct Buffer {
+    element: Element,
+    /// The ring without the block: what is registered.
+    ring: Region,
+    size: SizeCode,
+    access: Access,
+    registrations: Mutex<Vec<(DeviceIndex, Arc<dyn Mr>)>>,
+}
+
+impl Buffer {
+    fn new(size: SizeCode, access: Access) -> Result<Self, DeviceError> {
+        let whole = aligned(size.byte_len()).ok_or(DeviceError::NoMemory)?;
+        let ring = whole.part(HEADER_LEN, size.byte_len());
+        let ring = ring.map_err(|_| DeviceError::NoMemory)?;
+        let element = Element::new(whole).map_err(|_| DeviceError::NoMemory)?;
+        Ok(Self {
+            element,
+            ring,
+            size,
+            access,
+            registrations: Mutex::default(),
+        })
+    }
+
+    /// The CDC block and the ring.
+    pub(crate) fn element(&self) -> &Element {
+        &self.element
+    }
+
+    pub(crate) fn size(&self) -> SizeCode {
+        self.size
+    }
+
+    /// The registration with a device, if it was registered there.
+    pub(crate) fn mr(&self, device: DeviceIndex) -> Option<Arc<dyn Mr>> {
+        let registrations = self.registrations();
+        let found = registrations.iter().find(|(at, _)| *at == device);
+        found.map(|(_, mr)| Arc::clone(mr))
+    }
+
+    /// Registers the ring with a device, unless it is registered there already.
+    pub(crate) async fn register(
+        &self,
+        device: DeviceIndex,
+        rdma: &dyn Rdma,
+    ) -> Result<Arc<dyn Mr>, DeviceError> {
+        if let Some(mr) = self.mr(device) {
+            return Ok(mr);
+        }
+        let mr = rdma.register(&self.ring, self.access).await?;
+        let mut registrations = self.registrations();
+        // Whoever was quicker has told its key to the peer.
+        if let Some((_, mr)) = registrations.iter().find(|(at, _)| *at == device) {
+            return Ok(Arc::clone(mr));
+        }
+        registrations.push((device, Arc::clone(&mr)));
+        Ok(mr)
+    }
+
+    /// Nobody uses the buffer now. It has to be as new before somebody else does.
+    fn clear(&self) {
+        self.element.reset();
+        // The span is the region itself.
+        let _in_bounds = self.ring.zero(0, self.ring.len());
+    }
+
+    fn registrations(&self) -> MutexGuard<'_, Vec<(DeviceIndex, Arc<dyn Mr>)>> {
+        self.registrations
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The buffers of a link group that no connection uses.
+#[derive(Debug, Default)]
+pub(crate) struct Pool {
+    free: Mutex<Vec<Arc<Buffer>>>,
+}
+
+impl Pool {
+    /// A buffer of this size, zeroed.
+    pub(crate) fn take(&self, size: SizeCode, access: Access) -> Result<Arc<Buffer>, DeviceError> {
+        let reused = {
+            let mut free = self.lock();
+            let fits = |buffer: &Arc<Buffer>| buffer.size == size && buffer.access == access;
+            let at = free.iter().rposition(fits);
+            at.map(|at| free.swap_remove(at))
+        };
+        match reused {
+            Some(buffer) => Ok(buffer),
+            None => Buffer::new(size, access).map(Arc::new),
+        }
+    }
+
+    /// Gives a buffer back. Nobody may write it any more: the peer has confirmed that it forgot the
+    /// key, or the link is gone.
+    pub(crate) fn give_back(&self, buffer: Arc<Buffer>) {
+        // Before others can take it.
+        buffer.clear();
+        let mut free = self.lock();
+        if free.len() < KEPT_MAX {
+            free.push(buffer);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<Buffer>>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Memory for a CDC block and a ring that begins at a page boundary: registration pins whole
+/// pages, and nothing else should share them.
+fn aligned(ring: usize) -> Option<Region> {
+    let len = ring.checked_next_multiple_of(PAGE)?.checked_add(2 * PAGE)?;
+    let region = Region::anonymous(len);
+    let start = region.as_ptr().as_ptr().addr();
+    let at = start.checked_add(HEADER_LEN)?.next_multiple_of(PAGE) - HEADER_LEN - start;
+    region.part(at, HEADER_LEN + ring).ok()
+}
+
+const PAGE: usize = 4096;
+
+/// Buffers that a link group keeps for later: those of a full group.
+const KEPT_MAX: usize = 2 * 255;

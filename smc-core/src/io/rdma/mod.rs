@@ -1,0 +1,25 @@
+//! SMC-R in the shell: link groups over queue pairs, and connections that write through a staging
+//! ring.
+//!
+//! ```text
+//!   driver --- Received, Sent, LinkDown ---> RdmaGroup --- LLC ---> proto::links::LinkGroup
+//!                                              |  |
+//!                                         CDC  |  | posts in turn
+//!                                              v  v
+//!   Sender ---- write ----> Staged ---------> Wire ---> device::Link
+//!   Receiver <-- words in front of the RMB's ring
+//! ```
+//!
+//! A handshake gets there through `work`. Locks are taken in this order: a connection's, its
+//! wire's; the group's own is a leaf. None is held while something is waited for.
+
+mod group;
+mod memory;
+mod ports;
+mod staged;
+mod wire;
+pub(crate) mod work;
+
+pub(crate) use group::RdmaGroup;
+pub(crate) use ports::Ports;
+pub(crate) use staged::{Staged, StagedHandle};

@@ -1,0 +1,173 @@
+//! Our RDMA addresses with the networks behind them, and what fits a TCP connection.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use smc_wire::types::{Mac, PeerId, PnetId};
+
+use super::super::driver::Slot;
+use super::super::runtime::{InterfaceAddress, Runtime};
+use crate::device::{RdmaAddress, RoceKind};
+use crate::proto::group::DeviceIndex;
+use crate::proto::handshake::{Interface, Path, RdmaConfig, RdmaPort, Subnet};
+use crate::proto::links::Candidate;
+
+/// What there is for SMC-R on this host, as far as an endpoint has devices for it.
+#[derive(Debug, Default)]
+pub(crate) struct Ports {
+    /// As it was looked at last; looked at again when a device says that it changed.
+    known: Mutex<Option<Arc<Vec<RdmaPort>>>>,
+    peer_id: OnceLock<PeerId>,
+    /// PNET IDs of network interfaces, by configuration.
+    pnet_ids: Vec<(String, PnetId)>,
+    max_links: Option<u8>,
+    max_conns: Option<u8>,
+}
+
+impl Ports {
+    pub(crate) fn new(
+        pnet_ids: Vec<(String, PnetId)>,
+        max_links: Option<u8>,
+        max_conns: Option<u8>,
+    ) -> Self {
+        Self {
+            pnet_ids,
+            max_links,
+            max_conns,
+            ..Self::default()
+        }
+    }
+
+    /// What a handshake may use now; `None` without an active port.
+    pub(crate) fn config(
+        &self,
+        runtime: &dyn Runtime,
+        slots: &[Arc<Slot>],
+    ) -> Option<RdmaConfig> {
+        let ports = self.list(runtime, slots);
+        let first = ports.first()?.address.mac;
+        let peer_id = *self.peer_id.get_or_init(|| peer_id(first));
+        let mut config = RdmaConfig::new(peer_id, ports.to_vec());
+        if let Some(max) = self.max_links {
+            config.max_links = max;
+        }
+        if let Some(max) = self.max_conns {
+            config.max_conns = max;
+        }
+        Some(config)
+    }
+
+    /// Where further links of a group could be opened whose first one is at this address.
+    pub(crate) fn candidates(
+        &self,
+        runtime: &dyn Runtime,
+        slots: &[Arc<Slot>],
+        like: &RdmaAddress,
+    ) -> Vec<Candidate> {
+        let ports = self.list(runtime, slots);
+        let first = ports.iter().find(|port| port.address.gid == like.gid);
+        let pnet_id = first.and_then(|port| port.pnet_id);
+        let fits = |port: &&RdmaPort| {
+            let address = &port.address;
+            port.pnet_id == pnet_id
+                && address.kind == like.kind
+                && (address.kind == RoceKind::V1 || address.gid.ipv4().is_some())
+        };
+        let fitting = ports.iter().filter(fits);
+        fitting
+            .map(|port| Candidate {
+                device: port.device,
+                address: port.address.clone(),
+            })
+            .collect()
+    }
+
+    /// A device has other addresses than before.
+    pub(crate) fn refresh(&self) {
+        *self.lock() = None;
+    }
+
+    /// What the handshake has to know about a TCP connection.
+    pub(crate) fn path(
+        &self,
+        runtime: &dyn Runtime,
+        local: Option<SocketAddr>,
+        peer: SocketAddr,
+    ) -> Path {
+        let Some(local) = local else {
+            return Path::default();
+        };
+        let all = runtime.interfaces();
+        let path = match interface_of(&all, local.ip()) {
+            Some(name) => {
+                let pnet_id = self.pnet_id(name);
+                let subnets = subnets_of(&all, name);
+                Path::over(Interface::new(subnets, pnet_id).with_name(name))
+            }
+            None => Path::default(),
+        };
+        path.with_addresses(local.ip(), peer.ip())
+    }
+
+    fn list(&self, runtime: &dyn Runtime, slots: &[Arc<Slot>]) -> Arc<Vec<RdmaPort>> {
+        let mut known = self.lock();
+        if let Some(known) = &*known {
+            return Arc::clone(known);
+        }
+        let all = runtime.interfaces();
+        let mut ports = Vec::new();
+        for (index, slot) in slots.iter().enumerate() {
+            let Some(rdma) = slot.device().fabric().rdma().filter(|_| !slot.is_gone()) else {
+                continue;
+            };
+            for address in rdma.addresses() {
+                let interface = address.interface.clone().unwrap_or_default();
+                let subnets = subnets_of(&all, &interface);
+                let own = slot.device().identity().pnet_id;
+                let pnet_id = own.or_else(|| self.pnet_id(&interface));
+                let port = RdmaPort::new(DeviceIndex(index), address, subnets);
+                ports.push(port.with_pnet_id(pnet_id).with_gateway(true));
+            }
+        }
+        let ports = Arc::new(ports);
+        *known = Some(Arc::clone(&ports));
+        ports
+    }
+
+    fn pnet_id(&self, interface: &str) -> Option<PnetId> {
+        let found = self.pnet_ids.iter().find(|(name, _)| name == interface);
+        found.map(|(_, id)| *id)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Arc<Vec<RdmaPort>>>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The interface that has this address.
+fn interface_of(all: &[InterfaceAddress], address: IpAddr) -> Option<&str> {
+    let address = address.to_canonical();
+    let has = |subnet: &Subnet| match *subnet {
+        Subnet::V4(own, _) => address == own,
+        Subnet::V6(own, _) => address == own,
+    };
+    let found = all.iter().find(|interface| has(&interface.subnet));
+    found.map(|interface| interface.name.as_str())
+}
+
+/// The subnets of one interface.
+fn subnets_of(all: &[InterfaceAddress], name: &str) -> Vec<Subnet> {
+    let found = all.iter().filter(|interface| interface.name == name);
+    found.map(|interface| interface.subnet).collect()
+}
+
+/// Names this instance: random, so that two processes of a host differ, and the port's MAC.
+fn peer_id(mac: Mac) -> PeerId {
+    let mut random = [0; 2];
+    // Without randomness the process number has to do.
+    if rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty()).is_err() {
+        let [_, _, high, low] = std::process::id().to_be_bytes();
+        random = [high, low];
+    }
+    PeerId::new(u16::from_be_bytes(random).max(1), mac)
+}

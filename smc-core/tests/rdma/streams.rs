@@ -1,0 +1,111 @@
+//! Streams as applications use them.
+
+use std::io::ErrorKind;
+use std::time::Duration;
+
+use futures_lite::{AsyncReadExt, AsyncWriteExt};
+
+use crate::world::{World, connect, is_smcr, listen, transfer};
+
+#[test]
+fn two_hosts_talk_over_their_devices() {
+    let world = World::new(1);
+    let (client, server) = world.pair();
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        assert!(is_smcr(&ours), "{}", ours.mode());
+        assert!(is_smcr(&theirs), "{}", theirs.mode());
+        transfer(&mut ours, &mut theirs, 100).await;
+        transfer(&mut theirs, &mut ours, 100).await;
+    });
+}
+
+#[test]
+fn megabytes_arrive_whole_in_both_directions() {
+    let world = World::new(2);
+    let (client, server) = world.pair();
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        transfer(&mut ours, &mut theirs, 3_000_001).await;
+        transfer(&mut theirs, &mut ours, 3_000_001).await;
+    });
+}
+
+#[test]
+fn a_half_close_leaves_the_other_direction_open() {
+    let world = World::new(3);
+    let (client, server) = world.pair();
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        ours.write_all(b"question").await.expect("writes");
+        ours.close().await.expect("shuts down");
+        let mut question = Vec::new();
+        theirs.read_to_end(&mut question).await.expect("reads");
+        assert_eq!(question, b"question");
+        theirs.write_all(b"answer").await.expect("writes");
+        drop(theirs);
+        let mut answer = Vec::new();
+        ours.read_to_end(&mut answer).await.expect("reads");
+        assert_eq!(answer, b"answer");
+    });
+}
+
+#[test]
+fn what_was_written_before_a_drop_arrives() {
+    let world = World::new(4);
+    let (client, server) = world.pair();
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        let data = crate::world::pattern(200_000);
+        ours.write_all(&data).await.expect("writes");
+        drop(ours);
+        world.sleep(Duration::from_millis(50)).await;
+        let mut got = Vec::new();
+        theirs.read_to_end(&mut got).await.expect("reads");
+        assert!(got == data);
+    });
+}
+
+#[test]
+fn a_drop_with_unread_data_resets_the_peer() {
+    let world = World::new(5);
+    let (client, server) = world.pair();
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let (mut ours, theirs) = connect(&client, &listener).await;
+        ours.write_all(b"nobody reads this").await.expect("writes");
+        world.sleep(Duration::from_millis(1)).await;
+        drop(theirs);
+        let error = ours.read(&mut [0; 10]).await.expect_err("is reset");
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    });
+}
+
+#[test]
+fn closed_connections_leave_nothing_behind() {
+    let world = World::new(6);
+    let (a, b) = (world.device("a0", 1), world.device("b0", 2));
+    let (client, server) = (world.endpoint(&[&a]), world.endpoint(&[&b]));
+    world.block_on(async {
+        let listener = listen(&server).await;
+        for _ in 0..20 {
+            let (mut ours, mut theirs) = connect(&client, &listener).await;
+            transfer(&mut ours, &mut theirs, 1000).await;
+            drop((ours, theirs));
+            world.sleep(Duration::from_millis(5)).await;
+        }
+        assert!(client.connections().is_empty());
+        assert!(server.connections().is_empty());
+        // One RMB and one staging ring, used again and again.
+        assert_eq!((a.registrations(), b.registrations()), (2, 2));
+        client.close().await;
+        world.sleep(Duration::from_secs(1)).await;
+        assert_eq!((a.registrations(), b.registrations()), (0, 0));
+        assert!(a.links().is_empty() && b.links().is_empty());
+        assert!(server.link_groups().is_empty());
+    });
+}
