@@ -19,7 +19,7 @@ impl LinkGroup {
         message: &[u8],
     ) -> Result<(), DropReason> {
         let found = self.find_link(link).ok_or(DropReason::NoLink)?;
-        if !found.info.state.is_usable() {
+        if !found.is_connected || !found.info.state.is_usable() {
             return Err(DropReason::NoLink);
         }
         found.heard = now;

@@ -90,6 +90,7 @@ impl LinkGroup {
         };
         if first.info.state == LinkState::Activating && self.flow.is_none() {
             first.info.peer = Some(peer);
+            first.is_connected = true;
             self.flow = Some(Flow::First(First {
                 link: first.info.id,
                 until: None,
@@ -192,6 +193,9 @@ impl LinkGroup {
         link: LinkId,
         result: Result<(), DeviceError>,
     ) {
+        if let (Some(found), Ok(())) = (self.find_link(link), &result) {
+            found.is_connected = true;
+        }
         match (self.flow.take(), result) {
             (Some(Flow::Offer(offer)), Ok(())) if offer.link == link => {
                 self.offer_connected(now, offer);

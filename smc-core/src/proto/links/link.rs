@@ -76,6 +76,8 @@ pub struct LinkInfo {
 #[derive(Clone, Debug)]
 pub(super) struct Link {
     pub(super) info: LinkInfo,
+    /// Messages can be posted on it, and what comes counts.
+    pub(super) is_connected: bool,
     /// When the last message came.
     pub(super) heard: Instant,
     /// Until when TEST LINK has to be answered.
@@ -98,6 +100,7 @@ impl Link {
                 peer: None,
                 is_asymmetric: false,
             },
+            is_connected: false,
             heard: now,
             tested: None,
             leaving: None,

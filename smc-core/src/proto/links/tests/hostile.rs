@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use smc_wire::types::{Rkey, RmbAddr};
 
 use super::*;
-use crate::device::{DeviceError, LinkFailure};
+use crate::device::{DeviceError, LinkFailure, RoceKind};
 use crate::proto::group::DeviceIndex;
 
 #[derive(Clone, Debug)]
@@ -90,7 +90,7 @@ fn message() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(600))]
+    #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
     fn nothing_breaks_a_group(
@@ -136,8 +136,6 @@ proptest! {
         prop_assert!(group.is_ended());
     }
 }
-
-use crate::device::RoceKind;
 
 fn apply(world: &mut World, side: usize, event: Event, tokens: &mut Vec<RtokenId>) {
     let now = world.now;

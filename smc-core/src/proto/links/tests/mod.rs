@@ -8,6 +8,7 @@ mod hostile;
 mod keys;
 mod offer;
 mod rtokens;
+mod said;
 mod simulation;
 mod slots;
 mod tables;

@@ -1,9 +1,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-use smc_wire::llc::{Message, Repr};
 use smc_wire::types::{GroupId, Mac, MtuCode, Psn, Qpn, Rkey, RmbAddr, RoceGid};
 
+use super::said::said;
 use super::*;
 use crate::device::{DeviceError, LinkAddress, LinkFailure, RdmaAddress, RoceKind, Route};
 use crate::proto::group::DeviceIndex;
@@ -204,9 +204,10 @@ impl World {
                     device,
                     address,
                 } => {
-                    if !self.hosts[side].stuck.contains(&device.0) {
-                        self.later(MS, Event::Opened(side, link, device.0, address));
-                    }
+                    let is_stuck = self.hosts[side].stuck.contains(&device.0);
+                    let opened = Event::Opened(side, link, device.0, address);
+                    let wait = if is_stuck { 3_600 * SECOND } else { MS };
+                    self.later(wait, opened);
                 }
                 Output::Connect { link, peer, .. } => {
                     self.later(MS, Event::Connected(side, link, peer));
@@ -593,46 +594,4 @@ fn port(side: Side, at: usize, kind: RoceKind) -> Port {
         address,
         up: true,
     }
-}
-
-/// A message in short, such as `S:ADD_LINK(2)` or `C:ADD_LINK'(2)!` for a rejection.
-pub(super) fn said(side: Side, message: &[u8]) -> String {
-    use smc_wire::llc::{AddLinkStep, RkeyStep, Step};
-    let who = if side == SERVER { 'S' } else { 'C' };
-    let step = |step: Step| if step == Step::Request { "" } else { "'" };
-    let parsed = Message::parse(message).unwrap();
-    let what = match parsed.to_repr() {
-        Repr::ConfirmLink(m) => format!("CONFIRM_LINK{}({})", step(m.step), m.link),
-        Repr::AddLink(m) => match m.step {
-            AddLinkStep::Request => format!("ADD_LINK({})", m.link),
-            AddLinkStep::Accepted => format!("ADD_LINK'({})", m.link),
-            AddLinkStep::Rejected(_) => format!("ADD_LINK'({})!", m.link),
-        },
-        Repr::AddLinkCont(m) => format!("ADD_LINK_CONT{}({})", step(m.step), m.left),
-        Repr::DeleteLink(m) => {
-            let (link, step) = (m.link.0, step(m.step));
-            let all = if m.all {
-                "all".to_owned()
-            } else {
-                link.to_string()
-            };
-            let orderly = if m.orderly { " orderly" } else { "" };
-            format!("DELETE_LINK{step}({all}{orderly} {:#x})", m.reason.0)
-        }
-        Repr::RequestAddLink(_) => {
-            format!("REQUEST_ADD_LINK{}", step(parsed.header().step()))
-        }
-        Repr::ConfirmRkey(m) => match m.step {
-            RkeyStep::Request => format!("CONFIRM_RKEY({})", m.further_links),
-            RkeyStep::Accepted => format!("CONFIRM_RKEY'({})", m.further_links),
-            RkeyStep::Rejected { .. } => "CONFIRM_RKEY'!".to_owned(),
-        },
-        Repr::DeleteRkey(m) => {
-            let bad = if m.negative { "!" } else { "" };
-            format!("DELETE_RKEY{}{bad}", step(m.step))
-        }
-        Repr::TestLink(m) => format!("TEST_LINK{}", step(m.step)),
-        other => format!("{other:?}"),
-    };
-    format!("{who}:{what}")
 }
