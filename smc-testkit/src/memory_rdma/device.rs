@@ -8,13 +8,13 @@ use smc_core::device::{
     LinkCounters, Mr, PendingLink, Rdma, RdmaAddress, RoceKind,
 };
 use smc_core::mem::Region;
-use smc_wire::types::{Mac, MtuCode, Psn, Qpn, Rkey, RmbAddr, RoceGid};
+use smc_wire::types::{Mac, MtuCode, Psn, Rkey, RmbAddr, RoceGid};
 
 use super::Shared;
 use super::handles::{Handle, MemoryMr, MemoryPending};
 use super::options::RdmaOptions;
 use super::pair::{Pair, Phase};
-use super::state::{DeviceId, Memory, PairId};
+use super::state::{DeviceId, Memory};
 
 /// An RDMA device of an [`RdmaWire`](super::RdmaWire).
 ///
@@ -152,27 +152,7 @@ impl Rdma for MemoryRdma {
         if used >= member.options.max_links {
             return Err(DeviceError::Exhausted);
         }
-        let first = member.next_qpn;
-        let id = loop {
-            let next = state.devices.get_mut(&self.id).map(|member| {
-                let qpn = member.next_qpn;
-                member.next_qpn = (qpn + 1) & Qpn::MAX.get();
-                qpn
-            });
-            // 0 and 1 are special.
-            let next = next.and_then(Qpn::new).filter(|qpn| qpn.get() > 1);
-            if let Some(qpn) = next {
-                let device = self.id;
-                let id = PairId { device, qpn };
-                if !state.pairs.contains_key(&id) {
-                    break id;
-                }
-            }
-            let now = state.devices.get(&self.id).map(|member| member.next_qpn);
-            if now.is_none_or(|now| now == first) {
-                return Err(DeviceError::Exhausted);
-            }
-        };
+        let id = state.fresh_pair(self.id).ok_or(DeviceError::Exhausted)?;
         let psn = u32::try_from(bits & u64::from(Psn::MAX.get()));
         let local = LinkAddress {
             gid: address.gid,

@@ -183,6 +183,18 @@ impl State {
         Some(*id)
     }
 
+    /// A number that no queue pair of the device has.
+    pub(super) fn fresh_pair(&mut self, device: DeviceId) -> Option<PairId> {
+        let (member, pairs) = (self.devices.get_mut(&device)?, &self.pairs);
+        (0..=Qpn::MAX.get()).find_map(|_| {
+            let qpn = Qpn::new(member.next_qpn)?;
+            // 0 and 1 are special.
+            member.next_qpn = (qpn.get() + 1).checked_rem(Qpn::MAX.get())?.max(2);
+            let id = PairId { device, qpn };
+            (!pairs.contains_key(&id)).then_some(id)
+        })
+    }
+
     /// Has something done at a time.
     pub(super) fn schedule(&mut self, at: Instant, action: Action) {
         self.after.push(After::Schedule(at, action));

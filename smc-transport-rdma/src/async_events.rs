@@ -1,0 +1,72 @@
+//! Asynchronous events: ports that come and go, queue pairs and devices that fail.
+
+use smc_core::device::{DeviceError, Event, LinkFailure};
+
+use crate::completion::down;
+use crate::device::Parts;
+use crate::verbs::{self, Async};
+use crate::{lock, port};
+
+/// Takes all asynchronous events, and hands out what they mean.
+pub(crate) fn drain(parts: &Parts, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {
+    let mut ports = false;
+    // A bound, in case they come without end: what is left rings again.
+    for _ in 0..EVENTS_MAX {
+        match verbs::take_async(parts.context()) {
+            Ok(Some(Async::QueuePair { qpn, why })) => {
+                let links = parts.links().all();
+                if let Some(link) = links.iter().find(|link| link.qpn().get() == qpn) {
+                    down(link, LinkFailure::Device(why), sink);
+                }
+            }
+            Ok(Some(Async::Port)) => ports = true,
+            Ok(Some(Async::Device(_))) => {
+                gone(parts, sink);
+                return Ok(());
+            }
+            Ok(Some(Async::Other)) => {}
+            Ok(None) => break,
+            Err(error) => return Err(DeviceError::os("reading device events", &error)),
+        }
+    }
+    if ports {
+        ports_changed(parts, sink);
+    }
+    Ok(())
+}
+
+/// The device was removed, or failed as a whole.
+pub(crate) fn gone(parts: &Parts, sink: &mut dyn FnMut(Event)) {
+    if !parts.set_gone() {
+        return;
+    }
+    lock(parts.addresses()).clear();
+    for link in parts.links().all() {
+        down(&link, LinkFailure::Device("it was removed"), sink);
+    }
+    sink(Event::DeviceGone);
+}
+
+fn ports_changed(parts: &Parts, sink: &mut dyn FnMut(Event)) {
+    // A device that cannot be asked is about to go, which is told apart.
+    let Ok(ports) = port::read(parts.context()) else {
+        return;
+    };
+    let now = port::active(&ports);
+    for link in parts.links().all() {
+        let at = link.at();
+        let still = now.iter().any(|entry| {
+            let address = &entry.address;
+            (address.gid, address.kind, address.port) == (at.gid, at.kind, at.port)
+        });
+        if !still {
+            down(&link, LinkFailure::PortDown, sink);
+        }
+    }
+    let before = std::mem::replace(&mut *lock(parts.addresses()), now.clone());
+    if before != now {
+        sink(Event::AddressesChanged);
+    }
+}
+
+const EVENTS_MAX: usize = 256;

@@ -1,0 +1,191 @@
+//! Completions: what became of posts and receives.
+
+use std::sync::Arc;
+
+use rdma_mummy_sys::ibv_wc_status as status;
+use smc_core::device::{DeviceError, Event, LinkFailure};
+
+use crate::device::Parts;
+use crate::link::Core;
+use crate::links::Serial;
+use crate::verbs::{self, BATCH, Completion};
+
+/// What a work request was for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Work {
+    /// A receive, by the number of its buffer.
+    Receive(u32),
+    /// A message.
+    Send,
+    /// A write in front of a message; reported only if it fails.
+    Write,
+}
+
+impl Work {
+    /// The identifier of a request of a link.
+    pub(crate) fn id(self, link: Serial) -> u64 {
+        let work = match self {
+            Self::Receive(index) => index,
+            Self::Send => SEND,
+            Self::Write => WRITE,
+        };
+        u64::from(link.0) << 32 | u64::from(work)
+    }
+
+    fn of(id: u64) -> (Serial, Self) {
+        let work = match id as u32 {
+            SEND => Self::Send,
+            WRITE => Self::Write,
+            index => Self::Receive(index),
+        };
+        (Serial((id >> 32) as u32), work)
+    }
+}
+
+/// Far above the numbers of receives.
+const SEND: u32 = 1 << 31;
+const WRITE: u32 = SEND + 1;
+
+/// Hands out everything that the completion queue has.
+pub(crate) fn drain(
+    parts: &Parts,
+    number: u64,
+    sink: &mut dyn FnMut(Event),
+) -> Result<(), DeviceError> {
+    let retired = parts.links().retired();
+    let mut visit = Visit {
+        parts,
+        number,
+        link: None,
+        flushed: Vec::new(),
+    };
+    let mut batch = [Completion::default(); BATCH];
+    let mut emptied = false;
+    // All that was there at the start has been handed out after this many; what came later rings.
+    for _ in 0..=parts.depths().completions() / BATCH as u32 {
+        let count = verbs::poll(parts.completions(), &mut batch)
+            .map_err(|error| DeviceError::os("polling for completions", &error))?;
+        for completion in batch.iter().take(count) {
+            visit.completed(completion, sink);
+        }
+        if count < BATCH {
+            emptied = true;
+            break;
+        }
+    }
+    visit.end(sink);
+    if emptied {
+        parts.links().settle(retired);
+    }
+    Ok(())
+}
+
+/// One round through the queue.
+struct Visit<'a> {
+    parts: &'a Parts,
+    number: u64,
+    /// The link of the completion before, which is often that of the next.
+    link: Option<Arc<Core>>,
+    /// Links whose requests were flushed. The reason may be in a completion further behind.
+    flushed: Vec<Arc<Core>>,
+}
+
+impl Visit<'_> {
+    fn completed(&mut self, completion: &Completion, sink: &mut dyn FnMut(Event)) {
+        let (serial, work) = Work::of(completion.id);
+        if self
+            .link
+            .as_ref()
+            .is_none_or(|link| link.serial() != serial)
+        {
+            // Nothing found: left over from a link that was dropped.
+            self.link = self.parts.links().find(serial);
+        }
+        let Some(link) = self.link.as_ref().filter(|link| !link.is_down()) else {
+            return;
+        };
+        let name = link.qpn();
+        let failure = match (completion.status, work) {
+            (status::IBV_WC_SUCCESS, Work::Receive(index)) => {
+                match link.received(index, completion.len, self.number) {
+                    Ok(message) => {
+                        return sink(Event::Received {
+                            link: name,
+                            message,
+                        });
+                    }
+                    Err(failure) => failure,
+                }
+            }
+            (status::IBV_WC_SUCCESS, Work::Send) => {
+                if let Some(op) = link.sent() {
+                    sink(Event::Sent { link: name, op });
+                }
+                return;
+            }
+            (status::IBV_WC_SUCCESS, Work::Write) => return,
+            (status::IBV_WC_WR_FLUSH_ERR, _) => {
+                if !self
+                    .flushed
+                    .iter()
+                    .any(|flushed| Arc::ptr_eq(flushed, link))
+                {
+                    self.flushed.push(Arc::clone(link));
+                }
+                return;
+            }
+            (status, _) => failure(status),
+        };
+        down(link, failure, sink);
+    }
+
+    fn end(self, sink: &mut dyn FnMut(Event)) {
+        for link in self.flushed {
+            down(&link, LinkFailure::Flushed, sink);
+        }
+    }
+}
+
+/// Stops a link and reports that, unless it was stopped before.
+pub(crate) fn down(link: &Core, cause: LinkFailure, sink: &mut dyn FnMut(Event)) {
+    if link.take_down() {
+        sink(Event::LinkDown {
+            link: link.qpn(),
+            cause,
+        });
+    }
+}
+
+fn failure(status: u32) -> LinkFailure {
+    match status {
+        status::IBV_WC_RETRY_EXC_ERR => LinkFailure::RetryExceeded,
+        status::IBV_WC_RNR_RETRY_EXC_ERR => LinkFailure::RnrExceeded,
+        status::IBV_WC_REM_ACCESS_ERR => LinkFailure::RemoteAccess,
+        status::IBV_WC_WR_FLUSH_ERR => LinkFailure::Flushed,
+        status::IBV_WC_LOC_LEN_ERR => LinkFailure::Device("a message is longer than its buffer"),
+        status::IBV_WC_LOC_PROT_ERR => LinkFailure::Device("memory is no longer registered"),
+        status::IBV_WC_REM_INV_REQ_ERR => LinkFailure::Device("peer calls a request invalid"),
+        status::IBV_WC_REM_OP_ERR => LinkFailure::Device("peer could not complete a request"),
+        status::IBV_WC_FATAL_ERR => LinkFailure::Device("fatal error"),
+        _ => LinkFailure::Device("a request failed"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn identifiers_name_link_and_work() {
+        for work in [
+            Work::Receive(0),
+            Work::Receive(127),
+            Work::Send,
+            Work::Write,
+        ] {
+            for serial in [Serial(0), Serial(1), Serial(u32::MAX)] {
+                assert_eq!(Work::of(work.id(serial)), (serial, work));
+            }
+        }
+    }
+}

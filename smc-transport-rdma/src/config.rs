@@ -1,0 +1,78 @@
+//! Settings of a device.
+
+use smc_wire::types::PnetId;
+
+use crate::device::RdmaDevice;
+use crate::error::OpenError;
+
+/// Settings of a device that is to be opened. The defaults suit most.
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct Builder {
+    pub(crate) name: String,
+    pub(crate) pnet_id: Option<PnetId>,
+    pub(crate) receives: u32,
+    pub(crate) sends: u32,
+    pub(crate) links: u32,
+}
+
+impl Builder {
+    pub(crate) fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            pnet_id: None,
+            receives: RECEIVES,
+            sends: SENDS,
+            links: LINKS,
+        }
+    }
+
+    /// The physical network that the device belongs to. None unless set.
+    pub fn pnet_id(mut self, pnet_id: PnetId) -> Self {
+        self.pnet_id = Some(pnet_id);
+        self
+    }
+
+    /// Receive buffers per link; 128 unless set, at least 48.
+    ///
+    /// Peers may have 16 messages of theirs unacknowledged, but an acknowledged message still
+    /// takes a buffer until the device is drained. A peer that meets no buffer waits and tries
+    /// again, which costs far more than the 64 bytes of a buffer.
+    pub fn receives(mut self, count: u32) -> Self {
+        self.receives = count.clamp(RECEIVES_MIN, QUEUE_MAX);
+        self
+    }
+
+    /// Posts that a link takes before the first completes; 20 unless set, at least
+    /// [`SENDS_MAX`](smc_core::device::SENDS_MAX).
+    pub fn sends(mut self, count: u32) -> Self {
+        self.sends = count.clamp(SENDS_MIN, QUEUE_MAX);
+        self
+    }
+
+    /// Links at a time; 128 unless set. It sets the length of the completion queue, which takes 64
+    /// bytes or so per entry, and one entry for whatever a link may have posted.
+    pub fn links(mut self, count: u32) -> Self {
+        self.links = count.clamp(1, QUEUE_MAX);
+        self
+    }
+
+    /// Opens the device. Blocks for some milliseconds.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError`] says what is missing. A port that is down is no error: it may come up later,
+    /// and [`Rdma::addresses`](smc_core::device::Rdma::addresses) is empty until then.
+    pub fn open(self) -> Result<RdmaDevice, OpenError> {
+        RdmaDevice::with(self)
+    }
+}
+
+const RECEIVES: u32 = 128;
+const RECEIVES_MIN: u32 = 48;
+/// Those that the protocol allows, and a few to spare.
+const SENDS: u32 = 20;
+const SENDS_MIN: u32 = 16;
+const LINKS: u32 = 128;
+/// What the numbers of work requests have room for, by far.
+const QUEUE_MAX: u32 = 1 << 14;

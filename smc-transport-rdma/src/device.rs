@@ -1,0 +1,426 @@
+//! The device.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use sideway::ibverbs::AccessFlags;
+use sideway::ibverbs::completion::{
+    BasicCompletionQueue, CompletionChannel, CreateCompletionChannelErrorKind,
+    CreateCompletionQueueErrorKind,
+};
+use sideway::ibverbs::device_context::{
+    AllocateProtectionDomainErrorKind, DeviceContext, QueryDeviceErrorKind,
+};
+use sideway::ibverbs::protection_domain::ProtectionDomain;
+use smc_core::device::{
+    Access, Device, DeviceError, Doorbell, Event, Fabric, Identity, Limits, LinkFailure, Mr,
+    PendingLink, Rdma, RdmaAddress, SENDS_MAX,
+};
+use smc_core::mem::Region;
+use smc_wire::types::Qpn;
+
+use crate::config::Builder;
+use crate::doorbell::{Bell, node_of};
+use crate::error::OpenError;
+use crate::link::{Core, Pending, buffers_len};
+use crate::links::Links;
+use crate::memory::Memory;
+use crate::verbs::{self, Registered};
+use crate::{async_events, completion, lock, port, probe};
+
+/// An RDMA device that speaks RoCE.
+///
+/// It is closed when it and all links and registrations made by it are dropped, in whatever order.
+#[derive(Debug)]
+pub struct RdmaDevice {
+    identity: Identity,
+    limits: Limits,
+    consumer: Mutex<Consumer>,
+    parts: Arc<Parts>,
+}
+
+/// What only the one consumer uses.
+#[derive(Debug, Default)]
+struct Consumer {
+    /// Drains so far.
+    drains: u64,
+    /// A notification was asked for, and its event not taken yet.
+    armed: bool,
+}
+
+impl RdmaDevice {
+    /// Opens a device by its name, such as `mlx5_0` or `rxe0`, with the usual settings.
+    ///
+    /// # Errors
+    ///
+    /// As [`Builder::open`].
+    pub fn open(name: &str) -> Result<Self, OpenError> {
+        Self::builder(name).open()
+    }
+
+    /// Settings of a device to be opened.
+    pub fn builder(name: impl Into<String>) -> Builder {
+        Builder::new(name)
+    }
+
+    /// Names of the devices that there are, usable or not; see [`probe`](crate::probe()) for more.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::NoLibrary`], [`OpenError::NoDevices`].
+    pub fn list() -> Result<Vec<String>, OpenError> {
+        probe::names()
+    }
+
+    pub(crate) fn with(settings: Builder) -> Result<Self, OpenError> {
+        let context = probe::context(&settings.name)?;
+        let attributes = context.query_device().map_err(|error| match error.0 {
+            QueryDeviceErrorKind::Ibverbs(error) => OpenError::verbs("querying the device", error),
+            _ => OpenError::Incapable("it cannot be queried"),
+        })?;
+        let positive = |number: i32| u32::try_from(number).unwrap_or(0);
+        let depths = Depths::new(
+            &settings,
+            positive(attributes.max_qp_wr()),
+            positive(attributes.max_cqe()),
+            positive(attributes.max_sge()),
+        )?;
+        let limits = Limits::new(
+            usize::try_from(attributes.max_mr()).unwrap_or(0),
+            usize::try_from(attributes.max_mr_size()).unwrap_or(usize::MAX),
+        );
+        let parts = Parts::new(&settings.name, context, depths)?;
+        let mut identity = Identity::new(settings.name);
+        identity.pnet_id = settings.pnet_id;
+        Ok(Self {
+            identity,
+            limits,
+            consumer: Mutex::default(),
+            parts: Arc::new(parts),
+        })
+    }
+
+    fn check(&self) -> Result<(), DeviceError> {
+        if self.parts.is_gone() {
+            return Err(DeviceError::Gone("it was removed"));
+        }
+        Ok(())
+    }
+
+    /// Takes the events of the completion channel, which make it readable.
+    fn take_completion_events(&self, consumer: &mut Consumer) -> Result<(), DeviceError> {
+        // There is at most one, since it is asked for only after the one before was taken.
+        while verbs::take_event(&self.parts.channel)
+            .map_err(|error| DeviceError::os("reading completion events", &error))?
+        {
+            consumer.armed = false;
+        }
+        Ok(())
+    }
+}
+
+impl Device for RdmaDevice {
+    fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn fabric(&self) -> Fabric<'_> {
+        Fabric::Rdma(self)
+    }
+
+    fn drain(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {
+        let mut consumer = lock(&self.consumer);
+        self.check()?;
+        consumer.drains = consumer.drains.wrapping_add(1);
+        // Looking takes a system call, so whoever polls without arming looks now and then.
+        if consumer.armed || consumer.drains % LOOK_EVERY == 1 {
+            let rings = self.parts.bell.look();
+            let rings = rings.map_err(|error| DeviceError::os("looking for events", &error))?;
+            if rings.completion {
+                self.take_completion_events(&mut consumer)?;
+            }
+            if rings.asynchronous {
+                async_events::drain(&self.parts, sink)?;
+            }
+            if rings.nodes && self.parts.is_removed() {
+                async_events::gone(&self.parts, sink);
+            }
+        }
+        if self.parts.is_gone() {
+            return Ok(());
+        }
+        completion::drain(&self.parts, consumer.drains, sink)?;
+        self.parts.hand_out_reports(sink);
+        Ok(())
+    }
+
+    fn arm(&self) -> Result<(), DeviceError> {
+        let mut consumer = lock(&self.consumer);
+        self.check()?;
+        if consumer.armed {
+            // It may have rung for what was drained since.
+            self.take_completion_events(&mut consumer)?;
+        }
+        if !consumer.armed {
+            verbs::request_notify(&self.parts.completions)
+                .map_err(|error| DeviceError::os("asking for a notification", &error))?;
+            consumer.armed = true;
+        }
+        Ok(())
+    }
+
+    fn doorbell(&self) -> Doorbell<'_> {
+        Doorbell::Fd(self.parts.bell.fd())
+    }
+}
+
+#[async_trait]
+impl Rdma for RdmaDevice {
+    fn addresses(&self) -> Vec<RdmaAddress> {
+        let entries = lock(&self.parts.addresses);
+        entries.iter().map(|entry| entry.address.clone()).collect()
+    }
+
+    async fn open_link(&self, at: &RdmaAddress) -> Result<Box<dyn PendingLink>, DeviceError> {
+        self.check()?;
+        let ports = port::read(&self.parts.context)
+            .map_err(|error| DeviceError::os("reading the GID table", &error))?;
+        let entry = port::active(&ports).into_iter().find(|entry| {
+            let address = &entry.address;
+            (address.gid, address.kind, address.port) == (at.gid, at.kind, at.port)
+        });
+        let entry = entry.ok_or(DeviceError::Invalid("no active port has this address"))?;
+        let serial = self.parts.links.reserve().ok_or(DeviceError::Exhausted)?;
+        let core = Core::open(&self.parts, serial, &entry);
+        let core = core.inspect_err(|_| self.parts.retire())?;
+        Ok(Box::new(Pending::new(core, &entry)?))
+    }
+
+    async fn register(&self, memory: &Region, access: Access) -> Result<Arc<dyn Mr>, DeviceError> {
+        self.check()?;
+        Ok(Arc::new(Memory::new(&self.parts, memory, access)?))
+    }
+}
+
+/// What links and registrations need of their device; it lives as long as the last of them.
+///
+/// Sideway's objects hold what they depend on, so they may go in any order.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    completions: Arc<BasicCompletionQueue>,
+    channel: Arc<CompletionChannel>,
+    domain: Arc<ProtectionDomain>,
+    context: Arc<DeviceContext>,
+    bell: Bell,
+    node: Option<PathBuf>,
+    depths: Depths,
+    links: Links,
+    addresses: Mutex<Vec<port::Entry>>,
+    /// Links that were found to be down by whoever posted.
+    reports: Mutex<Vec<(Qpn, LinkFailure)>>,
+    has_reports: AtomicBool,
+    gone: AtomicBool,
+}
+
+impl Parts {
+    fn new(name: &str, context: Arc<DeviceContext>, depths: Depths) -> Result<Self, OpenError> {
+        let domain = context.alloc_pd().map_err(|error| match error.0 {
+            AllocateProtectionDomainErrorKind::Ibverbs(error) => {
+                OpenError::verbs("allocating a protection domain", error)
+            }
+            _ => OpenError::Incapable("no protection domain"),
+        })?;
+        probe::check_locked_memory(&domain, buffers_len(depths.receives, depths.sends))?;
+        let channel = context
+            .create_comp_channel()
+            .map_err(|error| match error.0 {
+                CreateCompletionChannelErrorKind::Ibverbs(error) => {
+                    OpenError::verbs("making a completion channel", error)
+                }
+                _ => OpenError::Incapable("no completion channel"),
+            })?;
+        let mut builder = context.create_cq_builder();
+        builder
+            .setup_cqe(depths.completions())
+            .setup_comp_channel(&channel, 0);
+        let completions = builder.build().map_err(|error| match error.0 {
+            CreateCompletionQueueErrorKind::Ibverbs(error) => {
+                OpenError::verbs("making a completion queue", error)
+            }
+            _ => OpenError::Incapable("no completion queue"),
+        })?;
+        let bell = Bell::new(verbs::channel_fd(&channel), verbs::async_fd(&context))
+            .map_err(|error| OpenError::verbs("making a doorbell", error))?;
+        let ports = port::read(&context)
+            .map_err(|error| OpenError::verbs("reading the GID table", error))?;
+        Ok(Self {
+            completions,
+            channel,
+            domain,
+            context,
+            bell,
+            node: node_of(name),
+            depths,
+            links: Links::new(depths.links as usize, depths.room() as usize),
+            addresses: Mutex::new(port::active(&ports)),
+            reports: Mutex::default(),
+            has_reports: AtomicBool::new(false),
+            gone: AtomicBool::new(false),
+        })
+    }
+
+    pub(crate) fn completions(&self) -> &Arc<BasicCompletionQueue> {
+        &self.completions
+    }
+
+    pub(crate) fn domain(&self) -> &Arc<ProtectionDomain> {
+        &self.domain
+    }
+
+    pub(crate) fn context(&self) -> &DeviceContext {
+        &self.context
+    }
+
+    pub(crate) fn depths(&self) -> Depths {
+        self.depths
+    }
+
+    pub(crate) fn links(&self) -> &Links {
+        &self.links
+    }
+
+    pub(crate) fn addresses(&self) -> &Mutex<Vec<port::Entry>> {
+        &self.addresses
+    }
+
+    /// The place of a link in the completion queue is free after the next drain.
+    pub(crate) fn retire(&self) {
+        if self.links.retire() {
+            self.bell.ring();
+        }
+    }
+
+    /// Stops a link outside of a drain; the next one reports it.
+    pub(crate) fn report_down(&self, link: &Core, cause: LinkFailure) {
+        if link.take_down() {
+            lock(&self.reports).push((link.qpn(), cause));
+            self.has_reports.store(true, Ordering::Release);
+            self.bell.ring();
+        }
+    }
+
+    fn hand_out_reports(&self, sink: &mut dyn FnMut(Event)) {
+        if self.has_reports.swap(false, Ordering::AcqRel) {
+            let reports = std::mem::take(&mut *lock(&self.reports));
+            for (link, cause) in reports {
+                sink(Event::LinkDown { link, cause });
+            }
+        }
+    }
+
+    fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Acquire)
+    }
+
+    /// `true` for the first who says so.
+    pub(crate) fn set_gone(&self) -> bool {
+        !self.gone.swap(true, Ordering::AcqRel)
+    }
+
+    /// Whether the device node has disappeared. The system waits with the removal of some devices
+    /// until nobody has them open, and this is all that it tells.
+    fn is_removed(&self) -> bool {
+        self.node.as_ref().is_some_and(|node| !node.exists())
+    }
+
+    /// Whether objects of the device can no longer be destroyed.
+    pub(crate) fn is_severed(&self) -> bool {
+        self.is_gone() && verbs::is_severed(&self.context)
+    }
+}
+
+impl Drop for Parts {
+    fn drop(&mut self) {
+        if self.is_severed() {
+            // Destroying it would fail, and sideway does not bear that. The system has taken all
+            // that it stood for.
+            std::mem::forget(Arc::clone(&self.completions));
+        }
+    }
+}
+
+/// How much a device has room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Depths {
+    pub(crate) receives: u32,
+    pub(crate) sends: u32,
+    pub(crate) links: u32,
+}
+
+impl Depths {
+    /// What was wished for, as far as the device has it.
+    fn new(
+        wish: &Builder,
+        max_requests: u32,
+        max_completions: u32,
+        max_spans: u32,
+    ) -> Result<Self, OpenError> {
+        let mut depths = Self {
+            receives: wish.receives.min(max_requests),
+            sends: wish.sends.min(max_requests / REQUESTS_PER_SEND),
+            links: wish.links,
+        };
+        while depths.links > 0 && depths.completions() > max_completions {
+            depths.links -= 1;
+        }
+        if depths.sends < SENDS_MAX as u32 || depths.receives < SENDS_MAX as u32 {
+            return Err(OpenError::Incapable("its queues are too short"));
+        }
+        if depths.links == 0 {
+            return Err(OpenError::Incapable("its completion queues are too short"));
+        }
+        if max_spans < 2 {
+            return Err(OpenError::Incapable("it has no scatter lists"));
+        }
+        Ok(depths)
+    }
+
+    /// Requests in the send queue: each post may be two writes and a message.
+    pub(crate) fn send_requests(self) -> u32 {
+        self.sends * REQUESTS_PER_SEND
+    }
+
+    /// Entries of the completion queue.
+    pub(crate) fn completions(self) -> u32 {
+        self.room() * self.per_link()
+    }
+
+    /// Links that these are for. Some more than there may be: what a dropped link has left in the
+    /// queue stays there until the next drain.
+    fn room(self) -> u32 {
+        self.links + (self.links / 4).max(8)
+    }
+
+    /// Completions that a link can have at most: when it fails, everything posted is reported.
+    fn per_link(self) -> u32 {
+        self.receives + self.send_requests()
+    }
+}
+
+const REQUESTS_PER_SEND: u32 = 3;
+
+/// Drains between two looks at what rings rarely, while nobody sleeps.
+const LOOK_EVERY: u64 = 64;
+
+/// Whether memory of this size can be registered at all.
+pub(crate) fn try_register(domain: &Arc<ProtectionDomain>, len: u64) -> io::Result<()> {
+    let region = Region::anonymous(usize::try_from(len).unwrap_or(usize::MAX));
+    Registered::new(domain, region, AccessFlags::LocalWrite).map(drop)
+}

@@ -1,0 +1,141 @@
+//! SMC-R over RDMA verbs: the transport for hosts whose network cards speak RoCE.
+//!
+//! An [`RdmaDevice`] is a transport device for `smc-core`: give it to an endpoint, and streams to
+//! hosts that have one too, or a kernel that speaks SMC-R, move their data by RDMA. Soft-RoCE, which
+//! turns any network interface into an RDMA device, will do.
+//!
+//! ```text
+//!   Link  = queue pair (RC)             one per peer and path, with its own buffers for messages
+//!    |  \
+//!    |   `-- post: WRITE, WRITE, SEND   one chain; the message is signalled and solicited
+//!    v
+//!   completion queue --- channel --.
+//!   asynchronous events -----------+-- epoll set = the doorbell
+//!   removal of device nodes -------'
+//! ```
+//!
+//! # How it works
+//!
+//! * All links of a device share one completion queue, long enough for everything that they may
+//!   have posted. Completions name their link by a number that is not used twice, so what a dropped
+//!   link leaves behind is never taken for news of another, also where queue pair numbers come back.
+//! * A received message is copied out and its buffer posted again before the message is handed on:
+//!   the peer finds a buffer also while the application thinks. Posting and draining allocate
+//!   nothing; only messages of other lengths than 44 bytes do.
+//! * Posting takes a lock of the link, for no longer than the driver takes to queue the requests.
+//!   Messages are copied into the request where the device allows it.
+//! * Set-up does not block the executor for long: what may wait for the network, namely the peer's
+//!   hardware address, is done on a thread of its own.
+//! * [`drain`] takes no system call while nobody armed the device, except for a look now and then
+//!   at what happens rarely.
+//! * A link goes down when a request fails, when its port is no longer active, when its GID
+//!   disappears, or with the device. Its queue pair is stopped before [`LinkDown`] is reported.
+//! * Some devices, soft-RoCE among them, are removed only when nobody has them open, and their
+//!   removal waits for that. The device node disappears first; that is reported as [`DeviceGone`],
+//!   and the device closes when it and everything made by it is dropped.
+//!
+//! # Parameters
+//!
+//! Queue pairs are reliable connected, with partition key index 0, hop limit 1 (64 through a
+//! gateway), an acknowledgement time-out of 134 ms (code 15), 6 retries, endless retries for a peer
+//! without receive buffers, and 0.06 ms until our peers try again in that case. 6 retries and not 7,
+//! because soft-RoCE takes 7 for endless: a link with data under way is given up about a second
+//! after the wire died. (Soft-RoCE counts time-outs also while the peer has no receive buffers, so
+//! there a peer that takes nothing at all for some ten seconds counts as dead, too.) The MAC in a peer's address is not used; the system finds it.
+//!
+//! [`Builder`] sets the depth of the queues.
+//!
+//! # What it takes
+//!
+//! To build: cmake and libclang. To run: `libibverbs.so.1` with a driver for the device, access to
+//! its node below `/dev/infiniband`, and enough locked memory (`ulimit -l`), about 270 KiB per link
+//! besides the buffers of connections. The library is loaded when it is first used; where it or a
+//! device is missing, that is an [`OpenError`], and [`probe()`] says what each device lacks.
+//!
+//! A process that forks with a device open must not use it in the child.
+//!
+//! # Example
+//!
+//! Two links of one device, connected to each other. A stream does all this by itself.
+//!
+//! ```
+//! use smc_core::device::{Access, Device, Event, OpId, Piece, Rdma, Route, Write};
+//! use smc_core::mem::Region;
+//! use smc_transport_rdma::RdmaDevice;
+//!
+//! # futures_lite::future::block_on(async {
+//! let usable = |report: &smc_transport_rdma::DeviceReport| report.usable.is_ok();
+//! let Some(found) = smc_transport_rdma::probe().ok().and_then(|all| all.into_iter().find(usable))
+//! else {
+//!     println!("skipped: no RDMA device");
+//!     return Ok(());
+//! };
+//! let device = RdmaDevice::open(&found.name)?;
+//! let addresses = device.addresses();
+//! # let at = addresses.iter().find(|at| at.gid.ipv4().is_some()).unwrap();
+//! # let _ = "
+//! let at = &addresses[0];
+//! # ";
+//!
+//! // Each end tells the other where it is; with SMC that travels in the handshake.
+//! let (near, far) = (device.open_link(at).await?, device.open_link(at).await?);
+//! let (here, there) = (near.local(), far.local());
+//! let near = near.connect(there, Route::Direct).await?;
+//! let far = far.connect(here, Route::Direct).await?;
+//!
+//! let from = device.register(&Region::anonymous(4096), Access::Local).await?;
+//! let to = device.register(&Region::anonymous(4096), Access::RemoteWrite).await?;
+//! from.region().copy_in(0, b"hello")?;
+//! let hello = Write {
+//!     from: &*from,
+//!     first: Piece { at: 0, len: 5 },
+//!     second: Piece::default(),
+//!     rkey: to.rkey(),
+//!     to: to.addr(),
+//! };
+//! near.post(OpId(1), &[hello], &[0; 44])?;
+//!
+//! let mut news = Vec::new();
+//! while !news.iter().any(|event| matches!(event, Event::Received { .. })) {
+//!     device.drain(&mut |event| news.push(event))?; // a driver arms and sleeps in between
+//! }
+//! let mut data = [0; 5];
+//! to.region().copy_out(0, &mut data)?;
+//! assert_eq!(&data, b"hello");
+//! # drop(far);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # }).unwrap();
+//! ```
+//!
+//! [`drain`]: smc_core::device::Device::drain
+//! [`LinkDown`]: smc_core::device::Event::LinkDown
+//! [`DeviceGone`]: smc_core::device::Event::DeviceGone
+
+#![deny(unsafe_code)]
+
+mod async_events;
+mod completion;
+mod config;
+mod device;
+mod doorbell;
+mod error;
+mod link;
+mod links;
+mod memory;
+mod offload;
+mod port;
+mod probe;
+mod verbs;
+
+pub use config::Builder;
+pub use device::RdmaDevice;
+pub use error::OpenError;
+pub use port::PortState;
+pub use probe::{DeviceReport, PortReport, Unusable, probe};
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Locks a mutex. What it guards is changed in steps that do not panic, so poison says nothing.
+fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,579 @@
+//! Links: reliable connected queue pairs.
+//!
+//! A link has memory of its own for messages, in one registration:
+//!
+//! ```text
+//! | heads: 64 bytes per receive | spills: 16 of 8 KiB | short sends | long sends: 16 of 8 KiB |
+//! ```
+//!
+//! A receive has the first 44 bytes of a message, all that there usually is, in its head, and the
+//! rest in one of the spills. Receives are used in the order in which they were posted, and each
+//! is posted again right after it was used, so 16 long messages in a row do not overwrite each
+//! other. The protocol allows one.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use sideway::ibverbs::AccessFlags;
+use sideway::ibverbs::address::{AddressHandleAttribute, Gid};
+use sideway::ibverbs::device_context::Mtu;
+use sideway::ibverbs::queue_pair::{
+    BasicQueuePair, CreateQueuePairErrorKind, ModifyQueuePairError, ModifyQueuePairErrorKind,
+    QueuePair, QueuePairAttribute, QueuePairAttributeMask, QueuePairState, QueuePairType,
+};
+use smc_core::device::{
+    DeviceError, Inbound, Link, LinkAddress, LinkCounters, LinkFailure, MESSAGE_MAX, OpId,
+    PendingLink, RdmaAddress, Route, SHORT_LEN, SubmitError, Write,
+};
+use smc_core::mem::Region;
+use smc_wire::types::{MtuCode, Psn, Qpn};
+
+use crate::completion::Work;
+use crate::device::{Depths, Parts};
+use crate::error::not_made;
+use crate::links::Serial;
+use crate::memory::{self, not_registered};
+use crate::offload::offload;
+use crate::verbs::{self, Payload, Registered, WRITES_MAX, WriteRequest};
+use crate::{lock, port};
+
+/// A queue pair and its buffers. What is reported of it finds it by its number.
+pub(crate) struct Core {
+    serial: Serial,
+    qpn: Qpn,
+    at: RdmaAddress,
+    /// Nothing more is posted on it, and nothing more reported of it.
+    down: AtomicBool,
+    queue: Mutex<Queue>,
+    /// After the queue pair, which uses it.
+    buffers: Buffers,
+    parts: Arc<Parts>,
+}
+
+/// What a lock has to guard.
+struct Queue {
+    /// There until the link is dropped.
+    qp: Option<BasicQueuePair>,
+    inline: usize,
+    /// What was posted and has not completed, oldest first.
+    sends: VecDeque<Sending>,
+    /// Posts ever made; their place among the short and long buffers.
+    posted: u32,
+    posted_long: u32,
+    long: u32,
+    /// Receive buffers used in one drain, and the least number that was left.
+    drain: u64,
+    used: u32,
+    receives_low: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Sending {
+    op: OpId,
+    long: bool,
+}
+
+impl Core {
+    /// Makes a queue pair at an address, with all its receives posted.
+    pub(crate) fn open(
+        parts: &Arc<Parts>,
+        serial: Serial,
+        entry: &port::Entry,
+    ) -> Result<Arc<Self>, DeviceError> {
+        let depths = parts.depths();
+        let buffers = Buffers::new(parts, depths)?;
+        let (mut qp, inline) = make(parts, depths)?;
+        let qpn = Qpn::new(qp.qp_number()).ok_or(DeviceError::Invalid("queue pair number"))?;
+        let mut init = QueuePairAttribute::new();
+        init.setup_state(QueuePairState::Init)
+            .setup_pkey_index(0)
+            .setup_port(entry.address.port)
+            .setup_access_flags(AccessFlags::LocalWrite | AccessFlags::RemoteWrite);
+        qp.modify(&init)
+            .map_err(|error| not_modified("preparing a queue pair", error))?;
+        for index in 0..depths.receives {
+            let id = Work::Receive(index).id(serial);
+            verbs::post_receive(&qp, id, buffers.receive(index))
+                .map_err(|error| DeviceError::os("posting a receive", &error))?;
+        }
+        Ok(Arc::new(Self {
+            serial,
+            qpn,
+            at: entry.address.clone(),
+            down: AtomicBool::new(false),
+            queue: Mutex::new(Queue {
+                qp: Some(qp),
+                inline,
+                sends: VecDeque::with_capacity(depths.sends as usize),
+                posted: 0,
+                posted_long: 0,
+                long: 0,
+                drain: 0,
+                used: 0,
+                receives_low: depths.receives,
+            }),
+            buffers,
+            parts: Arc::clone(parts),
+        }))
+    }
+
+    pub(crate) fn serial(&self) -> Serial {
+        self.serial
+    }
+
+    pub(crate) fn qpn(&self) -> Qpn {
+        self.qpn
+    }
+
+    /// Where it was opened.
+    pub(crate) fn at(&self) -> &RdmaAddress {
+        &self.at
+    }
+
+    pub(crate) fn is_down(&self) -> bool {
+        self.down.load(Ordering::Acquire)
+    }
+
+    /// Stops the queue pair. `true` for the first who does so.
+    pub(crate) fn take_down(&self) -> bool {
+        if self.down.swap(true, Ordering::AcqRel) {
+            return false;
+        }
+        let mut error = QueuePairAttribute::new();
+        error.setup_state(QueuePairState::Error);
+        if let Some(qp) = &mut lock(&self.queue).qp {
+            // It may be in that state already, or its device be gone: stopped in any case.
+            let _stopped = qp.modify(&error);
+        }
+        true
+    }
+
+    /// A receive completed. Copies the message out, and posts the buffers again.
+    pub(crate) fn received(
+        &self,
+        index: u32,
+        len: u32,
+        drain: u64,
+    ) -> Result<Inbound, LinkFailure> {
+        let message = self.buffers.message(index, len)?;
+        let mut queue = lock(&self.queue);
+        let id = Work::Receive(index).id(self.serial);
+        let qp = queue.qp.as_ref().ok_or(LinkFailure::Flushed)?;
+        verbs::post_receive(qp, id, self.buffers.receive(index))
+            .map_err(|_| LinkFailure::Device("a receive could not be posted"))?;
+        if queue.drain != drain {
+            queue.drain = drain;
+            queue.used = 0;
+        }
+        queue.used += 1;
+        let left = self.buffers.receives.saturating_sub(queue.used);
+        queue.receives_low = queue.receives_low.min(left);
+        Ok(message)
+    }
+
+    /// The oldest post completed.
+    pub(crate) fn sent(&self) -> Option<OpId> {
+        let mut queue = lock(&self.queue);
+        let sent = queue.sends.pop_front()?;
+        queue.long -= u32::from(sent.long);
+        Some(sent.op)
+    }
+
+    fn post(&self, op: OpId, writes: &[Write<'_>], message: &[u8]) -> Result<(), SubmitError> {
+        if message.len() > MESSAGE_MAX {
+            return Err(SubmitError::OutOfBounds);
+        }
+        if writes.len() > WRITES_MAX {
+            let why = "more than two writes in a post";
+            return Err(SubmitError::Device(DeviceError::Invalid(why)));
+        }
+        let mut requests = [WriteRequest::default(); WRITES_MAX];
+        let mut count = 0;
+        for write in writes {
+            if let Some(request) = memory::request(&self.parts, write)? {
+                requests[count] = request;
+                count += 1;
+            }
+        }
+
+        let mut queue = lock(&self.queue);
+        if self.is_down() {
+            return Err(SubmitError::PeerGone);
+        }
+        if queue.sends.len() >= self.parts.depths().sends as usize {
+            return Err(SubmitError::WouldBlock);
+        }
+        let long = message.len() > SHORT_LEN;
+        let payload = if message.len() <= queue.inline {
+            Payload::Inline(message)
+        } else if !long {
+            Payload::Registered(self.buffers.short(queue.posted, message)?)
+        } else if queue.long < LONGS {
+            Payload::Registered(self.buffers.long(queue.posted_long, message)?)
+        } else {
+            return Err(SubmitError::WouldBlock);
+        };
+        let Some(qp) = &queue.qp else {
+            return Err(SubmitError::PeerGone);
+        };
+        let (id, write_id) = (Work::Send.id(self.serial), Work::Write.id(self.serial));
+        match verbs::post_send(qp, id, write_id, &requests[..count], payload) {
+            Ok(()) => {
+                queue.sends.push_back(Sending { op, long });
+                queue.posted = queue.posted.wrapping_add(1);
+                queue.posted_long = queue.posted_long.wrapping_add(u32::from(long));
+                queue.long += u32::from(long);
+                Ok(())
+            }
+            // Some devices free the places of a chain later than they report it.
+            Err(refused) if is_full(&refused) && !queue.sends.is_empty() => {
+                Err(SubmitError::WouldBlock)
+            }
+            Err(_) => {
+                drop(queue);
+                self.parts
+                    .report_down(self, LinkFailure::Device("a post was refused"));
+                Err(SubmitError::PeerGone)
+            }
+        }
+    }
+
+    fn connect(
+        &self,
+        own: &LinkAddress,
+        peer: &LinkAddress,
+        index: u8,
+        route: Route,
+    ) -> Result<(), DeviceError> {
+        let mtu = path_mtu(own.mtu.min(peer.mtu))?;
+        if peer.gid.is_zero() {
+            return Err(DeviceError::Invalid("peer has no GID"));
+        }
+        let hop_limit = match route {
+            Route::Direct => 1,
+            Route::Gateway => 64,
+        };
+        let to = Gid {
+            raw: *peer.gid.as_bytes(),
+        };
+        let mut address = AddressHandleAttribute::new();
+        address
+            .setup_port(self.at.port)
+            .setup_grh(&to, 0, index, hop_limit, 0);
+        let mut receive = QueuePairAttribute::new();
+        receive
+            .setup_state(QueuePairState::ReadyToReceive)
+            .setup_path_mtu(mtu)
+            .setup_dest_qp_num(peer.qpn.get())
+            .setup_rq_psn(peer.psn.get())
+            .setup_max_dest_read_atomic(1)
+            .setup_min_rnr_timer(MIN_RNR_TIMER)
+            .setup_address_vector(&address);
+        let mut send = QueuePairAttribute::new();
+        send.setup_state(QueuePairState::ReadyToSend)
+            .setup_sq_psn(own.psn.get())
+            .setup_timeout(ACK_TIMEOUT)
+            .setup_retry_cnt(RETRIES)
+            .setup_rnr_retry(RNR_RETRIES)
+            .setup_max_read_atomic(1);
+        let mut queue = lock(&self.queue);
+        let qp = queue
+            .qp
+            .as_mut()
+            .ok_or(DeviceError::Gone("link is closed"))?;
+        if self.is_down() {
+            return Err(DeviceError::Gone("link is closed"));
+        }
+        qp.modify(&receive)
+            .map_err(|error| not_modified("connecting a queue pair", error))?;
+        qp.modify(&send)
+            .map_err(|error| not_modified("connecting a queue pair", error))
+    }
+
+    fn counters(&self) -> LinkCounters {
+        let mut counters = LinkCounters::default();
+        counters.receives_low = Some(lock(&self.queue).receives_low);
+        counters
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        let qp = lock(&self.queue).qp.take();
+        if self.parts.is_severed() {
+            // Destroying it would fail, and sideway does not bear that.
+            std::mem::forget(qp);
+        } else {
+            drop(qp);
+        }
+        self.parts.retire();
+    }
+}
+
+impl fmt::Debug for Core {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Link")
+            .field("qpn", &self.qpn)
+            .field("at", &self.at)
+            .field("down", &self.down)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What users hold: dropping it takes the link out of its device.
+#[derive(Debug)]
+struct Handle(Arc<Core>);
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.0.down.store(true, Ordering::Release);
+        self.0.parts.links().remove(self.0.serial);
+    }
+}
+
+/// A queue pair that does not know its peer.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    handle: Handle,
+    own: LinkAddress,
+    index: u8,
+}
+
+impl Pending {
+    /// Puts a fresh link into its device's table.
+    pub(crate) fn new(core: Arc<Core>, entry: &port::Entry) -> Result<Self, DeviceError> {
+        let mut psn = [0; 3];
+        rustix::rand::getrandom(&mut psn, rustix::rand::GetRandomFlags::empty())
+            .map_err(|error| DeviceError::os("choosing a sequence number", &error.into()))?;
+        let own = LinkAddress {
+            gid: entry.address.gid,
+            mac: entry.address.mac,
+            qpn: core.qpn,
+            psn: Psn::from_be_bytes(psn),
+            mtu: entry.address.mtu,
+        };
+        core.parts.links().insert(Arc::clone(&core));
+        Ok(Self {
+            handle: Handle(core),
+            own,
+            index: entry.index,
+        })
+    }
+}
+
+#[async_trait]
+impl PendingLink for Pending {
+    fn local(&self) -> LinkAddress {
+        self.own
+    }
+
+    async fn connect(
+        self: Box<Self>,
+        peer: LinkAddress,
+        route: Route,
+    ) -> Result<Arc<dyn Link>, DeviceError> {
+        let connected = offload(move || {
+            let core = &self.handle.0;
+            core.connect(&self.own, &peer, self.index, route)?;
+            Ok(Connected(self.handle))
+        });
+        let link: Result<Connected, DeviceError> = connected.await?;
+        Ok(Arc::new(link?))
+    }
+}
+
+/// A connected queue pair.
+#[derive(Debug)]
+struct Connected(Handle);
+
+impl Link for Connected {
+    fn qpn(&self) -> Qpn {
+        self.0.0.qpn
+    }
+
+    fn post(&self, op: OpId, writes: &[Write<'_>], message: &[u8]) -> Result<(), SubmitError> {
+        self.0.0.post(op, writes, message)
+    }
+
+    fn close(&self) {
+        self.0.0.take_down();
+    }
+
+    fn counters(&self) -> LinkCounters {
+        self.0.0.counters()
+    }
+}
+
+/// The memory of a link for its messages.
+#[derive(Debug)]
+struct Buffers {
+    memory: Registered,
+    receives: u32,
+    sends: u32,
+}
+
+impl Buffers {
+    fn new(parts: &Parts, depths: Depths) -> Result<Self, DeviceError> {
+        let len = buffers_len(depths.receives, depths.sends);
+        let region = Region::anonymous(usize::try_from(len).unwrap_or(usize::MAX));
+        let memory = Registered::new(parts.domain(), region, AccessFlags::LocalWrite)
+            .map_err(|error| not_registered(&error))?;
+        Ok(Self {
+            memory,
+            receives: depths.receives,
+            sends: depths.sends,
+        })
+    }
+
+    /// Where a message goes that takes this receive.
+    fn receive(&self, index: u32) -> [verbs::Span; 2] {
+        let head = self.memory.span(self.head_at(index), SHORT_LEN as u32);
+        let rest = (MESSAGE_MAX - SHORT_LEN) as u32;
+        [head, self.memory.span(self.spill_at(index), rest)]
+    }
+
+    /// The message that took a receive.
+    fn message(&self, index: u32, len: u32) -> Result<Inbound, LinkFailure> {
+        const STRAY: LinkFailure = LinkFailure::Device("a completion makes no sense");
+        let len = len as usize;
+        if index >= self.receives || len > MESSAGE_MAX {
+            return Err(STRAY);
+        }
+        let region = self.memory.region();
+        let copy = |at: u64, to: &mut [u8]| region.copy_out(at as usize, to).map_err(|_| STRAY);
+        if len <= SHORT_LEN {
+            let mut short = [0; SHORT_LEN];
+            copy(self.head_at(index), &mut short[..len])?;
+            return Ok(Inbound::new(&short[..len]));
+        }
+        let mut long = vec![0; len].into_boxed_slice();
+        let (head, rest) = long.split_at_mut(SHORT_LEN);
+        copy(self.head_at(index), head)?;
+        copy(self.spill_at(index), rest)?;
+        Ok(Inbound::Long(long))
+    }
+
+    fn short(&self, number: u32, message: &[u8]) -> Result<verbs::Span, SubmitError> {
+        let at = self.shorts_at() + u64::from(number % self.sends) * SLOT;
+        self.outgoing(at, message)
+    }
+
+    fn long(&self, number: u32, message: &[u8]) -> Result<verbs::Span, SubmitError> {
+        let at = self.longs_at() + u64::from(number % LONGS) * LONG;
+        self.outgoing(at, message)
+    }
+
+    fn outgoing(&self, at: u64, message: &[u8]) -> Result<verbs::Span, SubmitError> {
+        let region = self.memory.region();
+        region
+            .copy_in(at as usize, message)
+            .map_err(|_| SubmitError::OutOfBounds)?;
+        Ok(self.memory.span(at, message.len() as u32))
+    }
+
+    fn head_at(&self, index: u32) -> u64 {
+        u64::from(index) * SLOT
+    }
+
+    fn spill_at(&self, index: u32) -> u64 {
+        u64::from(self.receives) * SLOT + u64::from(index % LONGS) * LONG
+    }
+
+    fn shorts_at(&self) -> u64 {
+        u64::from(self.receives) * SLOT + u64::from(LONGS) * LONG
+    }
+
+    fn longs_at(&self) -> u64 {
+        self.shorts_at() + u64::from(self.sends) * SLOT
+    }
+}
+
+/// Bytes that the messages of a link take.
+pub(crate) fn buffers_len(receives: u32, sends: u32) -> u64 {
+    (u64::from(receives) + u64::from(sends)) * SLOT + 2 * u64::from(LONGS) * LONG
+}
+
+/// Makes a queue pair; says how many bytes of a message it copies at once.
+fn make(parts: &Parts, depths: Depths) -> Result<(BasicQueuePair, usize), DeviceError> {
+    let mut builder = parts.domain().create_qp_builder();
+    builder
+        .setup_qp_type(QueuePairType::ReliableConnection)
+        .setup_max_send_wr(depths.send_requests())
+        .setup_max_recv_wr(depths.receives)
+        .setup_max_send_sge(2)
+        .setup_max_recv_sge(2)
+        .setup_max_inline_data(SHORT_LEN as u32)
+        .setup_send_cq(Arc::clone(parts.completions()))
+        .setup_recv_cq(Arc::clone(parts.completions()));
+    let made = builder.build().or_else(|_| {
+        builder.setup_max_inline_data(0);
+        builder.build()
+    });
+    let qp = made.map_err(|error| match error.0 {
+        CreateQueuePairErrorKind::Ibverbs(error) => not_made("making a queue pair", &error),
+        _ => DeviceError::Invalid("queue pair"),
+    })?;
+    // What was asked for is not always what was granted.
+    let granted = qp.query(QueuePairAttributeMask::Capabilities);
+    let inline = granted.map_or(0, |(_, granted)| granted.max_inline_data());
+    Ok((qp, (inline as usize).min(SHORT_LEN)))
+}
+
+fn is_full(refused: &verbs::Refused) -> bool {
+    let code = refused.error.raw_os_error();
+    !refused.torn
+        && code.map(rustix::io::Errno::from_raw_os_error) == Some(rustix::io::Errno::NOMEM)
+}
+
+fn path_mtu(code: MtuCode) -> Result<Mtu, DeviceError> {
+    Ok(match code {
+        MtuCode::MTU_256 => Mtu::Mtu256,
+        MtuCode::MTU_512 => Mtu::Mtu512,
+        MtuCode::MTU_1024 => Mtu::Mtu1024,
+        MtuCode::MTU_2048 => Mtu::Mtu2048,
+        MtuCode::MTU_4096 => Mtu::Mtu4096,
+        _ => return Err(DeviceError::Invalid("reserved code for the path MTU")),
+    })
+}
+
+fn not_modified(what: &'static str, error: ModifyQueuePairError) -> DeviceError {
+    match error.0 {
+        ModifyQueuePairErrorKind::ResolveRouteTimedout { .. } => {
+            DeviceError::Invalid("nobody has the peer's address")
+        }
+        ModifyQueuePairErrorKind::NetworkUnreachable { .. } => {
+            DeviceError::Invalid("no route to the peer's address")
+        }
+        ModifyQueuePairErrorKind::Ibverbs(error) => not_made(what, &error),
+        ModifyQueuePairErrorKind::InvalidTransition { source, .. }
+        | ModifyQueuePairErrorKind::InvalidAttributeMask { source, .. } => {
+            DeviceError::os(what, &source)
+        }
+        _ => DeviceError::Invalid(what),
+    }
+}
+
+/// Code 15: a packet is taken for lost when it is not acknowledged within 134 ms.
+const ACK_TIMEOUT: u8 = 15;
+
+/// A link is given up about a second after the wire died. Not 7, which soft-RoCE takes for
+/// endless: an end that posts has to notice by itself.
+const RETRIES: u8 = 6;
+
+/// Endless: a peer without receive buffers is slow, not gone.
+const RNR_RETRIES: u8 = 7;
+
+/// Code 5: peers that met no receive buffer of ours try again after 0.06 ms.
+const MIN_RNR_TIMER: u8 = 5;
+
+/// Long messages, in each direction, that can be under way: as many as posts may be outstanding.
+const LONGS: u32 = smc_core::device::SENDS_MAX as u32;
+
+/// A buffer for a short message: 44 bytes in a cache line.
+const SLOT: u64 = 64;
+
+/// A buffer for a long one.
+const LONG: u64 = MESSAGE_MAX as u64;

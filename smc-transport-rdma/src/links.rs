@@ -1,0 +1,103 @@
+//! The links of a device, by number.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use hashbrown::HashMap;
+
+use crate::link::Core;
+use crate::lock;
+
+/// Names a link in work requests. Queue pair numbers do not serve for that: devices use them
+/// again, while completions of an earlier queue pair may still be around.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Serial(pub(crate) u32);
+
+/// The links that there are, and the room in the completion queue that each takes.
+#[derive(Debug)]
+pub(crate) struct Links {
+    table: Mutex<Table>,
+    /// Queue pairs destroyed whose completions may still be in the queue.
+    retired: AtomicUsize,
+    /// Links at a time.
+    max: usize,
+    /// Links that the completion queue has room for, with those that were destroyed.
+    room: usize,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    links: HashMap<Serial, Arc<Core>>,
+    last: u32,
+    taken: usize,
+}
+
+impl Links {
+    pub(crate) fn new(max: usize, room: usize) -> Self {
+        Self {
+            table: Mutex::default(),
+            retired: AtomicUsize::new(0),
+            max,
+            room,
+        }
+    }
+
+    /// A number for another link, unless there are too many. It has to be retired at last.
+    pub(crate) fn reserve(&self) -> Option<Serial> {
+        let mut table = lock(&self.table);
+        let alive = table
+            .taken
+            .saturating_sub(self.retired.load(Ordering::Acquire));
+        if alive >= self.max || table.taken >= self.room {
+            return None;
+        }
+        table.taken += 1;
+        loop {
+            table.last = table.last.wrapping_add(1);
+            let serial = Serial(table.last);
+            if !table.links.contains_key(&serial) {
+                return Some(serial);
+            }
+        }
+    }
+
+    pub(crate) fn insert(&self, link: Arc<Core>) {
+        lock(&self.table).links.insert(link.serial(), link);
+    }
+
+    pub(crate) fn find(&self, serial: Serial) -> Option<Arc<Core>> {
+        lock(&self.table).links.get(&serial).cloned()
+    }
+
+    pub(crate) fn remove(&self, serial: Serial) {
+        let link = lock(&self.table).links.remove(&serial);
+        // Destroys the queue pair, unless it is in use right now.
+        drop(link);
+    }
+
+    pub(crate) fn all(&self) -> Vec<Arc<Core>> {
+        lock(&self.table).links.values().cloned().collect()
+    }
+
+    /// The queue pair of a link was destroyed, or never made. `true` if it is time to drain the
+    /// completion queue, to have its place back.
+    pub(crate) fn retire(&self) -> bool {
+        let retired = self.retired.fetch_add(1, Ordering::AcqRel) + 1;
+        retired >= (self.room - self.max).div_ceil(2)
+    }
+
+    /// How many were retired and are not settled.
+    pub(crate) fn retired(&self) -> usize {
+        self.retired.load(Ordering::Acquire)
+    }
+
+    /// The completion queue has been empty since these were retired.
+    pub(crate) fn settle(&self, retired: usize) {
+        if retired > 0 {
+            let mut table = lock(&self.table);
+            table.taken = table.taken.saturating_sub(retired);
+            // Under the lock, so that both always fit together.
+            self.retired.fetch_sub(retired, Ordering::AcqRel);
+        }
+    }
+}

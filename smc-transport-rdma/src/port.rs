@@ -1,0 +1,182 @@
+//! Ports of a device: their state, and the addresses that links can have.
+
+use std::io;
+
+use hashbrown::HashMap;
+use nix::ifaddrs::getifaddrs;
+use nix::net::if_::if_indextoname;
+use rdma_mummy_sys as sys;
+use sideway::ibverbs::device_context::{DeviceContext, QueryDeviceErrorKind, QueryPortErrorKind};
+use smc_core::device::{RdmaAddress, RoceKind};
+use smc_wire::types::{Mac, MtuCode, RoceGid};
+
+use crate::verbs::{self, GidEntry};
+
+/// An address and its place in the GID table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) address: RdmaAddress,
+    pub(crate) index: u8,
+}
+
+/// What a port is like now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Port {
+    pub(crate) number: u8,
+    pub(crate) state: PortState,
+    /// It sends Ethernet frames: without that there is no RoCE.
+    pub(crate) ethernet: bool,
+    pub(crate) mtu: Option<MtuCode>,
+    /// All RoCE addresses, whatever the state.
+    pub(crate) entries: Vec<Entry>,
+}
+
+/// State of a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum PortState {
+    /// Ready for links.
+    Active,
+    /// Its network interface is down, or has no carrier.
+    Down,
+    /// On the way from one to the other, or something else; the number of the verbs interface.
+    Other(u32),
+}
+
+/// All ports of a device.
+pub(crate) fn read(context: &DeviceContext) -> io::Result<Vec<Port>> {
+    let attributes = context.query_device().map_err(|error| match error.0 {
+        QueryDeviceErrorKind::Ibverbs(error) => error,
+        _ => io::ErrorKind::Other.into(),
+    })?;
+    let mut ports = Vec::new();
+    let mut room = 0;
+    for number in 1..=attributes.phys_port_cnt() {
+        let port = context
+            .query_port(number)
+            .map_err(|error| match error.source {
+                QueryPortErrorKind::Ibverbs(error) => error,
+                _ => io::ErrorKind::Other.into(),
+            })?;
+        // Numbers, not sideway's enums: those panic on values that they do not know.
+        room += usize::try_from(port.attr.gid_tbl_len).unwrap_or(0);
+        ports.push(Port {
+            number,
+            state: match port.attr.state {
+                sys::ibv_port_state::IBV_PORT_ACTIVE => PortState::Active,
+                sys::ibv_port_state::IBV_PORT_DOWN => PortState::Down,
+                state => PortState::Other(state),
+            },
+            ethernet: port.attr.link_layer == sys::IBV_LINK_LAYER_ETHERNET,
+            mtu: mtu(port.attr.active_mtu),
+            entries: Vec::new(),
+        });
+    }
+    let mut interfaces = Interfaces::default();
+    for gid in verbs::gid_table(context, room)? {
+        let port = ports
+            .iter_mut()
+            .find(|port| u32::from(port.number) == gid.port);
+        if let Some(port) = port {
+            if let Some(entry) = entry(port, &gid, &mut interfaces) {
+                port.entries.push(entry);
+            }
+        }
+    }
+    Ok(ports)
+}
+
+/// The addresses of active ports, in the order of the table.
+pub(crate) fn active(ports: &[Port]) -> Vec<Entry> {
+    let active = ports.iter().filter(|port| port.state == PortState::Active);
+    active
+        .flat_map(|port| port.entries.iter().cloned())
+        .collect()
+}
+
+fn entry(port: &Port, gid: &GidEntry, interfaces: &mut Interfaces) -> Option<Entry> {
+    let kind = match gid.kind {
+        verbs::GID_ROCE_V1 => RoceKind::V1,
+        verbs::GID_ROCE_V2 => RoceKind::V2,
+        _ => return None,
+    };
+    // An address vector has eight bits for the place in the table.
+    let index = u8::try_from(gid.index).ok()?;
+    let roce = RoceGid::new(gid.gid);
+    if !port.ethernet || roce.is_zero() {
+        return None;
+    }
+    let interface = interfaces.named(gid.interface);
+    let mac = interface.as_ref().and_then(|name| interfaces.mac(name));
+    let mut address = RdmaAddress::new(roce, kind, mac.unwrap_or(Mac::ZERO), port.mtu?);
+    address.port = port.number;
+    if let Some(name) = interface {
+        address.vlan = vlan(&name);
+        address.interface = Some(name);
+    }
+    Some(Entry { address, index })
+}
+
+/// The interface's VLAN, 0 without.
+fn vlan(interface: &str) -> u16 {
+    let text = std::fs::read_to_string(format!("/proc/net/vlan/{interface}"));
+    text.ok().and_then(|text| vlan_of(&text)).unwrap_or(0)
+}
+
+/// Reads `eth0.7  VID: 7  REORDER_HDR: 1 ..`.
+fn vlan_of(text: &str) -> Option<u16> {
+    let mut words = text.lines().next()?.split_whitespace();
+    words.find(|word| *word == "VID:")?;
+    words.next()?.parse().ok()
+}
+
+/// The network interfaces of the host, as far as they were asked for.
+#[derive(Debug, Default)]
+struct Interfaces {
+    macs: Option<HashMap<String, Mac>>,
+}
+
+impl Interfaces {
+    fn named(&self, number: u32) -> Option<String> {
+        if_indextoname(number).ok()?.into_string().ok()
+    }
+
+    fn mac(&mut self, name: &str) -> Option<Mac> {
+        let macs = self.macs.get_or_insert_with(|| {
+            let all = getifaddrs().into_iter().flatten();
+            all.filter_map(|entry| {
+                let mac = entry.address?.as_link_addr()?.addr()?;
+                Some((entry.interface_name, Mac::new(mac)))
+            })
+            .collect()
+        });
+        macs.get(name).copied()
+    }
+}
+
+/// The code of verbs is the one on the wire.
+fn mtu(code: u32) -> Option<MtuCode> {
+    let code = MtuCode::new(u8::try_from(code).ok()?)?;
+    code.bytes().map(|_| code)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_vlan_is_read_from_the_first_line() {
+        let text = "eth0.7  VID: 7\t REORDER_HDR: 1  dev->priv_flags: 1\n  total: 0\n";
+        assert_eq!(vlan_of(text), Some(7));
+        assert_eq!(vlan_of(""), None);
+        assert_eq!(vlan_of("eth0 VID: x"), None);
+    }
+
+    #[test]
+    fn only_the_five_path_mtus_count() {
+        assert_eq!(mtu(3), Some(MtuCode::MTU_1024));
+        assert_eq!(mtu(0), None);
+        assert_eq!(mtu(6), None);
+        assert_eq!(mtu(300), None);
+    }
+}

@@ -1,0 +1,210 @@
+//! Which devices there are, and why one cannot be used.
+
+use std::sync::Arc;
+
+use rustix::process::{Resource, getrlimit};
+use sideway::ibverbs::device::{
+    DeviceInfo, DeviceList, GetDeviceListErrorKind, OpenDeviceErrorKind,
+};
+use sideway::ibverbs::device_context::{AllocateProtectionDomainErrorKind, DeviceContext};
+use sideway::ibverbs::protection_domain::ProtectionDomain;
+use smc_core::device::{RdmaAddress, RoceKind};
+use smc_wire::types::MtuCode;
+
+use crate::device::try_register;
+use crate::error::OpenError;
+use crate::port::{self, Port, PortState};
+
+/// What a device is like now.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct DeviceReport {
+    /// Its name, for [`RdmaDevice::open`](crate::RdmaDevice::open).
+    pub name: String,
+    /// Its ports, as far as they could be asked.
+    pub ports: Vec<PortReport>,
+    /// Whether links of SMC-R version 2 can be opened on it now, or what stands in the way.
+    pub usable: Result<(), Unusable>,
+}
+
+/// What a port is like now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PortReport {
+    /// Its number, from 1.
+    pub number: u8,
+    /// Its state.
+    pub state: PortState,
+    /// Whether it is on Ethernet, as RoCE is.
+    pub ethernet: bool,
+    /// Largest packet payload that it sends now.
+    pub mtu: Option<MtuCode>,
+    /// Its RoCE addresses, of both kinds, also while it is down.
+    pub addresses: Vec<RdmaAddress>,
+}
+
+/// Why a device cannot carry links.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Unusable {
+    /// It cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// It has no port on Ethernet: InfiniBand and iWARP are other fabrics.
+    #[error("no port on Ethernet, so no RoCE")]
+    NotRoce,
+    /// No port is active.
+    #[error("no port is active; is the network interface up?")]
+    PortDown,
+    /// No active port has a RoCE version 2 GID with an IPv4 address, which SMC-R version 2 takes.
+    /// Version 1 may do with what there is.
+    #[error("no RoCE v2 GID with an IPv4 address; has the network interface one?")]
+    NoAddress,
+}
+
+/// Looks at all devices of the host.
+///
+/// Opens each and tries to register some memory, so what it says holds for this process and its
+/// limits. Blocks for some milliseconds.
+///
+/// # Errors
+///
+/// [`OpenError::NoLibrary`] or [`OpenError::NoDevices`] if there is nothing to look at.
+pub fn probe() -> Result<Vec<DeviceReport>, OpenError> {
+    Ok(names()?.into_iter().map(report).collect())
+}
+
+fn report(name: String) -> DeviceReport {
+    let looked = context(&name).and_then(|context| {
+        let ports = port::read(&context)
+            .map_err(|error| OpenError::verbs("reading the GID table", error))?;
+        Ok((context, ports))
+    });
+    let (context, ports) = match looked {
+        Ok(looked) => looked,
+        Err(error) => {
+            return DeviceReport {
+                name,
+                ports: Vec::new(),
+                usable: Err(error.into()),
+            };
+        }
+    };
+    DeviceReport {
+        name,
+        usable: usable(&context, &ports),
+        ports: ports.into_iter().map(PortReport::from).collect(),
+    }
+}
+
+fn usable(context: &Arc<DeviceContext>, ports: &[Port]) -> Result<(), Unusable> {
+    let domain = context.alloc_pd().map_err(|error| match error.0 {
+        AllocateProtectionDomainErrorKind::Ibverbs(error) => {
+            OpenError::verbs("allocating a protection domain", error)
+        }
+        _ => OpenError::Incapable("no protection domain"),
+    })?;
+    check_locked_memory(&domain, LOCKED_MIN)?;
+    if !ports.iter().any(|port| port.ethernet) {
+        return Err(Unusable::NotRoce);
+    }
+    if !ports.iter().any(|port| port.state == PortState::Active) {
+        return Err(Unusable::PortDown);
+    }
+    let addresses = port::active(ports);
+    let fits = |address: &RdmaAddress| address.kind == RoceKind::V2 && address.gid.ipv4().is_some();
+    if !addresses.iter().any(|entry| fits(&entry.address)) {
+        return Err(Unusable::NoAddress);
+    }
+    Ok(())
+}
+
+impl From<Port> for PortReport {
+    fn from(port: Port) -> Self {
+        Self {
+            number: port.number,
+            state: port.state,
+            ethernet: port.ethernet,
+            mtu: port.mtu,
+            addresses: port
+                .entries
+                .into_iter()
+                .map(|entry| entry.address)
+                .collect(),
+        }
+    }
+}
+
+/// Names of all devices, at least one.
+pub(crate) fn names() -> Result<Vec<String>, OpenError> {
+    let list = devices()?;
+    let names: Vec<_> = list.iter().map(|device| device.name()).collect();
+    if names.is_empty() {
+        return Err(OpenError::NoDevices);
+    }
+    Ok(names)
+}
+
+/// Opens a device by name.
+pub(crate) fn context(name: &str) -> Result<Arc<DeviceContext>, OpenError> {
+    let list = devices()?;
+    let Some(device) = list.iter().find(|device| device.name() == name) else {
+        let present: Vec<_> = list.iter().map(|device| device.name()).collect();
+        return Err(if present.is_empty() {
+            OpenError::NoDevices
+        } else {
+            OpenError::NotFound {
+                name: name.to_owned(),
+                present,
+            }
+        });
+    };
+    device.open().map_err(|error| match error.0 {
+        OpenDeviceErrorKind::Ibverbs(error)
+            if error.kind() == std::io::ErrorKind::PermissionDenied =>
+        {
+            OpenError::NotPermitted(error)
+        }
+        OpenDeviceErrorKind::Ibverbs(error) => OpenError::verbs("opening the device", error),
+        _ => OpenError::Incapable("it cannot be opened"),
+    })
+}
+
+/// Whether memory for a link can be registered: the limit on locked memory is often too low.
+pub(crate) fn check_locked_memory(
+    domain: &Arc<ProtectionDomain>,
+    len: u64,
+) -> Result<(), OpenError> {
+    try_register(domain, len).map_err(|error| {
+        match error
+            .raw_os_error()
+            .map(rustix::io::Errno::from_raw_os_error)
+        {
+            Some(rustix::io::Errno::NOMEM | rustix::io::Errno::PERM) => OpenError::LockedMemory {
+                limit: getrlimit(Resource::Memlock).current,
+            },
+            _ => OpenError::verbs("registering memory", error),
+        }
+    })
+}
+
+fn devices() -> Result<DeviceList, OpenError> {
+    DeviceList::new().map_err(|error| match error.0 {
+        GetDeviceListErrorKind::Ibverbs(error) => {
+            match error
+                .raw_os_error()
+                .map(rustix::io::Errno::from_raw_os_error)
+            {
+                // What stands in for the library says this when it is not there.
+                Some(rustix::io::Errno::OPNOTSUPP) => OpenError::NoLibrary,
+                // The library says this when the kernel lacks the interface.
+                Some(rustix::io::Errno::NOSYS | rustix::io::Errno::NOENT) => OpenError::NoDevices,
+                _ => OpenError::verbs("listing the devices", error),
+            }
+        }
+        _ => OpenError::NoDevices,
+    })
+}
+
+/// What a link takes with the usual settings.
+const LOCKED_MIN: u64 = 272 * 1024;
