@@ -5,7 +5,10 @@
 #![forbid(unsafe_code)]
 
 mod demo;
+mod devices;
 mod dissect;
+#[cfg(feature = "syn-option")]
+mod setup;
 
 use std::process::ExitCode;
 
@@ -23,13 +26,21 @@ struct Cli {
 enum Command {
     /// Stream a file between two processes over SMC-D, and compare with TCP and UNIX sockets
     Demo(demo::Args),
+    /// List what could carry SMC on this machine, and why it cannot
+    Devices(devices::Args),
     /// Show the SMC messages in captures: handshakes on TCP, LLC and CDC on RoCE
     Dissect(dissect::Args),
+    /// Let programs of all users talk SMC to kernels: pin what adds the TCP option
+    #[cfg(feature = "syn-option")]
+    Setup(setup::Args),
 }
 
 fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Demo(args) => demo::run(&args),
+        Command::Devices(args) => devices::run(&args),
         Command::Dissect(args) => dissect::run(&args),
+        #[cfg(feature = "syn-option")]
+        Command::Setup(args) => setup::run(&args),
     }
 }

@@ -13,12 +13,13 @@ use indicatif::{ProgressBar, ProgressStyle};
 use smc_core::{Endpoint, Stream};
 use xxhash_rust::xxh3::Xxh3;
 
+use super::carrier::Carried;
 use super::job::{self, Job};
 use super::net::{self, Addresses, Transport};
 use super::report::{Figures, Report, Transfer};
-use super::{Args, Runtime};
+use super::{Args, Carrier, Runtime};
 
-/// Runs the demonstration. Returns whether it was SMC-D and the data came back as it was.
+/// Runs the demonstration. Returns whether it was SMC and the data came back as it was.
 pub(super) fn run(args: &Args) -> Result<bool> {
     let dir = tempfile::tempdir().context("cannot make a directory for the UNIX socket")?;
     let server = Server::start(args, &dir.path().join("demo.sock"))?;
@@ -26,7 +27,8 @@ pub(super) fn run(args: &Args) -> Result<bool> {
 }
 
 async fn demonstrate(args: &Args, to: &Addresses) -> Result<bool> {
-    let (endpoint, device) = net::endpoint(args)?;
+    let carried = Carried::open(args)?;
+    let endpoint = carried.endpoint.clone();
     let stream = net::connect_smc(&endpoint, to).await?;
     let mode = stream.mode().clone();
     let recv_buffer = stream.recv_buffer_size();
@@ -45,7 +47,8 @@ async fn demonstrate(args: &Args, to: &Addresses) -> Result<bool> {
         }
         bar.finish_and_clear();
     }
-    net::part(endpoint, &device).await;
+    drop(endpoint);
+    carried.part().await;
     print!("{report}");
     Ok(report.is_good())
 }
@@ -208,6 +211,12 @@ impl Server {
         ]);
         if args.copy {
             command.arg("--copy");
+        }
+        if args.transport == Carrier::Rdma {
+            command.arg("--transport").arg("rdma");
+        }
+        if let Some(device) = &args.device {
+            command.arg("--device").arg(device);
         }
         if let Some(len) = args.buffer {
             command.arg("--buffer").arg(len.to_string());

@@ -1,10 +1,11 @@
-//! `smc demo`: two processes exchange a file over SMC-D, and the path is measured beside TCP
+//! `smc demo`: two processes exchange a file over SMC-D or SMC-R, and the path is measured beside TCP
 //! loopback and a UNIX socket.
 //!
 //! The process that was started is the client; it starts itself again as the server. Each
-//! connection carries one [`job`]; [`net`] opens connections on either runtime, [`client`] does the
-//! jobs and takes the time, [`report`] prints what came of it.
+//! connection carries one [`job`]; [`carrier`] opens the device, [`net`] opens connections on either
+//! runtime, [`client`] does the jobs and takes the time, [`report`] prints what came of it.
 
+mod carrier;
 mod client;
 mod job;
 mod net;
@@ -31,6 +32,14 @@ pub(crate) struct Args {
     /// The async runtime of both processes
     #[arg(long, value_enum, default_value_t = Runtime::Tokio)]
     runtime: Runtime,
+
+    /// What carries the SMC streams
+    #[arg(long, value_enum, default_value_t = Carrier::Loop)]
+    transport: Carrier,
+
+    /// The RDMA device, with `--transport rdma`; the first usable one if not given
+    #[arg(long, value_name = "NAME")]
+    device: Option<String>,
 
     /// Have the device move data instead of mapping the peer's buffers
     #[arg(long)]
@@ -60,6 +69,15 @@ enum Runtime {
     Smol,
     /// tokio, one thread
     Tokio,
+}
+
+/// What carries SMC streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Carrier {
+    /// SMC-D between processes of this host
+    Loop,
+    /// SMC-R over an RDMA device of this host
+    Rdma,
 }
 
 /// Runs `smc demo`.

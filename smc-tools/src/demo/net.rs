@@ -5,20 +5,15 @@ use std::future::Future;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Weak};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use futures_lite::{AsyncRead, AsyncWrite};
-use smc_core::io::runtime::smol::SmolRuntime;
-use smc_core::io::runtime::tokio::TokioRuntime;
 use smc_core::{Endpoint, Mode, Stream};
-use smc_transport_loop::LoopDevice;
 use smol::net as smol_net;
 use tokio_util::compat::TokioAsyncReadCompatExt as _;
 
-use super::{Args, Runtime};
+use super::Runtime;
+use super::carrier::Carried;
 
 /// What is compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +30,7 @@ impl Transport {
 impl fmt::Display for Transport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Self::Smc => "SMC-D",
+            Self::Smc => "SMC",
             Self::Tcp => "TCP loopback",
             Self::Unix => "UNIX socket",
         })
@@ -66,36 +61,6 @@ pub(super) fn block_on<T>(runtime: Runtime, future: impl Future<Output = Result<
             .block_on(future),
     }
 }
-
-/// An endpoint with one loop device, as the arguments want it, and the device to see it go.
-pub(super) fn endpoint(args: &Args) -> Result<(Endpoint, Weak<LoopDevice>)> {
-    let device = LoopDevice::builder().nocopy(!args.copy).build();
-    let device = Arc::new(device.context("cannot open the loop device")?);
-    let going = Arc::downgrade(&device);
-    let builder = match args.runtime {
-        Runtime::Smol => Endpoint::builder().runtime(Arc::new(SmolRuntime::new())),
-        Runtime::Tokio => Endpoint::builder().runtime(Arc::new(TokioRuntime::current()?)),
-    };
-    let mut builder = builder.device(device);
-    if let Some(len) = args.buffer {
-        builder = builder.recv_buffer(usize::try_from(len)?);
-    }
-    Ok((builder.build()?, going))
-}
-
-/// Waits until the last words of connections are said and the device has taken its name back,
-/// which happens in tasks that end with the process.
-pub(super) async fn part(endpoint: Endpoint, device: &Weak<LoopDevice>) {
-    drop(endpoint);
-    let until = Instant::now() + PATIENCE;
-    while device.strong_count() > 0 && Instant::now() < until {
-        thread::sleep(Duration::from_micros(100));
-        futures_lite::future::yield_now().await;
-    }
-}
-
-/// How long parting may take.
-const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Opens an SMC stream, or what became of it.
 pub(super) async fn connect_smc(endpoint: &Endpoint, to: &Addresses) -> Result<Stream> {
@@ -150,11 +115,11 @@ enum Sockets {
 impl Listeners {
     pub(super) async fn bind(
         runtime: Runtime,
-        endpoint: &Endpoint,
+        carried: &Carried,
         unix: &Path,
     ) -> Result<(Self, Addresses)> {
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        let smc = endpoint.bind(any).await?;
+        let smc = carried.endpoint.bind(SocketAddr::from((carried.host, 0))).await?;
         let (sockets, tcp) = match runtime {
             Runtime::Smol => {
                 let tcp = smol_net::TcpListener::bind(any).await?;

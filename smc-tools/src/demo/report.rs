@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use smc_core::Mode;
+use smc_wire::types::Eid;
 
 use super::Runtime;
 use super::net::Transport;
@@ -59,9 +60,9 @@ impl Report {
         self.rounds.push((transport, figures));
     }
 
-    /// Whether the stream was SMC-D and the data came back as it was.
+    /// Whether the stream was SMC and the data came back as it was.
     pub(super) fn is_good(&self) -> bool {
-        matches!(self.mode, Mode::SmcD { .. }) && self.is_intact()
+        self.mode.is_smc() && self.is_intact()
     }
 
     fn is_intact(&self) -> bool {
@@ -111,6 +112,13 @@ impl Report {
     }
 }
 
+fn write_eid(f: &mut fmt::Formatter<'_>, eid: Option<&Eid>) -> fmt::Result {
+    match eid {
+        Some(eid) => writeln!(f, "EID             {eid}"),
+        None => Ok(()),
+    }
+}
+
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let runtime = match self.runtime {
@@ -118,19 +126,31 @@ impl fmt::Display for Report {
             Runtime::Tokio => "tokio, one thread",
         };
         writeln!(f, "mode            {}", self.mode)?;
-        if let Mode::SmcD {
-            version,
-            release,
-            nocopy,
-            eid,
-            ..
-        } = &self.mode
-        {
-            writeln!(f, "version         {}.{}", version.get(), release.get())?;
-            writeln!(f, "nocopy          {}", if *nocopy { "yes" } else { "no" })?;
-            if let Some(eid) = eid {
-                writeln!(f, "EID             {eid}")?;
+        match &self.mode {
+            Mode::SmcD {
+                version,
+                release,
+                nocopy,
+                eid,
+                ..
+            } => {
+                writeln!(f, "version         {}.{}", version.get(), release.get())?;
+                writeln!(f, "nocopy          {}", if *nocopy { "yes" } else { "no" })?;
+                write_eid(f, eid.as_ref())?;
             }
+            Mode::SmcR {
+                version,
+                release,
+                local,
+                peer,
+                eid,
+                ..
+            } => {
+                writeln!(f, "version         {}.{}", version.get(), release.get())?;
+                writeln!(f, "GIDs            {local} to {peer}")?;
+                write_eid(f, eid.as_ref())?;
+            }
+            _ => {}
         }
         if let Some(len) = self.recv_buffer {
             writeln!(f, "receive ring    {len} bytes")?;

@@ -11,14 +11,16 @@ use futures::channel::oneshot;
 use futures::future::{Either, select};
 use smc_core::Endpoint;
 
-use super::net::{self, Listeners, Transport};
+use super::carrier::Carried;
+use super::net::{Listeners, Transport};
 use super::{Args, job};
 
 /// Serves until standard input ends.
 pub(super) async fn serve(args: &Args, unix: &Path) -> Result<()> {
     let ended = stdin_ended();
-    let (endpoint, device) = net::endpoint(args)?;
-    let (listeners, at) = Listeners::bind(args.runtime, &endpoint, unix).await?;
+    let carried = Carried::open(args)?;
+    let endpoint = carried.endpoint.clone();
+    let (listeners, at) = Listeners::bind(args.runtime, &carried, unix).await?;
     println!("{} {}", at.smc, at.tcp);
     std::io::stdout()
         .flush()
@@ -34,7 +36,8 @@ pub(super) async fn serve(args: &Args, unix: &Path) -> Result<()> {
     };
     // An orderly end, which leaves no names behind.
     drop(listeners);
-    net::part(endpoint, &device).await;
+    drop(endpoint);
+    carried.part().await;
     outcome
 }
 
