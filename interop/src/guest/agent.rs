@@ -1,0 +1,137 @@
+//! Takes orders from the host over a virtio port and answers them.
+
+use std::fs::{self, File};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use serde_json::{Value, json};
+
+use super::boot;
+use super::jobs::Jobs;
+use super::smc;
+use crate::protocol::{FromGuest, Order, Request};
+
+/// Serves the host until it closes the port.
+pub(crate) fn serve() -> Result<()> {
+    let port = port().context("no port to the host")?;
+    let host = Host {
+        port: Arc::new(Mutex::new(port.try_clone()?)),
+    };
+    let kernel = fs::read_to_string("/proc/sys/kernel/osrelease")?;
+    host.tell(&FromGuest::Hello {
+        kernel: kernel.trim().to_owned(),
+    });
+    let jobs = Jobs::new(host.clone());
+    for line in BufReader::new(port).lines() {
+        let line = line.context("port to the host")?;
+        let Request { id, order } = serde_json::from_str(&line).context("order")?;
+        let result = obey(order, &jobs).map_err(|error| format!("{error:#}"));
+        host.tell(&FromGuest::Answer { id, result });
+    }
+    Ok(())
+}
+
+/// The way to the host, for several threads.
+#[derive(Clone, Debug)]
+pub(crate) struct Host {
+    port: Arc<Mutex<File>>,
+}
+
+impl Host {
+    pub(crate) fn tell(&self, what: &FromGuest) {
+        let Ok(mut line) = serde_json::to_vec(what) else {
+            return;
+        };
+        line.push(b'\n');
+        let mut port = self.port.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Err(error) = port.write_all(&line) {
+            eprintln!("interop agent: cannot tell the host: {error}");
+        }
+    }
+}
+
+fn obey(order: Order, jobs: &Jobs) -> Result<Value> {
+    Ok(match order {
+        Order::Exec(argv) => json!(exec(&argv)?),
+        Order::ReadFile(path) => json!(fs::read_to_string(&path).context(path)?),
+        Order::WriteFile { path, text } => {
+            fs::write(&path, text).context(path)?;
+            Value::Null
+        }
+        Order::ListDir(path) => {
+            let names: std::io::Result<Vec<_>> = fs::read_dir(&path)
+                .context(path)?
+                .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+                .collect();
+            json!(names?)
+        }
+        Order::SetUeids(eids) => {
+            smc::set_ueids(&eids)?;
+            Value::Null
+        }
+        Order::SetPnets(table) => {
+            smc::set_pnets(&table)?;
+            Value::Null
+        }
+        Order::SmcState => serde_json::to_value(smc::state()?)?,
+        Order::Start { run, job } => {
+            jobs.start(run, &job)?;
+            Value::Null
+        }
+        Order::Go { run } => {
+            jobs.go(run)?;
+            Value::Null
+        }
+        Order::Kill { run } => {
+            jobs.kill(run)?;
+            Value::Null
+        }
+        Order::PowerOff => boot::power_off(),
+    })
+}
+
+fn exec(argv: &[String]) -> Result<String> {
+    let (program, args) = argv.split_first().context("no program")?;
+    let output = Command::new(program)
+        .args(args)
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| program.clone())?;
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    ensure!(
+        output.status.success(),
+        "{}: {}: {stdout}{stderr}",
+        argv.join(" "),
+        output.status
+    );
+    Ok(stdout)
+}
+
+/// The device may come a moment after the first process.
+fn port() -> Result<File> {
+    for _ in 0..TRIES {
+        if let Some(path) = port_path()? {
+            return Ok(File::options().read(true).write(true).open(path)?);
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    bail!("no /dev/vport*");
+}
+
+fn port_path() -> Result<Option<PathBuf>> {
+    for entry in fs::read_dir("/dev")? {
+        let entry = entry?;
+        if entry.file_name().to_string_lossy().starts_with("vport") {
+            return Ok(Some(entry.path()));
+        }
+    }
+    Ok(None)
+}
+
+const TRIES: u32 = 200;

@@ -1,0 +1,113 @@
+//! Sides of scenarios as processes of their own, so that they can be killed.
+
+use std::collections::HashMap;
+use std::io::{BufRead as _, BufReader, Read, Write as _};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+
+use super::agent::Host;
+use crate::protocol::{Event, FromGuest, Job};
+
+/// The processes that run or have run.
+pub(crate) struct Jobs {
+    host: Host,
+    running: Mutex<HashMap<u32, Running>>,
+}
+
+struct Running {
+    child: Arc<Mutex<Child>>,
+    stdin: ChildStdin,
+}
+
+impl Jobs {
+    pub(crate) fn new(host: Host) -> Self {
+        Self {
+            host,
+            running: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn start(&self, run: u32, job: &Job) -> Result<()> {
+        let mut child = Command::new("/proc/self/exe")
+            .arg("side")
+            .env("RUST_BACKTRACE", "1")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .context("cannot start a side")?;
+        let mut stdin = child.stdin.take().context("no stdin")?;
+        let stdout = child.stdout.take().context("no stdout")?;
+        let stderr = child.stderr.take().context("no stderr")?;
+        writeln!(stdin, "{}", serde_json::to_string(job)?)?;
+        let child = Arc::new(Mutex::new(child));
+        let words = self.follow(run, stderr, Event::Log);
+        let events = self.follow(run, stdout, |line| {
+            serde_json::from_str(&line).unwrap_or(Event::Log(line))
+        });
+        let (host, waited) = (self.host.clone(), Arc::clone(&child));
+        thread::spawn(move || {
+            let _ = (words.join(), events.join());
+            let code = wait(&waited);
+            host.tell(&FromGuest::Event {
+                run,
+                event: Event::Ended(code),
+            });
+        });
+        self.lock().insert(run, Running { child, stdin });
+        Ok(())
+    }
+
+    pub(crate) fn go(&self, run: u32) -> Result<()> {
+        let mut running = self.lock();
+        let job = running.get_mut(&run).context("no such side")?;
+        writeln!(job.stdin).context("side has ended")
+    }
+
+    pub(crate) fn kill(&self, run: u32) -> Result<()> {
+        let running = self.lock();
+        let job = running.get(&run).context("no such side")?;
+        let mut child = job.child.lock().unwrap_or_else(PoisonError::into_inner);
+        child.kill().context("cannot kill")
+    }
+
+    fn follow(
+        &self,
+        run: u32,
+        from: impl Read + Send + 'static,
+        event: impl Fn(String) -> Event + Send + 'static,
+    ) -> thread::JoinHandle<()> {
+        let host = self.host.clone();
+        thread::spawn(move || {
+            for line in BufReader::new(from).lines().map_while(Result::ok) {
+                host.tell(&FromGuest::Event {
+                    run,
+                    event: event(line),
+                });
+            }
+        })
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u32, Running>> {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The child's output has ended, so it ends soon; between looks it can be killed.
+fn wait(child: &Mutex<Child>) -> Option<i32> {
+    loop {
+        let looked = child
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .try_wait();
+        match looked {
+            Ok(Some(status)) => return status.code(),
+            Ok(None) => thread::sleep(Duration::from_millis(10)),
+            Err(_) => return None,
+        }
+    }
+}

@@ -1,0 +1,18 @@
+//! What runs inside a guest: the first process, which does what the host says.
+
+mod agent;
+mod boot;
+mod jobs;
+mod netlink;
+pub(crate) mod smc;
+
+pub(crate) use boot::MODULES;
+
+/// The first process of a guest: sets the system up and serves the host until it says power off.
+/// There is nobody to return to.
+pub(crate) fn init() -> ! {
+    if let Err(error) = boot::boot().and_then(|()| agent::serve()) {
+        eprintln!("interop agent: {error:#}");
+    }
+    boot::power_off()
+}

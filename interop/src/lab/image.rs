@@ -1,0 +1,138 @@
+//! Initial RAM disks: a base per kernel that is made once, and on top of it this program with
+//! what it needs.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result};
+
+use super::cpio::Archive;
+use super::kernel::{Kernel, Version, text};
+use crate::guest;
+
+/// What a machine boots.
+#[derive(Debug)]
+pub(crate) struct Image {
+    pub(crate) vmlinuz: PathBuf,
+    pub(crate) initrd: PathBuf,
+}
+
+/// Makes everything ready to boot a kernel: what lasts at home, the image in a folder.
+pub(crate) fn prepare(home: &Path, folder: &Path, version: Version) -> Result<Image> {
+    fs::create_dir_all(home)?;
+    let kernel = Kernel::obtain(home, version)?;
+    let base = home.join(format!("base-{}-{RECIPE}.cpio", kernel.release));
+    if !base.exists() {
+        fs::write(&base, base_of(&kernel)?)?;
+    }
+    let initrd = folder.join(format!("initrd-{version}.cpio"));
+    let mut bytes = fs::read(&base)?;
+    bytes.extend(programs()?);
+    fs::write(&initrd, bytes)?;
+    Ok(Image {
+        vmlinuz: kernel.vmlinuz,
+        initrd,
+    })
+}
+
+/// Folders, the devices of the first process, and modules.
+fn base_of(kernel: &Kernel) -> Result<Vec<u8>> {
+    let mut archive = Archive::default();
+    for folder in ["dev", "etc", "proc", "run", "sys", "tmp"] {
+        archive.folder(folder);
+    }
+    archive.device("dev/console", 5, 1);
+    archive.device("dev/null", 1, 3);
+    let mut list = String::new();
+    for module in &kernel.modules {
+        let inside = module
+            .strip_prefix(&kernel.root)
+            .context("a module of another kernel")?
+            .to_string_lossy();
+        let inside = format!("/{}", inside.trim_end_matches(".xz"));
+        // Unpacked here, which is many times faster than in the guest.
+        let contents = if module.extension().is_some_and(|end| end == "xz") {
+            output(Command::new("xz").arg("-dc").arg(module))?
+        } else {
+            fs::read(module)?
+        };
+        archive.file(&inside, &contents);
+        list.push_str(&inside);
+        list.push('\n');
+    }
+    archive.file(guest::MODULES, list.as_bytes());
+    Ok(archive.finish())
+}
+
+/// This program as the first process, and what it and the scenarios run.
+fn programs() -> Result<Vec<u8>> {
+    let mut archive = Archive::default();
+    let mut libraries = BTreeSet::new();
+    // Not by its name, under which a newer build may have come meanwhile.
+    let ourselves = PathBuf::from(format!("/proc/{}/exe", std::process::id()));
+    archive.copy("/init", &ourselves)?;
+    needed(&ourselves, &mut libraries)?;
+    for program in ["ip", "rdma", "dmesg"] {
+        let path = find(program)?;
+        archive.copy(&format!("/bin/{program}"), &path)?;
+        needed(&path, &mut libraries)?;
+    }
+    // The userspace stack loads these by name; without them there is no RDMA device.
+    for folder in LIBRARIES {
+        let verbs = Path::new(folder).join("libibverbs.so.1");
+        if verbs.exists() {
+            needed(&verbs, &mut libraries)?;
+            libraries.insert(verbs);
+            for entry in fs::read_dir(Path::new(folder).join("libibverbs"))? {
+                let provider = entry?.path();
+                if provider.to_string_lossy().contains("librxe") {
+                    needed(&provider, &mut libraries)?;
+                    archive.copy(&provider.to_string_lossy(), &provider)?;
+                }
+            }
+        }
+    }
+    let driver = Path::new("/etc/libibverbs.d/rxe.driver");
+    if driver.exists() {
+        archive.copy(&driver.to_string_lossy(), driver)?;
+    }
+    for library in libraries {
+        archive.copy(&library.to_string_lossy(), &library)?;
+    }
+    Ok(archive.finish())
+}
+
+/// The libraries that a program or library loads, and the loader.
+fn needed(program: &Path, libraries: &mut BTreeSet<PathBuf>) -> Result<()> {
+    let shown = text(Command::new("ldd").arg(program))?;
+    for word in shown
+        .split_whitespace()
+        .filter(|word| word.starts_with('/'))
+    {
+        libraries.insert(PathBuf::from(word));
+    }
+    Ok(())
+}
+
+fn find(program: &str) -> Result<PathBuf> {
+    ["/usr/bin", "/usr/sbin", "/bin", "/sbin"]
+        .iter()
+        .map(|folder| Path::new(folder).join(program))
+        .find(|path| path.exists())
+        .with_context(|| {
+            format!("{program} is not installed (packages iproute2, rdma-core, util-linux)")
+        })
+}
+
+fn output(command: &mut Command) -> Result<Vec<u8>> {
+    let output = command.output().with_context(|| format!("{command:?}"))?;
+    anyhow::ensure!(output.status.success(), "{command:?}: {}", output.status);
+    Ok(output.stdout)
+}
+
+/// Counts up when bases are made differently.
+const RECIPE: u32 = 1;
+
+const LIBRARIES: &[&str] = &["/usr/lib/x86_64-linux-gnu", "/usr/lib64"];

@@ -1,0 +1,210 @@
+//! A virtual machine as a process of QEMU.
+
+use std::fs;
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc::Sender;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use serde_json::json;
+
+use super::agent::Agent;
+use super::folder::Folder;
+use super::image::Image;
+use super::qmp::Qmp;
+use crate::protocol::{FromGuest, Order};
+
+/// A running machine with its connections.
+pub(crate) struct Machine {
+    process: Child,
+    agent: Agent,
+    qmp: Qmp,
+    kernel: String,
+    console: PathBuf,
+}
+
+impl Machine {
+    /// Starts a machine. Machine 0 lays the wire, machine 1 takes its other end.
+    pub(crate) fn start(
+        index: usize,
+        image: &Image,
+        folder: &Folder,
+        inbox: Sender<(usize, FromGuest)>,
+    ) -> Result<Self> {
+        let file = |what: &str| folder.path().join(format!("{what}-{index}"));
+        let socket = |what: &str| folder.socket(&format!("{what}-{index}"));
+        let (agent, qmp, console) = (socket("agent"), socket("qmp"), file("console"));
+        let mut command = Command::new("qemu-system-x86_64");
+        command
+            .args("-nodefaults -no-user-config -no-reboot -display none".split(' '))
+            .args("-machine q35 -accel tcg,thread=multi -cpu max -smp 1 -m 768".split(' '))
+            .arg("-kernel")
+            .arg(&image.vmlinuz)
+            .arg("-initrd")
+            .arg(&image.initrd)
+            .arg("-append")
+            .arg(format!("{CMDLINE} hostname=interop-{index}"))
+            .arg("-serial")
+            .arg(format!("file:{}", console.display()))
+            .arg("-qmp")
+            .arg(format!("unix:{},server=on,wait=off", qmp.display()))
+            .args(["-device", "virtio-serial-pci"])
+            .arg("-chardev")
+            .arg(format!(
+                "socket,id=agent,path={},server=on,wait=off",
+                agent.display()
+            ))
+            .args(["-device", "virtserialport,chardev=agent,name=agent"]);
+        let wire = folder.socket("wire");
+        let server = if index == 0 { "on" } else { "off" };
+        command
+            .arg("-netdev")
+            .arg(format!(
+                "stream,id={WIRE},server={server},addr.type=unix,addr.path={}",
+                wire.display()
+            ))
+            .args(["-netdev", &format!("hubport,id=h,hubid=0,netdev={WIRE}")]);
+        for nic in 0..NICS {
+            command
+                .args(["-netdev", &format!("hubport,id=n{nic},hubid=0")])
+                .arg("-device")
+                // Without `status` the guest is not told when it is cut off.
+                .arg(format!(
+                    "virtio-net-pci,netdev=n{nic},mac=52:54:00:00:0{index}:0{nic},\
+                     romfile=,status=off"
+                ));
+        }
+        if index == 1 {
+            await_path(&wire)?;
+        }
+        let process = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::from(fs::File::create(file("qemu"))?))
+            .spawn()
+            .context("cannot start qemu-system-x86_64 (package qemu-system-x86)")?;
+        let mut process = KillOnDrop(Some(process));
+        let connected = (|| {
+            let agent = Agent::new(connect(&agent)?, index, inbox)?;
+            anyhow::Ok((agent, Qmp::new(connect(&qmp)?)?))
+        })();
+        let (agent, qmp) = connected.with_context(|| {
+            let words = fs::read_to_string(file("qemu")).unwrap_or_default();
+            format!("QEMU says: {}", words.trim())
+        })?;
+        Ok(Self {
+            process: process.0.take().context("just started")?,
+            agent,
+            qmp,
+            kernel: String::new(),
+            console,
+        })
+    }
+
+    pub(crate) fn booted(&mut self, kernel: String) {
+        self.kernel = kernel;
+    }
+
+    pub(crate) fn kernel(&self) -> &str {
+        &self.kernel
+    }
+
+    pub(crate) fn send(&mut self, id: u64, order: Order) -> Result<()> {
+        self.agent.send(id, order)
+    }
+
+    /// Cuts an interface off, or connects it again.
+    pub(crate) fn set_cable(&mut self, nic: usize, whole: bool) -> Result<()> {
+        let arguments = json!({ "name": format!("n{nic}"), "up": whole });
+        self.qmp.execute("set_link", &arguments)
+    }
+
+    pub(crate) fn record(&mut self, to: &Path) -> Result<()> {
+        let arguments = json!({
+            "qom-type": "filter-dump",
+            "id": DUMP,
+            "netdev": WIRE,
+            "file": to,
+            "maxlen": CAPTURED,
+        });
+        self.qmp.execute("object-add", &arguments)
+    }
+
+    pub(crate) fn stop_recording(&mut self) -> Result<()> {
+        self.qmp.execute("object-del", &json!({ "id": DUMP }))
+    }
+
+    pub(crate) fn console(&self) -> String {
+        let bytes = fs::read(&self.console).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    pub(crate) fn ended(&mut self) -> io::Result<Option<ExitStatus>> {
+        self.process.try_wait()
+    }
+
+    /// There is nothing in a guest that a switch-off could harm.
+    pub(crate) fn stop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Ends a machine whose connections could not be made.
+struct KillOnDrop(Option<Child>);
+
+impl Drop for KillOnDrop {
+    fn drop(&mut self) {
+        if let Some(mut process) = self.0.take() {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+}
+
+fn connect(path: &Path) -> Result<UnixStream> {
+    await_path(path)?;
+    let deadline = Instant::now() + START_TIME;
+    loop {
+        match UnixStream::connect(path) {
+            Ok(stream) => return Ok(stream),
+            Err(error) if Instant::now() > deadline => return Err(error.into()),
+            Err(_) => thread::sleep(Duration::from_millis(5)),
+        }
+    }
+}
+
+/// Waits until another process has made its socket.
+fn await_path(path: &Path) -> Result<()> {
+    let deadline = Instant::now() + START_TIME;
+    while !path.exists() {
+        anyhow::ensure!(
+            Instant::now() < deadline,
+            "{} does not appear",
+            path.display()
+        );
+        thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+/// Interfaces of each machine, all in one network.
+pub(crate) const NICS: usize = 2;
+
+/// The way from machine to machine.
+const WIRE: &str = "wire";
+
+const DUMP: &str = "dump";
+
+/// Quiet, because the console is slow; a panic ends the machine.
+const CMDLINE: &str = "console=ttyS0 quiet loglevel=4 panic=-1 oops=panic net.ifnames=0 \
+    random.trust_cpu=on mitigations=off audit=0 apparmor=0";
+
+/// Bytes of each frame that are recorded: all of any message, the beginning of data.
+const CAPTURED: u32 = 600;
+
+const START_TIME: Duration = Duration::from_secs(10);

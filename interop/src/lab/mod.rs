@@ -1,0 +1,234 @@
+//! Two virtual machines in one network, and the means to make their lives hard.
+
+mod agent;
+mod cpio;
+mod folder;
+mod image;
+mod kernel;
+mod machine;
+mod qmp;
+
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use folder::Folder;
+pub(crate) use kernel::Version;
+use machine::Machine;
+pub(crate) use machine::NICS;
+
+use crate::protocol::{Event, FromGuest, Order};
+
+/// Two guests that have booted.
+pub(crate) struct Lab {
+    machines: [Machine; 2],
+    inbox: Receiver<(usize, FromGuest)>,
+    /// Events that came while an answer was waited for.
+    early: Vec<(usize, u32, Event)>,
+    last_id: u64,
+    folder: Folder,
+}
+
+/// Something that a side of a scenario did.
+#[derive(Debug)]
+pub(crate) struct Happening {
+    pub(crate) run: u32,
+    pub(crate) event: Event,
+}
+
+impl Lab {
+    /// Boots two guests with these kernels.
+    ///
+    /// A boot that never reached the agent is repeated: software emulation now and then loses a
+    /// guest that early. Nothing else ever is.
+    pub(crate) fn boot(kernels: [Version; 2]) -> Result<Self> {
+        let home = home()?;
+        let mut last = None;
+        for attempt in 0..BOOTS {
+            let folder = Folder::new(&home)?;
+            let images = [
+                image::prepare(&home, folder.path(), kernels[0])?,
+                image::prepare(&home, folder.path(), kernels[1])?,
+            ];
+            match Self::boot_once(&images, folder) {
+                Ok(lab) => return Ok(lab),
+                Err(error) => {
+                    println!("boot {attempt} did not reach the agent: {error:#}");
+                    last = Some(error);
+                }
+            }
+        }
+        Err(last.unwrap_or_else(|| anyhow::anyhow!("no boot was tried")))
+    }
+
+    fn boot_once(images: &[image::Image; 2], folder: Folder) -> Result<Self> {
+        let (sender, inbox) = channel();
+        let start = |index: usize| {
+            let sender = sender.clone();
+            Machine::start(index, &images[index], &folder, sender)
+        };
+        let mut lab = Self {
+            machines: [start(0)?, start(1)?],
+            inbox,
+            early: Vec::new(),
+            last_id: 0,
+            folder,
+        };
+        lab.await_agents()?;
+        Ok(lab)
+    }
+
+    fn await_agents(&mut self) -> Result<()> {
+        let deadline = Instant::now() + BOOT_TIME;
+        let mut waiting = self.machines.len();
+        while waiting > 0 {
+            match self.next(deadline)? {
+                Some((index, FromGuest::Hello { kernel })) => {
+                    self.machines[index].booted(kernel);
+                    waiting -= 1;
+                }
+                Some(_) => {}
+                None => bail!("no word from a guest within {BOOT_TIME:?}"),
+            }
+        }
+        Ok(())
+    }
+
+    /// The release of a guest's kernel.
+    pub(crate) fn kernel(&self, guest: usize) -> &str {
+        self.machines[guest].kernel()
+    }
+
+    /// Where captures and logs of this lab go.
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Has the agent of a guest do something.
+    pub(crate) fn order<T: DeserializeOwned>(&mut self, guest: usize, order: Order) -> Result<T> {
+        self.last_id += 1;
+        let id = self.last_id;
+        let what = format!("{order:?}");
+        self.machines[guest].send(id, order)?;
+        let deadline = Instant::now() + ANSWER_TIME;
+        loop {
+            match self.next(deadline)? {
+                Some((from, FromGuest::Answer { id: of, result })) if from == guest && of == id => {
+                    let value: Value = result
+                        .map_err(anyhow::Error::msg)
+                        .with_context(|| format!("{} cannot {what}", name(guest)))?;
+                    return Ok(serde_json::from_value(value)?);
+                }
+                Some((from, FromGuest::Event { run, event })) => {
+                    self.early.push((from, run, event));
+                }
+                Some(_) => {}
+                None => bail!("{} did not answer {what}", name(guest)),
+            }
+        }
+    }
+
+    /// Runs a program in a guest to its end.
+    pub(crate) fn exec(&mut self, guest: usize, command: &str) -> Result<String> {
+        let argv = command.split_whitespace().map(str::to_owned).collect();
+        self.order(guest, Order::Exec(argv))
+    }
+
+    /// The next event of any side. `None` when nothing happened until the deadline.
+    pub(crate) fn happening(&mut self, deadline: Instant) -> Result<Option<Happening>> {
+        if !self.early.is_empty() {
+            let (_, run, event) = self.early.remove(0);
+            return Ok(Some(Happening { run, event }));
+        }
+        loop {
+            match self.next(deadline)? {
+                Some((_, FromGuest::Event { run, event })) => {
+                    return Ok(Some(Happening { run, event }));
+                }
+                Some(_) => {}
+                None => return Ok(None),
+            }
+        }
+    }
+
+    /// Cuts an interface off so that neither guest is told, or connects it again.
+    pub(crate) fn set_cable(&mut self, guest: usize, nic: usize, whole: bool) -> Result<()> {
+        self.machines[guest].set_cable(nic, whole)
+    }
+
+    /// Starts to record everything between the guests.
+    pub(crate) fn record(&mut self, to: &Path) -> Result<()> {
+        self.machines[0].record(to)
+    }
+
+    /// Stops to record.
+    pub(crate) fn stop_recording(&mut self) -> Result<()> {
+        self.machines[0].stop_recording()
+    }
+
+    /// What a guest's kernel has written to its console.
+    pub(crate) fn console(&self, guest: usize) -> String {
+        self.machines[guest].console()
+    }
+
+    fn next(&mut self, deadline: Instant) -> Result<Option<(usize, FromGuest)>> {
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.inbox.recv_timeout(left.min(LOOK_AFTER)) {
+                Ok(message) => return Ok(Some(message)),
+                Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+                    for (index, machine) in self.machines.iter_mut().enumerate() {
+                        if let Some(status) = machine.ended()? {
+                            bail!("{} has ended: {status}", name(index));
+                        }
+                    }
+                    if left.is_zero() {
+                        return Ok(None);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        for machine in &mut self.machines {
+            machine.stop();
+        }
+    }
+}
+
+/// What a guest is called in messages.
+pub(crate) fn name(guest: usize) -> &'static str {
+    ["guest A", "guest B"]
+        .get(guest)
+        .copied()
+        .unwrap_or("guest")
+}
+
+/// Where kernels, images and captures are kept: `SMC_INTEROP_DIR`, otherwise beside the program
+/// in the target folder.
+pub(crate) fn home() -> Result<PathBuf> {
+    if let Some(folder) = std::env::var_os("SMC_INTEROP_DIR") {
+        return Ok(folder.into());
+    }
+    let program = std::env::current_exe()?;
+    let target = program.parent().and_then(Path::parent);
+    Ok(target
+        .context("the program is in no target folder; set SMC_INTEROP_DIR")?
+        .join("interop"))
+}
+
+const BOOTS: u32 = 3;
+
+const BOOT_TIME: Duration = Duration::from_secs(90);
+
+/// Deleting a device under load takes a while.
+const ANSWER_TIME: Duration = Duration::from_secs(60);
+
+const LOOK_AFTER: Duration = Duration::from_millis(200);

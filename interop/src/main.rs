@@ -1,0 +1,190 @@
+//! `interop`: unmodified Linux kernels in virtual machines against the userspace stack.
+//!
+//! One program for everything: on the host it boots two guests and directs them, in a guest it is
+//! the first process, and there again it is each side of a scenario. Read `scenario` for what is
+//! tried, `workload` for what the ends do, `runner` for how a run goes, `lab` for the machines
+//! and `guest` for what runs inside of them.
+
+#![forbid(unsafe_code)]
+
+mod demo;
+mod guest;
+mod lab;
+mod protocol;
+mod runner;
+mod scenario;
+mod workload;
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use clap::{Args, Parser, Subcommand};
+
+use lab::{Lab, Version};
+use runner::{Cast, Outcome, Run, Show, Table};
+
+/// Runs unmodified Linux kernels in virtual machines against the userspace stack
+#[derive(Debug, Parser)]
+#[command(name = "interop", arg_required_else_help = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Show the scenarios
+    List,
+    /// Run scenarios
+    Run(RunArgs),
+    /// Show a kernel and ours exchanging data, and what went over the wire
+    Demo,
+    /// One side of a scenario; in a guest
+    #[command(hide = true)]
+    Side,
+}
+
+#[derive(Debug, Args)]
+struct RunArgs {
+    /// Only with this kernel as the peer
+    #[arg(long)]
+    kernel: Option<Version>,
+    /// What ours does; several times for several. Without feature `ours` only kernels are tried
+    #[arg(long, value_enum)]
+    role: Vec<Cast>,
+    /// Keep the captures of runs that passed, too
+    #[arg(long)]
+    keep: bool,
+    /// Show what the ends tell in runs that passed, too
+    #[arg(long)]
+    verbose: bool,
+    /// Names of scenarios; all if none is given
+    names: Vec<String>,
+}
+
+impl RunArgs {
+    fn show(&self) -> Show {
+        Show {
+            log: self.verbose,
+            capture: self.keep,
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    if std::process::id() == 1 {
+        guest::init();
+    }
+    let result = match Cli::parse().command {
+        Command::List => {
+            list();
+            Ok(true)
+        }
+        Command::Run(args) => run(&args),
+        Command::Demo => demo::run(),
+        Command::Side => workload::run().map(|()| true),
+    };
+    match result {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("interop: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn list() {
+    for scenario in scenario::all() {
+        println!(
+            "{:<20} {:<5} {}",
+            scenario.name, scenario.kernel, scenario.about
+        );
+    }
+}
+
+fn run(args: &RunArgs) -> Result<bool> {
+    let runs = chosen(args)?;
+    let started = Instant::now();
+    let mut table = Table::default();
+    // Guests are booted once for all runs that want the same kernels.
+    for version in [Version::V6_12, Version::V6_1] {
+        let mut lab = None;
+        for (run, lacks) in &runs {
+            if run.scenario.kernel != version {
+                continue;
+            }
+            if let Some(why) = lacks {
+                table.add(run, Outcome::Skipped(why.clone()), Duration::ZERO);
+                continue;
+            }
+            let (outcome, took) = perform(&mut lab, run, args.show());
+            table.add(run, outcome, took);
+        }
+    }
+    let passed = table.conclude();
+    println!("{:.0} s in all", started.elapsed().as_secs_f64());
+    Ok(passed)
+}
+
+fn chosen(args: &RunArgs) -> Result<Vec<(Run, Option<String>)>> {
+    let all = scenario::all();
+    for name in &args.names {
+        ensure!(
+            all.iter().any(|scenario| scenario.name == name),
+            "no scenario {name}; see `interop list`"
+        );
+    }
+    let casts = match &args.role[..] {
+        [] if cfg!(feature = "ours") => &[Cast::Client, Cast::Server][..],
+        [] => &[Cast::Kernel],
+        casts => casts,
+    };
+    Ok(casts
+        .iter()
+        .flat_map(|cast| all.iter().flat_map(|scenario| Run::of(scenario, *cast)))
+        .filter(|(run, _)| {
+            args.names.is_empty() || args.names.iter().any(|name| name == run.scenario.name)
+        })
+        .filter(|(run, _)| {
+            args.kernel
+                .is_none_or(|kernel| run.scenario.kernel == kernel)
+        })
+        .collect())
+}
+
+/// Boots when there are no guests, or when the last run has left them unusable.
+fn perform(lab: &mut Option<Lab>, run: &Run, show: Show) -> (Outcome, Duration) {
+    let started = Instant::now();
+    let result = (|| {
+        let booted = match lab.take() {
+            Some(booted) => booted,
+            None => {
+                let mut booted = Lab::boot(run.kernels())?;
+                runner::after_boot(&mut booted)?;
+                println!(
+                    "booted Linux {} and {} in {:.1} s",
+                    booted.kernel(0),
+                    booted.kernel(1),
+                    started.elapsed().as_secs_f64()
+                );
+                booted
+            }
+        };
+        runner::run(lab.insert(booted), run, show)
+    })();
+    match result {
+        Ok((outcome, took)) => {
+            // What this run has left must not fail the next.
+            if matches!(outcome, Outcome::Failed(_)) || run.strands_a_kernel() {
+                *lab = None;
+            }
+            (outcome, took)
+        }
+        Err(error) => {
+            *lab = None;
+            (Outcome::Failed(format!("{error:#}")), started.elapsed())
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! What the host and the agent in a guest say to each other: one JSON value a line.
+
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::workload::{Kind, Report, Script};
+
+/// From the host: do something and answer.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Request {
+    pub(crate) id: u64,
+    pub(crate) order: Order,
+}
+
+/// What an agent can do.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Order {
+    /// Run a program to its end. Answer: what it wrote.
+    Exec(Vec<String>),
+    /// Answer: the contents of a file.
+    ReadFile(String),
+    /// Write a file, such as a sysctl.
+    WriteFile { path: String, text: String },
+    /// Answer: the names in a folder.
+    ListDir(String),
+    /// The UEIDs are these from now on.
+    SetUeids(Vec<String>),
+    /// The PNET table is this from now on.
+    SetPnets(Vec<Pnet>),
+    /// Answer: a [`SmcState`].
+    SmcState,
+    /// Start one side of a scenario in a process of its own. Its events carry the number.
+    Start { run: u32, job: Job },
+    /// Let a side that waits at a gate go on.
+    Go { run: u32 },
+    /// End a side at once, as the out-of-memory killer would.
+    Kill { run: u32 },
+    /// Switch the machine off. No answer.
+    PowerOff,
+}
+
+/// A line of the PNET table.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Pnet {
+    /// A network interface belongs to a network.
+    Interface { pnet: String, name: String },
+    /// Port 1 of an RDMA device belongs to a network.
+    Rdma { pnet: String, name: String },
+}
+
+/// One side of a scenario.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Job {
+    pub(crate) kind: Kind,
+    pub(crate) end: End,
+    pub(crate) script: Script,
+    /// UEIDs for the userspace stack; the kernel has its own table.
+    pub(crate) ueids: Vec<String>,
+    /// RDMA devices for the userspace stack.
+    pub(crate) devices: Vec<String>,
+    /// Most links of a link group, for the userspace stack; the kernel has a sysctl.
+    pub(crate) max_links: u8,
+    /// Seconds without a message after which it tests a link, likewise.
+    pub(crate) test_link: u64,
+}
+
+/// Which side it is.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) enum End {
+    Connect(SocketAddr),
+    Listen(SocketAddr),
+}
+
+/// From an agent.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum FromGuest {
+    /// The guest has booted.
+    Hello { kernel: String },
+    /// The answer to the request with this number.
+    Answer {
+        id: u64,
+        result: Result<serde_json::Value, String>,
+    },
+    /// Something happened in a side of a scenario.
+    Event { run: u32, event: Event },
+}
+
+/// What happens in a side of a scenario.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) enum Event {
+    /// The script has reached a mark; a listening side has reached `listening`.
+    Mark(String),
+    /// Words for the log.
+    Log(String),
+    /// The script was worked off.
+    Report(Report),
+    /// The process has ended. `None`: killed by a signal.
+    Ended(Option<i32>),
+}
+
+/// What `smcss` and `smcr` would show.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct SmcState {
+    pub(crate) sockets: Vec<SmcSocket>,
+    pub(crate) groups: Vec<LinkGroup>,
+}
+
+/// A socket of the kernel's AF_SMC.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct SmcSocket {
+    pub(crate) state: u8,
+    pub(crate) mode: SocketMode,
+    pub(crate) local_port: u16,
+    pub(crate) peer_port: u16,
+    /// Why it is TCP, here and at the peer.
+    pub(crate) reason: u32,
+    pub(crate) peer_reason: u32,
+}
+
+/// What carries a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum SocketMode {
+    SmcR,
+    SmcD,
+    Tcp,
+}
+
+/// A link group of the kernel's SMC-R with its links.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct LinkGroup {
+    pub(crate) id: u32,
+    pub(crate) is_server: bool,
+    pub(crate) kind: u8,
+    pub(crate) conns: u32,
+    pub(crate) links: Vec<Link>,
+}
+
+/// A link of the kernel's SMC-R.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Link {
+    pub(crate) id: u8,
+    pub(crate) device: String,
+    pub(crate) state: u32,
+    pub(crate) conns: u32,
+}
+
+/// The network that all devices are on, in the PNET tables.
+pub(crate) const PNET: &str = "INTEROP";
+
+impl SmcSocket {
+    /// The state by the name that `smcss` gives it.
+    pub(crate) fn state_name(&self) -> &'static str {
+        match self.state {
+            1 => "ACTIVE",
+            2 => "INIT",
+            7 => "CLOSED",
+            10 => "LISTEN",
+            20 => "PEERCLOSEWAIT1",
+            21 => "PEERCLOSEWAIT2",
+            22 => "APPCLOSEWAIT1",
+            23 => "APPCLOSEWAIT2",
+            24 => "APPFINCLOSEWAIT",
+            25 => "PEERFINCLOSEWAIT",
+            26 => "PEERABORTWAIT",
+            27 => "PROCESSABORT",
+            _ => "unknown",
+        }
+    }
+}
+
+impl LinkGroup {
+    /// Whether it has two links that share no device.
+    pub(crate) fn is_symmetric(&self) -> bool {
+        self.kind == 2
+    }
+
+    /// The type by the name that `smcr` gives it.
+    pub(crate) fn kind_name(&self) -> &'static str {
+        match self.kind {
+            0 => "NONE",
+            1 => "SINGLE",
+            2 => "SYM",
+            3 => "ASYMP",
+            4 => "ASYML",
+            _ => "unknown",
+        }
+    }
+}

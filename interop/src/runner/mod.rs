@@ -1,0 +1,158 @@
+//! Runs scenarios in a lab and judges how they ended.
+
+mod report;
+mod setup;
+mod stage;
+mod verdict;
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use clap::ValueEnum;
+
+use crate::lab::{Lab, Version};
+use crate::scenario::{Role, Scenario, Who};
+use crate::workload::Kind;
+
+pub(crate) use report::{Table, kept};
+pub(crate) use setup::after_boot;
+
+/// Who is who in a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Cast {
+    /// Ours connects to a kernel.
+    Client,
+    /// A kernel connects to ours.
+    Server,
+    /// Ours connects to ours.
+    Pair,
+    /// A kernel connects to a kernel: tries the scenarios themselves.
+    Kernel,
+}
+
+/// One scenario with everything settled.
+#[derive(Clone, Debug)]
+pub(crate) struct Run {
+    pub(crate) scenario: Scenario,
+    pub(crate) role: Role,
+    pub(crate) subject: Kind,
+    pub(crate) peer: Kind,
+}
+
+/// What is shown of a run even if it passed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Show {
+    pub(crate) log: bool,
+    pub(crate) capture: bool,
+}
+
+/// How a run ended.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    Passed,
+    Failed(String),
+    Skipped(String),
+}
+
+impl Run {
+    /// The runs that a scenario makes with a cast, each with why it is skipped, if it is.
+    pub(crate) fn of(scenario: &Scenario, cast: Cast) -> Vec<(Self, Option<String>)> {
+        let (subject, peer) = match cast {
+            Cast::Client | Cast::Server => (Kind::Ours, Kind::Kernel),
+            Cast::Pair => (Kind::Ours, Kind::Ours),
+            Cast::Kernel => (Kind::Kernel, Kind::Kernel),
+        };
+        let roles: &[Role] = match cast {
+            Cast::Client => &[Role::Client],
+            Cast::Server => &[Role::Server],
+            Cast::Pair | Cast::Kernel if scenario.is_symmetric() => &[Role::Client],
+            Cast::Pair | Cast::Kernel => &[Role::Client, Role::Server],
+        };
+        roles
+            .iter()
+            .map(|role| {
+                let run = Self {
+                    role: *role,
+                    subject: scenario.subject.kind.unwrap_or(subject),
+                    peer: scenario.peer.kind.unwrap_or(peer),
+                    scenario: scenario.clone(),
+                };
+                let why = run.lacks(cast);
+                (run, why)
+            })
+            .collect()
+    }
+
+    fn lacks(&self, cast: Cast) -> Option<String> {
+        let ours = [self.subject, self.peer].contains(&Kind::Ours);
+        if ours && !cfg!(feature = "ours") {
+            return Some("built without feature `ours`".into());
+        }
+        if cast == Cast::Pair && !self.scenario.pair {
+            return Some("needs a peer that is not ours".into());
+        }
+        if let Some((role, why)) = self.scenario.only_role {
+            if role != self.role {
+                return Some(why.into());
+            }
+        }
+        let only_ours = self.scenario.only_ours.filter(|_| !ours);
+        only_ours.map(str::to_owned)
+    }
+
+    /// Kernels of the subject's and the peer's guest.
+    pub(crate) fn kernels(&self) -> [Version; 2] {
+        [Version::V6_12, self.scenario.kernel]
+    }
+
+    pub(crate) fn kind(&self, who: Who) -> Kind {
+        match who {
+            Who::Subject => self.subject,
+            Who::Peer => self.peer,
+        }
+    }
+
+    /// Whether this end connects.
+    pub(crate) fn is_client(&self, who: Who) -> bool {
+        (who == Who::Subject) == (self.role == Role::Client)
+    }
+
+    /// Whether a kernel is left behind that cannot close its connections.
+    pub(crate) fn strands_a_kernel(&self) -> bool {
+        let stranded = |who| self.kind(who) == Kind::Kernel && !self.is_client(who);
+        self.scenario.strands.is_some_and(stranded)
+    }
+
+    /// Such as `ours -> kernel`.
+    pub(crate) fn parties(&self) -> String {
+        let (client, server) = match self.role {
+            Role::Client => (self.subject, self.peer),
+            Role::Server => (self.peer, self.subject),
+        };
+        let name = |kind: Kind| format!("{kind:?}").to_lowercase();
+        match self.role {
+            Role::Client => format!("{}* -> {}", name(client), name(server)),
+            Role::Server => format!("{} -> {}*", name(client), name(server)),
+        }
+    }
+}
+
+/// Runs it to its end. An error means that the lab is of no use any more.
+pub(crate) fn run(lab: &mut Lab, run: &Run, show: Show) -> Result<(Outcome, Duration)> {
+    let started = Instant::now();
+    let mut stage = stage::Stage::new(lab, run)?;
+    let result = stage.perform();
+    let outcome = match stage.close(result, show) {
+        Ok(()) => Outcome::Passed,
+        Err(error) => Outcome::Failed(format!("{error:#}")),
+    };
+    Ok((outcome, started.elapsed()))
+}
+
+/// The guest of an end.
+pub(crate) fn guest_of(who: Who) -> usize {
+    match who {
+        Who::Subject => 0,
+        Who::Peer => 1,
+    }
+}

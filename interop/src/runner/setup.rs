@@ -1,0 +1,184 @@
+//! Brings a guest into the state in which a scenario begins.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+use super::{Run, guest_of};
+use crate::lab::{Lab, NICS, Version};
+use crate::protocol::{Order, PNET, Pnet};
+use crate::scenario::{Network, Node, Who};
+
+/// Gives the interfaces their addresses, once after the boot.
+pub(crate) fn after_boot(lab: &mut Lab) -> Result<()> {
+    for who in [Who::Subject, Who::Peer] {
+        let guest = guest_of(who);
+        lab.exec(guest, "ip link set lo up")?;
+        for nic in 0..NICS {
+            let v4 = v4(who, nic);
+            // The first interface is the better way for TCP, also after it was away.
+            let metric = 100 * (nic + 1);
+            let add = format!("ip addr add {v4}/24 dev eth{nic} metric {metric}");
+            lab.exec(guest, &add)?;
+            // No wait for duplicates that there cannot be.
+            let v6 = v6(who, nic);
+            lab.exec(guest, &format!("ip addr add {v6}/64 dev eth{nic} nodad"))?;
+            write(
+                lab,
+                guest,
+                &format!("net/ipv6/conf/eth{nic}/keep_addr_on_down"),
+                "1",
+            )?;
+            lab.exec(guest, &format!("ip link set eth{nic} up"))?;
+        }
+        for (name, value) in SYSTEM {
+            write(lab, guest, name, value)?;
+        }
+    }
+    Ok(())
+}
+
+/// Devices, EIDs and settings of both guests as the scenario wants them. Whatever an earlier
+/// scenario has left goes with the devices.
+pub(crate) fn before(lab: &mut Lab, run: &Run) -> Result<()> {
+    for who in [Who::Subject, Who::Peer] {
+        let (guest, node) = (guest_of(who), run.scenario.node(who));
+        for nic in 0..NICS {
+            lab.set_cable(guest, nic, true)?;
+        }
+        for device in devices(lab, guest)? {
+            lab.exec(guest, &format!("rdma link delete {device}"))?;
+        }
+        // What was said until here is of an earlier scenario.
+        lab.exec(guest, "dmesg --clear")?;
+        for nic in 0..NICS {
+            lab.exec(guest, &format!("ip link set eth{nic} up"))?;
+        }
+        let newer: &[_] = if run.kernels()[guest] == Version::V6_12 {
+            USUAL_SINCE_6_12
+        } else {
+            &[]
+        };
+        for (name, value) in USUAL.iter().chain(newer) {
+            write(lab, guest, &format!("net/smc/{name}"), value)?;
+        }
+        for (name, value) in node.sysctls {
+            write(lab, guest, &format!("net/smc/{name}"), value)?;
+        }
+        let ueids = node.ueids.iter().map(|eid| (*eid).to_owned()).collect();
+        lab.order::<()>(guest, Order::SetUeids(ueids))?;
+        lab.order::<()>(guest, Order::SetPnets(Vec::new()))?;
+        for nic in 0..node.devices {
+            add_device(lab, guest, nic)?;
+        }
+        lab.order::<()>(guest, Order::SetPnets(pnets(node)))?;
+    }
+    for who in [Who::Subject, Who::Peer] {
+        for nic in 0..run.scenario.node(who).devices {
+            await_gid(lab, who, nic)?;
+        }
+    }
+    Ok(())
+}
+
+fn add_device(lab: &mut Lab, guest: usize, nic: usize) -> Result<()> {
+    let command = format!("rdma link add rxe{nic} type rxe netdev eth{nic}");
+    lab.exec(guest, &command).map(drop)
+}
+
+/// The address at which an end listens, or connects to.
+pub(crate) fn address(run: &Run, who: Who, port: u16) -> SocketAddr {
+    let ip: IpAddr = match (run.scenario.network, run.is_client(who.other())) {
+        (Network::V6, _) => v6(who, 0).into(),
+        _ => v4(who, 0).into(),
+    };
+    SocketAddr::new(ip, port)
+}
+
+/// The address that a listener binds.
+pub(crate) fn any(run: &Run, port: u16) -> SocketAddr {
+    match run.scenario.network {
+        Network::V4 => SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port),
+        Network::V6 | Network::V4ToV6 => SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port),
+    }
+}
+
+/// All in one network: Linux takes a second device only if its address is in the network of the
+/// TCP connection.
+fn v4(who: Who, nic: usize) -> Ipv4Addr {
+    Ipv4Addr::new(10, 9, 0, 100 * number(nic) + number(guest_of(who)) + 1)
+}
+
+fn v6(who: Who, nic: usize) -> Ipv6Addr {
+    let (net, host) = (u16::from(number(nic)), u16::from(number(guest_of(who))));
+    Ipv6Addr::new(0xfd00, 9, 0, net, 0, 0, 0, host + 1)
+}
+
+fn number(index: usize) -> u8 {
+    u8::try_from(index).unwrap_or(u8::MAX)
+}
+
+/// All devices are on one network. Linux before 6.12 does not find them without being told.
+fn pnets(node: &Node) -> Vec<Pnet> {
+    let interfaces = (0..NICS).map(|nic| Pnet::Interface {
+        pnet: PNET.into(),
+        name: format!("eth{nic}"),
+    });
+    let devices = (0..node.devices).map(|nic| Pnet::Rdma {
+        pnet: PNET.into(),
+        name: format!("rxe{nic}"),
+    });
+    interfaces.chain(devices).collect()
+}
+
+fn devices(lab: &mut Lab, guest: usize) -> Result<Vec<String>> {
+    lab.order(guest, Order::ListDir(DEVICES.into()))
+}
+
+/// Soft-RoCE fills its table of addresses a moment after the device is there.
+fn await_gid(lab: &mut Lab, who: Who, nic: usize) -> Result<()> {
+    let [a, b, c, d] = v4(who, nic).octets();
+    let wanted = format!("0000:0000:0000:0000:0000:ffff:{a:02x}{b:02x}:{c:02x}{d:02x}");
+    let ports = format!("{DEVICES}/rxe{nic}/ports/1");
+    let deadline = Instant::now() + PATIENCE;
+    while Instant::now() < deadline {
+        for index in 0..GIDS {
+            let path = format!("{ports}/gids/{index}");
+            let gid: String = lab.order(guest_of(who), Order::ReadFile(path))?;
+            if gid.trim() == wanted {
+                return Ok(());
+            }
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+    bail!("rxe{nic} has no address");
+}
+
+fn write(lab: &mut Lab, guest: usize, name: &str, value: &str) -> Result<()> {
+    let order = Order::WriteFile {
+        path: format!("/proc/sys/{name}"),
+        text: value.into(),
+    };
+    lab.order(guest, order)
+}
+
+const DEVICES: &str = "/sys/class/infiniband";
+
+/// Places of the table to look at.
+const GIDS: usize = 4;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Addresses answer and ask through the interface that they belong to and no other.
+const SYSTEM: &[(&str, &str)] = &[
+    ("net/ipv4/conf/all/arp_ignore", "1"),
+    ("net/ipv4/conf/all/arp_announce", "2"),
+];
+
+/// The kernel's settings for SMC that scenarios change, as they are without.
+const USUAL: &[(&str, &str)] = &[("smcr_testlink_time", "30")];
+
+/// Likewise, where the kernel has it: before 6.12 there is nothing to negotiate.
+const USUAL_SINCE_6_12: &[(&str, &str)] = &[("smcr_max_links_per_lgr", "2")];

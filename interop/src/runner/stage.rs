@@ -1,0 +1,259 @@
+//! One run: both ends are started, cues are followed, and the end is awaited.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+
+use super::{Run, Show, guest_of, report, setup, verdict};
+use crate::lab::{self, Lab};
+use crate::protocol::{End, Event, Job, Order, SmcState};
+use crate::scenario::{Action, Who};
+use crate::workload::{Kind, Report};
+
+/// A run under way.
+pub(crate) struct Stage<'a> {
+    lab: &'a mut Lab,
+    run: &'a Run,
+    ends: [Side; 2],
+    log: String,
+    started: Instant,
+    capture: PathBuf,
+}
+
+/// An end under way.
+#[derive(Debug, Default)]
+pub(crate) struct Side {
+    number: u32,
+    is_started: bool,
+    marks: Vec<String>,
+    pub(crate) report: Option<Report>,
+    /// The exit code; `None` inside: killed.
+    pub(crate) ended: Option<Option<i32>>,
+}
+
+impl<'a> Stage<'a> {
+    /// Sets the guests up.
+    pub(crate) fn new(lab: &'a mut Lab, run: &'a Run) -> Result<Self> {
+        setup::before(lab, run).context("set-up")?;
+        let capture = lab.folder().join("capture");
+        lab.record(&capture)?;
+        Ok(Self {
+            run,
+            ends: [Side::numbered(), Side::numbered()],
+            log: String::new(),
+            started: Instant::now(),
+            capture,
+            lab,
+        })
+    }
+
+    /// From the start of the listener to the end of both.
+    pub(crate) fn perform(&mut self) -> Result<()> {
+        let deadline = self.started + self.run.scenario.limit;
+        let server = self.server();
+        self.start(server)?;
+        while !self.has_ended() {
+            let Some(happening) = self.lab.happening(deadline)? else {
+                bail!("not done after {:?}", self.run.scenario.limit);
+            };
+            let who = [Who::Subject, Who::Peer]
+                .into_iter()
+                .find(|who| self.end(*who).number == happening.run);
+            // Words of a run before this one are of no interest.
+            if let Some(who) = who {
+                self.note(who, happening.event)?;
+            }
+            let has_moved = |end: &Side| end.marks.iter().any(|mark| mark == "moved");
+            if self.run.strands_a_kernel() && self.ends.iter().all(has_moved) {
+                return Ok(());
+            }
+        }
+        verdict::on_ends(self.run, &self.ends)?;
+        verdict::on_kernels(self.lab, self.run)
+    }
+
+    /// Ends what still runs, and shows what there is to see if it went wrong.
+    pub(crate) fn close(self, result: Result<()>, show: Show) -> Result<()> {
+        let mut trouble = result.is_err();
+        if self.run.strands_a_kernel() && !trouble {
+            return Ok(());
+        }
+        for who in [Who::Subject, Who::Peer] {
+            if self.end(who).is_started && self.end(who).ended.is_none() {
+                trouble = true;
+                let run = self.end(who).number;
+                // It may have ended at this very moment.
+                let _ = self.lab.order::<()>(guest_of(who), Order::Kill { run });
+            }
+        }
+        if trouble || show.log {
+            report::log(self.run, &self.log);
+        }
+        if trouble {
+            for who in [Who::Subject, Who::Peer] {
+                report::kernel(self.lab, guest_of(who));
+            }
+        }
+        self.lab.stop_recording()?;
+        if trouble || show.capture {
+            report::keep(self.run, &self.capture)?;
+        } else {
+            fs::remove_file(&self.capture)?;
+        }
+        result
+    }
+
+    fn start(&mut self, who: Who) -> Result<()> {
+        let node = self.run.scenario.node(who);
+        let server = self.server();
+        let port = FIRST_PORT + u16::try_from(self.ends[0].number % 10_000)?;
+        let end = if who == server {
+            End::Listen(setup::any(self.run, port))
+        } else {
+            End::Connect(setup::address(self.run, server, port))
+        };
+        let job = Job {
+            kind: self.run.kind(who),
+            end,
+            script: node.script.clone(),
+            ueids: node.ueids.iter().map(|eid| (*eid).to_owned()).collect(),
+            devices: (0..node.devices).map(|nic| format!("rxe{nic}")).collect(),
+            max_links: node.max_links(),
+            test_link: node.test_link(),
+        };
+        let run = self.end(who).number;
+        self.end_mut(who).is_started = true;
+        self.lab
+            .order(guest_of(who), Order::Start { run, job })
+            .context("start")
+    }
+
+    fn note(&mut self, who: Who, event: Event) -> Result<()> {
+        let millis = self.started.elapsed().as_millis();
+        // A string takes everything.
+        let _ = writeln!(self.log, "{millis:>7} ms {who:?}: {event:?}");
+        match event {
+            Event::Mark(mark) => {
+                if mark == "listening" {
+                    self.start(who.other())?;
+                }
+                self.end_mut(who).marks.push(mark.clone());
+                let cue = self
+                    .run
+                    .scenario
+                    .cues
+                    .iter()
+                    .find(|cue| cue.who == who && cue.mark == mark);
+                for action in cue.into_iter().flat_map(|cue| &cue.actions) {
+                    self.act(*action).with_context(|| format!("{action:?}"))?;
+                    let millis = self.started.elapsed().as_millis();
+                    let _ = writeln!(self.log, "{millis:>7} ms host: {action:?} done");
+                }
+            }
+            Event::Log(_) => {}
+            Event::Report(report) => self.end_mut(who).report = Some(report),
+            Event::Ended(code) => {
+                self.end_mut(who).ended = Some(code);
+                if !self.end(who.other()).is_started {
+                    bail!("the listener has ended at once: {:?}", self.end(who).report);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn act(&mut self, action: Action) -> Result<()> {
+        match action {
+            Action::LinkDown(who, nic) => self
+                .lab
+                .exec(guest_of(who), &format!("ip link set eth{nic} down"))
+                .map(drop),
+            Action::LinkUp(who, nic) => self
+                .lab
+                .exec(guest_of(who), &format!("ip link set eth{nic} up"))
+                .map(drop),
+            Action::Cut(who, nic) => self.lab.set_cable(guest_of(who), nic, false),
+            Action::Mend(who, nic) => self.lab.set_cable(guest_of(who), nic, true),
+            Action::RemoveDevice(who, nic) => self
+                .lab
+                .exec(guest_of(who), &format!("rdma link delete rxe{nic}"))
+                .map(drop),
+            Action::Kill(who) => {
+                let run = self.end(who).number;
+                self.lab.order(guest_of(who), Order::Kill { run })
+            }
+            Action::Go(who) => {
+                let run = self.end(who).number;
+                self.lab.order(guest_of(who), Order::Go { run })
+            }
+            Action::Wait(millis) => {
+                thread::sleep(Duration::from_millis(millis));
+                Ok(())
+            }
+            Action::AwaitSymmetric(wanted) => self.await_symmetric(wanted),
+        }
+    }
+
+    fn await_symmetric(&mut self, wanted: bool) -> Result<()> {
+        for who in [Who::Subject, Who::Peer] {
+            if self.run.kind(who) != Kind::Kernel {
+                continue;
+            }
+            let deadline = Instant::now() + LINK_TIME;
+            loop {
+                let state: SmcState = self.lab.order(guest_of(who), Order::SmcState)?;
+                let used = state.groups.iter().find(|group| group.conns > 0);
+                if used.is_some_and(|group| group.is_symmetric() == wanted) {
+                    break;
+                }
+                if Instant::now() > deadline {
+                    let groups = report::groups(&state);
+                    bail!("not so in {}: {groups}", lab::name(guest_of(who)));
+                }
+                thread::sleep(Duration::from_millis(100));
+            }
+        }
+        Ok(())
+    }
+
+    fn server(&self) -> Who {
+        if self.run.is_client(Who::Subject) {
+            Who::Peer
+        } else {
+            Who::Subject
+        }
+    }
+
+    fn has_ended(&self) -> bool {
+        self.ends.iter().all(|end| end.ended.is_some())
+    }
+
+    fn end(&self, who: Who) -> &Side {
+        &self.ends[guest_of(who)]
+    }
+
+    fn end_mut(&mut self, who: Who) -> &mut Side {
+        &mut self.ends[guest_of(who)]
+    }
+}
+
+impl Side {
+    fn numbered() -> Self {
+        Self {
+            number: RUNS.fetch_add(1, Ordering::Relaxed),
+            ..Self::default()
+        }
+    }
+}
+
+static RUNS: AtomicU32 = AtomicU32::new(1);
+
+/// Every run has a port of its own, so that nothing of an earlier one is in the way.
+const FIRST_PORT: u16 = 20_000;
+
+const LINK_TIME: Duration = Duration::from_secs(30);

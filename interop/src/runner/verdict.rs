@@ -1,0 +1,92 @@
+//! Whether a run has ended as it should.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail, ensure};
+
+use super::stage::Side;
+use super::{Run, guest_of, report};
+use crate::lab::{self, Lab};
+use crate::protocol::{Order, SmcState};
+use crate::scenario::Who;
+use crate::workload::Kind;
+
+/// Judges what both ends told.
+pub(crate) fn on_ends(run: &Run, ends: &[Side; 2]) -> Result<()> {
+    let expected = run.scenario.carried_for(run.role);
+    for who in [Who::Subject, Who::Peer] {
+        let side = &ends[guest_of(who)];
+        if run.scenario.expect.killed == Some(who) {
+            ensure!(side.ended == Some(None), "{who:?} was not killed: {side:?}");
+            continue;
+        }
+        let Some(report) = &side.report else {
+            bail!("{who:?} ended without a report: {:?}", side.ended);
+        };
+        ensure!(
+            report.failures.is_empty(),
+            "{who:?}: {}",
+            report.failures.join("; ")
+        );
+        ensure!(side.ended == Some(Some(0)), "{who:?}: {:?}", side.ended);
+        let script = &run.scenario.node(who).script;
+        let connections = script.connections * script.rounds;
+        ensure!(
+            report.connections == connections,
+            "{who:?}: {} of {connections} connections",
+            report.connections
+        );
+        if let Some(carrier) = expected.seen_by(who) {
+            ensure!(
+                report.carriers == [carrier],
+                "{who:?}: carried by {:?}, expected {carrier:?}",
+                report.carriers
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Judges what is left in the kernels: no connection, no link group but idle ones, and those only
+/// where the other end is a system that goes on.
+pub(crate) fn on_kernels(lab: &mut Lab, run: &Run) -> Result<()> {
+    for who in [Who::Subject, Who::Peer] {
+        let guest = guest_of(who);
+        let idle_is_fine = run.kind(who.other()) == Kind::Kernel;
+        let deadline = Instant::now() + CLEAN_TIME;
+        loop {
+            let state: SmcState = lab.order(guest, Order::SmcState)?;
+            let has_groups = if idle_is_fine {
+                state.groups.iter().any(|group| group.conns > 0)
+            } else {
+                !state.groups.is_empty()
+            };
+            if state.sockets.is_empty() && !has_groups {
+                break;
+            }
+            if Instant::now() > deadline {
+                let (sockets, groups) = (report::sockets(&state), report::groups(&state));
+                bail!("left over in {}: {sockets} {groups}", lab::name(guest));
+            }
+            thread::sleep(Duration::from_millis(100));
+        }
+        let words = lab.exec(guest, "dmesg")?;
+        let complaint = words
+            .lines()
+            .filter(|line| !line.contains(SOFT_ROCE))
+            .find(|line| COMPLAINTS.iter().any(|word| line.contains(word)));
+        if let Some(line) = complaint {
+            bail!("the kernel of {} complains: {line}", lab::name(guest));
+        }
+    }
+    Ok(())
+}
+
+/// The kernel's own waits are of two and four seconds.
+const CLEAN_TIME: Duration = Duration::from_secs(30);
+
+const COMPLAINTS: &[&str] = &["BUG:", "WARNING:", "Oops", "refcount_t"];
+
+/// Soft-RoCE warns of itself when something is deleted that it still retries.
+const SOFT_ROCE: &str = "drivers/infiniband/sw/rxe";

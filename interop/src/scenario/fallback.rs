@@ -1,0 +1,115 @@
+//! Set-ups that end in TCP, with the right reason and no byte lost.
+
+use super::{Carried, Network, Reason, Role, Scenario};
+use crate::lab::Version;
+use crate::workload::{Kind, Step};
+
+pub(super) fn scenarios() -> Vec<Scenario> {
+    vec![
+        ending_in_tcp("no-ueid", "the peer has no user EID")
+            .peer(|node| node.ueids = &[])
+            .carried(declined_by_peer(NO_DEVICE), declined_by_peer(NO_DEVICE)),
+        ending_in_tcp("other-ueid", "the peer has another user EID")
+            .peer(|node| node.ueids = &["SMC-INTEROP-OTHER"])
+            .carried(declined_by_peer(NO_DEVICE), declined_by_us(NO_DEVICE)),
+        ending_in_tcp("no-rdma", "the peer has no RDMA device")
+            .peer(|node| node.devices = 0)
+            .carried(
+                declined_by_peer(NO_SMC_R_DEVICE),
+                declined_by_peer(NO_DEVICE),
+            ),
+        tcp_peer(),
+        over(
+            Network::V6,
+            "ipv6",
+            "IPv6, over which Linux does no SMC-R version 2",
+        )
+        .carried(
+            Carried::Tcp(Some((NO_DEVICE, 0)), Some((DECLINED, NO_DEVICE))),
+            Carried::Tcp(Some((DECLINED, NO_DEVICE)), Some((NO_DEVICE, 0))),
+        ),
+        over(
+            Network::V4ToV6,
+            "dual-stack",
+            "an IPv4 client and a socket that listens on IPv6",
+        ),
+        old_client(),
+        old_without_ueid(),
+        old_without_rdma(),
+    ]
+}
+
+/// Something goes over the connection in both directions, whatever carries it.
+fn over(network: Network, name: &'static str, about: &'static str) -> Scenario {
+    let mut scenario = Scenario::new(name, about).steps(
+        [Step::Send(100_000), Step::Receive(100_000)],
+        [Step::Receive(100_000), Step::Send(100_000), Step::End],
+    );
+    scenario.network = network;
+    scenario
+}
+
+fn ending_in_tcp(name: &'static str, about: &'static str) -> Scenario {
+    over(Network::V4, name, about)
+}
+
+fn tcp_peer() -> Scenario {
+    let mut scenario = ending_in_tcp("tcp-peer", "the peer does not know SMC")
+        .peer(|node| node.kind = Some(Kind::Tcp))
+        .carried(
+            Carried::Tcp(Some((NO_SMC, 0)), None),
+            Carried::Tcp(Some((NO_SMC, 0)), None),
+        );
+    scenario.pair = false;
+    scenario
+}
+
+/// With its own soft-RoCE that kernel gets as far as CLC goes, then it hears nothing of what our
+/// end sends by RDMA.
+fn old_client() -> Scenario {
+    let about = "a v2.0 client; its soft-RoCE fails, TCP takes over";
+    let mut scenario = old("old-client", about).carried(
+        Carried::Tcp(None, None),
+        Carried::Tcp(
+            Some((NO_CONFIRM_LINK, 0)),
+            Some((DECLINED, NO_CONFIRM_LINK)),
+        ),
+    );
+    scenario.only_role = Some((Role::Server, "that kernel's server waits for ever"));
+    scenario
+}
+
+fn old_without_ueid() -> Scenario {
+    old("old-no-ueid", "v2.0 and no user EID at the peer")
+        .peer(|node| node.ueids = &[])
+        .carried(declined_by_peer(NO_DEVICE), declined_by_peer(NO_DEVICE))
+}
+
+fn old_without_rdma() -> Scenario {
+    let mut scenario = old("old-no-rdma", "v2.0 and no RDMA device here")
+        .carried(declined_by_us(NO_DEVICE), declined_by_us(NO_SMC_R_DEVICE));
+    scenario.subject.devices = 0;
+    scenario
+}
+
+fn old(name: &'static str, about: &'static str) -> Scenario {
+    let mut scenario = ending_in_tcp(name, about);
+    scenario.kernel = Version::V6_1;
+    scenario.pair = false;
+    scenario
+}
+
+fn declined_by_peer(code: u32) -> Carried {
+    Carried::Tcp(Some((DECLINED, code)), Some((code, 0)))
+}
+
+fn declined_by_us(code: u32) -> Carried {
+    let ours: Reason = (code, 0);
+    Carried::Tcp(Some(ours), Some((DECLINED, code)))
+}
+
+const NO_CONFIRM_LINK: u32 = 0x0201_0000;
+const NO_SMC: u32 = 0x0301_0000;
+const NO_DEVICE: u32 = 0x0303_0000;
+const NO_SMC_R_DEVICE: u32 = 0x0303_0002;
+const DECLINED: u32 = 0x0500_0000;

@@ -1,0 +1,129 @@
+//! Link groups of one and two links, and what happens when one is lost.
+
+use std::time::Duration;
+
+use super::{Action, MAX_LINKS, Scenario, TEST_LINK, Who};
+use crate::workload::Step;
+
+pub(super) fn scenarios() -> Vec<Scenario> {
+    vec![
+        echo("max-links-1", "groups of one link by agreement")
+            .both(|node| node.sysctls = &[(MAX_LINKS, "1")]),
+        echo(
+            "max-links-2",
+            "a second link is offered and refused for want of a device",
+        )
+        .both(|node| node.sysctls = &[(MAX_LINKS, "2")]),
+        echo("test-link", "idle until both ends have tested the link")
+            .both(|node| node.sysctls = &[(TEST_LINK, "1")])
+            .steps([ASK, Step::Pause(5000), ASK], [ANSWER, ANSWER, Step::End]),
+        two_links("two-links", "two devices on each side make two links"),
+        under_load("own-nic-down", "an interface goes down under load")
+            .strands(Who::Peer)
+            .cue(Who::Subject, "loaded", [Action::LinkDown(Who::Subject, 0)]),
+        under_load(
+            "peer-nic-down",
+            "an interface of the peer goes down under load",
+        )
+        .strands(Who::Subject)
+        .cue(Who::Subject, "loaded", [Action::LinkDown(Who::Peer, 0)]),
+        under_load(
+            "peer-device-gone",
+            "an RDMA device of the peer is removed under load",
+        )
+        .cue(Who::Subject, "loaded", [Action::RemoveDevice(Who::Peer, 1)]),
+        under_load(
+            "nic-back",
+            "an interface of the peer goes down and comes back under load",
+        )
+        .cue(
+            Who::Subject,
+            "loaded",
+            [
+                Action::LinkDown(Who::Peer, 1),
+                Action::AwaitSymmetric(false),
+                Action::LinkUp(Who::Peer, 1),
+                Action::AwaitSymmetric(true),
+            ],
+        ),
+        under_load(
+            "wire-blinks",
+            "the wire of an interface loses everything for two seconds",
+        )
+        .cue(
+            Who::Subject,
+            "loaded",
+            [
+                Action::Cut(Who::Peer, 0),
+                Action::Wait(2000),
+                Action::Mend(Who::Peer, 0),
+            ],
+        ),
+        wire_cut(),
+    ]
+}
+
+fn echo(name: &'static str, about: &'static str) -> Scenario {
+    Scenario::new(name, about).steps([ASK], [ANSWER, Step::End])
+}
+
+fn two_links(name: &'static str, about: &'static str) -> Scenario {
+    Scenario::new(name, about)
+        .both(|node| node.devices = 2)
+        .steps(
+            [ASK, Step::Gate("linked".into()), ASK],
+            [ANSWER, ANSWER, Step::End],
+        )
+        .cue(
+            Who::Subject,
+            "linked",
+            [Action::AwaitSymmetric(true), Action::Go(Who::Subject)],
+        )
+}
+
+/// Two links; the subject says `loaded` in the midst of a transfer in both directions, and both
+/// say `moved` when all has arrived.
+fn under_load(name: &'static str, about: &'static str) -> Scenario {
+    let mut scenario = two_links(name, about).steps(
+        [
+            ASK,
+            Step::Gate("linked".into()),
+            Step::Exchange(LOAD / 4),
+            Step::Mark("loaded".into()),
+            Step::Exchange(LOAD),
+            Step::Mark("moved".into()),
+        ],
+        [
+            ANSWER,
+            Step::Exchange(LOAD / 4),
+            Step::Exchange(LOAD),
+            Step::Mark("moved".into()),
+            Step::End,
+        ],
+    );
+    scenario.limit = Duration::from_secs(240);
+    scenario
+}
+
+fn wire_cut() -> Scenario {
+    let mut scenario = under_load(
+        "wire-cut",
+        "the wire of an interface loses everything for good",
+    )
+    .cue(Who::Subject, "loaded", [Action::Cut(Who::Peer, 0)]);
+    scenario.strands = Some(Who::Peer);
+    scenario.only_ours = Some("soft-RoCE repeats for ever as the kernel asks it to");
+    scenario
+}
+
+const ASK: Step = Step::Echo {
+    size: 1000,
+    count: 3,
+};
+const ANSWER: Step = Step::EchoBack {
+    size: 1000,
+    count: 3,
+};
+
+/// Bytes in each direction; some seconds.
+const LOAD: u64 = 20_000_000;

@@ -1,0 +1,296 @@
+//! Scenarios: who talks to whom, on what, what goes wrong meanwhile, and how it has to end.
+//!
+//! A scenario is told from the point of view of a *subject*, which is the userspace stack or, to
+//! try the scenario itself, a kernel. The *peer* is a kernel unless the scenario says otherwise.
+//! Whether the subject connects or accepts is the role it gets when the scenario runs.
+
+mod closing;
+mod data;
+mod fallback;
+mod links;
+mod many;
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::lab::Version;
+use crate::workload::{Carrier, Kind, Script, Step};
+
+/// All scenarios in the order in which they run.
+pub(crate) fn all() -> Vec<Scenario> {
+    [
+        data::scenarios(),
+        closing::scenarios(),
+        many::scenarios(),
+        fallback::scenarios(),
+        links::scenarios(),
+    ]
+    .concat()
+}
+
+/// One scenario.
+#[derive(Clone, Debug)]
+pub(crate) struct Scenario {
+    pub(crate) name: &'static str,
+    pub(crate) about: &'static str,
+    /// The kernel of the peer. The subject's is always the newest.
+    pub(crate) kernel: Version,
+    pub(crate) subject: Node,
+    pub(crate) peer: Node,
+    pub(crate) network: Network,
+    pub(crate) cues: Vec<Cue>,
+    pub(crate) expect: Expect,
+    /// Why only the userspace stack can be the subject.
+    pub(crate) only_ours: Option<&'static str>,
+    /// The one role that the subject can have, and why.
+    pub(crate) only_role: Option<(Role, &'static str)>,
+    /// The end that is left with data of its own in a wire that is dead for good.
+    ///
+    /// Soft-RoCE repeats such data for ever, as the kernel's SMC asks it to. A kernel that is the
+    /// server moves its connections to the other link when the client tells it to, but closing
+    /// them waits for what it sent into the dead one. So with such a kernel the run is over when
+    /// both ends have got everything, and the guests are of no use any more.
+    pub(crate) strands: Option<Who>,
+    /// Whether the peer can be the userspace stack as well.
+    pub(crate) pair: bool,
+    pub(crate) limit: Duration,
+}
+
+/// One of the two ends.
+#[derive(Clone, Debug)]
+pub(crate) struct Node {
+    /// `None`: what the run says.
+    pub(crate) kind: Option<Kind>,
+    pub(crate) script: Script,
+    pub(crate) ueids: &'static [&'static str],
+    /// RDMA devices: `rxe0` on `eth0`, `rxe1` on `eth1`.
+    pub(crate) devices: usize,
+    /// Settings of the kernel below `net.smc` that are not the usual ones.
+    pub(crate) sysctls: &'static [(&'static str, &'static str)],
+}
+
+/// Addresses that the TCP connection uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Network {
+    V4,
+    V6,
+    /// An IPv4 client comes to a socket that listens on IPv6.
+    V4ToV6,
+}
+
+/// One of the two ends, by its part in the scenario.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Who {
+    Subject,
+    Peer,
+}
+
+/// Whether the subject connects or accepts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    Client,
+    Server,
+}
+
+/// What the host does when an end has reached a mark.
+#[derive(Clone, Debug)]
+pub(crate) struct Cue {
+    pub(crate) who: Who,
+    pub(crate) mark: &'static str,
+    pub(crate) actions: Vec<Action>,
+}
+
+/// A thing that the host does.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Action {
+    /// Take an interface down, and with it the RDMA device's port.
+    LinkDown(Who, usize),
+    LinkUp(Who, usize),
+    /// Lose all frames from and to an interface. Nobody is told.
+    Cut(Who, usize),
+    Mend(Who, usize),
+    /// Delete an RDMA device.
+    RemoveDevice(Who, usize),
+    /// End the process of an end.
+    Kill(Who),
+    /// Let an end that waits at a gate go on.
+    Go(Who),
+    /// Milliseconds.
+    Wait(u64),
+    /// Wait until the link group that the connections use has two links without a common device,
+    /// or until it has not, where a kernel can be asked.
+    AwaitSymmetric(bool),
+}
+
+/// How a scenario has to end.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Expect {
+    pub(crate) as_client: Carried,
+    pub(crate) as_server: Carried,
+    /// The end that is killed and gives no report.
+    pub(crate) killed: Option<Who>,
+}
+
+/// What carries the connections, as the subject and the peer see it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Carried {
+    /// SMC-R, for both.
+    SmcR,
+    /// TCP, with the reasons of subject and peer; `None` where an end does not know of SMC.
+    Tcp(Option<Reason>, Option<Reason>),
+}
+
+/// Why a connection is TCP: own code and, if a DECLINE came, that of the other end.
+pub(crate) type Reason = (u32, u32);
+
+impl Scenario {
+    /// A scenario with usual ends that both do SMC-R.
+    fn new(name: &'static str, about: &'static str) -> Self {
+        Self {
+            name,
+            about,
+            kernel: Version::V6_12,
+            subject: Node::usual(),
+            peer: Node::usual(),
+            network: Network::V4,
+            cues: Vec::new(),
+            expect: Expect {
+                as_client: Carried::SmcR,
+                as_server: Carried::SmcR,
+                killed: None,
+            },
+            only_ours: None,
+            only_role: None,
+            strands: None,
+            pair: true,
+            limit: Duration::from_secs(120),
+        }
+    }
+
+    fn scripts(mut self, subject: Script, peer: Script) -> Self {
+        self.subject.script = subject;
+        self.peer.script = peer;
+        self
+    }
+
+    /// One connection: what the subject and the peer do.
+    fn steps(self, subject: impl Into<Vec<Step>>, peer: impl Into<Vec<Step>>) -> Self {
+        self.scripts(Script::one(subject), Script::one(peer))
+    }
+
+    fn peer(mut self, change: impl FnOnce(&mut Node)) -> Self {
+        change(&mut self.peer);
+        self
+    }
+
+    fn both(mut self, change: impl Fn(&mut Node)) -> Self {
+        change(&mut self.subject);
+        change(&mut self.peer);
+        self
+    }
+
+    fn cue(mut self, who: Who, mark: &'static str, actions: impl Into<Vec<Action>>) -> Self {
+        self.cues.push(Cue {
+            who,
+            mark,
+            actions: actions.into(),
+        });
+        self
+    }
+
+    fn strands(mut self, who: Who) -> Self {
+        self.strands = Some(who);
+        self
+    }
+
+    fn carried(mut self, as_client: Carried, as_server: Carried) -> Self {
+        self.expect.as_client = as_client;
+        self.expect.as_server = as_server;
+        self
+    }
+
+    /// Whether two equal ends are in the same place, whatever they do there. Then they do not need
+    /// to try both roles.
+    pub(crate) fn is_symmetric(&self) -> bool {
+        let place = |node: &Node| (node.kind, node.ueids, node.devices, node.sysctls);
+        place(&self.subject) == place(&self.peer)
+            && self.cues.is_empty()
+            && self.kernel == Version::V6_12
+    }
+
+    pub(crate) fn node(&self, who: Who) -> &Node {
+        match who {
+            Who::Subject => &self.subject,
+            Who::Peer => &self.peer,
+        }
+    }
+
+    /// What an end should say of its connections.
+    pub(crate) fn carried_for(&self, role: Role) -> Carried {
+        match role {
+            Role::Client => self.expect.as_client,
+            Role::Server => self.expect.as_server,
+        }
+    }
+}
+
+impl Node {
+    fn usual() -> Self {
+        Self {
+            kind: None,
+            script: Script::one([]),
+            ueids: &[EID],
+            devices: 1,
+            sysctls: &[],
+        }
+    }
+
+    /// Most links of a group, by its sysctl.
+    pub(crate) fn max_links(&self) -> u8 {
+        self.sysctl(MAX_LINKS).unwrap_or(2)
+    }
+
+    /// Seconds without a message after which a link is tested, by its sysctl.
+    pub(crate) fn test_link(&self) -> u64 {
+        self.sysctl(TEST_LINK).unwrap_or(30)
+    }
+
+    fn sysctl<T: FromStr>(&self, wanted: &str) -> Option<T> {
+        let (_, value) = self.sysctls.iter().find(|(name, _)| *name == wanted)?;
+        value.parse().ok()
+    }
+}
+
+impl Carried {
+    /// What one end should report. `None`: anything.
+    pub(crate) fn seen_by(self, who: Who) -> Option<Carrier> {
+        use crate::protocol::SocketMode;
+        let (mode, reason) = match (self, who) {
+            (Self::SmcR, _) => (SocketMode::SmcR, (0, 0)),
+            (Self::Tcp(subject, _), Who::Subject) => (SocketMode::Tcp, subject?),
+            (Self::Tcp(_, peer), Who::Peer) => (SocketMode::Tcp, peer?),
+        };
+        Some(Carrier {
+            mode,
+            reason: reason.0,
+            peer_reason: reason.1,
+        })
+    }
+}
+
+impl Who {
+    pub(crate) fn other(self) -> Self {
+        match self {
+            Self::Subject => Self::Peer,
+            Self::Peer => Self::Subject,
+        }
+    }
+}
+
+/// The EID of all who are to find each other.
+const EID: &str = "SMC-INTEROP";
+
+const MAX_LINKS: &str = "smcr_max_links_per_lgr";
+
+/// Seconds after which the kernel tests a link that received nothing.
+const TEST_LINK: &str = "smcr_testlink_time";

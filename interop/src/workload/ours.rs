@@ -1,0 +1,166 @@
+//! The userspace stack, made blocking for the scripts.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use smc_core::device::Device;
+use smc_core::io::negotiate::{Negotiation, SynOption};
+use smc_core::{Endpoint, Mode, Stream};
+use smc_transport_rdma::RdmaDevice;
+use smc_wire::types::{Eid, PnetId};
+use smol::block_on;
+
+use super::Carrier;
+use super::connection::{Connection, Listener};
+use crate::protocol::{Job, PNET, SocketMode};
+
+/// An endpoint of the userspace stack.
+pub(crate) struct Ours {
+    endpoint: Endpoint,
+}
+
+impl Ours {
+    pub(crate) fn new(job: &Job) -> Result<Self> {
+        let mut builder = Endpoint::smol()
+            .negotiation(negotiation()?)
+            .max_links(job.max_links)
+            .test_link(Some(Duration::from_secs(job.test_link)));
+        for eid in &job.ueids {
+            builder = builder.ueid(Eid::ueid(eid).context("user EID")?);
+        }
+        for device in devices(&job.devices)? {
+            builder = builder.device(device);
+        }
+        Ok(Self {
+            endpoint: builder.build()?,
+        })
+    }
+
+    pub(crate) fn connect(&self, to: SocketAddr) -> Result<Box<dyn Connection>> {
+        let stream = block_on(self.endpoint.connect(to))?;
+        Ok(Box::new(OurStream(Arc::new(stream))))
+    }
+
+    pub(crate) fn listen(&self, at: SocketAddr) -> Result<Box<dyn Listener>> {
+        Ok(Box::new(block_on(self.endpoint.bind(at))?))
+    }
+
+    /// Waits until closed connections are gone, then ends the link groups in order.
+    pub(crate) fn end(&self, patience: Duration) {
+        let deadline = Instant::now() + patience;
+        while !self.endpoint.connections().is_empty() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(10));
+        }
+        for conn in self.endpoint.connections() {
+            eprintln!("left over: {conn:?}");
+        }
+        self.endpoint.shutdown();
+        while !self.endpoint.link_groups().is_empty() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+/// What tells SMC peers from others: the option that the kernel's SMC sends, too.
+fn negotiation() -> Result<Arc<dyn Negotiation>> {
+    Ok(Arc::new(SynOption::open()?))
+}
+
+fn devices(names: &[String]) -> Result<Vec<Arc<dyn Device>>> {
+    let pnet = PnetId::new(PNET).context("PNET ID")?;
+    names
+        .iter()
+        .map(|name| -> Result<Arc<dyn Device>> {
+            let device = RdmaDevice::builder(name).pnet_id(pnet).open();
+            Ok(Arc::new(device.with_context(|| name.clone())?))
+        })
+        .collect()
+}
+
+/// A stream with several handles.
+struct OurStream(Arc<Stream>);
+
+impl Listener for smc_core::Listener {
+    fn accept(&self) -> io::Result<Box<dyn Connection>> {
+        let (stream, _) = block_on(self.accept())?;
+        Ok(Box::new(OurStream(Arc::new(stream))))
+    }
+}
+
+impl Connection for OurStream {
+    fn read(&self, buf: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.0.try_read(buf) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    block_on(self.0.readable())?;
+                }
+                other => return other,
+            }
+        }
+    }
+
+    fn write(&self, buf: &[u8]) -> io::Result<usize> {
+        loop {
+            match self.0.try_write(buf) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    block_on(self.0.writable())?;
+                }
+                other => return other,
+            }
+        }
+    }
+
+    fn peek(&self) -> io::Result<()> {
+        block_on(self.0.peek(&mut [0])).map(drop)
+    }
+
+    /// The stack never sends urgent data; the byte goes with the others.
+    fn urgent(&self, byte: u8) -> io::Result<()> {
+        self.write(&[byte]).map(drop)
+    }
+
+    fn finish(&self) -> io::Result<()> {
+        self.0.shutdown_how(std::net::Shutdown::Write)
+    }
+
+    fn share(&self) -> io::Result<Box<dyn Connection>> {
+        Ok(Box::new(Self(Arc::clone(&self.0))))
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.0.local_addr()
+    }
+
+    fn peer_addr(&self) -> io::Result<SocketAddr> {
+        self.0.peer_addr()
+    }
+
+    fn carrier(&self) -> io::Result<Carrier> {
+        let (mode, reason) = match self.0.mode() {
+            Mode::SmcR { .. } => (SocketMode::SmcR, None),
+            Mode::SmcD { .. } => (SocketMode::SmcD, None),
+            Mode::Tcp { reason, .. } => (SocketMode::Tcp, Some(*reason)),
+            other => return Err(io::Error::other(format!("unknown mode: {other}"))),
+        };
+        Ok(Carrier {
+            mode,
+            reason: reason.map_or(0, |reason| reason.local.0),
+            peer_reason: reason
+                .and_then(|reason| reason.peer)
+                .map_or(0, |code| code.0),
+        })
+    }
+
+    fn is_broken(&self, read: &io::Result<usize>) -> bool {
+        read.as_ref().is_err_and(|error| {
+            matches!(
+                error.kind(),
+                io::ErrorKind::ConnectionReset | io::ErrorKind::ConnectionAborted
+            )
+        })
+    }
+}

@@ -1,0 +1,237 @@
+//! A side of a scenario as a process: connects or listens, plays, and tells about it on stdout.
+
+use std::collections::HashSet;
+use std::io::{self, BufRead as _, Write as _};
+use std::net::SocketAddr;
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+#[cfg(not(feature = "ours"))]
+use anyhow::bail;
+use anyhow::{Context as _, Result};
+
+use super::connection::{Connection, Listener};
+use super::play::Player;
+use super::{Kind, Report, Script, kernel};
+use crate::protocol::{End, Event, Job};
+
+/// Runs the job that is on the first line of stdin. Further lines open gates.
+pub(crate) fn run() -> Result<()> {
+    let mut line = String::new();
+    io::stdin().lock().read_line(&mut line)?;
+    let job: Job = serde_json::from_str(&line).context("no job")?;
+    let stage: &'static Stage = Box::leak(Box::default());
+    thread::spawn(|| {
+        for line in io::stdin().lock().lines() {
+            if line.is_err() {
+                break;
+            }
+            stage.open();
+        }
+    });
+    let maker = Maker::new(&job)?;
+    let report = match job.end {
+        End::Connect(to) => client(&maker, to, &job.script, stage),
+        End::Listen(at) => server(&maker, at, &job.script, stage),
+    };
+    let report = report.unwrap_or_else(|error| Report {
+        failures: vec![format!("{error:#}")],
+        ..Report::default()
+    });
+    maker.end();
+    tell(&Event::Report(report));
+    Ok(())
+}
+
+/// What all connections of a side share: marks and gates.
+#[derive(Debug, Default)]
+pub(crate) struct Stage {
+    marks: Mutex<HashSet<String>>,
+    /// Gates opened and gates passed.
+    gates: Mutex<(u32, u32)>,
+    opened: Condvar,
+}
+
+impl Stage {
+    /// Tells the host, the first time.
+    pub(crate) fn mark(&self, name: &str) {
+        let mut marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner);
+        if marks.insert(name.to_owned()) {
+            tell(&Event::Mark(name.to_owned()));
+        }
+    }
+
+    /// Tells the host and waits for its answer.
+    pub(crate) fn gate(&self, name: &str) {
+        tell(&Event::Mark(name.to_owned()));
+        let mut gates = self.gates.lock().unwrap_or_else(PoisonError::into_inner);
+        gates.1 += 1;
+        let ticket = gates.1;
+        while gates.0 < ticket {
+            gates = self
+                .opened
+                .wait(gates)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn open(&self) {
+        let mut gates = self.gates.lock().unwrap_or_else(PoisonError::into_inner);
+        gates.0 += 1;
+        self.opened.notify_all();
+    }
+}
+
+/// Writes an event for the agent.
+pub(crate) fn tell(event: &Event) {
+    if let Ok(line) = serde_json::to_string(event) {
+        let mut out = io::stdout().lock();
+        // An agent that is gone takes us with it anyway.
+        let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+    }
+}
+
+fn client(maker: &Maker, to: SocketAddr, script: &Script, stage: &Stage) -> Result<Report> {
+    let mut report = Report::default();
+    for _ in 0..script.rounds {
+        let mut open: Vec<Box<dyn Connection>> = Vec::new();
+        for index in 0..script.connections {
+            let conn = maker
+                .connect(to)
+                .with_context(|| format!("connection {index}"))?;
+            open.push(conn);
+        }
+        for conn in open.iter().take(ASKED) {
+            report.note_carrier(&**conn)?;
+        }
+        stage.mark("connected");
+        play_all(open, true, script, stage, &mut report);
+    }
+    Ok(report)
+}
+
+fn server(maker: &Maker, at: SocketAddr, script: &Script, stage: &Stage) -> Result<Report> {
+    let mut report = Report::default();
+    let listener = maker.listen(at)?;
+    stage.mark("listening");
+    for _ in 0..script.rounds {
+        let mut open = Vec::new();
+        for _ in 0..script.connections {
+            let conn = listener.accept().context("accept")?;
+            if open.len() < ASKED {
+                report.note_carrier(&*conn)?;
+            }
+            open.push(conn);
+        }
+        stage.mark("accepted");
+        play_all(open, false, script, stage, &mut report);
+    }
+    Ok(report)
+}
+
+/// Each connection in a thread of its own.
+fn play_all(
+    open: Vec<Box<dyn Connection>>,
+    is_client: bool,
+    script: &Script,
+    stage: &Stage,
+    report: &mut Report,
+) {
+    let results: Vec<_> = thread::scope(|scope| {
+        let players: Vec<_> = open
+            .into_iter()
+            .map(|conn| {
+                thread::Builder::new()
+                    .stack_size(STACK)
+                    .spawn_scoped(scope, move || match Player::new(conn, is_client, stage) {
+                        Ok(player) => player.play(&script.steps),
+                        Err(error) => (0, 0, Err(error.into())),
+                    })
+            })
+            .collect();
+        players
+            .into_iter()
+            .map(|player| match player.map(|player| player.join()) {
+                Ok(Ok(result)) => result,
+                Ok(Err(_)) => (0, 0, Err(anyhow::anyhow!("panicked"))),
+                Err(error) => (0, 0, Err(error.into())),
+            })
+            .collect()
+    });
+    for (sent, received, result) in results {
+        report.connections += 1;
+        report.sent += sent;
+        report.received += received;
+        if let Err(error) = result {
+            report.failures.push(format!("{error:#}"));
+        }
+    }
+}
+
+impl Report {
+    fn note_carrier(&mut self, conn: &dyn Connection) -> Result<()> {
+        let carrier = conn.carrier().context("what carries it")?;
+        if !self.carriers.contains(&carrier) {
+            self.carriers.push(carrier);
+        }
+        Ok(())
+    }
+}
+
+/// Makes connections of one kind.
+enum Maker {
+    Sockets(kernel::Sockets),
+    #[cfg(feature = "ours")]
+    Ours(super::ours::Ours),
+}
+
+impl Maker {
+    fn new(job: &Job) -> Result<Self> {
+        Ok(match job.kind {
+            Kind::Kernel => Self::Sockets(kernel::Sockets::Smc),
+            Kind::Tcp => Self::Sockets(kernel::Sockets::Tcp),
+            #[cfg(feature = "ours")]
+            Kind::Ours => Self::Ours(super::ours::Ours::new(job)?),
+            #[cfg(not(feature = "ours"))]
+            Kind::Ours => bail!("built without feature `ours`"),
+        })
+    }
+
+    /// A listener may not be there yet in the first moments, though it said so.
+    fn connect(&self, to: SocketAddr) -> Result<Box<dyn Connection>> {
+        Ok(match self {
+            Self::Sockets(sockets) => Box::new(sockets.connect(to)?),
+            #[cfg(feature = "ours")]
+            Self::Ours(ours) => ours.connect(to)?,
+        })
+    }
+
+    fn listen(&self, at: SocketAddr) -> Result<Box<dyn Listener>> {
+        Ok(match self {
+            Self::Sockets(sockets) => Box::new(sockets.listen(at)?),
+            #[cfg(feature = "ours")]
+            Self::Ours(ours) => ours.listen(at)?,
+        })
+    }
+
+    /// Gives what was closed the time to be closed; the kernel needs none from us.
+    fn end(&self) {
+        match self {
+            Self::Sockets(_) => {}
+            #[cfg(feature = "ours")]
+            Self::Ours(ours) => ours.end(GOODBYE),
+        }
+    }
+}
+
+/// Connections that are asked what carries them; asking means a look at all sockets.
+const ASKED: usize = 4;
+
+const STACK: usize = 256 * 1024;
+
+#[cfg_attr(
+    not(feature = "ours"),
+    expect(dead_code, reason = "the kernel needs no goodbye")
+)]
+const GOODBYE: Duration = Duration::from_secs(10);
