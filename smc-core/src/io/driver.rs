@@ -13,7 +13,7 @@ use smc_wire::types::{Gid, Qpn};
 
 use super::conn::{Conn, ConnKey};
 use super::groups::Groups;
-use super::rdma::RdmaGroup;
+use super::rdma::{RdmaGroup, Wire};
 use super::runtime::{Runtime, Timer, Watch};
 use crate::device::{Device, DeviceError, Doorbell, Event};
 use crate::error::{Error, How};
@@ -34,6 +34,8 @@ pub(crate) struct Slot {
     driver: AtomicWaker,
     /// Whose queue pairs those of the device are.
     links: Mutex<HashMap<Qpn, (Weak<RdmaGroup>, LinkId)>>,
+    /// Links to be closed when everything that they have received was handed out.
+    closing: Mutex<Vec<(Arc<Wire>, Weak<RdmaGroup>)>>,
     /// Held while events are handed out: the device has one consumer at a time.
     draining: Mutex<()>,
     gone: AtomicBool,
@@ -53,6 +55,8 @@ struct Table {
     released: Vec<Weak<Conn>>,
     /// Dropped, and something happened on their TCP sockets.
     rousing: Vec<Weak<Conn>>,
+    /// TCP has ended before the peer has said anything; until when it may, the earliest first.
+    doubted: VecDeque<(Instant, Weak<Conn>)>,
     /// Words that a busy device has not taken yet.
     owing: Vec<ConnKey>,
     /// When the device is asked again.
@@ -76,6 +80,7 @@ impl Slot {
             news: AtomicBool::new(false),
             driver: AtomicWaker::new(),
             links: Mutex::default(),
+            closing: Mutex::default(),
             draining: Mutex::default(),
             gone: AtomicBool::new(false),
             abandoned: AtomicBool::new(false),
@@ -99,7 +104,8 @@ impl Slot {
     /// at the memory before it sleeps.
     pub(crate) fn adopt(&self, conn: &Arc<Conn>) {
         self.table().conns.insert(conn.key(), Arc::clone(conn));
-        if self.is_gone() {
+        // Those of SMC-R may have moved to another device.
+        if self.is_gone() && conn.staged().is_none() {
             conn.kill(Error::Closed(How::Aborted));
         }
     }
@@ -122,6 +128,14 @@ impl Slot {
         self.call_driver();
     }
 
+    /// TCP has ended, and the peer has not said anything yet: it has to do so soon.
+    pub(crate) fn doubt(&self, conn: &Arc<Conn>) {
+        let until = self.groups.runtime().now() + LAST_WORD_WAIT;
+        let doubted = (until, Arc::downgrade(conn));
+        self.table().doubted.push_back(doubted);
+        self.call_driver();
+    }
+
     /// Something happened on the TCP socket of a dropped connection.
     pub(crate) fn look_at(&self, conn: &Arc<Conn>) {
         self.table().rousing.push(Arc::downgrade(conn));
@@ -132,6 +146,7 @@ impl Slot {
     /// Streams that the application still has go on as far as they can.
     fn abandon(&self) {
         self.abandoned.store(true, Ordering::Release);
+        self.close_links();
         for conn in self.connections() {
             if conn.is_released() {
                 conn.kill(Error::Closed(How::Endpoint));
@@ -187,7 +202,7 @@ impl Slot {
             Event::BufferGone(_) | Event::Peer { .. } => {}
             Event::Received { link, message } => {
                 if let Some((group, link)) = self.link(link) {
-                    group.received(link, &message);
+                    group.received(self.index, link, &message);
                 }
             }
             Event::Sent { link, op } => {
@@ -247,6 +262,9 @@ impl Slot {
         for conn in self.overdue(now) {
             conn.kill(Error::Closed(How::Aborted));
         }
+        for conn in self.still_silent(now) {
+            conn.kill(Error::Closed(How::Aborted));
+        }
         for conn in self.owing(now) {
             if conn.say_again() {
                 self.table().owing.push(conn.key());
@@ -257,7 +275,27 @@ impl Slot {
             table.ask_at = Some(now + OWED_AGAIN);
         }
         let lingering = table.lingering.front().map(|(until, _)| *until);
-        lingering.into_iter().chain(table.ask_at).min()
+        let doubted = table.doubted.front().map(|(until, _)| *until);
+        lingering
+            .into_iter()
+            .chain(doubted)
+            .chain(table.ask_at)
+            .min()
+    }
+
+    /// Connections whose TCP has ended and whose peer has had its time to say something.
+    fn still_silent(&self, now: Instant) -> Vec<Arc<Conn>> {
+        let mut silent = Vec::new();
+        let mut table = self.table();
+        while let Some((until, conn)) = table.doubted.front() {
+            match conn.upgrade().filter(|conn| conn.is_silent()) {
+                Some(conn) if *until <= now => silent.push(conn),
+                Some(_) => break,
+                None => {}
+            }
+            table.doubted.pop_front();
+        }
+        silent
     }
 
     /// Connections whose peer has not said its last word in time.
@@ -308,23 +346,79 @@ impl Slot {
     /// Hands out what the device has, on behalf of somebody who looks for it; nothing if somebody
     /// else is at it.
     pub(crate) fn look_around(&self) {
-        let drained = match self.draining.try_lock() {
-            Ok(_one) => self.drain_alone(),
+        let is_quiet = match self.draining.try_lock() {
+            Ok(_one) => self.drain_and_arm(),
             Err(_) => return,
         };
-        // The driver may be asleep, and what was armed for it used up. A failure shows there too.
-        if drained != Ok(false) {
+        // There is more than can be done here, or the device has failed.
+        if !is_quiet {
             self.call_driver();
+        }
+    }
+
+    /// Hands out what the device has. The driver may be asleep, and what was armed for it taken
+    /// back, so it is armed again. Returns whether the driver can sleep on.
+    fn drain_and_arm(&self) -> bool {
+        for _ in 0..PASSES_MAX {
+            match self.drain_alone() {
+                Ok(false) => return true,
+                Ok(true) if self.device.arm().is_ok() => {}
+                Ok(true) | Err(_) => return false,
+            }
+        }
+        false
+    }
+
+    /// The same for somebody who cannot do without what the device has. Whoever is at it is waited
+    /// for, though not without end: they may be waiting for us.
+    pub(crate) fn look_around_patiently(&self) {
+        for _ in 0..PATIENCE {
+            if let Ok(one) = self.draining.try_lock() {
+                drop(one);
+                return self.look_around();
+            }
+            std::thread::yield_now();
         }
     }
 
     /// What a queue pair reports is for this link from now on.
     pub(crate) fn add_link(&self, qpn: Qpn, group: &Arc<RdmaGroup>, link: LinkId) {
-        self.links().insert(qpn, (Arc::downgrade(group), link));
+        let mut links = self.links();
+        // A set-up that was given up leaves its link behind.
+        links.retain(|_, (group, _)| group.strong_count() > 0);
+        links.insert(qpn, (Arc::downgrade(group), link));
     }
 
     pub(crate) fn remove_link(&self, qpn: Qpn) {
         self.links().remove(&qpn);
+    }
+
+    /// Has a link closed as soon as everything that it has received was handed out, and its group
+    /// told so: what the peer knows to have arrived must not get lost.
+    pub(crate) fn close_link(&self, wire: Arc<Wire>, group: &Arc<RdmaGroup>) {
+        let closing = (wire, Arc::downgrade(group));
+        self.closing().push(closing);
+        if self.is_gone() || self.abandoned.load(Ordering::Acquire) {
+            self.close_links();
+        } else {
+            self.call_driver();
+        }
+    }
+
+    fn close_links(&self) {
+        let closing = std::mem::take(&mut *self.closing());
+        self.close_all(closing);
+    }
+
+    fn close_all(&self, closing: Vec<(Arc<Wire>, Weak<RdmaGroup>)>) {
+        for (wire, group) in closing {
+            wire.link().close();
+            wire.set_closed();
+            self.remove_link(wire.link().qpn());
+            if let Some(group) = group.upgrade() {
+                group.closed(wire.id());
+            }
+        }
     }
 
     fn link(&self, qpn: Qpn) -> Option<(Arc<RdmaGroup>, LinkId)> {
@@ -334,6 +428,10 @@ impl Slot {
 
     fn links(&self) -> MutexGuard<'_, HashMap<Qpn, (Weak<RdmaGroup>, LinkId)>> {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn closing(&self) -> MutexGuard<'_, Vec<(Arc<Wire>, Weak<RdmaGroup>)>> {
+        self.closing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -383,18 +481,14 @@ impl Driver {
 
     /// One pass. Returns whether the driver may sleep.
     fn pass(&mut self, slot: &Slot, cx: &mut Context<'_>) -> Result<bool, DeviceError> {
-        slot.driver.register(cx.waker());
         if let Doorbell::Waker(bell) = slot.device.doorbell() {
             bell.register(cx.waker());
         }
-        slot.news.store(false, Ordering::Release);
-        let now = self.runtime.now();
-        let next = slot
-            .housekeeping(now)
-            .into_iter()
-            .chain(slot.groups.next_timeout(now))
-            .min();
-        slot.drain()?;
+        let next = self.keep_house(slot, cx);
+        let closing = std::mem::take(&mut *slot.closing());
+        let drained = slot.drain();
+        slot.close_all(closing);
+        drained?;
         slot.device.arm()?;
         if slot.drain()? {
             return Ok(false);
@@ -407,6 +501,25 @@ impl Driver {
             }
         }
         Ok(self.sleep_until(next, cx) && !matches!(slot.device.doorbell(), Doorbell::Spin))
+    }
+
+    /// Does what has to be done besides handing out events. Returns when to come again.
+    fn keep_house(&self, slot: &Slot, cx: &Context<'_>) -> Option<Instant> {
+        slot.driver.register(cx.waker());
+        slot.news.store(false, Ordering::Release);
+        let now = self.runtime.now();
+        slot.housekeeping(now)
+            .into_iter()
+            .chain(slot.groups.next_timeout(now))
+            .min()
+    }
+
+    /// One pass without a device: connections that have moved to another one are still looked
+    /// after here.
+    fn pass_without_device(&mut self, slot: &Slot, cx: &mut Context<'_>) -> bool {
+        let next = self.keep_house(slot, cx);
+        slot.close_links();
+        self.sleep_until(next, cx)
     }
 
     /// Sets the timer. Returns whether the time is still to come.
@@ -440,13 +553,21 @@ impl Future for Driver {
         let Some(slot) = self.slot.upgrade() else {
             return Poll::Ready(());
         };
+        let is_rdma = slot.device.fabric().rdma().is_some();
         for _ in 0..PASSES_MAX {
-            match self.pass(&slot, cx) {
+            let may_sleep = if is_rdma && slot.is_gone() {
+                Ok(self.pass_without_device(&slot, cx))
+            } else {
+                self.pass(&slot, cx)
+            };
+            match may_sleep {
                 Ok(true) => return Poll::Pending,
                 Ok(false) => {}
                 Err(_) => {
                     slot.device_gone();
-                    return Poll::Ready(());
+                    if !is_rdma {
+                        return Poll::Ready(());
+                    }
                 }
             }
         }
@@ -458,6 +579,13 @@ impl Future for Driver {
 
 /// Passes in one turn of the executor.
 const PASSES_MAX: usize = 4;
+
+/// How long a peer whose TCP connection has ended has for its first word: its last one may be on
+/// its way, and its link may have to be given up first.
+const LAST_WORD_WAIT: Duration = Duration::from_secs(5);
+
+/// Looks at whether somebody else has finished with a device.
+const PATIENCE: usize = 10_000;
 
 /// How soon a busy device is asked again.
 const OWED_AGAIN: Duration = Duration::from_millis(1);

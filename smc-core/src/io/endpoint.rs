@@ -13,7 +13,7 @@ use super::groups::Groups;
 use super::listener::{ListenOptions, Listener};
 use super::mode::Mode;
 use super::negotiate::{self, Local, Negotiation};
-use super::rdma::Ports;
+use super::rdma::{Ports, RdmaGroupInfo};
 use super::runtime::{Runtime, SocketOptions};
 use super::setup;
 use super::stream::Stream;
@@ -178,6 +178,16 @@ impl Endpoint {
         self.inner.groups.snapshots()
     }
 
+    /// The links of the SMC-R link groups there are, in the order in which the groups came. Those
+    /// that are just ending are among them.
+    #[must_use]
+    pub fn rdma_groups(&self) -> Vec<RdmaGroupInfo> {
+        let groups = self.inner.groups.all_rdma();
+        let mut groups: Vec<_> = groups.iter().map(|group| group.snapshot()).collect();
+        groups.sort_unstable_by_key(|group| group.id);
+        groups
+    }
+
     /// The SMC connections there are, those that wait for the peer's last word included.
     #[must_use]
     pub fn connections(&self) -> Vec<Connection> {
@@ -207,7 +217,9 @@ impl Endpoint {
         groups.wait_until(until, is_settled).await;
         self.shutdown();
         let until = self.inner.runtime.now() + FAREWELL;
-        groups.wait_until(until, || groups.all_rdma().is_empty()).await;
+        groups
+            .wait_until(until, || groups.all_rdma().is_empty())
+            .await;
     }
 
     /// Ends all link groups and with them all SMC connections, which get `ConnectionAborted`.

@@ -1,5 +1,6 @@
 //! The registry of link groups, shared by set-ups, connections and drivers.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -7,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::{Poll, Waker};
 use std::time::Instant;
 
-use event_listener::Event;
+use event_listener::{Event, EventListener};
 use hashbrown::HashMap;
 use smc_wire::types::{AlertToken, Gid};
 
@@ -32,10 +33,12 @@ pub(crate) struct Groups {
     ports: Ports,
     llc: LlcConfig,
     /// The SMC-R groups, as long as their links exist.
-    rdma: Mutex<HashMap<GroupId, Arc<RdmaGroup>>>,
+    rdma: Mutex<BTreeMap<GroupId, Arc<RdmaGroup>>>,
     last_token: AtomicU32,
     /// A connection or an SMC-R group has ended.
     ended: Event,
+    /// A group was terminated, perhaps under set-ups.
+    terminated: Event,
 }
 
 struct Inner {
@@ -63,6 +66,7 @@ impl Groups {
             rdma: Mutex::default(),
             last_token: AtomicU32::new(0),
             ended: Event::new(),
+            terminated: Event::new(),
         })
     }
 
@@ -242,7 +246,7 @@ impl Groups {
         }
     }
 
-    fn rdma_groups(&self) -> MutexGuard<'_, HashMap<GroupId, Arc<RdmaGroup>>> {
+    fn rdma_groups(&self) -> MutexGuard<'_, BTreeMap<GroupId, Arc<RdmaGroup>>> {
         self.rdma.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -250,6 +254,22 @@ impl Groups {
     pub(crate) fn is_usable(&self, group: GroupId) -> bool {
         let snapshot = self.lock().registry.snapshot(group);
         snapshot.is_some_and(|group| group.state != State::Terminating)
+    }
+
+    /// Whether an SMC-R group was ended from outside while somebody still has a seat in it.
+    ///
+    /// Set-ups over SMC-D find out by themselves, when the device fails or the group cannot be
+    /// opened, and may still become TCP until then.
+    pub(crate) fn is_terminating(&self, group: GroupId) -> bool {
+        let snapshot = self.lock().registry.snapshot(group);
+        snapshot.is_some_and(|group| {
+            group.state == State::Terminating && matches!(group.key, Key::Rdma { .. })
+        })
+    }
+
+    /// To be told when the next group is terminated.
+    pub(crate) fn listen_terminated(&self) -> EventListener {
+        self.terminated.listen()
     }
 
     pub(crate) fn snapshots(&self) -> Vec<Snapshot> {
@@ -307,14 +327,17 @@ impl Groups {
 
     fn end(&self, output: Output) {
         match output {
-            Output::Terminate { group, key, cause } => match key.device() {
-                Some(device) => {
-                    if let Some(slot) = self.slot(device) {
-                        slot.group_ended(group, cause);
+            Output::Terminate { group, key, cause } => {
+                match key.device() {
+                    Some(device) => {
+                        if let Some(slot) = self.slot(device) {
+                            slot.group_ended(group, cause);
+                        }
                     }
+                    None => self.end_rdma(group, cause),
                 }
-                None => self.end_rdma(group, cause),
-            },
+                self.terminated.notify(usize::MAX);
+            }
             Output::Removed { group, key, cause } => match (key.device(), key.peer()) {
                 (Some(device), Some(peer)) => {
                     if cause.is_local() {

@@ -31,6 +31,7 @@ mod tcp;
 pub use endpoint::{Builder, ConnectOptions, Connection, Endpoint};
 pub use listener::{ListenOptions, Listener};
 pub use mode::Mode;
+pub use rdma::RdmaGroupInfo;
 pub use ready::{Interest, Readiness};
 pub use split::{OwnedReadHalf, OwnedWriteHalf, ReadHalf, ReuniteError, WriteHalf};
 pub use stream::Stream;

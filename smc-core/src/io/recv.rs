@@ -198,6 +198,7 @@ impl Receiver {
         if self.half.readable() > 0 {
             return Ok(Some(len_usize(self.half.readable())));
         }
+        self.show_all_read();
         self.look_at_flags();
         if !self.conn.ended() {
             return Ok(None);
@@ -213,6 +214,19 @@ impl Receiver {
             None => Ok(None),
             Some(Ok(())) => Ok(Some(0)),
             Some(Err(error)) => Err(error),
+        }
+    }
+
+    /// Shows the peer that everything was read, however little that is, if it waits for that.
+    fn show_all_read(&mut self) {
+        if self.half.readable() > 0 || !self.conn.take_update_wanted() {
+            return;
+        }
+        // The wish is about all data that was there when it came.
+        if self.conn.local.producer().load(Ordering::Acquire) != self.producer_seen {
+            self.conn.want_update();
+        } else if self.half.unconfirmed() > 0 {
+            self.conn.say_consumer(self.half.confirm());
         }
     }
 
@@ -267,10 +281,7 @@ impl Receiver {
 
     fn consume(&mut self, count: usize) {
         self.half.consume(len_u32(count));
-        if self.half.readable() == 0 && self.conn.take_update_wanted() {
-            self.conn.say_consumer(self.half.confirm());
-            return;
-        }
+        self.show_all_read();
         if !self.half.may_owe_update() {
             return;
         }

@@ -72,7 +72,11 @@ impl Sender {
         match &mut self.way {
             _ if space == 0 => Ok(None),
             Way::Direct(window) => window.write(&self.conn, bufs, wanted.min(space), space),
-            Way::Staged(staged) => Ok(Some(staged.write(bufs))),
+            Way::Staged(staged) => match staged.write(bufs) {
+                // The peer has closed this moment.
+                0 => self.conn.write_end().map(|()| None),
+                count => Ok(Some(count)),
+            },
         }
     }
 

@@ -71,6 +71,10 @@ pub(crate) async fn connect(
             let machine = Client::new(endpoint.runtime.now(), config, &path);
             shake_hands(endpoint, socket, to, machine, false).await?
         }
+        // Whether there is a port for the connection shows only when it is there.
+        (Delivery::Plain, Err(_), _) if config.rdma.is_some() && policy != Policy::Never => {
+            not_spoken(socket)
+        }
         (_, Err(reason), _) => Stream::tcp(socket, Vec::new(), reason),
         (Delivery::Delivered, Ok(offer), Some(announced)) => {
             answered(endpoint, socket, to, (config, offer), announced).await?
@@ -332,6 +336,8 @@ async fn drive(
     kept: &mut Kept,
 ) -> Result<Outcome, Error> {
     let mut work: Option<Pin<Box<dyn Future<Output = Brought> + Send>>> = None;
+    // The group of ours of which the machine knows that it was terminated.
+    let mut told = None;
     loop {
         while let Some(output) = machine.poll_output() {
             match output {
@@ -344,15 +350,34 @@ async fn drive(
                     let prepared = kept.prepared.clone();
                     work = Some(Box::pin(carry_out(Arc::clone(endpoint), asked, prepared)));
                 }
-                Output::Discard => *kept = Kept::default(),
+                Output::Discard => {
+                    work = None;
+                    *kept = Kept::default();
+                }
                 Output::Terminate(group) => endpoint.groups.terminate(group, Cause::OutOfSync),
                 Output::Established(established) => return Ok(Outcome::Smc(established)),
                 Output::Fallback(fallback) => return Ok(Outcome::Tcp(fallback)),
                 Output::Abort(error) => return Err(error),
             }
         }
+        let group = kept.membership.as_ref().map(|seat| seat.seat().group());
+        let group = group.filter(|group| told != Some(*group));
+        let mut terminated = group.map(|_| endpoint.groups.listen_terminated());
+        if group.is_some_and(|group| endpoint.groups.is_terminating(group)) {
+            told = group;
+            machine.handle_terminated(endpoint.runtime.now());
+            continue;
+        }
         let mut timer = machine.poll_timeout().map(|at| endpoint.runtime.timer(at));
-        poll_fn(|cx| poll_input(cx, endpoint, socket, machine, kept, &mut work, &mut timer)).await;
+        poll_fn(|cx| {
+            let listener = terminated.as_mut();
+            if listener.is_some_and(|listener| Pin::new(listener).poll(cx).is_ready()) {
+                terminated = None;
+                return Poll::Ready(());
+            }
+            poll_input(cx, endpoint, socket, machine, kept, &mut work, &mut timer)
+        })
+        .await;
     }
 }
 
@@ -667,7 +692,6 @@ impl From<How> for Error {
         Self::Closed(how)
     }
 }
-
 
 /// A handshake names only devices of the fabric that it is about.
 const NOT_DIRECT: DeviceError = DeviceError::Invalid("not an SMC-D device");

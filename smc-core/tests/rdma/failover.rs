@@ -8,13 +8,15 @@ use std::sync::Arc;
 
 use crate::world::{World, connect, is_smcr, listen, pattern, transfer};
 
-struct Hosts {
-    client: smc_core::io::Endpoint,
-    server: smc_core::io::Endpoint,
-    devices: [Arc<MemoryRdma>; 4],
+/// Two hosts with two devices each.
+pub(crate) struct Hosts {
+    pub(crate) client: smc_core::io::Endpoint,
+    pub(crate) server: smc_core::io::Endpoint,
+    /// a0, b0, a1, b1.
+    pub(crate) devices: [Arc<MemoryRdma>; 4],
 }
 
-fn two_links(world: &World) -> Hosts {
+pub(crate) fn two_links(world: &World) -> Hosts {
     let devices = [
         world.device("a0", 1),
         world.device("b0", 2),

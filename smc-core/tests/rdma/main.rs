@@ -1,6 +1,13 @@
 //! Whole streams over SMC-R: endpoints on in-memory RDMA devices, with virtual time.
 
+mod closing;
+mod crowds;
+mod declines;
 mod failover;
 mod groups;
+mod hostile;
+mod links;
+mod meddler;
+mod simulation;
 mod streams;
 mod world;

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_lite::{AsyncReadExt, AsyncWriteExt, future};
-use smc_core::device::{RdmaAddress, RoceKind};
+use smc_core::device::{Device, RdmaAddress, RoceKind};
 use smc_core::io::negotiate::Assume;
 use smc_core::io::{Builder, Endpoint, Listener, Mode, Stream};
 use smc_core::proto::handshake::Subnet;
 use smc_core::wire::types::{Eid, Mac, MtuCode, RoceGid};
 use smc_testkit::memory_rdma::{MemoryRdma, RdmaOptions, RdmaWire};
-use smc_testkit::runtime::VirtualRuntime;
+use smc_testkit::runtime::{Options, VirtualRuntime};
 
 /// A network with two hosts.
 pub(crate) struct World {
@@ -21,7 +21,11 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(seed: u64) -> Self {
-        let runtime = VirtualRuntime::new(seed);
+        Self::with_options(seed, Options::default())
+    }
+
+    pub(crate) fn with_options(seed: u64, options: Options) -> Self {
+        let runtime = VirtualRuntime::with_options(seed, options);
         for last in 1..=4 {
             runtime.add_interface("v0", Subnet::V4(Ipv4Addr::new(10, 0, 0, last), 24));
         }
@@ -48,13 +52,23 @@ impl World {
         devices: &[&Arc<MemoryRdma>],
         more: impl FnOnce(Builder) -> Builder,
     ) -> Endpoint {
-        let ueid: Eid = "TEST-EID".parse().expect("a valid EID");
+        let devices = devices
+            .iter()
+            .map(|device| Arc::clone(*device) as Arc<dyn Device>);
+        self.endpoint_on(devices.collect(), |builder| more(builder.ueid(eid())))
+    }
+
+    /// An endpoint without any EID on these devices.
+    pub(crate) fn endpoint_on(
+        &self,
+        devices: Vec<Arc<dyn Device>>,
+        more: impl FnOnce(Builder) -> Builder,
+    ) -> Endpoint {
         let mut builder = Endpoint::builder()
             .runtime(self.runtime.handle())
-            .negotiation(Arc::new(Assume::new()))
-            .ueid(ueid);
+            .negotiation(Arc::new(Assume::new()));
         for device in devices {
-            builder = builder.device(Arc::<MemoryRdma>::clone(device));
+            builder = builder.device(device);
         }
         more(builder).build().expect("an endpoint")
     }
@@ -89,6 +103,11 @@ pub(crate) async fn connect(client: &Endpoint, listener: &Listener) -> (Stream, 
     let connecting = async { client.connect(server_address()).await.expect("connects") };
     let accepting = async { listener.accept().await.expect("accepts").0 };
     future::zip(connecting, accepting).await
+}
+
+/// The EID of all endpoints that do not say otherwise.
+pub(crate) fn eid() -> Eid {
+    "TEST-EID".parse().expect("a valid EID")
 }
 
 pub(crate) fn is_smcr(stream: &Stream) -> bool {

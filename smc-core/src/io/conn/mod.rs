@@ -8,12 +8,12 @@ pub(crate) use say::PeerElement;
 use std::fmt;
 use std::net::{Shutdown, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::task::{Context, Wake, Waker};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use atomic_waker::AtomicWaker;
 use event_listener::{Event, EventListener};
-use smc_wire::cdc::{ConsumerWord, ProducerWord};
+use smc_wire::cdc::{ConsumerWord, ProducerWord, StateFlags};
 use smc_wire::cursor::{Cursor, Ring};
 use smc_wire::types::{AlertToken, DmbToken};
 
@@ -54,6 +54,8 @@ pub(crate) struct Conn {
     rouse: OnceLock<Waker>,
     /// The peer has written something to our element.
     spoken: AtomicBool,
+    /// SMC-R: TCP has ended, and the peer has not said anything.
+    doubted: AtomicBool,
     /// Some end has come; details in `closing`. Checked on each call, so kept apart.
     ended: AtomicBool,
     closing: Mutex<Closing>,
@@ -136,6 +138,7 @@ impl Conn {
             consumer: Mutex::default(),
             rouse: OnceLock::new(),
             spoken: AtomicBool::new(false),
+            doubted: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             closing: Mutex::new(Closing::new()),
             failure: OnceLock::new(),
@@ -277,10 +280,17 @@ impl Conn {
         }
     }
 
+    /// The wish is still open.
+    pub(crate) fn want_update(&self) {
+        if let LocalBuffer::Rmb(handle) = &self.buffer {
+            handle.staged().want_update();
+        }
+    }
+
     /// Sees whether the device has news: on links they do not show in memory by themselves.
     pub(crate) fn look_around(&self) {
-        if matches!(self.buffer, LocalBuffer::Rmb(_)) {
-            self.slot.look_around();
+        if let LocalBuffer::Rmb(handle) = &self.buffer {
+            handle.staged().look_around(&self.slot);
         }
     }
 
@@ -308,8 +318,22 @@ impl Conn {
             self.arm();
             self.watch_set_up();
             self.note_peer();
+            self.discard_arrivals();
         } else {
             self.wake();
+        }
+    }
+
+    /// SMC-R, when the application has let go: what still arrives must not keep the peer waiting
+    /// for space, because what we have to send may wait for the peer in the same way.
+    fn discard_arrivals(&self) {
+        let LocalBuffer::Rmb(handle) = &self.buffer else {
+            return;
+        };
+        let word = self.local.producer().load(Ordering::Acquire);
+        let before = self.read_until.swap(word, Ordering::AcqRel);
+        if word != before {
+            handle.staged().discard(ProducerWord::from_ne(word).cursor);
         }
     }
 
@@ -327,18 +351,44 @@ impl Conn {
             .socket
             .poll_readable(&mut Context::from_waker(waker))
             .is_ready();
-        // A peer that closes speaks before its TCP connection ends.
-        if ended && self.is_silent() {
-            self.kill(Error::Closed(How::Aborted));
+        if !ended || !self.is_silent() {
+            return;
+        }
+        match &self.buffer {
+            // A peer that closes speaks before its TCP connection ends.
+            LocalBuffer::Dmb(_) => self.kill(Error::Closed(How::Aborted)),
+            // There is nothing to say on TCP any more but that set-up has failed.
+            LocalBuffer::Rmb(_) if self.has_tcp_data(waker) => {
+                self.kill(Error::Closed(How::Aborted));
+            }
+            // Here the end of TCP may overtake what the peer says on the link.
+            LocalBuffer::Rmb(_) => {
+                if !self.doubted.swap(true, Ordering::AcqRel) {
+                    self.slot.doubt(self);
+                }
+            }
         }
     }
 
-    fn is_silent(&self) -> bool {
+    fn has_tcp_data(&self, waker: &Waker) -> bool {
+        let read = self
+            .socket
+            .poll_read(&mut Context::from_waker(waker), &mut [0]);
+        matches!(read, Poll::Ready(Ok(1..)))
+    }
+
+    /// Whether the peer has not said anything yet.
+    pub(crate) fn is_silent(&self) -> bool {
         if self.spoken.load(Ordering::Relaxed) {
             return false;
         }
-        let words = [self.local.producer(), self.local.consumer()];
-        let spoken = words.iter().any(|word| word.load(Ordering::Acquire) != 0);
+        let spoken = match &self.buffer {
+            LocalBuffer::Dmb(_) => {
+                let words = [self.local.producer(), self.local.consumer()];
+                words.iter().any(|word| word.load(Ordering::Acquire) != 0)
+            }
+            LocalBuffer::Rmb(handle) => handle.staged().has_heard(),
+        };
         self.spoken.store(spoken, Ordering::Relaxed);
         !spoken
     }
@@ -393,8 +443,13 @@ impl Conn {
         // Set once; a later cause says less than the first.
         let _later = self.failure.set(cause);
         self.ended.store(true, Ordering::Release);
-        if let Some(flags) = flags {
-            self.say_flags(flags);
+        match (flags, self.staged()) {
+            (Some(flags), _) => self.say_flags(flags),
+            // Our last word may still wait behind data that cannot go.
+            (None, Some(staged)) if staged.is_owing() => {
+                staged.say_flags(StateFlags::ABORTED);
+            }
+            (None, _) => {}
         }
         self.wake();
         self.finish_if_over();
@@ -414,8 +469,9 @@ impl Conn {
 
     /// Lets go of everything that belongs to others once both sides have said their last word.
     fn finish_if_over(&self) {
-        // The peer has not seen our last word as long as a busy device owes it.
-        let is_owing = self.is_owing() && !self.slot.is_gone();
+        // The peer has not seen our last word as long as a busy device, or a link, owes it.
+        let is_lost = self.slot.is_gone() && self.staged().is_none();
+        let is_owing = self.is_owing() && !is_lost;
         if !self.closing().is_finished() || is_owing {
             return;
         }

@@ -1,6 +1,6 @@
 //! One SMC-R link group: its links, its connections, and what its machine wants done.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -29,8 +29,8 @@ use crate::proto::conn::staged::TransmitConfig;
 use crate::proto::group::{Cause, DeviceIndex, Key};
 use crate::proto::handshake::Role;
 use crate::proto::links::{
-    self, FirstLinkError, LinkGroup, LinkId, LinkState, LlcConfig, OpTag, Output,
-    Posted, RkeyError, RmbId, RmbKey, RtokenId,
+    self, FirstLinkError, GroupType, LinkGroup, LinkId, LinkInfo, LinkState, LlcConfig, OpTag,
+    Output, Posted, RkeyError, RmbId, RmbKey, RtokenId,
 };
 
 /// A link group of SMC-R.
@@ -44,10 +44,10 @@ pub(crate) struct RdmaGroup {
     role: Role,
     groups: Arc<Groups>,
     state: Mutex<State>,
-    wires: Mutex<HashMap<LinkId, Arc<Wire>>>,
+    wires: Mutex<BTreeMap<LinkId, Arc<Wire>>>,
     members: Mutex<HashMap<AlertToken, Arc<Staged>>>,
     /// RMBs that the peer may still write.
-    retiring: Mutex<HashMap<RmbId, Arc<Buffer>>>,
+    retiring: Mutex<BTreeMap<RmbId, (Arc<Buffer>, usize)>>,
     pool: Pool,
     next_rmb: AtomicU32,
     over: AtomicBool,
@@ -62,11 +62,15 @@ struct State {
     /// Address of the first link: others have to be on the same network.
     like: Option<RdmaAddress>,
     /// Queue pairs without a peer.
-    pending: HashMap<LinkId, (DeviceIndex, Box<dyn PendingLink>)>,
+    pending: BTreeMap<LinkId, (DeviceIndex, Box<dyn PendingLink>)>,
     first_link: Answer<Result<(), FirstLinkError>>,
-    rkeys: HashMap<RmbId, Answer<Result<(), RkeyError>>>,
-    /// Links that connections were moved away from and that still have posts outstanding.
-    emptying: Vec<LinkId>,
+    rkeys: BTreeMap<RmbId, Answer<Result<(), RkeyError>>>,
+    /// A client's: the peer's ends of links that are active or were, the oldest first. A server
+    /// that has not noticed that a link failed may still name it; that has to be told from a server
+    /// whose group we do not know, with whom the whole group would end.
+    named: VecDeque<LinkAddress>,
+    /// Links whose connections move to another one as soon as they are closed.
+    moving: Vec<(LinkId, LinkId)>,
 }
 
 /// Something that a set-up waits for.
@@ -82,9 +86,15 @@ impl<T> Default for Answer<T> {
 }
 
 impl<T: Copy> Answer<T> {
-    fn give(&mut self, value: T) {
-        if let Self::Open(Some(waker)) = std::mem::replace(self, Self::Given(value)) {
-            waker.wake();
+    /// Returns who waits for it. The first answer counts.
+    fn give(&mut self, value: T) -> Option<Waker> {
+        match self {
+            Self::Given(_) => None,
+            Self::Open(waker) => {
+                let waker = waker.take();
+                *self = Self::Given(value);
+                waker
+            }
         }
     }
 
@@ -118,10 +128,11 @@ impl RdmaGroup {
                 outputs: VecDeque::new(),
                 busy: false,
                 like: None,
-                pending: HashMap::new(),
+                pending: BTreeMap::new(),
                 first_link: Answer::default(),
-                rkeys: HashMap::new(),
-                emptying: Vec::new(),
+                rkeys: BTreeMap::new(),
+                named: VecDeque::new(),
+                moving: Vec::new(),
             }),
             wires: Mutex::default(),
             members: Mutex::default(),
@@ -136,10 +147,6 @@ impl RdmaGroup {
         group
     }
 
-    pub(crate) fn id(&self) -> GroupId {
-        self.id
-    }
-
     pub(super) fn now(&self) -> Instant {
         self.groups.runtime().now()
     }
@@ -149,8 +156,23 @@ impl RdmaGroup {
         self.over.load(Ordering::Acquire)
     }
 
-    /// The links, for tools.
-    pub(crate) fn links(&self) -> Vec<links::LinkInfo> {
+    /// For tools.
+    pub(crate) fn snapshot(&self) -> RdmaGroupInfo {
+        let connections = self.lock_members().len();
+        let retiring = self.lock_retiring().len();
+        let state = self.lock();
+        RdmaGroupInfo {
+            id: self.id,
+            role: self.role,
+            kind: state.machine.group_type(),
+            links: state.machine.links().collect(),
+            connections,
+            rtokens: state.machine.rtokens(),
+            retiring,
+        }
+    }
+
+    fn links(&self) -> Vec<LinkInfo> {
         self.lock().machine.links().collect()
     }
 
@@ -158,11 +180,14 @@ impl RdmaGroup {
         self.lock().machine.rtoken(id, link)
     }
 
-    /// Sees what the devices of the other links have.
-    pub(super) fn look_around(&self) {
-        let devices = self.lock().machine.devices();
+    /// Sees what the devices of the other links have, for somebody who misses something.
+    pub(super) fn look_around_patiently(&self, here: DeviceIndex) {
+        let mut devices: Vec<_> = self.links().iter().map(|link| link.device).collect();
+        devices.sort_unstable();
+        devices.dedup();
+        devices.retain(|device| *device != here);
         for slot in devices.into_iter().filter_map(|at| self.slot(at)) {
-            slot.look_around();
+            slot.look_around_patiently();
         }
     }
 
@@ -176,6 +201,9 @@ impl RdmaGroup {
     ) -> Result<LinkAddress, DeviceError> {
         let pending = self.open(device, address).await?;
         let local = pending.local();
+        if self.is_over() {
+            return Err(NO_LINK);
+        }
         let now = self.now();
         let candidates = self.groups.candidates(address);
         self.step(|state| {
@@ -233,12 +261,12 @@ impl RdmaGroup {
         self.lock().machine.find(peer)
     }
 
-    pub(super) fn link(&self, id: LinkId) -> Option<links::LinkInfo> {
+    pub(super) fn link(&self, id: LinkId) -> Option<LinkInfo> {
         self.lock().machine.link(id)
     }
 
     /// The link that is just being made, at first contact.
-    pub(super) fn first_link(&self) -> Option<links::LinkInfo> {
+    pub(super) fn first_link(&self) -> Option<LinkInfo> {
         self.lock().machine.links().next()
     }
 
@@ -249,6 +277,9 @@ impl RdmaGroup {
         size: SizeCode,
         staging: SizeCode,
     ) -> Result<(StagedHandle, Vec<RmbKey>), DeviceError> {
+        if self.is_over() {
+            return Err(NO_LINK);
+        }
         let rmb = self.pool.take(size, Access::RemoteWrite)?;
         let staging = self.pool.take(staging, Access::Local)?;
         let mut keys = Vec::new();
@@ -270,7 +301,14 @@ impl RdmaGroup {
         let staged = Staged::new(Arc::clone(self), token, (id, rmb), staging, wire);
         let staged = Arc::new(staged);
         self.lock_members().insert(token, Arc::clone(&staged));
-        Ok((StagedHandle::new(staged), keys))
+        let handle = StagedHandle::new(staged);
+        // From here on it is moved when the link fails, but not if it had failed before.
+        let is_usable = |link: LinkInfo| link.state.is_usable();
+        if self.link(link).is_some_and(is_usable) {
+            Ok((handle, keys))
+        } else {
+            Err(NO_LINK)
+        }
     }
 
     /// The RMB of the first connection, which the handshake tells the peer.
@@ -306,7 +344,20 @@ impl RdmaGroup {
         link: LinkId,
         peer: &crate::proto::handshake::PeerRmb,
     ) -> Result<(), links::TableFull> {
-        let rtoken = self.step(|state| state.machine.add_rtoken(link, peer.rkey, peer.addr))?;
+        if self.is_over() {
+            return Err(links::TableFull);
+        }
+        let now_on = staged.link();
+        let rtoken = self.step(|state| {
+            let rtoken = state.machine.add_rtoken(link, peer.rkey, peer.addr)?;
+            // The link of the handshake may have failed. Then the peer should have told of others.
+            let is_told = |on| state.machine.rtoken(rtoken, on).is_some();
+            if now_on.is_none_or(is_told) {
+                return Ok(rtoken);
+            }
+            state.machine.release_rtoken(rtoken);
+            Err(links::TableFull)
+        })?;
         staged.bind(peer, rtoken, TransmitConfig::default());
         Ok(())
     }
@@ -324,9 +375,10 @@ impl RdmaGroup {
             return;
         }
         staged.leave_wire();
-        self.pool.give_back(Arc::clone(staged.staging()));
+        self.pool.give_back(Arc::clone(staged.staging()), 0);
         let rmb = staged.rmb_id();
-        self.lock_retiring().insert(rmb, Arc::clone(staged.rmb()));
+        let retiring = (Arc::clone(staged.rmb()), staged.dirty());
+        self.lock_retiring().insert(rmb, retiring);
         let rtoken = staged.rtoken();
         let now = self.now();
         self.step(|state| {
@@ -339,7 +391,8 @@ impl RdmaGroup {
 
     // ---- What devices report -------------------------------------------------------------------
 
-    pub(crate) fn received(self: &Arc<Self>, link: LinkId, message: &Inbound) {
+    /// A link of this device has received a message.
+    pub(crate) fn received(self: &Arc<Self>, here: DeviceIndex, link: LinkId, message: &Inbound) {
         let now = self.now();
         let bytes = message.as_bytes();
         if bytes.first() != Some(&CdcR::TYPE) {
@@ -350,7 +403,10 @@ impl RdmaGroup {
         if let Ok(cdc) = CdcR::parse(bytes) {
             let staged = self.lock_members().get(&cdc.token).cloned();
             if let Some(staged) = staged {
-                staged.arrived(&cdc);
+                staged.arrived(&cdc, here);
+                if staged.can_go() {
+                    self.retire(&staged);
+                }
             }
         }
         if self.wire(link).is_some_and(|wire| wire.is_news(now)) {
@@ -376,7 +432,6 @@ impl RdmaGroup {
             }
         }
         self.pump(&wire);
-        self.check_emptied(&wire);
     }
 
     fn llc_sent(self: &Arc<Self>, link: LinkId, tag: OpTag) {
@@ -384,16 +439,33 @@ impl RdmaGroup {
         self.step(|state| state.machine.handle_sent(now, link, tag));
     }
 
+    /// The device says so: the queue pair sends and receives nothing any more.
     pub(crate) fn link_down(self: &Arc<Self>, link: LinkId, cause: LinkFailure) {
+        if let Some(wire) = self.wire(link) {
+            wire.set_closed();
+        }
+        self.give_up(link, cause);
+        self.closed(link);
+    }
+
+    fn give_up(self: &Arc<Self>, link: LinkId, cause: LinkFailure) {
         if let Some(wire) = self.wire(link) {
             wire.fail();
         }
         let now = self.now();
         self.step(|state| state.machine.handle_link_down(now, link, cause));
-        if let Some(wire) = self.wire(link) {
-            self.check_emptied(&wire);
+    }
+
+    /// A link is closed now: what was moved away from it goes on elsewhere.
+    pub(crate) fn closed(self: &Arc<Self>, link: LinkId) {
+        let to = {
+            let mut state = self.lock();
+            let at = state.moving.iter().position(|(from, _)| *from == link);
+            at.map(|at| state.moving.swap_remove(at).1)
+        };
+        if let Some(to) = to {
+            self.move_members(link, to);
         }
-        self.retire_finished();
     }
 
     /// All links of a device are down.
@@ -425,15 +497,9 @@ impl RdmaGroup {
     pub(crate) fn removed(self: &Arc<Self>, cause: Cause) {
         let now = self.now();
         self.step(|state| match cause {
-            Cause::Idle => state
-                .machine
-                .shutdown(now, DeleteLinkReason::PROGRAM),
-            Cause::Shutdown => state
-                .machine
-                .shutdown(now, DeleteLinkReason::OPERATOR),
-            _ => state
-                .machine
-                .terminate(now, DeleteLinkReason::PROGRAM),
+            Cause::Idle => state.machine.shutdown(now, DeleteLinkReason::PROGRAM),
+            Cause::Shutdown => state.machine.terminate(now, DeleteLinkReason::OPERATOR),
+            _ => state.machine.terminate(now, DeleteLinkReason::PROGRAM),
         });
     }
 
@@ -496,23 +562,24 @@ impl RdmaGroup {
             Output::Connect { link, peer, route } => self.connect_later(link, peer, route),
             Output::Map { device, rmbs } => self.map_later(device, rmbs),
             Output::Activate(_) | Output::Deactivate(_) => self.publish_links(),
-            Output::Move { from, to } => self.move_members(from, to),
+            Output::Move { from, to } => self.start_move(from, to),
             Output::Close(link) => self.close(link),
-            Output::FirstLink(result) => self.lock().first_link.give(result),
-            Output::RkeyConfirmed { rmb, result } => {
-                if let Some(answer) = self.lock().rkeys.get_mut(&rmb) {
-                    answer.give(result);
-                }
+            Output::FirstLink(result) => {
+                let waker = self.lock().first_link.give(result);
+                waker.into_iter().for_each(Waker::wake);
             }
+            Output::RkeyConfirmed { rmb, result } => {
+                let mut state = self.lock();
+                let answer = state.rkeys.get_mut(&rmb);
+                let waker = answer.and_then(|answer| answer.give(result));
+                drop(state);
+                waker.into_iter().for_each(Waker::wake);
+            }
+            // Else the peer may still write: it stays registered, and unused.
             Output::RkeyDeleted { rmb, is_answered } => {
-                let buffer = self.lock_retiring().remove(&rmb);
-                match buffer {
-                    Some(buffer) if is_answered => self.pool.give_back(buffer),
-                    // The peer may still write: it stays registered, and unused.
-                    Some(buffer) => {
-                        self.lock_retiring().insert(rmb, buffer);
-                    }
-                    None => {}
+                let retired = self.lock_retired_if(rmb, is_answered);
+                if let Some((buffer, dirty)) = retired {
+                    self.pool.give_back(buffer, dirty);
                 }
             }
             Output::Full(is_full) => self.groups.set_full(self.id, is_full),
@@ -528,11 +595,13 @@ impl RdmaGroup {
             Output::Ended => {
                 self.over.store(true, Ordering::Release);
                 let mut state = self.lock();
-                state.first_link.give(Err(FirstLinkError::LinkDown));
-                for answer in state.rkeys.values_mut() {
-                    answer.give(Err(RkeyError::Ended));
-                }
+                let waker = state.first_link.give(Err(FirstLinkError::LinkDown));
+                let answers = state.rkeys.values_mut();
+                let wakers = answers.filter_map(|answer| answer.give(Err(RkeyError::Ended)));
+                let wakers: Vec<_> = wakers.chain(waker).collect();
+                state.moving.clear();
                 drop(state);
+                wakers.into_iter().for_each(Waker::wake);
                 self.groups.forget_rdma(self.id);
                 self.kill_members();
                 self.retire_finished();
@@ -544,7 +613,7 @@ impl RdmaGroup {
     fn send(self: &Arc<Self>, link: LinkId, message: Vec<u8>, tag: OpTag) {
         let Some(wire) = self.wire(link) else { return };
         if wire.queue(self.now(), tag, message).is_err() {
-            return self.link_down(link, LinkFailure::Device("too many messages wait"));
+            return self.give_up(link, LinkFailure::Device("too many messages wait"));
         }
         self.pump(&wire);
     }
@@ -553,8 +622,8 @@ impl RdmaGroup {
     fn pump(self: &Arc<Self>, wire: &Arc<Wire>) {
         while let Some(token) = wire.next_turn(self.now()) {
             let staged = self.lock_members().get(&token).cloned();
-            if let Some(staged) = staged {
-                staged.take_turn();
+            if staged.is_some_and(|staged| !staged.take_turn()) {
+                break;
             }
         }
     }
@@ -563,14 +632,21 @@ impl RdmaGroup {
         self.spawn(async move |group| {
             let opened = group.open(device, &address).await;
             let now = group.now();
-            group.step(|state| {
+            let unwanted = group.step(|state| {
+                let mut unwanted = None;
                 let result = opened.map(|pending| {
                     let local = pending.local();
-                    state.pending.insert(link, (device, pending));
+                    if state.machine.link(link).is_some() {
+                        state.pending.insert(link, (device, pending));
+                    } else {
+                        unwanted = Some(pending);
+                    }
                     local
                 });
                 state.machine.handle_opened(now, link, result);
+                unwanted
             });
+            drop(unwanted);
         });
     }
 
@@ -590,7 +666,9 @@ impl RdmaGroup {
                 if !rmbs.contains(&id) {
                     continue;
                 }
-                let Some(slot) = group.slot(device) else { break };
+                let Some(slot) = group.slot(device) else {
+                    break;
+                };
                 let Some(rdma) = slot.device().fabric().rdma() else {
                     break;
                 };
@@ -638,6 +716,11 @@ impl RdmaGroup {
             Ok(connected) => {
                 let wire = Arc::new(Wire::new(link, device, connected, self.now()));
                 self.lock_wires().insert(link, wire);
+                if self.link(link).is_none() {
+                    // Nobody wants it any more, and nobody knew that it was there.
+                    self.close(link);
+                    return Err(NO_LINK);
+                }
                 Ok(())
             }
             Err(error) => {
@@ -648,57 +731,78 @@ impl RdmaGroup {
     }
 
     fn close(self: &Arc<Self>, link: LinkId) {
-        self.lock().pending.remove(&link);
+        let pending = self.lock().pending.remove(&link);
+        drop(pending);
         let wire = self.lock_wires().remove(&link);
         if let Some(wire) = wire {
             wire.fail();
-            wire.link().close();
-            if let Some(slot) = self.slot(wire.device()) {
-                slot.remove_link(wire.link().qpn());
+            self.close_wire(wire);
+        }
+    }
+
+    fn close_wire(self: &Arc<Self>, wire: Arc<Wire>) {
+        match self.groups.slot(wire.device()) {
+            Some(slot) => slot.close_link(wire, self),
+            // The endpoint is gone, and nobody hands anything out any more.
+            None => {
+                wire.link().close();
+                self.closed(wire.id());
             }
         }
-        self.retire_finished();
+    }
+
+    /// The connections of a link have to go to another one.
+    fn start_move(self: &Arc<Self>, from: LinkId, to: LinkId) {
+        let wire = self.wire(from);
+        match wire.filter(|wire| !wire.is_closed()) {
+            None => self.move_members(from, to),
+            Some(wire) => {
+                wire.fail();
+                self.lock().moving.push((from, to));
+                self.close_wire(wire);
+            }
+        }
     }
 
     fn move_members(self: &Arc<Self>, from: LinkId, to: LinkId) {
-        let Some(target) = self.wire(to) else { return };
-        for staged in self.members() {
-            staged.move_to(from, &target);
-        }
-        self.pump(&target);
-        self.lock().emptying.push(from);
-        match self.wire(from) {
-            Some(wire) => self.check_emptied(&wire),
-            None => self.moved(from),
-        }
-        self.retire_finished();
-    }
-
-    /// Says so when nothing is outstanding any more on a link that connections were moved from.
-    fn check_emptied(self: &Arc<Self>, wire: &Wire) {
-        let is_emptying = self.lock().emptying.contains(&wire.id());
-        if is_emptying && (wire.is_down() || wire.outstanding() == 0) {
-            self.moved(wire.id());
-        }
-    }
-
-    fn moved(self: &Arc<Self>, from: LinkId) {
-        let now = self.now();
-        self.step(|state| {
-            state.emptying.retain(|link| *link != from);
-            state.machine.handle_moved(now, from);
+        let target = self.wire(to).filter(|wire| !wire.is_down());
+        let target = target.or_else(|| {
+            // That one has failed meanwhile.
+            let mut links = self.links().into_iter();
+            let other = links.find(|link| link.state == LinkState::Active && link.id != from)?;
+            self.wire(other.id)
         });
+        if let Some(target) = target {
+            for staged in self.members() {
+                staged.move_to(from, &target);
+            }
+            self.pump(&target);
+        }
+        let now = self.now();
+        self.step(|state| state.machine.handle_moved(now, from));
+        self.retire_finished();
     }
 
     /// Tells the registry under which links the group can be found.
     fn publish_links(&self) {
-        let links = self.links();
-        let keys = links
-            .iter()
-            .filter(|link| link.state == LinkState::Active)
-            .filter_map(|link| link_key(&self.key, &link.peer?))
-            .collect();
-        self.groups.set_keys(self.id, keys);
+        let ends: Vec<_> = {
+            let mut state = self.lock();
+            let active = state.machine.links();
+            let active = active.filter(|link| link.state == LinkState::Active);
+            let mut ends: Vec<_> = active.filter_map(|link| link.peer).collect();
+            if self.role == Role::Client && !ends.is_empty() {
+                let named = &mut state.named;
+                named.retain(|end| !ends.contains(end));
+                named.extend(&ends);
+                while named.len() > NAMED_MAX {
+                    named.pop_front();
+                }
+                ends = named.iter().copied().collect();
+            }
+            ends
+        };
+        let keys = ends.iter().filter_map(|end| link_key(&self.key, end));
+        self.groups.set_keys(self.id, keys.collect());
     }
 
     fn slot(&self, device: DeviceIndex) -> Option<Arc<Slot>> {
@@ -709,8 +813,11 @@ impl RdmaGroup {
         self.lock_wires().get(&link).cloned()
     }
 
+    /// The connections and set-ups, in the order in which they came.
     fn members(&self) -> Vec<Arc<Staged>> {
-        self.lock_members().values().cloned().collect()
+        let mut members: Vec<_> = self.lock_members().values().cloned().collect();
+        members.sort_unstable_by_key(|staged| staged.token());
+        members
     }
 
     /// Does what is due. Returns when something will be.
@@ -721,7 +828,7 @@ impl RdmaGroup {
         for wire in wires {
             match wire.poll_timeout() {
                 Some(at) if at <= now => {
-                    self.link_down(wire.id(), LinkFailure::Device("posts are not completed"));
+                    self.give_up(wire.id(), LinkFailure::Device("posts are not completed"));
                 }
                 at => next = next.into_iter().chain(at).min(),
             }
@@ -739,7 +846,7 @@ impl RdmaGroup {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lock_wires(&self) -> MutexGuard<'_, HashMap<LinkId, Arc<Wire>>> {
+    fn lock_wires(&self) -> MutexGuard<'_, BTreeMap<LinkId, Arc<Wire>>> {
         self.wires.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -747,9 +854,33 @@ impl RdmaGroup {
         self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lock_retiring(&self) -> MutexGuard<'_, HashMap<RmbId, Arc<Buffer>>> {
+    fn lock_retired_if(&self, rmb: RmbId, is_free: bool) -> Option<(Arc<Buffer>, usize)> {
+        is_free.then(|| self.lock_retiring().remove(&rmb)).flatten()
+    }
+
+    fn lock_retiring(&self) -> MutexGuard<'_, BTreeMap<RmbId, (Arc<Buffer>, usize)>> {
         self.retiring.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// A link group of SMC-R as tools see it.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct RdmaGroupInfo {
+    /// Our identifier of the group (LG-ID).
+    pub id: GroupId,
+    /// Our side.
+    pub role: Role,
+    /// What the links have in common.
+    pub kind: GroupType,
+    /// All links, the oldest first.
+    pub links: Vec<LinkInfo>,
+    /// Connections, with set-ups and those whose last word is not acknowledged.
+    pub connections: usize,
+    /// Buffers of the peer that we know.
+    pub rtokens: usize,
+    /// Buffers of ours that no connection uses, and that the peer has not forgotten yet.
+    pub retiring: usize,
 }
 
 impl fmt::Debug for RdmaGroup {
@@ -820,6 +951,9 @@ fn link_key(of: &Key, end: &LinkAddress) -> Option<Key> {
         qpn: (role == Role::Client).then_some(end.qpn),
     })
 }
+
+/// Links by which a server may call a group, those included that have failed.
+const NAMED_MAX: usize = 4;
 
 const NO_LINK: DeviceError = DeviceError::Invalid("link group has no such link");
 const NO_DEVICE: DeviceError = DeviceError::Gone("device was removed");

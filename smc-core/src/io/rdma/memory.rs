@@ -73,11 +73,12 @@ impl Buffer {
         Ok(mr)
     }
 
-    /// Nobody uses the buffer now. It has to be as new before somebody else does.
-    fn clear(&self) {
+    /// Nobody uses the buffer now. It has to be as new before somebody else does: so much of it was
+    /// written.
+    fn clear(&self, dirty: usize) {
         self.element.reset();
-        // The span is the region itself.
-        let _in_bounds = self.ring.zero(0, self.ring.len());
+        // The span is within the region.
+        let _in_bounds = self.ring.zero(0, dirty.min(self.ring.len()));
     }
 
     fn registrations(&self) -> MutexGuard<'_, Vec<(DeviceIndex, Arc<dyn Mr>)>> {
@@ -94,7 +95,7 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    /// A buffer of this size, zeroed.
+    /// A buffer of this size. An RMB is zeroed as far as its last user knew it to be written.
     pub(crate) fn take(&self, size: SizeCode, access: Access) -> Result<Arc<Buffer>, DeviceError> {
         let reused = {
             let mut free = self.lock();
@@ -110,9 +111,12 @@ impl Pool {
 
     /// Gives a buffer back. Nobody may write it any more: the peer has confirmed that it forgot the
     /// key, or the link is gone.
-    pub(crate) fn give_back(&self, buffer: Arc<Buffer>) {
+    ///
+    /// What was written to so much of it is erased. A staging ring needs none of that: nothing
+    /// leaves it but what was copied into it for the connection at hand.
+    pub(crate) fn give_back(&self, buffer: Arc<Buffer>, dirty: usize) {
         // Before others can take it.
-        buffer.clear();
+        buffer.clear(dirty);
         let mut free = self.lock();
         if free.len() < KEPT_MAX {
             free.push(buffer);

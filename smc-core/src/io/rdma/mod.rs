@@ -12,6 +12,10 @@
 //!
 //! A handshake gets there through `work`. Locks are taken in this order: a connection's, its
 //! wire's; the group's own is a leaf. None is held while something is waited for.
+//!
+//! A link that is given up goes through the driver of its device: what it has received is handed
+//! out before it is closed, because the peer knows that it arrived; and only when it is closed,
+//! and sends nothing of the staging rings any more, its connections go on over another one.
 
 mod group;
 mod memory;
@@ -21,5 +25,7 @@ mod wire;
 pub(crate) mod work;
 
 pub(crate) use group::RdmaGroup;
+pub use group::RdmaGroupInfo;
 pub(crate) use ports::Ports;
 pub(crate) use staged::{Staged, StagedHandle};
+pub(crate) use wire::Wire;

@@ -39,11 +39,7 @@ impl Ports {
     }
 
     /// What a handshake may use now; `None` without an active port.
-    pub(crate) fn config(
-        &self,
-        runtime: &dyn Runtime,
-        slots: &[Arc<Slot>],
-    ) -> Option<RdmaConfig> {
+    pub(crate) fn config(&self, runtime: &dyn Runtime, slots: &[Arc<Slot>]) -> Option<RdmaConfig> {
         let ports = self.list(runtime, slots);
         let first = ports.first()?.address.mac;
         let peer_id = *self.peer_id.get_or_init(|| peer_id(first));

@@ -5,11 +5,12 @@ use std::fmt;
 use std::io::IoSlice;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-use smc_wire::cdc::{CdcR, StateFlags};
+use smc_wire::cdc::{CdcR, ProducerFlags, StateFlags};
 use smc_wire::cursor::{Cursor, Ring};
 use smc_wire::types::{AlertToken, Rkey, RmbAddr};
 
 use super::super::conn::{Conn, len_u32, len_usize};
+use super::super::driver::Slot;
 use super::group::RdmaGroup;
 use super::memory::Buffer;
 use super::wire::{Taken, Wire};
@@ -19,6 +20,7 @@ use crate::mem::sync::{AtomicBool, AtomicU32, Ordering};
 use crate::proto::conn::staged::{
     Arrival, Arrivals, News, PeerWrite, PostId, Transmit, TransmitConfig,
 };
+use crate::proto::group::DeviceIndex;
 use crate::proto::handshake::PeerRmb;
 use crate::proto::links::{LinkId, RmbId, RtokenId};
 
@@ -39,6 +41,14 @@ pub(crate) struct Staged {
     space: AtomicU32,
     /// The peer wants to hear when everything is read.
     update_wanted: AtomicBool,
+    /// The connection was moved to another link. From then on the peer hears each time when
+    /// everything is read: posts that it has outstanding on the old link may never complete, and
+    /// a Linux peer holds its last data back behind them until our consumer cursor moves.
+    moved: AtomicBool,
+    /// The peer has said something.
+    heard: AtomicBool,
+    /// Bytes at the start of the RMB that the peer may have written.
+    dirty: AtomicU32,
     conn: OnceLock<Weak<Conn>>,
     /// Nobody uses the connection any more; it lives on until nothing is outstanding.
     released: AtomicBool,
@@ -66,8 +76,11 @@ struct Bound {
     from: Option<Arc<dyn Mr>>,
     /// The peer's RMB on this link.
     to: Option<(Rkey, RmbAddr)>,
-    /// Posted on this link and not completed, the oldest first.
-    posted: VecDeque<PostId>,
+    /// Posted on this link and not completed, the oldest first, with what each says to have
+    /// written.
+    posted: VecDeque<(PostId, Cursor)>,
+    /// What the peer is known to have.
+    arrived: Cursor,
 }
 
 impl Staged {
@@ -89,6 +102,9 @@ impl Staged {
             tx: Mutex::new(Tx { wire, bound: None }),
             peer_ring: OnceLock::new(),
             update_wanted: AtomicBool::new(false),
+            moved: AtomicBool::new(false),
+            heard: AtomicBool::new(false),
+            dirty: AtomicU32::new(0),
             conn: OnceLock::new(),
             released: AtomicBool::new(false),
         }
@@ -124,6 +140,24 @@ impl Staged {
     pub(crate) fn adopt(&self, conn: &Arc<Conn>) {
         // A connection is made once.
         let _first = self.conn.set(Arc::downgrade(conn));
+        conn.note_peer();
+    }
+
+    /// Whether the peer has said anything.
+    pub(crate) fn has_heard(&self) -> bool {
+        self.heard.load(Ordering::Acquire)
+    }
+
+    /// How much of the RMB has to be zeroed before somebody else uses it.
+    pub(super) fn dirty(&self) -> usize {
+        len_usize(self.dirty.load(Ordering::Acquire))
+    }
+
+    /// Sees what the device of the connection has. That was `first` when it was set up.
+    pub(crate) fn look_around(&self, first: &Slot) {
+        if !first.is_gone() {
+            first.look_around();
+        }
     }
 
     // ---- Set-up --------------------------------------------------------------------------------
@@ -147,6 +181,7 @@ impl Staged {
             from: None,
             to: None,
             posted: VecDeque::new(),
+            arrived: Cursor::START,
         });
         let early = {
             let mut rx = self.rx();
@@ -156,9 +191,15 @@ impl Staged {
                 Rx::Open(_) => VecDeque::new(),
             }
         };
+        let here = self.tx().wire.as_ref().map(|wire| wire.device());
         for cdc in early {
-            self.arrived(&cdc);
+            self.arrived(&cdc, here.unwrap_or(DeviceIndex(0)));
         }
+    }
+
+    /// The link that the connection is bound to.
+    pub(super) fn link(&self) -> Option<LinkId> {
+        self.tx().wire.as_ref().map(|wire| wire.id())
     }
 
     pub(super) fn rtoken(&self) -> Option<RtokenId> {
@@ -168,7 +209,7 @@ impl Staged {
     // ---- Receiving -----------------------------------------------------------------------------
 
     /// The peer sent a message about this connection.
-    pub(super) fn arrived(&self, cdc: &CdcR) {
+    pub(super) fn arrived(&self, cdc: &CdcR, here: DeviceIndex) {
         for last in [false, true] {
             let arrival = {
                 let mut rx = self.rx();
@@ -193,7 +234,7 @@ impl Staged {
             match arrival {
                 Ok(Arrival::News(news)) => return self.heard(&news),
                 // What is missing may be among the events of another device.
-                Ok(Arrival::Missed { .. }) if !last => self.group.look_around(),
+                Ok(Arrival::Missed { .. }) if !last => self.group.look_around_patiently(here),
                 Ok(Arrival::Missed { .. }) => return self.fail(Error::Closed(How::Aborted)),
                 Ok(Arrival::Stale | Arrival::Validated) => return,
                 Err(what) => return self.fail(Error::PeerMisbehaved(what)),
@@ -211,14 +252,23 @@ impl Staged {
         element
             .consumer()
             .store(news.consumer.to_ne(), Ordering::Release);
+        let cursor = news.producer.cursor;
+        let reach = match cursor.wrap {
+            0 => cursor.count,
+            _ => self.rmb.size().ring_r().size(),
+        };
+        self.dirty.fetch_max(reach, Ordering::AcqRel);
+        self.heard.store(true, Ordering::Release);
         if news.wants_update {
             self.update_wanted.store(true, Ordering::Release);
         }
     }
 
     fn heard(&self, news: &News) {
-        let closed = news.state.intersects(StateFlags::CLOSED | StateFlags::ABORTED);
-        if news.freed > 0 || news.wants_push || closed {
+        let is_closed = news
+            .state
+            .intersects(StateFlags::CLOSED | StateFlags::ABORTED);
+        if news.freed > 0 || news.wants_push || is_closed {
             let mut tx = self.tx();
             if let Some(bound) = &mut tx.bound {
                 let freed = bound.transmit.handle_peer(news.consumer.cursor);
@@ -229,22 +279,33 @@ impl Staged {
                 if news.wants_push {
                     bound.transmit.uncork();
                 }
-                if closed {
-                    // Nobody reads any more: our last word need not wait for space.
+                if is_closed {
+                    // Its buffer may soon belong to somebody else.
                     bound.transmit.handle_peer_closed();
                 }
-                self.push(&mut tx, false);
+                self.push(tx, false);
             }
         }
         if let Some(conn) = self.conn() {
+            if !news.state.is_empty() {
+                conn.note_peer();
+            }
             conn.signalled();
         }
     }
 
     /// Whether the peer waits to hear that everything was read; asked when it was.
     pub(crate) fn take_update_wanted(&self) -> bool {
+        if self.moved.load(Ordering::Relaxed) {
+            return true;
+        }
         self.update_wanted.load(Ordering::Relaxed)
             && self.update_wanted.swap(false, Ordering::AcqRel)
+    }
+
+    /// The wish is still open.
+    pub(crate) fn want_update(&self) {
+        self.update_wanted.store(true, Ordering::Release);
     }
 
     // ---- Sending -------------------------------------------------------------------------------
@@ -276,7 +337,7 @@ impl Staged {
                 break;
             }
         }
-        self.push(&mut tx, false);
+        self.push(tx, false);
         done
     }
 
@@ -284,7 +345,7 @@ impl Staged {
         let mut tx = self.tx();
         if let Some(bound) = &mut tx.bound {
             bound.transmit.set_consumer(cursor);
-            self.push(&mut tx, false);
+            self.push(tx, false);
         }
     }
 
@@ -292,7 +353,20 @@ impl Staged {
         let mut tx = self.tx();
         if let Some(bound) = &mut tx.bound {
             bound.transmit.set_flags(flags);
-            self.push(&mut tx, false);
+            self.push(tx, false);
+        }
+    }
+
+    /// Nobody reads what has arrived up to here: it makes room for more, because the peer may have
+    /// to send all of its own before it hears our end. That will be an abort.
+    pub(crate) fn discard(&self, until: Cursor) {
+        let mut tx = self.tx();
+        if let Some(bound) = &mut tx.bound {
+            if !bound.transmit.is_flushed() {
+                bound.transmit.abort_behind();
+                bound.transmit.set_consumer(until);
+                self.push(tx, false);
+            }
         }
     }
 
@@ -306,9 +380,10 @@ impl Staged {
     }
 
     /// It is our turn on the link: one message.
-    pub(super) fn take_turn(&self) {
-        let mut tx = self.tx();
-        self.push(&mut tx, true);
+    ///
+    /// Returns whether the link could take more.
+    pub(super) fn take_turn(&self) -> bool {
+        self.push(self.tx(), true)
     }
 
     /// A message of ours was completed on this link.
@@ -319,11 +394,12 @@ impl Staged {
                 return;
             }
             let Some(bound) = &mut tx.bound else { return };
-            let Some(post) = bound.posted.pop_front() else {
+            let Some((post, arrived)) = bound.posted.pop_front() else {
                 return;
             };
+            bound.arrived = arrived;
             bound.transmit.handle_sent(post);
-            self.push(&mut tx, false);
+            self.push(tx, false);
         }
         if let Some(conn) = self.conn() {
             conn.sent();
@@ -338,61 +414,56 @@ impl Staged {
             _ => return,
         }
         tx.wire = Some(Arc::clone(to));
+        self.moved.store(true, Ordering::Release);
         if let Some(bound) = &mut tx.bound {
             bound.from = None;
             bound.to = None;
             bound.posted.clear();
             bound.transmit.failover();
         }
-        self.push(&mut tx, false);
+        self.push(tx, false);
     }
 
-    /// Posts what there is to post, as far as there is room.
-    fn push(&self, tx: &mut Tx, in_turn: bool) {
+    /// Posts what there is to post, as far as there is room. Returns whether the link could take
+    /// more.
+    fn push(&self, mut tx: MutexGuard<'_, Tx>, in_turn: bool) -> bool {
         let Tx {
             wire: Some(wire),
             bound: Some(bound),
-        } = tx
+        } = &mut *tx
         else {
-            return;
+            return true;
         };
         if bound.to.is_none() {
             bound.to = self.group.rtoken(bound.rtoken, wire.id());
+        }
+        if bound.from.is_none() {
             bound.from = self.staging.mr(wire.device());
         }
         let now = self.group.now();
-        loop {
-            let more = wire.post(now, self.token, in_turn, |post_on_wire| {
-                let Some(post) = bound.transmit.poll_post() else {
-                    return false;
-                };
-                let taken = match (&bound.from, bound.to) {
-                    (Some(from), Some(to)) => {
-                        let writes = post.spans.map(|span| write(&span, &**from, to));
-                        let count = post.writes().count();
-                        post_on_wire(&writes[..count], &post.cdc.to_bytes())
-                    }
-                    // The peer has not told where its RMB is on this link; then nothing can be
-                    // written, but an end can be told.
-                    _ if post.payload() == 0 => post_on_wire(&[], &post.cdc.to_bytes()),
-                    _ => Taken::Never,
-                };
-                match taken {
-                    Taken::Yes => bound.posted.push_back(post.id),
-                    Taken::Later | Taken::Never => bound.transmit.unpost(),
-                }
-                taken == Taken::Yes
-            });
-            match more {
-                Some(true) if in_turn => {
-                    wire.wait(self.token);
-                    break;
-                }
-                Some(true) => {}
-                Some(false) | None => break,
+        let mut last = None;
+        while wire
+            .post(now, self.token, in_turn, |post_on_wire| {
+                last = bound.post(post_on_wire);
+                last == Some(Taken::Yes)
+            })
+            .unwrap_or(false)
+        {
+            if in_turn {
+                wire.wait(self.token);
+                break;
             }
         }
         self.space.store(bound.transmit.space(), Ordering::Release);
+        if last == Some(Taken::NoWay) {
+            // Nor will there be one later.
+            if self.released.load(Ordering::Acquire) {
+                bound.transmit.kill();
+            }
+            drop(tx);
+            self.fail(Error::Closed(How::Aborted));
+        }
+        last != Some(Taken::Later)
     }
 
     // ---- Ending --------------------------------------------------------------------------------
@@ -414,18 +485,17 @@ impl Staged {
         self.can_go()
     }
 
-    /// Whether nobody uses the connection and nothing of it is outstanding.
+    /// Whether nobody uses the connection, everything was said, and nothing is outstanding.
     pub(super) fn can_go(&self) -> bool {
         if !self.released.load(Ordering::Acquire) {
             return false;
         }
+        if self.group.is_over() {
+            return true;
+        }
         let tx = self.tx();
-        let is_down = tx.wire.as_ref().is_none_or(|wire| wire.is_down());
-        let is_free = tx
-            .bound
-            .as_ref()
-            .is_none_or(|bound| bound.posted.is_empty());
-        is_down || is_free
+        let is_idle = |bound: &Bound| bound.posted.is_empty() && bound.transmit.is_idle();
+        tx.wire.is_none() || tx.bound.as_ref().is_none_or(is_idle)
     }
 
     /// Takes the connection off its link for good.
@@ -474,6 +544,46 @@ impl StagedHandle {
 impl Drop for StagedHandle {
     fn drop(&mut self) {
         self.0.group.let_go(&self.0);
+    }
+}
+
+impl Bound {
+    /// Posts what is next, if anything.
+    fn post(
+        &mut self,
+        post_on_wire: &mut dyn FnMut(&[Write<'_>], &[u8]) -> Taken,
+    ) -> Option<Taken> {
+        let mut post = self.transmit.poll_post()?;
+        let is_abort = post.cdc.state_flags.contains(StateFlags::ABORTED);
+        let taken = match (&self.from, self.to) {
+            (Some(from), Some(to)) => {
+                let writes = post.spans.map(|span| write(&span, &**from, to));
+                let count = post.writes().count();
+                post_on_wire(&writes[..count], &post.cdc.to_bytes())
+            }
+            _ if post.payload() == 0 => post_on_wire(&[], &post.cdc.to_bytes()),
+            // Nothing can be written without a key on this link, but an abort can be told, behind
+            // what has arrived.
+            _ if is_abort => {
+                post.cdc.producer = self.arrived;
+                post_on_wire(&[], &post.cdc.to_bytes())
+            }
+            _ => Taken::NoWay,
+        };
+        match taken {
+            Taken::Yes => {
+                let flags = post.cdc.producer_flags;
+                let is_validation = flags.contains(ProducerFlags::FAILOVER_VALIDATION);
+                let says = if is_validation {
+                    self.arrived
+                } else {
+                    post.cdc.producer
+                };
+                self.posted.push_back((post.id, says));
+            }
+            Taken::Later | Taken::Never | Taken::NoWay => self.transmit.unpost(),
+        }
+        Some(taken)
     }
 }
 

@@ -18,6 +18,8 @@ pub(crate) struct Wire {
     link: Arc<dyn Link>,
     slots: Mutex<SendSlots<AlertToken>>,
     down: AtomicBool,
+    /// The queue pair sends and receives nothing any more.
+    closed: AtomicBool,
     /// When the group was last told that something came, in milliseconds since `since`.
     heard: AtomicU64,
     since: Instant,
@@ -32,6 +34,8 @@ pub(crate) enum Taken {
     Later,
     /// The link is down; the group moves its connections or ends.
     Never,
+    /// The connection cannot use this link, and no other either.
+    NoWay,
 }
 
 impl Wire {
@@ -42,6 +46,7 @@ impl Wire {
             link,
             slots: Mutex::new(SendSlots::new()),
             down: AtomicBool::new(false),
+            closed: AtomicBool::new(false),
             heard: AtomicU64::new(0),
             since: now,
         }
@@ -61,6 +66,15 @@ impl Wire {
 
     pub(crate) fn is_down(&self) -> bool {
         self.down.load(Ordering::Acquire)
+    }
+
+    /// Whether the queue pair sends and receives nothing any more.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_closed(&self) {
+        self.closed.store(true, Ordering::Release);
     }
 
     /// Whether the group has to be told that something came: now and then is enough.
@@ -126,12 +140,7 @@ impl Wire {
     }
 
     /// A message of the link group; [`Wire::next_turn`] posts it.
-    pub(crate) fn queue(
-        &self,
-        now: Instant,
-        tag: OpTag,
-        message: Vec<u8>,
-    ) -> Result<(), Overflow> {
+    pub(crate) fn queue(&self, now: Instant, tag: OpTag, message: Vec<u8>) -> Result<(), Overflow> {
         self.lock().queue(now, tag, message)
     }
 
@@ -144,16 +153,14 @@ impl Wire {
         loop {
             match slots.next_turn()? {
                 Turn::Cdc(token) => return Some(token),
-                Turn::Llc(tag, message) => {
-                    match self.link.post(slots.next_op(), &[], &message) {
-                        Ok(()) => slots.posted(now, Posted::Llc(tag)),
-                        Err(SubmitError::WouldBlock) => {
-                            slots.put_back(now, tag, message);
-                            return None;
-                        }
-                        Err(_) => return None,
+                Turn::Llc(tag, message) => match self.link.post(slots.next_op(), &[], &message) {
+                    Ok(()) => slots.posted(now, Posted::Llc(tag)),
+                    Err(SubmitError::WouldBlock) => {
+                        slots.put_back(now, tag, message);
+                        return None;
                     }
-                }
+                    Err(_) => return None,
+                },
             }
         }
     }
@@ -165,11 +172,6 @@ impl Wire {
         op: OpId,
     ) -> impl Iterator<Item = Posted<AlertToken>> + use<> {
         self.lock().completed(now, op)
-    }
-
-    /// Posts that are not completed.
-    pub(crate) fn outstanding(&self) -> usize {
-        self.lock().outstanding()
     }
 
     /// Nothing is posted from now on, and nothing completed.

@@ -97,7 +97,13 @@ pub(crate) async fn confirm_rkey(prepared: Option<&Prepared>) -> Result<(), Rkey
         RkeyError::TimedOut | RkeyError::NoTurn => RkeyFailure::TimedOut,
         RkeyError::Refused => RkeyFailure::Refused,
         RkeyError::NoKey | RkeyError::Ended => RkeyFailure::LinkDown,
-    })
+    })?;
+    // The handshake names this link. If it has failed meanwhile, the peer was told of others only.
+    if staged.link() == Some(prepared.link) {
+        Ok(())
+    } else {
+        Err(RkeyFailure::LinkDown)
+    }
 }
 
 pub(crate) fn bind_peer(prepared: Option<&Prepared>, rmb: &PeerRmb) -> Result<(), TableFull> {

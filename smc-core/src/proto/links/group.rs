@@ -332,6 +332,12 @@ impl LinkGroup {
         self.tell_full();
     }
 
+    /// RMBs of the peer that are known.
+    #[must_use]
+    pub fn rtokens(&self) -> usize {
+        self.rtokens.len()
+    }
+
     /// The link for a new connection, as the server assigns them: `connections` is the number that
     /// the group has now (behaviour 2.2). `None` without an active link.
     #[must_use]

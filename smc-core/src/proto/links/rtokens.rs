@@ -35,6 +35,8 @@ struct Entry {
     /// It had users, and has none any more.
     is_left: bool,
     keys: Vec<Key>,
+    /// What it was called on links that are gone.
+    names: Vec<Key>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +55,8 @@ impl Rtokens {
         addr: RmbAddr,
     ) -> Result<RtokenId, TableFull> {
         let key = Key { link, rkey, addr };
-        if let Some(entry) = self.entries.iter().find(|entry| entry.keys.contains(&key)) {
+        let is_known = |entry: &&Entry| entry.keys.contains(&key) || entry.names.contains(&key);
+        if let Some(entry) = self.entries.iter().find(is_known) {
             return Ok(entry.id);
         }
         if self.entries.len() >= RTOKENS_MAX {
@@ -67,6 +70,7 @@ impl Rtokens {
             users: 0,
             is_left: false,
             keys: vec![key],
+            names: Vec::new(),
         });
         Ok(id)
     }
@@ -76,6 +80,7 @@ impl Rtokens {
         if let Some(entry) = self.entry(id) {
             entry.users = entry.users.saturating_add(1);
             entry.is_left = false;
+            entry.names.clear();
         }
     }
 
@@ -116,14 +121,22 @@ impl Rtokens {
     }
 
     /// A link is gone, and with it its keys.
+    ///
+    /// Those of entries that no connection has used yet are kept as names: a handshake under way
+    /// knows the RMB by the key on the link that it began with.
     pub(super) fn clear_link(&mut self, link: LinkId) {
         for entry in &mut self.entries {
-            entry.keys.retain(|key| key.link != link);
+            let (gone, keys) = std::mem::take(&mut entry.keys)
+                .into_iter()
+                .partition(|key| key.link == link);
+            entry.keys = keys;
+            if entry.users == 0 && !entry.is_left {
+                entry.names.extend::<Vec<_>>(gone);
+            }
         }
         self.sweep();
     }
 
-    #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.entries.len()
     }

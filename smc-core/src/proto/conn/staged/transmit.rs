@@ -52,6 +52,8 @@ pub struct Transmit {
     due: Due,
     flight: Flight,
     undo: Option<Undo>,
+    /// An abort goes at once.
+    aborts: bool,
     /// The peer reads nothing more.
     unheard: bool,
     killed: bool,
@@ -107,6 +109,7 @@ impl Transmit {
             due: Due::default(),
             flight: Flight::new(),
             undo: None,
+            aborts: false,
             unheard: false,
             killed: false,
         }
@@ -166,7 +169,7 @@ impl Transmit {
     /// its own, of which one at a time is in flight.
     pub fn set_consumer(&mut self, cursor: Cursor) {
         self.consumer = cursor;
-        self.due.update = !self.wanted.contains(StateFlags::ABORTED);
+        self.due.update = !self.aborts;
     }
 
     /// Flags to say in addition to those said before.
@@ -177,10 +180,18 @@ impl Transmit {
     /// something), and of the others only those that were said are repeated.
     pub fn set_flags(&mut self, flags: StateFlags) {
         self.wanted.insert(flags);
-        if self.wanted.contains(StateFlags::ABORTED) {
+        if flags.contains(StateFlags::ABORTED) {
+            self.aborts = true;
             self.due.update = false;
         }
         self.discard();
+        self.uncork();
+    }
+
+    /// An abort is to be said behind what is staged, instead of a close in order: the peer gets
+    /// everything, and hears that its own data was not read.
+    pub fn abort_behind(&mut self) {
+        self.wanted.insert(StateFlags::ABORTED);
         self.uncork();
     }
 
@@ -295,7 +306,7 @@ impl Transmit {
     }
 
     /// The peer has closed or aborted: nobody reads what is not handed out, so it is discarded, and
-    /// flags wait for it no longer.
+    /// flags wait for it no longer. No payload follows.
     pub fn handle_peer_closed(&mut self) {
         self.unheard = true;
         self.discard();
@@ -336,6 +347,7 @@ impl Transmit {
         self.undo = None;
         self.sent = self.completed;
         self.skip_consumed();
+        self.discard();
         self.due.validation = true;
         self.due.full = true;
     }
@@ -369,8 +381,12 @@ impl Transmit {
 
     /// Drops what was not handed out, if nobody is to get it.
     fn discard(&mut self) {
-        if self.unheard || self.wanted.contains(StateFlags::ABORTED) {
+        if self.unheard || self.aborts {
             self.prepared = self.reach;
+        }
+        if self.unheard {
+            // Nor is anything written a second time: the buffer may not be the peer's any more.
+            self.sent = self.reach;
         }
     }
 
@@ -401,7 +417,7 @@ impl Transmit {
 
     /// The state flags of a CDC behind this many bytes.
     fn flags_behind(&self, sent: u64) -> StateFlags {
-        if self.wanted.contains(StateFlags::ABORTED) {
+        if self.aborts {
             self.said.state.union(StateFlags::ABORTED)
         } else if sent == self.prepared {
             self.said.state.union(self.wanted)

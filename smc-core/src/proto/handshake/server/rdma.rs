@@ -257,7 +257,11 @@ impl Expect {
 
     pub(super) fn terminated(self, now: Instant, common: &mut Common) -> Next<State> {
         match self.step {
-            Step::Seat(_) | Step::Late(..) => Ok(Some(State::Rdma(Box::new(self)))),
+            // In the last case the client may still decline and go on with TCP; if it confirms,
+            // there is no place for its buffer.
+            Step::Seat(_) | Step::Late(..) | Step::Confirm(..) => {
+                Ok(Some(State::Rdma(Box::new(self))))
+            }
             Step::Link(walk, _) | Step::Rmb(walk, ..) | Step::Rkey(walk, ..) => {
                 walk.failed(DeclineCode::NOACTLINK, common)
             }

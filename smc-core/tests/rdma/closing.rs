@@ -1,0 +1,263 @@
+//! Ends of connections whose link fails in the middle of it, and ends of endpoints.
+
+use std::io::ErrorKind;
+use std::time::Duration;
+
+use futures_lite::{AsyncReadExt, AsyncWriteExt};
+use smc_core::io::Stream;
+
+use crate::failover::{Hosts, two_links};
+use crate::world::{World, connect, listen, pattern, transfer};
+
+/// What has happened when the link fails, and what still happens.
+#[derive(Clone, Copy, Debug)]
+enum Case {
+    WeShutDown,
+    TheyShutDown,
+    BothShutDown,
+    WeClosed,
+    WeClosedAndTheyShutDown,
+    TheyClosed,
+    WeAborted,
+}
+
+const CASES: [Case; 7] = [
+    Case::WeShutDown,
+    Case::TheyShutDown,
+    Case::BothShutDown,
+    Case::WeClosed,
+    Case::WeClosedAndTheyShutDown,
+    Case::TheyClosed,
+    Case::WeAborted,
+];
+
+#[test]
+fn an_end_survives_the_failure_of_its_link_in_every_state() {
+    for case in CASES {
+        // The failure comes before, while and after the message is on its way.
+        for delay in [0, 3, 6, 9, 12, 20] {
+            let world = World::new(70);
+            let hosts = two_links(&world);
+            world.block_on(async {
+                let listener = listen(&hosts.server).await;
+                let (ours, theirs) = connect(&hosts.client, &listener).await;
+                world.sleep(Duration::from_secs(1)).await;
+                let delay = Duration::from_micros(delay);
+                end(&world, &hosts, case, delay, ours, theirs).await;
+                world.sleep(Duration::from_secs(5)).await;
+                for endpoint in [&hosts.client, &hosts.server] {
+                    assert!(endpoint.connections().is_empty(), "{case:?} {delay:?}");
+                    for group in endpoint.rdma_groups() {
+                        assert_eq!(group.connections, 0, "{case:?} {delay:?}");
+                    }
+                }
+            });
+        }
+    }
+}
+
+async fn end(
+    world: &World,
+    hosts: &Hosts,
+    case: Case,
+    delay: Duration,
+    mut ours: Stream,
+    mut theirs: Stream,
+) {
+    let fail = async || {
+        world.sleep(delay).await;
+        hosts.devices[0].set_port_active(1, false);
+    };
+    match case {
+        Case::WeShutDown => {
+            ours.write_all(b"last").await.expect("writes");
+            ours.close().await.expect("shuts down");
+            fail().await;
+            expect_all(&mut theirs, b"last").await;
+            theirs.write_all(b"words").await.expect("writes");
+            drop(theirs);
+            expect_all(&mut ours, b"words").await;
+        }
+        Case::TheyShutDown => {
+            theirs.close().await.expect("shuts down");
+            fail().await;
+            expect_all(&mut ours, b"").await;
+            ours.write_all(b"last").await.expect("writes");
+            ours.close().await.expect("shuts down");
+            expect_all(&mut theirs, b"last").await;
+        }
+        Case::BothShutDown => {
+            ours.close().await.expect("shuts down");
+            theirs.close().await.expect("shuts down");
+            fail().await;
+            expect_all(&mut ours, b"").await;
+            expect_all(&mut theirs, b"").await;
+        }
+        Case::WeClosed => {
+            ours.write_all(&pattern(100_000)).await.expect("writes");
+            drop(ours);
+            fail().await;
+            expect_all(&mut theirs, &pattern(100_000)).await;
+        }
+        Case::WeClosedAndTheyShutDown => {
+            theirs.close().await.expect("shuts down");
+            ours.write_all(b"last").await.expect("writes");
+            drop(ours);
+            fail().await;
+            expect_all(&mut theirs, b"last").await;
+        }
+        Case::TheyClosed => {
+            drop(theirs);
+            fail().await;
+            expect_all(&mut ours, b"").await;
+        }
+        Case::WeAborted => {
+            theirs.write_all(b"unread").await.expect("writes");
+            world.sleep(Duration::from_millis(1)).await;
+            drop(ours);
+            fail().await;
+            let error = theirs.read(&mut [0; 8]).await.expect_err("is reset");
+            assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{delay:?}");
+        }
+    }
+}
+
+async fn expect_all(stream: &mut Stream, expected: &[u8]) {
+    let mut got = Vec::new();
+    stream.read_to_end(&mut got).await.expect("reads");
+    assert!(got == expected, "{} of {} bytes", got.len(), expected.len());
+}
+
+#[test]
+fn both_ends_dropped_with_more_to_send_than_fits_come_to_their_ends() {
+    let world = World::new(71);
+    let (a, b) = (world.device("a0", 1), world.device("b0", 2));
+    let [client, server] = [a, b]
+        .map(|device| world.endpoint_with(&[&device], |builder| builder.recv_buffer(64 * 1024)));
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        // More than the peer's buffer, so that it stays in ours.
+        ours.write_all(&pattern(200_000)).await.expect("writes");
+        theirs.write_all(&pattern(200_000)).await.expect("writes");
+        drop((ours, theirs));
+        world.sleep(Duration::from_secs(1)).await;
+        assert!(client.connections().is_empty() && server.connections().is_empty());
+    });
+}
+
+#[test]
+fn a_stream_that_is_dropped_first_delivers_although_the_peer_is_talking() {
+    let world = World::new(72);
+    let (a, b) = (world.device("a0", 1), world.device("b0", 2));
+    let [client, server] = [a, b]
+        .map(|device| world.endpoint_with(&[&device], |builder| builder.recv_buffer(64 * 1024)));
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        ours.write_all(&pattern(150_000)).await.expect("writes");
+        drop(ours);
+        // Nobody reads this any more, and the peer hears so behind the data.
+        let mut written = 0;
+        while let Ok(count) = theirs.write(&pattern(10_000)).await {
+            written += count;
+            if written >= 150_000 {
+                break;
+            }
+        }
+        let mut got = Vec::new();
+        let end = theirs.read_to_end(&mut got).await;
+        assert!(got == pattern(150_000), "{} bytes", got.len());
+        assert_eq!(
+            end.expect_err("is reset").kind(),
+            ErrorKind::ConnectionReset
+        );
+        drop(theirs);
+        world.sleep(Duration::from_secs(1)).await;
+        assert!(client.connections().is_empty() && server.connections().is_empty());
+    });
+}
+
+#[test]
+fn closing_an_endpoint_delivers_what_was_written() {
+    let world = World::new(73);
+    let (client, server) = world.pair();
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        let data = pattern(250_000);
+        ours.write_all(&data).await.expect("writes");
+        drop(ours);
+        let reading = async {
+            let mut got = Vec::new();
+            theirs.read_to_end(&mut got).await.expect("reads");
+            drop(theirs);
+            got
+        };
+        let ((), got) = futures_lite::future::zip(client.close(), reading).await;
+        assert!(got == data);
+        assert!(client.rdma_groups().is_empty());
+        world.sleep(Duration::from_secs(1)).await;
+        assert!(server.rdma_groups().is_empty());
+    });
+}
+
+#[test]
+fn a_peer_that_closes_without_a_word_ends_in_order() {
+    // TCP is quicker or slower than the link.
+    for latency in [1, 50, 400, 100_000] {
+        let world = World::new(74);
+        world
+            .wire
+            .set_latency(Duration::from_micros(latency), Duration::ZERO);
+        let (client, server) = world.pair();
+        world.block_on(async {
+            let listener = listen(&server).await;
+            let (mut ours, theirs) = connect(&client, &listener).await;
+            drop(theirs);
+            assert_eq!(ours.read(&mut [0; 1]).await.expect("ends in order"), 0);
+            let (ours, mut theirs) = connect(&client, &listener).await;
+            drop(ours);
+            assert_eq!(theirs.read(&mut [0; 1]).await.expect("ends in order"), 0);
+        });
+    }
+}
+
+#[test]
+fn a_peer_whose_tcp_ends_before_it_said_anything_is_missed_after_a_while() {
+    let world = World::new(75);
+    let (client, server) = world.pair();
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let (mut ours, theirs) = connect(&client, &listener).await;
+        let address = ours.local_addr().expect("has an address");
+        let begin = world.runtime.elapsed();
+        let mut buf = [0; 1];
+        let reading = ours.read(&mut buf);
+        let cutting = async {
+            world.sleep(Duration::from_millis(1)).await;
+            assert_eq!(world.runtime.cut(address), 1);
+        };
+        let (read, ()) = futures_lite::future::zip(reading, cutting).await;
+        assert_eq!(
+            read.expect_err("is aborted").kind(),
+            ErrorKind::ConnectionAborted
+        );
+        let took = world.runtime.elapsed() - begin;
+        assert!(
+            took > Duration::from_secs(1) && took < Duration::from_secs(10),
+            "{took:?}"
+        );
+        drop(theirs);
+        // Whoever has spoken needs no TCP any more.
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        transfer(&mut ours, &mut theirs, 1).await;
+        transfer(&mut theirs, &mut ours, 1).await;
+        world
+            .runtime
+            .cut(ours.local_addr().expect("has an address"));
+        world.sleep(Duration::from_secs(20)).await;
+        transfer(&mut ours, &mut theirs, 1000).await;
+        transfer(&mut theirs, &mut ours, 1000).await;
+    });
+}

@@ -1,0 +1,113 @@
+//! A device whose user sees other messages than its peer has sent.
+
+use std::fmt;
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use smc_core::device::{
+    Access, Device, DeviceError, Doorbell, Event, Fabric, Identity, Inbound, Limits, Mr,
+    PendingLink, Rdma, RdmaAddress,
+};
+use smc_core::mem::Region;
+use smc_core::wire::cdc::CdcR;
+use smc_testkit::memory_rdma::MemoryRdma;
+
+/// What becomes of a message: those that are seen instead of it.
+type Meddling = Box<dyn FnMut(&[u8]) -> Vec<Vec<u8>> + Send>;
+
+/// A [`MemoryRdma`] with a hand in between.
+pub(crate) struct Meddler {
+    inner: Arc<MemoryRdma>,
+    meddling: Mutex<Option<Meddling>>,
+}
+
+impl Meddler {
+    pub(crate) fn new(inner: Arc<MemoryRdma>) -> Arc<Self> {
+        Arc::new(Self {
+            inner,
+            meddling: Mutex::default(),
+        })
+    }
+
+    /// From now on each message is replaced by what this gives.
+    pub(crate) fn meddle(&self, with: impl FnMut(&[u8]) -> Vec<Vec<u8>> + Send + 'static) {
+        *self.meddling.lock().expect("nobody panics with it") = Some(Box::new(with));
+    }
+
+    /// Changes the next message of a connection that this takes.
+    pub(crate) fn change_once(&self, mut change: impl FnMut(&mut CdcR) -> bool + Send + 'static) {
+        let mut is_done = false;
+        self.meddle(move |message| {
+            let mut message = message.to_vec();
+            if let (false, Ok(mut cdc)) = (is_done, CdcR::parse(&message)) {
+                is_done = change(&mut cdc);
+                if is_done {
+                    message = cdc.to_bytes().to_vec();
+                }
+            }
+            vec![message]
+        });
+    }
+
+    fn seen(&self, message: &Inbound) -> Vec<Vec<u8>> {
+        match &mut *self.meddling.lock().expect("nobody panics with it") {
+            Some(meddling) => meddling(message.as_bytes()),
+            None => vec![message.as_bytes().to_vec()],
+        }
+    }
+}
+
+impl Device for Meddler {
+    fn identity(&self) -> &Identity {
+        self.inner.identity()
+    }
+
+    fn limits(&self) -> Limits {
+        self.inner.limits()
+    }
+
+    fn fabric(&self) -> Fabric<'_> {
+        Fabric::Rdma(self)
+    }
+
+    fn drain(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {
+        self.inner.drain(&mut |event| match event {
+            Event::Received { link, message } => {
+                for message in self.seen(&message) {
+                    let message = Inbound::new(&message);
+                    sink(Event::Received { link, message });
+                }
+            }
+            event => sink(event),
+        })
+    }
+
+    fn arm(&self) -> Result<(), DeviceError> {
+        self.inner.arm()
+    }
+
+    fn doorbell(&self) -> Doorbell<'_> {
+        self.inner.doorbell()
+    }
+}
+
+#[async_trait]
+impl Rdma for Meddler {
+    fn addresses(&self) -> Vec<RdmaAddress> {
+        self.inner.addresses()
+    }
+
+    async fn open_link(&self, at: &RdmaAddress) -> Result<Box<dyn PendingLink>, DeviceError> {
+        self.inner.open_link(at).await
+    }
+
+    async fn register(&self, memory: &Region, access: Access) -> Result<Arc<dyn Mr>, DeviceError> {
+        self.inner.register(memory, access).await
+    }
+}
+
+impl fmt::Debug for Meddler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt(f)
+    }
+}
