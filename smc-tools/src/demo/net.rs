@@ -119,7 +119,10 @@ impl Listeners {
         unix: &Path,
     ) -> Result<(Self, Addresses)> {
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        let smc = carried.endpoint.bind(SocketAddr::from((carried.host, 0))).await?;
+        let smc = carried
+            .endpoint
+            .bind(SocketAddr::from((carried.host, 0)))
+            .await?;
         let (sockets, tcp) = match runtime {
             Runtime::Smol => {
                 let tcp = smol_net::TcpListener::bind(any).await?;
