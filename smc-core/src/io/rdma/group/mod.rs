@@ -1,0 +1,465 @@
+//! One SMC-R link group: its links, its connections, and what its machine wants done.
+
+mod events;
+mod perform;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::future::poll_fn;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Instant;
+
+use atomic_waker::AtomicWaker;
+use hashbrown::HashMap;
+use smc_wire::size::SizeCode;
+use smc_wire::types::{AlertToken, GroupId, Rkey, RmbAddr};
+
+use super::super::driver::Slot;
+use super::super::groups::Groups;
+use super::memory::{Buffer, Pool};
+use super::staged::{Staged, StagedHandle};
+use super::wire::Wire;
+use crate::device::{Access, DeviceError, LinkAddress, PendingLink, RdmaAddress, Route};
+use crate::mem::sync::{AtomicBool, AtomicU32, Ordering};
+use crate::proto::conn::staged::TransmitConfig;
+use crate::proto::group::{DeviceIndex, Key};
+use crate::proto::handshake::Role;
+use crate::proto::links::{
+    self, FirstLinkError, GroupType, LinkGroup, LinkId, LinkInfo, LlcConfig, Output, RkeyError,
+    RmbId, RmbKey, RtokenId,
+};
+
+/// A link group of SMC-R.
+///
+/// The machine is behind a short lock. What it wants done is carried out in its order by whoever
+/// comes first, outside of that lock; who comes meanwhile leaves it to them.
+pub(crate) struct RdmaGroup {
+    id: GroupId,
+    /// The key that the group was created for; those of its links have the same peer.
+    key: Key,
+    role: Role,
+    groups: Arc<Groups>,
+    state: Mutex<State>,
+    wires: Mutex<BTreeMap<LinkId, Arc<Wire>>>,
+    members: Mutex<HashMap<AlertToken, Arc<Staged>>>,
+    /// RMBs that the peer may still write.
+    retiring: Mutex<BTreeMap<RmbId, (Arc<Buffer>, usize)>>,
+    pool: Pool,
+    next_rmb: AtomicU32,
+    over: AtomicBool,
+    task: AtomicWaker,
+}
+
+struct State {
+    machine: LinkGroup,
+    outputs: VecDeque<Output>,
+    /// Somebody is carrying outputs out.
+    busy: bool,
+    /// Address of the first link: others have to be on the same network.
+    like: Option<RdmaAddress>,
+    /// Queue pairs without a peer.
+    pending: BTreeMap<LinkId, (DeviceIndex, Box<dyn PendingLink>)>,
+    first_link: Answer<Result<(), FirstLinkError>>,
+    rkeys: BTreeMap<RmbId, Answer<Result<(), RkeyError>>>,
+    /// A client's: the peer's ends of links that are active or were, the oldest first. A server
+    /// that has not noticed that a link failed may still name it; that has to be told from a server
+    /// whose group we do not know, with whom the whole group would end.
+    named: VecDeque<LinkAddress>,
+    /// Links whose connections move to another one as soon as they are closed.
+    moving: Vec<(LinkId, LinkId)>,
+}
+
+/// Something that a set-up waits for.
+enum Answer<T> {
+    Open(Option<Waker>),
+    Given(T),
+}
+
+impl<T> Default for Answer<T> {
+    fn default() -> Self {
+        Self::Open(None)
+    }
+}
+
+impl<T: Copy> Answer<T> {
+    /// Returns who waits for it. The first answer counts.
+    fn give(&mut self, value: T) -> Option<Waker> {
+        match self {
+            Self::Given(_) => None,
+            Self::Open(waker) => {
+                let waker = waker.take();
+                *self = Self::Given(value);
+                waker
+            }
+        }
+    }
+
+    fn poll(&mut self, cx: &Context<'_>) -> Poll<T> {
+        match self {
+            Self::Given(value) => Poll::Ready(*value),
+            Self::Open(waker) => {
+                *waker = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl RdmaGroup {
+    /// Makes the group that a set-up has created, and starts its task.
+    pub(crate) fn start(
+        id: GroupId,
+        key: Key,
+        role: Role,
+        groups: &Arc<Groups>,
+        config: LlcConfig,
+    ) -> Arc<Self> {
+        let group = Arc::new(Self {
+            id,
+            key,
+            role,
+            groups: Arc::clone(groups),
+            state: Mutex::new(State {
+                machine: LinkGroup::new(role, id, config),
+                outputs: VecDeque::new(),
+                busy: false,
+                like: None,
+                pending: BTreeMap::new(),
+                first_link: Answer::default(),
+                rkeys: BTreeMap::new(),
+                named: VecDeque::new(),
+                moving: Vec::new(),
+            }),
+            wires: Mutex::default(),
+            members: Mutex::default(),
+            retiring: Mutex::default(),
+            pool: Pool::default(),
+            next_rmb: AtomicU32::new(1),
+            over: AtomicBool::new(false),
+            task: AtomicWaker::new(),
+        });
+        let weak = Arc::downgrade(&group);
+        groups.runtime().spawn(Box::pin(events::tend(weak)));
+        group
+    }
+
+    pub(super) fn now(&self) -> Instant {
+        self.groups.runtime().now()
+    }
+
+    /// Whether nothing can be said any more.
+    pub(super) fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire)
+    }
+
+    /// For tools.
+    pub(crate) fn snapshot(&self) -> RdmaGroupInfo {
+        let connections = self.lock_members().len();
+        let retiring = self.lock_retiring().len();
+        let state = self.lock();
+        RdmaGroupInfo {
+            id: self.id,
+            role: self.role,
+            kind: state.machine.group_type(),
+            links: state.machine.links().collect(),
+            connections,
+            rtokens: state.machine.rtokens(),
+            retiring,
+        }
+    }
+
+    fn links(&self) -> Vec<LinkInfo> {
+        self.lock().machine.links().collect()
+    }
+
+    pub(super) fn rtoken(&self, id: RtokenId, link: LinkId) -> Option<(Rkey, RmbAddr)> {
+        self.lock().machine.rtoken(id, link)
+    }
+
+    /// Sees what the devices of the other links have, for somebody who misses something.
+    pub(super) fn look_around_patiently(&self, here: DeviceIndex) {
+        let mut devices: Vec<_> = self.links().iter().map(|link| link.device).collect();
+        devices.sort_unstable();
+        devices.dedup();
+        devices.retain(|device| *device != here);
+        for slot in devices.into_iter().filter_map(|at| self.slot(at)) {
+            slot.look_around_patiently();
+        }
+    }
+
+    // ---- First contact -------------------------------------------------------------------------
+
+    /// Makes the queue pair of the first link.
+    pub(super) async fn open_first(
+        self: &Arc<Self>,
+        device: DeviceIndex,
+        address: &RdmaAddress,
+    ) -> Result<LinkAddress, DeviceError> {
+        let pending = self.open(device, address).await?;
+        let local = pending.local();
+        if self.is_over() {
+            return Err(NO_LINK);
+        }
+        let now = self.now();
+        let candidates = self.groups.candidates(address);
+        self.step(|state| {
+            let link = state.machine.first_link(now, device, local);
+            state.pending.insert(link, (device, pending));
+            state.like = Some(address.clone());
+            state.machine.handle_candidates(now, candidates);
+        });
+        Ok(local)
+    }
+
+    /// Connects the first link.
+    pub(super) async fn connect_first(
+        self: &Arc<Self>,
+        peer: LinkAddress,
+        route: Route,
+        terms: links::Terms,
+    ) -> Result<(), DeviceError> {
+        let link = self.step(|state| {
+            state.machine.first_peer(peer, route, terms);
+            state.pending.keys().next().copied()
+        });
+        let link = link.ok_or(NO_LINK)?;
+        self.connect(link, peer, route).await?;
+        let wire = self.wire(link).ok_or(NO_LINK)?;
+        for staged in self.members() {
+            staged.set_wire(&wire);
+        }
+        Ok(())
+    }
+
+    /// Exchanges CONFIRM LINK on the first link.
+    pub(super) async fn confirm_first(self: &Arc<Self>) -> Result<(), FirstLinkError> {
+        let now = self.now();
+        self.step(|state| state.machine.confirm_link(now));
+        poll_fn(|cx| self.lock().first_link.poll(cx)).await
+    }
+
+    /// First contact has succeeded.
+    pub(crate) fn establish(self: &Arc<Self>) {
+        self.publish_links();
+        let now = self.now();
+        self.step(|state| state.machine.establish(now));
+    }
+
+    // ---- Connections ---------------------------------------------------------------------------
+
+    /// The link for another connection, as the server assigns it.
+    pub(super) fn assign(&self) -> Option<LinkId> {
+        let count = self.lock_members().len();
+        self.lock().machine.assign(count)
+    }
+
+    pub(super) fn find(&self, peer: links::PeerEnd) -> Option<LinkId> {
+        self.lock().machine.find(peer)
+    }
+
+    pub(super) fn link(&self, id: LinkId) -> Option<LinkInfo> {
+        self.lock().machine.link(id)
+    }
+
+    /// The link that is just being made, at first contact.
+    pub(super) fn first_link(&self) -> Option<LinkInfo> {
+        self.lock().machine.links().next()
+    }
+
+    /// Buffers for a connection, registered with all devices of the group.
+    pub(super) async fn prepare(
+        self: &Arc<Self>,
+        link: LinkId,
+        size: SizeCode,
+        staging: SizeCode,
+    ) -> Result<(StagedHandle, Vec<RmbKey>), DeviceError> {
+        if self.is_over() {
+            return Err(NO_LINK);
+        }
+        let rmb = self.pool.take(size, Access::RemoteWrite)?;
+        let staging = self.pool.take(staging, Access::Local)?;
+        let mut keys = Vec::new();
+        let devices = self.lock().machine.devices();
+        for device in devices {
+            let slot = self.slot(device).ok_or(NO_LINK)?;
+            let rdma = slot.device().fabric().rdma().ok_or(NO_LINK)?;
+            let mr = rmb.register(device, rdma).await?;
+            staging.register(device, rdma).await?;
+            keys.push(RmbKey {
+                device,
+                rkey: mr.rkey(),
+                addr: mr.addr(),
+            });
+        }
+        let id = RmbId(self.next_rmb.fetch_add(1, Ordering::Relaxed));
+        let token = self.groups.alert_token();
+        let wire = self.wire(link);
+        let staged = Staged::new(Arc::clone(self), token, (id, rmb), staging, wire);
+        let staged = Arc::new(staged);
+        self.lock_members().insert(token, Arc::clone(&staged));
+        let handle = StagedHandle::new(staged);
+        // From here on it is moved when the link fails, but not if it had failed before.
+        let is_usable = |link: LinkInfo| link.state.is_usable();
+        if self.link(link).is_some_and(is_usable) {
+            Ok((handle, keys))
+        } else {
+            Err(NO_LINK)
+        }
+    }
+
+    /// The RMB of the first connection, which the handshake tells the peer.
+    pub(super) fn add_rmb(self: &Arc<Self>, staged: &Staged, keys: &[RmbKey]) {
+        self.step(|state| state.machine.add_rmb(staged.rmb_id(), keys));
+    }
+
+    /// Tells the peer of the RMB of a further connection.
+    pub(super) async fn confirm_rkey(
+        self: &Arc<Self>,
+        staged: &Staged,
+        link: LinkId,
+        keys: &[RmbKey],
+    ) -> Result<(), RkeyError> {
+        let rmb = staged.rmb_id();
+        let now = self.now();
+        self.step(|state| {
+            state.rkeys.insert(rmb, Answer::default());
+            state.machine.confirm_rkey(now, rmb, link, keys);
+        });
+        let guard = ForgetAnswer(self, rmb);
+        poll_fn(|cx| match guard.0.lock().rkeys.get_mut(&rmb) {
+            Some(answer) => answer.poll(cx),
+            None => Poll::Ready(Err(RkeyError::Ended)),
+        })
+        .await
+    }
+
+    /// Enters the peer's RMB in the table.
+    pub(super) fn bind(
+        self: &Arc<Self>,
+        staged: &Staged,
+        link: LinkId,
+        peer: &crate::proto::handshake::PeerRmb,
+    ) -> Result<(), links::TableFull> {
+        if self.is_over() {
+            return Err(links::TableFull);
+        }
+        let now_on = staged.link();
+        let rtoken = self.step(|state| {
+            let rtoken = state.machine.add_rtoken(link, peer.rkey, peer.addr)?;
+            // The link of the handshake may have failed. Then the peer should have told of others.
+            let is_told = |on| state.machine.rtoken(rtoken, on).is_some();
+            if now_on.is_none_or(is_told) {
+                return Ok(rtoken);
+            }
+            state.machine.release_rtoken(rtoken);
+            Err(links::TableFull)
+        })?;
+        staged.bind(peer, rtoken, TransmitConfig::default());
+        Ok(())
+    }
+
+    /// Nobody uses the connection any more.
+    pub(super) fn let_go(self: &Arc<Self>, staged: &Arc<Staged>) {
+        if staged.release() {
+            self.retire(staged);
+        }
+    }
+
+    /// Takes the keys of a connection back from the peer; its RMB is free when the peer agrees.
+    fn retire(self: &Arc<Self>, staged: &Arc<Staged>) {
+        if self.lock_members().remove(&staged.token()).is_none() {
+            return;
+        }
+        staged.leave_wire();
+        self.pool.give_back(Arc::clone(staged.staging()), 0);
+        let rmb = staged.rmb_id();
+        let retiring = (Arc::clone(staged.rmb()), staged.dirty());
+        self.lock_retiring().insert(rmb, retiring);
+        let rtoken = staged.rtoken();
+        let now = self.now();
+        self.step(|state| {
+            if let Some(rtoken) = rtoken {
+                state.machine.release_rtoken(rtoken);
+            }
+            state.machine.delete_rkey(now, rmb);
+        });
+    }
+
+    // ---- Parts ---------------------------------------------------------------------------------
+
+    fn slot(&self, device: DeviceIndex) -> Option<Arc<Slot>> {
+        self.groups.slot(device).filter(|slot| !slot.is_gone())
+    }
+
+    fn wire(&self, link: LinkId) -> Option<Arc<Wire>> {
+        self.lock_wires().get(&link).cloned()
+    }
+
+    /// The connections and set-ups, in the order in which they came.
+    fn members(&self) -> Vec<Arc<Staged>> {
+        let mut members: Vec<_> = self.lock_members().values().cloned().collect();
+        members.sort_unstable_by_key(|staged| staged.token());
+        members
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_wires(&self) -> MutexGuard<'_, BTreeMap<LinkId, Arc<Wire>>> {
+        self.wires.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_members(&self) -> MutexGuard<'_, HashMap<AlertToken, Arc<Staged>>> {
+        self.members.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_retired_if(&self, rmb: RmbId, is_free: bool) -> Option<(Arc<Buffer>, usize)> {
+        is_free.then(|| self.lock_retiring().remove(&rmb)).flatten()
+    }
+
+    fn lock_retiring(&self) -> MutexGuard<'_, BTreeMap<RmbId, (Arc<Buffer>, usize)>> {
+        self.retiring.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A link group of SMC-R as tools see it.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct RdmaGroupInfo {
+    /// Our identifier of the group (LG-ID).
+    pub id: GroupId,
+    /// Our side.
+    pub role: Role,
+    /// What the links have in common.
+    pub kind: GroupType,
+    /// All links, the oldest first.
+    pub links: Vec<LinkInfo>,
+    /// Connections, with set-ups and those whose last word is not acknowledged.
+    pub connections: usize,
+    /// Buffers of the peer that we know.
+    pub rtokens: usize,
+    /// Buffers of ours that no connection uses, and that the peer has not forgotten yet.
+    pub retiring: usize,
+}
+
+impl fmt::Debug for RdmaGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RdmaGroup")
+            .field("id", &self.id)
+            .field("role", &self.role)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A set-up waits for an answer no more.
+struct ForgetAnswer<'a>(&'a Arc<RdmaGroup>, RmbId);
+
+impl Drop for ForgetAnswer<'_> {
+    fn drop(&mut self) {
+        self.0.lock().rkeys.remove(&self.1);
+    }
+}
+
+const NO_LINK: DeviceError = DeviceError::Invalid("link group has no such link");

@@ -1,0 +1,330 @@
+//! The machine of a link group, and what it wants done.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::task::Waker;
+
+use super::super::wire::Wire;
+use super::{NO_LINK, RdmaGroup, State};
+use crate::device::{DeviceError, LinkAddress, LinkFailure, PendingLink, RdmaAddress, Route};
+use crate::mem::sync::Ordering;
+use crate::proto::group::{Cause, DeviceIndex, Key};
+use crate::proto::handshake::Role;
+use crate::proto::links::{
+    self, FirstLinkError, LinkId, LinkState, OpTag, Output, RkeyError, RmbId,
+};
+
+impl RdmaGroup {
+    /// One mutation of the machine, and what comes of it.
+    pub(super) fn step<T>(self: &Arc<Self>, mutate: impl FnOnce(&mut State) -> T) -> T {
+        let result = {
+            let mut state = self.lock();
+            let result = mutate(&mut state);
+            while let Some(output) = state.machine.poll_output() {
+                state.outputs.push_back(output);
+            }
+            if state.busy {
+                return result;
+            }
+            state.busy = true;
+            result
+        };
+        loop {
+            let output = {
+                let mut state = self.lock();
+                match state.outputs.pop_front() {
+                    Some(output) => output,
+                    None => {
+                        state.busy = false;
+                        break;
+                    }
+                }
+            };
+            self.carry_out(output);
+        }
+        self.task.wake();
+        result
+    }
+
+    fn carry_out(self: &Arc<Self>, output: Output) {
+        match output {
+            Output::Send { link, message, tag } => self.send(link, message, tag),
+            Output::Open {
+                link,
+                device,
+                address,
+            } => self.open_later(link, device, address),
+            Output::Connect { link, peer, route } => self.connect_later(link, peer, route),
+            Output::Map { device, rmbs } => self.map_later(device, rmbs),
+            Output::Activate(_) | Output::Deactivate(_) => self.publish_links(),
+            Output::Move { from, to } => self.start_move(from, to),
+            Output::Close(link) => self.close(link),
+            Output::FirstLink(result) => {
+                let waker = self.lock().first_link.give(result);
+                waker.into_iter().for_each(Waker::wake);
+            }
+            Output::RkeyConfirmed { rmb, result } => {
+                let mut state = self.lock();
+                let answer = state.rkeys.get_mut(&rmb);
+                let waker = answer.and_then(|answer| answer.give(result));
+                drop(state);
+                waker.into_iter().for_each(Waker::wake);
+            }
+            // Else the peer may still write: it stays registered, and unused.
+            Output::RkeyDeleted { rmb, is_answered } => {
+                let retired = self.lock_retired_if(rmb, is_answered);
+                if let Some((buffer, dirty)) = retired {
+                    self.pool.give_back(buffer, dirty);
+                }
+            }
+            Output::Full(is_full) => self.groups.set_full(self.id, is_full),
+            Output::Terminate(cause) => {
+                self.kill_members();
+                let cause = match cause {
+                    links::Cause::LinksLost(_) => Cause::LinksDown,
+                    links::Cause::Peer(_) => Cause::PeerGone,
+                    links::Cause::Local(_) => Cause::Shutdown,
+                };
+                self.groups.terminate(self.id, cause);
+            }
+            Output::Ended => {
+                self.over.store(true, Ordering::Release);
+                let mut state = self.lock();
+                let waker = state.first_link.give(Err(FirstLinkError::LinkDown));
+                let answers = state.rkeys.values_mut();
+                let wakers = answers.filter_map(|answer| answer.give(Err(RkeyError::Ended)));
+                let wakers: Vec<_> = wakers.chain(waker).collect();
+                state.moving.clear();
+                drop(state);
+                wakers.into_iter().for_each(Waker::wake);
+                self.groups.forget_rdma(self.id);
+                self.kill_members();
+                self.retire_finished();
+            }
+            Output::Notice(_) => {}
+        }
+    }
+
+    fn send(self: &Arc<Self>, link: LinkId, message: Vec<u8>, tag: OpTag) {
+        let Some(wire) = self.wire(link) else { return };
+        if wire.queue(self.now(), tag, message).is_err() {
+            return self.give_up(link, LinkFailure::Device("too many messages wait"));
+        }
+        self.pump(&wire);
+    }
+
+    /// Lets those post that wait, as far as there is room.
+    pub(super) fn pump(self: &Arc<Self>, wire: &Arc<Wire>) {
+        while let Some(token) = wire.next_turn(self.now()) {
+            let staged = self.lock_members().get(&token).cloned();
+            if staged.is_some_and(|staged| !staged.take_turn()) {
+                break;
+            }
+        }
+    }
+
+    fn open_later(self: &Arc<Self>, link: LinkId, device: DeviceIndex, address: RdmaAddress) {
+        self.spawn(async move |group| {
+            let opened = group.open(device, &address).await;
+            let now = group.now();
+            let unwanted = group.step(|state| {
+                let mut unwanted = None;
+                let result = opened.map(|pending| {
+                    let local = pending.local();
+                    if state.machine.link(link).is_some() {
+                        state.pending.insert(link, (device, pending));
+                    } else {
+                        unwanted = Some(pending);
+                    }
+                    local
+                });
+                state.machine.handle_opened(now, link, result);
+                unwanted
+            });
+            drop(unwanted);
+        });
+    }
+
+    fn connect_later(self: &Arc<Self>, link: LinkId, peer: LinkAddress, route: Route) {
+        self.spawn(async move |group| {
+            let result = group.connect(link, peer, route).await;
+            let now = group.now();
+            group.step(|state| state.machine.handle_connected(now, link, result));
+        });
+    }
+
+    fn map_later(self: &Arc<Self>, device: DeviceIndex, rmbs: Vec<RmbId>) {
+        self.spawn(async move |group| {
+            let mut keys = Vec::new();
+            for staged in group.members() {
+                let id = staged.rmb_id();
+                if !rmbs.contains(&id) {
+                    continue;
+                }
+                let Some(slot) = group.slot(device) else {
+                    break;
+                };
+                let Some(rdma) = slot.device().fabric().rdma() else {
+                    break;
+                };
+                let mapped = staged.rmb().register(device, rdma).await;
+                let staging = staged.staging().register(device, rdma).await;
+                if let (Ok(mr), Ok(_)) = (mapped, staging) {
+                    keys.push((id, mr.rkey(), mr.addr()));
+                }
+            }
+            let now = group.now();
+            group.step(|state| state.machine.handle_mapped(now, device, &keys));
+        });
+    }
+
+    fn spawn<F>(self: &Arc<Self>, work: impl FnOnce(Arc<Self>) -> F)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let work = work(Arc::clone(self));
+        self.groups.runtime().spawn(Box::pin(work));
+    }
+
+    pub(super) async fn open(
+        &self,
+        device: DeviceIndex,
+        address: &RdmaAddress,
+    ) -> Result<Box<dyn PendingLink>, DeviceError> {
+        let slot = self.slot(device).ok_or(NO_DEVICE)?;
+        let rdma = slot.device().fabric().rdma().ok_or(NO_DEVICE)?;
+        rdma.open_link(address).await
+    }
+
+    /// Connects a queue pair; what it receives is for us from then on.
+    pub(super) async fn connect(
+        self: &Arc<Self>,
+        link: LinkId,
+        peer: LinkAddress,
+        route: Route,
+    ) -> Result<(), DeviceError> {
+        let (device, pending) = self.lock().pending.remove(&link).ok_or(NO_LINK)?;
+        let slot = self.slot(device).ok_or(NO_DEVICE)?;
+        let qpn = pending.local().qpn;
+        slot.add_link(qpn, self, link);
+        match pending.connect(peer, route).await {
+            Ok(connected) => {
+                let wire = Arc::new(Wire::new(link, device, connected, self.now()));
+                self.lock_wires().insert(link, wire);
+                if self.link(link).is_none() {
+                    // Nobody wants it any more, and nobody knew that it was there.
+                    self.close(link);
+                    return Err(NO_LINK);
+                }
+                Ok(())
+            }
+            Err(error) => {
+                slot.remove_link(qpn);
+                Err(error)
+            }
+        }
+    }
+
+    pub(super) fn close(self: &Arc<Self>, link: LinkId) {
+        let pending = self.lock().pending.remove(&link);
+        drop(pending);
+        let wire = self.lock_wires().remove(&link);
+        if let Some(wire) = wire {
+            wire.fail();
+            self.close_wire(wire);
+        }
+    }
+
+    fn close_wire(self: &Arc<Self>, wire: Arc<Wire>) {
+        match self.groups.slot(wire.device()) {
+            Some(slot) => slot.close_link(wire, self),
+            // The endpoint is gone, and nobody hands anything out any more.
+            None => {
+                wire.link().close();
+                self.closed(wire.id());
+            }
+        }
+    }
+
+    /// The connections of a link have to go to another one.
+    fn start_move(self: &Arc<Self>, from: LinkId, to: LinkId) {
+        let wire = self.wire(from);
+        match wire.filter(|wire| !wire.is_closed()) {
+            None => self.move_members(from, to),
+            Some(wire) => {
+                wire.fail();
+                self.lock().moving.push((from, to));
+                self.close_wire(wire);
+            }
+        }
+    }
+
+    pub(super) fn move_members(self: &Arc<Self>, from: LinkId, to: LinkId) {
+        let target = self.wire(to).filter(|wire| !wire.is_down());
+        let target = target.or_else(|| {
+            // That one has failed meanwhile.
+            let mut links = self.links().into_iter();
+            let other = links.find(|link| link.state == LinkState::Active && link.id != from)?;
+            self.wire(other.id)
+        });
+        if let Some(target) = target {
+            for staged in self.members() {
+                staged.move_to(from, &target);
+            }
+            self.pump(&target);
+        }
+        let now = self.now();
+        self.step(|state| state.machine.handle_moved(now, from));
+        self.retire_finished();
+    }
+
+    /// Tells the registry under which links the group can be found.
+    pub(super) fn publish_links(&self) {
+        let ends: Vec<_> = {
+            let mut state = self.lock();
+            let active = state.machine.links();
+            let active = active.filter(|link| link.state == LinkState::Active);
+            let mut ends: Vec<_> = active.filter_map(|link| link.peer).collect();
+            if self.role == Role::Client && !ends.is_empty() {
+                let named = &mut state.named;
+                named.retain(|end| !ends.contains(end));
+                named.extend(&ends);
+                while named.len() > NAMED_MAX {
+                    named.pop_front();
+                }
+                ends = named.iter().copied().collect();
+            }
+            ends
+        };
+        let keys = ends.iter().filter_map(|end| link_key(&self.key, end));
+        self.groups.set_keys(self.id, keys.collect());
+    }
+}
+
+/// The key under which a group is found by one of its links.
+fn link_key(of: &Key, end: &LinkAddress) -> Option<Key> {
+    let Key::Rdma {
+        role,
+        version,
+        peer,
+        vlan,
+        ..
+    } = *of
+    else {
+        return None;
+    };
+    Some(Key::Rdma {
+        role,
+        version,
+        peer,
+        gid: end.gid,
+        mac: (!version.is_v2()).then_some(end.mac),
+        vlan,
+        qpn: (role == Role::Client).then_some(end.qpn),
+    })
+}
+
+/// Links by which a server may call a group, those included that have failed.
+const NAMED_MAX: usize = 4;
+
+const NO_DEVICE: DeviceError = DeviceError::Gone("device was removed");
