@@ -146,6 +146,10 @@ impl Device for RdmaDevice {
             if rings.completion {
                 self.take_completion_events(&mut consumer)?;
             }
+            if rings.asynchronous || rings.nodes {
+                // What links received and acknowledged before they failed comes first.
+                completion::drain(&self.parts, consumer.drains, sink)?;
+            }
             if rings.asynchronous {
                 async_events::drain(&self.parts, sink)?;
             }
