@@ -25,7 +25,7 @@ use smc_wire::types::Qpn;
 use crate::config::Builder;
 use crate::doorbell::{Bell, node_of};
 use crate::error::OpenError;
-use crate::link::{Core, Pending, buffers_len};
+use crate::link::{Core, Patience, Pending, buffers_len};
 use crate::links::Links;
 use crate::memory::Memory;
 use crate::verbs::{self, Registered};
@@ -92,7 +92,11 @@ impl RdmaDevice {
             usize::try_from(attributes.max_mr()).unwrap_or(0),
             usize::try_from(attributes.max_mr_size()).unwrap_or(usize::MAX),
         );
-        let parts = Parts::new(&settings.name, context, depths)?;
+        let patience = match attributes.vendor_id() {
+            SOFT_ROCE => Patience::SOFT_ROCE,
+            _ => Patience::HARDWARE,
+        };
+        let parts = Parts::new(&settings.name, context, depths, patience)?;
         let mut identity = Identity::new(settings.name);
         identity.pnet_id = settings.pnet_id;
         Ok(Self {
@@ -225,6 +229,7 @@ pub(crate) struct Parts {
     bell: Bell,
     node: Option<PathBuf>,
     depths: Depths,
+    patience: Patience,
     links: Links,
     addresses: Mutex<Vec<port::Entry>>,
     /// Links that were found to be down by whoever posted.
@@ -234,7 +239,12 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    fn new(name: &str, context: Arc<DeviceContext>, depths: Depths) -> Result<Self, OpenError> {
+    fn new(
+        name: &str,
+        context: Arc<DeviceContext>,
+        depths: Depths,
+        patience: Patience,
+    ) -> Result<Self, OpenError> {
         let domain = context.alloc_pd().map_err(|error| match error.0 {
             AllocateProtectionDomainErrorKind::Ibverbs(error) => {
                 OpenError::verbs("allocating a protection domain", error)
@@ -272,6 +282,7 @@ impl Parts {
             bell,
             node: node_of(name),
             depths,
+            patience,
             links: Links::new(depths.links as usize, depths.room() as usize),
             addresses: Mutex::new(port::active(&ports)),
             reports: Mutex::default(),
@@ -290,6 +301,11 @@ impl Parts {
 
     pub(crate) fn context(&self) -> &DeviceContext {
         &self.context
+    }
+
+    /// When its links are given up.
+    pub(crate) fn patience(&self) -> Patience {
+        self.patience
     }
 
     pub(crate) fn depths(&self) -> Depths {
@@ -428,3 +444,6 @@ pub(crate) fn try_register(domain: &Arc<ProtectionDomain>, len: u64) -> io::Resu
     let region = Region::anonymous(usize::try_from(len).unwrap_or(usize::MAX));
     Registered::new(domain, region, AccessFlags::LocalWrite).map(drop)
 }
+
+/// How soft-RoCE names its vendor.
+const SOFT_ROCE: u32 = 0x00ff_ffff;

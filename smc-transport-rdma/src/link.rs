@@ -272,11 +272,12 @@ impl Core {
             .setup_max_dest_read_atomic(1)
             .setup_min_rnr_timer(MIN_RNR_TIMER)
             .setup_address_vector(&address);
+        let patience = self.parts.patience();
         let mut send = QueuePairAttribute::new();
         send.setup_state(QueuePairState::ReadyToSend)
             .setup_sq_psn(own.psn.get())
-            .setup_timeout(ACK_TIMEOUT)
-            .setup_retry_cnt(RETRIES)
+            .setup_timeout(patience.ack_timeout)
+            .setup_retry_cnt(patience.retries)
             .setup_rnr_retry(RNR_RETRIES)
             .setup_max_read_atomic(1);
         let mut queue = lock(&self.queue);
@@ -556,12 +557,29 @@ fn not_modified(what: &'static str, error: ModifyQueuePairError) -> DeviceError 
     }
 }
 
-/// Code 15: a packet is taken for lost when it is not acknowledged within 134 ms.
-const ACK_TIMEOUT: u8 = 15;
+/// When a link is given up whose peer acknowledges nothing.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Patience {
+    /// A packet is taken for lost after 4.096 us times two to this.
+    ack_timeout: u8,
+    retries: u8,
+}
 
-/// A link is given up about a second after the wire died. Not 7, which soft-RoCE takes for
-/// endless: an end that posts has to notice by itself.
-const RETRIES: u8 = 6;
+impl Patience {
+    /// 134 ms and seven tries, as Linux has it: about a second.
+    pub(crate) const HARDWARE: Self = Self {
+        ack_timeout: 15,
+        retries: 7,
+    };
+
+    /// 537 ms and six retries: about four seconds, since a host that does in software what
+    /// hardware does may be busy for a while. Not 7, which soft-RoCE takes for endless: an end that
+    /// posts has to notice by itself that the wire died.
+    pub(crate) const SOFT_ROCE: Self = Self {
+        ack_timeout: 17,
+        retries: 6,
+    };
+}
 
 /// Endless: a peer without receive buffers is slow, not gone.
 const RNR_RETRIES: u8 = 7;
