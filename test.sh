@@ -311,6 +311,52 @@ step_fuzz() {
     bounded 900 bash smc-wire/fuzz/smoke.sh
 }
 
+step interop "unmodified kernels against ours, in virtual machines; installs QEMU as root"
+step_interop() {
+    if [[ $(uname -m) != x86_64 ]] || ! command -v apt-get >/dev/null; then
+        echo "skipped: takes an x86-64 machine with Debian's packages"
+        return "$SKIPPED"
+    fi
+    # Command and the Debian package that has it.
+    local needs=(qemu-system-x86_64:qemu-system-x86 ip:iproute2 setpriv:util-linux depmod:kmod
+        xz:xz-utils cmake:cmake)
+    local need packages=() updated=false
+    for need in "${needs[@]}"; do
+        PATH=$PATH:/usr/sbin:/sbin command -v "${need%%:*}" >/dev/null ||
+            packages+=("${need##*:}")
+    done
+    has_libclang || packages+=(libclang-dev)
+    # Both ends in a guest load them from here.
+    compgen -G '/usr/lib/*/libibverbs.so.1' >/dev/null || packages+=(libibverbs1)
+    compgen -G '/usr/lib/*/libibverbs/librxe*.so' >/dev/null || packages+=(ibverbs-providers)
+    if ((${#packages[@]} > 0)); then
+        if ((EUID != 0)); then
+            echo "skipped: as root: apt-get install ${packages[*]}"
+            return "$SKIPPED"
+        fi
+        export DEBIAN_FRONTEND=noninteractive
+        quiet 300 apt-get update -q
+        quiet 900 apt-get install -q -y --no-install-recommends "${packages[@]}"
+        updated=true
+    fi
+    # The program downloads the kernels and unpacks them; only the lists have to be there.
+    local home=${SMC_INTEROP_DIR:-$TARGET/interop} line missing=()
+    for line in 6.12 6.1; do
+        [[ ! -e $home/linux-$line/complete ]] || continue
+        if ! has_kernel "$line" && ((EUID == 0)) && ! $updated; then
+            quiet 300 apt-get update -q || true
+            updated=true
+        fi
+        has_kernel "$line" || missing+=("linux-image-$line.*-amd64")
+    done
+    if ((${#missing[@]} > 0)); then
+        echo "skipped: no package ${missing[*]} to be had; apt-get update may help"
+        return "$SKIPPED"
+    fi
+    quiet 900 cargo build "${locked[@]}" -q --release -p smc-interop --features ours
+    bounded 1500 "$TARGET/release/interop" run --role client --role server --role pair
+}
+
 # ---------------------------------------------------------------------------------------------
 # Helpers
 # ---------------------------------------------------------------------------------------------
@@ -392,6 +438,13 @@ has_libclang() {
     [[ -n ${LIBCLANG_PATH:-} ]] && return 0
     ldconfig -p 2>/dev/null | grep -q 'libclang[-.0-9]*so' && return 0
     compgen -G '/usr/lib/llvm-*/lib/libclang*.so*' >/dev/null
+}
+
+# LINE: whether apt knows a kernel package of it.
+has_kernel() {
+    local names
+    names=$(apt-cache pkgnames "linux-image-$1." | grep -E '[0-9]-amd64$' || true)
+    [[ -n $names ]]
 }
 
 # Integration tests in these crates, as arguments of cargo.

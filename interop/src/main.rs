@@ -7,6 +7,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bench;
 mod demo;
 mod guest;
 mod lab;
@@ -40,6 +41,8 @@ enum Command {
     Run(RunArgs),
     /// Show a kernel and ours exchanging data, and what went over the wire
     Demo,
+    /// Compare ours with the kernel's SMC-R, in virtual machines
+    Bench(bench::BenchArgs),
     /// One side of a scenario; in a guest
     #[command(hide = true)]
     Side,
@@ -83,6 +86,7 @@ fn main() -> ExitCode {
         }
         Command::Run(args) => run(&args),
         Command::Demo => demo::run(),
+        Command::Bench(args) => bench::run(&args),
         Command::Side => workload::run().map(|()| true),
     };
     match result {
@@ -105,7 +109,9 @@ fn list() {
 }
 
 fn run(args: &RunArgs) -> Result<bool> {
-    let runs = chosen(args)?;
+    let mut runs = chosen(args)?;
+    // Those that leave guests behind which are of no use any more come last.
+    runs.sort_by_key(|(run, _)| run.strands_a_kernel());
     let started = Instant::now();
     let mut table = Table::default();
     // Guests are booted once for all runs that want the same kernels.
@@ -119,7 +125,7 @@ fn run(args: &RunArgs) -> Result<bool> {
                 table.add(run, Outcome::Skipped(why.clone()), Duration::ZERO);
                 continue;
             }
-            let (outcome, took) = perform(&mut lab, run, args.show());
+            let (outcome, took) = perform(&mut lab, run, args.show(), &mut table);
             table.add(run, outcome, took);
         }
     }
@@ -155,7 +161,7 @@ fn chosen(args: &RunArgs) -> Result<Vec<(Run, Option<String>)>> {
 }
 
 /// Boots when there are no guests, or when the last run has left them unusable.
-fn perform(lab: &mut Option<Lab>, run: &Run, show: Show) -> (Outcome, Duration) {
+fn perform(lab: &mut Option<Lab>, run: &Run, show: Show, table: &mut Table) -> (Outcome, Duration) {
     let started = Instant::now();
     let result = (|| {
         let booted = match lab.take() {
@@ -163,12 +169,7 @@ fn perform(lab: &mut Option<Lab>, run: &Run, show: Show) -> (Outcome, Duration) 
             None => {
                 let mut booted = Lab::boot(run.kernels())?;
                 runner::after_boot(&mut booted)?;
-                println!(
-                    "booted Linux {} and {} in {:.1} s",
-                    booted.kernel(0),
-                    booted.kernel(1),
-                    started.elapsed().as_secs_f64()
-                );
+                table.booted(&booted, started.elapsed());
                 booted
             }
         };

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::workload::{Kind, Report, Script};
+use crate::workload::{Kind, Measure, Report, Script};
 
 /// From the host: do something and answer.
 #[derive(Debug, Serialize, Deserialize)]
@@ -55,6 +55,8 @@ pub(crate) struct Job {
     pub(crate) kind: Kind,
     pub(crate) end: End,
     pub(crate) script: Script,
+    /// What to measure instead of playing the script, if anything.
+    pub(crate) measures: Vec<Measure>,
     /// UEIDs for the userspace stack; the kernel has its own table.
     pub(crate) ueids: Vec<String>,
     /// RDMA devices for the userspace stack.
@@ -93,6 +95,9 @@ pub(crate) enum Event {
     Mark(String),
     /// Words for the log.
     Log(String),
+    /// The link groups of the userspace stack are these now; the kind is that of the one in use,
+    /// as in [`LinkGroup`].
+    Groups { kind: u8, text: String },
     /// The script was worked off.
     Report(Report),
     /// The process has ended. `None`: killed by a signal.
@@ -131,6 +136,7 @@ pub(crate) enum SocketMode {
 pub(crate) struct LinkGroup {
     pub(crate) id: u32,
     pub(crate) is_server: bool,
+    /// See [`LinkGroup::kind_name`].
     pub(crate) kind: u8,
     pub(crate) conns: u32,
     pub(crate) links: Vec<Link>,
@@ -170,11 +176,6 @@ impl SmcSocket {
 }
 
 impl LinkGroup {
-    /// Whether it has two links that share no device.
-    pub(crate) fn is_symmetric(&self) -> bool {
-        self.kind == 2
-    }
-
     /// The type by the name that `smcr` gives it.
     pub(crate) fn kind_name(&self) -> &'static str {
         match self.kind {

@@ -38,8 +38,10 @@ impl Machine {
         let file = |what: &str| folder.path().join(format!("{what}-{index}"));
         let socket = |what: &str| folder.socket(&format!("{what}-{index}"));
         let (agent, qmp, console) = (socket("agent"), socket("qmp"), file("console"));
-        let mut command = Command::new("qemu-system-x86_64");
+        // A machine must not outlive us, however we end.
+        let mut command = Command::new("setpriv");
         command
+            .args(["--pdeathsig", "KILL", "qemu-system-x86_64"])
             .args("-nodefaults -no-user-config -no-reboot -display none".split(' '))
             .args("-machine q35 -accel tcg,thread=multi -cpu max -smp 1 -m 768".split(' '))
             .arg("-kernel")
@@ -86,7 +88,7 @@ impl Machine {
             .stdout(Stdio::null())
             .stderr(Stdio::from(fs::File::create(file("qemu"))?))
             .spawn()
-            .context("cannot start qemu-system-x86_64 (package qemu-system-x86)")?;
+            .context("cannot start setpriv (package util-linux)")?;
         let mut process = KillOnDrop(Some(process));
         let connected = (|| {
             let agent = Agent::new(connect(&agent)?, index, inbox)?;

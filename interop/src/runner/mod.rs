@@ -1,5 +1,6 @@
 //! Runs scenarios in a lab and judges how they ended.
 
+mod measure;
 mod report;
 mod setup;
 mod stage;
@@ -14,6 +15,7 @@ use crate::lab::{Lab, Version};
 use crate::scenario::{Role, Scenario, Who};
 use crate::workload::Kind;
 
+pub(crate) use measure::measure;
 pub(crate) use report::{Table, kept};
 pub(crate) use setup::after_boot;
 
@@ -91,11 +93,6 @@ impl Run {
         if cast == Cast::Pair && !self.scenario.pair {
             return Some("needs a peer that is not ours".into());
         }
-        if let Some((role, why)) = self.scenario.only_role {
-            if role != self.role {
-                return Some(why.into());
-            }
-        }
         let only_ours = self.scenario.only_ours.filter(|_| !ours);
         only_ours.map(str::to_owned)
     }
@@ -115,6 +112,14 @@ impl Run {
     /// Whether this end connects.
     pub(crate) fn is_client(&self, who: Who) -> bool {
         (who == Who::Subject) == (self.role == Role::Client)
+    }
+
+    /// The end that listens.
+    pub(crate) fn server(&self) -> Who {
+        match self.role {
+            Role::Client => Who::Peer,
+            Role::Server => Who::Subject,
+        }
     }
 
     /// Whether a kernel is left behind that cannot close its connections.

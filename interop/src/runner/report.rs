@@ -1,5 +1,6 @@
 //! What people get to see.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,9 +16,19 @@ use crate::protocol::{Order, SmcState};
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     rows: Vec<(String, Outcome, Duration)>,
+    kernels: BTreeSet<String>,
+    boots: u32,
 }
 
 impl Table {
+    /// Notes which kernels run.
+    pub(crate) fn booted(&mut self, lab: &Lab, took: Duration) {
+        let [a, b] = [0, 1].map(|guest| lab.kernel(guest).to_owned());
+        println!("booted Linux {a} and {b} in {:.1} s", took.as_secs_f64());
+        self.kernels.extend([a, b]);
+        self.boots += 1;
+    }
+
     /// Notes a result and shows it.
     pub(crate) fn add(&mut self, run: &Run, outcome: Outcome, took: Duration) {
         let row = format!("{:<20} {:<18}", run.scenario.name, run.parties());
@@ -40,6 +51,12 @@ impl Table {
                 println!("{}", line(row, outcome, *took));
             }
         }
+        let kernels: Vec<_> = self.kernels.iter().map(String::as_str).collect();
+        println!(
+            "kernels: {}; two guests booted {} times",
+            kernels.join(", "),
+            self.boots
+        );
         println!(
             "{} passed, {failed} failed, {} skipped",
             count(|outcome| matches!(outcome, Outcome::Passed)),

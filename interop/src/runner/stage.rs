@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail};
 
 use super::{Run, Show, guest_of, report, setup, verdict};
-use crate::lab::{self, Lab};
+use crate::lab::{self, Happening, Lab};
 use crate::protocol::{End, Event, Job, Order, SmcState};
-use crate::scenario::{Action, Who};
+use crate::scenario::{Action, Shape, Who};
 use crate::workload::{Kind, Report};
 
 /// A run under way.
@@ -31,6 +31,8 @@ pub(crate) struct Side {
     number: u32,
     is_started: bool,
     marks: Vec<String>,
+    /// The kind of the link group in use, as ours told.
+    kind: u8,
     pub(crate) report: Option<Report>,
     /// The exit code; `None` inside: killed.
     pub(crate) ended: Option<Option<i32>>,
@@ -55,19 +57,12 @@ impl<'a> Stage<'a> {
     /// From the start of the listener to the end of both.
     pub(crate) fn perform(&mut self) -> Result<()> {
         let deadline = self.started + self.run.scenario.limit;
-        let server = self.server();
-        self.start(server)?;
+        self.start(self.run.server())?;
         while !self.has_ended() {
             let Some(happening) = self.lab.happening(deadline)? else {
                 bail!("not done after {:?}", self.run.scenario.limit);
             };
-            let who = [Who::Subject, Who::Peer]
-                .into_iter()
-                .find(|who| self.end(*who).number == happening.run);
-            // Words of a run before this one are of no interest.
-            if let Some(who) = who {
-                self.note(who, happening.event)?;
-            }
+            self.hear(happening)?;
             let has_moved = |end: &Side| end.marks.iter().any(|mark| mark == "moved");
             if self.run.strands_a_kernel() && self.ends.iter().all(has_moved) {
                 return Ok(());
@@ -109,28 +104,21 @@ impl<'a> Stage<'a> {
     }
 
     fn start(&mut self, who: Who) -> Result<()> {
-        let node = self.run.scenario.node(who);
-        let server = self.server();
         let port = FIRST_PORT + u16::try_from(self.ends[0].number % 10_000)?;
-        let end = if who == server {
-            End::Listen(setup::any(self.run, port))
-        } else {
-            End::Connect(setup::address(self.run, server, port))
-        };
-        let job = Job {
-            kind: self.run.kind(who),
-            end,
-            script: node.script.clone(),
-            ueids: node.ueids.iter().map(|eid| (*eid).to_owned()).collect(),
-            devices: (0..node.devices).map(|nic| format!("rxe{nic}")).collect(),
-            max_links: node.max_links(),
-            test_link: node.test_link(),
-        };
+        let job = job(self.run, who, port);
         let run = self.end(who).number;
         self.end_mut(who).is_started = true;
         self.lab
             .order(guest_of(who), Order::Start { run, job })
             .context("start")
+    }
+
+    fn hear(&mut self, happening: Happening) -> Result<()> {
+        let who = [Who::Subject, Who::Peer]
+            .into_iter()
+            .find(|who| self.end(*who).number == happening.run);
+        // Words of a run before this one are of no interest.
+        who.map_or(Ok(()), |who| self.note(who, happening.event))
     }
 
     fn note(&mut self, who: Who, event: Event) -> Result<()> {
@@ -156,6 +144,7 @@ impl<'a> Stage<'a> {
                 }
             }
             Event::Log(_) => {}
+            Event::Groups { kind, .. } => self.end_mut(who).kind = kind,
             Event::Report(report) => self.end_mut(who).report = Some(report),
             Event::Ended(code) => {
                 self.end_mut(who).ended = Some(code);
@@ -195,37 +184,42 @@ impl<'a> Stage<'a> {
                 thread::sleep(Duration::from_millis(millis));
                 Ok(())
             }
-            Action::AwaitSymmetric(wanted) => self.await_symmetric(wanted),
+            Action::Await(shape) => self.await_shape(shape),
         }
     }
 
-    fn await_symmetric(&mut self, wanted: bool) -> Result<()> {
+    fn await_shape(&mut self, wanted: Shape) -> Result<()> {
+        let deadline = Instant::now() + LINK_TIME;
         for who in [Who::Subject, Who::Peer] {
-            if self.run.kind(who) != Kind::Kernel {
-                continue;
-            }
-            let deadline = Instant::now() + LINK_TIME;
             loop {
-                let state: SmcState = self.lab.order(guest_of(who), Order::SmcState)?;
-                let used = state.groups.iter().find(|group| group.conns > 0);
-                if used.is_some_and(|group| group.is_symmetric() == wanted) {
+                let kind = self.kind_of_group(who)?;
+                if wanted.is_of(kind) {
                     break;
                 }
                 if Instant::now() > deadline {
-                    let groups = report::groups(&state);
-                    bail!("not so in {}: {groups}", lab::name(guest_of(who)));
+                    bail!("of kind {kind} in {}", lab::name(guest_of(who)));
                 }
-                thread::sleep(Duration::from_millis(100));
             }
         }
         Ok(())
     }
 
-    fn server(&self) -> Who {
-        if self.run.is_client(Who::Subject) {
-            Who::Peer
-        } else {
-            Who::Subject
+    /// The kind of the link group in use, after a moment.
+    fn kind_of_group(&mut self, who: Who) -> Result<u8> {
+        match self.run.kind(who) {
+            Kind::Kernel => {
+                thread::sleep(MOMENT);
+                let state: SmcState = self.lab.order(guest_of(who), Order::SmcState)?;
+                let used = state.groups.iter().find(|group| group.conns > 0);
+                Ok(used.map_or(0, |group| group.kind))
+            }
+            Kind::Ours => {
+                if let Some(happening) = self.lab.happening(Instant::now() + MOMENT)? {
+                    self.hear(happening)?;
+                }
+                Ok(self.end(who).kind)
+            }
+            Kind::Tcp => bail!("TCP has no links"),
         }
     }
 
@@ -251,9 +245,31 @@ impl Side {
     }
 }
 
+/// What an end has to do.
+pub(super) fn job(run: &Run, who: Who, port: u16) -> Job {
+    let node = run.scenario.node(who);
+    let end = if who == run.server() {
+        End::Listen(setup::any(run, port))
+    } else {
+        End::Connect(setup::address(run, run.server(), port))
+    };
+    Job {
+        kind: run.kind(who),
+        end,
+        script: node.script.clone(),
+        measures: Vec::new(),
+        ueids: node.ueids.iter().map(|eid| (*eid).to_owned()).collect(),
+        devices: (0..node.devices).map(|nic| format!("rxe{nic}")).collect(),
+        max_links: node.max_links(),
+        test_link: node.test_link(),
+    }
+}
+
 static RUNS: AtomicU32 = AtomicU32::new(1);
 
 /// Every run has a port of its own, so that nothing of an earlier one is in the way.
 const FIRST_PORT: u16 = 20_000;
 
 const LINK_TIME: Duration = Duration::from_secs(30);
+
+const MOMENT: Duration = Duration::from_millis(100);

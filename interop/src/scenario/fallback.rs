@@ -1,6 +1,6 @@
 //! Set-ups that end in TCP, with the right reason and no byte lost.
 
-use super::{Carried, Network, Reason, Role, Scenario};
+use super::{Carried, Network, Reason, Scenario};
 use crate::lab::Version;
 use crate::workload::{Kind, Step};
 
@@ -33,7 +33,6 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             "dual-stack",
             "an IPv4 client and a socket that listens on IPv6",
         ),
-        old_client(),
         old_without_ueid(),
         old_without_rdma(),
     ]
@@ -64,21 +63,6 @@ fn tcp_peer() -> Scenario {
     scenario
 }
 
-/// With its own soft-RoCE that kernel gets as far as CLC goes, then it hears nothing of what our
-/// end sends by RDMA.
-fn old_client() -> Scenario {
-    let about = "a v2.0 client; its soft-RoCE fails, TCP takes over";
-    let mut scenario = old("old-client", about).carried(
-        Carried::Tcp(None, None),
-        Carried::Tcp(
-            Some((NO_CONFIRM_LINK, 0)),
-            Some((DECLINED, NO_CONFIRM_LINK)),
-        ),
-    );
-    scenario.only_role = Some((Role::Server, "that kernel's server waits for ever"));
-    scenario
-}
-
 fn old_without_ueid() -> Scenario {
     old("old-no-ueid", "v2.0 and no user EID at the peer")
         .peer(|node| node.ueids = &[])
@@ -92,6 +76,8 @@ fn old_without_rdma() -> Scenario {
     scenario
 }
 
+/// Nothing that gets as far as RDMA: the soft-RoCE of that kernel loses completions, and its SMC
+/// then waits for ever, as client and as server.
 fn old(name: &'static str, about: &'static str) -> Scenario {
     let mut scenario = ending_in_tcp(name, about);
     scenario.kernel = Version::V6_1;
@@ -108,7 +94,6 @@ fn declined_by_us(code: u32) -> Carried {
     Carried::Tcp(Some(ours), Some((DECLINED, code)))
 }
 
-const NO_CONFIRM_LINK: u32 = 0x0201_0000;
 const NO_SMC: u32 = 0x0301_0000;
 const NO_DEVICE: u32 = 0x0303_0000;
 const NO_SMC_R_DEVICE: u32 = 0x0303_0002;

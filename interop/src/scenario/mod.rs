@@ -28,6 +28,11 @@ pub(crate) fn all() -> Vec<Scenario> {
     .concat()
 }
 
+/// One that only says how things usually are.
+pub(crate) fn usual() -> Scenario {
+    Scenario::new("usual", "nothing")
+}
+
 /// One scenario.
 #[derive(Clone, Debug)]
 pub(crate) struct Scenario {
@@ -42,8 +47,6 @@ pub(crate) struct Scenario {
     pub(crate) expect: Expect,
     /// Why only the userspace stack can be the subject.
     pub(crate) only_ours: Option<&'static str>,
-    /// The one role that the subject can have, and why.
-    pub(crate) only_role: Option<(Role, &'static str)>,
     /// The end that is left with data of its own in a wire that is dead for good.
     ///
     /// Soft-RoCE repeats such data for ever, as the kernel's SMC asks it to. A kernel that is the
@@ -117,9 +120,30 @@ pub(crate) enum Action {
     Go(Who),
     /// Milliseconds.
     Wait(u64),
-    /// Wait until the link group that the connections use has two links without a common device,
-    /// or until it has not, where a kernel can be asked.
-    AwaitSymmetric(bool),
+    /// Wait until the link group that the connections use is like that at both ends.
+    Await(Shape),
+}
+
+/// What the links of a group have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Shape {
+    /// There is one.
+    Single,
+    /// There are two.
+    Double,
+    /// There are two, and they share no device.
+    Symmetric,
+}
+
+impl Shape {
+    /// Whether a link group has it, by its kind.
+    pub(crate) fn is_of(self, kind: u8) -> bool {
+        match self {
+            Self::Single => kind == 1,
+            Self::Double => kind >= 2,
+            Self::Symmetric => kind == 2,
+        }
+    }
 }
 
 /// How a scenario has to end.
@@ -160,7 +184,6 @@ impl Scenario {
                 killed: None,
             },
             only_ours: None,
-            only_role: None,
             strands: None,
             pair: true,
             limit: Duration::from_secs(120),
@@ -294,3 +317,23 @@ const MAX_LINKS: &str = "smcr_max_links_per_lgr";
 
 /// Seconds after which the kernel tests a link that received nothing.
 const TEST_LINK: &str = "smcr_testlink_time";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_cues_have_their_marks() {
+        let all = all();
+        for (index, scenario) in all.iter().enumerate() {
+            let twins = all.iter().filter(|other| other.name == scenario.name);
+            assert_eq!(twins.count(), 1, "{}", scenario.name);
+            for cue in &scenario.cues {
+                let is_said = scenario.node(cue.who).script.steps.iter().any(
+                    |step| matches!(step, Step::Mark(name) | Step::Gate(name) if name == cue.mark),
+                );
+                assert!(is_said, "{index}: {} in {}", cue.mark, scenario.name);
+            }
+        }
+    }
+}

@@ -4,6 +4,7 @@
 //! the userspace stack. Bytes follow a pattern that depends on connection, direction and position,
 //! so whoever receives them knows at once when one is missing, doubled or from elsewhere.
 
+mod bench;
 mod connection;
 mod kernel;
 #[cfg(feature = "ours")]
@@ -18,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::protocol::SocketMode;
 
+pub(crate) use bench::Measure;
 pub(crate) use run::run;
 
 /// What an end is made of.
@@ -104,6 +106,8 @@ pub(crate) struct Report {
     pub(crate) connections: u32,
     pub(crate) sent: u64,
     pub(crate) received: u64,
+    /// What was measured, in the order of the job.
+    pub(crate) measured: Vec<f64>,
     /// What went wrong, one line for each connection that failed.
     pub(crate) failures: Vec<String>,
 }

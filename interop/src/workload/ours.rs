@@ -4,11 +4,13 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use smc_core::device::Device;
+use smc_core::io::RdmaGroupInfo;
 use smc_core::io::negotiate::{Negotiation, SynOption};
+use smc_core::proto::links::GroupType;
 use smc_core::{Endpoint, Mode, Stream};
 use smc_transport_rdma::RdmaDevice;
 use smc_wire::types::{Eid, PnetId};
@@ -16,7 +18,8 @@ use smol::block_on;
 
 use super::Carrier;
 use super::connection::{Connection, Listener};
-use crate::protocol::{Job, PNET, SocketMode};
+use super::run::tell;
+use crate::protocol::{Event, Job, PNET, SocketMode};
 
 /// An endpoint of the userspace stack.
 pub(crate) struct Ours {
@@ -35,9 +38,10 @@ impl Ours {
         for device in devices(&job.devices)? {
             builder = builder.device(device);
         }
-        Ok(Self {
-            endpoint: builder.build()?,
-        })
+        let endpoint = builder.build()?;
+        let watched = endpoint.clone();
+        thread::spawn(move || watch(&watched));
+        Ok(Self { endpoint })
     }
 
     pub(crate) fn connect(&self, to: SocketAddr) -> Result<Box<dyn Connection>> {
@@ -49,20 +53,67 @@ impl Ours {
         Ok(Box::new(block_on(self.endpoint.bind(at))?))
     }
 
-    /// Waits until closed connections are gone, then ends the link groups in order.
-    pub(crate) fn end(&self, patience: Duration) {
-        let deadline = Instant::now() + patience;
-        while !self.endpoint.connections().is_empty() && Instant::now() < deadline {
-            thread::sleep(Duration::from_millis(10));
-        }
-        for conn in self.endpoint.connections() {
-            eprintln!("left over: {conn:?}");
-        }
-        self.endpoint.shutdown();
-        while !self.endpoint.link_groups().is_empty() && Instant::now() < deadline {
-            thread::sleep(Duration::from_millis(10));
-        }
+    /// Ends in order and gives what is left though nothing should be.
+    pub(crate) fn end(&self) -> Vec<String> {
+        block_on(self.endpoint.close());
+        let connections = self.endpoint.connections();
+        let groups = self.endpoint.rdma_groups();
+        let connections = connections.iter().map(|conn| format!("{conn:?}"));
+        let groups = groups.iter().map(describe);
+        connections
+            .chain(groups)
+            .map(|left| format!("left over: {left}"))
+            .collect()
     }
+}
+
+/// Tells the host whenever the link groups have changed, until the process ends.
+fn watch(endpoint: &Endpoint) {
+    let mut told = String::new();
+    loop {
+        let groups = endpoint.rdma_groups();
+        let texts: Vec<_> = groups.iter().map(describe).collect();
+        let text = texts.join(", ");
+        if text != told {
+            let used = groups.iter().find(|group| group.connections > 0);
+            tell(&Event::Groups {
+                kind: used.map_or(0, |group| number_of(group.kind)),
+                text: text.clone(),
+            });
+            told = text;
+        }
+        thread::sleep(LOOK_AGAIN);
+    }
+}
+
+/// The number that the kernel has for it.
+fn number_of(kind: GroupType) -> u8 {
+    match kind {
+        GroupType::Single => 1,
+        GroupType::Symmetric => 2,
+        GroupType::AsymmetricPeer => 3,
+        GroupType::AsymmetricLocal => 4,
+        _ => 0,
+    }
+}
+
+/// A link group without what changes with every connection.
+fn describe(group: &RdmaGroupInfo) -> String {
+    let links: Vec<_> = group
+        .links
+        .iter()
+        .map(|link| format!("{} {:?}", link.number, link.state))
+        .collect();
+    let is_used = if group.connections > 0 {
+        "used"
+    } else {
+        "idle"
+    };
+    let (role, kind) = (group.role, group.kind);
+    format!(
+        "{role:?} group, {kind}, {is_used}, links: {}",
+        links.join(", ")
+    )
 }
 
 /// What tells SMC peers from others: the option that the kernel's SMC sends, too.
@@ -164,3 +215,5 @@ impl Connection for OurStream {
         })
     }
 }
+
+const LOOK_AGAIN: Duration = Duration::from_millis(50);

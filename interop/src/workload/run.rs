@@ -5,7 +5,6 @@ use std::io::{self, BufRead as _, Write as _};
 use std::net::SocketAddr;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
 
 #[cfg(not(feature = "ours"))]
 use anyhow::bail;
@@ -13,7 +12,7 @@ use anyhow::{Context as _, Result};
 
 use super::connection::{Connection, Listener};
 use super::play::Player;
-use super::{Kind, Report, Script, kernel};
+use super::{Kind, Report, Script, bench, kernel};
 use crate::protocol::{End, Event, Job};
 
 /// Runs the job that is on the first line of stdin. Further lines open gates.
@@ -32,14 +31,22 @@ pub(crate) fn run() -> Result<()> {
     });
     let maker = Maker::new(&job)?;
     let report = match job.end {
-        End::Connect(to) => client(&maker, to, &job.script, stage),
-        End::Listen(at) => server(&maker, at, &job.script, stage),
+        End::Connect(to) if job.measures.is_empty() => client(&maker, to, &job.script, stage),
+        End::Connect(to) => bench::client(&maker, to, &job.measures),
+        End::Listen(at) => maker.listen(at).and_then(|listener| {
+            stage.mark("listening");
+            if job.measures.is_empty() {
+                server(&*listener, &job.script, stage)
+            } else {
+                bench::server(&*listener)
+            }
+        }),
     };
-    let report = report.unwrap_or_else(|error| Report {
+    let mut report = report.unwrap_or_else(|error| Report {
         failures: vec![format!("{error:#}")],
         ..Report::default()
     });
-    maker.end();
+    report.failures.extend(maker.end());
     tell(&Event::Report(report));
     Ok(())
 }
@@ -111,10 +118,8 @@ fn client(maker: &Maker, to: SocketAddr, script: &Script, stage: &Stage) -> Resu
     Ok(report)
 }
 
-fn server(maker: &Maker, at: SocketAddr, script: &Script, stage: &Stage) -> Result<Report> {
+fn server(listener: &dyn Listener, script: &Script, stage: &Stage) -> Result<Report> {
     let mut report = Report::default();
-    let listener = maker.listen(at)?;
-    stage.mark("listening");
     for _ in 0..script.rounds {
         let mut open = Vec::new();
         for _ in 0..script.connections {
@@ -170,7 +175,7 @@ fn play_all(
 }
 
 impl Report {
-    fn note_carrier(&mut self, conn: &dyn Connection) -> Result<()> {
+    pub(super) fn note_carrier(&mut self, conn: &dyn Connection) -> Result<()> {
         let carrier = conn.carrier().context("what carries it")?;
         if !self.carriers.contains(&carrier) {
             self.carriers.push(carrier);
@@ -180,7 +185,7 @@ impl Report {
 }
 
 /// Makes connections of one kind.
-enum Maker {
+pub(super) enum Maker {
     Sockets(kernel::Sockets),
     #[cfg(feature = "ours")]
     Ours(super::ours::Ours),
@@ -199,7 +204,7 @@ impl Maker {
     }
 
     /// A listener may not be there yet in the first moments, though it said so.
-    fn connect(&self, to: SocketAddr) -> Result<Box<dyn Connection>> {
+    pub(super) fn connect(&self, to: SocketAddr) -> Result<Box<dyn Connection>> {
         Ok(match self {
             Self::Sockets(sockets) => Box::new(sockets.connect(to)?),
             #[cfg(feature = "ours")]
@@ -215,12 +220,13 @@ impl Maker {
         })
     }
 
-    /// Gives what was closed the time to be closed; the kernel needs none from us.
-    fn end(&self) {
+    /// Gives what was closed the time to be closed; the kernel needs none from us. Returns what is
+    /// wrong then.
+    fn end(&self) -> Vec<String> {
         match self {
-            Self::Sockets(_) => {}
+            Self::Sockets(_) => Vec::new(),
             #[cfg(feature = "ours")]
-            Self::Ours(ours) => ours.end(GOODBYE),
+            Self::Ours(ours) => ours.end(),
         }
     }
 }
@@ -229,9 +235,3 @@ impl Maker {
 const ASKED: usize = 4;
 
 const STACK: usize = 256 * 1024;
-
-#[cfg_attr(
-    not(feature = "ours"),
-    expect(dead_code, reason = "the kernel needs no goodbye")
-)]
-const GOODBYE: Duration = Duration::from_secs(10);

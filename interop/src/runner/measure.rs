@@ -1,0 +1,78 @@
+//! Runs benchmarks in a lab.
+
+use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use super::{Run, guest_of, setup, stage};
+use crate::lab::Lab;
+use crate::protocol::{Event, Order};
+use crate::scenario::Who;
+use crate::workload::{Measure, Report};
+
+/// Has the subject take measures with the peer as the server.
+pub(crate) fn measure(lab: &mut Lab, run: &Run, measures: &[Measure]) -> Result<Vec<f64>> {
+    setup::before(lab, run).context("set-up")?;
+    let port = PORTS.fetch_add(1, Ordering::Relaxed);
+    let numbers = [(); 2].map(|()| RUNS.fetch_add(1, Ordering::Relaxed));
+    let start = |lab: &mut Lab, who: Who| {
+        let mut job = stage::job(run, who, port);
+        job.measures = measures.to_vec();
+        let number = numbers[guest_of(who)];
+        lab.order::<()>(guest_of(who), Order::Start { run: number, job })
+    };
+    start(lab, Who::Peer)?;
+    await_event(lab, numbers[1], |event| {
+        matches!(event, Event::Mark(mark) if mark == "listening").then_some(())
+    })?;
+    start(lab, Who::Subject)?;
+    let report = await_event(lab, numbers[0], |event| match event {
+        Event::Report(report) => Some(report.clone()),
+        _ => None,
+    });
+    // It would listen for ever.
+    let server = numbers[1];
+    lab.order::<()>(guest_of(Who::Peer), Order::Kill { run: server })?;
+    let Report {
+        failures,
+        measured,
+        carriers,
+        ..
+    } = report?;
+    ensure!(failures.is_empty(), "{}", failures.join("; "));
+    let expected = run.scenario.expect.as_client.seen_by(Who::Subject);
+    ensure!(carriers == expected.as_slice(), "carried by {carriers:?}");
+    for number in numbers {
+        await_event(lab, number, |event| {
+            matches!(event, Event::Ended(_)).then_some(())
+        })?;
+    }
+    Ok(measured)
+}
+
+/// Waits for an event of a run. Words of others are of no interest.
+fn await_event<T>(lab: &mut Lab, run: u32, wanted: impl Fn(&Event) -> Option<T>) -> Result<T> {
+    let deadline = Instant::now() + PATIENCE;
+    while let Some(happening) = lab.happening(deadline)? {
+        if happening.run != run {
+            continue;
+        }
+        if let Some(found) = wanted(&happening.event) {
+            return Ok(found);
+        }
+        match happening.event {
+            Event::Log(words) => println!("{words}"),
+            Event::Ended(code) => bail!("ended too early: {code:?}"),
+            _ => {}
+        }
+    }
+    bail!("not done after {PATIENCE:?}")
+}
+
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Apart from those of scenarios.
+static RUNS: AtomicU32 = AtomicU32::new(1_000_000);
+
+static PORTS: AtomicU16 = AtomicU16::new(40_000);
