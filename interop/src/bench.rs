@@ -33,23 +33,35 @@ pub(crate) fn run(args: &BenchArgs) -> Result<bool> {
             peer: *server,
         })
         .collect();
-    let mut lab = Lab::boot(runs[0].kernels())?;
-    runner::after_boot(&mut lab)?;
-    println!("Linux {} and {}", lab.kernel(0), lab.kernel(1));
+    let boot = || -> Result<Lab> {
+        let mut lab = Lab::boot(runs[0].kernels())?;
+        runner::after_boot(&mut lab)?;
+        println!("Linux {} and {}", lab.kernel(0), lab.kernel(1));
+        Ok(lab)
+    };
+    let mut lab = boot()?;
+    let mut passed = true;
     // Of each combination, each measure: the values of all rounds.
     let mut values = vec![vec![Vec::new(); MEASURES.len()]; runs.len()];
     for round in 1..=args.rounds {
         for (run, values) in runs.iter().zip(&mut values) {
-            let measured = runner::measure(&mut lab, run, MEASURES)?;
-            let texts: Vec<_> = measured.iter().map(|value| format!("{value:.0}")).collect();
-            println!("round {round}, {}: {}", name(run), texts.join(", "));
+            println!("round {round}, {}", name(run));
+            let measured = match runner::measure(&mut lab, run, MEASURES) {
+                Ok(measured) => measured,
+                Err(error) => {
+                    println!("failed: {error:#}");
+                    passed = false;
+                    lab = boot()?;
+                    continue;
+                }
+            };
             for (all, value) in values.iter_mut().zip(measured) {
                 all.push(value);
             }
         }
     }
     show(&runs, &values);
-    Ok(true)
+    Ok(passed)
 }
 
 fn show(runs: &[Run], values: &[Vec<Vec<f64>>]) {

@@ -149,6 +149,7 @@ impl Visit<'_> {
 /// Stops a link and reports that, unless it was stopped before.
 pub(crate) fn down(link: &Core, cause: LinkFailure, sink: &mut dyn FnMut(Event)) {
     if link.take_down() {
+        link.set_failed();
         sink(Event::LinkDown {
             link: link.qpn(),
             cause,

@@ -25,9 +25,10 @@ use smc_wire::types::Qpn;
 use crate::config::Builder;
 use crate::doorbell::{Bell, node_of};
 use crate::error::OpenError;
-use crate::link::{Core, Patience, Pending, buffers_len};
+use crate::link::{Core, Pending, buffers_len};
 use crate::links::Links;
 use crate::memory::Memory;
+use crate::patience::Patience;
 use crate::verbs::{self, Registered};
 use crate::{async_events, completion, lock, port, probe};
 
@@ -330,6 +331,7 @@ impl Parts {
     /// Stops a link outside of a drain; the next one reports it.
     pub(crate) fn report_down(&self, link: &Core, cause: LinkFailure) {
         if link.take_down() {
+            link.set_failed();
             lock(&self.reports).push((link.qpn(), cause));
             self.has_reports.store(true, Ordering::Release);
             self.bell.ring();

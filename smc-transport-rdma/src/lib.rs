@@ -123,8 +123,10 @@ mod link;
 mod links;
 mod memory;
 mod offload;
+mod patience;
 mod port;
 mod probe;
+mod remains;
 mod verbs;
 
 pub use config::Builder;

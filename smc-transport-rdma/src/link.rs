@@ -37,6 +37,7 @@ use crate::error::not_made;
 use crate::links::Serial;
 use crate::memory::{self, not_registered};
 use crate::offload::offload;
+use crate::remains::Remains;
 use crate::verbs::{self, Payload, Registered, WRITES_MAX, WriteRequest};
 use crate::{lock, port};
 
@@ -47,9 +48,11 @@ pub(crate) struct Core {
     at: RdmaAddress,
     /// Nothing more is posted on it, and nothing more reported of it.
     down: AtomicBool,
+    /// It went down by itself: taking it apart may take long.
+    failed: AtomicBool,
     queue: Mutex<Queue>,
-    /// After the queue pair, which uses it.
-    buffers: Buffers,
+    /// Used by the queue pair, which has to go before.
+    buffers: Arc<Buffers>,
     parts: Arc<Parts>,
 }
 
@@ -115,7 +118,8 @@ impl Core {
                 used: 0,
                 receives_low: depths.receives,
             }),
-            buffers,
+            failed: AtomicBool::new(false),
+            buffers: Arc::new(buffers),
             parts: Arc::clone(parts),
         }))
     }
@@ -131,6 +135,11 @@ impl Core {
     /// Where it was opened.
     pub(crate) fn at(&self) -> &RdmaAddress {
         &self.at
+    }
+
+    /// The link went down by itself.
+    pub(crate) fn set_failed(&self) {
+        self.failed.store(true, Ordering::Release);
     }
 
     pub(crate) fn is_down(&self) -> bool {
@@ -303,14 +312,14 @@ impl Core {
 
 impl Drop for Core {
     fn drop(&mut self) {
-        let qp = lock(&self.queue).qp.take();
-        if self.parts.is_severed() {
-            // Destroying it would fail, and sideway does not bear that.
-            std::mem::forget(qp);
-        } else {
-            drop(qp);
+        let remains = Remains {
+            qp: lock(&self.queue).qp.take(),
+            _buffers: Arc::clone(&self.buffers),
+            parts: Arc::clone(&self.parts),
+        };
+        if self.failed.load(Ordering::Acquire) {
+            remains.drop_later();
         }
-        self.parts.retire();
     }
 }
 
@@ -410,7 +419,7 @@ impl Link for Connected {
 
 /// The memory of a link for its messages.
 #[derive(Debug)]
-struct Buffers {
+pub(crate) struct Buffers {
     memory: Registered,
     receives: u32,
     sends: u32,
@@ -555,30 +564,6 @@ fn not_modified(what: &'static str, error: ModifyQueuePairError) -> DeviceError 
         }
         _ => DeviceError::Invalid(what),
     }
-}
-
-/// When a link is given up whose peer acknowledges nothing.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Patience {
-    /// A packet is taken for lost after 4.096 us times two to this.
-    ack_timeout: u8,
-    retries: u8,
-}
-
-impl Patience {
-    /// 134 ms and seven tries, as Linux has it: about a second.
-    pub(crate) const HARDWARE: Self = Self {
-        ack_timeout: 15,
-        retries: 7,
-    };
-
-    /// 537 ms and six retries: about four seconds, since a host that does in software what
-    /// hardware does may be busy for a while. Not 7, which soft-RoCE takes for endless: an end that
-    /// posts has to notice by itself that the wire died.
-    pub(crate) const SOFT_ROCE: Self = Self {
-        ack_timeout: 17,
-        retries: 6,
-    };
 }
 
 /// Endless: a peer without receive buffers is slow, not gone.

@@ -30,24 +30,22 @@ pub(crate) fn measure(lab: &mut Lab, run: &Run, measures: &[Measure]) -> Result<
     let report = await_event(lab, numbers[0], |event| match event {
         Event::Report(report) => Some(report.clone()),
         _ => None,
-    });
-    // It would listen for ever.
-    let server = numbers[1];
-    lab.order::<()>(guest_of(Who::Peer), Order::Kill { run: server })?;
+    })?;
     let Report {
         failures,
         measured,
         carriers,
         ..
-    } = report?;
+    } = report;
     ensure!(failures.is_empty(), "{}", failures.join("; "));
     let expected = run.scenario.expect.as_client.seen_by(Who::Subject);
     ensure!(carriers == expected.as_slice(), "carried by {carriers:?}");
-    for number in numbers {
-        await_event(lab, number, |event| {
-            matches!(event, Event::Ended(_)).then_some(())
-        })?;
-    }
+    let is_over = |event: &Event| matches!(event, Event::Ended(_)).then_some(());
+    await_event(lab, numbers[0], is_over)?;
+    // It would listen for ever.
+    let server = numbers[1];
+    lab.order::<()>(guest_of(Who::Peer), Order::Kill { run: server })?;
+    await_event(lab, server, is_over)?;
     Ok(measured)
 }
 

@@ -46,18 +46,15 @@ pub(super) fn scenarios() -> Vec<Scenario> {
                 Action::Await(Shape::Double),
             ],
         ),
-        under_load(
+        blink(
             "wire-blinks",
-            "the wire of an interface loses everything for two seconds",
-        )
-        .cue(
-            Who::Peer,
-            "loaded",
-            [
-                Action::Cut(Who::Peer, 0),
-                Action::Wait(2000),
-                Action::Mend(Who::Peer, 0),
-            ],
+            "the wire of an interface loses everything for a second: nobody gives it up",
+            1000,
+        ),
+        blink(
+            "wire-back",
+            "as long as it takes us to give it up, and is back while the kernel still tries",
+            8000,
         ),
         wire_cut(),
     ]
@@ -115,6 +112,18 @@ fn own_device_gone() -> Scenario {
     scenario.only_ours = Some("the same as peer-device-gone in the other role");
     scenario.pair = false;
     scenario
+}
+
+fn blink(name: &'static str, about: &'static str, millis: u64) -> Scenario {
+    under_load(name, about).cue(
+        Who::Peer,
+        "loaded",
+        [
+            Action::Cut(Who::Peer, 0),
+            Action::Wait(millis),
+            Action::Mend(Who::Peer, 0),
+        ],
+    )
 }
 
 fn wire_cut() -> Scenario {

@@ -92,6 +92,7 @@ pub(super) fn client(maker: &Maker, to: SocketAddr, measures: &[Measure]) -> Res
         let value = measure
             .take(maker, to)
             .with_context(|| format!("{measure:?}"))?;
+        eprintln!("{}: {value:.0}", measure.title());
         report.measured.push(value);
     }
     Ok(report)
