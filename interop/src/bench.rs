@@ -2,7 +2,7 @@
 //! devices. Software emulation makes the numbers those of no real machine; only how they relate
 //! says something.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::Args;
 
 use crate::lab::Lab;
@@ -15,6 +15,9 @@ pub(crate) struct BenchArgs {
     /// How often everything is measured
     #[arg(long, default_value_t = 5)]
     rounds: u32,
+    /// Only combinations with this in their names, such as "kernel -> ours"
+    #[arg(long)]
+    only: Option<String>,
 }
 
 /// Measures all combinations in turn, round after round, and shows medians.
@@ -32,9 +35,16 @@ pub(crate) fn run(args: &BenchArgs) -> Result<bool> {
             subject: *client,
             peer: *server,
         })
+        .filter(|run| {
+            let only = args.only.as_ref();
+            only.is_none_or(|only| name(run).contains(only))
+        })
         .collect();
+    let Some(first) = runs.first() else {
+        bail!("no such combination");
+    };
     let boot = || -> Result<Lab> {
-        let mut lab = Lab::boot(runs[0].kernels())?;
+        let mut lab = Lab::boot(first.kernels())?;
         runner::after_boot(&mut lab)?;
         println!("Linux {} and {}", lab.kernel(0), lab.kernel(1));
         Ok(lab)

@@ -178,7 +178,11 @@ fn perform(lab: &mut Option<Lab>, run: &Run, show: Show, table: &mut Table) -> (
     match result {
         Ok((outcome, took)) => {
             // What this run has left must not fail the next.
-            if matches!(outcome, Outcome::Failed(_)) || run.strands_a_kernel() {
+            let is_spent = |lab: &mut Lab| runner::is_spent(lab).unwrap_or(true);
+            if matches!(outcome, Outcome::Failed(_))
+                || run.strands_a_kernel()
+                || lab.as_mut().is_none_or(is_spent)
+            {
                 *lab = None;
             }
             (outcome, took)

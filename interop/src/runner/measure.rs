@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
-use super::{Run, guest_of, setup, stage};
+use super::{Run, guest_of, report, setup, stage};
 use crate::lab::Lab;
 use crate::protocol::{Event, Order};
 use crate::scenario::Who;
@@ -14,6 +14,16 @@ use crate::workload::{Measure, Report};
 /// Has the subject take measures with the peer as the server.
 pub(crate) fn measure(lab: &mut Lab, run: &Run, measures: &[Measure]) -> Result<Vec<f64>> {
     setup::before(lab, run).context("set-up")?;
+    let measured = perform(lab, run, measures);
+    if measured.is_err() {
+        for who in [Who::Subject, Who::Peer] {
+            report::kernel(lab, guest_of(who));
+        }
+    }
+    measured
+}
+
+fn perform(lab: &mut Lab, run: &Run, measures: &[Measure]) -> Result<Vec<f64>> {
     let port = PORTS.fetch_add(1, Ordering::Relaxed);
     let numbers = [(); 2].map(|()| RUNS.fetch_add(1, Ordering::Relaxed));
     let start = |lab: &mut Lab, who: Who| {

@@ -18,6 +18,7 @@ use crate::workload::Kind;
 pub(crate) use measure::measure;
 pub(crate) use report::{Table, kept};
 pub(crate) use setup::after_boot;
+pub(crate) use verdict::is_spent;
 
 /// Who is who in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

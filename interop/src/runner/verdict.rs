@@ -83,6 +83,18 @@ pub(crate) fn on_kernels(lab: &mut Lab, run: &Run) -> Result<()> {
     Ok(())
 }
 
+/// Whether soft-RoCE could not clean a queue pair up. Such a guest crashes when the device goes.
+pub(crate) fn is_spent(lab: &mut Lab) -> Result<bool> {
+    for who in [Who::Subject, Who::Peer] {
+        if lab.exec(guest_of(who), "dmesg")?.contains(NOT_CLEAN) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+const NOT_CLEAN: &str = "rxe_destroy_qp: cleanup failed";
+
 /// The kernel's own waits are of two and four seconds.
 const CLEAN_TIME: Duration = Duration::from_secs(30);
 
