@@ -55,7 +55,8 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             "wire-back",
             "as long as it takes us to give it up, and is back while the kernel still tries",
             8000,
-        ),
+        )
+        .strands(Who::Peer),
         wire_cut(),
     ]
 }
