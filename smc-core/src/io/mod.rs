@@ -1,15 +1,17 @@
 //! The async shell: endpoints, listeners and streams over sockets, devices and a runtime.
 //!
 //! An [`Endpoint`] knows devices and settings; it makes [`Stream`]s by connecting or through a
-//! [`Listener`]. Inside, `setup` drives the handshake of [`crate::proto`] over a TCP socket, `conn`
-//! is a connection that came of it, `send` and `recv` are its two halves, `tcp` those of a stream
-//! that stayed TCP, and `driver` is the task that hands a device's events to its connections.
+//! [`Listener`]. Inside, `setup` drives the handshake of [`crate::proto`] over a TCP socket,
+//! `connected` makes a connection of what came of it, `conn` is that connection, `send` and `recv`
+//! are its two halves, `rdma` is what SMC-R has besides, `tcp` are the halves of a stream that
+//! stayed TCP, and `driver` is the task that hands a device's events to its connections.
 
 pub mod negotiate;
 pub mod runtime;
 
 mod compat;
 mod conn;
+mod connected;
 mod driver;
 mod endpoint;
 mod groups;

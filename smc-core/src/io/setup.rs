@@ -11,11 +11,10 @@ use smc_wire::clc::Eyecatcher;
 use smc_wire::clc::Frame;
 use smc_wire::types::DeclineCode;
 
-use super::conn::{Conn, LocalBuffer, Parts, PeerElement, len_u32};
+use super::connected::{direct_connection, rdma_connection};
 use super::driver::Slot;
 use super::endpoint::{BY_POLICY, ConnectOptions, Inner, buffer_size};
 use super::groups::Membership;
-use super::mode::Mode;
 use super::negotiate::{self, Candidate, Delivery, Withdrawn};
 use super::rdma::work::{self as rdma, Prepared};
 use super::runtime::{Socket, SocketOptions, Timer};
@@ -23,11 +22,10 @@ use super::stream::Stream;
 use crate::config::Policy;
 use crate::device::{Attachment, DeviceError, Direct, Dmb};
 use crate::error::{Error, FallbackReason, How, PeerMisbehaved};
-use crate::mem::Element;
 use crate::proto::group::{Cause, DeviceIndex};
 use crate::proto::handshake::{
-    Client, Config, CrossingDecline, DirectPath, Done, Established, Fallback, Machine, Offer,
-    Output, Path, RdmaPath, Server, Transport, Work,
+    Client, Config, CrossingDecline, Done, Established, Fallback, Machine, Offer, Output, Path,
+    Server, Transport, Work,
 };
 
 /// A stream over a TCP connection that nobody wanted SMC for.
@@ -296,7 +294,7 @@ async fn shake_hands(
         Outcome::Smc(established) => {
             let conn = match established.transport {
                 Transport::Direct(path) => {
-                    connection(endpoint, socket, peer, &established, path, kept, same_host)?
+                    direct_connection(endpoint, socket, peer, &established, path, kept, same_host)?
                 }
                 Transport::Rdma(path) => {
                     rdma_connection(endpoint, socket, peer, &established, path, kept)?
@@ -318,12 +316,12 @@ enum Outcome {
 
 /// What the work of a handshake has brought. Dropping it releases all of it.
 #[derive(Default)]
-struct Kept {
-    attachment: Option<Arc<dyn Attachment>>,
-    dmb: Option<Arc<dyn Dmb>>,
-    prepared: Option<Prepared>,
+pub(super) struct Kept {
+    pub(super) attachment: Option<Arc<dyn Attachment>>,
+    pub(super) dmb: Option<Arc<dyn Dmb>>,
+    pub(super) prepared: Option<Prepared>,
     // Last: with the last connection its group may end.
-    membership: Option<Membership>,
+    pub(super) membership: Option<Membership>,
 }
 
 /// What a piece of work has brought, and what the machine has to hear of it.
@@ -509,7 +507,7 @@ async fn carry_out(endpoint: Arc<Inner>, work: Work, prepared: Option<Prepared>)
     (kept, done)
 }
 
-fn slot(endpoint: &Inner, device: DeviceIndex) -> Result<&Arc<Slot>, DeviceError> {
+pub(super) fn slot(endpoint: &Inner, device: DeviceIndex) -> Result<&Arc<Slot>, DeviceError> {
     match endpoint.slots.get(device.0) {
         Some(slot) if !slot.is_gone() => Ok(slot),
         _ => Err(DeviceError::Gone("device was removed")),
@@ -519,126 +517,6 @@ fn slot(endpoint: &Inner, device: DeviceIndex) -> Result<&Arc<Slot>, DeviceError
 fn direct(endpoint: &Inner, device: DeviceIndex) -> Result<&dyn Direct, DeviceError> {
     let fabric = slot(endpoint, device)?.device().fabric();
     fabric.direct().ok_or(NOT_DIRECT)
-}
-
-/// Puts the connection together and hands it to the driver.
-fn connection(
-    endpoint: &Inner,
-    socket: Arc<dyn Socket>,
-    peer_addr: SocketAddr,
-    established: &Established,
-    path: DirectPath,
-    kept: Kept,
-    same_host: bool,
-) -> Result<Arc<Conn>, Error> {
-    let slot = slot(endpoint, path.device)?;
-    let (Some(dmb), Some(membership)) = (kept.dmb, kept.membership) else {
-        return Err(Error::Bug(
-            "handshake ended without a buffer or a link group",
-        ));
-    };
-    let local = dmb
-        .region()
-        .part(0, path.local_size.byte_len())
-        .and_then(Element::new);
-    let local = local.map_err(|_| DeviceError::Invalid("device registered too short a buffer"))?;
-    let ring = path.peer_buffer.size.ring_d();
-    let nocopy = kept.attachment.is_some();
-    let peer = match kept.attachment {
-        Some(attachment) => {
-            let len = path.peer_buffer.size.byte_len();
-            let element = attachment.region().part(path.peer_buffer.offset(), len);
-            let element = element.and_then(Element::new);
-            let element = element.map_err(|_| PeerMisbehaved::BadBuffer)?;
-            PeerElement::Mapped {
-                element,
-                attachment,
-                ring,
-            }
-        }
-        None => {
-            let base = len_u32(path.peer_buffer.offset());
-            PeerElement::Moved {
-                token: path.peer_buffer.token,
-                base,
-                ring,
-            }
-        }
-    };
-    let mode = Mode::SmcD {
-        version: established.version,
-        release: established.release,
-        nocopy,
-        device: Arc::clone(slot.name()),
-        chid: path.chid,
-        peer: path.peer,
-        eid: established.eid,
-    };
-    let group = established.group;
-    let conn = Conn::new(Parts {
-        local,
-        local_ring: path.local_size.ring_d(),
-        buffer: LocalBuffer::Dmb(dmb),
-        peer,
-        mode,
-        peer_addr,
-        socket,
-        slot: Arc::clone(slot),
-        membership,
-        same_host,
-    });
-    slot.adopt(&conn);
-    if !endpoint.groups.is_usable(group) {
-        // The group ended before the driver knew of the connection.
-        conn.peer_gone();
-    }
-    Ok(conn)
-}
-
-/// Puts an SMC-R connection together. What the peer has said since it knows the token is there.
-fn rdma_connection(
-    endpoint: &Inner,
-    socket: Arc<dyn Socket>,
-    peer_addr: SocketAddr,
-    established: &Established,
-    path: RdmaPath,
-    kept: Kept,
-) -> Result<Arc<Conn>, Error> {
-    let slot = slot(endpoint, path.device)?;
-    let (Some(prepared), Some(membership)) = (kept.prepared, kept.membership) else {
-        return Err(Error::Bug(
-            "handshake ended without a buffer or a link group",
-        ));
-    };
-    let staged = Arc::clone(prepared.handle().staged());
-    let mode = Mode::SmcR {
-        version: established.version,
-        release: established.release,
-        device: Arc::clone(slot.name()),
-        local: path.link.gid,
-        peer: path.peer.gid,
-        eid: established.eid,
-    };
-    let group = established.group;
-    let conn = Conn::new(Parts {
-        local: staged.rmb().element().clone(),
-        local_ring: staged.rmb().size().ring_r(),
-        buffer: LocalBuffer::Rmb(Arc::clone(prepared.handle())),
-        peer: PeerElement::Staged(Arc::clone(&staged)),
-        mode,
-        peer_addr,
-        socket,
-        slot: Arc::clone(slot),
-        membership,
-        same_host: false,
-    });
-    staged.adopt(&conn);
-    slot.adopt(&conn);
-    if !endpoint.groups.is_usable(group) {
-        // The group ended before the connection was known.
-        conn.peer_gone();
-    }
-    Ok(conn)
 }
 
 async fn send(endpoint: &Inner, socket: &dyn Socket, bytes: &[u8]) -> io::Result<()> {

@@ -1,0 +1,136 @@
+//! From what a handshake has agreed on and brought to a connection.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use super::conn::{Conn, LocalBuffer, Parts, PeerElement, len_u32};
+use super::driver::Slot;
+use super::endpoint::Inner;
+use super::mode::Mode;
+use super::runtime::Socket;
+use super::setup::{Kept, slot};
+use crate::device::DeviceError;
+use crate::error::{Error, PeerMisbehaved};
+use crate::mem::Element;
+use crate::proto::group::GroupId;
+use crate::proto::handshake::{DirectPath, Established, RdmaPath};
+
+/// Puts an SMC-D connection together and hands it to the driver.
+pub(super) fn direct_connection(
+    endpoint: &Inner,
+    socket: Arc<dyn Socket>,
+    peer_addr: SocketAddr,
+    established: &Established,
+    path: DirectPath,
+    kept: Kept,
+    same_host: bool,
+) -> Result<Arc<Conn>, Error> {
+    let slot = slot(endpoint, path.device)?;
+    let (Some(dmb), Some(membership)) = (kept.dmb, kept.membership) else {
+        return Err(Error::Bug(
+            "handshake ended without a buffer or a link group",
+        ));
+    };
+    let local = dmb
+        .region()
+        .part(0, path.local_size.byte_len())
+        .and_then(Element::new);
+    let local = local.map_err(|_| DeviceError::Invalid("device registered too short a buffer"))?;
+    let ring = path.peer_buffer.size.ring_d();
+    let nocopy = kept.attachment.is_some();
+    let peer = match kept.attachment {
+        Some(attachment) => {
+            let len = path.peer_buffer.size.byte_len();
+            let element = attachment.region().part(path.peer_buffer.offset(), len);
+            let element = element.and_then(Element::new);
+            let element = element.map_err(|_| PeerMisbehaved::BadBuffer)?;
+            PeerElement::Mapped {
+                element,
+                attachment,
+                ring,
+            }
+        }
+        None => {
+            let base = len_u32(path.peer_buffer.offset());
+            PeerElement::Moved {
+                token: path.peer_buffer.token,
+                base,
+                ring,
+            }
+        }
+    };
+    let mode = Mode::SmcD {
+        version: established.version,
+        release: established.release,
+        nocopy,
+        device: Arc::clone(slot.name()),
+        chid: path.chid,
+        peer: path.peer,
+        eid: established.eid,
+    };
+    let group = established.group;
+    let conn = Conn::new(Parts {
+        local,
+        local_ring: path.local_size.ring_d(),
+        buffer: LocalBuffer::Dmb(dmb),
+        peer,
+        mode,
+        peer_addr,
+        socket,
+        slot: Arc::clone(slot),
+        membership,
+        same_host,
+    });
+    Ok(adopt(endpoint, slot, group, conn))
+}
+
+/// Puts an SMC-R connection together. What the peer has said since it knows the token is there.
+pub(super) fn rdma_connection(
+    endpoint: &Inner,
+    socket: Arc<dyn Socket>,
+    peer_addr: SocketAddr,
+    established: &Established,
+    path: RdmaPath,
+    kept: Kept,
+) -> Result<Arc<Conn>, Error> {
+    let slot = slot(endpoint, path.device)?;
+    let (Some(prepared), Some(membership)) = (kept.prepared, kept.membership) else {
+        return Err(Error::Bug(
+            "handshake ended without a buffer or a link group",
+        ));
+    };
+    let staged = Arc::clone(prepared.handle().staged());
+    let mode = Mode::SmcR {
+        version: established.version,
+        release: established.release,
+        device: Arc::clone(slot.name()),
+        local: path.link.gid,
+        peer: path.peer.gid,
+        eid: established.eid,
+    };
+    let group = established.group;
+    let conn = Conn::new(Parts {
+        local: staged.rmb().element().clone(),
+        local_ring: staged.rmb().size().ring_r(),
+        buffer: LocalBuffer::Rmb(Arc::clone(prepared.handle())),
+        peer: PeerElement::Staged(Arc::clone(&staged)),
+        mode,
+        peer_addr,
+        socket,
+        slot: Arc::clone(slot),
+        membership,
+        same_host: false,
+    });
+    staged.adopt(&conn);
+    Ok(adopt(endpoint, slot, group, conn))
+}
+
+/// Hands a connection to the driver of its device.
+fn adopt(endpoint: &Inner, slot: &Slot, group: GroupId, conn: Arc<Conn>) -> Arc<Conn> {
+    slot.adopt(&conn);
+    if !endpoint.groups.is_usable(group) {
+        // The group ended before the driver knew of the connection.
+        conn.peer_gone();
+    }
+    conn
+}
