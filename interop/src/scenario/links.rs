@@ -40,7 +40,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
             "loaded",
             [
                 Action::LinkDown(Who::Peer, 1),
-                Action::Await(Shape::Single),
+                Action::Await(Shape::Reduced),
                 Action::LinkUp(Who::Peer, 1),
                 // A kernel may be too quick and use the device that it has got already.
                 Action::Await(Shape::Double),

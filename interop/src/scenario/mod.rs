@@ -127,8 +127,8 @@ pub(crate) enum Action {
 /// What the links of a group have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Shape {
-    /// There is one.
-    Single,
+    /// They are not symmetric any more: one is left, or a second one shares a device already.
+    Reduced,
     /// There are two.
     Double,
     /// There are two, and they share no device.
@@ -139,7 +139,7 @@ impl Shape {
     /// Whether a link group has it, by its kind.
     pub(crate) fn is_of(self, kind: u8) -> bool {
         match self {
-            Self::Single => kind == 1,
+            Self::Reduced => kind == 1 || kind > 2,
             Self::Double => kind >= 2,
             Self::Symmetric => kind == 2,
         }
