@@ -43,7 +43,10 @@ impl Machine {
         command
             .args(["--pdeathsig", "KILL", "qemu-system-x86_64"])
             .args("-nodefaults -no-user-config -no-reboot -display none".split(' '))
-            .args("-machine q35 -accel tcg,thread=multi -cpu max -smp 1 -m 768".split(' '))
+            .args(
+                "-machine q35 -accel tcg,thread=multi -cpu max,la57=off,cx16=off -smp 1 -m 768"
+                    .split(' '),
+            )
             .arg("-kernel")
             .arg(&image.vmlinuz)
             .arg("-initrd")
@@ -201,6 +204,10 @@ pub(crate) const NICS: usize = 2;
 const WIRE: &str = "wire";
 
 const DUMP: &str = "dump";
+
+/// Without a fifth level of page tables, which only costs time, and without CMPXCHG16B: a kernel whose
+/// allocator uses it has crashed with an address in the flags register.
+const CPU: &str = "max,la57=off,cx16=off";
 
 /// Quiet, because the console is slow; a panic ends the machine.
 const CMDLINE: &str = "console=ttyS0 quiet loglevel=4 panic=-1 oops=panic net.ifnames=0 \

@@ -66,11 +66,13 @@ impl LinkGroup {
             return;
         }
         let over = self.sendable();
+        let times = self.farewells();
         self.stop(cause);
         let sent = farewell.zip(over).and_then(|((is_orderly, reason), link)| {
             let message = DeleteLink::all(self.terms.dialect, is_orderly, reason);
-            let tag = self.post(link, message.encoded_len(), |buffer| message.emit(buffer))?;
-            Some((link, tag))
+            let tags = (0..times)
+                .map(|_| self.post(link, message.encoded_len(), |buffer| message.emit(buffer)));
+            Some((link, tags.last()??))
         });
         match sent {
             Some((link, tag)) => {
@@ -78,6 +80,15 @@ impl LinkGroup {
                 self.end = Some(End::Farewell { link, tag, until });
             }
             None => self.finish(),
+        }
+    }
+
+    /// How often to say it. Linux takes what comes while it waits for us to go on with a new link
+    /// for the end of that link only, and keeps the next message until then (behaviour 3.2).
+    const fn farewells(&self) -> usize {
+        match self.flow {
+            Some(Flow::Offer(_) | Flow::Join(_) | Flow::Request { .. }) => 2,
+            _ => 1,
         }
     }
 

@@ -39,6 +39,32 @@ fn an_idle_group_ends_in_order() {
     assert!(world.hosts.iter().all(|host| host.group.is_ended()));
 }
 
+/// Linux in the midst of adding a link ends only that with the first of them.
+#[test]
+fn a_peer_that_waits_for_us_in_another_flow_is_told_twice() {
+    for side in [SERVER, CLIENT] {
+        let mut world = World::v2([2, 2]);
+        world.contact(Terms::v2_1(2, 255));
+        world.confirm();
+        // CONFIRM LINK of the second link, or its answer, is lost.
+        world.hosts[side].filter = Some(|message| message[0] == 0x21);
+        world.establish();
+        world.advance(SECOND);
+        assert!(world.hosts[side].group.flow.is_some());
+        world.said();
+        let now = world.now;
+        world.with(side, |group| group.shutdown(now, DeleteLinkReason::PROGRAM));
+        world.settle();
+        let said = world.said();
+        let farewell = "DELETE_LINK(all orderly 0x30000)";
+        let ours = said.iter().filter(|line| line.ends_with(farewell));
+        let ours = ours.filter(|line| line.starts_with(["S", "C"][side]));
+        assert_eq!(ours.count(), 2, "{said:?}");
+        world.advance(2 * SECOND);
+        assert!(world.hosts.iter().all(|host| host.group.is_ended()));
+    }
+}
+
 #[test]
 fn a_group_that_is_terminated_is_not_orderly() {
     let mut world = single();
