@@ -1,7 +1,9 @@
 //! Shows a kernel and the userspace stack exchanging data, and what went over the wire.
 
+use std::fs;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail, ensure};
 
@@ -17,11 +19,7 @@ pub(crate) fn run() -> Result<bool> {
     } else {
         Cast::Kernel
     };
-    let scenario = scenario::all()
-        .into_iter()
-        .find(|scenario| scenario.name == SHOWN)
-        .context("no such scenario")?;
-    let (run, lacks) = Run::of(&scenario, cast)
+    let (run, lacks) = Run::of(&scenario::shown(), cast)
         .into_iter()
         .next()
         .context("no way to run it")?;
@@ -33,14 +31,19 @@ pub(crate) fn run() -> Result<bool> {
     for who in [run.server().other(), run.server()] {
         introduce(&lab, &run, who);
     }
-    println!();
     let show = runner::Show {
-        log: true,
+        log: false,
         capture: true,
     };
     let (outcome, _) = runner::run(&mut lab, &run, show)?;
-    println!("\nthe messages, by frame; the data itself is not shown");
-    dissect(&runner::kept(&run)?)?;
+    let capture = runner::kept(&run)?;
+    let mut timeline = messages(&run, &capture)?;
+    timeline.extend(narrated(&run, &fs::read(&capture)?));
+    timeline.sort_by_key(|line| line.frame);
+    println!("\nby frame: what they tell, and the SMC messages; the data itself is not shown\n");
+    for Line { frame, who, text } in timeline {
+        println!("{frame:>4}  {who:<18}{text}");
+    }
     println!();
     Ok(match outcome {
         Outcome::Passed => {
@@ -52,6 +55,92 @@ pub(crate) fn run() -> Result<bool> {
             false
         }
     })
+}
+
+/// A frame of the capture.
+struct Line {
+    frame: u64,
+    who: String,
+    text: String,
+}
+
+/// The messages, as the `smc` command tells them: frame, ends, contents.
+fn messages(run: &Run, capture: &Path) -> Result<Vec<Line>> {
+    let text = dissect(capture)?;
+    let lines = text.lines();
+    let lines = lines.filter(|line| !line.contains("[retransmission]"));
+    let message = |line: &str| {
+        let (frame, rest) = line.trim_start().split_once(' ')?;
+        let (ends, text) = rest.split_once(": ")?;
+        let from = ends.trim_start().split([':', ' ']).next()?.parse().ok()?;
+        let from = sender(run, from);
+        Some(Line {
+            frame: frame.parse().ok()?,
+            who: format!("  {} -> {}", end(run, from), end(run, from.other())),
+            text: format!("  {text}"),
+        })
+    };
+    lines
+        .map(|line| message(line).with_context(|| format!("not understood: {line}")))
+        .collect()
+}
+
+/// What the ends told, in datagrams of IPv4 from the same capture.
+fn narrated(run: &Run, capture: &[u8]) -> Vec<Line> {
+    let mut rest = capture.get(PCAP_HEADER..).unwrap_or_default();
+    let mut lines = Vec::new();
+    let mut frame = 0;
+    while let Some((record, behind)) = rest.split_at_checked(RECORD_HEADER) {
+        let &[.., a, b, c, d, _, _, _, _] = record else {
+            break;
+        };
+        let Some((packet, behind)) = u32::from_le_bytes([a, b, c, d])
+            .try_into()
+            .ok()
+            .and_then(|len: usize| behind.split_at_checked(len))
+        else {
+            break;
+        };
+        rest = behind;
+        frame += 1;
+        lines.extend(words(packet).map(|(from, words)| Line {
+            frame,
+            who: end(run, sender(run, from)).to_owned(),
+            text: String::from_utf8_lossy(words).into_owned(),
+        }));
+    }
+    lines
+}
+
+/// Sender and contents of a frame that is a narration.
+fn words(frame: &[u8]) -> Option<(IpAddr, &[u8])> {
+    let ip = frame.get(12..)?.strip_prefix(&[0x08, 0x00])?;
+    let udp = (ip.first()? == &0x45 && ip.get(9)? == &17).then(|| ip.get(20..))??;
+    let from = <[u8; 4]>::try_from(ip.get(12..16)?).ok()?;
+    let to = u16::from_be_bytes(udp.get(2..4)?.try_into().ok()?);
+    let len = usize::from(u16::from_be_bytes(udp.get(4..6)?.try_into().ok()?));
+    let words = udp.get(8..len)?;
+    (to == runner::NARRATION).then(|| (from.into(), words))
+}
+
+fn sender(run: &Run, from: IpAddr) -> Who {
+    if runner::address(run, Who::Subject, 0).ip() == from {
+        Who::Subject
+    } else {
+        Who::Peer
+    }
+}
+
+fn end(run: &Run, who: Who) -> &'static str {
+    name(run.kind(who))
+}
+
+const fn name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Kernel => "kernel",
+        Kind::Ours => "ours",
+        Kind::Tcp => "tcp",
+    }
 }
 
 fn introduce(lab: &Lab, run: &Run, who: Who) {
@@ -67,12 +156,14 @@ fn introduce(lab: &Lab, run: &Run, who: Who) {
     };
     let guest = guest_of(who);
     let release = lab.kernel(guest);
-    println!("{who:?} {part}: {what}, on Linux {release}");
-    println!("    {:?}", run.scenario.node(who).script.steps);
+    println!(
+        "{:<8} {part}: {what}, on Linux {release}",
+        name(run.kind(who))
+    );
 }
 
-/// Has the `smc` command show the messages; builds it if it is not there.
-fn dissect(capture: &Path) -> Result<()> {
+/// Has the `smc` command tell the messages; builds it if it is not there.
+fn dissect(capture: &Path) -> Result<String> {
     let mut command = if let Some(program) = built() {
         Command::new(program)
     } else {
@@ -81,13 +172,14 @@ fn dissect(capture: &Path) -> Result<()> {
         command.args(["run", "-q", "-p", "smc-tools", "--"]);
         command
     };
-    let status = command
+    let output = command
         .arg("dissect")
         .arg(capture)
-        .status()
+        .stderr(Stdio::inherit())
+        .output()
         .with_context(|| format!("{command:?}"))?;
-    ensure!(status.success(), "{command:?}: {status}");
-    Ok(())
+    ensure!(output.status.success(), "{command:?}: {}", output.status);
+    Ok(String::from_utf8(output.stdout)?)
 }
 
 /// The `smc` command, if it was built with the same profile.
@@ -96,4 +188,7 @@ fn built() -> Option<PathBuf> {
     program.exists().then_some(program)
 }
 
-const SHOWN: &str = "close-first";
+const PCAP_HEADER: usize = 24;
+
+/// Two words of time, the length recorded, the length.
+const RECORD_HEADER: usize = 16;

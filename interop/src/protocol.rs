@@ -65,6 +65,8 @@ pub(crate) struct Job {
     pub(crate) max_links: u8,
     /// Seconds without a message after which it tests a link, likewise.
     pub(crate) test_link: u64,
+    /// Where what it tells is sent as datagrams too, so that captures show it in its place.
+    pub(crate) narrate: Option<SocketAddr>,
 }
 
 /// Which side it is.

@@ -262,6 +262,10 @@ pub(super) fn job(run: &Run, who: Who, port: u16) -> Job {
         devices: (0..node.devices).map(|nic| format!("rxe{nic}")).collect(),
         max_links: node.max_links(),
         test_link: node.test_link(),
+        narrate: run
+            .scenario
+            .is_narrated
+            .then(|| setup::address(run, who.other(), NARRATION)),
     }
 }
 
@@ -269,6 +273,9 @@ static RUNS: AtomicU32 = AtomicU32::new(1);
 
 /// Every run has a port of its own, so that nothing of an earlier one is in the way.
 const FIRST_PORT: u16 = 20_000;
+
+/// The port of what programs tell besides; nobody listens.
+pub(crate) const NARRATION: u16 = 9;
 
 const LINK_TIME: Duration = Duration::from_secs(30);
 

@@ -5,6 +5,40 @@ use std::time::Duration;
 use super::Scenario;
 use crate::workload::Step;
 
+pub(super) fn shown() -> Scenario {
+    let say = |words: &str| Step::Mark(words.into());
+    let ask = Step::Echo {
+        size: 1000,
+        count: 1,
+    };
+    let answer = Step::EchoBack {
+        size: 1000,
+        count: 1,
+    };
+    let mut scenario = Scenario::new("demo", "three questions and their answers").steps(
+        [
+            ask.clone(),
+            say("sent 1000 bytes and got them back"),
+            ask.clone(),
+            say("sent the next 1000, got them back"),
+            ask,
+            say("sent the last 1000, got them back"),
+        ],
+        [
+            answer.clone(),
+            say("received 1000 bytes, all right, and sent them back"),
+            answer.clone(),
+            say("received the next 1000, all right, and sent them back"),
+            answer,
+            say("received the last 1000, all right, and sent them back"),
+            Step::End,
+            say("received the end"),
+        ],
+    );
+    scenario.is_narrated = true;
+    scenario
+}
+
 pub(super) fn scenarios() -> Vec<Scenario> {
     vec![
         Scenario::new("echo", "small messages there and back").steps(

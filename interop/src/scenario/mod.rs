@@ -28,6 +28,11 @@ pub(crate) fn all() -> Vec<Scenario> {
     .concat()
 }
 
+/// The one to look at: three questions and their answers, told one by one.
+pub(crate) fn shown() -> Scenario {
+    data::shown()
+}
+
 /// One that only says how things usually are.
 pub(crate) fn usual() -> Scenario {
     Scenario::new("usual", "nothing")
@@ -56,6 +61,8 @@ pub(crate) struct Scenario {
     pub(crate) strands: Option<Who>,
     /// Whether the peer can be the userspace stack as well.
     pub(crate) pair: bool,
+    /// Whether both ends tell in the network what they do, for those who look at the capture.
+    pub(crate) is_narrated: bool,
     pub(crate) limit: Duration,
 }
 
@@ -186,6 +193,7 @@ impl Scenario {
             only_ours: None,
             strands: None,
             pair: true,
+            is_narrated: false,
             limit: Duration::from_secs(120),
         }
     }
