@@ -13,7 +13,7 @@ use crate::proto::group::DeviceIndex;
 use crate::proto::handshake::{
     ConfirmFailure, LinkChoice, LinkTerms, LocalRmb, PeerRmb, RkeyFailure, RmbError, TableFull,
 };
-use crate::proto::links::{self, FirstLinkError, LinkId, PeerEnd, RkeyError, RmbKey};
+use crate::proto::links::{self, FirstLinkError, LinkId, LinkState, PeerEnd, RkeyError, RmbKey};
 
 /// What a handshake has of its link group. Dropping it gives the connection's buffers back.
 #[derive(Clone, Debug)]
@@ -98,11 +98,12 @@ pub(crate) async fn confirm_rkey(prepared: Option<&Prepared>) -> Result<(), Rkey
         RkeyError::Refused => RkeyFailure::Refused,
         RkeyError::NoKey | RkeyError::Ended => RkeyFailure::LinkDown,
     })?;
-    // The handshake names this link. If it has failed meanwhile, the peer was told of others only.
-    if staged.link() == Some(prepared.link) {
-        Ok(())
-    } else {
-        Err(RkeyFailure::LinkDown)
+    // The handshake names this link, which may have failed since. The connection may still be bound
+    // to it: it is moved only when the link is closed.
+    let link = prepared.group().link(prepared.link);
+    match link.is_some_and(|link| link.state == LinkState::Active) {
+        true => Ok(()),
+        false => Err(RkeyFailure::LinkDown),
     }
 }
 

@@ -273,8 +273,9 @@ impl LinkGroup {
         }
     }
 
-    /// Tells the peer of another RMB (CONFIRM RKEY), preferably on the link of its connection.
-    /// Ends in [`Output::RkeyConfirmed`].
+    /// Tells the peer of another RMB (CONFIRM RKEY), on the link that the handshake names for its
+    /// connection. Ends in [`Output::RkeyConfirmed`]: the peer knows the RMB by its key on that
+    /// link, and the keys on all others.
     ///
     /// `keys` are those of the devices in [`devices`](Self::devices); missing ones are asked for
     /// ([`Output::Map`]).

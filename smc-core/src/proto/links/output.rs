@@ -130,8 +130,8 @@ pub enum RkeyError {
     /// Other requests came first for too long.
     #[error("no turn in time")]
     NoTurn,
-    /// There is no key for any active link.
-    #[error("no key for an active link")]
+    /// There is no key for the link of the handshake, or that link has failed.
+    #[error("no key for the link")]
     NoKey,
     /// The link group has ended.
     #[error("link group has ended")]

@@ -34,7 +34,7 @@ pub(super) struct Rmb {
     pub(super) told: Told,
     /// It is out of use.
     pub(super) is_leaving: bool,
-    /// The link to tell it on, if it is there.
+    /// The link of the connection: to tell it on, and to take it back on if it is still there.
     pub(super) link: LinkId,
     /// Until when it waits for its turn to be confirmed.
     pub(super) turn: Instant,

@@ -80,8 +80,10 @@ impl LinkGroup {
             .filter(|link| link.is_active())
             .filter_map(|link| Some((link.info, rmb.key(link.info.device)?)))
             .collect();
+        // The handshake names the RMB by its key on this link. Told on another one only, the peer
+        // would not find it.
         let wish = |(link, _): &&(LinkInfo, _)| link.id == rmb.link;
-        let Some((link, key)) = usable.iter().find(wish).or_else(|| usable.first()) else {
+        let Some((link, key)) = usable.iter().find(wish) else {
             return self.confirm_ended(id, Err(RkeyError::NoKey));
         };
         let further = usable.iter().filter(|(other, _)| other.id != link.id);

@@ -188,23 +188,46 @@ fn links_of_a_failed_port_do_not_help_each_other() {
 fn requests_on_the_failed_link_are_made_again_on_the_other() {
     let mut world = symmetric(Terms::v2_1(2, 255));
     let link = world.hosts[CLIENT].group.assign(0).unwrap();
-    world.cut(CLIENT, link);
     world.confirm_rkey(CLIENT, 1);
     world.settle();
-    assert!(!world.saw(CLIENT, |output| matches!(
-        output,
-        Output::RkeyConfirmed { .. }
-    )));
+    world.cut(CLIENT, link);
+    world.delete_rkey(CLIENT, 1);
+    world.settle();
+    let deleted = Output::RkeyDeleted {
+        rmb: RmbId(1),
+        is_answered: true,
+    };
+    assert!(!world.took(CLIENT, &deleted));
     world.advance(SECOND);
-    assert!(world.took(
-        CLIENT,
-        &Output::RkeyConfirmed {
-            rmb: RmbId(1),
-            result: Ok(())
-        }
-    ));
+    assert!(world.took(CLIENT, &deleted));
     world.advance(10 * SECOND);
     world.assert_agreed();
+}
+
+#[test]
+fn a_key_that_the_handshake_cannot_name_any_more_is_not_confirmed() {
+    let failed = |rmb| Output::RkeyConfirmed {
+        rmb: RmbId(rmb),
+        result: Err(RkeyError::NoKey),
+    };
+    // One waits for the peer and the other for its turn, when their link fails.
+    for side in [SERVER, CLIENT] {
+        let mut world = symmetric(Terms::v2_1(2, 255));
+        let link = world.hosts[side].group.assign(0).unwrap();
+        world.cut(side, link);
+        world.confirm_rkey(side, 1);
+        world.confirm_rkey(side, 2);
+        world.settle();
+        fail(&mut world, side, link, LinkFailure::RetryExceeded);
+        world.advance(SECOND);
+        // On the other link the peer would hear of them under another name.
+        assert!(world.took(side, &failed(1)));
+        assert!(world.took(side, &failed(2)));
+        world.delete_rkey(side, 1);
+        world.delete_rkey(side, 2);
+        world.advance(10 * SECOND);
+        world.assert_agreed();
+    }
 }
 
 #[test]
