@@ -3,10 +3,12 @@
 use std::time::Duration;
 
 use futures_lite::{AsyncReadExt, AsyncWriteExt, future};
+use smc_core::wire::cdc::{CdcR, ProducerFlags};
 use smc_testkit::memory_rdma::MemoryRdma;
 use std::sync::Arc;
 
-use crate::world::{World, connect, is_smcr, listen, pattern, transfer};
+use crate::meddler::Meddler;
+use crate::world::{World, connect, eid, is_smcr, listen, pattern, transfer};
 
 /// Two hosts with two devices each.
 pub(crate) struct Hosts {
@@ -70,6 +72,61 @@ fn a_port_that_goes_down_in_mid_transfer_costs_no_byte() {
             received.expect("reads");
             assert!(got == data, "seed {seed}");
             transfer(&mut theirs, &mut ours, 100_000).await;
+        });
+    }
+}
+
+#[test]
+fn a_reader_that_does_not_repeat_its_window_is_asked_for_it() {
+    for which in [0, 1] {
+        let world = World::new(42);
+        let devices = [world.device("a0", 1), world.device("a1", 3)];
+        let (b0, b1) = (world.device("b0", 2), world.device("b1", 4));
+        let meddlers = [0, 1].map(|at: usize| Meddler::new(Arc::clone(&devices[at])));
+        let both = meddlers.iter().map(|device| Arc::clone(device) as _);
+        let client = world.endpoint_on(both.collect(), |builder| builder.ueid(eid()));
+        let server = world.endpoint_with(&[&b0, &b1], |builder| builder.recv_buffer(16 * 1024));
+        world.block_on(async {
+            let listener = listen(&server).await;
+            let first = connect(&client, &listener).await;
+            world.sleep(Duration::from_secs(1)).await;
+            // Connections are on both links in turn.
+            let second = connect(&client, &listener).await;
+            let (mut ours, mut theirs) = [first, second].into_iter().nth(which).expect("two");
+            // As Linux, the reader says nothing behind its validation.
+            for meddler in &meddlers {
+                let mut moved = Vec::new();
+                meddler.meddle(move |message| {
+                    if let Ok(cdc) = CdcR::parse(message) {
+                        let flags = cdc.producer_flags;
+                        if flags.contains(ProducerFlags::FAILOVER_VALIDATION) {
+                            moved.push(cdc.token);
+                        } else if let Some(at) = moved.iter().position(|of| *of == cdc.token) {
+                            moved.swap_remove(at);
+                            return Vec::new();
+                        }
+                    }
+                    vec![message.to_vec()]
+                });
+            }
+            let data = pattern(3_000_000);
+            let mut got = vec![0; data.len()];
+            let reading = async {
+                // The ring is full, and the wire dies before anybody reads.
+                world.sleep(Duration::from_secs(1)).await;
+                devices[which].set_port_cut(1, true);
+                theirs.read_exact(&mut got).await.expect("reads");
+            };
+            let writing = async { ours.write_all(&data).await.expect("writes") };
+            let moving = async {
+                future::zip(writing, reading).await;
+            };
+            let patience = async {
+                world.sleep(Duration::from_secs(120)).await;
+                panic!("the stream stands still");
+            };
+            future::or(moving, patience).await;
+            assert!(got == data);
         });
     }
 }

@@ -45,6 +45,8 @@ pub(crate) struct Staged {
     /// everything is read: posts that it has outstanding on the old link may never complete, and
     /// a Linux peer holds its last data back behind them until our consumer cursor moves.
     moved: AtomicBool,
+    /// The peer has not said anything over that other link yet.
+    awaited: AtomicBool,
     /// The peer has said something.
     heard: AtomicBool,
     /// Bytes at the start of the RMB that the peer may have written.
@@ -66,6 +68,8 @@ struct Tx {
     /// The link that the connection uses; none before the first one of a group is connected.
     wire: Option<Arc<Wire>>,
     bound: Option<Bound>,
+    /// The link to which the peer has moved the connection last.
+    peer_on: Option<LinkId>,
 }
 
 /// What is known once the peer's RMB is.
@@ -99,10 +103,15 @@ impl Staged {
             space: AtomicU32::new(0),
             staging,
             rx: Mutex::new(Rx::Early(VecDeque::new())),
-            tx: Mutex::new(Tx { wire, bound: None }),
+            tx: Mutex::new(Tx {
+                wire,
+                bound: None,
+                peer_on: None,
+            }),
             peer_ring: OnceLock::new(),
             update_wanted: AtomicBool::new(false),
             moved: AtomicBool::new(false),
+            awaited: AtomicBool::new(false),
             heard: AtomicBool::new(false),
             dirty: AtomicU32::new(0),
             conn: OnceLock::new(),
@@ -191,9 +200,14 @@ impl Staged {
                 Rx::Open(_) => VecDeque::new(),
             }
         };
-        let here = self.tx().wire.as_ref().map(|wire| wire.device());
+        let here = self
+            .tx()
+            .wire
+            .as_ref()
+            .map(|wire| (wire.device(), wire.id()));
+        let (device, link) = here.unwrap_or((DeviceIndex(0), LinkId(0)));
         for cdc in early {
-            self.arrived(&cdc, here.unwrap_or(DeviceIndex(0)));
+            self.arrived(&cdc, device, link);
         }
     }
 
@@ -208,8 +222,8 @@ impl Staged {
 
     // ---- Receiving -----------------------------------------------------------------------------
 
-    /// The peer sent a message about this connection.
-    pub(super) fn arrived(&self, cdc: &CdcR, here: DeviceIndex) {
+    /// The peer sent a message about this connection, over this link.
+    pub(super) fn arrived(&self, cdc: &CdcR, here: DeviceIndex, link: LinkId) {
         for last in [false, true] {
             let arrival = {
                 let mut rx = self.rx();
@@ -232,11 +246,18 @@ impl Staged {
                 }
             };
             match arrival {
-                Ok(Arrival::News(news)) => return self.heard(&news),
+                Ok(Arrival::News(news)) => {
+                    self.heard(&news);
+                    if self.awaited.load(Ordering::Relaxed) {
+                        self.peer_is_on(link);
+                    }
+                    return;
+                }
                 // What is missing may be among the events of another device.
                 Ok(Arrival::Missed { .. }) if !last => self.group.look_around_patiently(here),
                 Ok(Arrival::Missed { .. }) => return self.fail(Error::Closed(How::Aborted)),
-                Ok(Arrival::Stale | Arrival::Validated) => return,
+                Ok(Arrival::Validated) => return self.peer_is_on(link),
+                Ok(Arrival::Stale) => return,
                 Err(what) => return self.fail(Error::PeerMisbehaved(what)),
             }
         }
@@ -291,6 +312,20 @@ impl Staged {
                 conn.note_peer();
             }
             conn.signalled();
+        }
+    }
+
+    /// The peer uses this link for the connection, be it before or after us.
+    fn peer_is_on(&self, link: LinkId) {
+        let mut tx = self.tx();
+        tx.peer_on = Some(link);
+        if tx.wire.as_ref().is_none_or(|wire| wire.id() != link) {
+            return;
+        }
+        self.awaited.store(false, Ordering::Relaxed);
+        if let Some(bound) = &mut tx.bound {
+            bound.transmit.handle_peer_moved();
+            self.push(tx, false);
         }
     }
 
@@ -406,6 +441,13 @@ impl Staged {
         }
     }
 
+    /// The group has another link, to which the connection could move.
+    pub(super) fn keep_spare(&self) {
+        if let Some(bound) = &mut self.tx().bound {
+            bound.transmit.keep_spare();
+        }
+    }
+
     /// The group moves the connection to another link.
     pub(super) fn move_to(&self, from: LinkId, to: &Arc<Wire>) {
         let mut tx = self.tx();
@@ -415,11 +457,16 @@ impl Staged {
         }
         tx.wire = Some(Arc::clone(to));
         self.moved.store(true, Ordering::Release);
+        let is_peer_there = tx.peer_on == Some(to.id());
+        self.awaited.store(!is_peer_there, Ordering::Relaxed);
         if let Some(bound) = &mut tx.bound {
             bound.from = None;
             bound.to = None;
             bound.posted.clear();
             bound.transmit.failover();
+            if is_peer_there {
+                bound.transmit.handle_peer_moved();
+            }
         }
         self.push(tx, false);
     }
@@ -430,6 +477,7 @@ impl Staged {
         let Tx {
             wire: Some(wire),
             bound: Some(bound),
+            ..
         } = &mut *tx
         else {
             return true;

@@ -28,7 +28,7 @@ impl RdmaGroup {
         if let Ok(cdc) = CdcR::parse(bytes) {
             let staged = self.lock_members().get(&cdc.token).cloned();
             if let Some(staged) = staged {
-                staged.arrived(&cdc, here);
+                staged.arrived(&cdc, here, link);
                 if staged.can_go() {
                     self.retire(&staged);
                 }

@@ -26,8 +26,8 @@ use crate::proto::conn::staged::TransmitConfig;
 use crate::proto::group::{DeviceIndex, Key};
 use crate::proto::handshake::Role;
 use crate::proto::links::{
-    self, FirstLinkError, GroupType, LinkGroup, LinkId, LinkInfo, LlcConfig, Output, RkeyError,
-    RmbId, RmbKey, RtokenId,
+    self, FirstLinkError, GroupType, LinkGroup, LinkId, LinkInfo, LinkState, LlcConfig, Output,
+    RkeyError, RmbId, RmbKey, RtokenId,
 };
 
 /// A link group of SMC-R.
@@ -356,7 +356,17 @@ impl RdmaGroup {
             Err(links::TableFull)
         })?;
         staged.bind(peer, rtoken, TransmitConfig::default());
+        if self.can_move() {
+            staged.keep_spare();
+        }
         Ok(())
+    }
+
+    /// Whether there is more than one link for connections.
+    pub(super) fn can_move(&self) -> bool {
+        let links = self.links();
+        let active = links.iter().filter(|link| link.state == LinkState::Active);
+        active.count() > 1
     }
 
     /// Nobody uses the connection any more.

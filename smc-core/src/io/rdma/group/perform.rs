@@ -56,7 +56,13 @@ impl RdmaGroup {
             } => self.open_later(link, device, address),
             Output::Connect { link, peer, route } => self.connect_later(link, peer, route),
             Output::Map { device, rmbs } => self.map_later(device, rmbs),
-            Output::Activate(_) | Output::Deactivate(_) => self.publish_links(),
+            Output::Activate(_) => {
+                self.publish_links();
+                if self.can_move() {
+                    self.members().iter().for_each(|staged| staged.keep_spare());
+                }
+            }
+            Output::Deactivate(_) => self.publish_links(),
             Output::Move { from, to } => self.start_move(from, to),
             Output::Close(link) => self.close(link),
             Output::FirstLink(result) => {

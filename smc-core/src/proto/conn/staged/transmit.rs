@@ -21,7 +21,10 @@ use crate::error::PeerMisbehaved;
 ///       consumed       sent             consumed + size
 /// ```
 ///
-/// Urgent data is never sent, and an update never requested.
+/// Urgent data is never sent. An update is requested only after a failover: what the peer said of
+/// its space may have been lost, and a Linux peer says it again only when it reads something. So
+/// there has to be something that it can read, and while the connection could move, the last byte
+/// of the peer's ring is [kept back](Self::keep_spare).
 #[derive(Debug)]
 pub struct Transmit {
     staging: Ring,
@@ -50,6 +53,12 @@ pub struct Transmit {
     last_completed: u16,
     said: Level,
     due: Due,
+    /// Bytes of the peer's ring that are kept back: none, or one.
+    spare: u32,
+    /// The connection has moved, and the peer has not said since that it read anything.
+    asks: bool,
+    /// The peer has moved too: what it says now arrives.
+    peer_moved: bool,
     flight: Flight,
     undo: Option<Undo>,
     /// An abort goes at once.
@@ -107,6 +116,9 @@ impl Transmit {
             last_completed: 0,
             said: Level::default(),
             due: Due::default(),
+            spare: 0,
+            asks: false,
+            peer_moved: false,
             flight: Flight::new(),
             undo: None,
             aborts: false,
@@ -210,26 +222,29 @@ impl Transmit {
         }
         let count = self.pushable();
         let sent = self.sent.saturating_add(u64::from(count));
-        let flags = self.flags_behind(sent);
-        if count == 0 && !self.is_bare_due(flags) {
+        let state = self.flags_behind(sent);
+        if count == 0 && !self.is_bare_due(state) {
             return None;
         }
+        let blocked = match count {
+            0 => self.said.flags.contains(ProducerFlags::WRITER_BLOCKED),
+            _ => self.unsent() >= self.room(),
+        };
         let undo = self.undo_point();
         let spans = self.spans(count);
-        if count > 0 {
-            let blocked = self.unsent() >= self.peer_space();
-            self.said.flags.set(ProducerFlags::WRITER_BLOCKED, blocked);
-        }
+        let flags = &mut self.said.flags;
+        flags.set(ProducerFlags::WRITER_BLOCKED, blocked);
+        flags.set(ProducerFlags::UPDATE_REQUESTED, blocked && self.asks);
         self.sent = sent;
         self.reach = self.reach.max(sent);
-        self.said.state = flags;
+        self.said.state = state;
         self.said.sequence = self.said.sequence.wrapping_add(1);
         self.due = Due::default();
         let cdc = CdcR {
             producer: self.producer(),
             consumer: self.consumer,
             producer_flags: self.said.flags,
-            state_flags: flags,
+            state_flags: state,
             ..CdcR::new(self.said.sequence, self.token)
         };
         let said = Said {
@@ -300,6 +315,7 @@ impl Transmit {
         self.peer_consumer = consumer;
         self.skip_consumed();
         if freed > 0 {
+            self.asks = false;
             self.uncork();
         }
         Ok(freed)
@@ -334,6 +350,13 @@ impl Transmit {
 
     // ---- Moving and ending ---------------------------------------------------------------------
 
+    /// The connection could move to another link: the last byte of the peer's ring is kept back
+    /// from now on, for a failover.
+    pub fn keep_spare(&mut self) {
+        // A ring of one byte has to be used.
+        self.spare = self.peer.size().saturating_sub(1).min(1);
+    }
+
     /// The connection is bound to another link, because the old one is down.
     ///
     /// Everything that was not completed is forgotten and sent again: a validation comes first,
@@ -350,6 +373,19 @@ impl Transmit {
         self.discard();
         self.due.validation = true;
         self.due.full = true;
+        self.asks = true;
+        self.peer_moved = false;
+    }
+
+    /// The peer has moved to the new link as well, as its messages there show.
+    ///
+    /// What it said over the old link before may be lost, its consumer cursor for one. If there is
+    /// no space, the byte that was kept back goes now, and asks.
+    pub fn handle_peer_moved(&mut self) {
+        self.peer_moved = true;
+        if self.asks {
+            self.uncork();
+        }
     }
 
     /// Nothing is said any more, and completions mean nothing.
@@ -396,10 +432,19 @@ impl Transmit {
         // Nothing is in flight behind a failover, so what has to be said again is never held.
         let corked = self.flight.has_payload() && self.sent >= self.uncorked && held <= self.cork;
         if corked {
-            0
-        } else {
-            held.min(self.peer_space())
+            return 0;
         }
+        // The producer cursor must not go back behind what the peer may have seen.
+        held.min(self.room().max(gap(self.sent, self.reach)))
+    }
+
+    /// Bytes of the peer's ring that may be used.
+    fn room(&self) -> u32 {
+        let spare = match self.asks && self.peer_moved {
+            true => 0,
+            false => self.spare,
+        };
+        self.peer_space().saturating_sub(spare)
     }
 
     /// Whether a CDC without payload has to go, and may.

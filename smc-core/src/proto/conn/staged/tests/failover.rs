@@ -44,7 +44,7 @@ fn with_nothing_in_flight_a_full_cdc_follows_all_the_same() {
     assert_eq!(full.cdc.sequence, lost.cdc.sequence + 1);
     assert_eq!(full.cdc.producer, cursor(1, 0));
     assert_eq!(full.cdc.consumer, cursor(0, 77));
-    assert_eq!(full.cdc.producer_flags, BLOCKED);
+    assert_eq!(full.cdc.producer_flags, ASKING);
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn a_full_ring_is_written_again_across_its_end() {
     let again = moved(&mut transmit, 1);
     assert_eq!(again.spans, lost.spans);
     assert_eq!(again.cdc.producer, lost.cdc.producer);
-    assert_eq!(again.cdc.producer_flags, BLOCKED);
+    assert_eq!(again.cdc.producer_flags, ASKING);
 }
 
 #[test]

@@ -10,6 +10,7 @@ mod arrivals;
 mod captured;
 mod failover;
 mod simulation;
+mod spare;
 mod transmit;
 
 const D: StateFlags = StateFlags::SENDING_DONE;
@@ -17,6 +18,7 @@ const C: StateFlags = StateFlags::CLOSED;
 const A: StateFlags = StateFlags::ABORTED;
 const NONE: StateFlags = StateFlags::empty();
 const BLOCKED: ProducerFlags = ProducerFlags::WRITER_BLOCKED;
+const ASKING: ProducerFlags = BLOCKED.union(ProducerFlags::UPDATE_REQUESTED);
 const VALIDATION: ProducerFlags = ProducerFlags::FAILOVER_VALIDATION;
 
 fn ring(size: u32) -> Ring {

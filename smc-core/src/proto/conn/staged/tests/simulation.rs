@@ -102,6 +102,9 @@ impl Simulation {
         let mut ends = [end(0), end(1)];
         for end in &mut ends {
             end.plan = plan;
+            if rng.chance(500) {
+                end.transmit.keep_spare();
+            }
             let element = usize::try_from(end.transmit.peer_ring().size()).unwrap();
             let narrow = end.staging.len().min(element);
             let most = if rng.chance(100) { 1 } else { 50 * narrow };
@@ -352,7 +355,7 @@ impl End {
         let news = match self.arrivals.handle(&cdc).unwrap() {
             Arrival::News(news) => news,
             Arrival::Stale => return,
-            Arrival::Validated => return,
+            Arrival::Validated => return self.transmit.handle_peer_moved(),
             // All messages of the old link are looked at before those of the new one.
             other => panic!("{other:?}"),
         };
