@@ -43,10 +43,8 @@ impl Machine {
         command
             .args(["--pdeathsig", "KILL", "qemu-system-x86_64"])
             .args("-nodefaults -no-user-config -no-reboot -display none".split(' '))
-            .args(
-                "-machine q35 -accel tcg,thread=multi -cpu max,la57=off,cx16=off -smp 1 -m 768"
-                    .split(' '),
-            )
+            .args("-machine q35 -accel tcg,thread=multi -smp 1 -m 768".split(' '))
+            .args(["-cpu", CPU])
             .arg("-kernel")
             .arg(&image.vmlinuz)
             .arg("-initrd")
