@@ -10,6 +10,7 @@
 mod bench;
 mod demo;
 mod guest;
+mod inside;
 mod lab;
 mod protocol;
 mod runner;
@@ -43,6 +44,8 @@ enum Command {
     Demo,
     /// Compare ours with the kernel's SMC-R, in virtual machines
     Bench(bench::BenchArgs),
+    /// Run a program of this machine in a guest with two soft-RoCE devices, rxe0 and rxe1
+    Guest(inside::GuestArgs),
     /// One side of a scenario; in a guest
     #[command(hide = true)]
     Side,
@@ -87,6 +90,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run(&args),
         Command::Demo => demo::run(),
         Command::Bench(args) => bench::run(&args),
+        Command::Guest(args) => inside::run(&args),
         Command::Side => workload::run().map(|()| true),
     };
     match result {

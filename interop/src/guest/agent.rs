@@ -83,6 +83,10 @@ fn obey(order: Order, jobs: &Jobs) -> Result<Value> {
             jobs.start(run, &job)?;
             Value::Null
         }
+        Order::Spawn { run, argv } => {
+            jobs.spawn(run, &argv)?;
+            Value::Null
+        }
         Order::Go { run } => {
             jobs.go(run)?;
             Value::Null

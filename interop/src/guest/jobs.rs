@@ -1,4 +1,4 @@
-//! Sides of scenarios as processes of their own, so that they can be killed.
+//! Sides of scenarios, and other programs, as processes of their own, so that they can be killed.
 
 use std::collections::HashMap;
 use std::io::{BufRead as _, BufReader, Read, Write as _};
@@ -31,24 +31,42 @@ impl Jobs {
         }
     }
 
+    /// A side of a scenario: this program, which takes its job from stdin and tells events.
     pub(crate) fn start(&self, run: u32, job: &Job) -> Result<()> {
-        let mut child = Command::new("/proc/self/exe")
-            .arg("side")
+        let mut side = Command::new("/proc/self/exe");
+        let event = |line: String| serde_json::from_str(&line).unwrap_or(Event::Log(line));
+        self.launch(run, side.arg("side"), event)?;
+        let mut running = self.lock();
+        let side = running.get_mut(&run).context("no such side")?;
+        writeln!(side.stdin, "{}", serde_json::to_string(job)?)?;
+        Ok(())
+    }
+
+    /// Any program.
+    pub(crate) fn spawn(&self, run: u32, argv: &[String]) -> Result<()> {
+        let (program, args) = argv.split_first().context("no program")?;
+        self.launch(run, Command::new(program).args(args), Event::Log)
+    }
+
+    fn launch(
+        &self,
+        run: u32,
+        command: &mut Command,
+        event: impl Fn(String) -> Event + Send + 'static,
+    ) -> Result<()> {
+        let mut child = command
             .env("RUST_BACKTRACE", "1")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .context("cannot start a side")?;
-        let mut stdin = child.stdin.take().context("no stdin")?;
+            .with_context(|| format!("cannot start {command:?}"))?;
+        let stdin = child.stdin.take().context("no stdin")?;
         let stdout = child.stdout.take().context("no stdout")?;
         let stderr = child.stderr.take().context("no stderr")?;
-        writeln!(stdin, "{}", serde_json::to_string(job)?)?;
         let child = Arc::new(Mutex::new(child));
         let words = self.follow(run, stderr, Event::Log);
-        let events = self.follow(run, stdout, |line| {
-            serde_json::from_str(&line).unwrap_or(Event::Log(line))
-        });
+        let events = self.follow(run, stdout, event);
         let (host, waited) = (self.host.clone(), Arc::clone(&child));
         thread::spawn(move || {
             let _ = (words.join(), events.join());

@@ -19,8 +19,14 @@ pub(crate) struct Image {
     pub(crate) initrd: PathBuf,
 }
 
-/// Makes everything ready to boot a kernel: what lasts at home, the image in a folder.
-pub(crate) fn prepare(home: &Path, folder: &Path, version: Version) -> Result<Image> {
+/// Makes everything ready to boot a kernel: what lasts at home, the image in a folder. `guests` are
+/// further programs that are to be in `/bin`.
+pub(crate) fn prepare(
+    home: &Path,
+    folder: &Path,
+    version: Version,
+    guests: &[&Path],
+) -> Result<Image> {
     fs::create_dir_all(home)?;
     let kernel = Kernel::obtain(home, version)?;
     let base = home.join(format!("base-{}-{RECIPE}.cpio", kernel.release));
@@ -29,7 +35,7 @@ pub(crate) fn prepare(home: &Path, folder: &Path, version: Version) -> Result<Im
     }
     let initrd = folder.join(format!("initrd-{version}.cpio"));
     let mut bytes = fs::read(&base)?;
-    bytes.extend(programs()?);
+    bytes.extend(programs(guests)?);
     fs::write(&initrd, bytes)?;
     Ok(Image {
         vmlinuz: kernel.vmlinuz,
@@ -67,7 +73,7 @@ fn base_of(kernel: &Kernel) -> Result<Vec<u8>> {
 }
 
 /// This program as the first process, and what it and the scenarios run.
-fn programs() -> Result<Vec<u8>> {
+fn programs(guests: &[&Path]) -> Result<Vec<u8>> {
     let mut archive = Archive::default();
     let mut libraries = BTreeSet::new();
     // Not by its name, under which a newer build may have come meanwhile.
@@ -78,6 +84,10 @@ fn programs() -> Result<Vec<u8>> {
         let path = find(program)?;
         archive.copy(&format!("/bin/{program}"), &path)?;
         needed(&path, &mut libraries)?;
+    }
+    for guest in guests {
+        archive.copy(&in_guest(guest)?, guest)?;
+        needed(guest, &mut libraries)?;
     }
     // The userspace stack loads these by name; without them there is no RDMA device.
     for folder in LIBRARIES {
@@ -102,6 +112,12 @@ fn programs() -> Result<Vec<u8>> {
         archive.copy(&library.to_string_lossy(), &library)?;
     }
     Ok(archive.finish())
+}
+
+/// Where a program of the host is in a guest.
+pub(crate) fn in_guest(program: &Path) -> Result<String> {
+    let name = program.file_name().context("not a program")?;
+    Ok(format!("/bin/{}", name.to_string_lossy()))
 }
 
 /// The libraries that a program or library loads, and the loader.

@@ -17,6 +17,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use folder::Folder;
+pub(crate) use image::in_guest;
 pub(crate) use kernel::Version;
 use machine::Machine;
 pub(crate) use machine::NICS;
@@ -46,13 +47,18 @@ impl Lab {
     /// A boot that never reached the agent is repeated: software emulation now and then loses a
     /// guest that early. Nothing else ever is.
     pub(crate) fn boot(kernels: [Version; 2]) -> Result<Self> {
+        Self::boot_with(kernels, &[])
+    }
+
+    /// The same with further programs of the host in their `/bin`.
+    pub(crate) fn boot_with(kernels: [Version; 2], programs: &[&Path]) -> Result<Self> {
         let home = home()?;
         let mut last = None;
         for attempt in 0..BOOTS {
             let folder = Folder::new(&home)?;
             let images = [
-                image::prepare(&home, folder.path(), kernels[0])?,
-                image::prepare(&home, folder.path(), kernels[1])?,
+                image::prepare(&home, folder.path(), kernels[0], programs)?,
+                image::prepare(&home, folder.path(), kernels[1], programs)?,
             ];
             match Self::boot_once(&images, folder) {
                 Ok(lab) => return Ok(lab),

@@ -17,7 +17,7 @@ use crate::workload::Kind;
 
 pub(crate) use measure::measure;
 pub(crate) use report::{Table, kept};
-pub(crate) use setup::{address, after_boot};
+pub(crate) use setup::{address, after_boot, give_devices};
 pub(crate) use stage::NARRATION;
 pub(crate) use verdict::is_spent;
 

@@ -83,6 +83,14 @@ pub(crate) fn before(lab: &mut Lab, run: &Run) -> Result<()> {
     Ok(())
 }
 
+/// Soft-RoCE on the interfaces of the subject's guest, for what is not a scenario.
+pub(crate) fn give_devices(lab: &mut Lab, count: usize) -> Result<()> {
+    for nic in 0..count {
+        add_device(lab, guest_of(Who::Subject), nic)?;
+    }
+    (0..count).try_for_each(|nic| await_gid(lab, Who::Subject, nic))
+}
+
 fn add_device(lab: &mut Lab, guest: usize, nic: usize) -> Result<()> {
     let command = format!("rdma link add rxe{nic} type rxe netdev eth{nic}");
     lab.exec(guest, &command).map(drop)

@@ -234,7 +234,8 @@ impl Transmit {
         let spans = self.spans(count);
         let flags = &mut self.said.flags;
         flags.set(ProducerFlags::WRITER_BLOCKED, blocked);
-        flags.set(ProducerFlags::UPDATE_REQUESTED, blocked && self.asks);
+        let asks = (blocked && self.asks) || self.due.nudge;
+        flags.set(ProducerFlags::UPDATE_REQUESTED, asks);
         self.sent = sent;
         self.reach = self.reach.max(sent);
         self.said.state = state;
@@ -388,6 +389,15 @@ impl Transmit {
         }
     }
 
+    /// Has the peer push what it holds back.
+    ///
+    /// A Linux peer holds data back while earlier data is in flight. On a link that failed without
+    /// its noticing that is for ever; but a wish for an update makes it try (behaviour 4.4). It
+    /// says nothing if there is nothing.
+    pub fn nudge(&mut self) {
+        self.due.nudge = true;
+    }
+
     /// Nothing is said any more, and completions mean nothing.
     ///
     /// To tell the peer, [`set_flags`](Self::set_flags) with
@@ -457,7 +467,7 @@ impl Transmit {
             // An abort waits for nothing: the link may be about to go.
             return new.contains(StateFlags::ABORTED);
         }
-        self.due.update || !new.is_empty()
+        self.due.update || self.due.nudge || !new.is_empty()
     }
 
     /// The state flags of a CDC behind this many bytes.
@@ -545,6 +555,8 @@ struct Due {
     full: bool,
     /// A CDC with our consumer cursor.
     update: bool,
+    /// A CDC with the wish for an update.
+    nudge: bool,
 }
 
 impl Due {
@@ -553,6 +565,7 @@ impl Due {
             validation: self.validation || other.validation,
             full: self.full || other.full,
             update: self.update || other.update,
+            nudge: self.nudge || other.nudge,
         }
     }
 }

@@ -161,3 +161,25 @@ fn without_another_link_the_ring_is_filled() {
     transmit.handle_peer(cursor(0, 300)).unwrap();
     assert_eq!(only_post(&mut transmit).payload(), 299);
 }
+
+#[test]
+fn a_nudge_asks_without_data_or_with_it() {
+    let mut transmit = transmit(2000, 600);
+    transmit.nudge();
+    let bare = only_post(&mut transmit);
+    let asked = ProducerFlags::UPDATE_REQUESTED;
+    assert_eq!((bare.payload(), bare.cdc.producer_flags), (0, asked));
+
+    // One at a time, and with data if there is any.
+    transmit.nudge();
+    assert_eq!(transmit.poll_post(), None);
+    transmit.stage(10);
+    let both = only_post(&mut transmit);
+    assert_eq!((both.payload(), both.cdc.producer_flags), (10, asked));
+
+    // Once.
+    transmit.handle_sent(both.id);
+    transmit.stage(10);
+    let data = only_post(&mut transmit);
+    assert_eq!(data.cdc.producer_flags, ProducerFlags::empty());
+}

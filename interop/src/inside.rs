@@ -1,0 +1,49 @@
+//! Runs any program in a guest, for what needs an RDMA device and has none.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use clap::Args;
+
+use crate::lab::{self, Lab, NICS, Version};
+use crate::protocol::{Event, Order};
+use crate::runner;
+
+#[derive(Debug, Args)]
+pub(crate) struct GuestArgs {
+    /// Seconds after which it has hung
+    #[arg(long, default_value_t = 600)]
+    limit: u64,
+    /// The program; the libraries that it needs come with it
+    program: PathBuf,
+    /// What it is given
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    args: Vec<String>,
+}
+
+/// Boots, runs it, and says what it says. Whether it ended well is the result.
+pub(crate) fn run(args: &GuestArgs) -> Result<bool> {
+    let program = args.program.canonicalize();
+    let program = program.with_context(|| args.program.display().to_string())?;
+    let mut lab = Lab::boot_with([Version::V6_12; 2], &[&program])?;
+    runner::after_boot(&mut lab)?;
+    runner::give_devices(&mut lab, NICS)?;
+    let mut argv = vec![lab::in_guest(&program)?];
+    argv.extend_from_slice(&args.args);
+    lab.order::<()>(GUEST, Order::Spawn { run: RUN, argv })?;
+    let deadline = Instant::now() + Duration::from_secs(args.limit);
+    while let Some(happening) = lab.happening(deadline)? {
+        match happening.event {
+            Event::Log(words) => println!("{words}"),
+            Event::Ended(code) => return Ok(code == Some(0)),
+            _ => {}
+        }
+    }
+    println!("not done after {} s", args.limit);
+    Ok(false)
+}
+
+const GUEST: usize = 0;
+
+const RUN: u32 = 0;
