@@ -205,7 +205,8 @@ impl Endpoint {
     }
 
     /// Ends in order: waits for connections that were dropped to come to their end, so that peers get
-    /// everything that was written, then ends all link groups and tells the peers so.
+    /// everything that was written, then ends all link groups and tells the peers so. Peers that
+    /// are just giving back what such a connection had are let finish, for at most a second.
     ///
     /// Connections that the application still has are aborted, as by [`Endpoint::shutdown`]. Takes
     /// at most the close timeout. To be called before a process ends: what a runtime has not done
@@ -214,6 +215,9 @@ impl Endpoint {
         let groups = &self.inner.groups;
         let until = self.inner.runtime.now() + self.inner.config.close_timeout;
         let is_settled = || !self.inner.slots.iter().any(|slot| slot.has_released());
+        groups.wait_until(until, is_settled).await;
+        let until = until.min(self.inner.runtime.now() + DELETIONS);
+        let is_settled = || groups.all_rdma().iter().all(|group| group.is_settled());
         groups.wait_until(until, is_settled).await;
         self.shutdown();
         let until = self.inner.runtime.now() + FAREWELL;
@@ -574,6 +578,11 @@ pub(crate) fn buffer_size(len: usize) -> Result<SizeCode, Error> {
 
 /// The reason of streams that are TCP because the policy says so.
 pub(crate) const BY_POLICY: FallbackReason = FallbackReason::local(DeclineCode::OPTUNSUPP);
+
+/// How long peers may take to delete the keys of connections that have ended. Both sides do that
+/// after the last word of the other, so it takes no longer than a message there and back, unless the
+/// link is dead or the peer has other customs.
+const DELETIONS: Duration = Duration::from_secs(1);
 
 /// How long the last messages to peers may take.
 const FAREWELL: Duration = Duration::from_secs(3);

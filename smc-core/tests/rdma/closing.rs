@@ -4,10 +4,13 @@ use std::io::ErrorKind;
 use std::time::Duration;
 
 use futures_lite::{AsyncReadExt, AsyncWriteExt};
-use smc_core::io::Stream;
+use smc_core::io::{Endpoint, Stream};
+use smc_core::wire::llc::{Header, MessageType, Step};
+use std::sync::{Arc, Mutex};
 
 use crate::failover::{Hosts, two_links};
-use crate::world::{World, connect, listen, pattern, transfer};
+use crate::meddler::Meddler;
+use crate::world::{World, connect, eid, listen, pattern, transfer};
 
 /// What has happened when the link fails, and what still happens.
 #[derive(Clone, Copy, Debug)]
@@ -259,5 +262,94 @@ fn a_peer_whose_tcp_ends_before_it_said_anything_is_missed_after_a_while() {
         world.sleep(Duration::from_secs(20)).await;
         transfer(&mut ours, &mut theirs, 1000).await;
         transfer(&mut theirs, &mut ours, 1000).await;
+    });
+}
+
+/// What the LLC messages are that a device receives; `keep` says which are seen.
+fn overheard(
+    device: &Meddler,
+    keep: impl Fn(MessageType, Step) -> bool + Send + 'static,
+) -> Arc<Mutex<Vec<(MessageType, Step)>>> {
+    let heard = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&heard);
+    device.meddle(move |message| {
+        let kind = Header::parse(message, None).ok();
+        let kind = kind.and_then(|header| Some((header.message_type()?, header.step())));
+        if let Some((kind, step)) = kind {
+            log.lock().expect("nobody panics").push((kind, step));
+            if !keep(kind, step) {
+                return Vec::new();
+            }
+        }
+        vec![message.to_vec()]
+    });
+    heard
+}
+
+/// How long closing takes after both ends of a stream were dropped at the same time.
+async fn close_after_a_stream(world: &World, client: &Endpoint, server: &Endpoint) -> Duration {
+    let listener = listen(server).await;
+    let (mut ours, mut theirs) = connect(client, &listener).await;
+    transfer(&mut ours, &mut theirs, 1000).await;
+    drop((ours, theirs));
+    let begin = world.runtime.elapsed();
+    client.close().await;
+    world.runtime.elapsed() - begin
+}
+
+#[test]
+fn a_peer_that_deletes_its_keys_is_answered_before_the_group_ends() {
+    for latency in [1, 50, 400, 20_000] {
+        let world = World::new(76);
+        let time = Duration::from_micros(latency);
+        world.wire.set_latency(time, Duration::ZERO);
+        let a = world.device("a0", 1);
+        let b = Meddler::new(world.device("b0", 2));
+        let client = world.endpoint(&[&a]);
+        let server = world.endpoint_on(vec![b.clone()], |builder| builder.ueid(eid()));
+        world.block_on(async {
+            let heard = overheard(&b, |_, _| true);
+            let took = close_after_a_stream(&world, &client, &server).await;
+            assert!(took < time * 20 + Duration::from_millis(50), "{took:?}");
+            world.sleep(Duration::from_secs(1)).await;
+            let heard = heard.lock().expect("nobody panics");
+            let at = |what| heard.iter().position(|said| *said == what);
+            let answer = at((MessageType::DeleteRkey, Step::Response));
+            let end = at((MessageType::DeleteLink, Step::Request));
+            assert!(answer.is_some() && answer < end, "{heard:?}");
+        });
+    }
+}
+
+#[test]
+fn a_peer_that_never_deletes_its_keys_is_not_waited_for_without_end() {
+    let world = World::new(77);
+    let a = Meddler::new(world.device("a0", 1));
+    let b = world.device("b0", 2);
+    let client = world.endpoint_on(vec![a.clone()], |builder| builder.ueid(eid()));
+    let server = world.endpoint(&[&b]);
+    world.block_on(async {
+        let deletes = (MessageType::DeleteRkey, Step::Request);
+        let _heard = overheard(&a, move |kind, step| (kind, step) != deletes);
+        let took = close_after_a_stream(&world, &client, &server).await;
+        let second = Duration::from_secs(1);
+        assert!(took >= second && took < second * 3 / 2, "{took:?}");
+    });
+}
+
+#[test]
+fn connections_that_are_in_use_do_not_hold_up_the_end() {
+    let world = World::new(78);
+    let (client, server) = world.pair();
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        transfer(&mut ours, &mut theirs, 1000).await;
+        let begin = world.runtime.elapsed();
+        client.close().await;
+        let took = world.runtime.elapsed() - begin;
+        assert!(took < Duration::from_millis(100), "{took:?}");
+        let error = theirs.read(&mut [0; 1]).await.expect_err("is reset");
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     });
 }

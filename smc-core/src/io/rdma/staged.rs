@@ -505,7 +505,7 @@ impl Staged {
         self.space.store(bound.transmit.space(), Ordering::Release);
         if last == Some(Taken::NoWay) {
             // Nor will there be one later.
-            if self.released.load(Ordering::Acquire) {
+            if self.is_released() {
                 bound.transmit.kill();
             }
             drop(tx);
@@ -533,9 +533,14 @@ impl Staged {
         self.can_go()
     }
 
+    /// Whether nobody uses the connection any more.
+    pub(super) fn is_released(&self) -> bool {
+        self.released.load(Ordering::Acquire)
+    }
+
     /// Whether nobody uses the connection, everything was said, and nothing is outstanding.
     pub(super) fn can_go(&self) -> bool {
-        if !self.released.load(Ordering::Acquire) {
+        if !self.is_released() {
             return false;
         }
         if self.group.is_over() {

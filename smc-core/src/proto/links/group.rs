@@ -339,6 +339,13 @@ impl LinkGroup {
         self.rtokens.len()
     }
 
+    /// Whether the peer is still to delete keys of RMBs that our connections have left. It does when
+    /// its own side of them has ended.
+    #[must_use]
+    pub fn awaits_deletions(&self) -> bool {
+        self.end.is_none() && self.rtokens.has_left()
+    }
+
     /// The link for a new connection, as the server assigns them: `connections` is the number that
     /// the group has now (behaviour 2.2). `None` without an active link.
     #[must_use]

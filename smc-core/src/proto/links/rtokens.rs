@@ -141,6 +141,11 @@ impl Rtokens {
         self.entries.len()
     }
 
+    /// Whether there is an entry that a connection has left, and the peer has not deleted.
+    pub(super) fn has_left(&self) -> bool {
+        self.entries.iter().any(|entry| entry.is_left)
+    }
+
     /// Whether the next RMB finds no room.
     pub(super) fn is_full(&self) -> bool {
         self.entries.len() >= RTOKENS_MAX && !self.entries.iter().any(|entry| entry.is_left)

@@ -21,7 +21,14 @@ impl RdmaGroup {
         let now = self.now();
         let bytes = message.as_bytes();
         if bytes.first() != Some(&CdcR::TYPE) {
-            self.step(|state| state.machine.handle_message(now, link, bytes));
+            let is_awaited = self.step(|state| {
+                let was_awaited = state.machine.awaits_deletions();
+                state.machine.handle_message(now, link, bytes);
+                was_awaited && !state.machine.awaits_deletions()
+            });
+            if is_awaited {
+                self.groups.note_end();
+            }
             return;
         }
         // What cannot be read is dropped, as in the kernel.

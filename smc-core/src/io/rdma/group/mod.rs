@@ -169,6 +169,14 @@ impl RdmaGroup {
         }
     }
 
+    /// Whether nothing of connections that have ended is under way: neither a last word of ours,
+    /// nor the peer's DELETE RKEY.
+    pub(crate) fn is_settled(&self) -> bool {
+        let members = self.members();
+        !members.iter().any(|staged| staged.is_released())
+            && !self.lock().machine.awaits_deletions()
+    }
+
     fn links(&self) -> Vec<LinkInfo> {
         self.lock().machine.links().collect()
     }
@@ -394,6 +402,7 @@ impl RdmaGroup {
             }
             state.machine.delete_rkey(now, rmb);
         });
+        self.groups.note_end();
     }
 
     // ---- Parts ---------------------------------------------------------------------------------
