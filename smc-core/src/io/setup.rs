@@ -132,15 +132,12 @@ pub(crate) fn not_spoken(socket: Arc<dyn Socket>) -> Stream {
 /// What handshakes that begin now may use.
 fn handshake_config(endpoint: &Inner, recv_buffer: Option<usize>) -> Result<Arc<Config>, Error> {
     let ports = endpoint.groups.ports();
-    let rdma = ports.config(&*endpoint.runtime, &endpoint.slots);
-    if rdma.is_none() && recv_buffer.is_none() {
-        return Ok(Arc::clone(&endpoint.handshake));
-    }
-    let mut config = Config::clone(&endpoint.handshake);
-    config.rdma = rdma;
-    if let Some(len) = recv_buffer {
-        config.buffer = buffer_size(len)?;
-    }
+    let config = ports.config(&*endpoint.runtime, &endpoint.slots, &endpoint.handshake);
+    let Some(len) = recv_buffer else {
+        return Ok(config);
+    };
+    let mut config = Config::clone(&config);
+    config.buffer = buffer_size(len)?;
     Ok(Arc::new(config))
 }
 
@@ -149,7 +146,8 @@ fn path(endpoint: &Inner, config: &Config, socket: &dyn Socket, peer: SocketAddr
     match &config.rdma {
         Some(_) => {
             let ports = endpoint.groups.ports();
-            ports.path(&*endpoint.runtime, socket.local_addr().ok(), peer)
+            let local = socket.local_addr().ok();
+            ports.path(&*endpoint.runtime, &endpoint.slots, local, peer)
         }
         None => Path::default(),
     }
@@ -179,6 +177,7 @@ async fn open(
     let mut announced = None;
     let socket_options = SocketOptions {
         local: options.local,
+        unbound: candidate.is_none_or(|candidate| !candidate.needs_address()),
         ..SocketOptions::default()
     };
     let socket = endpoint

@@ -91,6 +91,10 @@ impl Candidate for Candidates {
             .iter()
             .find_map(|candidate| candidate.offer(socket, proposal))
     }
+
+    fn needs_address(&self) -> bool {
+        self.0.iter().any(|candidate| candidate.needs_address())
+    }
 }
 
 #[derive(Debug)]

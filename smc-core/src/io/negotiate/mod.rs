@@ -102,6 +102,12 @@ pub trait Candidate: Debug + Send + Sync {
     /// `proposal` is the encoded CLC PROPOSAL. `None` means to connect as plain TCP. May be called
     /// again with another socket; drop the earlier offer then. Does not wait.
     fn offer(&self, socket: &Unconnected<'_>, proposal: &[u8]) -> Option<Box<dyn Offer>>;
+
+    /// Whether the offer names the socket's address, which has to be bound to it beforehand then.
+    /// Otherwise the system may choose it as it connects, which costs less.
+    fn needs_address(&self) -> bool {
+        true
+    }
 }
 
 /// An offer of SMC for one connection. Dropping it takes it back.

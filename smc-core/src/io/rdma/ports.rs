@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use smc_wire::types::{Mac, PeerId, PnetId};
 
@@ -9,19 +10,29 @@ use super::super::driver::Slot;
 use super::super::runtime::{InterfaceAddress, Runtime};
 use crate::device::{RdmaAddress, RoceKind};
 use crate::proto::group::DeviceIndex;
-use crate::proto::handshake::{Interface, Path, RdmaConfig, RdmaPort, Subnet};
+use crate::proto::handshake::{Config, Interface, Path, RdmaConfig, RdmaPort, Subnet};
 use crate::proto::links::Candidate;
 
 /// What there is for SMC-R on this host, as far as an endpoint has devices for it.
 #[derive(Debug, Default)]
 pub(crate) struct Ports {
     /// As it was looked at last; looked at again when a device says that it changed.
-    known: Mutex<Option<Arc<Vec<RdmaPort>>>>,
+    known: Mutex<Option<Known>>,
     peer_id: OnceLock<PeerId>,
     /// PNET IDs of network interfaces, by configuration.
     pnet_ids: Vec<(String, PnetId)>,
     max_links: Option<u8>,
     max_conns: Option<u8>,
+}
+
+/// What was found out, which takes a dozen system calls.
+#[derive(Debug)]
+struct Known {
+    at: Instant,
+    interfaces: Arc<Vec<InterfaceAddress>>,
+    ports: Arc<Vec<RdmaPort>>,
+    /// What a handshake may use, made when the first one asks.
+    config: Option<Arc<Config>>,
 }
 
 impl Ports {
@@ -38,9 +49,29 @@ impl Ports {
         }
     }
 
-    /// What a handshake may use now; `None` without an active port.
-    pub(crate) fn config(&self, runtime: &dyn Runtime, slots: &[Arc<Slot>]) -> Option<RdmaConfig> {
-        let ports = self.list(runtime, slots);
+    /// What a handshake may use now: `base`, which is always the same, with the ports that are
+    /// active.
+    pub(crate) fn config(
+        &self,
+        runtime: &dyn Runtime,
+        slots: &[Arc<Slot>],
+        base: &Arc<Config>,
+    ) -> Arc<Config> {
+        let mut known = self.lock();
+        let known = self.known(&mut known, runtime, slots);
+        let config = known.config.get_or_insert_with(|| {
+            let Some(rdma) = self.rdma_config(&known.ports) else {
+                return Arc::clone(base);
+            };
+            let mut config = Config::clone(base);
+            config.rdma = Some(rdma);
+            Arc::new(config)
+        });
+        Arc::clone(config)
+    }
+
+    /// `None` without an active port.
+    fn rdma_config(&self, ports: &[RdmaPort]) -> Option<RdmaConfig> {
         let first = ports.first()?.address.mac;
         let peer_id = *self.peer_id.get_or_init(|| peer_id(first));
         let mut config = RdmaConfig::new(peer_id, ports.to_vec());
@@ -60,7 +91,10 @@ impl Ports {
         slots: &[Arc<Slot>],
         like: &RdmaAddress,
     ) -> Vec<Candidate> {
-        let ports = self.list(runtime, slots);
+        let ports = {
+            let mut known = self.lock();
+            Arc::clone(&self.known(&mut known, runtime, slots).ports)
+        };
         let first = ports.iter().find(|port| port.address.gid == like.gid);
         let pnet_id = first.and_then(|port| port.pnet_id);
         let fits = |port: &&RdmaPort| {
@@ -87,13 +121,14 @@ impl Ports {
     pub(crate) fn path(
         &self,
         runtime: &dyn Runtime,
+        slots: &[Arc<Slot>],
         local: Option<SocketAddr>,
         peer: SocketAddr,
     ) -> Path {
         let Some(local) = local else {
             return Path::default();
         };
-        let all = runtime.interfaces();
+        let all = self.interfaces(runtime, slots, local.ip());
         let path = match interface_of(&all, local.ip()) {
             Some(name) => {
                 let pnet_id = self.pnet_id(name);
@@ -105,12 +140,50 @@ impl Ports {
         path.with_addresses(local.ip(), peer.ip())
     }
 
-    fn list(&self, runtime: &dyn Runtime, slots: &[Arc<Slot>]) -> Arc<Vec<RdmaPort>> {
+    /// The interfaces, this address among them if there is such a one. Devices tell of changes, but
+    /// not of those of other interfaces.
+    fn interfaces(
+        &self,
+        runtime: &dyn Runtime,
+        slots: &[Arc<Slot>],
+        address: IpAddr,
+    ) -> Arc<Vec<InterfaceAddress>> {
+        let now = runtime.now();
         let mut known = self.lock();
-        if let Some(known) = &*known {
-            return Arc::clone(known);
+        let all = Arc::clone(&self.known(&mut known, runtime, slots).interfaces);
+        let age = |known: &Known| now.saturating_duration_since(known.at);
+        let is_old = known
+            .as_ref()
+            .is_none_or(|known| age(known) > INTERFACES_AGE);
+        if !is_old && interface_of(&all, address).is_some() {
+            return all;
         }
-        let all = runtime.interfaces();
+        let all = Arc::new(runtime.interfaces());
+        if let Some(known) = &mut *known {
+            known.interfaces = Arc::clone(&all);
+            known.at = now;
+        }
+        all
+    }
+
+    fn known<'a>(
+        &self,
+        known: &'a mut Option<Known>,
+        runtime: &dyn Runtime,
+        slots: &[Arc<Slot>],
+    ) -> &'a mut Known {
+        known.get_or_insert_with(|| {
+            let interfaces = runtime.interfaces();
+            Known {
+                at: runtime.now(),
+                ports: Arc::new(self.look(&interfaces, slots)),
+                interfaces: Arc::new(interfaces),
+                config: None,
+            }
+        })
+    }
+
+    fn look(&self, all: &[InterfaceAddress], slots: &[Arc<Slot>]) -> Vec<RdmaPort> {
         let mut ports = Vec::new();
         for (index, slot) in slots.iter().enumerate() {
             let Some(rdma) = slot.device().fabric().rdma().filter(|_| !slot.is_gone()) else {
@@ -118,15 +191,13 @@ impl Ports {
             };
             for address in rdma.addresses() {
                 let interface = address.interface.clone().unwrap_or_default();
-                let subnets = subnets_of(&all, &interface);
+                let subnets = subnets_of(all, &interface);
                 let own = slot.device().identity().pnet_id;
                 let pnet_id = own.or_else(|| self.pnet_id(&interface));
                 let port = RdmaPort::new(DeviceIndex(index), address, subnets);
                 ports.push(port.with_pnet_id(pnet_id).with_gateway(true));
             }
         }
-        let ports = Arc::new(ports);
-        *known = Some(Arc::clone(&ports));
         ports
     }
 
@@ -135,7 +206,7 @@ impl Ports {
         found.map(|(_, id)| *id)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Arc<Vec<RdmaPort>>>> {
+    fn lock(&self) -> MutexGuard<'_, Option<Known>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -167,3 +238,6 @@ fn peer_id(mac: Mac) -> PeerId {
     }
     PeerId::new(u16::from_be_bytes(random).max(1), mac)
 }
+
+/// How long interfaces of which no device tells are taken to be as they were.
+const INTERFACES_AGE: Duration = Duration::from_secs(5);

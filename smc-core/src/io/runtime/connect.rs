@@ -9,7 +9,7 @@
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 use std::io;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
@@ -40,6 +40,22 @@ pub(super) fn begin(
     options: &SocketOptions,
     before: &mut BeforeConnect<'_>,
 ) -> io::Result<Begun> {
+    if options.unbound && options.local.is_none() {
+        let fd = stream(to)?;
+        let nowhere: IpAddr = match to {
+            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        before(&Unconnected::new(
+            SocketAddr::new(nowhere, 0),
+            Some(fd.as_fd()),
+        ))?;
+        return match rustix::net::connect(&fd, &to) {
+            Ok(()) => Ok(Begun::Connected(fd)),
+            Err(Errno::INPROGRESS | Errno::INTR) => begun(fd),
+            Err(error) => Err(error.into()),
+        };
+    }
     let from = match options.local {
         Some(local) if !local.ip().is_unspecified() => local,
         Some(local) => with_port(source(to)?, local.port()),
@@ -59,11 +75,15 @@ pub(super) fn begin(
             Err(Errno::ADDRNOTAVAIL) if from.port() == 0 && attempts < ATTEMPTS => continue,
             Err(error) => return Err(error.into()),
         }
-        // On this host a connection is complete, or refused, as soon as `connect` returns.
-        return match probe(fd.as_fd(), PollFlags::OUT) {
-            Ok(_) => finish(fd.as_fd()).map(|()| Begun::Connected(fd)),
-            Err(_) => Ok(Begun::Waiting(fd)),
-        };
+        return begun(fd);
+    }
+}
+
+/// On this host a connection is complete, or refused, as soon as `connect` returns.
+fn begun(fd: OwnedFd) -> io::Result<Begun> {
+    match probe(fd.as_fd(), PollFlags::OUT) {
+        Ok(_) => finish(fd.as_fd()).map(|()| Begun::Connected(fd)),
+        Err(_) => Ok(Begun::Waiting(fd)),
     }
 }
 

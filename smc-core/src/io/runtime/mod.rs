@@ -126,7 +126,7 @@ pub type BeforeListen<'a> = dyn FnMut(&Unconnected<'_>) -> io::Result<()> + 'a;
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Unconnected<'a> {
-    /// The address it is bound to.
+    /// The address it is bound to; unspecified if it need not be ([`SocketOptions::unbound`]).
     pub local: SocketAddr,
     /// The descriptor, where there is one.
     pub fd: Option<BorrowedFd<'a>>,
@@ -146,6 +146,9 @@ impl<'a> Unconnected<'a> {
 pub struct SocketOptions {
     /// Local address of a connecting socket.
     pub local: Option<SocketAddr>,
+    /// A connecting socket without a local address need not be bound before it is shown: the system
+    /// chooses its address as it connects.
+    pub unbound: bool,
     /// Connections that may wait to be accepted; 1024 if not given.
     pub backlog: Option<u32>,
     /// `SO_REUSEPORT` on a listener.

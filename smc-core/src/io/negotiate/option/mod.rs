@@ -306,6 +306,10 @@ impl Candidate for SynOption {
             has_peer: false,
         }))
     }
+
+    fn needs_address(&self) -> bool {
+        false
+    }
 }
 
 /// A socket whose SYN has the option.
