@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use rdma_mummy_sys::ibv_wc_status as status;
+use sideway::ibverbs::completion::BasicCompletionQueue;
 use smc_core::device::{DeviceError, Event, LinkFailure};
 
 use crate::device::Parts;
@@ -46,7 +47,9 @@ impl Work {
 const SEND: u32 = 1 << 31;
 const WRITE: u32 = SEND + 1;
 
-/// Hands out everything that the completion queue has.
+/// Hands out everything that the completion queues have.
+///
+/// What was received comes first: why a link was flushed is among the posts, and there by then.
 pub(crate) fn drain(
     parts: &Parts,
     number: u64,
@@ -59,22 +62,11 @@ pub(crate) fn drain(
         link: None,
         flushed: Vec::new(),
     };
-    let mut batch = [Completion::default(); BATCH];
-    let mut emptied = false;
-    // All that was there at the start has been handed out after this many; what came later rings.
-    for _ in 0..=parts.depths().completions() / BATCH as u32 {
-        let count = verbs::poll(parts.completions(), &mut batch)
-            .map_err(|error| DeviceError::os("polling for completions", &error))?;
-        for completion in batch.iter().take(count) {
-            visit.completed(completion, sink);
-        }
-        if count < BATCH {
-            emptied = true;
-            break;
-        }
-    }
+    let depths = parts.depths();
+    let received = visit.queue(parts.receives(), depths.receive_completions(), sink)?;
+    let sent = visit.queue(parts.sends(), depths.send_completions(), sink)?;
     visit.end(sink);
-    if emptied {
+    if received && sent {
         parts.links().settle(retired);
     }
     Ok(())
@@ -91,6 +83,29 @@ struct Visit<'a> {
 }
 
 impl Visit<'_> {
+    /// Hands out what a queue has. Returns whether it was emptied.
+    fn queue(
+        &mut self,
+        queue: &BasicCompletionQueue,
+        depth: u32,
+        sink: &mut dyn FnMut(Event),
+    ) -> Result<bool, DeviceError> {
+        let mut batch = [Completion::default(); BATCH];
+        // All that was there at the start has been handed out after this many; what came later
+        // rings.
+        for _ in 0..=depth / BATCH as u32 {
+            let count = verbs::poll(queue, &mut batch)
+                .map_err(|error| DeviceError::os("polling for completions", &error))?;
+            for completion in batch.iter().take(count) {
+                self.completed(completion, sink);
+            }
+            if count < BATCH {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
     fn completed(&mut self, completion: &Completion, sink: &mut dyn FnMut(Event)) {
         let (serial, work) = Work::of(completion.id);
         if self

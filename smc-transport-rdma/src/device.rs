@@ -23,13 +23,13 @@ use smc_core::mem::Region;
 use smc_wire::types::Qpn;
 
 use crate::config::Builder;
-use crate::doorbell::{Bell, node_of};
+use crate::doorbell::{Bell, Rings, node_of};
 use crate::error::OpenError;
 use crate::link::{Core, Pending, buffers_len};
 use crate::links::Links;
 use crate::memory::Memory;
 use crate::patience::Patience;
-use crate::verbs::{self, Registered};
+use crate::verbs::{self, QueueId, Registered};
 use crate::{async_events, completion, lock, port, probe};
 
 /// An RDMA device that speaks RoCE.
@@ -48,8 +48,11 @@ pub struct RdmaDevice {
 struct Consumer {
     /// Drains so far.
     drains: u64,
-    /// A notification was asked for, and its event not taken yet.
-    armed: bool,
+    /// Of which queues a notification was asked for whose event was not taken yet.
+    receives_armed: bool,
+    sends_armed: bool,
+    /// What rang besides, and has to be seen to by the next drain.
+    rings: Rings,
 }
 
 impl RdmaDevice {
@@ -115,13 +118,24 @@ impl RdmaDevice {
         Ok(())
     }
 
-    /// Takes the events of the completion channel, which make it readable.
-    fn take_completion_events(&self, consumer: &mut Consumer) -> Result<(), DeviceError> {
-        // There is at most one, since it is asked for only after the one before was taken.
-        while verbs::take_event(&self.parts.channel)
-            .map_err(|error| DeviceError::os("reading completion events", &error))?
-        {
-            consumer.armed = false;
+    /// Sees what has rung, and takes the events of the completion channel, which make it readable.
+    fn look(&self, consumer: &mut Consumer) -> Result<(), DeviceError> {
+        let rings = self.parts.bell.look();
+        let rings = rings.map_err(|error| DeviceError::os("looking for events", &error))?;
+        consumer.rings.asynchronous |= rings.asynchronous;
+        consumer.rings.nodes |= rings.nodes;
+        // A queue has one at most, since it is asked for only after the one before was taken.
+        let mut is_rung = rings.completion;
+        while is_rung && (consumer.receives_armed || consumer.sends_armed) {
+            let event = verbs::take_event(&self.parts.channel)
+                .map_err(|error| DeviceError::os("reading completion events", &error))?;
+            match event {
+                Some(queue) if queue == QueueId::of(&self.parts.receives) => {
+                    consumer.receives_armed = false;
+                }
+                Some(_) => consumer.sends_armed = false,
+                None => is_rung = false,
+            }
         }
         Ok(())
     }
@@ -144,23 +158,20 @@ impl Device for RdmaDevice {
         let mut consumer = lock(&self.consumer);
         self.check()?;
         consumer.drains = consumer.drains.wrapping_add(1);
-        // Looking takes a system call, so whoever polls without arming looks now and then.
-        if consumer.armed || consumer.drains % LOOK_EVERY == 1 {
-            let rings = self.parts.bell.look();
-            let rings = rings.map_err(|error| DeviceError::os("looking for events", &error))?;
-            if rings.completion {
-                self.take_completion_events(&mut consumer)?;
-            }
-            if rings.asynchronous || rings.nodes {
-                // What links received and acknowledged before they failed comes first.
-                completion::drain(&self.parts, consumer.drains, sink)?;
-            }
-            if rings.asynchronous {
-                async_events::drain(&self.parts, sink)?;
-            }
-            if rings.nodes && self.parts.is_removed() {
-                async_events::gone(&self.parts, sink);
-            }
+        // Looking takes a system call: arming does so, and who polls without it does now and then.
+        if consumer.drains % LOOK_EVERY == 0 {
+            self.look(&mut consumer)?;
+        }
+        let rings = std::mem::take(&mut consumer.rings);
+        if rings.asynchronous || rings.nodes {
+            // What links received and acknowledged before they failed comes first.
+            completion::drain(&self.parts, consumer.drains, sink)?;
+        }
+        if rings.asynchronous {
+            async_events::drain(&self.parts, sink)?;
+        }
+        if rings.nodes && self.parts.is_removed() {
+            async_events::gone(&self.parts, sink);
         }
         if self.parts.is_gone() {
             return Ok(());
@@ -173,14 +184,11 @@ impl Device for RdmaDevice {
     fn arm(&self) -> Result<(), DeviceError> {
         let mut consumer = lock(&self.consumer);
         self.check()?;
-        if consumer.armed {
-            // It may have rung for what was drained since.
-            self.take_completion_events(&mut consumer)?;
-        }
-        if !consumer.armed {
-            verbs::request_notify(&self.parts.completions)
-                .map_err(|error| DeviceError::os("asking for a notification", &error))?;
-            consumer.armed = true;
+        // Whoever comes here may have been woken, and would be again.
+        self.look(&mut consumer)?;
+        if !consumer.receives_armed {
+            request_notify(&self.parts.receives)?;
+            consumer.receives_armed = true;
         }
         Ok(())
     }
@@ -216,6 +224,16 @@ impl Rdma for RdmaDevice {
         self.check()?;
         Ok(Arc::new(Memory::new(&self.parts, memory, access)?))
     }
+
+    fn arm_sent(&self) -> Result<(), DeviceError> {
+        let mut consumer = lock(&self.consumer);
+        self.check()?;
+        if !consumer.sends_armed {
+            request_notify(&self.parts.sends)?;
+            consumer.sends_armed = true;
+        }
+        Ok(())
+    }
 }
 
 /// What links and registrations need of their device; it lives as long as the last of them.
@@ -223,7 +241,9 @@ impl Rdma for RdmaDevice {
 /// Sideway's objects hold what they depend on, so they may go in any order.
 #[derive(Debug)]
 pub(crate) struct Parts {
-    completions: Arc<BasicCompletionQueue>,
+    /// Completions of receives. They always ring, those of posts only for who waits for them.
+    receives: Arc<BasicCompletionQueue>,
+    sends: Arc<BasicCompletionQueue>,
     channel: Arc<CompletionChannel>,
     domain: Arc<ProtectionDomain>,
     context: Arc<DeviceContext>,
@@ -261,22 +281,25 @@ impl Parts {
                 }
                 _ => OpenError::Incapable("no completion channel"),
             })?;
-        let mut builder = context.create_cq_builder();
-        builder
-            .setup_cqe(depths.completions())
-            .setup_comp_channel(&channel, 0);
-        let completions = builder.build().map_err(|error| match error.0 {
-            CreateCompletionQueueErrorKind::Ibverbs(error) => {
-                OpenError::verbs("making a completion queue", error)
-            }
-            _ => OpenError::Incapable("no completion queue"),
-        })?;
+        let queue = |depth| {
+            let mut builder = context.create_cq_builder();
+            builder.setup_cqe(depth).setup_comp_channel(&channel, 0);
+            builder.build().map_err(|error| match error.0 {
+                CreateCompletionQueueErrorKind::Ibverbs(error) => {
+                    OpenError::verbs("making a completion queue", error)
+                }
+                _ => OpenError::Incapable("no completion queue"),
+            })
+        };
+        let receives = queue(depths.receive_completions())?;
+        let sends = queue(depths.send_completions())?;
         let bell = Bell::new(verbs::channel_fd(&channel), verbs::async_fd(&context))
             .map_err(|error| OpenError::verbs("making a doorbell", error))?;
         let ports = port::read(&context)
             .map_err(|error| OpenError::verbs("reading the GID table", error))?;
         Ok(Self {
-            completions,
+            receives,
+            sends,
             channel,
             domain,
             context,
@@ -292,8 +315,12 @@ impl Parts {
         })
     }
 
-    pub(crate) fn completions(&self) -> &Arc<BasicCompletionQueue> {
-        &self.completions
+    pub(crate) fn receives(&self) -> &Arc<BasicCompletionQueue> {
+        &self.receives
+    }
+
+    pub(crate) fn sends(&self) -> &Arc<BasicCompletionQueue> {
+        &self.sends
     }
 
     pub(crate) fn domain(&self) -> &Arc<ProtectionDomain> {
@@ -373,7 +400,8 @@ impl Drop for Parts {
         if self.is_severed() {
             // Destroying it would fail, and sideway does not bear that. The system has taken all
             // that it stood for.
-            std::mem::forget(Arc::clone(&self.completions));
+            std::mem::forget(Arc::clone(&self.receives));
+            std::mem::forget(Arc::clone(&self.sends));
         }
     }
 }
@@ -399,7 +427,8 @@ impl Depths {
             sends: wish.sends.min(max_requests / REQUESTS_PER_SEND),
             links: wish.links,
         };
-        while depths.links > 0 && depths.completions() > max_completions {
+        let most = |depths: Self| depths.receive_completions().max(depths.send_completions());
+        while depths.links > 0 && most(depths) > max_completions {
             depths.links -= 1;
         }
         if depths.sends < SENDS_MAX as u32 || depths.receives < SENDS_MAX as u32 {
@@ -419,21 +448,26 @@ impl Depths {
         self.sends * REQUESTS_PER_SEND
     }
 
-    /// Entries of the completion queue.
-    pub(crate) fn completions(self) -> u32 {
-        self.room() * self.per_link()
+    /// Entries of the completion queue of receives.
+    pub(crate) fn receive_completions(self) -> u32 {
+        self.room() * self.receives
+    }
+
+    /// Entries of the completion queue of posts: when a link fails, every request is reported.
+    pub(crate) fn send_completions(self) -> u32 {
+        self.room() * self.send_requests()
     }
 
     /// Links that these are for. Some more than there may be: what a dropped link has left in the
-    /// queue stays there until the next drain.
+    /// queues stays there until the next drain.
     fn room(self) -> u32 {
         self.links + (self.links / 4).max(8)
     }
+}
 
-    /// Completions that a link can have at most: when it fails, everything posted is reported.
-    fn per_link(self) -> u32 {
-        self.receives + self.send_requests()
-    }
+fn request_notify(queue: &BasicCompletionQueue) -> Result<(), DeviceError> {
+    verbs::request_notify(queue)
+        .map_err(|error| DeviceError::os("asking for a notification", &error))
 }
 
 const REQUESTS_PER_SEND: u32 = 3;

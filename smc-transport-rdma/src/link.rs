@@ -516,8 +516,8 @@ fn make(parts: &Parts, depths: Depths) -> Result<(BasicQueuePair, usize), Device
         .setup_max_send_sge(2)
         .setup_max_recv_sge(2)
         .setup_max_inline_data(SHORT_LEN as u32)
-        .setup_send_cq(Arc::clone(parts.completions()))
-        .setup_recv_cq(Arc::clone(parts.completions()));
+        .setup_send_cq(Arc::clone(parts.sends()))
+        .setup_recv_cq(Arc::clone(parts.receives()));
     let made = builder.build().or_else(|_| {
         builder.setup_max_inline_data(0);
         builder.build()

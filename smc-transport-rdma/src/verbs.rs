@@ -74,9 +74,21 @@ pub(crate) fn request_notify(queue: &BasicCompletionQueue) -> io::Result<()> {
     check(status)
 }
 
-/// Takes one event out of a channel that does not block, and acknowledges it. `false` if there is
-/// none.
-pub(crate) fn take_event(channel: &CompletionChannel) -> io::Result<bool> {
+/// Names a completion queue for as long as it exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct QueueId(usize);
+
+impl QueueId {
+    pub(crate) fn of(queue: &BasicCompletionQueue) -> Self {
+        // SAFETY: the handle is used in this call only, while the queue is borrowed.
+        let handle = unsafe { queue.cq() };
+        Self(handle.as_ptr().addr())
+    }
+}
+
+/// Takes one event out of a channel that does not block, and acknowledges it. Says whose it was;
+/// `None` if there is none.
+pub(crate) fn take_event(channel: &CompletionChannel) -> io::Result<Option<QueueId>> {
     let mut queue = ptr::null_mut();
     let mut context = ptr::null_mut();
     // SAFETY: the handle is used in this call only, while the channel is borrowed.
@@ -84,12 +96,12 @@ pub(crate) fn take_event(channel: &CompletionChannel) -> io::Result<bool> {
     // SAFETY: the channel is alive, and both results have a place.
     let status = unsafe { sys::ibv_get_cq_event(handle.as_ptr(), &mut queue, &mut context) };
     if status != 0 {
-        return none_if_blocked().map(|()| false);
+        return none_if_blocked().map(|()| None);
     }
     // SAFETY: the event just taken names its queue, which cannot be destroyed before the event is
     // acknowledged.
     unsafe { sys::ibv_ack_cq_events(queue, 1) };
-    Ok(true)
+    Ok(Some(QueueId(queue.addr())))
 }
 
 /// A span of registered memory.

@@ -62,7 +62,8 @@ pub trait Device: Send + Sync + Debug + Any {
     /// A device that can no longer work says why; it is not drained again.
     fn drain(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError>;
 
-    /// Asks that the next event rings the doorbell.
+    /// Asks that the next event rings the doorbell. An [`Event::Sent`] need not, unless that was
+    /// asked for ([`Rdma::arm_sent`]).
     ///
     /// Events that came before may not ring, so drain once more before parking.
     ///

@@ -42,6 +42,21 @@ pub trait Rdma: Send + Sync + Debug {
     /// [`DeviceError::NoMemory`] when it cannot be pinned (a smaller buffer might still do),
     /// [`DeviceError::Exhausted`] when the device has no registration left, and others.
     async fn register(&self, memory: &Region, access: Access) -> Result<Arc<dyn Mr>, DeviceError>;
+
+    /// Asks that the next [`Event::Sent`](super::Event::Sent) rings the doorbell, too.
+    ///
+    /// That a message was sent is seldom news: it is found when the device is drained for the
+    /// answer. So [`Device::arm`](super::Device::arm) need not cover it, and whoever waits for room
+    /// asks. As with `arm`, what was sent before may not ring, so drain once more before parking.
+    ///
+    /// A device that rings for everything has nothing to do.
+    ///
+    /// # Errors
+    ///
+    /// As [`Device::drain`](super::Device::drain).
+    fn arm_sent(&self) -> Result<(), DeviceError> {
+        Ok(())
+    }
 }
 
 /// An address of a device: an entry of its GID table, on an active port.

@@ -17,7 +17,7 @@ use super::rdma::{RdmaGroup, Wire};
 use super::runtime::{Runtime, Timer, Watch};
 use crate::device::{Device, DeviceError, Doorbell, Event};
 use crate::error::{Error, How};
-use crate::mem::sync::{AtomicBool, Ordering};
+use crate::mem::sync::{AtomicBool, AtomicUsize, Ordering};
 use crate::proto::group::{Cause, DeviceIndex, GroupId};
 use crate::proto::links::LinkId;
 
@@ -38,6 +38,10 @@ pub(crate) struct Slot {
     closing: Mutex<Vec<(Arc<Wire>, Weak<RdmaGroup>)>>,
     /// Held while events are handed out: the device has one consumer at a time.
     draining: Mutex<()>,
+    /// Links on which somebody waits for the completion of a post.
+    awaiting: AtomicUsize,
+    /// The driver is awake and will look at `awaiting` before it sleeps.
+    passing: AtomicBool,
     gone: AtomicBool,
     /// The driver has ended.
     abandoned: AtomicBool,
@@ -82,6 +86,8 @@ impl Slot {
             links: Mutex::default(),
             closing: Mutex::default(),
             draining: Mutex::default(),
+            awaiting: AtomicUsize::new(0),
+            passing: AtomicBool::new(false),
             gone: AtomicBool::new(false),
             abandoned: AtomicBool::new(false),
             close_timeout,
@@ -337,6 +343,28 @@ impl Slot {
         found.cloned().collect()
     }
 
+    /// Somebody waits for the completion of a post on another link.
+    pub(crate) fn await_sent(&self) {
+        self.awaiting.fetch_add(1, Ordering::SeqCst);
+        if !self.passing.load(Ordering::SeqCst) {
+            self.call_driver();
+        }
+    }
+
+    /// What was waited for on a link is completed, or the link is down.
+    pub(crate) fn await_sent_no_more(&self) {
+        self.awaiting.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Asks the device to ring for whatever somebody waits for.
+    fn arm(&self) -> Result<(), DeviceError> {
+        self.device.arm()?;
+        match self.device.fabric().rdma() {
+            Some(rdma) if self.awaiting.load(Ordering::SeqCst) > 0 => rdma.arm_sent(),
+            _ => Ok(()),
+        }
+    }
+
     pub(crate) fn call_driver(&self) {
         if !self.news.swap(true, Ordering::AcqRel) {
             self.driver.wake();
@@ -362,7 +390,7 @@ impl Slot {
         for _ in 0..PASSES_MAX {
             match self.drain_alone() {
                 Ok(false) => return true,
-                Ok(true) if self.device.arm().is_ok() => {}
+                Ok(true) if self.arm().is_ok() => {}
                 Ok(true) | Err(_) => return false,
             }
         }
@@ -484,23 +512,29 @@ impl Driver {
         if let Doorbell::Waker(bell) = slot.device.doorbell() {
             bell.register(cx.waker());
         }
+        // What rang until here is found by the first drain. What rings from here on wakes.
+        let has_rung = self.poll_bell(cx)?;
+        slot.passing.store(true, Ordering::SeqCst);
         let next = self.keep_house(slot, cx);
         let closing = std::mem::take(&mut *slot.closing());
         let drained = slot.drain();
         slot.close_all(closing);
+        slot.passing.store(false, Ordering::SeqCst);
         drained?;
-        slot.device.arm()?;
-        if slot.drain()? {
+        slot.arm()?;
+        if slot.drain()? || (has_rung && self.poll_bell(cx)?) {
             return Ok(false);
         }
-        if let Some(watch) = &self.watch {
-            match watch.poll_readable(cx) {
-                Poll::Ready(Ok(())) => return Ok(false),
-                Poll::Ready(Err(_)) => return Err(DeviceError::Gone("doorbell cannot be watched")),
-                Poll::Pending => {}
-            }
-        }
         Ok(self.sleep_until(next, cx) && !matches!(slot.device.doorbell(), Doorbell::Spin))
+    }
+
+    /// Whether the doorbell has rung since this was asked last; else it wakes from now on.
+    fn poll_bell(&self, cx: &mut Context<'_>) -> Result<bool, DeviceError> {
+        match self.watch.as_ref().map(|watch| watch.poll_readable(cx)) {
+            Some(Poll::Ready(Ok(()))) => Ok(true),
+            Some(Poll::Ready(Err(_))) => Err(DeviceError::Gone("doorbell cannot be watched")),
+            Some(Poll::Pending) | None => Ok(false),
+        }
     }
 
     /// Does what has to be done besides handing out events. Returns when to come again.

@@ -97,6 +97,13 @@ impl Rdma for Meddler {
         self.inner.addresses()
     }
 
+    fn arm_sent(&self) -> Result<(), DeviceError> {
+        match self.inner.fabric() {
+            Fabric::Rdma(inner) => inner.arm_sent(),
+            _ => Ok(()),
+        }
+    }
+
     async fn open_link(&self, at: &RdmaAddress) -> Result<Box<dyn PendingLink>, DeviceError> {
         self.inner.open_link(at).await
     }

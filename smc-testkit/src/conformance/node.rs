@@ -109,8 +109,13 @@ impl Node {
         Ok(count)
     }
 
+    /// For everything: whoever waits here may wait for completions.
     pub(super) fn arm(&self) -> Result<(), Stop> {
-        self.device.arm().or_fail("arm")
+        self.device.arm().or_fail("arm")?;
+        match self.device.fabric().rdma() {
+            Some(rdma) => rdma.arm_sent().or_fail("arm for completions"),
+            None => Ok(()),
+        }
     }
 
     /// Gets ready to hear the doorbell. Comes before the first drain of a round.

@@ -131,6 +131,13 @@ impl Device for MemoryRdma {
 
 #[async_trait]
 impl Rdma for MemoryRdma {
+    fn arm_sent(&self) -> Result<(), DeviceError> {
+        if let Some(member) = self.shared.lock().devices.get_mut(&self.id) {
+            member.is_armed_for_sent = true;
+        }
+        Ok(())
+    }
+
     fn addresses(&self) -> Vec<RdmaAddress> {
         let state = self.shared.lock();
         let member = state.devices.get(&self.id);

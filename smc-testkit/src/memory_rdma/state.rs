@@ -49,6 +49,9 @@ pub(super) struct Member {
     pub(super) bell: Arc<AtomicWaker>,
     pub(super) news: VecDeque<Event>,
     pub(super) is_armed: bool,
+    /// Armed for completions, too: those ring for nobody else, so that who waits for them and does
+    /// not say so is found out.
+    pub(super) is_armed_for_sent: bool,
     pub(super) is_gone: bool,
     pub(super) down: BTreeSet<u8>,
     pub(super) cut: BTreeSet<u8>,
@@ -110,6 +113,7 @@ impl State {
             bell,
             news: VecDeque::new(),
             is_armed: false,
+            is_armed_for_sent: false,
             is_gone: false,
             down: BTreeSet::new(),
             cut: BTreeSet::new(),
@@ -138,8 +142,13 @@ impl State {
     /// Reports an event of a device.
     pub(super) fn report(&mut self, to: DeviceId, event: Event) {
         if let Some(member) = self.devices.get_mut(&to) {
+            let armed = match event {
+                Event::Sent { .. } => &mut member.is_armed_for_sent,
+                _ => &mut member.is_armed,
+            };
+            let rings = mem::take(armed);
             member.news.push_back(event);
-            if mem::take(&mut member.is_armed) {
+            if rings {
                 self.after.push(After::Ring(Arc::clone(&member.bell)));
             }
         }

@@ -97,6 +97,10 @@ macro_rules! delegate_rdma {
         fn addresses(&self) -> Vec<RdmaAddress> {
             rdma(&*self.inner).addresses()
         }
+
+        fn arm_sent(&self) -> Result<(), DeviceError> {
+            rdma(&*self.inner).arm_sent()
+        }
     };
 }
 use delegate_rdma;

@@ -268,7 +268,7 @@ impl Conn {
         match &self.buffer {
             LocalBuffer::Dmb(dmb) => dmb.arm(),
             // Every message is reported.
-            LocalBuffer::Rmb(_) => {}
+            LocalBuffer::Rmb(handle) => handle.staged().arm(),
         }
     }
 

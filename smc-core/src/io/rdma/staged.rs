@@ -350,6 +350,19 @@ impl Staged {
         self.space.load(Ordering::Acquire)
     }
 
+    /// Before sleeping: without space the completion of what is on its way has to wake.
+    pub(crate) fn arm(&self) {
+        if self.space() == 0 {
+            self.await_sent();
+        }
+    }
+
+    fn await_sent(&self) {
+        if let Some(wire) = &self.tx().wire {
+            wire.await_sent();
+        }
+    }
+
     /// Takes what there is space for. Returns how many bytes that were.
     pub(crate) fn write(&self, bufs: &[IoSlice<'_>]) -> usize {
         let mut tx = self.tx();
@@ -503,6 +516,9 @@ impl Staged {
             }
         }
         self.space.store(bound.transmit.space(), Ordering::Release);
+        if bound.transmit.is_held() {
+            wire.await_sent();
+        }
         if last == Some(Taken::NoWay) {
             // Nor will there be one later.
             if self.is_released() {
@@ -530,7 +546,11 @@ impl Staged {
     /// Nobody uses the connection any more. Returns whether it can go now.
     pub(super) fn release(&self) -> bool {
         self.released.store(true, Ordering::Release);
-        self.can_go()
+        let can_go = self.can_go();
+        if !can_go {
+            self.await_sent();
+        }
+        can_go
     }
 
     /// Whether nobody uses the connection any more.

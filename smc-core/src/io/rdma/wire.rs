@@ -1,12 +1,14 @@
 //! A connected queue pair with those who post to it.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Instant;
 
+use smc_wire::llc::MessageType;
 use smc_wire::types::AlertToken;
 
-use crate::device::{Link, OpId, SubmitError, Write};
+use super::super::driver::Slot;
+use crate::device::{Link, OpId, SHORT_LEN, SubmitError, Write};
 use crate::mem::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::proto::group::DeviceIndex;
 use crate::proto::links::{LinkId, OpTag, Overflow, Posted, SendSlots, Turn};
@@ -16,13 +18,22 @@ pub(crate) struct Wire {
     id: LinkId,
     device: DeviceIndex,
     link: Arc<dyn Link>,
-    slots: Mutex<SendSlots<AlertToken>>,
+    posts: Mutex<Posts>,
+    slot: Weak<Slot>,
     down: AtomicBool,
     /// The queue pair sends and receives nothing any more.
     closed: AtomicBool,
     /// When the group was last told that something came, in milliseconds since `since`.
     heard: AtomicU64,
     since: Instant,
+}
+
+/// What was posted.
+#[derive(Default)]
+struct Posts {
+    slots: SendSlots<AlertToken>,
+    /// Somebody waits until this one is completed. Of others that is found out sooner or later.
+    awaited: Option<OpId>,
 }
 
 /// What became of a post.
@@ -39,12 +50,20 @@ pub(crate) enum Taken {
 }
 
 impl Wire {
-    pub(crate) fn new(id: LinkId, device: DeviceIndex, link: Arc<dyn Link>, now: Instant) -> Self {
+    /// `slot` is that of the device.
+    pub(crate) fn new(
+        id: LinkId,
+        device: DeviceIndex,
+        link: Arc<dyn Link>,
+        slot: &Arc<Slot>,
+        now: Instant,
+    ) -> Self {
         Self {
             id,
             device,
             link,
-            slots: Mutex::new(SendSlots::new()),
+            posts: Mutex::default(),
+            slot: Arc::downgrade(slot),
             down: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             heard: AtomicU64::new(0),
@@ -99,10 +118,11 @@ impl Wire {
         in_turn: bool,
         fill: impl FnOnce(&mut dyn FnMut(&[Write<'_>], &[u8]) -> Taken) -> T,
     ) -> Option<T> {
-        let mut slots = self.lock();
+        let mut posts = self.lock();
         if self.is_down() {
             return None;
         }
+        let slots = &mut posts.slots;
         let open = if in_turn {
             slots.has_room()
         } else {
@@ -110,10 +130,12 @@ impl Wire {
         };
         if !open {
             slots.wait(token);
+            self.await_last(&mut posts);
             return None;
         }
         let link = &self.link;
-        Some(fill(&mut |writes, message| {
+        let mut is_full = false;
+        let filled = fill(&mut |writes, message| {
             match link.post(slots.next_op(), writes, message) {
                 Ok(()) => {
                     slots.posted(now, Posted::Cdc(token));
@@ -121,47 +143,89 @@ impl Wire {
                 }
                 Err(SubmitError::WouldBlock) => {
                     slots.wait(token);
+                    is_full = true;
                     Taken::Later
                 }
                 // The device reports the link as down.
                 Err(_) => Taken::Never,
             }
-        }))
+        });
+        if is_full {
+            self.await_last(&mut posts);
+        }
+        Some(filled)
     }
 
     /// A connection that had its turn has more to post.
     pub(crate) fn wait(&self, token: AlertToken) {
-        self.lock().wait(token);
+        self.lock().slots.wait(token);
     }
 
     /// A connection is gone or was moved.
     pub(crate) fn forget(&self, token: AlertToken) {
-        self.lock().forget(token);
+        self.lock().slots.forget(token);
     }
 
     /// A message of the link group; [`Wire::next_turn`] posts it.
     pub(crate) fn queue(&self, now: Instant, tag: OpTag, message: Vec<u8>) -> Result<(), Overflow> {
-        self.lock().queue(now, tag, message)
+        self.lock().slots.queue(now, tag, message)
     }
 
     /// Posts waiting messages of the link group, then says which connection may post.
     pub(crate) fn next_turn(&self, now: Instant) -> Option<AlertToken> {
-        let mut slots = self.lock();
+        let mut posts = self.lock();
         if self.is_down() {
             return None;
         }
         loop {
-            match slots.next_turn()? {
-                Turn::Cdc(token) => return Some(token),
-                Turn::Llc(tag, message) => match self.link.post(slots.next_op(), &[], &message) {
-                    Ok(()) => slots.posted(now, Posted::Llc(tag)),
-                    Err(SubmitError::WouldBlock) => {
-                        slots.put_back(now, tag, message);
-                        return None;
+            let slots = &mut posts.slots;
+            match slots.next_turn() {
+                Some(Turn::Cdc(token)) => return Some(token),
+                Some(Turn::Llc(tag, message)) => {
+                    match self.link.post(slots.next_op(), &[], &message) {
+                        Ok(()) => {
+                            slots.posted(now, Posted::Llc(tag));
+                            if !is_routine(&message) {
+                                self.await_last(&mut posts);
+                            }
+                        }
+                        Err(SubmitError::WouldBlock) => {
+                            slots.put_back(now, tag, message);
+                            self.await_last(&mut posts);
+                            return None;
+                        }
+                        Err(_) => return None,
                     }
-                    Err(_) => return None,
-                },
+                }
+                None => {
+                    if !slots.has_room() {
+                        self.await_last(&mut posts);
+                    }
+                    return None;
+                }
             }
+        }
+    }
+
+    /// Somebody waits for the completion of what was posted so far.
+    pub(crate) fn await_sent(&self) {
+        self.await_last(&mut self.lock());
+    }
+
+    fn await_last(&self, posts: &mut Posts) {
+        let Some(last) = posts.slots.last_outstanding() else {
+            return;
+        };
+        if posts.awaited.replace(last).is_none() {
+            if let Some(slot) = self.slot.upgrade() {
+                slot.await_sent();
+            }
+        }
+    }
+
+    fn await_no_more(&self) {
+        if let Some(slot) = self.slot.upgrade() {
+            slot.await_sent_no_more();
         }
     }
 
@@ -171,23 +235,39 @@ impl Wire {
         now: Instant,
         op: OpId,
     ) -> impl Iterator<Item = Posted<AlertToken>> + use<> {
-        self.lock().completed(now, op)
+        let mut posts = self.lock();
+        if posts.awaited.is_some_and(|awaited| awaited <= op) {
+            posts.awaited = None;
+            self.await_no_more();
+        }
+        posts.slots.completed(now, op)
     }
 
     /// Nothing is posted from now on, and nothing completed.
     pub(crate) fn fail(&self) {
-        let mut slots = self.lock();
+        let mut posts = self.lock();
         self.down.store(true, Ordering::Release);
-        drop(slots.fail());
+        if posts.awaited.take().is_some() {
+            self.await_no_more();
+        }
+        drop(posts.slots.fail());
     }
 
     /// When the link counts as stuck.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        self.lock().poll_timeout()
+        self.lock().slots.poll_timeout()
     }
 
-    fn lock(&self) -> MutexGuard<'_, SendSlots<AlertToken>> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Posts> {
+        self.posts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        if self.lock().awaited.is_some() {
+            self.await_no_more();
+        }
     }
 }
 
@@ -198,6 +278,17 @@ impl fmt::Debug for Wire {
             .field("link", &self.link)
             .finish_non_exhaustive()
     }
+}
+
+/// Whether this is a message of the link group as every connection brings some: their completion
+/// is of no interest to anybody.
+fn is_routine(message: &[u8]) -> bool {
+    let kind = message.first().copied().and_then(MessageType::from_byte);
+    let is_routine = matches!(
+        kind,
+        Some(MessageType::ConfirmRkey | MessageType::DeleteRkey | MessageType::TestLink)
+    );
+    is_routine && message.len() <= SHORT_LEN
 }
 
 /// How often the group is told that a link is alive, in milliseconds.

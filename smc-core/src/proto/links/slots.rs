@@ -191,6 +191,12 @@ impl<C: Copy + Eq + Hash> SendSlots<C> {
         self.outstanding.len()
     }
 
+    /// The newest post that is not completed.
+    #[must_use]
+    pub fn last_outstanding(&self) -> Option<OpId> {
+        self.outstanding.back().map(|(op, _)| *op)
+    }
+
     /// The link is down: everything that was not completed, the oldest first. Nothing waits any
     /// more.
     pub fn fail(&mut self) -> impl Iterator<Item = Posted<C>> + use<C> {

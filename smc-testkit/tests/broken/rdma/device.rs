@@ -201,6 +201,10 @@ impl Rdma for Broken {
         addresses
     }
 
+    fn arm_sent(&self) -> Result<(), DeviceError> {
+        self.inner.arm_sent()
+    }
+
     async fn open_link(&self, at: &RdmaAddress) -> Result<Box<dyn PendingLink>, DeviceError> {
         let known = self.known.lock().unwrap().len();
         if self.has(Flaw::FewLinks) && known >= 8 {

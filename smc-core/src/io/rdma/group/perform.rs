@@ -215,7 +215,7 @@ impl RdmaGroup {
         slot.add_link(qpn, self, link);
         match pending.connect(peer, route).await {
             Ok(connected) => {
-                let wire = Arc::new(Wire::new(link, device, connected, self.now()));
+                let wire = Arc::new(Wire::new(link, device, connected, &slot, self.now()));
                 self.lock_wires().insert(link, wire);
                 if self.link(link).is_none() {
                     // Nobody wants it any more, and nobody knew that it was there.

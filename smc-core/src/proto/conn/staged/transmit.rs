@@ -408,6 +408,20 @@ impl Transmit {
         self.undo = None;
     }
 
+    /// Whether something waits to be posted that the peer would take now: it goes as soon as
+    /// something that is in flight is completed.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        let Due {
+            validation,
+            full,
+            update,
+        } = self.due;
+        let has_payload = self.unsent() > 0 && self.peer_space() > 0;
+        let has_flags = self.said.state != self.flags_behind(self.sent);
+        !self.killed && (has_payload || has_flags || validation || full || update)
+    }
+
     /// Whether everything staged, and every flag, was handed out for posting.
     #[must_use]
     pub fn is_flushed(&self) -> bool {
