@@ -2,6 +2,10 @@
 //! devices. Software emulation makes the numbers those of no real machine; only how they relate
 //! says something.
 
+mod count;
+
+use count::Count;
+
 use anyhow::{Result, bail};
 use clap::Args;
 
@@ -18,6 +22,13 @@ pub(crate) struct BenchArgs {
     /// Only combinations with this in their names, such as "kernel -> ours"
     #[arg(long)]
     only: Option<String>,
+    /// Only measures with this in their names, such as "round"
+    #[arg(long, default_value = "")]
+    measure: String,
+    /// Instead of times show what the kernels count: system calls, switches, packets, for each
+    /// round trip, write or connection
+    #[arg(long)]
+    count: bool,
 }
 
 /// Measures all combinations in turn, round after round, and shows medians.
@@ -49,14 +60,22 @@ pub(crate) fn run(args: &BenchArgs) -> Result<bool> {
         println!("Linux {} and {}", lab.kernel(0), lab.kernel(1));
         Ok(lab)
     };
+    let wanted = |measure: &&Measure| measure.title().contains(&args.measure);
+    let measures: Vec<_> = MEASURES.iter().filter(wanted).copied().collect();
+    if measures.is_empty() {
+        bail!("no such measure");
+    }
     let mut lab = boot()?;
+    if args.count {
+        return count_all(&mut lab, &runs, &measures).map(|()| true);
+    }
     let mut passed = true;
     // Of each combination, each measure: the values of all rounds.
-    let mut values = vec![vec![Vec::new(); MEASURES.len()]; runs.len()];
+    let mut values = vec![vec![Vec::new(); measures.len()]; runs.len()];
     for round in 1..=args.rounds {
         for (run, values) in runs.iter().zip(&mut values) {
             println!("round {round}, {}", name(run));
-            let measured = match runner::measure(&mut lab, run, MEASURES) {
+            let measured = match runner::measure(&mut lab, run, &measures, &mut |_, _| Ok(())) {
                 Ok(measured) => measured,
                 Err(error) => {
                     println!("failed: {error:#}");
@@ -70,17 +89,35 @@ pub(crate) fn run(args: &BenchArgs) -> Result<bool> {
             }
         }
     }
-    show(&runs, &values);
+    show(&runs, &measures, &values);
     Ok(passed)
 }
 
-fn show(runs: &[Run], values: &[Vec<Vec<f64>>]) {
+/// Counts for each measure and combination.
+fn count_all(lab: &mut Lab, runs: &[Run], measures: &[Measure]) -> Result<()> {
+    for run in runs {
+        for measure in measures {
+            println!("{}, {}:", name(run), measure.title());
+            let mut count = None;
+            runner::measure(lab, run, &[*measure], &mut |lab, _| {
+                match count.take() {
+                    None => count = Some(Count::start(lab)?),
+                    Some(count) => Count::show(count, lab, measure.times())?,
+                }
+                Ok(())
+            })?;
+        }
+    }
+    Ok(())
+}
+
+fn show(runs: &[Run], measures: &[Measure], values: &[Vec<Vec<f64>>]) {
     print!("\n{:<28}", "median (smallest..largest)");
     for run in runs {
         print!(" {:>22}", name(run));
     }
     println!();
-    for (index, measure) in MEASURES.iter().enumerate() {
+    for (index, measure) in measures.iter().enumerate() {
         print!("{:<28}", measure.title());
         for values in values {
             let Spread { low, median, high } = Spread::of(&values[index]);
@@ -95,7 +132,7 @@ fn show(runs: &[Run], values: &[Vec<Vec<f64>>]) {
         return;
     };
     println!("\nas good as the kernel with itself; below 1 is worse");
-    for (index, measure) in MEASURES.iter().enumerate() {
+    for (index, measure) in measures.iter().enumerate() {
         print!("{:<28}", measure.title());
         let base = Spread::of(&values[kernel][index]).median;
         for values in values {

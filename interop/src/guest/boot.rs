@@ -52,6 +52,7 @@ const MOUNTS: &[(&CStr, &str)] = &[
     (c"tmpfs", "/run"),
     (c"cgroup2", "/sys/fs/cgroup"),
     (c"bpf", "/sys/fs/bpf"),
+    (c"tracefs", "/sys/kernel/tracing"),
 ];
 
 /// Paths of modules, one a line, in the order in which they need each other.

@@ -176,6 +176,11 @@ impl Lab {
         self.machines[0].stop_recording()
     }
 
+    /// CPU time that a guest has taken so far.
+    pub(crate) fn cpu_time(&self, guest: usize) -> Duration {
+        self.machines[guest].cpu_time()
+    }
+
     /// What a guest's kernel has written to its console.
     pub(crate) fn console(&self, guest: usize) -> String {
         self.machines[guest].console()

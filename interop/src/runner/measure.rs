@@ -9,12 +9,18 @@ use super::{Run, guest_of, report, setup, stage};
 use crate::lab::Lab;
 use crate::protocol::{Event, Order};
 use crate::scenario::Who;
-use crate::workload::{Measure, Report};
+use crate::workload::{AFTER, BEFORE, Measure, Report};
 
-/// Has the subject take measures with the peer as the server.
-pub(crate) fn measure(lab: &mut Lab, run: &Run, measures: &[Measure]) -> Result<Vec<f64>> {
+/// Has the subject take measures with the peer as the server. `watch` is called before and after
+/// each of them, in a moment when nothing goes on; it is told which.
+pub(crate) fn measure(
+    lab: &mut Lab,
+    run: &Run,
+    measures: &[Measure],
+    watch: &mut dyn FnMut(&mut Lab, &str) -> Result<()>,
+) -> Result<Vec<f64>> {
     setup::before(lab, run).context("set-up")?;
-    let measured = perform(lab, run, measures);
+    let measured = perform(lab, run, measures, watch);
     if measured.is_err() {
         for who in [Who::Subject, Who::Peer] {
             report::kernel(lab, guest_of(who));
@@ -23,7 +29,12 @@ pub(crate) fn measure(lab: &mut Lab, run: &Run, measures: &[Measure]) -> Result<
     measured
 }
 
-fn perform(lab: &mut Lab, run: &Run, measures: &[Measure]) -> Result<Vec<f64>> {
+fn perform(
+    lab: &mut Lab,
+    run: &Run,
+    measures: &[Measure],
+    watch: &mut dyn FnMut(&mut Lab, &str) -> Result<()>,
+) -> Result<Vec<f64>> {
     let port = PORTS.fetch_add(1, Ordering::Relaxed);
     let numbers = [(); 2].map(|()| RUNS.fetch_add(1, Ordering::Relaxed));
     let start = |lab: &mut Lab, who: Who| {
@@ -37,6 +48,13 @@ fn perform(lab: &mut Lab, run: &Run, measures: &[Measure]) -> Result<Vec<f64>> {
         matches!(event, Event::Mark(mark) if mark == "listening").then_some(())
     })?;
     start(lab, Who::Subject)?;
+    for gate in measures.iter().flat_map(|_| [BEFORE, AFTER]) {
+        await_event(lab, numbers[0], |event| {
+            matches!(event, Event::Mark(mark) if mark == gate).then_some(())
+        })?;
+        watch(lab, gate)?;
+        lab.order::<()>(guest_of(Who::Subject), Order::Go { run: numbers[0] })?;
+    }
     let report = await_event(lab, numbers[0], |event| match event {
         Event::Report(report) => Some(report.clone()),
         _ => None,

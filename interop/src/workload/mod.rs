@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::protocol::SocketMode;
 
-pub(crate) use bench::Measure;
+pub(crate) use bench::{AFTER, BEFORE, Measure};
 pub(crate) use run::run;
 
 /// What an end is made of.

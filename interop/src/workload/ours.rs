@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use smc_core::device::Device;
-use smc_core::io::RdmaGroupInfo;
 use smc_core::io::negotiate::{Negotiation, SynOption};
+use smc_core::io::{Builder, RdmaGroupInfo};
 use smc_core::proto::links::GroupType;
 use smc_core::{Endpoint, Mode, Stream};
 use smc_transport_rdma::RdmaDevice;
@@ -28,17 +28,7 @@ pub(crate) struct Ours {
 
 impl Ours {
     pub(crate) fn new(job: &Job) -> Result<Self> {
-        let mut builder = Endpoint::smol()
-            .negotiation(negotiation()?)
-            .max_links(job.max_links)
-            .test_link(Some(Duration::from_secs(job.test_link)));
-        for eid in &job.ueids {
-            builder = builder.ueid(Eid::ueid(eid).context("user EID")?);
-        }
-        for device in devices(&job.devices)? {
-            builder = builder.device(device);
-        }
-        let endpoint = builder.build()?;
+        let endpoint = endpoint(Endpoint::smol(), job)?;
         let watched = endpoint.clone();
         thread::spawn(move || watch(&watched));
         Ok(Self { endpoint })
@@ -65,6 +55,38 @@ impl Ours {
             .map(|left| format!("left over: {left}"))
             .collect()
     }
+}
+
+/// An endpoint as the job wants it.
+pub(super) fn endpoint(builder: Builder, job: &Job) -> Result<Endpoint> {
+    let mut builder = builder
+        .negotiation(negotiation()?)
+        .max_links(job.max_links)
+        .test_link(Some(Duration::from_secs(job.test_link)));
+    for eid in &job.ueids {
+        builder = builder.ueid(Eid::ueid(eid).context("user EID")?);
+    }
+    for device in devices(&job.devices)? {
+        builder = builder.device(device);
+    }
+    Ok(builder.build()?)
+}
+
+/// What carries a stream of this mode.
+pub(super) fn carrier(mode: &Mode) -> io::Result<Carrier> {
+    let (mode, reason) = match mode {
+        Mode::SmcR { .. } => (SocketMode::SmcR, None),
+        Mode::SmcD { .. } => (SocketMode::SmcD, None),
+        Mode::Tcp { reason, .. } => (SocketMode::Tcp, Some(*reason)),
+        other => return Err(io::Error::other(format!("unknown mode: {other}"))),
+    };
+    Ok(Carrier {
+        mode,
+        reason: reason.map_or(0, |reason| reason.local.0),
+        peer_reason: reason
+            .and_then(|reason| reason.peer)
+            .map_or(0, |code| code.0),
+    })
 }
 
 /// Tells the host whenever the link groups have changed, until the process ends.
@@ -191,19 +213,7 @@ impl Connection for OurStream {
     }
 
     fn carrier(&self) -> io::Result<Carrier> {
-        let (mode, reason) = match self.0.mode() {
-            Mode::SmcR { .. } => (SocketMode::SmcR, None),
-            Mode::SmcD { .. } => (SocketMode::SmcD, None),
-            Mode::Tcp { reason, .. } => (SocketMode::Tcp, Some(*reason)),
-            other => return Err(io::Error::other(format!("unknown mode: {other}"))),
-        };
-        Ok(Carrier {
-            mode,
-            reason: reason.map_or(0, |reason| reason.local.0),
-            peer_reason: reason
-                .and_then(|reason| reason.peer)
-                .map_or(0, |code| code.0),
-        })
+        carrier(self.0.mode())
     }
 
     fn is_broken(&self, read: &io::Result<usize>) -> bool {

@@ -33,10 +33,16 @@ pub(crate) fn run() -> Result<()> {
             stage.open();
         }
     });
+    #[cfg(feature = "ours")]
+    if job.kind == Kind::Ours && !job.measures.is_empty() {
+        let report = bench::run_ours(&job, stage);
+        tell(&Event::Report(report.unwrap_or_else(failed)));
+        return Ok(());
+    }
     let maker = Maker::new(&job)?;
     let report = match job.end {
         End::Connect(to) if job.measures.is_empty() => client(&maker, to, &job.script, stage),
-        End::Connect(to) => bench::client(&maker, to, &job.measures),
+        End::Connect(to) => bench::client(&maker, to, &job.measures, stage),
         End::Listen(at) => maker.listen(at).and_then(|listener| {
             stage.mark("listening");
             if job.measures.is_empty() {
@@ -46,14 +52,19 @@ pub(crate) fn run() -> Result<()> {
             }
         }),
     };
-    let mut report = report.unwrap_or_else(|error| Report {
-        failures: vec![format!("{error:#}")],
-        ..Report::default()
-    });
+    let mut report = report.unwrap_or_else(failed);
     report.failures.extend(maker.end());
     stage.narrate("closed");
     tell(&Event::Report(report));
     Ok(())
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "for `unwrap_or_else`")]
+fn failed(error: anyhow::Error) -> Report {
+    Report {
+        failures: vec![format!("{error:#}")],
+        ..Report::default()
+    }
 }
 
 /// What all connections of a side share: marks and gates.

@@ -1,0 +1,151 @@
+//! Measures with blocking connections, a thread for each.
+
+use std::io;
+use std::net::SocketAddr;
+use std::thread;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, bail};
+
+use super::super::Report;
+use super::super::connection::{Connection, Listener};
+use super::super::run::{Maker, Stage};
+use super::{AFTER, BEFORE, CHUNK, DEAL_LEN, Deal, MESSAGE, Measure, part};
+
+/// The connecting end: takes all measures, one after the other.
+pub(in crate::workload) fn client(
+    maker: &Maker,
+    to: SocketAddr,
+    measures: &[Measure],
+    stage: &Stage,
+) -> Result<Report> {
+    let mut report = Report::default();
+    // The first connection makes the link group.
+    let mut first = Caller::new(maker, to, MESSAGE)?;
+    first.call()?;
+    report.note_carrier(&*first.conn)?;
+    drop(first);
+    for measure in measures {
+        stage.gate(BEFORE);
+        let value = take(*measure, maker, to).with_context(|| format!("{measure:?}"))?;
+        stage.gate(AFTER);
+        eprintln!("{}: {value:.0}", measure.title());
+        report.measured.push(value);
+    }
+    Ok(report)
+}
+
+fn take(measure: Measure, maker: &Maker, to: SocketAddr) -> Result<f64> {
+    let started = match measure {
+        Measure::RoundTrip { size, count } => {
+            let deal = Deal {
+                ask: size,
+                answer: size,
+            };
+            let mut caller = Caller::new(maker, to, deal)?;
+            caller.call()?;
+            let started = Instant::now();
+            for _ in 0..count {
+                caller.call()?;
+            }
+            started
+        }
+        Measure::Bulk { bytes } => {
+            let deal = Deal {
+                ask: bytes,
+                answer: 1,
+            };
+            let mut caller = Caller::new(maker, to, deal)?;
+            let started = Instant::now();
+            caller.call()?;
+            started
+        }
+        Measure::Connects { clients, each } => {
+            let started = Instant::now();
+            thread::scope(|scope| {
+                let clients: Vec<_> = (0..clients)
+                    .map(|_| {
+                        scope.spawn(|| {
+                            (0..each).try_for_each(|_| Caller::new(maker, to, MESSAGE)?.call())
+                        })
+                    })
+                    .collect();
+                clients
+                    .into_iter()
+                    .try_for_each(|client| client.join().unwrap_or_else(|_| bail!("panicked")))
+            })?;
+            started
+        }
+    };
+    Ok(measure.value(started.elapsed()))
+}
+
+/// The listening end: answers all connections until it is killed.
+pub(in crate::workload) fn server(listener: &dyn Listener) -> Result<Report> {
+    loop {
+        let conn = listener.accept().context("accept")?;
+        thread::spawn(move || {
+            // The client tells what is wrong.
+            let _ = answer(&*conn);
+        });
+    }
+}
+
+/// Takes and gives as the client says, until it ends.
+fn answer(conn: &dyn Connection) -> io::Result<()> {
+    let mut head = [0; DEAL_LEN];
+    let mut at = 0;
+    while at < head.len() {
+        at += some(conn.read(&mut head[at..])?)?;
+    }
+    let deal = Deal::from_bytes(head);
+    let mut buf = vec![0; CHUNK];
+    loop {
+        read_many(conn, &mut buf, deal.ask)?;
+        write_many(conn, &buf, deal.answer)?;
+    }
+}
+
+/// A connection to [`answer`].
+struct Caller {
+    conn: Box<dyn Connection>,
+    deal: Deal,
+    buf: Vec<u8>,
+}
+
+impl Caller {
+    fn new(maker: &Maker, to: SocketAddr, deal: Deal) -> Result<Self> {
+        let conn = maker.connect(to).context("connect")?;
+        write_many(&*conn, &deal.to_bytes(), DEAL_LEN as u64)?;
+        let buf = vec![0; CHUNK];
+        Ok(Self { conn, deal, buf })
+    }
+
+    fn call(&mut self) -> Result<()> {
+        write_many(&*self.conn, &self.buf, self.deal.ask)?;
+        Ok(read_many(&*self.conn, &mut self.buf, self.deal.answer)?)
+    }
+}
+
+fn read_many(conn: &dyn Connection, buf: &mut [u8], mut left: u64) -> io::Result<()> {
+    while left > 0 {
+        let len = part(buf.len(), left);
+        left -= some(conn.read(&mut buf[..len])?)? as u64;
+    }
+    Ok(())
+}
+
+fn write_many(conn: &dyn Connection, buf: &[u8], mut left: u64) -> io::Result<()> {
+    while left > 0 {
+        let len = part(buf.len(), left);
+        left -= some(conn.write(&buf[..len])?)? as u64;
+    }
+    Ok(())
+}
+
+fn some(count: usize) -> io::Result<usize> {
+    match count {
+        0 => Err(io::ErrorKind::UnexpectedEof.into()),
+        count => Ok(count),
+    }
+}

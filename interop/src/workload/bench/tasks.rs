@@ -1,0 +1,173 @@
+//! Measures with the userspace stack: tasks on one thread, which its devices share.
+
+use std::io;
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result};
+use smc_core::{Endpoint, Stream};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::task::JoinSet;
+
+use super::super::run::Stage;
+use super::super::{Report, ours};
+use super::{AFTER, BEFORE, CHUNK, DEAL_LEN, Deal, MESSAGE, Measure, part};
+use crate::protocol::{End, Job};
+
+/// One end, until all measures are taken, or until it is killed.
+pub(in crate::workload) fn run(job: &Job, stage: &'static Stage) -> Result<Report> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    // A task like the others: what is blocked on has a way of its own to be woken.
+    let job = job.clone();
+    runtime.block_on(async { tokio::spawn(end(job, stage)).await })?
+}
+
+async fn end(job: Job, stage: &Stage) -> Result<Report> {
+    let endpoint = ours::endpoint(Endpoint::tokio(), &job)?;
+    let report = match job.end {
+        End::Connect(to) => client(&endpoint, to, &job.measures, stage).await,
+        End::Listen(at) => {
+            let listener = endpoint.bind(at).await?;
+            stage.mark("listening");
+            server(&listener).await
+        }
+    };
+    endpoint.close().await;
+    report
+}
+
+/// The connecting end: takes all measures, one after the other.
+async fn client(
+    endpoint: &Endpoint,
+    to: SocketAddr,
+    measures: &[Measure],
+    stage: &Stage,
+) -> Result<Report> {
+    let mut report = Report::default();
+    // The first connection makes the link group.
+    let mut first = Caller::new(endpoint, to, MESSAGE).await?;
+    first.call().await?;
+    report.carriers.push(ours::carrier(first.stream.mode())?);
+    drop(first);
+    for measure in measures {
+        stage.gate(BEFORE);
+        let taken = take(*measure, endpoint, to).await;
+        stage.gate(AFTER);
+        let value = taken.with_context(|| format!("{measure:?}"))?;
+        eprintln!("{}: {value:.0}", measure.title());
+        report.measured.push(value);
+    }
+    Ok(report)
+}
+
+async fn take(measure: Measure, endpoint: &Endpoint, to: SocketAddr) -> Result<f64> {
+    let started = match measure {
+        Measure::RoundTrip { size, count } => {
+            let deal = Deal {
+                ask: size,
+                answer: size,
+            };
+            let mut caller = Caller::new(endpoint, to, deal).await?;
+            caller.call().await?;
+            let started = Instant::now();
+            for _ in 0..count {
+                caller.call().await?;
+            }
+            started
+        }
+        Measure::Bulk { bytes } => {
+            let deal = Deal {
+                ask: bytes,
+                answer: 1,
+            };
+            let mut caller = Caller::new(endpoint, to, deal).await?;
+            let started = Instant::now();
+            caller.call().await?;
+            started
+        }
+        Measure::Connects { clients, each } => {
+            let started = Instant::now();
+            let mut running = JoinSet::new();
+            for _ in 0..clients {
+                let endpoint = endpoint.clone();
+                running.spawn(async move {
+                    for _ in 0..each {
+                        Caller::new(&endpoint, to, MESSAGE).await?.call().await?;
+                    }
+                    anyhow::Ok(())
+                });
+            }
+            while let Some(ended) = running.join_next().await {
+                ended??;
+            }
+            started
+        }
+    };
+    Ok(measure.value(started.elapsed()))
+}
+
+/// The listening end: answers all connections.
+async fn server(listener: &smc_core::Listener) -> Result<Report> {
+    loop {
+        let (stream, _) = listener.accept().await.context("accept")?;
+        tokio::spawn(async move {
+            // The client tells what is wrong.
+            let _ = answer(stream).await;
+        });
+    }
+}
+
+/// Takes and gives as the client says, until it ends.
+async fn answer(mut stream: Stream) -> io::Result<()> {
+    let mut head = [0; DEAL_LEN];
+    stream.read_exact(&mut head).await?;
+    let deal = Deal::from_bytes(head);
+    let mut buf = vec![0; CHUNK];
+    loop {
+        read_many(&mut stream, &mut buf, deal.ask).await?;
+        write_many(&mut stream, &buf, deal.answer).await?;
+    }
+}
+
+/// A connection to [`answer`].
+struct Caller {
+    stream: Stream,
+    deal: Deal,
+    buf: Vec<u8>,
+}
+
+impl Caller {
+    async fn new(endpoint: &Endpoint, to: SocketAddr, deal: Deal) -> Result<Self> {
+        let mut stream = endpoint.connect(to).await.context("connect")?;
+        stream.write_all(&deal.to_bytes()).await?;
+        let buf = vec![0; CHUNK];
+        Ok(Self { stream, deal, buf })
+    }
+
+    async fn call(&mut self) -> Result<()> {
+        write_many(&mut self.stream, &self.buf, self.deal.ask).await?;
+        Ok(read_many(&mut self.stream, &mut self.buf, self.deal.answer).await?)
+    }
+}
+
+async fn read_many(stream: &mut Stream, buf: &mut [u8], mut left: u64) -> io::Result<()> {
+    while left > 0 {
+        let len = part(buf.len(), left);
+        match stream.read(&mut buf[..len]).await? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            count => left -= count as u64,
+        }
+    }
+    Ok(())
+}
+
+async fn write_many(stream: &mut Stream, buf: &[u8], mut left: u64) -> io::Result<()> {
+    while left > 0 {
+        let len = part(buf.len(), left);
+        stream.write_all(&buf[..len]).await?;
+        left -= len as u64;
+    }
+    Ok(())
+}
