@@ -417,7 +417,7 @@ impl Transmit {
             full,
             update,
         } = self.due;
-        let has_payload = self.unsent() > 0 && self.peer_space() > 0;
+        let has_payload = self.unsent() > 0 && self.room() > 0;
         let has_flags = self.said.state != self.flags_behind(self.sent);
         !self.killed && (has_payload || has_flags || validation || full || update)
     }
