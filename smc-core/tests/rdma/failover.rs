@@ -1,11 +1,12 @@
 //! Two links: what happens when one of them dies.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use futures_lite::{AsyncReadExt, AsyncWriteExt, future};
 use smc_core::wire::cdc::{CdcR, ProducerFlags};
 use smc_testkit::memory_rdma::MemoryRdma;
-use std::sync::Arc;
 
 use crate::meddler::Meddler;
 use crate::world::{World, connect, eid, is_smcr, listen, pattern, transfer};
@@ -129,4 +130,50 @@ fn a_reader_that_does_not_repeat_its_window_is_asked_for_it() {
             assert!(got == data);
         });
     }
+}
+
+#[test]
+fn a_peer_that_may_hold_data_back_is_asked_to_push_until_it_has_closed() {
+    let world = World::new(43);
+    let devices = [world.device("a0", 1), world.device("a1", 3)];
+    let (b0, b1) = (world.device("b0", 2), world.device("b1", 4));
+    let meddlers = [0, 1].map(|at: usize| Meddler::new(Arc::clone(&devices[at])));
+    let both = meddlers.iter().map(|device| Arc::clone(device) as _);
+    let client = world.endpoint_on(both.collect(), |builder| builder.ueid(eid()));
+    let server = world.endpoint(&[&b0, &b1]);
+    let wishes = Arc::new(AtomicU32::new(0));
+    for meddler in &meddlers {
+        let wishes = Arc::clone(&wishes);
+        meddler.meddle(move |message| {
+            let asks = |cdc: CdcR| cdc.producer_flags.contains(ProducerFlags::UPDATE_REQUESTED);
+            if CdcR::parse(message).is_ok_and(asks) {
+                wishes.fetch_add(1, Ordering::Relaxed);
+            }
+            vec![message.to_vec()]
+        });
+    }
+    let wishes = || wishes.swap(0, Ordering::Relaxed);
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        world.sleep(Duration::from_secs(10)).await;
+        transfer(&mut theirs, &mut ours, 1000).await;
+        assert_eq!(wishes(), 0, "nobody has moved");
+
+        devices[0].set_port_active(1, false);
+        world.sleep(Duration::from_secs(10)).await;
+        let idle = wishes();
+        assert!((5..15).contains(&idle), "{idle} in ten seconds");
+        // An answer may be held back, so there is no waiting for the slow pace.
+        transfer(&mut theirs, &mut ours, 1000).await;
+        world.sleep(Duration::from_millis(100)).await;
+        assert!(wishes() > 0);
+
+        ours.close().await.expect("closes");
+        drop(ours);
+        world.sleep(Duration::from_secs(1)).await;
+        wishes();
+        world.sleep(Duration::from_secs(20)).await;
+        assert_eq!(wishes(), 0, "there is nothing that it could push");
+    });
 }

@@ -19,6 +19,7 @@
 
 mod group;
 mod memory;
+mod nudges;
 mod ports;
 mod staged;
 mod wire;

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::io::IoSlice;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Instant;
 
 use smc_wire::cdc::{CdcR, ProducerFlags, StateFlags};
 use smc_wire::cursor::{Cursor, Ring};
@@ -13,6 +14,7 @@ use super::super::conn::{Conn, len_u32, len_usize};
 use super::super::driver::Slot;
 use super::group::RdmaGroup;
 use super::memory::Buffer;
+use super::nudges::Nudges;
 use super::wire::{Taken, Wire};
 use crate::device::{Mr, Write};
 use crate::error::{Error, How};
@@ -49,6 +51,10 @@ pub(crate) struct Staged {
     awaited: AtomicBool,
     /// The peer has said something.
     heard: AtomicBool,
+    /// It has sent data since it was nudged last.
+    news: AtomicBool,
+    /// It has said that nothing more comes, behind everything that did.
+    done: AtomicBool,
     /// Bytes at the start of the RMB that the peer may have written.
     dirty: AtomicU32,
     conn: OnceLock<Weak<Conn>>,
@@ -70,6 +76,8 @@ struct Tx {
     bound: Option<Bound>,
     /// The link to which the peer has moved the connection last.
     peer_on: Option<LinkId>,
+    /// Once the connection has moved, until the peer has nothing more to send.
+    nudges: Option<Nudges>,
 }
 
 /// What is known once the peer's RMB is.
@@ -107,12 +115,15 @@ impl Staged {
                 wire,
                 bound: None,
                 peer_on: None,
+                nudges: None,
             }),
             peer_ring: OnceLock::new(),
             update_wanted: AtomicBool::new(false),
             moved: AtomicBool::new(false),
             awaited: AtomicBool::new(false),
             heard: AtomicBool::new(false),
+            news: AtomicBool::new(false),
+            done: AtomicBool::new(false),
             dirty: AtomicU32::new(0),
             conn: OnceLock::new(),
             released: AtomicBool::new(false),
@@ -280,6 +291,9 @@ impl Staged {
         };
         self.dirty.fetch_max(reach, Ordering::AcqRel);
         self.heard.store(true, Ordering::Release);
+        self.news.fetch_or(news.arrived > 0, Ordering::Relaxed);
+        self.done
+            .fetch_or(!news.state.is_empty(), Ordering::Relaxed);
         if news.wants_update {
             self.update_wanted.store(true, Ordering::Release);
         }
@@ -385,7 +399,12 @@ impl Staged {
                 break;
             }
         }
+        let is_sooner = |nudges: &mut Nudges| nudges.hurry(self.group.now());
+        let is_sooner = tx.nudges.as_mut().is_some_and(is_sooner);
         self.push(tx, false);
+        if is_sooner {
+            self.group.wake();
+        }
         done
     }
 
@@ -454,6 +473,23 @@ impl Staged {
         }
     }
 
+    /// Nudges the peer if that is due. Returns when it will be.
+    pub(super) fn nudge(&self, now: Instant) -> Option<Instant> {
+        let mut tx = self.tx();
+        if self.done.load(Ordering::Relaxed) {
+            tx.nudges = None;
+        }
+        let Tx { nudges, bound, .. } = &mut *tx;
+        let (nudges, bound) = (nudges.as_mut()?, bound.as_mut()?);
+        let is_due = nudges.is_due(now, self.news.swap(false, Ordering::Relaxed));
+        let next = nudges.at();
+        if is_due {
+            bound.transmit.nudge();
+            self.push(tx, false);
+        }
+        Some(next)
+    }
+
     /// The group has another link, to which the connection could move.
     pub(super) fn keep_spare(&self) {
         if let Some(bound) = &mut self.tx().bound {
@@ -470,6 +506,7 @@ impl Staged {
         }
         tx.wire = Some(Arc::clone(to));
         self.moved.store(true, Ordering::Release);
+        tx.nudges = Some(Nudges::new(self.group.now()));
         let is_peer_there = tx.peer_on == Some(to.id());
         self.awaited.store(!is_peer_there, Ordering::Relaxed);
         if let Some(bound) = &mut tx.bound {

@@ -12,6 +12,7 @@ use super::super::super::runtime::Timer;
 use super::RdmaGroup;
 use crate::device::{Inbound, LinkFailure, OpId};
 use crate::error::{Error, How};
+use crate::mem::sync::Ordering;
 use crate::proto::group::{Cause, DeviceIndex};
 use crate::proto::links::{LinkId, OpTag, Posted};
 
@@ -169,7 +170,17 @@ impl RdmaGroup {
         }
         next.into_iter()
             .chain(self.lock().machine.poll_timeout())
+            .chain(self.nudge_members(now))
             .min()
+    }
+
+    /// Connections that have moved, and are not over, ask their peers to push what they hold back.
+    fn nudge_members(&self, now: Instant) -> Option<Instant> {
+        if !self.has_moved.load(Ordering::Relaxed) {
+            return None;
+        }
+        let members = self.members();
+        members.iter().filter_map(|staged| staged.nudge(now)).min()
     }
 }
 

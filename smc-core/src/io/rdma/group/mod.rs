@@ -48,6 +48,8 @@ pub(crate) struct RdmaGroup {
     pool: Pool,
     next_rmb: AtomicU32,
     over: AtomicBool,
+    /// Connections have moved from one link to another.
+    has_moved: AtomicBool,
     task: AtomicWaker,
 }
 
@@ -137,6 +139,7 @@ impl RdmaGroup {
             pool: Pool::default(),
             next_rmb: AtomicU32::new(1),
             over: AtomicBool::new(false),
+            has_moved: AtomicBool::new(false),
             task: AtomicWaker::new(),
         });
         let weak = Arc::downgrade(&group);
@@ -146,6 +149,11 @@ impl RdmaGroup {
 
     pub(super) fn now(&self) -> Instant {
         self.groups.runtime().now()
+    }
+
+    /// Something will be due sooner than the group's task knows.
+    pub(super) fn wake(&self) {
+        self.task.wake();
     }
 
     /// Whether nothing can be said any more.

@@ -274,6 +274,7 @@ impl RdmaGroup {
             self.wire(other.id)
         });
         if let Some(target) = target {
+            self.has_moved.store(true, Ordering::Relaxed);
             for staged in self.members() {
                 staged.move_to(from, &target);
             }

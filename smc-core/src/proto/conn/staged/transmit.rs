@@ -416,10 +416,11 @@ impl Transmit {
             validation,
             full,
             update,
+            nudge,
         } = self.due;
         let has_payload = self.unsent() > 0 && self.room() > 0;
         let has_flags = self.said.state != self.flags_behind(self.sent);
-        !self.killed && (has_payload || has_flags || validation || full || update)
+        !self.killed && (has_payload || has_flags || validation || full || update || nudge)
     }
 
     /// Whether everything staged, and every flag, was handed out for posting.
