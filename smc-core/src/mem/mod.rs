@@ -45,13 +45,13 @@ impl Region {
     /// `len` is in bytes; the start is aligned to 8.
     #[must_use]
     pub fn anonymous(len: usize) -> Self {
-        let words: Arc<[AtomicU64]> = (0..len.div_ceil(8)).map(|_| AtomicU64::new(0)).collect();
-        // The pointer comes from a slice of atomics, so writing through it is allowed.
-        let start = NonNull::from(&*words).cast::<u8>();
+        // The allocator has zeroed pages that nobody has touched yet.
+        let words = Box::leak(vec![0_u64; len.div_ceil(8)].into_boxed_slice());
+        let words = NonNull::from(words);
         Self {
-            start,
+            start: words.cast(),
             len,
-            owner: Arc::new(words),
+            owner: Arc::new(Words(words)),
         }
     }
 
@@ -224,6 +224,21 @@ impl Region {
                 size: self.len,
             }),
         }
+    }
+}
+
+/// Memory of this process that regions refer to.
+struct Words(NonNull<[u64]>);
+
+// SAFETY: it is used through regions only, until the last of them drops it.
+unsafe impl Send for Words {}
+// SAFETY: as above.
+unsafe impl Sync for Words {}
+
+impl Drop for Words {
+    fn drop(&mut self) {
+        // SAFETY: the memory came out of a box, and the last region that referred to it is gone.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
     }
 }
 
