@@ -354,6 +354,15 @@ step_interop() {
         return "$SKIPPED"
     fi
     quiet 900 cargo build "${locked[@]}" -q --release -p smc-interop --features ours
+    # What takes an RDMA device, and one whose network may be changed, has both in a guest.
+    local name program guest=("$TARGET/release/interop" guest --env SMC_RDMA_CHANGE=eth1:rxe1)
+    for name in conformance events; do
+        program=$(cargo test "${locked[@]}" --no-run -p smc-transport-rdma --test "$name" 2>&1 |
+            sed -n 's/^ *Executable .*(\(.*\))$/\1/p')
+        verdicts 300 "${guest[@]}" "$program" --show-output
+    done
+    quiet 300 cargo build "${locked[@]}" -q -p smc-tools --features rdma
+    bounded 300 "${guest[@]}" "$TARGET/debug/smc" demo --transport rdma --size 8M --rounds 1
     bounded 1500 "$TARGET/release/interop" run --role client --role server --role pair
 }
 

@@ -15,6 +15,9 @@ pub(crate) struct GuestArgs {
     /// Seconds after which it has hung
     #[arg(long, default_value_t = 600)]
     limit: u64,
+    /// A variable of its environment
+    #[arg(long, value_name = "NAME=VALUE", value_parser = variable)]
+    env: Vec<(String, String)>,
     /// The program; the libraries that it needs come with it
     program: PathBuf,
     /// What it is given
@@ -31,7 +34,13 @@ pub(crate) fn run(args: &GuestArgs) -> Result<bool> {
     runner::give_devices(&mut lab, NICS)?;
     let mut argv = vec![lab::in_guest(&program)?];
     argv.extend_from_slice(&args.args);
-    lab.order::<()>(GUEST, Order::Spawn { run: RUN, argv })?;
+    let env = args.env.clone();
+    let order = Order::Spawn {
+        run: RUN,
+        argv,
+        env,
+    };
+    lab.order::<()>(GUEST, order)?;
     let deadline = Instant::now() + Duration::from_secs(args.limit);
     while let Some(happening) = lab.happening(deadline)? {
         match happening.event {
@@ -42,6 +51,11 @@ pub(crate) fn run(args: &GuestArgs) -> Result<bool> {
     }
     println!("not done after {} s", args.limit);
     Ok(false)
+}
+
+fn variable(text: &str) -> Result<(String, String), &'static str> {
+    let (name, value) = text.split_once('=').ok_or("not NAME=VALUE")?;
+    Ok((name.to_owned(), value.to_owned()))
 }
 
 const GUEST: usize = 0;

@@ -33,7 +33,11 @@ pub(crate) enum Order {
     /// Start one side of a scenario in a process of its own. Its events carry the number.
     Start { run: u32, job: Job },
     /// Start any program. Its words and its end are events that carry the number.
-    Spawn { run: u32, argv: Vec<String> },
+    Spawn {
+        run: u32,
+        argv: Vec<String>,
+        env: Vec<(String, String)>,
+    },
     /// Let a side that waits at a gate go on.
     Go { run: u32 },
     /// End a side at once, as the out-of-memory killer would.

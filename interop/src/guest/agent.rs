@@ -83,8 +83,8 @@ fn obey(order: Order, jobs: &Jobs) -> Result<Value> {
             jobs.start(run, &job)?;
             Value::Null
         }
-        Order::Spawn { run, argv } => {
-            jobs.spawn(run, &argv)?;
+        Order::Spawn { run, argv, env } => {
+            jobs.spawn(run, &argv, env)?;
             Value::Null
         }
         Order::Go { run } => {

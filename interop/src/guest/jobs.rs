@@ -43,9 +43,14 @@ impl Jobs {
     }
 
     /// Any program.
-    pub(crate) fn spawn(&self, run: u32, argv: &[String]) -> Result<()> {
+    pub(crate) fn spawn(
+        &self,
+        run: u32,
+        argv: &[String],
+        env: Vec<(String, String)>,
+    ) -> Result<()> {
         let (program, args) = argv.split_first().context("no program")?;
-        self.launch(run, Command::new(program).args(args), Event::Log)
+        self.launch(run, Command::new(program).args(args).envs(env), Event::Log)
     }
 
     fn launch(
