@@ -129,17 +129,19 @@ async fn expect_end(hosts: &Hosts, mut stream: Stream) {
 /// Clients that do not play along.
 pub(super) fn nuisances(hosts: &Arc<Hosts>, plan: &Plan) {
     let mut rng = Rng::new(plan.rng.clone().bits() ^ 2);
-    for _ in 0..plan.nuisances {
+    for number in 0..plan.nuisances {
         let (rng, spread) = (rng.fork(), plan.spread);
-        hosts.spawn(async move |hosts| nuisance(&hosts, spread, rng).await);
+        // Each listens for a moment, and several may do so at a time.
+        let port = 5000 + number as u16;
+        hosts.spawn(async move |hosts| nuisance(&hosts, spread, port, rng).await);
     }
 }
 
-async fn nuisance(hosts: &Hosts, spread: Duration, mut rng: Rng) {
+async fn nuisance(hosts: &Hosts, spread: Duration, port: u16, mut rng: Rng) {
     let spread = rng.below(spread.as_micros() as usize + 1);
     hosts.sleep(Duration::from_micros(spread as u64)).await;
     let side = rng.below(2);
-    let proposal = overhear(hosts, side, &mut rng).await;
+    let proposal = overhear(hosts, side, port).await;
     let server = address(1 - side);
     let Some(socket) = open(&*hosts.runtime, server).await else {
         return;
@@ -159,8 +161,7 @@ async fn nuisance(hosts: &Hosts, spread: Duration, mut rng: Rng) {
 }
 
 /// A PROPOSAL as this host sends it.
-async fn overhear(hosts: &Hosts, side: usize, rng: &mut Rng) -> Vec<u8> {
-    let port = 5000 + rng.below(10_000) as u16;
+async fn overhear(hosts: &Hosts, side: usize, port: u16) -> Vec<u8> {
     let at = SocketAddr::new(address(1 - side).ip(), port);
     let listener = hosts
         .runtime
