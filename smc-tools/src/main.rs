@@ -2,8 +2,9 @@
 //!
 //! Each subcommand lives in a module of its own, with its arguments and one function that runs it.
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+mod bench;
 mod demo;
 mod devices;
 mod dissect;
@@ -24,6 +25,11 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Measure SMC streams, TCP and UNIX sockets side by side, between two processes
+    Bench(bench::Args),
+    /// One end of a measurement
+    #[command(hide = true)]
+    BenchEnd(bench::EndArgs),
     /// Stream a file between two processes over SMC-D, and compare with TCP and UNIX sockets
     Demo(demo::Args),
     /// List what could carry SMC on this machine, and why it cannot
@@ -37,6 +43,8 @@ enum Command {
 
 fn main() -> ExitCode {
     match Cli::parse().command {
+        Command::Bench(args) => bench::run(&args),
+        Command::BenchEnd(args) => bench::run_end(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Devices(args) => devices::run(&args),
         Command::Dissect(args) => dissect::run(&args),

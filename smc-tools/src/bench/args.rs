@@ -1,0 +1,169 @@
+//! What can be asked for.
+
+use std::path::PathBuf;
+
+use super::plan::Workload;
+use super::runtime::Runtime;
+use super::transport::Kind;
+
+/// Arguments of `smc bench`.
+///
+/// Each measurement takes two fresh processes; rounds go over all transports in turn. What differs
+/// by less than the rounds do among themselves is reported as unclear. Exits with a failure if
+/// something could not be measured.
+#[derive(Clone, Debug, clap::Args)]
+#[command(verbatim_doc_comment)]
+pub(crate) struct Args {
+    /// What to measure; everything if not given
+    #[arg(value_enum)]
+    pub(super) workloads: Vec<Workload>,
+
+    /// What to measure it on, separated by commas; everything if not given
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub(super) transports: Vec<Kind>,
+
+    /// The async runtimes of both processes, separated by commas
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "tokio")]
+    pub(super) runtime: Vec<Runtime>,
+
+    /// Rounds over everything
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(super) rounds: u32,
+
+    /// Measuring time of each figure in each round, in milliseconds
+    #[arg(long, value_name = "MS", default_value_t = 300,
+          value_parser = clap::value_parser!(u64).range(1..=600_000))]
+    pub(super) time: u64,
+
+    /// Bytes in a message of `rate`
+    #[arg(long, value_name = "N", default_value = "100", value_parser = len)]
+    pub(super) message: usize,
+
+    /// Bytes in a ball of `pingpong` and `fanin`
+    #[arg(long, value_name = "N", default_value = "14", value_parser = len)]
+    pub(super) ball: usize,
+
+    /// Bytes in a write of `bulk`, with K or M
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "64000,128K",
+          value_parser = len)]
+    pub(super) sizes: Vec<usize>,
+
+    /// Bytes that receivers of `rate` and `bulk` read at a time, with K or M
+    #[arg(long, value_name = "N", default_value = "128K", value_parser = len)]
+    pub(super) read: usize,
+
+    /// Connections of `http`
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1,32,500",
+          value_parser = count)]
+    pub(super) connections: Vec<usize>,
+
+    /// Bytes in the body of each response of `http`
+    #[arg(long, value_name = "N", default_value = "612", value_parser = len)]
+    pub(super) body: usize,
+
+    /// Clients of `connect`, all at once
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1,2,5,10,64,200",
+          value_parser = count)]
+    pub(super) clients: Vec<usize>,
+
+    /// Open connections of `fanin`
+    #[arg(long, value_name = "N,..", value_delimiter = ',', default_value = "1,10,100,1000,10000",
+          value_parser = count)]
+    pub(super) open: Vec<usize>,
+
+    /// How many of them are active
+    #[arg(long, value_name = "N", default_value = "10", value_parser = count)]
+    pub(super) active: usize,
+
+    /// Buffers to ask for, of SMC and of sockets alike, with K or M; each one's default if not given
+    #[arg(long, value_name = "N", value_parser = len)]
+    pub(super) buffer: Option<usize>,
+
+    /// Longest time for which SMC streams look for data before they sleep, in microseconds; 0 for
+    /// never
+    #[arg(long, value_name = "US")]
+    pub(super) polling: Option<u64>,
+
+    /// CPUs of the client's and of the server's process, such as 0,1
+    #[arg(long, value_name = "CLIENT,SERVER", value_parser = cpus)]
+    pub(super) pin: Option<[usize; 2]>,
+
+    /// Print JSON instead of a table
+    #[arg(long)]
+    pub(super) json: bool,
+
+    /// Write a page with tables and plots
+    #[arg(long, value_name = "FILE")]
+    pub(super) report: Option<PathBuf>,
+}
+
+/// A number of bytes from 1 to 1 GiB, such as 64000, 128K or 1M.
+fn len(text: &str) -> Result<usize, String> {
+    let digits = text
+        .find(|c: char| !c.is_ascii_digit())
+        .unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let unit: usize = match unit {
+        "" | "B" => 1,
+        "K" | "KiB" => 1 << 10,
+        "M" | "MiB" => 1 << 20,
+        _ => return Err(format!("'{unit}' is none of the units K and M")),
+    };
+    let number: usize = number
+        .parse()
+        .map_err(|_| format!("'{text}' does not begin with a number"))?;
+    match number.checked_mul(unit) {
+        Some(len) if (1..=LEN_MAX).contains(&len) => Ok(len),
+        _ => Err(format!("'{text}' is not between 1 and {LEN_MAX} bytes")),
+    }
+}
+
+fn count(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(count) if (1..=COUNT_MAX).contains(&count) => Ok(count),
+        _ => Err(format!("not a number from 1 to {COUNT_MAX}")),
+    }
+}
+
+fn cpus(text: &str) -> Result<[usize; 2], String> {
+    let cpus = text.split_once(',').and_then(|(client, server)| {
+        Some([client.trim().parse().ok()?, server.trim().parse().ok()?])
+    });
+    cpus.ok_or_else(|| "not two CPUs, such as 0,1".to_owned())
+}
+
+const LEN_MAX: usize = 1 << 30;
+
+const COUNT_MAX: usize = 1_000_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_have_units_and_bounds() {
+        assert_eq!(len("64000"), Ok(64_000));
+        assert_eq!(len("128K"), Ok(128 << 10));
+        assert_eq!(len("1MiB"), Ok(1 << 20));
+        for bad in ["", "K", "0", "2G", "9999999999999999999M", "-1"] {
+            assert!(len(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn counts_are_positive() {
+        assert_eq!(count("10000"), Ok(10_000));
+        for bad in ["", "0", "x", "10000000"] {
+            assert!(count(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn cpus_come_in_pairs() {
+        assert_eq!(cpus("0,1"), Ok([0, 1]));
+        assert_eq!(cpus("3, 2"), Ok([3, 2]));
+        for bad in ["", "1", "0,", "a,b"] {
+            assert!(cpus(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! `smc bench`: SMC streams, TCP and UNIX sockets measured side by side, between two processes.
+//!
+//! A [`plan`] is a list of cells: one workload over one transport on one runtime. For each cell,
+//! [`pair`] starts two fresh processes of this program, the [`end`]s, so that nothing of one
+//! measurement is left for the next; the client's end takes the time and says what it saw. All
+//! cells are gone through once per round, so that each transport gets its share of whatever else
+//! the machine does. [`results`] puts the rounds together, [`stats`] says what may be concluded,
+//! and [`report`] shows it.
+//!
+//! Inside an end, [`runtime`] and [`transport`] hide what differs, and [`workload`] is the same
+//! code for all of them.
+
+mod args;
+mod end;
+mod figure;
+mod host;
+mod meter;
+mod pair;
+#[cfg(feature = "peers")]
+mod peers;
+mod plan;
+mod report;
+mod results;
+mod runtime;
+mod stats;
+mod transport;
+mod workload;
+
+pub(crate) use args::Args;
+pub(crate) use end::Args as EndArgs;
+pub(crate) use end::run as run_end;
+
+use std::fs;
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result};
+
+use host::Host;
+use pair::Outcome;
+use plan::Plan;
+use report::Progress;
+use results::Results;
+
+/// Runs `smc bench`.
+pub(crate) fn run(args: &Args) -> ExitCode {
+    match measure(args) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("smc bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whether everything that was asked for could be measured, or was left out for a reason.
+fn measure(args: &Args) -> Result<bool> {
+    let plan = Plan::new(args)?;
+    let host = Host::look();
+    let mut results = Results::new(&plan);
+    let mut progress = Progress::new(&plan);
+    for round in 0..plan.rounds {
+        for cell in plan.cells(round) {
+            progress.at(round, &cell);
+            let outcome = pair::run(&cell, results.reason(&cell));
+            if let Outcome::Failed(why) = &outcome {
+                progress.say(&format!("{cell}: failed: {why}"));
+            }
+            results.add(&cell, outcome);
+        }
+    }
+    progress.end();
+    if let Some(path) = &args.report {
+        let page = report::html(&host, &plan, &results);
+        fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    let text = if args.json {
+        let mut text = serde_json::to_string_pretty(&report::json(&host, &plan, &results))?;
+        text.push('\n');
+        text
+    } else {
+        report::table(&host, &plan, &results)
+    };
+    std::io::stdout()
+        .write_all(text.as_bytes())
+        .context("cannot write to standard output")?;
+    Ok(!results.has_failures())
+}

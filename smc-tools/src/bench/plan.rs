@@ -1,0 +1,311 @@
+//! What is measured, in which order.
+
+use std::fmt;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+use super::args::Args;
+use super::figure::Figure;
+use super::runtime::Runtime;
+use super::transport::Kind;
+
+/// Everything that is going to be measured.
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    pub(super) cases: Vec<Case>,
+    pub(super) transports: Vec<Kind>,
+    pub(super) runtimes: Vec<Runtime>,
+    pub(super) rounds: u32,
+    pub(super) settings: Settings,
+}
+
+/// A workload with the number that goes with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(super) struct Case {
+    pub(super) workload: Workload,
+    /// Bytes in a write, or connections: see [`Workload::load`].
+    pub(super) load: usize,
+}
+
+/// One measurement: a case over a transport on a runtime.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Cell {
+    pub(super) case: Case,
+    pub(super) transport: Kind,
+    pub(super) runtime: Runtime,
+    pub(super) settings: Settings,
+}
+
+/// What is the same for all cells.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Settings {
+    /// How long to measure.
+    pub(super) time: Duration,
+    /// Bytes in a ball of `pingpong` and `fanin`.
+    pub(super) ball: usize,
+    /// Bytes that receivers read at a time.
+    pub(super) read: usize,
+    /// Bytes in the body of a response.
+    pub(super) body: usize,
+    /// Connections of `fanin` that are not idle.
+    pub(super) active: usize,
+    /// Buffers that are asked for.
+    pub(super) buffer: Option<usize>,
+    /// Polling window of SMC streams.
+    pub(super) polling: Option<Duration>,
+    /// CPUs of the client and of the server.
+    pub(super) pin: Option<[usize; 2]>,
+}
+
+/// What the two processes do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Workload {
+    /// Small messages one way
+    Rate,
+    /// Round trips of a small message
+    Pingpong,
+    /// Large writes one way
+    Bulk,
+    /// HTTP/1.1 requests on kept connections, by hyper at both ends
+    Http,
+    /// Connect, 64 bytes there and back, close
+    Connect,
+    /// Many open connections of which a few are active
+    Fanin,
+}
+
+/// What the number of a [`Case`] counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Load {
+    Bytes,
+    Connections,
+    Clients,
+}
+
+impl Plan {
+    pub(super) fn new(args: &Args) -> Result<Self> {
+        let workloads = match args.workloads.is_empty() {
+            true => Workload::value_variants().to_vec(),
+            false => distinct(&args.workloads),
+        };
+        let transports = match args.transports.is_empty() {
+            true => Kind::value_variants().to_vec(),
+            false => distinct(&args.transports),
+        };
+        let cases: Vec<_> = workloads
+            .iter()
+            .flat_map(|workload| {
+                let loads = match workload {
+                    Workload::Rate => vec![args.message],
+                    Workload::Pingpong => vec![args.ball],
+                    Workload::Bulk => distinct(&args.sizes),
+                    Workload::Http => distinct(&args.connections),
+                    Workload::Connect => distinct(&args.clients),
+                    Workload::Fanin => distinct(&args.open),
+                };
+                loads.into_iter().map(|load| Case {
+                    workload: *workload,
+                    load,
+                })
+            })
+            .collect();
+        let plan = Self {
+            cases,
+            transports,
+            runtimes: distinct(&args.runtime),
+            rounds: args.rounds,
+            settings: Settings {
+                time: Duration::from_millis(args.time),
+                ball: args.ball,
+                read: args.read,
+                body: args.body,
+                active: args.active,
+                buffer: args.buffer,
+                polling: args.polling.map(Duration::from_micros),
+                pin: args.pin,
+            },
+        };
+        ensure!(
+            plan.cells(0).next().is_some(),
+            "none of these transports carries any of these workloads"
+        );
+        Ok(plan)
+    }
+
+    /// All cells in the order of a round. The transports of a case come one after the other, and
+    /// another one is the first in each round.
+    pub(super) fn cells(&self, round: u32) -> impl Iterator<Item = Cell> {
+        let first = usize::try_from(round).unwrap_or(0) % self.transports.len().max(1);
+        let (late, early) = self.transports.split_at(first);
+        self.runtimes.iter().flat_map(move |runtime| {
+            self.cases.iter().flat_map(move |case| {
+                let transports = early.iter().chain(late);
+                let fitting = transports.filter(|kind| kind.carries(case.workload));
+                fitting.map(|kind| Cell {
+                    case: *case,
+                    transport: *kind,
+                    runtime: *runtime,
+                    settings: self.settings.clone(),
+                })
+            })
+        })
+    }
+}
+
+impl Workload {
+    pub(super) fn load(self) -> Load {
+        match self {
+            Self::Rate | Self::Pingpong | Self::Bulk => Load::Bytes,
+            Self::Http | Self::Fanin => Load::Connections,
+            Self::Connect => Load::Clients,
+        }
+    }
+
+    /// The figures, the one that is compared first.
+    pub(super) fn figures(self) -> &'static [Figure] {
+        match self {
+            Self::Rate => &[Figure::Messages, Figure::Cpu],
+            Self::Pingpong => &[Figure::P50, Figure::P99, Figure::P999, Figure::Cpu],
+            Self::Bulk => &[Figure::Bytes, Figure::Cpu],
+            Self::Http => &[Figure::Requests, Figure::P50, Figure::P99, Figure::Cpu],
+            Self::Connect => &[Figure::Connections, Figure::P50, Figure::P99, Figure::Cpu],
+            Self::Fanin => &[
+                Figure::P50,
+                Figure::P99,
+                Figure::Cpu,
+                Figure::IdleCpu,
+                Figure::Memory,
+                Figure::KernelMemory,
+            ],
+        }
+    }
+}
+
+impl fmt::Display for Workload {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Rate => "rate",
+            Self::Pingpong => "pingpong",
+            Self::Bulk => "bulk",
+            Self::Http => "http",
+            Self::Connect => "connect",
+            Self::Fanin => "fanin",
+        })
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { workload, load } = self;
+        let s = if *load == 1 { "" } else { "s" };
+        match workload.load() {
+            Load::Bytes => write!(f, "{workload}, {load} byte{s}"),
+            Load::Connections => write!(f, "{workload}, {load} connection{s}"),
+            Load::Clients => write!(f, "{workload}, {load} client{s}"),
+        }
+    }
+}
+
+impl fmt::Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} on {}, {}", self.case, self.transport, self.runtime)
+    }
+}
+
+/// Each once, in the order in which they came first.
+fn distinct<T: Copy + PartialEq>(of: &[T]) -> Vec<T> {
+    let mut once = Vec::new();
+    for item in of {
+        if !once.contains(item) {
+            once.push(*item);
+        }
+    }
+    once
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn plan(line: &str) -> Result<Plan> {
+        let words = ["bench"].into_iter().chain(line.split_whitespace());
+        Plan::new(&Cli::try_parse_from(words)?.args)
+    }
+
+    #[test]
+    fn everything_is_measured_unless_told_otherwise() {
+        let plan = plan("").unwrap();
+        for workload in Workload::value_variants() {
+            assert!(plan.cases.iter().any(|case| case.workload == *workload));
+        }
+        assert_eq!(plan.transports, Kind::value_variants());
+        assert_eq!(plan.runtimes, [Runtime::Tokio]);
+    }
+
+    #[test]
+    fn the_transports_of_a_case_take_turns_in_being_first() {
+        let plan = plan("rate pingpong --transports loop,tcp,unix --runtime smol,tokio").unwrap();
+        let order = |round| {
+            let cells = plan.cells(round);
+            cells.map(|cell| cell.transport).collect::<Vec<_>>()
+        };
+        assert_eq!(order(0).len(), 2 * 2 * 3);
+        assert_eq!(order(0)[..3], [Kind::Loop, Kind::Tcp, Kind::Unix]);
+        assert_eq!(order(1)[..3], [Kind::Tcp, Kind::Unix, Kind::Loop]);
+        assert_eq!(order(3), order(0));
+    }
+
+    #[test]
+    fn loads_come_once_and_belong_to_their_workload() {
+        let plan = plan("bulk http --sizes 1K,1024,64000 --connections 2").unwrap();
+        let cases: Vec<_> = plan.cases.iter().map(ToString::to_string).collect();
+        assert_eq!(
+            cases,
+            [
+                "bulk, 1024 bytes",
+                "bulk, 64000 bytes",
+                "http, 2 connections"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_transport_is_left_out_where_it_makes_no_difference() {
+        let plan = plan("bulk http --transports loop,loop-inplace,tcp --sizes 1K --connections 1");
+        let cells: Vec<_> = plan
+            .unwrap()
+            .cells(0)
+            .map(|cell| cell.to_string())
+            .collect();
+        assert_eq!(cells.len(), 5);
+        assert!(plan_error("http --transports loop-inplace"));
+        assert!(plan_error("nonsense") && plan_error("--runtime none") && plan_error("--time 0"));
+    }
+
+    fn plan_error(line: &str) -> bool {
+        plan(line).is_err()
+    }
+
+    #[test]
+    fn a_cell_survives_the_way_to_its_processes() {
+        let plan = plan("fanin --polling 0 --pin 1,0 --buffer 256K").unwrap();
+        let cell = plan.cells(0).next().unwrap();
+        let text = serde_json::to_string(&cell).unwrap();
+        let back: Cell = serde_json::from_str(&text).unwrap();
+        assert_eq!(back.to_string(), cell.to_string());
+        assert_eq!(back.settings.polling, Some(Duration::ZERO));
+        assert_eq!(back.settings.pin, Some([1, 0]));
+        assert_eq!(back.settings.buffer, Some(256 << 10));
+    }
+}

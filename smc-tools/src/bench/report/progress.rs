@@ -1,0 +1,58 @@
+//! Where it is, on standard error.
+
+use std::io::IsTerminal as _;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::super::plan::{Cell, Plan};
+
+/// Shows a bar on a terminal, and a line for each round elsewhere.
+#[derive(Debug)]
+pub(in crate::bench) struct Progress {
+    bar: ProgressBar,
+    rounds: u32,
+    said: Option<u32>,
+}
+
+impl Progress {
+    pub(in crate::bench) fn new(plan: &Plan) -> Self {
+        let cells = plan.cells(0).count() as u64 * u64::from(plan.rounds);
+        let bar = match std::io::stderr().is_terminal() {
+            true => ProgressBar::new(cells),
+            false => ProgressBar::hidden(),
+        };
+        let style = ProgressStyle::with_template("{bar:30} {pos}/{len}  {eta} left  {msg}");
+        let bar = bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        Self {
+            bar,
+            rounds: plan.rounds,
+            said: None,
+        }
+    }
+
+    /// A cell is going to be measured.
+    pub(in crate::bench) fn at(&mut self, round: u32, cell: &Cell) {
+        if self.bar.is_hidden() {
+            if self.said != Some(round) {
+                eprintln!("smc bench: round {} of {}", round + 1, self.rounds);
+                self.said = Some(round);
+            }
+            return;
+        }
+        self.bar.set_message(cell.to_string());
+        // The one before is done.
+        if self.said.is_some() {
+            self.bar.inc(1);
+        }
+        self.said = Some(round);
+    }
+
+    /// Something happened that is worth a line.
+    pub(in crate::bench) fn say(&self, what: &str) {
+        self.bar.suspend(|| eprintln!("smc bench: {what}"));
+    }
+
+    pub(in crate::bench) fn end(&self) {
+        self.bar.finish_and_clear();
+    }
+}

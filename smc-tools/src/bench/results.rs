@@ -1,0 +1,147 @@
+//! The samples of all rounds, row by row.
+
+use std::collections::HashMap;
+
+use super::figure::{Figure, Latencies, Sample};
+use super::pair::Outcome;
+use super::plan::{Case, Cell, Plan};
+use super::runtime::Runtime;
+use super::stats::{Comparison, Spread};
+use super::transport::Kind;
+
+/// Everything that was measured.
+#[derive(Debug)]
+pub(super) struct Results {
+    /// In the order of the plan.
+    rows: Vec<Row>,
+    places: HashMap<Key, usize>,
+}
+
+/// What one row is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Key {
+    pub(super) case: Case,
+    pub(super) runtime: Runtime,
+    pub(super) transport: Kind,
+}
+
+/// The rounds of one cell.
+#[derive(Debug)]
+pub(super) struct Row {
+    pub(super) key: Key,
+    pub(super) samples: Vec<Sample>,
+    pub(super) skipped: Option<String>,
+    pub(super) failed: Vec<String>,
+}
+
+impl Results {
+    pub(super) fn new(plan: &Plan) -> Self {
+        let rows: Vec<_> = plan.cells(0).map(|cell| Row::new(Key::of(&cell))).collect();
+        let places = rows.iter().enumerate();
+        Self {
+            places: places.map(|(at, row)| (row.key, at)).collect(),
+            rows,
+        }
+    }
+
+    pub(super) fn add(&mut self, cell: &Cell, outcome: Outcome) {
+        let Some(at) = self.places.get(&Key::of(cell)) else {
+            return;
+        };
+        let row = &mut self.rows[*at];
+        match outcome {
+            Outcome::Measured(sample) => row.samples.push(sample),
+            Outcome::Skipped(why) => row.skipped = Some(why),
+            Outcome::Failed(why) => row.failed.push(why),
+        }
+    }
+
+    /// Why a cell need not be tried again.
+    pub(super) fn reason(&self, cell: &Cell) -> Option<&str> {
+        self.find(Key::of(cell))?.skipped.as_deref()
+    }
+
+    pub(super) fn has_failures(&self) -> bool {
+        self.rows.iter().any(|row| !row.failed.is_empty())
+    }
+
+    pub(super) fn rows(&self) -> impl Iterator<Item = &Row> {
+        self.rows.iter()
+    }
+
+    /// The rows of a case on a runtime, one for each transport.
+    pub(super) fn of(&self, case: Case, runtime: Runtime) -> impl Iterator<Item = &Row> {
+        let key = move |row: &&Row| row.key.case == case && row.key.runtime == runtime;
+        self.rows.iter().filter(key)
+    }
+
+    /// The figure of a row beside the same over another transport.
+    pub(super) fn compare(&self, row: &Row, figure: Figure, to: Kind) -> Option<Comparison> {
+        let base = self.find(Key {
+            transport: to,
+            ..row.key
+        })?;
+        Comparison::new(
+            &row.spread(figure)?,
+            &base.spread(figure)?,
+            figure.is_higher_better(),
+        )
+    }
+
+    fn find(&self, key: Key) -> Option<&Row> {
+        self.rows.get(*self.places.get(&key)?)
+    }
+}
+
+impl Key {
+    fn of(cell: &Cell) -> Self {
+        Self {
+            case: cell.case,
+            runtime: cell.runtime,
+            transport: cell.transport,
+        }
+    }
+}
+
+impl Row {
+    fn new(key: Key) -> Self {
+        Self {
+            key,
+            samples: Vec::new(),
+            skipped: None,
+            failed: Vec::new(),
+        }
+    }
+
+    /// Median and spread of a figure over the rounds.
+    pub(super) fn spread(&self, figure: Figure) -> Option<Spread> {
+        Spread::of(&self.values(figure))
+    }
+
+    /// A figure in each round.
+    pub(super) fn values(&self, figure: Figure) -> Vec<f64> {
+        let values = self
+            .samples
+            .iter()
+            .filter_map(|sample| sample.figures.get(&figure));
+        values.copied().collect()
+    }
+
+    /// The latencies of all rounds; `None` if there are none.
+    pub(super) fn latencies(&self) -> Option<Latencies> {
+        let mut all = Latencies::new().ok()?;
+        for sample in &self.samples {
+            all.record_many(&sample.latencies);
+        }
+        (all.len() > 0).then_some(all)
+    }
+
+    /// Why there is nothing, or less than there should be.
+    pub(super) fn remark(&self) -> Option<String> {
+        match (&self.skipped, self.failed.first()) {
+            (_, Some(why)) => Some(format!("failed {} times: {why}", self.failed.len())),
+            (Some(why), None) => Some(format!("skipped: {why}")),
+            (None, None) => None,
+        }
+    }
+}

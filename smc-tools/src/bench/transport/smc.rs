@@ -1,0 +1,210 @@
+//! SMC streams over the loop device, and those that have fallen back to TCP.
+
+use std::io;
+use std::marker::PhantomData;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use anyhow::{Result, ensure};
+use futures_lite::{AsyncBufRead, AsyncRead, AsyncWrite};
+use smc_core::io::negotiate::Local;
+use smc_core::{Endpoint, Mode, Policy, Stream};
+use smc_transport_loop::LoopDevice;
+
+use super::super::plan::Cell;
+use super::trust::trust_peer;
+use super::{Accept, Connect, Duplex, Kind};
+
+/// An SMC stream with a way to read it.
+pub(in crate::bench) trait Reading: Duplex + From<Stream> {
+    fn stream(&self) -> &Stream;
+}
+
+impl Reading for Stream {
+    fn stream(&self) -> &Stream {
+        self
+    }
+}
+
+impl Duplex for Stream {
+    type Tokio = Self;
+
+    fn into_tokio(self) -> Self {
+        self
+    }
+}
+
+/// A stream whose bytes are looked at where the peer has put them.
+pub(in crate::bench) struct InPlace(Stream);
+
+impl Reading for InPlace {
+    fn stream(&self) -> &Stream {
+        &self.0
+    }
+}
+
+impl Duplex for InPlace {
+    type Tokio = Stream;
+
+    fn into_tokio(self) -> Stream {
+        self.0
+    }
+
+    /// Looks at each byte once, which is what copying them does too.
+    fn poll_take(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
+        let mut stream = Pin::new(&mut self.0);
+        let bytes = ready!(stream.as_mut().poll_fill_buf(cx))?;
+        let count = bytes.len().min(buf.len());
+        std::hint::black_box(sum(&bytes[..count]));
+        stream.consume(count);
+        Poll::Ready(Ok(count))
+    }
+}
+
+impl From<Stream> for InPlace {
+    fn from(stream: Stream) -> Self {
+        Self(stream)
+    }
+}
+
+impl AsyncRead for InPlace {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut [u8],
+    ) -> Poll<io::Result<usize>> {
+        AsyncRead::poll_read(Pin::new(&mut self.get_mut().0), cx, buf)
+    }
+}
+
+impl AsyncWrite for InPlace {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        AsyncWrite::poll_write(Pin::new(&mut self.get_mut().0), cx, buf)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        AsyncWrite::poll_flush(Pin::new(&mut self.get_mut().0), cx)
+    }
+
+    fn poll_close(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        AsyncWrite::poll_close(Pin::new(&mut self.get_mut().0), cx)
+    }
+}
+
+/// One pass over the bytes.
+fn sum(bytes: &[u8]) -> u64 {
+    let words = bytes.chunks_exact(8);
+    let rest = words.remainder().iter().copied().map(u64::from);
+    let words = words.filter_map(|word| Some(u64::from_ne_bytes(word.try_into().ok()?)));
+    words.chain(rest).fold(0, u64::wrapping_add)
+}
+
+/// Opens SMC streams.
+pub(in crate::bench) struct Connector<S> {
+    endpoint: Endpoint,
+    to: SocketAddr,
+    kind: Kind,
+    reading: PhantomData<fn() -> S>,
+}
+
+impl<S: Reading> Connector<S> {
+    pub(in crate::bench) fn open(cell: &Cell, dir: &Path, address: &str) -> Result<Self> {
+        Ok(Self {
+            endpoint: endpoint(cell, dir)?,
+            to: address.parse()?,
+            kind: cell.transport,
+            reading: PhantomData,
+        })
+    }
+}
+
+impl<S: Reading> Connect for Connector<S> {
+    type Stream = S;
+
+    async fn connect(&self) -> Result<S> {
+        let stream = self.endpoint.connect(self.to).await?;
+        let is_wanted = match stream.mode() {
+            Mode::SmcD { nocopy, .. } => {
+                self.kind != Kind::Fallback && *nocopy == (self.kind != Kind::LoopCopy)
+            }
+            Mode::Tcp { .. } => self.kind == Kind::Fallback,
+            _ => false,
+        };
+        ensure!(is_wanted, "the stream is {}", stream.mode());
+        stream.set_nodelay(true)?;
+        Ok(stream.into())
+    }
+
+    fn path(&self, stream: &S) -> String {
+        let stream = stream.stream();
+        match stream.recv_buffer_size() {
+            Some(len) => format!("{}, receive ring of {len} bytes", stream.mode()),
+            None => stream.mode().to_string(),
+        }
+    }
+}
+
+/// Takes SMC streams in.
+pub(in crate::bench) struct Listener<S> {
+    listener: smc_core::Listener,
+    /// Its devices are needed for as long as streams come.
+    _endpoint: Endpoint,
+    reading: PhantomData<fn() -> S>,
+}
+
+impl<S: Reading> Listener<S> {
+    pub(in crate::bench) async fn open(cell: &Cell, dir: &Path) -> Result<Self> {
+        let endpoint = endpoint(cell, dir)?;
+        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+        Ok(Self {
+            listener: endpoint.bind(any).await?,
+            _endpoint: endpoint,
+            reading: PhantomData,
+        })
+    }
+}
+
+impl<S: Reading> Accept for Listener<S> {
+    type Stream = S;
+
+    async fn accept(&self) -> io::Result<S> {
+        let stream = self.listener.accept().await?.0;
+        stream.set_nodelay(true)?;
+        Ok(stream.into())
+    }
+
+    fn address(&self) -> Result<String> {
+        Ok(self.listener.local_addr()?.to_string())
+    }
+}
+
+fn endpoint(cell: &Cell, dir: &Path) -> Result<Endpoint> {
+    let mut builder = cell.runtime.endpoint()?;
+    if let Some(len) = cell.settings.buffer {
+        builder = builder.recv_buffer(len);
+    }
+    if let Some(window) = cell.settings.polling {
+        builder = builder.polling(window);
+    }
+    if cell.transport == Kind::Fallback {
+        return Ok(builder.policy(Policy::Never).build()?);
+    }
+    if cell.transport == Kind::LoopInplace {
+        builder = builder.trust_peers(trust_peer());
+    }
+    let device = LoopDevice::builder()
+        .runtime_dir(dir)
+        .nocopy(cell.transport != Kind::LoopCopy)
+        .build()?;
+    Ok(builder
+        .device(Arc::new(device))
+        .negotiation(Arc::new(Local::new().with_directory(dir)))
+        .build()?)
+}

@@ -1,0 +1,86 @@
+//! `fanin`: many open connections of which a few are active.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use futures::stream::{self, StreamExt as _, TryStreamExt as _};
+
+use super::super::figure::{Figure, Sample};
+use super::super::meter::Meter;
+use super::super::plan::Cell;
+use super::super::transport::Connect;
+use super::echo::Player;
+use super::window::Window;
+
+/// Each connection is used once when it is opened. Then most of them have a task at each end that
+/// waits for more, and the active ones play all at once.
+pub(super) async fn drive<C: Connect>(cell: &Cell, to: Arc<C>, meter: Meter) -> Result<Sample> {
+    let open = cell.case.load;
+    let runtime = cell.runtime;
+    let mut sample = Sample::default();
+    // A first one, so that what both ends have in common is there.
+    let first = Player::new(to.connect().await?, cell.settings.ball);
+    sample.path = to.path(first.stream());
+    let before = (meter.memory()?, Meter::kernel_memory()?);
+    let mut players = open_all(cell, &to).await?;
+    let active = players.split_off(open.saturating_sub(cell.settings.active));
+    for player in players {
+        runtime.detach(player.idle());
+    }
+    runtime.sleep(SETTLE).await;
+    if open >= ENOUGH {
+        let share = |now: u64, before: u64| now.saturating_sub(before) as f64 / open as f64;
+        sample.set(Figure::Memory, share(meter.memory()?, before.0));
+        sample.set(
+            Figure::KernelMemory,
+            share(Meter::kernel_memory()?, before.1),
+        );
+    }
+    let (cpu, from) = (meter.cpu()?, Instant::now());
+    runtime.sleep(cell.settings.time).await;
+    let cpu = (meter.cpu()? - cpu).as_secs_f64();
+    sample.set(Figure::IdleCpu, cpu / from.elapsed().as_secs_f64());
+
+    let window = Window::new(cell.settings.time);
+    let playing = active.into_iter().map(|mut player| {
+        runtime.spawn(async move {
+            let mut counter = window.counter()?;
+            while counter.is_open() {
+                player.trip().await?;
+                counter.done();
+            }
+            let all = player.end().await?;
+            let mut tally = counter.tally();
+            tally.all = all;
+            Ok(tally)
+        })
+    });
+    let playing = playing.collect();
+    window
+        .gather(cell, meter, playing, None, &mut sample)
+        .await?;
+    first.end().await?;
+    Ok(sample)
+}
+
+async fn open_all<C: Connect>(cell: &Cell, to: &Arc<C>) -> Result<Vec<Player<C::Stream>>> {
+    stream::iter(0..cell.case.load)
+        .map(|_| async {
+            let mut player = Player::new(to.connect().await?, cell.settings.ball);
+            player.trip().await?;
+            anyhow::Ok(player)
+        })
+        .buffer_unordered(AT_A_TIME)
+        .try_collect()
+        .await
+}
+
+/// Connections that are opened at a time: less than a listener's backlog.
+const AT_A_TIME: usize = 32;
+
+/// From so many connections on, memory is measured well enough.
+const ENOUGH: usize = 100;
+
+/// How long what opening takes may go on afterwards.
+const SETTLE: Duration = Duration::from_millis(300);

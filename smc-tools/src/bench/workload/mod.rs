@@ -1,0 +1,66 @@
+//! What the two processes do, as one code for all transports.
+//!
+//! Every client's part warms up before it measures, and knows at the end that everything arrived:
+//! receivers count, and say how much came.
+
+mod connect;
+mod echo;
+mod fanin;
+mod http;
+pub(super) mod one_way;
+mod pingpong;
+mod window;
+
+use std::sync::Arc;
+
+use anyhow::Result;
+
+use super::figure::{Figure, Sample};
+use super::meter::Meter;
+use super::plan::{Cell, Workload};
+use super::transport::{Accept, Connect, Duplex};
+
+/// The client's part.
+pub(super) async fn drive<C: Connect>(cell: &Cell, to: C, meter: Meter) -> Result<Sample> {
+    let to = Arc::new(to);
+    match cell.case.workload {
+        Workload::Rate => one_way::drive(cell, &*to, meter, Figure::Messages).await,
+        Workload::Bulk => one_way::drive(cell, &*to, meter, Figure::Bytes).await,
+        Workload::Pingpong => pingpong::drive(cell, &*to, meter).await,
+        Workload::Http => http::drive(cell, &*to, meter).await,
+        Workload::Connect => connect::drive(cell, to, meter).await,
+        Workload::Fanin => fanin::drive(cell, to, meter).await,
+    }
+}
+
+/// The server's part, which has no end.
+pub(super) async fn serve<A: Accept>(cell: &Cell, at: A) -> Result<()> {
+    loop {
+        let stream = at.accept().await?;
+        cell.runtime.detach(attend(cell.clone(), stream));
+    }
+}
+
+/// What goes wrong here the client notices, because it is not told what it wants to hear.
+async fn attend<S: Duplex>(cell: Cell, stream: S) {
+    let settings = &cell.settings;
+    let _noticed = match cell.case.workload {
+        Workload::Rate | Workload::Bulk => one_way::serve(stream, settings.read).await,
+        Workload::Pingpong | Workload::Fanin => echo::serve(stream, settings.ball).await,
+        Workload::Http => http::serve(stream, settings.body).await,
+        Workload::Connect => connect::serve(stream).await,
+    };
+}
+
+/// Descriptors that an end needs.
+pub(super) fn descriptors(cell: &Cell) -> usize {
+    let connections = match cell.case.workload {
+        Workload::Rate | Workload::Pingpong | Workload::Bulk => 1,
+        Workload::Http | Workload::Connect | Workload::Fanin => cell.case.load,
+    };
+    connections + DESCRIPTORS
+}
+
+/// What a process, its runtime and its device have open besides connections, and some that are
+/// just being closed.
+const DESCRIPTORS: usize = 256;

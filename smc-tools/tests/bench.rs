@@ -1,0 +1,186 @@
+//! `smc bench` with the least of everything: what it says, never how fast anything is.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+/// Runs it with `line`, in a runtime directory that must be left as it was.
+fn bench(line: &str) -> Output {
+    let output = Command::new(env!("CARGO_BIN_EXE_smc"))
+        .arg("bench")
+        .args(line.split_whitespace())
+        .output()
+        .unwrap();
+    print!("{}", String::from_utf8_lossy(&output.stderr));
+    output
+}
+
+fn json(line: &str) -> Value {
+    let output = bench(&format!("{line} --json --rounds 2 --time 50"));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stdout)
+    );
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// Every row has its figures from both rounds, and what was verified.
+fn check(line: &str, load: u64, figures: &[&str]) {
+    let report = json(&format!("{line} --transports loop,tcp"));
+    let workload = line.split_whitespace().next().unwrap();
+    let rows = report["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 2);
+    for (row, transport) in rows.iter().zip(["loop", "tcp"]) {
+        assert_eq!(row["workload"], workload);
+        assert_eq!(row["load"], load);
+        assert_eq!(row["transport"], transport);
+        let path = row["path"].as_str().unwrap();
+        let wanted = if transport == "loop" {
+            "SMC-D v2.1 nocopy on loop"
+        } else {
+            "TCP"
+        };
+        assert!(path.starts_with(wanted), "{path}");
+        assert!(row["verified"].as_u64().unwrap() > 0);
+        assert_eq!(row["skipped"], Value::Null);
+        assert_eq!(row["failed"], Value::Array(Vec::new()));
+        for figure in figures {
+            let figure = &row["figures"][figure];
+            assert_eq!(figure["values"].as_array().unwrap().len(), 2, "{row:#}");
+            assert!(figure["median"].as_f64().unwrap() >= 0.0);
+            assert!(figure["unit"].is_string() && figure["better"].is_string());
+        }
+        let first = &row["figures"][figures[0]];
+        assert!(first["median"].as_f64().unwrap() > 0.0);
+        assert!(first["vs_tcp"]["ratio"].as_f64().unwrap() > 0.0);
+        // Two rounds are too few for a verdict.
+        assert_eq!(first["vs_tcp"]["verdict"], "unclear");
+    }
+}
+
+#[test]
+fn rate_counts_messages() {
+    check("rate", 100, &["messages", "cpu"]);
+}
+
+#[test]
+fn pingpong_has_latencies() {
+    check("pingpong", 14, &["p50", "p99", "p999", "cpu"]);
+}
+
+#[test]
+fn bulk_counts_bytes() {
+    check("bulk --sizes 64000", 64_000, &["bytes", "cpu"]);
+}
+
+#[test]
+fn http_counts_requests() {
+    check(
+        "http --connections 2",
+        2,
+        &["requests", "p50", "p99", "cpu"],
+    );
+}
+
+#[test]
+fn connect_counts_connections() {
+    check(
+        "connect --clients 2",
+        2,
+        &["connections", "p50", "p99", "cpu"],
+    );
+}
+
+#[test]
+fn fanin_weighs_idle_connections() {
+    let figures = ["p50", "p99", "cpu", "idle_cpu", "memory", "kernel_memory"];
+    check("fanin --open 100", 100, &figures);
+}
+
+#[test]
+fn every_runtime_and_transport_carries_data() {
+    let report = json("rate pingpong --runtime smol,tokio,tokio-mt");
+    let rows = report["rows"].as_array().unwrap();
+    for transport in [
+        "loop",
+        "loop-copy",
+        "loop-inplace",
+        "tcp",
+        "unix",
+        "fallback",
+    ] {
+        let of = rows.iter().filter(|row| row["transport"] == transport);
+        let wanted = if transport == "loop-inplace" { 3 } else { 6 };
+        assert_eq!(of.count(), wanted, "{transport}");
+    }
+    for row in rows {
+        assert!(row["verified"].as_u64().unwrap() > 0, "{row:#}");
+    }
+    assert!(report["host"]["cpus"].as_u64().unwrap() > 0);
+    assert_eq!(report["settings"]["ball"], 14);
+}
+
+#[test]
+fn settings_reach_both_processes() {
+    let report = json("rate --transports loop --buffer 64K --polling 0 --pin 0,0 --message 7");
+    let row = &report["rows"][0];
+    assert_eq!(row["load"], 7);
+    // Without the 32 bytes that are not the ring's.
+    let path = row["path"].as_str().unwrap();
+    assert!(path.ends_with("receive ring of 65504 bytes"), "{path}");
+    assert_eq!(report["settings"]["buffer"], 65536);
+}
+
+#[test]
+fn what_the_machine_does_not_allow_is_left_out_with_a_reason() {
+    let report = json("fanin --transports tcp --open 1000000");
+    let row = &report["rows"][0];
+    let why = row["skipped"].as_str().unwrap_or_default();
+    if row["figures"] != Value::Object(serde_json::Map::new()) {
+        println!("skipped: this machine allows a million descriptors");
+        return;
+    }
+    assert!(why.contains("descriptors"), "{row:#}");
+}
+
+#[test]
+fn a_report_is_a_page_of_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let page = dir.path().join("report.html");
+    let line =
+        "pingpong bulk --sizes 1K,64000 --transports loop,tcp --rounds 1 --time 20 --report ";
+    let output = bench(&format!("{line}{}", page.display()));
+    assert!(output.status.success());
+    let table = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        table.contains("pingpong, 14 bytes") && table.contains("vs TCP"),
+        "{table}"
+    );
+    check_page(&page);
+}
+
+fn check_page(path: &Path) {
+    let page = std::fs::read_to_string(path).unwrap();
+    assert!(page.starts_with("<!DOCTYPE html>") && page.trim_end().ends_with("</html>"));
+    assert_eq!(page.matches("<svg").count(), 2, "throughput and latencies");
+    for outside in ["<script", "<link", "src=", "url("] {
+        assert!(!page.contains(outside), "{outside}");
+    }
+    assert!(!page.contains("NaN") && !page.contains("inf\""));
+}
+
+#[test]
+fn nonsense_is_refused() {
+    for line in [
+        "nothing",
+        "rate --transports none",
+        "bulk --sizes 0",
+        "http --transports loop-inplace",
+    ] {
+        assert!(!bench(line).status.success(), "{line}");
+    }
+}
