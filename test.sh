@@ -17,6 +17,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
 readonly DENY_VERSION=0.20.2
+readonly GUNGRAUN_VERSION=0.20.0
 readonly MSRV=1.85
 readonly MODEL_SEEDS=${SMC_MODEL_SEEDS:-10000}
 readonly KILL_ROUNDS=${SMC_KILL_ROUNDS:-200}
@@ -300,6 +301,17 @@ step_bench() {
         quiet 300 cargo run "${locked[@]}" -q --release -p smc-tools -- \
             bench "${least[@]}" --runtime "$runtime"
     done
+}
+
+step instructions "instructions of hot calls, counted; takes valgrind and gungraun-runner"
+step_instructions() {
+    local runner
+    runner=$(gungraun-runner --version 2>/dev/null || true)
+    if ! command -v valgrind >/dev/null || [[ $runner != "gungraun-runner $GUNGRAUN_VERSION" ]]; then
+        echo "skipped: takes valgrind and gungraun-runner $GUNGRAUN_VERSION (cargo install)"
+        return "$SKIPPED"
+    fi
+    bounded 900 cargo bench "${locked[@]}" -q -p smc-benches
 }
 
 step dissect "smc dissect over all captures"

@@ -1,0 +1,170 @@
+//! Instructions that the calls on a stream's way take, counted by callgrind: the same on a busy
+//! machine as on an idle one.
+
+#![allow(
+    missing_docs,
+    unused_qualifications,
+    clippy::unwrap_used,
+    reason = "functions of a benchmark, and what macros make of them"
+)]
+
+use std::hint::black_box;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use futures_io::{AsyncRead as _, AsyncWrite as _};
+use gungraun::prelude::*;
+use smc_core::mem::{Element, Region};
+use smc_core::{Endpoint, Policy, Stream};
+use smc_testkit::memory_device::MemFabric;
+use smc_testkit::runtime::VirtualRuntime;
+
+const LEN: usize = 100;
+
+/// Two ends of a stream whose device is memory of this process.
+struct Pair {
+    writer: Stream,
+    reader: Stream,
+    runtime: VirtualRuntime,
+}
+
+impl Pair {
+    /// Both ends have been used once, and `messages` are on their way.
+    fn with(messages: usize, nocopy: bool) -> Self {
+        let runtime = VirtualRuntime::new(1);
+        let fabric = MemFabric::new(1).with_nocopy(nocopy);
+        let endpoint = |name| {
+            Endpoint::builder()
+                .device(fabric.device(name))
+                .runtime(runtime.handle())
+                .negotiation(Arc::new(smc_core::io::negotiate::Assume::new()))
+                .policy(Policy::Require)
+                .polling(Duration::ZERO)
+                .build()
+                .unwrap()
+        };
+        let (client, server) = (endpoint("mem0"), endpoint("mem1"));
+        let (writer, reader) = runtime.block_on(async {
+            let listener = server.bind("127.0.0.1:4000").await.unwrap();
+            let (writer, accepted) =
+                futures_lite::future::zip(client.connect("127.0.0.1:4000"), listener.accept())
+                    .await;
+            (writer.unwrap(), accepted.unwrap().0)
+        });
+        let pair = Self {
+            writer,
+            reader,
+            runtime,
+        };
+        pair.writer.try_write(&[1; LEN]).unwrap();
+        pair.reader.try_read(&mut [0; LEN]).unwrap();
+        for _ in 0..messages {
+            pair.writer.try_write(&[2; LEN]).unwrap();
+        }
+        pair
+    }
+}
+
+fn element() -> Element {
+    Element::new(Region::anonymous(1 << 16)).unwrap()
+}
+
+#[library_benchmark]
+#[bench::first(element())]
+fn ring_write_100(element: Element) -> Element {
+    black_box(&element)
+        .write(black_box(64), &black_box([3; LEN]))
+        .unwrap();
+    element
+}
+
+#[library_benchmark]
+#[bench::first(element())]
+fn ring_read_100(element: Element) -> (Element, [u8; LEN]) {
+    let mut to = [0; LEN];
+    black_box(&element).read(black_box(64), &mut to).unwrap();
+    (element, to)
+}
+
+#[library_benchmark]
+#[bench::nocopy(Pair::with(0, true))]
+#[bench::copy(Pair::with(0, false))]
+fn stream_write_100(pair: Pair) -> Pair {
+    black_box(&pair.writer)
+        .try_write(&black_box([4; LEN]))
+        .unwrap();
+    pair
+}
+
+#[library_benchmark]
+#[bench::nocopy(Pair::with(0, true))]
+fn stream_poll_write_100(mut pair: Pair) -> Pair {
+    let mut cx = Context::from_waker(Waker::noop());
+    let written = Pin::new(&mut pair.writer).poll_write(&mut cx, &black_box([4; LEN]));
+    assert!(black_box(written).is_ready());
+    pair
+}
+
+#[library_benchmark]
+#[bench::one_of_two(Pair::with(2, true))]
+#[bench::the_last(Pair::with(1, true))]
+fn stream_read_100(pair: Pair) -> (Pair, [u8; LEN]) {
+    let mut to = [0; LEN];
+    black_box(&pair.reader).try_read(&mut to).unwrap();
+    (pair, to)
+}
+
+#[library_benchmark]
+#[bench::one_of_two(Pair::with(2, true))]
+fn stream_poll_read_100(mut pair: Pair) -> (Pair, [u8; LEN]) {
+    let mut to = [0; LEN];
+    let mut cx = Context::from_waker(Waker::noop());
+    assert!(black_box(Pin::new(&mut pair.reader).poll_read(&mut cx, &mut to)).is_ready());
+    (pair, to)
+}
+
+#[library_benchmark]
+#[bench::empty(Pair::with(0, true))]
+fn stream_read_nothing(pair: Pair) -> Pair {
+    let read = black_box(&pair.reader).try_read(&mut [0; LEN]);
+    assert!(black_box(read).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock));
+    pair
+}
+
+// A poll that finds nothing and goes to sleep.
+#[library_benchmark]
+#[bench::empty(Pair::with(0, true))]
+fn stream_poll_nothing(mut pair: Pair) -> Pair {
+    let mut cx = Context::from_waker(Waker::noop());
+    let read = Pin::new(&mut pair.reader).poll_read(&mut cx, &mut [0; LEN]);
+    assert!(matches!(black_box(read), Poll::Pending));
+    pair
+}
+
+// What a runtime does with a stream's driver when nothing has happened.
+#[library_benchmark]
+#[bench::empty(Pair::with(0, true))]
+fn driver_idle(pair: Pair) -> Pair {
+    black_box(&pair.runtime).run_for(Duration::ZERO);
+    pair
+}
+
+library_benchmark_group!(
+    name = hot,
+    benchmarks = [
+        ring_write_100,
+        ring_read_100,
+        stream_write_100,
+        stream_poll_write_100,
+        stream_read_100,
+        stream_poll_read_100,
+        stream_read_nothing,
+        stream_poll_nothing,
+        driver_idle
+    ]
+);
+
+main!(library_benchmark_groups = hot);
