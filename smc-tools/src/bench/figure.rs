@@ -168,11 +168,6 @@ impl Latencies {
         }
     }
 
-    pub(super) fn add(&mut self, others: &Self) {
-        // Both have the same bounds.
-        let _fits = self.0.add(&others.0);
-    }
-
     pub(super) fn len(&self) -> u64 {
         self.0.len()
     }

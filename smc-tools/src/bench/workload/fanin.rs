@@ -45,7 +45,7 @@ pub(super) async fn drive<C: Connect>(cell: &Cell, to: Arc<C>, meter: Meter) -> 
     let window = Window::new(cell.settings.time);
     let playing = active.into_iter().map(|mut player| {
         runtime.spawn(async move {
-            let mut counter = window.counter()?;
+            let mut counter = window.counter();
             while counter.is_open() {
                 player.trip().await?;
                 counter.done();

@@ -33,7 +33,7 @@ pub(super) async fn drive<C: Connect>(cell: &Cell, to: &C, meter: Meter) -> Resu
     let body = cell.settings.body;
     let tasks = senders.into_iter().map(|mut sender| {
         runtime.spawn(async move {
-            let mut counter = window.counter()?;
+            let mut counter = window.counter();
             while counter.is_open() {
                 ask(&mut sender, body).await?;
                 counter.done();
