@@ -97,10 +97,23 @@ fn perform(task: Task) -> Result<()> {
             let measured = runtime.block_on(drive(cell, dir, address, meter));
             say(&match measured {
                 Ok(sample) => Outcome::Measured(sample),
+                Err(error) if is_crowded(&error) => Outcome::Crowded(format!("{error:#}")),
                 Err(error) => Outcome::Failed(format!("{error:#}")),
             })
         }
     }
+}
+
+/// Whether there was no port left.
+fn is_crowded(error: &anyhow::Error) -> bool {
+    use std::io::ErrorKind::{AddrInUse, AddrNotAvailable};
+
+    let kinds = error
+        .chain()
+        .filter_map(|cause| cause.downcast_ref::<std::io::Error>());
+    kinds
+        .map(std::io::Error::kind)
+        .any(|kind| matches!(kind, AddrInUse | AddrNotAvailable))
 }
 
 /// The client's part, by what the streams are.

@@ -23,14 +23,29 @@ pub(super) enum Outcome {
     Skipped(String),
     /// It should have been measured.
     Failed(String),
+    /// All ports are taken, most likely by connections that were closed a moment ago.
+    Crowded(String),
 }
 
-/// Measures a cell, unless there is a reason not to.
-pub(super) fn run(cell: &Cell, reason: Option<&str>) -> Outcome {
-    if let Some(reason) = reason {
-        return Outcome::Skipped(reason.to_owned());
+/// Measures a cell. When earlier measurements have left no port, waits until they are given back,
+/// and says so with `say`.
+pub(super) fn run(cell: &Cell, say: impl Fn(&str)) -> Outcome {
+    let attempt = || measure(cell).unwrap_or_else(|error| Outcome::Failed(format!("{error:#}")));
+    let outcome = match attempt() {
+        Outcome::Crowded(why) => {
+            say(&format!(
+                "{cell}: {why}; again in {} s",
+                TIME_WAIT.as_secs()
+            ));
+            thread::sleep(TIME_WAIT);
+            attempt()
+        }
+        outcome => outcome,
+    };
+    match outcome {
+        Outcome::Crowded(why) => Outcome::Failed(why),
+        outcome => outcome,
     }
-    measure(cell).unwrap_or_else(|error| Outcome::Failed(format!("{error:#}")))
 }
 
 fn measure(cell: &Cell) -> Result<Outcome> {
@@ -129,3 +144,6 @@ const START: Duration = Duration::from_secs(60);
 
 /// How long a process may take to end.
 const END: Duration = Duration::from_secs(3);
+
+/// For how long a closed connection keeps its port, and some more.
+const TIME_WAIT: Duration = Duration::from_secs(62);

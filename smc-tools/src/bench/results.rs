@@ -52,13 +52,14 @@ impl Results {
         match outcome {
             Outcome::Measured(sample) => row.samples.push(sample),
             Outcome::Skipped(why) => row.skipped = Some(why),
-            Outcome::Failed(why) => row.failed.push(why),
+            Outcome::Failed(why) | Outcome::Crowded(why) => row.failed.push(why),
         }
     }
 
-    /// Why a cell need not be tried again.
-    pub(super) fn reason(&self, cell: &Cell) -> Option<&str> {
-        self.find(Key::of(cell))?.skipped.as_deref()
+    /// Whether a cell need not be tried again, because it cannot be measured here.
+    pub(super) fn is_skipped(&self, cell: &Cell) -> bool {
+        self.find(Key::of(cell))
+            .is_some_and(|row| row.skipped.is_some())
     }
 
     pub(super) fn has_failures(&self) -> bool {

@@ -129,7 +129,8 @@ impl<S: Reading> Connect for Connector<S> {
     type Stream = S;
 
     async fn connect(&self) -> Result<S> {
-        let stream = self.endpoint.connect(self.to).await?;
+        let stream = self.endpoint.connect(self.to).await;
+        let stream = stream.map_err(io::Error::from)?;
         let is_wanted = match stream.mode() {
             Mode::SmcD { nocopy, .. } => {
                 self.kind != Kind::Fallback && *nocopy == (self.kind != Kind::LoopCopy)
