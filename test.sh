@@ -61,7 +61,8 @@ step() {
 step setup "what the other steps need: compiler, rustfmt, clippy, cargo-deny"
 step_setup() {
     # Command and the Debian package that has it.
-    local needs=(cc:gcc c++:g++ git:git timeout:coreutils unshare:util-linux ip:iproute2)
+    local needs=(cc:gcc c++:g++ git:git timeout:coreutils unshare:util-linux ip:iproute2
+        valgrind:valgrind)
     local need packages=() failed=0
     for need in "${needs[@]}"; do
         command -v "${need%%:*}" >/dev/null || packages+=("${need##*:}")
@@ -89,13 +90,9 @@ step_setup() {
         fi
     done
 
-    # Two to three minutes on two cores, once.
-    if ! has_deny; then
-        local root=(--root "$TOOLS")
-        ((EUID != 0)) || root=()
-        CARGO_TARGET_DIR=$TOOLS/build CARGO_PROFILE_RELEASE_DEBUG=false \
-            quiet 900 cargo install --locked "${root[@]}" "cargo-deny@$DENY_VERSION" || failed=1
-    fi
+    # Two to three minutes each on two cores, once.
+    has_deny || install_tool "cargo-deny@$DENY_VERSION" || failed=1
+    has_gungraun || install_tool "gungraun-runner@$GUNGRAUN_VERSION" || failed=1
     quiet 300 cargo fetch "${locked[@]}" || failed=1
     return "$failed"
 }
@@ -305,10 +302,8 @@ step_bench() {
 
 step instructions "instructions of hot calls, counted; takes valgrind and gungraun-runner"
 step_instructions() {
-    local runner
-    runner=$(gungraun-runner --version 2>/dev/null || true)
-    if ! command -v valgrind >/dev/null || [[ $runner != "gungraun-runner $GUNGRAUN_VERSION" ]]; then
-        echo "skipped: takes valgrind and gungraun-runner $GUNGRAUN_VERSION (cargo install)"
+    if ! command -v valgrind >/dev/null || ! has_gungraun; then
+        echo "skipped: valgrind or gungraun-runner $GUNGRAUN_VERSION is not installed (./test.sh setup)"
         return "$SKIPPED"
     fi
     bounded 900 cargo bench "${locked[@]}" -q -p smc-benches
@@ -450,6 +445,18 @@ no_match() {
     [[ -z $hits ]] && return 0
     printf '%s:\n%s\n' "$1" "$hits"
     return 1
+}
+
+# NAME@VERSION: from crates.io, where it is found afterwards.
+install_tool() {
+    local root=(--root "$TOOLS")
+    ((EUID != 0)) || root=()
+    CARGO_TARGET_DIR=$TOOLS/build CARGO_PROFILE_RELEASE_DEBUG=false \
+        quiet 900 cargo install --locked "${root[@]}" "$1"
+}
+
+has_gungraun() {
+    [[ $(gungraun-runner --version 2>/dev/null) == "gungraun-runner $GUNGRAUN_VERSION" ]]
 }
 
 has_deny() {
