@@ -447,7 +447,7 @@ no_match() {
     return 1
 }
 
-# NAME@VERSION: from crates.io, where it is found afterwards.
+# NAME@VERSION: a program of a crate, for all of the machine or in TOOLS.
 install_tool() {
     local root=(--root "$TOOLS")
     ((EUID != 0)) || root=()
