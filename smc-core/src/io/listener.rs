@@ -263,8 +263,9 @@ impl Service {
             (Some(published), Policy::Never) => published.dismiss(&*socket, peer),
             (Some(published), _) => published.verdict(&*socket, peer),
         };
-        let proposal = match (verdict, policy) {
-            (Verdict::Clc { proposal }, _) => proposal,
+        let aside = match (verdict, policy) {
+            (Verdict::Clc, _) => None,
+            (Verdict::Aside(aside), _) => Some(aside),
             (Verdict::Plain, Policy::Require) => return,
             (Verdict::Plain, Policy::Never) => {
                 return queue.put(Ok((setup::not_smc(socket), peer)));
@@ -279,8 +280,8 @@ impl Service {
         let set_up = async move {
             let set_up = async {
                 match policy {
-                    Policy::Never => setup::decline_all(&endpoint, socket).await,
-                    _ => setup::accept(&endpoint, socket, peer, proposal).await,
+                    Policy::Never => setup::decline_all(&endpoint, socket, aside).await,
+                    _ => setup::accept(&endpoint, socket, peer, aside).await,
                 }
             };
             match ticket.0.while_listening(set_up).await {

@@ -1,7 +1,7 @@
 //! The async shell: endpoints, listeners and streams over sockets, devices and a runtime.
 //!
 //! An [`Endpoint`] knows devices and settings; it makes [`Stream`]s by connecting or through a
-//! [`Listener`]. Inside, `setup` drives the handshake of [`crate::proto`] over a TCP socket,
+//! [`Listener`]. Inside, `setup` drives the handshake of [`crate::proto`] over a `carrier`,
 //! `connected` makes a connection of what came of it, `conn` is that connection, `send` and `recv`
 //! are its two halves, `rdma` is what SMC-R has besides, `tcp` are the halves of a stream that
 //! stayed TCP, and `driver` is the task that hands a device's events to its connections.
@@ -9,6 +9,7 @@
 pub mod negotiate;
 pub mod runtime;
 
+mod carrier;
 mod compat;
 mod conn;
 mod connected;

@@ -1,27 +1,26 @@
 //! From a TCP connection to a stream: drives the handshake and does the work it asks for.
 
 use std::future::{Future, poll_fn};
-use std::io::{self, IoSlice};
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use smc_wire::clc::Eyecatcher;
-use smc_wire::clc::Frame;
 use smc_wire::types::DeclineCode;
 
+use super::carrier::Carrier;
 use super::connected::{direct_connection, rdma_connection};
 use super::driver::Slot;
 use super::endpoint::{BY_POLICY, ConnectOptions, Inner, buffer_size};
 use super::groups::Membership;
-use super::negotiate::{self, Candidate, Delivery, Withdrawn};
+use super::negotiate::{self, Aside, Candidate, Delivery, Withdrawn};
 use super::rdma::work::{self as rdma, Prepared};
 use super::runtime::{Socket, SocketOptions, Timer};
+use super::spin::Spin;
 use super::stream::Stream;
 use crate::config::Policy;
 use crate::device::{Attachment, DeviceError, Direct, Dmb};
-use crate::error::{Error, FallbackReason, How, PeerMisbehaved};
+use crate::error::{Error, FallbackReason, How};
 use crate::proto::group::{Cause, DeviceIndex};
 use crate::proto::handshake::{
     Client, Config, CrossingDecline, Done, Established, Fallback, Machine, Offer, Output, Path,
@@ -67,7 +66,7 @@ pub(crate) async fn connect(
         (Delivery::OnTcp, ..) => {
             let path = path(endpoint, &config, &*socket, to);
             let machine = Client::new(endpoint.runtime.now(), config, &path);
-            shake_hands(endpoint, socket, to, machine, false).await?
+            shake_hands(endpoint, socket, to, machine).await?
         }
         // Whether there is a port for the connection shows only when it is there.
         (Delivery::Plain, Err(_), _) if config.rdma.is_some() && policy != Policy::Never => {
@@ -90,35 +89,38 @@ pub(crate) async fn accept(
     endpoint: &Arc<Inner>,
     socket: Arc<dyn Socket>,
     peer: SocketAddr,
-    proposal: Option<Vec<u8>>,
+    aside: Option<Box<dyn Aside>>,
 ) -> Result<Stream, Error> {
     let now = endpoint.runtime.now();
-    let same_host = proposal.is_some();
     let config = handshake_config(endpoint, None)?;
     let path = path(endpoint, &config, &*socket, peer);
-    let mut machine = Server::new(now, config, path);
-    if let Some(proposal) = proposal {
-        // One message and all of it: TCP has the next one, and not the rest of this.
-        match Frame::peek(&proposal)? {
-            Some(frame) if frame.length() == proposal.len() => {
-                machine.handle_bytes(now, &proposal);
-            }
-            _ => return Err(PeerMisbehaved::UnexpectedMessage.into()),
+    let machine = Server::new(now, config, path);
+    match aside {
+        Some(mut aside) => {
+            let mut carrier = beside(endpoint, &mut *aside, None);
+            shake_hands_on(endpoint, &mut carrier, Arc::clone(&socket), peer, machine).await
         }
+        None => shake_hands(endpoint, socket, peer, machine).await,
     }
-    shake_hands(endpoint, socket, peer, machine, same_host).await
 }
 
 /// Hears a client that speaks CLC and declines: nobody wants SMC for this connection.
 pub(crate) async fn decline_all(
     endpoint: &Arc<Inner>,
     socket: Arc<dyn Socket>,
+    aside: Option<Box<dyn Aside>>,
 ) -> Result<Stream, Error> {
     // Without a device of any kind, so that it can only end in a DECLINE.
     let mut config = Config::new(Vec::new());
     (config.host, config.timeouts) = (endpoint.handshake.host, endpoint.handshake.timeouts);
     let mut machine = Server::new(endpoint.runtime.now(), Arc::new(config), Path::default());
-    match drive(endpoint, &*socket, &mut machine, &mut Kept::default()).await? {
+    let mut aside = aside;
+    let mut carrier = match &mut aside {
+        Some(aside) => beside(endpoint, &mut **aside, None),
+        None => Carrier::Tcp(&*socket),
+    };
+    let outcome = drive(endpoint, &mut carrier, &mut machine, &mut Kept::default()).await?;
+    match outcome {
         Outcome::Tcp(_) => Ok(not_smc(socket)),
         Outcome::Smc(_) => Err(Error::Bug("a handshake without devices came to SMC")),
     }
@@ -195,9 +197,8 @@ async fn open(
 
 /// Goes on after the PROPOSAL was delivered beside TCP.
 ///
-/// Until a CLC message has come from the server, nothing is sent: the connection may have reached
-/// somebody else, who does not know of the offer. Then it is plain TCP, and what was read belongs
-/// to the application.
+/// The connection may have reached somebody else, who does not know of the offer. So nothing is
+/// sent on TCP, and as long as the offer was not taken the stream can still become plain.
 async fn answered(
     endpoint: &Arc<Inner>,
     socket: Arc<dyn Socket>,
@@ -205,92 +206,62 @@ async fn answered(
     (config, offer): (Arc<Config>, Offer),
     mut announced: Box<dyn negotiate::Offer>,
 ) -> Result<Stream, Error> {
-    let until = endpoint.runtime.now() + config.timeouts.message;
-    let mut timer = endpoint.runtime.timer(until);
-    let mut first = Vec::new();
-    let answer =
-        poll_fn(|cx| poll_answer(cx, &*socket, &mut *announced, &mut timer, &mut first)).await?;
-    if let Answer::Plain = answer {
-        return Ok(Stream::tcp(socket, first, NOT_SPOKEN));
-    }
-    let now = endpoint.runtime.now();
-    let mut machine = Client::announced(now, config, offer);
-    machine.handle_bytes(now, &first);
-    shake_hands(endpoint, socket, to, machine, true).await
-}
-
-enum Answer {
-    /// What was read begins a CLC message.
-    Clc,
-    /// Whoever is at the other end does not answer the offer.
-    Plain,
-}
-
-fn poll_answer(
-    cx: &mut Context<'_>,
-    socket: &dyn Socket,
-    announced: &mut dyn negotiate::Offer,
-    timer: &mut Timer,
-    first: &mut Vec<u8>,
-) -> Poll<Result<Answer, Error>> {
-    loop {
-        let mut buf = [0; EYECATCHER_LEN];
-        let spare = buf.get_mut(first.len()..).unwrap_or_default();
-        match socket.poll_read(cx, spare) {
-            Poll::Ready(Ok(0)) => {
-                return Poll::Ready(plain_if_free(announced, How::DuringHandshake.into()));
-            }
-            Poll::Ready(Ok(count)) => first.extend_from_slice(spare.get(..count).unwrap_or(spare)),
-            Poll::Ready(Err(error)) => return Poll::Ready(Err(error.into())),
-            Poll::Pending => break,
-        }
-        if !EYECATCHERS
-            .iter()
-            .any(|eyecatcher| eyecatcher.starts_with(first))
-        {
-            let rubbish = PeerMisbehaved::UnexpectedMessage.into();
-            return Poll::Ready(plain_if_free(announced, rubbish));
-        }
-        if first.len() == EYECATCHER_LEN {
-            return Poll::Ready(Ok(Answer::Clc));
-        }
-    }
-    if announced.poll_lost(cx).is_ready() && announced.withdraw() == Withdrawn::Free {
-        return Poll::Ready(Ok(Answer::Plain));
-    }
-    if timer.as_mut().poll(cx).is_ready() {
-        let late = Error::TimedOut(crate::error::Phase::Accept);
-        return Poll::Ready(plain_if_free(announced, late));
-    }
-    Poll::Pending
-}
-
-/// Plain TCP if the listener never took the offer; otherwise the handshake has failed.
-fn plain_if_free(announced: &mut dyn negotiate::Offer, failure: Error) -> Result<Answer, Error> {
-    match announced.withdraw() {
-        Withdrawn::Free => Ok(Answer::Plain),
-        Withdrawn::Taken => Err(failure),
+    let Some(aside) = announced.aside() else {
+        return Err(Error::Bug("a PROPOSAL was delivered, with no way for the answer"));
+    };
+    let machine = Client::announced(endpoint.runtime.now(), config, offer);
+    let mut carrier = beside(endpoint, aside, Some(&*socket));
+    let shaken = shake_hands_on(endpoint, &mut carrier, Arc::clone(&socket), to, machine).await;
+    match shaken {
+        Err(_) if announced.withdraw() == Withdrawn::Free => Ok(not_spoken(socket)),
+        shaken => shaken,
     }
 }
 
-/// Drives a handshake to its end and makes a stream of what came of it.
+fn beside<'a>(
+    endpoint: &Inner,
+    aside: &'a mut dyn Aside,
+    plain: Option<&'a dyn Socket>,
+) -> Carrier<'a> {
+    Carrier::Aside {
+        aside,
+        sent: false,
+        plain,
+        spin: Spin::new(endpoint.config.polling),
+    }
+}
+
+/// Drives a handshake over TCP to its end and makes a stream of what came of it.
 async fn shake_hands(
     endpoint: &Arc<Inner>,
     socket: Arc<dyn Socket>,
     peer: SocketAddr,
+    machine: impl Machine,
+) -> Result<Stream, Error> {
+    let mut carrier = Carrier::Tcp(&*socket);
+    shake_hands_on(endpoint, &mut carrier, Arc::clone(&socket), peer, machine).await
+}
+
+async fn shake_hands_on(
+    endpoint: &Arc<Inner>,
+    carrier: &mut Carrier<'_>,
+    socket: Arc<dyn Socket>,
+    peer: SocketAddr,
     mut machine: impl Machine,
-    same_host: bool,
 ) -> Result<Stream, Error> {
     let mut kept = Kept::default();
-    match drive(endpoint, &*socket, &mut machine, &mut kept).await? {
+    let outcome = drive(endpoint, carrier, &mut machine, &mut kept).await?;
+    match outcome {
         Outcome::Tcp(fallback) => {
-            let early = match fallback.crossing_possible {
-                true => without_crossing_decline(endpoint, &*socket).await,
-                false => Vec::new(),
+            let early = match (fallback.crossing_possible, &*carrier) {
+                (true, Carrier::Tcp(_)) => without_crossing_decline(endpoint, &*socket).await,
+                _ => Vec::new(),
             };
             Ok(Stream::tcp(socket, early, fallback.reason))
         }
         Outcome::Smc(established) => {
+            // Only processes of one host have such a way.
+            let same_host = matches!(carrier, Carrier::Aside { .. });
             let conn = match established.transport {
                 Transport::Direct(path) => {
                     direct_connection(endpoint, socket, peer, &established, path, kept, same_host)?
@@ -328,7 +299,7 @@ type Brought = (Kept, Done);
 
 async fn drive(
     endpoint: &Arc<Inner>,
-    socket: &dyn Socket,
+    carrier: &mut Carrier<'_>,
     machine: &mut impl Machine,
     kept: &mut Kept,
 ) -> Result<Outcome, Error> {
@@ -339,7 +310,8 @@ async fn drive(
         while let Some(output) = machine.poll_output() {
             match output {
                 Output::Send(bytes) => {
-                    if let Err(error) = send(endpoint, socket, &bytes).await {
+                    let until = endpoint.runtime.now() + endpoint.handshake.timeouts.message;
+                    if let Err(error) = carrier.send(&*endpoint.runtime, until, &bytes).await {
                         machine.handle_io_error(error.into());
                     }
                 }
@@ -352,11 +324,18 @@ async fn drive(
                     *kept = Kept::default();
                 }
                 Output::Terminate(group) => endpoint.groups.terminate(group, Cause::OutOfSync),
-                Output::Established(established) => return Ok(Outcome::Smc(established)),
-                Output::Fallback(fallback) => return Ok(Outcome::Tcp(fallback)),
+                Output::Established(established) => {
+                    carrier.flush();
+                    return Ok(Outcome::Smc(established));
+                }
+                Output::Fallback(fallback) => {
+                    carrier.flush();
+                    return Ok(Outcome::Tcp(fallback));
+                }
                 Output::Abort(error) => return Err(error),
             }
         }
+        carrier.flush();
         let group = kept.membership.as_ref().map(|seat| seat.seat().group());
         let group = group.filter(|group| told != Some(*group));
         let mut terminated = group.map(|_| endpoint.groups.listen_terminated());
@@ -372,7 +351,7 @@ async fn drive(
                 terminated = None;
                 return Poll::Ready(());
             }
-            poll_input(cx, endpoint, socket, machine, kept, &mut work, &mut timer)
+            poll_input(cx, endpoint, carrier, machine, kept, &mut work, &mut timer)
         })
         .await;
     }
@@ -382,7 +361,7 @@ async fn drive(
 fn poll_input(
     cx: &mut Context<'_>,
     endpoint: &Inner,
-    socket: &dyn Socket,
+    carrier: &mut Carrier<'_>,
     machine: &mut impl Machine,
     kept: &mut Kept,
     work: &mut Option<Pin<Box<dyn Future<Output = Brought> + Send>>>,
@@ -399,7 +378,7 @@ fn poll_input(
         let mut buf = [0; READ_MAX];
         let len = wants.min(buf.len());
         let (part, _) = buf.split_at_mut(len);
-        match socket.poll_read(cx, part) {
+        match carrier.poll_read(cx, part) {
             Poll::Ready(Ok(0)) => {
                 machine.handle_closed();
                 return Poll::Ready(());
@@ -518,26 +497,6 @@ fn direct(endpoint: &Inner, device: DeviceIndex) -> Result<&dyn Direct, DeviceEr
     fabric.direct().ok_or(NOT_DIRECT)
 }
 
-async fn send(endpoint: &Inner, socket: &dyn Socket, bytes: &[u8]) -> io::Result<()> {
-    let until = endpoint.runtime.now() + endpoint.handshake.timeouts.message;
-    let mut timer = endpoint.runtime.timer(until);
-    let mut rest = bytes;
-    poll_fn(|cx| {
-        while !rest.is_empty() {
-            match socket.poll_write(cx, &[IoSlice::new(rest)]) {
-                Poll::Ready(Ok(count)) => rest = rest.get(count..).unwrap_or_default(),
-                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
-                Poll::Pending => {
-                    let late = timer.as_mut().poll(cx);
-                    return late.map(|()| Err(io::ErrorKind::TimedOut.into()));
-                }
-            }
-        }
-        Poll::Ready(Ok(()))
-    })
-    .await
-}
-
 /// Takes a DECLINE that crossed ours off the stream. Returns what else was read.
 async fn without_crossing_decline(endpoint: &Inner, socket: &dyn Socket) -> Vec<u8> {
     let mut filter = CrossingDecline::new(endpoint.runtime.now());
@@ -575,12 +534,6 @@ const NOT_DIRECT: DeviceError = DeviceError::Invalid("not an SMC-D device");
 
 /// The reason of streams whose other end does not speak SMC.
 const NOT_SPOKEN: FallbackReason = FallbackReason::local(DeclineCode::PEERNOSMC);
-
-/// The beginnings of a CLC message: "SMCR" and "SMCD" in EBCDIC.
-const EYECATCHERS: [[u8; EYECATCHER_LEN]; 2] =
-    [Eyecatcher::Smcr.to_bytes(), Eyecatcher::Smcd.to_bytes()];
-
-const EYECATCHER_LEN: usize = 4;
 
 /// Longer than any message of the handshake.
 const READ_MAX: usize = 1024;

@@ -13,8 +13,10 @@
 pub mod sync;
 
 mod element;
+mod shared;
 
 pub use element::{Element, HEADER_LEN, TrustPeers};
+pub use shared::AdoptError;
 
 use std::any::Any;
 use std::fmt;

@@ -4,7 +4,6 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
 use async_trait::async_trait;
 
@@ -64,15 +63,11 @@ impl Offer for Assume {
     fn withdraw(&mut self) -> Withdrawn {
         Withdrawn::Taken
     }
-
-    fn poll_lost(&mut self, _cx: &mut Context<'_>) -> Poll<()> {
-        Poll::Pending
-    }
 }
 
 impl Published for Assume {
     fn verdict(&self, _socket: &dyn Socket, _peer: SocketAddr) -> Verdict {
-        Verdict::Clc { proposal: None }
+        Verdict::Clc
     }
 
     fn dismiss(&self, socket: &dyn Socket, peer: SocketAddr) -> Verdict {

@@ -107,7 +107,7 @@ impl Published for PublishedMany {
             .iter()
             .map(|published| published.verdict(socket, peer));
         verdicts
-            .find(|v| *v != Verdict::Plain)
+            .find(|verdict| !matches!(verdict, Verdict::Plain))
             .unwrap_or(Verdict::Plain)
     }
 
@@ -119,7 +119,7 @@ impl Published for PublishedMany {
             .map(|published| published.dismiss(socket, peer));
         verdicts.fold(Verdict::Plain, |first, next| match first {
             Verdict::Plain => next,
-            clc @ Verdict::Clc { .. } => clc,
+            clc => clc,
         })
     }
 }

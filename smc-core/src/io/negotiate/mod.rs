@@ -16,15 +16,16 @@
 //!   offer(socket, PROPOSAL) before it connects
 //!   connect  ---------------- TCP ----------------  accept
 //!   connected(socket)       how to go on            verdict(socket)
-//!   poll_lost               no answer will come
+//!   aside  <---------- beside TCP ----------------> Verdict::Aside
 //!   withdraw                nobody may answer now
 //! ```
 //!
 //! The rules that keep plain TCP plain:
 //!
 //! - A server sends CLC only if [`Published::verdict`] said so about this very connection.
-//! - A client whose PROPOSAL was delivered out of band sends nothing on TCP before it has read
-//!   the header of a CLC message from it. Other bytes mean a plain server, whatever was announced.
+//! - A handshake whose PROPOSAL was delivered beside TCP stays beside it ([`Aside`]): TCP carries
+//!   what the application sends and nothing else. Bytes on it mean a plain server, unless the
+//!   offer was taken.
 //! - A client that does not want to wait any longer takes its offer back ([`Offer::withdraw`]).
 //!   Only if that says [`Withdrawn::Free`] may it go on as plain TCP: after [`Withdrawn::Taken`]
 //!   the server is about to answer.
@@ -118,17 +119,46 @@ pub trait Offer: Debug + Send + Sync {
     /// Takes the offer back, at once, without asking anybody. Asked again, says the same again.
     fn withdraw(&mut self) -> Withdrawn;
 
-    /// Ready when nobody can answer the offer any more: it was refused, or whoever got it is gone.
+    /// Where the handshake goes on after [`Delivery::Delivered`]; the PROPOSAL was sent already.
+    fn aside(&mut self) -> Option<&mut dyn Aside> {
+        None
+    }
+}
+
+/// The messages of one handshake that pass beside its TCP connection.
+///
+/// Dropping it, or the [`Offer`] that has it, says that no more will come.
+pub trait Aside: Debug + Send {
+    /// Sends a message, or holds it back until [`Aside::flush`]. Does not wait.
     ///
-    /// Keeps one waker, the last one given. Some negotiations cannot know and are never ready.
-    fn poll_lost(&mut self, cx: &mut Context<'_>) -> Poll<()>;
+    /// # Errors
+    ///
+    /// When there is no room for it, which there is for those of any handshake.
+    fn send(&mut self, message: &[u8]) -> io::Result<()>;
+
+    /// Makes sure that the other side notices what was sent.
+    fn flush(&mut self);
+
+    /// Reads what is there now; 0 if nothing will come any more.
+    ///
+    /// # Errors
+    ///
+    /// [`WouldBlock`](io::ErrorKind::WouldBlock) if nothing is there yet.
+    fn try_read(&mut self, buf: &mut [u8]) -> io::Result<usize>;
+
+    /// As [`Aside::try_read`], waiting. Keeps one waker, the last one given.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be waited for.
+    fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>>;
 }
 
 /// How the PROPOSAL gets to the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Delivery {
-    /// It was delivered: wait for the answer on TCP, and send nothing there before it came.
+    /// It was delivered: the handshake goes on beside TCP ([`Offer::aside`]).
     Delivered,
     /// It has to be sent on TCP: the server is known to expect it.
     OnTcp,
@@ -142,7 +172,7 @@ pub enum Delivery {
 pub enum Withdrawn {
     /// Nobody had taken it, and nobody can now: this connection is plain TCP.
     Free,
-    /// The server has taken it and answers on TCP, with CLC: the handshake has to go on.
+    /// The server has taken it and answers with CLC: the handshake has to go on.
     Taken,
 }
 
@@ -167,14 +197,13 @@ pub trait Published: Debug + Send + Sync {
 }
 
 /// What to expect from an accepted connection.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 #[non_exhaustive]
 pub enum Verdict {
     /// Plain TCP, in both directions, from now on.
     Plain,
-    /// The client speaks CLC and waits for the answer to its PROPOSAL.
-    Clc {
-        /// The PROPOSAL as it came; it is read from TCP if it is not here.
-        proposal: Option<Vec<u8>>,
-    },
+    /// The client speaks CLC on TCP, the PROPOSAL first, and waits for the answer.
+    Clc,
+    /// The same beside TCP, where the PROPOSAL is to be read already.
+    Aside(Box<dyn Aside>),
 }

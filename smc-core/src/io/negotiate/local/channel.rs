@@ -1,6 +1,6 @@
 //! A client's channel to one listener.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::future::poll_fn;
 use std::io;
 use std::os::fd::AsFd;
@@ -11,12 +11,12 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use rustix::io::Errno;
 
+use super::board::{Announcement, Board, CARDS, Card, State, Turn, Voice};
 use super::directory::Entry;
 use super::message::{ToClient, ToListener};
 use super::netns::NetNs;
 use super::packet::{Received, connect, receive, send};
-use super::token::Token;
-use super::{Local, lock};
+use super::{Local, is_own, lock};
 use crate::io::negotiate::Credentials;
 use crate::io::negotiate::passed::PeerSocket;
 use crate::io::runtime::{Runtime, Watch};
@@ -26,6 +26,10 @@ use crate::io::runtime::{Runtime, Watch};
 pub(super) struct Channel {
     fd: PeerSocket,
     entry: Arc<Entry>,
+    /// The listener belongs to another user.
+    foreign: bool,
+    board: Board,
+    cards: Mutex<Cards>,
     next_id: AtomicU64,
     dead: AtomicBool,
     inbox: Mutex<Inbox>,
@@ -39,6 +43,16 @@ struct Inbox {
     watch: Box<dyn Watch>,
     /// What came for whom, until they fetch it.
     news: HashMap<u64, ToClient>,
+}
+
+/// The cards that are not in use.
+#[derive(Debug)]
+struct Cards {
+    /// Never used are those from here on.
+    fresh: u32,
+    free: Vec<Card>,
+    /// Done with, unless the listener still looks at them.
+    left: VecDeque<Card>,
 }
 
 /// Everybody who waits for news, by id.
@@ -55,16 +69,26 @@ impl Channel {
         netns: NetNs,
     ) -> io::Result<Self> {
         let fd = connect(dir, &entry.to_string())?;
-        if !config.allows(Credentials::of_peer(&fd)?.uid) {
+        let uid = Credentials::of_peer(&fd)?.uid;
+        if !config.allows(uid) {
             return Err(io::ErrorKind::PermissionDenied.into());
         }
-        send(fd.as_fd(), &ToListener::Hello { netns }.encode(), None)?;
+        let (board, file) = Board::create()?;
+        let hello = ToListener::Hello { netns }.encode();
+        send(fd.as_fd(), &hello, Some(file.as_fd()))?;
         let watch = runtime.watch(fd.as_fd())?;
         let waiters = Arc::new(Waiters::default());
         Ok(Self {
             fd,
             entry: entry.clone(),
-            next_id: AtomicU64::new(1),
+            foreign: !is_own(uid),
+            board,
+            cards: Mutex::new(Cards {
+                fresh: 0,
+                free: Vec::new(),
+                left: VecDeque::new(),
+            }),
+            next_id: AtomicU64::new(u64::from(CARDS)),
             dead: AtomicBool::new(false),
             inbox: Mutex::new(Inbox {
                 watch,
@@ -84,17 +108,40 @@ impl Channel {
         self.dead.load(Ordering::Relaxed)
     }
 
+    /// Whether the listener belongs to another user.
+    pub(super) fn is_foreign(&self) -> bool {
+        self.foreign
+    }
+
     /// Tells the listener something, if there is room for it now.
-    pub(super) fn send(
-        &self,
-        message: &ToListener<'_>,
-        token: Option<&Token>,
-    ) -> Result<(), Errno> {
-        let sent = send(self.fd.as_fd(), &message.encode(), token.map(AsFd::as_fd));
+    pub(super) fn send(&self, message: ToListener) -> Result<(), Errno> {
+        let sent = send(self.fd.as_fd(), &message.encode(), None);
         if matches!(sent, Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN)) {
             self.dead.store(true, Ordering::Relaxed);
         }
         sent
+    }
+
+    /// Announces a connection; `None` if too many are under way.
+    pub(super) fn announce(
+        self: &Arc<Self>,
+        announcement: Announcement,
+        proposal: &[u8],
+    ) -> Option<Announced> {
+        let card = lock(&self.cards).take(&self.board)?;
+        let announced = Announced {
+            port: announcement.from.port(),
+            turn: card.offer(announcement, proposal),
+            conversation: Conversation::with_id(Arc::clone(self), u64::from(card.number())),
+            card,
+        };
+        let turn = announced.turn?;
+        if self.board.enter(announced.port, announced.card.number()) {
+            Some(announced)
+        } else {
+            announced.card.void(turn);
+            None
+        }
     }
 
     /// Takes in what has come, and adds who waits for that to `wakers`; whether that was all.
@@ -140,6 +187,10 @@ pub(super) struct Conversation {
 impl Conversation {
     pub(super) fn new(channel: Arc<Channel>) -> Self {
         let id = channel.next_id.fetch_add(1, Ordering::Relaxed);
+        Self::with_id(channel, id)
+    }
+
+    fn with_id(channel: Arc<Channel>, id: u64) -> Self {
         lock(&channel.waiters.0).insert(id, None);
         Self { channel, id }
     }
@@ -192,6 +243,74 @@ impl Drop for Conversation {
         // The waker is dropped after the lock: that may drop a task with other conversations.
         let _waker = lock(&self.channel.waiters.0).remove(&self.id);
         lock(&self.channel.inbox).news.remove(&self.id);
+    }
+}
+
+/// A connection that was announced on a card. Dropping it takes back what was not taken.
+#[derive(Debug)]
+pub(super) struct Announced {
+    pub(super) conversation: Conversation,
+    pub(super) card: Card,
+    /// `None` if nothing could be written.
+    turn: Option<Turn>,
+    port: u16,
+}
+
+impl Announced {
+    pub(super) fn state(&self) -> State {
+        self.turn.map_or(State::Void, |turn| self.card.state(turn))
+    }
+
+    /// Takes the offer back; whether it was still there.
+    pub(super) fn withdraw(&self) -> bool {
+        self.turn.is_some_and(|turn| self.card.void(turn))
+    }
+
+    /// Tells the listener that something was said, if it waits for that.
+    pub(super) fn ring(&self) {
+        if self.card.must_ring(Voice::Client) {
+            let card = u64::from(self.card.number());
+            // A listener that is gone, or does not listen, does not mind.
+            let _ = self.conversation.channel.send(ToListener::Look { card });
+        }
+    }
+}
+
+impl Drop for Announced {
+    fn drop(&mut self) {
+        let channel = &self.conversation.channel;
+        self.withdraw();
+        channel.board.leave(self.port, self.card.number());
+        let taken = self.state() == State::Taken;
+        self.card.hang_up(Voice::Client);
+        if taken {
+            self.ring();
+        }
+        let mut cards = lock(&channel.cards);
+        match taken {
+            true => cards.left.push_back(self.card.clone()),
+            false => cards.free.push(self.card.clone()),
+        }
+    }
+}
+
+impl Cards {
+    /// A card that nobody uses.
+    fn take(&mut self, board: &Board) -> Option<Card> {
+        while let Some(card) = self.left.pop_front() {
+            if card.is_hung_up(Voice::Listener) {
+                self.free.push(card);
+            } else {
+                self.left.push_front(card);
+                break;
+            }
+        }
+        if let Some(card) = self.free.pop() {
+            return Some(card);
+        }
+        let card = board.card(self.fresh)?;
+        self.fresh += 1;
+        Some(card)
     }
 }
 

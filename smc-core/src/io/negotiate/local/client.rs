@@ -5,22 +5,22 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
+use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use event_listener::Event;
 use rustix::net::sockopt::socket_cookie;
 
-use super::channel::{Channel, Conversation};
+use super::board::{Announcement, MAX_PROPOSAL};
+use super::channel::Channel;
 use super::diag::Diag;
 use super::directory::{Directory, Entry, sweep};
-use super::message::{Announce, MAX_PROPOSAL, ToListener};
 use super::netns::{NetNs, canonical, has_scope, is_local, is_routable};
-use super::token::Token;
+use super::offer::LocalOffer;
 use super::{Local, lock, proof};
-use crate::io::negotiate::{Candidate, Client, Delivery, Offer, Withdrawn};
-use crate::io::runtime::{Runtime, Socket, Unconnected};
+use crate::io::negotiate::{Candidate, Client, Offer};
+use crate::io::runtime::{Runtime, Unconnected};
 
 /// Everything an endpoint remembers about the listeners of this host.
 #[derive(Clone, Debug)]
@@ -37,6 +37,17 @@ struct Known {
     /// Of the network namespace that was used last, where the kernel offers it.
     diag: Mutex<Option<(NetNs, Option<Diag>)>>,
     proofs: Mutex<HashMap<ProofKey, Proof>>,
+    /// Where connections went a moment ago, by thread, as threads may be in different namespaces.
+    routes: Mutex<HashMap<(ThreadId, SocketAddr), Route>>,
+}
+
+/// The listener that gets the connections to an address of this host.
+#[derive(Clone, Debug)]
+struct Route {
+    dir: PathBuf,
+    entry: Arc<Entry>,
+    netns: NetNs,
+    until: Instant,
 }
 
 type ProofKey = (NetNs, String, IpAddr);
@@ -63,6 +74,7 @@ impl LocalClient {
                 channels: Mutex::default(),
                 diag: Mutex::default(),
                 proofs: Mutex::default(),
+                routes: Mutex::default(),
             }),
         }
     }
@@ -140,6 +152,36 @@ impl LocalClient {
         leads
     }
 
+    /// Notes where a connection goes, for those that follow soon.
+    fn remember(&self, candidate: &LocalCandidate, dir: &Path, entry: &Arc<Entry>) {
+        let route = Route {
+            dir: dir.to_owned(),
+            entry: Arc::clone(entry),
+            netns: candidate.netns,
+            until: self.runtime.now() + ROUTE_LASTS,
+        };
+        let mut routes = lock(&self.known.routes);
+        if routes.len() >= MAX_ROUTES {
+            routes.clear();
+        }
+        routes.insert((thread::current().id(), candidate.to), route);
+    }
+
+    /// Where a connection went a moment ago.
+    fn recall(&self, to: SocketAddr) -> Option<LocalCandidate> {
+        let now = self.runtime.now();
+        let key = (thread::current().id(), to);
+        let route = lock(&self.known.routes).get(&key).cloned()?;
+        (route.until > now).then(|| LocalCandidate {
+            client: self.clone(),
+            target: Some(route.entry.cookie),
+            listeners: vec![(route.dir, route.entry)],
+            to,
+            netns: route.netns,
+            own_host: true,
+        })
+    }
+
     /// The cookie of the socket that will get a connection between these addresses, where the
     /// kernel can say.
     fn target(&self, netns: NetNs, to: SocketAddr, from: SocketAddr) -> Option<u64> {
@@ -161,6 +203,9 @@ impl Client for LocalClient {
     async fn look_up(&self, to: SocketAddr) -> Option<Box<dyn Candidate>> {
         let dialled = to;
         let to = canonical(to);
+        if let Some(candidate) = self.recall(to) {
+            return Some(Box::new(candidate));
+        }
         let mut listeners = self.listeners_at(to);
         if listeners.is_empty() {
             return None;
@@ -192,6 +237,7 @@ impl Client for LocalClient {
             to,
             netns,
             own_host,
+            target: None,
         }))
     }
 }
@@ -223,6 +269,8 @@ struct LocalCandidate {
     to: SocketAddr,
     netns: NetNs,
     own_host: bool,
+    /// The cookie of the socket that will get the connection, if that is known already.
+    target: Option<u64>,
 }
 
 impl Candidate for LocalCandidate {
@@ -231,99 +279,45 @@ impl Candidate for LocalCandidate {
             return None;
         }
         let from = canonical(socket.local);
-        let cookie = socket_cookie(socket.fd?).ok()?;
-        let target = match self.own_host {
-            true => self.client.target(self.netns, self.to, from),
-            false => None,
+        let target = match (self.own_host, self.target) {
+            (true, None) => self.client.target(self.netns, self.to, from),
+            (_, target) => target,
         };
-        let token = Token::new().ok()?;
-        let mut announced = Vec::new();
         let is_target = |entry: &Entry| target.is_none_or(|target| target == entry.cookie);
         let chosen = self.listeners.iter().filter(|(_, entry)| is_target(entry));
+        let mut announced = Vec::with_capacity(1);
         for (dir, entry) in chosen.take(MAX_LISTENERS) {
             let Some(channel) = self.client.channel(dir, entry, self.netns) else {
                 continue;
             };
-            let conversation = Conversation::new(channel);
-            let id = conversation.id;
-            let announce = Announce {
-                id,
+            let cookie = match channel.is_foreign() {
+                true => socket_cookie(socket.fd?).ok()?,
+                false => 0,
+            };
+            let announcement = Announcement {
                 cookie,
                 from,
                 to: self.to,
-                proposal,
             };
-            let sent = conversation
-                .channel
-                .send(&ToListener::Announce(announce), Some(&token));
-            if sent.is_ok() {
-                announced.push(conversation);
+            announced.extend(channel.announce(announcement, proposal));
+            if self.target.is_none() && target.is_some() && !entry.shared {
+                self.client.remember(self, dir, entry);
             }
         }
-        if announced.is_empty() {
-            return None;
-        }
-        Some(Box::new(LocalOffer {
-            announced,
-            token,
-            outcome: None,
-        }))
-    }
-}
-
-/// A connection that was announced to one listener or more.
-#[derive(Debug)]
-struct LocalOffer {
-    /// To whom, unless they refused it or are gone.
-    announced: Vec<Conversation>,
-    token: Token,
-    outcome: Option<Withdrawn>,
-}
-
-impl Offer for LocalOffer {
-    fn connected(&mut self, _socket: &dyn Socket) -> Delivery {
-        Delivery::Delivered
-    }
-
-    fn withdraw(&mut self) -> Withdrawn {
-        if let Some(outcome) = self.outcome {
-            return outcome;
-        }
-        let outcome = if self.token.take() {
-            Withdrawn::Free
-        } else {
-            Withdrawn::Taken
-        };
-        self.outcome = Some(outcome);
-        // Everybody but the one who has taken it can forget it.
-        if outcome == Withdrawn::Free || self.announced.len() > 1 {
-            for Conversation { channel, id } in &self.announced {
-                // A listener without room for this finds the token gone when the time comes.
-                let _ = channel.send(&ToListener::Withdraw { id: *id }, None);
-            }
-        }
-        outcome
-    }
-
-    fn poll_lost(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        self.announced
-            .retain(|conversation| conversation.poll_news(cx).is_pending());
-        if self.announced.is_empty() {
-            Poll::Ready(())
-        } else {
-            Poll::Pending
-        }
-    }
-}
-
-impl Drop for LocalOffer {
-    fn drop(&mut self) {
-        self.withdraw();
+        (!announced.is_empty()).then(|| LocalOffer::boxed(announced))
     }
 }
 
 /// Listeners of one port that get an announcement, where the kernel does not say which is it.
 const MAX_LISTENERS: usize = 32;
+
+/// How long a listener is taken for the one that gets the connections to its address. Another one
+/// may have come, or the thread may have moved to another namespace: whoever is not answered then
+/// is plain TCP.
+const ROUTE_LASTS: Duration = Duration::from_millis(20);
+
+/// Routes remembered.
+const MAX_ROUTES: usize = 256;
 
 /// Proofs remembered.
 const MAX_PROOFS: usize = 1024;

@@ -1,7 +1,8 @@
 //! The directory in which listeners make themselves known, and its names.
 //!
 //! `l-<port>-<address>-<namespace>-<cookie>-<random>.sock`, numbers but the port in hexadecimal:
-//! all that a client needs to know to choose is in the name, and no name is used twice.
+//! all that a client needs to know to choose is in the name, and no name is used twice. Listeners
+//! that may share their port with others have an `s` instead of the `l`.
 
 use std::ffi::OsStr;
 use std::fmt::{self, Display};
@@ -147,6 +148,8 @@ impl Directory {
 /// A listener as its name tells.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Entry {
+    /// `SO_REUSEPORT`: of connections to one address, some may go to other listeners.
+    pub(super) shared: bool,
     pub(super) port: u16,
     pub(super) scope: Scope,
     pub(super) netns: NetNs,
@@ -158,9 +161,15 @@ pub(super) struct Entry {
 
 impl Entry {
     fn parse(name: &str) -> Option<Self> {
-        let mut parts = name.strip_prefix("l-")?.strip_suffix(".sock")?.split('-');
+        let mut parts = name.strip_suffix(".sock")?.split('-');
         let hex = |text: &str| u64::from_str_radix(text, 16).ok();
+        let shared = match parts.next()? {
+            "l" => false,
+            "s" => true,
+            _ => return None,
+        };
         let entry = Self {
+            shared,
             port: parts.next()?.parse().ok()?,
             scope: Scope::parse(parts.next()?)?,
             netns: NetNs(hex(parts.next()?)?),
@@ -174,6 +183,7 @@ impl Entry {
 impl Display for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
+            shared,
             port,
             scope,
             netns,
@@ -182,7 +192,8 @@ impl Display for Entry {
         } = self;
         write!(
             f,
-            "l-{port}-{scope}-{:x}-{cookie:x}-{salt:08x}.sock",
+            "{}-{port}-{scope}-{:x}-{cookie:x}-{salt:08x}.sock",
+            if *shared { 's' } else { 'l' },
             netns.0
         )
     }

@@ -1,25 +1,27 @@
-//! Announcements that have come and connections that have not.
+//! The channels of a listener, and the boards on which its clients announce connections.
 
-use std::collections::HashMap;
-use std::collections::hash_map;
 use std::io;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::task::Waker;
 use std::time::{Duration, Instant};
 
+use hashbrown::HashMap;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
+use super::board::{Announcement, Board, Card, Turn, Voice};
 use super::diag::Diag;
-use super::directory::Entry;
-use super::message::{Announce, MAX_LEN, NONCE_LEN, ToClient, ToListener};
+use super::directory::{Entry, Scope};
+use super::message::{MAX_LEN, NONCE_LEN, ToClient, ToListener};
 use super::netns::canonical;
 use super::packet::{Received, accept, receive, send};
-use super::token::Token;
 use super::{Local, is_own};
 use crate::io::negotiate::Credentials;
 use crate::io::negotiate::passed::PeerSocket;
+use crate::mem::sync::{AtomicBool, Ordering};
 
 /// The channels of a listener and what came on them.
 #[derive(Debug)]
@@ -28,15 +30,14 @@ pub(super) struct Inbox {
     entry: Entry,
     /// `None` when closed.
     listener: Option<OwnedFd>,
-    /// Everything, looked at whenever a connection was accepted.
+    /// The listener and all channels.
     all: OwnedFd,
-    /// What needs an answer while none is: new channels, until they say where they come from, and
-    /// those of clients in other namespaces.
-    urgent: OwnedFd,
     channels: HashMap<u64, Channel>,
     next_channel: u64,
-    announced: HashMap<Pair, Vec<Announced>>,
-    count: usize,
+    /// Channels by the time of their last connection, the latest at the end.
+    recent: Vec<u64>,
+    /// Handshakes that wait for what a client says, by channel and card.
+    waiting: HashMap<(u64, u32), Waker>,
     /// `None` where the kernel does not offer it.
     diag: Option<Diag>,
 }
@@ -49,8 +50,11 @@ struct Channel {
     fd: PeerSocket,
     uid: u32,
     home: Home,
-    announced: HashMap<u64, Pair>,
+    /// From HELLO on.
+    board: Option<Board>,
     proofs: u32,
+    /// Set when the channel ends.
+    dead: Arc<AtomicBool>,
 }
 
 /// Where the client lives.
@@ -64,13 +68,12 @@ enum Home {
     Abroad(HashMap<IpAddr, (IpAddr, Instant)>),
 }
 
+/// A connection that was announced and accepted: its offer is taken.
 #[derive(Debug)]
-struct Announced {
-    channel: u64,
-    id: u64,
-    cookie: u64,
-    token: Token,
-    proposal: Vec<u8>,
+pub(super) struct Claimed {
+    pub(super) channel: u64,
+    pub(super) card: Card,
+    pub(super) dead: Arc<AtomicBool>,
 }
 
 /// A proof that a client asked for.
@@ -86,6 +89,8 @@ pub(super) struct Proof {
 #[derive(Debug, Default)]
 pub(super) struct Collected {
     pub(super) proofs: Vec<Proof>,
+    /// Handshakes that have news.
+    pub(super) wakers: Vec<Waker>,
     /// No descriptor was left for a new channel.
     pub(super) exhausted: bool,
     /// There is more to do.
@@ -99,10 +104,8 @@ impl Inbox {
         listener: OwnedFd,
         at: SocketAddr,
     ) -> io::Result<Self> {
-        let [all, urgent] = [epoll_set()?, epoll_set()?];
-        for set in [&all, &urgent] {
-            epoll::add(set, &listener, LISTENER, epoll::EventFlags::IN)?;
-        }
+        let all = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&all, &listener, LISTENER, epoll::EventFlags::IN)?;
         // It is offered if the kernel knows at least the listener itself.
         let at = canonical(at);
         let works = |diag: &mut Diag| matches!(diag.find(at, (at.ip(), 1).into()), Ok(Some(_)));
@@ -111,29 +114,36 @@ impl Inbox {
             entry,
             listener: Some(listener),
             all,
-            urgent,
             channels: HashMap::new(),
             next_channel: 0,
-            announced: HashMap::new(),
-            count: 0,
+            recent: Vec::new(),
+            waiting: HashMap::new(),
             diag: Diag::open()
                 .ok()
                 .and_then(|mut diag| works(&mut diag).then_some(diag)),
         })
     }
 
-    /// Readable when somebody needs an answer.
+    /// Readable when somebody has come or said something.
     pub(super) fn bell(&self) -> BorrowedFd<'_> {
-        self.urgent.as_fd()
+        self.all.as_fd()
     }
 
-    /// Whether no connection is announced.
+    /// Whether there is no client.
     pub(super) fn is_empty(&self) -> bool {
-        self.announced.is_empty()
+        self.channels.is_empty()
+    }
+
+    /// The one address that connections are made to, unless there are several.
+    pub(super) fn address(&self) -> Option<SocketAddr> {
+        match self.entry.scope {
+            Scope::One(ip) => Some(SocketAddr::new(ip, self.entry.port)),
+            _ => None,
+        }
     }
 
     /// Takes in what has come. Costs one system call if that is nothing.
-    pub(super) fn collect(&mut self, now: Instant) -> Collected {
+    pub(super) fn collect(&mut self) -> Collected {
         let mut collected = Collected::default();
         for _ in 0..ROUNDS {
             let mut space = [const { MaybeUninit::uninit() }; EVENTS];
@@ -150,7 +160,7 @@ impl Inbox {
                 if data == LISTENER {
                     self.welcome(&mut collected);
                 } else {
-                    self.read(data.u64(), now, &mut collected);
+                    self.read(data.u64(), &mut collected);
                 }
             }
             if !collected.more || collected.exhausted {
@@ -160,54 +170,93 @@ impl Inbox {
         collected
     }
 
-    /// Finds the announcement of a connection that was accepted, and takes it; its PROPOSAL.
-    pub(super) fn claim(&mut self, pair: Pair) -> Option<Vec<u8>> {
-        let mut claimed = None;
-        for announced in self.take_out(pair).into_iter().rev() {
-            if claimed.is_none() && self.comes_from(pair, &announced) && announced.token.take() {
-                claimed = Some(announced.proposal);
-            } else {
-                self.tell(announced.channel, ToClient::Refused { id: announced.id });
+    /// Finds the announcement of a connection that was accepted, and takes it.
+    pub(super) fn claim(&mut self, pair: Pair, now: Instant) -> Option<Claimed> {
+        for place in (0..self.recent.len()).rev() {
+            let key = *self.recent.get(place)?;
+            for (card, turn, announcement) in self.offers(key, pair) {
+                if self.comes_from(key, &announcement, now) && card.take(turn) {
+                    // Whoever comes often is found soon.
+                    self.recent.remove(place);
+                    self.recent.push(key);
+                    let dead = Arc::clone(&self.channels.get(&key)?.dead);
+                    return Some(Claimed {
+                        channel: key,
+                        card,
+                        dead,
+                    });
+                }
+                self.refuse_offer(key, &card, turn);
             }
         }
-        claimed
+        None
     }
 
     /// Tells whoever announced this connection that it is plain.
     pub(super) fn refuse(&mut self, pair: Pair) {
-        for announced in self.take_out(pair) {
-            self.tell(announced.channel, ToClient::Refused { id: announced.id });
-        }
-    }
-
-    fn take_out(&mut self, pair: Pair) -> Vec<Announced> {
-        let all = self.announced.remove(&pair).unwrap_or_default();
-        self.count = self.count.saturating_sub(all.len());
-        for announced in &all {
-            if let Some(channel) = self.channels.get_mut(&announced.channel) {
-                channel.announced.remove(&announced.id);
+        for key in &self.recent {
+            for (card, turn, _) in self.offers(*key, pair) {
+                self.refuse_offer(*key, &card, turn);
             }
         }
-        all
     }
 
-    /// Whether the socket at the other end is the one that was announced.
-    fn comes_from(&mut self, (peer, local): Pair, announced: &Announced) -> bool {
-        let Some(channel) = self.channels.get(&announced.channel) else {
+    fn refuse_offer(&self, channel: u64, card: &Card, turn: Turn) {
+        card.void(turn);
+        self.ring(channel, card);
+    }
+
+    /// Makes a client look at its card, if it waits for that.
+    pub(super) fn ring(&self, channel: u64, card: &Card) {
+        if card.must_ring(Voice::Listener) {
+            let card = u64::from(card.number());
+            self.tell(channel, ToClient::Look { card });
+        }
+    }
+
+    /// What a client offers for a connection.
+    fn offers(&self, channel: u64, (from, to): Pair) -> Vec<(Card, Turn, Announcement)> {
+        let board = self.channels.get(&channel).and_then(|it| it.board.as_ref());
+        let cards = board.map(|board| board.find(from.port()));
+        let offered = cards.into_iter().flatten().filter_map(|card| {
+            let (turn, announcement) = card.offered()?;
+            let fits = (announcement.from, announcement.to) == (from, to);
+            fits.then_some((card, turn, announcement))
+        });
+        offered.collect()
+    }
+
+    /// Whether a client is believed that this connection is its own.
+    ///
+    /// Those of the listener's user are: what they claim wrongly is a connection that they cannot
+    /// use, because nobody else gets a byte of the handshake. Of others the socket at the other end
+    /// has to be the one that was announced, and theirs.
+    fn comes_from(&mut self, channel: u64, announcement: &Announcement, now: Instant) -> bool {
+        let Some(channel) = self.channels.get(&channel) else {
             return false;
         };
-        match channel.home {
+        match &channel.home {
             Home::Unknown => false,
-            // Was proven when it was announced.
-            Home::Abroad(_) => true,
-            Home::Here => match self.diag.as_mut().map(|diag| diag.find(peer, local)) {
-                Some(Ok(Some(found))) => {
-                    found.cookie == announced.cookie
-                        && (found.uid == channel.uid || is_own(channel.uid))
-                }
-                Some(Ok(None)) => false,
-                Some(Err(_)) | None => is_own(channel.uid),
-            },
+            Home::Abroad(proven) => proven
+                .get(&announcement.to.ip())
+                .is_some_and(|(from, until)| *from == announcement.from.ip() && *until > now),
+            Home::Here if is_own(channel.uid) => true,
+            Home::Here => {
+                let uid = channel.uid;
+                let diag = self.diag.as_mut();
+                let found = diag.map(|diag| diag.find(announcement.from, announcement.to));
+                matches!(found, Some(Ok(Some(found)))
+                    if found.cookie == announcement.cookie && found.uid == uid)
+            }
+        }
+    }
+
+    /// Has a handshake woken when its client rings; `None` takes that back.
+    pub(super) fn wait(&mut self, channel: u64, card: u32, waker: Option<Waker>) {
+        let key = (channel, card);
+        match waker {
+            Some(waker) => drop(self.waiting.insert(key, waker)),
+            None => drop(self.waiting.remove(&key)),
         }
     }
 
@@ -238,11 +287,14 @@ impl Inbox {
         self.tell(proof.channel, answer);
     }
 
-    /// Ends all channels.
-    pub(super) fn close(&mut self) {
+    /// Ends all channels; who has to be woken.
+    pub(super) fn close(&mut self) -> Vec<Waker> {
         self.listener = None;
-        self.channels.clear();
-        self.announced.clear();
+        for (_, channel) in self.channels.drain() {
+            channel.dead.store(true, Ordering::Release);
+        }
+        self.recent.clear();
+        self.waiting.drain().map(|(_, waker)| waker).collect()
     }
 
     /// Takes new channels in.
@@ -269,14 +321,14 @@ impl Inbox {
             }
             let key = self.next_channel;
             self.next_channel += 1;
-            let add = |set| epoll::add(set, &fd, data(key), epoll::EventFlags::IN);
-            if add(&self.all).and_then(|()| add(&self.urgent)).is_ok() {
+            if epoll::add(&self.all, &fd, data(key), epoll::EventFlags::IN).is_ok() {
                 let channel = Channel {
                     fd,
                     uid,
                     home: Home::Unknown,
-                    announced: HashMap::new(),
+                    board: None,
                     proofs: 0,
+                    dead: Arc::default(),
                 };
                 self.channels.insert(key, channel);
                 // It may already have said something.
@@ -286,7 +338,7 @@ impl Inbox {
     }
 
     /// Takes in the packets of a channel.
-    fn read(&mut self, key: u64, now: Instant, collected: &mut Collected) {
+    fn read(&mut self, key: u64, collected: &mut Collected) {
         let mut buf = [0; MAX_LEN];
         for _ in 0..PACKETS {
             let Some(channel) = self.channels.get(&key) else {
@@ -296,14 +348,14 @@ impl Inbox {
                 Received::Packet(packet, passed) => {
                     let message = ToListener::parse(packet);
                     if message
-                        .and_then(|m| self.handle(key, m, passed, now, collected))
+                        .and_then(|m| self.handle(key, m, passed, collected))
                         .is_none()
                     {
-                        return self.end(key);
+                        return self.end(key, collected);
                     }
                 }
                 Received::Empty => return,
-                Received::End => return self.end(key),
+                Received::End => return self.end(key, collected),
             }
         }
         collected.more = true;
@@ -313,34 +365,29 @@ impl Inbox {
     fn handle(
         &mut self,
         key: u64,
-        message: ToListener<'_>,
+        message: ToListener,
         passed: Option<OwnedFd>,
-        now: Instant,
         collected: &mut Collected,
     ) -> Option<()> {
         let channel = self.channels.get_mut(&key)?;
         match (message, &channel.home) {
-            (ToListener::Hello { netns }, Home::Unknown) if netns == self.entry.netns => {
-                epoll::delete(&self.urgent, &channel.fd).ok()?;
-                channel.home = Home::Here;
-            }
-            (ToListener::Hello { .. }, Home::Unknown) => {
-                channel.home = Home::Abroad(HashMap::new());
+            (ToListener::Hello { netns }, Home::Unknown) => {
+                // Without a descriptor: this process had no room for one.
+                channel.board = Some(Board::adopt(passed?.as_fd()).ok()?);
+                channel.home = match netns == self.entry.netns {
+                    true => Home::Here,
+                    false if is_own(channel.uid) => Home::Abroad(HashMap::new()),
+                    false => return None,
+                };
+                self.recent.push(key);
             }
             (ToListener::Hello { .. }, _) | (_, Home::Unknown) => return None,
-            (ToListener::Announce(announce), _) => {
-                if !self.announce(key, announce, passed, now)? {
-                    self.tell(key, ToClient::Refused { id: announce.id });
-                }
-            }
-            (ToListener::Withdraw { id }, _) => {
-                if let Some(pair) = channel.announced.remove(&id) {
-                    self.forget(key, pair, |announced| announced.id == id);
-                }
+            (ToListener::Look { card }, _) => {
+                let card = u32::try_from(card).ok()?;
+                collected.wakers.extend(self.waiting.remove(&(key, card)));
             }
             (ToListener::Prove { id, nonce, to }, Home::Abroad(_)) => {
-                let is_covered = self.entry.scope.covers(to) && is_own(channel.uid);
-                if is_covered && channel.proofs < MAX_PROOFS {
+                if self.entry.scope.covers(to) && channel.proofs < MAX_PROOFS {
                     channel.proofs += 1;
                     collected.proofs.push(Proof {
                         channel: key,
@@ -357,74 +404,20 @@ impl Inbox {
         Some(())
     }
 
-    /// Whether the announcement is kept; `None` if the client broke the rules.
-    fn announce(
-        &mut self,
-        key: u64,
-        announce: Announce<'_>,
-        passed: Option<OwnedFd>,
-        now: Instant,
-    ) -> Option<bool> {
-        let channel = self.channels.get_mut(&key)?;
-        let pair = (canonical(announce.from), canonical(announce.to));
-        let believed = match &channel.home {
-            Home::Unknown => false,
-            Home::Here => true,
-            Home::Abroad(proven) => proven
-                .get(&pair.1.ip())
-                .is_some_and(|(from, until)| *from == pair.0.ip() && *until > now),
-        };
-        let fits = pair.1.port() == self.entry.port && self.entry.scope.covers(pair.1.ip());
-        let room = channel.announced.len() < MAX_PER_CHANNEL
-            && self.count < share(channel.uid, MAX_ANNOUNCED);
-        // Without a descriptor: this process had no room for one.
-        let Some(token) = passed.filter(|_| believed && fits && room) else {
-            return Some(false);
-        };
-        let hash_map::Entry::Vacant(slot) = channel.announced.entry(announce.id) else {
-            return None;
-        };
-        slot.insert(pair);
-        self.count += 1;
-        self.announced.entry(pair).or_default().push(Announced {
-            channel: key,
-            id: announce.id,
-            cookie: announce.cookie,
-            token: Token::received(token),
-            proposal: announce.proposal.to_vec(),
-        });
-        Some(true)
-    }
-
-    fn end(&mut self, key: u64) {
-        if let Some(channel) = self.channels.remove(&key) {
-            for pair in channel.announced.into_values() {
-                self.forget(key, pair, |_| true);
-            }
-        }
-    }
-
-    fn forget(&mut self, key: u64, pair: Pair, which: impl Fn(&Announced) -> bool) {
-        let hash_map::Entry::Occupied(mut list) = self.announced.entry(pair) else {
+    fn end(&mut self, key: u64, collected: &mut Collected) {
+        let Some(channel) = self.channels.remove(&key) else {
             return;
         };
-        let before = list.get().len();
-        list.get_mut()
-            .retain(|announced| announced.channel != key || !which(announced));
-        self.count = self.count.saturating_sub(before - list.get().len());
-        if list.get().is_empty() {
-            list.remove();
-        }
+        channel.dead.store(true, Ordering::Release);
+        self.recent.retain(|recent| *recent != key);
+        let waiting = self.waiting.extract_if(|(channel, _), _| *channel == key);
+        collected.wakers.extend(waiting.map(|(_, waker)| waker));
     }
 }
 
 /// How much of what there is a user may fill. Guests cannot crowd out the listener's own user.
 fn share(uid: u32, of: usize) -> usize {
     if is_own(uid) { of } else { of / 4 }
-}
-
-fn epoll_set() -> io::Result<OwnedFd> {
-    Ok(epoll::create(epoll::CreateFlags::CLOEXEC)?)
 }
 
 fn data(channel: u64) -> epoll::EventData {
@@ -445,12 +438,6 @@ const PACKETS: usize = 512;
 
 /// Clients of a listener.
 const MAX_CHANNELS: usize = 1024;
-
-/// Connections that one client may have announced and not made.
-const MAX_PER_CHANNEL: usize = 512;
-
-/// Connections that all clients may have announced and not made; each holds a descriptor.
-const MAX_ANNOUNCED: usize = 1024;
 
 /// Proofs that one client may have under way.
 const MAX_PROOFS: u32 = 4;

@@ -56,6 +56,7 @@
 //! served, and a process of the same user that lost its connection is believed until its
 //! announcement is withdrawn, which happens when it gives up or ends.
 
+mod board;
 mod channel;
 mod client;
 mod diag;
@@ -63,10 +64,10 @@ mod directory;
 mod inbox;
 mod message;
 mod netns;
+mod offer;
 mod packet;
 mod proof;
 mod server;
-mod token;
 
 pub use directory::{runtime_dir, runtime_dirs};
 

@@ -32,14 +32,11 @@ async fn ask_now(runtime: &dyn Runtime, channel: &Arc<Channel>, to: IpAddr) -> O
     rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty()).ok()?;
     let conversation = Conversation::new(channel.clone());
     channel
-        .send(
-            &ToListener::Prove {
-                id: conversation.id,
-                nonce,
-                to,
-            },
-            None,
-        )
+        .send(ToListener::Prove {
+            id: conversation.id,
+            nonce,
+            to,
+        })
         .ok()?;
     let Some(ToClient::Meet { port, .. }) = conversation.news().await else {
         return None;

@@ -1,26 +1,28 @@
-//! The listener's side: a name in the directory, announcements, verdicts.
+//! The listener's side: a name in the directory, verdicts, handshakes beside TCP.
 
+use std::fmt;
 use std::future::poll_fn;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::Poll;
-use std::time::Duration;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
 use atomic_waker::AtomicWaker;
-use rustix::net::sockopt::{ipv6_v6only, socket_cookie};
+use rustix::net::sockopt::{ipv6_v6only, socket_cookie, socket_reuseport};
 
+use super::board::{Card, Voice};
 use super::directory::{Entry, Scope, sweep_all};
-use super::inbox::{Collected, Inbox, Pair, Proof};
+use super::inbox::{Claimed, Collected, Inbox, Pair, Proof};
 use super::message::ToClient;
 use super::netns::{NetNs, canonical};
 use super::packet::listen;
 use super::{Local, lock, proof};
-use crate::io::negotiate::{Published, Verdict, runtime_dir};
+use crate::io::negotiate::{Aside, Published, Verdict, runtime_dir};
 use crate::io::runtime::{Runtime, Socket, SocketOptions, Watch};
+use crate::mem::sync::{AtomicBool, Ordering};
 
 /// A published listener. Dropping it takes its name away and ends its channels.
 #[derive(Debug)]
@@ -51,6 +53,7 @@ impl Listening {
         let mut salt = [0; 4];
         rustix::rand::getrandom(&mut salt, rustix::rand::GetRandomFlags::empty())?;
         let entry = Entry {
+            shared: socket_reuseport(tcp)?,
             port: at.port(),
             scope: Scope::of(at, at.is_ipv6() && ipv6_v6only(tcp)?),
             netns,
@@ -86,41 +89,59 @@ impl Listening {
 
 impl Published for Listening {
     fn verdict(&self, socket: &dyn Socket, peer: SocketAddr) -> Verdict {
-        match self.with_announced(socket, peer, Inbox::claim).flatten() {
-            Some(proposal) => Verdict::Clc {
-                proposal: Some(proposal),
-            },
+        match self.find(socket, peer, Inbox::claim) {
+            Some(Claimed {
+                channel,
+                card,
+                dead,
+            }) => Verdict::Aside(Box::new(ListenerAside {
+                shared: Arc::clone(&self.shared),
+                channel,
+                card,
+                dead,
+                heard: 0,
+            })),
             None => Verdict::Plain,
         }
     }
 
     fn dismiss(&self, socket: &dyn Socket, peer: SocketAddr) -> Verdict {
-        self.with_announced(socket, peer, Inbox::refuse);
+        let refuse = |inbox: &mut Inbox, pair, _| {
+            inbox.refuse(pair);
+            None::<()>
+        };
+        self.find(socket, peer, refuse);
         Verdict::Plain
     }
 }
 
 impl Listening {
-    /// Calls `f` with a connection's addresses, if any connection is announced.
-    fn with_announced<T>(
+    /// Looks for a connection's addresses on the boards that are known, then on those that have
+    /// come meanwhile.
+    fn find<T>(
         &self,
         socket: &dyn Socket,
         peer: SocketAddr,
-        f: impl FnOnce(&mut Inbox, Pair) -> T,
+        look: impl Fn(&mut Inbox, Pair, Instant) -> Option<T>,
     ) -> Option<T> {
+        let now = self.shared.runtime.now();
         let mut inbox = lock(&self.shared.inbox);
-        let Collected { proofs, .. } = inbox.collect(self.shared.runtime.now());
-        let local = match inbox.is_empty() {
-            true => None,
-            false => socket.local_addr().ok(),
+        let pair = |inbox: &Inbox| {
+            if inbox.is_empty() {
+                return None;
+            }
+            let local = inbox.address().or_else(|| socket.local_addr().ok())?;
+            Some((canonical(peer), canonical(local)))
         };
-        let result = local.map(|local| f(&mut inbox, (canonical(peer), canonical(local))));
+        if let Some(found) = pair(&inbox).and_then(|pair| look(&mut inbox, pair, now)) {
+            return Some(found);
+        }
+        let collected = inbox.collect();
+        let found = pair(&inbox).and_then(|pair| look(&mut inbox, pair, now));
         // A runtime may run the task at once, which needs the inbox.
         drop(inbox);
-        proofs
-            .into_iter()
-            .for_each(|proof| self.shared.prove(proof));
-        result
+        self.shared.act(collected);
+        found
     }
 }
 
@@ -128,14 +149,14 @@ impl Drop for Listening {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.path);
         self.shared.closed.store(true, Ordering::Release);
-        lock(&self.shared.inbox).close();
+        let wakers = lock(&self.shared.inbox).close();
+        wakers.into_iter().for_each(Waker::wake);
         self.shared.task.wake();
     }
 }
 
 impl Shared {
-    /// Serves clients while no connection is accepted: those that come newly, and those that
-    /// need an answer. What others announce waits until a connection is accepted.
+    /// Serves clients that come newly, and those that say something.
     async fn serve(self: Arc<Self>, watch: Box<dyn Watch>) {
         loop {
             let rung = poll_fn(|cx| {
@@ -149,12 +170,9 @@ impl Shared {
                 return;
             }
             loop {
-                let Collected {
-                    proofs,
-                    exhausted,
-                    more,
-                } = lock(&self.inbox).collect(self.runtime.now());
-                proofs.into_iter().for_each(|proof| self.prove(proof));
+                let collected = lock(&self.inbox).collect();
+                let (exhausted, more) = (collected.exhausted, collected.more);
+                self.act(collected);
                 if exhausted {
                     self.runtime
                         .timer(self.runtime.now() + WHEN_EXHAUSTED)
@@ -168,6 +186,14 @@ impl Shared {
                     return;
                 }
             }
+        }
+    }
+
+    /// Does what came of looking at the channels.
+    fn act(self: &Arc<Self>, collected: Collected) {
+        collected.wakers.into_iter().for_each(Waker::wake);
+        for proof in collected.proofs {
+            self.prove(proof);
         }
     }
 
@@ -197,6 +223,66 @@ impl Shared {
         let port = meeting.local_addr().ok()?.port();
         lock(&self.inbox).tell(proof.channel, ToClient::Meet { id: proof.id, port });
         proof::answer(&*self.runtime, &*meeting, proof.nonce).await
+    }
+}
+
+/// The listener's end of a handshake.
+struct ListenerAside {
+    shared: Arc<Shared>,
+    channel: u64,
+    card: Card,
+    /// Whether the channel has ended, and with it the client.
+    dead: Arc<AtomicBool>,
+    /// Bytes that were read.
+    heard: usize,
+}
+
+impl Aside for ListenerAside {
+    fn send(&mut self, message: &[u8]) -> io::Result<()> {
+        self.card.say(Voice::Listener, message)
+    }
+
+    fn flush(&mut self) {
+        lock(&self.shared.inbox).ring(self.channel, &self.card);
+    }
+
+    fn try_read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        match self.card.hear(Voice::Client, self.heard, buf) {
+            Some(count) => {
+                self.heard += count;
+                Ok(count)
+            }
+            None if self.dead.load(Ordering::Acquire) => Ok(0),
+            None => Err(io::ErrorKind::WouldBlock.into()),
+        }
+    }
+
+    fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
+        let waker = Some(cx.waker().clone());
+        lock(&self.shared.inbox).wait(self.channel, self.card.number(), waker);
+        self.card.wait_for(Voice::Client);
+        match self.try_read(buf) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Poll::Pending,
+            read => Poll::Ready(read),
+        }
+    }
+}
+
+impl Drop for ListenerAside {
+    fn drop(&mut self) {
+        let mut inbox = lock(&self.shared.inbox);
+        inbox.wait(self.channel, self.card.number(), None);
+        self.card.hang_up(Voice::Listener);
+        inbox.ring(self.channel, &self.card);
+    }
+}
+
+impl fmt::Debug for ListenerAside {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ListenerAside")
+            .field("channel", &self.channel)
+            .field("card", &self.card.number())
+            .finish_non_exhaustive()
     }
 }
 

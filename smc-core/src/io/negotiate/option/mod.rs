@@ -74,7 +74,6 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
 use async_trait::async_trait;
 use rustix::io::Errno;
@@ -336,10 +335,6 @@ impl Offer for Marked {
             false => Withdrawn::Free,
         }
     }
-
-    fn poll_lost(&mut self, _cx: &mut Context<'_>) -> Poll<()> {
-        Poll::Pending
-    }
 }
 
 impl Published for SynOption {
@@ -351,7 +346,7 @@ impl Published for SynOption {
             syn && self.has_peer(fd).unwrap_or(false)
         };
         match socket.fd().is_some_and(speaks_clc) {
-            true => Verdict::Clc { proposal: None },
+            true => Verdict::Clc,
             false => Verdict::Plain,
         }
     }

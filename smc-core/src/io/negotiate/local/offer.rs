@@ -1,0 +1,127 @@
+//! A client's offer: its card, and the handshake on it.
+
+use std::io;
+use std::task::{Context, Poll};
+
+use super::board::{State, Voice};
+use super::channel::Announced;
+use crate::io::negotiate::{Aside, Delivery, Offer, Withdrawn};
+use crate::io::runtime::Socket;
+
+/// A connection that was announced to one listener or more.
+#[derive(Debug)]
+pub(super) struct LocalOffer {
+    /// To whom, unless they refused it or are gone; only to the one who has taken it, as soon as
+    /// that is known.
+    announced: Vec<Announced>,
+    outcome: Option<Withdrawn>,
+    /// Bytes of the answer that were read.
+    heard: usize,
+}
+
+impl LocalOffer {
+    pub(super) fn boxed(announced: Vec<Announced>) -> Box<dyn Offer> {
+        Box::new(Self {
+            announced,
+            outcome: None,
+            heard: 0,
+        })
+    }
+
+    /// The one who has taken the offer, if that is known. Forgets those who cannot.
+    fn taker(&mut self) -> Option<&Announced> {
+        let taker = self
+            .announced
+            .iter()
+            .position(|announced| announced.state() == State::Taken);
+        if let Some(taker) = taker {
+            // Nobody else gets this connection any more.
+            self.announced.swap(0, taker);
+            self.announced.truncate(1);
+            return self.announced.first();
+        }
+        self.announced.retain(|announced| {
+            let is_dead = announced.conversation.channel.is_dead();
+            match announced.state() {
+                State::Offered => !is_dead,
+                // This moment.
+                State::Taken => true,
+                State::Void => false,
+            }
+        });
+        None
+    }
+}
+
+impl Offer for LocalOffer {
+    fn connected(&mut self, _socket: &dyn Socket) -> Delivery {
+        Delivery::Delivered
+    }
+
+    fn withdraw(&mut self) -> Withdrawn {
+        if let Some(outcome) = self.outcome {
+            return outcome;
+        }
+        let mut outcome = Withdrawn::Free;
+        for announced in &self.announced {
+            if !announced.withdraw() && announced.state() == State::Taken {
+                outcome = Withdrawn::Taken;
+            }
+        }
+        self.outcome = Some(outcome);
+        outcome
+    }
+
+    fn aside(&mut self) -> Option<&mut dyn Aside> {
+        Some(self)
+    }
+}
+
+impl Aside for LocalOffer {
+    fn send(&mut self, message: &[u8]) -> io::Result<()> {
+        let taker = self.taker().ok_or(io::ErrorKind::NotConnected)?;
+        taker.card.say(Voice::Client, message)
+    }
+
+    fn flush(&mut self) {
+        if let Some(taker) = self.taker() {
+            taker.ring();
+        }
+    }
+
+    fn try_read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let heard = self.heard;
+        let Some(taker) = self.taker() else {
+            return match self.announced.is_empty() {
+                true => Ok(0),
+                false => Err(io::ErrorKind::WouldBlock.into()),
+            };
+        };
+        match taker.card.hear(Voice::Listener, heard, buf) {
+            Some(count) => {
+                self.heard += count;
+                Ok(count)
+            }
+            None if taker.conversation.channel.is_dead() => Ok(0),
+            None => Err(io::ErrorKind::WouldBlock.into()),
+        }
+    }
+
+    fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
+        loop {
+            let mut news = false;
+            for announced in &self.announced {
+                // Rings that came earlier are taken in before the next one is asked for.
+                news |= announced.conversation.poll_news(cx).is_ready();
+                announced.card.wait_for(Voice::Listener);
+            }
+            match self.try_read(buf) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                read => return Poll::Ready(read),
+            }
+            if !news {
+                return Poll::Pending;
+            }
+        }
+    }
+}
