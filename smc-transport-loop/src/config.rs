@@ -103,8 +103,9 @@ impl Builder {
         self
     }
 
-    /// How many unused buffers are kept per peer for its next connections, and how many bytes in
-    /// all; 64 and 16 MiB if not given. With 0 none are kept.
+    /// How many unused buffers are kept per peer for its next connections, and how many bytes of
+    /// memory in all; 256 and 16 MiB if not given. With 0 none are kept. Of a long buffer only the
+    /// first 64 KiB are kept in memory, so no more than that count.
     #[must_use]
     pub fn pool(mut self, buffers: usize, bytes: usize) -> Self {
         self.keep = Keep { buffers, bytes };
@@ -158,5 +159,5 @@ impl Builder {
 
 const MAX_DMBS: usize = 16_384;
 const MAX_MAPPINGS: usize = 30_000;
-const POOL_BUFFERS: usize = 64;
+const POOL_BUFFERS: usize = 256;
 const POOL_BYTES: usize = 16 << 20;

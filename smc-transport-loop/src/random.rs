@@ -1,5 +1,7 @@
 //! Numbers that nobody can guess.
 
+use std::cell::RefCell;
+
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 use smc_core::device::DeviceError;
@@ -30,13 +32,41 @@ pub(crate) fn gid() -> Result<Gid, DeviceError> {
 }
 
 fn bytes<const N: usize>() -> Result<[u8; N], DeviceError> {
-    let mut bytes = [0; N];
+    STOCK.with_borrow_mut(|stock| {
+        if stock.left < N {
+            fill(&mut stock.bytes)?;
+            stock.left = stock.bytes.len();
+        }
+        stock.left -= N;
+        let taken = stock.bytes.get_mut(stock.left..);
+        let taken = taken.and_then(|rest| rest.first_chunk_mut());
+        // Nothing is left behind that would tell what was given out.
+        Ok(taken.map_or([0; N], |taken| std::mem::replace(taken, [0; N])))
+    })
+}
+
+fn fill(bytes: &mut [u8]) -> Result<(), DeviceError> {
     loop {
         // Up to 256 bytes come in one piece, once the system has collected enough randomness.
-        match getrandom(&mut bytes, GetRandomFlags::empty()) {
-            Ok(_) => return Ok(bytes),
+        match getrandom(&mut *bytes, GetRandomFlags::empty()) {
+            Ok(_) => return Ok(()),
             Err(Errno::INTR) => {}
             Err(error) => return Err(os("get random bytes", error)),
         }
     }
+}
+
+/// Random bytes that nobody has had yet, so that not each number is a system call.
+struct Stock {
+    bytes: [u8; 256],
+    left: usize,
+}
+
+thread_local! {
+    static STOCK: RefCell<Stock> = const {
+        RefCell::new(Stock {
+            bytes: [0; 256],
+            left: 0,
+        })
+    };
 }

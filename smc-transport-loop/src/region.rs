@@ -107,27 +107,30 @@ impl Mapping {
         self.len
     }
 
-    /// Makes all bytes zero.
-    ///
-    /// What is beyond [`ZERO_IN_PLACE`] is given back to the system rather than written, because
-    /// writing would make a long, hardly used buffer resident.
-    pub(crate) fn zero(self: &Arc<Self>) -> Result<(), OutOfBounds> {
-        let region = self.region();
-        let near = self.len.min(ZERO_IN_PLACE);
-        region.zero(0, near)?;
-        let far = self.len - near;
+    /// Makes the first `used` bytes zero, of which those beyond [`KEPT`] by [`trim`](Self::trim).
+    pub(crate) fn zero(self: &Arc<Self>, used: usize) -> Result<(), OutOfBounds> {
+        let used = used.min(self.len);
+        self.region().zero(0, used.min(KEPT))?;
+        if used > KEPT { self.trim() } else { Ok(()) }
+    }
+
+    /// Makes what is beyond [`KEPT`] zero by giving it back to the system. Writing there would make
+    /// a long, hardly used buffer resident.
+    pub(crate) fn trim(self: &Arc<Self>) -> Result<(), OutOfBounds> {
+        let far = self.len.saturating_sub(KEPT);
         if far == 0 {
             return Ok(());
         }
-        let start = region.part(near, far)?.as_ptr();
-        // SAFETY: the span is a part of this mapping and starts on a page (`near` is
-        // ZERO_IN_PLACE here). Removing its pages makes it read as zeros, as another process could
-        // do at any time; regions tolerate that.
+        let region = self.region();
+        let start = region.part(KEPT, far)?.as_ptr();
+        // SAFETY: the span is a part of this mapping and starts on a page, as KEPT is a multiple
+        // of the page size. Removing its pages makes it read as zeros, as another process could do
+        // at any time; regions tolerate that.
         let removed = unsafe { madvise(start.as_ptr().cast(), far, Advice::LinuxRemove) };
-        if removed.is_err() {
-            region.zero(near, far)?;
+        match removed {
+            Ok(()) => Ok(()),
+            Err(_) => region.zero(KEPT, far),
         }
-        Ok(())
     }
 
     fn map(file: impl AsFd, len: usize, permit: Option<Permit>) -> Result<Arc<Self>, DeviceError> {
@@ -235,9 +238,10 @@ fn memory_file() -> rustix::io::Result<OwnedFd> {
     }
 }
 
-/// Bytes at the start of a buffer that are zeroed by writing: the common DMB size of 64 KiB, which
-/// is written faster than its pages are given back and faulted in again. A multiple of the page size.
-const ZERO_IN_PLACE: usize = 1 << 16;
+/// Bytes at the start of an unused buffer that may stay resident: the common DMB size of 64 KiB,
+/// which is zeroed faster than its pages are given back and faulted in again. A multiple of the
+/// page size.
+pub(crate) const KEPT: usize = 1 << 16;
 
 /// What a memory file must be sealed against before it is mapped; SEAL keeps the set as it is.
 const SEALS: SealFlags = SealFlags::SHRINK

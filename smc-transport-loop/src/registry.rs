@@ -20,7 +20,7 @@ use crate::bell::{Bell, Notice, SLOTS, Slot};
 use crate::lock;
 use crate::outbox::{Wakes, Way};
 use crate::random;
-use crate::region::Mapping;
+use crate::region::{KEPT, Mapping};
 
 /// Our buffers for one peer, and the way to tell the peer about them.
 #[derive(Debug)]
@@ -95,6 +95,7 @@ impl Owner {
             token,
             region: place.mapping.leased(Arc::clone(&place.lease)),
             delivered: AtomicBool::new(new.is_none()),
+            used: AtomicUsize::new(len),
             place: Some(place),
             owner: Arc::clone(self),
             _permit: permit,
@@ -130,7 +131,8 @@ impl Owner {
     ) -> Result<(Place, Option<NewMemory>), DeviceError> {
         let index = match claim {
             Claim::Used(place) => {
-                place.mapping.zero().map_err(|_| DeviceError::NoMemory)?;
+                let zeroed = place.mapping.zero(place.used);
+                zeroed.map_err(|_| DeviceError::NoMemory)?;
                 return Ok((place, None));
             }
             Claim::New(index) => index,
@@ -155,6 +157,7 @@ impl Owner {
             slot,
             mapping,
             lease: Arc::default(),
+            used: len,
         };
         Ok((place, Some(new)))
     }
@@ -171,8 +174,13 @@ impl Owner {
     }
 
     /// Takes a place back whose buffer was dropped.
-    fn release(&self, place: Place, was_delivered: bool) {
+    fn release(&self, mut place: Place, was_delivered: bool) {
         place.slot.withdraw();
+        // What the peer still writes into it now is zeroed when it has let go.
+        let is_settled = was_delivered && !place.slot.is_used();
+        if is_settled && place.used > KEPT && place.mapping.trim().is_ok() {
+            place.used = KEPT;
+        }
         let dropped = lock(&self.table).release(place, was_delivered, self.keep, &self.bell);
         if !dropped.is_empty() {
             self.ask_to_look();
@@ -195,6 +203,8 @@ pub(crate) struct LoopDmb {
     place: Option<Place>,
     /// Whether the peer has the memory, so that the place can be used again.
     delivered: AtomicBool,
+    /// Bytes from the start that the peer may have written.
+    used: AtomicUsize,
     owner: Arc<Owner>,
     _permit: Permit,
 }
@@ -219,11 +229,16 @@ impl Dmb for LoopDmb {
             place.slot.arm();
         }
     }
+
+    fn set_used(&self, len: usize) {
+        self.used.store(len, Ordering::Relaxed);
+    }
 }
 
 impl Drop for LoopDmb {
     fn drop(&mut self) {
-        if let Some(place) = self.place.take() {
+        if let Some(mut place) = self.place.take() {
+            place.used = self.used.load(Ordering::Relaxed);
             self.owner
                 .release(place, self.delivered.load(Ordering::Relaxed));
         }
@@ -240,6 +255,8 @@ struct Place {
     mapping: Arc<Mapping>,
     /// Shared by the regions of the buffer, which may outlive it.
     lease: Arc<()>,
+    /// Bytes from the start that may not be zero any more.
+    used: usize,
 }
 
 impl Place {
@@ -293,7 +310,7 @@ impl Table {
     fn take_pooled(&mut self, len: usize) -> Option<Place> {
         let mut latest = self.pool.iter_mut().rev().take(POOL_LOOKS);
         let back = latest.position(|place| place.mapping.len() == len && place.is_free())?;
-        self.pool_bytes -= len;
+        self.pool_bytes -= kept(len);
         self.pool.remove(self.pool.len() - 1 - back)
     }
 
@@ -310,7 +327,7 @@ impl Table {
         }
         // Other memory comes into this slot, which tells the peer that the old one is gone.
         let place = self.pool.pop_front().ok_or(DeviceError::Exhausted)?;
-        self.pool_bytes -= place.mapping.len();
+        self.pool_bytes -= kept(place.mapping.len());
         Ok(place.index)
     }
 
@@ -341,8 +358,8 @@ impl Table {
         if let Some(entry) = self.tokens.get_mut(place.index as usize) {
             *entry = None;
         }
-        if was_delivered && keep.buffers > 0 && place.mapping.len() <= keep.bytes {
-            self.pool_bytes += place.mapping.len();
+        if was_delivered && keep.buffers > 0 && kept(place.mapping.len()) <= keep.bytes {
+            self.pool_bytes += kept(place.mapping.len());
             self.pool.push_back(place);
         } else {
             dropped.push(place);
@@ -351,7 +368,7 @@ impl Table {
             let Some(oldest) = self.pool.pop_front() else {
                 break;
             };
-            self.pool_bytes -= oldest.mapping.len();
+            self.pool_bytes -= kept(oldest.mapping.len());
             dropped.push(oldest);
         }
         for place in &dropped {
@@ -411,6 +428,11 @@ impl Drop for Permit {
     fn drop(&mut self) {
         self.0.used.fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+/// Bytes that an unused buffer of this length may keep resident.
+fn kept(len: usize) -> usize {
+    len.min(KEPT)
 }
 
 /// Places of the pool that are looked at, so that a large pool stays cheap.

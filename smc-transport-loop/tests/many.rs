@@ -107,9 +107,9 @@ async fn ten_thousand_one_after_the_other(world: World) {
     );
 }
 
-/// Buffers of 1 MiB that the pools of two endpoints keep at most. How many of them there are is a
-/// matter of how connections that end overlap with new ones.
-const POOLED: usize = 2 * 16;
+/// Buffers that the pools of two endpoints keep at most. How many of them there are is a matter of
+/// how connections that end overlap with new ones.
+const POOLED: usize = 2 * 256;
 
 async fn exchange(client: &Endpoint, listener: &Listener) {
     let (mut near, mut far) = connect(client, listener).await;

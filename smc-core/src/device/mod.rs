@@ -195,6 +195,14 @@ pub trait Dmb: Send + Sync + Debug {
     /// write is either seen by that look or reported. Devices that report every signal have
     /// nothing to do.
     fn arm(&self) {}
+
+    /// Says that the peer has written at most the first `len` bytes, as far as anybody knows.
+    ///
+    /// Called before the buffer is dropped, perhaps. A device that gives the memory to the same
+    /// peer again need not zero more than that; without this it zeroes all.
+    fn set_used(&self, len: usize) {
+        let _ = len;
+    }
 }
 
 /// Whether a write tells the peer.

@@ -1,13 +1,16 @@
 //! How long to look again before going to sleep.
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 /// Polling before sleeping, adapted to whether it pays.
 ///
 /// A cross-CPU wake-up costs tens of microseconds, a look at a cache line almost nothing. So a
 /// half that finds nothing looks again for a short while: a few times on the spot, then between
-/// turns of the executor, so that other tasks run. The window shrinks each time it passes in vain,
-/// down to nothing, and opens again when a sleep turns out to have been short.
+/// turns of the executor, so that other tasks run, and of the processor, so that the peer runs if
+/// it has no other one. The window shrinks each time it passes in vain, down to nothing, and opens
+/// again when a sleep turns out to have been short. Where there is no processor to spare, nobody
+/// polls for a while.
 #[derive(Clone, Debug)]
 pub(crate) struct Spin {
     /// Longest window; zero switches polling off.
@@ -35,7 +38,7 @@ impl Spin {
     pub(crate) fn new(max: Duration) -> Self {
         Self {
             max,
-            window: max,
+            window: LEARNED.get().map_or(max, |window| window.min(max)),
             looks: 0,
             since: None,
             asleep: None,
@@ -58,12 +61,19 @@ impl Spin {
         self.finds += 1;
         self.looks = 0;
         if let Some(asleep) = self.asleep.take() {
-            if asleep.elapsed() < self.max.saturating_mul(SHORT_SLEEP) {
-                self.window = self.max;
+            if asleep.elapsed() < self.max.saturating_add(WAKE_UP) {
+                self.set_window(self.max);
             }
         }
         if self.since.take().is_some() {
-            self.window = self.max;
+            self.set_window(self.max);
+        }
+    }
+
+    fn set_window(&mut self, window: Duration) {
+        self.window = window;
+        if !self.max.is_zero() {
+            LEARNED.set(Some(window));
         }
     }
 
@@ -80,14 +90,17 @@ impl Spin {
         }
         let now = Instant::now();
         let since = *self.since.get_or_insert(now);
+        if CROWDED.get().is_some_and(|until| now < until) {
+            return self.park(now);
+        }
         if now.duration_since(since) < self.window && self.looks < LOOKS_MAX {
+            yield_processor(now);
             return Step::Yield;
         }
-        self.window = if self.window < WINDOW_MIN {
-            Duration::ZERO
-        } else {
-            self.window / 2
-        };
+        self.set_window(match self.window < WINDOW_MIN {
+            true => Duration::ZERO,
+            false => self.window / 2,
+        });
         self.park(now)
     }
 
@@ -110,11 +123,44 @@ const FINDS_MAX: u32 = 128;
 /// Bound for clocks that stand still while tasks run, as virtual ones do.
 const LOOKS_MAX: u32 = 20_000;
 
-/// A sleep shorter than this many windows would better have been a look.
-const SHORT_SLEEP: u32 = 4;
+/// What a wake-up takes: so much longer a sleep is than the time in which a look would have found
+/// what ended it.
+const WAKE_UP: Duration = Duration::from_micros(50);
 
 /// Windows below this are not worth their clock.
 const WINDOW_MIN: Duration = Duration::from_micros(5);
+
+/// Lets others have the processor: the peer may be waiting for this very one.
+fn yield_processor(now: Instant) {
+    let lately = |at: Instant| now.duration_since(at) < YIELD_EVERY;
+    if YIELDED.get().is_some_and(lately) {
+        return;
+    }
+    std::thread::yield_now();
+    let after = Instant::now();
+    YIELDED.set(Some(after));
+    if after.duration_since(now) > HOG {
+        CROWDED.set(Some(after + CROWD_LASTS));
+    }
+}
+
+/// The processor is not offered more often than this.
+const YIELD_EVERY: Duration = Duration::from_micros(2);
+
+/// Somebody who keeps the processor for so long was not the peer.
+const HOG: Duration = Duration::from_micros(500);
+
+/// How long such company is expected to stay.
+const CROWD_LASTS: Duration = Duration::from_millis(50);
+
+thread_local! {
+    /// The window that the latest half on this thread has come to: new ones begin with it.
+    static LEARNED: Cell<Option<Duration>> = const { Cell::new(None) };
+    /// When the processor was offered last.
+    static YIELDED: Cell<Option<Instant>> = const { Cell::new(None) };
+    /// Until when nobody polls.
+    static CROWDED: Cell<Option<Instant>> = const { Cell::new(None) };
+}
 
 #[cfg(test)]
 mod tests {

@@ -24,7 +24,7 @@ use super::rdma::{Staged, StagedHandle};
 use super::runtime::Socket;
 use crate::device::Dmb;
 use crate::error::{Error, How, PeerMisbehaved};
-use crate::mem::Element;
+use crate::mem::{Element, HEADER_LEN};
 use crate::mem::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::proto::conn::{Closing, ReadEnd, State, WriteEnd};
 use crate::proto::group::GroupId;
@@ -503,6 +503,18 @@ impl Conn {
 
     fn closing(&self) -> MutexGuard<'_, Closing> {
         self.closing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Conn {
+    fn drop(&mut self) {
+        let LocalBuffer::Dmb(dmb) = &self.buffer else {
+            return;
+        };
+        let written = ProducerWord::from_ne(self.local.producer().load(Ordering::Acquire)).cursor;
+        if written.wrap == 0 {
+            dmb.set_used(HEADER_LEN.saturating_add(len_usize(written.count)));
+        }
     }
 }
 

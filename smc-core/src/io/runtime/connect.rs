@@ -15,11 +15,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{SocketType, sockopt};
 
-use super::net::{finish, local_addr, probe, socket, stream};
+use super::net::{local_addr, reuse_port, socket, stream};
 use super::{BeforeConnect, SocketOptions, Unconnected};
 
 /// A socket on which `connect` was called.
@@ -52,7 +51,7 @@ pub(super) fn begin(
         ))?;
         return match rustix::net::connect(&fd, &to) {
             Ok(()) => Ok(Begun::Connected(fd)),
-            Err(Errno::INPROGRESS | Errno::INTR) => begun(fd),
+            Err(Errno::INPROGRESS | Errno::INTR) => begun(fd, to),
             Err(error) => Err(error.into()),
         };
     }
@@ -68,22 +67,27 @@ pub(super) fn begin(
         before(&Unconnected::new(local, Some(fd.as_fd())))?;
         match rustix::net::connect(&fd, &to) {
             Ok(()) => {
-                finish(fd.as_fd())?;
+                reuse_port(fd.as_fd())?;
                 return Ok(Begun::Connected(fd));
             }
             Err(Errno::INPROGRESS | Errno::INTR) => {}
             Err(Errno::ADDRNOTAVAIL) if from.port() == 0 && attempts < ATTEMPTS => continue,
             Err(error) => return Err(error.into()),
         }
-        return begun(fd);
+        return begun(fd, to);
     }
 }
 
-/// On this host a connection is complete, or refused, as soon as `connect` returns.
-fn begun(fd: OwnedFd) -> io::Result<Begun> {
-    match probe(fd.as_fd(), PollFlags::OUT) {
-        Ok(_) => finish(fd.as_fd()).map(|()| Begun::Connected(fd)),
-        Err(_) => Ok(Begun::Waiting(fd)),
+/// On this host a connection is complete, or refused, as soon as `connect` returns. Called once more
+/// it says so.
+fn begun(fd: OwnedFd, to: SocketAddr) -> io::Result<Begun> {
+    match rustix::net::connect(&fd, &to) {
+        Ok(()) | Err(Errno::ISCONN) => {
+            reuse_port(fd.as_fd())?;
+            Ok(Begun::Connected(fd))
+        }
+        Err(Errno::ALREADY | Errno::INPROGRESS | Errno::INTR) => Ok(Begun::Waiting(fd)),
+        Err(error) => Err(error.into()),
     }
 }
 

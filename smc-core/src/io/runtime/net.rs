@@ -7,7 +7,7 @@ use std::fmt::Debug;
 use std::io::{self, IoSlice};
 use std::net::{Shutdown, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -19,11 +19,12 @@ use rustix::net::{
 use super::{Acceptor, BeforeListen, Socket, SocketOptions, Unconnected, Watch};
 
 /// A descriptor that a reactor looks after. Keeps one waker per side, the last one given.
-pub(super) trait Registered: AsFd + Debug + Send + Sync + 'static {
-    /// Registers a descriptor with the reactor of `like`.
-    fn register_like(&self, fd: OwnedFd) -> io::Result<Self>
-    where
-        Self: Sized;
+pub(super) trait Registered: AsFd + Debug + Send + Sync + Sized + 'static {
+    /// What a descriptor is registered with.
+    type Reactor: Clone + Debug + Send + Sync;
+
+    /// Registers a descriptor for both sides.
+    fn register(reactor: &Self::Reactor, fd: Arc<OwnedFd>) -> io::Result<Self>;
 
     /// Repeats `op` until it is done with something else than `WouldBlock`, waiting in between.
     fn poll_io<T>(
@@ -65,32 +66,85 @@ pub(super) struct Done<T> {
     pub(super) exhausted: bool,
 }
 
-/// A TCP connection.
+/// A TCP connection. The reactor gets to know of it when somebody has to wait: one that carries an
+/// SMC stream may never be waited for.
 #[derive(Debug)]
-pub(super) struct TcpSocket<R>(R);
+pub(super) struct TcpSocket<R: Registered> {
+    // Dropped first: what is registered has to be open.
+    registered: OnceLock<R>,
+    fd: Arc<OwnedFd>,
+    reactor: R::Reactor,
+}
 
 impl<R: Registered> TcpSocket<R> {
-    /// Waits until the connect that was begun on `io` has ended.
-    pub(super) async fn connected(io: R) -> io::Result<Self> {
-        let socket = Self(io);
-        std::future::poll_fn(|cx| socket.poll_writable(cx)).await?;
-        finish(socket.0.as_fd())?;
-        Ok(socket)
+    /// A socket that is connected already, or on its way.
+    pub(super) fn new(reactor: &R::Reactor, fd: OwnedFd) -> Self {
+        Self {
+            registered: OnceLock::new(),
+            fd: Arc::new(fd),
+            reactor: reactor.clone(),
+        }
     }
 
-    /// A socket that is connected already.
-    pub(super) fn new(io: R) -> Self {
-        Self(io)
+    /// Waits until the connect that was begun has ended.
+    pub(super) async fn connected(self) -> io::Result<Self> {
+        std::future::poll_fn(|cx| self.poll_writable(cx)).await?;
+        finish(self.fd.as_fd())?;
+        Ok(self)
+    }
+
+    fn registered(&self) -> io::Result<&R> {
+        if let Some(registered) = self.registered.get() {
+            return Ok(registered);
+        }
+        // A reactor takes a descriptor once, so two who wait first take turns.
+        static TURN: Mutex<()> = Mutex::new(());
+        let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.registered.get() {
+            Some(registered) => Ok(registered),
+            None => {
+                let registered = R::register(&self.reactor, Arc::clone(&self.fd))?;
+                Ok(self.registered.get_or_init(|| registered))
+            }
+        }
+    }
+
+    fn poll_io<T>(
+        &self,
+        cx: &mut Context<'_>,
+        side: Side,
+        mut op: impl FnMut(BorrowedFd<'_>) -> io::Result<Done<T>>,
+    ) -> Poll<io::Result<T>> {
+        while self.registered.get().is_none() {
+            match op(self.fd.as_fd()) {
+                Ok(done) => return Poll::Ready(Ok(done.value)),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
+        self.registered()?.poll_io(cx, side, op)
+    }
+
+    fn try_io<T>(
+        &self,
+        side: Side,
+        op: impl FnOnce(BorrowedFd<'_>) -> io::Result<Done<T>>,
+    ) -> io::Result<T> {
+        match self.registered.get() {
+            Some(registered) => registered.try_io(side, op),
+            None => op(self.fd.as_fd()).map(|done| done.value),
+        }
     }
 }
 
 impl<R: Registered> Socket for TcpSocket<R> {
     fn poll_read(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
-        self.0.poll_io(cx, Side::Read, |fd| read(fd, &mut *buf))
+        self.poll_io(cx, Side::Read, |fd| read(fd, &mut *buf))
     }
 
     fn poll_peek(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
-        self.0.poll_io(cx, Side::Read, |fd| {
+        self.poll_io(cx, Side::Read, |fd| {
             let (value, _) = rustix::net::recv(fd, &mut *buf, RecvFlags::PEEK)?;
             Ok(Done {
                 value,
@@ -100,26 +154,25 @@ impl<R: Registered> Socket for TcpSocket<R> {
     }
 
     fn poll_write(&self, cx: &mut Context<'_>, bufs: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
-        self.0.poll_io(cx, Side::Write, |fd| write(fd, bufs))
+        self.poll_io(cx, Side::Write, |fd| write(fd, bufs))
     }
 
     fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.0.poll_io(cx, Side::Read, |fd| {
+        self.poll_io(cx, Side::Read, |fd| {
             probe(fd, PollFlags::IN | PollFlags::RDHUP)
         })
     }
 
     fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.0
-            .poll_io(cx, Side::Write, |fd| probe(fd, PollFlags::OUT))
+        self.poll_io(cx, Side::Write, |fd| probe(fd, PollFlags::OUT))
     }
 
     fn try_read(&self, buf: &mut [u8]) -> io::Result<usize> {
-        self.0.try_io(Side::Read, |fd| read(fd, buf))
+        self.try_io(Side::Read, |fd| read(fd, buf))
     }
 
     fn try_write(&self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.0.try_io(Side::Write, |fd| write(fd, bufs))
+        self.try_io(Side::Write, |fd| write(fd, bufs))
     }
 
     fn shutdown(&self, how: Shutdown) -> io::Result<()> {
@@ -128,50 +181,57 @@ impl<R: Registered> Socket for TcpSocket<R> {
             Shutdown::Write => rustix::net::Shutdown::Write,
             Shutdown::Both => rustix::net::Shutdown::Both,
         };
-        Ok(rustix::net::shutdown(&self.0, how)?)
+        Ok(rustix::net::shutdown(&self.fd, how)?)
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
-        local_addr(self.0.as_fd())
+        local_addr(self.fd.as_fd())
     }
 
     fn peer_addr(&self) -> io::Result<SocketAddr> {
-        let peer = rustix::net::getpeername(&self.0)?.ok_or(io::ErrorKind::NotConnected)?;
+        let peer = rustix::net::getpeername(&self.fd)?.ok_or(io::ErrorKind::NotConnected)?;
         Ok(peer.try_into()?)
     }
 
     fn set_nodelay(&self, on: bool) -> io::Result<()> {
-        Ok(sockopt::set_tcp_nodelay(&self.0, on)?)
+        Ok(sockopt::set_tcp_nodelay(&self.fd, on)?)
     }
 
     fn nodelay(&self) -> io::Result<bool> {
-        Ok(sockopt::tcp_nodelay(&self.0)?)
+        Ok(sockopt::tcp_nodelay(&self.fd)?)
     }
 
     fn set_linger(&self, linger: Option<Duration>) -> io::Result<()> {
-        Ok(sockopt::set_socket_linger(&self.0, linger)?)
+        Ok(sockopt::set_socket_linger(&self.fd, linger)?)
     }
 
     fn linger(&self) -> io::Result<Option<Duration>> {
-        Ok(sockopt::socket_linger(&self.0)?)
+        Ok(sockopt::socket_linger(&self.fd)?)
     }
 
     fn set_keepalive(&self, on: bool) -> io::Result<()> {
-        Ok(sockopt::set_socket_keepalive(&self.0, on)?)
+        Ok(sockopt::set_socket_keepalive(&self.fd, on)?)
     }
 
     fn take_error(&self) -> io::Result<Option<io::Error>> {
-        Ok(sockopt::socket_error(&self.0)?.err().map(Into::into))
+        Ok(sockopt::socket_error(&self.fd)?.err().map(Into::into))
     }
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.0.as_fd())
+        Some(self.fd.as_fd())
     }
 }
 
 /// A TCP listener.
 #[derive(Debug)]
-pub(super) struct TcpAcceptor<R>(pub(super) R);
+pub(super) struct TcpAcceptor<R: Registered>(R, R::Reactor);
+
+impl<R: Registered> TcpAcceptor<R> {
+    /// Watches a listening socket.
+    pub(super) fn new(reactor: R::Reactor, fd: OwnedFd) -> io::Result<Self> {
+        Ok(Self(R::register(&reactor, Arc::new(fd))?, reactor))
+    }
+}
 
 impl<R: Registered> Acceptor for TcpAcceptor<R> {
     fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(Arc<dyn Socket>, SocketAddr)>> {
@@ -183,7 +243,7 @@ impl<R: Registered> Acceptor for TcpAcceptor<R> {
             })
         }))?;
         let peer = peer.ok_or(io::ErrorKind::NotConnected)?.try_into()?;
-        let socket: Arc<dyn Socket> = Arc::new(TcpSocket(self.0.register_like(fd)?));
+        let socket: Arc<dyn Socket> = Arc::new(TcpSocket::<R>::new(&self.1, fd));
         Poll::Ready(Ok((socket, peer)))
     }
 
@@ -258,15 +318,20 @@ pub(super) fn lookup(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     (host, port).to_socket_addrs().map(Iterator::collect)
 }
 
-/// The outcome of a connect whose socket has become writable. From now on the port may be used
-/// for other destinations too, most of all while this connection is in TIME_WAIT.
-pub(super) fn finish(fd: BorrowedFd<'_>) -> io::Result<()> {
+/// The outcome of a connect whose socket has become writable.
+fn finish(fd: BorrowedFd<'_>) -> io::Result<()> {
     sockopt::socket_error(fd)??;
+    reuse_port(fd)
+}
+
+/// From now on the port may be used for other destinations too, most of all while this connection is
+/// in TIME_WAIT.
+pub(super) fn reuse_port(fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(sockopt::set_socket_reuseaddr(fd, true)?)
 }
 
 /// Whether the descriptor is ready for `what` at this moment.
-pub(super) fn probe(fd: BorrowedFd<'_>, what: PollFlags) -> io::Result<Done<()>> {
+fn probe(fd: BorrowedFd<'_>, what: PollFlags) -> io::Result<Done<()>> {
     let mut fds = [PollFd::from_borrowed_fd(fd, what)];
     match rustix::event::poll(
         &mut fds,

@@ -45,7 +45,7 @@ impl SmolRuntime {
     /// When it cannot be watched.
     pub fn acceptor(&self, listener: std::net::TcpListener) -> io::Result<Arc<dyn Acceptor>> {
         listener.set_nonblocking(true)?;
-        Ok(Arc::new(TcpAcceptor(Io::new(listener.into())?)))
+        Ok(Arc::new(TcpAcceptor::<Io>::new((), listener.into())?))
     }
 
     /// Takes over a connected socket.
@@ -55,7 +55,7 @@ impl SmolRuntime {
     /// When it cannot be watched.
     pub fn socket(&self, stream: std::net::TcpStream) -> io::Result<Arc<dyn Socket>> {
         stream.set_nonblocking(true)?;
-        Ok(Arc::new(TcpSocket::new(Io::new(stream.into())?)))
+        Ok(Arc::new(TcpSocket::<Io>::new(&(), stream.into())))
     }
 }
 
@@ -93,8 +93,8 @@ impl Runtime for SmolRuntime {
         before: &mut BeforeConnect<'_>,
     ) -> io::Result<Arc<dyn Socket>> {
         Ok(Arc::new(match connect::begin(to, options, before)? {
-            Begun::Connected(fd) => TcpSocket::new(Io::new(fd)?),
-            Begun::Waiting(fd) => TcpSocket::connected(Io::new(fd)?).await?,
+            Begun::Connected(fd) => TcpSocket::<Io>::new(&(), fd),
+            Begun::Waiting(fd) => TcpSocket::<Io>::new(&(), fd).connected().await?,
         }))
     }
 
@@ -105,24 +105,18 @@ impl Runtime for SmolRuntime {
         before: &mut BeforeListen<'_>,
     ) -> io::Result<Arc<dyn Acceptor>> {
         let fd = net::listen(at, options, before)?;
-        Ok(Arc::new(TcpAcceptor(Io::new(fd)?)))
+        Ok(Arc::new(TcpAcceptor::<Io>::new((), fd)?))
     }
 
     fn watch(&self, fd: BorrowedFd<'_>) -> io::Result<Box<dyn Watch>> {
-        Ok(Box::new(FdWatch(Io::new(fd.try_clone_to_owned()?)?)))
+        let fd = Arc::new(fd.try_clone_to_owned()?);
+        Ok(Box::new(FdWatch(Io::register(&(), fd)?)))
     }
 }
 
 /// A descriptor on async-io's reactor.
 #[derive(Debug)]
-struct Io(Async<OwnedFd>);
-
-impl Io {
-    /// The descriptor's flags stay as they are: it may be a duplicate of somebody's.
-    fn new(fd: OwnedFd) -> io::Result<Self> {
-        Async::new_nonblocking(fd).map(Self)
-    }
-}
+struct Io(Async<Arc<OwnedFd>>);
 
 impl AsFd for Io {
     fn as_fd(&self) -> BorrowedFd<'_> {
@@ -131,8 +125,11 @@ impl AsFd for Io {
 }
 
 impl Registered for Io {
-    fn register_like(&self, fd: OwnedFd) -> io::Result<Self> {
-        Self::new(fd)
+    type Reactor = ();
+
+    /// The descriptor's flags stay as they are: it may be a duplicate of somebody's.
+    fn register(_reactor: &(), fd: Arc<OwnedFd>) -> io::Result<Self> {
+        Async::new_nonblocking(fd).map(Self)
     }
 
     fn poll_io<T>(

@@ -53,7 +53,7 @@ impl TokioRuntime {
     /// When it cannot be watched.
     pub fn acceptor(&self, listener: std::net::TcpListener) -> io::Result<Arc<dyn Acceptor>> {
         listener.set_nonblocking(true)?;
-        Ok(Arc::new(TcpAcceptor(self.register(listener.into())?)))
+        self.listening(listener.into())
     }
 
     /// Takes over a connected socket.
@@ -63,11 +63,16 @@ impl TokioRuntime {
     /// When it cannot be watched.
     pub fn socket(&self, stream: std::net::TcpStream) -> io::Result<Arc<dyn Socket>> {
         stream.set_nonblocking(true)?;
-        Ok(Arc::new(TcpSocket::new(self.register(stream.into())?)))
+        Ok(Arc::new(self.connected(stream.into())))
     }
 
-    fn register(&self, fd: OwnedFd) -> io::Result<Io> {
-        Io::new(&self.handle, fd, Interest::READABLE | Interest::WRITABLE)
+    fn connected(&self, fd: OwnedFd) -> TcpSocket<Io> {
+        TcpSocket::new(&self.handle, fd)
+    }
+
+    fn listening(&self, fd: OwnedFd) -> io::Result<Arc<dyn Acceptor>> {
+        let acceptor: TcpAcceptor<Io> = TcpAcceptor::new(self.handle.clone(), fd)?;
+        Ok(Arc::new(acceptor))
     }
 }
 
@@ -104,8 +109,8 @@ impl Runtime for TokioRuntime {
         before: &mut BeforeConnect<'_>,
     ) -> io::Result<Arc<dyn Socket>> {
         Ok(Arc::new(match connect::begin(to, options, before)? {
-            Begun::Connected(fd) => TcpSocket::new(self.register(fd)?),
-            Begun::Waiting(fd) => TcpSocket::connected(self.register(fd)?).await?,
+            Begun::Connected(fd) => self.connected(fd),
+            Begun::Waiting(fd) => self.connected(fd).connected().await?,
         }))
     }
 
@@ -116,11 +121,12 @@ impl Runtime for TokioRuntime {
         before: &mut BeforeListen<'_>,
     ) -> io::Result<Arc<dyn Acceptor>> {
         let fd = net::listen(at, options, before)?;
-        Ok(Arc::new(TcpAcceptor(self.register(fd)?)))
+        self.listening(fd)
     }
 
     fn watch(&self, fd: BorrowedFd<'_>) -> io::Result<Box<dyn Watch>> {
-        let io = Io::new(&self.handle, fd.try_clone_to_owned()?, Interest::READABLE)?;
+        let fd = Arc::new(fd.try_clone_to_owned()?);
+        let io = Io::new(&self.handle, fd, Interest::READABLE)?;
         Ok(Box::new(FdWatch(io)))
     }
 }
@@ -128,22 +134,18 @@ impl Runtime for TokioRuntime {
 /// A descriptor on tokio's reactor.
 #[derive(Debug)]
 struct Io {
-    fd: AsyncFd<OwnedFd>,
-    handle: Handle,
+    fd: AsyncFd<Arc<OwnedFd>>,
 }
 
 impl Io {
-    fn new(handle: &Handle, fd: OwnedFd, interest: Interest) -> io::Result<Self> {
+    fn new(handle: &Handle, fd: Arc<OwnedFd>, interest: Interest) -> io::Result<Self> {
         let _context = handle.enter();
         #[allow(
             deprecated,
             reason = "the successor is unsafe for the sake of types that lose their descriptor"
         )]
         let fd = AsyncFd::with_interest(fd, interest)?;
-        Ok(Self {
-            fd,
-            handle: handle.clone(),
-        })
+        Ok(Self { fd })
     }
 }
 
@@ -154,8 +156,10 @@ impl AsFd for Io {
 }
 
 impl Registered for Io {
-    fn register_like(&self, fd: OwnedFd) -> io::Result<Self> {
-        Self::new(&self.handle, fd, Interest::READABLE | Interest::WRITABLE)
+    type Reactor = Handle;
+
+    fn register(reactor: &Handle, fd: Arc<OwnedFd>) -> io::Result<Self> {
+        Self::new(reactor, fd, Interest::READABLE | Interest::WRITABLE)
     }
 
     fn poll_io<T>(

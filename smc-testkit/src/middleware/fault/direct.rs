@@ -113,6 +113,10 @@ impl Dmb for FaultyDmb {
     fn arm(&self) {
         self.inner.arm();
     }
+
+    fn set_used(&self, len: usize) {
+        self.inner.set_used(len);
+    }
 }
 
 impl Drop for FaultyDmb {

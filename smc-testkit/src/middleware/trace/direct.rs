@@ -102,6 +102,10 @@ impl Dmb for TracedDmb {
         self.log.tell(What::BufferArmed(self.token()));
         self.inner.arm();
     }
+
+    fn set_used(&self, len: usize) {
+        self.inner.set_used(len);
+    }
 }
 
 impl Drop for TracedDmb {
