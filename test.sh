@@ -20,6 +20,7 @@ readonly DENY_VERSION=0.20.2
 readonly GUNGRAUN_VERSION=0.20.0
 readonly MSRV=1.85
 readonly MODEL_SEEDS=${SMC_MODEL_SEEDS:-10000}
+readonly LOOM_PREEMPTIONS=${SMC_LOOM_PREEMPTIONS:-4}
 readonly KILL_ROUNDS=${SMC_KILL_ROUNDS:-200}
 readonly DEMO_BYTES=67108864
 
@@ -263,6 +264,14 @@ step model "stream operations against an oracle, $MODEL_SEEDS seeds"
 step_model() {
     SMC_MODEL_SEEDS=$MODEL_SEEDS verdicts 900 \
         cargo test "${locked[@]}" "${ALL[@]}" --release --test model -- --show-output
+}
+
+step loom "models of ring and wake-ups, all orders of steps up to $LOOM_PREEMPTIONS preemptions"
+step_loom() {
+    # A build of its own: in it atomics are those of the model checker.
+    CARGO_TARGET_DIR=$TARGET/loom RUSTFLAGS="--cfg smc_loom -D warnings" CARGO_PROFILE_DEV_DEBUG=0 \
+        LOOM_MAX_PREEMPTIONS=$LOOM_PREEMPTIONS verdicts 900 \
+        cargo test "${locked[@]}" -p smc-core -p smc-transport-loop --lib models:: -- --show-output
 }
 
 step kill "a peer killed at random points, $KILL_ROUNDS times"

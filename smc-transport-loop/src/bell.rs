@@ -23,18 +23,19 @@
 //! `users` says when the owner may use memory again *for the same peer*. Numbers are checked
 //! against private tables before they mean anything.
 //!
-//! Three places need that one of two sides sees what the other just wrote. Each side writes its
-//! word, passes a sequentially consistent fence, and reads the other's word: *data, want*
-//! ([`Slot::must_signal`]), *ready bits, sleeping* ([`Bell::set_ready`]), and *live, users*
-//! ([`Slot::begin_use`]).
+//! Four places need that one of two sides sees what the other just wrote. Each side writes its word
+//! and reads the other's word. For *data, want* ([`Slot::must_signal`]) and *live, users*
+//! ([`Slot::begin_use`]) it passes a sequentially consistent fence between the two; for *ready bits,
+//! sleeping* ([`Bell::set_ready`]) and *fresh bits, looked* ([`Bell::ask_to_look`]) the accesses
+//! themselves are sequentially consistent. The crate's `models` try them all.
 
 use smc_core::mem::sync::{AtomicU64, Ordering, fence};
 use smc_core::mem::{OutOfBounds, Region};
 
 use crate::region::Line;
 
-/// Buffers that one bell can describe.
-pub(crate) const SLOTS: u32 = 16_384;
+/// Buffers that one bell can describe. A model looks at one summary word, not at four.
+pub(crate) const SLOTS: u32 = if cfg!(smc_loom) { 4096 } else { 16_384 };
 
 /// Length of a bell in bytes; most of it is never touched and takes no memory.
 pub(crate) const LEN: usize = SLOT_BASE + SLOTS as usize * SLOT_LEN;

@@ -122,6 +122,10 @@ mod region;
 mod registry;
 mod remote;
 
+#[cfg(test)]
+#[cfg(smc_loom)]
+mod models;
+
 pub use config::Builder;
 pub use device::LoopDevice;
 

@@ -9,6 +9,7 @@
 
 use std::any::Any;
 use std::fmt;
+#[cfg(not(smc_loom))]
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -181,6 +182,7 @@ impl fmt::Debug for Mapping {
 }
 
 /// Eight words of a region, one cache line, looked up once.
+#[cfg(not(smc_loom))]
 pub(crate) struct Line {
     at: NonNull<[AtomicU64; 8]>,
     _region: Region,
@@ -188,10 +190,13 @@ pub(crate) struct Line {
 
 // SAFETY: only a shared reference to atomics is ever made from the pointer; the region it points
 // into is Send + Sync and kept alive.
+#[cfg(not(smc_loom))]
 unsafe impl Send for Line {}
 // SAFETY: as above.
+#[cfg(not(smc_loom))]
 unsafe impl Sync for Line {}
 
+#[cfg(not(smc_loom))]
 impl Line {
     /// The words from byte offset `at`, which must be inside and aligned to 8.
     pub(crate) fn new(region: &Region, at: usize) -> Result<Self, OutOfBounds> {
@@ -204,6 +209,7 @@ impl Line {
     }
 }
 
+#[cfg(not(smc_loom))]
 impl Deref for Line {
     type Target = [AtomicU64; 8];
 
@@ -215,9 +221,36 @@ impl Deref for Line {
     }
 }
 
+#[cfg(not(smc_loom))]
 impl fmt::Debug for Line {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&**self, f)
+    }
+}
+
+/// The same for models, whose atomics are not in the memory itself.
+#[cfg(smc_loom)]
+#[derive(Debug)]
+pub(crate) struct Line(Region);
+
+#[cfg(smc_loom)]
+impl Line {
+    pub(crate) fn new(region: &Region, at: usize) -> Result<Self, OutOfBounds> {
+        let line = Self(region.part(at, 64)?);
+        // So that all words are there before threads share them.
+        (0..8).try_for_each(|index| line.0.word(index * 8).map(drop))?;
+        Ok(line)
+    }
+}
+
+#[cfg(smc_loom)]
+impl std::ops::Index<usize> for Line {
+    type Output = AtomicU64;
+
+    fn index(&self, index: usize) -> &AtomicU64 {
+        self.0
+            .word(index * 8)
+            .expect("`new` looked up all eight words")
     }
 }
 

@@ -13,6 +13,8 @@
 pub mod sync;
 
 mod element;
+#[cfg(smc_loom)]
+mod shadow;
 mod shared;
 
 pub use element::{Element, HEADER_LEN, TrustPeers};
@@ -32,6 +34,9 @@ use sync::{AtomicU64, Ordering};
 pub struct Region {
     start: NonNull<u8>,
     len: usize,
+    /// Dropped before the memory, whose address may then be that of other memory.
+    #[cfg(smc_loom)]
+    shadow: Arc<shadow::Shadow>,
     owner: Arc<dyn Any + Send + Sync>,
 }
 
@@ -50,11 +55,10 @@ impl Region {
         // The allocator has zeroed pages that nobody has touched yet.
         let words = Box::leak(vec![0_u64; len.div_ceil(8)].into_boxed_slice());
         let words = NonNull::from(words);
-        Self {
-            start: words.cast(),
-            len,
-            owner: Arc::new(Words(words)),
-        }
+        let owner = Arc::new(Words(words));
+        // SAFETY: the memory is in the heap, aligned as its words are, and freed by `owner`, which
+        // nobody else knows.
+        unsafe { Self::from_raw_parts(words.cast(), len, owner) }
     }
 
     /// A region over memory that a provider mapped.
@@ -72,7 +76,13 @@ impl Region {
         len: usize,
         owner: Arc<dyn Any + Send + Sync>,
     ) -> Self {
-        Self { start, len, owner }
+        Self {
+            start,
+            len,
+            owner,
+            #[cfg(smc_loom)]
+            shadow: shadow::Shadow::of(start),
+        }
     }
 
     /// Length in bytes.
@@ -104,6 +114,8 @@ impl Region {
             start,
             len,
             owner: Arc::clone(&self.owner),
+            #[cfg(smc_loom)]
+            shadow: Arc::clone(&self.shadow),
         })
     }
 
@@ -132,6 +144,8 @@ impl Region {
         // process may read or write the destination meanwhile; readers are told by a cursor, which
         // is stored with release ordering after this copy, which bytes are settled.
         unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to.as_ptr(), data.len()) };
+        #[cfg(smc_loom)]
+        self.shadow.written(to, data);
         Ok(())
     }
 
@@ -146,6 +160,8 @@ impl Region {
         // borrow and cannot overlap. A peer that writes meanwhile can only make the copied bytes
         // arbitrary, which any `u8` may be.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_mut_ptr(), to.len()) };
+        #[cfg(smc_loom)]
+        self.shadow.read(from, to);
         Ok(())
     }
 
@@ -158,6 +174,8 @@ impl Region {
         let to = self.at(at, len)?;
         // SAFETY: `at` checked the span; any bit pattern is valid for bytes.
         unsafe { std::ptr::write_bytes(to.as_ptr(), 0, len) };
+        #[cfg(smc_loom)]
+        self.shadow.zeroed(to, len);
         Ok(())
     }
 
@@ -194,8 +212,11 @@ impl Region {
                 size: self.len,
             });
         }
+        #[cfg(smc_loom)]
+        return Ok(self.shadow.word(word));
         // SAFETY: in bounds and aligned as just checked; the memory lives as long as `self`. An
         // atomic may be shared with writers in other processes.
+        #[cfg(not(smc_loom))]
         Ok(unsafe { word.cast::<AtomicU64>().as_ref() })
     }
 
@@ -211,6 +232,8 @@ impl Region {
     /// [`OutOfBounds`] when the span passes the end.
     pub unsafe fn slice(&self, at: usize, len: usize) -> Result<&[u8], OutOfBounds> {
         let start = self.at(at, len)?;
+        #[cfg(smc_loom)]
+        self.shadow.borrowed(start, len);
         // SAFETY: in bounds; initialised since regions start zeroed or written; the caller
         // promises that nobody writes.
         Ok(unsafe { std::slice::from_raw_parts(start.as_ptr(), len) })
@@ -274,3 +297,7 @@ pub const WORDWISE_MAX: usize = 64;
 
 #[cfg(test)]
 mod tests;
+
+#[cfg(test)]
+#[cfg(smc_loom)]
+mod models;

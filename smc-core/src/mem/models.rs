@@ -1,0 +1,246 @@
+//! The ring under loom: every order of steps, every value that a load may see.
+//!
+//! Writer and reader are the shell's halves in short: what they do to the two elements, and to
+//! their cursors, is what those do, in the same order.
+
+use loom::thread::{self, yield_now};
+use smc_wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord, StateFlags};
+use smc_wire::cursor::Ring;
+
+use super::sync::model::{Twist, with};
+use super::*;
+use crate::proto::conn::{RecvHalf, SendHalf};
+
+#[test]
+fn what_is_read_is_what_was_written() {
+    ring(None, None);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_producer_word_without_release_shows_bytes_too_early() {
+    ring(Some(Twist::NoRelease), None);
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_producer_word_read_without_acquire_shows_bytes_too_early() {
+    ring(None, Some(Twist::NoAcquire));
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_consumer_word_without_release_frees_bytes_too_early() {
+    ring(None, Some(Twist::NoRelease));
+}
+
+#[test]
+#[should_panic(expected = "Causality violation")]
+fn a_consumer_word_read_without_acquire_frees_bytes_too_early() {
+    ring(Some(Twist::NoAcquire), None);
+}
+
+#[test]
+fn the_end_comes_behind_all_data() {
+    end(None, None);
+}
+
+#[test]
+#[should_panic(expected = "the end came before the data")]
+fn an_end_without_release_overtakes_data() {
+    end(Some(Twist::NoRelease), None);
+}
+
+#[test]
+#[should_panic(expected = "the end came before the data")]
+fn an_end_read_without_acquire_overtakes_data() {
+    end(None, Some(Twist::NoAcquire));
+}
+
+/// More than fits goes through the ring, past its end, in pieces.
+fn ring(writing: Option<Twist>, reading: Option<Twist>) {
+    model(move || {
+        let (mut writer, mut reader) = ends();
+        let sender = thread::spawn(move || {
+            with(writing, || {
+                let mut left = DATA;
+                while !left.is_empty() {
+                    match writer.write(left) {
+                        0 => yield_now(),
+                        count => left = &left[count..],
+                    }
+                }
+            });
+        });
+        with(reading, || {
+            let mut read = Vec::new();
+            while read.len() < DATA.len() {
+                if reader.read(&mut read) == 0 {
+                    yield_now();
+                }
+            }
+            assert_eq!(read, DATA);
+        });
+        sender.join().unwrap();
+    });
+}
+
+/// A reader that has seen the flag for the end looks for data once more, and then has all.
+fn end(writing: Option<Twist>, reading: Option<Twist>) {
+    model(move || {
+        let (mut writer, mut reader) = ends();
+        let sender = thread::spawn(move || {
+            with(writing, || {
+                assert_eq!(writer.write(b"ab"), 2);
+                writer.finish();
+            });
+        });
+        let mut read = Vec::new();
+        with(reading, || {
+            reader.read(&mut read);
+            if reader.is_at_end() {
+                reader.look();
+                let seen = read.len() + len(reader.half.readable());
+                assert_eq!(seen, 2, "the end came before the data");
+            }
+        });
+        sender.join().unwrap();
+    });
+}
+
+struct Writer {
+    half: SendHalf,
+    /// The peer's element, and ours.
+    peer: Element,
+    local: Element,
+    seen: u64,
+    word: ConsumerWord,
+}
+
+impl Writer {
+    /// Writes what there is space for.
+    fn write(&mut self, data: &[u8]) -> usize {
+        let raw = self.local.consumer().load(Ordering::Acquire);
+        if raw != self.seen {
+            let word = ConsumerWord::from_ne(raw);
+            self.half.handle_consumer(word.cursor).unwrap();
+            self.seen = raw;
+        }
+        let space = len(self.half.space());
+        let count = space.min(data.len());
+        if count == 0 {
+            return 0;
+        }
+        self.peer
+            .write(len(self.half.at()), &data[..count])
+            .unwrap();
+        let blocked = ProducerFlags::WRITER_BLOCKED;
+        if self.word.producer_flags.contains(blocked) != (count == space) {
+            self.word.producer_flags.toggle(blocked);
+            self.say();
+        }
+        let cursor = self.half.commit(u32::try_from(count).unwrap());
+        let word = ProducerWord { cursor }.to_ne();
+        self.peer.producer().store(word, Ordering::Release);
+        count
+    }
+
+    fn finish(&mut self) {
+        self.word.state_flags.insert(StateFlags::SENDING_DONE);
+        self.say();
+    }
+
+    fn say(&self) {
+        let word = self.word.to_ne();
+        self.peer.consumer().store(word, Ordering::Release);
+    }
+}
+
+struct Reader {
+    half: RecvHalf,
+    peer: Element,
+    local: Element,
+    seen: u64,
+}
+
+impl Reader {
+    /// Reads what is there.
+    fn read(&mut self, to: &mut Vec<u8>) -> usize {
+        if self.half.readable() == 0 {
+            self.look();
+        }
+        let count = self.half.readable();
+        if count == 0 {
+            return 0;
+        }
+        let mut bytes = vec![0; len(count)];
+        self.local.read(len(self.half.at()), &mut bytes).unwrap();
+        to.extend(bytes);
+        self.half.consume(count);
+        let word = ConsumerWord::from_ne(self.local.consumer().load(Ordering::Relaxed));
+        let blocked = word.producer_flags.contains(ProducerFlags::WRITER_BLOCKED);
+        if self.half.is_update_due(blocked) {
+            let word = ConsumerWord {
+                cursor: self.half.confirm(),
+                ..ConsumerWord::default()
+            };
+            self.peer.consumer().store(word.to_ne(), Ordering::Release);
+        }
+        len(count)
+    }
+
+    fn look(&mut self) {
+        let word = self.local.producer().load(Ordering::Acquire);
+        if word != self.seen {
+            let cursor = ProducerWord::from_ne(word).cursor;
+            self.half.handle_producer(cursor).unwrap();
+            self.seen = word;
+        }
+    }
+
+    fn is_at_end(&self) -> bool {
+        let word = ConsumerWord::from_ne(self.local.consumer().load(Ordering::Acquire));
+        !word.state_flags.is_empty()
+    }
+}
+
+fn ends() -> (Writer, Reader) {
+    let [writers, readers] = [element(), element()];
+    let size = Ring::new(u32::try_from(RING).unwrap()).unwrap();
+    let writer = Writer {
+        half: SendHalf::new(size),
+        peer: readers.clone(),
+        local: writers.clone(),
+        seen: 0,
+        word: ConsumerWord::default(),
+    };
+    let reader = Reader {
+        half: RecvHalf::new(size),
+        peer: writers,
+        local: readers,
+        seen: 0,
+    };
+    (writer, reader)
+}
+
+/// An element of which both words and all bytes have been touched.
+fn element() -> Element {
+    let element = Element::new(Region::anonymous(HEADER_LEN + RING)).unwrap();
+    element.reset();
+    element.write(0, &[0; RING]).unwrap();
+    element
+}
+
+fn model(run: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = builder.preemption_bound.or(Some(PREEMPTIONS));
+    builder.check(run);
+}
+
+fn len(len: u32) -> usize {
+    usize::try_from(len).unwrap()
+}
+
+const RING: usize = 3;
+const DATA: &[u8] = b"seven b";
+const PREEMPTIONS: usize = 3;

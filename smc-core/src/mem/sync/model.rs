@@ -1,0 +1,153 @@
+//! Atomics of models, which can be broken on purpose.
+//!
+//! A model that has never failed proves little. So the fences, and the words that devices share, can
+//! be weakened for all that a thread of a model does in a scope ([`with`]): the model must fail then.
+//!
+//! What loom does not try: a load that sees a store which comes after it. What it takes for more than
+//! it is: a sequentially consistent fence also orders plain copies on either side of it.
+
+use std::cell::Cell;
+
+use loom::sync::atomic as loom_atomic;
+use loom::sync::atomic::Ordering;
+
+/// How memory is, in a scope, other than code asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Twist {
+    /// Better: accesses to words happen one after the other, and only the order of steps is tried.
+    ///
+    /// Loom lets a store of one thread go without an order to a change by another thread that read
+    /// an older value, though nothing can come between what a change reads and what it writes. So
+    /// where a word goes to and fro more than once, it warns of what cannot happen, but for this.
+    InOrder,
+    /// No fence is passed.
+    NoFence,
+    /// Neither fences nor accesses have a place in the one order that all threads agree on.
+    NoSeqCst,
+    /// Words are stored and changed without release ordering.
+    NoRelease,
+    /// Words are loaded and changed without acquire ordering.
+    NoAcquire,
+}
+
+/// Runs code of the calling thread with a twist, or as it is.
+pub fn with<T>(twist: Option<Twist>, code: impl FnOnce() -> T) -> T {
+    let before = TWIST.with(|current| current.replace(twist));
+    let done = code();
+    TWIST.with(|current| current.set(before));
+    done
+}
+
+/// A fence, or what the twist of the thread leaves of it.
+pub fn fence(order: Ordering) {
+    if twist() != Some(Twist::NoFence) {
+        loom_atomic::fence(match order {
+            Ordering::SeqCst => if_seq_cst(Ordering::AcqRel),
+            order => order,
+        });
+    }
+}
+
+/// A word that devices share.
+#[derive(Debug)]
+pub struct AtomicU64(loom_atomic::AtomicU64);
+
+#[expect(missing_docs, reason = "as those of the standard library")]
+impl AtomicU64 {
+    #[must_use]
+    pub fn new(value: u64) -> Self {
+        Self(loom_atomic::AtomicU64::new(value))
+    }
+
+    pub fn load(&self, order: Ordering) -> u64 {
+        if twist() == Some(Twist::InOrder) {
+            return self.0.fetch_or(0, Ordering::SeqCst);
+        }
+        self.0.load(weak(order, Ordering::Acquire))
+    }
+
+    pub fn store(&self, value: u64, order: Ordering) {
+        if twist() == Some(Twist::InOrder) {
+            self.0.swap(value, Ordering::SeqCst);
+        } else {
+            self.0.store(value, weak(order, Ordering::Release));
+        }
+    }
+
+    pub fn swap(&self, value: u64, order: Ordering) -> u64 {
+        self.0.swap(value, weak(order, Ordering::AcqRel))
+    }
+
+    pub fn fetch_or(&self, value: u64, order: Ordering) -> u64 {
+        self.0.fetch_or(value, weak(order, Ordering::AcqRel))
+    }
+
+    pub fn fetch_add(&self, value: u64, order: Ordering) -> u64 {
+        self.0.fetch_add(value, weak(order, Ordering::AcqRel))
+    }
+
+    pub fn fetch_sub(&self, value: u64, order: Ordering) -> u64 {
+        self.0.fetch_sub(value, weak(order, Ordering::AcqRel))
+    }
+
+    /// # Errors
+    ///
+    /// The value found, if it was another one.
+    pub fn compare_exchange(
+        &self,
+        current: u64,
+        new: u64,
+        success: Ordering,
+        failure: Ordering,
+    ) -> Result<u64, u64> {
+        self.0.compare_exchange(
+            current,
+            new,
+            weak(success, Ordering::AcqRel),
+            weak(failure, Ordering::Acquire),
+        )
+    }
+}
+
+/// The ordering that is left of one. `most` is the strongest below `SeqCst` for such an access.
+fn weak(order: Ordering, most: Ordering) -> Ordering {
+    let order = match order {
+        _ if twist() == Some(Twist::InOrder) => Ordering::SeqCst,
+        Ordering::SeqCst => if_seq_cst(most),
+        order => order,
+    };
+    let is_strong = matches!(order, Ordering::AcqRel | Ordering::SeqCst);
+    match twist() {
+        Some(Twist::NoRelease) if most != Ordering::Acquire => match order {
+            Ordering::Release => Ordering::Relaxed,
+            _ if is_strong && most == Ordering::AcqRel => Ordering::Acquire,
+            _ if is_strong => Ordering::Relaxed,
+            order => order,
+        },
+        Some(Twist::NoAcquire) if most != Ordering::Release => match order {
+            Ordering::Acquire => Ordering::Relaxed,
+            _ if is_strong && most == Ordering::AcqRel => Ordering::Release,
+            _ if is_strong => Ordering::Relaxed,
+            order => order,
+        },
+        _ => order,
+    }
+}
+
+fn if_seq_cst(else_this: Ordering) -> Ordering {
+    if twist() == Some(Twist::NoSeqCst) {
+        else_this
+    } else {
+        Ordering::SeqCst
+    }
+}
+
+fn twist() -> Option<Twist> {
+    TWIST.with(Cell::get)
+}
+
+loom::thread_local! {
+    /// Of the thread of the model.
+    static TWIST: Cell<Option<Twist>> = Cell::new(None);
+}
