@@ -3,26 +3,74 @@
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use super::conn::Kinship;
+use super::endpoint::Inner;
 use super::negotiate::Aside;
-use super::runtime::{Runtime, Socket};
+use super::runtime::{Runtime, Socket, Timer};
 use super::spin::{Spin, Step};
 
 /// The way of one handshake.
 pub(super) enum Carrier<'a> {
     Tcp(&'a dyn Socket),
-    Aside {
-        aside: &'a mut dyn Aside,
-        /// Something was sent that the other side may not have noticed.
-        sent: bool,
-        /// A client's, until it has heard something: bytes on it come from a plain server.
-        plain: Option<&'a dyn Socket>,
-        spin: Spin,
-    },
+    Aside(Beside<'a>),
 }
 
-impl Carrier<'_> {
+/// A way beside TCP, which only processes of one host have.
+pub(super) struct Beside<'a> {
+    aside: &'a mut dyn Aside,
+    kinship: Kinship,
+    /// Something was sent that the other side may not have noticed.
+    sent: bool,
+    /// A client's, until it has heard something: bytes on it come from a plain server.
+    plain: Option<&'a dyn Socket>,
+    /// When TCP is looked at, too. Hardly ever there is anything.
+    patience: Option<Timer>,
+    spin: Spin,
+    runtime: &'a dyn Runtime,
+}
+
+impl<'a> Carrier<'a> {
+    /// For a client whose PROPOSAL was delivered.
+    pub(super) fn client(
+        endpoint: &'a Inner,
+        aside: &'a mut dyn Aside,
+        plain: &'a dyn Socket,
+    ) -> Self {
+        Self::beside(endpoint, aside, Kinship::Client, Some(plain))
+    }
+
+    /// For a server that such a client came to.
+    pub(super) fn server(endpoint: &'a Inner, aside: &'a mut dyn Aside) -> Self {
+        Self::beside(endpoint, aside, Kinship::Server, None)
+    }
+
+    fn beside(
+        endpoint: &'a Inner,
+        aside: &'a mut dyn Aside,
+        kinship: Kinship,
+        plain: Option<&'a dyn Socket>,
+    ) -> Self {
+        Self::Aside(Beside {
+            aside,
+            kinship,
+            sent: false,
+            plain,
+            patience: None,
+            spin: Spin::new(endpoint.config.polling),
+            runtime: &*endpoint.runtime,
+        })
+    }
+
+    /// What the way says about the other side.
+    pub(super) fn kinship(&self) -> Kinship {
+        match self {
+            Self::Tcp(_) => Kinship::Stranger,
+            Self::Aside(beside) => beside.kinship,
+        }
+    }
+
     /// Sends a message, until the time given.
     pub(super) async fn send(
         &mut self,
@@ -32,9 +80,9 @@ impl Carrier<'_> {
     ) -> io::Result<()> {
         let socket = match self {
             Self::Tcp(socket) => socket,
-            Self::Aside { aside, sent, .. } => {
-                *sent = true;
-                return aside.send(message);
+            Self::Aside(beside) => {
+                beside.sent = true;
+                return beside.aside.send(message);
             }
         };
         let mut timer = None;
@@ -58,9 +106,9 @@ impl Carrier<'_> {
 
     /// Has the other side notice what was sent.
     pub(super) fn flush(&mut self) {
-        if let Self::Aside { aside, sent, .. } = self {
-            if std::mem::take(sent) {
-                aside.flush();
+        if let Self::Aside(beside) = self {
+            if std::mem::take(&mut beside.sent) {
+                beside.aside.flush();
             }
         }
     }
@@ -71,22 +119,29 @@ impl Carrier<'_> {
         cx: &mut Context<'_>,
         buf: &mut [u8],
     ) -> Poll<io::Result<usize>> {
-        let (aside, plain, spin) = match self {
-            Self::Tcp(socket) => return socket.poll_read(cx, buf),
-            Self::Aside {
-                aside, plain, spin, ..
-            } => (aside, plain, spin),
-        };
+        match self {
+            Self::Tcp(socket) => socket.poll_read(cx, buf),
+            Self::Aside(beside) => beside.poll_read(cx, buf),
+        }
+    }
+}
+
+impl Beside<'_> {
+    fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
+        let read = self.poll_aside(cx, buf);
+        if read.is_ready() {
+            self.plain = None;
+            self.spin.hit();
+        }
+        read
+    }
+
+    fn poll_aside(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
         loop {
-            match aside.try_read(buf) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                read => {
-                    *plain = None;
-                    spin.hit();
-                    return Poll::Ready(read);
-                }
+            if let Some(read) = self.read(buf) {
+                return Poll::Ready(read);
             }
-            match spin.miss() {
+            match self.spin.miss() {
                 Step::Again => {}
                 Step::Yield => {
                     cx.waker().wake_by_ref();
@@ -95,18 +150,38 @@ impl Carrier<'_> {
                 Step::Park => break,
             }
         }
-        if plain.is_some_and(|socket| socket.poll_readable(cx).is_ready()) {
+        if self.is_plain(cx) {
             // Perhaps it is what follows an answer.
-            *plain = None;
-            return match aside.try_read(buf) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => Poll::Ready(Ok(0)),
-                read => Poll::Ready(read),
-            };
+            return Poll::Ready(self.read(buf).unwrap_or(Ok(0)));
         }
-        let read = aside.poll_read(cx, buf);
-        if read.is_ready() {
-            *plain = None;
+        self.aside.poll_read(cx, buf)
+    }
+
+    fn read(&mut self, buf: &mut [u8]) -> Option<io::Result<usize>> {
+        match self.aside.try_read(buf) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
+            read => Some(read),
         }
-        read
+    }
+
+    /// Whether something has come on TCP, where nothing should.
+    fn is_plain(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(socket) = self.plain else {
+            return false;
+        };
+        let runtime = self.runtime;
+        let patience = self
+            .patience
+            .get_or_insert_with(|| runtime.timer(runtime.now() + PATIENCE));
+        if patience.as_mut().poll(cx).is_pending() {
+            return false;
+        }
+        // A timer may be asked once only.
+        self.patience = Some(Box::pin(std::future::ready(())));
+        socket.poll_readable(cx).is_ready()
     }
 }
+
+/// How long a client waits for an answer before it looks at TCP, too. That costs system calls, and
+/// whoever is announced to answers.
+const PATIENCE: Duration = Duration::from_millis(10);

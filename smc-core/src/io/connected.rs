@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use super::conn::{Conn, LocalBuffer, Parts, PeerElement, len_u32};
+use super::conn::{Conn, Kinship, LocalBuffer, Parts, PeerElement, len_u32};
 use super::driver::Slot;
 use super::endpoint::Inner;
 use super::mode::Mode;
@@ -23,7 +23,7 @@ pub(super) fn direct_connection(
     established: &Established,
     path: DirectPath,
     kept: Kept,
-    same_host: bool,
+    kinship: Kinship,
 ) -> Result<Arc<Conn>, Error> {
     let slot = slot(endpoint, path.device)?;
     let (Some(dmb), Some(membership)) = (kept.dmb, kept.membership) else {
@@ -79,7 +79,7 @@ pub(super) fn direct_connection(
         socket,
         slot: Arc::clone(slot),
         membership,
-        same_host,
+        kinship,
     });
     Ok(adopt(endpoint, slot, group, conn))
 }
@@ -119,7 +119,7 @@ pub(super) fn rdma_connection(
         socket,
         slot: Arc::clone(slot),
         membership,
-        same_host: false,
+        kinship: Kinship::Stranger,
     });
     staged.adopt(&conn);
     Ok(adopt(endpoint, slot, group, conn))

@@ -13,7 +13,7 @@ use event_listener::{Event, IntoNotification as _};
 
 use super::endpoint::Inner;
 use super::negotiate::{Published, Verdict};
-use super::runtime::{Acceptor, Runtime, Socket};
+use super::runtime::{Acceptor, Runtime, Socket, Task};
 use super::setup;
 use super::stream::Stream;
 use crate::config::Policy;
@@ -244,7 +244,19 @@ async fn take_in(queue: Arc<Queue>, service: Weak<Service>, runtime: Arc<dyn Run
         });
         match next.await {
             None => return,
-            Some((service, Ok((socket, peer)))) => service.take_up(&queue, socket, peer),
+            Some((service, Ok((socket, peer)))) => {
+                let set_up = service.take_up(&queue, socket, peer);
+                drop(service);
+                if let Some(mut set_up) = set_up {
+                    // Many come to their end at once, and cost no task.
+                    if poll_fn(|cx| Poll::Ready(set_up.as_mut().poll(cx)))
+                        .await
+                        .is_pending()
+                    {
+                        runtime.spawn(set_up);
+                    }
+                }
+            }
             Some((service, Err(error))) => {
                 drop(service);
                 queue.put(Err(error));
@@ -255,7 +267,13 @@ async fn take_in(queue: Arc<Queue>, service: Weak<Service>, runtime: Arc<dyn Run
 }
 
 impl Service {
-    fn take_up(&self, queue: &Arc<Queue>, socket: Arc<dyn Socket>, peer: SocketAddr) {
+    /// What is left to be done for a connection until it is a stream.
+    fn take_up(
+        &self,
+        queue: &Arc<Queue>,
+        socket: Arc<dyn Socket>,
+        peer: SocketAddr,
+    ) -> Option<Task> {
         let policy = (self.endpoint.config.policy)(&peer);
         let verdict = match (&self.published, policy) {
             (None, _) => Verdict::Plain,
@@ -266,18 +284,20 @@ impl Service {
         let aside = match (verdict, policy) {
             (Verdict::Clc, _) => None,
             (Verdict::Aside(aside), _) => Some(aside),
-            (Verdict::Plain, Policy::Require) => return,
+            (Verdict::Plain, Policy::Require) => return None,
             (Verdict::Plain, Policy::Never) => {
-                return queue.put(Ok((setup::not_smc(socket), peer)));
+                queue.put(Ok((setup::not_smc(socket), peer)));
+                return None;
             }
             (Verdict::Plain, _) => {
-                return queue.put(Ok((setup::not_spoken(socket), peer)));
+                queue.put(Ok((setup::not_spoken(socket), peer)));
+                return None;
             }
         };
         queue.lock().handshakes += 1;
         let ticket = Ticket(Arc::clone(queue));
         let endpoint = Arc::clone(&self.endpoint);
-        let set_up = async move {
+        Some(Box::pin(async move {
             let set_up = async {
                 match policy {
                     Policy::Never => setup::decline_all(&endpoint, socket, aside).await,
@@ -292,8 +312,7 @@ impl Service {
                 Some(_) | None => {}
             }
             drop(ticket);
-        };
-        self.endpoint.runtime.spawn(Box::pin(set_up));
+        }))
     }
 }
 

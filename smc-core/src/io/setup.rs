@@ -16,7 +16,6 @@ use super::groups::Membership;
 use super::negotiate::{self, Aside, Candidate, Delivery, Withdrawn};
 use super::rdma::work::{self as rdma, Prepared};
 use super::runtime::{Socket, SocketOptions, Timer};
-use super::spin::Spin;
 use super::stream::Stream;
 use crate::config::Policy;
 use crate::device::{Attachment, DeviceError, Direct, Dmb};
@@ -97,7 +96,7 @@ pub(crate) async fn accept(
     let machine = Server::new(now, config, path);
     match aside {
         Some(mut aside) => {
-            let mut carrier = beside(endpoint, &mut *aside, None);
+            let mut carrier = Carrier::server(endpoint, &mut *aside);
             shake_hands_on(endpoint, &mut carrier, Arc::clone(&socket), peer, machine).await
         }
         None => shake_hands(endpoint, socket, peer, machine).await,
@@ -116,7 +115,7 @@ pub(crate) async fn decline_all(
     let mut machine = Server::new(endpoint.runtime.now(), Arc::new(config), Path::default());
     let mut aside = aside;
     let mut carrier = match &mut aside {
-        Some(aside) => beside(endpoint, &mut **aside, None),
+        Some(aside) => Carrier::server(endpoint, &mut **aside),
         None => Carrier::Tcp(&*socket),
     };
     let outcome = drive(endpoint, &mut carrier, &mut machine, &mut Kept::default()).await?;
@@ -207,27 +206,16 @@ async fn answered(
     mut announced: Box<dyn negotiate::Offer>,
 ) -> Result<Stream, Error> {
     let Some(aside) = announced.aside() else {
-        return Err(Error::Bug("a PROPOSAL was delivered, with no way for the answer"));
+        return Err(Error::Bug(
+            "a PROPOSAL was delivered, with no way for the answer",
+        ));
     };
     let machine = Client::announced(endpoint.runtime.now(), config, offer);
-    let mut carrier = beside(endpoint, aside, Some(&*socket));
+    let mut carrier = Carrier::client(endpoint, aside, &*socket);
     let shaken = shake_hands_on(endpoint, &mut carrier, Arc::clone(&socket), to, machine).await;
     match shaken {
         Err(_) if announced.withdraw() == Withdrawn::Free => Ok(not_spoken(socket)),
         shaken => shaken,
-    }
-}
-
-fn beside<'a>(
-    endpoint: &Inner,
-    aside: &'a mut dyn Aside,
-    plain: Option<&'a dyn Socket>,
-) -> Carrier<'a> {
-    Carrier::Aside {
-        aside,
-        sent: false,
-        plain,
-        spin: Spin::new(endpoint.config.polling),
     }
 }
 
@@ -260,11 +248,10 @@ async fn shake_hands_on(
             Ok(Stream::tcp(socket, early, fallback.reason))
         }
         Outcome::Smc(established) => {
-            // Only processes of one host have such a way.
-            let same_host = matches!(carrier, Carrier::Aside { .. });
+            let kinship = carrier.kinship();
             let conn = match established.transport {
                 Transport::Direct(path) => {
-                    direct_connection(endpoint, socket, peer, &established, path, kept, same_host)?
+                    direct_connection(endpoint, socket, peer, &established, path, kept, kinship)?
                 }
                 Transport::Rdma(path) => {
                     rdma_connection(endpoint, socket, peer, &established, path, kept)?
@@ -456,20 +443,21 @@ async fn carry_out(endpoint: Arc<Inner>, work: Work, prepared: Option<Prepared>)
             }))
         }
         Work::Open { group, terms } => Done::Opened(endpoint.groups.establish(group, terms)),
+        // Those of SMC-R are large, and SMC-D should not pay for that: they have boxes of their own.
         Work::OpenLink {
             group,
             port,
             address,
-        } => Done::LinkOpened(rdma::open_link(&endpoint, group, port, &address).await),
+        } => Done::LinkOpened(Box::pin(rdma::open_link(&endpoint, group, port, &address)).await),
         Work::PrepareRmb { group, link, size } => {
-            let rmb = rdma::prepare_rmb(&endpoint, group, link, size).await;
+            let rmb = Box::pin(rdma::prepare_rmb(&endpoint, group, link, size)).await;
             Done::RmbPrepared(rmb.map(|(prepared, local)| {
                 kept.prepared = Some(prepared);
                 local
             }))
         }
         Work::ConfirmRkey { .. } => {
-            Done::RkeyConfirmed(rdma::confirm_rkey(prepared.as_ref()).await)
+            Done::RkeyConfirmed(Box::pin(rdma::confirm_rkey(prepared.as_ref())).await)
         }
         Work::BindPeer { rmb, .. } => Done::PeerBound(rdma::bind_peer(prepared.as_ref(), &rmb)),
         Work::ConnectLink {
@@ -477,9 +465,11 @@ async fn carry_out(endpoint: Arc<Inner>, work: Work, prepared: Option<Prepared>)
             peer,
             route,
             terms,
-        } => Done::LinkConnected(rdma::connect_link(&endpoint, group, peer, route, terms).await),
+        } => Done::LinkConnected(
+            Box::pin(rdma::connect_link(&endpoint, group, peer, route, terms)).await,
+        ),
         Work::ConfirmLink { group } => {
-            Done::LinkConfirmed(rdma::confirm_link(&endpoint, group).await)
+            Done::LinkConfirmed(Box::pin(rdma::confirm_link(&endpoint, group)).await)
         }
     };
     (kept, done)

@@ -20,6 +20,7 @@ use super::split::{OwnedReadHalf, OwnedWriteHalf, ReadHalf, WriteHalf};
 use super::tcp::{TcpReader, TcpWriter};
 use crate::error::{Error, FallbackReason};
 use crate::mem::TrustPeers;
+use crate::mem::sync::Ordering;
 use crate::proto::conn::State;
 
 /// A byte stream over SMC, or over plain TCP where SMC did not come about.
@@ -315,23 +316,32 @@ impl Stream {
         Ok(())
     }
 
-    /// Whether small writes go out at once. SMC-D has nothing that would hold them back; the
-    /// setting is that of the TCP socket.
+    /// Whether small writes go out at once. SMC has nothing that would hold them back, so there the
+    /// setting is remembered and means nothing.
     ///
     /// # Errors
     ///
-    /// As `getsockopt(2)`.
+    /// As `getsockopt(2)`, for TCP.
     pub fn nodelay(&self) -> io::Result<bool> {
-        self.shared.socket.nodelay()
+        match &self.shared.smc {
+            Some(handle) => Ok(handle.0.nodelay.load(Ordering::Relaxed)),
+            None => self.shared.socket.nodelay(),
+        }
     }
 
     /// Sets `TCP_NODELAY`; see [`Stream::nodelay`].
     ///
     /// # Errors
     ///
-    /// As `setsockopt(2)`.
+    /// As `setsockopt(2)`, for TCP.
     pub fn set_nodelay(&self, on: bool) -> io::Result<()> {
-        self.shared.socket.set_nodelay(on)
+        match &self.shared.smc {
+            Some(handle) => {
+                handle.0.nodelay.store(on, Ordering::Relaxed);
+                Ok(())
+            }
+            None => self.shared.socket.set_nodelay(on),
+        }
     }
 
     /// The setting of [`Stream::set_linger`].

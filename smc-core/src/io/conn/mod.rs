@@ -24,8 +24,8 @@ use super::rdma::{Staged, StagedHandle};
 use super::runtime::Socket;
 use crate::device::Dmb;
 use crate::error::{Error, How, PeerMisbehaved};
-use crate::mem::{Element, HEADER_LEN};
 use crate::mem::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use crate::mem::{Element, HEADER_LEN};
 use crate::proto::conn::{Closing, ReadEnd, State, WriteEnd};
 use crate::proto::group::GroupId;
 
@@ -42,7 +42,9 @@ pub(crate) struct Conn {
     pub(crate) peer_addr: SocketAddr,
     pub(crate) socket: Arc<dyn Socket>,
     /// Both ends are ours, so that nobody cares how TCP is closed.
-    same_host: bool,
+    kinship: Kinship,
+    /// Nothing is wrong with TCP yet, as far as anybody has looked.
+    young: AtomicBool,
     buffer: LocalBuffer,
     peer: PeerElement,
     /// The last producer word that was moved.
@@ -63,6 +65,8 @@ pub(crate) struct Conn {
     /// Where the reading half stopped when it was dropped.
     read_until: AtomicU64,
     linger: Mutex<Option<Duration>>,
+    /// What the application wants of `TCP_NODELAY`.
+    pub(crate) nodelay: AtomicBool,
     reader: AtomicWaker,
     writer: AtomicWaker,
     changed: Event,
@@ -78,6 +82,17 @@ pub(crate) enum LocalBuffer {
     Dmb(Arc<dyn Dmb>),
     /// SMC-R: with everything else that the connection has in its link group.
     Rmb(Arc<StagedHandle>),
+}
+
+/// Whether the peer is a process of this host, by a handshake that only those can make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kinship {
+    /// It is, and we connected to it.
+    Client,
+    /// It is, and it connected to us.
+    Server,
+    /// Nobody knows.
+    Stranger,
 }
 
 /// Names a connection among those of a device.
@@ -107,7 +122,7 @@ pub(crate) struct Parts {
     pub(crate) socket: Arc<dyn Socket>,
     pub(crate) slot: Arc<Slot>,
     pub(crate) membership: Membership,
-    pub(crate) same_host: bool,
+    pub(crate) kinship: Kinship,
 }
 
 impl Conn {
@@ -122,7 +137,7 @@ impl Conn {
             socket,
             slot,
             membership,
-            same_host,
+            kinship,
         } = parts;
         Arc::new(Self {
             local,
@@ -130,7 +145,8 @@ impl Conn {
             mode,
             peer_addr,
             socket,
-            same_host,
+            kinship,
+            young: AtomicBool::new(kinship != Kinship::Stranger),
             buffer,
             peer,
             producer: AtomicU64::new(0),
@@ -144,6 +160,7 @@ impl Conn {
             failure: OnceLock::new(),
             read_until: AtomicU64::new(NOT_DROPPED),
             linger: Mutex::new(None),
+            nodelay: AtomicBool::new(false),
             reader: AtomicWaker::new(),
             writer: AtomicWaker::new(),
             changed: Event::new(),
@@ -341,7 +358,7 @@ impl Conn {
     /// well at its end too: it may have failed there after our last message. To be called before
     /// sleeping.
     pub(crate) fn watch_set_up(self: &Arc<Self>) {
-        if !self.is_silent() {
+        if !self.is_silent() || self.is_young() {
             return;
         }
         // Always the same one: a socket may wake a waker that is replaced by another.
@@ -368,6 +385,17 @@ impl Conn {
                 }
             }
         }
+    }
+
+    /// Whether nobody should look at TCP yet.
+    pub(crate) fn is_young(&self) -> bool {
+        self.young.load(Ordering::Relaxed)
+    }
+
+    /// For the driver: from now on TCP is looked at, as long as the peer is silent.
+    pub(crate) fn grow_up(self: &Arc<Self>) {
+        self.young.store(false, Ordering::Relaxed);
+        self.watch_set_up();
     }
 
     fn has_tcp_data(&self, waker: &Waker) -> bool {
@@ -484,12 +512,13 @@ impl Conn {
             return;
         }
         drop(membership);
-        if self.same_host {
-            // Both ends are ours and read nothing more: no need to keep the port in TIME_WAIT.
-            let _best_effort = self.socket.set_linger(Some(Duration::ZERO));
-        } else {
-            let _best_effort = self.socket.shutdown(Shutdown::Both);
-        }
+        let _best_effort = match self.kinship {
+            // Both ends are ours and read nothing more: no need to keep the port in TIME_WAIT. One
+            // end that closes hard is enough.
+            Kinship::Client => self.socket.set_linger(Some(Duration::ZERO)),
+            Kinship::Server => Ok(()),
+            Kinship::Stranger => self.socket.shutdown(Shutdown::Both),
+        };
         self.slot.forget(self.key());
     }
 

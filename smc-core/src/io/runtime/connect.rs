@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use rustix::io::Errno;
 use rustix::net::{SocketType, sockopt};
 
-use super::net::{local_addr, reuse_port, socket, stream};
+use super::net::{local_addr, socket, stream};
 use super::{BeforeConnect, SocketOptions, Unconnected};
 
 /// A socket on which `connect` was called.
@@ -66,10 +66,7 @@ pub(super) fn begin(
         let (fd, local) = bound(to, from)?;
         before(&Unconnected::new(local, Some(fd.as_fd())))?;
         match rustix::net::connect(&fd, &to) {
-            Ok(()) => {
-                reuse_port(fd.as_fd())?;
-                return Ok(Begun::Connected(fd));
-            }
+            Ok(()) => return Ok(Begun::Connected(fd)),
             Err(Errno::INPROGRESS | Errno::INTR) => {}
             Err(Errno::ADDRNOTAVAIL) if from.port() == 0 && attempts < ATTEMPTS => continue,
             Err(error) => return Err(error.into()),
@@ -82,10 +79,7 @@ pub(super) fn begin(
 /// it says so.
 fn begun(fd: OwnedFd, to: SocketAddr) -> io::Result<Begun> {
     match rustix::net::connect(&fd, &to) {
-        Ok(()) | Err(Errno::ISCONN) => {
-            reuse_port(fd.as_fd())?;
-            Ok(Begun::Connected(fd))
-        }
+        Ok(()) | Err(Errno::ISCONN) => Ok(Begun::Connected(fd)),
         Err(Errno::ALREADY | Errno::INPROGRESS | Errno::INTR) => Ok(Begun::Waiting(fd)),
         Err(error) => Err(error.into()),
     }

@@ -7,6 +7,7 @@ use std::fmt::Debug;
 use std::io::{self, IoSlice};
 use std::net::{Shutdown, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -74,6 +75,17 @@ pub(super) struct TcpSocket<R: Registered> {
     registered: OnceLock<R>,
     fd: Arc<OwnedFd>,
     reactor: R::Reactor,
+    /// A client's: its port is to be shared before it gets into TIME_WAIT.
+    port: Sharing,
+}
+
+/// Whether the port of a socket may be used for other destinations too.
+#[derive(Debug)]
+enum Sharing {
+    /// As it is.
+    Left,
+    /// Not yet, unless the flag says that there is no need any more.
+    Due(AtomicBool),
 }
 
 impl<R: Registered> TcpSocket<R> {
@@ -83,13 +95,31 @@ impl<R: Registered> TcpSocket<R> {
             registered: OnceLock::new(),
             fd: Arc::new(fd),
             reactor: reactor.clone(),
+            port: Sharing::Left,
+        }
+    }
+
+    /// The same for a socket that we connect, which may be bound to a port of our choice.
+    pub(super) fn client(reactor: &R::Reactor, fd: OwnedFd) -> Self {
+        let mut socket = Self::new(reactor, fd);
+        socket.port = Sharing::Due(AtomicBool::new(false));
+        socket
+    }
+
+    /// From now on the port may be used for other destinations too, most of all while this
+    /// connection is in TIME_WAIT.
+    fn share_port(&self) {
+        if let Sharing::Due(done) = &self.port {
+            if !done.swap(true, Ordering::Relaxed) {
+                let _best_effort = sockopt::set_socket_reuseaddr(&self.fd, true);
+            }
         }
     }
 
     /// Waits until the connect that was begun has ended.
     pub(super) async fn connected(self) -> io::Result<Self> {
         std::future::poll_fn(|cx| self.poll_writable(cx)).await?;
-        finish(self.fd.as_fd())?;
+        sockopt::socket_error(&self.fd)??;
         Ok(self)
     }
 
@@ -181,6 +211,7 @@ impl<R: Registered> Socket for TcpSocket<R> {
             Shutdown::Write => rustix::net::Shutdown::Write,
             Shutdown::Both => rustix::net::Shutdown::Both,
         };
+        self.share_port();
         Ok(rustix::net::shutdown(&self.fd, how)?)
     }
 
@@ -202,6 +233,10 @@ impl<R: Registered> Socket for TcpSocket<R> {
     }
 
     fn set_linger(&self, linger: Option<Duration>) -> io::Result<()> {
+        if let (Sharing::Due(done), Some(Duration::ZERO)) = (&self.port, linger) {
+            // Such a connection is not in TIME_WAIT ever.
+            done.store(true, Ordering::Relaxed);
+        }
         Ok(sockopt::set_socket_linger(&self.fd, linger)?)
     }
 
@@ -219,6 +254,12 @@ impl<R: Registered> Socket for TcpSocket<R> {
 
     fn fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.fd.as_fd())
+    }
+}
+
+impl<R: Registered> Drop for TcpSocket<R> {
+    fn drop(&mut self) {
+        self.share_port();
     }
 }
 
@@ -316,18 +357,6 @@ pub(super) fn literal(host: &str, port: u16) -> Option<SocketAddr> {
 /// Asks the system's resolver. Blocks.
 pub(super) fn lookup(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     (host, port).to_socket_addrs().map(Iterator::collect)
-}
-
-/// The outcome of a connect whose socket has become writable.
-fn finish(fd: BorrowedFd<'_>) -> io::Result<()> {
-    sockopt::socket_error(fd)??;
-    reuse_port(fd)
-}
-
-/// From now on the port may be used for other destinations too, most of all while this connection is
-/// in TIME_WAIT.
-pub(super) fn reuse_port(fd: BorrowedFd<'_>) -> io::Result<()> {
-    Ok(sockopt::set_socket_reuseaddr(fd, true)?)
 }
 
 /// Whether the descriptor is ready for `what` at this moment.

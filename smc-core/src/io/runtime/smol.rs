@@ -93,8 +93,8 @@ impl Runtime for SmolRuntime {
         before: &mut BeforeConnect<'_>,
     ) -> io::Result<Arc<dyn Socket>> {
         Ok(Arc::new(match connect::begin(to, options, before)? {
-            Begun::Connected(fd) => TcpSocket::<Io>::new(&(), fd),
-            Begun::Waiting(fd) => TcpSocket::<Io>::new(&(), fd).connected().await?,
+            Begun::Connected(fd) => TcpSocket::<Io>::client(&(), fd),
+            Begun::Waiting(fd) => TcpSocket::<Io>::client(&(), fd).connected().await?,
         }))
     }
 

@@ -63,11 +63,7 @@ impl TokioRuntime {
     /// When it cannot be watched.
     pub fn socket(&self, stream: std::net::TcpStream) -> io::Result<Arc<dyn Socket>> {
         stream.set_nonblocking(true)?;
-        Ok(Arc::new(self.connected(stream.into())))
-    }
-
-    fn connected(&self, fd: OwnedFd) -> TcpSocket<Io> {
-        TcpSocket::new(&self.handle, fd)
+        Ok(Arc::new(TcpSocket::<Io>::new(&self.handle, stream.into())))
     }
 
     fn listening(&self, fd: OwnedFd) -> io::Result<Arc<dyn Acceptor>> {
@@ -109,8 +105,11 @@ impl Runtime for TokioRuntime {
         before: &mut BeforeConnect<'_>,
     ) -> io::Result<Arc<dyn Socket>> {
         Ok(Arc::new(match connect::begin(to, options, before)? {
-            Begun::Connected(fd) => self.connected(fd),
-            Begun::Waiting(fd) => self.connected(fd).connected().await?,
+            Begun::Connected(fd) => TcpSocket::<Io>::client(&self.handle, fd),
+            Begun::Waiting(fd) => {
+                let socket = TcpSocket::<Io>::client(&self.handle, fd);
+                socket.connected().await?
+            }
         }))
     }
 

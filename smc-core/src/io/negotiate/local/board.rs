@@ -149,7 +149,8 @@ impl Card {
         let to = encode(announcement.to);
         self.region.copy_in(TO, &to).ok()?;
         self.say(Voice::Client, message).ok()?;
-        self.word(STATE).store(turn.word(OFFERED), Ordering::Release);
+        self.word(STATE)
+            .store(turn.word(OFFERED), Ordering::Release);
         Some(turn)
     }
 
@@ -435,7 +436,10 @@ mod tests {
         let found = listener.card(9).unwrap();
         card.word(ASKED).store(u64::MAX >> 2, Ordering::Relaxed);
         let mut buf = [0; 4096];
-        assert_eq!(found.hear(Voice::Client, 0, &mut buf), Some(LISTENER - CLIENT));
+        assert_eq!(
+            found.hear(Voice::Client, 0, &mut buf),
+            Some(LISTENER - CLIENT)
+        );
         assert!(found.say(Voice::Client, b"x").is_err());
         card.region.copy_in(FROM, &[9; ADDR_LEN]).unwrap();
         assert_eq!(found.offered(), None);

@@ -41,6 +41,8 @@ pub(super) struct Channel {
 #[derive(Debug)]
 struct Inbox {
     watch: Box<dyn Watch>,
+    /// There was more than was read at once.
+    unread: bool,
     /// What came for whom, until they fetch it.
     news: HashMap<u64, ToClient>,
 }
@@ -92,6 +94,7 @@ impl Channel {
             dead: AtomicBool::new(false),
             inbox: Mutex::new(Inbox {
                 watch,
+                unread: false,
                 news: HashMap::new(),
             }),
             waker: waiters.clone().into(),
@@ -211,24 +214,25 @@ impl Conversation {
         let mut inbox = lock(&channel.inbox);
         _old = lock(&channel.waiters.0).insert(self.id, Some(cx.waker().clone()));
         loop {
-            let all = channel.is_dead() || channel.drain(&mut inbox, wakers);
             if let Some(news) = inbox.news.remove(&self.id) {
                 return Poll::Ready(Some(news));
             }
             if channel.is_dead() {
                 return Poll::Ready(None);
             }
-            if !all {
+            // Nothing is read unless there is something.
+            if !inbox.unread {
+                let woken = &mut Context::from_waker(&channel.waker);
+                match inbox.watch.poll_readable(woken) {
+                    Poll::Ready(Ok(())) => {}
+                    Poll::Ready(Err(_)) => channel.end(wakers),
+                    Poll::Pending => return Poll::Pending,
+                }
+            }
+            inbox.unread = !channel.is_dead() && !channel.drain(&mut inbox, wakers);
+            if inbox.unread && !inbox.news.contains_key(&self.id) {
                 wakers.push(cx.waker().clone());
                 return Poll::Pending;
-            }
-            match inbox
-                .watch
-                .poll_readable(&mut Context::from_waker(&channel.waker))
-            {
-                Poll::Ready(Ok(())) => {}
-                Poll::Ready(Err(_)) => channel.end(wakers),
-                Poll::Pending => return Poll::Pending,
             }
         }
     }

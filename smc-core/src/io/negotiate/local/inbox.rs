@@ -49,6 +49,8 @@ pub(super) type Pair = (SocketAddr, SocketAddr);
 struct Channel {
     fd: PeerSocket,
     uid: u32,
+    /// Of the listener's user.
+    own: bool,
     home: Home,
     /// From HELLO on.
     board: Option<Board>,
@@ -240,7 +242,7 @@ impl Inbox {
             Home::Abroad(proven) => proven
                 .get(&announcement.to.ip())
                 .is_some_and(|(from, until)| *from == announcement.from.ip() && *until > now),
-            Home::Here if is_own(channel.uid) => true,
+            Home::Here if channel.own => true,
             Home::Here => {
                 let uid = channel.uid;
                 let diag = self.diag.as_mut();
@@ -325,6 +327,7 @@ impl Inbox {
                 let channel = Channel {
                     fd,
                     uid,
+                    own: is_own(uid),
                     home: Home::Unknown,
                     board: None,
                     proofs: 0,
@@ -376,7 +379,7 @@ impl Inbox {
                 channel.board = Some(Board::adopt(passed?.as_fd()).ok()?);
                 channel.home = match netns == self.entry.netns {
                     true => Home::Here,
-                    false if is_own(channel.uid) => Home::Abroad(HashMap::new()),
+                    false if channel.own => Home::Abroad(HashMap::new()),
                     false => return None,
                 };
                 self.recent.push(key);

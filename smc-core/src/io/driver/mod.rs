@@ -1,10 +1,11 @@
 //! One task per device that hands the device's events to the connections concerned.
 
+mod task;
+
+pub(crate) use task::Driver;
+
 use std::collections::VecDeque;
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use atomic_waker::AtomicWaker;
@@ -14,8 +15,7 @@ use smc_wire::types::{Gid, Qpn};
 use super::conn::{Conn, ConnKey};
 use super::groups::Groups;
 use super::rdma::{RdmaGroup, Wire};
-use super::runtime::{Runtime, Timer, Watch};
-use crate::device::{Device, DeviceError, Doorbell, Event};
+use crate::device::{Device, DeviceError, Event};
 use crate::error::{Error, How};
 use crate::mem::sync::{AtomicBool, AtomicUsize, Ordering};
 use crate::proto::group::{Cause, DeviceIndex, GroupId};
@@ -59,6 +59,8 @@ struct Table {
     released: Vec<Weak<Conn>>,
     /// Dropped, and something happened on their TCP sockets.
     rousing: Vec<Weak<Conn>>,
+    /// Whose TCP connection is not looked at before the time given, the earliest first.
+    young: VecDeque<(Instant, Weak<Conn>)>,
     /// TCP has ended before the peer has said anything; until when it may, the earliest first.
     doubted: VecDeque<(Instant, Weak<Conn>)>,
     /// Words that a busy device has not taken yet.
@@ -109,7 +111,18 @@ impl Slot {
     /// Starts to hand signals to a connection. Signals that came before are not lost: a half looks
     /// at the memory before it sleeps.
     pub(crate) fn adopt(&self, conn: &Arc<Conn>) {
-        self.table().conns.insert(conn.key(), Arc::clone(conn));
+        let young = {
+            let mut table = self.table();
+            table.conns.insert(conn.key(), Arc::clone(conn));
+            if conn.is_young() {
+                let until = self.groups.runtime().now() + YOUNG;
+                table.young.push_back((until, Arc::downgrade(conn)));
+            }
+            table.young.len()
+        };
+        if young == 1 {
+            self.call_driver();
+        }
         // Those of SMC-R may have moved to another device.
         if self.is_gone() && conn.staged().is_none() {
             conn.kill(Error::Closed(How::Aborted));
@@ -265,6 +278,9 @@ impl Slot {
         for conn in rousing.iter().filter_map(Weak::upgrade) {
             conn.signalled();
         }
+        for conn in self.grown_up(now) {
+            conn.grow_up();
+        }
         for conn in self.overdue(now) {
             conn.kill(Error::Closed(How::Aborted));
         }
@@ -282,11 +298,28 @@ impl Slot {
         }
         let lingering = table.lingering.front().map(|(until, _)| *until);
         let doubted = table.doubted.front().map(|(until, _)| *until);
+        let young = table.young.front().map(|(until, _)| *until);
         lingering
             .into_iter()
+            .chain(young)
             .chain(doubted)
             .chain(table.ask_at)
             .min()
+    }
+
+    /// Connections that are not young any more.
+    fn grown_up(&self, now: Instant) -> Vec<Arc<Conn>> {
+        let mut grown = Vec::new();
+        let mut table = self.table();
+        while let Some((until, conn)) = table.young.front() {
+            match conn.upgrade() {
+                Some(conn) if *until <= now => grown.push(conn),
+                Some(_) => break,
+                None => {}
+            }
+            table.young.pop_front();
+        }
+        grown
     }
 
     /// Connections whose TCP has ended and whose peer has had its time to say something.
@@ -482,137 +515,12 @@ impl Drop for Slot {
     }
 }
 
-/// The driver's task: drain, arm, drain, park; for as long as the endpoint or a stream lives.
-pub(crate) struct Driver {
-    slot: Weak<Slot>,
-    runtime: Arc<dyn Runtime>,
-    watch: Option<Box<dyn Watch>>,
-    timer: Option<(Instant, Timer)>,
-}
-
-impl Driver {
-    /// # Errors
-    ///
-    /// When the device's doorbell cannot be watched.
-    pub(crate) fn new(slot: &Arc<Slot>, runtime: Arc<dyn Runtime>) -> std::io::Result<Self> {
-        let watch = match slot.device.doorbell() {
-            Doorbell::Fd(fd) => Some(runtime.watch(fd)?),
-            Doorbell::Waker(_) | Doorbell::Spin => None,
-        };
-        Ok(Self {
-            slot: Arc::downgrade(slot),
-            runtime,
-            watch,
-            timer: None,
-        })
-    }
-
-    /// One pass. Returns whether the driver may sleep.
-    fn pass(&mut self, slot: &Slot, cx: &mut Context<'_>) -> Result<bool, DeviceError> {
-        if let Doorbell::Waker(bell) = slot.device.doorbell() {
-            bell.register(cx.waker());
-        }
-        // What rang until here is found by the first drain. What rings from here on wakes.
-        let has_rung = self.poll_bell(cx)?;
-        slot.passing.store(true, Ordering::SeqCst);
-        let next = self.keep_house(slot, cx);
-        let closing = std::mem::take(&mut *slot.closing());
-        let drained = slot.drain();
-        slot.close_all(closing);
-        slot.passing.store(false, Ordering::SeqCst);
-        drained?;
-        slot.arm()?;
-        if slot.drain()? || (has_rung && self.poll_bell(cx)?) {
-            return Ok(false);
-        }
-        Ok(self.sleep_until(next, cx) && !matches!(slot.device.doorbell(), Doorbell::Spin))
-    }
-
-    /// Whether the doorbell has rung since this was asked last; else it wakes from now on.
-    fn poll_bell(&self, cx: &mut Context<'_>) -> Result<bool, DeviceError> {
-        match self.watch.as_ref().map(|watch| watch.poll_readable(cx)) {
-            Some(Poll::Ready(Ok(()))) => Ok(true),
-            Some(Poll::Ready(Err(_))) => Err(DeviceError::Gone("doorbell cannot be watched")),
-            Some(Poll::Pending) | None => Ok(false),
-        }
-    }
-
-    /// Does what has to be done besides handing out events. Returns when to come again.
-    fn keep_house(&self, slot: &Slot, cx: &Context<'_>) -> Option<Instant> {
-        slot.driver.register(cx.waker());
-        slot.news.store(false, Ordering::Release);
-        let now = self.runtime.now();
-        slot.housekeeping(now)
-            .into_iter()
-            .chain(slot.groups.next_timeout(now))
-            .min()
-    }
-
-    /// One pass without a device: connections that have moved to another one are still looked
-    /// after here.
-    fn pass_without_device(&mut self, slot: &Slot, cx: &mut Context<'_>) -> bool {
-        let next = self.keep_house(slot, cx);
-        slot.close_links();
-        self.sleep_until(next, cx)
-    }
-
-    /// Sets the timer. Returns whether the time is still to come.
-    fn sleep_until(&mut self, at: Option<Instant>, cx: &mut Context<'_>) -> bool {
-        let Some(at) = at else {
-            self.timer = None;
-            return true;
-        };
-        if self.timer.as_ref().is_none_or(|(set, _)| *set != at) {
-            self.timer = Some((at, self.runtime.timer(at)));
-        }
-        match &mut self.timer {
-            Some((_, timer)) => timer.as_mut().poll(cx).is_pending(),
-            None => true,
-        }
-    }
-}
-
-impl Drop for Driver {
-    fn drop(&mut self) {
-        if let Some(slot) = self.slot.upgrade() {
-            slot.abandon();
-        }
-    }
-}
-
-impl Future for Driver {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let Some(slot) = self.slot.upgrade() else {
-            return Poll::Ready(());
-        };
-        let is_rdma = slot.device.fabric().rdma().is_some();
-        for _ in 0..PASSES_MAX {
-            let may_sleep = if is_rdma && slot.is_gone() {
-                Ok(self.pass_without_device(&slot, cx))
-            } else {
-                self.pass(&slot, cx)
-            };
-            match may_sleep {
-                Ok(true) => return Poll::Pending,
-                Ok(false) => {}
-                Err(_) => {
-                    slot.device_gone();
-                    if !is_rdma {
-                        return Poll::Ready(());
-                    }
-                }
-            }
-        }
-        // Enough for one turn: other tasks want to run as well.
-        cx.waker().wake_by_ref();
-        Poll::Pending
-    }
-}
-
 /// Passes in one turn of the executor.
 const PASSES_MAX: usize = 4;
+
+/// How long a connection of this host goes without a look at its TCP connection: most have heard of
+/// their peer by then.
+const YOUNG: Duration = Duration::from_millis(20);
 
 /// How long a peer whose TCP connection has ended has for its first word: its last one may be on
 /// its way, and its link may have to be given up first.
