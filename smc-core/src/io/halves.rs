@@ -8,9 +8,11 @@ use std::task::{Context, Poll};
 use event_listener::Event;
 
 use super::conn::Conn;
+use super::inplace::{PRIVATE_MAX, ReadGuard};
 use super::recv::Receiver;
 use super::send::Sender;
 use super::tcp::{TcpReader, TcpWriter};
+use crate::error::Error;
 use crate::mem::sync::{AtomicBool, Ordering};
 
 /// The reading side of a stream.
@@ -74,6 +76,17 @@ impl ReadSide {
         match self {
             Self::Smc(half) => half.consume_filled(count),
             Self::Tcp(half) => half.consume_filled(count),
+        }
+    }
+
+    pub(crate) fn poll_read_guard(
+        &mut self,
+        cx: &mut Context<'_>,
+        max: usize,
+    ) -> Poll<io::Result<ReadGuard>> {
+        match self {
+            Self::Smc(half) => half.poll_read_guard(cx, max).map_err(io::Error::from),
+            Self::Tcp(half) => half.poll_read_guard(cx, max),
         }
     }
 
@@ -152,6 +165,66 @@ impl WriteSide {
                 Ok(())
             }
             Self::Tcp(half) => half.shutdown(),
+        }
+    }
+}
+
+/// What a reservation asks of its side.
+impl WriteSide {
+    /// Waits for space, where it is known. Returns how many of `wanted` bytes can be had.
+    pub(crate) fn poll_room(
+        &mut self,
+        cx: &mut Context<'_>,
+        wanted: usize,
+    ) -> Poll<io::Result<usize>> {
+        match self {
+            _ if wanted == 0 => Poll::Ready(Ok(0)),
+            Self::Smc(half) => half.poll_room(cx, wanted).map_err(io::Error::from),
+            Self::Tcp(_) => Poll::Ready(Ok(wanted.min(PRIVATE_MAX))),
+        }
+    }
+
+    /// Whether that space is in the peer's memory.
+    pub(crate) fn is_mapped(&self) -> bool {
+        matches!(self, Self::Smc(half) if half.is_mapped())
+    }
+
+    pub(crate) fn is_trusted(&self) -> bool {
+        matches!(self, Self::Smc(half) if half.is_trusted())
+    }
+
+    pub(crate) fn put_at(&mut self, offset: usize, data: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Smc(half) => Ok(half.put_at(offset, data)?),
+            Self::Tcp(_) => Err(NOT_MAPPED.into()),
+        }
+    }
+
+    pub(crate) fn copy_room(&mut self, to: &mut [u8]) {
+        if let Self::Smc(half) = self {
+            half.copy_room(to);
+        }
+    }
+
+    pub(crate) fn room_mut(&mut self, len: usize) -> &mut [u8] {
+        match self {
+            Self::Smc(half) => half.room_mut(len),
+            Self::Tcp(_) => &mut [],
+        }
+    }
+
+    pub(crate) fn commit_room(&mut self, len: usize) -> io::Result<()> {
+        match self {
+            Self::Smc(half) => Ok(half.commit_room(len)?),
+            Self::Tcp(_) => Err(NOT_MAPPED.into()),
+        }
+    }
+
+    /// A buffer for what is not in the peer's memory.
+    pub(crate) fn spare(&mut self) -> &mut Vec<u8> {
+        match self {
+            Self::Smc(half) => &mut half.spare,
+            Self::Tcp(half) => &mut half.spare,
         }
     }
 }
@@ -287,6 +360,9 @@ impl Ready for WriteSide {
     }
 }
 
-fn now_or_never(result: Result<Option<usize>, crate::error::Error>) -> io::Result<usize> {
+fn now_or_never(result: Result<Option<usize>, Error>) -> io::Result<usize> {
     result?.ok_or_else(|| io::ErrorKind::WouldBlock.into())
 }
+
+/// Reservations ask first.
+const NOT_MAPPED: Error = Error::Bug("reservation in place on TCP");

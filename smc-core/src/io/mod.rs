@@ -3,7 +3,7 @@
 //! An [`Endpoint`] knows devices and settings; it makes [`Stream`]s by connecting or through a
 //! [`Listener`]. Inside, `setup` drives the handshake of [`crate::proto`] over a `carrier`,
 //! `connected` makes a connection of what came of it, `conn` is that connection, `send` and `recv`
-//! are its two halves, `rdma` is what SMC-R has besides, `tcp` are the halves of a stream that
+//! are its two halves, `inplace` lends their memory out, `rdma` is what SMC-R has besides, `tcp` are the halves of a stream that
 //! stayed TCP, and `driver` is the task that hands a device's events to its connections.
 
 pub mod negotiate;
@@ -17,6 +17,7 @@ mod driver;
 mod endpoint;
 mod groups;
 mod halves;
+mod inplace;
 mod listener;
 mod mode;
 mod poll;
@@ -32,6 +33,7 @@ mod target;
 mod tcp;
 
 pub use endpoint::{Builder, ConnectOptions, Connection, Endpoint};
+pub use inplace::{ReadGuard, Reservation};
 pub use listener::{ListenOptions, Listener};
 pub use mode::Mode;
 pub use rdma::RdmaGroupInfo;

@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use bytes::Bytes;
 use smc_wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord};
 
 use super::conn::{Conn, len_u32, len_usize};
+use super::inplace::{Pins, ReadGuard};
 use super::poll::{Half, poll_until};
 use super::spin::Spin;
 use crate::error::{Error, PeerMisbehaved};
@@ -31,6 +33,10 @@ pub(crate) struct Receiver {
     staged: Vec<u8>,
     staged_at: usize,
     trust: Option<TrustPeers>,
+    /// What guards in place have in common; there from the first one on.
+    pins: Option<Arc<Pins>>,
+    /// Guards are held, so that `pins` has the window.
+    is_holding: bool,
 }
 
 impl Receiver {
@@ -45,6 +51,8 @@ impl Receiver {
             staged: Vec::new(),
             staged_at: 0,
             trust,
+            pins: None,
+            is_holding: false,
         }
     }
 
@@ -179,6 +187,49 @@ impl Receiver {
         self.consume(count);
     }
 
+    /// Takes up to `max` bytes that lie in one piece off the stream, as a guard.
+    pub(crate) fn poll_read_guard(
+        &mut self,
+        cx: &mut Context<'_>,
+        max: usize,
+    ) -> Poll<Result<ReadGuard, Error>> {
+        poll_until(self, cx, |half| half.try_read_guard(max))
+    }
+
+    fn try_read_guard(&mut self, max: usize) -> Result<Option<ReadGuard>, Error> {
+        let readable = match max {
+            0 => 0,
+            _ => match self.look(max)? {
+                Some(readable) => readable,
+                None => return Ok(None),
+            },
+        };
+        if readable == 0 {
+            return Ok(Some(ReadGuard::private(Bytes::new())));
+        }
+        let count = readable.min(max);
+        if self.pins.is_none() {
+            self.pins = Pins::new(&self.conn, self.trust);
+        }
+        let Some(pins) = &self.pins else {
+            let mut copy = vec![0; count];
+            self.copy_out(0, &mut copy)?;
+            self.unstage();
+            self.consume(count);
+            return Ok(Some(ReadGuard::private(copy.into())));
+        };
+        if !self.is_holding {
+            pins.begin(self.half.confirmed(), self.half.unconfirmed());
+            self.is_holding = true;
+        }
+        let at = len_usize(self.half.at());
+        let count = count.min(len_usize(self.half.ring().size()) - at);
+        self.half.consume(len_u32(count));
+        let guard = pins.hold(at, count);
+        self.unstage();
+        Ok(Some(guard))
+    }
+
     /// Reads end from now on; what the peer still sends counts as unread.
     pub(crate) fn shutdown(&mut self) {
         self.shut = true;
@@ -235,6 +286,10 @@ impl Receiver {
         if word == self.producer_seen {
             return Ok(());
         }
+        if self.is_holding {
+            // After the look: what the peer has written may be where it was shown space.
+            self.take_window();
+        }
         match self
             .half
             .handle_producer(ProducerWord::from_ne(word).cursor)
@@ -281,6 +336,9 @@ impl Receiver {
 
     fn consume(&mut self, count: usize) {
         self.half.consume(len_u32(count));
+        if self.is_holding {
+            return self.pass(len_u32(count));
+        }
         self.show_all_read();
         if !self.half.may_owe_update() {
             return;
@@ -289,6 +347,26 @@ impl Receiver {
         let blocked = word.producer_flags.contains(ProducerFlags::WRITER_BLOCKED);
         if self.half.is_update_due(blocked) {
             self.conn.say_consumer(self.half.confirm());
+        }
+    }
+
+    /// Has read what is not needed any more, while there are guards.
+    #[cold]
+    fn pass(&mut self, count: u32) {
+        if let Some(pins) = &self.pins {
+            pins.pass(count);
+        }
+        self.take_window();
+    }
+
+    /// Hears what the peer was shown while guards were held, and goes on with that itself if none
+    /// is left.
+    #[cold]
+    fn take_window(&mut self) {
+        if let Some(pins) = &self.pins {
+            let (shown, is_ours) = pins.take_shown();
+            self.half.confirm_held(shown);
+            self.is_holding = !is_ours;
         }
     }
 
@@ -313,6 +391,9 @@ impl Half for Receiver {
 
 impl Drop for Receiver {
     fn drop(&mut self) {
+        if let Some(pins) = &self.pins {
+            pins.stop();
+        }
         self.conn.stop_reading(self.half.consumer());
     }
 }

@@ -8,12 +8,14 @@ use std::time::Duration;
 use smc_wire::cdc::ConsumerWord;
 
 use super::conn::{Conn, PeerElement, len_u32, len_usize};
+use super::inplace::PRIVATE_MAX;
 use super::poll::{Half, poll_until};
 use super::rdma::Staged;
 use super::spin::Spin;
 use crate::device::SubmitError;
 use crate::error::Error;
 use crate::mem::sync::Ordering;
+use crate::mem::{RingWriter, TrustPeers};
 use crate::proto::conn::SendHalf;
 
 /// The writing half.
@@ -22,6 +24,9 @@ pub(crate) struct Sender {
     conn: Arc<Conn>,
     way: Way,
     spin: Spin,
+    trust: Option<TrustPeers>,
+    /// A buffer for reservations that are not in place.
+    pub(crate) spare: Vec<u8>,
 }
 
 /// Where what is written goes first.
@@ -41,17 +46,19 @@ struct Window {
     seen: u64,
     /// The peer was told that we wait for space.
     blocked: bool,
+    /// The peer's ring, if it is mapped.
+    mapped: Option<RingWriter>,
 }
 
 impl Sender {
-    pub(crate) fn new(conn: Arc<Conn>, polling: Duration) -> Self {
+    pub(crate) fn new(conn: Arc<Conn>, polling: Duration, trust: Option<TrustPeers>) -> Self {
         let way = match conn.peer() {
-            PeerElement::Mapped { ring, .. } | PeerElement::Moved { ring, .. } => {
-                Way::Direct(Window {
-                    half: SendHalf::new(*ring),
-                    seen: 0,
-                    blocked: false,
-                })
+            PeerElement::Mapped { ring, element, .. } => {
+                let mapped = RingWriter::new(element.clone());
+                Way::Direct(Window::new(SendHalf::new(*ring), Some(mapped)))
+            }
+            PeerElement::Moved { ring, .. } => {
+                Way::Direct(Window::new(SendHalf::new(*ring), None))
             }
             PeerElement::Staged(staged) => Way::Staged(Arc::clone(staged)),
         };
@@ -59,6 +66,8 @@ impl Sender {
             conn,
             way,
             spin: Spin::new(polling),
+            trust,
+            spare: Vec::new(),
         }
     }
 
@@ -96,6 +105,88 @@ impl Sender {
         written
     }
 
+    /// Waits for space. Returns how many of `wanted` bytes a reservation may have.
+    pub(crate) fn poll_room(
+        &mut self,
+        cx: &mut Context<'_>,
+        wanted: usize,
+    ) -> Poll<Result<usize, Error>> {
+        let space = poll_until(self, cx, |half| {
+            half.look().map(|space| (space > 0).then_some(space))
+        });
+        space.map_ok(|space| {
+            let piece = self.mapped().map_or(PRIVATE_MAX, Window::until_end);
+            wanted.min(len_usize(space)).min(piece)
+        })
+    }
+
+    /// Whether a reservation is in the peer's memory.
+    pub(crate) fn is_mapped(&self) -> bool {
+        matches!(&self.way, Way::Direct(window) if window.mapped.is_some())
+    }
+
+    pub(crate) fn is_trusted(&self) -> bool {
+        self.trust.is_some()
+    }
+
+    /// Copies into a reservation in place, at `offset`.
+    pub(crate) fn put_at(&mut self, offset: usize, data: &[u8]) -> Result<(), Error> {
+        let (ring, at) = self.room()?;
+        let put = ring.element().write(at + offset, data);
+        put.map_err(|_| NOT_RESERVED)
+    }
+
+    /// Copies out of a reservation in place.
+    pub(crate) fn copy_room(&mut self, to: &mut [u8]) {
+        if let Ok((ring, at)) = self.room() {
+            // It was reserved, so it is inside.
+            let _inside = ring.element().read(at, to);
+        }
+    }
+
+    /// The first `len` bytes of a reservation in place; none unless peers are trusted.
+    pub(crate) fn room_mut(&mut self, len: usize) -> &mut [u8] {
+        let trust = self.trust;
+        match (self.room(), trust) {
+            (Ok((ring, at)), Some(trust)) if len > 0 => {
+                ring.slice_mut(at, len, trust).unwrap_or_default()
+            }
+            _ => &mut [],
+        }
+    }
+
+    /// Sends the first `len` bytes of a reservation in place.
+    pub(crate) fn commit_room(&mut self, len: usize) -> Result<(), Error> {
+        let space = len_usize(self.look()?);
+        match &mut self.way {
+            _ if len == 0 => Ok(()),
+            Way::Direct(window) if len <= space => {
+                window.show(&self.conn, len, space);
+                Ok(())
+            }
+            _ => Err(NOT_RESERVED),
+        }
+    }
+
+    fn mapped(&self) -> Option<&Window> {
+        match &self.way {
+            Way::Direct(window) if window.mapped.is_some() => Some(window),
+            _ => None,
+        }
+    }
+
+    /// The peer's ring, and where the next byte goes in it.
+    fn room(&mut self) -> Result<(&mut RingWriter, usize), Error> {
+        match &mut self.way {
+            Way::Direct(Window {
+                mapped: Some(ring),
+                half,
+                ..
+            }) => Ok((ring, len_usize(half.at()))),
+            _ => Err(NOT_RESERVED),
+        }
+    }
+
     /// Waits until there is space or writing has ended.
     pub(crate) fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
         poll_until(self, cx, |half| Ok(half.is_ready().then_some(())))
@@ -129,6 +220,20 @@ impl Sender {
 }
 
 impl Window {
+    fn new(half: SendHalf, mapped: Option<RingWriter>) -> Self {
+        Self {
+            half,
+            seen: 0,
+            blocked: false,
+            mapped,
+        }
+    }
+
+    /// Bytes from the write position to the end of the ring.
+    fn until_end(&self) -> usize {
+        len_usize(self.half.ring().size().saturating_sub(self.half.at()))
+    }
+
     /// Space in the peer's ring.
     fn look(&mut self, conn: &Conn) -> Result<u32, Error> {
         let raw = conn.local.consumer().load(Ordering::Acquire);
@@ -162,6 +267,12 @@ impl Window {
                 return Err(Error::Bug("device refused data of a live connection"));
             }
         }
+        self.show(conn, count, space);
+        Ok(Some(count))
+    }
+
+    /// Shows the peer `count` bytes that were put into its ring, which had `space`.
+    fn show(&mut self, conn: &Conn, count: usize, space: usize) {
         let full = count == space;
         if full != self.blocked {
             self.blocked = full;
@@ -169,7 +280,6 @@ impl Window {
         }
         let producer = self.half.commit(len_u32(count));
         conn.say_producer(producer);
-        Ok(Some(count))
     }
 
     fn put(&self, conn: &Conn, bufs: &[IoSlice<'_>], count: usize) -> Result<(), SubmitError> {
@@ -205,3 +315,6 @@ impl Half for Sender {
         self.conn.register_writer(waker);
     }
 }
+
+/// Reservations are of space that is there, and nothing else is written while they last.
+const NOT_RESERVED: Error = Error::Bug("reservation outside of the free space");

@@ -3,8 +3,11 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::Shutdown;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
+use bytes::Bytes;
+
+use super::inplace::ReadGuard;
 use super::runtime::Socket;
 
 /// Reads from the TCP socket, after what set-up has read from it already.
@@ -100,6 +103,21 @@ impl TcpReader {
         self.at = (self.at + count).min(self.buffer.len());
     }
 
+    /// A copy: there is no ring.
+    pub(crate) fn poll_read_guard(
+        &mut self,
+        cx: &mut Context<'_>,
+        max: usize,
+    ) -> Poll<io::Result<ReadGuard>> {
+        if max == 0 {
+            return Poll::Ready(Ok(ReadGuard::private(Bytes::new())));
+        }
+        let bytes = ready!(self.poll_fill_buf(cx))?;
+        let copy = Bytes::copy_from_slice(&bytes[..bytes.len().min(max)]);
+        self.consume_filled(copy.len());
+        Poll::Ready(Ok(ReadGuard::private(copy)))
+    }
+
     pub(crate) fn poll_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.shut || !self.buffered().is_empty() {
             return Poll::Ready(Ok(()));
@@ -146,11 +164,16 @@ impl TcpReader {
 #[derive(Debug)]
 pub(crate) struct TcpWriter {
     socket: Arc<dyn Socket>,
+    /// A buffer for reservations.
+    pub(crate) spare: Vec<u8>,
 }
 
 impl TcpWriter {
     pub(crate) fn new(socket: Arc<dyn Socket>) -> Self {
-        Self { socket }
+        Self {
+            socket,
+            spare: Vec::new(),
+        }
     }
 
     pub(crate) fn poll_write(

@@ -95,8 +95,10 @@ impl Element {
     pub(crate) fn slice(&self, at: usize, len: usize, _: TrustPeers) -> Result<&[u8], OutOfBounds> {
         let len = self.until_end(at, len)?;
         // SAFETY: whoever made the token promised that peers do not change bytes between telling
-        // us of them and being told that we read them; the caller of this method is between the
-        // two, because the borrow of the stream ends before it moves its consumer cursor.
+        // us of them and being told that we read them. The callers of this method are between the
+        // two: `fill_buf`, whose borrow of the stream ends before it moves its consumer cursor,
+        // and guards, behind which the cursor is not moved, which also keep the buffer from being
+        // used again.
         unsafe { self.region.slice(HEADER_LEN + at, len) }
     }
 
@@ -128,10 +130,62 @@ impl Element {
     }
 }
 
-/// A promise about peers, which makes reading in place possible.
+/// The one who writes a ring, and who alone may look at bytes of it that it has not shown yet.
+///
+/// Not to be cloned, and made once for each connection.
+#[derive(Debug)]
+pub(crate) struct RingWriter {
+    element: Element,
+}
+
+impl RingWriter {
+    /// The writer of this element, which the peer reads.
+    pub(crate) fn new(element: Element) -> Self {
+        Self { element }
+    }
+
+    /// For copies in and out.
+    pub(crate) fn element(&self) -> &Element {
+        &self.element
+    }
+
+    /// Borrows up to `len` free bytes in place from offset `at`, not past the end of the ring.
+    ///
+    /// # Errors
+    ///
+    /// [`OutOfBounds`] when `at` is not inside the ring or `len` is longer than the ring.
+    pub(crate) fn slice_mut(
+        &mut self,
+        at: usize,
+        len: usize,
+        _: TrustPeers,
+    ) -> Result<&mut [u8], OutOfBounds> {
+        let len = self.element.until_end(at, len)?;
+        let start = self.element.region.at(HEADER_LEN + at, len)?;
+        // SAFETY: in bounds as just checked, and initialised since regions start zeroed or written.
+        // The bytes are free, which is what callers borrow: whoever made the token promised that
+        // peers leave those of their rings alone. In this process the only writer of the ring is
+        // `self`, which is borrowed exclusively; a reader in this process touches bytes only after
+        // they were shown, and they are shown after the borrow has ended.
+        Ok(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) })
+    }
+}
+
+/// A promise about peers, which makes reading and writing in place possible.
 ///
 /// Memory that another process can write must not be looked at as `&[u8]`, because Rust may assume
-/// that such bytes do not change. With this token a caller promises that no peer does so.
+/// that such bytes do not change; still less as `&mut [u8]`. With this token a caller promises that
+/// no peer changes them meanwhile. It goes to
+/// [`Builder::trust_peers`](crate::io::Builder::trust_peers).
+///
+/// | | without the token | with it |
+/// |---|---|---|
+/// | `fill_buf` | a copy | the peer's bytes where they are |
+/// | [`ReadGuard`](crate::io::ReadGuard) | a copy | the same, held |
+/// | [`Reservation::write_at`](crate::io::Reservation::write_at) and `io::Write` | straight into the peer's memory | the same |
+/// | [`Reservation::as_mut_slice`](crate::io::Reservation::as_mut_slice) | a buffer of ours, copied on commit | the peer's memory |
+///
+/// Nothing else changes: programs are written the same way with it and without it.
 #[derive(Clone, Copy, Debug)]
 pub struct TrustPeers(());
 
@@ -140,10 +194,16 @@ impl TrustPeers {
     ///
     /// # Safety
     ///
-    /// All peers of the endpoint that is given this token must be programs that write a byte of
-    /// our buffers only while it counts as free, that is before they show us a producer cursor
-    /// behind it and after we showed them a consumer cursor behind it. Peers of this library do;
-    /// a hostile or broken program that runs as a permitted user need not.
+    /// All peers of the endpoint that is given this token must be programs that
+    ///
+    /// - write a byte of our buffers only while it counts as free, that is before they show us a
+    ///   producer cursor behind it and after we showed them a consumer cursor behind it; also
+    ///   after a connection has ended, for as long as guards of it live;
+    /// - touch a byte of the buffers that they gave us to write only while it does not count as
+    ///   free, and do not write it even then, for as long as the connection lives.
+    ///
+    /// Peers of this library do; a hostile or broken program that runs as a permitted user need
+    /// not.
     #[must_use]
     pub unsafe fn new() -> Self {
         Self(())

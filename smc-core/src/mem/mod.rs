@@ -17,6 +17,7 @@ mod element;
 mod shadow;
 mod shared;
 
+pub(crate) use element::RingWriter;
 pub use element::{Element, HEADER_LEN, TrustPeers};
 pub use shared::AdoptError;
 

@@ -177,6 +177,14 @@ impl Conn {
         }
     }
 
+    /// Our receive buffer, if this is SMC-D.
+    pub(crate) fn dmb(&self) -> Option<Arc<dyn Dmb>> {
+        match &self.buffer {
+            LocalBuffer::Dmb(dmb) => Some(Arc::clone(dmb)),
+            LocalBuffer::Rmb(_) => None,
+        }
+    }
+
     /// What is staged on its way to the peer, if this is SMC-R.
     pub(crate) fn staged(&self) -> Option<&Arc<Staged>> {
         match &self.buffer {

@@ -6,6 +6,7 @@
 //! - [`SendHalf`]: how far we wrote into the peer's ring and how far the peer has read it;
 //! - [`RecvHalf`]: how far the peer wrote into our ring, how far we read, and when the peer has to
 //!   hear of it;
+//! - [`Held`]: what of that is still looked at after it was read, and let go of in any order;
 //! - [`Closing`]: the state machine of RFC 7609 with the flags that go to the peer.
 //!
 //! [`SendHalf`] is that of SMC-D. SMC-R sends out of a staging ring, with messages that may get
@@ -16,11 +17,13 @@
 //! peer says is checked here before it is used.
 
 mod close;
+mod held;
 mod recv;
 mod send;
 pub mod staged;
 
 pub use close::{Closing, ReadEnd, State, WriteEnd};
+pub use held::Held;
 pub use recv::RecvHalf;
 pub use send::SendHalf;
 

@@ -143,10 +143,34 @@ impl RecvHalf {
         self.consumer
     }
 
-    fn least(&self) -> u32 {
-        let size = self.ring.size();
-        (size / 10).max(UPDATE_MIN.min(size / 2))
+    /// Where the ring begins to be in use, as far as the peer knows.
+    #[must_use]
+    pub fn confirmed(&self) -> Cursor {
+        let Cursor { wrap, count } = self.consumer;
+        match count.checked_sub(self.unconfirmed) {
+            Some(count) => Cursor { wrap, count },
+            None => Cursor {
+                wrap: wrap.wrapping_sub(1),
+                count: count
+                    .saturating_add(self.ring.size())
+                    .saturating_sub(self.unconfirmed),
+            },
+        }
     }
+
+    /// The peer was shown by [`Held`](super::Held) that `shown` bytes more are free.
+    pub fn confirm_held(&mut self, shown: u32) {
+        self.unconfirmed = self.unconfirmed.saturating_sub(shown);
+    }
+
+    fn least(&self) -> u32 {
+        least_update(self.ring.size())
+    }
+}
+
+/// Progress, in bytes, above which an update is worth it.
+pub(super) fn least_update(size: u32) -> u32 {
+    (size / 10).max(UPDATE_MIN.min(size / 2))
 }
 
 /// Least progress, in bytes, that is worth an update of its own (half of Linux's smallest send

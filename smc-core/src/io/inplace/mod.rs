@@ -1,0 +1,11 @@
+//! The in-place interface: writing into the peer's memory, and holding what it wrote into ours.
+
+mod guard;
+mod reserve;
+
+pub(crate) use guard::Pins;
+pub use guard::ReadGuard;
+pub use reserve::Reservation;
+
+/// Most that a reservation has where it is a buffer of ours, in bytes.
+pub(crate) const PRIVATE_MAX: usize = 64 * 1024;

@@ -1,0 +1,229 @@
+//! Memory to write into before it is sent.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::io::{self, IoSlice};
+use std::task::{Context, Poll, ready};
+
+use super::super::halves::WriteSide;
+use super::PRIVATE_MAX;
+use crate::error::Error;
+
+/// Memory for the next bytes of a stream, which go out with [`Reservation::commit`].
+///
+/// [`Stream::reserve`](super::super::Stream::reserve) makes it. It is one piece without gaps, and
+/// may be shorter than what was asked for, as a write may be: down to one byte where the ring of
+/// the peer ends or has little space. Whoever has more goes on in the next reservation.
+///
+/// **Where it is.** Over a device that maps the peer's buffer (SMC-D with nocopy) it is the peer's
+/// memory: [`Reservation::write_at`] and [`io::Write`] put bytes where the peer will read them.
+/// Otherwise, that is without nocopy, with SMC-R and on TCP, it is a buffer of ours with the same
+/// interface, of at most 64 KiB; committing passes it on.
+///
+/// **As a slice.** A peer can write its memory at any time, so it must not be looked at as
+/// `&mut [u8]`, unless the endpoint trusts its peers not to
+/// ([`TrustPeers`](crate::mem::TrustPeers)). [`Reservation::as_mut_slice`] lends it out if they are
+/// trusted, and otherwise a buffer of ours that is copied once when it is committed.
+///
+/// **Nothing goes out by itself.** Dropping a reservation writes nothing, and the next one is at
+/// the same place. Bytes that were not written have no particular value; they may be those of
+/// earlier reservations.
+///
+/// ```
+/// # async fn send(stream: &mut smc_core::Stream) -> std::io::Result<()> {
+/// use std::io::Write as _;
+///
+/// let mut space = stream.reserve(64).await?;
+/// write!(space, "{:>8}\n", 42)?;
+/// let len = space.written();
+/// space.commit(len).await
+/// # }
+/// ```
+pub struct Reservation<'a> {
+    side: &'a mut WriteSide,
+    len: usize,
+    /// Written through `io::Write`.
+    written: usize,
+    /// Something was written in place.
+    is_touched: bool,
+    buffer: Buffer,
+}
+
+/// Where the bytes are until they are committed.
+enum Buffer {
+    /// In the peer's memory.
+    InPlace,
+    /// In ours, of which so much was passed on.
+    Private { bytes: Vec<u8>, done: usize },
+}
+
+impl<'a> Reservation<'a> {
+    /// `side` has room for `len` bytes.
+    pub(crate) fn new(side: &'a mut WriteSide, len: usize) -> Self {
+        let buffer = if side.is_mapped() {
+            Buffer::InPlace
+        } else {
+            Buffer::private(side, len)
+        };
+        Self {
+            side,
+            len,
+            written: 0,
+            is_touched: false,
+            buffer,
+        }
+    }
+
+    /// Bytes that can be written and committed.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there is no space, because none was asked for or all was committed.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether what is written goes straight into the peer's memory.
+    #[must_use]
+    pub fn is_in_place(&self) -> bool {
+        matches!(self.buffer, Buffer::InPlace)
+    }
+
+    /// Bytes written through [`io::Write`], which writes one behind the other.
+    #[must_use]
+    pub fn written(&self) -> usize {
+        self.written
+    }
+
+    /// Copies `data` to `offset`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Misuse`] (`InvalidInput`) when it passes the end; nothing is copied then.
+    pub fn write_at(&mut self, offset: usize, data: &[u8]) -> io::Result<()> {
+        let end = offset.checked_add(data.len());
+        let Some(end) = end.filter(|end| *end <= self.len) else {
+            return Err(Error::Misuse("write passes the end of the reservation").into());
+        };
+        match &mut self.buffer {
+            Buffer::InPlace => {
+                self.is_touched = true;
+                self.side.put_at(offset, data)?;
+            }
+            Buffer::Private { bytes, .. } => bytes[offset..end].copy_from_slice(data),
+        }
+        Ok(())
+    }
+
+    /// The memory itself: the peer's if it is mapped and trusted, otherwise a buffer of ours.
+    ///
+    /// What [`Reservation::write_at`] has written is in it. May be called again at any time.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        if self.is_in_place() && !self.side.is_trusted() {
+            let mut buffer = Buffer::private(self.side, self.len);
+            if let (true, Buffer::Private { bytes, .. }) = (self.is_touched, &mut buffer) {
+                self.side.copy_room(&mut bytes[..self.len]);
+            }
+            self.buffer = buffer;
+        }
+        match &mut self.buffer {
+            Buffer::InPlace => self.side.room_mut(self.len),
+            Buffer::Private { bytes, .. } => &mut bytes[..self.len],
+        }
+    }
+
+    /// Sends the first `len` bytes, and gives the rest of the reservation up.
+    ///
+    /// In place that is a store or two and does not wait. A buffer of ours is passed on as by
+    /// `write_all`, which may wait where a device is busy or a socket has no room.
+    ///
+    /// **Cancellation.** Dropped before it is ready, it has sent nothing over SMC-D; over SMC-R
+    /// and TCP it may have sent a part, as `write_all`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Misuse`] (`InvalidInput`) when `len` is more than [`Reservation::len`], and nothing
+    /// is sent then; otherwise as writing.
+    pub async fn commit(mut self, len: usize) -> io::Result<()> {
+        poll_fn(|cx| self.poll_commit(cx, len)).await
+    }
+
+    /// As [`Reservation::commit`] for use in a poll function; to be called again with the same
+    /// `len` until it is ready. Then the reservation is empty.
+    ///
+    /// # Errors
+    ///
+    /// As [`Reservation::commit`].
+    pub fn poll_commit(&mut self, cx: &mut Context<'_>, len: usize) -> Poll<io::Result<()>> {
+        if len > self.len {
+            let misuse = Error::Misuse("committed more than was reserved");
+            return Poll::Ready(Err(misuse.into()));
+        }
+        match &mut self.buffer {
+            Buffer::InPlace => self.side.commit_room(len)?,
+            Buffer::Private { bytes, done } => {
+                while *done < len {
+                    let rest = IoSlice::new(&bytes[*done..len]);
+                    match ready!(self.side.poll_write(cx, &[rest]))? {
+                        0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                        count => *done += count,
+                    }
+                }
+                *done = 0;
+            }
+        }
+        self.len = 0;
+        self.written = 0;
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// Writes one behind the other from the start; writes nothing where the reservation is full.
+impl io::Write for Reservation<'_> {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        let count = data.len().min(self.len - self.written);
+        self.write_at(self.written, &data[..count])?;
+        self.written += count;
+        Ok(count)
+    }
+
+    /// Does nothing: only committing sends.
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        if let Buffer::Private { bytes, .. } = &mut self.buffer {
+            let bytes = std::mem::take(bytes);
+            if bytes.capacity() <= PRIVATE_MAX {
+                // For the next one.
+                *self.side.spare() = bytes;
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Reservation<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reservation")
+            .field("len", &self.len)
+            .field("is_in_place", &self.is_in_place())
+            .field("written", &self.written)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Buffer {
+    fn private(side: &mut WriteSide, len: usize) -> Self {
+        let mut bytes = std::mem::take(side.spare());
+        if bytes.len() < len {
+            bytes.resize(len, 0);
+        }
+        Self::Private { bytes, done: 0 }
+    }
+}
