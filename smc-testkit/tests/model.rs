@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use smc_core::device::Device;
 use smc_core::io::negotiate::Assume;
+use smc_core::mem::TrustPeers;
 use smc_core::{Endpoint, Error, Stream};
 use smc_testkit::Rng;
 use smc_testkit::memory_device::{MemDevice, MemFabric};
@@ -53,6 +54,8 @@ struct Machine {
     /// When one of the devices is removed.
     removal: Option<Duration>,
     polling: Duration,
+    /// What can be in place is.
+    is_trusting: bool,
     buffers: [usize; 2],
     options: Options,
 }
@@ -77,6 +80,7 @@ impl Machine {
                 .then(|| Duration::from_micros(rng.bits() % 3000)),
             // Polling looks at the real clock as well; most runs are without.
             polling: Duration::from_micros(if rng.chance(50) { 5 } else { 0 }),
+            is_trusting: rng.chance(500),
             buffers: [0, 1].map(|_| 1 << rng.between(14, 16)),
             options: if rng.chance(500) {
                 options
@@ -108,6 +112,12 @@ fn run(seed: u64) -> Result<Tally, Violation> {
             .negotiation(Arc::new(Assume::new()))
             .recv_buffer(machine.buffers[side])
             .polling(machine.polling);
+        let builder = if machine.is_trusting {
+            // SAFETY: both ends are streams of smc-core in this test.
+            builder.trust_peers(unsafe { TrustPeers::new() })
+        } else {
+            builder
+        };
         let mut device: Arc<dyn Device> = Arc::<MemDevice>::clone(&devices[side]);
         if env::var_os("SMC_MODEL_TRACE").is_some() {
             device = Trace::new(device, |record| println!("{record}"));

@@ -10,6 +10,7 @@ use std::time::Duration;
 use smc_core::io::negotiate::Assume;
 use smc_core::io::runtime::Runtime;
 use smc_core::io::runtime::tokio::TokioRuntime;
+use smc_core::mem::TrustPeers;
 use smc_core::{Endpoint, Error};
 use smc_testkit::Rng;
 use smc_testkit::memory_device::MemFabric;
@@ -37,11 +38,18 @@ async fn run(seed: u64) -> Result<Result<(), Violation>, Error> {
     let faults = Faults::default().with_delayed(100).with_busy(50);
     let faults = rng.chance(300).then_some(faults);
     let polling = Duration::from_micros([0, 50][rng.below(2)]);
+    let is_trusting = rng.chance(500);
     let mut endpoint = |name: &str| {
         let builder = Endpoint::tokio()
             .negotiation(Arc::new(Assume::new()))
             .recv_buffer(1 << rng.between(14, 16))
             .polling(polling);
+        let builder = if is_trusting {
+            // SAFETY: both ends are streams of smc-core in this test.
+            builder.trust_peers(unsafe { TrustPeers::new() })
+        } else {
+            builder
+        };
         let device = fabric.device(name);
         match faults {
             Some(faults) => builder.device(Fault::new(device, rng.bits(), faults)),

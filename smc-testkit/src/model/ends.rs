@@ -1,16 +1,34 @@
 //! Everything that can be read from or written to, under one set of names.
 
 use std::future::Future;
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, IoSlice, IoSliceMut, Write as _};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use futures_io::{AsyncBufRead, AsyncRead, AsyncWrite};
 use smc_core::Stream;
-use smc_core::io::{OwnedReadHalf, OwnedWriteHalf, ReadHalf, WriteHalf};
+use smc_core::io::{
+    OwnedReadHalf, OwnedWriteHalf, ReadGuard, ReadHalf, Reservation, WriteHalf,
+};
 
 pub(super) type Wait<'a> = Pin<Box<dyn Future<Output = io::Result<()>> + Send + 'a>>;
+
+/// A write that may take several polls.
+pub(super) type Put<'a> = Pin<Box<dyn Future<Output = io::Result<usize>> + Send + 'a>>;
+
+/// How bytes get into a reservation.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Fill {
+    /// As slices copied in, the last one first.
+    Pieces,
+    /// By `io::Write`.
+    Stream,
+    /// As one slice of memory.
+    Slice,
+    /// Not at all: the reservation is dropped after they were written.
+    Abandon,
+}
 
 /// What a reader needs.
 pub(super) trait Reading: Send {
@@ -30,6 +48,13 @@ pub(super) trait Reading: Send {
         look: &mut dyn FnMut(&[u8]) -> usize,
     ) -> Option<Poll<io::Result<usize>>>;
 
+    /// Takes what comes next as a guard. `None` for ends that do not give them.
+    fn poll_guard(
+        &mut self,
+        cx: &mut Context<'_>,
+        max: usize,
+    ) -> Option<Poll<io::Result<ReadGuard>>>;
+
     fn poll_peek(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>>;
 
     fn try_read(&self, buf: &mut [u8]) -> io::Result<usize>;
@@ -45,6 +70,12 @@ pub(super) trait Reading: Send {
 pub(super) trait Writing: Send {
     fn poll_write(&mut self, cx: &mut Context<'_>, bufs: &[IoSlice<'_>])
     -> Poll<io::Result<usize>>;
+
+    /// Whether there are reservations.
+    const RESERVES: bool;
+
+    /// Writes a part of `data` into a reservation and sends at most `most` bytes of it.
+    fn put<'a>(&'a mut self, data: &'a [u8], most: usize, fill: Fill) -> Put<'a>;
 
     fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 
@@ -92,6 +123,14 @@ macro_rules! reading {
                 Some(Poll::Ready(Ok(shown)))
             }
 
+            fn poll_guard(
+                &mut self,
+                cx: &mut Context<'_>,
+                max: usize,
+            ) -> Option<Poll<io::Result<ReadGuard>>> {
+                Some(self.poll_read_guard(cx, max))
+            }
+
             fn poll_peek(
                 &mut self,
                 cx: &mut Context<'_>,
@@ -131,6 +170,14 @@ macro_rules! writing {
                     [one] => AsyncWrite::poll_write(Pin::new(self), cx, one),
                     _ => AsyncWrite::poll_write_vectored(Pin::new(self), cx, bufs),
                 }
+            }
+
+            const RESERVES: bool = true;
+
+            fn put<'a>(&'a mut self, data: &'a [u8], most: usize, fill: Fill) -> Put<'a> {
+                Box::pin(async move {
+                    put(self.reserve(data.len()).await?, data, most, fill).await
+                })
             }
 
             fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -203,6 +250,14 @@ impl Reading for Arc<Stream> {
         None
     }
 
+    fn poll_guard(
+        &mut self,
+        _cx: &mut Context<'_>,
+        _max: usize,
+    ) -> Option<Poll<io::Result<ReadGuard>>> {
+        None
+    }
+
     fn poll_peek(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
         Stream::poll_peek(self, cx, buf)
     }
@@ -239,6 +294,12 @@ impl Writing for Arc<Stream> {
         }
     }
 
+    const RESERVES: bool = false;
+
+    fn put<'a>(&'a mut self, _data: &'a [u8], _most: usize, _fill: Fill) -> Put<'a> {
+        Box::pin(async { Err(io::ErrorKind::Unsupported.into()) })
+    }
+
     fn poll_flush(&mut self, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
@@ -261,4 +322,29 @@ impl Writing for Arc<Stream> {
     fn shutdown(&self) -> Option<io::Result<()>> {
         Some(Stream::shutdown_how(self, std::net::Shutdown::Write))
     }
+}
+
+/// Writes what there is space for, and sends at most `most` bytes of it.
+async fn put(
+    mut space: Reservation<'_>,
+    data: &[u8],
+    most: usize,
+    fill: Fill,
+) -> io::Result<usize> {
+    let data = &data[..space.len()];
+    match fill {
+        Fill::Stream => space.write_all(data)?,
+        Fill::Slice => space.as_mut_slice().copy_from_slice(data),
+        Fill::Pieces | Fill::Abandon => {
+            let middle = data.len() / 2;
+            space.write_at(middle, &data[middle..])?;
+            space.write_at(0, &data[..middle])?;
+        }
+    }
+    if matches!(fill, Fill::Abandon) {
+        return Ok(0);
+    }
+    let len = data.len().min(most);
+    space.commit(len).await?;
+    Ok(len)
 }

@@ -11,6 +11,9 @@
 //! - writes fail with `BrokenPipe` after an own shutdown, with `ConnectionReset` after the peer
 //!   closed, and for no other reason;
 //! - a dropped read has taken nothing, a dropped write has written nothing;
+//! - bytes of a guard stay what they are for as long as it is held, in whatever order guards are
+//!   released, and after the stream is closed;
+//! - what is reserved and not committed is not written;
 //! - what is reported ready does not wait;
 //! - everybody who waits is woken in time.
 //!
@@ -48,6 +51,7 @@
 //! ```
 
 mod ends;
+mod kept;
 mod oracle;
 mod plan;
 mod reader;

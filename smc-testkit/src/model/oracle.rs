@@ -197,6 +197,27 @@ impl Oracle {
         });
     }
 
+    /// Where the next byte read by this side comes from.
+    pub(super) fn read_position(&self, side: usize) -> u64 {
+        self.state().directions[1 - side].read
+    }
+
+    /// Bytes that this side took at `at` are let go of now.
+    pub(super) fn released(&self, side: usize, at: u64, bytes: &[u8]) {
+        let wrong = bytes
+            .iter()
+            .zip(at..)
+            .position(|(byte, at)| *byte != byte_at(1 - side, at));
+        let mut state = self.state();
+        state.say(side, format!("releases {} bytes at {at}", bytes.len()));
+        state.require(wrong.is_none(), || {
+            format!(
+                "side {side} held {} bytes at {at}, number {wrong:?} has changed",
+                bytes.len()
+            )
+        });
+    }
+
     /// What became of a read into a buffer of `len` bytes; the bytes were `seen`.
     pub(super) fn read(
         &self,

@@ -4,6 +4,7 @@ use std::io::{self, IoSliceMut};
 use std::task::{Context, Poll};
 
 use super::ends::Reading;
+use super::kept::Kept;
 use super::oracle::{Oracle, Task, Verdict};
 use super::plan::size;
 use super::side::{limited, rest};
@@ -18,6 +19,8 @@ pub(super) struct Reader<'o> {
     left: Option<usize>,
     /// Waits never longer than a few polls: there is only one task for both directions.
     is_hasty: bool,
+    /// Guards that are still held.
+    kept: Kept<'o>,
 }
 
 impl<'o> Reader<'o> {
@@ -29,6 +32,7 @@ impl<'o> Reader<'o> {
         left: Option<usize>,
     ) -> Self {
         Self {
+            kept: Kept::new(oracle, side),
             oracle,
             side,
             rng,
@@ -44,11 +48,22 @@ impl<'o> Reader<'o> {
         self
     }
 
-    /// Everything, in a task of its own.
-    pub(super) async fn run(mut self, end: &mut impl Reading) {
+    /// Everything, in a task of its own. Returns what is held in the end.
+    pub(super) async fn run(mut self, end: &mut impl Reading) -> Kept<'o> {
         while self.step(end).await != Some(Verdict::Over) {}
         self.oracle.doing(self.side, Task::Reader, "done");
         self.oracle.reader_left(self.side, self.left.is_some());
+        self.kept
+    }
+
+    /// Lets go of all guards, because the task waits for more outside of here.
+    pub(super) fn let_go(&mut self) {
+        while self.kept.release_one(&mut self.rng) {}
+    }
+
+    /// What is held in the end.
+    pub(super) fn into_kept(self) -> Kept<'o> {
+        self.kept
     }
 
     /// One operation; `None` if it was dropped while it waited.
@@ -61,7 +76,10 @@ impl<'o> Reader<'o> {
         }
         let is_hasty = self.is_hasty || self.rng.chance(200);
         let polls = is_hasty.then(|| 1 + self.rng.below(3));
-        match self.rng.below(12) {
+        if self.rng.chance(200) {
+            self.kept.release_one(&mut self.rng);
+        }
+        match self.rng.below(15) {
             0..=3 => self.read(end, polls).await,
             4 => self.read_vectored(end, polls).await,
             5 | 6 => self.fill_buf(end, polls).await,
@@ -69,6 +87,7 @@ impl<'o> Reader<'o> {
             8 => Some(self.try_read(end, "try_read")),
             9 => Some(self.try_several(end)),
             10 => self.readable(end, polls).await,
+            11..=13 => self.guard(end, polls).await,
             _ => {
                 rest(self.rng.below(20)).await;
                 Some(Verdict::Open)
@@ -129,6 +148,33 @@ impl<'o> Reader<'o> {
             }
         })
         .await
+    }
+
+    async fn guard(&mut self, end: &mut impl Reading, polls: Option<usize>) -> Option<Verdict> {
+        let (oracle, side) = (self.oracle, self.side);
+        let mut buf = self.buffer();
+        let at = oracle.read_position(side);
+        let taken = self
+            .wait("guard", polls, |cx| match end.poll_guard(cx, buf.len()) {
+                None => end.poll_read(cx, &mut buf).map(|result| {
+                    let verdict = judge(oracle, side, "read", &buf, result);
+                    (verdict, None)
+                }),
+                Some(taken) => taken.map(|taken| {
+                    let bytes = taken.as_deref().unwrap_or_default();
+                    oracle.seen(side, bytes, bytes.len());
+                    let count = taken.as_ref().map(|guard| guard.len());
+                    let count = count.map_err(|error| io::Error::from(error.kind()));
+                    let verdict = oracle.read(side, "guard", buf.len(), &count);
+                    (verdict, taken.ok())
+                }),
+            })
+            .await;
+        let (verdict, guard) = taken?;
+        if let Some(guard) = guard {
+            self.kept.take(at, guard, &mut self.rng);
+        }
+        Some(verdict)
     }
 
     async fn peek(&mut self, end: &mut impl Reading, polls: Option<usize>) -> Option<Verdict> {
@@ -201,14 +247,23 @@ impl<'o> Reader<'o> {
         ))
     }
 
-    /// Polls until ready, or a limited number of times.
+    /// Polls until ready, or a limited number of times. Lets go of guards while it waits: what it
+    /// waits for may need their space.
     async fn wait<T>(
-        &self,
+        &mut self,
         what: &str,
         polls: Option<usize>,
-        poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
+        mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>,
     ) -> Option<T> {
         self.oracle.doing(self.side, Task::Reader, what);
+        let (kept, rng) = (&mut self.kept, &mut self.rng);
+        let poll = |cx: &mut Context<'_>| {
+            let result = poll(cx);
+            if result.is_pending() && kept.release_one(rng) {
+                cx.waker().wake_by_ref();
+            }
+            result
+        };
         let result = limited(poll, polls).await;
         if result.is_none() {
             self.oracle.cancelled(self.side, what);

@@ -9,6 +9,7 @@ use smc_core::Stream;
 use smc_core::io::Interest;
 use smc_core::io::runtime::Runtime;
 
+use super::kept::Kept;
 use super::oracle::{Oracle, Task, Verdict};
 use super::plan::{Plan, Shape};
 use super::reader::Reader;
@@ -28,15 +29,18 @@ pub(super) async fn live(
         oracle.require(set.is_ok(), || format!("set_zero_linger: {set:?}"));
     }
     let linger = plan.has_zero_linger;
+    // Outlives the stream, unless that is in two tasks.
+    let mut kept = None;
     match plan.shape {
         Shape::Owned => {
             let (mut read, mut write) = stream.into_split();
             let (reading, writing) = (plan.clone(), plan);
             let judge = Arc::clone(&oracle);
             runtime.spawn(Box::pin(async move {
-                reader(&judge, side, &reading).run(&mut read).await;
+                let kept = reader(&judge, side, &reading).run(&mut read).await;
                 judge.drop_half(side, false, linger);
                 drop(read);
+                drop(kept);
                 judge.half_over(side);
             }));
             writer(&oracle, side, &writing).run(&mut write).await;
@@ -50,7 +54,7 @@ pub(super) async fn live(
             let (reading, writing) = (plan.clone(), plan);
             let (judge, mut same) = (Arc::clone(&oracle), Arc::clone(&stream));
             runtime.spawn(Box::pin(async move {
-                reader(&judge, side, &reading).run(&mut same).await;
+                let _none = reader(&judge, side, &reading).run(&mut same).await;
                 judge.drop_half(side, false, linger);
                 drop(same);
                 judge.half_over(side);
@@ -61,18 +65,18 @@ pub(super) async fn live(
             oracle.half_over(side);
             return;
         }
-        Shape::Whole => whole(&mut stream, side, &mut plan, &oracle).await,
+        Shape::Whole => kept = Some(whole(&mut stream, side, &mut plan, &oracle).await),
         Shape::Split => {
             let (mut read, mut write) = stream.split();
             let reading = reader(&oracle, side, &plan).run(&mut read);
             let writing = writer(&oracle, side, &plan).run(&mut write);
-            both(reading, writing).await;
+            both(async { kept = Some(reading.await) }, writing).await;
         }
         Shape::Reunited => {
             let (mut read, mut write) = stream.into_split();
             let reading = reader(&oracle, side, &plan).run(&mut read);
             let writing = writer(&oracle, side, &plan).run(&mut write);
-            both(reading, writing).await;
+            both(async { kept = Some(reading.await) }, writing).await;
             match write.reunite(read) {
                 Ok(whole) => stream = whole,
                 Err(error) => return oracle.require(false, || format!("reunite: {error}")),
@@ -81,11 +85,17 @@ pub(super) async fn live(
     }
     oracle.close(side, linger);
     drop(stream);
+    drop(kept);
     oracle.side_over(side);
 }
 
 /// Reads and writes in one task, in turn, and waits only for both directions at once.
-async fn whole(stream: &mut Stream, side: usize, plan: &mut Plan, oracle: &Oracle) {
+async fn whole<'o>(
+    stream: &mut Stream,
+    side: usize,
+    plan: &mut Plan,
+    oracle: &'o Oracle,
+) -> Kept<'o> {
     let mut reader = reader(oracle, side, plan).hasty();
     let mut writer = writer(oracle, side, plan).hasty();
     let (mut reads, mut writes) = (true, true);
@@ -106,12 +116,14 @@ async fn whole(stream: &mut Stream, side: usize, plan: &mut Plan, oracle: &Oracl
             }
         }
         if !has_done && reads {
+            reader.let_go();
             oracle.doing(side, Task::Reader, &format!("ready(read, write: {writes})"));
             let is_ready = ready_for(stream, writes, plan.rng.chance(500)).await;
             oracle.require(is_ready.is_ok(), || format!("ready: {is_ready:?}"));
         }
     }
     oracle.doing(side, Task::Reader, "done");
+    reader.into_kept()
 }
 
 /// Waits until reading, or either direction, is ready, in one of two ways.

@@ -3,7 +3,7 @@
 use std::io::{self, IoSlice};
 use std::task::{Context, Poll};
 
-use super::ends::Writing;
+use super::ends::{Fill, Writing};
 use super::oracle::{Oracle, Task, Verdict, byte_at};
 use super::plan::{Finish, size};
 use super::side::{limited, rest};
@@ -60,7 +60,7 @@ impl<'o> Writer<'o> {
         self.left -= 1;
         let is_hasty = self.is_hasty || self.rng.chance(150);
         let polls = is_hasty.then(|| 1 + self.rng.below(3));
-        match self.rng.below(10) {
+        match self.rng.below(13) {
             0..=3 => self.write(end, polls).await,
             4 | 5 => self.write_vectored(end, polls).await,
             6 => Some(self.try_write(end)),
@@ -71,6 +71,7 @@ impl<'o> Writer<'o> {
                     .require(flushed.is_ok(), || format!("flush: {flushed:?}"));
                 Some(Verdict::Open)
             }
+            9..=11 => self.put(end, polls).await,
             _ => {
                 rest(self.rng.below(20)).await;
                 Some(Verdict::Open)
@@ -130,6 +131,33 @@ impl<'o> Writer<'o> {
             oracle.offer(side, data.len());
             let result = end.poll_write(cx, &bufs);
             settle(oracle, side, "write_vectored", data.len(), result)
+        })
+        .await
+    }
+
+    async fn put<W: Writing>(&mut self, end: &mut W, polls: Option<usize>) -> Option<Verdict> {
+        let (oracle, side) = (self.oracle, self.side);
+        // On TCP a commit that is dropped may have written a part, and does not say how much.
+        if !W::RESERVES || !oracle.is_smc {
+            return self.write(end, polls).await;
+        }
+        let fill = match self.rng.below(7) {
+            0 | 1 => Fill::Pieces,
+            2 | 3 => Fill::Stream,
+            4 | 5 => Fill::Slice,
+            _ => Fill::Abandon,
+        };
+        let data = self.data();
+        let most = 1 + self.rng.below(data.len() + 1);
+        let len = match fill {
+            Fill::Abandon => 0,
+            _ => data.len(),
+        };
+        let mut future = end.put(&data, most, fill);
+        self.wait("put", polls, |cx| {
+            oracle.offer(side, len);
+            let result = future.as_mut().poll(cx);
+            settle(oracle, side, "put", len, result)
         })
         .await
     }
