@@ -17,14 +17,14 @@ use std::time::Duration;
 
 use futures_io::{AsyncRead as _, AsyncWrite as _};
 use gungraun::prelude::*;
-use smc_core::mem::{Element, Region};
+use smc_core::mem::{Element, Region, TrustPeers};
 use smc_core::{Endpoint, Policy, Stream};
 use smc_testkit::memory_device::MemFabric;
 use smc_testkit::runtime::VirtualRuntime;
 
 const LEN: usize = 100;
 
-/// Two ends of a stream whose device is memory of this process.
+/// Two ends of a stream whose device is memory of this process. Boxed, or moving it would count.
 struct Pair {
     writer: Stream,
     reader: Stream,
@@ -33,7 +33,7 @@ struct Pair {
 
 impl Pair {
     /// Both ends have been used once, and `messages` are on their way.
-    fn with(messages: usize, nocopy: bool) -> Self {
+    fn with(messages: usize, nocopy: bool) -> Box<Self> {
         let runtime = VirtualRuntime::new(1);
         let fabric = MemFabric::new(1).with_nocopy(nocopy);
         let endpoint = |name| {
@@ -43,6 +43,8 @@ impl Pair {
                 .negotiation(Arc::new(smc_core::io::negotiate::Assume::new()))
                 .policy(Policy::Require)
                 .polling(Duration::ZERO)
+                // SAFETY: the peer is the other endpoint of this pair, with streams of smc-core.
+                .trust_peers(unsafe { TrustPeers::new() })
                 .build()
                 .unwrap()
         };
@@ -54,16 +56,24 @@ impl Pair {
                     .await;
             (writer.unwrap(), accepted.unwrap().0)
         });
-        let pair = Self {
+        let pair = Box::new(Self {
             writer,
             reader,
             runtime,
-        };
+        });
         pair.writer.try_write(&[1; LEN]).unwrap();
         pair.reader.try_read(&mut [0; LEN]).unwrap();
         for _ in 0..messages {
             pair.writer.try_write(&[2; LEN]).unwrap();
         }
+        pair
+    }
+
+    /// As with two messages, after the reader has held another.
+    fn guarded() -> Box<Self> {
+        let mut pair = Self::with(3, true);
+        let guard = pair.runtime.block_on(pair.reader.read_guard(LEN));
+        drop(guard.unwrap());
         pair
     }
 }
@@ -92,7 +102,7 @@ fn ring_read_100(element: Element) -> (Element, [u8; LEN]) {
 #[library_benchmark]
 #[bench::nocopy(Pair::with(0, true))]
 #[bench::copy(Pair::with(0, false))]
-fn stream_write_100(pair: Pair) -> Pair {
+fn stream_write_100(pair: Box<Pair>) -> Box<Pair> {
     black_box(&pair.writer)
         .try_write(&black_box([4; LEN]))
         .unwrap();
@@ -101,17 +111,42 @@ fn stream_write_100(pair: Pair) -> Pair {
 
 #[library_benchmark]
 #[bench::nocopy(Pair::with(0, true))]
-fn stream_poll_write_100(mut pair: Pair) -> Pair {
+fn stream_poll_write_100(mut pair: Box<Pair>) -> Box<Pair> {
     let mut cx = Context::from_waker(Waker::noop());
     let written = Pin::new(&mut pair.writer).poll_write(&mut cx, &black_box([4; LEN]));
     assert!(black_box(written).is_ready());
     pair
 }
 
+// Memory of the peer, written once, and shown to it.
+#[library_benchmark]
+#[bench::nocopy(Pair::with(0, true))]
+fn stream_reserve_commit_100(mut pair: Box<Pair>) -> Box<Pair> {
+    let mut cx = Context::from_waker(Waker::noop());
+    let Poll::Ready(space) = black_box(&mut pair.writer).poll_reserve(&mut cx, LEN) else {
+        panic!("there is space");
+    };
+    let mut space = space.unwrap();
+    space.as_mut_slice().fill(black_box(4));
+    assert!(black_box(space.poll_commit(&mut cx, LEN)).is_ready());
+    drop(space);
+    pair
+}
+
+// A guard taken and released; the first of a stream makes what all of them have in common.
+#[library_benchmark]
+#[bench::not_the_first(Pair::guarded())]
+fn stream_read_guard_100(mut pair: Box<Pair>) -> Box<Pair> {
+    let mut cx = Context::from_waker(Waker::noop());
+    let guard = black_box(&mut pair.reader).poll_read_guard(&mut cx, LEN);
+    assert!(black_box(guard).is_ready());
+    pair
+}
+
 #[library_benchmark]
 #[bench::one_of_two(Pair::with(2, true))]
 #[bench::the_last(Pair::with(1, true))]
-fn stream_read_100(pair: Pair) -> (Pair, [u8; LEN]) {
+fn stream_read_100(pair: Box<Pair>) -> (Box<Pair>, [u8; LEN]) {
     let mut to = [0; LEN];
     black_box(&pair.reader).try_read(&mut to).unwrap();
     (pair, to)
@@ -119,7 +154,7 @@ fn stream_read_100(pair: Pair) -> (Pair, [u8; LEN]) {
 
 #[library_benchmark]
 #[bench::one_of_two(Pair::with(2, true))]
-fn stream_poll_read_100(mut pair: Pair) -> (Pair, [u8; LEN]) {
+fn stream_poll_read_100(mut pair: Box<Pair>) -> (Box<Pair>, [u8; LEN]) {
     let mut to = [0; LEN];
     let mut cx = Context::from_waker(Waker::noop());
     assert!(black_box(Pin::new(&mut pair.reader).poll_read(&mut cx, &mut to)).is_ready());
@@ -128,7 +163,7 @@ fn stream_poll_read_100(mut pair: Pair) -> (Pair, [u8; LEN]) {
 
 #[library_benchmark]
 #[bench::empty(Pair::with(0, true))]
-fn stream_read_nothing(pair: Pair) -> Pair {
+fn stream_read_nothing(pair: Box<Pair>) -> Box<Pair> {
     let read = black_box(&pair.reader).try_read(&mut [0; LEN]);
     assert!(black_box(read).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock));
     pair
@@ -137,7 +172,7 @@ fn stream_read_nothing(pair: Pair) -> Pair {
 // A poll that finds nothing and goes to sleep.
 #[library_benchmark]
 #[bench::empty(Pair::with(0, true))]
-fn stream_poll_nothing(mut pair: Pair) -> Pair {
+fn stream_poll_nothing(mut pair: Box<Pair>) -> Box<Pair> {
     let mut cx = Context::from_waker(Waker::noop());
     let read = Pin::new(&mut pair.reader).poll_read(&mut cx, &mut [0; LEN]);
     assert!(matches!(black_box(read), Poll::Pending));
@@ -147,7 +182,7 @@ fn stream_poll_nothing(mut pair: Pair) -> Pair {
 // What a runtime does with a stream's driver when nothing has happened.
 #[library_benchmark]
 #[bench::empty(Pair::with(0, true))]
-fn driver_idle(pair: Pair) -> Pair {
+fn driver_idle(pair: Box<Pair>) -> Box<Pair> {
     black_box(&pair.runtime).run_for(Duration::ZERO);
     pair
 }
@@ -159,6 +194,8 @@ library_benchmark_group!(
         ring_read_100,
         stream_write_100,
         stream_poll_write_100,
+        stream_reserve_commit_100,
+        stream_read_guard_100,
         stream_read_100,
         stream_poll_read_100,
         stream_read_nothing,

@@ -285,7 +285,10 @@ async fn guards_are_split_and_detached(scene: Scene) {
     let body = body.detach();
     assert!(!body.is_in_place());
     drop(rest);
-    assert_eq!((&*head, &*body, &*all), (&b"head"[..], &b"body"[..], &b"tail"[..]));
+    assert_eq!(
+        (&*head, &*body, &*all),
+        (&b"head"[..], &b"body"[..], &b"tail"[..])
+    );
     drop(head);
     let bytes = all.into_bytes();
     let slice = bytes.slice(1..3);

@@ -4,6 +4,8 @@
 //! cargo run -p smc-examples --bin zero_copy_read
 //! ```
 //!
+//! `zero_copy_write` has the other end of it, and data that is held.
+//!
 //! `fill_buf` lends the next bytes of the receive ring and `consume` gives their space back to the
 //! writer. Unless the endpoint trusts its peers these bytes are a copy of ours, because memory that
 //! another process can change must not be looked at as `&[u8]`; here both ends are this program.

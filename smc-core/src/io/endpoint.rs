@@ -468,8 +468,8 @@ impl Builder {
         self
     }
 
-    /// Lets `fill_buf` lend received data in place instead of copying it. The token says what is
-    /// promised about peers.
+    /// Lets `fill_buf`, guards and reservations lend the peer's data and memory in place instead of
+    /// copying. The token says what is promised about peers.
     #[must_use]
     pub fn trust_peers(mut self, trust: TrustPeers) -> Self {
         self.config.trust = Some(trust);

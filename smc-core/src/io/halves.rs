@@ -221,7 +221,7 @@ impl WriteSide {
     }
 
     /// A buffer for what is not in the peer's memory.
-    pub(crate) fn spare(&mut self) -> &mut Vec<u8> {
+    pub(crate) fn spare(&mut self) -> &mut Box<[u8]> {
         match self {
             Self::Smc(half) => &mut half.spare,
             Self::Tcp(half) => &mut half.spare,

@@ -57,6 +57,7 @@ impl Receiver {
     }
 
     /// Reads what is there: `None` if nothing is now, 0 at end of stream.
+    #[inline(always)]
     pub(crate) fn try_read(&mut self, buf: &mut [u8]) -> Result<Option<usize>, Error> {
         if buf.is_empty() {
             return Ok(Some(0));
@@ -281,11 +282,16 @@ impl Receiver {
         }
     }
 
+    #[inline(always)]
     fn look_at_producer(&mut self) -> Result<(), Error> {
         let word = self.conn.local.producer().load(Ordering::Acquire);
         if word == self.producer_seen {
             return Ok(());
         }
+        self.take_producer(word)
+    }
+
+    fn take_producer(&mut self, word: u64) -> Result<(), Error> {
         if self.is_holding {
             // After the look: what the peer has written may be where it was shown space.
             self.take_window();

@@ -15,7 +15,7 @@ use super::spin::Spin;
 use crate::device::SubmitError;
 use crate::error::Error;
 use crate::mem::sync::Ordering;
-use crate::mem::{RingWriter, TrustPeers};
+use crate::mem::{Element, RingWriter, TrustPeers};
 use crate::proto::conn::SendHalf;
 
 /// The writing half.
@@ -26,7 +26,7 @@ pub(crate) struct Sender {
     spin: Spin,
     trust: Option<TrustPeers>,
     /// A buffer for reservations that are not in place.
-    pub(crate) spare: Vec<u8>,
+    pub(crate) spare: Box<[u8]>,
 }
 
 /// Where what is written goes first.
@@ -46,19 +46,20 @@ struct Window {
     seen: u64,
     /// The peer was told that we wait for space.
     blocked: bool,
-    /// The peer's ring, if it is mapped.
-    mapped: Option<RingWriter>,
+    /// We alone write there.
+    writer: RingWriter,
 }
 
 impl Sender {
     pub(crate) fn new(conn: Arc<Conn>, polling: Duration, trust: Option<TrustPeers>) -> Self {
         let way = match conn.peer() {
-            PeerElement::Mapped { ring, element, .. } => {
-                let mapped = RingWriter::new(element.clone());
-                Way::Direct(Window::new(SendHalf::new(*ring), Some(mapped)))
-            }
-            PeerElement::Moved { ring, .. } => {
-                Way::Direct(Window::new(SendHalf::new(*ring), None))
+            PeerElement::Mapped { ring, .. } | PeerElement::Moved { ring, .. } => {
+                Way::Direct(Window {
+                    half: SendHalf::new(*ring),
+                    seen: 0,
+                    blocked: false,
+                    writer: RingWriter::new(),
+                })
             }
             PeerElement::Staged(staged) => Way::Staged(Arc::clone(staged)),
         };
@@ -67,7 +68,7 @@ impl Sender {
             way,
             spin: Spin::new(polling),
             trust,
-            spare: Vec::new(),
+            spare: Box::default(),
         }
     }
 
@@ -111,18 +112,19 @@ impl Sender {
         cx: &mut Context<'_>,
         wanted: usize,
     ) -> Poll<Result<usize, Error>> {
-        let space = poll_until(self, cx, |half| {
-            half.look().map(|space| (space > 0).then_some(space))
-        });
-        space.map_ok(|space| {
-            let piece = self.mapped().map_or(PRIVATE_MAX, Window::until_end);
-            wanted.min(len_usize(space)).min(piece)
+        poll_until(self, cx, |half| {
+            let space = len_usize(half.look()?);
+            let piece = match half.room() {
+                Ok((_, window)) => window.until_end(),
+                Err(_) => PRIVATE_MAX,
+            };
+            Ok((space > 0).then(|| wanted.min(space).min(piece)))
         })
     }
 
     /// Whether a reservation is in the peer's memory.
     pub(crate) fn is_mapped(&self) -> bool {
-        matches!(&self.way, Way::Direct(window) if window.mapped.is_some())
+        matches!(self.conn.peer(), PeerElement::Mapped { .. })
     }
 
     pub(crate) fn is_trusted(&self) -> bool {
@@ -131,16 +133,16 @@ impl Sender {
 
     /// Copies into a reservation in place, at `offset`.
     pub(crate) fn put_at(&mut self, offset: usize, data: &[u8]) -> Result<(), Error> {
-        let (ring, at) = self.room()?;
-        let put = ring.element().write(at + offset, data);
+        let (element, window) = self.room()?;
+        let put = element.write(len_usize(window.half.at()) + offset, data);
         put.map_err(|_| NOT_RESERVED)
     }
 
     /// Copies out of a reservation in place.
     pub(crate) fn copy_room(&mut self, to: &mut [u8]) {
-        if let Ok((ring, at)) = self.room() {
+        if let Ok((element, window)) = self.room() {
             // It was reserved, so it is inside.
-            let _inside = ring.element().read(at, to);
+            let _inside = element.read(len_usize(window.half.at()), to);
         }
     }
 
@@ -148,8 +150,10 @@ impl Sender {
     pub(crate) fn room_mut(&mut self, len: usize) -> &mut [u8] {
         let trust = self.trust;
         match (self.room(), trust) {
-            (Ok((ring, at)), Some(trust)) if len > 0 => {
-                ring.slice_mut(at, len, trust).unwrap_or_default()
+            (Ok((element, window)), Some(trust)) if len > 0 => {
+                let at = len_usize(window.half.at());
+                let room = window.writer.slice_mut(element, at, len, trust);
+                room.unwrap_or_default()
             }
             _ => &mut [],
         }
@@ -157,9 +161,11 @@ impl Sender {
 
     /// Sends the first `len` bytes of a reservation in place.
     pub(crate) fn commit_room(&mut self, len: usize) -> Result<(), Error> {
+        if len == 0 {
+            return Ok(());
+        }
         let space = len_usize(self.look()?);
         match &mut self.way {
-            _ if len == 0 => Ok(()),
             Way::Direct(window) if len <= space => {
                 window.show(&self.conn, len, space);
                 Ok(())
@@ -168,21 +174,10 @@ impl Sender {
         }
     }
 
-    fn mapped(&self) -> Option<&Window> {
-        match &self.way {
-            Way::Direct(window) if window.mapped.is_some() => Some(window),
-            _ => None,
-        }
-    }
-
-    /// The peer's ring, and where the next byte goes in it.
-    fn room(&mut self) -> Result<(&mut RingWriter, usize), Error> {
-        match &mut self.way {
-            Way::Direct(Window {
-                mapped: Some(ring),
-                half,
-                ..
-            }) => Ok((ring, len_usize(half.at()))),
+    /// The peer's element and what we know of it, if it is mapped.
+    fn room(&mut self) -> Result<(&Element, &mut Window), Error> {
+        match (self.conn.peer(), &mut self.way) {
+            (PeerElement::Mapped { element, .. }, Way::Direct(window)) => Ok((element, window)),
             _ => Err(NOT_RESERVED),
         }
     }
@@ -207,6 +202,7 @@ impl Sender {
     }
 
     /// Bytes that can be written now, after a look at what the peer said.
+    #[inline(always)]
     fn look(&mut self) -> Result<u32, Error> {
         let space = match &mut self.way {
             Way::Direct(window) => window.look(&self.conn)?,
@@ -220,21 +216,13 @@ impl Sender {
 }
 
 impl Window {
-    fn new(half: SendHalf, mapped: Option<RingWriter>) -> Self {
-        Self {
-            half,
-            seen: 0,
-            blocked: false,
-            mapped,
-        }
-    }
-
     /// Bytes from the write position to the end of the ring.
     fn until_end(&self) -> usize {
         len_usize(self.half.ring().size().saturating_sub(self.half.at()))
     }
 
     /// Space in the peer's ring.
+    #[inline(always)]
     fn look(&mut self, conn: &Conn) -> Result<u32, Error> {
         let raw = conn.local.consumer().load(Ordering::Acquire);
         if raw != self.seen {
@@ -272,6 +260,7 @@ impl Window {
     }
 
     /// Shows the peer `count` bytes that were put into its ring, which had `space`.
+    #[inline(always)]
     fn show(&mut self, conn: &Conn, count: usize, space: usize) {
         let full = count == space;
         if full != self.blocked {

@@ -221,31 +221,31 @@ macro_rules! read_half {
                 self.read_side_mut().as_mut().poll_peek(cx, buf)
             }
 
-        /// Takes up to `max` bytes off the stream as a guard, which can be held and passed on while
-        /// reading goes on; waits until there are some.
-        ///
-        /// A guard is one piece, and may be shorter than what there is; it is empty at end of stream.
-        /// See [`ReadGuard`] for where its bytes are and what holding it costs. Cancel safe.
-        ///
-        /// # Errors
-        ///
-        /// As reading.
-        pub async fn read_guard(&mut self, max: usize) -> io::Result<ReadGuard> {
-            poll_fn(|cx| self.poll_read_guard(cx, max)).await
-        }
+            /// Takes up to `max` bytes off the stream as a guard, which can be held and passed on while
+            /// reading goes on; waits until there are some.
+            ///
+            /// A guard is one piece, and may be shorter than what there is; it is empty at end of stream.
+            /// See [`ReadGuard`] for where its bytes are and what holding it costs. Cancel safe.
+            ///
+            /// # Errors
+            ///
+            /// As reading.
+            pub async fn read_guard(&mut self, max: usize) -> io::Result<ReadGuard> {
+                poll_fn(|cx| self.poll_read_guard(cx, max)).await
+            }
 
-        /// As `read_guard` for use in a poll function.
-        ///
-        /// # Errors
-        ///
-        /// As reading.
-        pub fn poll_read_guard(
-            &mut self,
-            cx: &mut Context<'_>,
-            max: usize,
-        ) -> Poll<io::Result<ReadGuard>> {
-            self.read_side_mut().as_mut().poll_read_guard(cx, max)
-        }
+            /// As `read_guard` for use in a poll function.
+            ///
+            /// # Errors
+            ///
+            /// As reading.
+            pub fn poll_read_guard(
+                &mut self,
+                cx: &mut Context<'_>,
+                max: usize,
+            ) -> Poll<io::Result<ReadGuard>> {
+                self.read_side_mut().as_mut().poll_read_guard(cx, max)
+            }
 
             /// Waits until a read would not wait. Cancel safe.
             ///
@@ -325,33 +325,33 @@ macro_rules! write_half {
         info!($half);
 
         impl $half {
-        /// Reserves memory for the next bytes, at most `max` and at least one unless `max` is 0; waits
-        /// until there is space.
-        ///
-        /// The bytes go out with [`Reservation::commit`]; see [`Reservation`] for where they are until
-        /// then. Cancel safe.
-        ///
-        /// # Errors
-        ///
-        /// As writing. On TCP they come with the commit.
-        pub async fn reserve(&mut self, max: usize) -> io::Result<Reservation<'_>> {
-            let len = poll_fn(|cx| self.write_side_mut().as_mut().poll_room(cx, max)).await?;
-            Ok(Reservation::new(self.write_side_mut().as_mut(), len))
-        }
+            /// Reserves memory for the next bytes, at most `max` and at least one unless `max` is 0; waits
+            /// until there is space.
+            ///
+            /// The bytes go out with [`Reservation::commit`]; see [`Reservation`] for where they are until
+            /// then. Cancel safe.
+            ///
+            /// # Errors
+            ///
+            /// As writing. On TCP they come with the commit.
+            pub async fn reserve(&mut self, max: usize) -> io::Result<Reservation<'_>> {
+                let len = poll_fn(|cx| self.write_side_mut().as_mut().poll_room(cx, max)).await?;
+                Ok(Reservation::new(self.write_side_mut().as_mut(), len))
+            }
 
-        /// As `reserve` for use in a poll function.
-        ///
-        /// # Errors
-        ///
-        /// As writing.
-        pub fn poll_reserve(
-            &mut self,
-            cx: &mut Context<'_>,
-            max: usize,
-        ) -> Poll<io::Result<Reservation<'_>>> {
-            let len = ready!(self.write_side_mut().as_mut().poll_room(cx, max))?;
-            Poll::Ready(Ok(Reservation::new(self.write_side_mut().as_mut(), len)))
-        }
+            /// As `reserve` for use in a poll function.
+            ///
+            /// # Errors
+            ///
+            /// As writing.
+            pub fn poll_reserve(
+                &mut self,
+                cx: &mut Context<'_>,
+                max: usize,
+            ) -> Poll<io::Result<Reservation<'_>>> {
+                let len = ready!(self.write_side_mut().as_mut().poll_room(cx, max))?;
+                Poll::Ready(Ok(Reservation::new(self.write_side_mut().as_mut(), len)))
+            }
 
             /// Waits until a write would not wait. Cancel safe.
             ///

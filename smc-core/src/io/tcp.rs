@@ -165,14 +165,14 @@ impl TcpReader {
 pub(crate) struct TcpWriter {
     socket: Arc<dyn Socket>,
     /// A buffer for reservations.
-    pub(crate) spare: Vec<u8>,
+    pub(crate) spare: Box<[u8]>,
 }
 
 impl TcpWriter {
     pub(crate) fn new(socket: Arc<dyn Socket>) -> Self {
         Self {
             socket,
-            spare: Vec::new(),
+            spare: Box::default(),
         }
     }
 

@@ -130,42 +130,37 @@ impl Element {
     }
 }
 
-/// The one who writes a ring, and who alone may look at bytes of it that it has not shown yet.
+/// The right of the one who writes a ring to look at bytes of it that it has not shown yet.
 ///
-/// Not to be cloned, and made once for each connection.
+/// Made once for each connection, and not to be cloned.
 #[derive(Debug)]
-pub(crate) struct RingWriter {
-    element: Element,
-}
+pub(crate) struct RingWriter(());
 
 impl RingWriter {
-    /// The writer of this element, which the peer reads.
-    pub(crate) fn new(element: Element) -> Self {
-        Self { element }
+    /// The right of the caller, who alone writes the elements that it uses this for.
+    pub(crate) fn new() -> Self {
+        Self(())
     }
 
-    /// For copies in and out.
-    pub(crate) fn element(&self) -> &Element {
-        &self.element
-    }
-
-    /// Borrows up to `len` free bytes in place from offset `at`, not past the end of the ring.
+    /// Borrows up to `len` free bytes of the caller's element in place from offset `at`, not past
+    /// the end of the ring.
     ///
     /// # Errors
     ///
     /// [`OutOfBounds`] when `at` is not inside the ring or `len` is longer than the ring.
-    pub(crate) fn slice_mut(
-        &mut self,
+    pub(crate) fn slice_mut<'a>(
+        &'a mut self,
+        element: &'a Element,
         at: usize,
         len: usize,
         _: TrustPeers,
-    ) -> Result<&mut [u8], OutOfBounds> {
-        let len = self.element.until_end(at, len)?;
-        let start = self.element.region.at(HEADER_LEN + at, len)?;
+    ) -> Result<&'a mut [u8], OutOfBounds> {
+        let len = element.until_end(at, len)?;
+        let start = element.region.at(HEADER_LEN + at, len)?;
         // SAFETY: in bounds as just checked, and initialised since regions start zeroed or written.
         // The bytes are free, which is what callers borrow: whoever made the token promised that
         // peers leave those of their rings alone. In this process the only writer of the ring is
-        // `self`, which is borrowed exclusively; a reader in this process touches bytes only after
+        // the one that has `self`, which is borrowed exclusively; a reader in this process touches bytes only after
         // they were shown, and they are shown after the borrow has ended.
         Ok(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) })
     }

@@ -8,9 +8,7 @@ use std::task::{Context, Poll, ready};
 
 use futures_io::{AsyncBufRead, AsyncRead, AsyncWrite};
 use smc_core::Stream;
-use smc_core::io::{
-    OwnedReadHalf, OwnedWriteHalf, ReadGuard, ReadHalf, Reservation, WriteHalf,
-};
+use smc_core::io::{OwnedReadHalf, OwnedWriteHalf, ReadGuard, ReadHalf, Reservation, WriteHalf};
 
 pub(super) type Wait<'a> = Pin<Box<dyn Future<Output = io::Result<()>> + Send + 'a>>;
 
@@ -175,9 +173,9 @@ macro_rules! writing {
             const RESERVES: bool = true;
 
             fn put<'a>(&'a mut self, data: &'a [u8], most: usize, fill: Fill) -> Put<'a> {
-                Box::pin(async move {
-                    put(self.reserve(data.len()).await?, data, most, fill).await
-                })
+                Box::pin(
+                    async move { put(self.reserve(data.len()).await?, data, most, fill).await },
+                )
             }
 
             fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

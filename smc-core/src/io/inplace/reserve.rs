@@ -54,7 +54,7 @@ enum Buffer {
     /// In the peer's memory.
     InPlace,
     /// In ours, of which so much was passed on.
-    Private { bytes: Vec<u8>, done: usize },
+    Private { bytes: Box<[u8]>, done: usize },
 }
 
 impl<'a> Reservation<'a> {
@@ -200,7 +200,7 @@ impl Drop for Reservation<'_> {
     fn drop(&mut self) {
         if let Buffer::Private { bytes, .. } = &mut self.buffer {
             let bytes = std::mem::take(bytes);
-            if bytes.capacity() <= PRIVATE_MAX {
+            if bytes.len() <= PRIVATE_MAX {
                 // For the next one.
                 *self.side.spare() = bytes;
             }
@@ -222,7 +222,7 @@ impl Buffer {
     fn private(side: &mut WriteSide, len: usize) -> Self {
         let mut bytes = std::mem::take(side.spare());
         if bytes.len() < len {
-            bytes.resize(len, 0);
+            bytes = vec![0; len].into();
         }
         Self::Private { bytes, done: 0 }
     }

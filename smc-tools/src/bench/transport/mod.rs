@@ -19,7 +19,7 @@ use std::task::{Context, Poll};
 
 use anyhow::Result;
 use clap::ValueEnum;
-use futures_lite::{AsyncRead, AsyncWrite};
+use futures_lite::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use serde::{Deserialize, Serialize};
 use socket2::SockRef;
 
@@ -33,7 +33,7 @@ pub(super) enum Kind {
     Loop,
     /// SMC-D between processes; the device moves the data
     LoopCopy,
-    /// SMC-D between processes; the receiver looks at the data where it is
+    /// SMC-D between processes; the sender makes the data where the receiver looks at it
     LoopInplace,
     /// TCP over the loopback interface
     Tcp,
@@ -79,6 +79,15 @@ pub(super) trait Duplex: AsyncRead + AsyncWrite + Unpin + Send + 'static {
     type Tokio: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static;
 
     fn into_tokio(self) -> Self::Tokio;
+
+    /// Sends as many bytes as `data` has: these, unless the stream has a way to make them where they
+    /// go.
+    fn put<'a>(
+        &'a mut self,
+        data: &'a [u8],
+    ) -> impl Future<Output = io::Result<()>> + Send + use<'a, Self> {
+        self.write_all(data)
+    }
 
     /// Takes at most as many bytes as `buf` has off the stream, by way of `buf` unless there is a
     /// shorter one. Returns how many; 0 at end of stream.

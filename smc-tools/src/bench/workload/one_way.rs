@@ -77,7 +77,7 @@ async fn send<S: Duplex>(stream: &mut S, data: &[u8], writes: u64) -> Result<Dur
     let start = Instant::now();
     stream.write_all(&bytes.to_be_bytes()).await?;
     for _ in 0..writes {
-        stream.write_all(data).await?;
+        stream.put(data).await?;
     }
     stream.flush().await?;
     let mut got = [0; 8];
