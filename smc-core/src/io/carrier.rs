@@ -1,14 +1,16 @@
 //! What carries the messages of a handshake: its TCP connection, or a way beside it.
 
-use std::future::poll_fn;
+use std::future::{Future, poll_fn};
 use std::io::{self, IoSlice};
+use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use super::conn::Kinship;
+use super::deadlines::Deadline;
 use super::endpoint::Inner;
 use super::negotiate::Aside;
-use super::runtime::{Runtime, Socket, Timer};
+use super::runtime::{Runtime, Socket};
 use super::spin::{Spin, Step};
 
 /// The way of one handshake.
@@ -26,9 +28,9 @@ pub(super) struct Beside<'a> {
     /// A client's, until it has heard something: bytes on it come from a plain server.
     plain: Option<&'a dyn Socket>,
     /// When TCP is looked at, too. Hardly ever there is anything.
-    patience: Option<Timer>,
+    patience: Option<Deadline>,
     spin: Spin,
-    runtime: &'a dyn Runtime,
+    endpoint: &'a Inner,
 }
 
 impl<'a> Carrier<'a> {
@@ -59,7 +61,7 @@ impl<'a> Carrier<'a> {
             plain,
             patience: None,
             spin: Spin::new(endpoint.config.polling),
-            runtime: &*endpoint.runtime,
+            endpoint,
         })
     }
 
@@ -169,15 +171,15 @@ impl Beside<'_> {
         let Some(socket) = self.plain else {
             return false;
         };
-        let runtime = self.runtime;
+        let Inner {
+            runtime, deadlines, ..
+        } = self.endpoint;
         let patience = self
             .patience
-            .get_or_insert_with(|| runtime.timer(runtime.now() + PATIENCE));
-        if patience.as_mut().poll(cx).is_pending() {
+            .get_or_insert_with(|| deadlines.at(runtime.now() + PATIENCE));
+        if Pin::new(patience).poll(cx).is_pending() {
             return false;
         }
-        // A timer may be asked once only.
-        self.patience = Some(Box::pin(std::future::ready(())));
         socket.poll_readable(cx).is_ready()
     }
 }

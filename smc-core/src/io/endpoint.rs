@@ -8,6 +8,7 @@ use std::time::Duration;
 use smc_wire::size::SizeCode;
 use smc_wire::types::{DeclineCode, Eid, HostName, PnetId};
 
+use super::deadlines::Deadlines;
 use super::driver::{Driver, Slot};
 use super::groups::Groups;
 use super::listener::{ListenOptions, Listener};
@@ -43,6 +44,8 @@ pub(crate) struct Inner {
     pub(crate) negotiator: Arc<dyn negotiate::Client>,
     pub(crate) slots: Vec<Arc<Slot>>,
     pub(crate) groups: Arc<Groups>,
+    /// Those of set-ups.
+    pub(crate) deadlines: Arc<Deadlines>,
 }
 
 impl Endpoint {
@@ -526,7 +529,9 @@ impl Builder {
             runtime.spawn(Box::pin(Driver::new(slot, Arc::clone(&runtime))?));
         }
         let handshake = Arc::new(handshake_config(&config, &slots));
+        let deadlines = Deadlines::new(&runtime);
         let inner = Inner {
+            deadlines,
             config,
             runtime,
             handshake,

@@ -13,6 +13,7 @@ mod carrier;
 mod compat;
 mod conn;
 mod connected;
+mod deadlines;
 mod driver;
 mod endpoint;
 mod groups;

@@ -10,12 +10,13 @@ use smc_wire::types::DeclineCode;
 
 use super::carrier::Carrier;
 use super::connected::{direct_connection, rdma_connection};
+use super::deadlines::Deadline;
 use super::driver::Slot;
 use super::endpoint::{BY_POLICY, ConnectOptions, Inner, buffer_size};
 use super::groups::Membership;
 use super::negotiate::{self, Aside, Candidate, Delivery, Withdrawn};
 use super::rdma::work::{self as rdma, Prepared};
-use super::runtime::{Socket, SocketOptions, Timer};
+use super::runtime::{Socket, SocketOptions};
 use super::stream::Stream;
 use crate::config::Policy;
 use crate::device::{Attachment, DeviceError, Direct, Dmb};
@@ -331,7 +332,7 @@ async fn drive(
             machine.handle_terminated(endpoint.runtime.now());
             continue;
         }
-        let mut timer = machine.poll_timeout().map(|at| endpoint.runtime.timer(at));
+        let mut timer = machine.poll_timeout().map(|at| endpoint.deadlines.at(at));
         poll_fn(|cx| {
             let listener = terminated.as_mut();
             if listener.is_some_and(|listener| Pin::new(listener).poll(cx).is_ready()) {
@@ -352,7 +353,7 @@ fn poll_input(
     machine: &mut impl Machine,
     kept: &mut Kept,
     work: &mut Option<Pin<Box<dyn Future<Output = Brought> + Send>>>,
-    timer: &mut Option<Timer>,
+    timer: &mut Option<Deadline>,
 ) -> Poll<()> {
     if let Some(Poll::Ready((brought, done))) = work.as_mut().map(|work| work.as_mut().poll(cx)) {
         *work = None;
@@ -382,7 +383,7 @@ fn poll_input(
             Poll::Pending => {}
         }
     }
-    match timer.as_mut().map(|timer| timer.as_mut().poll(cx)) {
+    match timer.as_mut().map(|timer| Pin::new(timer).poll(cx)) {
         Some(Poll::Ready(())) => {
             machine.handle_timeout(endpoint.runtime.now());
             Poll::Ready(())

@@ -86,18 +86,21 @@ impl Driver {
     }
 
     /// Sets the timer. Returns whether the time is still to come.
+    ///
+    /// A timer that comes too early is left as it is: setting one can cost more than waking once.
     fn sleep_until(&mut self, at: Option<Instant>, cx: &mut Context<'_>) -> bool {
-        let Some(at) = at else {
-            self.timer = None;
+        let is_late = |set: Instant| at.is_some_and(|at| at < set);
+        if self.timer.as_ref().is_none_or(|(set, _)| is_late(*set)) {
+            self.timer = at.map(|at| (at, self.runtime.timer(at)));
+        }
+        let Some((_, timer)) = &mut self.timer else {
             return true;
         };
-        if self.timer.as_ref().is_none_or(|(set, _)| *set != at) {
-            self.timer = Some((at, self.runtime.timer(at)));
+        if timer.as_mut().poll(cx).is_ready() {
+            self.timer = None;
+            return false;
         }
-        match &mut self.timer {
-            Some((_, timer)) => timer.as_mut().poll(cx).is_pending(),
-            None => true,
-        }
+        true
     }
 }
 

@@ -1,0 +1,168 @@
+//! Many deadlines on one timer.
+//!
+//! A set-up has a deadline for every message and meets it nearly always. A timer of the runtime for
+//! each would cost some runtimes a system call. Deadlines of one kind come in the order of their
+//! beginning, so the timer that waits for an earlier one, whatever has become of that, serves the
+//! next one too.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, Waker};
+use std::time::Instant;
+
+use atomic_waker::AtomicWaker;
+
+use super::runtime::Runtime;
+use crate::mem::sync::{AtomicBool, Ordering};
+
+/// The deadlines of an endpoint.
+pub(crate) struct Deadlines {
+    runtime: Arc<dyn Runtime>,
+    pending: Mutex<Pending>,
+    /// Something comes before what the task waits for, or there are no deadlines any more.
+    news: AtomicBool,
+    task: AtomicWaker,
+}
+
+#[derive(Default)]
+struct Pending {
+    by_time: BTreeMap<(Instant, u64), Waker>,
+    last: u64,
+    /// What the task waits for.
+    armed: Option<Instant>,
+}
+
+impl Deadlines {
+    /// Starts a task on the runtime, which ends with the last reference.
+    pub(crate) fn new(runtime: &Arc<dyn Runtime>) -> Arc<Self> {
+        let deadlines = Arc::new(Self {
+            runtime: Arc::clone(runtime),
+            pending: Mutex::default(),
+            news: AtomicBool::new(false),
+            task: AtomicWaker::new(),
+        });
+        runtime.spawn(Box::pin(keep(Arc::downgrade(&deadlines))));
+        deadlines
+    }
+
+    /// Completes at the time given, at once if that is in the past.
+    pub(crate) fn at(self: &Arc<Self>, at: Instant) -> Deadline {
+        Deadline {
+            deadlines: Arc::clone(self),
+            at,
+            id: None,
+        }
+    }
+
+    fn wait(&self, at: Instant, id: &mut Option<u64>, waker: &Waker) {
+        let mut pending = self.pending();
+        let id = *id.get_or_insert_with(|| {
+            pending.last += 1;
+            pending.last
+        });
+        let old = pending.by_time.insert((at, id), waker.clone());
+        let is_sooner = pending.armed.is_none_or(|armed| at < armed);
+        drop(pending);
+        // A waker may own a task, which is not to be dropped with the lock held.
+        drop(old);
+        if is_sooner {
+            self.call();
+        }
+    }
+
+    fn call(&self) {
+        self.news.store(true, Ordering::Release);
+        self.task.wake();
+    }
+
+    /// Wakes whoever is due. Returns what comes next.
+    fn wake_due(&self) -> Option<Instant> {
+        let now = self.runtime.now();
+        let mut due = Vec::new();
+        let mut pending = self.pending();
+        while let Some(first) = pending.by_time.first_entry() {
+            if first.key().0 > now {
+                break;
+            }
+            due.push(first.remove());
+        }
+        let next = pending.by_time.first_key_value().map(|(key, _)| key.0);
+        pending.armed = next;
+        drop(pending);
+        due.into_iter().for_each(Waker::wake);
+        next
+    }
+
+    fn pending(&self) -> MutexGuard<'_, Pending> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Deadlines {
+    fn drop(&mut self) {
+        self.task.wake();
+    }
+}
+
+impl fmt::Debug for Deadlines {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Deadlines").finish_non_exhaustive()
+    }
+}
+
+/// The task that waits for the earliest.
+async fn keep(deadlines: Weak<Deadlines>) {
+    let mut timer = None;
+    poll_fn(|cx| {
+        loop {
+            let Some(deadlines) = deadlines.upgrade() else {
+                return Poll::Ready(());
+            };
+            deadlines.task.register(cx.waker());
+            deadlines.news.store(false, Ordering::Release);
+            let next = deadlines.wake_due();
+            timer = next.map(|at| deadlines.runtime.timer(at));
+            let is_due = timer
+                .as_mut()
+                .is_some_and(|timer| timer.as_mut().poll(cx).is_ready());
+            if !is_due && !deadlines.news.load(Ordering::Acquire) {
+                return Poll::Pending;
+            }
+        }
+    })
+    .await;
+}
+
+/// One deadline. Dropping it takes it back.
+#[derive(Debug)]
+pub(crate) struct Deadline {
+    deadlines: Arc<Deadlines>,
+    at: Instant,
+    /// While somebody waits.
+    id: Option<u64>,
+}
+
+impl Future for Deadline {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let this = &mut *self;
+        if this.deadlines.runtime.now() >= this.at {
+            return Poll::Ready(());
+        }
+        this.deadlines.wait(this.at, &mut this.id, cx.waker());
+        Poll::Pending
+    }
+}
+
+impl Drop for Deadline {
+    fn drop(&mut self) {
+        if let Some(id) = self.id {
+            let waker = self.deadlines.pending().by_time.remove(&(self.at, id));
+            drop(waker);
+        }
+    }
+}
