@@ -184,3 +184,52 @@ fn nonsense_is_refused() {
         assert!(!bench(line).status.success(), "{line}");
     }
 }
+
+/// Whoever polls while the other end waits for the same processor holds both up.
+#[test]
+fn on_one_processor_polling_is_no_worse_than_sleeping() {
+    let cpu = one_processor();
+    let figure = |polling: u32, workload: &str, figure: &str| -> Vec<f64> {
+        let line = format!(
+            "{workload} --transports loop --pin {cpu},{cpu} --polling {polling} --json --rounds 5 --time 60"
+        );
+        let output = bench(&line);
+        assert!(output.status.success(), "{line}");
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let values = report["rows"][0]["figures"][figure]["values"].as_array();
+        let mut values: Vec<_> = values
+            .unwrap()
+            .iter()
+            .map(|v| v.as_f64().unwrap())
+            .collect();
+        values.sort_by(f64::total_cmp);
+        values
+    };
+    let spread = |values: &[f64]| values[values.len() - 1] - values[0];
+    for (workload, name, higher_is_better) in
+        [("pingpong", "p50", false), ("rate", "messages", true)]
+    {
+        let (asleep, polling) = (figure(0, workload, name), figure(100, workload, name));
+        let slack = spread(&asleep).max(spread(&polling));
+        let (with, without) = (polling[2], asleep[2]);
+        let is_no_worse = match higher_is_better {
+            true => with + slack >= without,
+            false => with <= without + slack,
+        };
+        // Both burning a window for each message is worse by a factor of twenty.
+        assert!(
+            is_no_worse,
+            "{workload}: {polling:?} polling, {asleep:?} asleep"
+        );
+    }
+}
+
+/// A processor that this process may run on.
+fn one_processor() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let allowed = status
+        .lines()
+        .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    let first = allowed.unwrap().trim().split([',', '-']).next().unwrap();
+    first.parse().unwrap()
+}
