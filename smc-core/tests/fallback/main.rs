@@ -14,6 +14,7 @@ mod device;
 mod messages;
 mod negotiation;
 mod peer;
+mod pipe;
 mod rows;
 mod world;
 

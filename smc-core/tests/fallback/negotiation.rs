@@ -6,13 +6,15 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use smc_core::io::negotiate::{
-    Candidate, Client, Delivery, Negotiation, Offer, Published, Verdict, Withdrawn,
+    Aside, Candidate, Client, Delivery, Negotiation, Offer, Published, Verdict, Withdrawn,
 };
 use smc_core::io::runtime::{Runtime, Socket, Timer, Unconnected};
+
+use crate::pipe::Pipe;
 
 /// A negotiation under orders.
 #[derive(Clone, Debug)]
@@ -29,7 +31,6 @@ struct Orders {
     lost_after: Option<Duration>,
     /// Nobody is found at the address, or nobody takes an offer.
     finds: Finds,
-    verdict: Option<Verdict>,
 }
 
 /// Where the way of an offer ends.
@@ -43,6 +44,8 @@ pub(crate) enum Finds {
 #[derive(Debug, Default)]
 struct Seen {
     proposal: Mutex<Option<Vec<u8>>>,
+    /// A listener's end of the way beside TCP, until somebody takes it.
+    far: Mutex<Option<Pipe>>,
     offers: AtomicUsize,
     dismissed: AtomicUsize,
 }
@@ -59,7 +62,6 @@ impl Scripted {
             withdrawn,
             lost_after: None,
             finds: Finds::Listener,
-            verdict: None,
         };
         Self {
             orders,
@@ -67,10 +69,15 @@ impl Scripted {
         }
     }
 
-    /// Listeners are told this; `None` stands for the PROPOSAL that was offered last.
-    pub(crate) fn server(verdict: impl Into<Option<Verdict>>) -> Self {
-        let mut scripted = Self::delivered(Withdrawn::Taken);
-        scripted.orders.verdict = verdict.into();
+    /// Listeners get each offer that was made here, and are told that everything else is plain.
+    pub(crate) fn server() -> Self {
+        Self::delivered(Withdrawn::Taken)
+    }
+
+    /// The next connection of a listener speaks CLC on this way.
+    pub(crate) fn server_beside(far: Pipe) -> Self {
+        let scripted = Self::server();
+        *scripted.seen.far.lock().unwrap() = Some(far);
         scripted
     }
 
@@ -87,6 +94,11 @@ impl Scripted {
     /// What was offered last.
     pub(crate) fn offered(&self) -> Option<Vec<u8>> {
         self.seen.proposal.lock().unwrap().clone()
+    }
+
+    /// The listener's end of the way on which the last offer was made. It is taken only once.
+    pub(crate) fn far(&self) -> Option<Pipe> {
+        self.seen.far.lock().unwrap().take()
     }
 
     /// Offers that were not taken back.
@@ -120,10 +132,10 @@ impl Negotiation for Scripted {
 
 impl Published for Scripted {
     fn verdict(&self, _socket: &dyn Socket, _peer: SocketAddr) -> Verdict {
-        let offered = || Verdict::Clc {
-            proposal: self.offered(),
-        };
-        self.orders.verdict.clone().unwrap_or_else(offered)
+        match self.far() {
+            Some(far) => Verdict::Aside(Box::new(far)),
+            None => Verdict::Plain,
+        }
     }
 
     fn dismiss(&self, _socket: &dyn Socket, _peer: SocketAddr) -> Verdict {
@@ -152,11 +164,18 @@ impl Candidate for ScriptedClient {
         if orders.finds != Finds::Listener {
             return None;
         }
+        let (near, far) = Pipe::pair();
+        near.say(proposal);
         *seen.proposal.lock().unwrap() = Some(proposal.to_vec());
+        *seen.far.lock().unwrap() = Some(far);
         seen.offers.fetch_add(1, Ordering::SeqCst);
-        let timer = |time| self.runtime.timer(self.runtime.now() + time);
         Some(Box::new(ScriptedOffer {
-            lost: orders.lost_after.map(timer),
+            near,
+            lost: orders.lost_after.map(|time| {
+                let at = self.runtime.now() + time;
+                (at, self.runtime.timer(at))
+            }),
+            runtime: Arc::clone(&self.runtime),
             orders: orders.clone(),
             seen: Arc::clone(seen),
         }))
@@ -165,7 +184,10 @@ impl Candidate for ScriptedClient {
 
 struct ScriptedOffer {
     orders: Orders,
-    lost: Option<Timer>,
+    near: Pipe,
+    /// When nothing can come any more.
+    lost: Option<(Instant, Timer)>,
+    runtime: Arc<dyn Runtime>,
     seen: Arc<Seen>,
 }
 
@@ -178,16 +200,39 @@ impl Offer for ScriptedOffer {
         self.orders.withdrawn
     }
 
-    fn poll_lost(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Some(lost) = &mut self.lost else {
-            return Poll::Pending;
-        };
-        let lost = lost.as_mut().poll(cx);
-        if lost.is_ready() {
-            // Stays so, as a timer need not.
-            self.lost = Some(Box::pin(std::future::ready(())));
+    fn aside(&mut self) -> Option<&mut dyn Aside> {
+        Some(self)
+    }
+}
+
+impl Aside for ScriptedOffer {
+    fn send(&mut self, message: &[u8]) -> io::Result<()> {
+        self.near.send(message)
+    }
+
+    fn flush(&mut self) {
+        self.near.flush();
+    }
+
+    fn try_read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        let lost = self.lost.as_ref();
+        let is_lost = lost.is_some_and(|(at, _)| *at <= self.runtime.now());
+        match self.near.try_read(buf) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock && is_lost => Ok(0),
+            read => read,
         }
-        lost
+    }
+
+    fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
+        let read = self.near.poll_read(cx, buf);
+        let Some((at, timer)) = self.lost.as_mut().filter(|_| read.is_pending()) else {
+            return read;
+        };
+        let is_lost = *at <= self.runtime.now() || timer.as_mut().poll(cx).is_ready();
+        match is_lost {
+            true => Poll::Ready(Ok(0)),
+            false => Poll::Pending,
+        }
     }
 }
 

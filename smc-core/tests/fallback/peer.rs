@@ -1,4 +1,6 @@
 //! The other end of the TCP connection: a bare socket that follows a script.
+//!
+//! Messages go where the handshake goes: on TCP, or on the way beside it, if there is one.
 
 use std::future::poll_fn;
 use std::io::{self, IoSlice};
@@ -10,6 +12,7 @@ use smc_core::io::runtime::{Acceptor, Runtime, Socket, SocketOptions};
 use smc_core::wire::clc::{ClcType, HEADER_LEN, Message};
 
 use crate::messages::length;
+use crate::pipe::Pipe;
 
 /// What a scripted peer does next.
 #[derive(Clone, Debug)]
@@ -20,8 +23,14 @@ pub(crate) enum Step {
     Sends(Vec<u8>),
     /// Writes a message, or the first part of one, a byte at a time.
     SendsSlowly(Vec<u8>),
-    /// Writes a message and application data behind it, in one segment.
+    /// Writes a message and application data behind it, in one segment where both go over TCP.
     SendsWith(Vec<u8>, &'static [u8]),
+    /// Writes application data.
+    Speaks(&'static [u8]),
+    /// Writes application data, a byte at a time.
+    SpeaksSlowly(&'static [u8]),
+    /// Ends the way beside TCP and nothing else.
+    LetsGo,
     /// Closes the connection.
     HangsUp,
     /// Resets the connection.
@@ -32,6 +41,7 @@ pub(crate) enum Step {
 #[derive(Debug)]
 pub(crate) struct Raw {
     socket: Arc<dyn Socket>,
+    aside: Option<Pipe>,
 }
 
 /// How a stream ended.
@@ -45,16 +55,30 @@ impl Raw {
     pub(crate) async fn connect(rt: &dyn Runtime, to: SocketAddr) -> Self {
         let options = SocketOptions::default();
         let socket = rt.connect(to, &options, &mut |_| Ok(())).await.unwrap();
-        Self { socket }
+        Self {
+            socket,
+            aside: None,
+        }
     }
 
     pub(crate) async fn accept(acceptor: &dyn Acceptor) -> Self {
         let (socket, _) = poll_fn(|cx| acceptor.poll_accept(cx)).await.unwrap();
-        Self { socket }
+        Self {
+            socket,
+            aside: None,
+        }
+    }
+
+    /// Goes on with the handshake beside TCP.
+    pub(crate) fn beside(self, aside: Pipe) -> Self {
+        Self {
+            aside: Some(aside),
+            ..self
+        }
     }
 
     /// Follows a script. Gives the socket back, unless the script ended the connection.
-    pub(crate) async fn follow(self, rt: &dyn Runtime, script: &[Step]) -> Option<Self> {
+    pub(crate) async fn follow(mut self, rt: &dyn Runtime, script: &[Step]) -> Option<Self> {
         for step in script {
             match step {
                 Step::Takes(kind) => {
@@ -62,14 +86,26 @@ impl Raw {
                     let message = Message::parse(&message).unwrap();
                     assert_eq!(message.header().kind, *kind);
                 }
-                Step::Sends(bytes) => self.send(bytes).await,
+                Step::Sends(bytes) => self.tell(bytes).await,
                 Step::SendsSlowly(bytes) => {
                     for byte in bytes {
+                        self.tell(&[*byte]).await;
+                        rt.timer(rt.now() + Duration::from_micros(200)).await;
+                    }
+                }
+                Step::SendsWith(bytes, data) if self.aside.is_some() => {
+                    self.tell(bytes).await;
+                    self.send(data).await;
+                }
+                Step::SendsWith(bytes, data) => self.send(&[bytes, *data].concat()).await,
+                Step::Speaks(data) => self.send(data).await,
+                Step::SpeaksSlowly(data) => {
+                    for byte in *data {
                         self.send(&[*byte]).await;
                         rt.timer(rt.now() + Duration::from_micros(200)).await;
                     }
                 }
-                Step::SendsWith(bytes, data) => self.send(&[bytes, *data].concat()).await,
+                Step::LetsGo => self.aside = None,
                 Step::HangsUp => return None,
                 Step::Resets => {
                     self.socket.set_linger(Some(Duration::ZERO)).unwrap();
@@ -80,7 +116,15 @@ impl Raw {
         Some(self)
     }
 
-    /// Writes all of it.
+    /// Writes a part of the handshake.
+    async fn tell(&self, bytes: &[u8]) {
+        match &self.aside {
+            Some(aside) => aside.say(bytes),
+            None => self.send(bytes).await,
+        }
+    }
+
+    /// Writes all of it on TCP.
     pub(crate) async fn send(&self, bytes: &[u8]) {
         let mut rest = bytes;
         while !rest.is_empty() {
@@ -89,8 +133,11 @@ impl Raw {
         }
     }
 
-    /// Reads exactly one message.
+    /// Reads exactly one message of the handshake.
     pub(crate) async fn message(&self) -> Vec<u8> {
+        if let Some(aside) = &self.aside {
+            return aside.message().await;
+        }
         let mut message = self.exactly(HEADER_LEN).await;
         let header = message.first_chunk().unwrap();
         message.extend(self.exactly(length(header) - HEADER_LEN).await);
@@ -108,7 +155,7 @@ impl Raw {
         bytes
     }
 
-    /// Reads everything that still comes.
+    /// Reads everything that still comes on TCP.
     pub(crate) async fn rest(&self) -> (Vec<u8>, End) {
         let mut all = Vec::new();
         let mut part = [0; 4096];

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures_lite::{AsyncReadExt, future};
 use smc_core::device::DeviceError;
 use smc_core::io::ConnectOptions;
-use smc_core::io::negotiate::{Delivery, Verdict, Withdrawn};
+use smc_core::io::negotiate::{Delivery, Withdrawn};
 use smc_core::wire::types::DeclineCode;
 use smc_core::{Error, FallbackReason, Policy};
 
@@ -127,7 +127,7 @@ fn a_listener_that_requires_smc_shows_nothing_else() {
 #[test]
 fn a_listener_that_requires_smc_closes_plain_connections() {
     let world = World::new();
-    let negotiation = Arc::new(Scripted::server(Verdict::Plain));
+    let negotiation = Arc::new(Scripted::server());
     let server = world.host_with(world.device("server"), |builder| {
         builder.policy(Policy::Require).negotiation(negotiation)
     });
@@ -143,7 +143,7 @@ fn a_listener_that_requires_smc_closes_plain_connections() {
 #[test]
 fn a_listener_that_wants_no_smc_says_so_before_anybody_waits() {
     let world = World::new();
-    let scripted = Scripted::server(Verdict::Plain);
+    let scripted = Scripted::server();
     let negotiation = Arc::new(scripted.clone());
     let server = world.host_with(world.device("server"), |builder| {
         builder.policy(Policy::Never).negotiation(negotiation)

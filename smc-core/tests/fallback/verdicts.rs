@@ -1,4 +1,4 @@
-//! First messages that reach a listener beside TCP, with the verdict on a connection.
+//! Handshakes that a listener has beside TCP, as the verdict on a connection says.
 
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use futures_lite::future;
 use smc_core::FallbackReason;
-use smc_core::io::negotiate::Verdict;
 use smc_core::wire::clc::ClcType;
 use smc_core::wire::types::DeclineCode;
 
 use crate::messages::*;
 use crate::negotiation::Scripted;
 use crate::peer::{Raw, Step};
+use crate::pipe::Pipe;
 use crate::rows::{MESSAGE, Outcome, early, everywhere, peer};
 use crate::world::{Forger, World, accept_now, has_taken, reason};
 
@@ -22,15 +22,10 @@ const SOON: Duration = Duration::from_millis(300);
 
 struct Row {
     name: &'static str,
-    verdict: fn(&Forger) -> Verdict,
+    /// What the client has said already, if it speaks SMC.
+    said: fn(&Forger) -> Option<Vec<u8>>,
     client: fn(&Forger) -> Vec<Step>,
     outcome: Outcome,
-}
-
-fn clc(proposal: Vec<u8>) -> Verdict {
-    Verdict::Clc {
-        proposal: Some(proposal),
-    }
 }
 
 #[test]
@@ -39,7 +34,7 @@ fn a_listener_gets_the_first_message_beside_tcp() {
     let rows = [
         Row {
             name: "PROPOSAL, and CONFIRM follows",
-            verdict: |forger| clc(proposal(&forger.proposal())),
+            said: |forger| Some(proposal(&forger.proposal())),
             client: |forger| {
                 let confirm = bytes(&forger.confirm());
                 vec![Step::Takes(ClcType::Accept), Step::Sends(confirm)]
@@ -48,7 +43,7 @@ fn a_listener_gets_the_first_message_beside_tcp() {
         },
         Row {
             name: "PROPOSAL, and DECLINE follows with data",
-            verdict: |forger| clc(proposal(&forger.proposal())),
+            said: |forger| Some(proposal(&forger.proposal())),
             client: |_| {
                 let decline = Step::SendsWith(decline_v2(NODEV), b"GET /");
                 vec![Step::Takes(ClcType::Accept), decline]
@@ -56,70 +51,108 @@ fn a_listener_gets_the_first_message_beside_tcp() {
             outcome: peer(NODEV),
         },
         Row {
-            name: "PROPOSAL, and plain data follows",
-            verdict: |forger| clc(proposal(&forger.proposal())),
+            name: "PROPOSAL, and rubbish follows",
+            said: |forger| Some(proposal(&forger.proposal())),
             client: |_| {
-                let data = Step::Sends(b"GET /".to_vec());
-                vec![Step::Takes(ClcType::Accept), data]
+                let rubbish = Step::Sends(b"GET /".to_vec());
+                vec![Step::Takes(ClcType::Accept), rubbish]
             },
             outcome: unseen,
         },
         Row {
+            name: "PROPOSAL, and data on TCP follows",
+            said: |forger| Some(proposal(&forger.proposal())),
+            client: |_| vec![Step::Takes(ClcType::Accept), Step::Speaks(b"GET /")],
+            outcome: Outcome::TimesOut(MESSAGE),
+        },
+        Row {
+            name: "PROPOSAL, and the client lets go",
+            said: |forger| Some(proposal(&forger.proposal())),
+            client: |_| vec![Step::Takes(ClcType::Accept), Step::LetsGo],
+            outcome: unseen,
+        },
+        Row {
             name: "PROPOSAL, and nothing follows",
-            verdict: |forger| clc(proposal(&forger.proposal())),
+            said: |forger| Some(proposal(&forger.proposal())),
             client: |_| vec![Step::Takes(ClcType::Accept)],
             outcome: Outcome::TimesOut(MESSAGE),
         },
         Row {
             name: "PROPOSAL, and the client hangs up",
-            verdict: |forger| clc(proposal(&forger.proposal())),
+            said: |forger| Some(proposal(&forger.proposal())),
             client: |_| vec![Step::Takes(ClcType::Accept), Step::HangsUp],
             outcome: unseen,
         },
         Row {
             name: "PROPOSAL without an EID",
-            verdict: |forger| {
+            said: |forger| {
                 let mut offered = forger.proposal();
                 offered.ext.as_mut().unwrap().has_seid = false;
-                clc(proposal(&offered))
+                Some(proposal(&offered))
             },
             client: |_| vec![],
             outcome: Outcome::Declined(DeclineCode::NOUEID),
         },
         Row {
             name: "DECLINE",
-            verdict: |_| clc(decline_v2(NODEV)),
+            said: |_| Some(decline_v2(NODEV)),
             client: |_| vec![],
             outcome: peer(NODEV),
         },
         Row {
             name: "rubbish",
-            verdict: |_| clc(b"GET / HTTP/1.1\r\n\r\n".to_vec()),
+            said: |_| Some(b"GET / HTTP/1.1\r\n\r\n".to_vec()),
             client: |_| vec![],
             outcome: unseen,
         },
         Row {
             name: "PROPOSAL and more",
-            verdict: |forger| clc([proposal(&forger.proposal()), vec![0]].concat()),
+            said: |forger| Some([proposal(&forger.proposal()), vec![0]].concat()),
             client: |_| vec![],
             outcome: unseen,
         },
         Row {
             name: "a part of PROPOSAL",
-            verdict: |forger| clc(proposal(&forger.proposal())[..100].to_vec()),
+            said: |forger| Some(proposal(&forger.proposal())[..100].to_vec()),
             client: |_| vec![],
+            outcome: Outcome::TimesOut(MESSAGE),
+        },
+        Row {
+            name: "a part of PROPOSAL, and the client is gone",
+            said: |forger| Some(proposal(&forger.proposal())[..100].to_vec()),
+            client: |_| vec![Step::LetsGo],
             outcome: unseen,
         },
         Row {
+            name: "PROPOSAL, the rest of it later",
+            said: |forger| Some(proposal(&forger.proposal())[..100].to_vec()),
+            client: |forger| {
+                let rest = proposal(&forger.proposal())[100..].to_vec();
+                let confirm = bytes(&forger.confirm());
+                vec![
+                    Step::SendsSlowly(rest),
+                    Step::Takes(ClcType::Accept),
+                    Step::SendsSlowly(confirm),
+                ]
+            },
+            outcome: Outcome::Smc,
+        },
+        Row {
             name: "nothing",
-            verdict: |_| clc(vec![]),
+            said: |_| Some(vec![]),
             client: |_| vec![],
+            outcome: Outcome::TimesOut(MESSAGE),
+        },
+        Row {
+            name: "nothing, and the client is gone",
+            said: |_| Some(vec![]),
+            client: |_| vec![Step::LetsGo],
             outcome: unseen,
         },
         Row {
             name: "the verdict that this is plain",
-            verdict: |_| Verdict::Plain,
-            client: |_| vec![Step::Sends(b"GET /".to_vec())],
+            said: |_| None,
+            client: |_| vec![Step::Speaks(b"GET /")],
             outcome: PLAIN,
         },
     ];
@@ -132,14 +165,26 @@ fn accept_row(world: &World, row: &Row) {
     let device = world.device("server");
     // The forged messages depend on the device, so it is made before the endpoint.
     let forger = world.forger_for(&device);
-    let negotiation = Arc::new(Scripted::server((row.verdict)(&forger)));
+    let (near, negotiation) = match (row.said)(&forger) {
+        Some(said) => {
+            let (near, far) = Pipe::pair();
+            near.say(&said);
+            (Some(near), Scripted::server_beside(far))
+        }
+        None => (None, Scripted::server()),
+    };
+    let negotiation = Arc::new(negotiation);
     let server = world.host_with(device, |builder| builder.negotiation(negotiation));
     let script = (row.client)(&forger);
     world.block_on(async {
         let (listener, at) = server.listen().await;
-        let raw = Raw::connect(&*world.rt, at).await;
-        let raw = raw.follow(&*world.rt, &script).await;
         let since = world.rt.now();
+        let raw = Raw::connect(&*world.rt, at).await;
+        let raw = match near {
+            Some(near) => raw.beside(near),
+            None => raw,
+        };
+        let raw = raw.follow(&*world.rt, &script).await;
         match row.outcome {
             Outcome::Tcp(_) | Outcome::Declined(_) => {
                 let (stream, _) = listener.accept().await.unwrap();
@@ -153,7 +198,7 @@ fn accept_row(world: &World, row: &Row) {
                     _ => {
                         assert_eq!(Outcome::Tcp(reason(&stream).unwrap()), row.outcome);
                         match &script[..] {
-                            [Step::Sends(data)] => &data[..],
+                            [Step::Speaks(data)] => data,
                             script => early(script),
                         }
                     }
@@ -187,7 +232,7 @@ fn accept_row(world: &World, row: &Row) {
 #[test]
 fn two_endpoints_with_the_proposal_beside_tcp() {
     everywhere("both ends are real", Outcome::Smc, |world| {
-        let negotiation = Arc::new(Scripted::server(None));
+        let negotiation = Arc::new(Scripted::server());
         let host = |name| {
             let negotiation = negotiation.clone();
             world.host_with(world.device(name), |builder| {

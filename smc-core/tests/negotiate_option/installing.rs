@@ -9,7 +9,7 @@ use smc_core::io::negotiate::option::{Setup, SetupError, SynOption};
 use smc_core::wire::option;
 
 use crate::lab::{Helper, Lab, in_lab, move_to, role, say, stay};
-use crate::world::{CLC, Sniffer, run};
+use crate::world::{Sniffer, Speaks, run};
 
 in_lab! {
     a_user_without_privileges,
@@ -30,7 +30,7 @@ fn a_user_without_privileges(lab: Lab) {
             say(dialled.delivery == Delivery::OnTcp);
             let server = world.server(&option, "127.0.0.1:0");
             say(server.at());
-            say(server.accept().await.1 == CLC);
+            say(server.accept().await.1 == Speaks::Clc);
             stay();
         });
     }
@@ -40,7 +40,7 @@ fn a_user_without_privileges(lab: Lab) {
         let option = SynOption::pinned().unwrap();
         let server = world.server(&option, "127.0.0.1:0");
         let mut user = Helper::start(&server.at().to_string(), Some(NOBODY));
-        assert_eq!(server.accept().await.1, CLC);
+        assert_eq!(server.accept().await.1, Speaks::Clc);
         assert_eq!(user.line(), "true");
         let to = user.line().parse().unwrap();
         let dialled = world.dial(&option, to).await;
@@ -126,7 +126,7 @@ fn installing_again_and_undoing(lab: Lab) {
         assert_eq!(option.is_effective().unwrap(), Some(false));
         let dialled = world.dial(&option, server.at()).await;
         assert_eq!(dialled.delivery, Delivery::Plain);
-        assert_ne!(server.accept().await.1, CLC);
+        assert_ne!(server.accept().await.1, Speaks::Clc);
     });
 }
 
@@ -175,7 +175,7 @@ fn two_instances_do_no_harm(lab: Lab) {
             let server = world.server(server, "127.0.0.1:0");
             let dialled = world.dial(client, server.at()).await;
             assert_eq!(dialled.delivery, Delivery::OnTcp);
-            assert_eq!(server.accept().await.1, CLC);
+            assert_eq!(server.accept().await.1, Speaks::Clc);
             for syn in sniffer.handshakes(server.at().port()) {
                 let windows = syn.options.windows(option::BYTES.len());
                 let found = windows.filter(|window| **window == option::BYTES).count();

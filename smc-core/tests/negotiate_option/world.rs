@@ -92,14 +92,23 @@ impl Server {
         self.acceptor.local_addr().unwrap()
     }
 
-    pub(crate) async fn accept(&self) -> (Arc<dyn Socket>, Verdict) {
+    pub(crate) async fn accept(&self) -> (Arc<dyn Socket>, Speaks) {
         let (socket, peer) = poll_fn(|cx| self.acceptor.poll_accept(cx)).await.unwrap();
-        let verdict = self.published.verdict(&*socket, peer);
-        (socket, verdict)
+        let speaks = match self.published.verdict(&*socket, peer) {
+            Verdict::Plain => Speaks::Plain,
+            Verdict::Clc => Speaks::Clc,
+            verdict => panic!("{verdict:?}"),
+        };
+        (socket, speaks)
     }
 }
 
-pub(crate) const CLC: Verdict = Verdict::Clc { proposal: None };
+/// What a listener is told of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Speaks {
+    Plain,
+    Clc,
+}
 
 /// What is on the wire of this network namespace.
 pub(crate) struct Sniffer(OwnedFd);
