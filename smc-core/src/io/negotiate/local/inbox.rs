@@ -9,7 +9,7 @@ use std::task::Waker;
 use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
-use rustix::event::{Timespec, epoll};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::Errno;
 
 use super::board::{Announcement, Board, Card, Turn, Voice};
@@ -177,7 +177,8 @@ impl Inbox {
         for place in (0..self.recent.len()).rev() {
             let key = *self.recent.get(place)?;
             for (card, turn, announcement) in self.offers(key, pair) {
-                if self.comes_from(key, &announcement, now) && card.take(turn) {
+                if self.comes_from(key, &announcement, now) && self.is_alive(key) && card.take(turn)
+                {
                     // Whoever comes often is found soon.
                     self.recent.remove(place);
                     self.recent.push(key);
@@ -251,6 +252,20 @@ impl Inbox {
                     if found.cookie == announcement.cookie && found.uid == uid)
             }
         }
+    }
+
+    /// Whether a client is still there. The memory of one that died does not say so, and somebody
+    /// else may have its port by now.
+    fn is_alive(&self, channel: u64) -> bool {
+        let Some(channel) = self.channels.get(&channel) else {
+            return false;
+        };
+        let mut ends = [PollFd::new(&channel.fd, PollFlags::empty())];
+        let at_once = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        poll(&mut ends, Some(&at_once)).is_ok_and(|ended| ended == 0)
     }
 
     /// Has a handshake woken when its client rings; `None` takes that back.
