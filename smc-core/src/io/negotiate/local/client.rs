@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
@@ -46,6 +46,7 @@ struct Known {
 struct Route {
     dir: PathBuf,
     entry: Arc<Entry>,
+    channel: Weak<Channel>,
     netns: NetNs,
     until: Instant,
 }
@@ -153,10 +154,11 @@ impl LocalClient {
     }
 
     /// Notes where a connection goes, for those that follow soon.
-    fn remember(&self, candidate: &LocalCandidate, dir: &Path, entry: &Arc<Entry>) {
+    fn remember(&self, candidate: &LocalCandidate, dir: &Path, channel: &Arc<Channel>) {
         let route = Route {
             dir: dir.to_owned(),
-            entry: Arc::clone(entry),
+            entry: Arc::clone(channel.entry()),
+            channel: Arc::downgrade(channel),
             netns: candidate.netns,
             until: self.runtime.now() + ROUTE_LASTS,
         };
@@ -167,12 +169,13 @@ impl LocalClient {
         routes.insert((thread::current().id(), candidate.to), route);
     }
 
-    /// Where a connection went a moment ago.
+    /// Where a connection went a moment ago, unless the listener is known to be gone.
     fn recall(&self, to: SocketAddr) -> Option<LocalCandidate> {
         let now = self.runtime.now();
         let key = (thread::current().id(), to);
         let route = lock(&self.known.routes).get(&key).cloned()?;
-        (route.until > now).then(|| LocalCandidate {
+        let channel = route.channel.upgrade()?;
+        (route.until > now && !channel.is_dead()).then(|| LocalCandidate {
             client: self.clone(),
             target: Some(route.entry.cookie),
             listeners: vec![(route.dir, route.entry)],
@@ -301,7 +304,7 @@ impl Candidate for LocalCandidate {
             };
             announced.extend(channel.announce(announcement, proposal));
             if self.target.is_none() && target.is_some() && !entry.shared {
-                self.client.remember(self, dir, entry);
+                self.client.remember(self, dir, &channel);
             }
         }
         (!announced.is_empty()).then(|| LocalOffer::boxed(announced))
