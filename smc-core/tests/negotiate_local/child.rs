@@ -4,6 +4,8 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{ChildStdout, Command, Stdio};
 
+use rustix::process::{Pid, Signal};
+
 /// Where and as whom a process runs.
 pub(super) enum Where<'a> {
     Here,
@@ -71,6 +73,10 @@ impl Child {
     /// Waits until it ends by itself.
     pub(super) fn wait(mut self) {
         assert!(self.process.wait().unwrap().success());
+    }
+
+    pub(super) fn signal(&self, signal: Signal) {
+        rustix::process::kill_process(Pid::from_child(&self.process), signal).unwrap();
     }
 
     /// Ends it with SIGKILL and waits until it is gone.

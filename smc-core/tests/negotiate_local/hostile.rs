@@ -1,17 +1,14 @@
 //! Clients that do not keep to the rules.
 
-use std::io::IoSlice;
-use std::mem::MaybeUninit;
-use std::net::TcpStream;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::net::sockopt::socket_cookie;
-use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
-    SocketType,
-};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use smc_core::io::negotiate::Withdrawn;
 
 use super::child::{self, Child, Where};
+use super::raw::{LEN, OFFERED, RawBoard, RawChannel, TAKEN, VOID, hello, look, place};
 use super::*;
 
 #[test]
@@ -19,47 +16,259 @@ fn rubbish_ends_the_channel_and_nothing_else() {
     run(|world| async move {
         let server = world.server("127.0.0.1:0");
         let client = world.client();
-        let mut twice = hello();
-        twice.push(9);
+        let former = [&b"\x01SMCL\x01"[..], &hello()[6..]].concat();
         for rubbish in [
             vec![vec![0xff]],
             vec![b"GET / HTTP/1.1\r\n\r\n".to_vec()],
             vec![vec![0; 60_000]],
-            vec![twice],
+            vec![former],
+            vec![[&hello()[..], &[9]].concat()],
             vec![hello(), hello()],
-            vec![vec![3, 0, 0, 0, 0, 0, 0, 0, 0]], // WITHDRAW before HELLO
-            vec![hello(), vec![3, 0, 0]],
+            vec![look(0), hello()],
+            vec![hello(), look(0)[..5].to_vec()],
+            vec![hello(), look(u64::MAX)],
             vec![hello(), [&[4][..], &[0; 24], &[4, 127, 0, 0, 1]].concat()], // PROVE at home
         ] {
-            let channel = raw_channel(&world);
+            let channel = RawChannel::to(&world);
+            let board = RawBoard::new();
             for packet in &rubbish {
-                let _ = rustix::net::send(&channel, packet, SendFlags::NOSIGNAL);
+                channel.send(packet, Some(board.file()));
             }
-            // The next connection makes the listener look.
+            println!("{rubbish:?}");
+            channel.until_ended(&world).await;
             let _dialled = world.dial(&*client, server.at()).await;
-            assert_eq!(server.accept().await, clc(PROPOSAL));
-            assert!(is_ended(&channel), "{rubbish:?}");
+            assert_eq!(server.accept().await, announced());
         }
     });
 }
 
 #[test]
-fn announcements_without_or_with_a_false_token_are_not_answered() {
+fn only_a_sealed_file_of_the_right_length_is_a_board() {
     run(|world| async move {
         let server = world.server("127.0.0.1:0");
-        let (no_token, _other) = std::os::unix::net::UnixStream::pair().unwrap();
-        for token in [None, Some(no_token.as_fd())] {
-            let channel = raw_channel(&world);
-            rustix::net::send(&channel, &hello(), SendFlags::empty()).unwrap();
-            let socket = bound();
-            let cookie = socket_cookie(&socket).unwrap();
-            send_announcement(&channel, 9, &socket, server.at(), cookie, token);
-            rustix::net::connect(&socket, &server.at()).unwrap();
-            assert_eq!(server.accept().await, Verdict::Plain);
-            let mut buf = [0; 64];
-            let (len, _) = rustix::net::recv(&channel, &mut buf[..], RecvFlags::DONTWAIT).unwrap();
-            assert_eq!((buf[0], len), (0x81, 9), "REFUSED");
+        let client = world.client();
+        let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+        let event = rustix::event::eventfd(1, rustix::event::EventfdFlags::empty()).unwrap();
+        let ordinary = fs::File::create(world.dir.path.join("file")).unwrap();
+        ordinary.set_len(LEN as u64).unwrap();
+        let size = SealFlags::SHRINK | SealFlags::GROW;
+        let all = size | SealFlags::SEAL;
+        for (name, file) in [
+            ("nothing", None),
+            ("a socket", Some(socket.into())),
+            ("an event", Some(event)),
+            ("an ordinary file", Some(ordinary.into())),
+            ("not sealed", Some(file(LEN, SealFlags::empty()))),
+            (
+                "may grow",
+                Some(file(LEN, SealFlags::SHRINK | SealFlags::SEAL)),
+            ),
+            (
+                "may shrink",
+                Some(file(LEN, SealFlags::GROW | SealFlags::SEAL)),
+            ),
+            ("seals may follow", Some(file(LEN, size))),
+            (
+                "not writable",
+                Some(file(LEN, all | SealFlags::FUTURE_WRITE)),
+            ),
+            ("short", Some(file(LEN - 4096, all))),
+            ("empty", Some(file(0, all))),
+            ("long", Some(file(LEN + 4096, all))),
+        ] {
+            println!("{name}");
+            let file = file.as_ref().map(OwnedFd::as_fd);
+            let channel = RawChannel::to(&world).introduce(file);
+            channel.until_ended(&world).await;
+            let _dialled = world.dial(&*client, server.at()).await;
+            assert_eq!(server.accept().await, announced());
         }
+        let good = RawChannel::to(&world).introduce(Some(file(LEN, all).as_fd()));
+        let _dialled = world.dial(&*client, server.at()).await;
+        assert_eq!(server.accept().await, announced());
+        assert!(!good.is_ended());
+    });
+}
+
+#[test]
+fn a_board_that_lies_spoils_its_own_connections() {
+    run(|world| async move {
+        let server = world.server("127.0.0.1:0");
+        let client = world.client();
+        let board = RawBoard::new();
+        let channel = RawChannel::to(&world).introduce(Some(board.file()));
+
+        // As it should be, first: what is written here is read there.
+        let (socket, from) = bound();
+        board.announce(3, 0, from, server.at(), PROPOSAL);
+        rustix::net::connect(&socket, &server.at()).unwrap();
+        let (aside, said_first) = server.accept_aside().await;
+        assert_eq!((said_first, board.state(3)), (PROPOSAL.to_vec(), TAKEN));
+        drop(aside);
+
+        // More than there is room for, or less than was read already.
+        let card = place(4);
+        for lie in [u64::MAX >> 1, 1 << 62, 5000, 0, 3] {
+            let (socket, from) = bound();
+            board.announce(4, 0, from, server.at(), PROPOSAL);
+            board.set(card + 16, lie);
+            rustix::net::connect(&socket, &server.at()).unwrap();
+            let (mut aside, first) = server.accept_aside().await;
+            assert!(first.len() <= 1344, "{}", first.len());
+            for next in [0, 1, u64::MAX >> 1, 1 << 40] {
+                board.set(card + 16, next);
+                board.set(card, next);
+                let rest = said(&mut *aside);
+                assert!(first.len() + rest.len() <= 2 * 1344);
+            }
+            // What the listener says is its own business, wherever that is said to end.
+            board.set(card + 72, u64::MAX >> 1);
+            assert!(aside.send(b"ACCEPT").is_err());
+            aside.flush();
+            board.set(card + 16, 1 << 63);
+            assert_eq!(hear(&mut *aside, 1).await, b"", "has hung up");
+        }
+
+        // Index and cards that lead nowhere, and cards of others' connections.
+        let (socket, from) = bound();
+        for (probe, number) in [u64::from(u32::MAX), 1024, 5000, 1023, 7, 8, 9, 7]
+            .into_iter()
+            .enumerate()
+        {
+            board.enter(from.port(), probe, number);
+        }
+        board.set(place(7), OFFERED);
+        board.announce(8, 0, server.at(), server.at(), PROPOSAL);
+        board.announce(9, 0, from, from, PROPOSAL);
+        rustix::net::connect(&socket, &server.at()).unwrap();
+        assert_eq!(server.accept().await, Heard::Plain);
+
+        for byte in [0xff, 0x01, 0x00] {
+            board.scribble(byte);
+            let _plain = TcpStream::connect(server.at()).unwrap();
+            assert_eq!(server.accept().await, Heard::Plain);
+            let _dialled = world.dial(&*client, server.at()).await;
+            assert_eq!(server.accept().await, announced());
+        }
+        assert!(!channel.is_ended());
+    });
+}
+
+#[test]
+fn offers_that_come_and_go_are_taken_at_most_once() {
+    run(|world| async move {
+        let server = world.server("127.0.0.1:0");
+        let board = RawBoard::new();
+        let channel = RawChannel::to(&world).introduce(Some(board.file()));
+        // All eight places of a port lead to offers of the same connection.
+        let (socket, from) = bound();
+        for card in 0..8 {
+            board.announce(card, 0, from, server.at(), PROPOSAL);
+            board.enter(from.port(), card, card as u64);
+        }
+        rustix::net::connect(&socket, &server.at()).unwrap();
+        assert_eq!(server.accept().await, announced());
+        let taken = |board: &RawBoard| (0..8).filter(|card| board.state(*card) == TAKEN).count();
+        assert_eq!(taken(&board), 1);
+        // And it is told at once if nobody wants it.
+        let (socket, from) = bound();
+        board.announce(20, 0, from, server.at(), PROPOSAL);
+        board.set(place(20) + 64, 1);
+        rustix::net::connect(&socket, &server.at()).unwrap();
+        let (socket, peer) = poll_fn(|cx| server.acceptor.poll_accept(cx)).await.unwrap();
+        server.published.dismiss(&*socket, peer);
+        assert_eq!(board.state(20), VOID);
+        let rung = [&[0x84][..], &20_u64.to_le_bytes()].concat();
+        assert_eq!(channel.heard().last(), Some(&rung));
+    });
+}
+
+#[test]
+fn offers_of_the_dead_are_not_taken() {
+    run(|world| async move {
+        let server = world.server("127.0.0.1:0");
+        let board = RawBoard::new();
+        let channel = RawChannel::to(&world).introduce(Some(board.file()));
+        let (socket, from) = bound();
+        board.announce(0, 0, from, server.at(), PROPOSAL);
+        // The listener knows the board by now.
+        rustix::net::connect(&socket, &server.at()).unwrap();
+        assert_eq!(server.accept().await, announced());
+
+        // It ends, and whoever has the port now is somebody else.
+        let (socket, from) = bound();
+        board.announce(1, 0, from, server.at(), PROPOSAL);
+        rustix::net::connect(&socket, &server.at()).unwrap();
+        let (socket, peer) = poll_fn(|cx| server.acceptor.poll_accept(cx)).await.unwrap();
+        drop(channel);
+        // At once, before the listener's task can have seen it.
+        let mut verdict = server.published.verdict(&*socket, peer);
+        assert_eq!(Heard::of(&mut verdict), Heard::Plain);
+        assert_ne!(board.state(1), TAKEN);
+    });
+}
+
+#[test]
+fn whoever_claims_another_connection_gets_nothing_of_it() {
+    // Of the same user, who is believed; others are not (`users_are_kept_apart`).
+    run(|world| async move {
+        let server = world.server("127.0.0.1:0");
+        let client = world.client();
+        let candidate = client.look_up(server.at()).await.unwrap();
+        let board = RawBoard::new();
+        let _channel = RawChannel::to(&world).introduce(Some(board.file()));
+        let (from, mut offer) = announce_only(&*candidate).unwrap();
+        board.announce(0, 0, from, server.at(), b"forged");
+        let victim = connect_from(from, server.at());
+        let (_socket, mut verdict) = server.accept_stream().await;
+        let Verdict::Aside(aside) = &mut verdict else {
+            panic!("{verdict:?}")
+        };
+        let said = said(&mut **aside);
+        tell(&mut **aside, b"ACCEPT");
+        victim.set_nonblocking(true).unwrap();
+        let read = (&victim).read(&mut [0; 8]).unwrap_err();
+        assert_eq!(read.kind(), io::ErrorKind::WouldBlock, "not a byte");
+        // One of both was taken; if it is the forged one, the rightful client goes on plain.
+        let outcome = offer.withdraw();
+        assert_eq!(outcome == Withdrawn::Taken, said == PROPOSAL);
+        assert_eq!(outcome == Withdrawn::Free, said == b"forged");
+    });
+}
+
+#[test]
+fn rings_for_unknown_cards_are_borne() {
+    run(|world| async move {
+        let server = world.server("127.0.0.1:0");
+        let client = world.client();
+        let board = RawBoard::new();
+        let channel = RawChannel::to(&world).introduce(Some(board.file()));
+        for round in 0..2000 {
+            channel.send(
+                &look([0, 1023, 1024, 5000, u64::from(u32::MAX)][round % 5]),
+                None,
+            );
+        }
+        let (socket, from) = bound();
+        board.announce(0, 0, from, server.at(), PROPOSAL);
+        rustix::net::connect(&socket, &server.at()).unwrap();
+        let (mut aside, said) = server.accept_aside().await;
+        assert_eq!(said, PROPOSAL);
+        // Rung in vain: what was said is still nothing.
+        let heard = async { Some(hear(&mut *aside, 1).await) };
+        let rings = async {
+            for _ in 0..20 {
+                channel.send(&look(0), None);
+                world.pause().await;
+            }
+            None
+        };
+        assert_eq!(heard.or(rings).await, None);
+        let _dialled = world.dial(&*client, server.at()).await;
+        assert_eq!(server.accept().await, announced());
+        assert!(!channel.is_ended());
+        drop(channel);
+        assert_eq!(hear(&mut *aside, 1).await, b"");
     });
 }
 
@@ -74,119 +283,78 @@ fn floods_are_limited() {
 #[test]
 #[ignore = "started by `floods_are_limited`"]
 fn flood() {
-    run(|world| async move {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    let current = maximum.map_or(8192, |maximum| maximum.min(8192));
+    let enough = Rlimit {
+        current: Some(current),
+        maximum,
+    };
+    setrlimit(Resource::Nofile, enough).unwrap();
+    if current < 4000 {
+        child::say("limited");
+        return println!("skipped: why: not descriptors enough");
+    }
+    run_once(TempDir::new(), |world| async move {
         let server = world.server("127.0.0.1:0");
-        let channel = raw_channel(&world);
-        rustix::net::send(&channel, &hello(), SendFlags::empty()).unwrap();
-        let socket = bound();
-        let before = open_descriptors();
-        for id in 0..5000_u64 {
-            let token = rustix::event::eventfd(1, rustix::event::EventfdFlags::NONBLOCK).unwrap();
-            send_announcement(&channel, id, &socket, server.at(), 1, Some(token.as_fd()));
-            if id % 50 == 0 {
-                let _plain = TcpStream::connect(server.at()).unwrap();
-                assert_eq!(server.accept().await, Verdict::Plain);
+        let client = world.client();
+        let _dialled = world.dial(&*client, server.at()).await;
+        assert_eq!(server.accept().await, announced());
+        let (descriptors, boards) = (open_descriptors(), mapped_boards());
+
+        let board = RawBoard::new();
+        let mut channels = Vec::new();
+        for _ in 0..1200 {
+            channels.push(RawChannel::to(&world).introduce(Some(board.file())));
+            if channels.len() % 50 == 0 {
+                let _dialled = world.dial(&*client, server.at()).await;
+                assert_eq!(server.accept().await, announced());
+                world.pause().await;
             }
         }
-        assert!(
-            open_descriptors() - before < 1000,
-            "descriptors are kept for each"
-        );
-        assert!(!is_ended(&channel));
-        assert!(open_descriptors() > before + 100, "nothing was kept");
-        drop(channel);
-        let _plain = TcpStream::connect(server.at()).unwrap();
-        assert_eq!(server.accept().await, Verdict::Plain);
-        assert!(
-            open_descriptors() <= before + 5,
-            "nothing stays of a channel that ended"
-        );
+        world
+            .until(|| channels.iter().any(RawChannel::is_ended))
+            .await;
+        let open = channels.iter().filter(|channel| !channel.is_ended());
+        assert!(open.count() <= 1024);
+        assert!(mapped_boards() - boards <= 1025);
+        assert!(open_descriptors() - descriptors <= 1200 + 1 + 1024);
+        // Those who were there before are still served.
+        let _dialled = world.dial(&*client, server.at()).await;
+        assert_eq!(server.accept().await, announced());
+
+        channels.clear();
+        drop(board);
+        let is_clean = || mapped_boards() <= boards && open_descriptors() <= descriptors + 5;
+        world.until(is_clean).await;
+        let newcomer = world.client();
+        let _dialled = world.dial(&*newcomer, server.at()).await;
+        assert_eq!(server.accept().await, announced());
         child::say("limited");
     });
 }
 
-/// A channel as a client opens it, before the first packet.
-pub(super) fn raw_channel(world: &World) -> OwnedFd {
-    let name = world
-        .names()
-        .into_iter()
-        .find(|name| name.starts_with("l-"))
-        .unwrap();
-    raw_channel_at(&world.dir.path.join(name)).unwrap()
+/// A memory file.
+fn file(len: usize, seals: SealFlags) -> OwnedFd {
+    let file = memfd_create("board", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    ftruncate(&file, len as u64).unwrap();
+    fcntl_add_seals(&file, seals).unwrap();
+    file
 }
 
-pub(super) fn raw_channel_at(path: &Path) -> rustix::io::Result<OwnedFd> {
-    let channel = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None)?;
-    rustix::net::connect(&channel, &SocketAddrUnix::new(path)?)?;
-    Ok(channel)
-}
-
-/// HELLO from this thread's network namespace.
-pub(super) fn hello() -> Vec<u8> {
-    let stat = rustix::fs::stat("/proc/thread-self/ns/net").unwrap();
-    [&b"\x01SMCL\x01"[..], &stat.st_ino.to_le_bytes()].concat()
-}
-
-fn send_announcement(
-    channel: &OwnedFd,
-    id: u64,
-    socket: &OwnedFd,
-    to: SocketAddr,
-    cookie: u64,
-    token: Option<BorrowedFd<'_>>,
-) {
-    let from: SocketAddr = rustix::net::getsockname(socket)
-        .unwrap()
-        .try_into()
-        .unwrap();
-    let packet = announcement(id, cookie, from, to);
-    send_with(channel, &packet, token);
-}
-
-pub(super) fn announcement(id: u64, cookie: u64, from: SocketAddr, to: SocketAddr) -> Vec<u8> {
-    let mut packet = vec![2];
-    packet.extend(id.to_le_bytes());
-    packet.extend(cookie.to_le_bytes());
-    for addr in [from, to] {
-        let SocketAddr::V4(addr) = addr else {
-            panic!("IPv4 here")
-        };
-        packet.push(4);
-        packet.extend(addr.ip().octets());
-        packet.extend(addr.port().to_le_bytes());
-    }
-    packet.extend(PROPOSAL);
-    packet
-}
-
-pub(super) fn send_with(channel: &OwnedFd, packet: &[u8], passed: Option<BorrowedFd<'_>>) {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let fds: Vec<_> = passed.into_iter().collect();
-    if !fds.is_empty() {
-        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
-    }
-    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    let _ = rustix::net::sendmsg(channel, &[IoSlice::new(packet)], &mut control, flags);
-}
-
-fn bound() -> OwnedFd {
-    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
-    rustix::net::bind(&socket, &loopback(0)).unwrap();
-    socket
-}
-
-/// Whether the other side has closed it.
-fn is_ended(channel: &OwnedFd) -> bool {
-    loop {
-        match rustix::net::recv(channel, &mut [0; 64][..], RecvFlags::DONTWAIT) {
-            Ok((_, 0)) | Err(rustix::io::Errno::CONNRESET) => return true,
-            Ok(_) => {}
-            Err(_) => return false,
-        }
-    }
+/// A socket that is not connected yet, and its address.
+fn bound() -> (OwnedFd, SocketAddr) {
+    let socket = bound_to(loopback(0));
+    let at = rustix::net::getsockname(&socket).unwrap();
+    (socket, at.try_into().unwrap())
 }
 
 fn open_descriptors() -> usize {
     fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+fn mapped_boards() -> usize {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines()
+        .filter(|line| line.contains("smc-board"))
+        .count()
 }

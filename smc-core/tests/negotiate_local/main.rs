@@ -7,12 +7,14 @@ mod child;
 mod hostile;
 mod namespaces;
 mod processes;
+mod raw;
 mod scenarios;
 
 use std::fs;
 use std::future::poll_fn;
-use std::net::{Ipv4Addr, SocketAddr};
-use std::os::fd::AsFd;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,8 +23,10 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use futures_lite::FutureExt;
-use rustix::net::{AddressFamily, SocketType};
-use smc_core::io::negotiate::{Candidate, Client, Local, Negotiation, Offer, Published, Verdict};
+use rustix::net::{AddressFamily, SocketType, sockopt};
+use smc_core::io::negotiate::{
+    Aside, Candidate, Client, Local, Negotiation, Offer, Published, Verdict,
+};
 use smc_core::io::runtime::tokio::TokioRuntime;
 use smc_core::io::runtime::{Acceptor, Runtime, Socket, SocketOptions, Unconnected};
 
@@ -114,6 +118,19 @@ impl World {
         Dialled { socket, offer }
     }
 
+    /// Lets others go on for a moment.
+    async fn pause(&self) {
+        self.rt
+            .timer(self.rt.now() + Duration::from_millis(1))
+            .await;
+    }
+
+    async fn until(&self, is_so: impl Fn() -> bool) {
+        while !is_so() {
+            self.pause().await;
+        }
+    }
+
     /// Names in the directory.
     fn names(&self) -> Vec<String> {
         names(&self.dir.path)
@@ -139,8 +156,20 @@ impl Server {
         self.at().port()
     }
 
-    async fn accept(&self) -> Verdict {
-        self.accept_stream().await.1
+    /// What the next connection is, and ends its handshake.
+    async fn accept(&self) -> Heard {
+        Heard::of(&mut self.accept_stream().await.1)
+    }
+
+    /// The next connection, which has a handshake beside TCP, with what its client has said.
+    async fn accept_aside(&self) -> (Box<dyn Aside>, Vec<u8>) {
+        match self.accept_stream().await.1 {
+            Verdict::Aside(mut aside) => {
+                let said = said(&mut *aside);
+                (aside, said)
+            }
+            verdict => panic!("{verdict:?}"),
+        }
     }
 
     async fn accept_stream(&self) -> (Arc<dyn Socket>, Verdict) {
@@ -150,30 +179,109 @@ impl Server {
     }
 }
 
-fn clc(proposal: &[u8]) -> Verdict {
-    Verdict::Clc {
-        proposal: Some(proposal.to_vec()),
+/// What a listener is told of a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Heard {
+    Plain,
+    OnTcp,
+    /// It is announced, and the client has said this.
+    Aside(Vec<u8>),
+}
+
+impl Heard {
+    fn of(verdict: &mut Verdict) -> Self {
+        match verdict {
+            Verdict::Plain => Self::Plain,
+            Verdict::Clc => Self::OnTcp,
+            Verdict::Aside(aside) => Self::Aside(said(&mut **aside)),
+            verdict => panic!("{verdict:?}"),
+        }
     }
 }
 
-/// Offers a connection that is never made; the port and the offer.
-fn announce_only(candidate: &dyn Candidate) -> Option<(u16, Box<dyn Offer>)> {
+fn announced() -> Heard {
+    Heard::Aside(PROPOSAL.to_vec())
+}
+
+/// What there is to be read now.
+fn said(aside: &mut dyn Aside) -> Vec<u8> {
+    let mut all = Vec::new();
+    let mut part = [0; 100];
+    while let Ok(count @ 1..) = aside.try_read(&mut part) {
+        all.extend(&part[..count]);
+    }
+    all
+}
+
+/// Reads so many bytes, or what there is until the end.
+async fn hear(aside: &mut dyn Aside, count: usize) -> Vec<u8> {
+    let mut all = Vec::new();
+    while all.len() < count {
+        let mut part = [0; 100];
+        let room = (count - all.len()).min(part.len());
+        match poll_fn(|cx| aside.poll_read(cx, &mut part[..room])).await {
+            Ok(0) => break,
+            read => all.extend(&part[..read.unwrap()]),
+        }
+    }
+    all
+}
+
+/// Says something that the other side notices.
+fn tell(aside: &mut dyn Aside, message: &[u8]) {
+    aside.send(message).unwrap();
+    aside.flush();
+}
+
+/// Offers a connection that is never made; its address and the offer.
+fn announce_only(candidate: &dyn Candidate) -> Option<(SocketAddr, Box<dyn Offer>)> {
+    announce_this(candidate, PROPOSAL)
+}
+
+/// The same with another message.
+fn announce_this(
+    candidate: &dyn Candidate,
+    message: &[u8],
+) -> Option<(SocketAddr, Box<dyn Offer>)> {
+    let socket = bound_to((own_address(), 0).into());
+    let from = rustix::net::getsockname(&socket).unwrap();
+    let from = from.try_into().unwrap();
+    let socket = Unconnected::new(from, Some(socket.as_fd()));
+    Some((from, candidate.offer(&socket, message)?))
+}
+
+/// A plain connection from this very address.
+fn connect_from(from: SocketAddr, to: SocketAddr) -> TcpStream {
+    let plain = bound_to(from);
+    rustix::net::connect(&plain, &to).unwrap();
+    plain.into()
+}
+
+/// A socket that is not connected yet.
+fn bound_to(at: SocketAddr) -> OwnedFd {
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
-    rustix::net::bind(&socket, &loopback(0)).unwrap();
-    let local: SocketAddr = rustix::net::getsockname(&socket)
-        .unwrap()
-        .try_into()
-        .unwrap();
-    let socket = Unconnected::new(local, Some(socket.as_fd()));
-    Some((local.port(), candidate.offer(&socket, PROPOSAL)?))
+    sockopt::set_socket_reuseaddr(&socket, true).unwrap();
+    rustix::net::bind(&socket, &at).unwrap();
+    socket
 }
 
-fn is_lost(offer: &mut dyn Offer) -> bool {
-    poll_once(|cx| offer.poll_lost(cx)).is_ready()
+/// A loopback address of this test alone, so that nobody else gets its ports.
+fn own_address() -> Ipv4Addr {
+    static COUNT: AtomicU32 = AtomicU32::new(1);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed) % 0x1000;
+    let process = std::process::id() % 0x800;
+    Ipv4Addr::from_bits(0x7f00_0000 | (process + 1) << 12 | count)
 }
 
+/// Whether an offer has not been answered, and still can be.
+fn is_open(offer: &mut dyn Offer) -> bool {
+    let read = offer.aside().unwrap().try_read(&mut [0; 8]);
+    read.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+}
+
+/// Waits until an offer cannot be answered any more.
 async fn until_lost(offer: &mut dyn Offer) {
-    poll_fn(|cx| offer.poll_lost(cx)).await;
+    assert_eq!(hear(offer.aside().unwrap(), 1).await, b"", "was answered");
 }
 
 fn poll_once<T>(mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> Poll<T> {

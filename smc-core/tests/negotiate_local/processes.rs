@@ -1,13 +1,11 @@
 //! Several processes, also of several users.
 
-use std::net::TcpStream;
-use std::os::fd::AsFd;
-
-use rustix::net::{AddressFamily, SendFlags, SocketType, sockopt};
+use rustix::net::sockopt;
+use rustix::process::Signal;
 use smc_core::io::negotiate::Withdrawn;
 
 use super::child::{self, Child, Where, say, stay};
-use super::hostile::{announcement, hello, raw_channel_at, send_with};
+use super::raw::{RawBoard, RawChannel};
 use super::*;
 
 #[test]
@@ -15,16 +13,16 @@ fn announcements_die_with_their_process() {
     run(|world| async move {
         let server = world.server("127.0.0.1:0");
         let mut announcer = world.child(Where::Here, "announces", &server.at().to_string());
-        let port = announcer.line().parse().unwrap();
+        let from = announcer.line().parse().unwrap();
         announcer.kill();
-        let _plain = connect_from(port, server.at());
-        assert_eq!(server.accept().await, Verdict::Plain);
+        let _plain = connect_from(from, server.at());
+        assert_eq!(server.accept().await, Heard::Plain);
 
-        // Also those of a connection that was made, and of a process that is only stopped later.
+        // Also that of a connection that was made.
         let mut caller = world.child(Where::Here, "dials", &server.at().to_string());
         assert_eq!(caller.line(), "offered");
         caller.kill();
-        assert_eq!(server.accept().await, Verdict::Plain);
+        assert_eq!(server.accept().await, Heard::Plain);
     });
 }
 
@@ -35,7 +33,7 @@ fn a_client_of_another_process_is_recognised() {
         let to = loopback(server.port()).to_string();
         let mut caller = world.child(Where::Here, "dials", &to);
         assert_eq!(caller.line(), "offered");
-        assert_eq!(server.accept().await, clc(PROPOSAL));
+        assert_eq!(server.accept().await, announced());
     });
 }
 
@@ -64,6 +62,42 @@ fn a_killed_listener_leaves_no_one_waiting() {
 }
 
 #[test]
+fn a_stopped_listener_holds_nobody_up() {
+    run(|world| async move {
+        let mut listener = world.child(Where::Here, "listens", "127.0.0.1:0");
+        let to = listener.line().parse().unwrap();
+        let client = world.client();
+        listener.signal(Signal::STOP);
+        let mut dialled = world.dial(&*client, to).await;
+        let offer = dialled.offer.as_mut().unwrap();
+        assert!(is_open(&mut **offer), "nobody can say more than that");
+        // Whenever the client does not want to wait any longer, nobody is asked.
+        assert_eq!(offer.withdraw(), Withdrawn::Free);
+        listener.signal(Signal::CONT);
+        assert_eq!(listener.line(), "plain");
+    });
+}
+
+#[test]
+fn a_stopped_client_holds_nobody_up() {
+    run(|world| async move {
+        let server = world.server("127.0.0.1:0");
+        let mut caller = world.child(Where::Here, "dials", &server.at().to_string());
+        assert_eq!(caller.line(), "offered");
+        caller.signal(Signal::STOP);
+        let (mut aside, said) = server.accept_aside().await;
+        assert_eq!(said, PROPOSAL);
+        tell(&mut *aside, b"ACCEPT");
+        let client = world.client();
+        let _dialled = world.dial(&*client, server.at()).await;
+        assert_eq!(server.accept().await, announced());
+        // Its end is noticed by who waits for its answer.
+        caller.kill();
+        assert_eq!(hear(&mut *aside, 1).await, b"");
+    });
+}
+
+#[test]
 fn users_are_kept_apart() {
     if !is_root() {
         return println!("skipped: why: needs root to become another user");
@@ -76,7 +110,7 @@ fn users_are_kept_apart() {
             return;
         };
         assert_eq!(stranger.line(), "plain", "not let in");
-        assert_eq!(strict.accept().await, Verdict::Plain);
+        assert_eq!(strict.accept().await, Heard::Plain);
         drop(strict);
 
         let open = world.local().allow_uid(NOBODY);
@@ -86,11 +120,10 @@ fn users_are_kept_apart() {
             return;
         };
         assert_eq!(guest.line(), "offered");
-        assert_eq!(server.accept().await, clc(PROPOSAL));
+        assert_eq!(server.accept().await, announced());
 
         // A guest who knows everything about somebody else's connection.
-        let victim = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
-        rustix::net::bind(&victim, &loopback(0)).unwrap();
+        let victim = bound_to(loopback(0));
         let from: SocketAddr = rustix::net::getsockname(&victim)
             .unwrap()
             .try_into()
@@ -103,7 +136,7 @@ fn users_are_kept_apart() {
         };
         assert_eq!(forger.line(), "announced");
         rustix::net::connect(&victim, &server.at()).unwrap();
-        assert_eq!(server.accept().await, Verdict::Plain);
+        assert_eq!(server.accept().await, Heard::Plain);
     });
 }
 
@@ -138,8 +171,8 @@ fn announces() {
     let to = args[1].parse().unwrap();
     run_in(&args[0], |world| async move {
         let candidate = guest(&world).look_up(to).await.unwrap();
-        let (port, mut offer) = announce_only(&*candidate).unwrap();
-        say(&port.to_string());
+        let (from, mut offer) = announce_only(&*candidate).unwrap();
+        say(&from.to_string());
         stay();
         assert_eq!(offer.withdraw(), Withdrawn::Free);
     });
@@ -172,11 +205,10 @@ fn listens() {
         let local = world.local().allow_uid(0);
         let server = world.server_with(at, &SocketOptions::default(), &local);
         say(&server.at().to_string());
-        let verdict = server.accept().await;
-        say(if verdict == Verdict::Plain {
-            "plain"
-        } else {
-            "clc"
+        let (_socket, mut verdict) = server.accept_stream().await;
+        say(match Heard::of(&mut verdict) {
+            Heard::Plain => "plain",
+            _ => "clc",
         });
         // Clients in other namespaces are served as long as the runtime runs.
         world
@@ -191,12 +223,10 @@ fn listens() {
 #[ignore = "started by other tests"]
 fn forges() {
     let Some(args) = child::args() else { return };
-    let channel = raw_channel_at(Path::new(&args[1])).unwrap();
-    rustix::net::send(&channel, &hello(), SendFlags::empty()).unwrap();
+    let board = RawBoard::new();
+    let _channel = RawChannel::at(Path::new(&args[1])).introduce(Some(board.file()));
     let (from, to) = (args[2].parse().unwrap(), args[3].parse().unwrap());
-    let token = rustix::event::eventfd(1, rustix::event::EventfdFlags::NONBLOCK).unwrap();
-    let packet = announcement(1, args[4].parse().unwrap(), from, to);
-    send_with(&channel, &packet, Some(token.as_fd()));
+    board.announce(0, args[4].parse().unwrap(), from, to, PROPOSAL);
     say("announced");
     stay();
 }
@@ -214,7 +244,7 @@ impl World {
             .ok()
     }
 
-    fn try_child(&self, place: Where<'_>, test: &str, args: &str) -> std::io::Result<Child> {
+    fn try_child(&self, place: Where<'_>, test: &str, args: &str) -> io::Result<Child> {
         let dir = self.dir.path.display().to_string();
         Child::try_start(place, &format!("processes::{test}"), &[&dir, args])
     }
@@ -232,15 +262,6 @@ fn run_in<F: Future<Output = ()>>(dir: &str, scenario: impl FnOnce(World) -> F) 
 
 fn guest(world: &World) -> Arc<dyn Client> {
     world.local().allow_uid(0).client(&world.rt)
-}
-
-/// A plain connection from this very port.
-fn connect_from(port: u16, to: SocketAddr) -> TcpStream {
-    let plain = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
-    sockopt::set_socket_reuseaddr(&plain, true).unwrap();
-    rustix::net::bind(&plain, &loopback(port)).unwrap();
-    rustix::net::connect(&plain, &to).unwrap();
-    plain.into()
 }
 
 /// A user without any rights.

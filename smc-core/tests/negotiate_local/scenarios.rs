@@ -2,10 +2,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 
-use rustix::net::{AddressFamily, SocketType, sockopt};
-use smc_core::io::negotiate::{
-    Assume, Chain, Delivery, Local, Negotiation, Never, Verdict, Withdrawn,
-};
+use smc_core::io::negotiate::{Assume, Chain, Delivery, Local, Negotiation, Never, Withdrawn};
 use smc_core::io::runtime::SocketOptions;
 
 use super::*;
@@ -16,7 +13,7 @@ fn a_plain_client_is_plain_at_once() {
         let server = world.server("127.0.0.1:0");
         for _ in 0..3 {
             let _client = TcpStream::connect(server.at()).unwrap();
-            assert_eq!(server.accept().await, Verdict::Plain);
+            assert_eq!(server.accept().await, Heard::Plain);
         }
     });
 }
@@ -31,10 +28,100 @@ fn an_announced_client_is_recognised() {
                 let mut dialled = world.dial(&*client, server.at()).await;
                 let offer = dialled.offer.as_mut().unwrap();
                 assert_eq!(offer.connected(&*dialled.socket), Delivery::Delivered);
-                assert!(!is_lost(&mut **offer));
-                assert_eq!(server.accept().await, clc(PROPOSAL));
-                assert!(!is_lost(&mut **offer));
+                assert!(is_open(&mut **offer));
+                let (aside, said) = server.accept_aside().await;
+                assert_eq!(said, PROPOSAL);
+                assert!(is_open(&mut **offer));
+                drop(aside);
+                until_lost(&mut **offer).await;
+                assert_eq!(offer.withdraw(), Withdrawn::Taken);
             }
+        }
+    });
+}
+
+#[test]
+fn messages_go_both_ways_and_end() {
+    run(|world| async move {
+        let server = world.server("127.0.0.1:0");
+        let client = world.client();
+        for _ in 0..3 {
+            let mut dialled = world.dial(&*client, server.at()).await;
+            let ours = dialled.offer.as_mut().unwrap().aside().unwrap();
+            let (mut theirs, _) = server.accept_aside().await;
+            // Each waits before the other one speaks.
+            let us = async {
+                assert_eq!(hear(ours, 6).await, b"ACCEPT");
+                tell(ours, b"CONFIRM");
+                assert_eq!(hear(ours, 3).await, b"LLC");
+                ours.send(b"one").unwrap();
+                tell(ours, b"two");
+            };
+            let them = async {
+                futures_lite::future::yield_now().await;
+                tell(&mut *theirs, b"ACCEPT");
+                assert_eq!(hear(&mut *theirs, 7).await, b"CONFIRM");
+                tell(&mut *theirs, b"LLC");
+                assert_eq!(hear(&mut *theirs, 6).await, b"onetwo");
+            };
+            futures_lite::future::zip(us, them).await;
+            tell(ours, b"last");
+            drop(dialled);
+            assert_eq!(hear(&mut *theirs, 10).await, b"last", "and the end");
+            theirs.send(b"nobody reads this").unwrap();
+            theirs.flush();
+        }
+    });
+}
+
+#[test]
+fn a_way_beside_tcp_has_room_for_a_handshake_and_not_for_more() {
+    run(|world| async move {
+        let server = world.server("127.0.0.1:0");
+        let mut dialled = world.dial(&*world.client(), server.at()).await;
+        let offer = dialled.offer.as_mut().unwrap();
+        let (mut theirs, _) = server.accept_aside().await;
+        // CONFIRM and ACCEPT have 512 bytes at most.
+        tell(offer.aside().unwrap(), &[7; 512]);
+        tell(&mut *theirs, &[8; 512]);
+        assert_eq!(hear(&mut *theirs, 512).await, [7; 512]);
+        assert_eq!(hear(offer.aside().unwrap(), 512).await, [8; 512]);
+        assert!(theirs.send(&[9]).is_err());
+        assert!(offer.aside().unwrap().send(&[9; 1000]).is_err());
+        assert!(is_open(&mut **offer), "nothing of it arrives");
+
+        let long = [1; 4096];
+        let candidate = world.client().look_up(server.at()).await.unwrap();
+        assert!(announce_this(&*candidate, &long).is_none());
+    });
+}
+
+#[test]
+fn clients_of_one_process_do_not_hear_each_other() {
+    run(|world| async move {
+        let server = world.server("127.0.0.1:0");
+        let clients = [world.client(), world.client()];
+        let mut dialled = Vec::new();
+        for n in 0..20 {
+            dialled.push(world.dial(&*clients[n % 2], server.at()).await);
+        }
+        let mut asides = Vec::new();
+        for _ in 0..dialled.len() {
+            let (socket, verdict) = server.accept_stream().await;
+            let Verdict::Aside(mut aside) = verdict else {
+                panic!("{verdict:?}")
+            };
+            assert_eq!(said(&mut *aside), PROPOSAL);
+            tell(
+                &mut *aside,
+                &socket.peer_addr().unwrap().port().to_le_bytes(),
+            );
+            asides.push(aside);
+        }
+        for dialled in &mut dialled {
+            let port = dialled.socket.local_addr().unwrap().port();
+            let aside = dialled.offer.as_mut().unwrap().aside().unwrap();
+            assert_eq!(hear(aside, 2).await, port.to_le_bytes());
         }
     });
 }
@@ -50,10 +137,10 @@ fn plain_and_announced_clients_are_told_apart() {
         for n in 0..40 {
             if n % 3 == 0 {
                 plain.push(TcpStream::connect(server.at()).unwrap());
-                expected.push(Verdict::Plain);
+                expected.push(Heard::Plain);
             } else {
                 kept.push(world.dial(&*client, server.at()).await);
-                expected.push(clc(PROPOSAL));
+                expected.push(announced());
             }
         }
         for verdict in expected {
@@ -88,7 +175,7 @@ fn wildcards_and_both_families_are_found() {
                 to.set_port(server.port());
                 let dialled = world.dial(&*client, to).await;
                 assert!(dialled.offer.is_some(), "{at} {to}");
-                assert_eq!(server.accept().await, clc(PROPOSAL), "{at} {to}");
+                assert_eq!(server.accept().await, announced(), "{at} {to}");
             }
             if only_v6 {
                 assert!(client.look_up(loopback(server.port())).await.is_none());
@@ -130,15 +217,15 @@ fn an_offer_that_was_taken_back_is_not_answered() {
         let offer = dialled.offer.as_mut().unwrap();
         assert_eq!(offer.withdraw(), Withdrawn::Free);
         assert_eq!(offer.withdraw(), Withdrawn::Free);
-        assert_eq!(server.accept().await, Verdict::Plain);
+        assert_eq!(server.accept().await, Heard::Plain);
 
         let mut dialled = world.dial(&*client, server.at()).await;
-        assert_eq!(server.accept().await, clc(PROPOSAL));
+        assert_eq!(server.accept().await, announced());
         assert_eq!(dialled.offer.as_mut().unwrap().withdraw(), Withdrawn::Taken);
 
         let mut dialled = world.dial(&*client, server.at()).await;
         drop(dialled.offer.take());
-        assert_eq!(server.accept().await, Verdict::Plain);
+        assert_eq!(server.accept().await, Heard::Plain);
     });
 }
 
@@ -148,7 +235,7 @@ fn a_dismissed_client_learns_of_it() {
         let server = world.server("127.0.0.1:0");
         let mut dialled = world.dial(&*world.client(), server.at()).await;
         let offer = dialled.offer.as_mut().unwrap();
-        assert!(!is_lost(&mut **offer));
+        assert!(is_open(&mut **offer));
         let (socket, peer) = poll_fn(|cx| server.acceptor.poll_accept(cx)).await.unwrap();
         server.published.dismiss(&*socket, peer);
         until_lost(&mut **offer).await;
@@ -157,23 +244,33 @@ fn a_dismissed_client_learns_of_it() {
 }
 
 #[test]
-fn an_announcement_is_worth_nothing_for_another_socket_on_the_port() {
+fn a_port_is_plain_again_when_its_offer_was_taken_back() {
     run(|world| async move {
         let server = world.server("127.0.0.1:0");
         let client = world.client();
         let candidate = client.look_up(server.at()).await.unwrap();
-        // Announced and never connected, but the offer stays.
-        let (port, mut offer) = announce_only(&*candidate).unwrap();
-
-        let plain = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
-        sockopt::set_socket_reuseaddr(&plain, true).unwrap();
-        rustix::net::bind(&plain, &loopback(port)).unwrap();
-        rustix::net::connect(&plain, &server.at()).unwrap();
-        if !kernel_says() {
-            return println!("skipped: why: no sock_diag here");
+        for is_kept in [true, false] {
+            let (from, mut offer) = announce_only(&*candidate).unwrap();
+            assert_eq!(offer.withdraw(), Withdrawn::Free);
+            let offer = is_kept.then_some(offer);
+            let _plain = connect_from(from, server.at());
+            assert_eq!(server.accept().await, Heard::Plain);
+            drop(offer);
         }
-        assert_eq!(server.accept().await, Verdict::Plain);
-        until_lost(&mut *offer).await;
+    });
+}
+
+#[test]
+fn an_offer_is_worth_nothing_for_another_address() {
+    run(|world| async move {
+        let server = world.server("0.0.0.0:0");
+        let client = world.client();
+        let candidate = client.look_up(loopback(server.port())).await.unwrap();
+        let (from, mut offer) = announce_only(&*candidate).unwrap();
+        let elsewhere = (Ipv4Addr::new(127, 0, 0, 77), server.port()).into();
+        let _plain = connect_from(from, elsewhere);
+        assert_eq!(server.accept().await, Heard::Plain);
+        assert!(is_open(&mut *offer));
         assert_eq!(offer.withdraw(), Withdrawn::Free);
     });
 }
@@ -189,7 +286,7 @@ fn offers_end_with_the_listener() {
         let client = world.client();
         let mut dialled = world.dial(&*client, to).await;
         let offer = dialled.offer.as_mut().unwrap();
-        assert!(!is_lost(&mut **offer));
+        assert!(is_open(&mut **offer));
         assert_eq!(world.names().len(), 1);
         drop(published);
         until_lost(&mut **offer).await;
@@ -206,11 +303,11 @@ fn offers_end_with_the_listener() {
         };
         assert_eq!(
             server.accept().await,
-            Verdict::Plain,
+            Heard::Plain,
             "was announced to the former one"
         );
         let _dialled = world.dial(&*client, to).await;
-        assert_eq!(server.accept().await, clc(PROPOSAL));
+        assert_eq!(server.accept().await, announced());
     });
 }
 
@@ -236,7 +333,7 @@ fn of_two_listeners_on_a_port_the_one_that_speaks_smc_gets_the_offers() {
             kept.push(dialled);
         }
         for _ in 0..with {
-            assert_eq!(smc.accept().await, clc(PROPOSAL));
+            assert_eq!(smc.accept().await, announced());
         }
         for _ in 0..without {
             poll_fn(|cx| plain.poll_accept(cx)).await.unwrap();
@@ -261,7 +358,7 @@ fn each_of_several_listeners_answers_for_itself() {
         for server in [&one, &two] {
             while let Poll::Ready(accepted) = poll_once(|cx| server.acceptor.poll_accept(cx)) {
                 let (socket, peer) = accepted.unwrap();
-                verdicts.push(server.published.verdict(&*socket, peer));
+                verdicts.push(Heard::of(&mut server.published.verdict(&*socket, peer)));
             }
             // Some runtimes learn of connections only between polls.
             futures_lite::future::yield_now().await;
@@ -270,7 +367,7 @@ fn each_of_several_listeners_answers_for_itself() {
             let next = one.accept().or(two.accept()).await;
             verdicts.push(next);
         }
-        assert!(verdicts.iter().all(|verdict| *verdict == clc(PROPOSAL)));
+        assert!(verdicts.iter().all(|verdict| *verdict == announced()));
         let mut outcomes = kept
             .iter_mut()
             .map(|dialled| dialled.offer.as_mut().unwrap().withdraw());
@@ -299,30 +396,56 @@ fn a_plain_listener_on_the_very_address_wins_over_a_wildcard() {
 }
 
 #[test]
-fn a_busy_listener_makes_connections_plain_and_nothing_worse() {
+fn more_connections_than_a_board_has_cards_are_plain() {
     run(|world| async move {
-        let mut options = SocketOptions::default();
-        options.backlog = Some(4096);
-        let server = world.server_with(loopback(0), &options, &world.local());
+        let server = world.server("127.0.0.1:0");
         let client = world.client();
         let candidate = client.look_up(server.at()).await.unwrap();
-        // Without a look at the channel in between it fills up some time.
+        // Nothing is asked of the listener, which does not even look.
         let mut offers = Vec::new();
-        let full = (0..100_000).any(|_| match announce_only(&*candidate) {
-            Some((_, offer)) => {
-                offers.push(offer);
-                false
-            }
-            None => true,
-        });
-        assert!(full);
+        while let Some((_, offer)) = announce_only(&*candidate) {
+            offers.push(offer);
+            assert!(offers.len() <= CARDS);
+        }
+        assert!(offers.len() > CARDS / 2, "{}", offers.len());
         let dialled = world.dial(&*client, server.at()).await;
         assert!(dialled.offer.is_none());
-        assert_eq!(server.accept().await, Verdict::Plain);
-        // Everything was taken in by then.
+        assert_eq!(server.accept().await, Heard::Plain);
         drop(offers);
         let _dialled = world.dial(&*client, server.at()).await;
-        assert_eq!(server.accept().await, clc(PROPOSAL));
+        assert_eq!(server.accept().await, announced());
+    });
+}
+
+#[test]
+fn cards_that_a_listener_holds_on_to_are_not_used_again() {
+    run_once(TempDir::new(), |world| async move {
+        let server = world.server("127.0.0.1:0");
+        let client = world.client();
+        let mut held = Vec::new();
+        loop {
+            let Some(offer) = world.dial(&*client, server.at()).await.offer else {
+                break;
+            };
+            let (aside, said) = server.accept_aside().await;
+            assert_eq!(said, PROPOSAL);
+            held.push(aside);
+            drop(offer);
+            assert!(held.len() <= CARDS);
+        }
+        assert!(held.len() > CARDS / 2, "{}", held.len());
+        assert_eq!(server.accept().await, Heard::Plain, "no card was left");
+        // What is written on those reaches nobody else's connection.
+        for mut aside in held {
+            assert_eq!(said(&mut *aside), b"");
+            tell(&mut *aside, b"late");
+        }
+        let mut dialled = world.dial(&*client, server.at()).await;
+        let (mut aside, said) = server.accept_aside().await;
+        assert_eq!(said, PROPOSAL);
+        tell(&mut *aside, b"now");
+        let offer = dialled.offer.as_mut().unwrap();
+        assert_eq!(hear(offer.aside().unwrap(), 3).await, b"now");
     });
 }
 
@@ -342,7 +465,7 @@ fn names_of_the_dead_are_removed() {
         gone();
         let client = world.client();
         let _dialled = world.dial(&*client, server.at()).await;
-        assert_eq!(server.accept().await, clc(PROPOSAL));
+        assert_eq!(server.accept().await, announced());
         assert_eq!(world.names(), live, "by a client");
 
         gone();
@@ -382,24 +505,24 @@ fn assumptions_and_chains() {
         let never: Arc<dyn Negotiation> = Arc::new(Never::new());
         let assume: Arc<dyn Negotiation> = Arc::new(Assume::new());
         for (links, offered, delivery, verdict) in [
-            (vec![never.clone()], false, None, Verdict::Plain),
+            (vec![never.clone()], false, None, Heard::Plain),
             (
                 vec![assume.clone()],
                 true,
                 Some(Delivery::OnTcp),
-                Verdict::Clc { proposal: None },
+                Heard::OnTcp,
             ),
             (
                 vec![never, local.clone()],
                 true,
                 Some(Delivery::Delivered),
-                clc(PROPOSAL),
+                announced(),
             ),
             (
                 vec![local, assume],
                 true,
                 Some(Delivery::Delivered),
-                clc(PROPOSAL),
+                announced(),
             ),
         ] {
             let chain = Chain::new(links);
@@ -434,3 +557,6 @@ fn kernel_says() -> bool {
         .output();
     shown.is_ok_and(|out| !out.stdout.is_empty())
 }
+
+/// Connections that a client may have under way with one listener.
+const CARDS: usize = 1024;

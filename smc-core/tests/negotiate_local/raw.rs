@@ -1,0 +1,176 @@
+//! Channels and boards without a client that keeps the rules.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::{io::IoSlice, mem::MaybeUninit};
+
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketType,
+};
+use smc_core::mem::Region;
+
+use super::World;
+
+/// A channel as a client opens it, before the first packet.
+pub(super) struct RawChannel(OwnedFd);
+
+impl RawChannel {
+    /// To the one listener of a directory.
+    pub(super) fn to(world: &World) -> Self {
+        let mut names = world.names().into_iter();
+        let name = names.find(|name| name.starts_with("l-")).unwrap();
+        Self::at(&world.dir.path.join(name))
+    }
+
+    pub(super) fn at(path: &Path) -> Self {
+        let flags = rustix::net::SocketFlags::CLOEXEC;
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+        let channel = Self(socket.unwrap());
+        rustix::net::connect(&channel.0, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        channel
+    }
+
+    /// Says HELLO with this file.
+    pub(super) fn introduce(self, file: Option<BorrowedFd<'_>>) -> Self {
+        self.send(&hello(), file);
+        self
+    }
+
+    /// Sends a packet, if there is room for it and somebody to take it.
+    pub(super) fn send(&self, packet: &[u8], passed: Option<BorrowedFd<'_>>) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let fds: Vec<_> = passed.into_iter().collect();
+        if !fds.is_empty() {
+            assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+        }
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        let _ = rustix::net::sendmsg(&self.0, &[IoSlice::new(packet)], &mut control, flags);
+    }
+
+    /// What the listener has said, in whole packets.
+    pub(super) fn heard(&self) -> Vec<Vec<u8>> {
+        let mut all = Vec::new();
+        let mut buf = [0; 64];
+        while let Ok((len @ 1.., _)) = rustix::net::recv(&self.0, &mut buf[..], RecvFlags::DONTWAIT)
+        {
+            all.push(buf[..len].to_vec());
+        }
+        all
+    }
+
+    /// Whether the listener has closed it.
+    pub(super) fn is_ended(&self) -> bool {
+        loop {
+            match rustix::net::recv(&self.0, &mut [0; 64][..], RecvFlags::DONTWAIT) {
+                Ok((_, 0)) | Err(rustix::io::Errno::CONNRESET) => return true,
+                Ok(_) => {}
+                Err(_) => return false,
+            }
+        }
+    }
+
+    /// Waits until the listener has closed it.
+    pub(super) async fn until_ended(&self, world: &World) {
+        while !self.is_ended() {
+            world.pause().await;
+        }
+    }
+}
+
+/// HELLO from this thread's network namespace.
+pub(super) fn hello() -> Vec<u8> {
+    let stat = rustix::fs::stat("/proc/thread-self/ns/net").unwrap();
+    [&b"\x01SMCL\x02"[..], &stat.st_ino.to_le_bytes()].concat()
+}
+
+/// LOOK at a card.
+pub(super) fn look(card: u64) -> Vec<u8> {
+    [&[2][..], &card.to_le_bytes()].concat()
+}
+
+/// A board that anything can be written on.
+pub(super) struct RawBoard {
+    region: Region,
+    file: OwnedFd,
+}
+
+impl RawBoard {
+    pub(super) fn new() -> Self {
+        let (region, file) = Region::shared("smc-board", LEN).unwrap();
+        Self { region, file }
+    }
+
+    pub(super) fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Announces a connection as a client does.
+    pub(super) fn announce(
+        &self,
+        card: usize,
+        cookie: u64,
+        from: SocketAddr,
+        to: SocketAddr,
+        message: &[u8],
+    ) {
+        let at = place(card);
+        let write = |offset, bytes: &[u8]| self.region.copy_in(at + offset, bytes).unwrap();
+        write(128, &cookie.to_ne_bytes());
+        write(136, &address(from));
+        write(160, &address(to));
+        write(192, message);
+        self.set(at + 16, message.len() as u64);
+        self.set(at, 1 << 8 | OFFERED);
+        self.enter(from.port(), 0, card as u64);
+    }
+
+    /// Lets one of the eight places of a port lead to a card.
+    pub(super) fn enter(&self, port: u16, probe: usize, card: u64) {
+        let place = (usize::from(port) + probe) % 8192;
+        self.set(place * 8, u64::from(port) << 32 | (card + 1));
+    }
+
+    pub(super) fn set(&self, at: usize, value: u64) {
+        self.region.store(at, value, Ordering::SeqCst).unwrap();
+    }
+
+    pub(super) fn word(&self, at: usize) -> u64 {
+        self.region.word(at).unwrap().load(Ordering::SeqCst)
+    }
+
+    /// What has become of an offer.
+    pub(super) fn state(&self, card: usize) -> u64 {
+        self.word(place(card)) & 0xff
+    }
+
+    /// Writes the same byte everywhere.
+    pub(super) fn scribble(&self, byte: u8) {
+        self.region.copy_in(0, &vec![byte; LEN]).unwrap();
+    }
+}
+
+/// Where a card begins.
+pub(super) fn place(card: usize) -> usize {
+    0x10000 + card * 2048
+}
+
+fn address(addr: SocketAddr) -> Vec<u8> {
+    let SocketAddr::V4(addr) = addr else {
+        panic!("IPv4 here")
+    };
+    let port = addr.port().to_ne_bytes();
+    let ip = addr.ip().to_ipv6_mapped().octets();
+    [&[4, 0][..], &port, &ip, &[0; 4]].concat()
+}
+
+pub(super) const OFFERED: u64 = 1;
+pub(super) const TAKEN: u64 = 2;
+pub(super) const VOID: u64 = 3;
+
+/// Length of a board.
+pub(super) const LEN: usize = 0x10000 + 1024 * 2048;
