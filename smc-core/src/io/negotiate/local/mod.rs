@@ -1,33 +1,41 @@
 //! Negotiation on one host, without privileges.
 //!
 //! A listener has a socket of its own in the runtime directory, named after its port. A client
-//! that finds it keeps one channel to it. For every connection it binds its TCP socket, announces
-//! both addresses together with the PROPOSAL on the channel, and connects. When the listener
-//! accepts a connection, it looks for its addresses among the announcements: without one the
-//! connection is plain TCP, at once.
+//! that finds it keeps one channel to it, and passes a file of memory on it, the `board`. For every
+//! connection the client binds its TCP socket, writes both addresses and the PROPOSAL on a *card* of
+//! the board, and connects. When the listener accepts a connection, it looks for its addresses among
+//! the cards: without one the connection is plain TCP, at once. With one, the rest of the handshake
+//! goes over the card as well, in both directions. TCP carries what the application sends and
+//! nothing else, and the channel says only that there is news on a card, to a side that sleeps.
 //!
 //! No step waits for the other side, except that a client asks a listener in *another network
 //! namespace* to prove, once in a while, that the address leads to it.
 //!
 //! # What must not happen, and why it does not
 //!
-//! **CLC sent to a process that is not the listener.** A client never begins: it writes CLC on TCP
-//! only after it has read CLC there. So it suffices that a listener answers nothing but connections
-//! that were announced to it.
+//! **CLC sent to somebody who does not expect it.** Nobody sends any on TCP. A message on a card is
+//! read by the process at the other end of the channel, whoever has the TCP connection: a listener
+//! answers the client that announced, and a client hears the listener that it announced to.
 //!
-//! **CLC sent to a client that did not announce.** An announcement names the addresses of the TCP
-//! connection and the cookie of the client's socket, a number that no other socket of this boot
-//! has. The listener asks the kernel (`diag`) for the socket at the other end of what it
-//! accepted, and compares. So an announcement is worth nothing for a later connection from the
-//! same port, whatever became of the first, nor for one from another socket that shares the
-//! port. Announcements end with the channel, so they do not outlive their process.
+//! **A plain connection taken for SMC.** A listener takes an offer only for a connection between the
+//! very addresses that it names, of a channel whose client is alive. A client that does not want the
+//! answer any more takes its offer back, so the port is worth nothing afterwards. Of a client of
+//! another user the offer also names the cookie of its socket, a number that no other socket of this
+//! boot has: the listener asks the kernel (`diag`) for the socket at the other end of what it
+//! accepted, and compares. Processes of the same user are believed.
+//!
+//! **A client that waits for nobody.** The right to decide about an offer exists once: a listener
+//! takes it, or refuses it, or the client takes it back, by one atomic change of the card. A client
+//! that has waited long enough withdraws and goes on as plain TCP, whatever the other side is doing;
+//! so it does when the listener refuses or is gone. Bytes on TCP before an offer was taken come from
+//! somebody else than the listener, and end the wait.
 //!
 //! **One user meddling with another's connections.** The directory belongs to the user and nobody
 //! else can write to it, which is checked, so nobody else can pretend to be a listener; besides,
 //! both sides look at the credentials of the channel (`SO_PEERCRED`). By default only the same user
 //! is served. Other users can be let in ([`Local::allow_uid`]); of them an announcement is believed
 //! only if the socket at the other end belongs to them, as the kernel says. Processes of the same
-//! user can do to each other what they like anyway.
+//! user can claim each other's connections, of which they get nothing but their own handshake.
 //!
 //! **Other network namespaces with the same addresses.** The namespace of a listener is in its
 //! name, that of a client in its first message. Addresses that are the client's own host's
@@ -41,20 +49,20 @@
 //!
 //! **Wildcards, and several listeners on one port.** The kernel says which listening socket a
 //! connection between two addresses will go to, also among sockets that share a port; only that
-//! one gets the announcement. Where the kernel does not say, all get it, and the client withdraws
-//! if none answers. The right to answer exists only once (`token`): a listener that takes it
-//! answers, a client that takes it back goes on as plain TCP, whatever the other side is doing.
+//! one gets the announcement. Where the kernel does not say, all get it, each on a card of its
+//! board, and one that takes it has the connection. What the kernel said is remembered for a moment.
 //!
 //! **Listeners that died.** Nobody answers on their channels, which clients see at once, and their
 //! names are removed by the next process that stumbles over them.
 //!
-//! **Floods and rubbish.** Packets and announcements are limited in size and number, per channel
-//! and in all; packets that are not exactly right end the channel. Whatever goes wrong, also a full
-//! queue, means plain TCP for that connection.
+//! **Floods, rubbish, and memory that changes.** Channels are limited in number and boards in
+//! length. A file that could shrink is no board; packets that are not exactly right end the channel.
+//! Of a board each side copies out what it looks at, within bounds of its own, and checks the copy.
+//! Whatever goes wrong, also a lack of cards, means plain TCP for that connection. A card is used
+//! again only when the listener has let go of it.
 //!
-//! On a kernel without `sock_diag` for TCP the cookie cannot be compared. Then other users are not
-//! served, and a process of the same user that lost its connection is believed until its
-//! announcement is withdrawn, which happens when it gives up or ends.
+//! On a kernel without `sock_diag` for TCP the cookie cannot be compared, so other users are not
+//! served.
 
 mod board;
 mod channel;

@@ -65,7 +65,7 @@ pub(super) enum Received<'a> {
     End,
 }
 
-/// Receives a packet, if there is one now. What cannot be a token does not count as passed.
+/// Receives a packet, if there is one now. What cannot be a board does not count as passed.
 pub(super) fn receive<'a>(fd: BorrowedFd<'_>, buf: &'a mut [u8]) -> Received<'a> {
     let packet = match passed::receive(fd, buf) {
         Ok(packet) => packet,

@@ -13,17 +13,24 @@ fn names_say_everything() {
         Scope::One(Ipv4Addr::new(10, 0, 0, 1).into()),
         Scope::One(Ipv6Addr::LOCALHOST.into()),
     ] {
-        let entry = Entry {
-            port: 8080,
-            scope,
-            netns: NetNs(0xf000_0075),
-            cookie: 0x1001,
-            salt: 7,
-        };
-        assert_eq!(Entry::parse(&entry.to_string()), Some(entry));
+        for shared in [false, true] {
+            let entry = Entry {
+                port: 8080,
+                scope,
+                shared,
+                netns: NetNs(0xf000_0075),
+                cookie: 0x1001,
+                salt: 7,
+            };
+            assert_eq!(Entry::parse(&entry.to_string()), Some(entry));
+        }
     }
-    let name = "l-8080-7f000001-f0000075-1001-00000007.sock";
-    assert_eq!(Entry::parse(name).unwrap().to_string(), name);
+    for name in [
+        "l-8080-7f000001-f0000075-1001-00000007.sock",
+        "s-8080-7f000001-f0000075-1001-00000007.sock",
+    ] {
+        assert_eq!(Entry::parse(name).unwrap().to_string(), name);
+    }
     for other in [
         "l-08080-7f000001-f0000075-1001-00000007.sock",
         "l-8080-7f000001-f0000075-1001-00000007-1.sock",
@@ -57,6 +64,7 @@ fn changes_are_seen_at_once() {
         let entry = Entry {
             port: 1,
             scope: Scope::Any,
+            shared: false,
             netns: NetNs(1),
             cookie: 1,
             salt,
@@ -79,6 +87,7 @@ fn a_directory_that_others_can_change_is_not_looked_at() {
     let name = Entry {
         port: 1,
         scope: Scope::Any,
+        shared: false,
         netns: NetNs(1),
         cookie: 1,
         salt: 1,
@@ -108,6 +117,7 @@ fn only_names_without_a_socket_are_swept() {
         Entry {
             port: 1,
             scope: Scope::Any,
+            shared: false,
             netns: NetNs(1),
             cookie: 1,
             salt,
