@@ -7,11 +7,12 @@
     reason = "shared by several test binaries"
 )]
 
-use std::io::{BufRead, BufReader, IoSlice, Write};
+use std::io::{BufRead, BufReader, ErrorKind, IoSlice, Write};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::thread::yield_now;
 use std::time::{Duration, Instant};
 
 use futures_lite::future::block_on;
@@ -179,7 +180,13 @@ impl Helper {
             .env(DIR, dir)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
-        let mut child = command.spawn().expect("start helper process");
+        // Another test's child, just forked, may still hold a copy of the program for writing.
+        let mut child = loop {
+            match command.spawn() {
+                Err(error) if error.kind() == ErrorKind::ExecutableFileBusy => yield_now(),
+                started => break started.expect("start helper process"),
+            }
+        };
         let lines = BufReader::new(child.stdout.take().expect("piped"));
         Self { child, lines }
     }

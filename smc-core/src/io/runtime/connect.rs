@@ -64,6 +64,10 @@ pub(super) fn begin(
     loop {
         attempts += 1;
         let (fd, local) = bound(to, from)?;
+        if options.local.is_some() {
+            // Whoever chose it may want it for other destinations too.
+            sockopt::set_socket_reuseaddr(&fd, true)?;
+        }
         before(&Unconnected::new(local, Some(fd.as_fd())))?;
         match rustix::net::connect(&fd, &to) {
             Ok(()) => return Ok(Begun::Connected(fd)),
