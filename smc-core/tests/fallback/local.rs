@@ -1,15 +1,17 @@
 //! Local negotiation between endpoints with and without devices, over real sockets.
 
+use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use futures_lite::future;
+use futures_lite::{AsyncReadExt, AsyncWriteExt, future};
 use smc_core::FallbackReason;
-use smc_core::io::Endpoint;
-use smc_core::io::negotiate::Local;
+use smc_core::io::negotiate::{Local, Negotiation, Verdict};
+use smc_core::io::{Builder, Endpoint, ListenOptions};
 use smc_core::wire::types::DeclineCode;
 
+use crate::peer::Raw;
 use crate::world::{World, anywhere, reason};
 
 fn ours(code: DeclineCode) -> Option<FallbackReason> {
@@ -65,16 +67,117 @@ fn whoever_lacks_a_device_falls_back_without_waiting() {
     }
 }
 
+#[test]
+fn a_listener_that_takes_no_offer_leaves_its_clients_plain() {
+    let Some(world) = World::real() else {
+        println!("skipped: no adapter for real sockets is compiled in");
+        return;
+    };
+    let dir = TempDir::new();
+    let client = endpoint_with(&world, &dir, true, |builder| {
+        builder.handshake_timeout(Duration::from_millis(50))
+    });
+    let acceptor = world.acceptor();
+    let at = acceptor.local_addr().unwrap();
+    world.block_on(async {
+        let local = Local::new().with_directory(&dir.0);
+        let published = local.publish(&world.rt, at, acceptor.fd()).unwrap();
+        for _ in 0..3 {
+            let (stream, raw) = future::zip(client.connect(at), Raw::accept(&*acceptor)).await;
+            let stream = stream.unwrap();
+            assert_eq!(reason(&stream), ours(DeclineCode::PEERNOSMC));
+            // As when it is stopped, and wakes up then.
+            let verdict = published.verdict(raw.socket(), raw.peer_addr());
+            assert!(matches!(verdict, Verdict::Plain), "{verdict:?}");
+            world.talk(stream, Some(raw), b"").await;
+        }
+        // Whoever waits for such a listener as it ends does not wait for more.
+        let connect = client.connect(at);
+        let (stream, raw) = future::zip(connect, async {
+            let raw = Raw::accept(&*acceptor).await;
+            drop(published);
+            raw
+        })
+        .await;
+        let stream = stream.unwrap();
+        assert_eq!(reason(&stream), ours(DeclineCode::PEERNOSMC));
+        world.talk(stream, Some(raw), b"").await;
+    });
+}
+
+#[test]
+fn both_ends_agree_when_there_are_more_connections_than_cards() {
+    let Some(world) = World::real() else {
+        println!("skipped: no adapter for real sockets is compiled in");
+        return;
+    };
+    // Two descriptors each, and as many as a process may have by default are too few.
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    if limit.current.is_some_and(|current| current < 4 * CROWD) {
+        println!("skipped: not descriptors enough");
+        return;
+    }
+    let dir = TempDir::new();
+    let client = Arc::new(endpoint(&world, &dir, true));
+    // A few at a time, while all the others have announced themselves.
+    let server = endpoint_with(&world, &dir, true, |builder| builder.max_handshakes(64));
+    world.block_on(async {
+        let mut options = ListenOptions::default();
+        options.backlog = Some(u32::try_from(2 * CROWD).unwrap());
+        let listener = server.bind_with(anywhere(), &options).await.unwrap();
+        let at = listener.local_addr().unwrap();
+        let connected = Arc::new(Mutex::new(Vec::new()));
+        for _ in 0..CROWD {
+            let (client, connected) = (Arc::clone(&client), Arc::clone(&connected));
+            world.rt.spawn(Box::pin(async move {
+                let mut stream = client.connect(at).await.unwrap();
+                let from = stream.local_addr().unwrap();
+                stream.write_all(&from.port().to_le_bytes()).await.unwrap();
+                stream.flush().await.unwrap();
+                let is_smc = stream.mode().is_smc();
+                connected.lock().unwrap().push((from, is_smc, stream));
+            }));
+        }
+        let mut accepted = HashMap::new();
+        for _ in 0..CROWD {
+            let (mut stream, peer) = listener.accept().await.unwrap();
+            let mut said = [0; 2];
+            stream.read_exact(&mut said).await.unwrap();
+            assert_eq!(u16::from_le_bytes(said), peer.port());
+            accepted.insert(peer, stream.mode().is_smc());
+        }
+        let connected = std::mem::take(&mut *connected.lock().unwrap());
+        let agreed: HashMap<_, _> = connected
+            .iter()
+            .map(|(from, is_smc, _)| (*from, *is_smc))
+            .collect();
+        assert_eq!(agreed, accepted);
+        assert!(agreed.values().any(|is_smc| *is_smc));
+    });
+}
+
 fn endpoint(world: &World, dir: &TempDir, has_device: bool) -> Endpoint {
+    endpoint_with(world, dir, has_device, |builder| builder)
+}
+
+fn endpoint_with(
+    world: &World,
+    dir: &TempDir,
+    has_device: bool,
+    configure: impl FnOnce(Builder) -> Builder,
+) -> Endpoint {
     let negotiation = Arc::new(Local::new().with_directory(&dir.0));
     world.endpoint(|builder| {
-        let builder = builder.negotiation(negotiation);
+        let builder = configure(builder.negotiation(negotiation));
         match has_device {
             true => builder.device(Arc::new(world.device("device"))),
             false => builder,
         }
     })
 }
+
+/// More connections than a client may have under way with one listener over SMC.
+const CROWD: u64 = 1200;
 
 /// A directory that only this user can reach.
 struct TempDir(PathBuf);

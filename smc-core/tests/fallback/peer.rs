@@ -176,6 +176,10 @@ impl Raw {
         self.socket.shutdown(Shutdown::Write).unwrap();
     }
 
+    pub(crate) fn socket(&self) -> &dyn Socket {
+        &*self.socket
+    }
+
     pub(crate) fn peer_addr(&self) -> SocketAddr {
         self.socket.peer_addr().unwrap()
     }
