@@ -139,6 +139,11 @@ impl Conn {
             membership,
             kinship,
         } = parts;
+        if kinship == Kinship::Client {
+            // Nobody reads from TCP any more: no need to keep the port in TIME_WAIT, also if this
+            // process is killed. One end that closes hard is enough.
+            let _best_effort = socket.set_linger(Some(Duration::ZERO));
+        }
         Arc::new(Self {
             local,
             local_ring,
@@ -520,13 +525,9 @@ impl Conn {
             return;
         }
         drop(membership);
-        let _best_effort = match self.kinship {
-            // Both ends are ours and read nothing more: no need to keep the port in TIME_WAIT. One
-            // end that closes hard is enough.
-            Kinship::Client => self.socket.set_linger(Some(Duration::ZERO)),
-            Kinship::Server => Ok(()),
-            Kinship::Stranger => self.socket.shutdown(Shutdown::Both),
-        };
+        if self.kinship == Kinship::Stranger {
+            let _best_effort = self.socket.shutdown(Shutdown::Both);
+        }
         self.slot.forget(self.key());
     }
 

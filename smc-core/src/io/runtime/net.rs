@@ -133,6 +133,8 @@ impl<R: Registered> TcpSocket<R> {
         match self.registered.get() {
             Some(registered) => Ok(registered),
             None => {
+                // Whoever waits here uses the connection for more than to have it.
+                self.share_port();
                 let registered = R::register(&self.reactor, Arc::clone(&self.fd))?;
                 Ok(self.registered.get_or_init(|| registered))
             }
