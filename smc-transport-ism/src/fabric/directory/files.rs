@@ -1,0 +1,199 @@
+//! The files of a directory: memory, sockets, lock.
+
+use std::fs::DirBuilder;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{
+    AtFlags, CWD, FallocateFlags, FileType, FlockOperation, Mode, OFlags, Stat, fallocate, flock,
+    fstat, openat, renameat, unlinkat,
+};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
+};
+use rustix::process::geteuid;
+use smc_core::device::DeviceError;
+use smc_core::io::negotiate::passed::PeerSocket;
+
+use crate::region::{Mapping, os};
+use crate::shared::{Plan, Room};
+
+/// An open directory.
+#[derive(Debug)]
+pub(super) struct Files {
+    dir: OwnedFd,
+    path: PathBuf,
+}
+
+impl Files {
+    /// Opens a directory, after making it if need be, and checks that only we can change it.
+    pub(super) fn open(path: &Path) -> Result<Self, DeviceError> {
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
+        made.map_err(|error| DeviceError::os("make directory of the fabric", &error))?;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let dir = openat(CWD, path, flags, Mode::empty());
+        let dir = dir.map_err(|error| os("open directory of the fabric", error))?;
+        let stat = fstat(&dir).map_err(|error| os("inspect directory of the fabric", error))?;
+        check_owner(&stat, "the directory of the fabric can be changed by others")?;
+        Ok(Self {
+            dir,
+            path: path.to_owned(),
+        })
+    }
+
+    /// Keeps others from coming until the result is dropped.
+    pub(super) fn lock(&self) -> Result<OwnedFd, DeviceError> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file = openat(&self.dir, LOCK, flags, Mode::RUSR | Mode::WUSR);
+        let file = file.map_err(|error| os("open lock of the fabric", error))?;
+        for _ in 0..LOCK_TRIES {
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(file),
+                Err(Errno::WOULDBLOCK) => std::thread::sleep(LOCK_WAIT),
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(os("lock the fabric", error)),
+            }
+        }
+        Err(DeviceError::NotPermitted("somebody holds the lock of the fabric"))
+    }
+
+    /// The memory that is there, or new one if nobody uses it any more. Takes the lock.
+    pub(super) fn memory(&self, len: usize, plan: Plan) -> Result<Room, DeviceError> {
+        if self.is_in_use() {
+            return Room::find(self.open_memory()?);
+        }
+        let _ = unlinkat(&self.dir, MEMORY, AtFlags::empty());
+        self.make_memory(len, plan)
+    }
+
+    /// A slot that nobody has, and its socket. Takes the lock.
+    pub(super) fn take_slot(&self, slots: u16) -> Result<(u16, OwnedFd), DeviceError> {
+        for slot in 0..slots {
+            match self.connect(slot) {
+                Err(Errno::NOENT) => {}
+                Err(Errno::CONNREFUSED) => self.leave_slot(slot),
+                // A process that is there, or one that we cannot tell.
+                _ => continue,
+            }
+            let failed = |error| os("listen in the fabric's directory", error);
+            let listener = seqpacket().map_err(failed)?;
+            let address = self.address(slot).map_err(failed)?;
+            bind(&listener, &address).map_err(failed)?;
+            listen(&listener, BACKLOG).map_err(failed)?;
+            return Ok((slot, listener));
+        }
+        Err(DeviceError::Exhausted)
+    }
+
+    /// Connects to the device of a slot.
+    ///
+    /// `CONNREFUSED` if its process is dead, `NOENT` if there is none, `AGAIN` if it has too much
+    /// to do.
+    pub(super) fn connect(&self, slot: u16) -> Result<PeerSocket, Errno> {
+        let socket = PeerSocket::from(seqpacket()?);
+        connect(&socket, &self.address(slot)?)?;
+        Ok(socket)
+    }
+
+    /// Removes the socket of a slot.
+    pub(super) fn leave_slot(&self, slot: u16) {
+        let _ = unlinkat(&self.dir, socket_name(slot), AtFlags::empty());
+    }
+
+    /// Whether any process has a device in this directory.
+    fn is_in_use(&self) -> bool {
+        let Ok(entries) = std::fs::read_dir(&self.path) else {
+            return true;
+        };
+        let names = entries.flatten().map(|entry| entry.file_name());
+        let slots = names.filter_map(|name| {
+            let name = name.to_str()?.strip_suffix(SOCKET)?;
+            name.parse().ok()
+        });
+        let mut in_use = false;
+        for slot in slots {
+            match self.connect(slot) {
+                Err(Errno::CONNREFUSED | Errno::NOENT) => self.leave_slot(slot),
+                _ => in_use = true,
+            }
+        }
+        in_use
+    }
+
+    fn open_memory(&self) -> Result<std::sync::Arc<Mapping>, DeviceError> {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let file = openat(&self.dir, MEMORY, flags, Mode::empty());
+        let file = file.map_err(|error| os("open the fabric's memory", error))?;
+        let stat = fstat(&file).map_err(|error| os("inspect the fabric's memory", error))?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(DeviceError::Invalid("the fabric's memory is not a file"));
+        }
+        // Whoever can write the file can shorten it, which would end all who use it.
+        check_owner(&stat, "the fabric's memory can be changed by others")?;
+        let len = usize::try_from(stat.st_size).unwrap_or(0);
+        Mapping::of(file, len)
+    }
+
+    /// Makes the memory under another name, so that nobody ever sees a part of it.
+    fn make_memory(&self, len: usize, plan: Plan) -> Result<Room, DeviceError> {
+        let failed = |error| os("make the fabric's memory", error);
+        let _ = unlinkat(&self.dir, DRAFT, AtFlags::empty());
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let file = openat(&self.dir, DRAFT, flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
+        let made = self.fill_memory(&file, len, plan);
+        if made.is_err() {
+            let _ = unlinkat(&self.dir, DRAFT, AtFlags::empty());
+        }
+        made
+    }
+
+    fn fill_memory(&self, file: &OwnedFd, len: usize, plan: Plan) -> Result<Room, DeviceError> {
+        let failed = |error| os("make the fabric's memory", error);
+        let bytes = u64::try_from(len).map_err(|_| DeviceError::NoMemory)?;
+        if bytes == 0 {
+            return Err(DeviceError::Invalid("the fabric's memory is too small"));
+        }
+        // A page that cannot be had when it is touched would end the process.
+        fallocate(file, FallocateFlags::empty(), 0, bytes).map_err(failed)?;
+        let room = Room::make(Mapping::of(file, len)?, plan)?;
+        renameat(&self.dir, DRAFT, &self.dir, MEMORY).map_err(failed)?;
+        Ok(room)
+    }
+
+    /// By way of the open directory, so that a long path does no harm.
+    fn address(&self, slot: u16) -> rustix::io::Result<SocketAddrUnix> {
+        let dir = self.dir.as_raw_fd();
+        SocketAddrUnix::new(format!("/proc/self/fd/{dir}/{}", socket_name(slot)))
+            .or_else(|_| SocketAddrUnix::new(self.path.join(socket_name(slot))))
+    }
+}
+
+fn check_owner(stat: &Stat, why: &'static str) -> Result<(), DeviceError> {
+    let others_write = stat.st_mode & 0o022 != 0;
+    if stat.st_uid != geteuid().as_raw() || others_write {
+        return Err(DeviceError::NotPermitted(why));
+    }
+    Ok(())
+}
+
+fn seqpacket() -> rustix::io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+}
+
+fn socket_name(slot: u16) -> String {
+    format!("{slot}{SOCKET}")
+}
+
+const LOCK: &str = "lock";
+const MEMORY: &str = "memory";
+const DRAFT: &str = "memory.new";
+const SOCKET: &str = ".sock";
+/// Peers that may connect while a device does not look.
+const BACKLOG: i32 = 256;
+/// Coming takes some milliseconds, mostly for making memory.
+const LOCK_TRIES: u32 = 5000;
+const LOCK_WAIT: Duration = Duration::from_millis(1);

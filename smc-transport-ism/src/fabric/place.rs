@@ -1,0 +1,86 @@
+//! Which fabric a device belongs to.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use smc_core::device::DeviceError;
+
+use super::Fabric;
+use super::directory::Directory;
+use crate::shared::Plan;
+
+/// Where a device finds its fabric.
+#[derive(Clone, Debug)]
+pub struct Place(Kind);
+
+#[derive(Clone, Debug)]
+enum Kind {
+    Directory {
+        path: PathBuf,
+        len: usize,
+        plan: Plan,
+    },
+}
+
+impl Place {
+    /// A fabric of processes, in a directory: a file of memory, and a socket for each device.
+    ///
+    /// The first device makes both, for the own user alone; so does the first one after all have
+    /// gone. Containers have to mount the same directory; it is best on a file system in memory
+    /// (tmpfs), such as `/dev/shm`.
+    #[must_use]
+    pub fn directory(path: impl Into<PathBuf>) -> Self {
+        Self(Kind::Directory {
+            path: path.into(),
+            len: LEN,
+            plan: Plan {
+                slots: SLOTS,
+                nocopy: false,
+            },
+        })
+    }
+
+    /// How much memory a new fabric gets, in bytes; 64 MiB if not given.
+    ///
+    /// All of it is allocated when the fabric is made: memory that turns out to be missing later
+    /// would end the processes that use it. It is shared by all buffers of all devices.
+    #[must_use]
+    pub fn with_len(mut self, bytes: usize) -> Self {
+        let Kind::Directory { len, .. } = &mut self.0;
+        *len = bytes;
+        self
+    }
+
+    /// How many devices there can be on a new fabric, up to 1024; 64 if not given.
+    #[must_use]
+    pub fn with_devices(mut self, devices: u16) -> Self {
+        let Kind::Directory { plan, .. } = &mut self.0;
+        plan.slots = devices;
+        self
+    }
+
+    /// Whether devices of a new fabric write in place in their peers' buffers
+    /// ([`smc_core::device::Nocopy`]); false if not given. The memory says so, thus all devices of
+    /// a fabric agree.
+    #[must_use]
+    pub fn with_nocopy(mut self, on: bool) -> Self {
+        let Kind::Directory { plan, .. } = &mut self.0;
+        plan.nocopy = on;
+        self
+    }
+
+    /// Goes there. Returns the slot that the device may take.
+    pub(crate) fn enter(&self) -> Result<(Arc<dyn Fabric>, u16), DeviceError> {
+        match &self.0 {
+            Kind::Directory { path, len, plan } => {
+                let (directory, slot) = Directory::enter(path, *len, *plan)?;
+                Ok((Arc::new(directory), slot))
+            }
+        }
+    }
+}
+
+/// Memory of a new fabric.
+pub(crate) const LEN: usize = 64 << 20;
+/// Devices of a new fabric.
+pub(crate) const SLOTS: u16 = 64;

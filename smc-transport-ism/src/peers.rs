@@ -1,0 +1,47 @@
+//! The peers that a device has to do with.
+
+use std::sync::Mutex;
+
+use hashbrown::HashMap;
+use smc_core::device::Event;
+use smc_wire::types::Gid;
+
+use crate::lock;
+use crate::shared::{Room, Tag};
+
+/// Peers whose end has to be reported.
+#[derive(Debug, Default)]
+pub(crate) struct Peers(Mutex<HashMap<Tag, Gid>>);
+
+impl Peers {
+    /// From now on the end of the peer is reported, once.
+    pub(crate) fn watch(&self, tag: Tag, gid: Gid) {
+        lock(&self.0).insert(tag, gid);
+    }
+
+    /// Number of peers that are watched.
+    pub(crate) fn len(&self) -> usize {
+        lock(&self.0).len()
+    }
+
+    /// The GID of a peer that is watched.
+    pub(crate) fn gid(&self, tag: Tag) -> Option<Gid> {
+        lock(&self.0).get(&tag).copied()
+    }
+
+    /// Reports those that have gone.
+    pub(crate) fn check(&self, room: &Room, events: &mut Vec<Event>) {
+        lock(&self.0).retain(|tag, gid| {
+            let is_live = room.is_live(*tag);
+            if !is_live {
+                events.push(Event::PeerGone(*gid));
+            }
+            is_live
+        });
+    }
+
+    /// Forgets all of them.
+    pub(crate) fn clear(&self) {
+        lock(&self.0).clear();
+    }
+}

@@ -1,0 +1,380 @@
+//! Granules: the memory for buffers, and who uses it.
+//!
+//! A buffer is a run of 2^n granules that begins at a multiple of its length. There is no lock and
+//! no list: each granule has a word that says whose it is, taken and given back by compare and
+//! swap. A device that dies in the middle of it leaves granules with its tag, which anybody may
+//! take back once the tag is known to be dead. Memory that a peer may still be writing is left
+//! alone until that peer has finished, or is dead itself.
+//!
+//! One pair of accesses needs that one of two sides sees what the other just wrote: *users, token*.
+//! The writer counts itself in, passes a sequentially consistent fence, and looks whether the
+//! buffer is still there; its owner takes the token away, passes a fence, and looks for users.
+
+use std::sync::Arc;
+use std::any::Any;
+
+use smc_core::device::{DeviceError, SubmitError};
+use smc_core::mem::Region;
+use smc_core::mem::sync::{AtomicU64, Ordering, fence};
+use smc_wire::types::DmbToken;
+
+use super::layout::{GRANULE, granule};
+use super::slots::Tag;
+use super::{MIX, Room};
+
+/// A run of granules: the memory of one buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Place {
+    pub(crate) first: u32,
+    /// The run has 2^order granules.
+    pub(crate) order: u8,
+}
+
+impl Place {
+    /// Length in bytes.
+    pub(crate) fn len(self) -> usize {
+        GRANULE << self.order
+    }
+
+    fn granules(self) -> std::ops::Range<u32> {
+        self.first..self.first + (1 << self.order)
+    }
+}
+
+/// Whose a granule is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Claim {
+    /// Nobody's. Its bytes are zero unless it was used before.
+    Free { used: bool },
+    /// Part of a run of 2^order granules of a device.
+    Taken { owner: Tag, order: u8 },
+}
+
+impl Claim {
+    fn to_word(self) -> u64 {
+        match self {
+            Self::Free { used: false } => 0,
+            Self::Free { used: true } => USED,
+            Self::Taken { owner, order } => owner.bits() | u64::from(order) << 8 | TAKEN,
+        }
+    }
+
+    /// Nonsense counts as memory that nobody may have.
+    fn of_word(word: u64) -> Option<Self> {
+        let order = (word >> 8 & 0xff).try_into().ok()?;
+        match word & 0xff {
+            0 if word == 0 => Some(Self::Free { used: false }),
+            USED if word == USED => Some(Self::Free { used: true }),
+            TAKEN if order <= MAX_ORDER => Some(Self::Taken {
+                owner: Tag::of_bits(word),
+                order,
+            }),
+            _ => None,
+        }
+    }
+}
+
+impl Room {
+    /// Takes a run of granules and zeroes what was used before. `None` if there is no free run.
+    ///
+    /// Short runs are sought from the end and long ones from the start, so that the former do not
+    /// break up the room for the latter.
+    pub(crate) fn take(&self, owner: Tag, order: u8) -> Option<Place> {
+        let step = 1_u32.checked_shl(order.into())?;
+        let runs = self.granules() / step;
+        (0..runs).find_map(|run| {
+            let run = if order < SHORT { runs - 1 - run } else { run };
+            let place = Place {
+                first: run * step,
+                order,
+            };
+            self.take_place(owner, place).then_some(place)
+        })
+    }
+
+    fn take_place(&self, owner: Tag, place: Place) -> bool {
+        let taken = Claim::Taken {
+            owner,
+            order: place.order,
+        };
+        let is_free = |index| matches!(self.claim(index), Some(Claim::Free { .. }));
+        if !place.granules().all(is_free) {
+            return false;
+        }
+        for index in place.granules() {
+            let claim = self.claim(index);
+            let Some(Claim::Free { used }) = claim.filter(|old| self.swap_claim(index, *old, taken))
+            else {
+                // Somebody was faster. What was taken may have been zeroed already or not.
+                for index in place.first..index {
+                    self.swap_claim(index, taken, Claim::Free { used: true });
+                }
+                return false;
+            };
+            if used {
+                let zeroed = self.all.zero(self.layout.data(index), GRANULE);
+                debug_assert!(zeroed.is_ok(), "granules are inside of the memory");
+            }
+        }
+        self.granule(place.first, granule::TOKEN).store(0, Ordering::SeqCst);
+        true
+    }
+
+    /// Gives a run back that nobody uses.
+    pub(crate) fn give_back(&self, owner: Tag, place: Place) {
+        let taken = Claim::Taken {
+            owner,
+            order: place.order,
+        };
+        for index in place.granules() {
+            // If the word is not what we wrote, somebody wrote over it; it is not ours to mend.
+            self.swap_claim(index, taken, Claim::Free { used: true });
+        }
+    }
+
+    /// Takes back what dead devices have left behind. `is_dead` is asked once per device.
+    pub(crate) fn sweep(&self, mut is_dead: impl FnMut(Tag) -> bool) -> u32 {
+        let mut known: Vec<(Tag, bool)> = Vec::new();
+        let mut freed = 0;
+        for index in 0..self.granules() {
+            let Some(claim @ Claim::Taken { owner, order }) = self.claim(index) else {
+                continue;
+            };
+            let dead = match known.iter().find(|(tag, _)| *tag == owner) {
+                Some((_, dead)) => *dead,
+                None => {
+                    let dead = is_dead(owner);
+                    known.push((owner, dead));
+                    dead
+                }
+            };
+            let first = index & !((1 << order) - 1);
+            fence(Ordering::SeqCst);
+            if dead && !self.is_used(first) && self.swap_claim(index, claim, Claim::Free { used: true }) {
+                freed += 1;
+            }
+        }
+        freed
+    }
+
+    /// Offers the buffer of a place to one writer. Returns its token.
+    pub(crate) fn offer(&self, place: Place, writer: Tag) -> Result<DmbToken, DeviceError> {
+        let token = loop {
+            let token = token_of(place.first, crate::random::word()?);
+            if token.0 != 0 {
+                break token;
+            }
+        };
+        let line = |field| self.granule(place.first, field);
+        line(granule::WANT).store(0, Ordering::Relaxed);
+        line(granule::WRITER).store(writer.bits(), Ordering::Relaxed);
+        line(granule::TOKEN).store(token.0, Ordering::SeqCst);
+        Ok(token)
+    }
+
+    /// No use of the buffer may begin any more.
+    pub(crate) fn withdraw(&self, place: Place) {
+        self.granule(place.first, granule::TOKEN).store(0, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Whether a writer that is not dead uses the buffer that began here.
+    pub(crate) fn is_used(&self, first: u32) -> bool {
+        let users = self.granule(first, granule::USERS).load(Ordering::SeqCst);
+        users & COUNT != 0 && !self.is_dead(Tag::of_bits(users))
+    }
+
+    /// Owner: asks to hear of the next signal. A look at the buffer has to follow.
+    pub(crate) fn want(&self, place: Place) {
+        self.granule(place.first, granule::WANT).store(1, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Writer: after a write, whether the owner wants to hear of it.
+    #[inline]
+    pub(crate) fn must_signal(&self, first: u32) -> bool {
+        fence(Ordering::SeqCst);
+        let want = self.granule(first, granule::WANT);
+        want.load(Ordering::Relaxed) != 0 && want.swap(0, Ordering::SeqCst) != 0
+    }
+
+    /// Writer: begins to use the buffer of a token. What comes back has to be ended with
+    /// [`Room::end_use`].
+    #[inline]
+    pub(crate) fn begin_use(&self, token: DmbToken, writer: Tag) -> Result<Target, SubmitError> {
+        let first = index_of(token);
+        // A stranger must not be able to count himself in, so look before.
+        if first >= self.granules() || self.granule(first, granule::TOKEN).load(Ordering::SeqCst) != token.0 {
+            return Err(SubmitError::UnknownToken);
+        }
+        if self.granule(first, granule::WRITER).load(Ordering::Relaxed) != writer.bits() {
+            return Err(SubmitError::UnknownToken);
+        }
+        self.count_in(first, writer)?;
+        fence(Ordering::SeqCst);
+        let looked = self.look_up(first, token);
+        if looked.is_err() {
+            self.end_use(first, writer);
+        }
+        looked
+    }
+
+    /// Writer: all accesses of a use are over.
+    #[inline]
+    pub(crate) fn end_use(&self, first: u32, writer: Tag) {
+        let users = self.granule(first, granule::USERS);
+        let _ = users.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |now| {
+            // Else somebody wrote over it.
+            (now & !COUNT == writer.bits() && now & COUNT != 0).then(|| now - 1)
+        });
+    }
+
+    /// The memory of a place; `lease` is dropped together with the last clone of it.
+    pub(crate) fn lend<T: Any + Send + Sync>(&self, place: Place, lease: T) -> Option<Region> {
+        self.mapping
+            .lend(self.layout.data(place.first), place.len(), lease)
+            .ok()
+    }
+
+    /// Copies into the buffer of a place, whose length the span must not pass.
+    pub(crate) fn copy_in(&self, place: Place, at: usize, data: &[u8]) -> Result<(), SubmitError> {
+        self.all
+            .copy_in(self.layout.data(place.first) + at, data)
+            .map_err(|_| SubmitError::OutOfBounds)
+    }
+
+    fn look_up(&self, first: u32, token: DmbToken) -> Result<Target, SubmitError> {
+        if self.granule(first, granule::TOKEN).load(Ordering::SeqCst) != token.0 {
+            return Err(SubmitError::UnknownToken);
+        }
+        let Some(Claim::Taken { owner, order }) = self.claim(first) else {
+            return Err(SubmitError::UnknownToken);
+        };
+        if !self.is_live(owner) {
+            return Err(SubmitError::PeerGone);
+        }
+        let place = Place { first, order };
+        if first % (1 << order) != 0 || place.granules().end > self.granules() {
+            return Err(SubmitError::UnknownToken);
+        }
+        Ok(Target { place, owner })
+    }
+
+    fn count_in(&self, first: u32, writer: Tag) -> Result<(), SubmitError> {
+        let users = self.granule(first, granule::USERS);
+        for _ in 0..COUNT_TRIES {
+            let now = users.load(Ordering::Relaxed);
+            let next = if now & !COUNT == writer.bits() {
+                if now & COUNT == COUNT {
+                    return Err(SubmitError::WouldBlock);
+                }
+                now + 1
+            } else if now & COUNT == 0 || self.is_dead(Tag::of_bits(now)) {
+                writer.bits() + 1
+            } else {
+                // The writer of an earlier buffer is just finding out that it is gone.
+                std::hint::spin_loop();
+                continue;
+            };
+            if users.compare_exchange(now, next, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+                return Ok(());
+            }
+        }
+        Err(SubmitError::WouldBlock)
+    }
+
+    fn claim(&self, index: u32) -> Option<Claim> {
+        Claim::of_word(self.granule(index, granule::CLAIM).load(Ordering::SeqCst))
+    }
+
+    fn swap_claim(&self, index: u32, old: Claim, new: Claim) -> bool {
+        let word = self.granule(index, granule::CLAIM);
+        word.compare_exchange(old.to_word(), new.to_word(), Ordering::SeqCst, Ordering::SeqCst)
+            .is_ok()
+    }
+
+    fn granule(&self, index: u32, field: usize) -> &AtomicU64 {
+        self.word(self.layout.granule(index, field))
+    }
+}
+
+/// A buffer that is being used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub(crate) place: Place,
+    pub(crate) owner: Tag,
+}
+
+/// A use of a buffer that has begun, and ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Use {
+    pub(crate) room: Arc<Room>,
+    pub(crate) first: u32,
+    pub(crate) writer: Tag,
+}
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        self.room.end_use(self.first, self.writer);
+    }
+}
+
+/// A token: 40 random bits, and the place hidden under them, so that it is found without a table.
+fn token_of(first: u32, random: u64) -> DmbToken {
+    let high = random & !PLACE;
+    DmbToken(high | (u64::from(first) ^ mix(high)) & PLACE)
+}
+
+fn index_of(token: DmbToken) -> u32 {
+    let place = (token.0 ^ mix(token.0 & !PLACE)) & PLACE;
+    u32::try_from(place).expect("24 bits")
+}
+
+fn mix(high: u64) -> u64 {
+    high.wrapping_mul(MIX) >> 40
+}
+
+/// Bits of a token that hold the place.
+const PLACE: u64 = (1 << 24) - 1;
+/// Kinds of claims, in the low byte of a word.
+const USED: u64 = 1;
+const TAKEN: u64 = 2;
+/// 512 MiB, the largest DMB.
+const MAX_ORDER: u8 = 15;
+/// Runs of fewer than 2^SHORT granules count as short.
+const SHORT: u8 = 3;
+/// Bits of `users` that count.
+const COUNT: u64 = 0xffff;
+const COUNT_TRIES: usize = 10_000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_name_places() {
+        for first in [0, 1, 77, 4095, (1 << 24) - 1] {
+            for random in [0, 1, u64::MAX, 0x0123_4567_89ab_cdef] {
+                assert_eq!(index_of(token_of(first, random)), first);
+            }
+        }
+    }
+
+    #[test]
+    fn claims_survive_their_words_and_nonsense_is_none() {
+        let owner = Tag {
+            slot: 700,
+            generation: 0xdead_beef,
+        };
+        for claim in [
+            Claim::Free { used: false },
+            Claim::Free { used: true },
+            Claim::Taken { owner, order: 15 },
+        ] {
+            assert_eq!(Claim::of_word(claim.to_word()), Some(claim));
+        }
+        for nonsense in [3, 0x0100, 0x1_0000, owner.bits() | 16 << 8 | TAKEN, u64::MAX] {
+            assert_eq!(Claim::of_word(nonsense), None, "{nonsense:#x}");
+        }
+    }
+}

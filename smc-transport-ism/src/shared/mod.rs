@@ -1,0 +1,179 @@
+//! The room: what is in the shared memory, in words of our own.
+//!
+//! Everything here can be changed by every other user of the memory at any moment. So each value is
+//! read once, checked, and then used; places follow from [`Layout`], which is private. What others
+//! can bring about by writing nonsense is that calls fail, that wake-ups are missed or come without
+//! reason, and that data is wrong: never an access outside of the memory, a panic, or a wait.
+
+mod bits;
+mod granules;
+mod layout;
+mod slots;
+
+pub(crate) use granules::{Place, Target, Use};
+pub(crate) use layout::GRANULE;
+pub(crate) use slots::{Phase, Tag};
+
+use std::sync::Arc;
+
+use smc_core::device::DeviceError;
+use smc_core::mem::Region;
+use smc_core::mem::sync::{AtomicU64, Ordering};
+use smc_wire::types::Chid;
+
+use crate::region::Mapping;
+use layout::{Layout, header};
+
+/// The shared memory of a fabric.
+#[derive(Debug)]
+pub(crate) struct Room {
+    mapping: Arc<Mapping>,
+    all: Region,
+    layout: Layout,
+    fabric: u128,
+    nocopy: bool,
+}
+
+/// What the maker of a fabric decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Plan {
+    /// Devices that can be on the fabric at a time.
+    pub(crate) slots: u16,
+    /// Whether peers' buffers are written in place.
+    pub(crate) nocopy: bool,
+}
+
+impl Room {
+    /// Lays out fresh, zeroed memory that nobody else looks at yet.
+    pub(crate) fn make(mapping: Arc<Mapping>, plan: Plan) -> Result<Self, DeviceError> {
+        let all = mapping.region();
+        let layout = Layout::new(all.len(), plan.slots)?;
+        let fabric = crate::random::id()?;
+        let room = Self {
+            mapping,
+            all,
+            layout,
+            fabric,
+            nocopy: plan.nocopy,
+        };
+        let [hi, lo] = halves(fabric);
+        let words = [
+            (header::VERSION, VERSION),
+            (header::LEN, as_word(layout.len)),
+            (header::FABRIC_HI, hi),
+            (header::FABRIC_LO, lo),
+            (header::SLOTS, layout.slots.into()),
+            (header::GRANULES, layout.granules.into()),
+            (header::FLAGS, if plan.nocopy { NOCOPY } else { 0 }),
+            (header::MAGIC, MAGIC),
+        ];
+        for (at, word) in words {
+            room.word(at).store(word, Ordering::Release);
+        }
+        Ok(room)
+    }
+
+    /// Looks at memory that somebody else laid out.
+    pub(crate) fn find(mapping: Arc<Mapping>) -> Result<Self, DeviceError> {
+        let all = mapping.region();
+        let word = |at| {
+            let word = all.load(at, Ordering::Acquire);
+            word.map_err(|_| DeviceError::Invalid("the fabric's memory is too small"))
+        };
+        let bad = |why| Err(DeviceError::Invalid(why));
+        match (word(header::MAGIC)?, word(header::VERSION)?) {
+            (MAGIC, VERSION) => {}
+            (MAGIC, _) => return bad("the fabric's memory is of another version"),
+            (0, _) => return bad("the fabric's memory has not been laid out"),
+            _ => return bad("this is not the memory of a fabric"),
+        }
+        // The memory may be longer, as BARs have lengths of their own.
+        let len = usize::try_from(word(header::LEN)?).unwrap_or(usize::MAX);
+        if len > all.len() {
+            return bad("the fabric's memory is shorter than it says");
+        }
+        let slots = u16::try_from(word(header::SLOTS)?).unwrap_or(0);
+        let layout = Layout::new(len, slots)?;
+        if word(header::GRANULES)? != u64::from(layout.granules) {
+            return bad("the header of the fabric's memory contradicts itself");
+        }
+        let flags = word(header::FLAGS)?;
+        if flags & !NOCOPY != 0 {
+            return bad("the fabric's memory wants something unknown");
+        }
+        let [hi, lo] = [word(header::FABRIC_HI)?, word(header::FABRIC_LO)?];
+        Ok(Self {
+            mapping,
+            layout,
+            fabric: u128::from(hi) << 64 | u128::from(lo),
+            nocopy: flags & NOCOPY != 0,
+            all,
+        })
+    }
+
+    /// 128 random bits that tell fabrics apart.
+    pub(crate) fn fabric(&self) -> u128 {
+        self.fabric
+    }
+
+    /// The CHID of all devices of the fabric: 0xFF00 to 0xFFFE, from the fabric's id. Devices of
+    /// two fabrics mostly have different ones, and find out at once that they cannot meet.
+    pub(crate) fn chid(&self) -> Chid {
+        let [hi, lo] = halves(self.fabric);
+        let mixed = (hi ^ lo).wrapping_mul(MIX) >> 32;
+        let offset = u16::try_from(mixed % 255).expect("a remainder of 255");
+        Chid(Chid::EMULATED_FIRST.0 + offset)
+    }
+
+    /// Whether peers' buffers are written in place.
+    pub(crate) fn nocopy(&self) -> bool {
+        self.nocopy
+    }
+
+    /// Devices that can be on the fabric at a time.
+    pub(crate) fn slots(&self) -> u16 {
+        self.layout.slots
+    }
+
+    /// Buffers of the smallest size that fit in all.
+    pub(crate) fn granules(&self) -> u32 {
+        self.layout.granules
+    }
+
+    /// The beat of whoever keeps the fabric; see [`Room::beat_keeper`].
+    pub(crate) fn keeper_beat(&self) -> u64 {
+        self.word(header::BEAT).load(Ordering::Relaxed)
+    }
+
+    /// Shows that whoever keeps the fabric is alive.
+    pub(crate) fn beat_keeper(&self) {
+        self.word(header::BEAT).fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn word(&self, at: usize) -> &AtomicU64 {
+        self.all
+            .word(at)
+            .expect("places of the layout are inside of the memory and multiples of 8")
+    }
+}
+
+fn halves(id: u128) -> [u64; 2] {
+    let low = id & u128::from(u64::MAX);
+    [id >> 64, low].map(|half| u64::try_from(half).expect("64 bits are left"))
+}
+
+fn as_word(len: usize) -> u64 {
+    u64::try_from(len).expect("an address has 64 bits")
+}
+
+/// "SMC ISM" and a zero, in native byte order: memory of the other order is something else.
+const MAGIC: u64 = u64::from_be_bytes(*b"SMC ISM\0");
+/// Of the layout; there is no second one.
+const VERSION: u64 = 1;
+/// Flag of the header: buffers are attached rather than moved to.
+const NOCOPY: u64 = 1;
+/// An odd number with its bits well spread.
+const MIX: u64 = 0x9e37_79b9_7f4a_7c15;
+
+#[cfg(test)]
+mod tests;

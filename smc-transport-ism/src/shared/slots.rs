@@ -1,0 +1,261 @@
+//! Slots: who is on the fabric, who sleeps, and what was signalled to whom.
+
+use smc_core::device::DeviceError;
+use smc_core::mem::sync::{Ordering, fence};
+use smc_wire::types::Gid;
+
+use super::Room;
+use super::bits::{ones, take};
+use super::layout::slot;
+
+/// A device on the fabric: its slot, and how often the slot was taken before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Tag {
+    pub(crate) slot: u16,
+    pub(crate) generation: u32,
+}
+
+impl Tag {
+    /// Bits 16 and up of a word; the lower ones are left to the word.
+    pub(super) fn bits(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.slot) << 16
+    }
+
+    pub(super) fn of_bits(bits: u64) -> Self {
+        let [_, _, b2, b3, b4, b5, b6, b7] = bits.to_le_bytes();
+        Self {
+            slot: u16::from_le_bytes([b2, b3]),
+            generation: u32::from_le_bytes([b4, b5, b6, b7]),
+        }
+    }
+}
+
+/// How far the device of a slot is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// It sets itself up; nobody may use it yet.
+    Joining,
+    Live,
+    /// It is gone for its peers, but somebody still holds buffers of it.
+    Leaving,
+    /// Its buffers may be taken.
+    Dead,
+}
+
+impl Room {
+    /// Takes a slot that is ours by what the fabric says, whoever had it before.
+    pub(crate) fn join(&self, slot: u16, gid: Gid) -> Result<Tag, DeviceError> {
+        if slot >= self.slots() {
+            return Err(DeviceError::Invalid("the fabric has no slot for this device"));
+        }
+        let old = self.slot_word(slot, slot::STATE).load(Ordering::SeqCst);
+        let generation = match Tag::of_bits(old).generation.wrapping_add(1) {
+            0 => 1,
+            next => next,
+        };
+        let tag = Tag { slot, generation };
+        self.set_phase(tag, Phase::Joining);
+        self.slot_word(slot, slot::SLEEPING).store(0, Ordering::SeqCst);
+        self.slot_word(slot, slot::LOOK).store(0, Ordering::SeqCst);
+        self.take_ready(slot, |_| {});
+        self.take_mail(slot, |_, _| {});
+        self.slot_word(slot, slot::GID_HI).store(gid.hi().0, Ordering::Relaxed);
+        self.slot_word(slot, slot::GID_LO).store(gid.lo().0, Ordering::Relaxed);
+        self.set_phase(tag, Phase::Live);
+        // Both of two devices with one GID see each other, or at least one does.
+        fence(Ordering::SeqCst);
+        if self.others(tag).any(|other| self.gid(other) == Some(gid)) {
+            self.set_phase(tag, Phase::Dead);
+            return Err(DeviceError::NotPermitted("another device of the fabric has this GID"));
+        }
+        Ok(tag)
+    }
+
+    /// Says how far a device is, on its own behalf.
+    pub(crate) fn set_phase(&self, tag: Tag, phase: Phase) {
+        self.slot_word(tag.slot, slot::STATE)
+            .store(state(tag, phase), Ordering::SeqCst);
+    }
+
+    /// Marks a device as dead that is known to be so. False if that was known, or another device
+    /// has the slot.
+    pub(crate) fn bury(&self, tag: Tag) -> bool {
+        let word = self.slot_word(tag.slot, slot::STATE);
+        [Phase::Live, Phase::Leaving, Phase::Joining].iter().any(|phase| {
+            let (old, new) = (state(tag, *phase), state(tag, Phase::Dead));
+            word.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+        })
+    }
+
+    /// The device that has a slot, and how far it is; `None` for an empty one, or nonsense.
+    pub(crate) fn occupant(&self, slot: u16) -> Option<(Tag, Phase)> {
+        let state = self.slot_word(slot, slot::STATE).load(Ordering::SeqCst);
+        let tag = Tag {
+            slot,
+            generation: Tag::of_bits(state).generation,
+        };
+        let phase = match state & PHASE {
+            1 => Phase::Joining,
+            2 => Phase::Live,
+            3 => Phase::Leaving,
+            4 => Phase::Dead,
+            _ => return None,
+        };
+        Some((tag, phase))
+    }
+
+    /// Whether peers may use the device.
+    #[inline]
+    pub(crate) fn is_live(&self, tag: Tag) -> bool {
+        tag.slot < self.slots()
+            && self.slot_word(tag.slot, slot::STATE).load(Ordering::SeqCst) == state(tag, Phase::Live)
+    }
+
+    /// Whether nobody can use buffers of the device any more.
+    pub(crate) fn is_dead(&self, tag: Tag) -> bool {
+        match (tag.slot < self.slots()).then(|| self.occupant(tag.slot)).flatten() {
+            Some((now, phase)) => now != tag || phase == Phase::Dead,
+            None => true,
+        }
+    }
+
+    /// The GID of a device, if it is live.
+    pub(crate) fn gid(&self, tag: Tag) -> Option<Gid> {
+        let half = |at| self.slot_word(tag.slot, at).load(Ordering::Relaxed);
+        if !self.is_live(tag) {
+            return None;
+        }
+        let gid = Gid::new(half(slot::GID_HI), half(slot::GID_LO));
+        fence(Ordering::Acquire);
+        self.is_live(tag).then_some(gid)
+    }
+
+    /// The live device with a GID.
+    pub(crate) fn by_gid(&self, gid: Gid) -> Option<Tag> {
+        self.live().find(|tag| self.gid(*tag) == Some(gid))
+    }
+
+    /// All devices that are live.
+    pub(crate) fn live(&self) -> impl Iterator<Item = Tag> {
+        (0..self.slots()).filter_map(|slot| match self.occupant(slot) {
+            Some((tag, Phase::Live)) => Some(tag),
+            _ => None,
+        })
+    }
+
+    /// All other devices that are live.
+    pub(crate) fn others(&self, tag: Tag) -> impl Iterator<Item = Tag> {
+        self.live().filter(move |other| other.slot != tag.slot)
+    }
+
+    /// Owner: asks to be rung from now on. A look has to follow.
+    pub(crate) fn sleep(&self, slot: u16) {
+        self.slot_word(slot, slot::SLEEPING).store(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+
+    /// Owner: is awake and will look by itself.
+    pub(crate) fn wake(&self, slot: u16) {
+        self.slot_word(slot, slot::SLEEPING).store(0, Ordering::Relaxed);
+    }
+
+    /// Owner: whether it asked to be rung, and nobody has taken that up.
+    pub(crate) fn is_asleep(&self, slot: u16) -> bool {
+        self.slot_word(slot, slot::SLEEPING).load(Ordering::SeqCst) == 1
+    }
+
+    /// Ringer: whether a device has to be rung. Whoever is told so has to do it.
+    pub(crate) fn must_ring(&self, slot: u16) -> bool {
+        self.slot_word(slot, slot::SLEEPING).swap(0, Ordering::SeqCst) == 1
+    }
+
+    /// Tells a device that something about its peers changed.
+    pub(crate) fn ask_to_look(&self, slot: u16) {
+        self.slot_word(slot, slot::LOOK).store(1, Ordering::SeqCst);
+    }
+
+    /// Whether something about the peers changed.
+    pub(crate) fn take_look(&self, slot: u16) -> bool {
+        take(self.slot_word(slot, slot::LOOK)) != 0
+    }
+
+    /// Marks a buffer of a device as written.
+    pub(crate) fn set_ready(&self, slot: u16, granule: u32) {
+        let (word, bit) = (granule as usize / 64, granule % 64);
+        self.word(self.layout.ready(slot, word))
+            .fetch_or(1 << bit, Ordering::SeqCst);
+        self.word(self.layout.ready_summary(slot, word / 64))
+            .fetch_or(1 << (word % 64), Ordering::SeqCst);
+    }
+
+    /// Hands the buffers that were written since the last time to `each`.
+    ///
+    /// First the bits of the summary are taken, then those under them: whoever sets a bit that was
+    /// just passed sets its summary bit afterwards, so the next call finds it.
+    pub(crate) fn take_ready(&self, slot: u16, mut each: impl FnMut(u32)) {
+        for group in 0..self.layout.summary_words() {
+            for word in ones(take(self.word(self.layout.ready_summary(slot, group)))) {
+                let word = group * 64 + word as usize;
+                if word >= self.layout.ready_words() {
+                    continue;
+                }
+                for bit in ones(take(self.word(self.layout.ready(slot, word)))) {
+                    let granule = u32::try_from(word * 64).expect("words of 2^24 bits") + bit;
+                    if granule < self.granules() {
+                        each(granule);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Leaves events, as bits, for another device.
+    pub(crate) fn post(&self, to: u16, from: u16, events: u64) {
+        self.word(self.layout.mail(to, from))
+            .fetch_or(events, Ordering::SeqCst);
+        self.mail_summary(to, from / 64)
+            .fetch_or(1 << (from % 64), Ordering::SeqCst);
+    }
+
+    /// Hands what others left to `each`: sending slot and events.
+    pub(crate) fn take_mail(&self, slot: u16, mut each: impl FnMut(u16, u64)) {
+        for group in 0..self.slots().div_ceil(64) {
+            for bit in ones(take(self.mail_summary(slot, group))) {
+                let from = group * 64 + u16::try_from(bit).expect("a word has 64 bits");
+                if from < self.slots() {
+                    each(from, take(self.word(self.layout.mail(slot, from))));
+                }
+            }
+        }
+    }
+
+    /// Shows that a device is alive whose death nobody else would notice.
+    pub(crate) fn beat(&self, slot: u16) {
+        self.slot_word(slot, slot::BEAT).fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The beat of a device.
+    pub(crate) fn beat_of(&self, slot: u16) -> u64 {
+        self.slot_word(slot, slot::BEAT).load(Ordering::Relaxed)
+    }
+
+    fn mail_summary(&self, slot: u16, group: u16) -> &smc_core::mem::sync::AtomicU64 {
+        self.slot_word(slot, slot::MAIL_SUMMARY + 8 * usize::from(group))
+    }
+
+    fn slot_word(&self, slot: u16, field: usize) -> &smc_core::mem::sync::AtomicU64 {
+        self.word(self.layout.slot(slot, field))
+    }
+}
+
+fn state(tag: Tag, phase: Phase) -> u64 {
+    let phase = match phase {
+        Phase::Joining => 1,
+        Phase::Live => 2,
+        Phase::Leaving => 3,
+        Phase::Dead => 4,
+    };
+    u64::from(tag.generation) << 32 | phase
+}
+
+const PHASE: u64 = 0xffff_ffff;
