@@ -14,7 +14,7 @@ mod shared;
 
 pub use config::Builder;
 pub use device::IsmDevice;
-pub use fabric::Place;
+pub use fabric::{Place, Server, ServerBuilder};
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -2,14 +2,20 @@
 //!
 //! The only file of the crate with `unsafe` in it.
 
-#![allow(unsafe_code, reason = "mmap of a fabric's memory")]
+#![allow(
+    unsafe_code,
+    reason = "mmap of a fabric's memory, and registers of a device"
+)]
 
 use std::any::Any;
 use std::fmt;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use rustix::fs::{
+    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
+};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use smc_core::device::DeviceError;
@@ -33,8 +39,7 @@ impl Mapping {
     pub(crate) fn of(file: impl AsFd, len: usize) -> Result<Arc<Self>, DeviceError> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: the kernel chooses a free address, so nothing that exists is touched.
-        let start =
-            unsafe { mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED, file, 0) };
+        let start = unsafe { mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED, file, 0) };
         let start = start.map_err(|error| os("map the fabric's memory", error))?;
         let start = NonNull::new(start.cast()).ok_or(DeviceError::NoMemory)?;
         Ok(Arc::new(Self { start, len }))
@@ -79,6 +84,77 @@ impl fmt::Debug for Mapping {
     }
 }
 
+/// Registers of a PCI device, mapped into this process.
+pub(crate) struct Registers {
+    mapping: Arc<Mapping>,
+    at: usize,
+}
+
+impl Registers {
+    /// Registers of 32 bits from offset `at` of a mapping, up to its end.
+    pub(crate) fn new(mapping: Arc<Mapping>, at: usize) -> Self {
+        Self { mapping, at }
+    }
+
+    /// Reads the register at an offset, which must be a multiple of 4; `None` outside.
+    pub(crate) fn read(&self, offset: usize) -> Option<u32> {
+        let register = self.register(offset)?;
+        // SAFETY: in bounds and aligned as checked. What it reads is up to the device; reading the
+        // registers that this crate knows has no other effect.
+        Some(unsafe { register.read_volatile() })
+    }
+
+    /// Writes the register at an offset, which must be a multiple of 4; nothing happens outside.
+    pub(crate) fn write(&self, offset: usize, value: u32) {
+        if let Some(register) = self.register(offset) {
+            // SAFETY: in bounds and aligned as checked; the device takes any value, and does
+            // nothing to the memory of this process for it.
+            unsafe { register.write_volatile(value) };
+        }
+    }
+
+    fn register(&self, offset: usize) -> Option<NonNull<u32>> {
+        let at = self.at.checked_add(offset)?;
+        let is_inside = at % 4 == 0 && at.checked_add(4)? <= self.mapping.len;
+        // SAFETY: inside of the mapping, which lives as long as `self`.
+        is_inside.then(|| unsafe { self.mapping.start.add(at) }.cast())
+    }
+}
+
+impl fmt::Debug for Registers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Registers").finish_non_exhaustive()
+    }
+}
+
+/// A fresh zeroed memory file, sealed so that it keeps its length.
+pub(crate) fn memory_file(len: usize) -> Result<OwnedFd, DeviceError> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = match memfd_create(NAME, flags | MemfdFlags::NOEXEC_SEAL) {
+        // Kernels before 6.3 do not know the flag.
+        Err(Errno::INVAL) => memfd_create(NAME, flags),
+        result => result,
+    };
+    let file = file.map_err(|error| os("create memory file", error))?;
+    let size = u64::try_from(len).map_err(|_| DeviceError::NoMemory)?;
+    ftruncate(&file, size).map_err(|error| os("size memory file", error))?;
+    fcntl_add_seals(&file, SEALS | SealFlags::SEAL)
+        .map_err(|error| os("seal memory file", error))?;
+    Ok(file)
+}
+
+/// Maps a memory file that somebody else made, if that is safe: touching a mapping past the end of
+/// its file would end this process.
+pub(crate) fn adopt(file: impl AsFd) -> Result<Arc<Mapping>, DeviceError> {
+    // Only memory files have seals at all.
+    let seals = fcntl_get_seals(&file).unwrap_or(SealFlags::empty());
+    if !seals.contains(SealFlags::SHRINK) {
+        return Err(DeviceError::PeerMisbehaved("the memory can be shortened"));
+    }
+    let stat = fstat(&file).map_err(|error| os("inspect memory file", error))?;
+    Mapping::of(file, usize::try_from(stat.st_size).unwrap_or(0))
+}
+
 /// An operating system error, with lack of memory told apart.
 pub(crate) fn os(what: &'static str, error: Errno) -> DeviceError {
     match error {
@@ -86,3 +162,8 @@ pub(crate) fn os(what: &'static str, error: Errno) -> DeviceError {
         _ => DeviceError::os(what, &error.into()),
     }
 }
+
+const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
+
+/// Shown in `/proc/PID/maps`.
+const NAME: &str = "smc-ism";

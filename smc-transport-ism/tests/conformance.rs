@@ -1,47 +1,83 @@
-//! The rules that every SMC-D device has to keep, on the file fabric and in both modes.
+//! The rules that every SMC-D device has to keep, on both fabrics of a host and in both modes.
 
-use std::sync::Arc;
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use smc_testkit::conformance::{Pair, Provider, Skip};
-use smc_transport_ism::{IsmDevice, Place};
-use tempfile::TempDir;
+use smc_transport_ism::IsmDevice;
+use support::{Kind, World};
 
-/// Devices of one process, over files and sockets as between processes.
-struct Files {
+/// Devices of one process, on a fabric as between processes.
+struct Fabric {
+    kind: Kind,
     nocopy: bool,
 }
 
-impl Files {
-    fn pair_of(&self, max_dmbs: usize) -> Result<Pair, Skip> {
-        let dir = TempDir::new().map_err(|error| Skip::new(error.to_string()))?;
-        let place = Place::directory(dir.path())
-            .with_len(8 << 20)
-            .with_nocopy(self.nocopy);
+impl Fabric {
+    fn pair_of(&self, max_dmbs: usize) -> Pair {
+        let mut world = World::with_len(self.kind, self.nocopy, 8 << 20);
         let device = || {
-            let builder = IsmDevice::builder(place.clone()).max_dmbs(max_dmbs);
-            Arc::new(builder.build().expect("a private directory serves"))
+            let builder = IsmDevice::builder(world.place()).max_dmbs(max_dmbs);
+            Arc::new(builder.build().unwrap())
         };
-        let pair = Pair::new(device(), device());
-        Ok(pair.with_third(device()).with_kill(drop).keeping(dir))
+        let pair = Pair::new(device(), device())
+            .with_third(device())
+            .with_kill(drop);
+        let serving = Mutex::new(world.server.take());
+        let pair = pair.keeping(world);
+        if self.kind == Kind::Directory {
+            return pair;
+        }
+        let serving = Arc::new(serving);
+        let held = Arc::clone(&serving);
+        pair.keeping(held)
+            .with_removal(move |_| drop(serving.lock().unwrap().take()))
     }
 }
 
 #[async_trait]
-impl Provider for Files {
+impl Provider for Fabric {
     async fn pair(&self) -> Result<Pair, Skip> {
-        self.pair_of(1920)
+        Ok(self.pair_of(1920))
     }
 
     async fn pair_with_limit(&self, dmbs: usize) -> Result<Pair, Skip> {
-        self.pair_of(dmbs)
+        Ok(self.pair_of(dmbs))
     }
 }
 
-mod nocopy {
-    smc_testkit::conformance_suite!(super::Files { nocopy: true });
+mod directory_copy {
+    use super::{Fabric, Kind};
+    smc_testkit::conformance_suite!(Fabric {
+        kind: Kind::Directory,
+        nocopy: false
+    });
 }
 
-mod copy {
-    smc_testkit::conformance_suite!(super::Files { nocopy: false });
+mod directory_nocopy {
+    use super::{Fabric, Kind};
+    smc_testkit::conformance_suite!(Fabric {
+        kind: Kind::Directory,
+        nocopy: true
+    });
+}
+
+mod server_copy {
+    use super::{Fabric, Kind};
+    smc_testkit::conformance_suite!(Fabric {
+        kind: Kind::Server,
+        nocopy: false
+    });
+}
+
+mod server_nocopy {
+    use super::{Fabric, Kind};
+    smc_testkit::conformance_suite!(Fabric {
+        kind: Kind::Server,
+        nocopy: true
+    });
 }

@@ -135,23 +135,31 @@ impl Directory {
                     let hello = Hello::parse(&bytes[..hello::LEN]);
                     let known = hello.filter(|hello| hello.fabric == self.room.fabric());
                     let Some(peer) = known.map(|hello| hello.from) else {
-                        return conns.close(id);
+                        return self.close(&mut conns, id);
                     };
                     conn.peer = Some(peer);
                     conns.by_peer.entry(peer).or_insert(id);
                 }
                 // The end, an error, or something that no device says.
-                Ok(_) | Err(_) => return conns.close(id),
+                Ok(_) | Err(_) => return self.close(&mut conns, id),
             }
         }
         self.doorbell.ring_own();
         None
     }
+
+    /// Closes a connection. Returns the peer unless there is another connection to it.
+    fn close(&self, conns: &mut Conns, id: u64) -> Option<Tag> {
+        if let Some(conn) = conns.by_id.get(&id) {
+            self.doorbell.forget(&conn.socket);
+        }
+        conns.remove(id)
+    }
 }
 
 impl Conns {
-    /// Closes a connection. Returns the peer unless there is another connection to it.
-    fn close(&mut self, id: u64) -> Option<Tag> {
+    /// Returns the peer unless there is another connection to it.
+    fn remove(&mut self, id: u64) -> Option<Tag> {
         let peer = self.by_id.remove(&id)?.peer?;
         if self.by_peer.get(&peer) == Some(&id) {
             self.by_peer.remove(&peer);
@@ -179,7 +187,9 @@ impl Fabric for Directory {
 
     fn meet(&self, peer: Tag) -> Result<(), Unmet> {
         let Some(own) = self.own.get() else {
-            return Err(Unmet::Failed(DeviceError::Gone("the device has not joined")));
+            return Err(Unmet::Failed(DeviceError::Gone(
+                "the device has not joined",
+            )));
         };
         if peer == *own {
             return Ok(());
@@ -208,7 +218,8 @@ impl Fabric for Directory {
             Err(Errno::PIPE | Errno::CONNRESET) => return Err(Unmet::Dead),
             Err(error) => return Err(Unmet::Failed(crate::region::os("greet peer", error))),
         }
-        self.add(&mut conns, socket, Some(peer)).map_err(Unmet::Failed)
+        self.add(&mut conns, socket, Some(peer))
+            .map_err(Unmet::Failed)
     }
 
     fn ring(&self, peer: Tag) {

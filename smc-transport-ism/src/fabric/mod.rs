@@ -6,8 +6,10 @@
 
 mod directory;
 mod doorbell;
+mod ivshmem;
 mod place;
 
+pub use ivshmem::{Server, ServerBuilder};
 pub use place::Place;
 
 use std::fmt::Debug;

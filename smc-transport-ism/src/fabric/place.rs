@@ -7,6 +7,7 @@ use smc_core::device::DeviceError;
 
 use super::Fabric;
 use super::directory::Directory;
+use super::ivshmem::{Client, Guest};
 use crate::shared::Plan;
 
 /// Where a device finds its fabric.
@@ -20,6 +21,8 @@ enum Kind {
         len: usize,
         plan: Plan,
     },
+    Server(PathBuf),
+    Pci(Option<String>),
 }
 
 impl Place {
@@ -40,32 +43,59 @@ impl Place {
         })
     }
 
+    /// An ivshmem fabric, for a process of the host: where its [`Server`](crate::Server) listens.
+    #[must_use]
+    pub fn server(path: impl Into<PathBuf>) -> Self {
+        Self(Kind::Server(path.into()))
+    }
+
+    /// An ivshmem fabric, for a process in a guest: the first ivshmem device on the PCI bus that no
+    /// other process uses.
+    ///
+    /// The process must be allowed to write to the device's files in sysfs, as root is. There is no
+    /// interrupt: a thread looks for news while the device sleeps.
+    #[must_use]
+    pub fn guest() -> Self {
+        Self(Kind::Pci(None))
+    }
+
+    /// The same for the ivshmem device with a certain address, such as `0000:00:04.0`.
+    #[must_use]
+    pub fn pci(address: impl Into<String>) -> Self {
+        Self(Kind::Pci(Some(address.into())))
+    }
+
     /// How much memory a new fabric gets, in bytes; 64 MiB if not given.
     ///
     /// All of it is allocated when the fabric is made: memory that turns out to be missing later
-    /// would end the processes that use it. It is shared by all buffers of all devices.
+    /// would end the processes that use it. It is shared by all buffers of all devices. Of no
+    /// meaning but for [`Place::directory`].
     #[must_use]
     pub fn with_len(mut self, bytes: usize) -> Self {
-        let Kind::Directory { len, .. } = &mut self.0;
-        *len = bytes;
+        if let Kind::Directory { len, .. } = &mut self.0 {
+            *len = bytes;
+        }
         self
     }
 
-    /// How many devices there can be on a new fabric, up to 1024; 64 if not given.
+    /// How many devices there can be on a new fabric, up to 1024; 64 if not given. Of no
+    /// meaning but for [`Place::directory`].
     #[must_use]
     pub fn with_devices(mut self, devices: u16) -> Self {
-        let Kind::Directory { plan, .. } = &mut self.0;
-        plan.slots = devices;
+        if let Kind::Directory { plan, .. } = &mut self.0 {
+            plan.slots = devices;
+        }
         self
     }
 
     /// Whether devices of a new fabric write in place in their peers' buffers
     /// ([`smc_core::device::Nocopy`]); false if not given. The memory says so, thus all devices of
-    /// a fabric agree.
+    /// a fabric agree. Of no meaning but for [`Place::directory`].
     #[must_use]
     pub fn with_nocopy(mut self, on: bool) -> Self {
-        let Kind::Directory { plan, .. } = &mut self.0;
-        plan.nocopy = on;
+        if let Kind::Directory { plan, .. } = &mut self.0 {
+            plan.nocopy = on;
+        }
         self
     }
 
@@ -75,6 +105,14 @@ impl Place {
             Kind::Directory { path, len, plan } => {
                 let (directory, slot) = Directory::enter(path, *len, *plan)?;
                 Ok((Arc::new(directory), slot))
+            }
+            Kind::Server(path) => {
+                let (client, slot) = Client::connect(path)?;
+                Ok((Arc::new(client), slot))
+            }
+            Kind::Pci(address) => {
+                let (guest, slot) = Guest::open(address.as_deref())?;
+                Ok((Arc::new(guest), slot))
             }
         }
     }

@@ -10,8 +10,8 @@
 //! The writer counts itself in, passes a sequentially consistent fence, and looks whether the
 //! buffer is still there; its owner takes the token away, passes a fence, and looks for users.
 
-use std::sync::Arc;
 use std::any::Any;
+use std::sync::Arc;
 
 use smc_core::device::{DeviceError, SubmitError};
 use smc_core::mem::Region;
@@ -103,7 +103,8 @@ impl Room {
         }
         for index in place.granules() {
             let claim = self.claim(index);
-            let Some(Claim::Free { used }) = claim.filter(|old| self.swap_claim(index, *old, taken))
+            let Some(Claim::Free { used }) =
+                claim.filter(|old| self.swap_claim(index, *old, taken))
             else {
                 // Somebody was faster. What was taken may have been zeroed already or not.
                 for index in place.first..index {
@@ -116,7 +117,8 @@ impl Room {
                 debug_assert!(zeroed.is_ok(), "granules are inside of the memory");
             }
         }
-        self.granule(place.first, granule::TOKEN).store(0, Ordering::SeqCst);
+        self.granule(place.first, granule::TOKEN)
+            .store(0, Ordering::SeqCst);
         true
     }
 
@@ -150,7 +152,10 @@ impl Room {
             };
             let first = index & !((1 << order) - 1);
             fence(Ordering::SeqCst);
-            if dead && !self.is_used(first) && self.swap_claim(index, claim, Claim::Free { used: true }) {
+            if dead
+                && !self.is_used(first)
+                && self.swap_claim(index, claim, Claim::Free { used: true })
+            {
                 freed += 1;
             }
         }
@@ -174,7 +179,8 @@ impl Room {
 
     /// No use of the buffer may begin any more.
     pub(crate) fn withdraw(&self, place: Place) {
-        self.granule(place.first, granule::TOKEN).store(0, Ordering::SeqCst);
+        self.granule(place.first, granule::TOKEN)
+            .store(0, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
@@ -186,7 +192,8 @@ impl Room {
 
     /// Owner: asks to hear of the next signal. A look at the buffer has to follow.
     pub(crate) fn want(&self, place: Place) {
-        self.granule(place.first, granule::WANT).store(1, Ordering::Relaxed);
+        self.granule(place.first, granule::WANT)
+            .store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
@@ -204,7 +211,9 @@ impl Room {
     pub(crate) fn begin_use(&self, token: DmbToken, writer: Tag) -> Result<Target, SubmitError> {
         let first = index_of(token);
         // A stranger must not be able to count himself in, so look before.
-        if first >= self.granules() || self.granule(first, granule::TOKEN).load(Ordering::SeqCst) != token.0 {
+        if first >= self.granules()
+            || self.granule(first, granule::TOKEN).load(Ordering::SeqCst) != token.0
+        {
             return Err(SubmitError::UnknownToken);
         }
         if self.granule(first, granule::WRITER).load(Ordering::Relaxed) != writer.bits() {
@@ -276,7 +285,10 @@ impl Room {
                 std::hint::spin_loop();
                 continue;
             };
-            if users.compare_exchange(now, next, Ordering::SeqCst, Ordering::Relaxed).is_ok() {
+            if users
+                .compare_exchange(now, next, Ordering::SeqCst, Ordering::Relaxed)
+                .is_ok()
+            {
                 return Ok(());
             }
         }
@@ -289,8 +301,13 @@ impl Room {
 
     fn swap_claim(&self, index: u32, old: Claim, new: Claim) -> bool {
         let word = self.granule(index, granule::CLAIM);
-        word.compare_exchange(old.to_word(), new.to_word(), Ordering::SeqCst, Ordering::SeqCst)
-            .is_ok()
+        word.compare_exchange(
+            old.to_word(),
+            new.to_word(),
+            Ordering::SeqCst,
+            Ordering::SeqCst,
+        )
+        .is_ok()
     }
 
     fn granule(&self, index: u32, field: usize) -> &AtomicU64 {
@@ -373,7 +390,13 @@ mod tests {
         ] {
             assert_eq!(Claim::of_word(claim.to_word()), Some(claim));
         }
-        for nonsense in [3, 0x0100, 0x1_0000, owner.bits() | 16 << 8 | TAKEN, u64::MAX] {
+        for nonsense in [
+            3,
+            0x0100,
+            0x1_0000,
+            owner.bits() | 16 << 8 | TAKEN,
+            u64::MAX,
+        ] {
             assert_eq!(Claim::of_word(nonsense), None, "{nonsense:#x}");
         }
     }

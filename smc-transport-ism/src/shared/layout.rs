@@ -6,7 +6,7 @@
 //!    +0x000   state        generation << 32 | phase
 //!    +0x008   GID, two words
 //!    +0x018   beat         counted up by a device whose death nobody else would notice
-//!    +0x040   sleeping     owner: 1 before it parks;       ringer: 0 when it rings
+//!    +0x040   sleeping     owner: 1 before it parks, 2 when it is awake;  ringer: 1 to 0, and rings
 //!    +0x048   look         anybody: 1 when something about the peers changed
 //!    +0x080   mail, summary: a bit per slot with mail
 //!    +0x100   mail, a word per sending slot, a bit per kind of event

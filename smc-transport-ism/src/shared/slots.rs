@@ -42,11 +42,24 @@ pub(crate) enum Phase {
     Dead,
 }
 
+/// Whether the driver of a device sleeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sleep {
+    /// It has asked to be rung.
+    Asleep,
+    /// It was asleep, and somebody has rung.
+    Rung,
+    /// It looks by itself.
+    Awake,
+}
+
 impl Room {
     /// Takes a slot that is ours by what the fabric says, whoever had it before.
     pub(crate) fn join(&self, slot: u16, gid: Gid) -> Result<Tag, DeviceError> {
         if slot >= self.slots() {
-            return Err(DeviceError::Invalid("the fabric has no slot for this device"));
+            return Err(DeviceError::Invalid(
+                "the fabric has no slot for this device",
+            ));
         }
         let old = self.slot_word(slot, slot::STATE).load(Ordering::SeqCst);
         let generation = match Tag::of_bits(old).generation.wrapping_add(1) {
@@ -55,18 +68,24 @@ impl Room {
         };
         let tag = Tag { slot, generation };
         self.set_phase(tag, Phase::Joining);
-        self.slot_word(slot, slot::SLEEPING).store(0, Ordering::SeqCst);
+        self.slot_word(slot, slot::SLEEPING)
+            .store(AWAKE, Ordering::SeqCst);
         self.slot_word(slot, slot::LOOK).store(0, Ordering::SeqCst);
+        self.slot_word(slot, slot::BEAT).store(0, Ordering::SeqCst);
         self.take_ready(slot, |_| {});
         self.take_mail(slot, |_, _| {});
-        self.slot_word(slot, slot::GID_HI).store(gid.hi().0, Ordering::Relaxed);
-        self.slot_word(slot, slot::GID_LO).store(gid.lo().0, Ordering::Relaxed);
+        self.slot_word(slot, slot::GID_HI)
+            .store(gid.hi().0, Ordering::Relaxed);
+        self.slot_word(slot, slot::GID_LO)
+            .store(gid.lo().0, Ordering::Relaxed);
         self.set_phase(tag, Phase::Live);
         // Both of two devices with one GID see each other, or at least one does.
         fence(Ordering::SeqCst);
         if self.others(tag).any(|other| self.gid(other) == Some(gid)) {
             self.set_phase(tag, Phase::Dead);
-            return Err(DeviceError::NotPermitted("another device of the fabric has this GID"));
+            return Err(DeviceError::NotPermitted(
+                "another device of the fabric has this GID",
+            ));
         }
         Ok(tag)
     }
@@ -81,10 +100,13 @@ impl Room {
     /// has the slot.
     pub(crate) fn bury(&self, tag: Tag) -> bool {
         let word = self.slot_word(tag.slot, slot::STATE);
-        [Phase::Live, Phase::Leaving, Phase::Joining].iter().any(|phase| {
-            let (old, new) = (state(tag, *phase), state(tag, Phase::Dead));
-            word.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst).is_ok()
-        })
+        [Phase::Live, Phase::Leaving, Phase::Joining]
+            .iter()
+            .any(|phase| {
+                let (old, new) = (state(tag, *phase), state(tag, Phase::Dead));
+                word.compare_exchange(old, new, Ordering::SeqCst, Ordering::SeqCst)
+                    .is_ok()
+            })
     }
 
     /// The device that has a slot, and how far it is; `None` for an empty one, or nonsense.
@@ -108,12 +130,16 @@ impl Room {
     #[inline]
     pub(crate) fn is_live(&self, tag: Tag) -> bool {
         tag.slot < self.slots()
-            && self.slot_word(tag.slot, slot::STATE).load(Ordering::SeqCst) == state(tag, Phase::Live)
+            && self.slot_word(tag.slot, slot::STATE).load(Ordering::SeqCst)
+                == state(tag, Phase::Live)
     }
 
     /// Whether nobody can use buffers of the device any more.
     pub(crate) fn is_dead(&self, tag: Tag) -> bool {
-        match (tag.slot < self.slots()).then(|| self.occupant(tag.slot)).flatten() {
+        match (tag.slot < self.slots())
+            .then(|| self.occupant(tag.slot))
+            .flatten()
+        {
             Some((now, phase)) => now != tag || phase == Phase::Dead,
             None => true,
         }
@@ -150,23 +176,31 @@ impl Room {
 
     /// Owner: asks to be rung from now on. A look has to follow.
     pub(crate) fn sleep(&self, slot: u16) {
-        self.slot_word(slot, slot::SLEEPING).store(1, Ordering::SeqCst);
+        self.slot_word(slot, slot::SLEEPING)
+            .store(ASLEEP, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
     /// Owner: is awake and will look by itself.
     pub(crate) fn wake(&self, slot: u16) {
-        self.slot_word(slot, slot::SLEEPING).store(0, Ordering::Relaxed);
+        self.slot_word(slot, slot::SLEEPING)
+            .store(AWAKE, Ordering::Relaxed);
     }
 
-    /// Owner: whether it asked to be rung, and nobody has taken that up.
-    pub(crate) fn is_asleep(&self, slot: u16) -> bool {
-        self.slot_word(slot, slot::SLEEPING).load(Ordering::SeqCst) == 1
+    /// Owner: what has become of its wish to be rung.
+    pub(crate) fn sleep_of(&self, slot: u16) -> Sleep {
+        match self.slot_word(slot, slot::SLEEPING).load(Ordering::SeqCst) {
+            ASLEEP => Sleep::Asleep,
+            AWAKE => Sleep::Awake,
+            _ => Sleep::Rung,
+        }
     }
 
     /// Ringer: whether a device has to be rung. Whoever is told so has to do it.
     pub(crate) fn must_ring(&self, slot: u16) -> bool {
-        self.slot_word(slot, slot::SLEEPING).swap(0, Ordering::SeqCst) == 1
+        let word = self.slot_word(slot, slot::SLEEPING);
+        word.compare_exchange(ASLEEP, RUNG, Ordering::SeqCst, Ordering::SeqCst)
+            .is_ok()
     }
 
     /// Tells a device that something about its peers changed.
@@ -231,7 +265,8 @@ impl Room {
 
     /// Shows that a device is alive whose death nobody else would notice.
     pub(crate) fn beat(&self, slot: u16) {
-        self.slot_word(slot, slot::BEAT).fetch_add(1, Ordering::Relaxed);
+        self.slot_word(slot, slot::BEAT)
+            .fetch_add(1, Ordering::Relaxed);
     }
 
     /// The beat of a device.
@@ -259,3 +294,8 @@ fn state(tag: Tag, phase: Phase) -> u64 {
 }
 
 const PHASE: u64 = 0xffff_ffff;
+
+/// Values of `sleeping`.
+const RUNG: u64 = 0;
+const ASLEEP: u64 = 1;
+const AWAKE: u64 = 2;

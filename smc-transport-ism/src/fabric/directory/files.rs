@@ -37,7 +37,10 @@ impl Files {
         let dir = openat(CWD, path, flags, Mode::empty());
         let dir = dir.map_err(|error| os("open directory of the fabric", error))?;
         let stat = fstat(&dir).map_err(|error| os("inspect directory of the fabric", error))?;
-        check_owner(&stat, "the directory of the fabric can be changed by others")?;
+        check_owner(
+            &stat,
+            "the directory of the fabric can be changed by others",
+        )?;
         Ok(Self {
             dir,
             path: path.to_owned(),
@@ -57,7 +60,9 @@ impl Files {
                 Err(error) => return Err(os("lock the fabric", error)),
             }
         }
-        Err(DeviceError::NotPermitted("somebody holds the lock of the fabric"))
+        Err(DeviceError::NotPermitted(
+            "somebody holds the lock of the fabric",
+        ))
     }
 
     /// The memory that is there, or new one if nobody uses it any more. Takes the lock.

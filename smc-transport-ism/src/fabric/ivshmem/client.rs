@@ -1,0 +1,234 @@
+//! A process of the host as a client of the server.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use hashbrown::HashMap;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use smc_core::device::DeviceError;
+use smc_core::io::negotiate::passed::PeerSocket;
+
+use super::protocol::{self, Heard, Reader};
+use crate::fabric::doorbell::Doorbell;
+use crate::fabric::{Fabric, News, Unmet};
+use crate::lock;
+use crate::region::{adopt, os};
+use crate::shared::{Room, Tag};
+
+/// A process's end of an ivshmem fabric.
+#[derive(Debug)]
+pub(crate) struct Client {
+    room: Arc<Room>,
+    doorbell: Doorbell,
+    line: Mutex<Line>,
+}
+
+/// What the server says.
+#[derive(Debug)]
+struct Line {
+    socket: PeerSocket,
+    reader: Reader,
+    own: u16,
+    /// By what each of them is rung.
+    eventfds: HashMap<u16, OwnedFd>,
+    /// Slots whose devices have gone since [`Client::look`] was called last.
+    left: Vec<u16>,
+    is_closed: bool,
+}
+
+impl Client {
+    /// Connects to a server. Waits for its greeting, but not for long.
+    pub(crate) fn connect(path: &Path) -> Result<(Self, u16), DeviceError> {
+        let failed = |error| match error {
+            Errno::NOENT | Errno::CONNREFUSED => DeviceError::Gone("no ivshmem server there"),
+            error => os("connect to ivshmem server", error),
+        };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+        let socket = PeerSocket::from(socket.map_err(failed)?);
+        let address = SocketAddrUnix::new(path).map_err(failed)?;
+        connect(&socket, &address).map_err(failed)?;
+
+        let mut greeting = Greeting::new(&socket);
+        if greeting.number()?.0 != protocol::VERSION {
+            return Err(DeviceError::Invalid(
+                "the ivshmem server has another version",
+            ));
+        }
+        let own = u16::try_from(greeting.number()?.0)
+            .map_err(|_| DeviceError::PeerMisbehaved("the server gave no number"))?;
+        let (protocol::MEMORY, Some(memory)) = greeting.number()? else {
+            return Err(DeviceError::PeerMisbehaved("the server gave no memory"));
+        };
+        let room = Arc::new(Room::find(adopt(&memory)?)?);
+        let mut eventfds = HashMap::new();
+        while !eventfds.contains_key(&own) {
+            if let (Ok(id), Some(eventfd)) = greeting.peer()? {
+                // One vector is enough, and we ring the first.
+                eventfds.entry(id).or_insert(eventfd);
+            }
+        }
+        let reader = greeting.reader;
+
+        let doorbell = Doorbell::new()?;
+        if let Some(eventfd) = eventfds.get(&own) {
+            doorbell.watch_edges(eventfd, RUNG)?;
+        }
+        doorbell.watch(&socket, SERVER)?;
+        let line = Line {
+            socket,
+            reader,
+            own,
+            eventfds,
+            left: Vec::new(),
+            is_closed: false,
+        };
+        let client = Self {
+            room,
+            doorbell,
+            line: Mutex::new(line),
+        };
+        Ok((client, own))
+    }
+}
+
+impl Line {
+    /// Takes in what the server has said.
+    fn listen(&mut self) {
+        for _ in 0..MAX_MESSAGES {
+            match self.reader.receive(&self.socket) {
+                Heard::Nothing => return,
+                Heard::Closed => {
+                    self.is_closed = true;
+                    return;
+                }
+                Heard::Number(id, eventfd) => {
+                    let Ok(id) = u16::try_from(id) else { continue };
+                    match eventfd {
+                        Some(eventfd) => {
+                            self.eventfds.entry(id).or_insert(eventfd);
+                        }
+                        None if id != self.own => {
+                            self.eventfds.remove(&id);
+                            self.left.push(id);
+                        }
+                        None => {}
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Fabric for Client {
+    fn room(&self) -> &Arc<Room> {
+        &self.room
+    }
+
+    fn joined(&self, _: Tag) {}
+
+    fn meet(&self, peer: Tag) -> Result<(), Unmet> {
+        let mut line = lock(&self.line);
+        if !line.eventfds.contains_key(&peer.slot) {
+            line.listen();
+        }
+        if line.eventfds.contains_key(&peer.slot) {
+            Ok(())
+        } else {
+            Err(Unmet::Dead)
+        }
+    }
+
+    fn ring(&self, peer: Tag) {
+        let mut line = lock(&self.line);
+        if !line.eventfds.contains_key(&peer.slot) {
+            line.listen();
+        }
+        if let Some(eventfd) = line.eventfds.get(&peer.slot) {
+            // A full counter means that enough has been said.
+            let _ = rustix::io::write(eventfd, &1_u64.to_ne_bytes());
+        }
+    }
+
+    fn look(&self, each: &mut dyn FnMut(News)) -> Result<(), DeviceError> {
+        let mut has_word = false;
+        self.doorbell.rang(|id| has_word |= id == SERVER)?;
+        let mut line = lock(&self.line);
+        if has_word {
+            line.listen();
+        }
+        let left = std::mem::take(&mut line.left);
+        let is_closed = line.is_closed;
+        drop(line);
+        // The server has said so in the memory first; a device that came since is another one.
+        let gone = left.into_iter().filter_map(|slot| self.room.occupant(slot));
+        gone.filter(|(tag, _)| self.room.is_dead(*tag))
+            .for_each(|(tag, _)| each(News::Left(tag)));
+        if is_closed {
+            return Err(DeviceError::Gone("the ivshmem server has ended"));
+        }
+        Ok(())
+    }
+
+    fn doorbell(&self) -> BorrowedFd<'_> {
+        self.doorbell.as_fd()
+    }
+
+    fn is_dead(&self, peer: Tag) -> bool {
+        self.room.is_dead(peer) || self.meet(peer) == Err(Unmet::Dead)
+    }
+}
+
+/// What the server says first, which is waited for.
+struct Greeting<'a> {
+    socket: &'a PeerSocket,
+    reader: Reader,
+    until: Instant,
+}
+
+impl<'a> Greeting<'a> {
+    fn new(socket: &'a PeerSocket) -> Self {
+        Self {
+            socket,
+            reader: Reader::default(),
+            until: Instant::now() + PATIENCE,
+        }
+    }
+
+    fn number(&mut self) -> Result<(i64, Option<OwnedFd>), DeviceError> {
+        loop {
+            match self.reader.receive(self.socket) {
+                Heard::Number(number, descriptor) => return Ok((number, descriptor)),
+                Heard::Closed => return Err(DeviceError::Exhausted),
+                Heard::Nothing => {}
+            }
+            let left = self.until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(DeviceError::Gone("the ivshmem server does not answer"));
+            }
+            let left = Timespec::try_from(left).ok();
+            let socket = self.socket.as_fd();
+            match poll(&mut [PollFd::new(&socket, PollFlags::IN)], left.as_ref()) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return Err(os("wait for ivshmem server", error)),
+            }
+        }
+    }
+
+    fn peer(&mut self) -> Result<(Result<u16, ()>, Option<OwnedFd>), DeviceError> {
+        let (number, eventfd) = self.number()?;
+        Ok((u16::try_from(number).map_err(|_| ()), eventfd))
+    }
+}
+
+/// Ids of what rings.
+const SERVER: u64 = 0;
+const RUNG: u64 = 1;
+/// A server that talks without end must not hold the driver.
+const MAX_MESSAGES: usize = 4096;
+/// For the greeting of the server.
+const PATIENCE: Duration = Duration::from_secs(10);

@@ -1,0 +1,84 @@
+//! A guest's end of an ivshmem fabric.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use smc_core::device::DeviceError;
+
+use super::pci::Pci;
+use super::poll::Poller;
+use crate::fabric::doorbell::Doorbell;
+use crate::fabric::{Fabric, News, Unmet};
+use crate::shared::{Room, Tag};
+
+/// A guest's end of an ivshmem fabric.
+///
+/// The guest hears nothing from the server but through the memory: who has ended is marked there.
+#[derive(Debug)]
+pub(crate) struct Guest {
+    room: Arc<Room>,
+    doorbell: Arc<Doorbell>,
+    poller: Poller,
+    pci: Pci,
+}
+
+impl Guest {
+    /// Opens the device with this address, or the first one.
+    pub(crate) fn open(address: Option<&str>) -> Result<(Self, u16), DeviceError> {
+        let pci = Pci::open(address)?;
+        let room = Arc::new(Room::find(Arc::clone(pci.memory()))?);
+        let slot = pci.id();
+        if slot >= room.slots() {
+            return Err(DeviceError::Exhausted);
+        }
+        let doorbell = Arc::new(Doorbell::new()?);
+        let poller = Poller::start(Arc::clone(&room), slot, Arc::clone(&doorbell), true)?;
+        let guest = Self {
+            room,
+            doorbell,
+            poller,
+            pci,
+        };
+        Ok((guest, slot))
+    }
+}
+
+impl Fabric for Guest {
+    fn room(&self) -> &Arc<Room> {
+        &self.room
+    }
+
+    fn joined(&self, _: Tag) {}
+
+    fn meet(&self, _: Tag) -> Result<(), Unmet> {
+        Ok(())
+    }
+
+    fn ring(&self, peer: Tag) {
+        if peer.slot == self.pci.id() {
+            self.doorbell.ring_own();
+        } else {
+            self.pci.ring(peer.slot);
+        }
+    }
+
+    fn look(&self, _: &mut dyn FnMut(News)) -> Result<(), DeviceError> {
+        self.doorbell.rang(|_| {})?;
+        if self.poller.is_server_gone() {
+            return Err(DeviceError::Gone("the ivshmem server has ended"));
+        }
+        Ok(())
+    }
+
+    fn arm(&self) {
+        self.poller.arm();
+    }
+
+    fn doorbell(&self) -> BorrowedFd<'_> {
+        self.doorbell.as_fd()
+    }
+
+    fn is_dead(&self, peer: Tag) -> bool {
+        self.room.is_dead(peer)
+    }
+}

@@ -1,0 +1,127 @@
+//! An ivshmem device of a guest, by way of sysfs.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, fstat, openat};
+use rustix::io::Errno;
+use smc_core::device::DeviceError;
+
+use crate::region::{Mapping, Registers, os};
+
+/// An ivshmem device.
+#[derive(Debug)]
+pub(super) struct Pci {
+    registers: Registers,
+    memory: Arc<Mapping>,
+    id: u16,
+    /// Locked, so that no other process has the device.
+    _lock: OwnedFd,
+}
+
+impl Pci {
+    /// Opens a device by its address, such as `0000:00:04.0`; the first ivshmem device that nobody
+    /// uses without one.
+    pub(super) fn open(address: Option<&str>) -> Result<Self, DeviceError> {
+        if let Some(address) = address {
+            if address.contains('/') {
+                return Err(DeviceError::Invalid("address of a PCI device"));
+            }
+            return Self::open_at(&Path::new(DEVICES).join(address));
+        }
+        let entries = fs::read_dir(DEVICES);
+        let entries = entries.map_err(|error| DeviceError::os("look for PCI devices", &error))?;
+        let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+        paths.sort();
+        let mut last = DeviceError::Gone("no ivshmem device on the PCI bus");
+        for path in paths.iter().filter(|path| is_ivshmem(path)) {
+            match Self::open_at(path) {
+                Ok(device) => return Ok(device),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    /// The number that the server gave the machine.
+    pub(super) fn id(&self) -> u16 {
+        self.id
+    }
+
+    pub(super) fn memory(&self) -> &Arc<Mapping> {
+        &self.memory
+    }
+
+    /// Rings the machine or process with a number.
+    pub(super) fn ring(&self, id: u16) {
+        self.registers.write(DOORBELL, u32::from(id) << 16);
+    }
+
+    fn open_at(path: &Path) -> Result<Self, DeviceError> {
+        if !is_ivshmem(path) {
+            return Err(DeviceError::Invalid("this is not an ivshmem device"));
+        }
+        let enabled = fs::write(path.join("enable"), "1");
+        enabled.map_err(|error| DeviceError::os("enable PCI device", &error))?;
+        let (lock, memory) = map(&path.join("resource2"))?;
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => {
+                return Err(DeviceError::NotPermitted(
+                    "another process has the ivshmem device",
+                ));
+            }
+            Err(error) => return Err(os("lock ivshmem device", error)),
+        }
+        let (_, registers) = map(&path.join("resource0"))?;
+        let registers = Registers::new(registers, start_in_page(path)?);
+        // Negative while QEMU has no number from its server.
+        let id = registers.read(ID).and_then(|id| u16::try_from(id).ok());
+        let id = id.ok_or(DeviceError::Gone("the ivshmem device has no number"))?;
+        Ok(Self {
+            registers,
+            memory,
+            id,
+            _lock: lock,
+        })
+    }
+}
+
+/// Maps a BAR. It stays as long as it is while the device is there.
+fn map(path: &PathBuf) -> Result<(OwnedFd, Arc<Mapping>), DeviceError> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::SYNC;
+    let file = openat(CWD, path, flags, Mode::empty());
+    let file = file.map_err(|error| os("open PCI device", error))?;
+    let stat = fstat(&file).map_err(|error| os("inspect PCI device", error))?;
+    let len = usize::try_from(stat.st_size).unwrap_or(0);
+    let mapping = Mapping::of(&file, len.next_multiple_of(PAGE))?;
+    Ok((file, mapping))
+}
+
+/// A short BAR need not begin at the start of its page.
+fn start_in_page(path: &Path) -> Result<usize, DeviceError> {
+    let bars = fs::read_to_string(path.join("resource"));
+    let bars = bars.map_err(|error| DeviceError::os("inspect PCI device", &error))?;
+    let start = bars.split_whitespace().next();
+    let start = start.and_then(|start| usize::from_str_radix(start.strip_prefix("0x")?, 16).ok());
+    start
+        .map(|start| start % PAGE)
+        .ok_or(DeviceError::Invalid("PCI device without registers"))
+}
+
+fn is_ivshmem(path: &Path) -> bool {
+    let is = |file: &str, number: &str| {
+        fs::read_to_string(path.join(file)).is_ok_and(|text| text.trim() == number)
+    };
+    is("vendor", VENDOR) && is("device", DEVICE)
+}
+
+const DEVICES: &str = "/sys/bus/pci/devices";
+const VENDOR: &str = "0x1af4";
+const DEVICE: &str = "0x1110";
+/// Offsets of registers.
+const ID: usize = 8;
+const DOORBELL: usize = 12;
+const PAGE: usize = 4096;

@@ -1,0 +1,357 @@
+//! The server: makes the memory and tells machines and processes of each other.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::Instant;
+
+use hashbrown::HashMap;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{CWD, Mode, chmodat, unlink};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,
+    listen, recv, socket_with,
+};
+use smc_core::device::DeviceError;
+
+use super::{BEAT, SILENCE, protocol};
+use crate::fabric::doorbell::new_eventfd;
+use crate::lock;
+use crate::region::{Mapping, memory_file, os};
+use crate::shared::{Phase, Plan, Room, Tag};
+
+/// The server of an ivshmem fabric, for QEMU (`ivshmem-doorbell`) and processes of the host.
+///
+/// It makes the memory, sealed so that it keeps its length, and tells its clients of each other. It
+/// is also who notices the end of a client and says so in the memory, for guests hear of it there
+/// only. The server is not a device itself; a process can have both.
+///
+/// When it ends, the fabric ends: devices of processes report it at once, those of guests after 15
+/// seconds, and new ones need a new server. QEMU goes on with the old memory until its machine is
+/// started anew.
+///
+/// Whoever can connect to the socket can read and write all of the memory.
+#[derive(Debug)]
+pub struct Server {
+    path: PathBuf,
+    listener: OwnedFd,
+    memory: OwnedFd,
+    room: Room,
+    stop: OwnedFd,
+    clients: Mutex<HashMap<u16, Client>>,
+}
+
+/// Options of a [`Server`]; see [`Server::builder`].
+#[derive(Clone, Debug)]
+pub struct ServerBuilder {
+    path: PathBuf,
+    len: usize,
+    plan: Plan,
+    mode: u32,
+}
+
+#[derive(Debug)]
+struct Client {
+    socket: OwnedFd,
+    eventfd: OwnedFd,
+    /// The last beat of the device there, and when it came.
+    beat: (u64, Instant),
+}
+
+impl ServerBuilder {
+    /// Length of the memory in bytes; 64 MiB if not given. QEMU wants a power of two.
+    #[must_use]
+    pub fn len(mut self, bytes: usize) -> Self {
+        self.len = bytes;
+        self
+    }
+
+    /// How many clients there can be, up to 1024; 64 if not given.
+    #[must_use]
+    pub fn devices(mut self, devices: u16) -> Self {
+        self.plan.slots = devices;
+        self
+    }
+
+    /// Whether devices write in place in their peers' buffers; false if not given.
+    #[must_use]
+    pub fn nocopy(mut self, on: bool) -> Self {
+        self.plan.nocopy = on;
+        self
+    }
+
+    /// Permissions of the socket; 0600 if not given.
+    #[must_use]
+    pub fn mode(mut self, mode: u32) -> Self {
+        self.mode = mode;
+        self
+    }
+
+    /// Makes the memory and listens.
+    ///
+    /// A socket that a server left behind is replaced.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::Invalid`] for a length or number that makes no sense,
+    /// [`DeviceError::NotPermitted`] when another server listens there, else what the system
+    /// refused.
+    pub fn bind(self) -> Result<Server, DeviceError> {
+        if !self.len.is_power_of_two() {
+            return Err(DeviceError::Invalid(
+                "length of the memory is no power of two",
+            ));
+        }
+        let memory = memory_file(self.len)?;
+        let room = Room::make(Mapping::of(&memory, self.len)?, self.plan)?;
+        Ok(Server {
+            listener: listener(&self.path, self.mode)?,
+            path: self.path,
+            memory,
+            room,
+            stop: new_eventfd()?,
+            clients: Mutex::default(),
+        })
+    }
+}
+
+impl Server {
+    /// Options for a server that listens at this path.
+    #[must_use]
+    pub fn builder(path: impl Into<PathBuf>) -> ServerBuilder {
+        ServerBuilder {
+            path: path.into(),
+            len: crate::fabric::place::LEN,
+            plan: Plan {
+                slots: crate::fabric::place::SLOTS,
+                nocopy: false,
+            },
+            mode: 0o600,
+        }
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The random number of the fabric.
+    #[must_use]
+    pub fn fabric_id(&self) -> u128 {
+        self.room.fabric()
+    }
+
+    /// Number of machines and processes that are connected.
+    #[must_use]
+    pub fn clients(&self) -> usize {
+        lock(&self.clients).len()
+    }
+
+    /// Number of devices that are in use.
+    #[must_use]
+    pub fn devices(&self) -> usize {
+        self.room.live().count()
+    }
+
+    /// Serves until [`Server::stop`] is called. Blocks the thread.
+    ///
+    /// # Errors
+    ///
+    /// When the system cannot wait for clients.
+    pub fn run(&self) -> Result<(), DeviceError> {
+        let mut next_beat = Instant::now();
+        loop {
+            let now = Instant::now();
+            if now >= next_beat {
+                next_beat = now + BEAT;
+                self.room.beat_keeper();
+                self.bury_silent(now);
+            }
+            let left = next_beat.saturating_duration_since(now);
+            match self.wait(left)? {
+                Woken::Stopped => return Ok(()),
+                Woken::For { is_new, ended } => {
+                    ended.into_iter().for_each(|slot| self.dismiss(slot));
+                    if is_new {
+                        self.accept();
+                    }
+                }
+            }
+        }
+    }
+
+    /// Has [`Server::run`] return, on whatever thread it is.
+    pub fn stop(&self) {
+        let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
+    }
+
+    fn wait(&self, time: std::time::Duration) -> Result<Woken, DeviceError> {
+        let clients = lock(&self.clients);
+        let sockets: Vec<_> = clients
+            .iter()
+            .map(|(slot, client)| (*slot, client.socket.as_fd().try_clone_to_owned()))
+            .collect();
+        drop(clients);
+        let mut fds = vec![
+            PollFd::new(&self.stop, PollFlags::IN),
+            PollFd::new(&self.listener, PollFlags::IN),
+        ];
+        let mut slots = Vec::new();
+        for (slot, socket) in &sockets {
+            if let Ok(socket) = socket {
+                slots.push((*slot, socket));
+                fds.push(PollFd::new(socket, PollFlags::IN));
+            }
+        }
+        let time = Timespec::try_from(time).unwrap_or(Timespec {
+            tv_sec: 1,
+            tv_nsec: 0,
+        });
+        match poll(&mut fds, Some(&time)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(os("wait for clients", error)),
+        }
+        let has_rung = |fd: &PollFd<'_>| !fd.revents().is_empty();
+        if has_rung(&fds[0]) {
+            return Ok(Woken::Stopped);
+        }
+        let ended = slots.iter().zip(&fds[2..]);
+        let ended = ended.filter(|((_, socket), fd)| has_rung(fd) && has_ended(socket));
+        Ok(Woken::For {
+            is_new: has_rung(&fds[1]),
+            ended: ended.map(|((slot, _), _)| *slot).collect(),
+        })
+    }
+
+    fn accept(&self) {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        while let Ok(socket) = accept_with(&self.listener, flags) {
+            // Closed if there is no room for it: QEMU says that the server sent nothing.
+            let _ = self.admit(socket);
+        }
+    }
+
+    fn admit(&self, socket: OwnedFd) -> Result<(), DeviceError> {
+        let mut clients = lock(&self.clients);
+        let slot = (0..self.room.slots()).find(|slot| !clients.contains_key(slot));
+        let slot = slot.ok_or(DeviceError::Exhausted)?;
+        let eventfd = new_eventfd()?;
+        let failed = |error| os("greet client", error);
+        let own = i64::from(slot);
+        protocol::send(&socket, protocol::VERSION, None).map_err(failed)?;
+        protocol::send(&socket, own, None).map_err(failed)?;
+        let memory = Some(self.memory.as_fd());
+        protocol::send(&socket, protocol::MEMORY, memory).map_err(failed)?;
+        for (id, client) in &*clients {
+            let fd = Some(client.eventfd.as_fd());
+            protocol::send(&socket, (*id).into(), fd).map_err(failed)?;
+        }
+        protocol::send(&socket, own, Some(eventfd.as_fd())).map_err(failed)?;
+        for client in clients.values() {
+            // Who has no room for it does not read, and is thrown out when it next matters.
+            let _ = protocol::send(&client.socket, own, Some(eventfd.as_fd()));
+        }
+        let client = Client {
+            socket,
+            eventfd,
+            beat: (0, Instant::now()),
+        };
+        clients.insert(slot, client);
+        Ok(())
+    }
+
+    fn dismiss(&self, slot: u16) {
+        let mut clients = lock(&self.clients);
+        if clients.remove(&slot).is_none() {
+            return;
+        }
+        if let Some((tag, _)) = self.room.occupant(slot) {
+            self.bury(tag, &clients);
+        }
+        for client in clients.values() {
+            let _ = protocol::send(&client.socket, slot.into(), None);
+        }
+    }
+
+    /// Counts devices as dead that used to show that they are alive and no longer do.
+    fn bury_silent(&self, now: Instant) {
+        let mut clients = lock(&self.clients);
+        let mut silent = Vec::new();
+        for (slot, client) in clients.iter_mut() {
+            let beat = self.room.beat_of(*slot);
+            if beat != client.beat.0 {
+                client.beat = (beat, now);
+            }
+            let Some((tag, Phase::Live | Phase::Leaving)) = self.room.occupant(*slot) else {
+                continue;
+            };
+            if beat != 0 && now.duration_since(client.beat.1) > SILENCE {
+                silent.push(tag);
+            }
+        }
+        for tag in silent {
+            self.bury(tag, &clients);
+        }
+    }
+
+    fn bury(&self, tag: Tag, clients: &HashMap<u16, Client>) {
+        if !self.room.bury(tag) {
+            return;
+        }
+        for other in self.room.live() {
+            self.room.ask_to_look(other.slot);
+            if let Some(client) = clients.get(&other.slot) {
+                if self.room.must_ring(other.slot) {
+                    let _ = rustix::io::write(&client.eventfd, &1_u64.to_ne_bytes());
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = unlink(&self.path);
+    }
+}
+
+enum Woken {
+    Stopped,
+    For { is_new: bool, ended: Vec<u16> },
+}
+
+/// Clients have nothing to say, so all that can come is the end.
+fn has_ended(socket: &OwnedFd) -> bool {
+    let mut buf = [0; 64];
+    match recv(socket, &mut buf[..], RecvFlags::DONTWAIT) {
+        Ok((0, _)) => true,
+        Ok(_) | Err(Errno::AGAIN | Errno::INTR) => false,
+        Err(_) => true,
+    }
+}
+
+fn listener(path: &Path, mode: u32) -> Result<OwnedFd, DeviceError> {
+    let failed = |error| os("listen for ivshmem clients", error);
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let stream = || socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+    let address = SocketAddrUnix::new(path).map_err(failed)?;
+    match connect(stream().map_err(failed)?, &address) {
+        Err(Errno::NOENT) => {}
+        Err(Errno::CONNREFUSED) => unlink(path).map_err(failed)?,
+        _ => return Err(DeviceError::NotPermitted("a server listens there already")),
+    }
+    let listener = stream().map_err(failed)?;
+    bind(&listener, &address).map_err(failed)?;
+    // Nobody can connect before it listens.
+    chmodat(
+        CWD,
+        path,
+        Mode::from_raw_mode(mode),
+        rustix::fs::AtFlags::empty(),
+    )
+    .map_err(failed)?;
+    listen(&listener, 64).map_err(failed)?;
+    Ok(listener)
+}

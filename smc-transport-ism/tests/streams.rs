@@ -1,0 +1,197 @@
+//! Streams over fabrics, each end with an endpoint and a device of its own.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[macro_use]
+mod support;
+
+use std::future::Future;
+use std::io::ErrorKind;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_lite::future::zip;
+use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
+use smc_core::io::runtime::Runtime;
+use smc_core::io::runtime::smol::SmolRuntime;
+use smc_core::{Mode, Stream};
+use smc_testkit::model::{self, Rules};
+use smc_transport_ism::IsmDevice;
+use smc_wire::types::DeclineCode;
+use support::{Kind, On, World, builder, connect, pattern};
+
+scenarios! {
+    echo_of_small_messages
+    a_long_stream_both_ways_at_once
+    half_close_then_the_answer
+    an_abort_resets_the_peer
+    fifty_connections
+    streams_keep_the_rules
+    a_used_up_fabric_means_tcp
+    a_dropped_endpoint_ends_its_streams
+}
+
+fn run<F: Future<Output = ()>>(on: On, kind: Kind, nocopy: bool, scenario: fn(World, On) -> F) {
+    on.run(scenario(World::new(kind, nocopy), on));
+}
+
+async fn echo_of_small_messages(world: World, on: On) {
+    let (mut client, mut server) = world.pair(on).await;
+    for stream in [&client, &server] {
+        match stream.mode() {
+            Mode::SmcD {
+                nocopy, version, ..
+            } => assert_eq!((*nocopy, version.get()), (world.nocopy, 2)),
+            mode => panic!("{mode}"),
+        }
+    }
+    for i in 0..1000_usize {
+        let message = [pattern(i); 14];
+        client.write_all(&message).await.unwrap();
+        let mut heard = [0; 14];
+        server.read_exact(&mut heard).await.unwrap();
+        server.write_all(&heard).await.unwrap();
+        client.read_exact(&mut heard).await.unwrap();
+        assert_eq!(heard, message);
+    }
+}
+
+async fn a_long_stream_both_ways_at_once(world: World, on: On) {
+    let (client, server) = world.pair(on).await;
+    zip(both_ways(client, 4_001), both_ways(server, 70_001)).await;
+}
+
+/// Sends and checks the pattern at once, in pieces of `piece` bytes.
+async fn both_ways(stream: Stream, piece: usize) {
+    // All of 100 MB where it takes no time.
+    const LEN: usize = if cfg!(debug_assertions) { 10 } else { 100 } * 1_000_000;
+    // The pattern repeats every 64 KiB.
+    let lap: Vec<u8> = (0..65_536 + piece).map(pattern).collect();
+    let at_position = |at: usize, len: usize| &lap[at % 65_536..at % 65_536 + len];
+    let (mut from, mut to) = stream.into_split();
+    let sending = async {
+        let mut at = 0;
+        while at < LEN {
+            let len = piece.min(LEN - at);
+            to.write_all(at_position(at, len)).await.unwrap();
+            at += len;
+        }
+        to.close().await.unwrap();
+    };
+    let receiving = async {
+        let mut buf = vec![0; piece];
+        let mut at = 0;
+        loop {
+            let count = from.read(&mut buf).await.unwrap();
+            if count == 0 {
+                break;
+            }
+            assert!(buf[..count] == *at_position(at, count), "around byte {at}");
+            at += count;
+        }
+        assert_eq!(at, LEN);
+    };
+    zip(sending, receiving).await;
+}
+
+async fn half_close_then_the_answer(world: World, on: On) {
+    let (mut client, mut server) = world.pair(on).await;
+    client.write_all(b"question").await.unwrap();
+    client.close().await.unwrap();
+    let mut question = String::new();
+    server.read_to_string(&mut question).await.unwrap();
+    assert_eq!(question, "question");
+    server.write_all(b"answer").await.unwrap();
+    drop(server);
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).await.unwrap();
+    assert_eq!(answer, "answer");
+}
+
+async fn an_abort_resets_the_peer(world: World, on: On) {
+    let (mut client, server) = world.pair(on).await;
+    client.write_all(b"nobody reads this").await.unwrap();
+    drop(server);
+    let error = client.read(&mut [0; 8]).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    let error = client.write(b"x").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+}
+
+async fn fifty_connections(world: World, on: On) {
+    let options = || world.builder(on).recv_buffer(64 << 10);
+    let (client, server) = (options().build().unwrap(), options().build().unwrap());
+    let listener = server.bind("127.0.0.1:0").await.unwrap();
+    let mut pairs = Vec::new();
+    for _ in 0..50 {
+        let pair = connect(&client, &listener).await;
+        assert!(pair.0.mode().is_smc(), "{}", pair.0.mode());
+        pairs.push(pair);
+    }
+    for round in 0..5_usize {
+        for (index, (client, server)) in pairs.iter_mut().enumerate() {
+            let message = [pattern(round * 50 + index); 1000];
+            let mut heard = [0; 1000];
+            client.write_all(&message).await.unwrap();
+            server.read_exact(&mut heard).await.unwrap();
+            server.write_all(&heard).await.unwrap();
+            client.read_exact(&mut heard).await.unwrap();
+            assert_eq!(heard, message);
+        }
+    }
+}
+
+async fn streams_keep_the_rules(world: World, on: On) {
+    let (client, server) = (world.endpoint(on), world.endpoint(on));
+    let listener = server.bind("127.0.0.1:0").await.unwrap();
+    let runtime: Arc<dyn Runtime> = Arc::new(SmolRuntime::new());
+    let rules = Rules::relaxed().with_patience(Duration::from_secs(20));
+    for seed in 0..40 {
+        let pair = connect(&client, &listener).await;
+        let outcome = model::run(seed, &runtime, pair, rules).await;
+        outcome.unwrap_or_else(|violation| panic!("{violation}"));
+    }
+}
+
+async fn a_used_up_fabric_means_tcp(world: World, on: On) {
+    let device = |dmbs| {
+        let device = IsmDevice::builder(world.place()).max_dmbs(dmbs).build();
+        Arc::new(device.unwrap())
+    };
+    let endpoint = |dmbs| {
+        builder(on, world.dir())
+            .device(device(dmbs))
+            .build()
+            .unwrap()
+    };
+    let (client, server) = (endpoint(100), endpoint(2));
+    let listener = server.bind("127.0.0.1:0").await.unwrap();
+    let mut kept = Vec::new();
+    for _ in 0..2 {
+        let pair = connect(&client, &listener).await;
+        assert!(pair.0.mode().is_smc());
+        kept.push(pair);
+    }
+    let (mut client, mut server) = connect(&client, &listener).await;
+    match server.mode() {
+        Mode::Tcp { reason, .. } => assert_eq!(reason.local, DeclineCode::MAX_DMB),
+        mode => panic!("{mode}"),
+    }
+    match client.mode() {
+        Mode::Tcp { reason, .. } => assert_eq!(reason.peer, Some(DeclineCode::MAX_DMB)),
+        mode => panic!("{mode}"),
+    }
+    client.write_all(b"all the same").await.unwrap();
+    let mut heard = [0; 12];
+    server.read_exact(&mut heard).await.unwrap();
+    assert_eq!(&heard, b"all the same");
+}
+
+async fn a_dropped_endpoint_ends_its_streams(world: World, on: On) {
+    let (mut client, mut server) = world.pair(on).await;
+    client.write_all(b"last words").await.unwrap();
+    drop(client);
+    let mut words = Vec::new();
+    server.read_to_end(&mut words).await.unwrap();
+    assert_eq!(words, b"last words");
+}

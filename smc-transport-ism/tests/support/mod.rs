@@ -1,0 +1,217 @@
+//! Fabrics, and endpoints in pairs on them.
+
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use std::future::Future;
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use futures_lite::FutureExt as _;
+use futures_lite::future::zip;
+use smc_core::device::{Device, Event};
+use smc_core::io::Builder;
+use smc_core::io::negotiate::Local;
+use smc_core::{Endpoint, Listener, Stream};
+use smc_transport_ism::{IsmDevice, Place, Server};
+use tempfile::TempDir;
+
+/// A runtime.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum On {
+    Tokio,
+    Smol,
+}
+
+impl On {
+    pub(crate) fn run(self, scenario: impl Future<Output = ()>) {
+        let bounded = async {
+            let late = async {
+                async_io::Timer::after(Duration::from_secs(120)).await;
+                panic!("the scenario hangs");
+            };
+            scenario.or(late).await;
+        };
+        match self {
+            Self::Smol => smol::block_on(bounded),
+            Self::Tokio => tokio::runtime::Builder::new_multi_thread()
+                .worker_threads(2)
+                .enable_all()
+                .build()
+                .unwrap()
+                .block_on(bounded),
+        }
+    }
+
+    fn endpoint(self) -> Builder {
+        match self {
+            Self::Tokio => Endpoint::tokio(),
+            Self::Smol => Endpoint::smol(),
+        }
+    }
+}
+
+/// Of what kind a fabric is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Directory,
+    Server,
+}
+
+/// A fabric of its own, with a directory for it.
+#[derive(Debug)]
+pub(crate) struct World {
+    pub(crate) kind: Kind,
+    pub(crate) nocopy: bool,
+    len: usize,
+    pub(crate) server: Option<Serving>,
+    dir: TempDir,
+}
+
+impl World {
+    pub(crate) fn new(kind: Kind, nocopy: bool) -> Self {
+        Self::with_len(kind, nocopy, 32 << 20)
+    }
+
+    pub(crate) fn with_len(kind: Kind, nocopy: bool, len: usize) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let server = (kind == Kind::Server).then(|| {
+            let server = Server::builder(dir.path().join("ivshmem.sock"));
+            Serving::start(server.len(len).nocopy(nocopy).bind().unwrap())
+        });
+        Self {
+            kind,
+            nocopy,
+            len,
+            server,
+            dir,
+        }
+    }
+
+    pub(crate) fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub(crate) fn place(&self) -> Place {
+        place(&self.address())
+            .with_nocopy(self.nocopy)
+            .with_len(self.len)
+    }
+
+    /// What another process needs to be on this fabric.
+    pub(crate) fn address(&self) -> PathBuf {
+        self.dir().join(match self.kind {
+            Kind::Directory => "fabric",
+            Kind::Server => "ivshmem.sock",
+        })
+    }
+
+    pub(crate) fn device(&self) -> IsmDevice {
+        IsmDevice::builder(self.place()).build().unwrap()
+    }
+
+    pub(crate) fn builder(&self, on: On) -> Builder {
+        builder(on, self.dir()).device(Arc::new(self.device()))
+    }
+
+    pub(crate) fn endpoint(&self, on: On) -> Endpoint {
+        self.builder(on).build().unwrap()
+    }
+
+    /// Two endpoints with one stream between them: the client's and the server's end.
+    pub(crate) async fn pair(&self, on: On) -> (Stream, Stream) {
+        let (client, server) = (self.endpoint(on), self.endpoint(on));
+        let listener = server.bind("127.0.0.1:0").await.unwrap();
+        connect(&client, &listener).await
+    }
+}
+
+/// The fabric at an address, as [`World::address`] gives it.
+pub(crate) fn place(address: &Path) -> Place {
+    match address.extension() {
+        Some(_) => Place::server(address),
+        None => Place::directory(address),
+    }
+}
+
+/// Options of an endpoint without devices.
+pub(crate) fn builder(on: On, dir: &Path) -> Builder {
+    on.endpoint()
+        .negotiation(Arc::new(Local::new().with_directory(dir)))
+}
+
+/// A server with its thread.
+#[derive(Debug)]
+pub(crate) struct Serving {
+    server: Arc<Server>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Serving {
+    pub(crate) fn start(server: Server) -> Self {
+        let server = Arc::new(server);
+        let running = Arc::clone(&server);
+        let thread = std::thread::spawn(move || running.run().unwrap());
+        Self {
+            server,
+            thread: Some(thread),
+        }
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.server.stop();
+        self.thread.take().unwrap().join().unwrap();
+    }
+}
+
+/// A new stream between an endpoint and a listener: the client's and the server's end.
+pub(crate) async fn connect(client: &Endpoint, listener: &Listener) -> (Stream, Stream) {
+    let addr = listener.local_addr().unwrap();
+    let (connected, accepted) = zip(client.connect(addr), listener.accept()).await;
+    (connected.unwrap(), accepted.unwrap().0)
+}
+
+/// Byte `i` of a recognisable stream.
+pub(crate) fn pattern(i: usize) -> u8 {
+    ((7 * i + 13 * (i >> 8)) & 255) as u8
+}
+
+/// Drains a device, as its driver would, until it has reported an event that is wanted.
+pub(crate) fn await_event(device: &IsmDevice, wanted: impl Fn(&Event) -> bool) {
+    let deadline = std::time::Instant::now() + Duration::from_secs(20);
+    let mut seen = false;
+    while !seen {
+        assert!(
+            std::time::Instant::now() < deadline,
+            "the event never comes"
+        );
+        let drained = device.drain(&mut |event| seen |= wanted(&event));
+        drained.unwrap();
+        std::thread::yield_now();
+    }
+}
+
+/// Reads a child's output until it says that it is ready; gives what it said with it.
+pub(crate) fn wait_until_ready(child: &mut Child) -> String {
+    let output = BufReader::new(child.stdout.take().unwrap());
+    let mut lines = output.lines().map_while(Result::ok);
+    lines
+        .find_map(|line| Some(line.split_once("ready")?.1.trim().to_owned()))
+        .expect("the child ended before it was ready")
+}
+
+/// Runs a scenario on both kinds of fabric, in both modes, and on both runtimes.
+#[allow(unused_macros, reason = "not every test file has scenarios")]
+macro_rules! scenarios {
+    ($($name:ident)+) => {
+        mod directory_copy { $( #[test] fn $name() { $crate::run($crate::support::On::Tokio, $crate::support::Kind::Directory, false, super::$name); } )+ }
+        mod directory_nocopy { $( #[test] fn $name() { $crate::run($crate::support::On::Smol, $crate::support::Kind::Directory, true, super::$name); } )+ }
+        mod server_copy { $( #[test] fn $name() { $crate::run($crate::support::On::Smol, $crate::support::Kind::Server, false, super::$name); } )+ }
+        mod server_nocopy { $( #[test] fn $name() { $crate::run($crate::support::On::Tokio, $crate::support::Kind::Server, true, super::$name); } )+ }
+    };
+}
