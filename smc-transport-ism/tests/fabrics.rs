@@ -1,0 +1,275 @@
+//! Coming to a fabric and leaving it, with all that can be wrong there.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
+use std::path::Path;
+
+use futures_lite::future::block_on;
+use smc_core::device::{Device as _, DeviceError, Direct as _, Event, PeerEvent, PeerEvents as _};
+use smc_transport_ism::{IsmDevice, Place, Server};
+use smc_wire::types::Gid;
+use support::{Kind, Serving, World, await_event};
+
+fn build(place: Place) -> Result<IsmDevice, DeviceError> {
+    IsmDevice::builder(place).build()
+}
+
+fn memory(dir: &Path) -> File {
+    let path = dir.join("memory");
+    File::options().read(true).write(true).open(path).unwrap()
+}
+
+#[test]
+fn devices_of_one_fabric_have_its_chid_and_different_gids() {
+    for kind in [Kind::Directory, Kind::Server] {
+        let world = World::new(kind, false);
+        let devices = [world.device(), world.device(), world.device()];
+        assert!(
+            devices
+                .iter()
+                .all(|device| device.chid() == devices[0].chid())
+        );
+        assert!(
+            devices
+                .iter()
+                .all(|device| device.fabric_id() == devices[0].fabric_id())
+        );
+        assert_ne!(devices[0].gid(), devices[1].gid());
+        assert_eq!(
+            [0, 1, 2],
+            [0, 1, 2].map(|index: usize| devices[index].slot())
+        );
+        assert_eq!(devices[2].others(), 2);
+    }
+}
+
+#[test]
+fn a_device_is_told_when_a_peer_leaves_and_its_slot_is_taken_again() {
+    for kind in [Kind::Directory, Kind::Server] {
+        let world = World::new(kind, false);
+        let (stays, leaves) = (world.device(), world.device());
+        let (gid, slot) = (leaves.gid(), leaves.slot());
+        block_on(stays.reach(gid)).unwrap();
+        drop(leaves);
+        await_event(&stays, |event| *event == Event::PeerGone(gid));
+        assert!(block_on(stays.reach(gid)).is_err());
+        assert_eq!(stays.peers(), 0);
+        // The server frees a number as soon as it notices.
+        let next = loop {
+            let next = world.device();
+            if next.slot() == slot {
+                break next;
+            }
+        };
+        assert_ne!(next.gid(), gid);
+        block_on(stays.reach(next.gid())).unwrap();
+    }
+}
+
+#[test]
+fn events_go_from_device_to_device() {
+    for kind in [Kind::Directory, Kind::Server] {
+        let world = World::new(kind, false);
+        let (one, two) = (world.device(), world.device());
+        for event in [
+            PeerEvent::TestRequest,
+            PeerEvent::TestResponse,
+            PeerEvent::Shutdown,
+        ] {
+            one.signal_event(two.gid(), event).unwrap();
+            let from = one.gid();
+            await_event(&two, |seen| *seen == Event::Peer { from, event });
+        }
+    }
+}
+
+#[test]
+fn two_devices_with_one_gid() {
+    for kind in [Kind::Directory, Kind::Server] {
+        let world = World::new(kind, false);
+        let gid = Gid::new(0x1234, 0x5678);
+        let device = || IsmDevice::builder(world.place()).gid(gid).build();
+        let first = device().unwrap();
+        match device() {
+            Err(DeviceError::NotPermitted(why)) => assert!(why.contains("GID"), "{why}"),
+            other => panic!("{other:?}"),
+        }
+        drop(first);
+        // The end of the first may take a moment to be known.
+        while device().is_err() {
+            std::thread::yield_now();
+        }
+    }
+    let half = IsmDevice::builder(Place::directory("/nowhere")).gid(Gid::native(5));
+    assert!(matches!(half.build(), Err(DeviceError::Invalid(_))));
+}
+
+#[test]
+fn a_full_fabric() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = Place::directory(dir.path())
+        .with_len(2 << 20)
+        .with_devices(2);
+    let devices = [build(place.clone()).unwrap(), build(place.clone()).unwrap()];
+    assert!(matches!(build(place), Err(DeviceError::Exhausted)));
+    drop(devices);
+
+    let path = dir.path().join("sock");
+    let server = Server::builder(&path).len(2 << 20).devices(1);
+    let _serving = Serving::start(server.bind().unwrap());
+    let _first = build(Place::server(&path)).unwrap();
+    assert!(matches!(
+        build(Place::server(&path)),
+        Err(DeviceError::Exhausted)
+    ));
+}
+
+#[test]
+fn used_up_memory_is_exhausted_or_short() {
+    for kind in [Kind::Directory, Kind::Server] {
+        let world = World::with_len(kind, false, 2 << 20);
+        let (owner, writer) = (world.device(), world.device());
+        let register = |len| block_on(owner.register(writer.gid(), len));
+        let longest = owner.limits().max_dmb_len;
+        let mut kept = Vec::new();
+        let short = loop {
+            match register(longest) {
+                Ok(dmb) => kept.push(dmb),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(short, DeviceError::NoMemory);
+        let none = loop {
+            match register(1 << 14) {
+                Ok(dmb) => kept.push(dmb),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(none, DeviceError::Exhausted);
+        kept.clear();
+        register(longest).unwrap();
+        assert_eq!(owner.dmbs(), 0);
+    }
+}
+
+#[test]
+fn memory_that_is_too_small() {
+    let dir = tempfile::tempdir().unwrap();
+    let small = |len| build(Place::directory(dir.path()).with_len(len));
+    for len in [0, 1, 4096, 100_000] {
+        match small(len) {
+            Err(DeviceError::Invalid(why)) => assert!(why.contains("too small"), "{why}"),
+            other => panic!("{other:?}"),
+        }
+    }
+    let server = Server::builder(dir.path().join("sock")).len(1 << 16).bind();
+    assert!(matches!(server, Err(DeviceError::Invalid(_))));
+    let server = Server::builder(dir.path().join("sock")).len(3 << 20).bind();
+    assert!(matches!(server, Err(DeviceError::Invalid(_))));
+    small(1 << 21).unwrap();
+}
+
+#[test]
+fn a_header_that_somebody_wrote_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = Place::directory(dir.path()).with_len(2 << 20);
+    let there = build(place.clone()).unwrap();
+    let file = memory(dir.path());
+    for (at, expected) in [
+        (0, "not the memory"),
+        (8, "another version"),
+        (0x28, "number of"),
+    ] {
+        let mut before = [0; 8];
+        file.read_exact_at(&mut before, at).unwrap();
+        file.write_all_at(&[0x55; 8], at).unwrap();
+        match build(place.clone()) {
+            Err(DeviceError::Invalid(why)) => assert!(why.contains(expected), "{why}"),
+            other => panic!("{other:?}"),
+        }
+        // Who is there already does not care.
+        there.drain(&mut |_| {}).unwrap();
+        file.write_all_at(&before, at).unwrap();
+    }
+    drop(there);
+    // When all have gone the memory is made anew, whatever is in it.
+    file.write_all_at(&[0x55; 4096], 0).unwrap();
+    build(place).unwrap();
+}
+
+#[test]
+fn a_device_that_is_counted_as_dead_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = Place::directory(dir.path()).with_len(2 << 20);
+    let (victim, other) = (build(place.clone()).unwrap(), build(place).unwrap());
+    block_on(other.reach(victim.gid())).unwrap();
+    // The state of slot 0, as if another machine had taken it: generation 99, live.
+    memory(dir.path())
+        .write_all_at(&(99_u64 << 32 | 2).to_ne_bytes(), 0x1000)
+        .unwrap();
+    let gid = victim.gid();
+    // Whoever comes tells all to look.
+    let _third = build(Place::directory(dir.path())).unwrap();
+    await_event(&other, |event| *event == Event::PeerGone(gid));
+    await_event(&victim, |event| *event == Event::DeviceGone);
+    assert!(matches!(victim.arm(), Err(DeviceError::Gone(_))));
+    assert!(block_on(victim.reach(other.gid())).is_err());
+}
+
+#[test]
+fn a_directory_that_others_can_change_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("open");
+    fs::create_dir(&path).unwrap();
+    fs::set_permissions(&path, Permissions::from_mode(0o777)).unwrap();
+    assert!(matches!(
+        build(Place::directory(&path)),
+        Err(DeviceError::NotPermitted(_))
+    ));
+}
+
+#[test]
+fn a_server_that_ends_and_its_successor() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("sock");
+    let serve = || Serving::start(Server::builder(&path).len(2 << 20).bind().unwrap());
+    assert!(matches!(
+        build(Place::server(&path)),
+        Err(DeviceError::Gone(_))
+    ));
+    let serving = serve();
+    let second = Server::builder(&path).len(2 << 20).bind();
+    assert!(matches!(second, Err(DeviceError::NotPermitted(_))));
+    let old = [
+        build(Place::server(&path)).unwrap(),
+        build(Place::server(&path)).unwrap(),
+    ];
+    block_on(old[0].reach(old[1].gid())).unwrap();
+    drop(serving);
+    for device in &old {
+        await_event(device, |event| *event == Event::DeviceGone);
+        match device.drain(&mut |_| {}) {
+            Err(DeviceError::Gone(why)) => assert!(why.contains("server"), "{why}"),
+            other => panic!("{other:?}"),
+        }
+    }
+    let _serving = serve();
+    let new = build(Place::server(&path)).unwrap();
+    assert_ne!(new.fabric_id(), old[0].fabric_id());
+    assert!(block_on(new.reach(old[0].gid())).is_err());
+}
+
+#[test]
+fn a_directory_of_a_server_and_memory_of_a_directory_are_no_fabric() {
+    let dir = tempfile::tempdir().unwrap();
+    assert!(matches!(
+        build(Place::pci("../../etc")),
+        Err(DeviceError::Invalid(_))
+    ));
+    assert!(build(Place::server(dir.path())).is_err());
+    assert!(build(Place::directory("/proc/self/mem")).is_err());
+}
