@@ -1,0 +1,122 @@
+//! Endpoints with several devices, and with different ones.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
+use smc_core::device::Device;
+use smc_core::io::negotiate::Assume;
+use smc_core::{Endpoint, Mode, Stream};
+use smc_transport_ism::{IsmDevice, Place};
+use smc_transport_loop::LoopDevice;
+use smc_wire::types::DeclineCode;
+use support::{On, connect};
+
+/// Fabrics and a runtime directory that endpoints may share.
+struct Host(tempfile::TempDir);
+
+impl Host {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// `loop`, or the name of a fabric.
+    fn device(&self, name: &str) -> Arc<dyn Device> {
+        if name == "loop" {
+            let device = LoopDevice::builder().runtime_dir(self.path()).name(name);
+            return Arc::new(device.build().unwrap());
+        }
+        let place = Place::directory(self.path().join(name)).with_len(8 << 20);
+        Arc::new(IsmDevice::builder(place).name(name).build().unwrap())
+    }
+
+    fn endpoint(&self, devices: &[&str]) -> Endpoint {
+        // As between machines: nothing is known of the peer but that it speaks SMC.
+        let mut builder = Endpoint::smol().negotiation(Arc::new(Assume::new()));
+        for name in devices {
+            builder = builder.device(self.device(name));
+        }
+        builder.build().unwrap()
+    }
+
+    /// By which device of the server endpoints with these devices meet; `None` for TCP.
+    async fn meeting(&self, client: &[&str], server: &[&str]) -> Option<String> {
+        let (client, server) = (self.endpoint(client), self.endpoint(server));
+        let listener = server.bind("127.0.0.1:0").await.unwrap();
+        let (mut client, mut server) = connect(&client, &listener).await;
+        client.write_all(b"hello").await.unwrap();
+        let mut heard = [0; 5];
+        server.read_exact(&mut heard).await.unwrap();
+        assert_eq!(&heard, b"hello");
+        assert_eq!(name(&client), name(&server));
+        name(&server)
+    }
+}
+
+fn name(stream: &Stream) -> Option<String> {
+    match stream.mode() {
+        Mode::SmcD { device, .. } => Some(device.to_string()),
+        Mode::Tcp { reason, .. } => {
+            let codes = [Some(reason.local), reason.peer];
+            assert!(codes.contains(&Some(DeclineCode::NOSMCD2DEV)), "{reason:?}");
+            None
+        }
+        mode => panic!("{mode}"),
+    }
+}
+
+#[test]
+fn endpoints_meet_on_what_they_have_in_common() {
+    On::Smol.run(async {
+        let host = Host::new();
+        let cases: [(&[&str], &[&str], Option<&str>); 8] = [
+            (&["loop", "a"], &["loop", "a"], Some("loop")),
+            (&["a", "loop"], &["loop", "a"], Some("a")),
+            (&["loop", "a"], &["a"], Some("a")),
+            (&["loop", "a"], &["b", "loop"], Some("loop")),
+            (&["a"], &["loop", "b", "a"], Some("a")),
+            (&["b", "a", "loop", "c"], &["c"], Some("c")),
+            (&["loop"], &["a"], None),
+            (&["a"], &["b"], None),
+        ];
+        for (client, server, expected) in cases {
+            let met = host.meeting(client, server).await;
+            assert_eq!(met.as_deref(), expected, "{client:?} and {server:?}");
+        }
+    });
+}
+
+/// A pair of entries for each, and room for eight entries: the fifth device is not offered.
+#[test]
+fn four_devices_fit_the_proposal() {
+    On::Smol.run(async {
+        let host = Host::new();
+        let all = ["a", "b", "c", "d", "e"];
+        assert_eq!(host.meeting(&all, &["d"]).await.as_deref(), Some("d"));
+        assert_eq!(host.meeting(&all, &["e"]).await, None);
+    });
+}
+
+/// Two hosts have fabrics of one name that are not the same.
+#[test]
+fn fabrics_of_two_hosts_do_not_meet() {
+    On::Smol.run(async {
+        let (here, there) = (Host::new(), Host::new());
+        let (client, server) = (here.endpoint(&["a"]), there.endpoint(&["a"]));
+        let listener = server.bind("127.0.0.1:0").await.unwrap();
+        let (client, _server) = connect(&client, &listener).await;
+        assert!(
+            matches!(client.mode(), Mode::Tcp { .. }),
+            "{}",
+            client.mode()
+        );
+    });
+}
