@@ -8,6 +8,7 @@ mod bench;
 mod demo;
 mod devices;
 mod dissect;
+mod ism_server;
 #[cfg(feature = "syn-option")]
 mod setup;
 
@@ -36,6 +37,8 @@ enum Command {
     Devices(devices::Args),
     /// Show the SMC messages in captures: handshakes on TCP, LLC and CDC on RoCE
     Dissect(dissect::Args),
+    /// Serve shared memory to QEMU (ivshmem-doorbell) and to processes, for SMC-D between them
+    IsmServer(ism_server::Args),
     /// Let programs of all users talk SMC to kernels: pin what adds the TCP option
     #[cfg(feature = "syn-option")]
     Setup(setup::Args),
@@ -48,6 +51,7 @@ fn main() -> ExitCode {
         Command::Demo(args) => demo::run(&args),
         Command::Devices(args) => devices::run(&args),
         Command::Dissect(args) => dissect::run(&args),
+        Command::IsmServer(args) => ism_server::run(&args),
         #[cfg(feature = "syn-option")]
         Command::Setup(args) => setup::run(&args),
     }

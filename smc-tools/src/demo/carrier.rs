@@ -1,6 +1,7 @@
 //! The device that carries the SMC streams, and what its endpoint needs besides.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::os::unix::fs::FileTypeExt as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,6 +10,7 @@ use smc_core::Endpoint;
 use smc_core::io::Builder;
 use smc_core::io::runtime::smol::SmolRuntime;
 use smc_core::io::runtime::tokio::TokioRuntime;
+use smc_transport_ism::{IsmDevice, Place};
 use smc_transport_loop::LoopDevice;
 
 use super::{Args, Carrier, Runtime};
@@ -36,6 +38,7 @@ impl Carried {
         };
         match args.transport {
             Carrier::Loop => open_loop(args, builder),
+            Carrier::Ism => open_ism(args, builder),
             Carrier::Rdma => open_rdma(args, builder),
         }
     }
@@ -56,6 +59,27 @@ impl Carried {
 fn open_loop(args: &Args, builder: Builder) -> Result<Carried> {
     let device = LoopDevice::builder().nocopy(!args.copy).build();
     let device = Arc::new(device.context("cannot open the loop device")?);
+    let going = Arc::downgrade(&device);
+    Ok(Carried {
+        endpoint: builder.device(device).build()?,
+        host: Ipv4Addr::LOCALHOST.into(),
+        is_gone: Box::new(move || going.strong_count() == 0),
+    })
+}
+
+fn open_ism(args: &Args, builder: Builder) -> Result<Carried> {
+    let path = args.fabric.as_ref().context("no fabric was named")?;
+    let is_socket = std::fs::metadata(path).is_ok_and(|found| found.file_type().is_socket());
+    let place = if is_socket {
+        Place::server(path)
+    } else {
+        Place::directory(path).with_nocopy(!args.copy)
+    };
+    let device = Arc::new(
+        IsmDevice::builder(place)
+            .build()
+            .context("cannot open the ISM device")?,
+    );
     let going = Arc::downgrade(&device);
     Ok(Carried {
         endpoint: builder.device(device).build()?,

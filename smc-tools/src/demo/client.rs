@@ -22,8 +22,19 @@ use super::{Args, Carrier, Runtime};
 /// Runs the demonstration. Returns whether it was SMC and the data came back as it was.
 pub(super) fn run(args: &Args) -> Result<bool> {
     let dir = tempfile::tempdir().context("cannot make a directory for the UNIX socket")?;
-    let server = Server::start(args, &dir.path().join("demo.sock"))?;
-    net::block_on(args.runtime, demonstrate(args, &server.addresses))
+    let shared = in_memory().context("cannot make a directory for the fabric")?;
+    let mut args = args.clone();
+    if args.transport == Carrier::Ism {
+        args.fabric
+            .get_or_insert_with(|| shared.path().join("fabric"));
+    }
+    let server = Server::start(&args, &dir.path().join("demo.sock"))?;
+    net::block_on(args.runtime, demonstrate(&args, &server.addresses))
+}
+
+/// A directory on a file system in memory, if there is one.
+fn in_memory() -> std::io::Result<tempfile::TempDir> {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir())
 }
 
 async fn demonstrate(args: &Args, to: &Addresses) -> Result<bool> {
@@ -211,6 +222,12 @@ impl Server {
         ]);
         if args.copy {
             command.arg("--copy");
+        }
+        if args.transport == Carrier::Ism {
+            command.arg("--transport").arg("ism");
+            if let Some(fabric) = &args.fabric {
+                command.arg("--fabric").arg(fabric);
+            }
         }
         if args.transport == Carrier::Rdma {
             command.arg("--transport").arg("rdma");

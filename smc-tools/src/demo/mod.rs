@@ -41,6 +41,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
 
+    /// The fabric, with `--transport ism`: a directory, or the socket of an ivshmem server; a
+    /// directory of its own if not given
+    #[arg(long, value_name = "PATH")]
+    fabric: Option<PathBuf>,
+
     /// Have the device move data instead of mapping the peer's buffers
     #[arg(long)]
     copy: bool,
@@ -76,6 +81,8 @@ enum Runtime {
 enum Carrier {
     /// SMC-D between processes of this host
     Loop,
+    /// SMC-D over memory that processes share, as virtual machines do
+    Ism,
     /// SMC-R over an RDMA device of this host
     Rdma,
 }
@@ -103,7 +110,7 @@ impl Args {
 }
 
 /// A number of bytes, as 1048576, 1024K, 1M or 1MiB.
-fn size(text: &str) -> Result<u64, String> {
+pub(crate) fn size(text: &str) -> Result<u64, String> {
     let digits = text
         .find(|c: char| !c.is_ascii_digit())
         .unwrap_or(text.len());

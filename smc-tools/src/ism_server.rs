@@ -1,0 +1,76 @@
+//! `smc ism-server`: the memory that guests and processes share, and who tells them of each other.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use smc_core::device::DeviceError;
+use smc_transport_ism::Server;
+
+/// Arguments of `smc ism-server`.
+///
+/// Runs until it is ended. Its end is the end of the fabric: start guests and processes anew then.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+The machine needs, with the socket and the size of this server:
+  -chardev socket,id=ism,path=/run/smc/ism.sock
+  -device ivshmem-doorbell,chardev=ism,vectors=1
+
+Example:
+  smc ism-server /run/smc/ism.sock --size 256M")]
+pub(crate) struct Args {
+    /// The UNIX socket to listen on
+    #[arg(value_name = "PATH")]
+    socket: PathBuf,
+
+    /// How much memory, in bytes or with K, M or G; a power of two
+    #[arg(long, value_name = "N", default_value = "64M", value_parser = crate::demo::size)]
+    size: u64,
+
+    /// Machines and processes that can be connected at a time
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    devices: u16,
+
+    /// Let devices write in place in their peers' buffers
+    #[arg(long)]
+    nocopy: bool,
+
+    /// Permissions of the socket, in octal: who may use the memory
+    #[arg(long, value_name = "MODE", default_value = "0600", value_parser = mode)]
+    mode: u32,
+}
+
+/// Runs `smc ism-server`.
+pub(crate) fn run(args: &Args) -> ExitCode {
+    match serve(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("smc ism-server: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn serve(args: &Args) -> Result<(), DeviceError> {
+    let server = Server::builder(&args.socket)
+        .len(usize::try_from(args.size).map_err(|_| DeviceError::NoMemory)?)
+        .devices(args.devices)
+        .nocopy(args.nocopy)
+        .mode(args.mode)
+        .bind()?;
+    println!(
+        "fabric {:032x}: {} bytes for {} devices at {}",
+        server.fabric_id(),
+        args.size,
+        args.devices,
+        args.socket.display()
+    );
+    server.run()
+}
+
+fn mode(text: &str) -> Result<u32, String> {
+    let mode = u32::from_str_radix(text, 8).map_err(|_| format!("'{text}' is not octal"))?;
+    if mode > 0o777 {
+        return Err(format!("'{text}' is more than 0777"));
+    }
+    Ok(mode)
+}
