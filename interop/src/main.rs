@@ -11,6 +11,8 @@ mod bench;
 mod demo;
 mod guest;
 mod inside;
+#[cfg(feature = "ism")]
+mod ism;
 mod lab;
 mod protocol;
 mod runner;
@@ -46,6 +48,13 @@ enum Command {
     Bench(bench::BenchArgs),
     /// Run a program of this machine in a guest with two soft-RoCE devices, rxe0 and rxe1
     Guest(inside::GuestArgs),
+    /// SMC-D between this host and guests, over ivshmem
+    #[cfg(feature = "ism")]
+    Ism(ism::IsmArgs),
+    /// One side of a scene of `ism`
+    #[cfg(feature = "ism")]
+    #[command(hide = true)]
+    IsmSide(ism::SideArgs),
     /// One side of a scenario; in a guest
     #[command(hide = true)]
     Side,
@@ -91,6 +100,10 @@ fn main() -> ExitCode {
         Command::Demo => demo::run(),
         Command::Bench(args) => bench::run(&args),
         Command::Guest(args) => inside::run(&args),
+        #[cfg(feature = "ism")]
+        Command::Ism(args) => ism::run(&args),
+        #[cfg(feature = "ism")]
+        Command::IsmSide(args) => ism::side(&args),
         Command::Side => workload::run().map(|()| true),
     };
     match result {

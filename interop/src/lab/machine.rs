@@ -33,6 +33,7 @@ impl Machine {
         index: usize,
         image: &Image,
         folder: &Folder,
+        equipment: &[String],
         inbox: Sender<(usize, FromGuest)>,
     ) -> Result<Self> {
         let file = |what: &str| folder.path().join(format!("{what}-{index}"));
@@ -81,6 +82,7 @@ impl Machine {
                      romfile=,status=off"
                 ));
         }
+        command.args(equipment);
         if index == 1 {
             await_path(&wire)?;
         }

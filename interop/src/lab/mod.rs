@@ -52,6 +52,15 @@ impl Lab {
 
     /// The same with further programs of the host in their `/bin`.
     pub(crate) fn boot_with(kernels: [Version; 2], programs: &[&Path]) -> Result<Self> {
+        Self::boot_equipped(kernels, programs, &[const { Vec::new() }; 2])
+    }
+
+    /// The same with further arguments for QEMU.
+    pub(crate) fn boot_equipped(
+        kernels: [Version; 2],
+        programs: &[&Path],
+        equipment: &[Vec<String>; 2],
+    ) -> Result<Self> {
         let home = home()?;
         let mut last = None;
         for attempt in 0..BOOTS {
@@ -60,7 +69,7 @@ impl Lab {
                 image::prepare(&home, folder.path(), kernels[0], programs)?,
                 image::prepare(&home, folder.path(), kernels[1], programs)?,
             ];
-            match Self::boot_once(&images, folder) {
+            match Self::boot_once(&images, folder, equipment) {
                 Ok(lab) => return Ok(lab),
                 Err(error) => {
                     println!("boot {attempt} did not reach the agent: {error:#}");
@@ -71,11 +80,15 @@ impl Lab {
         Err(last.unwrap_or_else(|| anyhow::anyhow!("no boot was tried")))
     }
 
-    fn boot_once(images: &[image::Image; 2], folder: Folder) -> Result<Self> {
+    fn boot_once(
+        images: &[image::Image; 2],
+        folder: Folder,
+        equipment: &[Vec<String>; 2],
+    ) -> Result<Self> {
         let (sender, inbox) = channel();
         let start = |index: usize| {
             let sender = sender.clone();
-            Machine::start(index, &images[index], &folder, sender)
+            Machine::start(index, &images[index], &folder, &equipment[index], sender)
         };
         let mut lab = Self {
             machines: [start(0)?, start(1)?],

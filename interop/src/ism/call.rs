@@ -1,0 +1,155 @@
+//! The side that plays scenes with a server.
+
+use std::future::Future;
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, ensure};
+use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
+use smc_core::{Endpoint, Stream};
+
+use super::job::{End, Job, exchange, exchange_randomly};
+
+/// Plays all scenes that need nobody to be killed.
+pub(super) async fn call(endpoint: &Endpoint, to: SocketAddr, bulk: u64) -> Result<bool> {
+    let mut all_well = true;
+    all_well &= scene("echo", echo(endpoint, to)).await;
+    all_well &= scene("random pieces", random(endpoint, to)).await;
+    all_well &= scene("bulk both ways", bulk_both_ways(endpoint, to, bulk)).await;
+    all_well &= scene("half close", half_close(endpoint, to)).await;
+    all_well &= scene("abort by the server", abort_by_server(endpoint, to)).await;
+    all_well &= scene("abort by the client", abort_by_client(endpoint, to)).await;
+    all_well &= scene("fifty connections", fifty(endpoint, to)).await;
+    endpoint.close().await;
+    Ok(all_well)
+}
+
+/// Opens streams, has them used, and waits until the server has died.
+pub(super) async fn hold(endpoint: &Endpoint, to: SocketAddr) -> Result<bool> {
+    let mut streams = Vec::new();
+    for _ in 0..HELD {
+        let mut stream = open(endpoint, to, Job::Echo).await?;
+        say_and_hear(&mut stream, 1000).await?;
+        streams.push(stream);
+    }
+    println!("holding");
+    for mut stream in streams {
+        let read = stream.read(&mut [0; 8]).await;
+        let error = read
+            .err()
+            .context("an end in order of a server that was killed")?;
+        let is_right = matches!(
+            error.kind(),
+            ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset
+        );
+        ensure!(is_right, "{error}");
+    }
+    println!("all streams ended with an error");
+    Ok(true)
+}
+
+/// Uses one stream.
+pub(super) async fn greet(endpoint: &Endpoint, to: SocketAddr) -> Result<bool> {
+    let mut stream = open(endpoint, to, Job::Echo).await?;
+    say_and_hear(&mut stream, 1000).await?;
+    Ok(true)
+}
+
+async fn scene(name: &str, play: impl Future<Output = Result<String>>) -> bool {
+    let started = Instant::now();
+    let outcome = play.await;
+    let seconds = started.elapsed().as_secs_f64();
+    match &outcome {
+        Ok(words) => println!("{name}: {words} ({seconds:.2} s)"),
+        Err(error) => println!("FAILED {name}: {error:#} ({seconds:.2} s)"),
+    }
+    outcome.is_ok()
+}
+
+async fn open(endpoint: &Endpoint, to: SocketAddr, job: Job) -> Result<Stream> {
+    let mut stream = endpoint.connect(to).await?;
+    ensure!(stream.mode().is_smc(), "{}", stream.mode());
+    job.ask(&mut stream).await?;
+    Ok(stream)
+}
+
+async fn say_and_hear(stream: &mut Stream, len: usize) -> Result<()> {
+    let said: Vec<u8> = (0..len).map(|at| (at * 7 % 251) as u8).collect();
+    let mut heard = vec![0; len];
+    stream.write_all(&said).await.context("write")?;
+    stream.read_exact(&mut heard).await.context("read")?;
+    ensure!(said == heard, "another echo");
+    Ok(())
+}
+
+async fn echo(endpoint: &Endpoint, to: SocketAddr) -> Result<String> {
+    const ROUNDS: u32 = 500;
+    let mut stream = open(endpoint, to, Job::Echo).await?;
+    let mode = stream.mode().to_string();
+    let started = Instant::now();
+    for _ in 0..ROUNDS {
+        say_and_hear(&mut stream, 14).await?;
+    }
+    let each = started.elapsed().as_secs_f64() * 1e6 / f64::from(ROUNDS);
+    Ok(format!("{mode}, {each:.0} us a round trip"))
+}
+
+async fn random(endpoint: &Endpoint, to: SocketAddr) -> Result<String> {
+    const SEEDS: u64 = 25;
+    for seed in 0..SEEDS {
+        let stream = open(endpoint, to, Job::Random { seed }).await?;
+        let played = exchange_randomly(stream, End::Client, seed).await;
+        played.with_context(|| format!("seed {seed}"))?;
+    }
+    Ok(format!("{SEEDS} streams"))
+}
+
+async fn bulk_both_ways(endpoint: &Endpoint, to: SocketAddr, len: u64) -> Result<String> {
+    let seed = 0x6275_6c6b;
+    let stream = open(endpoint, to, Job::Exchange { seed, len }).await?;
+    exchange(stream, End::Client, seed, len).await?;
+    Ok(format!("{len} bytes each way, every one checked"))
+}
+
+async fn half_close(endpoint: &Endpoint, to: SocketAddr) -> Result<String> {
+    let mut stream = open(endpoint, to, Job::Echo).await?;
+    stream.write_all(b"the last words").await?;
+    stream.close().await?;
+    let mut heard = Vec::new();
+    stream.read_to_end(&mut heard).await?;
+    ensure!(heard == b"the last words", "another echo");
+    Ok("what was said before came back".to_owned())
+}
+
+async fn abort_by_server(endpoint: &Endpoint, to: SocketAddr) -> Result<String> {
+    let mut stream = open(endpoint, to, Job::Abort).await?;
+    stream.write_all(b"nobody reads this").await?;
+    let read = stream.read(&mut [0; 8]).await;
+    let error = read.err().context("an end in order instead of an abort")?;
+    ensure!(error.kind() == ErrorKind::ConnectionReset, "{error}");
+    Ok("heard as a reset".to_owned())
+}
+
+async fn abort_by_client(endpoint: &Endpoint, to: SocketAddr) -> Result<String> {
+    let stream = open(endpoint, to, Job::BeAborted).await?;
+    stream.peek(&mut [0]).await?;
+    drop(stream);
+    Ok("done; the server tells how it is heard".to_owned())
+}
+
+async fn fifty(endpoint: &Endpoint, to: SocketAddr) -> Result<String> {
+    let mut streams = Vec::new();
+    for _ in 0..50 {
+        streams.push(open(endpoint, to, Job::Echo).await?);
+    }
+    for _ in 0..3 {
+        for stream in &mut streams {
+            say_and_hear(stream, 5000).await?;
+        }
+    }
+    Ok("all at once".to_owned())
+}
+
+/// Streams that are held.
+pub(super) const HELD: usize = 5;

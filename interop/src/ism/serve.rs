@@ -1,0 +1,50 @@
+//! The side that does what the other one asks for.
+
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+
+use anyhow::{Context as _, Result, ensure};
+use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
+use smc_core::{Endpoint, Stream};
+
+use super::job::{End, Job, exchange, exchange_randomly};
+
+/// Serves until the process is killed. Tells how each stream has ended.
+pub(super) async fn serve(endpoint: &Endpoint, at: SocketAddr) -> Result<()> {
+    let listener = endpoint.bind(at).await?;
+    println!("listening");
+    loop {
+        let (stream, _) = listener.accept().await?;
+        let answering = async {
+            match answer(stream).await {
+                Ok(how) => println!("ended {how}"),
+                Err(error) => println!("ended broken: {error:#}"),
+            }
+        };
+        smol::spawn(answering).detach();
+    }
+}
+
+async fn answer(mut stream: Stream) -> Result<&'static str> {
+    ensure!(stream.mode().is_smc(), "{}", stream.mode());
+    let how = "in order";
+    match Job::hear(&mut stream).await? {
+        Job::Echo => {
+            let (from, to) = stream.into_split();
+            futures_lite::io::copy(from, to).await?;
+        }
+        Job::Exchange { seed, len } => exchange(stream, End::Server, seed, len).await?,
+        Job::Random { seed } => exchange_randomly(stream, End::Server, seed).await?,
+        Job::Abort => {
+            stream.peek(&mut [0]).await?;
+        }
+        Job::BeAborted => {
+            stream.write_all(b"nobody reads this").await?;
+            let read = stream.read(&mut [0; 8]).await;
+            let error = read.err().context("an end in order instead of an abort")?;
+            ensure!(error.kind() == ErrorKind::ConnectionReset, "{error}");
+            return Ok("aborted as expected");
+        }
+    }
+    Ok(how)
+}

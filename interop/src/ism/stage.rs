@@ -1,0 +1,298 @@
+//! Where scenes are played: this host with an ivshmem server, and two guests.
+
+use std::fmt;
+use std::io::{BufRead as _, BufReader};
+use std::net::TcpListener;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use smc_transport_ism::Server;
+
+use crate::lab::{Lab, Version};
+use crate::protocol::{Event, Order};
+
+/// Where a side runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum At {
+    Host,
+    GuestA,
+    GuestB,
+}
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Host => "host",
+            Self::GuestA => "guest A",
+            Self::GuestB => "guest B",
+        })
+    }
+}
+
+/// Booted guests, and what goes on.
+pub(super) struct Stage {
+    lab: Lab,
+    serving: Serving,
+    /// Sides on this host.
+    children: Vec<(u32, Child)>,
+    told: (Sender<(u32, Event)>, Receiver<(u32, Event)>),
+    /// What sides have said and nobody has asked for yet.
+    heard: Vec<(u32, Event)>,
+    sides: Vec<(u32, At)>,
+    /// By which port of this host guest A is reached.
+    port: u16,
+    verbose: bool,
+}
+
+impl Stage {
+    pub(super) fn boot(nocopy: bool, verbose: bool) -> Result<Self> {
+        let path = std::env::temp_dir().join(format!("smc-ism-{}.sock", std::process::id()));
+        let server = Server::builder(path).len(MEMORY).nocopy(nocopy).bind()?;
+        let serving = Serving::start(server);
+        let port = free_port()?;
+        let mut lab = Lab::boot_equipped(
+            [Version::V6_12; 2],
+            &[],
+            &[
+                equipment(&serving.server, Some(port), DEVICES),
+                equipment(&serving.server, None, 1),
+            ],
+        )?;
+        for (guest, address) in ADDRESSES.into_iter().enumerate() {
+            lab.exec(guest, "ip link set lo up")?;
+            lab.exec(guest, &format!("ip addr add {address}/24 dev eth0"))?;
+            lab.exec(guest, "ip link set eth0 up")?;
+        }
+        // The network between a guest and its host has fixed addresses.
+        lab.exec(0, &format!("ip addr add {INSIDE}/24 dev eth2"))?;
+        lab.exec(0, "ip link set eth2 up")?;
+        Ok(Self {
+            lab,
+            serving,
+            children: Vec::new(),
+            told: channel(),
+            heard: Vec::new(),
+            sides: Vec::new(),
+            port,
+            verbose,
+        })
+    }
+
+    /// Where a server has to listen, and where the client finds it then.
+    pub(super) fn addresses(&self, client: At, server: At) -> (String, String) {
+        let [a, b] = ADDRESSES;
+        match (client, server) {
+            (At::Host, _) => (
+                format!("{INSIDE}:{PORT}"),
+                format!("127.0.0.1:{}", self.port),
+            ),
+            (_, At::Host) => {
+                let port = free_port().unwrap_or(PORT);
+                (format!("127.0.0.1:{port}"), format!("{OUTSIDE}:{port}"))
+            }
+            (_, At::GuestA) => (format!("{a}:{PORT}"), format!("{a}:{PORT}")),
+            (_, At::GuestB) => (format!("{b}:{PORT}"), format!("{b}:{PORT}")),
+        }
+    }
+
+    /// Starts a side; gives its number.
+    pub(super) fn start(&mut self, at: At, what: &[&str]) -> Result<u32> {
+        let side = u32::try_from(self.sides.len())?;
+        let mut args = vec!["ism-side".to_owned()];
+        if at == At::Host {
+            args.push(format!("--socket={}", self.serving.server.path().display()));
+        }
+        args.extend(what.iter().map(|word| (*word).to_owned()));
+        match at {
+            At::Host => self.start_here(side, &args)?,
+            At::GuestA | At::GuestB => {
+                let mut argv = vec!["/init".to_owned()];
+                argv.extend(args);
+                let env = Vec::new();
+                let run = side;
+                self.lab
+                    .order::<()>(guest(at), Order::Spawn { run, argv, env })?;
+            }
+        }
+        self.sides.push((side, at));
+        Ok(side)
+    }
+
+    fn start_here(&mut self, side: u32, args: &[String]) -> Result<()> {
+        let mut child = Command::new(std::env::current_exe()?)
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("cannot start a side")?;
+        let stdout = child.stdout.take().context("no stdout")?;
+        let tell = self.told.0.clone();
+        thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                let _ = tell.send((side, Event::Log(line)));
+            }
+            let _ = tell.send((side, Event::Ended(None)));
+        });
+        self.children.push((side, child));
+        Ok(())
+    }
+
+    /// Kills a side as the out-of-memory killer would.
+    pub(super) fn kill(&mut self, side: u32) -> Result<()> {
+        let at = self.sides.iter().find(|(number, _)| *number == side);
+        match at.context("no such side")?.1 {
+            At::Host => {
+                let child = self.children.iter_mut().find(|(number, _)| *number == side);
+                let (_, child) = child.context("no such side")?;
+                child.kill()?;
+                child.wait()?;
+            }
+            at => self.lab.order::<()>(guest(at), Order::Kill { run: side })?,
+        }
+        Ok(())
+    }
+
+    /// Waits until a side says something that begins like that.
+    pub(super) fn await_line(&mut self, side: u32, start: &str, time: Duration) -> Result<()> {
+        let deadline = Instant::now() + time;
+        loop {
+            match self.next(side, deadline)? {
+                Some(Event::Log(line)) if line.starts_with(start) => return Ok(()),
+                Some(Event::Log(line)) => self.tell(side, &line),
+                Some(Event::Ended(code)) => {
+                    bail!("the side has ended ({code:?}) without '{start}'")
+                }
+                Some(_) => {}
+                None => bail!("no '{start}' within {time:?}"),
+            }
+        }
+    }
+
+    /// Prints what a side says until it ends. Gives its exit code.
+    pub(super) fn show_until_end(&mut self, side: u32, time: Duration) -> Result<Option<i32>> {
+        let deadline = Instant::now() + time;
+        loop {
+            match self.next(side, deadline)? {
+                Some(Event::Log(line)) => println!("          {line}"),
+                Some(Event::Ended(code)) => {
+                    let child = self.children.iter_mut().find(|(number, _)| *number == side);
+                    return Ok(match child {
+                        Some((_, child)) => child.wait()?.code(),
+                        None => code,
+                    });
+                }
+                Some(_) => {}
+                None => bail!("not done within {time:?}"),
+            }
+        }
+    }
+
+    fn tell(&self, side: u32, line: &str) {
+        if self.verbose {
+            println!("    {side:>3}   {line}");
+        }
+    }
+
+    /// The next event of a side; those of others are kept.
+    fn next(&mut self, side: u32, deadline: Instant) -> Result<Option<Event>> {
+        loop {
+            self.heard.extend(self.told.1.try_iter());
+            let at = self.heard.iter().position(|(from, _)| *from == side);
+            if let Some(at) = at {
+                return Ok(Some(self.heard.remove(at).1));
+            }
+            if Instant::now() > deadline {
+                return Ok(None);
+            }
+            let soon = Instant::now() + LOOK_AGAIN;
+            if let Some(happening) = self.lab.happening(soon)? {
+                self.heard.push((happening.run, happening.event));
+            }
+        }
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        for (_, child) in &mut self.children {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// A server with its thread.
+struct Serving {
+    server: Arc<Server>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Serving {
+    fn start(server: Server) -> Self {
+        let server = Arc::new(server);
+        let running = Arc::clone(&server);
+        let thread = thread::spawn(move || {
+            if let Err(error) = running.run() {
+                println!("the ivshmem server has failed: {error}");
+            }
+        });
+        Self {
+            server,
+            thread: Some(thread),
+        }
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        self.server.stop();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What a guest has besides: ivshmem devices, and a way to the host.
+fn equipment(server: &Server, port: Option<u16>, devices: usize) -> Vec<String> {
+    let mut args = Vec::new();
+    let mut add = |option: &str, value: String| args.extend([option.to_owned(), value]);
+    if let Some(port) = port {
+        let forward = format!("hostfwd=tcp:127.0.0.1:{port}-{INSIDE}:{PORT}");
+        add("-netdev", format!("user,id=host,{forward}"));
+        let mac = "mac=52:54:00:00:00:0f";
+        add(
+            "-device",
+            format!("virtio-net-pci,netdev=host,{mac},romfile="),
+        );
+    }
+    for device in 0..devices {
+        let path = server.path().display();
+        add("-chardev", format!("socket,id=ism{device},path={path}"));
+        let chardev = format!("chardev=ism{device}");
+        add("-device", format!("ivshmem-doorbell,{chardev},vectors=1"));
+    }
+    args
+}
+
+fn guest(at: At) -> usize {
+    usize::from(at == At::GuestB)
+}
+
+fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
+/// Of the guests to each other.
+const ADDRESSES: [&str; 2] = ["10.9.0.1", "10.9.0.2"];
+/// Of guest A and its host to each other, as QEMU wants them.
+const INSIDE: &str = "10.0.2.15";
+const OUTSIDE: &str = "10.0.2.2";
+const PORT: u16 = 7000;
+/// ivshmem devices of guest A: the rules want three.
+const DEVICES: usize = 3;
+const MEMORY: usize = 64 << 20;
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
