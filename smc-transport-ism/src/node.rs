@@ -43,7 +43,7 @@ impl Node {
         while longest > GRANULE && longest * 2 > granules * GRANULE {
             longest /= 2;
         }
-        let tag = room.join(slot, gid)?;
+        let tag = room.join(slot, fabric.port(), gid)?;
         fabric.joined(tag);
         let node = Arc::new(Self {
             fabric,

@@ -58,7 +58,7 @@ fn a_device_is_told_when_a_peer_leaves_and_its_slot_is_taken_again() {
         await_event(&stays, |event| *event == Event::PeerGone(gid));
         assert!(block_on(stays.reach(gid)).is_err());
         assert_eq!(stays.peers(), 0);
-        // The server frees a number as soon as it notices.
+        // The server gives all numbers once, and so comes to all slots.
         let next = loop {
             let next = world.device();
             if next.slot() == slot {

@@ -25,6 +25,11 @@ pub(crate) trait Fabric: Send + Sync + Debug {
     /// The shared memory.
     fn room(&self) -> &Arc<Room>;
 
+    /// What the fabric calls the device, where that is not its slot.
+    fn port(&self) -> u16 {
+        0
+    }
+
     /// The device has taken its slot under this tag.
     fn joined(&self, tag: Tag);
 

@@ -6,6 +6,7 @@
 //!    +0x000   state        generation << 32 | phase
 //!    +0x008   GID, two words
 //!    +0x018   beat         counted up by a device whose death nobody else would notice
+//!    +0x020   port         by what the fabric calls the device
 //!    +0x040   sleeping     owner: 1 before it parks, 2 when it is awake;  ringer: 1 to 0, and rings
 //!    +0x048   look         anybody: 1 when something about the peers changed
 //!    +0x080   mail, summary: a bit per slot with mail
@@ -144,6 +145,7 @@ pub(crate) mod slot {
     pub(crate) const GID_HI: usize = 0x08;
     pub(crate) const GID_LO: usize = 0x10;
     pub(crate) const BEAT: usize = 0x18;
+    pub(crate) const PORT: usize = 0x20;
     pub(crate) const SLEEPING: usize = 0x40;
     pub(crate) const LOOK: usize = 0x48;
     pub(crate) const MAIL_SUMMARY: usize = 0x80;

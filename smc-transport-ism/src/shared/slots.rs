@@ -54,8 +54,9 @@ pub(crate) enum Sleep {
 }
 
 impl Room {
-    /// Takes a slot that is ours by what the fabric says, whoever had it before.
-    pub(crate) fn join(&self, slot: u16, gid: Gid) -> Result<Tag, DeviceError> {
+    /// Takes a slot that is ours by what the fabric says, whoever had it before. The fabric calls
+    /// the device by its port.
+    pub(crate) fn join(&self, slot: u16, port: u16, gid: Gid) -> Result<Tag, DeviceError> {
         if slot >= self.slots() {
             return Err(DeviceError::Invalid(
                 "the fabric has no slot for this device",
@@ -74,6 +75,8 @@ impl Room {
         self.slot_word(slot, slot::BEAT).store(0, Ordering::SeqCst);
         self.take_ready(slot, |_| {});
         self.take_mail(slot, |_, _| {});
+        self.slot_word(slot, slot::PORT)
+            .store(port.into(), Ordering::Relaxed);
         self.slot_word(slot, slot::GID_HI)
             .store(gid.hi().0, Ordering::Relaxed);
         self.slot_word(slot, slot::GID_LO)
@@ -154,6 +157,12 @@ impl Room {
         let gid = Gid::new(half(slot::GID_HI), half(slot::GID_LO));
         fence(Ordering::Acquire);
         self.is_live(tag).then_some(gid)
+    }
+
+    /// By what the fabric calls a device.
+    pub(crate) fn port(&self, slot: u16) -> Option<u16> {
+        let port = self.slot_word(slot, slot::PORT).load(Ordering::Relaxed);
+        u16::try_from(port).ok()
     }
 
     /// The live device with a GID.

@@ -13,6 +13,7 @@ use smc_core::device::DeviceError;
 use smc_core::io::negotiate::passed::PeerSocket;
 
 use super::protocol::{self, Heard, Reader};
+use super::slot_of;
 use crate::fabric::doorbell::Doorbell;
 use crate::fabric::{Fabric, News, Unmet};
 use crate::lock;
@@ -33,8 +34,9 @@ struct Line {
     socket: PeerSocket,
     reader: Reader,
     own: u16,
-    /// By what each of them is rung.
-    eventfds: HashMap<u16, OwnedFd>,
+    slots: u16,
+    /// By slot: number, and by what it is rung.
+    eventfds: HashMap<u16, (u16, OwnedFd)>,
     /// Slots whose devices have gone since [`Client::look`] was called last.
     left: Vec<u16>,
     is_closed: bool,
@@ -65,17 +67,19 @@ impl Client {
             return Err(DeviceError::PeerMisbehaved("the server gave no memory"));
         };
         let room = Arc::new(Room::find(adopt(&memory)?)?);
+        let slot = slot_of(&room, own);
         let mut eventfds = HashMap::new();
-        while !eventfds.contains_key(&own) {
-            if let (Ok(id), Some(eventfd)) = greeting.peer()? {
+        while !eventfds.contains_key(&slot) {
+            if let (Ok(port), Some(eventfd)) = greeting.peer()? {
                 // One vector is enough, and we ring the first.
-                eventfds.entry(id).or_insert(eventfd);
+                let of_slot = eventfds.entry(slot_of(&room, port));
+                of_slot.or_insert((port, eventfd));
             }
         }
         let reader = greeting.reader;
 
         let doorbell = Doorbell::new()?;
-        if let Some(eventfd) = eventfds.get(&own) {
+        if let Some((_, eventfd)) = eventfds.get(&slot) {
             doorbell.watch_edges(eventfd, RUNG)?;
         }
         doorbell.watch(&socket, SERVER)?;
@@ -83,6 +87,7 @@ impl Client {
             socket,
             reader,
             own,
+            slots: room.slots(),
             eventfds,
             left: Vec::new(),
             is_closed: false,
@@ -92,7 +97,7 @@ impl Client {
             doorbell,
             line: Mutex::new(line),
         };
-        Ok((client, own))
+        Ok((client, slot))
     }
 }
 
@@ -106,17 +111,21 @@ impl Line {
                     self.is_closed = true;
                     return;
                 }
-                Heard::Number(id, eventfd) => {
-                    let Ok(id) = u16::try_from(id) else { continue };
+                Heard::Number(port, eventfd) => {
+                    let Ok(port) = u16::try_from(port) else {
+                        continue;
+                    };
+                    let slot = port % self.slots;
+                    let known = self.eventfds.get(&slot).map(|(known, _)| *known);
                     match eventfd {
-                        Some(eventfd) => {
-                            self.eventfds.entry(id).or_insert(eventfd);
+                        Some(eventfd) if known != Some(port) => {
+                            self.eventfds.insert(slot, (port, eventfd));
                         }
-                        None if id != self.own => {
-                            self.eventfds.remove(&id);
-                            self.left.push(id);
+                        None if port != self.own && known == Some(port) => {
+                            self.eventfds.remove(&slot);
+                            self.left.push(slot);
                         }
-                        None => {}
+                        _ => {}
                     }
                 }
             }
@@ -127,6 +136,10 @@ impl Line {
 impl Fabric for Client {
     fn room(&self) -> &Arc<Room> {
         &self.room
+    }
+
+    fn port(&self) -> u16 {
+        lock(&self.line).own
     }
 
     fn joined(&self, _: Tag) {}
@@ -148,7 +161,7 @@ impl Fabric for Client {
         if !line.eventfds.contains_key(&peer.slot) {
             line.listen();
         }
-        if let Some(eventfd) = line.eventfds.get(&peer.slot) {
+        if let Some((_, eventfd)) = line.eventfds.get(&peer.slot) {
             // A full counter means that enough has been said.
             let _ = rustix::io::write(eventfd, &1_u64.to_ne_bytes());
         }

@@ -7,6 +7,7 @@ use smc_core::device::DeviceError;
 
 use super::pci::Pci;
 use super::poll::Poller;
+use super::slot_of;
 use crate::fabric::doorbell::Doorbell;
 use crate::fabric::{Fabric, News, Unmet};
 use crate::shared::{Room, Tag};
@@ -27,10 +28,7 @@ impl Guest {
     pub(crate) fn open(address: Option<&str>) -> Result<(Self, u16), DeviceError> {
         let pci = Pci::open(address)?;
         let room = Arc::new(Room::find(Arc::clone(pci.memory()))?);
-        let slot = pci.id();
-        if slot >= room.slots() {
-            return Err(DeviceError::Exhausted);
-        }
+        let slot = slot_of(&room, pci.id());
         let doorbell = Arc::new(Doorbell::new()?);
         let poller = Poller::start(Arc::clone(&room), slot, Arc::clone(&doorbell), true)?;
         let guest = Self {
@@ -48,6 +46,10 @@ impl Fabric for Guest {
         &self.room
     }
 
+    fn port(&self) -> u16 {
+        self.pci.id()
+    }
+
     fn joined(&self, _: Tag) {}
 
     fn meet(&self, _: Tag) -> Result<(), Unmet> {
@@ -55,10 +57,13 @@ impl Fabric for Guest {
     }
 
     fn ring(&self, peer: Tag) {
-        if peer.slot == self.pci.id() {
+        let Some(port) = self.room.port(peer.slot) else {
+            return;
+        };
+        if port == self.pci.id() {
             self.doorbell.ring_own();
-        } else {
-            self.pci.ring(peer.slot);
+        } else if slot_of(&self.room, port) == peer.slot {
+            self.pci.ring(port);
         }
     }
 

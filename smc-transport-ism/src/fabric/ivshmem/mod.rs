@@ -1,7 +1,8 @@
 //! ivshmem: memory that QEMU shows to guests as a PCI device, and processes of the host.
 //!
-//! A server makes the memory, and gives each machine or process that connects a number, which is
-//! its slot, and an eventfd for each of the others. A guest sees the memory as BAR 2 of the device,
+//! A server makes the memory, and gives each machine or process that connects a number, and an
+//! eventfd for each of the others. The slot is the number modulo the count of slots: numbers are
+//! not given twice, because QEMU crashes if the number of somebody who went comes back. A guest sees the memory as BAR 2 of the device,
 //! and rings by writing to a register in BAR 0.
 
 mod client;
@@ -16,6 +17,13 @@ pub(crate) use guest::Guest;
 pub use server::{Server, ServerBuilder};
 
 use std::time::Duration;
+
+use crate::shared::Room;
+
+/// The slot of the device that the server gave a number.
+fn slot_of(room: &Room, port: u16) -> u16 {
+    port % room.slots()
+}
 
 /// How often those show that they are alive whose end nobody would tell: guests and the server.
 const BEAT: Duration = Duration::from_secs(1);

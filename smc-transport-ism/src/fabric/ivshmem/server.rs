@@ -15,7 +15,7 @@ use rustix::net::{
 };
 use smc_core::device::DeviceError;
 
-use super::{BEAT, SILENCE, protocol};
+use super::{BEAT, SILENCE, protocol, slot_of};
 use crate::fabric::doorbell::new_eventfd;
 use crate::lock;
 use crate::region::{Mapping, memory_file, os};
@@ -31,6 +31,9 @@ use crate::shared::{Phase, Plan, Room, Tag};
 /// seconds, and new ones need a new server. QEMU goes on with the old memory until its machine is
 /// started anew.
 ///
+/// QEMU crashes when the number of a client that went is given to another one, so each of the 65,536
+/// numbers is used once while anybody is connected; then nobody else is let in.
+///
 /// Whoever can connect to the socket can read and write all of the memory.
 #[derive(Debug)]
 pub struct Server {
@@ -39,7 +42,14 @@ pub struct Server {
     memory: OwnedFd,
     room: Room,
     stop: OwnedFd,
-    clients: Mutex<HashMap<u16, Client>>,
+    clients: Mutex<Clients>,
+}
+
+#[derive(Debug, Default)]
+struct Clients {
+    by_slot: HashMap<u16, Client>,
+    /// Smaller numbers were given before.
+    next: u32,
 }
 
 /// Options of a [`Server`]; see [`Server::builder`].
@@ -53,10 +63,12 @@ pub struct ServerBuilder {
 
 #[derive(Debug)]
 struct Client {
+    /// Its number.
+    port: u16,
     socket: OwnedFd,
     eventfd: OwnedFd,
-    /// The last beat of the device there, and when it came.
-    beat: (u64, Instant),
+    /// The device there, its last beat, and when it came.
+    beat: (Option<Tag>, u64, Instant),
 }
 
 impl ServerBuilder {
@@ -146,7 +158,7 @@ impl Server {
     /// Number of machines and processes that are connected.
     #[must_use]
     pub fn clients(&self) -> usize {
-        lock(&self.clients).len()
+        lock(&self.clients).by_slot.len()
     }
 
     /// Number of devices that are in use.
@@ -190,6 +202,7 @@ impl Server {
     fn wait(&self, time: std::time::Duration) -> Result<Woken, DeviceError> {
         let clients = lock(&self.clients);
         let sockets: Vec<_> = clients
+            .by_slot
             .iter()
             .map(|(slot, client)| (*slot, client.socket.as_fd().try_clone_to_owned()))
             .collect();
@@ -235,43 +248,44 @@ impl Server {
 
     fn admit(&self, socket: OwnedFd) -> Result<(), DeviceError> {
         let mut clients = lock(&self.clients);
-        let slot = (0..self.room.slots()).find(|slot| !clients.contains_key(slot));
-        let slot = slot.ok_or(DeviceError::Exhausted)?;
+        let (port, slot) = clients.number(&self.room).ok_or(DeviceError::Exhausted)?;
         let eventfd = new_eventfd()?;
         let failed = |error| os("greet client", error);
-        let own = i64::from(slot);
+        let own = i64::from(port);
         protocol::send(&socket, protocol::VERSION, None).map_err(failed)?;
         protocol::send(&socket, own, None).map_err(failed)?;
         let memory = Some(self.memory.as_fd());
         protocol::send(&socket, protocol::MEMORY, memory).map_err(failed)?;
-        for (id, client) in &*clients {
+        for client in clients.by_slot.values() {
             let fd = Some(client.eventfd.as_fd());
-            protocol::send(&socket, (*id).into(), fd).map_err(failed)?;
+            protocol::send(&socket, client.port.into(), fd).map_err(failed)?;
         }
         protocol::send(&socket, own, Some(eventfd.as_fd())).map_err(failed)?;
-        for client in clients.values() {
+        for client in clients.by_slot.values() {
             // Who has no room for it does not read, and is thrown out when it next matters.
             let _ = protocol::send(&client.socket, own, Some(eventfd.as_fd()));
         }
         let client = Client {
+            port,
             socket,
             eventfd,
-            beat: (0, Instant::now()),
+            beat: (None, 0, Instant::now()),
         };
-        clients.insert(slot, client);
+        clients.by_slot.insert(slot, client);
+        clients.next = u32::from(port) + 1;
         Ok(())
     }
 
     fn dismiss(&self, slot: u16) {
         let mut clients = lock(&self.clients);
-        if clients.remove(&slot).is_none() {
+        let Some(gone) = clients.by_slot.remove(&slot) else {
             return;
-        }
+        };
         if let Some((tag, _)) = self.room.occupant(slot) {
             self.bury(tag, &clients);
         }
-        for client in clients.values() {
-            let _ = protocol::send(&client.socket, slot.into(), None);
+        for client in clients.by_slot.values() {
+            let _ = protocol::send(&client.socket, gone.port.into(), None);
         }
     }
 
@@ -279,15 +293,16 @@ impl Server {
     fn bury_silent(&self, now: Instant) {
         let mut clients = lock(&self.clients);
         let mut silent = Vec::new();
-        for (slot, client) in clients.iter_mut() {
+        for (slot, client) in &mut clients.by_slot {
             let beat = self.room.beat_of(*slot);
-            if beat != client.beat.0 {
-                client.beat = (beat, now);
-            }
             let Some((tag, Phase::Live | Phase::Leaving)) = self.room.occupant(*slot) else {
                 continue;
             };
-            if beat != 0 && now.duration_since(client.beat.1) > SILENCE {
+            // Another device there starts to count anew, and may do so with the same number.
+            if (client.beat.0, client.beat.1) != (Some(tag), beat) {
+                client.beat = (Some(tag), beat, now);
+            }
+            if beat != 0 && now.duration_since(client.beat.2) > SILENCE {
                 silent.push(tag);
             }
         }
@@ -296,18 +311,32 @@ impl Server {
         }
     }
 
-    fn bury(&self, tag: Tag, clients: &HashMap<u16, Client>) {
+    fn bury(&self, tag: Tag, clients: &Clients) {
         if !self.room.bury(tag) {
             return;
         }
         for other in self.room.live() {
             self.room.ask_to_look(other.slot);
-            if let Some(client) = clients.get(&other.slot) {
+            if let Some(client) = clients.by_slot.get(&other.slot) {
                 if self.room.must_ring(other.slot) {
                     let _ = rustix::io::write(&client.eventfd, &1_u64.to_ne_bytes());
                 }
             }
         }
+    }
+}
+
+impl Clients {
+    /// A number that was not given before, or that nobody who is there has heard of, and its slot.
+    fn number(&mut self, room: &Room) -> Option<(u16, u16)> {
+        if self.by_slot.is_empty() {
+            self.next = 0;
+        }
+        let ports = (self.next..=u16::MAX.into()).take(room.slots().into());
+        ports
+            .filter_map(|port| u16::try_from(port).ok())
+            .map(|port| (port, slot_of(room, port)))
+            .find(|(_, slot)| !self.by_slot.contains_key(slot))
     }
 }
 
