@@ -337,48 +337,25 @@ step_fuzz() {
     bounded 900 bash smc-wire/fuzz/smoke.sh
 }
 
+step ism "SMC-D between this host and virtual machines, over ivshmem; installs QEMU as root"
+step_ism() {
+    local status=0
+    prepare_machines "" 6.12 || status=$?
+    ((status == 0)) || return "$status"
+    quiet 900 cargo build "${locked[@]}" -q --release -p smc-interop --features ism
+    bounded 1200 "$TARGET/release/interop" ism
+}
+
 step interop "unmodified kernels against ours, in virtual machines; installs QEMU as root"
 step_interop() {
-    if [[ $(uname -m) != x86_64 ]] || ! command -v apt-get >/dev/null; then
-        echo "skipped: takes an x86-64 machine with Debian's packages"
-        return "$SKIPPED"
-    fi
-    # Command and the Debian package that has it.
-    local needs=(qemu-system-x86_64:qemu-system-x86 ip:iproute2 setpriv:util-linux depmod:kmod
-        xz:xz-utils cmake:cmake)
-    local need packages=() updated=false
-    for need in "${needs[@]}"; do
-        PATH=$PATH:/usr/sbin:/sbin command -v "${need%%:*}" >/dev/null ||
-            packages+=("${need##*:}")
-    done
+    local packages=() status=0
+    command -v cmake >/dev/null || packages+=(cmake)
     has_libclang || packages+=(libclang-dev)
     # Both ends in a guest load them from here.
     compgen -G '/usr/lib/*/libibverbs.so.1' >/dev/null || packages+=(libibverbs1)
     compgen -G '/usr/lib/*/libibverbs/librxe*.so' >/dev/null || packages+=(ibverbs-providers)
-    if ((${#packages[@]} > 0)); then
-        if ((EUID != 0)); then
-            echo "skipped: as root: apt-get install ${packages[*]}"
-            return "$SKIPPED"
-        fi
-        export DEBIAN_FRONTEND=noninteractive
-        quiet 300 apt-get update -q
-        quiet 900 apt-get install -q -y --no-install-recommends "${packages[@]}"
-        updated=true
-    fi
-    # The program downloads the kernels and unpacks them; only the lists have to be there.
-    local home=${SMC_INTEROP_DIR:-$TARGET/interop} line missing=()
-    for line in 6.12 6.1; do
-        [[ ! -e $home/linux-$line/complete ]] || continue
-        if ! has_kernel "$line" && ((EUID == 0)) && ! $updated; then
-            quiet 300 apt-get update -q || true
-            updated=true
-        fi
-        has_kernel "$line" || missing+=("linux-image-$line.*-amd64")
-    done
-    if ((${#missing[@]} > 0)); then
-        echo "skipped: no package ${missing[*]} to be had; apt-get update may help"
-        return "$SKIPPED"
-    fi
+    prepare_machines "${packages[*]}" 6.12 6.1 || status=$?
+    ((status == 0)) || return "$status"
     quiet 900 cargo build "${locked[@]}" -q --release -p smc-interop --features ours
     # What takes an RDMA device, and one whose network may be changed, has both in a guest.
     local name program guest=("$TARGET/release/interop" guest --env SMC_RDMA_CHANGE=eth1:rxe1)
@@ -395,6 +372,48 @@ step_interop() {
 # ---------------------------------------------------------------------------------------------
 # Helpers
 # ---------------------------------------------------------------------------------------------
+
+# "PACKAGE..." KERNEL-LINE...: sees to it that QEMU, these packages too, and the kernels can be had.
+# The program downloads the kernels and unpacks them; only the lists have to be there.
+prepare_machines() {
+    local packages need line updated=false missing=()
+    read -ra packages <<<"$1"
+    shift
+    if [[ $(uname -m) != x86_64 ]] || ! command -v apt-get >/dev/null; then
+        echo "skipped: takes an x86-64 machine with Debian's packages"
+        return "$SKIPPED"
+    fi
+    # Command and the Debian package that has it.
+    local needs=(qemu-system-x86_64:qemu-system-x86 ip:iproute2 setpriv:util-linux depmod:kmod
+        xz:xz-utils)
+    for need in "${needs[@]}"; do
+        PATH=$PATH:/usr/sbin:/sbin command -v "${need%%:*}" >/dev/null ||
+            packages+=("${need##*:}")
+    done
+    if ((${#packages[@]} > 0)); then
+        if ((EUID != 0)); then
+            echo "skipped: as root: apt-get install ${packages[*]}"
+            return "$SKIPPED"
+        fi
+        export DEBIAN_FRONTEND=noninteractive
+        quiet 300 apt-get update -q || return
+        quiet 900 apt-get install -q -y --no-install-recommends "${packages[@]}" || return
+        updated=true
+    fi
+    local home=${SMC_INTEROP_DIR:-$TARGET/interop}
+    for line in "$@"; do
+        [[ ! -e $home/linux-$line/complete ]] || continue
+        if ! has_kernel "$line" && ((EUID == 0)) && ! $updated; then
+            quiet 300 apt-get update -q || true
+            updated=true
+        fi
+        has_kernel "$line" || missing+=("linux-image-$line.*-amd64")
+    done
+    if ((${#missing[@]} > 0)); then
+        echo "skipped: no package ${missing[*]} to be had; apt-get update may help"
+        return "$SKIPPED"
+    fi
+}
 
 # LIMIT COMMAND...: runs it, ends it with all its children after LIMIT seconds.
 bounded() {

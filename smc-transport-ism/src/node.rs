@@ -12,7 +12,7 @@ use crate::fabric::{Fabric, News, Unmet};
 use crate::lock;
 use crate::owned::{IsmDmb, Owned};
 use crate::peers::Peers;
-use crate::shared::{GRANULE, Phase, Room, Tag, Target, Use};
+use crate::shared::{GRANULE, Newcomer, Phase, Room, Tag, Target, Use};
 
 /// A device as its fabric sees it.
 #[derive(Debug)]
@@ -43,7 +43,12 @@ impl Node {
         while longest > GRANULE && longest * 2 > granules * GRANULE {
             longest /= 2;
         }
-        let tag = room.join(slot, fabric.port(), gid)?;
+        let tag = room.join(Newcomer {
+            slot,
+            port: fabric.port(),
+            beats: fabric.beats(),
+            gid,
+        })?;
         fabric.joined(tag);
         let node = Arc::new(Self {
             fabric,

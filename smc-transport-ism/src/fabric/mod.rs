@@ -30,6 +30,11 @@ pub(crate) trait Fabric: Send + Sync + Debug {
         0
     }
 
+    /// Whether the device shows that it is alive, because its end would not be noticed.
+    fn beats(&self) -> bool {
+        false
+    }
+
     /// The device has taken its slot under this tag.
     fn joined(&self, tag: Tag);
 

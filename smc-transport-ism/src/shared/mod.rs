@@ -12,7 +12,7 @@ mod slots;
 
 pub(crate) use granules::{Place, Target, Use};
 pub(crate) use layout::GRANULE;
-pub(crate) use slots::{Phase, Sleep, Tag};
+pub(crate) use slots::{Newcomer, Phase, Sleep, Tag};
 
 use std::sync::Arc;
 

@@ -42,6 +42,17 @@ pub(crate) enum Phase {
     Dead,
 }
 
+/// A device that takes a slot.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Newcomer {
+    pub(crate) slot: u16,
+    /// What the fabric calls it.
+    pub(crate) port: u16,
+    /// Whether it shows that it is alive, see [`Room::beat`].
+    pub(crate) beats: bool,
+    pub(crate) gid: Gid,
+}
+
 /// Whether the driver of a device sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sleep {
@@ -54,9 +65,9 @@ pub(crate) enum Sleep {
 }
 
 impl Room {
-    /// Takes a slot that is ours by what the fabric says, whoever had it before. The fabric calls
-    /// the device by its port.
-    pub(crate) fn join(&self, slot: u16, port: u16, gid: Gid) -> Result<Tag, DeviceError> {
+    /// Takes a slot that is ours by what the fabric says, whoever had it before.
+    pub(crate) fn join(&self, newcomer: Newcomer) -> Result<Tag, DeviceError> {
+        let Newcomer { slot, gid, .. } = newcomer;
         if slot >= self.slots() {
             return Err(DeviceError::Invalid(
                 "the fabric has no slot for this device",
@@ -72,11 +83,13 @@ impl Room {
         self.slot_word(slot, slot::SLEEPING)
             .store(AWAKE, Ordering::SeqCst);
         self.slot_word(slot, slot::LOOK).store(0, Ordering::SeqCst);
-        self.slot_word(slot, slot::BEAT).store(0, Ordering::SeqCst);
+        // Not zero from the start: it may be killed before the first beat.
+        self.slot_word(slot, slot::BEAT)
+            .store(newcomer.beats.into(), Ordering::SeqCst);
         self.take_ready(slot, |_| {});
         self.take_mail(slot, |_, _| {});
         self.slot_word(slot, slot::PORT)
-            .store(port.into(), Ordering::Relaxed);
+            .store(newcomer.port.into(), Ordering::Relaxed);
         self.slot_word(slot, slot::GID_HI)
             .store(gid.hi().0, Ordering::Relaxed);
         self.slot_word(slot, slot::GID_LO)

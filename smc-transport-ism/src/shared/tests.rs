@@ -22,6 +22,15 @@ fn gid(n: u64) -> Gid {
     Gid::new(7, n)
 }
 
+fn join(room: &Room, slot: u16, gid: Gid) -> Result<Tag, DeviceError> {
+    room.join(Newcomer {
+        slot,
+        port: 0,
+        beats: false,
+        gid,
+    })
+}
+
 /// Two views of one memory, the second after `change`.
 fn find_after(change: impl FnOnce(&Region)) -> Result<Room, DeviceError> {
     let file = memory_file(LEN).unwrap();
@@ -74,35 +83,35 @@ fn a_header_that_is_wrong_says_so() {
 #[test]
 fn a_slot_has_a_new_generation_each_time() {
     let room = room();
-    let first = room.join(3, 0, gid(1)).unwrap();
+    let first = join(&room, 3, gid(1)).unwrap();
     assert_eq!(room.by_gid(gid(1)), Some(first));
-    let second = room.join(3, 0, gid(2)).unwrap();
+    let second = join(&room, 3, gid(2)).unwrap();
     assert_ne!(first.generation, second.generation);
     assert!(room.is_dead(first) && room.is_live(second));
     assert_eq!(room.by_gid(gid(1)), None);
     assert!(!room.bury(first), "another device has the slot");
     assert!(room.bury(second));
     assert_eq!(room.live().count(), 0);
-    assert!(room.join(PLAN.slots, 0, gid(3)).is_err());
+    assert!(join(&room, PLAN.slots, gid(3)).is_err());
 }
 
 #[test]
 fn two_devices_with_one_gid_are_one_too_many() {
     let room = room();
-    let first = room.join(0, 0, gid(1)).unwrap();
-    match room.join(1, 0, gid(1)) {
+    let first = join(&room, 0, gid(1)).unwrap();
+    match join(&room, 1, gid(1)) {
         Err(DeviceError::NotPermitted(_)) => {}
         other => panic!("{other:?}"),
     }
     assert_eq!(room.by_gid(gid(1)), Some(first));
     room.bury(first);
-    room.join(1, 0, gid(1)).unwrap();
+    join(&room, 1, gid(1)).unwrap();
 }
 
 #[test]
 fn runs_are_aligned_and_do_not_overlap() {
     let room = room();
-    let owner = room.join(0, 0, gid(1)).unwrap();
+    let owner = join(&room, 0, gid(1)).unwrap();
     let mut seen = HashSet::new();
     let mut places = Vec::new();
     for order in [0, 1, 2, 3, 0, 2, 1, 0] {
@@ -127,7 +136,7 @@ fn runs_are_aligned_and_do_not_overlap() {
 #[test]
 fn what_was_used_is_zeroed() {
     let room = room();
-    let owner = room.join(0, 0, gid(1)).unwrap();
+    let owner = join(&room, 0, gid(1)).unwrap();
     let place = room.take(owner, 1).unwrap();
     room.copy_in(place, GRANULE - 4, &[0xff; 8]).unwrap();
     room.give_back(owner, place);
@@ -146,7 +155,7 @@ fn threads_never_get_the_same_memory() {
         for slot in 0..4_u16 {
             let room = &room;
             scope.spawn(move || {
-                let owner = room.join(slot, 0, gid(slot.into())).unwrap();
+                let owner = join(&room, slot, gid(slot.into())).unwrap();
                 let mark = [u8::try_from(slot).unwrap() + 1; 64];
                 for round in 0..2000_u32 {
                     let order = u8::try_from(round % 3).unwrap();
@@ -171,8 +180,7 @@ fn threads_never_get_the_same_memory() {
 #[test]
 fn only_the_writer_that_was_named_may_write() {
     let room = room();
-    let [owner, writer, other] =
-        [0, 1, 2].map(|slot| room.join(slot, 0, gid(slot.into())).unwrap());
+    let [owner, writer, other] = [0, 1, 2].map(|slot| join(&room, slot, gid(slot.into())).unwrap());
     let place = room.take(owner, 0).unwrap();
     let token = room.offer(place, writer).unwrap();
     let unknown = Err(SubmitError::UnknownToken);
@@ -196,18 +204,18 @@ fn only_the_writer_that_was_named_may_write() {
 #[test]
 fn a_writer_of_an_earlier_generation_may_not_write() {
     let room = room();
-    let owner = room.join(0, 0, gid(1)).unwrap();
-    let before = room.join(1, 0, gid(2)).unwrap();
+    let owner = join(&room, 0, gid(1)).unwrap();
+    let before = join(&room, 1, gid(2)).unwrap();
     let place = room.take(owner, 0).unwrap();
     let token = room.offer(place, before).unwrap();
-    let after = room.join(1, 0, gid(3)).unwrap();
+    let after = join(&room, 1, gid(3)).unwrap();
     assert_eq!(room.begin_use(token, after), Err(SubmitError::UnknownToken));
 }
 
 #[test]
 fn the_dead_leave_their_memory_to_others_when_nobody_uses_it() {
     let room = room();
-    let [owner, writer, heir] = [0, 1, 2].map(|slot| room.join(slot, 0, gid(slot.into())).unwrap());
+    let [owner, writer, heir] = [0, 1, 2].map(|slot| join(&room, slot, gid(slot.into())).unwrap());
     let mut tokens = Vec::new();
     while let Some(place) = room.take(owner, 0) {
         tokens.push(room.offer(place, writer).unwrap());
@@ -232,7 +240,7 @@ fn the_dead_leave_their_memory_to_others_when_nobody_uses_it() {
 #[test]
 fn a_dead_writer_uses_nothing() {
     let room = room();
-    let [owner, writer] = [0, 1].map(|slot| room.join(slot, 0, gid(slot.into())).unwrap());
+    let [owner, writer] = [0, 1].map(|slot| join(&room, slot, gid(slot.into())).unwrap());
     let place = room.take(owner, 0).unwrap();
     let token = room.offer(place, writer).unwrap();
     room.begin_use(token, writer).unwrap();
@@ -240,7 +248,7 @@ fn a_dead_writer_uses_nothing() {
     room.bury(writer);
     assert!(!room.is_used(place.first));
     // Its traces do not disturb the next writer.
-    let next = room.join(1, 0, gid(5)).unwrap();
+    let next = join(&room, 1, gid(5)).unwrap();
     let token = room.offer(place, next).unwrap();
     room.begin_use(token, next).unwrap();
     room.end_use(place.first, next);
@@ -281,7 +289,7 @@ fn nonsense_in_the_memory_is_survived() {
     };
     for round in 0..200 {
         let room = room();
-        let [owner, writer] = [0, 1].map(|slot| room.join(slot, 0, gid(slot.into())).unwrap());
+        let [owner, writer] = [0, 1].map(|slot| join(&room, slot, gid(slot.into())).unwrap());
         let place = room.take(owner, 1).unwrap();
         let token = room.offer(place, writer).unwrap();
         let target = room.begin_use(token, writer).unwrap();
@@ -329,7 +337,7 @@ fn nonsense_in_the_memory_is_survived() {
             room.take(owner, order);
         }
         room.give_back(owner, place);
-        let _ = room.join(2, 0, gid(9));
+        let _ = join(&room, 2, gid(9));
     }
 }
 

@@ -50,6 +50,10 @@ impl Fabric for Guest {
         self.pci.id()
     }
 
+    fn beats(&self) -> bool {
+        true
+    }
+
     fn joined(&self, _: Tag) {}
 
     fn meet(&self, _: Tag) -> Result<(), Unmet> {

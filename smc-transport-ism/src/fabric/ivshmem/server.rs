@@ -384,3 +384,94 @@ fn listener(path: &Path, mode: u32) -> Result<OwnedFd, DeviceError> {
     listen(&listener, 64).map_err(failed)?;
     Ok(listener)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+    use std::time::Duration;
+
+    use smc_wire::types::Gid;
+
+    use super::super::Client as Process;
+    use super::*;
+    use crate::fabric::Fabric as _;
+    use crate::shared::Newcomer;
+
+    fn server(dir: &Path, devices: u16) -> Server {
+        let server = Server::builder(dir.join("sock")).len(2 << 20);
+        server.devices(devices).bind().unwrap()
+    }
+
+    /// A client that is waited for.
+    fn connect(server: &Server) -> (Process, u16) {
+        let path = server.path().to_owned();
+        let connecting = thread::spawn(move || Process::connect(&path).unwrap());
+        while !connecting.is_finished() {
+            server.accept();
+            thread::yield_now();
+        }
+        connecting.join().unwrap()
+    }
+
+    /// The numbers of those who ended are known by their sockets.
+    fn dismiss_ended(server: &Server, count: usize) {
+        while server.clients() > count {
+            if let Woken::For { ended, .. } = server.wait(Duration::ZERO).unwrap() {
+                ended.into_iter().for_each(|slot| server.dismiss(slot));
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_are_given_once_while_anybody_could_have_heard_of_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let server = server(dir.path(), 2);
+        let (stays, slot) = connect(&server);
+        assert_eq!((stays.port(), slot), (0, 0));
+        for number in [1, 3, 5] {
+            let (leaves, slot) = connect(&server);
+            assert_eq!((leaves.port(), slot), (number, 1));
+            drop(leaves);
+            dismiss_ended(&server, 1);
+        }
+        drop(stays);
+        dismiss_ended(&server, 0);
+        assert_eq!(connect(&server).0.port(), 0);
+    }
+
+    #[test]
+    fn who_beats_no_more_is_dead_and_who_never_does_is_not() {
+        let dir = tempfile::tempdir().unwrap();
+        let server = server(dir.path(), 4);
+        let join = |process: &(Process, u16), beats| {
+            let (slot, port) = (process.1, process.0.port());
+            let gid = Gid::new(1, u64::from(slot) + 1);
+            let newcomer = Newcomer {
+                slot,
+                port,
+                beats,
+                gid,
+            };
+            process.0.room().join(newcomer).unwrap()
+        };
+        let processes = [connect(&server), connect(&server)];
+        let (beats, does_not) = (join(&processes[0], true), join(&processes[1], false));
+        let start = Instant::now();
+        let later = |seconds| start + Duration::from_secs(seconds);
+        server.bury_silent(start);
+        server.bury_silent(later(14));
+        server.room.beat(beats.slot);
+        server.bury_silent(later(15));
+        server.bury_silent(later(29));
+        assert!(server.room.is_live(beats));
+        server.bury_silent(later(31));
+        assert!(server.room.is_dead(beats));
+        assert!(server.room.is_live(does_not));
+        // It begins with the number with which an earlier one may have ended.
+        let next = join(&processes[0], true);
+        server.bury_silent(later(60));
+        assert!(server.room.is_live(next));
+        server.bury_silent(later(80));
+        assert!(server.room.is_dead(next));
+    }
+}
