@@ -4,12 +4,13 @@
 
 #![allow(
     unsafe_code,
-    reason = "mmap of a fabric's memory, and registers of a device"
+    reason = "mmap of a fabric's memory, registers of a device, and calls of VFIO"
 )]
 
 use std::any::Any;
+use std::ffi::{CStr, c_void};
 use std::fmt;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -17,6 +18,7 @@ use rustix::fs::{
     MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
 };
 use rustix::io::Errno;
+use rustix::ioctl::{IntegerSetter, Ioctl, IoctlOutput, Opcode, ioctl};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use smc_core::device::DeviceError;
 use smc_core::mem::{OutOfBounds, Region};
@@ -37,9 +39,27 @@ impl Mapping {
     /// Maps the first `len` bytes of a file or device, which must be known to have them for good:
     /// the fabrics check that before they come here.
     pub(crate) fn of(file: impl AsFd, len: usize) -> Result<Arc<Self>, DeviceError> {
+        Self::of_part(file, 0, len)
+    }
+
+    /// The same from an offset, a multiple of the page size.
+    pub(crate) fn of_part(
+        file: impl AsFd,
+        offset: u64,
+        len: usize,
+    ) -> Result<Arc<Self>, DeviceError> {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: the kernel chooses a free address, so nothing that exists is touched.
-        let start = unsafe { mmap(std::ptr::null_mut(), len, access, MapFlags::SHARED, file, 0) };
+        let start = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                len,
+                access,
+                MapFlags::SHARED,
+                file,
+                offset,
+            )
+        };
         let start = start.map_err(|error| os("map the fabric's memory", error))?;
         let start = NonNull::new(start.cast()).ok_or(DeviceError::NoMemory)?;
         Ok(Arc::new(Self { start, len }))
@@ -127,6 +147,125 @@ impl fmt::Debug for Registers {
     }
 }
 
+/// A call of VFIO whose argument is a plain structure that the kernel reads, and may write to.
+struct VfioCall<'a, T> {
+    number: Opcode,
+    argument: &'a mut T,
+}
+
+// SAFETY: the argument is the structure that belongs to the call's number, as the functions below
+// see to; the kernel reads and writes within it only.
+unsafe impl<T> Ioctl for VfioCall<'_, T> {
+    type Output = i32;
+    const IS_MUTATING: bool = true;
+
+    fn opcode(&self) -> Opcode {
+        self.number
+    }
+
+    fn as_ptr(&mut self) -> *mut c_void {
+        std::ptr::from_mut(self.argument).cast()
+    }
+
+    unsafe fn output_from_ptr(output: IoctlOutput, _: *mut c_void) -> rustix::io::Result<i32> {
+        Ok(output)
+    }
+}
+
+/// Calls VFIO with the structure that `linux/vfio.h` has for this number.
+///
+/// # Safety
+///
+/// It has to be that one.
+unsafe fn vfio<T>(fd: BorrowedFd<'_>, number: Opcode, argument: &mut T) -> rustix::io::Result<i32> {
+    // SAFETY: descriptors of VFIO take the number with this structure, as the caller promises;
+    // others refuse it without a look at the argument.
+    unsafe { ioctl(fd, VfioCall { number, argument }) }
+}
+
+/// Puts a group into a container.
+pub(crate) fn vfio_set_container(
+    group: BorrowedFd<'_>,
+    container: &OwnedFd,
+) -> rustix::io::Result<()> {
+    // SAFETY: `VFIO_GROUP_SET_CONTAINER` reads the number of a descriptor.
+    unsafe { vfio(group, VFIO + 4, &mut container.as_raw_fd()) }.map(drop)
+}
+
+/// Gives a container an IOMMU of type 1, which virtual ones count as.
+pub(crate) fn vfio_set_iommu(container: BorrowedFd<'_>) -> rustix::io::Result<()> {
+    // SAFETY: `VFIO_SET_IOMMU` has the type in place of a pointer.
+    let set = unsafe { IntegerSetter::<{ VFIO + 2 }>::new_usize(1) };
+    // SAFETY: as in `vfio`; nothing is read or written through the argument.
+    unsafe { ioctl(container, set) }
+}
+
+/// Opens a device of a group by its address.
+pub(crate) fn vfio_device(group: BorrowedFd<'_>, address: &CStr) -> rustix::io::Result<OwnedFd> {
+    let mut name = [0_u8; 64];
+    let bytes = address.to_bytes_with_nul();
+    let place = name.get_mut(..bytes.len()).ok_or(Errno::INVAL)?;
+    place.copy_from_slice(bytes);
+    // SAFETY: `VFIO_GROUP_GET_DEVICE_FD` reads a string up to its end.
+    let fd = unsafe { vfio(group, VFIO + 6, &mut name) }?;
+    // SAFETY: the call has made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Offset and length of a region of a device.
+pub(crate) fn vfio_region(device: BorrowedFd<'_>, index: u32) -> rustix::io::Result<(u64, u64)> {
+    /// As `struct vfio_region_info`.
+    #[repr(C)]
+    struct Info {
+        argsz: u32,
+        flags: u32,
+        index: u32,
+        cap_offset: u32,
+        size: u64,
+        offset: u64,
+    }
+    let mut info = Info {
+        argsz: 32,
+        flags: 0,
+        index,
+        cap_offset: 0,
+        size: 0,
+        offset: 0,
+    };
+    // SAFETY: `VFIO_DEVICE_GET_REGION_INFO` writes as much of the structure as `argsz` says.
+    unsafe { vfio(device, VFIO + 8, &mut info) }?;
+    Ok((info.offset, info.size))
+}
+
+/// Has the first MSI-X interrupt of a device written to an eventfd.
+pub(crate) fn vfio_set_interrupt(
+    device: BorrowedFd<'_>,
+    eventfd: &OwnedFd,
+) -> rustix::io::Result<()> {
+    /// As `struct vfio_irq_set` with one descriptor.
+    #[repr(C)]
+    struct Set {
+        argsz: u32,
+        flags: u32,
+        index: u32,
+        start: u32,
+        count: u32,
+        eventfd: i32,
+    }
+    let mut set = Set {
+        argsz: 24,
+        // The data is an eventfd, for the interrupt to trigger.
+        flags: 1 << 2 | 1 << 5,
+        // MSI-X.
+        index: 2,
+        start: 0,
+        count: 1,
+        eventfd: eventfd.as_raw_fd(),
+    };
+    // SAFETY: `VFIO_DEVICE_SET_IRQS` reads as much of the structure as `argsz` says.
+    unsafe { vfio(device, VFIO + 10, &mut set) }.map(drop)
+}
+
 /// A fresh zeroed memory file, sealed so that it keeps its length.
 pub(crate) fn memory_file(len: usize) -> Result<OwnedFd, DeviceError> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -164,6 +303,9 @@ pub(crate) fn os(what: &'static str, error: Errno) -> DeviceError {
 }
 
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
+
+/// The first number of VFIO's calls: `_IO(';', 100)`.
+const VFIO: Opcode = 0x3b64;
 
 /// Shown in `/proc/PID/maps`.
 const NAME: &str = "smc-ism";

@@ -35,6 +35,9 @@ pub(crate) struct IsmArgs {
     /// Only with devices that move data, or only with those that write in place
     #[arg(long, value_name = "ON")]
     nocopy: Option<bool>,
+    /// Only with interrupts by vfio-pci, or only without interrupts
+    #[arg(long, value_name = "ON")]
+    vfio: Option<bool>,
     /// Without what one guest does with devices of its own
     #[arg(long)]
     no_inside: bool,
@@ -99,14 +102,22 @@ pub(crate) fn side(args: &SideArgs) -> Result<bool> {
 pub(crate) fn run(args: &IsmArgs) -> Result<bool> {
     let started = Instant::now();
     let mut failed = 0;
-    let modes = match (args.nocopy, args.demo) {
-        (Some(on), _) => vec![on],
-        (None, true) => vec![false],
-        (None, false) => vec![false, true],
-    };
-    for nocopy in modes {
-        println!("booting, for devices with nocopy: {nocopy}");
-        let mut stage = Stage::boot(nocopy, args.verbose)?;
+    let mut modes = MODES.to_vec();
+    modes.retain(|(nocopy, _)| args.nocopy.is_none_or(|wanted| wanted == *nocopy));
+    modes.retain(|(_, vfio)| args.vfio.is_none_or(|wanted| wanted == *vfio));
+    if let (Some(nocopy), Some(vfio)) = (args.nocopy, args.vfio) {
+        modes = vec![(nocopy, vfio)];
+    }
+    modes.truncate(if args.demo { 1 } else { modes.len() });
+    for (nocopy, vfio) in modes {
+        let moves = if nocopy {
+            "write in place"
+        } else {
+            "move data"
+        };
+        let wakes = if vfio { "interrupts" } else { "no interrupts" };
+        println!("booting, for devices that {moves} and have {wakes}");
+        let mut stage = Stage::boot(nocopy, vfio, args.verbose)?;
         println!("booted after {:.0} s", started.elapsed().as_secs_f64());
         let ways: &[_] = if args.demo { &WAYS[..1] } else { &WAYS };
         for (client, server) in ways {
@@ -198,6 +209,9 @@ fn serve_at(stage: &mut Stage, client: At, server: At) -> Result<(u32, String)> 
     stage.await_line(serving, "listening", WORD_TIME)?;
     Ok((serving, to))
 }
+
+/// Devices that write in place, and interrupts by vfio-pci.
+const MODES: [(bool, bool); 2] = [(false, false), (true, true)];
 
 const WAYS: [(At, At); 3] = [
     (At::Host, At::GuestA),

@@ -49,7 +49,7 @@ pub(super) struct Stage {
 }
 
 impl Stage {
-    pub(super) fn boot(nocopy: bool, verbose: bool) -> Result<Self> {
+    pub(super) fn boot(nocopy: bool, vfio: bool, verbose: bool) -> Result<Self> {
         let path = std::env::temp_dir().join(format!("smc-ism-{}.sock", std::process::id()));
         let server = Server::builder(path).len(MEMORY).nocopy(nocopy).bind()?;
         let serving = Serving::start(server);
@@ -58,14 +58,17 @@ impl Stage {
             [Version::V6_12; 2],
             &[],
             &[
-                equipment(&serving.server, Some(port), DEVICES),
-                equipment(&serving.server, None, 1),
+                equipment(&serving.server, vfio, Some(port), DEVICES),
+                equipment(&serving.server, vfio, None, 1),
             ],
         )?;
         for (guest, address) in ADDRESSES.into_iter().enumerate() {
             lab.exec(guest, "ip link set lo up")?;
             lab.exec(guest, &format!("ip addr add {address}/24 dev eth0"))?;
             lab.exec(guest, "ip link set eth0 up")?;
+            if vfio {
+                bind_to_vfio(&mut lab, guest)?;
+            }
         }
         // The network between a guest and its host has fixed addresses.
         lab.exec(0, &format!("ip addr add {INSIDE}/24 dev eth2"))?;
@@ -257,9 +260,12 @@ impl Drop for Serving {
 }
 
 /// What a guest has besides: ivshmem devices, and a way to the host.
-fn equipment(server: &Server, port: Option<u16>, devices: usize) -> Vec<String> {
+fn equipment(server: &Server, vfio: bool, port: Option<u16>, devices: usize) -> Vec<String> {
     let mut args = Vec::new();
     let mut add = |option: &str, value: String| args.extend([option.to_owned(), value]);
+    if vfio {
+        add("-device", "intel-iommu,intremap=on".to_owned());
+    }
     if let Some(port) = port {
         let forward = format!("hostfwd=tcp:127.0.0.1:{port}-{INSIDE}:{PORT}");
         add("-netdev", format!("user,id=host,{forward}"));
@@ -278,6 +284,25 @@ fn equipment(server: &Server, port: Option<u16>, devices: usize) -> Vec<String> 
     args
 }
 
+/// Gives a guest's ivshmem devices to vfio-pci.
+fn bind_to_vfio(lab: &mut Lab, guest: usize) -> Result<()> {
+    let addresses: Vec<String> = lab.order(guest, Order::ListDir(PCI.to_owned()))?;
+    for address in addresses {
+        let file = |name: &str| format!("{PCI}/{address}/{name}");
+        let id: String = lab.order(guest, Order::ReadFile(file("modalias")))?;
+        if !id.starts_with(IVSHMEM) {
+            continue;
+        }
+        for (path, text) in [
+            (file("driver_override"), "vfio-pci".to_owned()),
+            ("/sys/bus/pci/drivers_probe".to_owned(), address.clone()),
+        ] {
+            lab.order::<()>(guest, Order::WriteFile { path, text })?;
+        }
+    }
+    Ok(())
+}
+
 fn guest(at: At) -> usize {
     usize::from(at == At::GuestB)
 }
@@ -286,6 +311,9 @@ fn free_port() -> Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
+const PCI: &str = "/sys/bus/pci/devices";
+/// Vendor and device.
+const IVSHMEM: &str = "pci:v00001AF4d00001110";
 /// Of the guests to each other.
 const ADDRESSES: [&str; 2] = ["10.9.0.1", "10.9.0.2"];
 /// Of guest A and its host to each other, as QEMU wants them.

@@ -162,6 +162,8 @@ const MODULES: &[&str] = &[
     "rdma_rxe",
     "smc",
     "smc_diag",
+    "vfio_iommu_type1",
+    "vfio_pci",
 ];
 
 const DOWNLOADS: usize = 3;

@@ -221,9 +221,9 @@ const CPU: &str = "max,la57=off,cx16=off";
 
 /// Quiet, because the console is slow; a panic ends the machine. A guest's kernel has to watch its
 /// clock: one that it calibrated on a busy host has run at 2.7 times the speed, unwatched, and its
-/// timers with it.
+/// timers with it. A virtual IOMMU is used where there is one.
 const CMDLINE: &str = "console=ttyS0 quiet loglevel=4 panic=-1 oops=panic net.ifnames=0 \
-    random.trust_cpu=on mitigations=off audit=0 apparmor=0";
+    random.trust_cpu=on mitigations=off audit=0 apparmor=0 intel_iommu=on";
 
 /// Bytes of each frame that are recorded: all of any message, the beginning of data.
 const CAPTURED: u32 = 600;

@@ -52,8 +52,10 @@ impl Place {
     /// An ivshmem fabric, for a process in a guest: the first ivshmem device on the PCI bus that no
     /// other process uses.
     ///
-    /// The process must be allowed to write to the device's files in sysfs, as root is. There is no
-    /// interrupt: a thread looks for news while the device sleeps.
+    /// A device whose driver is vfio-pci, which takes a virtual IOMMU, has an interrupt; the process
+    /// must be allowed to open its group in `/dev/vfio`. Another one must be bound to no driver: the
+    /// process must be allowed to write to its files in sysfs, as root is, and a thread looks for
+    /// news while the device sleeps.
     #[must_use]
     pub fn guest() -> Self {
         Self(Kind::Pci(None))

@@ -30,7 +30,15 @@ impl Guest {
         let room = Arc::new(Room::find(Arc::clone(pci.memory()))?);
         let slot = slot_of(&room, pci.id());
         let doorbell = Arc::new(Doorbell::new()?);
-        let poller = Poller::start(Arc::clone(&room), slot, Arc::clone(&doorbell), true)?;
+        let must_look = match pci.interrupt() {
+            Some(interrupt) => {
+                doorbell.watch_edges(interrupt, RUNG)?;
+                false
+            }
+            None => true,
+        };
+        let bell = Arc::clone(&doorbell);
+        let poller = Poller::start(Arc::clone(&room), slot, bell, must_look)?;
         let guest = Self {
             room,
             doorbell,
@@ -91,3 +99,6 @@ impl Fabric for Guest {
         self.room.is_dead(peer)
     }
 }
+
+/// The id of the interrupt.
+const RUNG: u64 = 0;

@@ -11,6 +11,7 @@ mod pci;
 mod poll;
 mod protocol;
 mod server;
+mod vfio;
 
 pub(crate) use client::Client;
 pub(crate) use guest::Guest;

@@ -1,4 +1,4 @@
-//! An ivshmem device of a guest, by way of sysfs.
+//! An ivshmem device of a guest, by way of sysfs, or of VFIO if its driver is vfio-pci.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -9,16 +9,26 @@ use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, fstat, openat};
 use rustix::io::Errno;
 use smc_core::device::DeviceError;
 
+use super::vfio::Vfio;
 use crate::region::{Mapping, Registers, os};
 
 /// An ivshmem device.
 #[derive(Debug)]
 pub(super) struct Pci {
-    registers: Registers,
+    registers: Access,
     memory: Arc<Mapping>,
     id: u16,
-    /// Locked, so that no other process has the device.
-    _lock: OwnedFd,
+}
+
+/// The way to the registers.
+#[derive(Debug)]
+enum Access {
+    Sysfs {
+        registers: Registers,
+        /// Locked, so that no other process has the device.
+        _lock: OwnedFd,
+    },
+    Vfio(Vfio),
 }
 
 impl Pci {
@@ -56,12 +66,31 @@ impl Pci {
 
     /// Rings the machine or process with a number.
     pub(super) fn ring(&self, id: u16) {
-        self.registers.write(DOORBELL, u32::from(id) << 16);
+        let value = u32::from(id) << 16;
+        match &self.registers {
+            Access::Sysfs { registers, .. } => registers.write(DOORBELL, value),
+            Access::Vfio(vfio) => vfio.write(DOORBELL, value),
+        }
+    }
+
+    /// What the device's interrupt writes to, if it has one.
+    pub(super) fn interrupt(&self) -> Option<&OwnedFd> {
+        match &self.registers {
+            Access::Sysfs { .. } => None,
+            Access::Vfio(vfio) => Some(vfio.interrupt()),
+        }
     }
 
     fn open_at(path: &Path) -> Result<Self, DeviceError> {
         if !is_ivshmem(path) {
             return Err(DeviceError::Invalid("this is not an ivshmem device"));
+        }
+        if let Some(vfio) = Vfio::open(path)? {
+            return Ok(Self {
+                memory: Arc::clone(vfio.memory()),
+                id: id_of(vfio.read(ID))?,
+                registers: Access::Vfio(vfio),
+            });
         }
         let enabled = fs::write(path.join("enable"), "1");
         enabled.map_err(|error| DeviceError::os("enable PCI device", &error))?;
@@ -77,16 +106,21 @@ impl Pci {
         }
         let (_, registers) = map(&path.join("resource0"))?;
         let registers = Registers::new(registers, start_in_page(path)?);
-        // Negative while QEMU has no number from its server.
-        let id = registers.read(ID).and_then(|id| u16::try_from(id).ok());
-        let id = id.ok_or(DeviceError::Gone("the ivshmem device has no number"))?;
         Ok(Self {
-            registers,
             memory,
-            id,
-            _lock: lock,
+            id: id_of(registers.read(ID))?,
+            registers: Access::Sysfs {
+                registers,
+                _lock: lock,
+            },
         })
     }
+}
+
+/// Negative while QEMU has no number from its server.
+fn id_of(register: Option<u32>) -> Result<u16, DeviceError> {
+    let id = register.and_then(|id| u16::try_from(id).ok());
+    id.ok_or(DeviceError::Gone("the ivshmem device has no number"))
 }
 
 /// Maps a BAR. It stays as long as it is while the device is there.
