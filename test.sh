@@ -122,6 +122,7 @@ step_rules() {
     while IFS= read -r file; do
         case $file in
         smc-core/src/mem/* | smc-transport-loop/src/region.rs) ;;
+        smc-transport-ism/src/region.rs) ;;
         smc-transport-rdma/src/verbs.rs) ;;
         # System calls that no crate wraps.
         smc-core/src/io/negotiate/option/bpf.rs) ;;
@@ -186,7 +187,7 @@ step_msrv() {
         -A clippy::all -D clippy::incompatible_msrv
     if rustup toolchain list 2>/dev/null | grep -q "^$MSRV"; then
         CARGO_TARGET_DIR=$TARGET/msrv cargo "+$MSRV" check "${locked[@]}" -q \
-            -p smc-wire -p smc-core -p smc-transport-loop --all-features
+            -p smc-wire -p smc-core -p smc-transport-loop -p smc-transport-ism --all-features
     else
         echo "skipped: build with Rust $MSRV, no such toolchain here; checked by clippy only"
     fi
@@ -217,7 +218,7 @@ step_wire() {
 
 step integration "streams, negotiation, devices and tools, each in their own processes"
 step_integration() {
-    local dirs=(smc-core smc-transport-loop smc-testkit smc-tools examples) names
+    local dirs=(smc-core smc-transport-loop smc-transport-ism smc-testkit smc-tools examples) names
     names=$(tests_of "${dirs[@]}" | sed -E 's/--test (conformance|model|kill)( |$)//g')
     verdicts 1200 cargo test "${locked[@]}" "${ALL[@]}" $names -- --show-output
 }
@@ -291,6 +292,8 @@ step_demo() {
         bounded 600 cargo run "${locked[@]}" -q --release -p smc-tools -- \
             demo --size "$DEMO_BYTES" --runtime "$runtime"
     done
+    bounded 600 cargo run "${locked[@]}" -q --release -p smc-tools -- \
+        demo --size "$DEMO_BYTES" --rounds 1 --transport ism
     left=$(
         find "$SMC_RUNTIME_DIR" -mindepth 1 || echo "$SMC_RUNTIME_DIR was not used"
         diff "$scratch/shm" <(ls -A /dev/shm) || true

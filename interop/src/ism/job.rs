@@ -138,7 +138,7 @@ fn fill(seed: u64, at: u64, buf: &mut [u8]) {
     let mut at = at;
     let mut rest = buf;
     while !rest.is_empty() {
-        let mut word = (seed ^ at / 8).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mut word = (seed ^ (at / 8)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         word ^= word >> 29;
         let bytes = word.wrapping_mul(0xbf58_476d_1ce4_e5b9).to_le_bytes();
         let from = (at % 8) as usize;

@@ -1,8 +1,8 @@
 //! SMC-D between this host and guests, over the memory of an ivshmem server.
 //!
 //! The server runs in this process. Two guests have ivshmem devices and are told, like processes of
-//! the host, to be one side of each scene: see [`side`] for what sides do, [`stage`] for where they
-//! run, [`inside`](self) for what one guest does with several devices of its own.
+//! the host, to be one side of each scene: `call` and `serve` are the sides, `job` is what they do,
+//! `stage` is where they run, `inside` what one guest does with several devices of its own.
 
 mod call;
 mod inside;

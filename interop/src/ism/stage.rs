@@ -39,7 +39,8 @@ pub(super) struct Stage {
     serving: Serving,
     /// Sides on this host.
     children: Vec<(u32, Child)>,
-    told: (Sender<(u32, Event)>, Receiver<(u32, Event)>),
+    tell: Sender<(u32, Event)>,
+    told: Receiver<(u32, Event)>,
     /// What sides have said and nobody has asked for yet.
     heard: Vec<(u32, Event)>,
     sides: Vec<(u32, At)>,
@@ -73,11 +74,13 @@ impl Stage {
         // The network between a guest and its host has fixed addresses.
         lab.exec(0, &format!("ip addr add {INSIDE}/24 dev eth2"))?;
         lab.exec(0, "ip link set eth2 up")?;
+        let (tell, told) = channel();
         Ok(Self {
             lab,
             serving,
             children: Vec::new(),
-            told: channel(),
+            tell,
+            told,
             heard: Vec::new(),
             sides: Vec::new(),
             port,
@@ -133,7 +136,7 @@ impl Stage {
             .spawn()
             .context("cannot start a side")?;
         let stdout = child.stdout.take().context("no stdout")?;
-        let tell = self.told.0.clone();
+        let tell = self.tell.clone();
         thread::spawn(move || {
             for line in BufReader::new(stdout).lines().map_while(Result::ok) {
                 let _ = tell.send((side, Event::Log(line)));
@@ -203,7 +206,7 @@ impl Stage {
     /// The next event of a side; those of others are kept.
     fn next(&mut self, side: u32, deadline: Instant) -> Result<Option<Event>> {
         loop {
-            self.heard.extend(self.told.1.try_iter());
+            self.heard.extend(self.told.try_iter());
             let at = self.heard.iter().position(|(from, _)| *from == side);
             if let Some(at) = at {
                 return Ok(Some(self.heard.remove(at).1));
@@ -263,6 +266,9 @@ impl Drop for Serving {
 fn equipment(server: &Server, vfio: bool, port: Option<u16>, devices: usize) -> Vec<String> {
     let mut args = Vec::new();
     let mut add = |option: &str, value: String| args.extend([option.to_owned(), value]);
+    // With a single processor to come, QEMU emulates fences and atomic instructions as if nobody
+    // else had the memory.
+    add("-smp", "1,maxcpus=2".to_owned());
     if vfio {
         add("-device", "intel-iommu,intremap=on".to_owned());
     }

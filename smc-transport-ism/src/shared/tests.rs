@@ -155,7 +155,7 @@ fn threads_never_get_the_same_memory() {
         for slot in 0..4_u16 {
             let room = &room;
             scope.spawn(move || {
-                let owner = join(&room, slot, gid(slot.into())).unwrap();
+                let owner = join(room, slot, gid(slot.into())).unwrap();
                 let mark = [u8::try_from(slot).unwrap() + 1; 64];
                 for round in 0..2000_u32 {
                     let order = u8::try_from(round % 3).unwrap();
