@@ -7,8 +7,9 @@
 //! alone until that peer has finished, or is dead itself.
 //!
 //! One pair of accesses needs that one of two sides sees what the other just wrote: *users, token*.
-//! The writer counts itself in, passes a sequentially consistent fence, and looks whether the
-//! buffer is still there; its owner takes the token away, passes a fence, and looks for users.
+//! The writer counts itself in, and looks whether the buffer and its owner are still there; the
+//! owner takes the token away, or somebody marks it as dead, and looks for users. All of these are
+//! sequentially consistent.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -151,7 +152,6 @@ impl Room {
                 }
             };
             let first = index & !((1 << order) - 1);
-            fence(Ordering::SeqCst);
             if dead
                 && !self.is_used(first)
                 && self.swap_claim(index, claim, Claim::Free { used: true })
@@ -181,7 +181,6 @@ impl Room {
     pub(crate) fn withdraw(&self, place: Place) {
         self.granule(place.first, granule::TOKEN)
             .store(0, Ordering::SeqCst);
-        fence(Ordering::SeqCst);
     }
 
     /// Whether a writer that is not dead uses the buffer that began here.
@@ -220,7 +219,6 @@ impl Room {
             return Err(SubmitError::UnknownToken);
         }
         self.count_in(first, writer)?;
-        fence(Ordering::SeqCst);
         let looked = self.look_up(first, token);
         if looked.is_err() {
             self.end_use(first, writer);
