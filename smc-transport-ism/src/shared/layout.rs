@@ -13,12 +13,13 @@
 //!    +0x100   mail, a word per sending slot, a bit per kind of event
 //!    ..       ready, summary: a bit per word of `ready`
 //!    ..       ready, a bit per granule: the buffer that begins there was written
-//! ..      granules, one line of 64 bytes per 16 KiB of data:
+//! ..      granules, two lines of 64 bytes per 16 KiB of data, the second one for what the owner
+//!         writes while the writer is at it:
 //!    +0       claim        whose the granule is
 //!    +8       writer       who may write the buffer that begins here
 //!    +16      users        who is writing it now, and how often
 //!    +24      token        of the buffer that begins here; 0 if there is none
-//!    +32      want         owner: 1 to hear of the next signal; ringer: 0 when it sets `ready`
+//!    +64      want         owner: 1 to hear of the next signal; ringer: 0 when it sets `ready`
 //! ..      data: the granules themselves, from the start of a page
 //! ```
 //!
@@ -157,12 +158,12 @@ pub(crate) mod granule {
     pub(crate) const WRITER: usize = 8;
     pub(crate) const USERS: usize = 16;
     pub(crate) const TOKEN: usize = 24;
-    pub(crate) const WANT: usize = 32;
+    pub(crate) const WANT: usize = 64;
 }
 
 const MAIL: usize = 0x100;
 const SLOTS_AT: usize = 0x1000;
-const GRANULE_LINE: usize = 64;
+const GRANULE_LINE: usize = 128;
 const PAGE: usize = 0x1000;
 
 /// As many as the summary of mail has bits.
@@ -187,7 +188,7 @@ mod tests {
                 };
                 let last = layout.ready(slots - 1, layout.ready_words() - 1) + 8;
                 assert!(last <= layout.granule(0, 0), "{layout:?}");
-                assert!(layout.granule(layout.granules - 1, 64) <= layout.data(0));
+                assert!(layout.granule(layout.granules - 1, GRANULE_LINE) <= layout.data(0));
                 assert_eq!(layout.data(0) % PAGE, 0);
                 let end = layout.data(layout.granules - 1) + GRANULE;
                 assert!(end <= len);

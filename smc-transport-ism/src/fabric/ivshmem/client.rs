@@ -152,7 +152,8 @@ impl Fabric for Client {
         if line.eventfds.contains_key(&peer.slot) {
             Ok(())
         } else {
-            Err(Unmet::Dead)
+            // Who has ended is marked in the memory, by the server.
+            Err(Unmet::Busy)
         }
     }
 
@@ -192,7 +193,7 @@ impl Fabric for Client {
     }
 
     fn is_dead(&self, peer: Tag) -> bool {
-        self.room.is_dead(peer) || self.meet(peer) == Err(Unmet::Dead)
+        self.room.is_dead(peer)
     }
 }
 

@@ -249,6 +249,7 @@ impl Server {
     fn admit(&self, socket: OwnedFd) -> Result<(), DeviceError> {
         let mut clients = lock(&self.clients);
         let (port, slot) = clients.number(&self.room).ok_or(DeviceError::Exhausted)?;
+        clients.next = u32::from(port) + 1;
         let eventfd = new_eventfd()?;
         let failed = |error| os("greet client", error);
         let own = i64::from(port);
@@ -260,10 +261,16 @@ impl Server {
             let fd = Some(client.eventfd.as_fd());
             protocol::send(&socket, client.port.into(), fd).map_err(failed)?;
         }
-        protocol::send(&socket, own, Some(eventfd.as_fd())).map_err(failed)?;
         for client in clients.by_slot.values() {
             // Who has no room for it does not read, and is thrown out when it next matters.
             let _ = protocol::send(&client.socket, own, Some(eventfd.as_fd()));
+        }
+        // Last, so that others know of the newcomer before it is seen in the memory.
+        if let Err(error) = protocol::send(&socket, own, Some(eventfd.as_fd())) {
+            for client in clients.by_slot.values() {
+                let _ = protocol::send(&client.socket, own, None);
+            }
+            return Err(failed(error));
         }
         let client = Client {
             port,
@@ -272,7 +279,6 @@ impl Server {
             beat: (None, 0, Instant::now()),
         };
         clients.by_slot.insert(slot, client);
-        clients.next = u32::from(port) + 1;
         Ok(())
     }
 
