@@ -15,7 +15,7 @@ use super::board::{Announcement, Board, CARDS, Card, State, Turn, Voice};
 use super::directory::Entry;
 use super::message::{ToClient, ToListener};
 use super::netns::NetNs;
-use super::packet::{Received, connect, receive, send};
+use super::packet::{MANY, Received, connect, receive, send};
 use super::{Local, is_own, lock};
 use crate::io::negotiate::Credentials;
 use crate::io::negotiate::passed::PeerSocket;
@@ -150,10 +150,15 @@ impl Channel {
     /// Takes in what has come, and adds who waits for that to `wakers`; whether that was all.
     fn drain(&self, inbox: &mut Inbox, wakers: &mut Vec<Waker>) -> bool {
         let mut buf = [0; 64];
-        for _ in 0..PACKETS {
+        for count in 0..PACKETS {
             let message = match receive(self.fd.as_fd(), &mut buf) {
                 Received::Packet(packet, _) => ToClient::parse(packet),
-                Received::Empty => return true,
+                Received::Empty => {
+                    if count >= MANY {
+                        wakers.append(&mut self.waiters.take_all());
+                    }
+                    return true;
+                }
                 Received::End => None,
             };
             let Some(message) = message else {
@@ -168,6 +173,7 @@ impl Channel {
             inbox.news.insert(message.id(), message);
             wakers.extend(waker.take());
         }
+        wakers.append(&mut self.waiters.take_all());
         false
     }
 

@@ -17,7 +17,7 @@ use super::diag::Diag;
 use super::directory::{Entry, Scope};
 use super::message::{MAX_LEN, NONCE_LEN, ToClient, ToListener};
 use super::netns::canonical;
-use super::packet::{Received, accept, receive, send};
+use super::packet::{MANY, Received, accept, receive, send};
 use super::{Local, is_own};
 use crate::io::negotiate::Credentials;
 use crate::io::negotiate::passed::PeerSocket;
@@ -358,7 +358,7 @@ impl Inbox {
     /// Takes in the packets of a channel.
     fn read(&mut self, key: u64, collected: &mut Collected) {
         let mut buf = [0; MAX_LEN];
-        for _ in 0..PACKETS {
+        for count in 0..PACKETS {
             let Some(channel) = self.channels.get(&key) else {
                 return;
             };
@@ -372,11 +372,19 @@ impl Inbox {
                         return self.end(key, collected);
                     }
                 }
-                Received::Empty => return,
+                Received::Empty if count < MANY => return,
+                Received::Empty => return self.wake_all(key, collected),
                 Received::End => return self.end(key, collected),
             }
         }
+        self.wake_all(key, collected);
         collected.more = true;
+    }
+
+    /// All handshakes of a client look again.
+    fn wake_all(&mut self, key: u64, collected: &mut Collected) {
+        let waiting = self.waiting.extract_if(|(channel, _), _| *channel == key);
+        collected.wakers.extend(waiting.map(|(_, waker)| waker));
     }
 
     /// `None` if the client broke the rules.
@@ -428,8 +436,7 @@ impl Inbox {
         };
         channel.dead.store(true, Ordering::Release);
         self.recent.retain(|recent| *recent != key);
-        let waiting = self.waiting.extract_if(|(channel, _), _| *channel == key);
-        collected.wakers.extend(waiting.map(|(_, waker)| waker));
+        self.wake_all(key, collected);
     }
 }
 

@@ -94,5 +94,9 @@ fn socket() -> io::Result<OwnedFd> {
 
 const FLAGS: SocketFlags = SocketFlags::NONBLOCK.union(SocketFlags::CLOEXEC);
 
+/// Packets that were there together, so that the queue may have been full, which loses rings:
+/// everybody looks again then. A queue holds several times as many.
+pub(super) const MANY: usize = 16;
+
 /// Client processes that may wait to be noticed.
 const BACKLOG: i32 = 256;
