@@ -136,7 +136,12 @@ impl Channel {
             port: announcement.from.port(),
             turn: card.offer(announcement, proposal),
             conversation: Conversation::with_id(Arc::clone(self), u64::from(card.number())),
-            card,
+            card: card.clone(),
+            back: GivenBack {
+                channel: Arc::clone(self),
+                card,
+                taken: false,
+            },
         };
         let turn = announced.turn?;
         if self.board.enter(announced.port, announced.card.number()) {
@@ -264,6 +269,17 @@ pub(super) struct Announced {
     /// `None` if nothing could be written.
     turn: Option<Turn>,
     port: u16,
+    // Last: the next conversation about the card has the same id.
+    back: GivenBack,
+}
+
+/// Gives a card back when dropped.
+#[derive(Debug)]
+struct GivenBack {
+    channel: Arc<Channel>,
+    card: Card,
+    /// The listener may still look at it.
+    taken: bool,
 }
 
 impl Announced {
@@ -296,8 +312,14 @@ impl Drop for Announced {
         if taken {
             self.ring();
         }
-        let mut cards = lock(&channel.cards);
-        match taken {
+        self.back.taken = taken;
+    }
+}
+
+impl Drop for GivenBack {
+    fn drop(&mut self) {
+        let mut cards = lock(&self.channel.cards);
+        match self.taken {
             true => cards.left.push_back(self.card.clone()),
             false => cards.free.push(self.card.clone()),
         }
