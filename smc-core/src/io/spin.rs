@@ -21,6 +21,8 @@ pub(crate) struct Spin {
     asleep: Option<Instant>,
     /// Finds since the executor had its last turn.
     finds: u32,
+    /// The turn of the thread in which this half gave the executor its last one.
+    turn: u64,
 }
 
 /// What to do after a look that found nothing.
@@ -43,6 +45,7 @@ impl Spin {
             since: None,
             asleep: None,
             finds: 0,
+            turn: 0,
         }
     }
 
@@ -89,7 +92,16 @@ impl Spin {
             return Step::Again;
         }
         let now = Instant::now();
+        let first = self.since.is_none();
         let since = *self.since.get_or_insert(now);
+        let turn = TURN.get() + 1;
+        TURN.set(turn);
+        if !first && turn.wrapping_sub(self.turn) > COMPANY {
+            // Others look as well, so the executor is busy, and will be when news comes.
+            self.set_window(self.window / 2);
+            return self.park(now);
+        }
+        self.turn = turn;
         if CROWDED.get().is_some_and(|until| now < until) {
             return self.park(now);
         }
@@ -144,6 +156,10 @@ fn yield_processor(now: Instant) {
     }
 }
 
+/// Halves that look on one thread at a time. With more, each one looks seldom, and all together keep
+/// the executor from sleeping.
+const COMPANY: u64 = 3;
+
 /// The processor is not offered more often than this.
 const YIELD_EVERY: Duration = Duration::from_micros(2);
 
@@ -156,6 +172,8 @@ const CROWD_LASTS: Duration = Duration::from_millis(50);
 thread_local! {
     /// The window that the latest half on this thread has come to: new ones begin with it.
     static LEARNED: Cell<Option<Duration>> = const { Cell::new(None) };
+    /// Counts the looks of all halves between which the executor had a turn.
+    static TURN: Cell<u64> = const { Cell::new(0) };
     /// When the processor was offered last.
     static YIELDED: Cell<Option<Instant>> = const { Cell::new(None) };
     /// Until when nobody polls.
