@@ -173,4 +173,4 @@ pub(super) const TAKEN: u64 = 2;
 pub(super) const VOID: u64 = 3;
 
 /// Length of a board.
-pub(super) const LEN: usize = 0x10000 + 1024 * 2048;
+pub(super) const LEN: usize = 0x10000 + 1024 * 2048 + 64;

@@ -312,6 +312,22 @@ fn offers_end_with_the_listener() {
 }
 
 #[test]
+fn the_next_listener_on_a_port_is_announced_to_at_once() {
+    run(|world| async move {
+        let client = world.client();
+        let mut at = loopback(0);
+        for _ in 0..20 {
+            let server = world.server_with(at, &SocketOptions::default(), &world.local());
+            at = server.at();
+            let dialled = world.dial(&*client, at).await;
+            assert_eq!(server.accept().await, announced());
+            // Hard, so that the port is free at once.
+            dialled.socket.set_linger(Some(Duration::ZERO)).unwrap();
+        }
+    });
+}
+
+#[test]
 fn of_two_listeners_on_a_port_the_one_that_speaks_smc_gets_the_offers() {
     run(|world| async move {
         if !kernel_says() {

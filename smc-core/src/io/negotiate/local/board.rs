@@ -14,6 +14,7 @@
 //!    +128  cookie of the client's socket, client address 24, server address 24
 //!    +192  the client's messages, 1344 bytes
 //!    +1536 the listener's, 512 bytes
+//! 0x210000 closed    1 if the listener takes nothing any more
 //! ```
 //!
 //! The right to decide about an offer exists once: it goes from *offered* to *taken* or to
@@ -96,6 +97,21 @@ impl Board {
             let number = u32::try_from(word & 0xffff_ffff).ok()?.checked_sub(1)?;
             (word >> 32 == u64::from(port)).then(|| self.card(number))?
         })
+    }
+
+    /// Listener: no offer will be taken any more.
+    pub(super) fn close(&self) {
+        self.closed().store(1, Ordering::Release);
+    }
+
+    /// Whether the listener has said that it takes nothing any more.
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed().load(Ordering::Acquire) != 0
+    }
+
+    fn closed(&self) -> &AtomicU64 {
+        let word = self.0.word(CLOSED);
+        word.expect("boards have one length")
     }
 
     fn index(&self, place: usize) -> &AtomicU64 {
@@ -345,7 +361,8 @@ const ADDR_LEN: usize = 24;
 const CLIENT: usize = 192;
 const LISTENER: usize = 1536;
 
-const LEN: usize = INDEX_LEN + CARDS as usize * CARD_LEN;
+const CLOSED: usize = INDEX_LEN + CARDS as usize * CARD_LEN;
+const LEN: usize = CLOSED + 64;
 
 /// What the state of a card says; 0 is that of one that was never used.
 const OFFERED: u64 = 1;

@@ -108,7 +108,7 @@ impl Channel {
 
     /// Whether the listener is known to be gone.
     pub(super) fn is_dead(&self) -> bool {
-        self.dead.load(Ordering::Relaxed)
+        self.dead.load(Ordering::Relaxed) || self.board.is_closed()
     }
 
     /// Whether the listener belongs to another user.

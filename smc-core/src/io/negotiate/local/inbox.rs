@@ -309,6 +309,7 @@ impl Inbox {
         self.listener = None;
         for (_, channel) in self.channels.drain() {
             channel.dead.store(true, Ordering::Release);
+            channel.board.iter().for_each(Board::close);
         }
         self.recent.clear();
         self.waiting.drain().map(|(_, waker)| waker).collect()
