@@ -6,9 +6,10 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, Wake, Waker};
+use std::sync::{Arc, Mutex, Weak};
+use std::task::{Context, Poll, Waker};
 
+use atomic_waker::AtomicWaker;
 use rustix::io::Errno;
 
 use super::board::{Announcement, Board, CARDS, Card, State, Turn, Voice};
@@ -33,18 +34,20 @@ pub(super) struct Channel {
     next_id: AtomicU64,
     dead: AtomicBool,
     inbox: Mutex<Inbox>,
-    waiters: Arc<Waiters>,
-    /// Wakes all waiters. Always the same one, so that reactors see that nothing has changed.
-    waker: Waker,
+    /// The task that reads the channel.
+    reader: AtomicWaker,
 }
 
-#[derive(Debug)]
-struct Inbox {
-    watch: Box<dyn Watch>,
-    /// There was more than was read at once.
-    unread: bool,
-    /// What came for whom, until they fetch it.
-    news: HashMap<u64, ToClient>,
+/// Everybody who may want news, by id.
+#[derive(Debug, Default)]
+struct Inbox(HashMap<u64, Mail>);
+
+/// Of one conversation.
+#[derive(Debug, Default)]
+struct Mail {
+    /// What came, until it is fetched.
+    news: Option<ToClient>,
+    waker: Option<Waker>,
 }
 
 /// The cards that are not in use.
@@ -57,10 +60,6 @@ struct Cards {
     left: VecDeque<Card>,
 }
 
-/// Everybody who waits for news, by id.
-#[derive(Debug, Default)]
-struct Waiters(Mutex<HashMap<u64, Option<Waker>>>);
-
 impl Channel {
     /// Connects to a listener and introduces this process.
     pub(super) fn open(
@@ -69,7 +68,7 @@ impl Channel {
         dir: &Path,
         entry: &Arc<Entry>,
         netns: NetNs,
-    ) -> io::Result<Self> {
+    ) -> io::Result<Arc<Self>> {
         let fd = connect(dir, &entry.to_string())?;
         let uid = Credentials::of_peer(&fd)?.uid;
         if !config.allows(uid) {
@@ -79,8 +78,7 @@ impl Channel {
         let hello = ToListener::Hello { netns }.encode();
         send(fd.as_fd(), &hello, Some(file.as_fd()))?;
         let watch = runtime.watch(fd.as_fd())?;
-        let waiters = Arc::new(Waiters::default());
-        Ok(Self {
+        let channel = Arc::new(Self {
             fd,
             entry: entry.clone(),
             foreign: !is_own(uid),
@@ -92,14 +90,11 @@ impl Channel {
             }),
             next_id: AtomicU64::new(u64::from(CARDS)),
             dead: AtomicBool::new(false),
-            inbox: Mutex::new(Inbox {
-                watch,
-                unread: false,
-                news: HashMap::new(),
-            }),
-            waker: waiters.clone().into(),
-            waiters,
-        })
+            inbox: Mutex::default(),
+            reader: AtomicWaker::new(),
+        });
+        runtime.spawn(Box::pin(read(Arc::downgrade(&channel), watch)));
+        Ok(channel)
     }
 
     pub(super) fn entry(&self) -> &Arc<Entry> {
@@ -152,43 +147,91 @@ impl Channel {
         }
     }
 
-    /// Takes in what has come, and adds who waits for that to `wakers`; whether that was all.
-    fn drain(&self, inbox: &mut Inbox, wakers: &mut Vec<Waker>) -> bool {
+    /// Takes in what has come; whether that was all.
+    fn drain(&self) -> bool {
         let mut buf = [0; 64];
         for count in 0..PACKETS {
             let message = match receive(self.fd.as_fd(), &mut buf) {
                 Received::Packet(packet, _) => ToClient::parse(packet),
                 Received::Empty => {
                     if count >= MANY {
-                        wakers.append(&mut self.waiters.take_all());
+                        self.wake_all();
                     }
                     return true;
                 }
                 Received::End => None,
             };
             let Some(message) = message else {
-                self.end(wakers);
+                self.end();
                 return true;
             };
-            // News for those who are not interested any more are dropped.
-            let mut waiters = lock(&self.waiters.0);
-            let Some(waker) = waiters.get_mut(&message.id()) else {
-                continue;
+            let waker = {
+                let mut inbox = lock(&self.inbox);
+                // News for those who are not interested any more are dropped.
+                inbox.0.get_mut(&message.id()).and_then(|mail| {
+                    mail.news = Some(message);
+                    mail.waker.take()
+                })
             };
-            inbox.news.insert(message.id(), message);
-            wakers.extend(waker.take());
+            waker.into_iter().for_each(Waker::wake);
         }
-        wakers.append(&mut self.waiters.take_all());
+        self.wake_all();
         false
     }
 
-    fn end(&self, wakers: &mut Vec<Waker>) {
+    fn end(&self) {
         self.dead.store(true, Ordering::Relaxed);
-        wakers.append(&mut self.waiters.take_all());
+        self.wake_all();
+    }
+
+    fn wake_all(&self) {
+        let wakers: Vec<_> = {
+            let mut inbox = lock(&self.inbox);
+            let mail = inbox.0.values_mut();
+            mail.filter_map(|mail| mail.waker.take()).collect()
+        };
+        // Without the lock: a waker may run its task at once.
+        wakers.into_iter().for_each(Waker::wake);
     }
 }
 
-/// Packets that are read before other tasks run.
+impl Drop for Channel {
+    fn drop(&mut self) {
+        self.reader.wake();
+    }
+}
+
+/// Reads a channel for everybody who uses it, until it ends or nobody does.
+async fn read(channel: Weak<Channel>, watch: Box<dyn Watch>) {
+    let mut unread = false;
+    poll_fn(|cx| {
+        let Some(channel) = channel.upgrade() else {
+            return Poll::Ready(());
+        };
+        channel.reader.register(cx.waker());
+        while !channel.is_dead() {
+            // Nothing is read unless there is something.
+            if !unread {
+                match watch.poll_readable(cx) {
+                    Poll::Ready(Ok(())) => {}
+                    Poll::Ready(Err(_)) => channel.end(),
+                    Poll::Pending => return Poll::Pending,
+                }
+            }
+            unread = !channel.drain();
+            if unread {
+                // Others want to run as well.
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+        }
+        channel.wake_all();
+        Poll::Ready(())
+    })
+    .await;
+}
+
+/// Packets after which everybody looks again, as some may have been lost.
 const PACKETS: usize = 64;
 
 /// One exchange on a channel, with an id that only it has.
@@ -205,46 +248,26 @@ impl Conversation {
     }
 
     fn with_id(channel: Arc<Channel>, id: u64) -> Self {
-        lock(&channel.waiters.0).insert(id, None);
+        lock(&channel.inbox).0.insert(id, Mail::default());
         Self { channel, id }
     }
 
     /// Waits for what the listener says; `None` if it is gone. Keeps one waker.
     pub(super) fn poll_news(&self, cx: &mut Context<'_>) -> Poll<Option<ToClient>> {
-        // Called without a lock: a waker may run its task at once.
-        let mut wakers = Vec::new();
-        let news = self.poll_inbox(cx, &mut wakers);
-        wakers.into_iter().for_each(Waker::wake);
-        news
-    }
-
-    fn poll_inbox(&self, cx: &mut Context<'_>, wakers: &mut Vec<Waker>) -> Poll<Option<ToClient>> {
-        let channel = &*self.channel;
-        // Dropped after the locks: that may drop a task with conversations of its own.
+        let waker = cx.waker().clone();
+        // Dropped after the lock: that may drop a task with conversations of its own.
         let _old;
-        let mut inbox = lock(&channel.inbox);
-        _old = lock(&channel.waiters.0).insert(self.id, Some(cx.waker().clone()));
-        loop {
-            if let Some(news) = inbox.news.remove(&self.id) {
-                return Poll::Ready(Some(news));
-            }
-            if channel.is_dead() {
-                return Poll::Ready(None);
-            }
-            // Nothing is read unless there is something.
-            if !inbox.unread {
-                let woken = &mut Context::from_waker(&channel.waker);
-                match inbox.watch.poll_readable(woken) {
-                    Poll::Ready(Ok(())) => {}
-                    Poll::Ready(Err(_)) => channel.end(wakers),
-                    Poll::Pending => return Poll::Pending,
-                }
-            }
-            inbox.unread = !channel.is_dead() && !channel.drain(&mut inbox, wakers);
-            if inbox.unread && !inbox.news.contains_key(&self.id) {
-                wakers.push(cx.waker().clone());
-                return Poll::Pending;
-            }
+        let mut inbox = lock(&self.channel.inbox);
+        let mail = inbox.0.entry(self.id).or_default();
+        if let Some(news) = mail.news.take() {
+            return Poll::Ready(Some(news));
+        }
+        _old = mail.waker.replace(waker);
+        drop(inbox);
+        // Whoever ends the channel wakes everybody afterwards.
+        match self.channel.is_dead() {
+            true => Poll::Ready(None),
+            false => Poll::Pending,
         }
     }
 
@@ -256,8 +279,7 @@ impl Conversation {
 impl Drop for Conversation {
     fn drop(&mut self) {
         // The waker is dropped after the lock: that may drop a task with other conversations.
-        let _waker = lock(&self.channel.waiters.0).remove(&self.id);
-        lock(&self.channel.inbox).news.remove(&self.id);
+        let _mail = lock(&self.channel.inbox).0.remove(&self.id);
     }
 }
 
@@ -343,26 +365,5 @@ impl Cards {
         let card = board.card(self.fresh)?;
         self.fresh += 1;
         Some(card)
-    }
-}
-
-impl Waiters {
-    fn wake_all(&self) {
-        self.take_all().into_iter().for_each(Waker::wake);
-    }
-
-    fn take_all(&self) -> Vec<Waker> {
-        let mut waiters = lock(&self.0);
-        waiters.values_mut().filter_map(Option::take).collect()
-    }
-}
-
-impl Wake for Waiters {
-    fn wake(self: Arc<Self>) {
-        self.wake_all();
-    }
-
-    fn wake_by_ref(self: &Arc<Self>) {
-        self.wake_all();
     }
 }

@@ -104,7 +104,6 @@ impl LocalClient {
         channels.retain(|_, channel| !channel.is_dead());
         match Channel::open(&self.config, &*self.runtime, dir, entry, netns) {
             Ok(channel) => {
-                let channel = Arc::new(channel);
                 channels.insert(key, channel.clone());
                 Some(channel)
             }
