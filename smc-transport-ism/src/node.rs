@@ -4,8 +4,8 @@ use std::io::IoSlice;
 use std::sync::{Arc, Mutex};
 
 use smc_core::device::{DeviceError, Event, Limits, PeerEvent, Signal, SubmitError};
-use smc_core::mem::WORDWISE_MAX;
 use smc_core::mem::sync::{AtomicBool, Ordering};
+use smc_core::mem::{WORDWISE_MAX, gather};
 use smc_wire::types::{DmbToken, Gid};
 
 use crate::fabric::{Fabric, News, Unmet};
@@ -351,16 +351,6 @@ fn write(room: &Room, target: Target, at: u32, data: &[IoSlice<'_>]) -> Result<(
         at += part.len();
     }
     Ok(())
-}
-
-/// Copies slices into one buffer, if they fit.
-fn gather(data: &[IoSlice<'_>], into: &mut [u8; WORDWISE_MAX]) -> Option<usize> {
-    let mut len = 0;
-    for part in data {
-        into.get_mut(len..len + part.len())?.copy_from_slice(part);
-        len += part.len();
-    }
-    Some(len)
 }
 
 /// A buffer of `len` bytes has 2^order granules.

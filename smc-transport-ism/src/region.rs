@@ -7,113 +7,35 @@
     reason = "mmap of a fabric's memory, registers of a device, and calls of VFIO"
 )]
 
-use std::any::Any;
 use std::ffi::{CStr, c_void};
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::Arc;
 
-use rustix::fs::{
-    MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstat, ftruncate, memfd_create,
-};
+use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 use rustix::io::Errno;
 use rustix::ioctl::{IntegerSetter, Ioctl, IoctlOutput, Opcode, ioctl};
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use smc_core::device::DeviceError;
-use smc_core::mem::{OutOfBounds, Region};
+use smc_core::mem::Region;
 
-/// The memory of a fabric, mapped into this process; unmapped when dropped.
-pub(crate) struct Mapping {
-    start: NonNull<u8>,
-    len: usize,
-}
-
-// SAFETY: the mapping is a span of memory that belongs to this object alone within the process; it
-// is accessed through regions only, which are made for concurrent writers.
-unsafe impl Send for Mapping {}
-// SAFETY: as above; no method gives a reference to the bytes.
-unsafe impl Sync for Mapping {}
-
-impl Mapping {
-    /// Maps the first `len` bytes of a file or device, which must be known to have them for good:
-    /// the fabrics check that before they come here.
-    pub(crate) fn of(file: impl AsFd, len: usize) -> Result<Arc<Self>, DeviceError> {
-        Self::of_part(file, 0, len)
-    }
-
-    /// The same from an offset, a multiple of the page size.
-    pub(crate) fn of_part(
-        file: impl AsFd,
-        offset: u64,
-        len: usize,
-    ) -> Result<Arc<Self>, DeviceError> {
-        let access = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: the kernel chooses a free address, so nothing that exists is touched.
-        let start = unsafe {
-            mmap(
-                std::ptr::null_mut(),
-                len,
-                access,
-                MapFlags::SHARED,
-                file,
-                offset,
-            )
-        };
-        let start = start.map_err(|error| os("map the fabric's memory", error))?;
-        let start = NonNull::new(start.cast()).ok_or(DeviceError::NoMemory)?;
-        Ok(Arc::new(Self { start, len }))
-    }
-
-    /// All of the memory, as a region that keeps the mapping alive.
-    pub(crate) fn region(self: &Arc<Self>) -> Region {
-        self.lend(0, self.len, ())
-            .expect("a mapping is as long as itself")
-    }
-
-    /// A part of the memory; `lease` is dropped together with the last clone of it.
-    pub(crate) fn lend<T: Any + Send + Sync>(
-        self: &Arc<Self>,
-        at: usize,
-        len: usize,
-        lease: T,
-    ) -> Result<Region, OutOfBounds> {
-        let owner = Arc::new((lease, Arc::clone(self)));
-        // SAFETY: the memory stays mapped while `owner` lives, since that owns the mapping; `of`
-        // was told that it cannot disappear. Mappings start on a page, and this process reaches
-        // the memory through regions only.
-        let all = unsafe { Region::from_raw_parts(self.start, self.len, owner) };
-        all.part(at, len)
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: the span was mapped by `of` and belongs to this object; regions own an `Arc` of
-        // it, so none is left.
-        let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
-        debug_assert!(unmapped.is_ok(), "own mapping can be unmapped");
-    }
-}
-
-impl fmt::Debug for Mapping {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mapping")
-            .field("len", &self.len)
-            .finish_non_exhaustive()
-    }
+/// Maps a part of a file or device, which must be known to have it for good: the fabrics check that
+/// before they come here. The offset is a multiple of the page size.
+pub(crate) fn map(file: impl AsFd, offset: u64, len: usize) -> Result<Region, DeviceError> {
+    // SAFETY: the caller knows that what is mapped does not go away, and uses it by the region.
+    let region = unsafe { Region::map(file, offset, len) };
+    region.map_err(|error| DeviceError::os_or_no_memory("map the fabric's memory", &error))
 }
 
 /// Registers of a PCI device, mapped into this process.
 pub(crate) struct Registers {
-    mapping: Arc<Mapping>,
+    bar: Region,
     at: usize,
 }
 
 impl Registers {
     /// Registers of 32 bits from offset `at` of a mapping, up to its end.
-    pub(crate) fn new(mapping: Arc<Mapping>, at: usize) -> Self {
-        Self { mapping, at }
+    pub(crate) fn new(bar: Region, at: usize) -> Self {
+        Self { bar, at }
     }
 
     /// Reads the register at an offset, which must be a multiple of 4; `None` outside.
@@ -135,9 +57,9 @@ impl Registers {
 
     fn register(&self, offset: usize) -> Option<NonNull<u32>> {
         let at = self.at.checked_add(offset)?;
-        let is_inside = at % 4 == 0 && at.checked_add(4)? <= self.mapping.len;
+        let is_inside = at % 4 == 0 && at.checked_add(4)? <= self.bar.len();
         // SAFETY: inside of the mapping, which lives as long as `self`.
-        is_inside.then(|| unsafe { self.mapping.start.add(at) }.cast())
+        is_inside.then(|| unsafe { self.bar.as_ptr().add(at) }.cast())
     }
 }
 
@@ -268,41 +190,25 @@ pub(crate) fn vfio_set_interrupt(
 
 /// A fresh zeroed memory file, sealed so that it keeps its length.
 pub(crate) fn memory_file(len: usize) -> Result<OwnedFd, DeviceError> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let file = match memfd_create(NAME, flags | MemfdFlags::NOEXEC_SEAL) {
-        // Kernels before 6.3 do not know the flag.
-        Err(Errno::INVAL) => memfd_create(NAME, flags),
-        result => result,
-    };
-    let file = file.map_err(|error| os("create memory file", error))?;
-    let size = u64::try_from(len).map_err(|_| DeviceError::NoMemory)?;
-    ftruncate(&file, size).map_err(|error| os("size memory file", error))?;
-    fcntl_add_seals(&file, SEALS | SealFlags::SEAL)
-        .map_err(|error| os("seal memory file", error))?;
-    Ok(file)
+    Ok(smc_core::mem::memory_file(NAME, len)?)
 }
 
 /// Maps a memory file that somebody else made, if that is safe: touching a mapping past the end of
 /// its file would end this process.
-pub(crate) fn adopt(file: impl AsFd) -> Result<Arc<Mapping>, DeviceError> {
+pub(crate) fn adopt(file: impl AsFd) -> Result<Region, DeviceError> {
     // Only memory files have seals at all.
     let seals = fcntl_get_seals(&file).unwrap_or(SealFlags::empty());
     if !seals.contains(SealFlags::SHRINK) {
         return Err(DeviceError::PeerMisbehaved("the memory can be shortened"));
     }
     let stat = fstat(&file).map_err(|error| os("inspect memory file", error))?;
-    Mapping::of(file, usize::try_from(stat.st_size).unwrap_or(0))
+    map(file, 0, usize::try_from(stat.st_size).unwrap_or(0))
 }
 
 /// An operating system error, with lack of memory told apart.
 pub(crate) fn os(what: &'static str, error: Errno) -> DeviceError {
-    match error {
-        Errno::NOMEM | Errno::NOSPC => DeviceError::NoMemory,
-        _ => DeviceError::os(what, &error.into()),
-    }
+    DeviceError::os_or_no_memory(what, &error.into())
 }
-
-const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
 /// The first number of VFIO's calls: `_IO(';', 100)`.
 const VFIO: Opcode = 0x3b64;

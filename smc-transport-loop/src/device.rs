@@ -10,7 +10,7 @@ use smc_core::device::{
     Attachment, Device, DeviceError, Direct, Dmb, Doorbell, Event, Fabric, Identity, Limits,
     Nocopy, Signal, SubmitError,
 };
-use smc_core::mem::WORDWISE_MAX;
+use smc_core::mem::{WORDWISE_MAX, gather};
 use smc_wire::types::{Chid, DmbToken, Gid};
 
 use crate::channel::Message;
@@ -283,19 +283,6 @@ impl fmt::Debug for LoopDevice {
             .field("dmbs", &self.dmbs())
             .finish_non_exhaustive()
     }
-}
-
-/// Copies several short slices into one, so that their words arrive as those of one write.
-fn gather(data: &[IoSlice<'_>], into: &mut [u8; WORDWISE_MAX]) -> Option<usize> {
-    if data.len() < 2 {
-        return None;
-    }
-    let mut len = 0;
-    for part in data {
-        into.get_mut(len..len + part.len())?.copy_from_slice(part);
-        len += part.len();
-    }
-    Some(len)
 }
 
 /// Lets other tasks run once.

@@ -1,6 +1,9 @@
 use std::io;
 
+use rustix::io::Errno;
 use smc_wire::types::Gid;
+
+use crate::mem::MemoryError;
 
 /// Why a device could not do what it was asked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -55,6 +58,24 @@ impl DeviceError {
             what,
             kind: error.kind(),
             code: error.raw_os_error(),
+        }
+    }
+
+    /// The same with a lack of memory told apart, because a smaller buffer may do then.
+    #[must_use]
+    pub fn os_or_no_memory(what: &'static str, error: &io::Error) -> Self {
+        match Errno::from_io_error(error) {
+            Some(Errno::NOMEM | Errno::NOSPC) => Self::NoMemory,
+            _ => Self::os(what, error),
+        }
+    }
+}
+
+impl From<MemoryError> for DeviceError {
+    fn from(error: MemoryError) -> Self {
+        match error {
+            MemoryError::Unsafe(why) => Self::PeerMisbehaved(why),
+            MemoryError::Os { what, error } => Self::os_or_no_memory(what, &error),
         }
     }
 }

@@ -19,10 +19,11 @@ mod shared;
 
 pub(crate) use element::RingWriter;
 pub use element::{Element, HEADER_LEN, TrustPeers};
-pub use shared::AdoptError;
+pub use shared::{MemoryError, memory_file};
 
 use std::any::Any;
 use std::fmt;
+use std::io::IoSlice;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -118,6 +119,15 @@ impl Region {
             #[cfg(smc_loom)]
             shadow: Arc::clone(&self.shadow),
         })
+    }
+
+    /// The same memory, with a `lease` that is dropped together with the last clone of the result.
+    #[must_use]
+    pub fn leased<T: Any + Send + Sync>(&self, lease: T) -> Self {
+        Self {
+            owner: Arc::new((lease, Arc::clone(&self.owner))),
+            ..self.clone()
+        }
     }
 
     /// Copies `data` into the region.
@@ -295,6 +305,20 @@ pub struct OutOfBounds {
 
 /// Longest copy, in bytes, that [`Region::copy_in`] makes word by word: two CDC blocks.
 pub const WORDWISE_MAX: usize = 64;
+
+/// Copies several short slices into one buffer, so that their words can arrive as those of one write.
+/// Returns how many bytes that are, or `None` if there is one slice at most or no room for them.
+pub fn gather(data: &[IoSlice<'_>], into: &mut [u8; WORDWISE_MAX]) -> Option<usize> {
+    if data.len() < 2 {
+        return None;
+    }
+    let mut len = 0;
+    for part in data {
+        into.get_mut(len..len + part.len())?.copy_from_slice(part);
+        len += part.len();
+    }
+    Some(len)
+}
 
 #[cfg(test)]
 mod tests;

@@ -1,5 +1,6 @@
-//! Memory files: regions that other processes can map too.
+//! Memory that is mapped: files that other processes can map too, and pages of this one.
 
+use std::ffi::c_void;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -10,7 +11,7 @@ use rustix::fs::{
     memfd_create,
 };
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 
 use super::Region;
 
@@ -22,13 +23,25 @@ impl Region {
     ///
     /// # Errors
     ///
-    /// As `memfd_create(2)`, `ftruncate(2)` and `mmap(2)`.
-    pub fn shared(name: &str, len: usize) -> io::Result<(Self, OwnedFd)> {
-        let file = memory_file(name)?;
-        let size = u64::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
-        ftruncate(&file, size)?;
-        fcntl_add_seals(&file, SEALS)?;
-        Ok((map(&file, len)?, file))
+    /// [`MemoryError::Os`].
+    pub fn shared(name: &str, len: usize) -> Result<(Self, OwnedFd), MemoryError> {
+        let file = memory_file(name, len)?;
+        // SAFETY: the file was just sealed against shrinking.
+        let region = unsafe { Self::map(&file, 0, len) };
+        Ok((region.map_err(|error| MemoryError::os(MAP, error))?, file))
+    }
+
+    /// Fresh zeroed pages of this process, which the system takes back one by one if it is told to.
+    ///
+    /// # Errors
+    ///
+    /// [`MemoryError::Os`].
+    pub fn pages(len: usize) -> Result<Self, MemoryError> {
+        // SAFETY: the kernel chooses a free address, so nothing that exists is touched.
+        let start =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), len, READ_WRITE, MapFlags::SHARED) };
+        let region = start.and_then(|start| Mapping::region(start, len));
+        region.map_err(|error| MemoryError::os(MAP, error))
     }
 
     /// Maps a memory file that a peer made, if that is safe.
@@ -38,66 +51,114 @@ impl Region {
     ///
     /// # Errors
     ///
-    /// [`AdoptError::Unsafe`] for any other descriptor; else what the system refused.
-    pub fn adopt(file: BorrowedFd<'_>, len: usize) -> Result<Self, AdoptError> {
+    /// [`MemoryError::Unsafe`] for any other descriptor; else what the system refused.
+    pub fn adopt(file: BorrowedFd<'_>, len: usize) -> Result<Self, MemoryError> {
+        let bad = MemoryError::Unsafe;
+        let failed = |error| MemoryError::os("inspect memory file", error);
         // Only memory files have seals at all.
-        let seals = fcntl_get_seals(file)
-            .map_err(|_| AdoptError::Unsafe("descriptor is not a memory file"))?;
+        let seals = fcntl_get_seals(file).map_err(|_| bad("descriptor is not a memory file"))?;
         if !seals.contains(SEALS) {
-            return Err(AdoptError::Unsafe("memory file is not sealed"));
+            return Err(bad("memory file is not sealed"));
         }
         if seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE) {
-            return Err(AdoptError::Unsafe("memory file is sealed against writing"));
+            return Err(bad("memory file is sealed against writing"));
         }
         // Huge pages come out of a pool that can run dry after they were mapped.
-        if fstatfs(file)?.f_type != TMPFS {
-            return Err(AdoptError::Unsafe(
-                "memory file has pages of an unsuitable kind",
-            ));
+        if fstatfs(file).map_err(failed)?.f_type != TMPFS {
+            return Err(bad("memory file has pages of an unsuitable kind"));
         }
-        if u64::try_from(fstat(file)?.st_size).ok() != u64::try_from(len).ok() {
-            return Err(AdoptError::Unsafe("memory file has the wrong length"));
+        let stat = fstat(file).map_err(failed)?;
+        if u64::try_from(stat.st_size).ok() != u64::try_from(len).ok() {
+            return Err(bad("memory file has the wrong length"));
         }
-        Ok(map(file, len)?)
+        // SAFETY: the file has this length and is sealed against shrinking.
+        let region = unsafe { Self::map(file, 0, len) };
+        region.map_err(|error| MemoryError::os(MAP, error))
+    }
+
+    /// Maps `len` bytes of a file or device from `offset`, a multiple of the page size, for as long
+    /// as a region refers to them.
+    ///
+    /// # Safety
+    ///
+    /// The file must have these bytes for all that time: touching a mapping past the end of its file
+    /// ends the process. What is mapped may be written by others, and by this process through regions
+    /// only.
+    ///
+    /// # Errors
+    ///
+    /// As `mmap(2)`.
+    pub unsafe fn map(file: impl AsFd, offset: u64, len: usize) -> io::Result<Self> {
+        // SAFETY: the kernel chooses a free address, so nothing that exists is touched.
+        let start = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                len,
+                READ_WRITE,
+                MapFlags::SHARED,
+                file,
+                offset,
+            )
+        }?;
+        Ok(Mapping::region(start, len)?)
     }
 }
 
-/// Why a memory file was not mapped.
+/// A fresh zeroed memory file, sealed so that it keeps its length, in bytes.
+///
+/// # Errors
+///
+/// [`MemoryError::Os`].
+pub fn memory_file(name: &str, len: usize) -> Result<OwnedFd, MemoryError> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let file = match memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
+        // Kernels before 6.3 do not know the flag.
+        Err(Errno::INVAL) => memfd_create(name, flags),
+        result => result,
+    };
+    let file = file.map_err(|error| MemoryError::os("create memory file", error))?;
+    let size = u64::try_from(len).map_err(|_| Errno::NOMEM);
+    size.and_then(|size| ftruncate(&file, size))
+        .map_err(|error| MemoryError::os("size memory file", error))?;
+    fcntl_add_seals(&file, SEALS).map_err(|error| MemoryError::os("seal memory file", error))?;
+    Ok(file)
+}
+
+/// Why there is no memory to be shared.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum AdoptError {
-    /// Whoever passed it could end this process, or has made a mistake.
+pub enum MemoryError {
+    /// Whoever passed the file could end this process, or has made a mistake.
     #[error("{0}")]
     Unsafe(&'static str),
     /// The system refused.
-    #[error("memory file cannot be mapped")]
-    Os(#[from] io::Error),
+    #[error("{what}")]
+    #[non_exhaustive]
+    Os {
+        /// What was tried.
+        what: &'static str,
+        /// Its answer.
+        #[source]
+        error: io::Error,
+    },
 }
 
-impl From<Errno> for AdoptError {
-    fn from(error: Errno) -> Self {
-        Self::Os(error.into())
+impl MemoryError {
+    fn os(what: &'static str, error: impl Into<io::Error>) -> Self {
+        Self::Os {
+            what,
+            error: error.into(),
+        }
     }
 }
 
-fn map(file: impl AsFd, len: usize) -> io::Result<Region> {
-    // SAFETY: the kernel chooses a free address, so nothing that exists is touched.
-    let start = unsafe {
-        mmap(
-            std::ptr::null_mut(),
-            len,
-            ProtFlags::READ.union(ProtFlags::WRITE),
-            MapFlags::SHARED,
-            file,
-            0,
-        )
-    }?;
-    let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-    let owner = Arc::new(Mapping { start, len });
-    // SAFETY: the memory stays mapped while `owner` lives. The file under it is sealed against
-    // shrinking (`shared`, `adopt`). Mappings start on a page, and this process reaches the memory
-    // through regions only.
-    Ok(unsafe { Region::from_raw_parts(start, len, owner) })
+impl From<MemoryError> for io::Error {
+    fn from(error: MemoryError) -> Self {
+        match error {
+            MemoryError::Unsafe(why) => Self::new(io::ErrorKind::InvalidData, why),
+            MemoryError::Os { error, .. } => error,
+        }
+    }
 }
 
 /// Unmapped when dropped.
@@ -112,21 +173,24 @@ unsafe impl Send for Mapping {}
 // SAFETY: as above; no method gives a reference to the bytes.
 unsafe impl Sync for Mapping {}
 
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: the span was mapped by `map` and belongs to this object; regions own an `Arc` of
-        // it, so none is left.
-        let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
-        debug_assert!(unmapped.is_ok(), "own mapping can be unmapped");
+impl Mapping {
+    /// Takes over what was just mapped.
+    fn region(start: *mut c_void, len: usize) -> rustix::io::Result<Region> {
+        let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;
+        let owner = Arc::new(Self { start, len });
+        // SAFETY: the memory stays mapped while `owner` lives, and what is under it stays: pages
+        // of this process, or as the callers of `map` see to. Mappings start on a page, and this
+        // process reaches the memory through regions only.
+        Ok(unsafe { Region::from_raw_parts(start, len, owner) })
     }
 }
 
-fn memory_file(name: &str) -> rustix::io::Result<OwnedFd> {
-    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    match memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
-        // Kernels before 6.3 do not know the flag.
-        Err(Errno::INVAL) => memfd_create(name, flags),
-        result => result,
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the span was mapped when this was made and belongs to it; regions own an `Arc` of
+        // it, so none is left.
+        let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
+        debug_assert!(unmapped.is_ok(), "own mapping can be unmapped");
     }
 }
 
@@ -135,5 +199,9 @@ const SEALS: SealFlags = SealFlags::SHRINK
     .union(SealFlags::GROW)
     .union(SealFlags::SEAL);
 
+const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
+
 /// File system type of memory files with ordinary pages (`TMPFS_MAGIC`).
 const TMPFS: rustix::fs::FsWord = 0x0102_1994;
+
+const MAP: &str = "map memory";

@@ -238,9 +238,8 @@ impl Room {
 
     /// The memory of a place; `lease` is dropped together with the last clone of it.
     pub(crate) fn lend<T: Any + Send + Sync>(&self, place: Place, lease: T) -> Option<Region> {
-        self.mapping
-            .lend(self.layout.data(place.first), place.len(), lease)
-            .ok()
+        let place = self.all.part(self.layout.data(place.first), place.len());
+        Some(place.ok()?.leased(lease))
     }
 
     /// Copies into the buffer of a place, whose length the span must not pass.

@@ -14,20 +14,16 @@ pub(crate) use granules::{Place, Target, Use};
 pub(crate) use layout::GRANULE;
 pub(crate) use slots::{Newcomer, Phase, Sleep, Tag};
 
-use std::sync::Arc;
-
 use smc_core::device::DeviceError;
 use smc_core::mem::Region;
 use smc_core::mem::sync::{AtomicU64, Ordering};
 use smc_wire::types::Chid;
 
-use crate::region::Mapping;
 use layout::{Layout, header};
 
 /// The shared memory of a fabric.
 #[derive(Debug)]
 pub(crate) struct Room {
-    mapping: Arc<Mapping>,
     all: Region,
     layout: Layout,
     fabric: u128,
@@ -45,12 +41,10 @@ pub(crate) struct Plan {
 
 impl Room {
     /// Lays out fresh, zeroed memory that nobody else looks at yet.
-    pub(crate) fn make(mapping: Arc<Mapping>, plan: Plan) -> Result<Self, DeviceError> {
-        let all = mapping.region();
+    pub(crate) fn make(all: Region, plan: Plan) -> Result<Self, DeviceError> {
         let layout = Layout::new(all.len(), plan.slots)?;
         let fabric = crate::random::id()?;
         let room = Self {
-            mapping,
             all,
             layout,
             fabric,
@@ -74,8 +68,7 @@ impl Room {
     }
 
     /// Looks at memory that somebody else laid out.
-    pub(crate) fn find(mapping: Arc<Mapping>) -> Result<Self, DeviceError> {
-        let all = mapping.region();
+    pub(crate) fn find(all: Region) -> Result<Self, DeviceError> {
         let word = |at| {
             let word = all.load(at, Ordering::Acquire);
             word.map_err(|_| DeviceError::Invalid("the fabric's memory is too small"))
@@ -103,7 +96,6 @@ impl Room {
         }
         let [hi, lo] = [word(header::FABRIC_HI)?, word(header::FABRIC_LO)?];
         Ok(Self {
-            mapping,
             layout,
             fabric: u128::from(hi) << 64 | u128::from(lo),
             nocopy: flags & NOCOPY != 0,

@@ -34,18 +34,18 @@ fn join(room: &Room, slot: u16, gid: Gid) -> Result<Tag, DeviceError> {
 /// Two views of one memory, the second after `change`.
 fn find_after(change: impl FnOnce(&Region)) -> Result<Room, DeviceError> {
     let file = memory_file(LEN).unwrap();
-    let mapping = adopt(file).unwrap();
-    Room::make(Arc::clone(&mapping), PLAN).unwrap();
-    change(&mapping.region());
-    Room::find(mapping)
+    let all = adopt(file).unwrap();
+    Room::make(all.clone(), PLAN).unwrap();
+    change(&all);
+    Room::find(all)
 }
 
 #[test]
 fn what_was_made_is_found() {
     let file = memory_file(LEN).unwrap();
-    let mapping = adopt(file).unwrap();
-    let made = Room::make(Arc::clone(&mapping), PLAN).unwrap();
-    let found = Room::find(mapping).unwrap();
+    let all = adopt(file).unwrap();
+    let made = Room::make(all.clone(), PLAN).unwrap();
+    let found = Room::find(all).unwrap();
     assert_eq!(found.fabric(), made.fabric());
     assert_eq!(found.layout, made.layout);
     assert_eq!((found.chid(), found.nocopy()), (made.chid(), false));

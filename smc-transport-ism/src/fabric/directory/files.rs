@@ -17,8 +17,9 @@ use rustix::net::{
 use rustix::process::geteuid;
 use smc_core::device::DeviceError;
 use smc_core::io::negotiate::passed::PeerSocket;
+use smc_core::mem::Region;
 
-use crate::region::{Mapping, os};
+use crate::region::{map, os};
 use crate::shared::{Plan, Room};
 
 /// An open directory.
@@ -128,7 +129,7 @@ impl Files {
         in_use
     }
 
-    fn open_memory(&self) -> Result<std::sync::Arc<Mapping>, DeviceError> {
+    fn open_memory(&self) -> Result<Region, DeviceError> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = openat(&self.dir, MEMORY, flags, Mode::empty());
         let file = file.map_err(|error| os("open the fabric's memory", error))?;
@@ -139,7 +140,7 @@ impl Files {
         // Whoever can write the file can shorten it, which would end all who use it.
         check_owner(&stat, "the fabric's memory can be changed by others")?;
         let len = usize::try_from(stat.st_size).unwrap_or(0);
-        Mapping::of(file, len)
+        map(file, 0, len)
     }
 
     /// Makes the memory under another name, so that nobody ever sees a part of it.
@@ -163,7 +164,7 @@ impl Files {
         }
         // A page that cannot be had when it is touched would end the process.
         fallocate(file, FallocateFlags::empty(), 0, bytes).map_err(failed)?;
-        let room = Room::make(Mapping::of(file, len)?, plan)?;
+        let room = Room::make(map(file, 0, len)?, plan)?;
         renameat(&self.dir, DRAFT, &self.dir, MEMORY).map_err(failed)?;
         Ok(room)
     }

@@ -27,7 +27,7 @@ impl Guest {
     /// Opens the device with this address, or the first one.
     pub(crate) fn open(address: Option<&str>) -> Result<(Self, u16), DeviceError> {
         let pci = Pci::open(address)?;
-        let room = Arc::new(Room::find(Arc::clone(pci.memory()))?);
+        let room = Arc::new(Room::find(pci.memory().clone())?);
         let slot = slot_of(&room, pci.id());
         let doorbell = Arc::new(Doorbell::new()?);
         let must_look = match pci.interrupt() {

@@ -3,20 +3,20 @@
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use rustix::fs::{CWD, FlockOperation, Mode, OFlags, flock, fstat, openat};
 use rustix::io::Errno;
 use smc_core::device::DeviceError;
+use smc_core::mem::Region;
 
 use super::vfio::Vfio;
-use crate::region::{Mapping, Registers, os};
+use crate::region::{Registers, map, os};
 
 /// An ivshmem device.
 #[derive(Debug)]
 pub(super) struct Pci {
     registers: Access,
-    memory: Arc<Mapping>,
+    memory: Region,
     id: u16,
 }
 
@@ -60,7 +60,7 @@ impl Pci {
         self.id
     }
 
-    pub(super) fn memory(&self) -> &Arc<Mapping> {
+    pub(super) fn memory(&self) -> &Region {
         &self.memory
     }
 
@@ -87,14 +87,14 @@ impl Pci {
         }
         if let Some(vfio) = Vfio::open(path)? {
             return Ok(Self {
-                memory: Arc::clone(vfio.memory()),
+                memory: vfio.memory().clone(),
                 id: id_of(vfio.read(ID))?,
                 registers: Access::Vfio(vfio),
             });
         }
         let enabled = fs::write(path.join("enable"), "1");
         enabled.map_err(|error| DeviceError::os("enable PCI device", &error))?;
-        let (lock, memory) = map(&path.join("resource2"))?;
+        let (lock, memory) = map_bar(&path.join("resource2"))?;
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => {
@@ -104,7 +104,7 @@ impl Pci {
             }
             Err(error) => return Err(os("lock ivshmem device", error)),
         }
-        let (_, registers) = map(&path.join("resource0"))?;
+        let (_, registers) = map_bar(&path.join("resource0"))?;
         let registers = Registers::new(registers, start_in_page(path)?);
         Ok(Self {
             memory,
@@ -124,14 +124,14 @@ fn id_of(register: Option<u32>) -> Result<u16, DeviceError> {
 }
 
 /// Maps a BAR. It stays as long as it is while the device is there.
-fn map(path: &PathBuf) -> Result<(OwnedFd, Arc<Mapping>), DeviceError> {
+fn map_bar(path: &PathBuf) -> Result<(OwnedFd, Region), DeviceError> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::SYNC;
     let file = openat(CWD, path, flags, Mode::empty());
     let file = file.map_err(|error| os("open PCI device", error))?;
     let stat = fstat(&file).map_err(|error| os("inspect PCI device", error))?;
     let len = usize::try_from(stat.st_size).unwrap_or(0);
-    let mapping = Mapping::of(&file, len.next_multiple_of(PAGE))?;
-    Ok((file, mapping))
+    let bar = map(&file, 0, len.next_multiple_of(PAGE))?;
+    Ok((file, bar))
 }
 
 /// A short BAR need not begin at the start of its page.

@@ -18,7 +18,7 @@ use smc_core::device::DeviceError;
 use super::{BEAT, SILENCE, protocol, slot_of};
 use crate::fabric::doorbell::new_eventfd;
 use crate::lock;
-use crate::region::{Mapping, memory_file, os};
+use crate::region::{map, memory_file, os};
 use crate::shared::{Phase, Plan, Room, Tag};
 
 /// The server of an ivshmem fabric, for QEMU (`ivshmem-doorbell`) and processes of the host.
@@ -116,7 +116,7 @@ impl ServerBuilder {
             ));
         }
         let memory = memory_file(self.len)?;
-        let room = Room::make(Mapping::of(&memory, self.len)?, self.plan)?;
+        let room = Room::make(map(&memory, 0, self.len)?, self.plan)?;
         Ok(Server {
             listener: listener(&self.path, self.mode)?,
             path: self.path,

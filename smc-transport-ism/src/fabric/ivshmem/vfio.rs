@@ -5,15 +5,15 @@ use std::fs;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
-use std::sync::Arc;
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::{Errno, pread, pwrite};
 use smc_core::device::DeviceError;
+use smc_core::mem::Region;
 
 use crate::fabric::doorbell::new_eventfd;
 use crate::region::{
-    Mapping, os, vfio_device, vfio_region, vfio_set_container, vfio_set_interrupt, vfio_set_iommu,
+    map, os, vfio_device, vfio_region, vfio_set_container, vfio_set_interrupt, vfio_set_iommu,
 };
 
 /// A device that vfio-pci has.
@@ -22,7 +22,7 @@ pub(super) struct Vfio {
     device: OwnedFd,
     /// Where the registers are in the device's file.
     registers: u64,
-    memory: Arc<Mapping>,
+    memory: Region,
     interrupt: OwnedFd,
     /// The device works as long as its group and container are open.
     _group: OwnedFd,
@@ -61,7 +61,7 @@ impl Vfio {
         let (registers, _) = vfio_region(device.as_fd(), BAR_0).map_err(failed)?;
         let (offset, len) = vfio_region(device.as_fd(), BAR_2).map_err(failed)?;
         let len = usize::try_from(len).map_err(|_| DeviceError::NoMemory)?;
-        let memory = Mapping::of_part(&device, offset, len)?;
+        let memory = map(&device, offset, len)?;
         let interrupt = new_eventfd()?;
         vfio_set_interrupt(device.as_fd(), &interrupt).map_err(failed)?;
         Ok(Some(Self {
@@ -74,7 +74,7 @@ impl Vfio {
         }))
     }
 
-    pub(super) fn memory(&self) -> &Arc<Mapping> {
+    pub(super) fn memory(&self) -> &Region {
         &self.memory
     }
 

@@ -30,7 +30,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use crate::mem::sync::{AtomicU64, Ordering, fence};
-use crate::mem::{AdoptError, Region};
+use crate::mem::{MemoryError, Region};
 
 /// The board of one channel, as either side maps it.
 #[derive(Clone, Debug)]
@@ -53,7 +53,7 @@ impl Board {
     }
 
     /// One that a client has passed.
-    pub(super) fn adopt(file: BorrowedFd<'_>) -> Result<Self, AdoptError> {
+    pub(super) fn adopt(file: BorrowedFd<'_>) -> Result<Self, MemoryError> {
         Region::adopt(file, LEN).map(Self)
     }
 
