@@ -1,5 +1,4 @@
-//! Streams and listeners among several tasks: who is woken, who gets a turn, and what is left when
-//! their runtime ends.
+//! Streams and listeners among several tasks: who is woken, and who gets a turn.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -14,17 +13,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures_lite::future::{poll_once, yield_now, zip};
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _, pin};
-use smc_core::Stream;
 use smc_core::io::negotiate::Local;
 use smc_testkit::middleware::{Fault, Faults};
 use smc_transport_loop::LoopDevice;
-use support::{On, World, connect, open_fds};
+use support::{On, World, connect};
 
 scenarios! {
     two_tasks_in_accept_both_get_a_stream
     shutting_down_reading_wakes_who_waits
     any_number_of_tasks_wait_for_a_plain_stream
     a_set_up_that_fails_at_the_other_end_last_is_noticed
+    a_listener_need_not_wait_for_a_client_that_has_been_there
+    a_client_that_cannot_do_what_it_has_confirmed_tries_again
     a_stream_that_always_has_data_gives_others_a_turn
 }
 
@@ -119,6 +119,91 @@ async fn a_set_up_that_fails_at_the_other_end_last_is_noticed(world: World) {
     assert_eq!(error.kind(), ErrorKind::ConnectionAborted);
 }
 
+async fn a_listener_need_not_wait_for_a_client_that_has_been_there(world: World) {
+    let (client, server) = (world.endpoint(), world.endpoint());
+    let listener = server.bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    // The first connection makes the link group, the second shows what the next ones come to.
+    let _before = [
+        connect(&client, &listener).await,
+        connect(&client, &listener).await,
+    ];
+    let connecting = client.connect(addr);
+    pin!(connecting);
+    // Where tasks have a thread of their own it may have been answered already.
+    let connected = poll_once(&mut connecting).await;
+    // The client has no other turn until the server has its stream and has answered on it.
+    let (mut accepted, _) = listener.accept().await.unwrap();
+    accepted.write_all(b"welcome").await.unwrap();
+    let mut connected = match connected {
+        Some(connected) => connected.unwrap(),
+        None => connecting.await.unwrap(),
+    };
+    let mut welcome = [0; 7];
+    connected.read_exact(&mut welcome).await.unwrap();
+    assert_eq!(&welcome, b"welcome");
+    connected.write_all(b"thanks").await.unwrap();
+    drop(connected);
+    let mut thanks = String::new();
+    accepted.read_to_string(&mut thanks).await.unwrap();
+    assert_eq!(thanks, "thanks");
+}
+
+async fn a_client_that_cannot_do_what_it_has_confirmed_tries_again(world: World) {
+    if !world.nocopy {
+        return;
+    }
+    let device = LoopDevice::builder()
+        .runtime_dir(world.dir())
+        .build()
+        .unwrap();
+    let faults = Faults::default().with_unattachable(400);
+    let client = world
+        .on
+        .endpoint()
+        .device(Fault::new(Arc::new(device), 7, faults))
+        .negotiation(Arc::new(Local::new().with_directory(world.dir())))
+        .build()
+        .unwrap();
+    let server = world.endpoint();
+    let listener = server.bind("127.0.0.1:0").await.unwrap();
+    let addr = listener.local_addr().unwrap();
+    let accepted = AtomicUsize::new(0);
+    let serving = async {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            accepted.fetch_add(1, Ordering::Relaxed);
+            // Streams of clients that gave up end here.
+            let mut byte = [0; 1];
+            if stream.read_exact(&mut byte).await.is_ok() {
+                stream.write_all(&byte).await.unwrap();
+            }
+        }
+    };
+    let connecting = async {
+        let (mut smc, mut tcp) = (0, 0);
+        for byte in 0..60 {
+            let mut stream = client.connect(addr).await.unwrap();
+            match stream.mode().is_smc() {
+                true => smc += 1,
+                false => tcp += 1,
+            }
+            let mut echo = [0; 1];
+            stream.write_all(&[byte]).await.unwrap();
+            stream.read_exact(&mut echo).await.unwrap();
+            assert_eq!(echo, [byte]);
+        }
+        (smc, tcp)
+    };
+    let (smc, tcp) = futures_lite::future::or(connecting, serving).await;
+    assert!(smc > 0 && tcp > 0, "{smc} SMC, {tcp} TCP");
+    let accepted = accepted.load(Ordering::Relaxed);
+    assert!(
+        accepted > 60,
+        "only {accepted} connections, nobody tried again"
+    );
+}
+
 async fn a_stream_that_always_has_data_gives_others_a_turn(world: World) {
     let (mut client, mut server) = world.pair().await;
     client.write_all(&vec![7; 100_000]).await.unwrap();
@@ -140,28 +225,4 @@ async fn a_stream_that_always_has_data_gives_others_a_turn(world: World) {
         turns >= 100_000 / 200,
         "{turns} turns of others in 100,000 reads"
     );
-}
-
-#[test]
-fn a_runtime_that_ends_leaves_nothing_of_its_connections() {
-    let mut counts = Vec::new();
-    for _ in 0..4 {
-        let world = World::new(On::Tokio, true);
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap();
-        let half: Stream = runtime.block_on(async {
-            let (client, server) = (world.endpoint(), world.endpoint());
-            let listener = server.bind("127.0.0.1:0").await.unwrap();
-            let (near, far) = connect(&client, &listener).await;
-            // Waits for the last word of the other one, which outlives the runtime.
-            drop(near);
-            far
-        });
-        drop(runtime);
-        drop(half);
-        counts.push(open_fds());
-    }
-    assert!(counts[3] <= counts[1], "{counts:?}");
 }

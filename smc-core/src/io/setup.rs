@@ -6,7 +6,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use smc_wire::types::DeclineCode;
+use smc_wire::size::SizeCode;
+use smc_wire::types::{DeclineCode, Gid};
 
 use super::carrier::Carrier;
 use super::connected::{direct_connection, rdma_connection};
@@ -14,9 +15,9 @@ use super::deadlines::Deadline;
 use super::driver::Slot;
 use super::endpoint::{BY_POLICY, ConnectOptions, Inner, buffer_size};
 use super::groups::Membership;
-use super::negotiate::{self, Aside, Candidate, Delivery, Withdrawn};
+use super::negotiate::{self, Aside, Candidate, Delivery, Precedent, Withdrawn};
 use super::rdma::work::{self as rdma, Prepared};
-use super::runtime::{Socket, SocketOptions};
+use super::runtime::{Socket, SocketOptions, Unconnected};
 use super::stream::Stream;
 use crate::config::Policy;
 use crate::device::{Attachment, DeviceError, Direct, Dmb};
@@ -58,30 +59,169 @@ pub(crate) async fn connect(
         Some(_) => endpoint.negotiator.look_up(to).await,
         None => None,
     };
-    let (socket, mut announced) = open(endpoint, to, options, first, candidate.as_deref()).await?;
-    let delivery = announced
-        .as_mut()
-        .map_or(Delivery::Plain, |announced| announced.connected(&*socket));
-    let stream = match (delivery, offer, announced) {
-        (Delivery::OnTcp, ..) => {
-            let path = path(endpoint, &config, &*socket, to);
-            let machine = Client::new(endpoint.runtime.now(), config, &path);
-            shake_hands(endpoint, socket, to, machine).await?
-        }
-        // Whether there is a port for the connection shows only when it is there.
-        (Delivery::Plain, Err(_), _) if config.rdma.is_some() && policy != Policy::Never => {
-            not_spoken(socket)
-        }
-        (_, Err(reason), _) => Stream::tcp(socket, Vec::new(), reason),
-        (Delivery::Delivered, Ok(offer), Some(announced)) => {
-            answered(endpoint, socket, to, (config, offer), announced).await?
-        }
-        (Delivery::Delivered | Delivery::Plain, ..) => not_spoken(socket),
+    let early = match (&candidate, &offer) {
+        (Some(candidate), Ok(_)) => buffer_early(endpoint, &config, candidate.precedent()).await,
+        _ => None,
     };
+    let attempt = Attempt {
+        endpoint,
+        to,
+        options,
+        config: &config,
+        policy,
+        offer: &offer,
+        candidate: candidate.as_deref(),
+    };
+    let stream = match attempt.make(first, early).await {
+        Err(failed) if failed.was_confirmed => attempt.make(first, None).await,
+        made => made,
+    };
+    let stream = stream.map_err(|failed| failed.error)?;
     match stream.fallback_reason() {
         Some(reason) if policy == Policy::Require => Err(Error::Declined(reason)),
         _ => Ok(stream),
     }
+}
+
+/// What connecting once takes.
+struct Attempt<'a> {
+    endpoint: &'a Arc<Inner>,
+    to: SocketAddr,
+    options: &'a ConnectOptions,
+    config: &'a Arc<Config>,
+    policy: Policy,
+    offer: &'a Result<Offer, FallbackReason>,
+    candidate: Option<&'a dyn Candidate>,
+}
+
+/// Why connecting failed.
+struct Failed {
+    error: Error,
+    /// What was confirmed early could not be done. Without that the stream may still be TCP.
+    was_confirmed: bool,
+}
+
+impl Attempt<'_> {
+    async fn make(&self, first: Option<&[u8]>, early: Option<Early>) -> Result<Stream, Failed> {
+        let Self {
+            endpoint,
+            to,
+            config,
+            ..
+        } = *self;
+        let (socket, mut announced) = self.open(first, early.as_ref()).await?;
+        let delivery = announced
+            .as_mut()
+            .map_or(Delivery::Plain, |announced| announced.connected(&*socket));
+        let stream = match (delivery, self.offer, announced) {
+            (Delivery::OnTcp, ..) => {
+                let path = path(endpoint, config, &*socket, to);
+                let machine = Client::new(endpoint.runtime.now(), Arc::clone(config), &path);
+                shake_hands(endpoint, socket, to, machine).await?
+            }
+            // Whether there is a port for the connection shows only when it is there.
+            (Delivery::Plain, Err(_), _)
+                if config.rdma.is_some() && self.policy != Policy::Never =>
+            {
+                not_spoken(socket)
+            }
+            (_, Err(reason), _) => Stream::tcp(socket, Vec::new(), *reason),
+            (Delivery::Delivered, Ok(offer), Some(announced)) => {
+                let kept = Kept {
+                    early: early.map(|early| early.buffer),
+                    ..Kept::default()
+                };
+                let offer = (Arc::clone(config), offer.clone());
+                answered(endpoint, socket, to, offer, announced, kept).await?
+            }
+            (Delivery::Delivered | Delivery::Plain, ..) => not_spoken(socket),
+        };
+        Ok(stream)
+    }
+
+    /// Opens the TCP connection, with the offer made in between binding and connecting.
+    async fn open(
+        &self,
+        first: Option<&[u8]>,
+        early: Option<&Early>,
+    ) -> Result<(Arc<dyn Socket>, Announced), Error> {
+        let mut announced = None;
+        let options = SocketOptions {
+            local: self.options.local,
+            unbound: self
+                .candidate
+                .is_none_or(|candidate| !candidate.needs_address()),
+            ..SocketOptions::default()
+        };
+        let mut offer = |socket: &Unconnected<'_>| {
+            announced = match (first, self.candidate, early) {
+                (Some(first), Some(candidate), Some(early)) => {
+                    candidate.offer_early(socket, first, &early.words)
+                }
+                (Some(first), Some(candidate), None) => candidate.offer(socket, first),
+                _ => None,
+            };
+            Ok(())
+        };
+        let socket = self
+            .endpoint
+            .runtime
+            .connect(self.to, &options, &mut offer)
+            .await?;
+        Ok((socket, announced))
+    }
+}
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Self {
+        Self {
+            error,
+            was_confirmed: false,
+        }
+    }
+}
+
+/// A handshake that begins with its end.
+struct Early {
+    words: negotiate::Early,
+    buffer: EarlyBuffer,
+}
+
+/// A receive buffer that was registered before it was asked for.
+struct EarlyBuffer {
+    device: DeviceIndex,
+    peer: Gid,
+    size: SizeCode,
+    dmb: Arc<dyn Dmb>,
+}
+
+/// Registers a buffer, if the handshake is likely to be as the one before.
+async fn buffer_early(
+    endpoint: &Inner,
+    config: &Config,
+    precedent: Option<Precedent>,
+) -> Option<Early> {
+    let precedent = precedent?;
+    let (peer, size) = (precedent.server(), precedent.size());
+    let mut devices = config.devices.iter();
+    let device = devices.find(|device| device.gid == precedent.client())?;
+    if size != config.buffer.min(device.max_buffer) {
+        return None;
+    }
+    let device = device.index;
+    let registering = direct(endpoint, device)
+        .ok()?
+        .register(peer, size.byte_len());
+    let dmb = registering.await.ok()?;
+    Some(Early {
+        words: precedent.confirm(dmb.token())?,
+        buffer: EarlyBuffer {
+            device,
+            peer,
+            size,
+            dmb,
+        },
+    })
 }
 
 /// Sets the stream up on a connection that was accepted.
@@ -98,7 +238,9 @@ pub(crate) async fn accept(
     match aside {
         Some(mut aside) => {
             let mut carrier = Carrier::server(endpoint, &mut *aside);
-            shake_hands_on(endpoint, &mut carrier, Arc::clone(&socket), peer, machine).await
+            let kept = Kept::default();
+            let socket = Arc::clone(&socket);
+            shake_hands_on(endpoint, &mut carrier, socket, peer, machine, kept).await
         }
         None => shake_hands(endpoint, socket, peer, machine).await,
     }
@@ -168,33 +310,6 @@ fn decline(endpoint: &Inner, config: &Arc<Config>) -> Option<Vec<u8>> {
 
 type Announced = Option<Box<dyn negotiate::Offer>>;
 
-/// Opens the TCP connection, with the offer made in between binding and connecting.
-async fn open(
-    endpoint: &Inner,
-    to: SocketAddr,
-    options: &ConnectOptions,
-    first: Option<&[u8]>,
-    candidate: Option<&dyn Candidate>,
-) -> Result<(Arc<dyn Socket>, Announced), Error> {
-    let mut announced = None;
-    let socket_options = SocketOptions {
-        local: options.local,
-        unbound: candidate.is_none_or(|candidate| !candidate.needs_address()),
-        ..SocketOptions::default()
-    };
-    let socket = endpoint
-        .runtime
-        .connect(to, &socket_options, &mut |socket| {
-            announced = match (first, candidate) {
-                (Some(first), Some(candidate)) => candidate.offer(socket, first),
-                _ => None,
-            };
-            Ok(())
-        })
-        .await?;
-    Ok((socket, announced))
-}
-
 /// Goes on after the PROPOSAL was delivered beside TCP.
 ///
 /// The connection may have reached somebody else, who does not know of the offer. So nothing is
@@ -205,18 +320,28 @@ async fn answered(
     to: SocketAddr,
     (config, offer): (Arc<Config>, Offer),
     mut announced: Box<dyn negotiate::Offer>,
-) -> Result<Stream, Error> {
+    kept: Kept,
+) -> Result<Stream, Failed> {
     let Some(aside) = announced.aside() else {
-        return Err(Error::Bug(
-            "a PROPOSAL was delivered, with no way for the answer",
-        ));
+        let why = "a PROPOSAL was delivered, with no way for the answer";
+        return Err(Error::Bug(why).into());
     };
     let machine = Client::announced(endpoint.runtime.now(), config, offer);
     let mut carrier = Carrier::client(endpoint, aside, &*socket);
-    let shaken = shake_hands_on(endpoint, &mut carrier, Arc::clone(&socket), to, machine).await;
-    match shaken {
+    let shaken = shake_hands_on(
+        endpoint,
+        &mut carrier,
+        Arc::clone(&socket),
+        to,
+        machine,
+        kept,
+    );
+    match shaken.await {
         Err(_) if announced.withdraw() == Withdrawn::Free => Ok(not_spoken(socket)),
-        shaken => shaken,
+        shaken => shaken.map_err(|error| Failed {
+            error,
+            was_confirmed: announced.is_confirmed(),
+        }),
     }
 }
 
@@ -228,7 +353,9 @@ async fn shake_hands(
     machine: impl Machine,
 ) -> Result<Stream, Error> {
     let mut carrier = Carrier::Tcp(&*socket);
-    shake_hands_on(endpoint, &mut carrier, Arc::clone(&socket), peer, machine).await
+    let kept = Kept::default();
+    let socket = Arc::clone(&socket);
+    shake_hands_on(endpoint, &mut carrier, socket, peer, machine, kept).await
 }
 
 async fn shake_hands_on(
@@ -237,8 +364,8 @@ async fn shake_hands_on(
     socket: Arc<dyn Socket>,
     peer: SocketAddr,
     mut machine: impl Machine,
+    mut kept: Kept,
 ) -> Result<Stream, Error> {
-    let mut kept = Kept::default();
     let outcome = drive(endpoint, carrier, &mut machine, &mut kept).await?;
     match outcome {
         Outcome::Tcp(fallback) => {
@@ -278,6 +405,7 @@ pub(super) struct Kept {
     pub(super) attachment: Option<Arc<dyn Attachment>>,
     pub(super) dmb: Option<Arc<dyn Dmb>>,
     pub(super) prepared: Option<Prepared>,
+    early: Option<EarlyBuffer>,
     // Last: with the last connection its group may end.
     pub(super) membership: Option<Membership>,
 }
@@ -302,6 +430,12 @@ async fn drive(
                     if let Err(error) = carrier.send(&*endpoint.runtime, until, &bytes).await {
                         machine.handle_io_error(error.into());
                     }
+                }
+                Output::Work(Work::Register { device, peer, size })
+                    if kept.has_early(device, peer, size) =>
+                {
+                    let done = kept.use_early();
+                    machine.handle_done(endpoint.runtime.now(), done);
                 }
                 Output::Work(asked) => {
                     let prepared = kept.prepared.clone();
@@ -393,6 +527,19 @@ fn poll_input(
 }
 
 impl Kept {
+    /// Whether there is such a buffer already.
+    fn has_early(&self, device: DeviceIndex, peer: Gid, size: SizeCode) -> bool {
+        let fits =
+            |early: &EarlyBuffer| (early.device, early.peer, early.size) == (device, peer, size);
+        self.early.as_ref().is_some_and(fits)
+    }
+
+    fn use_early(&mut self) -> Done {
+        self.dmb = self.early.take().map(|early| early.dmb);
+        let gone = DeviceError::Gone("buffer was used already");
+        Done::Registered(self.dmb.as_ref().map(|dmb| dmb.token()).ok_or(gone))
+    }
+
     fn take(&mut self, brought: Self) {
         self.attachment = brought.attachment.or_else(|| self.attachment.take());
         self.dmb = brought.dmb.or_else(|| self.dmb.take());

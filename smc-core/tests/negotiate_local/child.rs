@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{ChildStdout, Command, Stdio};
 
-use rustix::process::{Pid, Signal};
+use rustix::process::{Pid, Signal, WaitOptions};
 
 /// Where and as whom a process runs.
 pub(super) enum Where<'a> {
@@ -77,6 +77,14 @@ impl Child {
 
     pub(super) fn signal(&self, signal: Signal) {
         rustix::process::kill_process(Pid::from_child(&self.process), signal).unwrap();
+    }
+
+    /// Stops it, and waits until all of its threads stand still, which takes a moment.
+    pub(super) fn stop(&self) {
+        self.signal(Signal::STOP);
+        let pid = Pid::from_child(&self.process);
+        let stopped = rustix::process::waitpid(Some(pid), WaitOptions::UNTRACED).unwrap();
+        assert!(stopped.is_some_and(|(_, status)| status.stopped()));
     }
 
     /// Ends it with SIGKILL and waits until it is gone.

@@ -67,7 +67,7 @@ fn a_stopped_listener_holds_nobody_up() {
         let mut listener = world.child(Where::Here, "listens", "127.0.0.1:0");
         let to = listener.line().parse().unwrap();
         let client = world.client();
-        listener.signal(Signal::STOP);
+        listener.stop();
         let mut dialled = world.dial(&*client, to).await;
         let offer = dialled.offer.as_mut().unwrap();
         assert!(is_open(&mut **offer), "nobody can say more than that");
@@ -84,7 +84,7 @@ fn a_stopped_client_holds_nobody_up() {
         let server = world.server("127.0.0.1:0");
         let mut caller = world.child(Where::Here, "dials", &server.at().to_string());
         assert_eq!(caller.line(), "offered");
-        caller.signal(Signal::STOP);
+        caller.stop();
         let (mut aside, said) = server.accept_aside().await;
         assert_eq!(said, PROPOSAL);
         tell(&mut *aside, b"ACCEPT");

@@ -85,7 +85,7 @@ impl RawChannel {
 /// HELLO from this thread's network namespace.
 pub(super) fn hello() -> Vec<u8> {
     let stat = rustix::fs::stat("/proc/thread-self/ns/net").unwrap();
-    [&b"\x01SMCL\x02"[..], &stat.st_ino.to_le_bytes()].concat()
+    [&b"\x01SMCL\x03"[..], &stat.st_ino.to_le_bytes()].concat()
 }
 
 /// LOOK at a card.

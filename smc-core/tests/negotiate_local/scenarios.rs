@@ -476,7 +476,11 @@ fn names_of_the_dead_are_removed() {
         let dead = format!("l-{port}-{scope}-{netns}-{cookie}-00000000.sock");
         let gone = || {
             let path = world.dir.path.join(&dead);
-            drop(std::os::unix::net::UnixListener::bind(path).unwrap());
+            drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+            // Children that other tests are starting may have it for a moment.
+            while std::os::unix::net::UnixStream::connect(&path).is_ok() {
+                std::thread::yield_now();
+            }
         };
         gone();
         let client = world.client();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use super::{Candidate, Client, Negotiation, Offer, Published, Verdict};
+use super::{Candidate, Client, Early, Negotiation, Offer, Precedent, Published, Verdict};
 use crate::io::runtime::{Runtime, Socket, Unconnected};
 
 /// Asks several negotiations in order.
@@ -90,6 +90,21 @@ impl Candidate for Candidates {
         self.0
             .iter()
             .find_map(|candidate| candidate.offer(socket, proposal))
+    }
+
+    fn precedent(&self) -> Option<Precedent> {
+        self.0.iter().find_map(|candidate| candidate.precedent())
+    }
+
+    fn offer_early(
+        &self,
+        socket: &Unconnected<'_>,
+        proposal: &[u8],
+        early: &Early,
+    ) -> Option<Box<dyn Offer>> {
+        self.0
+            .iter()
+            .find_map(|candidate| candidate.offer_early(socket, proposal, early))
     }
 
     fn needs_address(&self) -> bool {

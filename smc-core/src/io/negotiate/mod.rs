@@ -35,6 +35,7 @@
 mod assume;
 mod chain;
 mod credentials;
+mod early;
 pub mod local;
 #[cfg(feature = "syn-option")]
 pub mod option;
@@ -43,6 +44,7 @@ pub mod passed;
 pub use assume::{Assume, Never};
 pub use chain::Chain;
 pub use credentials::Credentials;
+pub use early::{Early, Precedent};
 pub use local::{Local, runtime_dir, runtime_dirs};
 #[cfg(feature = "syn-option")]
 pub use option::SynOption;
@@ -104,6 +106,23 @@ pub trait Candidate: Debug + Send + Sync {
     /// again with another socket; drop the earlier offer then. Does not wait.
     fn offer(&self, socket: &Unconnected<'_>, proposal: &[u8]) -> Option<Box<dyn Offer>>;
 
+    /// What the last handshake with the same listener came to, if the next may count on the same.
+    fn precedent(&self) -> Option<Precedent> {
+        None
+    }
+
+    /// As [`Candidate::offer`], with a CONFIRM for the case that the listener answers as expected.
+    /// Whether that is said to it shows in [`Offer::is_confirmed`].
+    fn offer_early(
+        &self,
+        socket: &Unconnected<'_>,
+        proposal: &[u8],
+        early: &Early,
+    ) -> Option<Box<dyn Offer>> {
+        let _ = early;
+        self.offer(socket, proposal)
+    }
+
     /// Whether the offer names the socket's address, which has to be bound to it beforehand then.
     /// Otherwise the system may choose it as it connects, which costs less.
     fn needs_address(&self) -> bool {
@@ -118,6 +137,11 @@ pub trait Offer: Debug + Send + Sync {
 
     /// Takes the offer back, at once, without asking anybody. Asked again, says the same again.
     fn withdraw(&mut self) -> Withdrawn;
+
+    /// Whether the server has answered so that it need not wait for a CONFIRM: it has the stream.
+    fn is_confirmed(&self) -> bool {
+        false
+    }
 
     /// Where the handshake goes on after [`Delivery::Delivered`]; the PROPOSAL was sent already.
     fn aside(&mut self) -> Option<&mut dyn Aside> {

@@ -9,10 +9,12 @@
 //!    +0    state       turn << 8 | what; the client offers, the listener takes
 //!    +8    heard       listener waits for words of the client:  listener 1, client 0 when it rings
 //!    +16   asked       bytes that the client has written; the top bit: no more will come
+//!    +24   early       length of the expected ACCEPT | length of the early CONFIRM << 8; or 0
 //!    +64   waits       client waits for words of the listener:  client 1, listener 0 when it rings
 //!    +72   answered    bytes that the listener has written; the top bit: no more will come
 //!    +128  cookie of the client's socket, client address 24, server address 24
-//!    +192  the client's messages, 1344 bytes
+//!    +192  the client's messages, 1088 bytes
+//!    +1280 the ACCEPT that the client expects, 128 bytes, and its CONFIRM in that case, 128 bytes
 //!    +1536 the listener's, 512 bytes
 //! 0x210000 closed    1 if the listener takes nothing any more
 //! ```
@@ -29,6 +31,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+use crate::io::negotiate::Early;
 use crate::mem::sync::{AtomicU64, Ordering, fence};
 use crate::mem::{MemoryError, Region};
 
@@ -152,8 +155,13 @@ impl Card {
         self.number
     }
 
-    /// Client: makes an offer, with its first message.
-    pub(super) fn offer(&self, announcement: Announcement, message: &[u8]) -> Option<Turn> {
+    /// Client: makes an offer, with its first message and perhaps the last one.
+    pub(super) fn offer(
+        &self,
+        announcement: Announcement,
+        message: &[u8],
+        early: Option<&Early>,
+    ) -> Option<Turn> {
         let turn = Turn((self.word(STATE).load(Ordering::Relaxed) >> 8).wrapping_add(1) & TURNS);
         for at in [HEARD, ASKED, WAITS, ANSWERED] {
             self.word(at).store(0, Ordering::Relaxed);
@@ -165,9 +173,42 @@ impl Card {
         let to = encode(announcement.to);
         self.region.copy_in(TO, &to).ok()?;
         self.say(Voice::Client, message).ok()?;
+        self.say_early(early)?;
         self.word(STATE)
             .store(turn.word(OFFERED), Ordering::Release);
         Some(turn)
+    }
+
+    fn say_early(&self, early: Option<&Early>) -> Option<()> {
+        let lengths = match early {
+            Some(early) => {
+                for (at, message) in [(EARLY, &early.accept), (EARLY_CONFIRM, &early.confirm)] {
+                    if message.len() > EARLY_MAX {
+                        return None;
+                    }
+                    self.region.copy_in(at, message).ok()?;
+                }
+                early.accept.len() | early.confirm.len() << 8
+            }
+            None => 0,
+        };
+        self.word(EARLY_LEN)
+            .store(lengths as u64, Ordering::Relaxed);
+        Some(())
+    }
+
+    /// Listener: what the client has said early, if it has.
+    pub(super) fn early(&self) -> Option<Early> {
+        let lengths = self.word(EARLY_LEN).load(Ordering::Relaxed);
+        let read = |at, len: u64| {
+            let mut message = vec![0; usize::try_from(len & 0xff).ok()?.min(EARLY_MAX)];
+            self.region.copy_out(at, &mut message).ok()?;
+            Some(message)
+        };
+        (lengths != 0).then_some(Early {
+            accept: read(EARLY, lengths)?,
+            confirm: read(EARLY_CONFIRM, lengths >> 8)?,
+        })
     }
 
     /// What is offered now, and in which turn.
@@ -286,7 +327,7 @@ impl Voice {
     /// The word that counts what this side has said, where that is, and how much can be.
     fn place(self) -> (usize, usize, usize) {
         match self {
-            Self::Client => (ASKED, CLIENT, LISTENER - CLIENT),
+            Self::Client => (ASKED, CLIENT, EARLY - CLIENT),
             Self::Listener => (ANSWERED, LISTENER, CARD_LEN - LISTENER),
         }
     }
@@ -352,6 +393,7 @@ const CARD_LEN: usize = 2048;
 const STATE: usize = 0;
 const HEARD: usize = 8;
 const ASKED: usize = 16;
+const EARLY_LEN: usize = 24;
 const WAITS: usize = 64;
 const ANSWERED: usize = 72;
 const COOKIE: usize = 128;
@@ -359,6 +401,10 @@ const FROM: usize = 136;
 const TO: usize = 160;
 const ADDR_LEN: usize = 24;
 const CLIENT: usize = 192;
+const EARLY: usize = 1280;
+const EARLY_CONFIRM: usize = EARLY + EARLY_MAX;
+/// Longest message that can be said early, or expected.
+const EARLY_MAX: usize = 128;
 const LISTENER: usize = 1536;
 
 const CLOSED: usize = INDEX_LEN + CARDS as usize * CARD_LEN;
@@ -397,7 +443,7 @@ mod tests {
     fn an_offer_is_found_by_its_port_and_taken_once() {
         let (client, listener) = pair();
         let card = client.card(3).unwrap();
-        let turn = card.offer(announcement(), b"proposal").unwrap();
+        let turn = card.offer(announcement(), b"proposal", None).unwrap();
         assert!(client.enter(40_000, 3));
         assert_eq!(listener.find(40_001).count(), 0);
         let found = listener.find(40_000).next().unwrap();
@@ -416,11 +462,11 @@ mod tests {
     fn an_offer_that_was_taken_back_cannot_be_taken() {
         let (client, listener) = pair();
         let card = client.card(0).unwrap();
-        let turn = card.offer(announcement(), b"").unwrap();
+        let turn = card.offer(announcement(), b"", None).unwrap();
         assert!(card.void(turn));
         let found = listener.card(0).unwrap();
         assert!(found.offered().is_none() && !found.take(turn));
-        let next = card.offer(announcement(), b"").unwrap();
+        let next = card.offer(announcement(), b"", None).unwrap();
         assert!(!found.take(turn), "the turn before");
         assert!(found.take(next));
         assert_eq!(found.state(turn), State::Void);
@@ -430,7 +476,7 @@ mod tests {
     fn messages_follow_each_other_and_end() {
         let (client, listener) = pair();
         let (ours, theirs) = (client.card(1).unwrap(), listener.card(1).unwrap());
-        ours.offer(announcement(), b"one").unwrap();
+        ours.offer(announcement(), b"one", None).unwrap();
         let mut buf = [0; 2];
         assert_eq!(theirs.hear(Voice::Client, 0, &mut buf), Some(2));
         assert_eq!(theirs.hear(Voice::Client, 2, &mut buf), Some(1));
@@ -446,17 +492,36 @@ mod tests {
     }
 
     #[test]
+    fn what_is_said_early_is_for_one_turn_and_one_length() {
+        let (client, listener) = pair();
+        let (ours, theirs) = (client.card(2).unwrap(), listener.card(2).unwrap());
+        let early = Early {
+            accept: vec![1; 78],
+            confirm: vec![2; EARLY_MAX],
+        };
+        ours.offer(announcement(), b"", Some(&early)).unwrap();
+        assert_eq!(theirs.early(), Some(early.clone()));
+        ours.offer(announcement(), b"", None).unwrap();
+        assert_eq!(theirs.early(), None);
+        let long = Early {
+            accept: vec![1; EARLY_MAX + 1],
+            ..early
+        };
+        assert!(ours.offer(announcement(), b"", Some(&long)).is_none());
+        // Whatever the client writes there later.
+        ours.word(EARLY_LEN).store(u64::MAX, Ordering::Relaxed);
+        assert!(theirs.early().unwrap().confirm.len() <= EARLY_MAX);
+    }
+
+    #[test]
     fn whatever_is_written_there_is_borne() {
         let (client, listener) = pair();
         let card = client.card(9).unwrap();
-        let turn = card.offer(announcement(), b"abc").unwrap();
+        let turn = card.offer(announcement(), b"abc", None).unwrap();
         let found = listener.card(9).unwrap();
         card.word(ASKED).store(u64::MAX >> 2, Ordering::Relaxed);
         let mut buf = [0; 4096];
-        assert_eq!(
-            found.hear(Voice::Client, 0, &mut buf),
-            Some(LISTENER - CLIENT)
-        );
+        assert_eq!(found.hear(Voice::Client, 0, &mut buf), Some(EARLY - CLIENT));
         assert!(found.say(Voice::Client, b"x").is_err());
         card.region.copy_in(FROM, &[9; ADDR_LEN]).unwrap();
         assert_eq!(found.offered(), None);

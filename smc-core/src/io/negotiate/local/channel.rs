@@ -18,8 +18,8 @@ use super::message::{ToClient, ToListener};
 use super::netns::NetNs;
 use super::packet::{MANY, Received, connect, receive, send};
 use super::{Local, is_own, lock};
-use crate::io::negotiate::Credentials;
 use crate::io::negotiate::passed::PeerSocket;
+use crate::io::negotiate::{Credentials, Early, Precedent};
 use crate::io::runtime::{Runtime, Watch};
 
 /// A channel. Many connections use it at a time, each with an id of its own.
@@ -34,6 +34,7 @@ pub(super) struct Channel {
     next_id: AtomicU64,
     dead: AtomicBool,
     inbox: Mutex<Inbox>,
+    precedent: Mutex<Option<Precedent>>,
     /// The task that reads the channel.
     reader: AtomicWaker,
 }
@@ -91,6 +92,7 @@ impl Channel {
             next_id: AtomicU64::new(u64::from(CARDS)),
             dead: AtomicBool::new(false),
             inbox: Mutex::default(),
+            precedent: Mutex::default(),
             reader: AtomicWaker::new(),
         });
         runtime.spawn(Box::pin(read(Arc::downgrade(&channel), watch)));
@@ -111,6 +113,15 @@ impl Channel {
         self.foreign
     }
 
+    /// What the last handshake came to.
+    pub(super) fn precedent(&self) -> Option<Precedent> {
+        lock(&self.precedent).clone()
+    }
+
+    pub(super) fn set_precedent(&self, precedent: Option<Precedent>) {
+        *lock(&self.precedent) = precedent;
+    }
+
     /// Tells the listener something, if there is room for it now.
     pub(super) fn send(&self, message: ToListener) -> Result<(), Errno> {
         let sent = send(self.fd.as_fd(), &message.encode(), None);
@@ -125,11 +136,12 @@ impl Channel {
         self: &Arc<Self>,
         announcement: Announcement,
         proposal: &[u8],
+        early: Option<&Early>,
     ) -> Option<Announced> {
         let card = lock(&self.cards).take(&self.board)?;
         let announced = Announced {
             port: announcement.from.port(),
-            turn: card.offer(announcement, proposal),
+            turn: card.offer(announcement, proposal, early),
             conversation: Conversation::with_id(Arc::clone(self), u64::from(card.number())),
             card: card.clone(),
             back: GivenBack {

@@ -19,7 +19,7 @@ use super::directory::{Directory, Entry, sweep};
 use super::netns::{NetNs, canonical, has_scope, is_local, is_routable};
 use super::offer::LocalOffer;
 use super::{Local, lock, proof};
-use crate::io::negotiate::{Candidate, Client, Offer};
+use crate::io::negotiate::{Candidate, Client, Early, Offer, Precedent};
 use crate::io::runtime::{Runtime, Unconnected};
 
 /// Everything an endpoint remembers about the listeners of this host.
@@ -277,6 +277,34 @@ struct LocalCandidate {
 
 impl Candidate for LocalCandidate {
     fn offer(&self, socket: &Unconnected<'_>, proposal: &[u8]) -> Option<Box<dyn Offer>> {
+        self.announce(socket, proposal, None)
+    }
+
+    fn precedent(&self) -> Option<Precedent> {
+        // With several, each would have to have its own.
+        let [(dir, entry)] = &*self.listeners else {
+            return None;
+        };
+        self.client.channel(dir, entry, self.netns)?.precedent()
+    }
+
+    fn offer_early(
+        &self,
+        socket: &Unconnected<'_>,
+        proposal: &[u8],
+        early: &Early,
+    ) -> Option<Box<dyn Offer>> {
+        self.announce(socket, proposal, Some(early))
+    }
+}
+
+impl LocalCandidate {
+    fn announce(
+        &self,
+        socket: &Unconnected<'_>,
+        proposal: &[u8],
+        early: Option<&Early>,
+    ) -> Option<Box<dyn Offer>> {
         if proposal.len() > MAX_PROPOSAL {
             return None;
         }
@@ -301,12 +329,12 @@ impl Candidate for LocalCandidate {
                 from,
                 to: self.to,
             };
-            announced.extend(channel.announce(announcement, proposal));
+            announced.extend(channel.announce(announcement, proposal, early));
             if self.target.is_none() && target.is_some() && !entry.shared {
                 self.client.remember(self, dir, &channel);
             }
         }
-        (!announced.is_empty()).then(|| LocalOffer::boxed(announced))
+        (!announced.is_empty()).then(|| LocalOffer::boxed(announced, early.cloned()))
     }
 }
 

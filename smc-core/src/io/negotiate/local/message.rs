@@ -2,7 +2,7 @@
 //!
 //! | to the listener | kind | then |
 //! |---|---|---|
-//! | HELLO | 0x01 | `SMCL`, version 2, number of the namespace 8; with the file of the board |
+//! | HELLO | 0x01 | `SMCL`, version 3, number of the namespace 8; with the file of the board |
 //! | LOOK | 0x02 | number of a card 8 |
 //! | PROVE | 0x04 | id 8, nonce 16, IP address |
 //!
@@ -202,7 +202,7 @@ impl Reader<'_> {
 }
 
 /// `SMCL` and the version of these messages.
-const MAGIC: [u8; 5] = *b"SMCL\x02";
+const MAGIC: [u8; 5] = *b"SMCL\x03";
 
 const HELLO: u8 = 0x01;
 const LOOK: u8 = 0x02;

@@ -5,7 +5,7 @@ use std::task::{Context, Poll};
 
 use super::board::{State, Voice};
 use super::channel::Announced;
-use crate::io::negotiate::{Aside, Delivery, Offer, Withdrawn};
+use crate::io::negotiate::{Aside, Delivery, Early, Offer, Precedent, Withdrawn};
 use crate::io::runtime::Socket;
 
 /// A connection that was announced to one listener or more.
@@ -17,15 +17,28 @@ pub(super) struct LocalOffer {
     outcome: Option<Withdrawn>,
     /// Bytes of the answer that were read.
     heard: usize,
+    /// What was confirmed already, in case of the expected answer.
+    early: Option<Early>,
 }
 
 impl LocalOffer {
-    pub(super) fn boxed(announced: Vec<Announced>) -> Box<dyn Offer> {
+    pub(super) fn boxed(announced: Vec<Announced>, early: Option<Early>) -> Box<dyn Offer> {
         Box::new(Self {
             announced,
             outcome: None,
             heard: 0,
+            early,
         })
+    }
+
+    /// The first message of the one who has taken the offer, as far as it was read.
+    fn answer(&self) -> Option<Vec<u8>> {
+        let [taker] = &*self.announced else {
+            return None;
+        };
+        let mut answer = vec![0; self.heard];
+        let count = taker.card.hear(Voice::Listener, 0, &mut answer)?;
+        (count > 0 && taker.state() == State::Taken).then_some(answer)
     }
 
     /// The one who has taken the offer, if that is known. Forgets those who cannot.
@@ -72,6 +85,11 @@ impl Offer for LocalOffer {
         outcome
     }
 
+    fn is_confirmed(&self) -> bool {
+        let answers = |early: &Early| self.answer().is_some_and(|answer| early.answers(&answer));
+        self.early.as_ref().is_some_and(answers)
+    }
+
     fn aside(&mut self) -> Option<&mut dyn Aside> {
         Some(self)
     }
@@ -79,7 +97,20 @@ impl Offer for LocalOffer {
 
 impl Aside for LocalOffer {
     fn send(&mut self, message: &[u8]) -> io::Result<()> {
+        if self.is_confirmed() {
+            if self.early.as_ref().is_some_and(|early| early.says(message)) {
+                return Ok(());
+            }
+            // The listener has the stream, and hears nothing else any more.
+            for announced in &self.announced {
+                announced.conversation.channel.set_precedent(None);
+            }
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        let answer = self.answer();
         let taker = self.taker().ok_or(io::ErrorKind::NotConnected)?;
+        let precedent = answer.and_then(|answer| Precedent::new(&answer, message));
+        taker.conversation.channel.set_precedent(precedent);
         taker.card.say(Voice::Client, message)
     }
 

@@ -100,6 +100,7 @@ impl Published for Listening {
                 card,
                 dead,
                 heard: 0,
+                early: None,
             })),
             None => Verdict::Plain,
         }
@@ -235,10 +236,14 @@ struct ListenerAside {
     dead: Arc<AtomicBool>,
     /// Bytes that were read.
     heard: usize,
+    /// What the client has confirmed early, as far as it was not read.
+    early: Option<Vec<u8>>,
 }
 
 impl Aside for ListenerAside {
     fn send(&mut self, message: &[u8]) -> io::Result<()> {
+        let early = self.card.early().filter(|early| early.answers(message));
+        self.early = early.map(|early| early.confirm);
         self.card.say(Voice::Listener, message)
     }
 
@@ -248,6 +253,8 @@ impl Aside for ListenerAside {
 
     fn try_read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         match self.card.hear(Voice::Client, self.heard, buf) {
+            // Even if the client has hung up: it has the stream already.
+            None | Some(0) if self.early.is_some() => Ok(self.hear_early(buf)),
             Some(count) => {
                 self.heard += count;
                 Ok(count)
@@ -265,6 +272,19 @@ impl Aside for ListenerAside {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Poll::Pending,
             read => Poll::Ready(read),
         }
+    }
+}
+
+impl ListenerAside {
+    /// Copies what was confirmed early.
+    fn hear_early(&mut self, buf: &mut [u8]) -> usize {
+        let mut left = self.early.take().unwrap_or_default();
+        let count = left.len().min(buf.len());
+        for (to, from) in buf.iter_mut().zip(left.drain(..count)) {
+            *to = from;
+        }
+        self.early = Some(left).filter(|left| !left.is_empty());
+        count
     }
 }
 

@@ -1,0 +1,221 @@
+//! A CONFIRM before the ACCEPT.
+//!
+//! The handshakes of one client with one listener come to the same, apart from the buffers. So a
+//! client that has been through one can say of the next how it is going to confirm, if the listener
+//! answers as it did before. A listener that does has the handshake behind it without waiting for
+//! the client, which costs a wake-up, and the client does not send the CONFIRM again. A listener
+//! that answers otherwise waits for a CONFIRM as ever. Both compare the same two messages, so they
+//! agree on which it is.
+//!
+//! A client that cannot do what it has confirmed can only end the connection. It tries again then
+//! without confirming early, and may find that the stream has to be TCP.
+
+use smc_wire::clc::{AcceptConfirm, Body, DirectEnd, Step};
+use smc_wire::size::SizeCode;
+use smc_wire::types::{DmbToken, Gid};
+
+/// What a handshake of SMC-D came to, in a link group that was there before.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Precedent {
+    /// The listener's end.
+    server: DirectEnd,
+    /// The client's end.
+    client: DirectEnd,
+    accept: AcceptConfirm,
+    confirm: AcceptConfirm,
+}
+
+impl Precedent {
+    /// From the two messages. `None` if the next handshake is not going to be like that, or not
+    /// over SMC-D.
+    #[must_use]
+    pub fn new(accept: &[u8], confirm: &[u8]) -> Option<Self> {
+        let accept = read(accept, Step::Accept)?;
+        let confirm = read(confirm, Step::Confirm)?;
+        let (Body::D(server), Body::D(client)) = (&accept.body, &confirm.body) else {
+            return None;
+        };
+        Some(Self {
+            server: *server,
+            client: *client,
+            accept,
+            confirm,
+        })
+    }
+
+    /// The listener's device.
+    #[must_use]
+    pub fn server(&self) -> Gid {
+        self.server.gid
+    }
+
+    /// The client's device.
+    #[must_use]
+    pub fn client(&self) -> Gid {
+        self.client.gid
+    }
+
+    /// Size of the client's receive buffer.
+    #[must_use]
+    pub fn size(&self) -> SizeCode {
+        self.client.size
+    }
+
+    /// What to say for a connection that has this receive buffer.
+    #[must_use]
+    pub fn confirm(mut self, buffer: DmbToken) -> Option<Early> {
+        self.client.dmb = buffer;
+        self.confirm.body = Body::D(self.client);
+        Some(Early {
+            accept: emit(&self.accept)?,
+            confirm: emit(&self.confirm)?,
+        })
+    }
+}
+
+/// A CONFIRM, and the ACCEPT that it is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Early {
+    /// What the listener is expected to say; of its buffer only that there is one.
+    pub(super) accept: Vec<u8>,
+    pub(super) confirm: Vec<u8>,
+}
+
+impl Early {
+    /// Whether this ACCEPT is the one that was expected, so that the CONFIRM holds.
+    #[must_use]
+    pub fn answers(&self, accept: &[u8]) -> bool {
+        let expected = read(&self.accept, Step::Accept);
+        let actual = read(accept, Step::Accept);
+        match (expected, actual) {
+            (Some(expected), Some(actual)) => without_buffer(expected) == without_buffer(actual),
+            _ => false,
+        }
+    }
+
+    /// Whether this message says nothing but what was said already.
+    pub(super) fn says(&self, message: &[u8]) -> bool {
+        let confirm = |bytes| read(bytes, Step::Confirm).map(|message| message.body);
+        match (confirm(&self.confirm), confirm(message)) {
+            (Some(Body::D(said)), Some(Body::D(now))) => {
+                // The number of our link group is for display.
+                said == DirectEnd {
+                    group: said.group,
+                    ..now
+                }
+            }
+            _ => false,
+        }
+    }
+}
+
+/// A message of this kind, that makes no link group.
+fn read(bytes: &[u8], step: Step) -> Option<AcceptConfirm> {
+    let message = AcceptConfirm::parse(bytes).ok()?;
+    (message.step == step && !message.is_first_contact()).then_some(message)
+}
+
+/// What does not change from one handshake to the next.
+fn without_buffer(message: AcceptConfirm) -> AcceptConfirm {
+    let body = match message.body {
+        Body::D(end) => Body::D(DirectEnd {
+            dmb: DmbToken(0),
+            dmbe_index: 0,
+            size: SizeCode::MIN,
+            ..end
+        }),
+        body @ Body::R(_) => body,
+    };
+    AcceptConfirm { body, ..message }
+}
+
+fn emit(message: &AcceptConfirm) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; message.encoded_len()];
+    message.emit(&mut bytes).ok()?;
+    Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use smc_wire::clc::Terms;
+    use smc_wire::types::{Chid, Eid, GroupId, IsmGid};
+
+    use super::*;
+
+    fn message(step: Step, gid: u64, dmb: u64) -> AcceptConfirm {
+        AcceptConfirm {
+            step,
+            terms: Terms::V2 {
+                eid: Eid::ueid("SMC-TEST").unwrap(),
+                first_contact: None,
+            },
+            body: Body::D(DirectEnd {
+                gid: Gid::from(IsmGid(gid)),
+                chid: Chid(0xffff),
+                dmb: DmbToken(dmb),
+                dmbe_index: 0,
+                size: SizeCode::MAX,
+                group: GroupId([7; 4]),
+            }),
+        }
+    }
+
+    fn bytes(step: Step, gid: u64, dmb: u64) -> Vec<u8> {
+        emit(&message(step, gid, dmb)).unwrap()
+    }
+
+    fn precedent() -> Precedent {
+        Precedent::new(&bytes(Step::Accept, 1, 10), &bytes(Step::Confirm, 2, 20)).unwrap()
+    }
+
+    #[test]
+    fn the_same_answer_with_another_buffer_is_expected() {
+        let early = precedent().confirm(DmbToken(21)).unwrap();
+        assert_eq!(early.confirm, bytes(Step::Confirm, 2, 21));
+        assert!(early.answers(&bytes(Step::Accept, 1, 11)));
+        assert!(
+            !early.answers(&bytes(Step::Accept, 3, 10)),
+            "another device"
+        );
+        assert!(!early.answers(&bytes(Step::Confirm, 1, 10)));
+        assert!(!early.answers(b"rubbish") && !early.answers(b""));
+    }
+
+    #[test]
+    fn what_was_said_is_said_but_for_the_number_of_the_group() {
+        let early = precedent().confirm(DmbToken(21)).unwrap();
+        assert!(early.says(&bytes(Step::Confirm, 2, 21)));
+        let mut other = message(Step::Confirm, 2, 21);
+        let Body::D(end) = &mut other.body else {
+            panic!("SMC-D here")
+        };
+        end.group = GroupId([8; 4]);
+        assert!(early.says(&emit(&other).unwrap()));
+        assert!(!early.says(&bytes(Step::Confirm, 2, 22)), "another buffer");
+        assert!(!early.says(&bytes(Step::Accept, 2, 21)));
+    }
+
+    #[test]
+    fn first_contact_and_declining_are_no_precedent() {
+        let (accept, confirm) = (bytes(Step::Accept, 1, 10), bytes(Step::Confirm, 2, 20));
+        let first = AcceptConfirm {
+            terms: Terms::V1 {
+                first_contact: true,
+            },
+            ..message(Step::Accept, 1, 10)
+        };
+        let Body::D(end) = first.body else {
+            panic!("SMC-D here")
+        };
+        let first = AcceptConfirm {
+            body: Body::D(DirectEnd {
+                chid: Chid::NONE,
+                ..end
+            }),
+            ..first
+        };
+        assert_eq!(Precedent::new(&emit(&first).unwrap(), &confirm), None);
+        assert_eq!(Precedent::new(&accept, b"DECLINE"), None);
+        assert_eq!(Precedent::new(&confirm, &accept), None);
+    }
+}
