@@ -27,19 +27,19 @@ pub(super) enum Runtime {
 }
 
 impl Runtime {
-    /// Runs a future to its end, where programs on this runtime would run it.
+    /// Runs a future to its end, as a task where tasks run on another thread than the one that
+    /// waits: what goes from one to the other wakes a thread each time, on any transport.
     pub(super) fn block_on<T: Send + 'static>(
         self,
         future: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Result<T> {
         match self {
-            Self::Smol => smol::block_on(future),
+            Self::Smol => smol::block_on(smol::spawn(future)),
             Self::Tokio => tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build()
                 .context("cannot start tokio")?
                 .block_on(future),
-            // A task, because the thread that waits for the runtime is not one of its workers.
             Self::TokioMt => tokio::runtime::Builder::new_multi_thread()
                 .enable_all()
                 .build()
