@@ -2,13 +2,17 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::Arc;
+use std::thread;
 
+use nix::sys::signal::{SigSet, Signal};
 use smc_core::device::DeviceError;
 use smc_transport_ism::Server;
 
 /// Arguments of `smc ism-server`.
 ///
-/// Runs until it is ended. Its end is the end of the fabric: start guests and processes anew then.
+/// Runs until it is ended, by Ctrl-C or SIGTERM. Its end is the end of the fabric, which all devices
+/// report at once: start guests and processes anew then.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 The machine needs, with the socket and the size of this server:
@@ -64,7 +68,27 @@ fn serve(args: &Args) -> Result<(), DeviceError> {
         args.devices,
         args.socket.display()
     );
-    server.run()
+    run_until_told(server)
+}
+
+/// A server that is asked to end tells guests so, who would otherwise miss it after a while.
+fn run_until_told(server: Server) -> Result<(), DeviceError> {
+    let ends: SigSet = [Signal::SIGINT, Signal::SIGTERM].into_iter().collect();
+    let server = Arc::new(server);
+    let told = Arc::clone(&server);
+    // Where signals cannot be kept back they end the process.
+    let waiting = ends.thread_block().map(|()| {
+        thread::spawn(move || {
+            if ends.wait().is_ok() {
+                told.stop();
+            }
+        })
+    });
+    server.run()?;
+    if let Ok(waiting) = waiting {
+        let _ = waiting.join();
+    }
+    Ok(())
 }
 
 fn mode(text: &str) -> Result<u32, String> {

@@ -50,7 +50,7 @@ impl Place {
     }
 
     /// An ivshmem fabric, for a process in a guest: the first ivshmem device on the PCI bus that no
-    /// other process uses.
+    /// other process uses, and whose server has not said that it ends.
     ///
     /// A device whose driver is vfio-pci, which takes a virtual IOMMU, has an interrupt; the process
     /// must be allowed to open its group in `/dev/vfio`. Another one must be bound to no driver: the

@@ -142,6 +142,16 @@ impl Room {
         self.word(header::BEAT).fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Says that nobody keeps the fabric any more.
+    pub(crate) fn end_keeper(&self) {
+        self.word(header::BEAT).store(ENDED, Ordering::SeqCst);
+    }
+
+    /// Whether whoever kept the fabric has said that this is over.
+    pub(crate) fn has_keeper_ended(&self) -> bool {
+        self.word(header::BEAT).load(Ordering::SeqCst) == ENDED
+    }
+
     fn word(&self, at: usize) -> &AtomicU64 {
         self.all
             .word(at)
@@ -162,6 +172,8 @@ fn as_word(len: usize) -> u64 {
 const MAGIC: u64 = u64::from_be_bytes(*b"SMC ISM\0");
 /// Of the layout; there is no second one.
 const VERSION: u64 = 1;
+/// The beat of a server that has ended.
+const ENDED: u64 = u64::MAX;
 /// Flag of the header: buffers are attached rather than moved to.
 const NOCOPY: u64 = 1;
 /// An odd number with its bits well spread.

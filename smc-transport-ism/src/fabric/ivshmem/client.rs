@@ -13,7 +13,7 @@ use smc_core::device::DeviceError;
 use smc_core::io::negotiate::passed::PeerSocket;
 
 use super::protocol::{self, Heard, Reader};
-use super::slot_of;
+use super::{SERVER_GONE, slot_of};
 use crate::fabric::doorbell::Doorbell;
 use crate::fabric::{Fabric, News, Unmet};
 use crate::lock;
@@ -183,7 +183,7 @@ impl Fabric for Client {
         gone.filter(|(tag, _)| self.room.is_dead(*tag))
             .for_each(|(tag, _)| each(News::Left(tag)));
         if is_closed {
-            return Err(DeviceError::Gone("the ivshmem server has ended"));
+            return Err(SERVER_GONE);
         }
         Ok(())
     }

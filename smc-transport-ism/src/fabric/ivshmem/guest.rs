@@ -7,7 +7,7 @@ use smc_core::device::DeviceError;
 
 use super::pci::Pci;
 use super::poll::Poller;
-use super::slot_of;
+use super::{SERVER_GONE, slot_of};
 use crate::fabric::doorbell::Doorbell;
 use crate::fabric::{Fabric, News, Unmet};
 use crate::shared::{Room, Tag};
@@ -24,10 +24,16 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
-    /// Opens the device with this address, or the first one.
+    /// Opens the device with this address, or the first one whose fabric can be used.
     pub(crate) fn open(address: Option<&str>) -> Result<(Self, u16), DeviceError> {
-        let pci = Pci::open(address)?;
+        Pci::open(address, Self::start)
+    }
+
+    fn start(pci: Pci) -> Result<(Self, u16), DeviceError> {
         let room = Arc::new(Room::find(pci.memory().clone())?);
+        if room.has_keeper_ended() {
+            return Err(SERVER_GONE);
+        }
         let slot = slot_of(&room, pci.id());
         let doorbell = Arc::new(Doorbell::new()?);
         let must_look = match pci.interrupt() {
@@ -82,7 +88,7 @@ impl Fabric for Guest {
     fn look(&self, _: &mut dyn FnMut(News)) -> Result<(), DeviceError> {
         self.doorbell.rang(|_| {})?;
         if self.poller.is_server_gone() {
-            return Err(DeviceError::Gone("the ivshmem server has ended"));
+            return Err(SERVER_GONE);
         }
         Ok(())
     }

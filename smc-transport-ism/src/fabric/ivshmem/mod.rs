@@ -19,6 +19,8 @@ pub use server::{Server, ServerBuilder};
 
 use std::time::Duration;
 
+use smc_core::device::DeviceError;
+
 use crate::shared::Room;
 
 /// The slot of the device that the server gave a number.
@@ -26,6 +28,8 @@ fn slot_of(room: &Room, port: u16) -> u16 {
     port % room.slots()
 }
 
+/// What is told of a fabric whose server has ended.
+const SERVER_GONE: DeviceError = DeviceError::Gone("the ivshmem server has ended");
 /// How often those show that they are alive whose end nobody would tell: guests and the server.
 const BEAT: Duration = Duration::from_secs(1);
 /// For how long they may fail to.

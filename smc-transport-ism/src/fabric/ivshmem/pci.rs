@@ -32,14 +32,17 @@ enum Access {
 }
 
 impl Pci {
-    /// Opens a device by its address, such as `0000:00:04.0`; the first ivshmem device that nobody
-    /// uses without one.
-    pub(super) fn open(address: Option<&str>) -> Result<Self, DeviceError> {
+    /// Opens a device by its address, such as `0000:00:04.0`, and has it started; without one the
+    /// first ivshmem device that nobody uses and that can be started.
+    pub(super) fn open<T>(
+        address: Option<&str>,
+        start: impl Fn(Self) -> Result<T, DeviceError>,
+    ) -> Result<T, DeviceError> {
         if let Some(address) = address {
             if address.contains('/') {
                 return Err(DeviceError::Invalid("address of a PCI device"));
             }
-            return Self::open_at(&Path::new(DEVICES).join(address));
+            return start(Self::open_at(&Path::new(DEVICES).join(address))?);
         }
         let entries = fs::read_dir(DEVICES);
         let entries = entries.map_err(|error| DeviceError::os("look for PCI devices", &error))?;
@@ -47,8 +50,8 @@ impl Pci {
         paths.sort();
         let mut last = DeviceError::Gone("no ivshmem device on the PCI bus");
         for path in paths.iter().filter(|path| is_ivshmem(path)) {
-            match Self::open_at(path) {
-                Ok(device) => return Ok(device),
+            match Self::open_at(path).and_then(&start) {
+                Ok(started) => return Ok(started),
                 Err(error) => last = error,
             }
         }

@@ -81,9 +81,9 @@ impl Poller {
         }
     }
 
-    /// Whether the server has not shown for long that it is alive.
+    /// Whether the server has said that it ends, or not shown for long that it is alive.
     pub(super) fn is_server_gone(&self) -> bool {
-        self.shared.is_server_gone.load(Ordering::Acquire)
+        self.shared.room.has_keeper_ended() || self.shared.is_server_gone.load(Ordering::Acquire)
     }
 }
 

@@ -19,7 +19,7 @@ use super::{BEAT, SILENCE, protocol, slot_of};
 use crate::fabric::doorbell::new_eventfd;
 use crate::lock;
 use crate::region::{map, memory_file, os};
-use crate::shared::{Phase, Plan, Room, Tag};
+use crate::shared::{Phase, Plan, Room, Sleep, Tag};
 
 /// The server of an ivshmem fabric, for QEMU (`ivshmem-doorbell`) and processes of the host.
 ///
@@ -27,9 +27,9 @@ use crate::shared::{Phase, Plan, Room, Tag};
 /// is also who notices the end of a client and says so in the memory, for guests hear of it there
 /// only. The server is not a device itself; a process can have both.
 ///
-/// When it ends, the fabric ends: devices of processes report it at once, those of guests after 15
-/// seconds, and new ones need a new server. QEMU goes on with the old memory until its machine is
-/// started anew.
+/// When it is dropped, the fabric ends: all devices report it at once, and new ones need a new
+/// server. Of one whose process was killed, devices of guests report it after 15 seconds. QEMU goes
+/// on with the old memory until its machine is started anew.
 ///
 /// QEMU crashes when the number of a client that went is given to another one, so each of the 65,536
 /// numbers is used once while anybody is connected; then nobody else is let in.
@@ -69,6 +69,15 @@ struct Client {
     eventfd: OwnedFd,
     /// The device there, its last beat, and when it came.
     beat: (Option<Tag>, u64, Instant),
+    /// At the last look somebody was about to ring it.
+    is_rung: bool,
+}
+
+impl Client {
+    fn ring(&self) {
+        // A full counter means that enough has been said.
+        let _ = rustix::io::write(&self.eventfd, &1_u64.to_ne_bytes());
+    }
 }
 
 impl ServerBuilder {
@@ -180,6 +189,7 @@ impl Server {
                 next_beat = now + BEAT;
                 self.room.beat_keeper();
                 self.bury_silent(now);
+                self.ring_again();
             }
             let left = next_beat.saturating_duration_since(now);
             match self.wait(left)? {
@@ -277,6 +287,7 @@ impl Server {
             socket,
             eventfd,
             beat: (None, 0, Instant::now()),
+            is_rung: false,
         };
         clients.by_slot.insert(slot, client);
         Ok(())
@@ -321,11 +332,29 @@ impl Server {
         if !self.room.bury(tag) {
             return;
         }
+        self.ring_all(clients);
+    }
+
+    /// Rings devices for which somebody wanted to do that and did not: it was killed before, or its
+    /// QEMU had not heard yet of the device. Nobody else does it then.
+    fn ring_again(&self) {
+        for (slot, client) in &mut lock(&self.clients).by_slot {
+            let is_rung = self.room.sleep_of(*slot) == Sleep::Rung;
+            if std::mem::replace(&mut client.is_rung, is_rung) && is_rung {
+                client.ring();
+            }
+        }
+    }
+
+    /// Has all devices look who is there.
+    fn ring_all(&self, clients: &Clients) {
         for other in self.room.live() {
             self.room.ask_to_look(other.slot);
             if let Some(client) = clients.by_slot.get(&other.slot) {
-                if self.room.must_ring(other.slot) {
-                    let _ = rustix::io::write(&client.eventfd, &1_u64.to_ne_bytes());
+                // Who wanted to ring it may be the one that is dead.
+                if self.room.must_ring(other.slot) || self.room.sleep_of(other.slot) == Sleep::Rung
+                {
+                    client.ring();
                 }
             }
         }
@@ -348,6 +377,9 @@ impl Clients {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        // Guests see nothing of the connections that close.
+        self.room.end_keeper();
+        self.ring_all(&lock(&self.clients));
         let _ = unlink(&self.path);
     }
 }
@@ -408,6 +440,16 @@ mod tests {
         server.devices(devices).bind().unwrap()
     }
 
+    /// A device of a process.
+    fn newcomer(process: &Process, slot: u16) -> Newcomer {
+        Newcomer {
+            slot,
+            port: process.port(),
+            beats: false,
+            gid: Gid::new(1, u64::from(slot) + 1),
+        }
+    }
+
     /// A client that is waited for.
     fn connect(server: &Server) -> (Process, u16) {
         let path = server.path().to_owned();
@@ -446,19 +488,69 @@ mod tests {
     }
 
     #[test]
+    fn a_server_that_ends_says_so_in_the_memory_and_rings_who_sleeps() {
+        let dir = tempfile::tempdir().unwrap();
+        let server = server(dir.path(), 4);
+        let processes = [connect(&server), connect(&server)];
+        let rooms = processes.each_ref().map(|(process, slot)| {
+            process.room().join(newcomer(process, *slot)).unwrap();
+            process.room()
+        });
+        let (asleep, awake) = (processes[0].1, processes[1].1);
+        rooms[0].sleep(asleep);
+        server.room.beat_keeper();
+        assert!(!rooms[0].has_keeper_ended());
+        drop(server);
+        assert!(rooms.iter().all(|room| room.has_keeper_ended()));
+        assert_eq!(rooms[0].sleep_of(asleep), Sleep::Rung);
+        assert_eq!(rooms[1].sleep_of(awake), Sleep::Awake);
+        assert!(rooms[1].take_look(awake));
+    }
+
+    #[test]
+    fn a_ring_that_was_lost_is_made_up_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let server = server(dir.path(), 4);
+        let (process, slot) = connect(&server);
+        let has_rung = || {
+            let bell = process.doorbell();
+            let mut fds = [PollFd::new(&bell, PollFlags::IN)];
+            let count = poll(&mut fds, Some(&Timespec::default())).unwrap();
+            process.look(&mut |_| {}).unwrap();
+            count > 0
+        };
+        let room = process.room();
+        room.join(newcomer(&process, slot)).unwrap();
+        room.sleep(slot);
+        server.ring_again();
+        has_rung();
+        // Killed right afterwards.
+        assert!(room.must_ring(slot));
+        server.ring_again();
+        assert!(!has_rung());
+        server.ring_again();
+        assert!(has_rung());
+        // Nor does it keep the server from ringing.
+        server.ring_all(&lock(&server.clients));
+        assert!(has_rung());
+        room.wake(slot);
+        server.ring_again();
+        server.ring_again();
+        server.ring_all(&lock(&server.clients));
+        assert!(!has_rung());
+    }
+
+    #[test]
     fn who_beats_no_more_is_dead_and_who_never_does_is_not() {
         let dir = tempfile::tempdir().unwrap();
         let server = server(dir.path(), 4);
         let join = |process: &(Process, u16), beats| {
-            let (slot, port) = (process.1, process.0.port());
-            let gid = Gid::new(1, u64::from(slot) + 1);
-            let newcomer = Newcomer {
-                slot,
-                port,
-                beats,
-                gid,
-            };
-            process.0.room().join(newcomer).unwrap()
+            let newcomer = newcomer(&process.0, process.1);
+            process
+                .0
+                .room()
+                .join(Newcomer { beats, ..newcomer })
+                .unwrap()
         };
         let processes = [connect(&server), connect(&server)];
         let (beats, does_not) = (join(&processes[0], true), join(&processes[1], false));
