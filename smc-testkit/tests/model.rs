@@ -4,30 +4,41 @@
 //! run again; `SMC_MODEL_TRACE` prints what happens at the devices meanwhile.
 
 use std::env;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_lite::future::try_zip;
 use smc_core::device::Device;
 use smc_core::io::negotiate::Assume;
+use smc_core::io::runtime::Runtime;
 use smc_core::mem::TrustPeers;
 use smc_core::{Endpoint, Error, Stream};
 use smc_testkit::Rng;
 use smc_testkit::memory_device::{MemDevice, MemFabric};
 use smc_testkit::middleware::{Fault, Faults, Trace};
-use smc_testkit::model::{self, Rules, Tally, Violation};
+use smc_testkit::model::{self, End, Rules, Tally, Testimony, Violation};
 use smc_testkit::runtime::{Options, VirtualRuntime};
 
 #[test]
 fn streams_keep_the_rules_whatever_the_seed() {
     if let Some(seed) = number("SMC_MODEL_SEED") {
-        let tally = run(seed).unwrap_or_else(|violation| panic!("{violation}"));
-        println!("seed {seed}: {tally:?}");
+        for apart in [false, true] {
+            let tally = run(seed, apart).unwrap_or_else(|violation| panic!("{violation}"));
+            println!("seed {seed}: {tally:?}");
+        }
         return;
     }
     let seeds = number("SMC_MODEL_SEEDS").unwrap_or(500);
+    total(0..seeds, false);
+    // Where the ends do not know of each other, as in different processes.
+    total(0..seeds / 5, true);
+}
+
+fn total(seeds: Range<u64>, apart: bool) {
     let mut total = Tally::default();
-    for seed in 0..seeds {
-        let tally = run(seed).unwrap_or_else(|violation| {
+    for seed in seeds.clone() {
+        let tally = run(seed, apart).unwrap_or_else(|violation| {
             panic!("{violation}\nagain: SMC_MODEL_SEED={seed} cargo test --test model")
         });
         total.operations += tally.operations;
@@ -37,7 +48,7 @@ fn streams_keep_the_rules_whatever_the_seed() {
         total.aborts += tally.aborts;
         total.cancelled += tally.cancelled;
     }
-    println!("{seeds} seeds: {total:?}");
+    println!("{seeds:?}: {total:?}");
     assert!(
         total.ends > 0 && total.resets > 0 && total.cancelled > 0,
         "{total:?}"
@@ -100,9 +111,10 @@ impl Machine {
     }
 }
 
-fn run(seed: u64) -> Result<Tally, Violation> {
+fn run(seed: u64, apart: bool) -> Result<Tally, Violation> {
     let mut rng = Rng::new(seed);
-    let machine = Machine::new(&mut rng);
+    let mut machine = Machine::new(&mut rng);
+    machine.removal = machine.removal.filter(|_| !apart);
     let runtime = VirtualRuntime::with_options(rng.bits(), machine.options);
     let fabric = MemFabric::new(rng.bits()).with_nocopy(machine.nocopy);
     let devices = [0, 1].map(|side| fabric.device(&format!("mem{side}")));
@@ -157,6 +169,9 @@ fn run(seed: u64) -> Result<Tally, Violation> {
                 victim.remove();
             }));
         }
+        if apart {
+            return run_apart(seed, &handle, pair, machine.rules()).await;
+        }
         model::run(seed, &handle, pair, machine.rules()).await
     });
     let tally = outcome.unwrap_or_else(|stall| panic!("seed {seed}: {stall}"))?;
@@ -174,6 +189,20 @@ fn run(seed: u64) -> Result<Tally, Violation> {
         "seed {seed} leaves {left:?} on {machine:?}"
     );
     Ok(tally)
+}
+
+/// Each end for itself.
+async fn run_apart(
+    seed: u64,
+    runtime: &Arc<dyn Runtime>,
+    (first, second): (Stream, Stream),
+    rules: Rules,
+) -> Result<Tally, Violation> {
+    let first = model::run_end(seed, runtime, first, End::First, rules);
+    let second = model::run_end(seed, runtime, second, End::Second, rules);
+    let (first, second) = try_zip(first, second).await?;
+    let sent = Testimony::from_bytes(&second.to_bytes());
+    model::compare(seed, &first, &sent)
 }
 
 async fn connect(client: &Endpoint, server: &Endpoint) -> Result<(Stream, Stream), Error> {

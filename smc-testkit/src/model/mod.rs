@@ -56,7 +56,10 @@ mod oracle;
 mod plan;
 mod reader;
 mod side;
+mod testimony;
 mod writer;
+
+pub use testimony::Testimony;
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -171,23 +174,106 @@ pub async fn run(
         let (oracle, inner) = (Arc::clone(&oracle), Arc::clone(runtime));
         runtime.spawn(Box::pin(side::live(stream, side, plan, oracle, inner)));
     }
-    let mut time_out = runtime.timer(runtime.now() + rules.patience);
-    let outcome = {
-        let mut over = pin!(poll_fn(|cx| oracle.poll_over(cx)));
-        poll_fn(|cx| {
-            if over.as_mut().poll(cx).is_ready() {
-                return Poll::Ready(oracle.outcome());
-            }
-            time_out
-                .as_mut()
-                .poll(cx)
-                .map(|()| Err(format!("stuck: {}", oracle.waiting())))
-        })
-        .await
-    };
+    let over = poll_fn(|cx| oracle.poll_over(cx));
+    let outcome = in_time(runtime, &oracle, over).await;
     outcome.map_err(|what| Violation {
         seed,
         what,
         history: oracle.history(),
     })
+}
+
+/// Which end of a connection is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum End {
+    /// The first one of [`run`].
+    First,
+    /// The second one.
+    Second,
+}
+
+/// Uses one end of a connection whose other end is used in the same way elsewhere, as another
+/// process, or on another machine; consumes and closes it.
+///
+/// The ends do with one seed what [`run`] does, and each is judged at once by all that does not
+/// depend on the other one. What does is in the testimony: [`compare`] those of both. That
+/// something was early shows in numbers only: an end of the stream that came before the peer shut
+/// writing down, if bytes were missing then.
+///
+/// Spawns tasks on `runtime`, the one that the stream is on. After a violation they are left
+/// behind.
+///
+/// # Errors
+///
+/// As [`run`].
+pub async fn run_end(
+    seed: u64,
+    runtime: &Arc<dyn Runtime>,
+    stream: Stream,
+    end: End,
+    rules: Rules,
+) -> Result<Testimony, Violation> {
+    let [first, second] = Plan::pair(&mut Rng::new(seed));
+    let plans = [first, second];
+    let oracle = Oracle::alone(rules, &plans, stream.mode().is_smc());
+    let [first, second] = plans;
+    let (side, plan) = match end {
+        End::First => (0, first),
+        End::Second => (1, second),
+    };
+    let (judge, inner) = (Arc::clone(&oracle), Arc::clone(runtime));
+    runtime.spawn(Box::pin(side::live(stream, side, plan, judge, inner)));
+    let over = poll_fn(|cx| oracle.poll_side_over(side, cx));
+    let outcome = in_time(runtime, &oracle, over).await;
+    outcome.map_err(|what| Violation {
+        seed,
+        what,
+        history: oracle.history(),
+    })?;
+    Ok(oracle.testimony(side))
+}
+
+/// Holds what both ends of a run did against each other.
+///
+/// # Errors
+///
+/// [`Violation`] when an end saw what the other one did not do.
+pub fn compare(seed: u64, first: &Testimony, second: &Testimony) -> Result<Tally, Violation> {
+    for (side, one, peer) in [(0, first, second), (1, second, first)] {
+        one.is_explained_by(peer).map_err(|what| Violation {
+            seed,
+            what: format!("side {side} {what}"),
+            history: format!("0: {first:?}\n1: {second:?}"),
+        })?;
+    }
+    let (one, two) = (first.tally, second.tally);
+    Ok(Tally {
+        operations: one.operations + two.operations,
+        bytes: one.bytes + two.bytes,
+        ends: one.ends + two.ends,
+        resets: one.resets + two.resets,
+        aborts: one.aborts + two.aborts,
+        cancelled: one.cancelled + two.cancelled,
+    })
+}
+
+/// Waits until a run is over, or stuck.
+async fn in_time(
+    runtime: &Arc<dyn Runtime>,
+    oracle: &Oracle,
+    over: impl Future<Output = ()>,
+) -> Result<Tally, String> {
+    let mut time_out = runtime.timer(runtime.now() + oracle.rules.patience);
+    let mut over = pin!(over);
+    poll_fn(|cx| {
+        if over.as_mut().poll(cx).is_ready() {
+            return Poll::Ready(oracle.outcome());
+        }
+        time_out
+            .as_mut()
+            .poll(cx)
+            .map(|()| Err(format!("stuck: {}", oracle.waiting())))
+    })
+    .await
 }

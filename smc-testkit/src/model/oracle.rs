@@ -6,12 +6,17 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use super::plan::Plan;
+use super::testimony::{Claims, Testimony};
 use super::{Rules, Tally};
 
 /// The judge of a run; both ends tell it what they do.
 pub(super) struct Oracle {
     pub(super) rules: Rules,
     pub(super) is_smc: bool,
+    /// The other end is in another process. What depends on it is kept for [`compare`].
+    ///
+    /// [`compare`]: super::testimony::compare
+    is_alone: bool,
     plans: String,
     state: Mutex<State>,
 }
@@ -23,6 +28,8 @@ struct State {
     sides: [Side; 2],
     tally: Tally,
     violation: Option<String>,
+    /// What an end that is alone cannot judge.
+    claims: Claims,
     history: VecDeque<String>,
     waker: Option<Waker>,
 }
@@ -85,9 +92,23 @@ impl Oracle {
         Arc::new(Self {
             rules,
             is_smc,
+            is_alone: false,
             plans,
             state: Mutex::default(),
         })
+    }
+
+    /// For one end, if the other one is in another process.
+    pub(super) fn alone(rules: Rules, plans: &[Plan; 2], is_smc: bool) -> Arc<Self> {
+        let rules = Rules {
+            is_exact: false,
+            ..rules
+        };
+        let mut oracle = Self::new(rules, plans, is_smc);
+        Arc::get_mut(&mut oracle)
+            .expect("nobody else has it yet")
+            .is_alone = true;
+        oracle
     }
 
     // ---- Writing -------------------------------------------------------------------------------
@@ -121,7 +142,8 @@ impl Oracle {
     ) -> Verdict {
         let mut state = self.state();
         state.note(side, how, len, result);
-        let is_peer_closed = state.sides[1 - side].closed.is_some();
+        // That is known of both ends only when all is over.
+        let is_peer_closed = self.is_alone || state.sides[1 - side].closed.is_some();
         let is_blind = !self.rules.is_exact || state.directions[side].is_shut;
         let direction = &mut state.directions[side];
         match result {
@@ -179,8 +201,10 @@ impl Oracle {
         let mut state = self.state();
         let direction = &mut state.directions[1 - side];
         let at = direction.read;
-        let is_invented = at + bytes.len() as u64 > direction.offered;
+        let until = at + bytes.len() as u64;
+        let is_invented = !self.is_alone && until > direction.offered;
         direction.read += taken as u64;
+        state.claims.seen = state.claims.seen.max(until);
         state.tally.bytes += taken as u64;
         let wrong = bytes
             .iter()
@@ -236,6 +260,11 @@ impl Oracle {
                 state.require(*count <= len, || format!("read {count} bytes into {len}"));
                 Verdict::Open
             }
+            Ok(_) if self.is_alone => {
+                state.tally.ends += 1;
+                state.claims.end = Some(read);
+                Verdict::Over
+            }
             Ok(_) => {
                 state.tally.ends += 1;
                 state.require(read == written, || {
@@ -254,6 +283,10 @@ impl Oracle {
             Err(error) => {
                 match error.kind() {
                     io::ErrorKind::WouldBlock => return Verdict::Open,
+                    io::ErrorKind::ConnectionReset if self.is_alone => {
+                        state.tally.resets += 1;
+                        state.claims.is_reset = true;
+                    }
                     io::ErrorKind::ConnectionReset => {
                         state.tally.resets += 1;
                         let is_due = matches!(peer, Some(Closed::WithReset | Closed::Either));
@@ -325,6 +358,7 @@ impl Oracle {
     /// The stream is dropped now.
     pub(super) fn close(&self, side: usize, has_zero_linger: bool) {
         let mut state = self.state();
+        state.claims.has_zero_linger = has_zero_linger;
         let incoming = &state.directions[1 - side];
         let has_unread = incoming.written > incoming.read;
         // A peer that still writes may be in time to leave something unread.
@@ -382,6 +416,29 @@ impl Oracle {
         }
         state.waker = Some(cx.waker().clone());
         Poll::Pending
+    }
+
+    /// As [`Oracle::poll_over`], for one end.
+    pub(super) fn poll_side_over(&self, side: usize, cx: &mut Context<'_>) -> Poll<()> {
+        let mut state = self.state();
+        if state.violation.is_some() || state.sides[side].is_over {
+            return Poll::Ready(());
+        }
+        state.waker = Some(cx.waker().clone());
+        Poll::Pending
+    }
+
+    /// What an end that is alone did, once it is over.
+    pub(super) fn testimony(&self, side: usize) -> Testimony {
+        let state = self.state();
+        let out = &state.directions[side];
+        Testimony {
+            written: out.written,
+            is_shut: out.is_shut,
+            read: state.directions[1 - side].read,
+            claims: state.claims,
+            tally: state.tally,
+        }
     }
 
     pub(super) fn outcome(&self) -> Result<Tally, String> {
