@@ -18,7 +18,9 @@ use crate::protocol::{FromGuest, Order, Request};
 
 /// Serves the host until it closes the port.
 pub(crate) fn serve() -> Result<()> {
-    let port = port().context("no port to the host")?;
+    let mut port = port().context("no port to the host")?;
+    // Whatever was said before a reset ends here.
+    port.write_all(b"\n")?;
     let host = Host {
         port: Arc::new(Mutex::new(port.try_clone()?)),
     };

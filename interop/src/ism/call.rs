@@ -10,12 +10,14 @@ use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use smc_core::{Endpoint, Stream};
 
 use super::job::{End, Job, exchange, exchange_randomly};
+use super::model;
 
 /// Plays all scenes that need nobody to be killed.
 pub(super) async fn call(endpoint: &Endpoint, to: SocketAddr, bulk: u64) -> Result<bool> {
     let mut all_well = true;
     all_well &= scene("echo", echo(endpoint, to)).await;
     all_well &= scene("random pieces", random(endpoint, to)).await;
+    all_well &= scene("the stream model", model::scene(endpoint, to)).await;
     all_well &= scene("bulk both ways", bulk_both_ways(endpoint, to, bulk)).await;
     all_well &= scene("half close", half_close(endpoint, to)).await;
     all_well &= scene("abort by the server", abort_by_server(endpoint, to)).await;
@@ -27,12 +29,7 @@ pub(super) async fn call(endpoint: &Endpoint, to: SocketAddr, bulk: u64) -> Resu
 
 /// Opens streams, has them used, and waits until the server has died.
 pub(super) async fn hold(endpoint: &Endpoint, to: SocketAddr) -> Result<bool> {
-    let mut streams = Vec::new();
-    for _ in 0..HELD {
-        let mut stream = open(endpoint, to, Job::Echo).await?;
-        say_and_hear(&mut stream, 1000).await?;
-        streams.push(stream);
-    }
+    let streams = open_some(endpoint, to).await?;
     println!("holding");
     for mut stream in streams {
         let read = stream.read(&mut [0; 8]).await;
@@ -49,11 +46,37 @@ pub(super) async fn hold(endpoint: &Endpoint, to: SocketAddr) -> Result<bool> {
     Ok(true)
 }
 
+/// Opens streams, has them used, and does so again when a line comes, with a new one too.
+pub(super) async fn keep(endpoint: &Endpoint, to: SocketAddr) -> Result<bool> {
+    let mut streams = open_some(endpoint, to).await?;
+    println!("keeping");
+    smol::unblock(|| std::io::stdin().read_line(&mut String::new())).await?;
+    streams.push(open(endpoint, to, Job::Echo).await?);
+    for stream in &mut streams {
+        say_and_hear(stream, 300_000).await?;
+    }
+    println!("streams to others go on");
+    Ok(true)
+}
+
 /// Uses one stream.
-pub(super) async fn greet(endpoint: &Endpoint, to: SocketAddr) -> Result<bool> {
-    let mut stream = open(endpoint, to, Job::Echo).await?;
+pub(super) async fn greet(endpoint: &Endpoint, to: SocketAddr, is_tcp: bool) -> Result<bool> {
+    let mut stream = endpoint.connect(to).await?;
+    ensure!(stream.mode().is_smc() != is_tcp, "{}", stream.mode());
+    println!("{}", stream.mode());
+    Job::Echo.ask(&mut stream).await?;
     say_and_hear(&mut stream, 1000).await?;
     Ok(true)
+}
+
+async fn open_some(endpoint: &Endpoint, to: SocketAddr) -> Result<Vec<Stream>> {
+    let mut streams = Vec::new();
+    for _ in 0..HELD {
+        let mut stream = open(endpoint, to, Job::Echo).await?;
+        say_and_hear(&mut stream, 1000).await?;
+        streams.push(stream);
+    }
+    Ok(streams)
 }
 
 async fn scene(name: &str, play: impl Future<Output = Result<String>>) -> bool {
@@ -67,7 +90,7 @@ async fn scene(name: &str, play: impl Future<Output = Result<String>>) -> bool {
     outcome.is_ok()
 }
 
-async fn open(endpoint: &Endpoint, to: SocketAddr, job: Job) -> Result<Stream> {
+pub(super) async fn open(endpoint: &Endpoint, to: SocketAddr, job: Job) -> Result<Stream> {
     let mut stream = endpoint.connect(to).await?;
     ensure!(stream.mode().is_smc(), "{}", stream.mode());
     job.ask(&mut stream).await?;

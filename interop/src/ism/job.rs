@@ -17,6 +17,10 @@ pub(super) enum Job {
     Exchange { seed: u64, len: u64 },
     /// Send and receive bytes at once, how many and in what pieces follows from the seed.
     Random { seed: u64 },
+    /// Use the stream as the stream model wants it.
+    Play { seed: u64 },
+    /// Say here what came of the stream that is used so.
+    Testify { seed: u64 },
     /// Close with data unread.
     Abort,
     /// Send something and be aborted.
@@ -31,6 +35,8 @@ impl Job {
             Self::Random { seed } => (2, seed, 0),
             Self::Abort => (3, 0, 0),
             Self::BeAborted => (4, 0, 0),
+            Self::Play { seed } => (5, seed, 0),
+            Self::Testify { seed } => (6, seed, 0),
         };
         let words = [kind, seed, len].map(u64::to_le_bytes);
         stream.write_all(&words.concat()).await
@@ -48,6 +54,8 @@ impl Job {
             2 => Self::Random { seed },
             3 => Self::Abort,
             4 => Self::BeAborted,
+            5 => Self::Play { seed },
+            6 => Self::Testify { seed },
             _ => bail!("no job {kind}"),
         })
     }

@@ -2,11 +2,14 @@
 //!
 //! The server runs in this process. Two guests have ivshmem devices and are told, like processes of
 //! the host, to be one side of each scene: `call` and `serve` are the sides, `job` is what they do,
-//! `stage` is where they run, `inside` what one guest does with several devices of its own.
+//! `model` the stream model between two of them, `stage` is where they run, `inside` what one guest does with several devices of its own, and
+//! `failures` is what happens when a process, a machine or the server ends.
 
 mod call;
+mod failures;
 mod inside;
 mod job;
+mod model;
 mod serve;
 mod stage;
 
@@ -41,6 +44,9 @@ pub(crate) struct IsmArgs {
     /// Without what one guest does with devices of its own
     #[arg(long)]
     no_inside: bool,
+    /// Only what ends
+    #[arg(long)]
+    failures: bool,
     /// Show what the sides say
     #[arg(long)]
     verbose: bool,
@@ -68,8 +74,15 @@ enum Side {
     },
     /// Open streams and wait for their end
     Hold { to: SocketAddr },
+    /// Open streams and use them again when told to
+    Keep { to: SocketAddr },
     /// Say hello
-    Greet { to: SocketAddr },
+    Greet {
+        to: SocketAddr,
+        /// On a stream that is TCP, because the server has lost its device
+        #[arg(long)]
+        tcp: bool,
+    },
     /// The rules for devices and streams, with several devices of this machine
     Inside,
 }
@@ -93,7 +106,8 @@ pub(crate) fn side(args: &SideArgs) -> Result<bool> {
         Side::Serve { at } => smol::block_on(serve::serve(&endpoint()?, *at)).map(|()| true),
         Side::Call { to, bulk } => smol::block_on(call::call(&endpoint()?, *to, *bulk)),
         Side::Hold { to } => smol::block_on(call::hold(&endpoint()?, *to)),
-        Side::Greet { to } => smol::block_on(call::greet(&endpoint()?, *to)),
+        Side::Keep { to } => smol::block_on(call::keep(&endpoint()?, *to)),
+        Side::Greet { to, tcp } => smol::block_on(call::greet(&endpoint()?, *to, *tcp)),
         Side::Inside => inside::run(),
     }
 }
@@ -119,34 +133,38 @@ pub(crate) fn run(args: &IsmArgs) -> Result<bool> {
         println!("booting, for devices that {moves} and have {wakes}");
         let mut stage = Stage::boot(nocopy, vfio, args.verbose)?;
         println!("booted after {:.0} s", started.elapsed().as_secs_f64());
-        let ways: &[_] = if args.demo { &WAYS[..1] } else { &WAYS };
-        for (client, server) in ways {
-            println!("{client} to {server}");
-            let mut check = |name: &str, result: Result<()>| match result {
-                Ok(()) => println!("  ok      {name}"),
-                Err(error) => {
-                    failed += 1;
-                    println!("  FAILED  {name}: {error:#}");
-                }
-            };
-            check("scenes", scenes(&mut stage, *client, *server, args.bulk));
-            if !args.demo {
-                check(
-                    "kill -9 of the server",
-                    kill_server(&mut stage, *client, *server),
-                );
-                check(
-                    "kill -9 of the client",
-                    kill_client(&mut stage, *client, *server),
-                );
-            }
-        }
-        if !args.demo && !args.no_inside {
-            println!("inside of {}", At::GuestA);
-            if let Err(error) = inside_of_guest(&mut stage) {
+        let mut check = |name: &str, result: Result<()>| match result {
+            Ok(()) => println!("  ok      {name}"),
+            Err(error) => {
                 failed += 1;
-                println!("  FAILED  {error:#}");
+                println!("  FAILED  {name}: {error:#}");
             }
+        };
+        let ways: &[_] = if args.demo { &WAYS[..1] } else { &WAYS };
+        for (client, server) in ways.iter().filter(|_| !args.failures) {
+            println!("{client} to {server}");
+            let result = scenes(&mut stage, *client, *server, args.bulk);
+            if result.is_err() {
+                stage.clear();
+            }
+            check("scenes", result);
+        }
+        if args.demo {
+            continue;
+        }
+        if !args.no_inside && !args.failures {
+            println!("inside of {}", At::GuestA);
+            check("rules", inside_of_guest(&mut stage));
+        }
+        println!("processes, machines and servers that end");
+        for (name, play) in failures::ALL {
+            let begun = Instant::now();
+            let result = play(&mut stage);
+            if result.is_err() {
+                stage.clear();
+            }
+            let seconds = begun.elapsed().as_secs_f64();
+            check(&format!("{name} ({seconds:.0} s)"), result);
         }
     }
     let seconds = started.elapsed().as_secs_f64();
@@ -155,44 +173,16 @@ pub(crate) fn run(args: &IsmArgs) -> Result<bool> {
 }
 
 fn scenes(stage: &mut Stage, client: At, server: At, bulk: u64) -> Result<()> {
-    let (serving, to) = serve_at(stage, client, server)?;
+    let serving = stage.serve(server, WORD_TIME)?;
+    let to = stage.way(client, &serving)?;
     let bulk = format!("--bulk={bulk}");
     let calling = stage.start(client, &["call", &to, &bulk])?;
     let code = stage.show_until_end(calling, SCENES_TIME)?;
     // What only the other end sees.
-    let aborted = stage.await_line(serving, "ended aborted as expected", WORD_TIME);
-    stage.kill(serving)?;
+    let aborted = stage.await_line(serving.side, "ended aborted as expected", WORD_TIME);
+    stage.kill(serving.side)?;
     ensure!(code == Some(0), "the client says that not all was well");
     aborted
-}
-
-fn kill_server(stage: &mut Stage, client: At, server: At) -> Result<()> {
-    let (serving, to) = serve_at(stage, client, server)?;
-    let holding = stage.start(client, &["hold", &to])?;
-    stage.await_line(holding, "holding", WORD_TIME)?;
-    stage.kill(serving)?;
-    let code = stage.show_until_end(holding, DEATH_TIME)?;
-    ensure!(
-        code == Some(0),
-        "the client does not see the end as it should"
-    );
-    Ok(())
-}
-
-fn kill_client(stage: &mut Stage, client: At, server: At) -> Result<()> {
-    let (serving, to) = serve_at(stage, client, server)?;
-    let holding = stage.start(client, &["hold", &to])?;
-    stage.await_line(holding, "holding", WORD_TIME)?;
-    stage.kill(holding)?;
-    for _ in 0..call::HELD {
-        stage.await_line(serving, "ended broken", DEATH_TIME)?;
-    }
-    // The server goes on.
-    let greeting = stage.start(client, &["greet", &to])?;
-    let code = stage.show_until_end(greeting, WORD_TIME)?;
-    stage.kill(serving)?;
-    ensure!(code == Some(0), "the server does not go on");
-    Ok(())
 }
 
 fn inside_of_guest(stage: &mut Stage) -> Result<()> {
@@ -200,14 +190,6 @@ fn inside_of_guest(stage: &mut Stage) -> Result<()> {
     let code = stage.show_until_end(inside, SCENES_TIME)?;
     ensure!(code == Some(0), "not all rules are kept");
     Ok(())
-}
-
-/// Starts a server; gives its number and where the client finds it.
-fn serve_at(stage: &mut Stage, client: At, server: At) -> Result<(u32, String)> {
-    let (listen, to) = stage.addresses(client, server);
-    let serving = stage.start(server, &["serve", &listen])?;
-    stage.await_line(serving, "listening", WORD_TIME)?;
-    Ok((serving, to))
 }
 
 /// Devices that write in place, and interrupts by vfio-pci.
@@ -225,4 +207,3 @@ const RECV_BUFFER: usize = 256 << 10;
 /// Limits that only failures reach; emulated machines are slow.
 const SCENES_TIME: Duration = Duration::from_secs(600);
 const WORD_TIME: Duration = Duration::from_secs(60);
-const DEATH_TIME: Duration = Duration::from_secs(120);

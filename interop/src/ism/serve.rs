@@ -8,15 +8,18 @@ use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use smc_core::{Endpoint, Stream};
 
 use super::job::{End, Job, exchange, exchange_randomly};
+use super::model::Witnesses;
 
 /// Serves until the process is killed. Tells how each stream has ended.
 pub(super) async fn serve(endpoint: &Endpoint, at: SocketAddr) -> Result<()> {
     let listener = endpoint.bind(at).await?;
+    let witnesses = Witnesses::default();
     println!("listening");
     loop {
         let (stream, _) = listener.accept().await?;
-        let answering = async {
-            match answer(stream).await {
+        let witnesses = witnesses.clone();
+        let answering = async move {
+            match answer(stream, &witnesses).await {
                 Ok(how) => println!("ended {how}"),
                 Err(error) => println!("ended broken: {error:#}"),
             }
@@ -25,8 +28,7 @@ pub(super) async fn serve(endpoint: &Endpoint, at: SocketAddr) -> Result<()> {
     }
 }
 
-async fn answer(mut stream: Stream) -> Result<&'static str> {
-    ensure!(stream.mode().is_smc(), "{}", stream.mode());
+async fn answer(mut stream: Stream, witnesses: &Witnesses) -> Result<&'static str> {
     let how = "in order";
     match Job::hear(&mut stream).await? {
         Job::Echo => {
@@ -35,6 +37,8 @@ async fn answer(mut stream: Stream) -> Result<&'static str> {
         }
         Job::Exchange { seed, len } => exchange(stream, End::Server, seed, len).await?,
         Job::Random { seed } => exchange_randomly(stream, End::Server, seed).await?,
+        Job::Play { seed } => witnesses.play(stream, seed).await?,
+        Job::Testify { seed } => witnesses.testify(stream, seed).await?,
         Job::Abort => {
             stream.peek(&mut [0]).await?;
         }

@@ -1,8 +1,9 @@
 //! Where scenes are played: this host with an ivshmem server, and two guests.
 
 use std::fmt;
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::TcpListener;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -33,10 +34,21 @@ impl fmt::Display for At {
     }
 }
 
+/// A server that runs.
+#[derive(Debug)]
+pub(super) struct Served {
+    pub(super) side: u32,
+    at: At,
+    listen: String,
+}
+
 /// Booted guests, and what goes on.
 pub(super) struct Stage {
     lab: Lab,
-    serving: Serving,
+    path: PathBuf,
+    nocopy: bool,
+    vfio: bool,
+    serving: Option<Serving>,
     /// Sides on this host.
     children: Vec<(u32, Child)>,
     tell: Sender<(u32, Event)>,
@@ -44,65 +56,96 @@ pub(super) struct Stage {
     /// What sides have said and nobody has asked for yet.
     heard: Vec<(u32, Event)>,
     sides: Vec<(u32, At)>,
-    /// By which port of this host guest A is reached.
-    port: u16,
+    /// By which ports of this host each guest is reached: the first of several.
+    ports: [u16; 2],
+    /// Of the last server in each guest.
+    servers: [u16; 2],
     verbose: bool,
 }
 
 impl Stage {
     pub(super) fn boot(nocopy: bool, vfio: bool, verbose: bool) -> Result<Self> {
         let path = std::env::temp_dir().join(format!("smc-ism-{}.sock", std::process::id()));
-        let server = Server::builder(path).len(MEMORY).nocopy(nocopy).bind()?;
-        let serving = Serving::start(server);
-        let port = free_port()?;
-        let mut lab = Lab::boot_equipped(
-            [Version::V6_12; 2],
-            &[],
-            &[
-                equipment(&serving.server, vfio, Some(port), DEVICES),
-                equipment(&serving.server, vfio, None, 1),
-            ],
-        )?;
-        for (guest, address) in ADDRESSES.into_iter().enumerate() {
-            lab.exec(guest, "ip link set lo up")?;
-            lab.exec(guest, &format!("ip addr add {address}/24 dev eth0"))?;
-            lab.exec(guest, "ip link set eth0 up")?;
-            if vfio {
-                bind_to_vfio(&mut lab, guest)?;
-            }
+        let serving = Some(Serving::start(&path, nocopy)?);
+        let ports = [free_port()?, free_port()?];
+        let equipment = [0, 1].map(|guest| equipment(&path, vfio, ports[guest], DEVICES[guest]));
+        let mut lab = Lab::boot_equipped([Version::V6_12; 2], &[], &equipment)?;
+        for guest in 0..2 {
+            set_up(&mut lab, guest, vfio)?;
         }
-        // The network between a guest and its host has fixed addresses.
-        lab.exec(0, &format!("ip addr add {INSIDE}/24 dev eth2"))?;
-        lab.exec(0, "ip link set eth2 up")?;
         let (tell, told) = channel();
         Ok(Self {
             lab,
+            path,
+            nocopy,
+            vfio,
             serving,
             children: Vec::new(),
             tell,
             told,
             heard: Vec::new(),
             sides: Vec::new(),
-            port,
+            ports,
+            servers: [0; 2],
             verbose,
         })
     }
 
-    /// Where a server has to listen, and where the client finds it then.
-    pub(super) fn addresses(&self, client: At, server: At) -> (String, String) {
-        let [a, b] = ADDRESSES;
-        match (client, server) {
-            (At::Host, _) => (
-                format!("{INSIDE}:{PORT}"),
-                format!("127.0.0.1:{}", self.port),
-            ),
-            (_, At::Host) => {
-                let port = free_port().unwrap_or(PORT);
-                (format!("127.0.0.1:{port}"), format!("{OUTSIDE}:{port}"))
+    /// Presses the reset button of a guest, and waits until it is back.
+    pub(super) fn reset(&mut self, at: At) -> Result<()> {
+        self.lab.reset(guest(at))?;
+        set_up(&mut self.lab, guest(at), self.vfio)
+    }
+
+    /// Kills a guest's QEMU.
+    pub(super) fn kill_machine(&mut self, at: At) {
+        self.lab.kill(guest(at));
+    }
+
+    /// Boots a guest whose QEMU was killed.
+    pub(super) fn restart_machine(&mut self, at: At) -> Result<()> {
+        self.lab.restart(guest(at))?;
+        set_up(&mut self.lab, guest(at), self.vfio)
+    }
+
+    /// Ends the ivshmem server.
+    pub(super) fn end_server(&mut self) {
+        self.serving = None;
+    }
+
+    /// Starts another ivshmem server where the last one was.
+    pub(super) fn start_server(&mut self) -> Result<()> {
+        self.serving = Some(Serving::start(&self.path, self.nocopy)?);
+        Ok(())
+    }
+
+    /// Starts a server, and waits until it listens.
+    pub(super) fn serve(&mut self, at: At, time: Duration) -> Result<Served> {
+        let listen = match at {
+            At::Host => format!("127.0.0.1:{}", free_port()?),
+            At::GuestA | At::GuestB => {
+                let number = &mut self.servers[guest(at)];
+                *number = (*number + 1) % SERVERS;
+                format!("0.0.0.0:{}", PORT + *number)
             }
-            (_, At::GuestA) => (format!("{a}:{PORT}"), format!("{a}:{PORT}")),
-            (_, At::GuestB) => (format!("{b}:{PORT}"), format!("{b}:{PORT}")),
-        }
+        };
+        let side = self.start(at, &["serve", &listen])?;
+        self.await_line(side, "listening", time)?;
+        Ok(Served { side, at, listen })
+    }
+
+    /// Where a client finds a server.
+    pub(super) fn way(&self, client: At, server: &Served) -> Result<String> {
+        let (_, port) = server.listen.rsplit_once(':').context("no port")?;
+        Ok(match (client, server.at) {
+            (At::Host, At::Host) => server.listen.clone(),
+            (At::Host, at) => {
+                let number: u16 = port.parse::<u16>()? - PORT;
+                format!("127.0.0.1:{}", self.ports[guest(at)] + number)
+            }
+            (_, At::Host) => format!("{OUTSIDE}:{port}"),
+            (_, at) => format!("{}:{port}", ADDRESSES[guest(at)]),
+        })
     }
 
     /// Starts a side; gives its number.
@@ -110,7 +153,7 @@ impl Stage {
         let side = u32::try_from(self.sides.len())?;
         let mut args = vec!["ism-side".to_owned()];
         if at == At::Host {
-            args.push(format!("--socket={}", self.serving.server.path().display()));
+            args.push(format!("--socket={}", self.path.display()));
         }
         args.extend(what.iter().map(|word| (*word).to_owned()));
         match at {
@@ -131,7 +174,7 @@ impl Stage {
     fn start_here(&mut self, side: u32, args: &[String]) -> Result<()> {
         let mut child = Command::new(std::env::current_exe()?)
             .args(args)
-            .stdin(Stdio::null())
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .context("cannot start a side")?;
@@ -147,6 +190,19 @@ impl Stage {
         Ok(())
     }
 
+    /// Lets a side go on that waits for it.
+    pub(super) fn go(&mut self, side: u32) -> Result<()> {
+        let at = self.sides.iter().find(|(number, _)| *number == side);
+        match at.context("no such side")?.1 {
+            At::Host => {
+                let child = self.children.iter_mut().find(|(number, _)| *number == side);
+                let stdin = child.and_then(|(_, child)| child.stdin.as_mut());
+                writeln!(stdin.context("no such side")?).context("side has ended")
+            }
+            at => self.lab.order::<()>(guest(at), Order::Go { run: side }),
+        }
+    }
+
     /// Kills a side as the out-of-memory killer would.
     pub(super) fn kill(&mut self, side: u32) -> Result<()> {
         let at = self.sides.iter().find(|(number, _)| *number == side);
@@ -160,6 +216,14 @@ impl Stage {
             at => self.lab.order::<()>(guest(at), Order::Kill { run: side })?,
         }
         Ok(())
+    }
+
+    /// Kills all that runs, after a scene that went wrong.
+    pub(super) fn clear(&mut self) {
+        for side in 0..u32::try_from(self.sides.len()).unwrap_or(0) {
+            // Most have ended.
+            let _ = self.kill(side);
+        }
     }
 
     /// Waits until a side says something that begins like that.
@@ -238,7 +302,8 @@ struct Serving {
 }
 
 impl Serving {
-    fn start(server: Server) -> Self {
+    fn start(path: &Path, nocopy: bool) -> Result<Self> {
+        let server = Server::builder(path).len(MEMORY).nocopy(nocopy).bind()?;
         let server = Arc::new(server);
         let running = Arc::clone(&server);
         let thread = thread::spawn(move || {
@@ -246,10 +311,10 @@ impl Serving {
                 println!("the ivshmem server has failed: {error}");
             }
         });
-        Self {
+        Ok(Self {
             server,
             thread: Some(thread),
-        }
+        })
     }
 }
 
@@ -262,8 +327,8 @@ impl Drop for Serving {
     }
 }
 
-/// What a guest has besides: ivshmem devices, and a way to the host.
-fn equipment(server: &Server, vfio: bool, port: Option<u16>, devices: usize) -> Vec<String> {
+/// What a guest has besides: ivshmem devices, and a way from and to the host.
+fn equipment(server: &Path, vfio: bool, port: u16, devices: usize) -> Vec<String> {
     let mut args = Vec::new();
     let mut add = |option: &str, value: String| args.extend([option.to_owned(), value]);
     // With a single processor to come, QEMU emulates fences and atomic instructions as if nobody
@@ -272,22 +337,46 @@ fn equipment(server: &Server, vfio: bool, port: Option<u16>, devices: usize) -> 
     if vfio {
         add("-device", "intel-iommu,intremap=on".to_owned());
     }
-    if let Some(port) = port {
-        let forward = format!("hostfwd=tcp:127.0.0.1:{port}-{INSIDE}:{PORT}");
-        add("-netdev", format!("user,id=host,{forward}"));
-        let mac = "mac=52:54:00:00:00:0f";
-        add(
-            "-device",
-            format!("virtio-net-pci,netdev=host,{mac},romfile="),
-        );
-    }
+    let forwards: Vec<_> = (0..SERVERS)
+        .map(|number| {
+            format!(
+                ",hostfwd=tcp:127.0.0.1:{}-{INSIDE}:{}",
+                port + number,
+                PORT + number
+            )
+        })
+        .collect();
+    add("-netdev", format!("user,id=host{}", forwards.concat()));
+    let mac = "mac=52:54:00:00:00:0f";
+    add(
+        "-device",
+        format!("virtio-net-pci,netdev=host,{mac},romfile="),
+    );
     for device in 0..devices {
-        let path = server.path().display();
+        let path = server.display();
         add("-chardev", format!("socket,id=ism{device},path={path}"));
         let chardev = format!("chardev=ism{device}");
         add("-device", format!("ivshmem-doorbell,{chardev},vectors=1"));
     }
     args
+}
+
+/// Gives a guest that has just booted its addresses, and its devices the driver that they need.
+fn set_up(lab: &mut Lab, guest: usize, vfio: bool) -> Result<()> {
+    // The network between a guest and its host has fixed addresses.
+    for command in [
+        "ip link set lo up".to_owned(),
+        format!("ip addr add {}/24 dev eth0", ADDRESSES[guest]),
+        "ip link set eth0 up".to_owned(),
+        format!("ip addr add {INSIDE}/24 dev eth2"),
+        "ip link set eth2 up".to_owned(),
+    ] {
+        lab.exec(guest, &command)?;
+    }
+    if vfio {
+        bind_to_vfio(lab, guest)?;
+    }
+    Ok(())
 }
 
 /// Gives a guest's ivshmem devices to vfio-pci.
@@ -313,8 +402,19 @@ fn guest(at: At) -> usize {
     usize::from(at == At::GuestB)
 }
 
+/// A port of this host that nobody uses, and some after it.
 fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+    loop {
+        let first = TcpListener::bind("127.0.0.1:0")?;
+        let port = first.local_addr()?.port();
+        let is_free = |number| {
+            let port = port.checked_add(number);
+            port.is_some_and(|port| TcpListener::bind(("127.0.0.1", port)).is_ok())
+        };
+        if (1..SERVERS).all(is_free) {
+            return Ok(port);
+        }
+    }
 }
 
 const PCI: &str = "/sys/bus/pci/devices";
@@ -322,11 +422,13 @@ const PCI: &str = "/sys/bus/pci/devices";
 const IVSHMEM: &str = "pci:v00001AF4d00001110";
 /// Of the guests to each other.
 const ADDRESSES: [&str; 2] = ["10.9.0.1", "10.9.0.2"];
-/// Of guest A and its host to each other, as QEMU wants them.
+/// Of a guest and its host to each other, as QEMU wants them.
 const INSIDE: &str = "10.0.2.15";
 const OUTSIDE: &str = "10.0.2.2";
 const PORT: u16 = 7000;
-/// ivshmem devices of guest A: the rules want three.
-const DEVICES: usize = 3;
+/// Servers that can be in a guest at a time.
+const SERVERS: u16 = 4;
+/// ivshmem devices of each guest: one for each process that is there at a time.
+const DEVICES: [usize; 2] = [6, 2];
 const MEMORY: usize = 64 << 20;
 const LOOK_AGAIN: Duration = Duration::from_millis(20);

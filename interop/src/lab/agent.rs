@@ -24,7 +24,8 @@ impl Agent {
     ) -> Result<Self> {
         let reader = BufReader::new(stream.try_clone()?);
         thread::spawn(move || {
-            for line in reader.lines().map_while(Result::ok) {
+            let lines = reader.lines().map_while(Result::ok);
+            for line in lines.filter(|line| !line.is_empty()) {
                 match serde_json::from_str(&line) {
                     Ok(message) => {
                         if inbox.send((guest, message)).is_err() {

@@ -18,9 +18,11 @@ use super::image::Image;
 use super::qmp::Qmp;
 use crate::protocol::{FromGuest, Order};
 
-/// A running machine with its connections.
+/// A machine with its connections.
 pub(crate) struct Machine {
     process: Child,
+    /// It was meant to end.
+    is_off: bool,
     agent: Agent,
     qmp: Qmp,
     kernel: String,
@@ -39,6 +41,10 @@ impl Machine {
         let file = |what: &str| folder.path().join(format!("{what}-{index}"));
         let socket = |what: &str| folder.socket(&format!("{what}-{index}"));
         let (agent, qmp, console) = (socket("agent"), socket("qmp"), file("console"));
+        // Those of a machine that was killed.
+        for socket in [&agent, &qmp] {
+            let _ = fs::remove_file(socket);
+        }
         // A machine must not outlive us, however we end.
         let mut command = Command::new("setpriv");
         command
@@ -103,6 +109,7 @@ impl Machine {
         })?;
         Ok(Self {
             process: process.0.take().context("just started")?,
+            is_off: false,
             agent,
             qmp,
             kernel: String::new(),
@@ -128,6 +135,14 @@ impl Machine {
         self.qmp.execute("set_link", &arguments)
     }
 
+    /// Presses the reset button. Its agent comes back as after a boot.
+    pub(crate) fn reset(&mut self) -> Result<()> {
+        // Otherwise a reset ends the machine, as it has to after a panic.
+        self.qmp
+            .execute("set-action", &json!({ "reboot": "reset" }))?;
+        self.qmp.execute("system_reset", &json!({}))
+    }
+
     pub(crate) fn record(&mut self, to: &Path) -> Result<()> {
         let arguments = json!({
             "qom-type": "filter-dump",
@@ -148,7 +163,11 @@ impl Machine {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
+    /// How it has ended, unless it was meant to.
     pub(crate) fn ended(&mut self) -> io::Result<Option<ExitStatus>> {
+        if self.is_off {
+            return Ok(None);
+        }
         self.process.try_wait()
     }
 
@@ -162,8 +181,9 @@ impl Machine {
         Duration::from_nanos(nanos.sum())
     }
 
-    /// There is nothing in a guest that a switch-off could harm.
+    /// There is nothing in a guest that a switch-off could harm. QEMU is killed.
     pub(crate) fn stop(&mut self) {
+        self.is_off = true;
         let _ = self.process.kill();
         let _ = self.process.wait();
     }

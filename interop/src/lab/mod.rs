@@ -9,7 +9,7 @@ mod machine;
 mod qmp;
 
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
@@ -17,6 +17,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use folder::Folder;
+use image::Image;
 pub(crate) use image::in_guest;
 pub(crate) use kernel::Version;
 use machine::Machine;
@@ -27,7 +28,11 @@ use crate::protocol::{Event, FromGuest, Order};
 /// Two guests that have booted.
 pub(crate) struct Lab {
     machines: [Machine; 2],
+    images: [Image; 2],
+    equipment: [Vec<String>; 2],
     inbox: Receiver<(usize, FromGuest)>,
+    /// For machines that are started again.
+    sender: Sender<(usize, FromGuest)>,
     /// Events that came while an answer was waited for.
     early: Vec<(usize, u32, Event)>,
     last_id: u64,
@@ -69,7 +74,7 @@ impl Lab {
                 image::prepare(&home, folder.path(), kernels[0], programs)?,
                 image::prepare(&home, folder.path(), kernels[1], programs)?,
             ];
-            match Self::boot_once(&images, folder, equipment) {
+            match Self::boot_once(images, folder, equipment) {
                 Ok(lab) => return Ok(lab),
                 Err(error) => {
                     println!("boot {attempt} did not reach the agent: {error:#}");
@@ -80,11 +85,7 @@ impl Lab {
         Err(last.unwrap_or_else(|| anyhow::anyhow!("no boot was tried")))
     }
 
-    fn boot_once(
-        images: &[image::Image; 2],
-        folder: Folder,
-        equipment: &[Vec<String>; 2],
-    ) -> Result<Self> {
+    fn boot_once(images: [Image; 2], folder: Folder, equipment: &[Vec<String>; 2]) -> Result<Self> {
         let (sender, inbox) = channel();
         let start = |index: usize| {
             let sender = sender.clone();
@@ -92,23 +93,53 @@ impl Lab {
         };
         let mut lab = Self {
             machines: [start(0)?, start(1)?],
+            images,
+            equipment: equipment.clone(),
             inbox,
+            sender,
             early: Vec::new(),
             last_id: 0,
             folder,
         };
-        lab.await_agents()?;
+        lab.await_agents(2)?;
         Ok(lab)
     }
 
-    fn await_agents(&mut self) -> Result<()> {
+    /// Resets a machine, and waits until it has booted.
+    pub(crate) fn reset(&mut self, guest: usize) -> Result<()> {
+        self.machines[guest].reset()?;
+        self.await_agents(1)
+    }
+
+    /// Kills the process that is the machine.
+    pub(crate) fn kill(&mut self, guest: usize) {
+        self.machines[guest].stop();
+    }
+
+    /// Starts a machine that was killed, and waits until it has booted.
+    ///
+    /// The wire between the machines is whole again only if this is machine 1.
+    pub(crate) fn restart(&mut self, guest: usize) -> Result<()> {
+        self.machines[guest] = Machine::start(
+            guest,
+            &self.images[guest],
+            &self.folder,
+            &self.equipment[guest],
+            self.sender.clone(),
+        )?;
+        self.await_agents(1)
+    }
+
+    fn await_agents(&mut self, mut waiting: usize) -> Result<()> {
         let deadline = Instant::now() + BOOT_TIME;
-        let mut waiting = self.machines.len();
         while waiting > 0 {
             match self.next(deadline)? {
                 Some((index, FromGuest::Hello { kernel })) => {
                     self.machines[index].booted(kernel);
                     waiting -= 1;
+                }
+                Some((from, FromGuest::Event { run, event })) => {
+                    self.early.push((from, run, event));
                 }
                 Some(_) => {}
                 None => bail!("no word from a guest within {BOOT_TIME:?}"),

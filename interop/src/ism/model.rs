@@ -1,0 +1,93 @@
+//! The stream model between machines: either end plays its part of a seed, and what the server's end
+//! did comes over a stream of its own, to be held against what the client's did.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use futures_lite::future::try_zip;
+use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
+use smc_core::io::runtime::Runtime;
+use smc_core::io::runtime::smol::SmolRuntime;
+use smc_core::{Endpoint, Stream};
+use smc_testkit::model::{self, End, Rules, Testimony};
+use smol::channel::{Receiver, Sender, bounded};
+
+use super::call::open;
+use super::job::Job;
+
+/// What ends have done for whoever asks on another stream, by seed.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Witnesses(Arc<Mutex<HashMap<u64, Witness>>>);
+
+type Witness = (Sender<Testimony>, Receiver<Testimony>);
+
+impl Witnesses {
+    /// The server's end of a stream.
+    pub(super) async fn play(&self, stream: Stream, seed: u64) -> Result<()> {
+        let testimony = play(stream, seed, End::Second).await?;
+        // There is room for one, and nobody else has this seed now.
+        let _ = self.of(seed).0.try_send(testimony);
+        Ok(())
+    }
+
+    /// Tells what it did, when it has.
+    pub(super) async fn testify(&self, mut stream: Stream, seed: u64) -> Result<()> {
+        let testimony = self.of(seed).1.recv().await?;
+        self.lock().remove(&seed);
+        stream.write_all(&testimony.to_bytes()).await?;
+        stream.close().await?;
+        Ok(())
+    }
+
+    fn of(&self, seed: u64) -> Witness {
+        self.lock()
+            .entry(seed)
+            .or_insert_with(|| bounded(1))
+            .clone()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<u64, Witness>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The client's ends of streams with all seeds.
+pub(super) async fn scene(endpoint: &Endpoint, to: SocketAddr) -> Result<String> {
+    let (mut operations, mut bytes, mut resets) = (0, 0, 0);
+    for seed in 0..SEEDS {
+        let stream = open(endpoint, to, Job::Play { seed }).await?;
+        let ours = play(stream, seed, End::First);
+        let theirs = hear(endpoint, to, seed);
+        let (ours, theirs) = try_zip(ours, theirs).await?;
+        let tally = model::compare(seed, &ours, &theirs)?;
+        operations += tally.operations;
+        bytes += tally.bytes;
+        resets += tally.resets;
+    }
+    ensure!(resets > 0, "no seed has reset a stream");
+    Ok(format!(
+        "{SEEDS} seeds, {operations} operations, {bytes} bytes"
+    ))
+}
+
+async fn play(stream: Stream, seed: u64, end: End) -> Result<Testimony> {
+    let runtime: Arc<dyn Runtime> = Arc::new(SmolRuntime::new());
+    let rules = Rules::relaxed().with_patience(PATIENCE);
+    Ok(model::run_end(seed, &runtime, stream, end, rules).await?)
+}
+
+async fn hear(endpoint: &Endpoint, to: SocketAddr, seed: u64) -> Result<Testimony> {
+    let mut stream = open(endpoint, to, Job::Testify { seed }).await?;
+    let mut bytes = [0; Testimony::LEN];
+    let heard = stream.read_exact(&mut bytes).await;
+    heard.with_context(|| format!("the server's end with seed {seed} has not come to its end"))?;
+    Ok(Testimony::from_bytes(&bytes))
+}
+
+const SEEDS: u64 = 60;
+
+/// Emulated machines are slow.
+const PATIENCE: Duration = Duration::from_secs(60);
