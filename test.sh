@@ -45,6 +45,15 @@ fi
 # Without SMC-R on hardware, which takes more to build and has a step of its own; the features are
 # read from the manifests, at the end of this file.
 ALL=(--workspace --exclude smc-transport-rdma)
+# The same in the release profile, without what `smc bench` is compared with, which takes long.
+RELEASE=(--release "${ALL[@]}")
+
+# SMC-R on hardware, and the command with it.
+RDMA=(-p smc-transport-rdma -p smc-tools --features smc-tools/rdma)
+
+# Linking for the last bit of speed takes minutes and finds nothing; only where speed is counted it
+# is as users have it.
+export CARGO_PROFILE_RELEASE_LTO=off
 
 # ---------------------------------------------------------------------------------------------
 # Steps
@@ -236,14 +245,15 @@ step_rdma() {
         export DEBIAN_FRONTEND=noninteractive
         apt-get update -q && apt-get install -q -y --no-install-recommends "${packages[@]}"
     fi
-    local both=(-p smc-transport-rdma -p smc-tools --features smc-tools/rdma)
-    cargo clippy "${locked[@]}" "${both[@]}" -p smc-interop --features smc-interop/ours \
+    cargo clippy "${locked[@]}" "${RDMA[@]}" -p smc-interop --features smc-interop/ours \
         --all-targets -q -- -D warnings
     RUSTDOCFLAGS="-D warnings" cargo doc "${locked[@]}" -p smc-transport-rdma --no-deps -q
-    verdicts 900 cargo test "${locked[@]}" "${both[@]}" --lib --bins -- --show-output
-    verdicts 900 cargo test "${locked[@]}" -p smc-transport-rdma -- --show-output
+    verdicts 900 cargo test "${locked[@]}" "${RDMA[@]}" --lib --bins \
+        $(tests_of smc-transport-rdma) -- --show-output
+    quiet 900 cargo test "${locked[@]}" "${RDMA[@]}" --doc
     # It fails where nothing can be used, which is not for us to say.
-    cargo run "${locked[@]}" -q -p smc-tools --features rdma -- devices || true
+    cargo build "${locked[@]}" -q "${RDMA[@]}" --bin smc
+    "$TARGET/debug/smc" devices || true
 }
 
 step conformance "every device against the conformance suite"
@@ -251,13 +261,16 @@ step_conformance() {
     verdicts 600 cargo test "${locked[@]}" "${ALL[@]}" --test conformance -- --show-output
 }
 
-step examples "each example, run as its documentation says"
+step examples "each example"
 step_examples() {
-    local name failed=0
-    cargo build "${locked[@]}" -q -p smc-examples --all-features --bins --examples
+    local kind name failed=0 targets=()
     while read -r kind name; do
-        quiet 60 cargo run "${locked[@]}" -q -p smc-examples --all-features "--$kind" "$name" \
-            || failed=1
+        targets+=("--$kind" "$name")
+    done < <(examples)
+    cargo build "${locked[@]}" -q "${ALL[@]}" "${targets[@]}"
+    while read -r kind name; do
+        [[ $kind != example ]] || name=examples/$name
+        quiet 60 "$TARGET/debug/$name" || failed=1
     done < <(examples)
     return "$failed"
 }
@@ -265,7 +278,7 @@ step_examples() {
 step model "stream operations against an oracle, $MODEL_SEEDS seeds"
 step_model() {
     SMC_MODEL_SEEDS=$MODEL_SEEDS verdicts 900 \
-        cargo test "${locked[@]}" "${ALL[@]}" --release --test model -- --show-output
+        cargo test "${locked[@]}" "${RELEASE[@]}" --test model -- --show-output
 }
 
 step loom "models of ring and wake-ups, all orders of steps up to $LOOM_PREEMPTIONS preemptions"
@@ -279,21 +292,21 @@ step_loom() {
 step kill "a peer killed at random points, $KILL_ROUNDS times"
 step_kill() {
     SMC_KILL_ROUNDS=$KILL_ROUNDS verdicts 600 \
-        cargo test "${locked[@]}" "${ALL[@]}" --release --test kill -- --show-output
+        cargo test "${locked[@]}" "${RELEASE[@]}" --test kill -- --show-output
 }
 
 step demo "smc demo on both runtimes, short"
 step_demo() {
-    local runtime left
+    local runtime left rounds=(--rounds 1)
+    build_programs
     # A runtime directory of its own, so that whatever is left in it was left by the demo.
     export SMC_RUNTIME_DIR=$scratch/run
     ls -A /dev/shm >"$scratch/shm"
     for runtime in smol tokio; do
-        bounded 600 cargo run "${locked[@]}" -q --release -p smc-tools -- \
-            demo --size "$DEMO_BYTES" --runtime "$runtime"
+        bounded 600 "$TARGET/release/smc" demo --size "$DEMO_BYTES" "${rounds[@]}" \
+            --runtime "$runtime"
     done
-    bounded 600 cargo run "${locked[@]}" -q --release -p smc-tools -- \
-        demo --size "$DEMO_BYTES" --rounds 1 --transport ism
+    bounded 600 "$TARGET/release/smc" demo --size "$DEMO_BYTES" "${rounds[@]}" --transport ism
     left=$(
         find "$SMC_RUNTIME_DIR" -mindepth 1 || echo "$SMC_RUNTIME_DIR was not used"
         diff "$scratch/shm" <(ls -A /dev/shm) || true
@@ -307,9 +320,9 @@ step_demo() {
 step bench "smc bench on both runtimes, as short as can be, for its verification of what arrived"
 step_bench() {
     local runtime least=(--rounds 1 --time 50 --connections 2 --clients 2 --open 10)
+    build_programs
     for runtime in smol tokio tokio-mt; do
-        quiet 300 cargo run "${locked[@]}" -q --release -p smc-tools -- \
-            bench "${least[@]}" --runtime "$runtime"
+        quiet 300 "$TARGET/release/smc" bench "${least[@]}" --runtime "$runtime"
     done
 }
 
@@ -319,14 +332,14 @@ step_instructions() {
         echo "skipped: valgrind or gungraun-runner $GUNGRAUN_VERSION is not installed (./test.sh setup)"
         return "$SKIPPED"
     fi
-    bounded 900 cargo bench "${locked[@]}" -q -p smc-benches
+    CARGO_PROFILE_RELEASE_LTO=thin bounded 900 cargo bench "${locked[@]}" -q -p smc-benches
 }
 
 step dissect "smc dissect over all captures"
 step_dissect() {
     local out=$scratch/dissect.json
-    bounded 300 cargo run "${locked[@]}" -q --release -p smc-tools -- \
-        dissect --json smc-wire/tests/vectors/*.pcap >"$out"
+    build_programs
+    bounded 300 "$TARGET/release/smc" dissect --json smc-wire/tests/vectors/*.pcap >"$out"
     echo "$(wc -l <"$out") messages"
     [[ -s $out ]]
     if grep -m 5 '"error": *[^n ]' "$out"; then
@@ -345,7 +358,7 @@ step_ism() {
     local status=0
     prepare_machines "" 6.12 || status=$?
     ((status == 0)) || return "$status"
-    quiet 900 cargo build "${locked[@]}" -q --release -p smc-interop --features ism
+    build_programs
     bounded 1200 "$TARGET/release/interop" ism
 }
 
@@ -359,15 +372,15 @@ step_interop() {
     compgen -G '/usr/lib/*/libibverbs/librxe*.so' >/dev/null || packages+=(ibverbs-providers)
     prepare_machines "${packages[*]}" 6.12 6.1 || status=$?
     ((status == 0)) || return "$status"
-    quiet 900 cargo build "${locked[@]}" -q --release -p smc-interop --features ours
+    quiet 900 cargo build "${locked[@]}" "${RELEASE[@]}" -q --features smc-interop/ours --bin interop
     # What takes an RDMA device, and one whose network may be changed, has both in a guest.
     local name program guest=("$TARGET/release/interop" guest --env SMC_RDMA_CHANGE=eth1:rxe1)
     for name in conformance events; do
-        program=$(cargo test "${locked[@]}" --no-run -p smc-transport-rdma --test "$name" 2>&1 |
+        program=$(cargo test "${locked[@]}" --no-run "${RDMA[@]}" --test "$name" 2>&1 |
             sed -n 's/^ *Executable .*(\(.*\))$/\1/p')
         verdicts 300 "${guest[@]}" "$program" --show-output
     done
-    quiet 300 cargo build "${locked[@]}" -q -p smc-tools --features rdma
+    quiet 300 cargo build "${locked[@]}" -q "${RDMA[@]}" --bin smc
     bounded 300 "${guest[@]}" "$TARGET/debug/smc" demo --transport rdma --size 8M --rounds 1
     bounded 1500 "$TARGET/release/interop" run --role client --role server --role pair
 }
@@ -416,6 +429,12 @@ prepare_machines() {
         echo "skipped: no package ${missing[*]} to be had; apt-get update may help"
         return "$SKIPPED"
     fi
+}
+
+# The commands of the project in the release profile: for all steps that use them the same ones, of
+# the same parts as the tests.
+build_programs() {
+    quiet 900 cargo build "${locked[@]}" "${RELEASE[@]}" -q --bin smc --bin interop
 }
 
 # LIMIT COMMAND...: runs it, ends it with all its children after LIMIT seconds.
@@ -625,8 +644,9 @@ for manifest in */Cargo.toml; do
     crate=$(awk -F'"' '/^name *=/ { print $2; exit }' "$manifest")
     while IFS= read -r feature; do
         ALL+=(--features "$crate/$feature")
+        [[ $feature == peers ]] || RELEASE+=(--features "$crate/$feature")
     done < <(features_of "$manifest")
 done
-readonly ALL
+readonly ALL RELEASE
 
 main "$@"
