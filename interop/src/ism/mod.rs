@@ -85,6 +85,12 @@ enum Side {
     },
     /// The rules for devices and streams, with several devices of this machine
     Inside,
+    /// Be the ivshmem server
+    KeepMemory {
+        path: PathBuf,
+        #[arg(long)]
+        nocopy: bool,
+    },
 }
 
 /// Runs one side to its end. Whether all went well is the result.
@@ -109,6 +115,7 @@ pub(crate) fn side(args: &SideArgs) -> Result<bool> {
         Side::Keep { to } => smol::block_on(call::keep(&endpoint()?, *to)),
         Side::Greet { to, tcp } => smol::block_on(call::greet(&endpoint()?, *to, *tcp)),
         Side::Inside => inside::run(),
+        Side::KeepMemory { path, nocopy } => stage::keep_memory(path, *nocopy).map(|()| true),
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use smc_transport_ism::Server;
 
 use crate::lab::{Lab, Version};
@@ -66,7 +66,7 @@ pub(super) struct Stage {
 impl Stage {
     pub(super) fn boot(nocopy: bool, vfio: bool, verbose: bool) -> Result<Self> {
         let path = std::env::temp_dir().join(format!("smc-ism-{}.sock", std::process::id()));
-        let serving = Some(Serving::start(&path, nocopy)?);
+        let serving = Some(Serving::start(&path, nocopy, vfio)?);
         let ports = [free_port()?, free_port()?];
         let equipment = [0, 1].map(|guest| equipment(&path, vfio, ports[guest], DEVICES[guest]));
         let mut lab = Lab::boot_equipped([Version::V6_12; 2], &[], &equipment)?;
@@ -108,14 +108,16 @@ impl Stage {
         set_up(&mut self.lab, guest(at), self.vfio)
     }
 
-    /// Ends the ivshmem server.
-    pub(super) fn end_server(&mut self) {
-        self.serving = None;
+    /// Ends the ivshmem server. Gives whether it could say so: with guests that are interrupted it
+    /// is killed.
+    pub(super) fn end_server(&mut self) -> bool {
+        let ended = self.serving.take();
+        matches!(ended, Some(Serving::Here(..)))
     }
 
     /// Starts another ivshmem server where the last one was.
     pub(super) fn start_server(&mut self) -> Result<()> {
-        self.serving = Some(Serving::start(&self.path, self.nocopy)?);
+        self.serving = Some(Serving::start(&self.path, self.nocopy, self.vfio)?);
         Ok(())
     }
 
@@ -295,36 +297,77 @@ impl Drop for Stage {
     }
 }
 
-/// A server with its thread.
-struct Serving {
-    server: Arc<Server>,
-    thread: Option<JoinHandle<()>>,
+/// A server.
+enum Serving {
+    /// With its thread. It ends in order.
+    Here(Arc<Server>, Option<JoinHandle<()>>),
+    /// A process, which is killed.
+    Apart(Child),
 }
 
 impl Serving {
-    fn start(path: &Path, nocopy: bool) -> Result<Self> {
-        let server = Server::builder(path).len(MEMORY).nocopy(nocopy).bind()?;
-        let server = Arc::new(server);
+    fn start(path: &Path, nocopy: bool, is_apart: bool) -> Result<Self> {
+        if is_apart {
+            return Self::start_apart(path, nocopy);
+        }
+        let server = Arc::new(server(path, nocopy)?);
         let running = Arc::clone(&server);
         let thread = thread::spawn(move || {
             if let Err(error) = running.run() {
                 println!("the ivshmem server has failed: {error}");
             }
         });
-        Ok(Self {
-            server,
-            thread: Some(thread),
-        })
+        Ok(Self::Here(server, Some(thread)))
+    }
+
+    fn start_apart(path: &Path, nocopy: bool) -> Result<Self> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["ism-side", "keep-memory"]).arg(path);
+        command.args(nocopy.then_some("--nocopy"));
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("cannot start a server")?;
+        let mut line = String::new();
+        let stdout = child.stdout.take().context("no stdout")?;
+        BufReader::new(stdout).read_line(&mut line)?;
+        ensure!(!line.is_empty(), "the server has ended at once");
+        Ok(Self::Apart(child))
     }
 }
 
 impl Drop for Serving {
     fn drop(&mut self) {
-        self.server.stop();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+        match self {
+            Self::Here(server, thread) => {
+                server.stop();
+                if let Some(thread) = thread.take() {
+                    let _ = thread.join();
+                }
+            }
+            Self::Apart(child) => {
+                let _ = child.kill();
+                let _ = child.wait();
+            }
         }
     }
+}
+
+/// A server of its own process. It ends when whoever started it does.
+pub(super) fn keep_memory(path: &Path, nocopy: bool) -> Result<()> {
+    let server = Arc::new(server(path, nocopy)?);
+    let told = Arc::clone(&server);
+    thread::spawn(move || {
+        let _ = std::io::stdin().read_line(&mut String::new());
+        told.stop();
+    });
+    println!("listening");
+    Ok(server.run()?)
+}
+
+fn server(path: &Path, nocopy: bool) -> Result<Server> {
+    Ok(Server::builder(path).len(MEMORY).nocopy(nocopy).bind()?)
 }
 
 /// What a guest has besides: ivshmem devices, and a way from and to the host.

@@ -136,11 +136,17 @@ impl Machine {
     }
 
     /// Presses the reset button. Its agent comes back as after a boot.
+    #[cfg(feature = "ism")]
     pub(crate) fn reset(&mut self) -> Result<()> {
-        // Otherwise a reset ends the machine, as it has to after a panic.
-        self.qmp
-            .execute("set-action", &json!({ "reboot": "reset" }))?;
+        self.end_at_reset(false)?;
         self.qmp.execute("system_reset", &json!({}))
+    }
+
+    /// Whether a reset ends the machine, as it has to after a panic.
+    #[cfg(feature = "ism")]
+    pub(crate) fn end_at_reset(&mut self, ends: bool) -> Result<()> {
+        let action = if ends { "shutdown" } else { "reset" };
+        self.qmp.execute("set-action", &json!({ "reboot": action }))
     }
 
     pub(crate) fn record(&mut self, to: &Path) -> Result<()> {

@@ -28,15 +28,27 @@ use crate::protocol::{Event, FromGuest, Order};
 /// Two guests that have booted.
 pub(crate) struct Lab {
     machines: [Machine; 2],
-    images: [Image; 2],
-    equipment: [Vec<String>; 2],
+    #[cfg_attr(
+        not(feature = "ism"),
+        allow(dead_code, reason = "others' machines last")
+    )]
+    again: Again,
     inbox: Receiver<(usize, FromGuest)>,
-    /// For machines that are started again.
-    sender: Sender<(usize, FromGuest)>,
     /// Events that came while an answer was waited for.
     early: Vec<(usize, u32, Event)>,
     last_id: u64,
     folder: Folder,
+}
+
+/// What it takes to start a machine again.
+#[cfg_attr(
+    not(feature = "ism"),
+    allow(dead_code, reason = "others' machines last")
+)]
+struct Again {
+    images: [Image; 2],
+    equipment: [Vec<String>; 2],
+    sender: Sender<(usize, FromGuest)>,
 }
 
 /// Something that a side of a scenario did.
@@ -93,41 +105,18 @@ impl Lab {
         };
         let mut lab = Self {
             machines: [start(0)?, start(1)?],
-            images,
-            equipment: equipment.clone(),
+            again: Again {
+                images,
+                equipment: equipment.clone(),
+                sender,
+            },
             inbox,
-            sender,
             early: Vec::new(),
             last_id: 0,
             folder,
         };
         lab.await_agents(2)?;
         Ok(lab)
-    }
-
-    /// Resets a machine, and waits until it has booted.
-    pub(crate) fn reset(&mut self, guest: usize) -> Result<()> {
-        self.machines[guest].reset()?;
-        self.await_agents(1)
-    }
-
-    /// Kills the process that is the machine.
-    pub(crate) fn kill(&mut self, guest: usize) {
-        self.machines[guest].stop();
-    }
-
-    /// Starts a machine that was killed, and waits until it has booted.
-    ///
-    /// The wire between the machines is whole again only if this is machine 1.
-    pub(crate) fn restart(&mut self, guest: usize) -> Result<()> {
-        self.machines[guest] = Machine::start(
-            guest,
-            &self.images[guest],
-            &self.folder,
-            &self.equipment[guest],
-            self.sender.clone(),
-        )?;
-        self.await_agents(1)
     }
 
     fn await_agents(&mut self, mut waiting: usize) -> Result<()> {
@@ -247,6 +236,44 @@ impl Lab {
                 }
             }
         }
+    }
+}
+
+/// Machines that do not last as long as the lab.
+#[cfg(feature = "ism")]
+impl Lab {
+    /// Resets a machine, and waits until it has booted.
+    pub(crate) fn reset(&mut self, guest: usize) -> Result<()> {
+        self.machines[guest].reset()?;
+        // One that is lost while it boots resets itself.
+        self.await_agents(1)?;
+        self.machines[guest].end_at_reset(true)
+    }
+
+    /// Kills the process that is the machine.
+    pub(crate) fn kill(&mut self, guest: usize) {
+        self.machines[guest].stop();
+    }
+
+    /// Starts a machine that was killed, and waits until it has booted; as often as for the first
+    /// boot.
+    ///
+    /// The wire between the machines is whole again only if this is machine 1.
+    pub(crate) fn restart(&mut self, guest: usize) -> Result<()> {
+        for attempt in 1.. {
+            self.machines[guest].stop();
+            let image = &self.again.images[guest];
+            let equipment = &self.again.equipment[guest];
+            let sender = self.again.sender.clone();
+            self.machines[guest] = Machine::start(guest, image, &self.folder, equipment, sender)?;
+            match self.await_agents(1) {
+                Err(error) if attempt < BOOTS => {
+                    println!("boot {attempt} did not reach the agent: {error:#}");
+                }
+                done => return done,
+            }
+        }
+        Ok(())
     }
 }
 
