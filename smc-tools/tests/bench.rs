@@ -109,6 +109,8 @@ fn every_runtime_and_transport_carries_data() {
         "loop",
         "loop-copy",
         "loop-inplace",
+        "ism",
+        "ism-copy",
         "tcp",
         "unix",
         "fallback",
@@ -122,6 +124,14 @@ fn every_runtime_and_transport_carries_data() {
     }
     assert!(report["host"]["cpus"].as_u64().unwrap() > 0);
     assert_eq!(report["settings"]["ball"], 14);
+}
+
+#[test]
+fn connections_share_the_memory_of_a_fabric() {
+    let report = json("http --connections 300 --transports ism-copy");
+    let row = &report["rows"][0];
+    let path = row["path"].as_str().unwrap();
+    assert!(path.ends_with("receive ring of 16352 bytes"), "{path}");
 }
 
 #[test]

@@ -139,7 +139,7 @@ async fn drive(cell: Cell, dir: PathBuf, address: String, meter: Meter) -> Resul
             let smc = smc::Connector::<InPlace>::open(&cell, &dir, &address)?;
             workload::drive(&cell, smc, meter).await
         }
-        (Kind::Loop | Kind::LoopCopy | Kind::Fallback, _) => {
+        (Kind::Loop | Kind::LoopCopy | Kind::Ism | Kind::IsmCopy | Kind::Fallback, _) => {
             let smc = smc::Connector::<smc_core::Stream>::open(&cell, &dir, &address)?;
             workload::drive(&cell, smc, meter).await
         }
@@ -167,7 +167,7 @@ async fn serve(cell: Cell, dir: PathBuf) -> Result<()> {
             let listener = smc::Listener::<InPlace>::open(&cell, &dir).await?;
             until_ended(&cell, listener).await
         }
-        (Kind::Loop | Kind::LoopCopy | Kind::Fallback, _) => {
+        (Kind::Loop | Kind::LoopCopy | Kind::Ism | Kind::IsmCopy | Kind::Fallback, _) => {
             let listener = smc::Listener::<smc_core::Stream>::open(&cell, &dir).await?;
             until_ended(&cell, listener).await
         }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use serde::{Deserialize, Serialize};
+use tempfile::TempDir;
 
 use super::end::{Ready, Role, Task};
 use super::figure::Sample;
@@ -49,7 +50,7 @@ pub(super) fn run(cell: &Cell, say: impl Fn(&str)) -> Outcome {
 }
 
 fn measure(cell: &Cell) -> Result<Outcome> {
-    let dir = tempfile::tempdir().context("cannot make a directory for the two processes")?;
+    let dir = directory().context("cannot make a directory for the two processes")?;
     let patience = START + cell.settings.time * 10;
     let mut server = End::start(cell, dir.path(), Role::Server)?;
     let ready = server.line(START).context("the server did not start")?;
@@ -69,6 +70,11 @@ fn measure(cell: &Cell) -> Result<Outcome> {
     drop(client);
     drop(server);
     Ok(outcome)
+}
+
+/// In memory, where there is such a place: a file there is what ISM devices share.
+fn directory() -> std::io::Result<TempDir> {
+    TempDir::with_prefix_in(PREFIX, "/dev/shm").or_else(|_| TempDir::with_prefix(PREFIX))
 }
 
 /// One of the two, ended when dropped.
@@ -138,6 +144,8 @@ fn forward(stdout: ChildStdout, to: &mpsc::Sender<String>) {
         }
     }
 }
+
+const PREFIX: &str = "smc-bench-";
 
 /// How long a process may take to start, and what it takes to open connections and to warm up.
 const START: Duration = Duration::from_secs(60);

@@ -156,6 +156,16 @@ impl Plan {
     }
 }
 
+impl Case {
+    /// Connections that are open at once.
+    pub(super) fn connections(self) -> usize {
+        match self.workload.load() {
+            Load::Bytes => 1,
+            Load::Connections | Load::Clients => self.load,
+        }
+    }
+}
+
 impl Workload {
     pub(super) fn load(self) -> Load {
         match self {

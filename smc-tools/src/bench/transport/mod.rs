@@ -35,6 +35,10 @@ pub(super) enum Kind {
     LoopCopy,
     /// SMC-D between processes; the sender makes the data where the receiver looks at it
     LoopInplace,
+    /// SMC-D by an ISM device over memory in a file; the peer's buffer is written in place
+    Ism,
+    /// SMC-D by an ISM device over memory in a file; the device moves the data
+    IsmCopy,
     /// TCP over the loopback interface
     Tcp,
     /// UNIX stream sockets
@@ -51,7 +55,13 @@ impl Kind {
     pub(super) fn carries(self, workload: Workload) -> bool {
         match self {
             Self::LoopInplace => matches!(workload, Workload::Rate | Workload::Bulk),
-            Self::Loop | Self::LoopCopy | Self::Tcp | Self::Unix | Self::Fallback => true,
+            Self::Loop
+            | Self::LoopCopy
+            | Self::Ism
+            | Self::IsmCopy
+            | Self::Tcp
+            | Self::Unix
+            | Self::Fallback => true,
             #[cfg(feature = "peers")]
             Self::Iceoryx2 => matches!(workload, Workload::Rate | Workload::Pingpong),
         }
@@ -64,6 +74,8 @@ impl fmt::Display for Kind {
             Self::Loop => "loop",
             Self::LoopCopy => "loop-copy",
             Self::LoopInplace => "loop-inplace",
+            Self::Ism => "ism",
+            Self::IsmCopy => "ism-copy",
             Self::Tcp => "tcp",
             Self::Unix => "unix",
             Self::Fallback => "fallback",

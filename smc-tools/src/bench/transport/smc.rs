@@ -1,4 +1,4 @@
-//! SMC streams over the loop device, and those that have fallen back to TCP.
+//! SMC streams over the loop device and ISM devices, and those that have fallen back to TCP.
 
 use std::io;
 use std::marker::PhantomData;
@@ -10,8 +10,10 @@ use std::task::{Context, Poll, ready};
 
 use anyhow::{Result, ensure};
 use futures_lite::{AsyncBufRead, AsyncRead, AsyncWrite};
+use smc_core::device::Device;
 use smc_core::io::negotiate::Local;
 use smc_core::{Endpoint, Mode, Policy, Stream};
+use smc_transport_ism::{IsmDevice, Place};
 use smc_transport_loop::LoopDevice;
 
 use super::super::plan::Cell;
@@ -151,7 +153,7 @@ impl<S: Reading> Connect for Connector<S> {
         let stream = stream.map_err(io::Error::from)?;
         let is_wanted = match stream.mode() {
             Mode::SmcD { nocopy, .. } => {
-                self.kind != Kind::Fallback && *nocopy == (self.kind != Kind::LoopCopy)
+                self.kind != Kind::Fallback && *nocopy == is_in_place(self.kind)
             }
             Mode::Tcp { .. } => self.kind == Kind::Fallback,
             _ => false,
@@ -206,7 +208,7 @@ impl<S: Reading> Accept for Listener<S> {
 
 fn endpoint(cell: &Cell, dir: &Path) -> Result<Endpoint> {
     let mut builder = cell.runtime.endpoint()?;
-    if let Some(len) = cell.settings.buffer {
+    if let Some(len) = ring(cell) {
         builder = builder.recv_buffer(len);
     }
     if let Some(window) = cell.settings.polling {
@@ -218,12 +220,51 @@ fn endpoint(cell: &Cell, dir: &Path) -> Result<Endpoint> {
     if cell.transport == Kind::LoopInplace {
         builder = builder.trust_peers(trust_peer());
     }
-    let device = LoopDevice::builder()
-        .runtime_dir(dir)
-        .nocopy(cell.transport != Kind::LoopCopy)
-        .build()?;
     Ok(builder
-        .device(Arc::new(device))
+        .device(device(cell, dir)?)
         .negotiation(Arc::new(Local::new().with_directory(dir)))
         .build()?)
 }
+
+/// What carries the streams: this is the one place that knows how a device is made.
+fn device(cell: &Cell, dir: &Path) -> Result<Arc<dyn Device>> {
+    let in_place = is_in_place(cell.transport);
+    if !is_ism(cell.transport) {
+        let device = LoopDevice::builder().runtime_dir(dir).nocopy(in_place);
+        return Ok(Arc::new(device.build()?));
+    }
+    let buffers = 2 * cell.case.connections();
+    let len = ring(cell).unwrap_or(RING_MAX) * 2 * buffers;
+    let place = Place::directory(dir.join("ism"))
+        .with_len(len.max(ISM_MEMORY) / 16 * 17)
+        .with_nocopy(in_place);
+    let device = IsmDevice::builder(place).max_dmbs(buffers.max(ISM_BUFFERS));
+    Ok(Arc::new(device.build()?))
+}
+
+/// Receive ring to ask for; `None` for the default. The memory of an ISM fabric is one for all, and
+/// whoever comes first would take what the others need.
+fn ring(cell: &Cell) -> Option<usize> {
+    let share = ISM_MEMORY / (4 * cell.case.connections());
+    let fitting = (share.max(RING_MIN) + 1).next_power_of_two() / 2;
+    let fitting = is_ism(cell.transport).then(|| fitting.min(RING_MAX));
+    cell.settings.buffer.or(fitting)
+}
+
+fn is_ism(kind: Kind) -> bool {
+    matches!(kind, Kind::Ism | Kind::IsmCopy)
+}
+
+/// Whether the device lends out the peer's buffers.
+fn is_in_place(kind: Kind) -> bool {
+    !matches!(kind, Kind::LoopCopy | Kind::IsmCopy)
+}
+
+/// Memory of an ISM fabric, unless connections need more: what a container has of it by default is
+/// twice as much.
+const ISM_MEMORY: usize = 32 << 20;
+/// Buffers of an ISM device, unless connections need more.
+const ISM_BUFFERS: usize = 1920;
+/// Receive rings: the shortest that there is, and the default.
+const RING_MIN: usize = 16 << 10;
+const RING_MAX: usize = 1 << 20;

@@ -54,11 +54,7 @@ async fn attend<S: Duplex>(cell: Cell, stream: S) {
 
 /// Descriptors that an end needs.
 pub(super) fn descriptors(cell: &Cell) -> usize {
-    let connections = match cell.case.workload {
-        Workload::Rate | Workload::Pingpong | Workload::Bulk => 1,
-        Workload::Http | Workload::Connect | Workload::Fanin => cell.case.load,
-    };
-    connections + DESCRIPTORS
+    cell.case.connections() + DESCRIPTORS
 }
 
 /// What a process, its runtime and its device have open besides connections, and some that are
