@@ -18,6 +18,8 @@ use crate::shared::{GRANULE, Newcomer, Phase, Room, Tag, Target, Use};
 #[derive(Debug)]
 pub(crate) struct Node {
     fabric: Arc<dyn Fabric>,
+    /// That of the fabric, which is asked for it too often to ask.
+    room: Arc<Room>,
     tag: Tag,
     gid: Gid,
     limits: Limits,
@@ -51,6 +53,7 @@ impl Node {
         })?;
         fabric.joined(tag);
         let node = Arc::new(Self {
+            room: Arc::clone(fabric.room()),
             fabric,
             tag,
             gid,
@@ -66,7 +69,7 @@ impl Node {
     }
 
     pub(crate) fn room(&self) -> &Room {
-        self.fabric.room()
+        &self.room
     }
 
     pub(crate) fn fabric(&self) -> &dyn Fabric {
@@ -168,13 +171,13 @@ impl Node {
             return Err(SubmitError::Device(self.why_gone()));
         }
         let room = self.room();
-        let target = room.begin_use(token, self.tag)?;
-        let written = write(room, target, at, data);
-        if written.is_ok() && signal == Signal::Yes {
-            self.signal(target);
-        }
-        room.end_use(target.place.first, self.tag);
-        written
+        room.using(token, self.tag, |turn| {
+            write(room, turn.target, at, data)?;
+            if signal == Signal::Yes && turn.must_signal() {
+                self.report(turn.target);
+            }
+            Ok(())
+        })
     }
 
     /// Begins to use a peer's buffer for a longer time.
@@ -190,7 +193,7 @@ impl Node {
             Err(_) => return Err(UNKNOWN),
         };
         let lease = Use {
-            room: Arc::clone(self.fabric.room()),
+            room: Arc::clone(&self.room),
             first: target.place.first,
             writer: self.tag,
         };
@@ -202,11 +205,16 @@ impl Node {
 
     /// Tells the owner of a buffer that it was written, if it wants to know.
     pub(crate) fn signal(&self, target: Target) {
-        let room = self.room();
-        if room.must_signal(target.place.first) {
-            room.set_ready(target.owner.slot, target.place.first);
-            self.ring(target.owner);
+        if self.room().must_signal(target.place.first) {
+            self.report(target);
         }
+    }
+
+    /// Reports a buffer whose owner wants to hear of it.
+    #[cold]
+    fn report(&self, target: Target) {
+        self.room().set_ready(target.owner.slot, target.place.first);
+        self.ring(target.owner);
     }
 
     /// Sends an event to a peer.
@@ -332,14 +340,14 @@ impl Drop for Node {
 
 fn write(room: &Room, target: Target, at: u32, data: &[IoSlice<'_>]) -> Result<(), SubmitError> {
     let mut at = usize::try_from(at).map_err(|_| SubmitError::OutOfBounds)?;
+    if let [one] = data {
+        return room.copy_in(target.place, at, one);
+    }
     let total = data
         .iter()
         .try_fold(at, |end, part| end.checked_add(part.len()));
     if total.is_none_or(|end| end > target.place.len()) {
         return Err(SubmitError::OutOfBounds);
-    }
-    if let [one] = data {
-        return room.copy_in(target.place, at, one);
     }
     // Short ones together, so that their words arrive as those of one write.
     let mut gathered = [0; WORDWISE_MAX];

@@ -17,6 +17,7 @@ use rustix::io::Errno;
 use rustix::ioctl::{IntegerSetter, Ioctl, IoctlOutput, Opcode, ioctl};
 use smc_core::device::DeviceError;
 use smc_core::mem::Region;
+use smc_core::mem::sync::AtomicU64;
 
 /// Maps a part of a file or device, which must be known to have it for good: the fabrics check that
 /// before they come here. The offset is a multiple of the page size.
@@ -24,6 +25,23 @@ pub(crate) fn map(file: impl AsFd, offset: u64, len: usize) -> Result<Region, De
     // SAFETY: the caller knows that what is mapped does not go away, and uses it by the region.
     let region = unsafe { Region::map(file, offset, len) };
     region.map_err(|error| DeviceError::os_or_no_memory("map the fabric's memory", &error))
+}
+
+/// Some words of a region that belong together, found with one look at its bounds.
+pub(crate) type Words = [AtomicU64; 16];
+
+/// The words from byte offset `at`; `None` unless all are inside and aligned.
+#[inline]
+pub(crate) fn words(region: &Region, at: usize) -> Option<&Words> {
+    const { assert!(size_of::<AtomicU64>() == 8, "words of the memory itself") };
+    // The last one: what is before it is inside as well, and aligned as it is.
+    let last = at.checked_add(size_of::<Words>() - 8)?;
+    region.word(last).ok()?;
+    // SAFETY: inside of the mapping, as just checked.
+    let words = unsafe { region.as_ptr().add(at) };
+    // SAFETY: all of them are inside of the mapping, which lives as long as `region`, and aligned;
+    // mapped memory is initialised. Atomics may be shared with writers in other processes.
+    Some(unsafe { words.cast::<Words>().as_ref() })
 }
 
 /// Registers of a PCI device, mapped into this process.

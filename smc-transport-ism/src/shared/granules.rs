@@ -16,12 +16,13 @@ use std::sync::Arc;
 
 use smc_core::device::{DeviceError, SubmitError};
 use smc_core::mem::Region;
-use smc_core::mem::sync::{AtomicU64, Ordering, fence};
+use smc_core::mem::sync::{Ordering, fence};
 use smc_wire::types::DmbToken;
 
 use super::layout::{GRANULE, granule};
 use super::slots::Tag;
 use super::{MIX, Room};
+use crate::region::{Words, words};
 
 /// A run of granules: the memory of one buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -118,8 +119,7 @@ impl Room {
                 debug_assert!(zeroed.is_ok(), "granules are inside of the memory");
             }
         }
-        self.granule(place.first, granule::TOKEN)
-            .store(0, Ordering::SeqCst);
+        self.granule(place.first)[granule::TOKEN].store(0, Ordering::SeqCst);
         true
     }
 
@@ -170,70 +170,94 @@ impl Room {
                 break token;
             }
         };
-        let line = |field| self.granule(place.first, field);
-        line(granule::WANT).store(0, Ordering::Relaxed);
-        line(granule::WRITER).store(writer.bits(), Ordering::Relaxed);
-        line(granule::TOKEN).store(token.0, Ordering::SeqCst);
+        let words = self.granule(place.first);
+        words[granule::WANT].store(0, Ordering::Relaxed);
+        words[granule::WRITER].store(writer.bits(), Ordering::Relaxed);
+        words[granule::TOKEN].store(token.0, Ordering::SeqCst);
         Ok(token)
     }
 
     /// No use of the buffer may begin any more.
     pub(crate) fn withdraw(&self, place: Place) {
-        self.granule(place.first, granule::TOKEN)
-            .store(0, Ordering::SeqCst);
+        self.granule(place.first)[granule::TOKEN].store(0, Ordering::SeqCst);
     }
 
     /// Whether a writer that is not dead uses the buffer that began here.
     pub(crate) fn is_used(&self, first: u32) -> bool {
-        let users = self.granule(first, granule::USERS).load(Ordering::SeqCst);
+        let users = self.granule(first)[granule::USERS].load(Ordering::SeqCst);
         users & COUNT != 0 && !self.is_dead(Tag::of_bits(users))
     }
 
     /// Owner: asks to hear of the next signal. A look at the buffer has to follow.
     pub(crate) fn want(&self, place: Place) {
-        self.granule(place.first, granule::WANT)
-            .store(1, Ordering::Relaxed);
+        self.granule(place.first)[granule::WANT].store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
     /// Writer: after a write, whether the owner wants to hear of it.
     #[inline]
     pub(crate) fn must_signal(&self, first: u32) -> bool {
-        fence(Ordering::SeqCst);
-        let want = self.granule(first, granule::WANT);
-        want.load(Ordering::Relaxed) != 0 && want.swap(0, Ordering::SeqCst) != 0
+        takes_want(self.granule(first))
+    }
+
+    /// Writer: uses the buffer of a token for as long as `then` takes.
+    #[inline]
+    pub(crate) fn using<T>(
+        &self,
+        token: DmbToken,
+        writer: Tag,
+        then: impl FnOnce(Turn<'_>) -> Result<T, SubmitError>,
+    ) -> Result<T, SubmitError> {
+        let first = self.first_of(token)?;
+        let words = self.granule(first);
+        let target = self.begin(first, words, token, writer)?;
+        let done = then(Turn { target, words });
+        count_out(words, writer);
+        done
     }
 
     /// Writer: begins to use the buffer of a token. What comes back has to be ended with
     /// [`Room::end_use`].
-    #[inline]
     pub(crate) fn begin_use(&self, token: DmbToken, writer: Tag) -> Result<Target, SubmitError> {
-        let first = index_of(token);
-        // A stranger must not be able to count himself in, so look before.
-        if first >= self.granules()
-            || self.granule(first, granule::TOKEN).load(Ordering::SeqCst) != token.0
-        {
-            return Err(SubmitError::UnknownToken);
-        }
-        if self.granule(first, granule::WRITER).load(Ordering::Relaxed) != writer.bits() {
-            return Err(SubmitError::UnknownToken);
-        }
-        self.count_in(first, writer)?;
-        let looked = self.look_up(first, token);
-        if looked.is_err() {
-            self.end_use(first, writer);
-        }
-        looked
+        let first = self.first_of(token)?;
+        self.begin(first, self.granule(first), token, writer)
     }
 
     /// Writer: all accesses of a use are over.
-    #[inline]
     pub(crate) fn end_use(&self, first: u32, writer: Tag) {
-        let users = self.granule(first, granule::USERS);
-        let _ = users.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |now| {
-            // Else somebody wrote over it.
-            (now & !COUNT == writer.bits() && now & COUNT != 0).then(|| now - 1)
-        });
+        count_out(self.granule(first), writer);
+    }
+
+    #[inline]
+    fn first_of(&self, token: DmbToken) -> Result<u32, SubmitError> {
+        let first = index_of(token);
+        if first < self.granules() {
+            Ok(first)
+        } else {
+            Err(SubmitError::UnknownToken)
+        }
+    }
+
+    #[inline]
+    fn begin(
+        &self,
+        first: u32,
+        words: &Words,
+        token: DmbToken,
+        writer: Tag,
+    ) -> Result<Target, SubmitError> {
+        // A stranger must not be able to count himself in, so look before.
+        if words[granule::TOKEN].load(Ordering::SeqCst) != token.0
+            || words[granule::WRITER].load(Ordering::Relaxed) != writer.bits()
+        {
+            return Err(SubmitError::UnknownToken);
+        }
+        self.count_in(words, writer)?;
+        let looked = self.look_up(first, words, token);
+        if looked.is_err() {
+            count_out(words, writer);
+        }
+        looked
     }
 
     /// The memory of a place; `lease` is dropped together with the last clone of it.
@@ -242,18 +266,25 @@ impl Room {
         Some(place.ok()?.leased(lease))
     }
 
-    /// Copies into the buffer of a place, whose length the span must not pass.
+    /// Copies into the buffer of a place.
+    #[inline]
     pub(crate) fn copy_in(&self, place: Place, at: usize, data: &[u8]) -> Result<(), SubmitError> {
+        let end = at.checked_add(data.len());
+        if end.is_none_or(|end| end > place.len()) {
+            return Err(SubmitError::OutOfBounds);
+        }
         self.all
             .copy_in(self.layout.data(place.first) + at, data)
             .map_err(|_| SubmitError::OutOfBounds)
     }
 
-    fn look_up(&self, first: u32, token: DmbToken) -> Result<Target, SubmitError> {
-        if self.granule(first, granule::TOKEN).load(Ordering::SeqCst) != token.0 {
+    #[inline]
+    fn look_up(&self, first: u32, words: &Words, token: DmbToken) -> Result<Target, SubmitError> {
+        if words[granule::TOKEN].load(Ordering::SeqCst) != token.0 {
             return Err(SubmitError::UnknownToken);
         }
-        let Some(Claim::Taken { owner, order }) = self.claim(first) else {
+        let claim = Claim::of_word(words[granule::CLAIM].load(Ordering::SeqCst));
+        let Some(Claim::Taken { owner, order }) = claim else {
             return Err(SubmitError::UnknownToken);
         };
         if !self.is_live(owner) {
@@ -266,8 +297,9 @@ impl Room {
         Ok(Target { place, owner })
     }
 
-    fn count_in(&self, first: u32, writer: Tag) -> Result<(), SubmitError> {
-        let users = self.granule(first, granule::USERS);
+    #[inline]
+    fn count_in(&self, words: &Words, writer: Tag) -> Result<(), SubmitError> {
+        let users = &words[granule::USERS];
         for _ in 0..COUNT_TRIES {
             let now = users.load(Ordering::Relaxed);
             let next = if now & !COUNT == writer.bits() {
@@ -293,11 +325,11 @@ impl Room {
     }
 
     fn claim(&self, index: u32) -> Option<Claim> {
-        Claim::of_word(self.granule(index, granule::CLAIM).load(Ordering::SeqCst))
+        Claim::of_word(self.granule(index)[granule::CLAIM].load(Ordering::SeqCst))
     }
 
     fn swap_claim(&self, index: u32, old: Claim, new: Claim) -> bool {
-        let word = self.granule(index, granule::CLAIM);
+        let word = &self.granule(index)[granule::CLAIM];
         word.compare_exchange(
             old.to_word(),
             new.to_word(),
@@ -307,9 +339,44 @@ impl Room {
         .is_ok()
     }
 
-    fn granule(&self, index: u32, field: usize) -> &AtomicU64 {
-        self.word(self.layout.granule(index, field))
+    #[inline]
+    fn granule(&self, index: u32) -> &Words {
+        words(&self.all, self.layout.granule(index))
+            .expect("granules of the layout are inside of the memory and multiples of 8")
     }
+}
+
+/// A use of a buffer that lasts as long as one call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Turn<'a> {
+    pub(crate) target: Target,
+    words: &'a Words,
+}
+
+impl Turn<'_> {
+    /// After a write, whether the owner wants to hear of it.
+    #[inline]
+    pub(crate) fn must_signal(self) -> bool {
+        takes_want(self.words)
+    }
+}
+
+/// Writer: one use less.
+#[inline]
+fn count_out(words: &Words, writer: Tag) {
+    let users = &words[granule::USERS];
+    let _ = users.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |now| {
+        // Else somebody wrote over it.
+        (now & !COUNT == writer.bits() && now & COUNT != 0).then(|| now - 1)
+    });
+}
+
+/// Writer: after a write, whether the owner wanted to hear of it until now.
+#[inline]
+fn takes_want(words: &Words) -> bool {
+    fence(Ordering::SeqCst);
+    let want = &words[granule::WANT];
+    want.load(Ordering::Relaxed) != 0 && want.swap(0, Ordering::SeqCst) != 0
 }
 
 /// A buffer that is being used.

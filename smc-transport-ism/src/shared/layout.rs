@@ -28,6 +28,8 @@
 
 use smc_core::device::DeviceError;
 
+use crate::region::Words;
+
 /// Where things are, in bytes from the start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
@@ -108,10 +110,11 @@ impl Layout {
         self.ready_words().div_ceil(64)
     }
 
-    /// A word of a granule, which must be below the number of granules.
-    pub(crate) fn granule(&self, granule: u32, field: usize) -> usize {
+    /// The words of a granule, which must be below the number of granules.
+    #[inline]
+    pub(crate) fn granule(&self, granule: u32) -> usize {
         debug_assert!(granule < self.granules);
-        self.granules_at + granule as usize * GRANULE_LINE + field
+        self.granules_at + granule as usize * GRANULE_LINE
     }
 
     /// The bytes of a granule.
@@ -152,18 +155,19 @@ pub(crate) mod slot {
     pub(crate) const MAIL_SUMMARY: usize = 0x80;
 }
 
-/// Words of a granule.
+/// Words of a granule, by their number.
 pub(crate) mod granule {
     pub(crate) const CLAIM: usize = 0;
-    pub(crate) const WRITER: usize = 8;
-    pub(crate) const USERS: usize = 16;
-    pub(crate) const TOKEN: usize = 24;
-    pub(crate) const WANT: usize = 64;
+    pub(crate) const WRITER: usize = 1;
+    pub(crate) const USERS: usize = 2;
+    pub(crate) const TOKEN: usize = 3;
+    /// The first one of the second line.
+    pub(crate) const WANT: usize = 8;
 }
 
 const MAIL: usize = 0x100;
 const SLOTS_AT: usize = 0x1000;
-const GRANULE_LINE: usize = 128;
+const GRANULE_LINE: usize = size_of::<Words>();
 const PAGE: usize = 0x1000;
 
 /// As many as the summary of mail has bits.
@@ -187,8 +191,9 @@ mod tests {
                     continue;
                 };
                 let last = layout.ready(slots - 1, layout.ready_words() - 1) + 8;
-                assert!(last <= layout.granule(0, 0), "{layout:?}");
-                assert!(layout.granule(layout.granules - 1, GRANULE_LINE) <= layout.data(0));
+                assert!(last <= layout.granule(0), "{layout:?}");
+                let end = layout.granule(layout.granules - 1) + GRANULE_LINE;
+                assert!(end <= layout.data(0));
                 assert_eq!(layout.data(0) % PAGE, 0);
                 let end = layout.data(layout.granules - 1) + GRANULE;
                 assert!(end <= len);
