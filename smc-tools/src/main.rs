@@ -27,7 +27,9 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Measure SMC streams, TCP and UNIX sockets side by side, between two processes
-    Bench(bench::Args),
+    Bench(Box<bench::Args>),
+    /// Run the servers of `smc bench --remote`, which measures between two machines
+    BenchAgent(bench::AgentArgs),
     /// One end of a measurement
     #[command(hide = true)]
     BenchEnd(bench::EndArgs),
@@ -47,6 +49,7 @@ enum Command {
 fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Bench(args) => bench::run(&args),
+        Command::BenchAgent(args) => bench::run_agent(&args),
         Command::BenchEnd(args) => bench::run_end(&args),
         Command::Demo(args) => demo::run(&args),
         Command::Devices(args) => devices::run(&args),

@@ -2,8 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+use std::io::{BufRead as _, BufReader};
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
 
@@ -132,6 +133,55 @@ fn connections_share_the_memory_of_a_fabric() {
     let row = &report["rows"][0];
     let path = row["path"].as_str().unwrap();
     assert!(path.ends_with("receive ring of 16352 bytes"), "{path}");
+}
+
+#[test]
+fn a_server_may_be_elsewhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("ism.sock");
+    let smc = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_smc"));
+        let child = command.args(args).stdout(Stdio::piped()).spawn();
+        Ended(child.unwrap())
+    };
+    let path = socket.to_str().unwrap();
+    let mut fabric = smc(&["ism-server", path, "--size", "16M"]);
+    let mut agent = smc(&["bench-agent", "127.0.0.1:0", "--ism-server", path]);
+    fabric.line();
+    let at = agent.line();
+    let at = at.trim_end().rsplit(' ').next().unwrap();
+    let line = format!("rate bulk --sizes 64000 --remote {at} --ism-server {path}");
+    let report = json(&format!("{line} --transports ism-copy,tcp --buffer 64K"));
+    for row in report["rows"].as_array().unwrap() {
+        assert!(row["verified"].as_u64().unwrap() > 0, "{row:#}");
+        // Of the server's process nothing is seen.
+        assert!(row["figures"].get("cpu").is_none(), "{row:#}");
+    }
+    let path = report["rows"][0]["path"].as_str().unwrap();
+    assert!(path.starts_with("SMC-D v2.1 on ism"), "{path}");
+    let far = format!("rate --transports tcp --rounds 1 --time 20 --remote {at}");
+    drop(agent);
+    assert!(!bench(&far).status.success());
+}
+
+/// A program that is ended.
+struct Ended(Child);
+
+impl Ended {
+    /// The first line of its output.
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        let stdout = self.0.stdout.take().unwrap();
+        BufReader::new(stdout).read_line(&mut line).unwrap();
+        line
+    }
+}
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ended = self.0.kill();
+        let _reaped = self.0.wait();
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! What can be asked for.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use super::plan::Workload;
@@ -87,6 +88,16 @@ pub(crate) struct Args {
     /// CPUs of the client's and of the server's process, such as 0,1
     #[arg(long, value_name = "CLIENT,SERVER", value_parser = cpus)]
     pub(super) pin: Option<[usize; 2]>,
+
+    /// Have the server's end run in another machine, where `smc bench-agent` listens at this address;
+    /// CPU time is left out then
+    #[arg(long, value_name = "ADDRESS", requires = "transports")]
+    pub(super) remote: Option<SocketAddr>,
+
+    /// With `--remote`: ISM devices of this end are on the fabric of the ivshmem server with this
+    /// socket; else on that of an ivshmem device of this machine
+    #[arg(long, value_name = "PATH", requires = "remote")]
+    pub(super) ism_server: Option<PathBuf>,
 
     /// Print JSON instead of a table
     #[arg(long)]

@@ -11,7 +11,7 @@ use futures::channel::oneshot;
 use futures::future::{Either, select};
 use serde::{Deserialize, Serialize};
 
-use super::figure::Sample;
+use super::figure::{Figure, Sample};
 use super::meter::{self, Meter};
 use super::pair::Outcome;
 #[cfg(feature = "peers")]
@@ -45,8 +45,8 @@ pub(super) enum Role {
     Client {
         /// Where the server listens.
         address: String,
-        /// Number of the server's process.
-        server: u32,
+        /// Number of the server's process, unless that is in another machine.
+        server: Option<u32>,
     },
 }
 
@@ -96,7 +96,12 @@ fn perform(task: Task) -> Result<()> {
             let meter = Meter::new(server)?;
             let measured = runtime.block_on(drive(cell, dir, address, meter));
             say(&match measured {
-                Ok(sample) => Outcome::Measured(sample),
+                Ok(mut sample) => {
+                    if !meter.sees_both() {
+                        sample.figures.remove(&Figure::Cpu);
+                    }
+                    Outcome::Measured(sample)
+                }
                 Err(error) if is_crowded(&error) => Outcome::Crowded(format!("{error:#}")),
                 Err(error) => Outcome::Failed(format!("{error:#}")),
             })

@@ -12,28 +12,42 @@ use nix::unistd::Pid;
 /// Looks at what this process and the one at the other end have used up.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Meter {
-    peer: u32,
-    clock: ClockId,
+    /// The other process with its clock, if it is one of this machine.
+    peer: Option<(u32, ClockId)>,
 }
 
 impl Meter {
-    /// `peer` is the number of the other process.
-    pub(super) fn new(peer: u32) -> Result<Self> {
+    /// `peer` is the number of the other process, unless that is in another machine.
+    pub(super) fn new(peer: Option<u32>) -> Result<Self> {
+        let Some(peer) = peer else {
+            return Ok(Self { peer: None });
+        };
         let pid = Pid::from_raw(i32::try_from(peer)?);
         let clock = clock_getcpuclockid(pid).context("cannot see the CPU time of the server")?;
-        Ok(Self { peer, clock })
+        Ok(Self {
+            peer: Some((peer, clock)),
+        })
     }
 
-    /// CPU time of both processes since they started.
+    /// Whether both processes can be seen.
+    pub(super) fn sees_both(&self) -> bool {
+        self.peer.is_some()
+    }
+
+    /// CPU time of both processes since they started, or of this one if only it can be seen.
     pub(super) fn cpu(&self) -> Result<Duration> {
         let own = Duration::from(ClockId::CLOCK_PROCESS_CPUTIME_ID.now()?);
-        let peer = Duration::from(self.clock.now()?);
+        let peer = match self.peer {
+            Some((_, clock)) => clock.now()?.into(),
+            None => Duration::ZERO,
+        };
         Ok(own + peer)
     }
 
     /// User memory of both processes in bytes; what they share counts once.
     pub(super) fn memory(&self) -> Result<u64> {
-        Ok(proportional_set("self")? + proportional_set(&self.peer.to_string())?)
+        let (peer, _) = self.peer.context("the server is in another machine")?;
+        Ok(proportional_set("self")? + proportional_set(&peer.to_string())?)
     }
 
     /// Memory of the kernel's slabs in bytes: sockets and all the rest, of all processes.
@@ -86,7 +100,7 @@ mod tests {
 
     #[test]
     fn this_process_uses_something() {
-        let meter = Meter::new(std::process::id()).unwrap();
+        let meter = Meter::new(Some(std::process::id())).unwrap();
         assert!(meter.cpu().unwrap() > Duration::ZERO);
         assert!(meter.memory().unwrap() > 0);
     }

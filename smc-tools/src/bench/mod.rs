@@ -9,7 +9,10 @@
 //!
 //! Inside an end, [`runtime`] and [`transport`] hide what differs, and [`workload`] is the same
 //! code for all of them.
+//!
+//! The server's end may run in another machine, where an [`agent`] starts it.
 
+mod agent;
 mod args;
 mod end;
 mod figure;
@@ -26,6 +29,8 @@ mod stats;
 mod transport;
 mod workload;
 
+pub(crate) use agent::Args as AgentArgs;
+pub(crate) use agent::run as run_agent;
 pub(crate) use args::Args;
 pub(crate) use end::Args as EndArgs;
 pub(crate) use end::run as run_end;
@@ -66,7 +71,7 @@ fn measure(args: &Args) -> Result<bool> {
             if results.is_skipped(&cell) {
                 continue;
             }
-            let outcome = pair::run(&cell, |what| progress.say(what));
+            let outcome = pair::run(&cell, plan.remote, |what| progress.say(what));
             if let Outcome::Failed(why) = &outcome {
                 progress.say(&format!("{cell}: failed: {why}"));
             }

@@ -1,8 +1,8 @@
 //! The two processes of a measurement, as their parent sees them.
 
-use std::io::{BufRead as _, BufReader, Read as _};
-use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::io::{BufRead as _, BufReader, Read, Write as _};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -28,10 +28,11 @@ pub(super) enum Outcome {
     Crowded(String),
 }
 
-/// Measures a cell. When earlier measurements have left no port, waits until they are given back,
+/// Measures a cell, with the server in another machine if its agent is given. When earlier measurements have left no port, waits until they are given back,
 /// and says so with `say`.
-pub(super) fn run(cell: &Cell, say: impl Fn(&str)) -> Outcome {
-    let attempt = || measure(cell).unwrap_or_else(|error| Outcome::Failed(format!("{error:#}")));
+pub(super) fn run(cell: &Cell, remote: Option<SocketAddr>, say: impl Fn(&str)) -> Outcome {
+    let attempt =
+        || measure(cell, remote).unwrap_or_else(|error| Outcome::Failed(format!("{error:#}")));
     let outcome = match attempt() {
         Outcome::Crowded(why) => {
             say(&format!(
@@ -49,21 +50,27 @@ pub(super) fn run(cell: &Cell, say: impl Fn(&str)) -> Outcome {
     }
 }
 
-fn measure(cell: &Cell) -> Result<Outcome> {
+fn measure(cell: &Cell, remote: Option<SocketAddr>) -> Result<Outcome> {
     let dir = directory().context("cannot make a directory for the two processes")?;
     let patience = START + cell.settings.time * 10;
-    let mut server = End::start(cell, dir.path(), Role::Server)?;
+    let task = |role| Task {
+        cell: cell.clone(),
+        dir: dir.path().to_owned(),
+        role,
+    };
+    let server = match remote {
+        None => End::start(&task(Role::Server))?,
+        Some(agent) => End::start_remotely(&task(Role::Server), agent)?,
+    };
     let ready = server.line(START).context("the server did not start")?;
     let ready = match serde_json::from_str(&ready)? {
         Ready::At(address) => address,
         Ready::Skip(why) => return Ok(Outcome::Skipped(why)),
     };
-    let server_pid = server.child.id();
-    let client = Role::Client {
+    let client = End::start(&task(Role::Client {
         address: ready,
-        server: server_pid,
-    };
-    let mut client = End::start(cell, dir.path(), client)?;
+        server: server.process(),
+    }))?;
     let line = client.line(patience).context("the client failed")?;
     let outcome = serde_json::from_str(&line).context("the client talks nonsense")?;
     // The client goes first, so that the server sees connections end in order.
@@ -73,29 +80,32 @@ fn measure(cell: &Cell) -> Result<Outcome> {
 }
 
 /// In memory, where there is such a place: a file there is what ISM devices share.
-fn directory() -> std::io::Result<TempDir> {
+pub(super) fn directory() -> std::io::Result<TempDir> {
     TempDir::with_prefix_in(PREFIX, "/dev/shm").or_else(|_| TempDir::with_prefix(PREFIX))
 }
 
 /// One of the two, ended when dropped.
-struct End {
-    child: Child,
-    /// Its end is what ends the process, even if we are killed.
-    stdin: Option<ChildStdin>,
+pub(super) struct End {
+    life: Life,
     lines: mpsc::Receiver<String>,
 }
 
+/// What keeps an end going; it ends with that, even if we are killed.
+enum Life {
+    Child {
+        child: Child,
+        stdin: Option<ChildStdin>,
+    },
+    /// The connection to the agent.
+    Remote(TcpStream),
+}
+
 impl End {
-    fn start(cell: &Cell, dir: &Path, role: Role) -> Result<Self> {
-        let task = Task {
-            cell: cell.clone(),
-            dir: dir.to_owned(),
-            role,
-        };
+    pub(super) fn start(task: &Task) -> Result<Self> {
         let program = std::env::current_exe().context("cannot find the program itself")?;
         let mut child = Command::new(program)
             .arg("bench-end")
-            .arg(serde_json::to_string(&task)?)
+            .arg(serde_json::to_string(task)?)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -104,15 +114,37 @@ impl End {
         if let Some(stdout) = child.stdout.take() {
             thread::spawn(move || forward(stdout, &sender));
         }
-        Ok(Self {
-            stdin: child.stdin.take(),
-            child,
-            lines,
-        })
+        let stdin = child.stdin.take();
+        let life = Life::Child { child, stdin };
+        Ok(Self { life, lines })
+    }
+
+    /// Has an agent start it in its machine.
+    fn start_remotely(task: &Task, agent: SocketAddr) -> Result<Self> {
+        let attempt = || {
+            let mut stream = TcpStream::connect_timeout(&agent, START)?;
+            let mut line = serde_json::to_string(task)?;
+            line.push('\n');
+            stream.write_all(line.as_bytes())?;
+            anyhow::Ok((stream.try_clone()?, stream))
+        };
+        let (stream, reader) = attempt().with_context(|| format!("no agent at {agent}"))?;
+        let (sender, lines) = mpsc::channel();
+        thread::spawn(move || forward(reader, &sender));
+        let life = Life::Remote(stream);
+        Ok(Self { life, lines })
+    }
+
+    /// Number of the process, if it is one of this machine.
+    fn process(&self) -> Option<u32> {
+        match &self.life {
+            Life::Child { child, .. } => Some(child.id()),
+            Life::Remote(_) => None,
+        }
     }
 
     /// The next line of its output.
-    fn line(&mut self, patience: Duration) -> Result<String> {
+    pub(super) fn line(&self, patience: Duration) -> Result<String> {
         match self.lines.recv_timeout(patience) {
             Ok(line) => Ok(line),
             Err(mpsc::RecvTimeoutError::Timeout) => bail!("nothing within {patience:?}"),
@@ -123,24 +155,33 @@ impl End {
 
 impl Drop for End {
     fn drop(&mut self) {
-        drop(self.stdin.take());
-        let until = Instant::now() + END;
-        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < until {
-            thread::sleep(Duration::from_millis(1));
+        match &mut self.life {
+            Life::Child { child, stdin } => {
+                drop(stdin.take());
+                let until = Instant::now() + END;
+                while matches!(child.try_wait(), Ok(None)) && Instant::now() < until {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                // Most often it has ended by now.
+                let _killed = child.kill();
+                let _reaped = child.wait();
+            }
+            Life::Remote(stream) => {
+                // The agent closes its end when the process has ended.
+                let _unheard = stream.shutdown(Shutdown::Write);
+                while self.lines.recv_timeout(END).is_ok() {}
+            }
         }
-        // Most often it has ended by now.
-        let _killed = self.child.kill();
-        let _reaped = self.child.wait();
     }
 }
 
 /// Passes lines on, and then reads on so that the process never waits for us.
-fn forward(stdout: ChildStdout, to: &mpsc::Sender<String>) {
-    let mut stdout = BufReader::new(stdout);
+fn forward(output: impl Read, to: &mpsc::Sender<String>) {
+    let mut output = BufReader::new(output);
     let mut line = String::new();
-    while matches!(stdout.read_line(&mut line), Ok(count) if count > 0) {
+    while matches!(output.read_line(&mut line), Ok(count) if count > 0) {
         if to.send(std::mem::take(&mut line)).is_err() {
-            let _rest = stdout.read_to_end(&mut Vec::new());
+            let _rest = output.read_to_end(&mut Vec::new());
         }
     }
 }
@@ -148,7 +189,7 @@ fn forward(stdout: ChildStdout, to: &mpsc::Sender<String>) {
 const PREFIX: &str = "smc-bench-";
 
 /// How long a process may take to start, and what it takes to open connections and to warm up.
-const START: Duration = Duration::from_secs(60);
+pub(super) const START: Duration = Duration::from_secs(60);
 
 /// How long a process may take to end.
 const END: Duration = Duration::from_secs(3);

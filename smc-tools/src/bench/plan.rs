@@ -1,6 +1,8 @@
 //! What is measured, in which order.
 
 use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
@@ -19,6 +21,8 @@ pub(super) struct Plan {
     pub(super) transports: Vec<Kind>,
     pub(super) runtimes: Vec<Runtime>,
     pub(super) rounds: u32,
+    /// Where the agent of another machine listens that runs the servers.
+    pub(super) remote: Option<SocketAddr>,
     pub(super) settings: Settings,
 }
 
@@ -58,6 +62,18 @@ pub(super) struct Settings {
     pub(super) polling: Option<Duration>,
     /// CPUs of the client and of the server.
     pub(super) pin: Option<[usize; 2]>,
+    /// What is different when the two are in two machines.
+    pub(super) apart: Option<Apart>,
+}
+
+/// How an end meets one in another machine.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Apart {
+    /// Where servers listen.
+    pub(super) at: IpAddr,
+    /// Socket of the ivshmem server whose fabric ISM devices of this end are on. Without one it is
+    /// that of an ivshmem device of the machine.
+    pub(super) ism_server: Option<PathBuf>,
 }
 
 /// What the two processes do.
@@ -88,10 +104,12 @@ pub(super) enum Load {
 
 impl Plan {
     pub(super) fn new(args: &Args) -> Result<Self> {
-        let workloads = match args.workloads.is_empty() {
+        let mut workloads = match args.workloads.is_empty() {
             true => Workload::value_variants().to_vec(),
             false => distinct(&args.workloads),
         };
+        // It weighs the memory of both ends.
+        workloads.retain(|workload| args.remote.is_none() || *workload != Workload::Fanin);
         let transports = match args.transports.is_empty() {
             true => Kind::value_variants().to_vec(),
             false => distinct(&args.transports),
@@ -118,6 +136,7 @@ impl Plan {
             transports,
             runtimes: distinct(&args.runtime),
             rounds: args.rounds,
+            remote: args.remote,
             settings: Settings {
                 time: Duration::from_millis(args.time),
                 ball: args.ball,
@@ -127,8 +146,17 @@ impl Plan {
                 buffer: args.buffer,
                 polling: args.polling.map(Duration::from_micros),
                 pin: args.pin,
+                apart: args.remote.map(|agent| Apart {
+                    at: agent.ip(),
+                    ism_server: args.ism_server.clone(),
+                }),
             },
         };
+        if args.remote.is_some() {
+            for kind in &plan.transports {
+                ensure!(kind.leaves_the_machine(), "{kind} stays within a machine");
+            }
+        }
         ensure!(
             plan.cells(0).next().is_some(),
             "none of these transports carries any of these workloads"
@@ -153,6 +181,15 @@ impl Plan {
                 })
             })
         })
+    }
+}
+
+impl Settings {
+    /// Where a server listens, on any port.
+    pub(super) fn any_port(&self) -> SocketAddr {
+        let own = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        let at = self.apart.as_ref().map_or(own, |apart| apart.at);
+        (at, 0).into()
     }
 }
 
@@ -301,6 +338,25 @@ mod tests {
         assert_eq!(cells.len(), 5);
         assert!(plan_error("http --transports loop-inplace"));
         assert!(plan_error("nonsense") && plan_error("--runtime none") && plan_error("--time 0"));
+    }
+
+    #[test]
+    fn what_stays_within_a_machine_is_not_measured_between_two() {
+        let far = "--remote 10.0.0.2:7000 --transports";
+        let plan = plan(&format!("{far} ism-copy,tcp --ism-server /run/s")).unwrap();
+        assert!(
+            plan.cases
+                .iter()
+                .all(|case| case.workload != Workload::Fanin)
+        );
+        let apart = plan.settings.apart.clone().unwrap();
+        assert_eq!(apart.ism_server, Some("/run/s".into()));
+        assert_eq!(plan.settings.any_port(), "10.0.0.2:0".parse().unwrap());
+        for kind in ["loop", "loop-inplace", "unix"] {
+            assert!(plan_error(&format!("rate {far} {kind}")), "{kind}");
+        }
+        assert!(plan_error(&format!("fanin {far} tcp")));
+        assert!(plan_error("rate --remote 10.0.0.2:7000") && plan_error("rate --ism-server /s"));
     }
 
     fn plan_error(line: &str) -> bool {

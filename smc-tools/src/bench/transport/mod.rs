@@ -66,6 +66,11 @@ impl Kind {
             Self::Iceoryx2 => matches!(workload, Workload::Rate | Workload::Pingpong),
         }
     }
+
+    /// Whether its two ends can be in two machines.
+    pub(super) fn leaves_the_machine(self) -> bool {
+        matches!(self, Self::Ism | Self::IsmCopy | Self::Tcp | Self::Fallback)
+    }
 }
 
 impl fmt::Display for Kind {

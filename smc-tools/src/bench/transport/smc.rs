@@ -2,7 +2,7 @@
 
 use std::io;
 use std::marker::PhantomData;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::task::{Context, Poll, ready};
 use anyhow::{Result, ensure};
 use futures_lite::{AsyncBufRead, AsyncRead, AsyncWrite};
 use smc_core::device::Device;
-use smc_core::io::negotiate::Local;
+use smc_core::io::negotiate::{Assume, Local};
 use smc_core::{Endpoint, Mode, Policy, Stream};
 use smc_transport_ism::{IsmDevice, Place};
 use smc_transport_loop::LoopDevice;
@@ -183,9 +183,8 @@ pub(in crate::bench) struct Listener<S> {
 impl<S: Reading> Listener<S> {
     pub(in crate::bench) async fn open(cell: &Cell, dir: &Path) -> Result<Self> {
         let endpoint = endpoint(cell, dir)?;
-        let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         Ok(Self {
-            listener: endpoint.bind(any).await?,
+            listener: endpoint.bind(cell.settings.any_port()).await?,
             _endpoint: endpoint,
             reading: PhantomData,
         })
@@ -220,10 +219,13 @@ fn endpoint(cell: &Cell, dir: &Path) -> Result<Endpoint> {
     if cell.transport == Kind::LoopInplace {
         builder = builder.trust_peers(trust_peer());
     }
-    Ok(builder
-        .device(device(cell, dir)?)
-        .negotiation(Arc::new(Local::new().with_directory(dir)))
-        .build()?)
+    let builder = builder.device(device(cell, dir)?);
+    Ok(match &cell.settings.apart {
+        None => builder.negotiation(Arc::new(Local::new().with_directory(dir))),
+        // The two know of each other.
+        Some(_) => builder.negotiation(Arc::new(Assume::new())),
+    }
+    .build()?)
 }
 
 /// What carries the streams: this is the one place that knows how a device is made.
@@ -235,9 +237,15 @@ fn device(cell: &Cell, dir: &Path) -> Result<Arc<dyn Device>> {
     }
     let buffers = 2 * cell.case.connections();
     let len = ring(cell).unwrap_or(RING_MAX) * 2 * buffers;
-    let place = Place::directory(dir.join("ism"))
-        .with_len(len.max(ISM_MEMORY) / 16 * 17)
-        .with_nocopy(in_place);
+    let place = match &cell.settings.apart {
+        None => Place::directory(dir.join("ism"))
+            .with_len(len.max(ISM_MEMORY) / 16 * 17)
+            .with_nocopy(in_place),
+        Some(apart) => match &apart.ism_server {
+            Some(path) => Place::server(path),
+            None => Place::guest(),
+        },
+    };
     let device = IsmDevice::builder(place).max_dmbs(buffers.max(ISM_BUFFERS));
     Ok(Arc::new(device.build()?))
 }

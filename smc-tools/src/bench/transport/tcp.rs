@@ -1,7 +1,7 @@
 //! TCP over the loopback interface, as the runtimes have it.
 
 use std::io;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 
 use anyhow::Result;
 use smol::net as smol_net;
@@ -61,7 +61,7 @@ impl Connect for SmolConnector {
 
 impl SmolListener {
     pub(in crate::bench) fn bind(settings: &Settings) -> Result<Self> {
-        let listener = smol::Async::<std::net::TcpListener>::bind(ANY)?;
+        let listener = smol::Async::<std::net::TcpListener>::bind(settings.any_port())?;
         Ok(Self(listener.into(), Buffers(settings.buffer)))
     }
 }
@@ -104,8 +104,12 @@ impl Connect for TokioConnector {
 
 impl TokioListener {
     pub(in crate::bench) fn bind(settings: &Settings) -> Result<Self> {
-        let socket = tokio::net::TcpSocket::new_v4()?;
-        socket.bind(ANY.into())?;
+        let at = settings.any_port();
+        let socket = match at {
+            SocketAddr::V4(_) => tokio::net::TcpSocket::new_v4()?,
+            SocketAddr::V6(_) => tokio::net::TcpSocket::new_v6()?,
+        };
+        socket.bind(at)?;
         Ok(Self(socket.listen(BACKLOG)?, Buffers(settings.buffer)))
     }
 }
@@ -124,8 +128,6 @@ impl Accept for TokioListener {
         Ok(self.0.local_addr()?.to_string())
     }
 }
-
-const ANY: (Ipv4Addr, u16) = (Ipv4Addr::LOCALHOST, 0);
 
 /// That of SMC listeners, too.
 const BACKLOG: u32 = 1024;

@@ -1,0 +1,82 @@
+//! Starts the servers of measurements that are driven from another machine.
+
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context as _, Result, ensure};
+
+use super::end::{Role, Task};
+use super::pair::{End, START, directory};
+use super::plan::Apart;
+
+/// Arguments of `smc bench-agent`.
+///
+/// Runs until it is ended. Whoever can connect has servers of measurements started, and nothing
+/// else.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Example, in a guest with an ivshmem device, and on its host:
+  smc bench-agent 10.0.0.2:7000
+  smc bench rate pingpong bulk --transports ism-copy,tcp --remote 10.0.0.2:7000 \\
+      --ism-server /run/smc/ism.sock")]
+pub(crate) struct Args {
+    /// Where to listen; servers do so at the same address, on other ports
+    #[arg(value_name = "ADDRESS")]
+    at: SocketAddr,
+
+    /// ISM devices are on the fabric of the ivshmem server with this socket; else on that of an
+    /// ivshmem device of this machine
+    #[arg(long, value_name = "PATH")]
+    ism_server: Option<PathBuf>,
+}
+
+/// Runs `smc bench-agent`.
+pub(crate) fn run(args: &Args) -> ExitCode {
+    match serve(args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("smc bench-agent: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn serve(args: &Args) -> Result<()> {
+    let listener = TcpListener::bind(args.at).with_context(|| format!("no {}", args.at))?;
+    println!("listening at {}", listener.local_addr()?);
+    loop {
+        let (stream, _) = listener.accept()?;
+        // One after the other: two would disturb each other.
+        if let Err(error) = attend(args, stream) {
+            eprintln!("smc bench-agent: {error:#}");
+        }
+    }
+}
+
+/// Starts what the other machine asks for, says what it says, and ends it when the other machine
+/// has had enough.
+fn attend(args: &Args, mut stream: TcpStream) -> Result<()> {
+    let mut reader = BufReader::new(stream.try_clone()?.take(TASK_MAX));
+    stream.set_read_timeout(Some(START))?;
+    let mut line = String::new();
+    reader.read_line(&mut line).context("no task")?;
+    let mut task: Task = serde_json::from_str(&line).context("not a task")?;
+    ensure!(matches!(task.role, Role::Server), "not a server's task");
+    let dir = directory().context("cannot make a directory")?;
+    task.dir = dir.path().to_owned();
+    task.cell.settings.apart = Some(Apart {
+        at: stream.local_addr()?.ip(),
+        ism_server: args.ism_server.clone(),
+    });
+    let server = End::start(&task)?;
+    stream.write_all(server.line(START)?.as_bytes())?;
+    stream.set_read_timeout(None)?;
+    // However it ends, it is over.
+    let _ended = io::copy(&mut reader, &mut io::sink());
+    Ok(())
+}
+
+/// Bytes of a task, and more than that.
+const TASK_MAX: u64 = 1 << 16;
