@@ -2,9 +2,10 @@
 //!
 //! The server runs in this process. Two guests have ivshmem devices and are told, like processes of
 //! the host, to be one side of each scene: `call` and `serve` are the sides, `job` is what they do,
-//! `model` the stream model between two of them, `stage` is where they run, `inside` what one guest does with several devices of its own, and
+//! `model` the stream model between two of them, `stage` is where they run, `bench` measures there, `inside` what one guest does with several devices of its own, and
 //! `failures` is what happens when a process, a machine or the server ends.
 
+mod bench;
 mod call;
 mod failures;
 mod inside;
@@ -32,6 +33,13 @@ pub(crate) struct IsmArgs {
     /// Only show streams from this host to a guest
     #[arg(long)]
     demo: bool,
+    /// Measure this host and a guest instead, by `smc bench`: ISM, and TCP over virtio-net. Takes
+    /// root, for the network
+    #[arg(long, conflicts_with = "demo")]
+    bench: bool,
+    /// Rounds of that
+    #[arg(long, default_value_t = 5)]
+    rounds: u32,
     /// How much is exchanged in the scene for that, each way
     #[arg(long, value_name = "BYTES", default_value_t = 100_000_000)]
     bulk: u64,
@@ -121,6 +129,10 @@ pub(crate) fn side(args: &SideArgs) -> Result<bool> {
 
 /// Boots guests and plays all scenes.
 pub(crate) fn run(args: &IsmArgs) -> Result<bool> {
+    if args.bench {
+        let on = |wanted: Option<bool>| wanted.unwrap_or(false);
+        return bench::run(on(args.nocopy), on(args.vfio), args.rounds);
+    }
     let started = Instant::now();
     let mut failed = 0;
     let mut modes = MODES.to_vec();

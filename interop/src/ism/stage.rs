@@ -68,7 +68,8 @@ impl Stage {
         let path = std::env::temp_dir().join(format!("smc-ism-{}.sock", std::process::id()));
         let serving = Some(Serving::start(&path, nocopy, vfio)?);
         let ports = [free_port()?, free_port()?];
-        let equipment = [0, 1].map(|guest| equipment(&path, vfio, ports[guest], DEVICES[guest]));
+        let equipment =
+            [0, 1].map(|guest| equipment(&path, vfio, &forwarded(ports[guest]), DEVICES[guest]));
         let mut lab = Lab::boot_equipped([Version::V6_12; 2], &[], &equipment)?;
         for guest in 0..2 {
             set_up(&mut lab, guest, vfio)?;
@@ -298,7 +299,7 @@ impl Drop for Stage {
 }
 
 /// A server.
-enum Serving {
+pub(super) enum Serving {
     /// With its thread. It ends in order.
     Here(Arc<Server>, Option<JoinHandle<()>>),
     /// A process, which is killed.
@@ -306,7 +307,7 @@ enum Serving {
 }
 
 impl Serving {
-    fn start(path: &Path, nocopy: bool, is_apart: bool) -> Result<Self> {
+    pub(super) fn start(path: &Path, nocopy: bool, is_apart: bool) -> Result<Self> {
         if is_apart {
             return Self::start_apart(path, nocopy);
         }
@@ -370,8 +371,8 @@ fn server(path: &Path, nocopy: bool) -> Result<Server> {
     Ok(Server::builder(path).len(MEMORY).nocopy(nocopy).bind()?)
 }
 
-/// What a guest has besides: ivshmem devices, and a way from and to the host.
-fn equipment(server: &Path, vfio: bool, port: u16, devices: usize) -> Vec<String> {
+/// What a guest has besides: ivshmem devices, and a network with the host, by its backend.
+pub(super) fn equipment(server: &Path, vfio: bool, way: &str, devices: usize) -> Vec<String> {
     let mut args = Vec::new();
     let mut add = |option: &str, value: String| args.extend([option.to_owned(), value]);
     // With a single processor to come, QEMU emulates fences and atomic instructions as if nobody
@@ -380,16 +381,7 @@ fn equipment(server: &Path, vfio: bool, port: u16, devices: usize) -> Vec<String
     if vfio {
         add("-device", "intel-iommu,intremap=on".to_owned());
     }
-    let forwards: Vec<_> = (0..SERVERS)
-        .map(|number| {
-            format!(
-                ",hostfwd=tcp:127.0.0.1:{}-{INSIDE}:{}",
-                port + number,
-                PORT + number
-            )
-        })
-        .collect();
-    add("-netdev", format!("user,id=host{}", forwards.concat()));
+    add("-netdev", format!("{way},id=host"));
     let mac = "mac=52:54:00:00:00:0f";
     add(
         "-device",
@@ -402,6 +394,16 @@ fn equipment(server: &Path, vfio: bool, port: u16, devices: usize) -> Vec<String
         add("-device", format!("ivshmem-doorbell,{chardev},vectors=1"));
     }
     args
+}
+
+/// A backend that needs no privileges: ports of this host are some of the guest.
+fn forwarded(port: u16) -> String {
+    let forward = |number| {
+        let (outside, inside) = (port + number, PORT + number);
+        format!(",hostfwd=tcp:127.0.0.1:{outside}-{INSIDE}:{inside}")
+    };
+    let forwards: Vec<_> = (0..SERVERS).map(forward).collect();
+    format!("user{}", forwards.concat())
 }
 
 /// Gives a guest that has just booted its addresses, and its devices the driver that they need.
@@ -423,7 +425,7 @@ fn set_up(lab: &mut Lab, guest: usize, vfio: bool) -> Result<()> {
 }
 
 /// Gives a guest's ivshmem devices to vfio-pci.
-fn bind_to_vfio(lab: &mut Lab, guest: usize) -> Result<()> {
+pub(super) fn bind_to_vfio(lab: &mut Lab, guest: usize) -> Result<()> {
     let addresses: Vec<String> = lab.order(guest, Order::ListDir(PCI.to_owned()))?;
     for address in addresses {
         let file = |name: &str| format!("{PCI}/{address}/{name}");

@@ -1,0 +1,97 @@
+//! `smc bench` between this host and a guest, with ISM and TCP over virtio-net in the same run.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+
+use super::stage::{Serving, bind_to_vfio, equipment};
+use crate::lab::{self, Lab, Version};
+use crate::protocol::{Event, Order};
+
+/// Boots, and measures. Whether everything could be measured is the result.
+pub(super) fn run(nocopy: bool, vfio: bool, rounds: u32) -> Result<bool> {
+    let smc = program()?;
+    let socket = std::env::temp_dir().join(format!("smc-ism-{}.sock", std::process::id()));
+    let _serving = Serving::start(&socket, nocopy, false)?;
+    let interface = format!("smc{}", std::process::id());
+    let way = format!("tap,ifname={interface},script=no,downscript=no");
+    let equipment = equipment(&socket, vfio, &way, 1);
+    // The second guest has nothing to do.
+    let mut lab = Lab::boot_equipped([Version::V6_12; 2], &[&smc], &[equipment, Vec::new()])?;
+    println!(
+        "Linux {} in QEMU without KVM; ISM devices have {}",
+        lab.kernel(GUEST),
+        if vfio { "interrupts" } else { "no interrupts" }
+    );
+    lab.exec(GUEST, "ip link set lo up")?;
+    lab.exec(GUEST, &format!("ip addr add {INSIDE}/24 dev eth2"))?;
+    lab.exec(GUEST, "ip link set eth2 up")?;
+    // It is gone when QEMU is.
+    ip(&["addr", "add", &format!("{OUTSIDE}/24"), "dev", &interface])?;
+    ip(&["link", "set", &interface, "up"])?;
+    if vfio {
+        bind_to_vfio(&mut lab, GUEST)?;
+    }
+    let agent = format!("{INSIDE}:7000");
+    start_agent(&mut lab, &smc, &agent)?;
+    let mut bench = Command::new(&smc);
+    bench
+        .args(["bench", "rate", "pingpong", "bulk", "--sizes", "64000"])
+        .args(["--time", "1000", "--rounds", &rounds.to_string()])
+        .args([
+            "--transports",
+            if nocopy { "ism,tcp" } else { "ism-copy,tcp" },
+        ])
+        .args(["--remote", &agent, "--ism-server"])
+        .arg(&socket);
+    let status = bench.status().with_context(|| format!("{bench:?}"))?;
+    Ok(status.success())
+}
+
+fn start_agent(lab: &mut Lab, smc: &Path, at: &str) -> Result<()> {
+    let argv = [&lab::in_guest(smc)?, "bench-agent", at].map(str::to_owned);
+    let order = Order::Spawn {
+        run: 0,
+        argv: argv.into(),
+        env: Vec::new(),
+    };
+    lab.order::<()>(GUEST, order)?;
+    let deadline = Instant::now() + START;
+    while let Some(happening) = lab.happening(deadline)? {
+        match happening.event {
+            Event::Log(line) if line.starts_with("listening") => return Ok(()),
+            Event::Log(line) => println!("{line}"),
+            Event::Ended(code) => bail!("the agent has ended: {code:?}"),
+            _ => {}
+        }
+    }
+    bail!("the agent does not listen within {START:?}")
+}
+
+fn ip(args: &[&str]) -> Result<()> {
+    let status = Command::new("ip").args(args).status();
+    let status = status.context("cannot run ip (package iproute2)")?;
+    ensure!(status.success(), "ip {}: {status}", args.join(" "));
+    Ok(())
+}
+
+/// The `smc` command of the same profile.
+fn program() -> Result<PathBuf> {
+    let program = std::env::current_exe()?.with_file_name("smc");
+    ensure!(
+        program.exists(),
+        "there is no {}: cargo build --release -p smc-tools",
+        program.display()
+    );
+    Ok(program)
+}
+
+const GUEST: usize = 0;
+
+/// Of the guest and its host to each other.
+const INSIDE: &str = "10.93.0.2";
+const OUTSIDE: &str = "10.93.0.1";
+
+const START: Duration = Duration::from_secs(60);
