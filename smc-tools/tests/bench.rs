@@ -158,7 +158,7 @@ fn a_server_may_be_elsewhere() {
         assert!(row["figures"].get("cpu").is_none(), "{row:#}");
     }
     let path = report["rows"][0]["path"].as_str().unwrap();
-    assert!(path.starts_with("SMC-D v2.1 on ism"), "{path}");
+    assert!(path.starts_with("SMC-D v2.1 copy on ism"), "{path}");
     let far = format!("rate --transports tcp --rounds 1 --time 20 --remote {at}");
     drop(agent);
     assert!(!bench(&far).status.success());

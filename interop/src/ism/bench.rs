@@ -39,7 +39,8 @@ pub(super) fn run(nocopy: bool, vfio: bool, rounds: u32) -> Result<bool> {
     let mut bench = Command::new(&smc);
     bench
         .args(["bench", "rate", "pingpong", "bulk", "--sizes", "64000"])
-        .args(["--time", "1000", "--rounds", &rounds.to_string()])
+        .args(["--runtime", "smol", "--time", "1000"])
+        .args(["--rounds", &rounds.to_string()])
         .args([
             "--transports",
             if nocopy { "ism,tcp" } else { "ism-copy,tcp" },
