@@ -113,14 +113,15 @@ impl Shared {
             if state.is_over {
                 return;
             }
-            if state.is_armed && self.room.sleep_of(self.slot) != Sleep::Asleep {
-                state.is_armed = false;
-                pause = SHORTEST;
-                if self.room.sleep_of(self.slot) == Sleep::Rung {
-                    drop(state);
+            match self.room.sleep_of(self.slot) {
+                // Again and again until the driver has looked, which it shows by another word: a
+                // ring that it misses must not be the last one.
+                Sleep::Rung if self.must_look => {
+                    state.is_armed = true;
                     self.doorbell.ring_own();
-                    continue;
                 }
+                Sleep::Awake => state.is_armed = false,
+                Sleep::Rung | Sleep::Asleep => {}
             }
             let until_beat = next_beat.saturating_duration_since(now);
             let is_armed = state.is_armed;
@@ -154,3 +155,36 @@ impl Shared {
 /// Between two looks.
 const SHORTEST: Duration = Duration::from_micros(50);
 const LONGEST: Duration = Duration::from_millis(2);
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    use smc_core::mem::Region;
+
+    use super::*;
+    use crate::shared::Plan;
+
+    #[test]
+    fn a_sleeping_driver_is_rung_until_it_has_looked() {
+        let plan = Plan {
+            slots: 2,
+            nocopy: false,
+        };
+        let room = Arc::new(Room::make(Region::anonymous(1 << 20), plan).unwrap());
+        let doorbell = Arc::new(Doorbell::new().unwrap());
+        let bell = Arc::clone(&doorbell);
+        let poller = Poller::start(Arc::clone(&room), 0, bell, true).unwrap();
+        room.sleep(0);
+        poller.arm();
+        assert!(room.must_ring(0));
+        let patience = Timespec {
+            tv_sec: 10,
+            tv_nsec: 0,
+        };
+        for ring in 0..3 {
+            let mut fds = [PollFd::from_borrowed_fd(doorbell.as_fd(), PollFlags::IN)];
+            assert_eq!(poll(&mut fds, Some(&patience)).unwrap(), 1, "ring {ring}");
+            doorbell.rang(|_| {}).unwrap();
+        }
+    }
+}
