@@ -51,6 +51,7 @@ pub mod error;
 pub mod io;
 pub mod mem;
 pub mod proto;
+pub mod random;
 
 pub use config::Policy;
 pub use error::{Error, FallbackReason};

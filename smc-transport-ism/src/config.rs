@@ -1,6 +1,7 @@
 //! How a device is set up.
 
 use smc_core::device::{DeviceError, Identity, Limits};
+use smc_core::random::{emulated_gid, is_emulated_gid};
 use smc_wire::size::SizeCode;
 use smc_wire::types::{Gid, PnetId};
 
@@ -85,9 +86,9 @@ impl Builder {
             return Err(DeviceError::Invalid("a device without buffers"));
         }
         let gid = match self.gid {
-            Some(gid) if random::is_emulated(gid) => gid,
+            Some(gid) if is_emulated_gid(gid) => gid,
             Some(_) => return Err(DeviceError::Invalid("a GID with a half of zero")),
-            None => random::gid()?,
+            None => emulated_gid().map_err(random::failed)?,
         };
         let identity = match self.pnet_id {
             Some(pnet_id) => Identity::new(self.name).with_pnet_id(pnet_id),

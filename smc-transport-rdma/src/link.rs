@@ -355,9 +355,8 @@ pub(crate) struct Pending {
 impl Pending {
     /// Puts a fresh link into its device's table.
     pub(crate) fn new(core: Arc<Core>, entry: &port::Entry) -> Result<Self, DeviceError> {
-        let mut psn = [0; 3];
-        rustix::rand::getrandom(&mut psn, rustix::rand::GetRandomFlags::empty())
-            .map_err(|error| DeviceError::os("choosing a sequence number", &error.into()))?;
+        let psn = smc_core::random::bytes()
+            .map_err(|error| DeviceError::os("choosing a sequence number", &error))?;
         let own = LinkAddress {
             gid: entry.address.gid,
             mac: entry.address.mac,

@@ -22,7 +22,7 @@ use crate::mem::sync::{AtomicBool, Ordering};
 pub(crate) struct Deadlines {
     runtime: Arc<dyn Runtime>,
     pending: Mutex<Pending>,
-    /// Something comes before what the task waits for, or there are no deadlines any more.
+    /// Something comes before what the task waits for.
     news: AtomicBool,
     task: AtomicWaker,
 }
@@ -69,13 +69,9 @@ impl Deadlines {
         // A waker may own a task, which is not to be dropped with the lock held.
         drop(old);
         if is_sooner {
-            self.call();
+            self.news.store(true, Ordering::Release);
+            self.task.wake();
         }
-    }
-
-    fn call(&self) {
-        self.news.store(true, Ordering::Release);
-        self.task.wake();
     }
 
     /// Wakes whoever is due. Returns what comes next.

@@ -98,8 +98,7 @@ impl Spin {
         TURN.set(turn);
         if !first && turn.wrapping_sub(self.turn) > COMPANY {
             // Others look as well, so the executor is busy, and will be when news comes.
-            self.set_window(self.window / 2);
-            return self.park(now);
+            return self.park_in_vain(now);
         }
         self.turn = turn;
         if CROWDED.get().is_some_and(|until| now < until) {
@@ -109,6 +108,11 @@ impl Spin {
             yield_processor(now);
             return Step::Yield;
         }
+        self.park_in_vain(now)
+    }
+
+    /// Nothing came within the window, or looking did not pay: the next one is shorter.
+    fn park_in_vain(&mut self, now: Instant) -> Step {
         self.set_window(match self.window < WINDOW_MIN {
             true => Duration::ZERO,
             false => self.window / 2,

@@ -41,7 +41,7 @@ pub(crate) struct Conn {
     pub(crate) mode: Mode,
     pub(crate) peer_addr: SocketAddr,
     pub(crate) socket: Arc<dyn Socket>,
-    /// Both ends are ours, so that nobody cares how TCP is closed.
+    /// Says how TCP is closed, and whether it is looked at.
     kinship: Kinship,
     /// Nothing is wrong with TCP yet, as far as anybody has looked.
     young: AtomicBool,

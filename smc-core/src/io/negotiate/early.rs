@@ -10,19 +10,22 @@
 //! A client that cannot do what it has confirmed can only end the connection. It tries again then
 //! without confirming early, and may find that the stream has to be TCP.
 
-use smc_wire::clc::{AcceptConfirm, Body, DirectEnd, Step};
+use smc_wire::clc::{AcceptConfirm, Body, DirectEnd, Step, Terms};
 use smc_wire::size::SizeCode;
 use smc_wire::types::{DmbToken, Gid};
 
 /// What a handshake of SMC-D came to, in a link group that was there before.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Precedent {
-    /// The listener's end.
-    server: DirectEnd,
-    /// The client's end.
-    client: DirectEnd,
-    accept: AcceptConfirm,
-    confirm: AcceptConfirm,
+    accept: Direct,
+    confirm: Direct,
+}
+
+/// What a message said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Direct {
+    terms: Terms,
+    end: DirectEnd,
 }
 
 impl Precedent {
@@ -30,45 +33,37 @@ impl Precedent {
     /// over SMC-D.
     #[must_use]
     pub fn new(accept: &[u8], confirm: &[u8]) -> Option<Self> {
-        let accept = read(accept, Step::Accept)?;
-        let confirm = read(confirm, Step::Confirm)?;
-        let (Body::D(server), Body::D(client)) = (&accept.body, &confirm.body) else {
-            return None;
-        };
         Some(Self {
-            server: *server,
-            client: *client,
-            accept,
-            confirm,
+            accept: Direct::read(accept, Step::Accept)?,
+            confirm: Direct::read(confirm, Step::Confirm)?,
         })
     }
 
     /// The listener's device.
     #[must_use]
     pub fn server(&self) -> Gid {
-        self.server.gid
+        self.accept.end.gid
     }
 
     /// The client's device.
     #[must_use]
     pub fn client(&self) -> Gid {
-        self.client.gid
+        self.confirm.end.gid
     }
 
     /// Size of the client's receive buffer.
     #[must_use]
     pub fn size(&self) -> SizeCode {
-        self.client.size
+        self.confirm.end.size
     }
 
     /// What to say for a connection that has this receive buffer.
     #[must_use]
     pub fn confirm(mut self, buffer: DmbToken) -> Option<Early> {
-        self.client.dmb = buffer;
-        self.confirm.body = Body::D(self.client);
+        self.confirm.end.dmb = buffer;
         Some(Early {
-            accept: emit(&self.accept)?,
-            confirm: emit(&self.confirm)?,
+            accept: self.accept.emit(Step::Accept)?,
+            confirm: self.confirm.emit(Step::Confirm)?,
         })
     }
 }
@@ -85,48 +80,54 @@ impl Early {
     /// Whether this ACCEPT is the one that was expected, so that the CONFIRM holds.
     #[must_use]
     pub fn answers(&self, accept: &[u8]) -> bool {
-        let expected = read(&self.accept, Step::Accept);
-        let actual = read(accept, Step::Accept);
-        match (expected, actual) {
-            (Some(expected), Some(actual)) => without_buffer(expected) == without_buffer(actual),
-            _ => false,
-        }
+        let read = |bytes| Direct::read(bytes, Step::Accept).map(Direct::without_buffer);
+        let expected = read(&self.accept);
+        expected.is_some() && expected == read(accept)
     }
 
     /// Whether this message says nothing but what was said already.
     pub(super) fn says(&self, message: &[u8]) -> bool {
-        let confirm = |bytes| read(bytes, Step::Confirm).map(|message| message.body);
-        match (confirm(&self.confirm), confirm(message)) {
-            (Some(Body::D(said)), Some(Body::D(now))) => {
-                // The number of our link group is for display.
-                said == DirectEnd {
+        let read = |bytes| Direct::read(bytes, Step::Confirm).map(|it| it.end);
+        // The number of our link group is for display.
+        read(&self.confirm).is_some_and(|said| {
+            let now = read(message);
+            now.is_some_and(|now| {
+                DirectEnd {
                     group: said.group,
                     ..now
-                }
-            }
-            _ => false,
-        }
+                } == said
+            })
+        })
     }
 }
 
-/// A message of this kind, that makes no link group.
-fn read(bytes: &[u8], step: Step) -> Option<AcceptConfirm> {
-    let message = AcceptConfirm::parse(bytes).ok()?;
-    (message.step == step && !message.is_first_contact()).then_some(message)
-}
+impl Direct {
+    /// From a message of this kind, that makes no link group.
+    fn read(bytes: &[u8], step: Step) -> Option<Self> {
+        let message = AcceptConfirm::parse(bytes).ok()?;
+        match message.body {
+            Body::D(end) if message.step == step && !message.is_first_contact() => Some(Self {
+                terms: message.terms,
+                end,
+            }),
+            _ => None,
+        }
+    }
 
-/// What does not change from one handshake to the next.
-fn without_buffer(message: AcceptConfirm) -> AcceptConfirm {
-    let body = match message.body {
-        Body::D(end) => Body::D(DirectEnd {
-            dmb: DmbToken(0),
-            dmbe_index: 0,
-            size: SizeCode::MIN,
-            ..end
-        }),
-        body @ Body::R(_) => body,
-    };
-    AcceptConfirm { body, ..message }
+    /// What does not change from one handshake to the next.
+    fn without_buffer(mut self) -> Self {
+        (self.end.dmb, self.end.dmbe_index) = (DmbToken(0), 0);
+        self.end.size = SizeCode::MIN;
+        self
+    }
+
+    fn emit(self, step: Step) -> Option<Vec<u8>> {
+        emit(&AcceptConfirm {
+            step,
+            terms: self.terms,
+            body: Body::D(self.end),
+        })
+    }
 }
 
 fn emit(message: &AcceptConfirm) -> Option<Vec<u8>> {
@@ -137,7 +138,6 @@ fn emit(message: &AcceptConfirm) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use smc_wire::clc::Terms;
     use smc_wire::types::{Chid, Eid, GroupId, IsmGid};
 
     use super::*;

@@ -230,12 +230,9 @@ fn subnets_of(all: &[InterfaceAddress], name: &str) -> Vec<Subnet> {
 
 /// Names this instance: random, so that two processes of a host differ, and the port's MAC.
 fn peer_id(mac: Mac) -> PeerId {
-    let mut random = [0; 2];
     // Without randomness the process number has to do.
-    if rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty()).is_err() {
-        let [_, _, high, low] = std::process::id().to_be_bytes();
-        random = [high, low];
-    }
+    let [_, _, high, low] = std::process::id().to_be_bytes();
+    let random = crate::random::bytes().unwrap_or([high, low]);
     PeerId::new(u16::from_be_bytes(random).max(1), mac)
 }
 

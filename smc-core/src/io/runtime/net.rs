@@ -75,17 +75,9 @@ pub(super) struct TcpSocket<R: Registered> {
     registered: OnceLock<R>,
     fd: Arc<OwnedFd>,
     reactor: R::Reactor,
-    /// A client's: its port is to be shared before it gets into TIME_WAIT.
-    port: Sharing,
-}
-
-/// Whether the port of a socket may be used for other destinations too.
-#[derive(Debug)]
-enum Sharing {
-    /// As it is.
-    Left,
-    /// Not yet, unless the flag says that there is no need any more.
-    Due(AtomicBool),
+    /// Whether nothing has to be done for its port any more: that of a client is shared with other
+    /// destinations before it gets into TIME_WAIT, if it ever does.
+    port_done: AtomicBool,
 }
 
 impl<R: Registered> TcpSocket<R> {
@@ -95,24 +87,22 @@ impl<R: Registered> TcpSocket<R> {
             registered: OnceLock::new(),
             fd: Arc::new(fd),
             reactor: reactor.clone(),
-            port: Sharing::Left,
+            port_done: AtomicBool::new(true),
         }
     }
 
     /// The same for a socket that we connect, which may be bound to a port of our choice.
     pub(super) fn client(reactor: &R::Reactor, fd: OwnedFd) -> Self {
         let mut socket = Self::new(reactor, fd);
-        socket.port = Sharing::Due(AtomicBool::new(false));
+        socket.port_done = AtomicBool::new(false);
         socket
     }
 
     /// From now on the port may be used for other destinations too, most of all while this
     /// connection is in TIME_WAIT.
     fn share_port(&self) {
-        if let Sharing::Due(done) = &self.port {
-            if !done.swap(true, Ordering::Relaxed) {
-                let _best_effort = sockopt::set_socket_reuseaddr(&self.fd, true);
-            }
+        if !self.port_done.swap(true, Ordering::Relaxed) {
+            let _best_effort = sockopt::set_socket_reuseaddr(&self.fd, true);
         }
     }
 
@@ -235,9 +225,9 @@ impl<R: Registered> Socket for TcpSocket<R> {
     }
 
     fn set_linger(&self, linger: Option<Duration>) -> io::Result<()> {
-        if let (Sharing::Due(done), Some(Duration::ZERO)) = (&self.port, linger) {
+        if linger == Some(Duration::ZERO) {
             // Such a connection is not in TIME_WAIT ever.
-            done.store(true, Ordering::Relaxed);
+            self.port_done.store(true, Ordering::Relaxed);
         }
         Ok(sockopt::set_socket_linger(&self.fd, linger)?)
     }

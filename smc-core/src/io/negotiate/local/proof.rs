@@ -18,6 +18,7 @@ use super::channel::{Channel, Conversation};
 use super::message::{NONCE_LEN, ToClient, ToListener};
 use super::netns::canonical;
 use crate::io::runtime::{Acceptor, Runtime, Socket, SocketOptions};
+use crate::random;
 
 /// Asks the listener behind `channel` to prove that `to` is its address.
 pub(super) async fn ask(runtime: &dyn Runtime, channel: &Arc<Channel>, to: IpAddr) -> bool {
@@ -28,8 +29,7 @@ pub(super) async fn ask(runtime: &dyn Runtime, channel: &Arc<Channel>, to: IpAdd
 }
 
 async fn ask_now(runtime: &dyn Runtime, channel: &Arc<Channel>, to: IpAddr) -> Option<()> {
-    let mut nonce = [0; NONCE_LEN];
-    rustix::rand::getrandom(&mut nonce, rustix::rand::GetRandomFlags::empty()).ok()?;
+    let nonce: [u8; NONCE_LEN] = random::bytes().ok()?;
     let conversation = Conversation::new(channel.clone());
     channel
         .send(ToListener::Prove {

@@ -50,15 +50,13 @@ impl Listening {
         tcp: BorrowedFd<'_>,
     ) -> io::Result<Self> {
         let netns = NetNs::current()?;
-        let mut salt = [0; 4];
-        rustix::rand::getrandom(&mut salt, rustix::rand::GetRandomFlags::empty())?;
         let entry = Entry {
             shared: socket_reuseport(tcp)?,
             port: at.port(),
             scope: Scope::of(at, at.is_ipv6() && ipv6_v6only(tcp)?),
             netns,
             cookie: socket_cookie(tcp)?,
-            salt: u32::from_ne_bytes(salt),
+            salt: u32::from_ne_bytes(crate::random::bytes()?),
         };
         let dir = config.directory.clone().map_or_else(runtime_dir, Ok)?;
         sweep_all(&dir);
