@@ -32,7 +32,7 @@ pub fn bytes<const N: usize>() -> io::Result<[u8; N]> {
 ///
 /// # Errors
 ///
-/// As [`bytes`].
+/// As [`bytes()`].
 pub fn emulated_gid() -> io::Result<Gid> {
     loop {
         let gid = Gid::emulated(u128::from_ne_bytes(bytes()?));

@@ -9,6 +9,7 @@
 pub mod negotiate;
 pub mod runtime;
 
+mod builder;
 mod carrier;
 mod compat;
 mod conn;
@@ -33,7 +34,8 @@ mod stream;
 mod target;
 mod tcp;
 
-pub use endpoint::{Builder, ConnectOptions, Connection, Endpoint};
+pub use builder::Builder;
+pub use endpoint::{ConnectOptions, Connection, Endpoint};
 pub use inplace::{ReadGuard, Reservation};
 pub use listener::{ListenOptions, Listener};
 pub use mode::Mode;

@@ -1,0 +1,309 @@
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use smc_wire::size::SizeCode;
+use smc_wire::types::{Eid, HostName, PnetId};
+
+use super::deadlines::Deadlines;
+use super::driver::{Driver, Slot};
+use super::endpoint::{Endpoint, Inner};
+use super::groups::Groups;
+use super::negotiate::{Local, Negotiation};
+use super::rdma::Ports;
+use super::runtime::Runtime;
+use crate::config::{Config, Policy};
+use crate::device::Device;
+use crate::error::Error;
+use crate::mem::TrustPeers;
+use crate::proto::group::DeviceIndex;
+use crate::proto::handshake::{self, DEFAULT_SEID, DirectDevice};
+use crate::proto::links::LlcConfig;
+
+/// Puts an [`Endpoint`] together.
+#[derive(Debug, Default)]
+pub struct Builder {
+    devices: Vec<Arc<dyn Device>>,
+    runtime: Option<Arc<dyn Runtime>>,
+    negotiation: Option<Arc<dyn Negotiation>>,
+    recv_buffer: Option<usize>,
+    send_buffer: Option<usize>,
+    pnet: Vec<(String, PnetId)>,
+    max_links: Option<u8>,
+    max_conns: Option<u8>,
+    llc: LlcConfig,
+    config: Config,
+}
+
+impl Builder {
+    /// Adds a device; those added first are preferred. A device serves one endpoint only.
+    #[must_use]
+    pub fn device(mut self, device: Arc<dyn Device>) -> Self {
+        self.devices.push(device);
+        self
+    }
+
+    /// Sets the runtime.
+    #[must_use]
+    pub fn runtime(mut self, runtime: Arc<dyn Runtime>) -> Self {
+        self.runtime = Some(runtime);
+        self
+    }
+
+    /// Sets how clients and listeners find out that the other one speaks SMC.
+    ///
+    /// [`Local`] if not given.
+    #[must_use]
+    pub fn negotiation(mut self, negotiation: Arc<dyn Negotiation>) -> Self {
+        self.negotiation = Some(negotiation);
+        self
+    }
+
+    /// Sets the policy for all destinations and clients.
+    #[must_use]
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.config.policy = Arc::new(move |_| policy);
+        self
+    }
+
+    /// Sets a policy by destination or client.
+    #[must_use]
+    pub fn policy_for(
+        mut self,
+        policy: impl Fn(&SocketAddr) -> Policy + Send + Sync + 'static,
+    ) -> Self {
+        self.config.policy = Arc::new(policy);
+        self
+    }
+
+    /// Adds a user-defined EID: endpoints with a common one can talk. Without any, the system EID
+    /// serves.
+    #[must_use]
+    pub fn ueid(mut self, eid: Eid) -> Self {
+        self.config.ueids.push(eid);
+        self
+    }
+
+    /// Whether the system EID is offered and accepted; it is by default.
+    #[must_use]
+    pub fn seid(mut self, enabled: bool) -> Self {
+        self.config.seid_enabled = enabled;
+        self
+    }
+
+    /// Adds the PNET ID of a network that we are attached to. Devices with another are not
+    /// offered.
+    #[must_use]
+    pub fn pnet_id(mut self, id: PnetId) -> Self {
+        self.config.pnet_ids.push(id);
+        self
+    }
+
+    /// Sets the size of receive buffers in bytes, rounded up to a power of two from 16 KiB to what
+    /// the device can.
+    ///
+    /// There is no send buffer: what is written goes into the peer's receive buffer.
+    #[must_use]
+    pub fn recv_buffer(mut self, len: usize) -> Self {
+        self.recv_buffer = Some(len);
+        self
+    }
+
+    /// Sets the size in bytes of the ring in which SMC-R keeps what was written until the peer has
+    /// it, rounded up to a power of two from 16 KiB. 256 KiB unless set; SMC-D has no such ring.
+    ///
+    /// # Errors
+    ///
+    /// None here; [`Builder::build`] refuses more than 512 MiB.
+    #[must_use]
+    pub fn send_buffer(mut self, len: usize) -> Self {
+        self.send_buffer = Some(len);
+        self
+    }
+
+    /// Says which physical network an interface such as `eth0` is attached to: connections over it
+    /// use RDMA devices with the same PNET ID. Without, they use the RDMA port of that interface.
+    #[must_use]
+    pub fn interface_pnet_id(mut self, interface: impl Into<String>, id: PnetId) -> Self {
+        self.pnet.push((interface.into(), id));
+        self
+    }
+
+    /// Sets how many links an SMC-R link group may have, 1 or 2. As many as there are ports unless
+    /// set.
+    #[must_use]
+    pub fn max_links(mut self, count: u8) -> Self {
+        let count = count.clamp(1, 2);
+        self.max_links = Some(count);
+        self.llc.max_links = count;
+        self
+    }
+
+    /// Sets how many connections an SMC-R link group may have, 16 to 255. 255 unless set.
+    #[must_use]
+    pub fn max_connections_per_group(mut self, count: u8) -> Self {
+        self.max_conns = Some(count.max(16));
+        self
+    }
+
+    /// Sets how long an SMC-R link may be silent before it is tested; `None` for never. 30 s unless
+    /// set.
+    #[must_use]
+    pub fn test_link(mut self, interval: Option<Duration>) -> Self {
+        self.llc.test_link = interval;
+        self
+    }
+
+    /// Sets how many requests about keys an SMC-R link group may have unanswered at a time. 1
+    /// unless set, which suits every peer; Linux and this library answer any number.
+    #[must_use]
+    pub fn rkeys_in_flight(mut self, count: usize) -> Self {
+        self.llc.rkeys_in_flight = count.max(1);
+        self
+    }
+
+    /// Sets how long each message of the handshake may take.
+    #[must_use]
+    pub fn handshake_timeout(mut self, timeout: Duration) -> Self {
+        self.config.handshake_timeout = timeout.min(TIMEOUT_MAX);
+        self
+    }
+
+    /// Sets how long a closed connection waits for the peer's last word before it is aborted.
+    #[must_use]
+    pub fn close_timeout(mut self, timeout: Duration) -> Self {
+        self.config.close_timeout = timeout.min(TIMEOUT_MAX);
+        self
+    }
+
+    /// Sets the longest time to look for data before sleeping; zero switches polling off.
+    #[must_use]
+    pub fn polling(mut self, window: Duration) -> Self {
+        self.config.polling = window;
+        self
+    }
+
+    /// Sets how many handshakes a listener has under way at a time.
+    #[must_use]
+    pub fn max_handshakes(mut self, count: usize) -> Self {
+        self.config.max_handshakes = count.max(1);
+        self
+    }
+
+    /// Lets `fill_buf`, guards and reservations lend the peer's data and memory in place instead of
+    /// copying. The token says what is promised about peers.
+    #[must_use]
+    pub fn trust_peers(mut self, trust: TrustPeers) -> Self {
+        self.config.trust = Some(trust);
+        self
+    }
+
+    /// The endpoint. Starts one task per device on the runtime.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Misuse`] without a runtime, with an impossible buffer size, or with too many
+    /// EIDs; an error of the runtime when a device's doorbell cannot be watched.
+    pub fn build(self) -> Result<Endpoint, Error> {
+        let Self {
+            devices,
+            runtime,
+            negotiation,
+            recv_buffer,
+            send_buffer,
+            pnet,
+            max_links,
+            max_conns,
+            llc,
+            mut config,
+        } = self;
+        let runtime = runtime.ok_or(Error::Misuse("an endpoint needs a runtime"))?;
+        if let Some(len) = recv_buffer {
+            config.recv_buffer = buffer_size(len)?;
+        }
+        if let Some(len) = send_buffer {
+            config.send_buffer = buffer_size(len)?;
+        }
+        if config.ueids.len() > UEIDS_MAX {
+            return Err(Error::Misuse("an endpoint has at most 4 UEIDs"));
+        }
+        let negotiation = negotiation.unwrap_or_else(|| Arc::new(Local::new()));
+        let client = negotiation.client(&runtime);
+        let ports = Ports::new(pnet, max_links, max_conns);
+        let groups = Groups::new(Arc::clone(&runtime), ports, llc);
+        let slots: Vec<_> = devices
+            .into_iter()
+            .enumerate()
+            .map(|(index, device)| {
+                Slot::new(
+                    device,
+                    DeviceIndex(index),
+                    Arc::clone(&groups),
+                    config.close_timeout,
+                )
+            })
+            .collect();
+        groups.set_slots(&slots);
+        for slot in &slots {
+            runtime.spawn(Box::pin(Driver::new(slot, Arc::clone(&runtime))?));
+        }
+        let handshake = Arc::new(handshake_config(&config, &slots));
+        let deadlines = Deadlines::new(&runtime);
+        let inner = Inner {
+            deadlines,
+            config,
+            runtime,
+            handshake,
+            negotiation,
+            negotiator: client,
+            slots,
+            groups,
+        };
+        Ok(Endpoint::new(inner))
+    }
+}
+
+/// What the handshake has to know of our devices and settings.
+fn handshake_config(config: &Config, slots: &[Arc<Slot>]) -> handshake::Config {
+    let devices = slots.iter().enumerate().filter_map(|(index, slot)| {
+        let direct = slot.device().fabric().direct()?;
+        let limit = slot.device().limits().max_dmb_len;
+        let max_buffer = (0..=SizeCode::MAX.code())
+            .filter_map(SizeCode::new)
+            .take_while(|size| size.byte_len() <= limit)
+            .last()
+            .unwrap_or(SizeCode::MIN);
+        let device = DirectDevice::new(DeviceIndex(index), direct.gid(), direct.chid())
+            .with_pnet_id(slot.device().identity().pnet_id)
+            .with_nocopy(direct.nocopy().is_some())
+            .with_max_buffer(max_buffer);
+        Some(device)
+    });
+    let mut handshake = handshake::Config::new(devices.collect());
+    let native = slots
+        .iter()
+        .find_map(|slot| slot.device().fabric().direct()?.seid());
+    handshake.seid = config.seid_enabled.then(|| native.unwrap_or(DEFAULT_SEID));
+    handshake.ueids.clone_from(&config.ueids);
+    handshake.pnet_ids.clone_from(&config.pnet_ids);
+    handshake.buffer = config.recv_buffer;
+    handshake.timeouts.message = config.handshake_timeout;
+    handshake.timeouts.work = config.handshake_timeout.mul_f32(WORK_SHARE);
+    handshake.host = HostName::new(&rustix::system::uname().nodename().to_string_lossy());
+    handshake
+}
+
+/// The size code for a buffer of at least `len` bytes.
+pub(crate) fn buffer_size(len: usize) -> Result<SizeCode, Error> {
+    SizeCode::for_len(len).ok_or(Error::Misuse("receive buffers have at most 512 MiB"))
+}
+
+/// UEIDs that Linux lets a system have; a PROPOSAL has room for eight.
+const UEIDS_MAX: usize = 4;
+
+/// As good as never, and no clock is too short for it.
+const TIMEOUT_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+/// Of the time for a message, what device work may take: the peer should hear of a failure before
+/// its own time is over.
+const WORK_SHARE: f32 = 5.0 / 6.0;

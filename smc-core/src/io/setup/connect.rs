@@ -1,0 +1,246 @@
+//! The client's side: the offer, the TCP connection, and what they lead to.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use super::work::{EarlyBuffer, Kept, direct};
+use super::{handshake_config, not_spoken, path, shake_hands, shake_hands_on};
+use crate::config::Policy;
+use crate::error::{Error, FallbackReason};
+use crate::io::carrier::Carrier;
+use crate::io::endpoint::{BY_POLICY, ConnectOptions, Inner};
+use crate::io::negotiate::{self, Candidate, Delivery, Precedent, Withdrawn};
+use crate::io::runtime::{Socket, SocketOptions, Unconnected};
+use crate::io::stream::Stream;
+use crate::proto::handshake::{Client, Config, Machine, Offer, Output, Path};
+
+/// Connects and sets the stream up.
+pub(crate) async fn connect(
+    endpoint: &Arc<Inner>,
+    to: SocketAddr,
+    options: &ConnectOptions,
+) -> Result<Stream, Error> {
+    let policy = options
+        .policy
+        .unwrap_or_else(|| (endpoint.config.policy)(&to));
+    let config = handshake_config(endpoint, options.recv_buffer)?;
+    let offer = match policy {
+        Policy::Never => Err(BY_POLICY),
+        _ => Offer::new(&config, &Path::default()).map_err(FallbackReason::local),
+    };
+    let declined = match &offer {
+        Err(_) if policy != Policy::Never => decline(endpoint, &config),
+        _ => None,
+    };
+    let first = match &offer {
+        Ok(offer) => Some(offer.bytes()),
+        Err(_) => declined.as_deref(),
+    };
+    let candidate = match &first {
+        Some(_) => endpoint.negotiator.look_up(to).await,
+        None => None,
+    };
+    let early = match (&candidate, &offer) {
+        (Some(candidate), Ok(_)) => buffer_early(endpoint, &config, candidate.precedent()).await,
+        _ => None,
+    };
+    let attempt = Attempt {
+        endpoint,
+        to,
+        options,
+        config: &config,
+        policy,
+        offer: &offer,
+        candidate: candidate.as_deref(),
+    };
+    let stream = match attempt.make(first, early).await {
+        Err(failed) if failed.was_confirmed => attempt.make(first, None).await,
+        made => made,
+    };
+    let stream = stream.map_err(|failed| failed.error)?;
+    match stream.fallback_reason() {
+        Some(reason) if policy == Policy::Require => Err(Error::Declined(reason)),
+        _ => Ok(stream),
+    }
+}
+
+/// What connecting once takes.
+struct Attempt<'a> {
+    endpoint: &'a Arc<Inner>,
+    to: SocketAddr,
+    options: &'a ConnectOptions,
+    config: &'a Arc<Config>,
+    policy: Policy,
+    offer: &'a Result<Offer, FallbackReason>,
+    candidate: Option<&'a dyn Candidate>,
+}
+
+/// Why connecting failed.
+struct Failed {
+    error: Error,
+    /// What was confirmed early could not be done. Without that the stream may still be TCP.
+    was_confirmed: bool,
+}
+
+impl Attempt<'_> {
+    async fn make(&self, first: Option<&[u8]>, early: Option<Early>) -> Result<Stream, Failed> {
+        let Self {
+            endpoint,
+            to,
+            config,
+            ..
+        } = *self;
+        let (socket, mut announced) = self.open(first, early.as_ref()).await?;
+        let delivery = announced
+            .as_mut()
+            .map_or(Delivery::Plain, |announced| announced.connected(&*socket));
+        let stream = match (delivery, self.offer, announced) {
+            (Delivery::OnTcp, ..) => {
+                let path = path(endpoint, config, &*socket, to);
+                let machine = Client::new(endpoint.runtime.now(), Arc::clone(config), &path);
+                shake_hands(endpoint, socket, to, machine).await?
+            }
+            // Whether there is a port for the connection shows only when it is there.
+            (Delivery::Plain, Err(_), _)
+                if config.rdma.is_some() && self.policy != Policy::Never =>
+            {
+                not_spoken(socket)
+            }
+            (_, Err(reason), _) => Stream::tcp(socket, Vec::new(), *reason),
+            (Delivery::Delivered, Ok(offer), Some(announced)) => {
+                let kept = Kept {
+                    early: early.map(|early| early.buffer),
+                    ..Kept::default()
+                };
+                let offer = (Arc::clone(config), offer.clone());
+                answered(endpoint, socket, to, offer, announced, kept).await?
+            }
+            (Delivery::Delivered | Delivery::Plain, ..) => not_spoken(socket),
+        };
+        Ok(stream)
+    }
+
+    /// Opens the TCP connection, with the offer made in between binding and connecting.
+    async fn open(
+        &self,
+        first: Option<&[u8]>,
+        early: Option<&Early>,
+    ) -> Result<(Arc<dyn Socket>, Announced), Error> {
+        let mut announced = None;
+        let options = SocketOptions {
+            local: self.options.local,
+            unbound: self
+                .candidate
+                .is_none_or(|candidate| !candidate.needs_address()),
+            ..SocketOptions::default()
+        };
+        let mut offer = |socket: &Unconnected<'_>| {
+            announced = match (first, self.candidate, early) {
+                (Some(first), Some(candidate), Some(early)) => {
+                    candidate.offer_early(socket, first, &early.words)
+                }
+                (Some(first), Some(candidate), None) => candidate.offer(socket, first),
+                _ => None,
+            };
+            Ok(())
+        };
+        let socket = self
+            .endpoint
+            .runtime
+            .connect(self.to, &options, &mut offer)
+            .await?;
+        Ok((socket, announced))
+    }
+}
+
+impl From<Error> for Failed {
+    fn from(error: Error) -> Self {
+        Self {
+            error,
+            was_confirmed: false,
+        }
+    }
+}
+
+/// A handshake that begins with its end.
+struct Early {
+    words: negotiate::Early,
+    buffer: EarlyBuffer,
+}
+
+/// Registers a buffer, if the handshake is likely to be as the one before.
+async fn buffer_early(
+    endpoint: &Inner,
+    config: &Config,
+    precedent: Option<Precedent>,
+) -> Option<Early> {
+    let precedent = precedent?;
+    let (peer, size) = (precedent.server(), precedent.size());
+    let mut devices = config.devices.iter();
+    let device = devices.find(|device| device.gid == precedent.client())?;
+    if size != config.buffer.min(device.max_buffer) {
+        return None;
+    }
+    let device = device.index;
+    let registering = direct(endpoint, device)
+        .ok()?
+        .register(peer, size.byte_len());
+    let dmb = registering.await.ok()?;
+    Some(Early {
+        words: precedent.confirm(dmb.token())?,
+        buffer: EarlyBuffer {
+            device,
+            peer,
+            size,
+            dmb,
+        },
+    })
+}
+
+/// What a client sends that has nothing to offer. A server that waits for CLC on TCP has to hear it,
+/// or it would take the application's data for rubbish.
+fn decline(endpoint: &Inner, config: &Arc<Config>) -> Option<Vec<u8>> {
+    let now = endpoint.runtime.now();
+    let mut machine = Client::new(now, Arc::clone(config), &Path::default());
+    match machine.poll_output() {
+        Some(Output::Send(decline)) => Some(decline),
+        _ => None,
+    }
+}
+
+type Announced = Option<Box<dyn negotiate::Offer>>;
+
+/// Goes on after the PROPOSAL was delivered beside TCP.
+///
+/// The connection may have reached somebody else, who does not know of the offer. So nothing is
+/// sent on TCP, and as long as the offer was not taken the stream can still become plain.
+async fn answered(
+    endpoint: &Arc<Inner>,
+    socket: Arc<dyn Socket>,
+    to: SocketAddr,
+    (config, offer): (Arc<Config>, Offer),
+    mut announced: Box<dyn negotiate::Offer>,
+    kept: Kept,
+) -> Result<Stream, Failed> {
+    let Some(aside) = announced.aside() else {
+        let why = "a PROPOSAL was delivered, with no way for the answer";
+        return Err(Error::Bug(why).into());
+    };
+    let machine = Client::announced(endpoint.runtime.now(), config, offer);
+    let mut carrier = Carrier::client(endpoint, aside, &*socket);
+    let shaken = shake_hands_on(
+        endpoint,
+        &mut carrier,
+        Arc::clone(&socket),
+        to,
+        machine,
+        kept,
+    );
+    match shaken.await {
+        Err(_) if announced.withdraw() == Withdrawn::Free => Ok(not_spoken(socket)),
+        shaken => shaken.map_err(|error| Failed {
+            error,
+            was_confirmed: announced.is_confirmed(),
+        }),
+    }
+}

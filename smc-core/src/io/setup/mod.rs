@@ -1,0 +1,313 @@
+//! From a TCP connection to a stream: drives the handshake and does the work it asks for.
+
+mod connect;
+mod work;
+
+pub(crate) use connect::connect;
+pub(super) use work::{Kept, slot};
+
+use std::future::{Future, poll_fn};
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use smc_wire::types::DeclineCode;
+
+use super::builder::buffer_size;
+use super::carrier::Carrier;
+use super::connected::{direct_connection, rdma_connection};
+use super::deadlines::Deadline;
+use super::endpoint::{BY_POLICY, Inner};
+use super::negotiate::Aside;
+use super::runtime::Socket;
+use super::stream::Stream;
+use crate::error::{Error, FallbackReason, How};
+use crate::proto::group::Cause;
+use crate::proto::handshake::{
+    Config, CrossingDecline, Established, Fallback, Machine, Output, Path, Server, Transport, Work,
+};
+use work::{Brought, carry_out};
+
+/// A stream over a TCP connection that nobody wanted SMC for.
+pub(crate) fn not_smc(socket: Arc<dyn Socket>) -> Stream {
+    Stream::tcp(socket, Vec::new(), BY_POLICY)
+}
+
+/// Sets the stream up on a connection that was accepted.
+pub(crate) async fn accept(
+    endpoint: &Arc<Inner>,
+    socket: Arc<dyn Socket>,
+    peer: SocketAddr,
+    aside: Option<Box<dyn Aside>>,
+) -> Result<Stream, Error> {
+    let now = endpoint.runtime.now();
+    let config = handshake_config(endpoint, None)?;
+    let path = path(endpoint, &config, &*socket, peer);
+    let machine = Server::new(now, config, path);
+    match aside {
+        Some(mut aside) => {
+            let mut carrier = Carrier::server(endpoint, &mut *aside);
+            let kept = Kept::default();
+            let socket = Arc::clone(&socket);
+            shake_hands_on(endpoint, &mut carrier, socket, peer, machine, kept).await
+        }
+        None => shake_hands(endpoint, socket, peer, machine).await,
+    }
+}
+
+/// Hears a client that speaks CLC and declines: nobody wants SMC for this connection.
+pub(crate) async fn decline_all(
+    endpoint: &Arc<Inner>,
+    socket: Arc<dyn Socket>,
+    aside: Option<Box<dyn Aside>>,
+) -> Result<Stream, Error> {
+    // Without a device of any kind, so that it can only end in a DECLINE.
+    let mut config = Config::new(Vec::new());
+    (config.host, config.timeouts) = (endpoint.handshake.host, endpoint.handshake.timeouts);
+    let mut machine = Server::new(endpoint.runtime.now(), Arc::new(config), Path::default());
+    let mut aside = aside;
+    let mut carrier = match &mut aside {
+        Some(aside) => Carrier::server(endpoint, &mut **aside),
+        None => Carrier::Tcp(&*socket),
+    };
+    let outcome = drive(endpoint, &mut carrier, &mut machine, &mut Kept::default()).await?;
+    match outcome {
+        Outcome::Tcp(_) => Ok(not_smc(socket)),
+        Outcome::Smc(_) => Err(Error::Bug("a handshake without devices came to SMC")),
+    }
+}
+
+/// A stream for a client that does not speak SMC.
+pub(crate) fn not_spoken(socket: Arc<dyn Socket>) -> Stream {
+    Stream::tcp(socket, Vec::new(), NOT_SPOKEN)
+}
+
+/// What handshakes that begin now may use.
+fn handshake_config(endpoint: &Inner, recv_buffer: Option<usize>) -> Result<Arc<Config>, Error> {
+    let ports = endpoint.groups.ports();
+    let config = ports.config(&*endpoint.runtime, &endpoint.slots, &endpoint.handshake);
+    let Some(len) = recv_buffer else {
+        return Ok(config);
+    };
+    let mut config = Config::clone(&config);
+    config.buffer = buffer_size(len)?;
+    Ok(Arc::new(config))
+}
+
+/// What the handshake has to know about a TCP connection.
+fn path(endpoint: &Inner, config: &Config, socket: &dyn Socket, peer: SocketAddr) -> Path {
+    match &config.rdma {
+        Some(_) => {
+            let ports = endpoint.groups.ports();
+            let local = socket.local_addr().ok();
+            ports.path(&*endpoint.runtime, &endpoint.slots, local, peer)
+        }
+        None => Path::default(),
+    }
+}
+
+/// Drives a handshake over TCP to its end and makes a stream of what came of it.
+async fn shake_hands(
+    endpoint: &Arc<Inner>,
+    socket: Arc<dyn Socket>,
+    peer: SocketAddr,
+    machine: impl Machine,
+) -> Result<Stream, Error> {
+    let mut carrier = Carrier::Tcp(&*socket);
+    let kept = Kept::default();
+    let socket = Arc::clone(&socket);
+    shake_hands_on(endpoint, &mut carrier, socket, peer, machine, kept).await
+}
+
+async fn shake_hands_on(
+    endpoint: &Arc<Inner>,
+    carrier: &mut Carrier<'_>,
+    socket: Arc<dyn Socket>,
+    peer: SocketAddr,
+    mut machine: impl Machine,
+    mut kept: Kept,
+) -> Result<Stream, Error> {
+    let outcome = drive(endpoint, carrier, &mut machine, &mut kept).await?;
+    match outcome {
+        Outcome::Tcp(fallback) => {
+            let early = match (fallback.crossing_possible, &*carrier) {
+                (true, Carrier::Tcp(_)) => without_crossing_decline(endpoint, &*socket).await,
+                _ => Vec::new(),
+            };
+            Ok(Stream::tcp(socket, early, fallback.reason))
+        }
+        Outcome::Smc(established) => {
+            let kinship = carrier.kinship();
+            let conn = match established.transport {
+                Transport::Direct(path) => {
+                    direct_connection(endpoint, socket, peer, &established, path, kept, kinship)?
+                }
+                Transport::Rdma(path) => {
+                    rdma_connection(endpoint, socket, peer, &established, path, kept)?
+                }
+            };
+            Ok(Stream::smc(
+                conn,
+                endpoint.config.polling,
+                endpoint.config.trust,
+            ))
+        }
+    }
+}
+
+enum Outcome {
+    Smc(Box<Established>),
+    Tcp(Fallback),
+}
+
+async fn drive(
+    endpoint: &Arc<Inner>,
+    carrier: &mut Carrier<'_>,
+    machine: &mut impl Machine,
+    kept: &mut Kept,
+) -> Result<Outcome, Error> {
+    let mut work: Option<Pin<Box<dyn Future<Output = Brought> + Send>>> = None;
+    // The group of ours of which the machine knows that it was terminated.
+    let mut told = None;
+    loop {
+        while let Some(output) = machine.poll_output() {
+            match output {
+                Output::Send(bytes) => {
+                    let until = endpoint.runtime.now() + endpoint.handshake.timeouts.message;
+                    if let Err(error) = carrier.send(&*endpoint.runtime, until, &bytes).await {
+                        machine.handle_io_error(error.into());
+                    }
+                }
+                Output::Work(Work::Register { device, peer, size })
+                    if kept.has_early(device, peer, size) =>
+                {
+                    let done = kept.use_early();
+                    machine.handle_done(endpoint.runtime.now(), done);
+                }
+                Output::Work(asked) => {
+                    let prepared = kept.prepared.clone();
+                    work = Some(Box::pin(carry_out(Arc::clone(endpoint), asked, prepared)));
+                }
+                Output::Discard => {
+                    work = None;
+                    *kept = Kept::default();
+                }
+                Output::Terminate(group) => endpoint.groups.terminate(group, Cause::OutOfSync),
+                Output::Established(established) => {
+                    carrier.flush();
+                    return Ok(Outcome::Smc(established));
+                }
+                Output::Fallback(fallback) => {
+                    carrier.flush();
+                    return Ok(Outcome::Tcp(fallback));
+                }
+                Output::Abort(error) => return Err(error),
+            }
+        }
+        carrier.flush();
+        let group = kept.membership.as_ref().map(|seat| seat.seat().group());
+        let group = group.filter(|group| told != Some(*group));
+        let mut terminated = group.map(|_| endpoint.groups.listen_terminated());
+        if group.is_some_and(|group| endpoint.groups.is_terminating(group)) {
+            told = group;
+            machine.handle_terminated(endpoint.runtime.now());
+            continue;
+        }
+        let mut timer = machine.poll_timeout().map(|at| endpoint.deadlines.at(at));
+        poll_fn(|cx| {
+            let listener = terminated.as_mut();
+            if listener.is_some_and(|listener| Pin::new(listener).poll(cx).is_ready()) {
+                terminated = None;
+                return Poll::Ready(());
+            }
+            poll_input(cx, endpoint, carrier, machine, kept, &mut work, &mut timer)
+        })
+        .await;
+    }
+}
+
+/// Waits for whatever comes first and gives it to the machine.
+fn poll_input(
+    cx: &mut Context<'_>,
+    endpoint: &Inner,
+    carrier: &mut Carrier<'_>,
+    machine: &mut impl Machine,
+    kept: &mut Kept,
+    work: &mut Option<Pin<Box<dyn Future<Output = Brought> + Send>>>,
+    timer: &mut Option<Deadline>,
+) -> Poll<()> {
+    if let Some(Poll::Ready((brought, done))) = work.as_mut().map(|work| work.as_mut().poll(cx)) {
+        *work = None;
+        kept.take(brought);
+        machine.handle_done(endpoint.runtime.now(), done);
+        return Poll::Ready(());
+    }
+    let wants = machine.wants();
+    if wants > 0 {
+        let mut buf = [0; READ_MAX];
+        let len = wants.min(buf.len());
+        let (part, _) = buf.split_at_mut(len);
+        match carrier.poll_read(cx, part) {
+            Poll::Ready(Ok(0)) => {
+                machine.handle_closed();
+                return Poll::Ready(());
+            }
+            Poll::Ready(Ok(count)) => {
+                let (read, _) = part.split_at(count.min(len));
+                machine.handle_bytes(endpoint.runtime.now(), read);
+                return Poll::Ready(());
+            }
+            Poll::Ready(Err(error)) => {
+                machine.handle_io_error(error.into());
+                return Poll::Ready(());
+            }
+            Poll::Pending => {}
+        }
+    }
+    match timer.as_mut().map(|timer| Pin::new(timer).poll(cx)) {
+        Some(Poll::Ready(())) => {
+            machine.handle_timeout(endpoint.runtime.now());
+            Poll::Ready(())
+        }
+        _ => Poll::Pending,
+    }
+}
+
+/// Takes a DECLINE that crossed ours off the stream. Returns what else was read.
+async fn without_crossing_decline(endpoint: &Inner, socket: &dyn Socket) -> Vec<u8> {
+    let mut filter = CrossingDecline::new(endpoint.runtime.now());
+    while let Some(until) = filter.poll_timeout() {
+        let mut timer = endpoint.runtime.timer(until);
+        poll_fn(|cx| {
+            let mut buf = [0; READ_MAX];
+            let (part, _) = buf.split_at_mut(filter.wants().min(READ_MAX));
+            match socket.poll_read(cx, part) {
+                Poll::Ready(Ok(0) | Err(_)) => filter.handle_closed(),
+                Poll::Ready(Ok(count)) => {
+                    // All of it is taken: no more was read than wanted.
+                    filter.handle_bytes(part.get(..count).unwrap_or(part));
+                }
+                Poll::Pending => match timer.as_mut().poll(cx) {
+                    Poll::Ready(()) => filter.handle_timeout(endpoint.runtime.now()),
+                    Poll::Pending => return Poll::Pending,
+                },
+            }
+            Poll::Ready(())
+        })
+        .await;
+    }
+    filter.release().unwrap_or_default()
+}
+
+impl From<How> for Error {
+    fn from(how: How) -> Self {
+        Self::Closed(how)
+    }
+}
+
+/// The reason of streams whose other end does not speak SMC.
+const NOT_SPOKEN: FallbackReason = FallbackReason::local(DeclineCode::PEERNOSMC);
+
+/// Longer than any message of the handshake.
+const READ_MAX: usize = 1024;
