@@ -15,7 +15,7 @@ pub(super) struct Oracle {
     pub(super) is_smc: bool,
     /// The other end is in another process. What depends on it is kept for [`compare`].
     ///
-    /// [`compare`]: super::testimony::compare
+    /// [`compare`]: super::compare
     is_alone: bool,
     plans: String,
     state: Mutex<State>,
