@@ -104,10 +104,7 @@ impl Room {
             return false;
         }
         for index in place.granules() {
-            let claim = self.claim(index);
-            let Some(Claim::Free { used }) =
-                claim.filter(|old| self.swap_claim(index, *old, taken))
-            else {
+            let Some(used) = self.take_granule(index, taken) else {
                 // Somebody was faster. What was taken may have been zeroed already or not.
                 for index in place.first..index {
                     self.swap_claim(index, taken, Claim::Free { used: true });
@@ -121,6 +118,16 @@ impl Room {
         }
         self.granule(place.first)[granule::TOKEN].store(0, Ordering::SeqCst);
         true
+    }
+
+    /// Takes one granule, and says whether it was used before. `None` if it is somebody's.
+    fn take_granule(&self, index: u32, taken: Claim) -> Option<bool> {
+        match self.claim(index) {
+            Some(free @ Claim::Free { used }) => {
+                self.swap_claim(index, free, taken).then_some(used)
+            }
+            _ => None,
+        }
     }
 
     /// Gives a run back that nobody uses.
@@ -439,6 +446,24 @@ mod tests {
                 assert_eq!(index_of(token_of(first, random)), first);
             }
         }
+    }
+
+    #[test]
+    fn who_comes_too_late_takes_nothing() {
+        let room = super::super::tests::room();
+        let taken = |slot| Claim::Taken {
+            owner: Tag {
+                slot,
+                generation: 1,
+            },
+            order: 0,
+        };
+        assert_eq!(room.take_granule(3, taken(1)), Some(false));
+        // Somebody who has seen the granule free a moment ago.
+        assert_eq!(room.take_granule(3, taken(2)), None);
+        assert_eq!(room.claim(3), Some(taken(1)), "the claim was stolen");
+        assert!(room.swap_claim(3, taken(1), Claim::Free { used: true }));
+        assert_eq!(room.take_granule(3, taken(2)), Some(true));
     }
 
     #[test]

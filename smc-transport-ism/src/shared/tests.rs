@@ -13,7 +13,7 @@ const PLAN: Plan = Plan {
     nocopy: false,
 };
 
-fn room() -> Room {
+pub(super) fn room() -> Room {
     let file = memory_file(LEN).unwrap();
     Room::make(adopt(file).unwrap(), PLAN).unwrap()
 }
@@ -170,6 +170,15 @@ fn threads_never_get_the_same_memory() {
                     std::thread::yield_now();
                     region.copy_out(0, &mut seen).unwrap();
                     assert_eq!(seen, mark, "memory that two have");
+                    let token = room.offer(place, owner).unwrap();
+                    let target = room.begin_use(token, owner).unwrap();
+                    room.end_use(place.first, owner);
+                    assert_eq!(
+                        (target.place, target.owner),
+                        (place, owner),
+                        "a claim was stolen"
+                    );
+                    room.withdraw(place);
                     room.give_back(owner, place);
                 }
             });
