@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures_lite::future::{poll_once, yield_now, zip};
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _, pin};
+use smc_core::Endpoint;
 use smc_core::io::negotiate::Local;
 use smc_testkit::middleware::{Fault, Faults};
 use smc_transport_loop::LoopDevice;
@@ -30,6 +31,21 @@ scenarios! {
 
 fn run<F: Future<Output = ()>>(on: On, nocopy: bool, scenario: impl FnOnce(World) -> F) {
     on.run(scenario(World::new(on, nocopy)));
+}
+
+/// An endpoint with a device that fails now and then.
+fn faulty(world: &World, seed: u64, faults: Faults) -> Endpoint {
+    let device = LoopDevice::builder()
+        .runtime_dir(world.dir())
+        .build()
+        .unwrap();
+    world
+        .on
+        .endpoint()
+        .device(Fault::new(Arc::new(device), seed, faults))
+        .negotiation(Arc::new(Local::new().with_directory(world.dir())))
+        .build()
+        .unwrap()
 }
 
 async fn two_tasks_in_accept_both_get_a_stream(world: World) {
@@ -90,23 +106,7 @@ async fn a_set_up_that_fails_at_the_other_end_last_is_noticed(world: World) {
         // Only what is attached can fail to be.
         return;
     }
-    let device = LoopDevice::builder()
-        .runtime_dir(world.dir())
-        .build()
-        .unwrap();
-    let fault = Fault::new(
-        Arc::new(device),
-        1,
-        Faults::default().with_unattachable(1000),
-    );
-    let negotiation = Arc::new(Local::new().with_directory(world.dir()));
-    let server = world
-        .on
-        .endpoint()
-        .device(fault)
-        .negotiation(negotiation)
-        .build()
-        .unwrap();
+    let server = faulty(&world, 1, Faults::default().with_unattachable(1000));
     let listener = server.bind("127.0.0.1:0").await.unwrap();
     // For the client set-up ends with its last message.
     let mut client = world
@@ -153,18 +153,7 @@ async fn a_client_that_cannot_do_what_it_has_confirmed_tries_again(world: World)
     if !world.nocopy {
         return;
     }
-    let device = LoopDevice::builder()
-        .runtime_dir(world.dir())
-        .build()
-        .unwrap();
-    let faults = Faults::default().with_unattachable(400);
-    let client = world
-        .on
-        .endpoint()
-        .device(Fault::new(Arc::new(device), 7, faults))
-        .negotiation(Arc::new(Local::new().with_directory(world.dir())))
-        .build()
-        .unwrap();
+    let client = faulty(&world, 7, Faults::default().with_unattachable(400));
     let server = world.endpoint();
     let listener = server.bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
