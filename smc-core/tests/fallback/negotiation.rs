@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use smc_core::io::negotiate::{
-    Aside, Candidate, Client, Delivery, Negotiation, Offer, Published, Verdict, Withdrawn,
+    Aside, Candidate, Client, Delivery, Early, Negotiation, Offer, Published, Verdict, Withdrawn,
 };
 use smc_core::io::runtime::{Runtime, Socket, Timer, Unconnected};
 
@@ -159,7 +159,12 @@ impl Client for ScriptedClient {
 }
 
 impl Candidate for ScriptedClient {
-    fn offer(&self, _socket: &Unconnected<'_>, proposal: &[u8]) -> Option<Box<dyn Offer>> {
+    fn offer(
+        &self,
+        _socket: &Unconnected<'_>,
+        proposal: &[u8],
+        _early: Option<&Early>,
+    ) -> Option<Box<dyn Offer>> {
         let Scripted { orders, seen } = &self.scripted;
         if orders.finds != Finds::Listener {
             return None;

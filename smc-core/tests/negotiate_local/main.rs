@@ -110,7 +110,9 @@ impl World {
         let socket = self
             .rt
             .connect(to, &SocketOptions::default(), &mut |socket| {
-                offer = candidate.as_ref().and_then(|c| c.offer(socket, PROPOSAL));
+                offer = candidate
+                    .as_ref()
+                    .and_then(|c| c.offer(socket, PROPOSAL, None));
                 Ok(())
             })
             .await
@@ -247,7 +249,7 @@ fn announce_this(
     let from = rustix::net::getsockname(&socket).unwrap();
     let from = from.try_into().unwrap();
     let socket = Unconnected::new(from, Some(socket.as_fd()));
-    Some((from, candidate.offer(&socket, message)?))
+    Some((from, candidate.offer(&socket, message, None)?))
 }
 
 /// A plain connection from this very address.

@@ -59,7 +59,7 @@ impl World {
         let socket = self
             .rt
             .connect(to, &SocketOptions::default(), &mut |socket| {
-                offer = candidate.offer(socket, b"");
+                offer = candidate.offer(socket, b"", None);
                 Ok(())
             })
             .await

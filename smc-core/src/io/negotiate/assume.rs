@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use super::{Candidate, Client, Delivery, Negotiation, Offer, Published, Verdict, Withdrawn};
+use super::{
+    Candidate, Client, Delivery, Early, Negotiation, Offer, Published, Verdict, Withdrawn,
+};
 use crate::io::runtime::{Runtime, Socket, Unconnected};
 
 /// Everybody speaks SMC: both ends were told so.
@@ -50,7 +52,12 @@ impl Client for Assume {
 }
 
 impl Candidate for Assume {
-    fn offer(&self, _socket: &Unconnected<'_>, _proposal: &[u8]) -> Option<Box<dyn Offer>> {
+    fn offer(
+        &self,
+        _socket: &Unconnected<'_>,
+        _proposal: &[u8],
+        _early: Option<&Early>,
+    ) -> Option<Box<dyn Offer>> {
         Some(Box::new(*self))
     }
 }

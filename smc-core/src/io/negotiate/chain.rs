@@ -86,25 +86,19 @@ impl Client for Clients {
 struct Candidates(Vec<Box<dyn Candidate>>);
 
 impl Candidate for Candidates {
-    fn offer(&self, socket: &Unconnected<'_>, proposal: &[u8]) -> Option<Box<dyn Offer>> {
+    fn offer(
+        &self,
+        socket: &Unconnected<'_>,
+        proposal: &[u8],
+        early: Option<&Early>,
+    ) -> Option<Box<dyn Offer>> {
         self.0
             .iter()
-            .find_map(|candidate| candidate.offer(socket, proposal))
+            .find_map(|candidate| candidate.offer(socket, proposal, early))
     }
 
     fn precedent(&self) -> Option<Precedent> {
         self.0.iter().find_map(|candidate| candidate.precedent())
-    }
-
-    fn offer_early(
-        &self,
-        socket: &Unconnected<'_>,
-        proposal: &[u8],
-        early: &Early,
-    ) -> Option<Box<dyn Offer>> {
-        self.0
-            .iter()
-            .find_map(|candidate| candidate.offer_early(socket, proposal, early))
     }
 
     fn needs_address(&self) -> bool {

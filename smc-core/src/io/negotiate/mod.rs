@@ -104,23 +104,19 @@ pub trait Candidate: Debug + Send + Sync {
     ///
     /// `proposal` is the encoded CLC PROPOSAL. `None` means to connect as plain TCP. May be called
     /// again with another socket; drop the earlier offer then. Does not wait.
-    fn offer(&self, socket: &Unconnected<'_>, proposal: &[u8]) -> Option<Box<dyn Offer>>;
+    ///
+    /// `early` is a CONFIRM for the case that the listener answers as expected. Whether it held shows
+    /// in [`Offer::is_confirmed`]; who cannot say it leaves it out.
+    fn offer(
+        &self,
+        socket: &Unconnected<'_>,
+        proposal: &[u8],
+        early: Option<&Early>,
+    ) -> Option<Box<dyn Offer>>;
 
     /// What the last handshake with the same listener came to, if the next may count on the same.
     fn precedent(&self) -> Option<Precedent> {
         None
-    }
-
-    /// As [`Candidate::offer`], with a CONFIRM for the case that the listener answers as expected.
-    /// Whether that is said to it shows in [`Offer::is_confirmed`].
-    fn offer_early(
-        &self,
-        socket: &Unconnected<'_>,
-        proposal: &[u8],
-        early: &Early,
-    ) -> Option<Box<dyn Offer>> {
-        let _ = early;
-        self.offer(socket, proposal)
     }
 
     /// Whether the offer names the socket's address, which has to be bound to it beforehand then.

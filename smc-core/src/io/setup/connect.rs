@@ -135,11 +135,10 @@ impl Attempt<'_> {
             ..SocketOptions::default()
         };
         let mut offer = |socket: &Unconnected<'_>| {
-            announced = match (first, self.candidate, early) {
-                (Some(first), Some(candidate), Some(early)) => {
-                    candidate.offer_early(socket, first, &early.words)
+            announced = match (first, self.candidate) {
+                (Some(first), Some(candidate)) => {
+                    candidate.offer(socket, first, early.map(|early| &early.words))
                 }
-                (Some(first), Some(candidate), None) => candidate.offer(socket, first),
                 _ => None,
             };
             Ok(())

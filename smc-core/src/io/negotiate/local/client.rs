@@ -276,10 +276,6 @@ struct LocalCandidate {
 }
 
 impl Candidate for LocalCandidate {
-    fn offer(&self, socket: &Unconnected<'_>, proposal: &[u8]) -> Option<Box<dyn Offer>> {
-        self.announce(socket, proposal, None)
-    }
-
     fn precedent(&self) -> Option<Precedent> {
         // With several, each would have to have its own.
         let [(dir, entry)] = &*self.listeners else {
@@ -288,18 +284,7 @@ impl Candidate for LocalCandidate {
         self.client.channel(dir, entry, self.netns)?.precedent()
     }
 
-    fn offer_early(
-        &self,
-        socket: &Unconnected<'_>,
-        proposal: &[u8],
-        early: &Early,
-    ) -> Option<Box<dyn Offer>> {
-        self.announce(socket, proposal, Some(early))
-    }
-}
-
-impl LocalCandidate {
-    fn announce(
+    fn offer(
         &self,
         socket: &Unconnected<'_>,
         proposal: &[u8],

@@ -79,7 +79,9 @@ use async_trait::async_trait;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-use super::{Candidate, Client, Delivery, Negotiation, Offer, Published, Verdict, Withdrawn};
+use super::{
+    Candidate, Client, Delivery, Early, Negotiation, Offer, Published, Verdict, Withdrawn,
+};
 use crate::io::runtime::{Runtime, Socket, Unconnected};
 use cgroup::Cgroup;
 use program::entry::{HAS, MARK, SEEN};
@@ -298,7 +300,12 @@ impl Client for SynOption {
 }
 
 impl Candidate for SynOption {
-    fn offer(&self, socket: &Unconnected<'_>, _proposal: &[u8]) -> Option<Box<dyn Offer>> {
+    fn offer(
+        &self,
+        socket: &Unconnected<'_>,
+        _proposal: &[u8],
+        _early: Option<&Early>,
+    ) -> Option<Box<dyn Offer>> {
         self.mark(socket.fd?).ok()?;
         Some(Box::new(Marked {
             option: self.clone(),
