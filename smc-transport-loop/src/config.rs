@@ -9,7 +9,7 @@ use smc_wire::types::PnetId;
 use crate::device::LoopDevice;
 use crate::directory::Directory;
 use crate::policy::Policy;
-use crate::registry::Keep;
+use crate::pool::Keep;
 
 /// Options of a [`LoopDevice`]; see [`LoopDevice::builder`].
 #[derive(Clone, Debug)]

@@ -21,8 +21,9 @@ use crate::outbox::Way;
 use crate::peer::{Peer, is_dmb_len};
 use crate::peers::{OpenError, Peers};
 use crate::policy::Policy;
+use crate::pool::Keep;
 use crate::random;
-use crate::registry::{Keep, Permits};
+use crate::registry::Permits;
 use crate::remote::{LoopAttachment, UNKNOWN};
 
 /// An SMC-D device whose peers are processes of the same host.

@@ -117,6 +117,7 @@ mod outbox;
 mod peer;
 mod peers;
 mod policy;
+mod pool;
 mod random;
 mod region;
 mod registry;

@@ -21,8 +21,9 @@ use crate::lock;
 use crate::outbox::{Outbox, Wakes, Way};
 use crate::peer::{Incoming, Peer};
 use crate::policy::Policy;
+use crate::pool::Keep;
 use crate::region::{Mapping, os};
-use crate::registry::{Keep, Owner, Permits};
+use crate::registry::{Owner, Permits};
 use crate::remote::{Remote, RingWith, Ringer, Tokens};
 use lobby::Lobby;
 

@@ -7,7 +7,6 @@
 //! slot. Places are never given to another peer, since a process keeps access to what it once
 //! mapped.
 
-use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
@@ -16,9 +15,10 @@ use smc_core::mem::Region;
 use smc_core::mem::sync::{AtomicBool, AtomicUsize, Ordering};
 use smc_wire::types::DmbToken;
 
-use crate::bell::{Bell, Notice, SLOTS, Slot};
+use crate::bell::{Bell, Notice, SLOTS};
 use crate::lock;
 use crate::outbox::{Wakes, Way};
+use crate::pool::{Keep, Place, Pool};
 use crate::random;
 use crate::region::{KEPT, Mapping};
 
@@ -29,13 +29,6 @@ pub(crate) struct Owner {
     table: Mutex<Table>,
     way: Way,
     keep: Keep,
-}
-
-/// How much unused memory is kept for a peer.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Keep {
-    pub(crate) buffers: usize,
-    pub(crate) bytes: usize,
 }
 
 /// Memory that the peer does not have yet.
@@ -245,27 +238,6 @@ impl Drop for LoopDmb {
     }
 }
 
-/// A slot with memory behind it.
-#[derive(Debug)]
-struct Place {
-    index: u32,
-    /// Number of the memory: of its first registration.
-    number: u64,
-    slot: Slot,
-    mapping: Arc<Mapping>,
-    /// Shared by the regions of the buffer, which may outlive it.
-    lease: Arc<()>,
-    /// Bytes from the start that may not be zero any more.
-    used: usize,
-}
-
-impl Place {
-    /// Whether neither this process nor the peer uses the memory any more.
-    fn is_free(&mut self) -> bool {
-        Arc::get_mut(&mut self.lease).is_some() && !self.slot.is_used()
-    }
-}
-
 /// Where a new buffer may go.
 #[derive(Debug)]
 enum Claim {
@@ -289,9 +261,7 @@ struct Table {
     tokens: Vec<Option<DmbToken>>,
     free: Vec<u32>,
     registrations: u64,
-    /// The place left last is at the back.
-    pool: VecDeque<Place>,
-    pool_bytes: usize,
+    pool: Pool,
 }
 
 impl Table {
@@ -299,19 +269,12 @@ impl Table {
         if self.closed {
             return Err(DeviceError::PeerGone);
         }
-        let claim = match self.take_pooled(len) {
+        let claim = match self.pool.take(len) {
             Some(place) => Claim::Used(place),
             None => Claim::New(self.take_index()?),
         };
         self.registrations += 1;
         Ok((self.registrations, claim))
-    }
-
-    fn take_pooled(&mut self, len: usize) -> Option<Place> {
-        let mut latest = self.pool.iter_mut().rev().take(POOL_LOOKS);
-        let back = latest.position(|place| place.mapping.len() == len && place.is_free())?;
-        self.pool_bytes -= kept(len);
-        self.pool.remove(self.pool.len() - 1 - back)
     }
 
     fn take_index(&mut self) -> Result<u32, DeviceError> {
@@ -326,8 +289,7 @@ impl Table {
             return Ok(index);
         }
         // Other memory comes into this slot, which tells the peer that the old one is gone.
-        let place = self.pool.pop_front().ok_or(DeviceError::Exhausted)?;
-        self.pool_bytes -= kept(place.mapping.len());
+        let place = self.pool.take_oldest().ok_or(DeviceError::Exhausted)?;
         Ok(place.index)
     }
 
@@ -358,18 +320,13 @@ impl Table {
         if let Some(entry) = self.tokens.get_mut(place.index as usize) {
             *entry = None;
         }
-        if was_delivered && keep.buffers > 0 && kept(place.mapping.len()) <= keep.bytes {
-            self.pool_bytes += kept(place.mapping.len());
-            self.pool.push_back(place);
+        if was_delivered && keep.has_room_for(place.mapping.len()) {
+            self.pool.put(place);
         } else {
             dropped.push(place);
         }
-        while self.pool.len() > keep.buffers || self.pool_bytes > keep.bytes {
-            let Some(oldest) = self.pool.pop_front() else {
-                break;
-            };
-            self.pool_bytes -= kept(oldest.mapping.len());
-            dropped.push(oldest);
+        while self.pool.exceeds(keep) {
+            dropped.extend(self.pool.take_oldest());
         }
         for place in &dropped {
             // Before the index is free, or another thread's memory could be retired.
@@ -380,10 +337,9 @@ impl Table {
         dropped
     }
 
-    fn close(&mut self) -> VecDeque<Place> {
+    fn close(&mut self) -> Pool {
         self.closed = true;
         self.tokens.clear();
-        self.pool_bytes = 0;
         std::mem::take(&mut self.pool)
     }
 }
@@ -429,11 +385,3 @@ impl Drop for Permit {
         self.0.used.fetch_sub(1, Ordering::Relaxed);
     }
 }
-
-/// Bytes that an unused buffer of this length may keep resident.
-fn kept(len: usize) -> usize {
-    len.min(KEPT)
-}
-
-/// Places of the pool that are looked at, so that a large pool stays cheap.
-const POOL_LOOKS: usize = 64;

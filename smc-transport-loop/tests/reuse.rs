@@ -89,6 +89,32 @@ fn memory_that_somebody_still_holds_is_not_used_again() {
     assert!(is_zero(fifth.region()));
 }
 
+/// The peer lets go later than we do, of what it got first. A few it keeps for long.
+#[test]
+fn a_crowd_finds_the_memory_that_the_peer_has_let_go_of() {
+    let dir = TempDir::new().unwrap();
+    let (ours, theirs) = pair(&dir);
+    let open = || {
+        let dmb = ours.register(theirs.gid());
+        let attached = theirs.attach(ours.gid(), dmb.token());
+        (dmb, attached)
+    };
+    let (dmbs, mut attached): (Vec<_>, Vec<_>) = (0..200).map(|_| open()).unzip();
+    let mut known: Vec<_> = dmbs.iter().map(|dmb| place(dmb.region())).collect();
+    drop(dmbs);
+    let kept_for_long: Vec<_> = attached.drain(..10).collect();
+    let now_free: Vec<_> = attached.drain(..50).collect();
+    drop(now_free);
+
+    let again: Vec<_> = (0..50).map(|_| open()).collect();
+    known.sort_unstable();
+    let is_known = |dmb: &Arc<dyn Dmb>| known.binary_search(&place(dmb.region())).is_ok();
+    let reused = again.iter().filter(|(dmb, _)| is_known(dmb)).count();
+    // Some were looked for while what is in use stood before them.
+    assert!(reused >= 45, "{reused} of 50");
+    drop((kept_for_long, attached));
+}
+
 #[test]
 fn long_buffers_are_zeroed_too() {
     let dir = TempDir::new().unwrap();

@@ -21,7 +21,8 @@ use crate::bell::{self, Bell};
 use crate::doorbell::new_eventfd;
 use crate::outbox::Way;
 use crate::peer::Peer;
-use crate::registry::{Keep, LoopDmb, Owner, Permits};
+use crate::pool::Keep;
+use crate::registry::{LoopDmb, Owner, Permits};
 use crate::remote::{LoopAttachment, Remote, RingWith, Ringer, Target, Tokens};
 
 /// Both sides of a buffer.
