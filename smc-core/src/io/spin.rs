@@ -86,6 +86,13 @@ impl Spin {
         if self.window.is_zero() || self.asleep.is_some() {
             return self.park(Instant::now());
         }
+        if let Some(until) = CROWDED.get() {
+            let now = Instant::now();
+            if now < until {
+                return self.park(now);
+            }
+            CROWDED.set(None);
+        }
         self.looks += 1;
         if self.looks < LOOKS_ON_THE_SPOT {
             std::hint::spin_loop();
@@ -98,14 +105,14 @@ impl Spin {
         TURN.set(turn);
         if !first && turn.wrapping_sub(self.turn) > COMPANY {
             // Others look as well, so the executor is busy, and will be when news comes.
+            CROWDED.set(Some(now + COMPANY_LASTS));
             return self.park_in_vain(now);
         }
         self.turn = turn;
-        if CROWDED.get().is_some_and(|until| now < until) {
-            return self.park(now);
-        }
         if now.duration_since(since) < self.window && self.looks < LOOKS_MAX {
-            yield_processor(now);
+            if !first {
+                yield_processor(now);
+            }
             return Step::Yield;
         }
         self.park_in_vain(now)
@@ -163,6 +170,9 @@ fn yield_processor(now: Instant) {
 /// Halves that look on one thread at a time. With more, each one looks seldom, and all together keep
 /// the executor from sleeping.
 const COMPANY: u64 = 3;
+
+/// How long so many are expected to stay.
+const COMPANY_LASTS: Duration = Duration::from_millis(5);
 
 /// The processor is not offered more often than this.
 const YIELD_EVERY: Duration = Duration::from_micros(2);
