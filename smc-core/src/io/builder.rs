@@ -1,5 +1,5 @@
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use smc_wire::size::SizeCode;
@@ -250,6 +250,7 @@ impl Builder {
         let handshake = Arc::new(handshake_config(&config, &slots));
         let deadlines = Deadlines::new(&runtime);
         let inner = Inner {
+            offer: Mutex::default(),
             deadlines,
             config,
             runtime,

@@ -2,7 +2,7 @@ use std::fmt;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use smc_wire::types::DeclineCode;
@@ -44,6 +44,8 @@ pub(crate) struct Inner {
     pub(crate) groups: Arc<Groups>,
     /// Those of set-ups.
     pub(crate) deadlines: Arc<Deadlines>,
+    /// What connections to everywhere offer, and the configuration that it was made from.
+    pub(crate) offer: Mutex<Option<(Arc<handshake::Config>, Arc<handshake::Offer>)>>,
 }
 
 impl Endpoint {

@@ -1,7 +1,9 @@
 //! The client's side: the offer, the TCP connection, and what they lead to.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
+
+use smc_wire::types::DeclineCode;
 
 use super::work::{EarlyBuffer, Kept, direct};
 use super::{handshake_config, not_spoken, path, shake_hands, shake_hands_on};
@@ -26,7 +28,7 @@ pub(crate) async fn connect(
     let config = handshake_config(endpoint, options.recv_buffer)?;
     let offer = match policy {
         Policy::Never => Err(BY_POLICY),
-        _ => Offer::new(&config, &Path::default()).map_err(FallbackReason::local),
+        _ => offer_of(endpoint, &config).map_err(FallbackReason::local),
     };
     let declined = match &offer {
         Err(_) if policy != Policy::Never => decline(endpoint, &config),
@@ -64,6 +66,22 @@ pub(crate) async fn connect(
     }
 }
 
+/// What there is to offer: the same as long as the configuration is.
+fn offer_of(endpoint: &Inner, config: &Arc<Config>) -> Result<Arc<Offer>, DeclineCode> {
+    let mut latest = endpoint
+        .offer
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner);
+    match &*latest {
+        Some((from, offer)) if Arc::ptr_eq(from, config) => Ok(Arc::clone(offer)),
+        _ => {
+            let offer = Arc::new(Offer::new(config, &Path::default())?);
+            *latest = Some((Arc::clone(config), Arc::clone(&offer)));
+            Ok(offer)
+        }
+    }
+}
+
 /// What connecting once takes.
 struct Attempt<'a> {
     endpoint: &'a Arc<Inner>,
@@ -71,7 +89,7 @@ struct Attempt<'a> {
     options: &'a ConnectOptions,
     config: &'a Arc<Config>,
     policy: Policy,
-    offer: &'a Result<Offer, FallbackReason>,
+    offer: &'a Result<Arc<Offer>, FallbackReason>,
     candidate: Option<&'a dyn Candidate>,
 }
 
@@ -112,7 +130,7 @@ impl Attempt<'_> {
                     early: early.map(|early| early.buffer),
                     ..Kept::default()
                 };
-                let offer = (Arc::clone(config), offer.clone());
+                let offer = (Arc::clone(config), Arc::clone(offer));
                 answered(endpoint, socket, to, offer, announced, kept).await?
             }
             (Delivery::Delivered | Delivery::Plain, ..) => not_spoken(socket),
@@ -217,7 +235,7 @@ async fn answered(
     endpoint: &Arc<Inner>,
     socket: Arc<dyn Socket>,
     to: SocketAddr,
-    (config, offer): (Arc<Config>, Offer),
+    (config, offer): (Arc<Config>, Arc<Offer>),
     mut announced: Box<dyn negotiate::Offer>,
     kept: Kept,
 ) -> Result<Stream, Failed> {

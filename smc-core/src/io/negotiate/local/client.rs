@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ struct Known {
 /// The listener that gets the connections to an address of this host.
 #[derive(Clone, Debug)]
 struct Route {
-    dir: PathBuf,
+    dir: Arc<Path>,
     entry: Arc<Entry>,
     channel: Weak<Channel>,
     netns: NetNs,
@@ -81,15 +81,15 @@ impl LocalClient {
     }
 
     /// Everybody in sight who may get connections to `to`.
-    fn listeners_at(&self, to: SocketAddr) -> Vec<(PathBuf, Arc<Entry>)> {
+    fn listeners_at(&self, to: SocketAddr) -> Vec<(Arc<Path>, Arc<Entry>)> {
         let mut found = Vec::new();
         for directory in &mut *lock(&self.known.directories) {
-            let path = directory.path().to_owned();
+            let path = Arc::clone(directory.path());
             let entries = directory
                 .entries(|uid| self.config.trusts_owner(uid))
                 .iter();
             let fitting = entries.filter(|e| e.port == to.port() && e.scope.covers(to.ip()));
-            found.extend(fitting.map(|entry| (path.clone(), entry.clone())));
+            found.extend(fitting.map(|entry| (Arc::clone(&path), Arc::clone(entry))));
         }
         found
     }
@@ -153,9 +153,9 @@ impl LocalClient {
     }
 
     /// Notes where a connection goes, for those that follow soon.
-    fn remember(&self, candidate: &LocalCandidate, dir: &Path, channel: &Arc<Channel>) {
+    fn remember(&self, candidate: &LocalCandidate, dir: &Arc<Path>, channel: &Arc<Channel>) {
         let route = Route {
-            dir: dir.to_owned(),
+            dir: Arc::clone(dir),
             entry: Arc::clone(channel.entry()),
             channel: Arc::downgrade(channel),
             netns: candidate.netns,
@@ -181,6 +181,7 @@ impl LocalClient {
             to,
             netns: route.netns,
             own_host: true,
+            channel: Some(channel),
         })
     }
 
@@ -240,6 +241,7 @@ impl Client for LocalClient {
             netns,
             own_host,
             target: None,
+            channel: None,
         }))
     }
 }
@@ -267,12 +269,23 @@ impl Drop for UnderWay<'_> {
 #[derive(Debug)]
 struct LocalCandidate {
     client: LocalClient,
-    listeners: Vec<(PathBuf, Arc<Entry>)>,
+    listeners: Vec<(Arc<Path>, Arc<Entry>)>,
     to: SocketAddr,
     netns: NetNs,
     own_host: bool,
     /// The cookie of the socket that will get the connection, if that is known already.
     target: Option<u64>,
+    /// The way to the only listener, if it was used a moment ago.
+    channel: Option<Arc<Channel>>,
+}
+
+impl LocalCandidate {
+    fn channel(&self, dir: &Path, entry: &Arc<Entry>) -> Option<Arc<Channel>> {
+        match &self.channel {
+            Some(channel) if !channel.is_dead() => Some(Arc::clone(channel)),
+            _ => self.client.channel(dir, entry, self.netns),
+        }
+    }
 }
 
 impl Candidate for LocalCandidate {
@@ -281,7 +294,7 @@ impl Candidate for LocalCandidate {
         let [(dir, entry)] = &*self.listeners else {
             return None;
         };
-        self.client.channel(dir, entry, self.netns)?.precedent()
+        self.channel(dir, entry)?.precedent()
     }
 
     fn offer(
@@ -302,7 +315,7 @@ impl Candidate for LocalCandidate {
         let chosen = self.listeners.iter().filter(|(_, entry)| is_target(entry));
         let mut announced = Vec::with_capacity(1);
         for (dir, entry) in chosen.take(MAX_LISTENERS) {
-            let Some(channel) = self.client.channel(dir, entry, self.netns) else {
+            let Some(channel) = self.channel(dir, entry) else {
                 continue;
             };
             let cookie = match channel.is_foreign() {

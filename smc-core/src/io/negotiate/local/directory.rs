@@ -89,7 +89,7 @@ fn candidates() -> Vec<PathBuf> {
 /// The listeners of one directory, read again only when it has changed.
 #[derive(Debug)]
 pub(super) struct Directory {
-    path: PathBuf,
+    path: Arc<Path>,
     read: Option<Read>,
 }
 
@@ -105,10 +105,13 @@ struct Read {
 
 impl Directory {
     pub(super) fn new(path: PathBuf) -> Self {
-        Self { path, read: None }
+        Self {
+            path: path.into(),
+            read: None,
+        }
     }
 
-    pub(super) fn path(&self) -> &Path {
+    pub(super) fn path(&self) -> &Arc<Path> {
         &self.path
     }
 

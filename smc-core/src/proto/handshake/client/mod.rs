@@ -29,7 +29,7 @@ impl Client {
     pub fn new(now: Instant, config: Arc<Config>, path: &Path) -> Self {
         let offer = Offer::new(&config, path);
         Self(Engine::new(common(config), |common| {
-            let offer = offer.map_err(Failure::Decline)?;
+            let offer = Arc::new(offer.map_err(Failure::Decline)?);
             common.send(offer.bytes().to_vec());
             Ok(Some(expect_accept(now, offer, common)))
         }))
@@ -40,7 +40,7 @@ impl Client {
     /// Such a client sends nothing before it has received a message: that the server answers is
     /// the proof that it speaks SMC.
     #[must_use]
-    pub fn announced(now: Instant, config: Arc<Config>, offer: Offer) -> Self {
+    pub fn announced(now: Instant, config: Arc<Config>, offer: Arc<Offer>) -> Self {
         Self(Engine::new(common(config), |common| {
             Ok(Some(expect_accept(now, offer, common)))
         }))
@@ -59,7 +59,7 @@ fn common(config: Arc<Config>) -> Common {
     Common::new(config, version)
 }
 
-fn expect_accept(now: Instant, offer: Offer, common: &Common) -> State {
+fn expect_accept(now: Instant, offer: Arc<Offer>, common: &Common) -> State {
     let deadline = after(now, common.config.timeouts.message);
     State::Accept(Box::new(ExpectAccept { offer, deadline }))
 }
@@ -150,7 +150,7 @@ impl Expect for State {
 /// PROPOSAL is out; the server chooses.
 #[derive(Debug)]
 struct ExpectAccept {
-    offer: Offer,
+    offer: Arc<Offer>,
     deadline: Instant,
 }
 

@@ -134,7 +134,7 @@ impl ExpectProposal {
             Selection::new(proposal, &common.config, self.path).map_err(Failure::Decline)?;
         let deadline = after(now, common.config.timeouts.work);
         Walk {
-            selection,
+            selection: Box::new(selection),
             deadline,
         }
         .next(common)
@@ -144,7 +144,8 @@ impl ExpectProposal {
 /// The walk through the devices, which has to come to an end before the client loses patience.
 #[derive(Debug)]
 struct Walk {
-    selection: Selection,
+    /// In a box, as it goes from state to state and has all of the PROPOSAL.
+    selection: Box<Selection>,
     deadline: Instant,
 }
 

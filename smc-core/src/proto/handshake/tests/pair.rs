@@ -512,7 +512,7 @@ fn announced_proposal_and_a_client_that_speaks_second() {
     let offer = Offer::new(&config, &Path::default()).unwrap();
     let announced = offer.bytes().to_vec();
     let fabric = Rc::<RefCell<Fabric>>::default();
-    let client = Client::announced(now, Arc::clone(&config), offer);
+    let client = Client::announced(now, Arc::clone(&config), Arc::new(offer));
     let server = Server::new(now, config, Path::default());
     let mut pair = Pair::of(
         now,
