@@ -66,6 +66,17 @@ impl Table {
     }
 }
 
+/// Says that a kernel had not heard of the end of a link group.
+pub(crate) fn late(run: &Run, guest: usize, waited: Duration) {
+    println!(
+        "{} {}: {} kept its link group for {:.0} s: did it have to test the link?",
+        run.scenario.name,
+        run.parties(),
+        lab::name(guest),
+        waited.as_secs_f64()
+    );
+}
+
 fn line(row: &str, outcome: &Outcome, took: Duration) -> String {
     let seconds = took.as_secs_f64();
     match outcome {
