@@ -595,6 +595,12 @@ impl Staged {
         self.released.load(Ordering::Acquire)
     }
 
+    /// Whether the application has let go of the connection, though somebody may be about to.
+    pub(super) fn is_left(&self) -> bool {
+        let is_left = |conn: &Weak<Conn>| conn.upgrade().is_none_or(|conn| conn.is_released());
+        self.is_released() || self.conn.get().is_some_and(is_left)
+    }
+
     /// Whether nobody uses the connection, everything was said, and nothing is outstanding.
     pub(super) fn can_go(&self) -> bool {
         if !self.is_released() {

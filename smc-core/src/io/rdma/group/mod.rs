@@ -181,8 +181,7 @@ impl RdmaGroup {
     /// nor the peer's DELETE RKEY.
     pub(crate) fn is_settled(&self) -> bool {
         let members = self.members();
-        !members.iter().any(|staged| staged.is_released())
-            && !self.lock().machine.awaits_deletions()
+        !members.iter().any(|staged| staged.is_left()) && !self.lock().machine.awaits_deletions()
     }
 
     fn links(&self) -> Vec<LinkInfo> {
@@ -394,22 +393,24 @@ impl RdmaGroup {
 
     /// Takes the keys of a connection back from the peer; its RMB is free when the peer agrees.
     fn retire(self: &Arc<Self>, staged: &Arc<Staged>) {
-        if self.lock_members().remove(&staged.token()).is_none() {
-            return;
+        let rtoken = staged.rtoken();
+        {
+            // At once, so that nobody sees a group that has settled in between.
+            let mut state = self.lock();
+            if self.lock_members().remove(&staged.token()).is_none() {
+                return;
+            }
+            if let Some(rtoken) = rtoken {
+                state.machine.release_rtoken(rtoken);
+            }
         }
         staged.leave_wire();
         self.pool.give_back(Arc::clone(staged.staging()), 0);
         let rmb = staged.rmb_id();
         let retiring = (Arc::clone(staged.rmb()), staged.dirty());
         self.lock_retiring().insert(rmb, retiring);
-        let rtoken = staged.rtoken();
         let now = self.now();
-        self.step(|state| {
-            if let Some(rtoken) = rtoken {
-                state.machine.release_rtoken(rtoken);
-            }
-            state.machine.delete_rkey(now, rmb);
-        });
+        self.step(|state| state.machine.delete_rkey(now, rmb));
         self.groups.note_end();
     }
 
