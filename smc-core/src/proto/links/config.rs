@@ -48,6 +48,9 @@ pub struct Timeouts {
     pub turn: Duration,
     /// The completion of a DELETE LINK that ends the group. 2 s.
     pub farewell: Duration,
+    /// The same, until it is said again to a peer that may be adding a link. 200 ms: Linux is back
+    /// from that after some 30 ms.
+    pub farewell_again: Duration,
     /// The same for the answer to one: the peer acknowledges only by luck (behaviour 2.6). 100 ms.
     pub farewell_answer: Duration,
 }
@@ -61,6 +64,7 @@ impl Default for Timeouts {
             work: Duration::from_secs(5),
             turn: Duration::from_secs(20),
             farewell: Duration::from_secs(2),
+            farewell_again: Duration::from_millis(200),
             farewell_answer: Duration::from_millis(100),
         }
     }

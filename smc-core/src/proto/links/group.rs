@@ -39,6 +39,8 @@ pub struct LinkGroup {
     pub(super) is_established: bool,
     pub(super) flow: Option<Flow>,
     pub(super) wanted: Wanted,
+    /// An offer that we gave up, while the client is not known to have done so.
+    pub(super) abandoned: Option<LinkNumber>,
     pub(super) end: Option<End>,
     pub(super) mail: Mail,
     pub(super) outputs: VecDeque<Output>,
@@ -67,6 +69,7 @@ impl LinkGroup {
             is_established: false,
             flow: None,
             wanted: Wanted::default(),
+            abandoned: None,
             end: None,
             mail: Mail::default(),
             outputs: VecDeque::new(),
@@ -120,7 +123,7 @@ impl LinkGroup {
     /// A link received a message that is none of a connection (first byte other than 0xFE).
     pub fn handle_message(&mut self, now: Instant, link: LinkId, message: &[u8]) {
         if self.end.is_some() {
-            return;
+            return self.hear_at_end(link, message);
         }
         let kind = message.first().copied().and_then(MessageType::from_byte);
         if let Err(why) = self.hear(now, link, message) {
@@ -155,7 +158,7 @@ impl LinkGroup {
     pub fn handle_link_down(&mut self, now: Instant, link: LinkId, failure: LinkFailure) {
         match self.end {
             None => self.link_down(now, link, Some(failure)),
-            Some(End::Farewell { link: on, .. }) if on == link => self.finish(),
+            Some(end) if end.link() == Some(link) => self.finish(),
             Some(_) => {}
         }
         self.advance(now);
@@ -431,10 +434,8 @@ impl LinkGroup {
     /// When to call [`handle_timeout`](Self::handle_timeout).
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        match self.end {
-            Some(End::Farewell { until, .. }) => return Some(until),
-            Some(End::Ended) => return None,
-            None => {}
+        if let Some(end) = &self.end {
+            return end.due();
         }
         let links = self.links.iter();
         let links = links.filter_map(|link| earlier(self.test_due(link), link.leaving));
@@ -448,10 +449,8 @@ impl LinkGroup {
 
     /// Time has passed.
     pub fn handle_timeout(&mut self, now: Instant) {
-        match self.end {
-            Some(End::Farewell { until, .. }) if until <= now => return self.finish(),
-            Some(_) => return,
-            None => {}
+        if self.end.is_some() {
+            return self.end_timeout(now);
         }
         self.flow_timeout(now);
         self.rkey_timeouts(now);

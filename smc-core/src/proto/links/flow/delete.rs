@@ -156,6 +156,9 @@ impl LinkGroup {
             (Step::Response, _) => return self.hear_deleted(message),
             (Step::Request, false) => {}
         }
+        if self.abandoned == Some(message.link) {
+            self.abandoned = None;
+        }
         match self.flow.take() {
             None => self.hear_delete(now, over, message),
             // It takes the place of what the flow waits for.
@@ -165,10 +168,12 @@ impl LinkGroup {
             }
             Some(Flow::Join(join)) => {
                 let is_new = self.link(join.link).map(|link| link.number) == Some(message.link);
+                if is_new {
+                    self.answer_delete(over, message, DeleteLinkReason::DONE);
+                }
                 self.join_failed(join, NotAdded::Deleted);
-                match is_new {
-                    true => self.answer_delete(over, message, DeleteLinkReason::DONE),
-                    false => self.hear_delete(now, over, message),
+                if !is_new {
+                    self.hear_delete(now, over, message);
                 }
             }
             flow @ Some(Flow::First(_)) => {

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use smc_wire::llc::{DeleteLink, DeleteLinkReason};
+use smc_wire::llc::{DeleteLink, DeleteLinkReason, Message, Repr, Step};
 
 use super::Flow;
 use crate::proto::handshake::Role;
@@ -19,8 +19,35 @@ pub(in crate::proto::links) enum End {
         tag: OpTag,
         until: Instant,
     },
+    /// It is said until the peer says it too, as that may be in the midst of another flow.
+    Calling {
+        message: DeleteLink,
+        link: LinkId,
+        /// When to say it again.
+        next: Instant,
+        until: Instant,
+    },
     /// Nothing is left.
     Ended,
+}
+
+impl End {
+    /// The link that is needed until then.
+    pub(in crate::proto::links) const fn link(&self) -> Option<LinkId> {
+        match self {
+            Self::Farewell { link, .. } | Self::Calling { link, .. } => Some(*link),
+            Self::Ended => None,
+        }
+    }
+
+    /// When there is something to do.
+    pub(in crate::proto::links) fn due(&self) -> Option<Instant> {
+        match self {
+            Self::Farewell { until, .. } => Some(*until),
+            Self::Calling { next, until, .. } => Some(*next.min(until)),
+            Self::Ended => None,
+        }
+    }
 }
 
 impl LinkGroup {
@@ -31,20 +58,75 @@ impl LinkGroup {
         is_orderly: bool,
         reason: DeleteLinkReason,
     ) {
-        let wait = self.config.timeouts.farewell;
-        self.part(now, Cause::Local(reason), Some((is_orderly, reason)), wait);
+        if self.end.is_some() {
+            return;
+        }
+        let cause = Cause::Local(reason);
+        let message = DeleteLink::all(self.terms.dialect, is_orderly, reason);
+        let until = after(now, self.config.timeouts.farewell);
+        if !self.may_be_misheard() {
+            return self.part(cause, Some(message), until);
+        }
+        let over = self.sendable();
+        self.stop(cause);
+        let Some(link) = over else {
+            return self.finish();
+        };
+        self.end = Some(End::Calling {
+            message,
+            link,
+            next: now,
+            until,
+        });
+        self.call(now);
     }
 
-    /// The peer ended it. A server says the same back, although the peer hears it by luck only.
+    /// The peer ended it. A server says the same back, although the peer hears it by luck only. So
+    /// does a client of which the server cannot know that it has heard.
     pub(in crate::proto::links) fn hear_delete_all(
         &mut self,
         now: Instant,
         _over: LinkId,
         reason: DeleteLinkReason,
     ) {
-        let farewell = (self.role == Role::Server).then_some((true, reason));
-        let wait = self.config.timeouts.farewell_answer;
-        self.part(now, Cause::Peer(reason), farewell, wait);
+        let is_answered = self.role == Role::Server || self.may_be_misheard();
+        let message = DeleteLink::all(self.terms.dialect, true, reason);
+        let until = after(now, self.config.timeouts.farewell_answer);
+        self.part(Cause::Peer(reason), is_answered.then_some(message), until);
+    }
+
+    /// A message while the group ends: the peer ends it too, or it first gives back its keys, for
+    /// whose answer Linux would wait before it hears us.
+    pub(in crate::proto::links) fn hear_at_end(&mut self, link: LinkId, message: &[u8]) {
+        match self.end {
+            Some(End::Calling { link: on, .. }) if on == link => {}
+            _ => return,
+        }
+        let dialect = self.terms.dialect;
+        let Ok(parsed) = Message::parse_from(message, dialect.order()) else {
+            return;
+        };
+        if parsed.header().dialect().is_v2() != dialect.is_v2() {
+            return;
+        }
+        match parsed.to_repr() {
+            Repr::DeleteLink(said) if said.all && said.step == Step::Request => self.finish(),
+            Repr::DeleteRkey(said) if said.step == Step::Request => {
+                self.answer_delete_rkey(link, &said);
+            }
+            _ => {}
+        }
+    }
+
+    /// The end has waited long enough, for what it waits for.
+    pub(in crate::proto::links) fn end_timeout(&mut self, now: Instant) {
+        match self.end {
+            Some(End::Farewell { until, .. } | End::Calling { until, .. }) if until <= now => {
+                self.finish();
+            }
+            Some(End::Calling { next, .. }) if next <= now => self.call(now),
+            _ => {}
+        }
     }
 
     /// There is no link to say anything on.
@@ -55,41 +137,45 @@ impl LinkGroup {
         }
     }
 
-    fn part(
-        &mut self,
-        now: Instant,
-        cause: Cause,
-        farewell: Option<(bool, DeleteLinkReason)>,
-        wait: std::time::Duration,
-    ) {
+    fn part(&mut self, cause: Cause, farewell: Option<DeleteLink>, until: Instant) {
         if self.end.is_some() {
             return;
         }
         let over = self.sendable();
-        let times = self.farewells();
         self.stop(cause);
-        let sent = farewell.zip(over).and_then(|((is_orderly, reason), link)| {
-            let message = DeleteLink::all(self.terms.dialect, is_orderly, reason);
-            let tags = (0..times)
-                .map(|_| self.post(link, message.encoded_len(), |buffer| message.emit(buffer)));
-            Some((link, tags.last()??))
+        let sent = farewell.zip(over).and_then(|(message, link)| {
+            let tag = self.post(link, message.encoded_len(), |buffer| message.emit(buffer));
+            Some((link, tag?))
         });
         match sent {
-            Some((link, tag)) => {
-                let until = after(now, wait);
-                self.end = Some(End::Farewell { link, tag, until });
-            }
+            Some((link, tag)) => self.end = Some(End::Farewell { link, tag, until }),
             None => self.finish(),
         }
     }
 
-    /// How often to say it. Linux takes what comes while it waits for us to go on with a new link
-    /// for the end of that link only, and keeps the next message until then (behaviour 3.2).
-    const fn farewells(&self) -> usize {
-        match self.flow {
-            Some(Flow::Offer(_) | Flow::Join(_) | Flow::Request { .. }) => 2,
-            _ => 1,
+    fn call(&mut self, now: Instant) {
+        let again = after(now, self.config.timeouts.farewell_again);
+        if let Some(End::Calling {
+            message,
+            link,
+            next,
+            ..
+        }) = &mut self.end
+        {
+            *next = again;
+            let (message, link) = (*message, *link);
+            // Its completion says that it has arrived, which is not the question.
+            let _tag = self.post(link, message.encoded_len(), |buffer| message.emit(buffer));
         }
+    }
+
+    /// Whether the peer may be in the midst of adding a link. Linux takes what comes then for the
+    /// end of that link only, and nothing else until it has cleared up (behaviour 3.2).
+    const fn may_be_misheard(&self) -> bool {
+        matches!(
+            self.flow,
+            Some(Flow::Offer(_) | Flow::Join(_) | Flow::Request { .. })
+        ) || self.abandoned.is_some()
     }
 
     /// The link for the last message: an active one, or the first one of a server that has asked

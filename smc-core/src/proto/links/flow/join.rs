@@ -306,8 +306,10 @@ impl LinkGroup {
         self.notice(Notice::NotAdded { number, why });
         self.close(join.link);
         match join.stage {
-            _ if why == NotAdded::Deleted => {}
-            JoinStage::Confirming => self.send_delete_lost(join.over, number),
+            // A rejection is the last word even after we have accepted, as it is of Linux.
+            JoinStage::Confirming if why != NotAdded::Deleted => {
+                self.send_delete_lost(join.over, number)
+            }
             _ => self.send_rejection(join.over, &join.proposed),
         }
     }

@@ -85,6 +85,11 @@ impl Offer {
         self.stage == OfferStage::Telling && self.over == over && self.number == number
     }
 
+    /// Whether the client knows of it.
+    fn is_said(&self) -> bool {
+        !matches!(self.stage, OfferStage::Opening | OfferStage::Mapping)
+    }
+
     /// Whether it can go on without the link over which it is arranged.
     pub(in crate::proto::links) fn stands_alone(&self) -> bool {
         self.stage == OfferStage::Confirming
@@ -231,7 +236,7 @@ impl LinkGroup {
             }
             flow => {
                 self.flow = flow;
-                return self.dropped(MessageType::AddLink, DropReason::Unexpected);
+                return self.hear_late_answer(answer);
             }
         };
         self.long_answered();
@@ -256,6 +261,16 @@ impl LinkGroup {
         self.connect(offer.link, peer);
         offer.until = after(now, self.config.timeouts.work);
         self.flow = Some(Flow::Offer(offer));
+    }
+
+    /// The last word of a client on an offer that we gave up, as it should be.
+    fn hear_late_answer(&mut self, answer: &AddLink<'_>) {
+        let is_rejection = matches!(answer.step, AddLinkStep::Rejected(_));
+        if is_rejection && self.abandoned == Some(answer.link) {
+            self.abandoned = None;
+        } else {
+            self.dropped(MessageType::AddLink, DropReason::Unexpected);
+        }
     }
 
     pub(in crate::proto::links) fn offer_connected(&mut self, now: Instant, mut offer: Offer) {
@@ -329,6 +344,9 @@ impl LinkGroup {
             why,
         });
         self.close(offer.link);
+        if offer.is_said() && !matches!(why, NotAdded::Rejected | NotAdded::Deleted) {
+            self.abandoned = Some(offer.number);
+        }
         match (offer.stage, offer.trigger) {
             (OfferStage::Opening | OfferStage::Mapping, Trigger::Requested(link)) => {
                 self.answer_request(link);

@@ -353,7 +353,11 @@ impl LinkGroup {
         }
     }
 
-    fn answer_delete_rkey(&mut self, link: LinkId, message: &DeleteRkey<'_>) {
+    pub(in crate::proto::links) fn answer_delete_rkey(
+        &mut self,
+        link: LinkId,
+        message: &DeleteRkey<'_>,
+    ) {
         let keys = message.rkeys.iter().copied().map(Rkey::from);
         let known: Vec<_> = keys.map(|key| self.rtokens.delete(link, key)).collect();
         let dialect = message.dialect;
@@ -365,7 +369,8 @@ impl LinkGroup {
         };
         let errors = DeleteRkeyErrors::from_known(dialect, known);
         let answer = DeleteRkey { rkeys, ..*message }.response(errors);
-        self.send(link, answer.encoded_len(), |buffer| answer.emit(buffer));
+        // Also on the link of a group that ends.
+        let _tag = self.post(link, answer.encoded_len(), |buffer| answer.emit(buffer));
     }
 }
 

@@ -132,7 +132,10 @@ fn a_deletion_takes_the_place_of_what_a_new_link_waits_for() {
     world.with(CLIENT, |group| {
         group.handle_message(now, links[CLIENT], &request(2))
     });
-    assert_eq!(world.said(), ["C:DELETE_LINK'(2 orderly 0x0)"]);
+    assert_eq!(
+        world.said(),
+        ["C:DELETE_LINK'(2 orderly 0x0)", "C:ADD_LINK'(2)!"]
+    );
     assert!(world.hosts[CLIENT].group.flow.is_none());
     assert_eq!(world.hosts[CLIENT].group.links().count(), 1);
 }

@@ -1,3 +1,6 @@
+use smc_wire::llc::{DeleteLink, DeleteRkey};
+
+use super::world::Side;
 use super::*;
 use crate::device::LinkFailure;
 
@@ -39,29 +42,124 @@ fn an_idle_group_ends_in_order() {
     assert!(world.hosts.iter().all(|host| host.group.is_ended()));
 }
 
-/// Linux in the midst of adding a link ends only that with the first of them.
+/// Both ends have agreed on a second link, and one does not hear CONFIRM LINK.
+fn adding(deaf: Side) -> World {
+    let mut world = World::v2([2, 2]);
+    world.contact(Terms::v2_1(2, 255));
+    world.confirm();
+    world.hosts[deaf].filter = Some(|message| message[0] == 0x21);
+    world.establish();
+    world.advance(SECOND);
+    for host in &world.hosts {
+        assert!(host.group.flow.is_some());
+    }
+    world.said();
+    world
+}
+
+fn shutdown(world: &mut World, side: Side) {
+    let now = world.now;
+    world.with(side, |group| group.shutdown(now, DeleteLinkReason::PROGRAM));
+}
+
+fn hear(world: &mut World, side: Side, message: DeleteLink) {
+    let mut bytes = vec![0; message.encoded_len()];
+    message.emit(&mut bytes).unwrap();
+    let now = world.now;
+    world.with(side, |group| group.handle_message(now, LinkId(1), &bytes));
+}
+
+/// Linux in the midst of adding a link takes it for the end of that link, and hears nothing for a
+/// while.
 #[test]
-fn a_peer_that_waits_for_us_in_another_flow_is_told_twice() {
+fn a_peer_in_another_flow_is_told_until_it_says_so_too() {
     for side in [SERVER, CLIENT] {
-        let mut world = World::v2([2, 2]);
-        world.contact(Terms::v2_1(2, 255));
-        world.confirm();
-        // CONFIRM LINK of the second link, or its answer, is lost.
-        world.hosts[side].filter = Some(|message| message[0] == 0x21);
-        world.establish();
-        world.advance(SECOND);
-        assert!(world.hosts[side].group.flow.is_some());
-        world.said();
-        let now = world.now;
-        world.with(side, |group| group.shutdown(now, DeleteLinkReason::PROGRAM));
+        let mut world = adding(CLIENT);
+        world.hosts[1 - side].filter = Some(|_| true);
+        shutdown(&mut world, side);
+        world.advance(500 * MS);
+        let who = ["S", "C"][side];
+        let farewell = format!("{who}:DELETE_LINK(all orderly 0x30000)");
+        assert_eq!(world.said(), vec![farewell; 3]);
+        assert!(!world.hosts[side].group.is_ended());
+        // Its answer is about the link that it gives up.
+        let all = DeleteLink::all(Terms::V2.dialect, false, DeleteLinkReason::PROGRAM);
+        hear(&mut world, side, all.response(all.reason));
+        assert!(!world.hosts[side].group.is_ended());
+        hear(&mut world, side, all);
+        assert!(world.hosts[side].group.is_ended());
+        assert_eq!(world.hosts[side].group.poll_timeout(), None);
+    }
+}
+
+#[test]
+fn a_peer_that_stays_silent_is_not_told_for_long() {
+    let mut world = adding(CLIENT);
+    world.hosts[CLIENT].filter = Some(|_| true);
+    shutdown(&mut world, SERVER);
+    world.advance(10 * SECOND);
+    assert!(world.hosts[SERVER].group.is_ended());
+    let said = world.said();
+    let ours = said.iter().filter(|line| line.starts_with("S:"));
+    assert_eq!(ours.count(), 10, "{said:?}");
+}
+
+/// Linux would wait two seconds for the answer before it hears of the end.
+#[test]
+fn a_peer_that_does_not_hear_yet_may_give_back_its_keys() {
+    let mut world = adding(CLIENT);
+    world.hosts[CLIENT].filter = Some(|_| true);
+    shutdown(&mut world, SERVER);
+    world.said();
+    let (rkey, _) = world::key_of(CLIENT, RmbId(0), 0);
+    let rkeys = [rkey.into()];
+    let message = DeleteRkey::request(Terms::V2.dialect, &rkeys);
+    let mut bytes = vec![0; message.encoded_len()];
+    message.emit(&mut bytes).unwrap();
+    let now = world.now;
+    world.with(SERVER, |group| group.handle_message(now, LinkId(1), &bytes));
+    assert_eq!(world.said(), ["S:DELETE_RKEY'"]);
+    assert_eq!(world.hosts[SERVER].group.rtokens(), 0);
+    assert!(!world.hosts[SERVER].group.is_ended());
+}
+
+/// So that nobody has to repeat it.
+#[test]
+fn one_that_was_adding_a_link_says_it_back() {
+    for side in [SERVER, CLIENT] {
+        let mut world = adding(CLIENT);
+        shutdown(&mut world, side);
         world.settle();
-        let said = world.said();
         let farewell = "DELETE_LINK(all orderly 0x30000)";
-        let ours = said.iter().filter(|line| line.ends_with(farewell));
-        let ours = ours.filter(|line| line.starts_with(["S", "C"][side]));
-        assert_eq!(ours.count(), 2, "{said:?}");
-        world.advance(2 * SECOND);
+        let (first, second) = [("S:", "C:"), ("C:", "S:")][side];
+        let both = [first, second].map(|who| format!("{who}{farewell}"));
+        assert_eq!(world.said(), both);
         assert!(world.hosts.iter().all(|host| host.group.is_ended()));
+    }
+}
+
+#[test]
+fn a_client_may_be_busy_with_an_offer_that_we_gave_up() {
+    for is_rejected in [false, true] {
+        let mut world = adding(CLIENT);
+        if !is_rejected {
+            world.hosts[CLIENT].filter = Some(|_| true);
+        }
+        world.set_port(SERVER, 1, false);
+        world.settle();
+        assert!(world.hosts[SERVER].group.flow.is_none());
+        let mut said = vec!["S:DELETE_LINK(2 0x10000)"];
+        if is_rejected {
+            said.extend(["C:DELETE_LINK'(2 0x0)", "C:ADD_LINK'(2)!"]);
+        }
+        assert_eq!(world.said(), said);
+        shutdown(&mut world, SERVER);
+        world.settle();
+        assert_eq!(world.hosts[SERVER].group.is_ended(), is_rejected);
+        let times = if is_rejected { 1 } else { 2 };
+        assert_eq!(world.said().len(), times);
+        world.advance(2 * SECOND);
+        assert!(world.hosts[SERVER].group.is_ended());
     }
 }
 
