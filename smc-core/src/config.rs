@@ -32,6 +32,8 @@ pub(crate) struct Config {
     pub(crate) policy: Arc<PolicyFn>,
     /// Code of the receive buffer's size.
     pub(crate) recv_buffer: SizeCode,
+    /// The same with SMC-R.
+    pub(crate) rmb: SizeCode,
     /// Code of the size of SMC-R's staging rings.
     pub(crate) send_buffer: SizeCode,
     pub(crate) ueids: Vec<Eid>,
@@ -49,6 +51,7 @@ impl Default for Config {
         Self {
             policy: Arc::new(|_| Policy::Prefer),
             recv_buffer: SizeCode::for_len(RECV_BUFFER).unwrap_or(SizeCode::LINUX_DEFAULT),
+            rmb: SizeCode::for_len(RMB).unwrap_or(SizeCode::LINUX_DEFAULT),
             send_buffer: SizeCode::for_len(SEND_BUFFER).unwrap_or(SizeCode::LINUX_DEFAULT),
             ueids: Vec::new(),
             seid_enabled: true,
@@ -80,9 +83,16 @@ fn default_polling() -> Duration {
     }
 }
 
-/// Default receive buffer in bytes: the largest that Linux has for SMC-D, so that a writer and a
-/// reader on two CPUs seldom wait for each other. Only what is used takes memory.
-pub const RECV_BUFFER: usize = 1024 * 1024;
+/// Default receive buffer of SMC-D in bytes, as far as the device goes. Only what is used takes
+/// memory.
+///
+/// In a bulk transfer the writer is ahead by about as much. Once that is more than a CPU's own cache
+/// holds, both find their lines in the one they share, instead of fetching them from each other's,
+/// which is up to three times faster.
+pub const RECV_BUFFER: usize = 4 * 1024 * 1024;
+
+/// Default receive buffer of SMC-R in bytes: all of it is pinned, for each connection.
+pub const RMB: usize = 1024 * 1024;
 
 /// Default staging ring of SMC-R in bytes: all of it is pinned, for each connection.
 pub const SEND_BUFFER: usize = 256 * 1024;

@@ -32,7 +32,7 @@ impl Default for Builder {
             runtime_dir: None,
             users: Vec::new(),
             nocopy: true,
-            limits: Limits::new(MAX_DMBS, SizeCode::LINUX_MAX_D.byte_len()),
+            limits: Limits::new(MAX_DMBS, MAX_DMB_LEN),
             keep: Keep {
                 buffers: POOL_BUFFERS,
                 bytes: POOL_BYTES,
@@ -96,7 +96,7 @@ impl Builder {
         self
     }
 
-    /// Size of the longest buffer; 1 MiB if not given, the longest that Linux makes for SMC-D.
+    /// Size of the longest buffer; 16 MiB if not given.
     #[must_use]
     pub fn max_dmb_size(mut self, size: SizeCode) -> Self {
         self.limits.max_dmb_len = size.byte_len();
@@ -158,6 +158,7 @@ impl Builder {
 }
 
 const MAX_DMBS: usize = 16_384;
+const MAX_DMB_LEN: usize = 16 << 20;
 const MAX_MAPPINGS: usize = 30_000;
 const POOL_BUFFERS: usize = 256;
 const POOL_BYTES: usize = 16 << 20;

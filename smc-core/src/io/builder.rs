@@ -100,9 +100,11 @@ impl Builder {
     }
 
     /// Sets the size of receive buffers in bytes, rounded up to a power of two from 16 KiB to what
-    /// the device can.
+    /// the device can; unless set [`RECV_BUFFER`](crate::config::RECV_BUFFER), or
+    /// [`RMB`](crate::config::RMB) with SMC-R.
     ///
-    /// There is no send buffer: what is written goes into the peer's receive buffer.
+    /// A connection that carries data goes round in its buffer, so that in time all of it is in
+    /// memory: where there are very many, make it smaller. There is no send buffer: what is written goes into the peer's receive buffer.
     #[must_use]
     pub fn recv_buffer(mut self, len: usize) -> Self {
         self.recv_buffer = Some(len);
@@ -220,6 +222,7 @@ impl Builder {
         let runtime = runtime.ok_or(Error::Misuse("an endpoint needs a runtime"))?;
         if let Some(len) = recv_buffer {
             config.recv_buffer = buffer_size(len)?;
+            config.rmb = config.recv_buffer;
         }
         if let Some(len) = send_buffer {
             config.send_buffer = buffer_size(len)?;
@@ -288,6 +291,7 @@ fn handshake_config(config: &Config, slots: &[Arc<Slot>]) -> handshake::Config {
     handshake.ueids.clone_from(&config.ueids);
     handshake.pnet_ids.clone_from(&config.pnet_ids);
     handshake.buffer = config.recv_buffer;
+    handshake.rmb = config.rmb;
     handshake.timeouts.message = config.handshake_timeout;
     handshake.timeouts.work = config.handshake_timeout.mul_f32(WORK_SHARE);
     handshake.host = HostName::new(&rustix::system::uname().nodename().to_string_lossy());

@@ -92,6 +92,7 @@ fn handshake_config(endpoint: &Inner, recv_buffer: Option<usize>) -> Result<Arc<
     };
     let mut config = Config::clone(&config);
     config.buffer = buffer_size(len)?;
+    config.rmb = config.buffer;
     Ok(Arc::new(config))
 }
 

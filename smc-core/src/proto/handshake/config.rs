@@ -32,8 +32,11 @@ pub struct Config {
     pub release: Release,
     /// Own feature mask, from release v2.1 on.
     pub features: FeatureMask,
-    /// Size of the receive buffer to register; less if memory is short or a device has a limit.
+    /// Size of the receive buffer to register for SMC-D; less if memory is short or a device has a
+    /// limit.
     pub buffer: SizeCode,
+    /// The same for SMC-R, where it is pinned.
+    pub rmb: SizeCode,
     /// Whether SMC-D v1 is offered and accepted. It needs native devices and a PNET ID that
     /// device and interface share.
     pub v1: bool,
@@ -56,6 +59,7 @@ impl Config {
             release: Release::V2_1,
             features: FeatureMask::EMULATED_ISM,
             buffer: SizeCode::LINUX_DEFAULT,
+            rmb: SizeCode::LINUX_DEFAULT,
             v1: false,
             timeouts: Timeouts::default(),
         }

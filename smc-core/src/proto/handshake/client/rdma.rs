@@ -217,7 +217,7 @@ impl Expect {
             (Step::Seat, Done::Entered(Ok(seat))) => seated(chosen, seat, common),
             (Step::Seat, Done::Entered(Err(_))) => Err(Failure::Decline(DeclineCode::SYNCERR)),
             (Step::Link(seated), Done::LinkOpened(Ok(_))) => {
-                let size = common.config.buffer;
+                let size = common.config.rmb;
                 Ok(Some(prepare(chosen, seated, size, common)))
             }
             (Step::Link(_), Done::LinkOpened(Err(error))) => {
@@ -292,7 +292,7 @@ fn seated(chosen: Chosen, seat: Seat, common: &mut Common) -> Next<State> {
     common.group = Some(group);
     match (seat, chosen.accepted.intent()) {
         (Seat::Joined { terms, .. }, Intent::Join) => {
-            let size = common.config.buffer;
+            let size = common.config.rmb;
             Ok(Some(prepare(chosen, Seated { group, terms }, size, common)))
         }
         (Seat::Created(_), Intent::Create) => {

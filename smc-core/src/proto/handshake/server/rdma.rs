@@ -165,7 +165,7 @@ impl Expect {
             }
             (Step::Seat(walk), Done::Entered(Err(_))) => walk.failed(DeclineCode::INTERR, common),
             (Step::Link(walk, seat), Done::LinkOpened(Ok(_))) => {
-                let size = common.config.buffer;
+                let size = common.config.rmb;
                 Ok(Some(prepare(walk, candidate, seat, size, common)))
             }
             (Step::Link(walk, _), Done::LinkOpened(Err(error))) => {
@@ -283,7 +283,7 @@ impl Expect {
 fn seated(walk: Walk, candidate: Box<RdmaCandidate>, seat: Seat, common: &mut Common) -> State {
     common.group = Some(seat.group());
     if !seat.is_first_contact() {
-        let size = common.config.buffer;
+        let size = common.config.rmb;
         return prepare(walk, candidate, seat, size, common);
     }
     common.work(Work::OpenLink {
