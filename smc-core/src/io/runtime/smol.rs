@@ -4,6 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
@@ -116,11 +117,26 @@ impl Runtime for SmolRuntime {
 
 /// A descriptor on async-io's reactor.
 #[derive(Debug)]
-struct Io(Async<Arc<OwnedFd>>);
+struct Io {
+    source: Async<Arc<OwnedFd>>,
+    /// Whether somebody has gone to wait for reading, or writing, and nothing came since.
+    ///
+    /// The reactor would say once more that what it reported is there, after it was used up.
+    waits: [AtomicBool; 2],
+}
+
+impl Io {
+    fn poll_ready(&self, cx: &mut Context<'_>, side: Side) -> Poll<io::Result<()>> {
+        match side {
+            Side::Read => self.source.poll_readable(cx),
+            Side::Write => self.source.poll_writable(cx),
+        }
+    }
+}
 
 impl AsFd for Io {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.get_ref().as_fd()
+        self.source.get_ref().as_fd()
     }
 }
 
@@ -129,7 +145,10 @@ impl Registered for Io {
 
     /// The descriptor's flags stay as they are: it may be a duplicate of somebody's.
     fn register(_reactor: &(), fd: Arc<OwnedFd>) -> io::Result<Self> {
-        Async::new_nonblocking(fd).map(Self)
+        Ok(Self {
+            source: Async::new_nonblocking(fd)?,
+            waits: Default::default(),
+        })
     }
 
     fn poll_io<T>(
@@ -138,19 +157,24 @@ impl Registered for Io {
         side: Side,
         mut op: impl FnMut(BorrowedFd<'_>) -> io::Result<Done<T>>,
     ) -> Poll<io::Result<T>> {
+        let [for_reading, for_writing] = &self.waits;
+        let waits = match side {
+            Side::Read => for_reading,
+            Side::Write => for_writing,
+        };
         loop {
+            if waits.load(Ordering::Relaxed) {
+                ready!(self.poll_ready(cx, side))?;
+                waits.store(false, Ordering::Relaxed);
+            }
             match op(self.as_fd()) {
                 Ok(done) => return Poll::Ready(Ok(done.value)),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) if error.kind() != io::ErrorKind::WouldBlock => {
-                    return Poll::Ready(Err(error));
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    waits.store(true, Ordering::Relaxed);
                 }
-                Err(_) => {}
+                Err(error) => return Poll::Ready(Err(error)),
             }
-            ready!(match side {
-                Side::Read => self.0.poll_readable(cx),
-                Side::Write => self.0.poll_writable(cx),
-            })?;
         }
     }
 
@@ -164,6 +188,6 @@ impl Registered for Io {
 
     /// The reactor looks at the level each time it is asked again, so nothing can be missed.
     fn poll_edge(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.0.poll_readable(cx)
+        self.source.poll_readable(cx)
     }
 }
