@@ -286,7 +286,7 @@ step_loom() {
     # A build of its own: in it atomics are those of the model checker.
     CARGO_TARGET_DIR=$TARGET/loom RUSTFLAGS="--cfg smc_loom -D warnings" CARGO_PROFILE_DEV_DEBUG=0 \
         LOOM_MAX_PREEMPTIONS=$LOOM_PREEMPTIONS verdicts 900 \
-        cargo test "${locked[@]}" -p smc-core -p smc-transport-loop --lib models:: -- --show-output
+        cargo test "${locked[@]}" -p smc-core -p smc-transport-loop -p smc-transport-ism --lib models:: -- --show-output
 }
 
 step kill "a peer killed at random points, $KILL_ROUNDS times"

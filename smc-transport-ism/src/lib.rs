@@ -83,6 +83,9 @@
 mod config;
 mod device;
 mod fabric;
+#[cfg(test)]
+#[cfg(smc_loom)]
+mod models;
 mod node;
 mod owned;
 mod peers;

@@ -27,21 +27,52 @@ pub(crate) fn map(file: impl AsFd, offset: u64, len: usize) -> Result<Region, De
     region.map_err(|error| DeviceError::os_or_no_memory("map the fabric's memory", &error))
 }
 
-/// Some words of a region that belong together, found with one look at its bounds.
-pub(crate) type Words = [AtomicU64; 16];
+/// Length in bytes of words that belong together: two lines.
+pub(crate) const WORDS_LEN: usize = 128;
+
+/// Words of a region that belong together, found with one look at its bounds.
+#[cfg(not(smc_loom))]
+pub(crate) type Words<'a> = &'a [AtomicU64; WORDS_LEN / 8];
 
 /// The words from byte offset `at`; `None` unless all are inside and aligned.
+#[cfg(not(smc_loom))]
 #[inline]
-pub(crate) fn words(region: &Region, at: usize) -> Option<&Words> {
+pub(crate) fn words(region: &Region, at: usize) -> Option<Words<'_>> {
     const { assert!(size_of::<AtomicU64>() == 8, "words of the memory itself") };
     // The last one: what is before it is inside as well, and aligned as it is.
-    let last = at.checked_add(size_of::<Words>() - 8)?;
+    let last = at.checked_add(WORDS_LEN - 8)?;
     region.word(last).ok()?;
     // SAFETY: inside of the mapping, as just checked.
     let words = unsafe { region.as_ptr().add(at) };
     // SAFETY: all of them are inside of the mapping, which lives as long as `region`, and aligned;
     // mapped memory is initialised. Atomics may be shared with writers in other processes.
-    Some(unsafe { words.cast::<Words>().as_ref() })
+    Some(unsafe { words.cast().as_ref() })
+}
+
+/// The same for models, whose atomics are not in the memory itself.
+#[cfg(smc_loom)]
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Words<'a> {
+    region: &'a Region,
+    at: usize,
+}
+
+#[cfg(smc_loom)]
+pub(crate) fn words(region: &Region, at: usize) -> Option<Words<'_>> {
+    region.word(at.checked_add(WORDS_LEN - 8)?).ok()?;
+    Some(Words { region, at })
+}
+
+#[cfg(smc_loom)]
+impl std::ops::Index<usize> for Words<'_> {
+    type Output = AtomicU64;
+
+    fn index(&self, index: usize) -> &AtomicU64 {
+        assert!(index < WORDS_LEN / 8, "no such word");
+        self.region
+            .word(self.at + index * 8)
+            .expect("`words` looked at the last one")
+    }
 }
 
 /// Registers of a PCI device, mapped into this process.

@@ -6,10 +6,14 @@
 //! take back once the tag is known to be dead. Memory that a peer may still be writing is left
 //! alone until that peer has finished, or is dead itself.
 //!
-//! One pair of accesses needs that one of two sides sees what the other just wrote: *users, token*.
-//! The writer counts itself in, and looks whether the buffer and its owner are still there; the
-//! owner takes the token away, or somebody marks it as dead, and looks for users. All of these are
-//! sequentially consistent.
+//! A writer says that it uses a buffer in one of two words. A move takes the *turn*, if nobody has
+//! it, and gives it up by a plain store, for only who has it writes there; with a second move at the
+//! same time, and for uses that last longer, the writer counts its *users*.
+//!
+//! One pair of accesses needs that one of two sides sees what the other just wrote: *turn or users,
+//! token*. The writer takes its turn or counts itself in, and looks whether the buffer and its owner
+//! are still there; the owner takes the token away, or somebody marks it as dead, and looks for turn
+//! and users. All of these are sequentially consistent. The crate's `models` try them.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -187,12 +191,16 @@ impl Room {
     /// No use of the buffer may begin any more.
     pub(crate) fn withdraw(&self, place: Place) {
         self.granule(place.first)[granule::TOKEN].store(0, Ordering::SeqCst);
+        settle();
     }
 
     /// Whether a writer that is not dead uses the buffer that began here.
     pub(crate) fn is_used(&self, first: u32) -> bool {
-        let users = self.granule(first)[granule::USERS].load(Ordering::SeqCst);
-        users & COUNT != 0 && !self.is_dead(Tag::of_bits(users))
+        let words = self.granule(first);
+        [granule::USERS, granule::TURN].into_iter().any(|word| {
+            let users = words[word].load(Ordering::SeqCst);
+            users & COUNT != 0 && !self.is_dead(Tag::of_bits(users))
+        })
     }
 
     /// Owner: asks to hear of the next signal. A look at the buffer has to follow.
@@ -215,19 +223,33 @@ impl Room {
         writer: Tag,
         then: impl FnOnce(Turn<'_>) -> Result<T, SubmitError>,
     ) -> Result<T, SubmitError> {
-        let first = self.first_of(token)?;
-        let words = self.granule(first);
-        let target = self.begin(first, words, token, writer)?;
-        let done = then(Turn { target, words });
-        count_out(words, writer);
+        let (first, words) = self.offered(token, writer)?;
+        let is_alone = self.takes_turn(words, writer);
+        if !is_alone {
+            self.count_in(words, writer)?;
+        }
+        let done = match self.look_up(first, words, token) {
+            Ok(target) => then(Turn { target, words }),
+            Err(refused) => Err(refused.into()),
+        };
+        if is_alone {
+            words[granule::TURN].store(0, Ordering::Release);
+        } else {
+            count_out(words, writer);
+        }
         done
     }
 
     /// Writer: begins to use the buffer of a token. What comes back has to be ended with
     /// [`Room::end_use`].
     pub(crate) fn begin_use(&self, token: DmbToken, writer: Tag) -> Result<Target, SubmitError> {
-        let first = self.first_of(token)?;
-        self.begin(first, self.granule(first), token, writer)
+        let (first, words) = self.offered(token, writer)?;
+        self.count_in(words, writer)?;
+        let looked = self.look_up(first, words, token);
+        if looked.is_err() {
+            count_out(words, writer);
+        }
+        Ok(looked?)
     }
 
     /// Writer: all accesses of a use are over.
@@ -235,36 +257,44 @@ impl Room {
         count_out(self.granule(first), writer);
     }
 
+    /// Where the buffer of a token is, if it is for this writer. A stranger must not be able to say
+    /// that he uses it, so this comes first.
     #[inline]
-    fn first_of(&self, token: DmbToken) -> Result<u32, SubmitError> {
+    fn offered(&self, token: DmbToken, writer: Tag) -> Result<(u32, Words<'_>), Refused> {
         let first = index_of(token);
-        if first < self.granules() {
-            Ok(first)
+        if first >= self.granules() {
+            return Err(Refused::Unknown);
+        }
+        let words = self.granule(first);
+        let is_offered = words[granule::TOKEN].load(Ordering::SeqCst) == token.0
+            && words[granule::WRITER].load(Ordering::Relaxed) == writer.bits();
+        if is_offered {
+            Ok((first, words))
         } else {
-            Err(SubmitError::UnknownToken)
+            Err(Refused::Unknown)
         }
     }
 
+    /// Whether it is the writer's turn, which ends when the word is 0 again.
     #[inline]
-    fn begin(
-        &self,
-        first: u32,
-        words: &Words,
-        token: DmbToken,
-        writer: Tag,
-    ) -> Result<Target, SubmitError> {
-        // A stranger must not be able to count himself in, so look before.
-        if words[granule::TOKEN].load(Ordering::SeqCst) != token.0
-            || words[granule::WRITER].load(Ordering::Relaxed) != writer.bits()
-        {
-            return Err(SubmitError::UnknownToken);
+    fn takes_turn(&self, words: Words<'_>, writer: Tag) -> bool {
+        let turn = writer.bits() | MOVING;
+        match words[granule::TURN].compare_exchange(0, turn, Ordering::SeqCst, Ordering::Relaxed) {
+            Ok(_) => {
+                settle();
+                true
+            }
+            Err(now) => self.inherits_turn(words, now, turn),
         }
-        self.count_in(words, writer)?;
-        let looked = self.look_up(first, words, token);
-        if looked.is_err() {
-            count_out(words, writer);
-        }
-        looked
+    }
+
+    /// Whether who has the turn is dead, and it is ours now.
+    #[cold]
+    fn inherits_turn(&self, words: Words<'_>, now: u64, turn: u64) -> bool {
+        self.is_dead(Tag::of_bits(now))
+            && words[granule::TURN]
+                .compare_exchange(now, turn, Ordering::SeqCst, Ordering::Relaxed)
+                .is_ok()
     }
 
     /// The memory of a place; `lease` is dropped together with the last clone of it.
@@ -286,32 +316,31 @@ impl Room {
     }
 
     #[inline]
-    fn look_up(&self, first: u32, words: &Words, token: DmbToken) -> Result<Target, SubmitError> {
+    fn look_up(&self, first: u32, words: Words<'_>, token: DmbToken) -> Result<Target, Refused> {
         if words[granule::TOKEN].load(Ordering::SeqCst) != token.0 {
-            return Err(SubmitError::UnknownToken);
+            return Err(Refused::Unknown);
         }
         let claim = Claim::of_word(words[granule::CLAIM].load(Ordering::SeqCst));
         let Some(Claim::Taken { owner, order }) = claim else {
-            return Err(SubmitError::UnknownToken);
+            return Err(Refused::Unknown);
         };
         if !self.is_live(owner) {
-            return Err(SubmitError::PeerGone);
+            return Err(Refused::Gone);
         }
         let place = Place { first, order };
         if first % (1 << order) != 0 || place.granules().end > self.granules() {
-            return Err(SubmitError::UnknownToken);
+            return Err(Refused::Unknown);
         }
         Ok(Target { place, owner })
     }
 
-    #[inline]
-    fn count_in(&self, words: &Words, writer: Tag) -> Result<(), SubmitError> {
+    fn count_in(&self, words: Words<'_>, writer: Tag) -> Result<(), Refused> {
         let users = &words[granule::USERS];
         for _ in 0..COUNT_TRIES {
             let now = users.load(Ordering::Relaxed);
             let next = if now & !COUNT == writer.bits() {
                 if now & COUNT == COUNT {
-                    return Err(SubmitError::WouldBlock);
+                    return Err(Refused::Busy);
                 }
                 now + 1
             } else if now & COUNT == 0 || self.is_dead(Tag::of_bits(now)) {
@@ -325,10 +354,11 @@ impl Room {
                 .compare_exchange(now, next, Ordering::SeqCst, Ordering::Relaxed)
                 .is_ok()
             {
+                settle();
                 return Ok(());
             }
         }
-        Err(SubmitError::WouldBlock)
+        Err(Refused::Busy)
     }
 
     fn claim(&self, index: u32) -> Option<Claim> {
@@ -347,7 +377,7 @@ impl Room {
     }
 
     #[inline]
-    fn granule(&self, index: u32) -> &Words {
+    fn granule(&self, index: u32) -> Words<'_> {
         words(&self.all, self.layout.granule(index))
             .expect("granules of the layout are inside of the memory and multiples of 8")
     }
@@ -357,7 +387,7 @@ impl Room {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Turn<'a> {
     pub(crate) target: Target,
-    words: &'a Words,
+    words: Words<'a>,
 }
 
 impl Turn<'_> {
@@ -368,9 +398,16 @@ impl Turn<'_> {
     }
 }
 
-/// Writer: one use less.
+/// Gives a sequentially consistent access its place before those that follow. They have it anyway;
+/// but to loom, only fences have one.
 #[inline]
-fn count_out(words: &Words, writer: Tag) {
+fn settle() {
+    #[cfg(smc_loom)]
+    fence(Ordering::SeqCst);
+}
+
+/// Writer: one use less.
+fn count_out(words: Words<'_>, writer: Tag) {
     let users = &words[granule::USERS];
     let _ = users.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |now| {
         // Else somebody wrote over it.
@@ -380,7 +417,7 @@ fn count_out(words: &Words, writer: Tag) {
 
 /// Writer: after a write, whether the owner wanted to hear of it until now.
 #[inline]
-fn takes_want(words: &Words) -> bool {
+fn takes_want(words: Words<'_>) -> bool {
     fence(Ordering::SeqCst);
     let want = &words[granule::WANT];
     want.load(Ordering::Relaxed) != 0 && want.swap(0, Ordering::SeqCst) != 0
@@ -391,6 +428,25 @@ fn takes_want(words: &Words) -> bool {
 pub(crate) struct Target {
     pub(crate) place: Place,
     pub(crate) owner: Tag,
+}
+
+/// Why a buffer cannot be used. Small, so that it stays in registers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Refused {
+    Unknown,
+    Gone,
+    Busy,
+}
+
+impl From<Refused> for SubmitError {
+    #[cold]
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::Unknown => Self::UnknownToken,
+            Refused::Gone => Self::PeerGone,
+            Refused::Busy => Self::WouldBlock,
+        }
+    }
 }
 
 /// A use of a buffer that has begun, and ends when this is dropped.
@@ -431,8 +487,9 @@ const TAKEN: u64 = 2;
 const MAX_ORDER: u8 = 15;
 /// Runs of fewer than 2^SHORT granules count as short.
 const SHORT: u8 = 3;
-/// Bits of `users` that count.
+/// Bits of `users` that count. Those of `turn` are [`MOVING`] while somebody has it.
 const COUNT: u64 = 0xffff;
+const MOVING: u64 = 1;
 const COUNT_TRIES: usize = 10_000;
 
 #[cfg(test)]

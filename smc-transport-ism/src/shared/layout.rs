@@ -17,8 +17,9 @@
 //!         writes while the writer is at it:
 //!    +0       claim        whose the granule is
 //!    +8       writer       who may write the buffer that begins here
-//!    +16      users        who is writing it now, and how often
+//!    +16      users        who uses it now, and how often
 //!    +24      token        of the buffer that begins here; 0 if there is none
+//!    +32      turn         who moves data there now, without being counted; 0 if nobody does
 //!    +64      want         owner: 1 to hear of the next signal; ringer: 0 when it sets `ready`
 //! ..      data: the granules themselves, from the start of a page
 //! ```
@@ -28,7 +29,7 @@
 
 use smc_core::device::DeviceError;
 
-use crate::region::Words;
+use crate::region::WORDS_LEN;
 
 /// Where things are, in bytes from the start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -161,13 +162,14 @@ pub(crate) mod granule {
     pub(crate) const WRITER: usize = 1;
     pub(crate) const USERS: usize = 2;
     pub(crate) const TOKEN: usize = 3;
+    pub(crate) const TURN: usize = 4;
     /// The first one of the second line.
     pub(crate) const WANT: usize = 8;
 }
 
 const MAIL: usize = 0x100;
 const SLOTS_AT: usize = 0x1000;
-const GRANULE_LINE: usize = size_of::<Words>();
+const GRANULE_LINE: usize = WORDS_LEN;
 const PAGE: usize = 0x1000;
 
 /// As many as the summary of mail has bits.

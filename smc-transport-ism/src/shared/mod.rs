@@ -13,6 +13,9 @@ mod slots;
 pub(crate) use granules::{Place, Target, Use};
 pub(crate) use layout::GRANULE;
 pub(crate) use slots::{Newcomer, Phase, Sleep, Tag};
+#[cfg(test)]
+#[cfg(smc_loom)]
+pub(crate) use tests::join;
 
 use smc_core::device::DeviceError;
 use smc_core::mem::Region;
@@ -170,8 +173,8 @@ fn as_word(len: usize) -> u64 {
 
 /// "SMC ISM" and a zero, in native byte order: memory of the other order is something else.
 const MAGIC: u64 = u64::from_be_bytes(*b"SMC ISM\0");
-/// Of the layout; there is no second one.
-const VERSION: u64 = 1;
+/// Of the layout, the only one that is known. In version 1, granules had no `turn`.
+const VERSION: u64 = 2;
 /// The beat of a server that has ended.
 const ENDED: u64 = u64::MAX;
 /// Flag of the header: buffers are attached rather than moved to.

@@ -22,7 +22,7 @@ fn gid(n: u64) -> Gid {
     Gid::new(7, n)
 }
 
-fn join(room: &Room, slot: u16, gid: Gid) -> Result<Tag, DeviceError> {
+pub(crate) fn join(room: &Room, slot: u16, gid: Gid) -> Result<Tag, DeviceError> {
     room.join(Newcomer {
         slot,
         port: 0,
@@ -64,7 +64,8 @@ fn a_header_that_is_wrong_says_so() {
     let cases = [
         (header::MAGIC, 0, "laid out"),
         (header::MAGIC, 0x1234, "not the memory of a fabric"),
-        (header::VERSION, 2, "another version"),
+        (header::VERSION, 1, "another version"),
+        (header::VERSION, 3, "another version"),
         (header::LEN, 2 << 20, "shorter than it says"),
         (header::LEN, 4096, "too small"),
         (header::LEN, u64::MAX, "shorter than it says"),
@@ -265,6 +266,66 @@ fn a_dead_writer_uses_nothing() {
 }
 
 #[test]
+fn of_two_moves_at_the_same_time_the_second_is_counted() {
+    let room = room();
+    let [owner, writer] = [0, 1].map(|slot| join(&room, slot, gid(slot.into())).unwrap());
+    let place = room.take(owner, 0).unwrap();
+    let token = room.offer(place, writer).unwrap();
+    let is_used = || room.is_used(place.first);
+    let moved = room.using(token, writer, |_| {
+        room.using(token, writer, |turn| {
+            assert_eq!((turn.target.place, turn.target.owner), (place, owner));
+            Ok(())
+        })?;
+        assert!(is_used(), "the first move is not over");
+        room.withdraw(place);
+        assert!(is_used(), "a move lasts until it is ended");
+        let late = room.using(token, writer, |_| Ok(()));
+        assert_eq!(late, Err(SubmitError::UnknownToken));
+        assert!(is_used(), "the first move is not over");
+        Ok(())
+    });
+    assert_eq!(moved, Ok(()));
+    assert!(!is_used());
+    assert_eq!(
+        room.using(token, writer, |_| Ok(())),
+        Err(SubmitError::UnknownToken)
+    );
+}
+
+#[test]
+fn a_move_that_comes_too_late_leaves_no_trace() {
+    let room = room();
+    let [owner, writer] = [0, 1].map(|slot| join(&room, slot, gid(slot.into())).unwrap());
+    let place = room.take(owner, 0).unwrap();
+    let token = room.offer(place, writer).unwrap();
+    room.bury(owner);
+    let late = room.using(token, writer, |_| Ok(()));
+    assert_eq!(late, Err(SubmitError::PeerGone));
+    assert!(!room.is_used(place.first));
+}
+
+#[test]
+fn who_was_in_a_move_before_disturbs_the_next_writer_as_long_as_it_lives() {
+    let room = room();
+    let [owner, before, writer] =
+        [0, 1, 2].map(|slot| join(&room, slot, gid(slot.into())).unwrap());
+    let place = room.take(owner, 0).unwrap();
+    let token = room.offer(place, writer).unwrap();
+    let turn = || room.word(room.layout.granule(place.first) + 8 * granule::TURN);
+    turn().store(before.bits() | 1, Ordering::SeqCst);
+    assert!(room.is_used(place.first));
+    // Counted instead.
+    room.using(token, writer, |_| Ok(())).unwrap();
+    assert_eq!(turn().load(Ordering::SeqCst), before.bits() | 1);
+    assert!(room.is_used(place.first));
+    room.bury(before);
+    assert!(!room.is_used(place.first), "the dead use nothing");
+    room.using(token, writer, |_| Ok(())).unwrap();
+    assert_eq!(turn().load(Ordering::SeqCst), 0, "the turn is free again");
+}
+
+#[test]
 fn bits_and_mail_arrive_once() {
     let room = room();
     for granule in [0, 1, room.granules() - 1] {
@@ -335,8 +396,12 @@ fn nonsense_in_the_memory_is_survived() {
         room.copy_in(target.place, 0, &[1; 100]).unwrap();
         room.end_use(place.first, writer);
         let _ = room.begin_use(token, writer);
-        for _ in 0..20 {
-            let _ = room.begin_use(DmbToken(next()), writer);
+        for token in std::iter::once(token).chain((0..20).map(|_| DmbToken(next()))) {
+            let _ = room.begin_use(token, writer);
+            let _ = room.using(token, writer, |turn| {
+                turn.must_signal();
+                room.copy_in(turn.target.place, 0, &[1; 100])
+            });
         }
         for index in 0..room.granules() {
             room.is_used(index);
@@ -369,6 +434,7 @@ fn fields_do_not_overlap() {
         granule::WRITER,
         granule::USERS,
         granule::TOKEN,
+        granule::TURN,
         granule::WANT,
     ];
     assert!(fields.windows(2).all(|two| two[0] < two[1]));

@@ -93,6 +93,19 @@ impl AtomicU64 {
 
     /// # Errors
     ///
+    /// The value found, if `change` has none for it.
+    pub fn fetch_update(
+        &self,
+        set: Ordering,
+        fetch: Ordering,
+        change: impl FnMut(u64) -> Option<u64>,
+    ) -> Result<u64, u64> {
+        let (set, fetch) = (weak(set, Ordering::AcqRel), weak(fetch, Ordering::Acquire));
+        self.0.fetch_update(set, fetch, change)
+    }
+
+    /// # Errors
+    ///
     /// The value found, if it was another one.
     pub fn compare_exchange(
         &self,
