@@ -62,6 +62,9 @@ impl Spin {
     /// Something was found.
     pub(crate) fn hit(&mut self) {
         self.finds += 1;
+        if self.looks > 0 {
+            FINDS.set(FINDS.get().saturating_add(1));
+        }
         self.looks = 0;
         if let Some(asleep) = self.asleep.take() {
             if asleep.elapsed() < self.max.saturating_add(WAKE_UP) {
@@ -105,7 +108,7 @@ impl Spin {
         TURN.set(turn);
         if !first && turn.wrapping_sub(self.turn) > COMPANY {
             // Others look as well, so the executor is busy, and will be when news comes.
-            CROWDED.set(Some(now + COMPANY_LASTS));
+            in_company(now);
             return self.park_in_vain(now);
         }
         self.turn = turn;
@@ -153,6 +156,20 @@ const WAKE_UP: Duration = Duration::from_micros(50);
 /// Windows below this are not worth their clock.
 const WINDOW_MIN: Duration = Duration::from_micros(5);
 
+/// Another look in vain while others look as well. If that does not pay for long, nobody looks for a
+/// while.
+fn in_company(now: Instant) {
+    let (since, vain) = VAIN.get().unwrap_or((now, 0));
+    VAIN.set(Some((since, vain + 1)));
+    if now.duration_since(since) < TRIAL {
+        return;
+    }
+    VAIN.set(None);
+    if FINDS.take() < vain {
+        CROWDED.set(Some(now + COMPANY_LASTS));
+    }
+}
+
 /// Lets others have the processor: the peer may be waiting for this very one.
 fn yield_processor(now: Instant) {
     let lately = |at: Instant| now.duration_since(at) < YIELD_EVERY;
@@ -171,8 +188,11 @@ fn yield_processor(now: Instant) {
 /// the executor from sleeping.
 const COMPANY: u64 = 3;
 
-/// How long so many are expected to stay.
-const COMPANY_LASTS: Duration = Duration::from_millis(5);
+/// How long looking is tried in company. It pays only if the peer tries at the same time.
+const TRIAL: Duration = Duration::from_millis(1);
+
+/// How long nobody looks if it does not pay.
+const COMPANY_LASTS: Duration = Duration::from_millis(4);
 
 /// The processor is not offered more often than this.
 const YIELD_EVERY: Duration = Duration::from_micros(2);
@@ -190,6 +210,10 @@ thread_local! {
     static TURN: Cell<u64> = const { Cell::new(0) };
     /// When the processor was offered last.
     static YIELDED: Cell<Option<Instant>> = const { Cell::new(None) };
+    /// What looks have found since the last trial ended.
+    static FINDS: Cell<u32> = const { Cell::new(0) };
+    /// When the trial began, and the looks in vain and in company since.
+    static VAIN: Cell<Option<(Instant, u32)>> = const { Cell::new(None) };
     /// Until when nobody polls.
     static CROWDED: Cell<Option<Instant>> = const { Cell::new(None) };
 }
@@ -232,5 +256,31 @@ mod tests {
         spin.hit();
         assert_eq!(spin.window, spin.max);
         assert_eq!(spin.miss(), Step::Again);
+    }
+
+    /// Two looks in vain, a trial apart.
+    fn trial_in_company() {
+        let start = Instant::now();
+        in_company(start);
+        in_company(start + TRIAL);
+    }
+
+    #[test]
+    fn in_company_nobody_looks_for_a_while_if_that_does_not_pay() {
+        CROWDED.set(None);
+        FINDS.set(0);
+        trial_in_company();
+        let until = CROWDED.get().expect("looking was given up");
+        // Later than this test can take.
+        CROWDED.set(Some(until + Duration::from_secs(60)));
+        assert_eq!(Spin::new(Duration::from_millis(2)).miss(), Step::Park);
+    }
+
+    #[test]
+    fn in_company_looks_go_on_if_they_find_something() {
+        CROWDED.set(None);
+        FINDS.set(10);
+        trial_in_company();
+        assert_eq!(CROWDED.get(), None);
     }
 }
