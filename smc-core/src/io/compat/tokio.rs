@@ -17,10 +17,17 @@ macro_rules! read {
                 buf: &mut ReadBuf<'_>,
             ) -> Poll<io::Result<()>> {
                 let this = self.get_mut();
-                // Clearing more than is going to be filled would cost more than the read.
                 let wanted = buf.remaining();
-                let room = this.read_side_mut().as_mut().available(wanted);
-                let spare = buf.initialize_unfilled_to(room.max(wanted.min(LEAST)));
+                // Clearing more than is going to be filled would cost more than the read, and
+                // clearing anything for nothing as much as one.
+                let side = this.read_side_mut().as_mut();
+                let mut room = side.available(wanted);
+                if room == 0 && wanted > 0 {
+                    ready!(side.poll_ready(cx))?;
+                    // At the end there is nothing, which takes a read to be told.
+                    room = side.available(wanted).max(1);
+                }
+                let spare = buf.initialize_unfilled_to(room);
                 let read = ready!(futures_io::AsyncRead::poll_read(Pin::new(this), cx, spare))?;
                 buf.advance(read);
                 Poll::Ready(Ok(()))
@@ -78,6 +85,3 @@ macro_rules! write {
 
 read!(Stream, ReadHalf<'_>, OwnedReadHalf);
 write!(Stream, WriteHalf<'_>, OwnedWriteHalf);
-
-/// Room for a read that may have to wait: what comes is most often not much.
-const LEAST: usize = 4096;
