@@ -301,6 +301,8 @@ impl Node {
     fn tell_others(&self) {
         for peer in self.room().others(self.tag) {
             self.room().ask_to_look(peer.slot);
+            // Whoever knows us is woken if we die between noting that we ring and doing so.
+            let _ = self.fabric.meet(peer);
             self.ring(peer);
         }
     }
