@@ -104,7 +104,8 @@ impl Builder {
     /// [`RMB`](crate::config::RMB) with SMC-R.
     ///
     /// A connection that carries data goes round in its buffer, so that in time all of it is in
-    /// memory: where there are very many, make it smaller. There is no send buffer: what is written goes into the peer's receive buffer.
+    /// memory: where there are very many, make it smaller. There is no send buffer: what is written
+    /// goes into the peer's receive buffer.
     #[must_use]
     pub fn recv_buffer(mut self, len: usize) -> Self {
         self.recv_buffer = Some(len);

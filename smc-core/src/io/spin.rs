@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 /// half that finds nothing looks again for a short while: a few times on the spot, then between
 /// turns of the executor, so that other tasks run, and of the processor, so that the peer runs if
 /// it has no other one. The window shrinks each time it passes in vain, down to nothing, and opens
-/// again when a sleep turns out to have been short. Where there is no processor to spare, nobody
-/// polls for a while.
+/// again when a sleep turns out to have been short. Where there is no processor to spare, or so many
+/// look that it does not pay, nobody polls for a while.
 #[derive(Clone, Debug)]
 pub(crate) struct Spin {
     /// Longest window; zero switches polling off.

@@ -188,6 +188,6 @@ impl Registered for Io {
 
     /// The reactor looks at the level each time it is asked again, so nothing can be missed.
     fn poll_edge(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.source.poll_readable(cx)
+        self.poll_ready(cx, Side::Read)
     }
 }
