@@ -150,11 +150,15 @@ impl Region {
             }
             return Ok(());
         }
-        // SAFETY: `at` checked that `to` is valid for `data.len()` bytes. `data` is a live
-        // reference of this process and so cannot overlap memory that only regions touch. Another
-        // process may read or write the destination meanwhile; readers are told by a cursor, which
-        // is stored with release ordering after this copy, which bytes are settled.
-        unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to.as_ptr(), data.len()) };
+        for (index, piece) in data.chunks(PIECE).enumerate() {
+            let to = to.as_ptr().wrapping_add(index * PIECE);
+            // SAFETY: `at` checked that all of `data` fits behind the first `to`, so this piece of
+            // it does here. `data` is a live reference of this process and so cannot overlap memory
+            // that only regions touch. Another process may read or write the destination meanwhile;
+            // readers are told by a cursor, which is stored with release ordering after this copy,
+            // which bytes are settled.
+            unsafe { std::ptr::copy_nonoverlapping(piece.as_ptr(), to, piece.len()) };
+        }
         #[cfg(smc_loom)]
         self.shadow.written(to, data);
         Ok(())
@@ -167,10 +171,13 @@ impl Region {
     /// [`OutOfBounds`] when the span passes the end; `to` is unchanged then.
     pub fn copy_out(&self, at: usize, to: &mut [u8]) -> Result<(), OutOfBounds> {
         let from = self.at(at, to.len())?;
-        // SAFETY: `at` checked that `from` is valid for `to.len()` bytes; `to` is an exclusive
-        // borrow and cannot overlap. A peer that writes meanwhile can only make the copied bytes
-        // arbitrary, which any `u8` may be.
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_mut_ptr(), to.len()) };
+        for (index, piece) in to.chunks_mut(PIECE).enumerate() {
+            let from = from.as_ptr().wrapping_add(index * PIECE);
+            // SAFETY: `at` checked that as much as `to` holds is behind the first `from`, so a
+            // piece of it is here; `to` is an exclusive borrow and cannot overlap. A peer that
+            // writes meanwhile can only make the copied bytes arbitrary, which any `u8` may be.
+            unsafe { std::ptr::copy_nonoverlapping(from, piece.as_mut_ptr(), piece.len()) };
+        }
         #[cfg(smc_loom)]
         self.shadow.read(from, to);
         Ok(())
@@ -305,6 +312,10 @@ pub struct OutOfBounds {
 
 /// Longest copy, in bytes, that [`Region::copy_in`] makes word by word: two CDC blocks.
 pub const WORDWISE_MAX: usize = 64;
+
+/// Bytes that are copied at a time. The C library copies more by `rep movsb`, which some processors do
+/// at a tenth of the speed if the destination lies a few bytes behind the source within a page.
+const PIECE: usize = 2048;
 
 /// Copies several short slices into one buffer, so that their words can arrive as those of one write.
 /// Returns how many bytes that are, or `None` if there is one slice at most or no room for them.

@@ -33,3 +33,21 @@ fn a_part_shares_the_memory() {
     part.copy_out(0, &mut out).unwrap();
     assert!(part.part(30, 3).is_err());
 }
+
+#[test]
+fn long_data_is_copied_whole_wherever_it_lies() {
+    let data: Vec<u8> = (0..3 * PIECE + 5)
+        .map(|index| (index % 251) as u8)
+        .collect();
+    for at in [0, 1, 24, 63, PIECE - 1] {
+        for len in [PIECE - 1, PIECE, PIECE + 1, data.len()] {
+            let region = Region::anonymous(5 * PIECE);
+            region.copy_in(at, &data[..len]).unwrap();
+            let mut out = vec![7; len + 1];
+            region.copy_out(at, &mut out).unwrap();
+            assert_eq!((&out[..len], out[len]), (&data[..len], 0));
+            region.copy_out(0, &mut out[..at]).unwrap();
+            assert_eq!(out[..at], vec![0; at]);
+        }
+    }
+}
