@@ -7,7 +7,7 @@ use std::sync::Arc;
 use loom::thread;
 use smc_core::device::SubmitError;
 use smc_core::mem::Region;
-use smc_core::mem::sync::model::{Twist, with};
+use smc_core::mem::sync::model::{Twist, check, with};
 use smc_wire::types::{DmbToken, Gid};
 
 use crate::shared::{Place, Plan, Room, Tag, join};
@@ -96,7 +96,7 @@ impl Room {
 /// The owner takes a buffer back, and writes there itself once it may, while threads of a peer
 /// write it.
 fn uses(using: Option<Twist>, owning: Option<Twist>, writes: &'static [Write]) {
-    model(move || {
+    check(move || {
         let room = Arc::new(Room::make(Region::anonymous(LEN), PLAN).unwrap());
         let [owner, writer] = [0, 1].map(|n| join(&room, n, Gid::new(7, n.into())).unwrap());
         let place = room.take(owner, 0).unwrap();
@@ -133,14 +133,6 @@ fn uses(using: Option<Twist>, owning: Option<Twist>, writes: &'static [Write]) {
     });
 }
 
-fn model(run: impl Fn() + Send + Sync + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = builder.preemption_bound.or(Some(PREEMPTIONS));
-    builder.max_branches = 10_000;
-    builder.check(run);
-}
-
-const PREEMPTIONS: usize = 3;
 const LEN: usize = 160 << 10;
 const PLAN: Plan = Plan {
     slots: 2,

@@ -7,7 +7,7 @@ use loom::thread::{self, yield_now};
 use smc_wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord, StateFlags};
 use smc_wire::cursor::Ring;
 
-use super::sync::model::{Twist, with};
+use super::sync::model::{Twist, check, with};
 use super::*;
 use crate::proto::conn::{RecvHalf, SendHalf};
 
@@ -59,7 +59,7 @@ fn an_end_read_without_acquire_overtakes_data() {
 
 /// More than fits goes through the ring, past its end, in pieces.
 fn ring(writing: Option<Twist>, reading: Option<Twist>) {
-    model(move || {
+    check(move || {
         let (mut writer, mut reader) = ends();
         let sender = thread::spawn(move || {
             with(writing, || {
@@ -87,7 +87,7 @@ fn ring(writing: Option<Twist>, reading: Option<Twist>) {
 
 /// A reader that has seen the flag for the end looks for data once more, and then has all.
 fn end(writing: Option<Twist>, reading: Option<Twist>) {
-    model(move || {
+    check(move || {
         let (mut writer, mut reader) = ends();
         let sender = thread::spawn(move || {
             with(writing, || {
@@ -231,16 +231,9 @@ fn element() -> Element {
     element
 }
 
-fn model(run: impl Fn() + Send + Sync + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = builder.preemption_bound.or(Some(PREEMPTIONS));
-    builder.check(run);
-}
-
 fn len(len: u32) -> usize {
     usize::try_from(len).unwrap()
 }
 
 const RING: usize = 3;
 const DATA: &[u8] = b"seven b";
-const PREEMPTIONS: usize = 3;

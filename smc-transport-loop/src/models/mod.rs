@@ -174,14 +174,6 @@ impl Reader<'_> {
     }
 }
 
-fn model(run: impl Fn() + Send + Sync + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = builder.preemption_bound.or(Some(PREEMPTIONS));
-    builder.max_branches = 10_000;
-    builder.check(run);
-}
-
-const PREEMPTIONS: usize = 3;
 const LEN: usize = 4096;
 const KEEP: Keep = Keep {
     buffers: 2,

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use loom::thread;
 use smc_core::device::Dmb;
-use smc_core::mem::sync::model::{Twist, with};
+use smc_core::mem::sync::model::{Twist, check, with};
 use smc_core::mem::sync::{AtomicBool, Ordering};
 
-use super::{Sides, model};
+use super::Sides;
 
 #[test]
 fn a_reader_that_sleeps_is_reported() {
@@ -93,7 +93,7 @@ fn a_driver_has_to_look_again() {
 
 /// A reader looks, asks for a report, and looks again, while the peer writes once.
 fn reader(writing: Option<Twist>, reading: Option<Twist>) {
-    model(move || {
+    check(move || {
         let sides = Sides::new();
         let writer = sides.attach();
         let writes = thread::spawn(move || with(writing, || writer.write(1)));
@@ -109,7 +109,7 @@ fn reader(writing: Option<Twist>, reading: Option<Twist>) {
 
 /// The driver collects, asks for the doorbell, and collects again, while the peer reports once.
 fn driver(writing: Option<Twist>, driving: Option<Twist>) {
-    model(move || {
+    check(move || {
         let sides = Sides::new();
         sides.dmb.arm();
         let writer = sides.attach();
@@ -127,7 +127,7 @@ fn driver(writing: Option<Twist>, driving: Option<Twist>) {
 
 /// Reader and driver each in a thread of its own, and a peer that writes some times.
 fn all(times: u8, writing: Option<Twist>, sleeping: Option<Twist>, care: Care) {
-    model(move || {
+    check(move || {
         let sides = Arc::new(Sides::new());
         let waker = Arc::new(Waker::default());
         let writer = sides.attach();

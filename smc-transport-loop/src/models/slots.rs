@@ -6,9 +6,9 @@ use std::sync::Arc;
 use loom::thread;
 use smc_core::device::{Attachment, Dmb, SubmitError};
 use smc_core::mem::HEADER_LEN;
-use smc_core::mem::sync::model::{Twist, with};
+use smc_core::mem::sync::model::{Twist, check, with};
 
-use super::{DATA, LEN, Sides, model};
+use super::{DATA, LEN, Sides};
 use crate::bell::{Bell, Notice};
 
 #[test]
@@ -99,7 +99,7 @@ fn a_ringer_that_looks_out_of_order_does_not_see_what_changed() {
 
 #[test]
 fn bits_of_several_ringers_are_each_taken_once() {
-    model(|| {
+    check(|| {
         let sides = Arc::new(Sides::new());
         let ringers = [1, 2].map(|index| {
             let sides = Arc::clone(&sides);
@@ -146,7 +146,7 @@ fn reuse(
     owning: Option<Twist>,
     user: impl Fn(&Sides) -> Box<dyn FnOnce()> + Send + Sync + 'static,
 ) {
-    model(move || {
+    check(move || {
         let sides = Sides::new();
         let uses = user(&sides);
         let ringer = thread::spawn(move || with(using, uses));
@@ -169,7 +169,7 @@ fn reuse(
 
 /// The owner takes a slot back and offers it again while the ringer reads what it says.
 fn notices(owning: Option<Twist>, reading: Option<Twist>) {
-    model(move || {
+    check(move || {
         let sides = Sides::new();
         let [owned, rung] = [(); 2].map(|()| sides.bell.slot(1).unwrap());
         let [first, second] = [1, 2].map(|number| Notice {
@@ -194,7 +194,7 @@ fn notices(owning: Option<Twist>, reading: Option<Twist>) {
 
 /// The ringer, told to look, does so while the owner marks another slot.
 fn changes(owning: Option<Twist>, looking: Option<Twist>) {
-    model(move || {
+    check(move || {
         let Sides { bell, .. } = Sides::new();
         let bell: Arc<Bell> = Arc::new(bell);
         assert!(bell.ask_to_look(), "the ringer has looked before");

@@ -8,6 +8,7 @@
 
 use std::cell::Cell;
 
+use loom::model::Builder;
 use loom::sync::atomic as loom_atomic;
 use loom::sync::atomic::Ordering;
 
@@ -29,6 +30,15 @@ pub enum Twist {
     NoRelease,
     /// Words are loaded and changed without acquire ordering.
     NoAcquire,
+}
+
+/// Runs a model in every order that its threads can take their steps in, up to as many preemptions as
+/// `LOOM_MAX_PREEMPTIONS` says, or three.
+pub fn check(model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = Builder::new();
+    builder.preemption_bound = builder.preemption_bound.or(Some(3));
+    builder.max_branches = 10_000;
+    builder.check(model);
 }
 
 /// Runs code of the calling thread with a twist, or as it is.
