@@ -45,12 +45,12 @@ impl ReadSide {
         }
     }
 
-    /// Bytes that a read of `wanted` would give now, or may give where that is not known: what a
+    /// Bytes that a read of `wanted` would give now, or may well give where that is not known: what a
     /// buffer that has to be made first need not be larger than.
     pub(crate) fn available(&mut self, wanted: usize) -> usize {
         match self {
             Self::Smc(half) => half.available(wanted),
-            Self::Tcp(half) => half.available(wanted),
+            Self::Tcp(half) => half.expected().min(wanted),
         }
     }
 

@@ -17,6 +17,8 @@ pub(crate) struct TcpReader {
     /// Bytes taken off the socket that the application has not seen yet.
     buffer: Vec<u8>,
     at: usize,
+    /// What the next read may well give, going by those before.
+    expected: usize,
     shut: bool,
 }
 
@@ -27,6 +29,7 @@ impl TcpReader {
             socket,
             buffer: early,
             at: 0,
+            expected: EXPECTED_MIN,
             shut: false,
         }
     }
@@ -36,9 +39,20 @@ impl TcpReader {
         cx: &mut Context<'_>,
         buf: &mut [u8],
     ) -> Poll<io::Result<usize>> {
-        match self.early(buf) {
-            Some(count) => Poll::Ready(Ok(count)),
-            None => self.socket.poll_read(cx, buf),
+        if let Some(count) = self.early(buf) {
+            return Poll::Ready(Ok(count));
+        }
+        let count = ready!(self.socket.poll_read(cx, buf))?;
+        self.learn(count, buf.len());
+        Poll::Ready(Ok(count))
+    }
+
+    /// A read of `wanted` gave so much.
+    fn learn(&mut self, count: usize, wanted: usize) {
+        if count == wanted && wanted >= self.expected {
+            self.expected = wanted.saturating_mul(2);
+        } else if count < self.expected / 4 {
+            self.expected = (self.expected / 2).max(EXPECTED_MIN);
         }
     }
 
@@ -55,10 +69,12 @@ impl TcpReader {
     }
 
     pub(crate) fn try_read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        match self.early(buf) {
-            Some(count) => Ok(count),
-            None => self.socket.try_read(buf),
+        if let Some(count) = self.early(buf) {
+            return Ok(count);
         }
+        let count = self.socket.try_read(buf)?;
+        self.learn(count, buf.len());
+        Ok(count)
     }
 
     pub(crate) fn poll_peek(
@@ -130,11 +146,11 @@ impl TcpReader {
         self.socket.shutdown(Shutdown::Read)
     }
 
-    /// Bytes that a read of `wanted` may give, as far as can be told.
-    pub(crate) fn available(&self, wanted: usize) -> usize {
+    /// Bytes that the next read may well give.
+    pub(crate) fn expected(&self) -> usize {
         match self.buffered().len() {
-            0 => wanted,
-            buffered => buffered.min(wanted),
+            0 => self.expected,
+            buffered => buffered,
         }
     }
 
@@ -200,6 +216,9 @@ impl TcpWriter {
         }
     }
 }
+
+/// No read is expected to give less than this.
+const EXPECTED_MIN: usize = 8 * 1024;
 
 /// What `fill_buf` reads at a time.
 const STAGE: usize = 16 * 1024;

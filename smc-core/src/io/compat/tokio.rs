@@ -1,11 +1,15 @@
 //! tokio's I/O traits, by way of those of futures-io.
 
+use std::cell::Cell;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};
 
+use crate::io::halves::ReadSide;
+use crate::io::recv::Receiver;
+use crate::io::tcp::TcpReader;
 use crate::io::{OwnedReadHalf, OwnedWriteHalf, ReadHalf, Stream, WriteHalf};
 
 macro_rules! read {
@@ -17,20 +21,16 @@ macro_rules! read {
                 buf: &mut ReadBuf<'_>,
             ) -> Poll<io::Result<()>> {
                 let this = self.get_mut();
-                let wanted = buf.remaining();
-                // Clearing more than is going to be filled would cost more than the read, and
-                // clearing anything for nothing as much as one.
-                let side = this.read_side_mut().as_mut();
-                let mut room = side.available(wanted);
-                if room == 0 && wanted > 0 {
-                    ready!(side.poll_ready(cx))?;
-                    // At the end there is nothing, which takes a read to be told.
-                    room = side.available(wanted).max(1);
+                let is_clear = buf.initialized().len() - buf.filled().len() == buf.remaining();
+                match this.read_side_mut().as_mut() {
+                    ReadSide::Smc(half) if !is_clear => poll_read_smc(half, cx, buf),
+                    ReadSide::Tcp(half) if !is_clear => poll_read_tcp(half, cx, buf),
+                    side => {
+                        let read = side.poll_read(cx, buf.initialize_unfilled());
+                        buf.advance(ready!(read)?);
+                        Poll::Ready(Ok(()))
+                    }
                 }
-                let spare = buf.initialize_unfilled_to(room);
-                let read = ready!(futures_io::AsyncRead::poll_read(Pin::new(this), cx, spare))?;
-                buf.advance(read);
-                Poll::Ready(Ok(()))
             }
         }
 
@@ -81,6 +81,57 @@ macro_rules! write {
             }
         }
     )+};
+}
+
+/// Reads into a buffer of which not all is clear. Clearing more than is going to be filled would cost
+/// more than the read, and clearing anything for nothing as much as one.
+fn poll_read_smc(
+    half: &mut Receiver,
+    cx: &mut Context<'_>,
+    buf: &mut ReadBuf<'_>,
+) -> Poll<io::Result<()>> {
+    let wanted = buf.remaining();
+    let mut room = half.available(wanted);
+    if room == 0 {
+        ready!(half.poll_ready(cx))?;
+        // At the end there is nothing, which takes a read to be told.
+        room = half.available(wanted).max(1);
+    }
+    let read = ready!(half.poll_read(cx, buf.initialize_unfilled_to(room)))?;
+    buf.advance(read);
+    Poll::Ready(Ok(()))
+}
+
+/// The same where it is not known how much there is. Copying what there was costs less than clearing
+/// what there might be, until reads are long.
+fn poll_read_tcp(
+    half: &mut TcpReader,
+    cx: &mut Context<'_>,
+    buf: &mut ReadBuf<'_>,
+) -> Poll<io::Result<()>> {
+    let room = half.expected().min(buf.remaining());
+    if room > SCRATCH_LEN {
+        let read = ready!(half.poll_read(cx, buf.initialize_unfilled_to(room)))?;
+        buf.advance(read);
+        return Poll::Ready(Ok(()));
+    }
+    // Taken out meanwhile: a socket may be somebody's own, and read a stream in its turn.
+    let mut scratch = SCRATCH.try_with(Cell::take).unwrap_or_default();
+    scratch.resize(SCRATCH_LEN, 0);
+    let read = half.poll_read(cx, &mut scratch[..room]);
+    if let Poll::Ready(Ok(count)) = read {
+        buf.put_slice(&scratch[..count]);
+    }
+    let _gone_with_the_thread = SCRATCH.try_with(|cell| cell.set(scratch));
+    read.map_ok(|_count| ())
+}
+
+/// Fits a first level cache beside what it is copied to.
+const SCRATCH_LEN: usize = 16 * 1024;
+
+thread_local! {
+    /// What TCP reads into where a buffer is not clear.
+    static SCRATCH: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
 read!(Stream, ReadHalf<'_>, OwnedReadHalf);
