@@ -22,6 +22,7 @@ mod halves;
 mod inplace;
 mod listener;
 mod mode;
+mod pace;
 mod poll;
 mod rdma;
 mod ready;

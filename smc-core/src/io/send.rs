@@ -9,6 +9,7 @@ use smc_wire::cdc::ConsumerWord;
 
 use super::conn::{Conn, PeerElement, len_u32, len_usize};
 use super::inplace::PRIVATE_MAX;
+use super::pace::Pace;
 use super::poll::{Half, poll_until};
 use super::rdma::Staged;
 use super::spin::Spin;
@@ -48,6 +49,7 @@ struct Window {
     blocked: bool,
     /// We alone write there.
     writer: RingWriter,
+    pace: Pace,
 }
 
 impl Sender {
@@ -59,6 +61,7 @@ impl Sender {
                     seen: 0,
                     blocked: false,
                     writer: RingWriter::new(),
+                    pace: Pace::default(),
                 })
             }
             PeerElement::Staged(staged) => Way::Staged(Arc::clone(staged)),
@@ -134,7 +137,10 @@ impl Sender {
     /// Copies into a reservation in place, at `offset`.
     pub(crate) fn put_at(&mut self, offset: usize, data: &[u8]) -> Result<(), Error> {
         let (element, window) = self.room()?;
-        let put = element.write(len_usize(window.half.at()) + offset, data);
+        let at = len_usize(window.half.at()) + offset;
+        let put = window
+            .pace
+            .copy(data.len(), |by| element.write_by(by, at, data));
         put.map_err(|_| NOT_RESERVED)
     }
 
@@ -271,7 +277,7 @@ impl Window {
         conn.say_producer(producer);
     }
 
-    fn put(&self, conn: &Conn, bufs: &[IoSlice<'_>], count: usize) -> Result<(), SubmitError> {
+    fn put(&mut self, conn: &Conn, bufs: &[IoSlice<'_>], count: usize) -> Result<(), SubmitError> {
         let ring = self.half.ring().size();
         let mut at = self.half.at();
         let mut left = count;
@@ -280,7 +286,7 @@ impl Window {
             if part.is_empty() {
                 continue;
             }
-            conn.put(at, part)?;
+            self.pace.copy(part.len(), |by| conn.put(by, at, part))?;
             left -= part.len();
             at += len_u32(part.len());
             if at >= ring {

@@ -1,7 +1,7 @@
 //! One DMB element: the CDC block of 32 bytes, then the payload ring.
 
 use super::sync::{AtomicU64, Ordering};
-use super::{OutOfBounds, Region};
+use super::{By, OutOfBounds, Region};
 
 /// A receive buffer element as both sides see it.
 ///
@@ -62,12 +62,22 @@ impl Element {
     ///
     /// [`OutOfBounds`] when `at` is not inside the ring or the data is longer than the ring.
     pub fn write(&self, at: usize, data: &[u8]) -> Result<(), OutOfBounds> {
+        self.write_by(By::Caches, at, data)
+    }
+
+    /// The same by one of two ways.
+    #[inline(always)]
+    pub(crate) fn write_by(&self, by: By, at: usize, data: &[u8]) -> Result<(), OutOfBounds> {
         let (first, second) = data.split_at(self.until_end(at, data.len())?);
-        self.region.copy_in(HEADER_LEN + at, first)?;
+        let copy = match by {
+            By::Caches => Region::copy_in,
+            By::Memory => Region::copy_in_past_caches,
+        };
+        copy(&self.region, HEADER_LEN + at, first)?;
         if second.is_empty() {
             Ok(())
         } else {
-            self.region.copy_in(HEADER_LEN, second)
+            copy(&self.region, HEADER_LEN, second)
         }
     }
 

@@ -12,11 +12,13 @@
 
 pub mod sync;
 
+mod copy;
 mod element;
 #[cfg(smc_loom)]
 mod shadow;
 mod shared;
 
+pub(crate) use copy::{By, CAN_CHOOSE};
 pub(crate) use element::RingWriter;
 pub use element::{Element, HEADER_LEN, TrustPeers};
 pub use shared::{MemoryError, memory_file};
@@ -150,15 +152,17 @@ impl Region {
             }
             return Ok(());
         }
-        for (index, piece) in data.chunks(PIECE).enumerate() {
-            let to = to.as_ptr().wrapping_add(index * PIECE);
-            // SAFETY: `at` checked that all of `data` fits behind the first `to`, so this piece of
-            // it does here. `data` is a live reference of this process and so cannot overlap memory
-            // that only regions touch. Another process may read or write the destination meanwhile;
-            // readers are told by a cursor, which is stored with release ordering after this copy,
-            // which bytes are settled.
-            unsafe { std::ptr::copy_nonoverlapping(piece.as_ptr(), to, piece.len()) };
-        }
+        copy::into_region(data, to);
+        #[cfg(smc_loom)]
+        self.shadow.written(to, data);
+        Ok(())
+    }
+
+    /// As [`Region::copy_in`] for long data, which goes to memory past the caches of this processor.
+    /// Where a processor cannot do that, it is the same.
+    pub(crate) fn copy_in_past_caches(&self, at: usize, data: &[u8]) -> Result<(), OutOfBounds> {
+        let to = self.at(at, data.len())?;
+        copy::past_caches(data, to);
         #[cfg(smc_loom)]
         self.shadow.written(to, data);
         Ok(())
@@ -171,13 +175,7 @@ impl Region {
     /// [`OutOfBounds`] when the span passes the end; `to` is unchanged then.
     pub fn copy_out(&self, at: usize, to: &mut [u8]) -> Result<(), OutOfBounds> {
         let from = self.at(at, to.len())?;
-        for (index, piece) in to.chunks_mut(PIECE).enumerate() {
-            let from = from.as_ptr().wrapping_add(index * PIECE);
-            // SAFETY: `at` checked that as much as `to` holds is behind the first `from`, so a
-            // piece of it is here; `to` is an exclusive borrow and cannot overlap. A peer that
-            // writes meanwhile can only make the copied bytes arbitrary, which any `u8` may be.
-            unsafe { std::ptr::copy_nonoverlapping(from, piece.as_mut_ptr(), piece.len()) };
-        }
+        copy::out_of_region(from, to);
         #[cfg(smc_loom)]
         self.shadow.read(from, to);
         Ok(())
@@ -312,10 +310,6 @@ pub struct OutOfBounds {
 
 /// Longest copy, in bytes, that [`Region::copy_in`] makes word by word: two CDC blocks.
 pub const WORDWISE_MAX: usize = 64;
-
-/// Bytes that are copied at a time. The C library copies more by `rep movsb`, which some processors do
-/// at a tenth of the speed if the destination lies a few bytes behind the source within a page.
-const PIECE: usize = 2048;
 
 /// Copies several short slices into one buffer, so that their words can arrive as those of one write.
 /// Returns how many bytes that are, or `None` if there is one slice at most or no room for them.

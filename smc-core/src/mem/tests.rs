@@ -1,3 +1,4 @@
+use super::copy::PIECE;
 use super::*;
 
 #[test]
@@ -35,19 +36,24 @@ fn a_part_shares_the_memory() {
 }
 
 #[test]
-fn long_data_is_copied_whole_wherever_it_lies() {
-    let data: Vec<u8> = (0..3 * PIECE + 5)
-        .map(|index| (index % 251) as u8)
-        .collect();
-    for at in [0, 1, 24, 63, PIECE - 1] {
-        for len in [PIECE - 1, PIECE, PIECE + 1, data.len()] {
-            let region = Region::anonymous(5 * PIECE);
-            region.copy_in(at, &data[..len]).unwrap();
-            let mut out = vec![7; len + 1];
-            region.copy_out(at, &mut out).unwrap();
-            assert_eq!((&out[..len], out[len]), (&data[..len], 0));
-            region.copy_out(0, &mut out[..at]).unwrap();
-            assert_eq!(out[..at], vec![0; at]);
+fn long_data_is_copied_whole_wherever_it_lies_and_whichever_way() {
+    let data: Vec<u8> = (0..6 * PIECE + 5).map(|at| (at % 251) as u8).collect();
+    for copy in [Region::copy_in, Region::copy_in_past_caches] {
+        for at in [0, 1, 24, 63, PIECE - 1] {
+            for len in [1, 15, 64, 100, PIECE - 1, PIECE, PIECE + 1, data.len()] {
+                let region = Region::anonymous(8 * PIECE);
+                copy(&region, at, &data[..len]).unwrap();
+                let mut out = vec![7; len + 1];
+                region.copy_out(at, &mut out).unwrap();
+                assert_eq!((&out[..len], out[len]), (&data[..len], 0));
+                region.copy_out(0, &mut out[..at.min(len)]).unwrap();
+                assert!(out[..at.min(len)].iter().all(|byte| *byte == 0));
+            }
         }
+        let region = Region::anonymous(PIECE);
+        assert!(copy(&region, 1, &data[..PIECE]).is_err());
+        let mut out = vec![7; PIECE];
+        region.copy_out(0, &mut out).unwrap();
+        assert!(out.iter().all(|byte| *byte == 0));
     }
 }

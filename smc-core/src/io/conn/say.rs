@@ -12,7 +12,7 @@ use super::{Conn, len_u32, len_usize};
 use crate::device::{Attachment, Signal, SubmitError};
 use crate::error::{Error, How};
 use crate::mem::sync::Ordering;
-use crate::mem::{Element, HEADER_LEN};
+use crate::mem::{By, Element, HEADER_LEN};
 
 /// What the peer should see as consumer word.
 #[derive(Default)]
@@ -47,11 +47,12 @@ pub(crate) enum PeerElement {
 }
 
 impl Conn {
-    /// Copies payload into the peer's ring at `at`; the caller knows that it fits.
-    pub(crate) fn put(&self, at: u32, data: &[u8]) -> Result<(), SubmitError> {
+    /// Copies payload into the peer's ring at `at`, if it is mapped by this way; the caller knows that
+    /// it fits.
+    pub(crate) fn put(&self, by: By, at: u32, data: &[u8]) -> Result<(), SubmitError> {
         match &self.peer {
             PeerElement::Mapped { element, .. } => element
-                .write(len_usize(at), data)
+                .write_by(by, len_usize(at), data)
                 .map_err(|_| SubmitError::OutOfBounds),
             PeerElement::Moved { token, base, ring } => {
                 let until_end = len_usize(ring.size().saturating_sub(at)).min(data.len());
