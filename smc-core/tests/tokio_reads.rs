@@ -34,9 +34,11 @@ fn what_is_in_the_buffer_already_stays() {
         let mut buf = ReadBuf::uninit(&mut room);
         buf.put_slice(b"Oh: ");
         while buf.filled().len() < 16 {
+            let before = buf.filled().len();
             poll_fn(|cx| Pin::new(&mut stream).poll_read(cx, &mut buf))
                 .await
                 .unwrap();
+            assert!(buf.filled().len() > before, "the stream ended early");
         }
         buf.filled().to_vec()
     });
@@ -71,7 +73,9 @@ fn with_peer_that_sends<T>(writes: &[&[u8]], reader: impl AsyncFnOnce(Stream) ->
         });
         runtime.block_on(async {
             let endpoint = Endpoint::tokio().build().unwrap();
-            reader(endpoint.connect(at).await.unwrap()).await
+            let stream = endpoint.connect(at).await.unwrap();
+            assert!(stream.fallback_reason().is_some());
+            reader(stream).await
         })
     })
 }

@@ -61,7 +61,7 @@ impl Sender {
                     seen: 0,
                     blocked: false,
                     writer: RingWriter::new(),
-                    pace: Pace::default(),
+                    pace: Pace::new(matches!(conn.peer(), PeerElement::Mapped { .. })),
                 })
             }
             PeerElement::Staged(staged) => Way::Staged(Arc::clone(staged)),

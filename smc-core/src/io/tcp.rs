@@ -18,7 +18,7 @@ pub(crate) struct TcpReader {
     buffer: Vec<u8>,
     at: usize,
     /// What the next read may well give, going by those before.
-    expected: usize,
+    expected: Expected,
     shut: bool,
 }
 
@@ -29,7 +29,7 @@ impl TcpReader {
             socket,
             buffer: early,
             at: 0,
-            expected: EXPECTED_MIN,
+            expected: Expected::default(),
             shut: false,
         }
     }
@@ -43,17 +43,8 @@ impl TcpReader {
             return Poll::Ready(Ok(count));
         }
         let count = ready!(self.socket.poll_read(cx, buf))?;
-        self.learn(count, buf.len());
+        self.expected.learn(count, buf.len());
         Poll::Ready(Ok(count))
-    }
-
-    /// A read of `wanted` gave so much.
-    fn learn(&mut self, count: usize, wanted: usize) {
-        if count == wanted && wanted >= self.expected {
-            self.expected = wanted.saturating_mul(2);
-        } else if count < self.expected / 4 {
-            self.expected = (self.expected / 2).max(EXPECTED_MIN);
-        }
     }
 
     /// Fills the first buffer that is not empty: sockets here have no scattered read.
@@ -73,7 +64,7 @@ impl TcpReader {
             return Ok(count);
         }
         let count = self.socket.try_read(buf)?;
-        self.learn(count, buf.len());
+        self.expected.learn(count, buf.len());
         Ok(count)
     }
 
@@ -146,10 +137,10 @@ impl TcpReader {
         self.socket.shutdown(Shutdown::Read)
     }
 
-    /// Bytes that the next read may well give.
+    /// Bytes that the next read may well give; what it gives, if it was read from the socket already.
     pub(crate) fn expected(&self) -> usize {
         match self.buffered().len() {
-            0 => self.expected,
+            0 => self.expected.0,
             buffered => buffered,
         }
     }
@@ -217,8 +208,56 @@ impl TcpWriter {
     }
 }
 
+/// Bytes that a read may well give, from what others gave.
+#[derive(Debug)]
+struct Expected(usize);
+
+impl Default for Expected {
+    fn default() -> Self {
+        Self(EXPECTED_MIN)
+    }
+}
+
+impl Expected {
+    /// A read of `wanted` gave so much.
+    fn learn(&mut self, count: usize, wanted: usize) {
+        if count == wanted && wanted >= self.0 {
+            self.0 = wanted.saturating_mul(2);
+        } else if count < wanted && count < self.0 / 4 {
+            self.0 = (self.0 / 2).max(EXPECTED_MIN);
+        }
+    }
+}
+
 /// No read is expected to give less than this.
 const EXPECTED_MIN: usize = 8 * 1024;
 
 /// What `fill_buf` reads at a time.
 const STAGE: usize = 16 * 1024;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn full_reads_lead_to_longer_ones_and_short_ones_back() {
+        let mut expected = Expected::default();
+        for _ in 0..5 {
+            expected.learn(expected.0, expected.0);
+        }
+        assert_eq!(expected.0, 32 * EXPECTED_MIN);
+        for _ in 0..10 {
+            expected.learn(100, expected.0);
+        }
+        assert_eq!(expected.0, EXPECTED_MIN);
+    }
+
+    #[test]
+    fn a_short_read_that_gave_what_was_asked_for_says_nothing() {
+        let mut expected = Expected(32 * EXPECTED_MIN);
+        for _ in 0..10 {
+            expected.learn(9, 9);
+        }
+        assert_eq!(expected.0, 32 * EXPECTED_MIN);
+    }
+}

@@ -15,21 +15,29 @@ pub(crate) enum By {
 /// Whether there are two ways.
 pub(crate) const CAN_CHOOSE: bool = cfg!(target_arch = "x86_64");
 
-/// Copies all of `data` to where the caller has checked that it fits.
-pub(super) fn into_region(data: &[u8], to: NonNull<u8>) {
+/// Copies all of `data`.
+///
+/// # Safety
+///
+/// `to` is in a region that lives, with room for all of `data` behind it.
+pub(super) unsafe fn into_region(data: &[u8], to: NonNull<u8>) {
     for (index, piece) in data.chunks(PIECE).enumerate() {
         let to = to.as_ptr().wrapping_add(index * PIECE);
-        // SAFETY: the caller checked that all of `data` fits behind the first `to`, so this piece of
-        // it does here. `data` is a live reference of this process and so cannot overlap memory
-        // that only regions touch. Another process may read or write the destination meanwhile;
-        // readers are told by a cursor, which is stored with release ordering after this copy,
-        // which bytes are settled.
+        // SAFETY: there is room for all of `data` behind the first `to`, so for this piece of it
+        // here. `data` is a live reference of this process and so cannot overlap memory that only
+        // regions touch. Another process may read or write the destination meanwhile; readers are
+        // told by a cursor, which is stored with release ordering after this copy, which bytes are
+        // settled.
         unsafe { std::ptr::copy_nonoverlapping(piece.as_ptr(), to, piece.len()) };
     }
 }
 
-/// Fills `to` from where the caller has checked that there is as much.
-pub(super) fn out_of_region(from: NonNull<u8>, to: &mut [u8]) {
+/// Fills `to`.
+///
+/// # Safety
+///
+/// `from` is in a region that lives, with as many bytes behind it as `to` has.
+pub(super) unsafe fn out_of_region(from: NonNull<u8>, to: &mut [u8]) {
     let len = to.len();
     for (index, piece) in to.chunks_mut(PIECE).enumerate() {
         let at = index * PIECE;
@@ -38,57 +46,73 @@ pub(super) fn out_of_region(from: NonNull<u8>, to: &mut [u8]) {
             prefetch(ahead, PIECE.min(len - at - AHEAD));
         }
         let from = from.as_ptr().wrapping_add(at);
-        // SAFETY: the caller checked that as much as `to` holds is behind the first `from`, so a
-        // piece of it is here; `to` is an exclusive borrow and cannot overlap. A peer that
-        // writes meanwhile can only make the copied bytes arbitrary, which any `u8` may be.
+        // SAFETY: as much as `to` holds is behind the first `from`, so a piece of it is here; `to`
+        // is an exclusive borrow and cannot overlap. A peer that writes meanwhile can only make the
+        // copied bytes arbitrary, which any `u8` may be.
         unsafe { std::ptr::copy_nonoverlapping(from, piece.as_mut_ptr(), piece.len()) };
     }
 }
 
 /// As [`into_region`], past the caches.
-#[cfg(not(target_arch = "x86_64"))]
-pub(super) fn past_caches(data: &[u8], to: NonNull<u8>) {
-    into_region(data, to);
-}
-
-/// As [`into_region`], past the caches.
+///
+/// # Safety
+///
+/// As there.
 #[cfg(target_arch = "x86_64")]
-pub(super) fn past_caches(data: &[u8], to: NonNull<u8>) {
+pub(super) unsafe fn past_caches(data: &[u8], to: NonNull<u8>) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
 
     // Whole lines are written at once.
     let (head, rest) = data.split_at(to.align_offset(LINE).min(data.len()));
-    into_region(head, to);
+    // SAFETY: `head` is the beginning of `data`, for all of which there is room.
+    unsafe { into_region(head, to) };
     let rest_to = to.as_ptr().wrapping_add(head.len());
     let words = rest.chunks_exact(size_of::<__m128i>());
     let tail = words.remainder();
     for (index, word) in words.enumerate() {
         let to = rest_to.wrapping_add(index * word.len());
-        // SAFETY: the chunk has the length of what is loaded, and needs no alignment.
+        // SAFETY: the chunk has the 16 bytes that are loaded, and they need no alignment.
         let word = unsafe { _mm_loadu_si128(word.as_ptr().cast()) };
-        // SAFETY: `to` is inside of what the caller checked, as in `into_region`, and aligned: the
-        // head ended at a line, and whole words are between that and here. What orders this store
-        // before later ones is the fence below.
+        // SAFETY: this is as far behind the first `to` as the chunk is behind the start of `data`,
+        // so there is room for it. It is aligned: the head ended at a line, and only whole words
+        // are between that and here. That others may access it meanwhile is as in `into_region`.
+        // The fence that such stores need before later ones is below.
         unsafe { _mm_stream_si128(to.cast(), word) };
     }
     if let Some(to) = NonNull::new(rest_to.wrapping_add(rest.len() - tail.len())) {
-        into_region(tail, to);
+        // SAFETY: `tail` is the end of `data`, and `to` is as far behind the first one as it is
+        // behind the start of `data`.
+        unsafe { into_region(tail, to) };
     }
     // SAFETY: it has no requirements, and is part of every x86-64.
     unsafe { _mm_sfence() };
 }
 
+/// As [`into_region`]: there is nothing else.
+///
+/// # Safety
+///
+/// As there.
+#[cfg(not(target_arch = "x86_64"))]
+pub(super) unsafe fn past_caches(data: &[u8], to: NonNull<u8>) {
+    // SAFETY: as the caller promised.
+    unsafe { into_region(data, to) };
+}
+
 /// Has bytes fetched that are read soon.
+#[cfg(target_arch = "x86_64")]
 fn prefetch(from: *const u8, len: usize) {
-    #[cfg(target_arch = "x86_64")]
+    use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+
     for line in (0..len).step_by(LINE) {
-        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
         // SAFETY: a hint, which may be about any address.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(line).cast()) };
     }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _processors_guess = (from, len);
 }
+
+/// Leaves it to the processor, which guesses.
+#[cfg(not(target_arch = "x86_64"))]
+fn prefetch(_from: *const u8, _len: usize) {}
 
 /// Bytes that are copied at a time. The C library copies more by `rep movsb`, which some processors do
 /// at a tenth of the speed if the destination lies a few bytes behind the source within a page.
@@ -98,4 +122,5 @@ pub(super) const PIECE: usize = 2048;
 const AHEAD: usize = 4 * PIECE;
 
 /// What caches have a line of.
+#[cfg(target_arch = "x86_64")]
 const LINE: usize = 64;

@@ -152,17 +152,20 @@ impl Region {
             }
             return Ok(());
         }
-        copy::into_region(data, to);
+        // SAFETY: `at` checked that all of `data` fits behind `to`, and the region keeps it mapped.
+        unsafe { copy::into_region(data, to) };
         #[cfg(smc_loom)]
         self.shadow.written(to, data);
         Ok(())
     }
 
-    /// As [`Region::copy_in`] for long data, which goes to memory past the caches of this processor.
-    /// Where a processor cannot do that, it is the same.
+    /// As [`Region::copy_in`] for long data, which goes to memory past the caches of this processor,
+    /// where that can be done. It is there before what is written after it, but may be there before
+    /// what was written earlier.
     pub(crate) fn copy_in_past_caches(&self, at: usize, data: &[u8]) -> Result<(), OutOfBounds> {
         let to = self.at(at, data.len())?;
-        copy::past_caches(data, to);
+        // SAFETY: `at` checked that all of `data` fits behind `to`, and the region keeps it mapped.
+        unsafe { copy::past_caches(data, to) };
         #[cfg(smc_loom)]
         self.shadow.written(to, data);
         Ok(())
@@ -175,7 +178,9 @@ impl Region {
     /// [`OutOfBounds`] when the span passes the end; `to` is unchanged then.
     pub fn copy_out(&self, at: usize, to: &mut [u8]) -> Result<(), OutOfBounds> {
         let from = self.at(at, to.len())?;
-        copy::out_of_region(from, to);
+        // SAFETY: `at` checked that as much as `to` holds is behind `from`, and the region keeps it
+        // mapped.
+        unsafe { copy::out_of_region(from, to) };
         #[cfg(smc_loom)]
         self.shadow.read(from, to);
         Ok(())

@@ -57,3 +57,16 @@ fn long_data_is_copied_whole_wherever_it_lies_and_whichever_way() {
         assert!(out.iter().all(|byte| *byte == 0));
     }
 }
+
+#[test]
+fn past_the_caches_data_goes_on_at_the_start_of_the_ring() {
+    let ring = 6 * PIECE + 1;
+    let element = Element::new(Region::anonymous(HEADER_LEN + ring)).unwrap();
+    let data: Vec<u8> = (0..ring).map(|at| (at % 251) as u8).collect();
+    element.write_by(By::Memory, ring - 70, &data).unwrap();
+    let mut out = vec![0; ring];
+    element.read(ring - 70, &mut out).unwrap();
+    assert!(out == data);
+    assert_eq!(element.producer().load(Ordering::Relaxed), 0);
+    assert!(element.write_by(By::Memory, ring, &data[..1]).is_err());
+}

@@ -118,9 +118,10 @@ fn poll_read_tcp(
     // Taken out meanwhile: a socket may be somebody's own, and read a stream in its turn.
     let mut scratch = SCRATCH.try_with(Cell::take).unwrap_or_default();
     scratch.resize(SCRATCH_LEN, 0);
-    let read = half.poll_read(cx, &mut scratch[..room]);
+    let spare = &mut scratch[..room];
+    let read = half.poll_read(cx, spare);
     if let Poll::Ready(Ok(count)) = read {
-        buf.put_slice(&scratch[..count]);
+        buf.put_slice(&spare[..count]);
     }
     let _gone_with_the_thread = SCRATCH.try_with(|cell| cell.set(scratch));
     read.map_ok(|_count| ())

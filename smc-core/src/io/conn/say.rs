@@ -47,8 +47,8 @@ pub(crate) enum PeerElement {
 }
 
 impl Conn {
-    /// Copies payload into the peer's ring at `at`, if it is mapped by this way; the caller knows that
-    /// it fits.
+    /// Copies payload into the peer's ring at `at`, by this way where it is mapped; the caller knows
+    /// that it fits.
     pub(crate) fn put(&self, by: By, at: u32, data: &[u8]) -> Result<(), SubmitError> {
         match &self.peer {
             PeerElement::Mapped { element, .. } => element
