@@ -1,11 +1,16 @@
 //! Errors in families, and what a peer is told about each.
 
+mod fallback;
+mod os;
+
+pub use fallback::{DirectoryProblem, FallbackCause, FallbackReason, Refusal, SetupStep};
+pub use os::{Limit, OsError};
+
 use std::io;
 use std::sync::Arc;
 
 use smc_wire::cursor::CursorError;
 use smc_wire::error::DecodeError;
-use smc_wire::types::DeclineCode;
 
 use crate::device::DeviceError;
 
@@ -134,52 +139,6 @@ impl std::fmt::Display for How {
     }
 }
 
-/// Why a stream stays TCP, in the numbers that smc-tools show.
-///
-/// `Display` gives smcss's form, `<local>` or `<local>/<peer>` in hex, and a sentence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub struct FallbackReason {
-    /// Our reason; [`DeclineCode::PEERDECL`] when the peer declined.
-    pub local: DeclineCode,
-    /// The peer's diagnosis, when it declined.
-    pub peer: Option<DeclineCode>,
-}
-
-impl FallbackReason {
-    /// Our own reason.
-    #[must_use]
-    pub const fn local(code: DeclineCode) -> Self {
-        Self {
-            local: code,
-            peer: None,
-        }
-    }
-
-    /// The peer declined with this diagnosis.
-    #[must_use]
-    pub const fn peer_declined(diagnosis: DeclineCode) -> Self {
-        Self {
-            local: DeclineCode::PEERDECL,
-            peer: Some(diagnosis),
-        }
-    }
-}
-
-impl std::fmt::Display for FallbackReason {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:#010x}", self.local.0)?;
-        if let Some(peer) = self.peer {
-            write!(f, "/{:#010x}", peer.0)?;
-        }
-        match self.peer.unwrap_or(self.local).description() {
-            Some(sentence) if self.peer.is_some() => write!(f, " peer declined: {sentence}"),
-            Some(sentence) => write!(f, " {sentence}"),
-            None => Ok(()),
-        }
-    }
-}
-
 /// An [`io::Error`] that can be cloned and compared by kind.
 #[derive(Clone, Debug)]
 pub struct IoError(Arc<io::Error>);
@@ -253,5 +212,18 @@ impl From<Error> for io::Error {
             },
         };
         Self::new(kind, error)
+    }
+}
+
+/// A sentence as a clause: in lower case, without a full stop.
+fn clause(sentence: &str) -> String {
+    let sentence = sentence.trim_end_matches('.');
+    let mut chars = sentence.chars();
+    match (chars.next(), chars.clone().next()) {
+        // An abbreviation stays as it is.
+        (Some(first), second) if second.is_none_or(|second| !second.is_uppercase()) => {
+            first.to_lowercase().chain(chars).collect()
+        }
+        _ => sentence.to_owned(),
     }
 }

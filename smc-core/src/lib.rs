@@ -54,6 +54,6 @@ pub mod proto;
 pub mod random;
 
 pub use config::Policy;
-pub use error::{Error, FallbackReason};
+pub use error::{Error, FallbackCause, FallbackReason};
 pub use io::{Endpoint, Listener, Mode, Stream};
 pub use smc_wire as wire;

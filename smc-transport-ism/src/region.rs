@@ -24,7 +24,7 @@ use smc_core::mem::sync::AtomicU64;
 pub(crate) fn map(file: impl AsFd, offset: u64, len: usize) -> Result<Region, DeviceError> {
     // SAFETY: the caller knows that what is mapped does not go away, and uses it by the region.
     let region = unsafe { Region::map(file, offset, len) };
-    region.map_err(|error| DeviceError::os_or_no_memory("map the fabric's memory", &error))
+    region.map_err(|error| DeviceError::os("map the fabric's memory", &error))
 }
 
 /// Length in bytes of words that belong together: two lines.
@@ -254,9 +254,8 @@ pub(crate) fn adopt(file: impl AsFd) -> Result<Region, DeviceError> {
     map(file, 0, usize::try_from(stat.st_size).unwrap_or(0))
 }
 
-/// An operating system error, with lack of memory told apart.
 pub(crate) fn os(what: &'static str, error: Errno) -> DeviceError {
-    DeviceError::os_or_no_memory(what, &error.into())
+    DeviceError::os(what, &error.into())
 }
 
 /// The first number of VFIO's calls: `_IO(';', 100)`.

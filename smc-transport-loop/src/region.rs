@@ -175,9 +175,8 @@ impl std::ops::Index<usize> for Line {
     }
 }
 
-/// An operating system error, with lack of memory told apart.
 pub(crate) fn os(what: &'static str, error: Errno) -> DeviceError {
-    DeviceError::os_or_no_memory(what, &error.into())
+    DeviceError::os(what, &error.into())
 }
 
 /// Bytes at the start of an unused buffer that may stay resident: the common DMB size of 64 KiB,

@@ -1,8 +1,10 @@
 use std::io;
+use std::path::Path;
 
 use rustix::io::Errno;
 use smc_wire::types::Gid;
 
+use crate::error::{Limit, OsError};
 use crate::mem::MemoryError;
 
 /// Why a device could not do what it was asked.
@@ -39,34 +41,41 @@ pub enum DeviceError {
     #[error("peer device misbehaved: {0}")]
     PeerMisbehaved(&'static str),
     /// The operating system refused a step.
-    #[error("{what}: {kind}")]
-    Os {
-        /// What was tried.
-        what: &'static str,
-        /// The kind of failure.
-        kind: io::ErrorKind,
-        /// The error number, where there is one.
-        code: Option<i32>,
+    #[error(transparent)]
+    Os(#[from] OsError),
+    /// A limit does not allow a buffer of this size; a smaller one may do.
+    #[error("buffer of {len} bytes: {limit}")]
+    OverLimit {
+        /// How long it was to be.
+        len: usize,
+        /// What is in the way.
+        limit: Limit,
     },
 }
 
 impl DeviceError {
     /// An operating system error with the step that failed.
     #[must_use]
-    pub fn os(what: &'static str, error: &io::Error) -> Self {
-        Self::Os {
-            what,
-            kind: error.kind(),
-            code: error.raw_os_error(),
-        }
+    pub fn os(operation: &'static str, error: &io::Error) -> Self {
+        Self::Os(OsError::new(operation, error))
     }
 
-    /// The same with a lack of memory told apart, because a smaller buffer may do then.
+    /// The same with the path that it was about.
     #[must_use]
-    pub fn os_or_no_memory(what: &'static str, error: &io::Error) -> Self {
-        match Errno::from_io_error(error) {
-            Some(Errno::NOMEM | Errno::NOSPC) => Self::NoMemory,
-            _ => Self::os(what, error),
+    pub fn os_at(operation: &'static str, path: impl AsRef<Path>, error: &io::Error) -> Self {
+        Self::Os(OsError::new(operation, error).at(path))
+    }
+
+    /// Whether it is a lack of memory, so that a smaller buffer may do.
+    #[must_use]
+    pub fn is_lack_of_memory(&self) -> bool {
+        match self {
+            Self::NoMemory | Self::OverLimit { .. } => true,
+            Self::Os(error) => matches!(
+                error.errno(),
+                Some(Errno::NOMEM | Errno::NOSPC | Errno::FBIG)
+            ),
+            _ => false,
         }
     }
 }
@@ -75,7 +84,7 @@ impl From<MemoryError> for DeviceError {
     fn from(error: MemoryError) -> Self {
         match error {
             MemoryError::Unsafe(why) => Self::PeerMisbehaved(why),
-            MemoryError::Os { what, error } => Self::os_or_no_memory(what, &error),
+            MemoryError::Os { what, error } => Self::os(what, &error),
         }
     }
 }

@@ -62,7 +62,7 @@ impl Mode {
     #[must_use]
     pub fn fallback_reason(&self) -> Option<FallbackReason> {
         match self {
-            Self::Tcp { reason } => Some(*reason),
+            Self::Tcp { reason } => Some(reason.clone()),
             Self::SmcD { .. } | Self::SmcR { .. } => None,
         }
     }

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_lite::{FutureExt, future};
-use smc_core::FallbackReason;
 use smc_core::io::negotiate::{Delivery, Withdrawn};
 use smc_core::wire::clc::Message;
 use smc_core::wire::types::DeclineCode;
@@ -17,7 +16,7 @@ use crate::messages::*;
 use crate::negotiation::{Finds, Scripted};
 use crate::peer::{Raw, Step};
 use crate::rows::{MESSAGE, Outcome, everywhere, peer};
-use crate::world::{Forger, World, has_taken, kind, reason};
+use crate::world::{Codes, Forger, World, has_taken, kind, reason};
 
 struct Row {
     name: &'static str,
@@ -67,7 +66,7 @@ impl Row {
 }
 
 const NODEV: DeclineCode = DeclineCode::NOSMCDEV;
-const PLAIN: Outcome = Outcome::Tcp(FallbackReason::local(DeclineCode::PEERNOSMC));
+const PLAIN: Outcome = Outcome::Tcp(Codes::local(DeclineCode::PEERNOSMC));
 const SOON: Duration = Duration::from_millis(300);
 
 use Withdrawn::{Free, Taken};
@@ -360,7 +359,7 @@ fn run_row(world: &World, row: &Row) {
             }
             Outcome::Declined(code) => {
                 let (stream, raw) = (connected.unwrap(), raw.unwrap());
-                assert_eq!(reason(&stream), Some(FallbackReason::local(code)));
+                assert_eq!(reason(&stream), Some(Codes::local(code)));
                 assert_eq!(declined(&raw.message().await).0, code);
                 world.talk(stream, Some(raw), b"").await;
             }
@@ -434,7 +433,7 @@ fn a_client_with_nothing_to_offer_does_not_wait() {
                 let server = Raw::accept(&*acceptor);
                 let (stream, raw) = future::zip(endpoint.connect(at), server).await;
                 let stream = stream.unwrap();
-                assert_eq!(reason(&stream), Some(FallbackReason::local(NODEV)));
+                assert_eq!(reason(&stream), Some(Codes::local(NODEV)));
                 let far = scripted.far().unwrap();
                 assert_eq!(declined(&far.message().await).0, NODEV);
                 assert_eq!(far.rest().await, b"");

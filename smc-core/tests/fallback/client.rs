@@ -3,14 +3,13 @@
 use std::io::ErrorKind;
 
 use futures_lite::{AsyncReadExt, future};
-use smc_core::FallbackReason;
 use smc_core::wire::clc::{ClcType, Message, Terms};
 use smc_core::wire::types::{Chid, DeclineCode, Gid, Release};
 
 use crate::messages::*;
 use crate::peer::{Raw, Step};
 use crate::rows::{MESSAGE, Outcome, early, everywhere, peer};
-use crate::world::{Forger, World, has_taken, kind, reason};
+use crate::world::{Codes, Forger, World, has_taken, kind, reason};
 
 /// What the server does once it has the PROPOSAL.
 type Script = fn(&Forger) -> Vec<Step>;
@@ -327,7 +326,7 @@ fn run_row(world: &World, row: &Row) {
             }
             Outcome::Declined(code) => {
                 let (stream, raw) = (connected.unwrap(), raw.unwrap());
-                assert_eq!(reason(&stream), Some(FallbackReason::local(code)));
+                assert_eq!(reason(&stream), Some(Codes::local(code)));
                 let accept = match &script[..] {
                     [Step::Sends(accept)] => Message::parse(accept).unwrap(),
                     _ => unreachable!(),

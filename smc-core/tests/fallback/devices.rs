@@ -4,13 +4,12 @@ use std::io::ErrorKind;
 use std::time::Duration;
 
 use futures_lite::{AsyncReadExt, AsyncWriteExt, future};
-use smc_core::FallbackReason;
 use smc_core::device::{DeviceError, Direct};
 use smc_core::wire::types::DeclineCode;
 use smc_testkit::memory_device::MemFabric;
 
 use crate::device::Call;
-use crate::world::{Host, World, accept_now, has_taken, meet, reason};
+use crate::world::{Codes, Host, World, accept_now, has_taken, meet, reason};
 
 /// One side's device fails, that side declines, and both streams are TCP.
 struct Row {
@@ -159,8 +158,8 @@ fn run_row(world: &World, row: &Row) {
         let since = world.rt.now();
         let (ours, theirs) = meet(&client, &server).await;
         assert!(row.takes.is_zero() || has_taken(world.rt.now(), since, row.takes));
-        let declined = Some(FallbackReason::local(row.code));
-        let told = Some(FallbackReason::peer_declined(row.code));
+        let declined = Some(Codes::local(row.code));
+        let told = Some(Codes::peer_declined(row.code));
         let expected = match declines {
             Side::Client => (declined, told),
             Side::Server => (told, declined),
@@ -261,10 +260,7 @@ fn a_second_device_serves_when_the_first_cannot() {
         server.device.fail(Call::Register, DeviceError::NoMemory);
         server_spare.fail(Call::Register, DeviceError::Exhausted);
         let (ours, theirs) = meet(&client, &server).await;
-        assert_eq!(
-            reason(&theirs),
-            Some(FallbackReason::local(DeclineCode::MEM))
-        );
+        assert_eq!(reason(&theirs), Some(Codes::local(DeclineCode::MEM)));
         world.chat(ours, theirs).await;
         world.only_idle_groups_left(&client).await;
         world.only_idle_groups_left(&server).await;
@@ -366,11 +362,8 @@ fn a_device_that_goes_during_the_handshake_is_like_one_that_fails() {
         let (ours, ()) = future::zip(connect, goes).await;
         let (theirs, _) = listener.accept().await.unwrap();
         let code = DeclineCode::MEM;
-        assert_eq!(
-            reason(ours.as_ref().unwrap()),
-            Some(FallbackReason::local(code))
-        );
-        assert_eq!(reason(&theirs), Some(FallbackReason::peer_declined(code)));
+        assert_eq!(reason(ours.as_ref().unwrap()), Some(Codes::local(code)));
+        assert_eq!(reason(&theirs), Some(Codes::peer_declined(code)));
         world.chat(ours.unwrap(), theirs).await;
         world.nothing_left(&client).await;
         world.nothing_left(&server).await;

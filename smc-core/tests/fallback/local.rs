@@ -6,20 +6,19 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_lite::{AsyncReadExt, AsyncWriteExt, future};
-use smc_core::FallbackReason;
 use smc_core::io::negotiate::{Local, Negotiation, Verdict};
 use smc_core::io::{Builder, Endpoint, ListenOptions};
 use smc_core::wire::types::DeclineCode;
 
 use crate::peer::Raw;
-use crate::world::{World, anywhere, reason};
+use crate::world::{Codes, World, anywhere, reason};
 
-fn ours(code: DeclineCode) -> Option<FallbackReason> {
-    Some(FallbackReason::local(code))
+fn ours(code: DeclineCode) -> Option<Codes> {
+    Some(Codes::local(code))
 }
 
-fn told(code: DeclineCode) -> Option<FallbackReason> {
-    Some(FallbackReason::peer_declined(code))
+fn told(code: DeclineCode) -> Option<Codes> {
+    Some(Codes::peer_declined(code))
 }
 
 #[test]

@@ -3,12 +3,11 @@
 use std::io::ErrorKind;
 
 use futures_lite::{AsyncBufReadExt, AsyncReadExt, future};
-use smc_core::FallbackReason;
 use smc_core::wire::types::{DeclineCode, Version};
 
 use crate::messages::*;
 use crate::peer::Raw;
-use crate::world::{World, kind, reason};
+use crate::world::{Codes, World, kind, reason};
 
 const NODEV: DeclineCode = DeclineCode::NOSMCDEV;
 
@@ -34,7 +33,7 @@ fn a_client_without_devices_declines_instead_of_proposing() {
             };
             let (stream, raw) = future::zip(endpoint.connect(at), server).await;
             let stream = stream.unwrap();
-            assert_eq!(reason(&stream), Some(FallbackReason::local(NODEV)));
+            assert_eq!(reason(&stream), Some(Codes::local(NODEV)));
             world.talk(stream, Some(raw), b"").await;
         });
     }
@@ -55,7 +54,7 @@ fn a_client_whose_devices_are_elsewhere_declines() {
         };
         let (stream, raw) = future::zip(client.endpoint.connect(at), server).await;
         let stream = stream.unwrap();
-        assert_eq!(reason(&stream), Some(FallbackReason::local(NODEV)));
+        assert_eq!(reason(&stream), Some(Codes::local(NODEV)));
         world.talk(stream, Some(raw), b"").await;
         world.nothing_left(&client).await;
     });

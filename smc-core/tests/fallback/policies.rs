@@ -4,17 +4,17 @@ use std::io::ErrorKind;
 use std::sync::Arc;
 
 use futures_lite::{AsyncReadExt, future};
+use smc_core::Policy;
 use smc_core::device::DeviceError;
 use smc_core::io::ConnectOptions;
 use smc_core::io::negotiate::{Delivery, Withdrawn};
 use smc_core::wire::types::DeclineCode;
-use smc_core::{Error, FallbackReason, Policy};
 
 use crate::device::Call;
 use crate::messages::*;
 use crate::negotiation::Scripted;
 use crate::peer::Raw;
-use crate::world::{World, accept_now, anywhere, kind, meet, reason};
+use crate::world::{Codes, World, accept_now, anywhere, codes, kind, meet, reason};
 
 #[test]
 fn a_client_that_requires_smc_gets_it() {
@@ -53,7 +53,7 @@ fn a_client_that_requires_smc_gets_an_error_instead_of_tcp() {
             let connect = client.endpoint.connect_with(at, &options);
             let (connected, (rest, _)) = future::zip(connect, server).await;
             let error = connected.unwrap_err();
-            assert_eq!(error, Error::Declined(FallbackReason::peer_declined(code)));
+            assert_eq!(codes(&error), Codes::peer_declined(code));
             assert_eq!(kind(error), ErrorKind::ConnectionRefused);
             assert_eq!(rest, b"");
             world.nothing_left(&client).await;
@@ -65,7 +65,7 @@ fn a_client_that_requires_smc_gets_an_error_instead_of_tcp() {
 fn a_client_that_requires_smc_does_not_talk_to_plain_servers() {
     let world = World::new();
     let scripted = Scripted::client(Delivery::Plain, Withdrawn::Free);
-    let required = FallbackReason::local(DeclineCode::PEERNOSMC);
+    let required = Codes::local(DeclineCode::PEERNOSMC);
     let client = world.host_with(world.device("client"), |builder| {
         builder
             .negotiation(Arc::new(scripted))
@@ -77,13 +77,13 @@ fn a_client_that_requires_smc_does_not_talk_to_plain_servers() {
     world.block_on(async {
         let (connected, raw) =
             future::zip(client.endpoint.connect(at), Raw::accept(&*acceptor)).await;
-        assert_eq!(connected.unwrap_err(), Error::Declined(required));
+        assert_eq!(codes(&connected.unwrap_err()), required);
         assert_eq!(raw.rest().await.0, b"");
 
         let (connected, raw) = future::zip(bare.connect(at), Raw::accept(&*acceptor)).await;
         let code = DeclineCode::NOSMCDEV;
-        let without_devices = FallbackReason::local(code);
-        assert_eq!(connected.unwrap_err(), Error::Declined(without_devices));
+        let without_devices = Codes::local(code);
+        assert_eq!(codes(&connected.unwrap_err()), without_devices);
         assert_eq!(declined(&raw.message().await).0, code);
         assert_eq!(raw.rest().await.0, b"");
         world.nothing_left(&client).await;
@@ -153,7 +153,7 @@ fn a_listener_that_wants_no_smc_says_so_before_anybody_waits() {
         let raw = Raw::connect(&*world.rt, at).await;
         let (stream, _) = listener.accept().await.unwrap();
         assert_eq!(scripted.dismissed(), 1);
-        let by_policy = FallbackReason::local(DeclineCode::OPTUNSUPP);
+        let by_policy = Codes::local(DeclineCode::OPTUNSUPP);
         assert_eq!(reason(&stream), Some(by_policy));
         world.talk(stream, Some(raw), b"").await;
     });
@@ -172,7 +172,7 @@ fn a_client_that_wants_no_smc_tells_nobody() {
     world.block_on(async {
         let (stream, raw) = future::zip(client.endpoint.connect(at), Raw::accept(&*acceptor)).await;
         let stream = stream.unwrap();
-        let by_policy = FallbackReason::local(DeclineCode::OPTUNSUPP);
+        let by_policy = Codes::local(DeclineCode::OPTUNSUPP);
         assert_eq!(reason(&stream), Some(by_policy));
         assert_eq!(scripted.offered(), None);
         world.talk(stream, Some(raw), b"").await;
@@ -203,8 +203,8 @@ fn a_policy_can_depend_on_who_it_is() {
     server.device.fail(Call::Register, DeviceError::Exhausted);
     world.block_on(async {
         let (ours, theirs) = future::zip(client.endpoint.connect(wanted), at.accept()).await;
-        let told = FallbackReason::peer_declined(DeclineCode::MAX_DMB);
-        assert_eq!(ours.unwrap_err(), Error::Declined(told));
+        let told = Codes::peer_declined(DeclineCode::MAX_DMB);
+        assert_eq!(codes(&ours.unwrap_err()), told);
         drop(theirs);
         let to = other.local_addr().unwrap();
         let (ours, theirs) = future::zip(client.endpoint.connect(to), other.accept()).await;

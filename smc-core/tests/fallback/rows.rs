@@ -3,11 +3,10 @@
 use std::io::ErrorKind;
 use std::time::Duration;
 
-use smc_core::FallbackReason;
 use smc_core::wire::types::DeclineCode;
 
 use crate::peer::Step;
-use crate::world::World;
+use crate::world::{Codes, World};
 
 /// What a handshake comes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,7 +14,7 @@ pub(crate) enum Outcome {
     /// The stream is SMC.
     Smc,
     /// The stream is TCP, and nothing more is sent about it.
-    Tcp(FallbackReason),
+    Tcp(Codes),
     /// We decline, in words that the peer reads, and the stream is TCP.
     Declined(DeclineCode),
     /// The connection fails; a listener's application does not see it.
@@ -35,7 +34,7 @@ impl Outcome {
 
 /// The peer declined.
 pub(crate) const fn peer(code: DeclineCode) -> Outcome {
-    Outcome::Tcp(FallbackReason::peer_declined(code))
+    Outcome::Tcp(Codes::peer_declined(code))
 }
 
 /// Runs a row in every kind of world that it can be run in.

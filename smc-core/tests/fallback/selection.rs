@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_lite::future;
+use smc_core::Mode;
 use smc_core::device::Direct;
 use smc_core::io::Builder;
 use smc_core::wire::types::{DeclineCode, Eid, PnetId};
-use smc_core::{FallbackReason, Mode};
 
 use crate::device::{Call, TestDevice};
-use crate::world::{Host, World, meet, reason};
+use crate::world::{Codes, Host, World, meet, reason};
 
 const SEID_A: &[u8; 32] = b"SYSTEM-A-ISMSEID0000000000000000";
 const SEID_B: &[u8; 32] = b"SYSTEM-B-ISMSEID0000000000000000";
@@ -147,8 +147,8 @@ fn devices_of_other_networks_are_not_offered() {
             let (ours, theirs) = future::zip(connect, listener.accept()).await;
             let (ours, (theirs, _)) = (ours.unwrap(), theirs.unwrap());
             let code = DeclineCode::NOSMCDEV;
-            assert_eq!(reason(&ours), Some(FallbackReason::local(code)));
-            assert_eq!(reason(&theirs), Some(FallbackReason::peer_declined(code)));
+            assert_eq!(reason(&ours), Some(Codes::local(code)));
+            assert_eq!(reason(&theirs), Some(Codes::peer_declined(code)));
             world.chat(ours, theirs).await;
             world.nothing_left(&elsewhere).await;
         });
@@ -230,8 +230,8 @@ fn mode_of(world: &World, client: &Host, server: &Host) -> Mode {
 fn declines(world: &World, client: &Host, server: &Host, code: DeclineCode) {
     world.block_on(async {
         let (ours, theirs) = meet(client, server).await;
-        assert_eq!(reason(&ours), Some(FallbackReason::peer_declined(code)));
-        assert_eq!(reason(&theirs), Some(FallbackReason::local(code)));
+        assert_eq!(reason(&ours), Some(Codes::peer_declined(code)));
+        assert_eq!(reason(&theirs), Some(Codes::local(code)));
         world.chat(ours, theirs).await;
         world.nothing_left(client).await;
         world.nothing_left(server).await;

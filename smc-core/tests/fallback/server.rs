@@ -3,7 +3,6 @@
 
 use std::io::ErrorKind;
 
-use smc_core::FallbackReason;
 use smc_core::wire::Bounded;
 use smc_core::wire::clc::{GidEntry, Proposal};
 use smc_core::wire::types::{Chid, DeclineCode, Offer, Version};
@@ -11,7 +10,7 @@ use smc_core::wire::types::{Chid, DeclineCode, Offer, Version};
 use crate::messages::*;
 use crate::peer::{Raw, Step};
 use crate::rows::{MESSAGE, Outcome, early, everywhere, peer};
-use crate::world::{Forger, Host, World, accept_now, has_taken, reason};
+use crate::world::{Codes, Forger, Host, World, accept_now, has_taken, reason};
 
 pub(crate) struct Row {
     name: &'static str,
@@ -274,7 +273,7 @@ fn a_listener_without_devices_declines() {
             let code = DeclineCode::NOISM2SUPP;
             assert_eq!(declined(&raw.message().await), (code, Version::V2));
             let (stream, _) = listener.accept().await.unwrap();
-            assert_eq!(reason(&stream), Some(FallbackReason::local(code)));
+            assert_eq!(reason(&stream), Some(Codes::local(code)));
             world.talk(stream, Some(raw), b"").await;
         });
     }
@@ -303,7 +302,7 @@ fn run_row(world: &World, row: &Row) {
                 match row.outcome {
                     Outcome::Tcp(expected) => assert_eq!(reason(&stream), Some(expected)),
                     Outcome::Declined(code) => {
-                        assert_eq!(reason(&stream), Some(FallbackReason::local(code)));
+                        assert_eq!(reason(&stream), Some(Codes::local(code)));
                         let decline = raw.as_ref().unwrap().message().await;
                         assert_eq!(declined(&decline), (code, Version::V2));
                     }
@@ -355,7 +354,7 @@ async fn only_the_next_is_shown(
     next.send(&decline_v1(NODEV)).await;
     let (stream, peer) = listener.accept().await.unwrap();
     assert_eq!(peer, next.local_addr());
-    assert_eq!(reason(&stream), Some(FallbackReason::peer_declined(NODEV)));
+    assert_eq!(reason(&stream), Some(Codes::peer_declined(NODEV)));
     assert!(accept_now(listener).is_none());
     world.nothing_left(server).await;
 }

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_lite::future;
-use smc_core::FallbackReason;
 use smc_core::wire::clc::ClcType;
 use smc_core::wire::types::DeclineCode;
 
@@ -14,10 +13,10 @@ use crate::negotiation::Scripted;
 use crate::peer::{Raw, Step};
 use crate::pipe::Pipe;
 use crate::rows::{MESSAGE, Outcome, early, everywhere, peer};
-use crate::world::{Forger, World, accept_now, has_taken, reason};
+use crate::world::{Codes, Forger, World, accept_now, has_taken, reason};
 
 const NODEV: DeclineCode = DeclineCode::NOSMCDEV;
-const PLAIN: Outcome = Outcome::Tcp(FallbackReason::local(DeclineCode::PEERNOSMC));
+const PLAIN: Outcome = Outcome::Tcp(Codes::local(DeclineCode::PEERNOSMC));
 const SOON: Duration = Duration::from_millis(300);
 
 struct Row {
@@ -190,7 +189,7 @@ fn accept_row(world: &World, row: &Row) {
                 let (stream, _) = listener.accept().await.unwrap();
                 let early = match row.outcome {
                     Outcome::Declined(code) => {
-                        assert_eq!(reason(&stream), Some(FallbackReason::local(code)));
+                        assert_eq!(reason(&stream), Some(Codes::local(code)));
                         let decline = raw.as_ref().unwrap().message().await;
                         assert_eq!(declined(&decline).0, code);
                         b""

@@ -17,6 +17,7 @@ use smc_core::proto::group::{self, DeviceIndex};
 use smc_core::proto::handshake::{Config, DEFAULT_SEID, DirectDevice, Offer, Path};
 use smc_core::wire::clc::{AcceptConfirm, Body, DirectEnd, FirstContact, Proposal, Step, Terms};
 use smc_core::wire::size::SizeCode;
+use smc_core::wire::types::DeclineCode;
 use smc_core::wire::types::{FeatureMask, GroupId, HostName, OsType, Release};
 use smc_core::{Error, FallbackReason, Listener, Stream};
 use smc_testkit::memory_device::{MemDevice, MemFabric};
@@ -371,13 +372,50 @@ pub(crate) fn accept_now(listener: &Listener) -> Option<(Stream, SocketAddr)> {
     }
 }
 
-/// Why a stream is TCP; its mode has to say the same.
-pub(crate) fn reason(stream: &Stream) -> Option<FallbackReason> {
+/// The codes of why a stream is TCP; its mode has to say the same.
+pub(crate) fn reason(stream: &Stream) -> Option<Codes> {
     let reason = stream.fallback_reason();
     assert_eq!(stream.mode().fallback_reason(), reason);
     assert_eq!(stream.mode().is_smc(), reason.is_none());
     assert_eq!(stream.state().is_some(), reason.is_none());
-    reason
+    reason.map(Codes::from)
+}
+
+/// The codes of a reason, ours and the peer's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Codes {
+    pub(crate) local: DeclineCode,
+    pub(crate) peer: Option<DeclineCode>,
+}
+
+impl Codes {
+    pub(crate) const fn local(local: DeclineCode) -> Self {
+        Self { local, peer: None }
+    }
+
+    pub(crate) const fn peer_declined(peer: DeclineCode) -> Self {
+        Self {
+            local: DeclineCode::PEERDECL,
+            peer: Some(peer),
+        }
+    }
+}
+
+impl From<FallbackReason> for Codes {
+    fn from(reason: FallbackReason) -> Self {
+        Self {
+            local: reason.local,
+            peer: reason.peer,
+        }
+    }
+}
+
+/// The codes of an error that says that SMC was required.
+pub(crate) fn codes(error: &Error) -> Codes {
+    match error {
+        Error::Declined(reason) => reason.clone().into(),
+        other => panic!("not declined, but {other}"),
+    }
 }
 
 /// The kind that callers see.

@@ -87,7 +87,7 @@ fn a_server_that_wants_no_smc_declines(_: Lab) {
         hosts.server = hosts.endpoint(true, Policy::Never);
         let (ours, theirs) = hosts.meet("127.0.0.1:0").await;
         let by_policy = FallbackReason::local(DeclineCode::OPTUNSUPP);
-        assert_eq!(theirs.fallback_reason(), Some(by_policy));
+        assert_eq!(theirs.fallback_reason(), Some(by_policy.clone()));
         assert!(ours.fallback_reason().is_some());
         talk(ours, theirs).await;
         // A client that wants none says nothing in its SYN.

@@ -62,9 +62,9 @@ fn fill_up(bench: &Bench<'_>) -> Verdict {
     for count in 0..limit {
         match register()? {
             Ok(dmb) => dmbs.push(dmb),
-            Err(DeviceError::Os { what, kind, .. }) => {
+            Err(DeviceError::Os(error)) => {
                 return skip(format!(
-                    "the system allows {count} of {limit} buffers: {what}: {kind}"
+                    "the system allows {count} of {limit} buffers: {error}"
                 ));
             }
             Err(error) => return fail(format!("buffer {count} of {limit}: {error}")),

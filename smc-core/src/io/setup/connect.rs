@@ -124,7 +124,7 @@ impl Attempt<'_> {
             {
                 not_spoken(socket)
             }
-            (_, Err(reason), _) => Stream::tcp(socket, Vec::new(), *reason),
+            (_, Err(reason), _) => Stream::tcp(socket, Vec::new(), reason.clone()),
             (Delivery::Delivered, Ok(offer), Some(announced)) => {
                 let kept = Kept {
                     early: early.map(|early| early.buffer),

@@ -352,10 +352,10 @@ pub(super) fn register_code(error: &DeviceError) -> DeclineCode {
 
 /// The next smaller buffer, if memory is the trouble and there is a smaller one.
 pub(super) fn smaller(error: &DeviceError, size: SizeCode) -> Option<SizeCode> {
-    match error {
-        DeviceError::NoMemory => SizeCode::new(size.code().checked_sub(1)?),
-        _ => None,
+    if !error.is_lack_of_memory() {
+        return None;
     }
+    SizeCode::new(size.code().checked_sub(1)?)
 }
 
 /// `now + wait`, as far as the clock goes.

@@ -137,7 +137,7 @@ impl PeerBuffer {
 }
 
 /// Why a stream stays TCP, and what to mind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Fallback {
     /// Our reason, and the peer's if it declined.

@@ -126,10 +126,8 @@ pub(super) fn the_limit_is_kept_and_recovers(bench: &mut Bench<'_>) -> Verdict {
     for count in 0..limit {
         match register()? {
             Ok(mr) => kept.push(mr),
-            Err(DeviceError::Os { what, kind, .. }) => {
-                return skip(format!(
-                    "the system allows {count} of {limit}: {what}: {kind}"
-                ));
+            Err(DeviceError::Os(error)) => {
+                return skip(format!("the system allows {count} of {limit}: {error}"));
             }
             Err(error) => return fail(format!("registration {count} of {limit}: {error}")),
         }

@@ -46,7 +46,7 @@ impl Vfio {
         let container = open(&Path::new(DEVICES).join("vfio"))?;
         // A group can be open once.
         let group = match open(&Path::new(DEVICES).join(group)) {
-            Err(DeviceError::Os { code, .. }) if code == Some(Errno::BUSY.raw_os_error()) => {
+            Err(DeviceError::Os(error)) if error.code() == Some(Errno::BUSY.raw_os_error()) => {
                 let why = "another process has the ivshmem device";
                 return Err(DeviceError::NotPermitted(why));
             }

@@ -273,7 +273,7 @@ impl Side {
 
     fn fallback(&self) -> FallbackReason {
         match &self.outcome {
-            Some(Outcome::Tcp(fallback)) => fallback.reason,
+            Some(Outcome::Tcp(fallback)) => fallback.reason.clone(),
             other => panic!("not fallen back but {other:?}"),
         }
     }

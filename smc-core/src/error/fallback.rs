@@ -1,0 +1,303 @@
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use smc_wire::types::DeclineCode;
+
+use super::{Limit, OsError, clause};
+use crate::device::DeviceError;
+use crate::proto::group::NoGroup as NoSeat;
+
+/// Why a stream stays TCP: the codes that smc-tools show, and what really happened.
+///
+/// `Display` gives smcss's form, `<local>` or `<local>/<peer>` in hex, and the cause.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct FallbackReason {
+    /// Our reason; [`DeclineCode::PEERDECL`] when the peer declined.
+    pub local: DeclineCode,
+    /// The peer's diagnosis, when it declined.
+    pub peer: Option<DeclineCode>,
+    /// What happened. It is never sent: the peer gets the code alone.
+    pub cause: FallbackCause,
+}
+
+impl FallbackReason {
+    /// Our own reason, of which the code says everything.
+    #[must_use]
+    pub const fn local(code: DeclineCode) -> Self {
+        Self::because(code, FallbackCause::Code(code))
+    }
+
+    /// Our own reason and its cause.
+    #[must_use]
+    pub const fn because(code: DeclineCode, cause: FallbackCause) -> Self {
+        Self {
+            local: code,
+            peer: None,
+            cause,
+        }
+    }
+
+    /// The peer declined with this diagnosis.
+    #[must_use]
+    pub const fn peer_declined(diagnosis: DeclineCode) -> Self {
+        Self {
+            local: DeclineCode::PEERDECL,
+            peer: Some(diagnosis),
+            cause: FallbackCause::PeerDeclined(diagnosis),
+        }
+    }
+}
+
+impl From<DeclineCode> for FallbackReason {
+    fn from(code: DeclineCode) -> Self {
+        Self::local(code)
+    }
+}
+
+impl From<FallbackCause> for FallbackReason {
+    /// With the code that belongs to causes outside of a handshake.
+    fn from(cause: FallbackCause) -> Self {
+        let code = match &cause {
+            FallbackCause::Code(code) => *code,
+            FallbackCause::PeerDeclined(code) => return Self::peer_declined(*code),
+            FallbackCause::Policy => DeclineCode::OPTUNSUPP,
+            FallbackCause::NoDevice => DeclineCode::NOSMCDEV,
+            _ => DeclineCode::PEERNOSMC,
+        };
+        Self::because(code, cause)
+    }
+}
+
+impl fmt::Display for FallbackReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#010x}", self.local.0)?;
+        if let Some(peer) = self.peer {
+            write!(f, "/{:#010x}", peer.0)?;
+        }
+        let cause = self.cause.to_string();
+        match cause.is_empty() {
+            true => Ok(()),
+            false => write!(f, " {cause}"),
+        }
+    }
+}
+
+/// What happened that a stream is TCP.
+///
+/// `Display` is one clause in lower case, with error number, path, user and limit as far as they
+/// apply.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FallbackCause {
+    /// A rule of the handshake that has a code of its own.
+    Code(DeclineCode),
+    /// The peer declined with this diagnosis.
+    PeerDeclined(DeclineCode),
+    /// [`Policy::Never`](crate::config::Policy::Never) applies to the address.
+    Policy,
+    /// The endpoint has no device that works.
+    NoDevice,
+    /// The ends have no EID in common.
+    NoCommonEid,
+    /// No listener that speaks SMC is announced at the address: the usual plain server.
+    NotAnnounced,
+    /// Listener: the client has made no offer for this connection: the usual plain client.
+    NotOffered,
+    /// The listener has not answered within this time.
+    NoAnswer {
+        /// For how long there was no sign of it.
+        within: Duration,
+    },
+    /// The listener has not answered an earlier connection, and is not asked again for a moment.
+    BackOff,
+    /// The server has sent data in the place of an answer: another one has got the connection.
+    PlainServer,
+    /// The listener has ended before it answered.
+    ListenerGone,
+    /// The listener has refused the offer.
+    Refused(Refusal),
+    /// Listener: the client has taken its offer back, as there was no answer in time.
+    Withdrawn,
+    /// Processes of this user are not talked to.
+    User {
+        /// Effective user of the other process.
+        uid: u32,
+    },
+    /// No place is left.
+    Full(Limit),
+    /// A runtime directory cannot be used.
+    Directory {
+        /// Which.
+        path: Arc<Path>,
+        /// Why.
+        problem: DirectoryProblem,
+    },
+    /// The address was not proven to lead to the listener, which is in another network namespace.
+    NotProven,
+    /// The operating system has refused a step of the negotiation.
+    Os(OsError),
+    /// A device has failed.
+    Device {
+        /// In which step.
+        step: SetupStep,
+        /// Why.
+        error: DeviceError,
+    },
+    /// A step has taken too long.
+    TimedOut(SetupStep),
+    /// There is no seat in the link group.
+    NoGroup,
+    /// The link group was terminated during the handshake.
+    GroupTerminated,
+}
+
+impl fmt::Display for FallbackCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Code(code) => f.write_str(&described(*code)),
+            Self::PeerDeclined(code) => match described(*code) {
+                text if text.is_empty() => f.write_str("peer declined"),
+                text => write!(f, "peer declined: {text}"),
+            },
+            Self::Policy => f.write_str("policy is to use TCP"),
+            Self::NoDevice => f.write_str("endpoint has no device that works"),
+            Self::NoCommonEid => f.write_str("no EID in common"),
+            Self::NotAnnounced => {
+                f.write_str("peer does not speak SMC: nothing announced at this address")
+            }
+            Self::NotOffered => {
+                f.write_str("peer does not speak SMC: no offer for this connection")
+            }
+            Self::NoAnswer { within } => write!(f, "listener has not answered within {within:?}"),
+            Self::BackOff => f.write_str("listener has not answered lately"),
+            Self::PlainServer => f.write_str("peer does not speak SMC: data instead of an answer"),
+            Self::ListenerGone => f.write_str("listener has ended before it answered"),
+            Self::Refused(refusal) => write!(f, "listener refused the offer: {refusal}"),
+            Self::Withdrawn => f.write_str("client has taken its offer back"),
+            Self::User { uid } => write!(f, "user {uid} is not allowed"),
+            Self::Full(limit) => write!(f, "no place left: {limit}"),
+            Self::Directory { path, problem } => {
+                write!(f, "runtime directory {} {problem}", path.display())
+            }
+            Self::NotProven => f.write_str("address is not proven to lead to the listener"),
+            Self::Os(error) => error.fmt(f),
+            Self::Device { step, error } => write!(f, "{step}: {error}"),
+            Self::TimedOut(step) => write!(f, "{step}: timed out"),
+            Self::NoGroup => NoSeat.fmt(f),
+            Self::GroupTerminated => f.write_str("link group was terminated"),
+        }
+    }
+}
+
+/// What a code says, as a clause.
+fn described(code: DeclineCode) -> String {
+    code.description().map(clause).unwrap_or_default()
+}
+
+/// Why a runtime directory cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DirectoryProblem {
+    /// The operating system does not let it be used.
+    Os(OsError),
+    /// The path is that of something else, or a symbolic link.
+    NotDirectory,
+    /// It belongs to a user that is not trusted.
+    Owner {
+        /// Its owner.
+        uid: u32,
+    },
+    /// Users other than its owner can write to it.
+    Writable {
+        /// Its permission bits.
+        mode: u32,
+    },
+}
+
+impl fmt::Display for DirectoryProblem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Os(error) => write!(f, "cannot be used: {error}"),
+            Self::NotDirectory => f.write_str("is not a directory"),
+            Self::Owner { uid } => write!(f, "belongs to user {uid}"),
+            Self::Writable { mode } => write!(f, "can be changed by other users: mode {mode:04o}"),
+        }
+    }
+}
+
+/// Why a listener has refused an offer, as far as it says so.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// It does not say.
+    Unknown,
+    /// Its policy for this client is TCP.
+    Policy,
+    /// It does not talk to this user.
+    User {
+        /// Effective user of this process.
+        uid: u32,
+    },
+    /// It has as many clients as it can have.
+    Full,
+    /// It has no descriptor left.
+    Descriptors,
+    /// The connection is not the one that was announced.
+    Identity,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unknown => f.write_str("no reason given"),
+            Self::Policy => f.write_str("policy is to use TCP"),
+            Self::User { uid } => write!(f, "user {uid} is not allowed"),
+            Self::Full => f.write_str("no place for another client"),
+            Self::Descriptors => f.write_str("no descriptor left"),
+            Self::Identity => f.write_str("connection is not the one that was announced"),
+        }
+    }
+}
+
+/// A step of setting up an SMC connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SetupStep {
+    /// Reaching the peer's device.
+    Reach,
+    /// Getting a seat in a link group.
+    Enter,
+    /// Registering the receive buffer.
+    Register,
+    /// Mapping the peer's receive buffer.
+    Attach,
+    /// SMC-R: making a queue pair.
+    OpenLink,
+    /// SMC-R: announcing the keys of the receive buffer.
+    ConfirmRkey,
+    /// SMC-R: storing the keys of the peer's receive buffer.
+    BindPeer,
+    /// SMC-R: connecting the queue pair.
+    ConnectLink,
+    /// SMC-R: the CONFIRM LINK exchange.
+    ConfirmLink,
+}
+
+impl fmt::Display for SetupStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Reach => "reach the peer's device",
+            Self::Enter => "enter the link group",
+            Self::Register => "register the receive buffer",
+            Self::Attach => "map the peer's receive buffer",
+            Self::OpenLink => "make the queue pair",
+            Self::ConfirmRkey => "announce the rkey",
+            Self::BindPeer => "store the peer's rkey",
+            Self::ConnectLink => "connect the queue pair",
+            Self::ConfirmLink => "confirm the link",
+        })
+    }
+}

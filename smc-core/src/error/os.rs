@@ -1,0 +1,131 @@
+use std::fmt;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
+
+use super::{IoError, clause};
+
+/// A step that the operating system refused: what was tried, where, and its answer.
+///
+/// `Display` is one clause, such as `create socket /run/user/0/smc/a.sock: permission denied (os
+/// error 13)`. Where a limit of the process explains the answer, it is named with its value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OsError {
+    operation: &'static str,
+    path: Option<Arc<Path>>,
+    limit: Option<Limit>,
+    error: IoError,
+}
+
+impl OsError {
+    /// An error of this step, which is named by a verb: `create socket`.
+    #[must_use]
+    pub fn new(operation: &'static str, error: &io::Error) -> Self {
+        let copy = match error.raw_os_error() {
+            Some(code) => io::Error::from_raw_os_error(code),
+            None => io::Error::new(error.kind(), error.to_string()),
+        };
+        Self {
+            operation,
+            path: None,
+            limit: Limit::behind(error),
+            error: IoError(Arc::new(copy)),
+        }
+    }
+
+    /// The same with the path that the step was about.
+    #[must_use]
+    pub fn at(mut self, path: impl AsRef<Path>) -> Self {
+        self.path = Some(path.as_ref().into());
+        self
+    }
+
+    /// What was tried.
+    #[must_use]
+    pub fn operation(&self) -> &'static str {
+        self.operation
+    }
+
+    /// The path that it was about, where there is one.
+    #[must_use]
+    pub fn path(&self) -> Option<&Path> {
+        self.path.as_deref()
+    }
+
+    /// The limit of the process that was in the way, where that is known.
+    #[must_use]
+    pub fn limit(&self) -> Option<Limit> {
+        self.limit
+    }
+
+    /// The kind of failure.
+    #[must_use]
+    pub fn kind(&self) -> io::ErrorKind {
+        self.error.kind()
+    }
+
+    /// The error number, where there is one.
+    #[must_use]
+    pub fn code(&self) -> Option<i32> {
+        self.error.0.raw_os_error()
+    }
+
+    /// The error number by its name, where there is one.
+    pub(crate) fn errno(&self) -> Option<Errno> {
+        Errno::from_io_error(&self.error.0)
+    }
+}
+
+impl fmt::Display for OsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.operation)?;
+        if let Some(path) = &self.path {
+            write!(f, " {}", path.display())?;
+        }
+        write!(f, ": {}", clause(&self.error.to_string()))?;
+        match self.limit {
+            Some(limit) => write!(f, ", {limit}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for OsError {}
+
+/// A limit and its value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Limit {
+    /// Its name, such as `RLIMIT_NOFILE`.
+    pub name: &'static str,
+    /// What it is set to; bytes where it is about memory.
+    pub value: u64,
+}
+
+impl Limit {
+    /// A limit of this name and value.
+    #[must_use]
+    pub const fn new(name: &'static str, value: u64) -> Self {
+        Self { name, value }
+    }
+
+    /// The limit of this process that an error number is about.
+    fn behind(error: &io::Error) -> Option<Self> {
+        let (name, resource) = match Errno::from_io_error(error)? {
+            Errno::MFILE => ("RLIMIT_NOFILE", Resource::Nofile),
+            Errno::FBIG => ("RLIMIT_FSIZE", Resource::Fsize),
+            _ => return None,
+        };
+        let value = getrlimit(resource).current?;
+        Some(Self { name, value })
+    }
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} is {}", self.name, self.value)
+    }
+}
