@@ -53,7 +53,7 @@ pub enum Event {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PeerEvent {
-    /// The link group to the sender ends (code 0x80).
+    /// The sender has no link group with us any more (code 0x80).
     Shutdown,
     /// Asks for an answer (code 0x83, request).
     TestRequest,

@@ -5,7 +5,7 @@ use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::task::{Poll, Waker};
+use std::task::{Poll, Waker, ready};
 use std::time::Instant;
 
 use event_listener::{Event, EventListener};
@@ -14,12 +14,12 @@ use smc_wire::types::{AlertToken, Gid};
 
 use super::driver::Slot;
 use super::rdma::{Ports, RdmaGroup};
-use super::runtime::Runtime;
+use super::runtime::{Runtime, Timer};
 use crate::device::{PeerEvent, RdmaAddress};
 use crate::mem::sync::{AtomicU32, Ordering};
 use crate::proto::group::{
-    Admission, CREATOR_PATIENCE, Cause, DeviceIndex, GroupId, Intent, Key, NoGroup, Output,
-    Registry, Seat, Snapshot, State, Terminated, Terms, Waiter,
+    Admission, Cause, DeviceIndex, GroupId, Intent, Key, NoGroup, Output, Registry, Seat, Snapshot,
+    State, Terminated, Terms, Waiter,
 };
 use crate::proto::links::{Candidate, LlcConfig};
 
@@ -116,22 +116,30 @@ impl Groups {
             groups: self,
             waiter,
         };
-        let mut patience = self.runtime.timer(self.runtime.now() + CREATOR_PATIENCE);
+        let mut patience: Option<(Instant, Timer)> = None;
         poll_fn(|cx| {
-            if patience.as_mut().poll(cx).is_ready() {
+            loop {
+                let deadline = {
+                    let mut inner = self.lock();
+                    match inner.waiting.get_mut(&guard.waiter) {
+                        Some(Waiting::Answered(seat)) => return Poll::Ready(*seat),
+                        Some(Waiting::Asleep(waker)) => *waker = Some(cx.waker().clone()),
+                        None => return Poll::Ready(Err(NoGroup)),
+                    }
+                    inner.registry.deadline(guard.waiter)
+                };
+                let Some(at) = deadline else {
+                    return Poll::Pending;
+                };
+                // It moves when another creator begins.
+                let (_, timer) = match patience.take().filter(|(set, _)| *set == at) {
+                    Some(set) => patience.insert(set),
+                    None => patience.insert((at, self.runtime.timer(at))),
+                };
+                ready!(timer.as_mut().poll(cx));
+                patience = None;
                 let now = self.runtime.now();
                 self.step(|inner| inner.registry.handle_timeout(now));
-            }
-            match self.lock().waiting.get_mut(&guard.waiter) {
-                Some(Waiting::Answered(seat)) => {
-                    let seat = *seat;
-                    Poll::Ready(seat)
-                }
-                Some(Waiting::Asleep(waker)) => {
-                    *waker = Some(cx.waker().clone());
-                    Poll::Pending
-                }
-                None => Poll::Ready(Err(NoGroup)),
             }
         })
         .await
@@ -152,6 +160,10 @@ impl Groups {
 
     pub(crate) fn peer_gone(&self, device: DeviceIndex, peer: Gid) {
         self.step(|inner| inner.registry.peer_gone(device, peer));
+    }
+
+    pub(crate) fn peer_shutdown(&self, device: DeviceIndex, peer: Gid) {
+        self.step(|inner| inner.registry.peer_shutdown(device, peer));
     }
 
     pub(crate) fn device_gone(&self, device: DeviceIndex) {
@@ -338,14 +350,8 @@ impl Groups {
                 }
                 self.terminated.notify(usize::MAX);
             }
-            Output::Removed { group, key, cause } => match (key.device(), key.peer()) {
-                (Some(device), Some(peer)) => {
-                    if cause.is_local() {
-                        self.tell_peer(device, peer);
-                    }
-                }
-                _ => self.end_rdma(group, cause),
-            },
+            Output::Removed { group, cause, .. } => self.end_rdma(group, cause),
+            Output::TellPeer { device, peer } => self.tell_peer(device, peer),
             Output::Ready { .. } => {}
         }
     }

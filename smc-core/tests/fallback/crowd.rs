@@ -158,6 +158,28 @@ fn nobody_waits_for_ever_for_the_creator_of_a_link_group() {
 }
 
 #[test]
+fn when_the_creator_stalls_one_of_those_that_wait_creates_the_group_of_all() {
+    let world = World::new();
+    let (client, server) = (world.host("client"), world.host("server"));
+    world.block_on(async {
+        let (listener, at) = server.listen().await;
+        let creator = stalled_creator(&world, &client, at).await;
+        let connects = connect_all(&client, at, CROWD);
+        let (ours, theirs) = future::zip(connects, accept_all(&listener, CROWD)).await;
+        let streams = ours.iter().chain(&theirs);
+        assert!(streams.into_iter().all(|stream| reason(stream).is_none()));
+        one_group(&client, CROWD);
+        let groups = server.endpoint.link_groups();
+        let seats: Vec<_> = groups.iter().map(|group| group.connections).collect();
+        assert_eq!(seats, [1, CROWD], "that of the stalled one, and one more");
+        assert_eq!(creator.rest().await.0, b"");
+        everybody_talks(ours, theirs).await;
+        world.only_idle_groups_left(&client).await;
+        world.only_idle_groups_left(&server).await;
+    });
+}
+
+#[test]
 fn when_the_creator_fails_the_next_one_takes_over_at_once() {
     let world = World::new();
     let (client, server) = (world.host("client"), world.host("server"));

@@ -25,6 +25,7 @@ mod crowd;
 mod deaths;
 mod devices;
 mod endings;
+mod idle;
 mod local;
 mod plain;
 mod policies;

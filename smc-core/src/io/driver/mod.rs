@@ -215,7 +215,7 @@ impl Slot {
             Event::Peer {
                 from,
                 event: crate::device::PeerEvent::Shutdown,
-            } => self.peer_gone(from),
+            } => self.groups.peer_shutdown(self.index, from),
             Event::DeviceGone => self.device_gone(),
             // Connections notice a lost buffer when they write, tests are the device's business.
             Event::BufferGone(_) | Event::Peer { .. } => {}

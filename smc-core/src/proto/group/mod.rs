@@ -8,8 +8,9 @@
 //! * A usable group is joined at once.
 //! * If there is none, the first set-up of a key becomes the creator; those that come while it is
 //!   at work wait for its outcome. Success lets all of them in, failure makes the next one creator.
-//! * A creator that takes longer than [`CREATOR_PATIENCE`] is no longer waited for: there may be
-//!   several groups with one peer.
+//! * A creator that takes longer than [`CREATOR_PATIENCE`] is no longer waited for: the first of
+//!   those that wait becomes a creator too, and the others wait for that one. So there may be
+//!   several groups with one peer, also because both ends may create one at the same time.
 //! * A connection counts from the moment of joining, so a limit is never overshot.
 //!
 //! ```text
@@ -274,8 +275,7 @@ pub enum Output {
         /// Why.
         cause: Cause,
     },
-    /// The group is no more. If `cause` says that it was our decision, tell the peer's device
-    /// ([`PeerEvent::Shutdown`](crate::device::PeerEvent::Shutdown)) where the fabric can.
+    /// The group is no more.
     Removed {
         /// The group.
         group: GroupId,
@@ -283,6 +283,17 @@ pub enum Output {
         key: Key,
         /// Why.
         cause: Cause,
+    },
+    /// Tell the peer's device ([`PeerEvent::Shutdown`](crate::device::PeerEvent::Shutdown)), where
+    /// the fabric can, that there is no SMC-D group with it any more.
+    ///
+    /// The event names no group, and ends all that the peer has with our device. So it follows the
+    /// last of them, be it one that was only being created, if any ended by our decision.
+    TellPeer {
+        /// Our device.
+        device: DeviceIndex,
+        /// The peer's device.
+        peer: Gid,
     },
 }
 

@@ -21,7 +21,7 @@ use super::{
 pub struct Registry {
     groups: HashMap<GroupId, Group>,
     keys: HashMap<Key, Slot>,
-    waiters: HashMap<Waiter, (Key, Instant)>,
+    waiters: HashMap<Waiter, Waiting>,
     /// When idle groups expire.
     idle: BTreeSet<(Instant, GroupId)>,
     /// When waiters run out of patience.
@@ -45,16 +45,33 @@ struct Group {
     terms: Option<Terms>,
     expires: Option<Instant>,
     cause: Option<Cause>,
+    /// The peer has said since that it has no group with us. It may have said so before it created
+    /// this one, so the connections stay; but no other is put into it, and it is not kept idle.
+    is_doubtful: bool,
 }
 
 /// Everything of one key.
 #[derive(Debug, Default)]
 struct Slot {
+    /// Groups that were created for this key and are not removed.
+    groups: usize,
     /// Active and idle groups, the oldest first.
     usable: Vec<GroupId>,
     /// Set-ups that are creating a group.
     creators: usize,
     waiting: VecDeque<(Waiter, Intent)>,
+    /// We have ended a group of this key, and the peer was not told because there were others.
+    is_untold: bool,
+}
+
+/// A set-up that waits for a creator.
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    key: Key,
+    /// Until when it waits for the creator that is at work now.
+    deadline: Instant,
+    /// Until when it waits for creators at all.
+    limit: Instant,
 }
 
 impl Registry {
@@ -159,6 +176,7 @@ impl Registry {
         }
         let (key, before) = (record.key, record.state);
         match record.state.empty() {
+            Ok(State::Idle) if record.is_doubtful => self.expire(group),
             Ok(State::Idle) => {
                 let at = now.checked_add(key.idle_lifetime()).unwrap_or(now);
                 record.expires = Some(at);
@@ -166,10 +184,11 @@ impl Registry {
             }
             Ok(_) => {
                 let cause = record.cause.unwrap_or(Cause::FirstContactFailed);
-                self.remove(group, cause);
                 if before == State::Pending {
+                    // First, so that the next creator's group counts as one that is left.
                     self.creator_left(key);
                 }
+                self.remove(group, cause);
             }
             Err(_) => {}
         }
@@ -180,7 +199,7 @@ impl Registry {
     /// A seat that it was given in an [`Output::Ready`] still to be polled is vacated; one that was
     /// polled has to be [left](Self::leave) instead.
     pub fn cancel(&mut self, now: Instant, waiter: Waiter) {
-        if let Some((key, deadline)) = self.waiters.remove(&waiter) {
+        if let Some(Waiting { key, deadline, .. }) = self.waiters.remove(&waiter) {
             self.patience.remove(&(deadline, waiter));
             if let Some(slot) = self.keys.get_mut(&key) {
                 slot.waiting.retain(|(other, _)| *other != waiter);
@@ -228,7 +247,26 @@ impl Registry {
         }
     }
 
-    /// Ends all SMC-D groups with a peer whose device went away or that shut them down.
+    /// The peer has told that it has no SMC-D group with our device any more
+    /// ([`PeerEvent::Shutdown`](crate::device::PeerEvent::Shutdown)).
+    ///
+    /// Idle groups end. One that is being created, or has connections, may be newer than the event,
+    /// which names no group and takes another way than the handshake: it stays, and so do its
+    /// connections. Those that the peer has really ended learn of it by their abort flags and by
+    /// TCP.
+    pub fn peer_shutdown(&mut self, device: DeviceIndex, peer: Gid) {
+        let Some(slot) = self.keys.get(&Key::Direct { device, peer }) else {
+            return;
+        };
+        for group in slot.usable.clone() {
+            match self.groups.get_mut(&group) {
+                Some(record) if record.state == State::Active => record.is_doubtful = true,
+                _ => self.terminate(group, Cause::PeerGone),
+            }
+        }
+    }
+
+    /// Ends all SMC-D groups with a peer whose device went away.
     pub fn peer_gone(&mut self, device: DeviceIndex, peer: Gid) {
         self.terminate_where(Cause::PeerGone, |key| {
             key.device() == Some(device) && key.peer() == Some(peer)
@@ -254,7 +292,7 @@ impl Registry {
         }
         while let Some(due) = self.patience.first().copied().filter(|(at, _)| *at <= now) {
             self.patience.remove(&due);
-            self.lose_patience(due.1);
+            self.lose_patience(now, due.1);
         }
     }
 
@@ -287,6 +325,13 @@ impl Registry {
     #[must_use]
     pub fn snapshot(&self, group: GroupId) -> Option<Snapshot> {
         self.groups.get(&group).map(|record| record.snapshot(group))
+    }
+
+    /// When a set-up that waits will have waited long enough for the creator that is at work now;
+    /// `None` once it has its answer.
+    #[must_use]
+    pub fn deadline(&self, waiter: Waiter) -> Option<Instant> {
+        self.waiters.get(&waiter).map(|waiting| waiting.deadline)
     }
 
     /// Set-ups that wait for others.
@@ -358,9 +403,11 @@ impl Registry {
                 terms: None,
                 expires: None,
                 cause: None,
+                is_doubtful: false,
             },
         );
         let slot = self.keys.entry(key).or_default();
+        slot.groups = slot.groups.saturating_add(1);
         slot.creators = slot.creators.saturating_add(1);
         Seat::Created(group)
     }
@@ -369,7 +416,13 @@ impl Registry {
         self.last_waiter = self.last_waiter.wrapping_add(1);
         let waiter = Waiter(self.last_waiter);
         let deadline = now.checked_add(CREATOR_PATIENCE).unwrap_or(now);
-        self.waiters.insert(waiter, (key, deadline));
+        let limit = deadline.checked_add(CREATOR_PATIENCE).unwrap_or(deadline);
+        let waiting = Waiting {
+            key,
+            deadline,
+            limit,
+        };
+        self.waiters.insert(waiter, waiting);
         self.patience.insert((deadline, waiter));
         self.keys
             .entry(key)
@@ -404,8 +457,15 @@ impl Registry {
         self.tidy(key);
     }
 
-    fn lose_patience(&mut self, waiter: Waiter) {
-        let Some((key, _)) = self.waiters.get(&waiter).copied() else {
+    /// The creator takes too long for this set-up, which becomes a creator itself. The others wait
+    /// for it in turn, as long as that is within their limits.
+    fn lose_patience(&mut self, now: Instant, waiter: Waiter) {
+        let Some(Waiting {
+            key,
+            deadline,
+            limit,
+        }) = self.waiters.get(&waiter).copied()
+        else {
             return;
         };
         let Some(slot) = self.keys.get_mut(&key) else {
@@ -415,16 +475,42 @@ impl Registry {
             return;
         };
         let seat = match slot.waiting.remove(at) {
-            Some((_, Intent::JoinOrCreate | Intent::Create)) => Ok(self.create(key)),
+            Some((_, Intent::JoinOrCreate | Intent::Create)) => {
+                // Those at their limits come together, and would prolong nothing.
+                if deadline < limit {
+                    self.prolong(now, key);
+                }
+                Ok(self.create(key))
+            }
             Some((_, Intent::Join)) | None => Err(NoGroup),
         };
         self.answer(waiter, seat);
         self.tidy(key);
     }
 
+    /// Another creator begins: those that could be creators themselves wait for it.
+    fn prolong(&mut self, now: Instant, key: Key) {
+        let Some(slot) = self.keys.get(&key) else {
+            return;
+        };
+        let until = now.checked_add(CREATOR_PATIENCE).unwrap_or(now);
+        for (waiter, _) in slot
+            .waiting
+            .iter()
+            .filter(|(_, intent)| *intent != Intent::Join)
+        {
+            let Some(waiting) = self.waiters.get_mut(waiter) else {
+                continue;
+            };
+            self.patience.remove(&(waiting.deadline, *waiter));
+            waiting.deadline = until.min(waiting.limit);
+            self.patience.insert((waiting.deadline, *waiter));
+        }
+    }
+
     fn answer(&mut self, waiter: Waiter, seat: Result<Seat, NoGroup>) {
-        if let Some((_, deadline)) = self.waiters.remove(&waiter) {
-            self.patience.remove(&(deadline, waiter));
+        if let Some(waiting) = self.waiters.remove(&waiter) {
+            self.patience.remove(&(waiting.deadline, waiter));
         }
         self.outputs.push_back(Output::Ready { waiter, seat });
     }
@@ -462,11 +548,19 @@ impl Registry {
         if let Some(at) = record.expires {
             self.idle.remove(&(at, group));
         }
-        self.outputs.push_back(Output::Removed {
-            group,
-            key: record.key,
-            cause,
-        });
+        let key = record.key;
+        self.outputs
+            .push_back(Output::Removed { group, key, cause });
+        let Some(slot) = self.keys.get_mut(&key) else {
+            return;
+        };
+        slot.groups = slot.groups.saturating_sub(1);
+        slot.is_untold |= cause.is_local();
+        if let (Key::Direct { device, peer }, 0, true) = (key, slot.groups, slot.is_untold) {
+            slot.is_untold = false;
+            self.outputs.push_back(Output::TellPeer { device, peer });
+        }
+        self.tidy(key);
     }
 
     /// Lets set-ups find the group under this key, and those in that wait for one.
@@ -487,8 +581,12 @@ impl Registry {
 
     /// Forgets a key that nothing belongs to any more.
     fn tidy(&mut self, key: Key) {
-        let is_empty =
-            |slot: &Slot| slot.usable.is_empty() && slot.creators == 0 && slot.waiting.is_empty();
+        let is_empty = |slot: &Slot| {
+            slot.groups == 0
+                && slot.usable.is_empty()
+                && slot.creators == 0
+                && slot.waiting.is_empty()
+        };
         if self.keys.get(&key).is_some_and(is_empty) {
             self.keys.remove(&key);
         }
@@ -512,6 +610,7 @@ impl Group {
     fn has_room(&self) -> bool {
         let limit = self.terms.and_then(|terms| terms.max_connections);
         !self.is_full
+            && !self.is_doubtful
             && limit.is_none_or(|limit| u32::try_from(self.seats).is_ok_and(|n| n < limit))
     }
 
@@ -533,8 +632,9 @@ pub const IDLE_LIFETIME: Duration = Duration::from_secs(600);
 /// the one to decide.
 pub const CLIENT_IDLE_LIFETIME: Duration = Duration::from_secs(610);
 
-/// How long a set-up waits for the creator of its group. Well below the six seconds that a client
-/// waits for ACCEPT, so that a stalled creator costs nobody else a connection.
+/// How long a set-up waits for a creator of its group, and at most twice as long for one creator
+/// after the other. Well below the six seconds that a client waits for ACCEPT, so that stalled
+/// creators cost no other set-up its connection.
 pub const CREATOR_PATIENCE: Duration = Duration::from_secs(2);
 
 const GROUP_STEP: u32 = 0x100;

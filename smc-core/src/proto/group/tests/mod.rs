@@ -44,6 +44,21 @@ impl Fixture {
         }
     }
 
+    /// Enters as a client whose server made a new group.
+    fn create_another(&mut self, peer: Gid) -> GroupId {
+        match self.enter(peer, Intent::Create) {
+            Admission::Now(Ok(Seat::Created(group))) => group,
+            other => panic!("not a creator: {other:?}"),
+        }
+    }
+
+    /// A group with one connection.
+    fn established(&mut self, peer: Gid) -> GroupId {
+        let group = self.create(peer);
+        self.registry.establish(group, terms()).unwrap();
+        group
+    }
+
     fn wait(&mut self, peer: Gid, intent: Intent) -> Waiter {
         match self.enter(peer, intent) {
             Admission::Wait(waiter) => waiter,
@@ -75,6 +90,16 @@ fn key(peer: Gid) -> Key {
         peer,
     }
 }
+
+fn removed(group: GroupId, cause: Cause) -> Output {
+    let key = key(PEER);
+    Output::Removed { group, key, cause }
+}
+
+const TELL_PEER: Output = Output::TellPeer {
+    device: DeviceIndex(0),
+    peer: PEER,
+};
 
 fn terms() -> Terms {
     Terms::new(
@@ -140,14 +165,14 @@ fn after_a_failed_first_contact_the_next_one_becomes_creator() {
     f.leave(first);
     let outputs = f.outputs();
     let [
+        Output::Ready {
+            waiter,
+            seat: Ok(Seat::Created(next)),
+        },
         Output::Removed {
             group,
             cause: Cause::FirstContactFailed,
             ..
-        },
-        Output::Ready {
-            waiter,
-            seat: Ok(Seat::Created(next)),
         },
     ] = outputs[..]
     else {
@@ -306,15 +331,7 @@ fn an_idle_group_lives_for_600_seconds_unless_somebody_comes() {
 
     f.leave(group);
     f.advance(IDLE_LIFETIME);
-    assert_eq!(
-        f.outputs(),
-        [Output::Removed {
-            group,
-            key: key(PEER),
-            cause: Cause::Idle
-        }]
-    );
-    assert!(Cause::Idle.is_local());
+    assert_eq!(f.outputs(), [removed(group, Cause::Idle), TELL_PEER]);
     assert_eq!(f.registry.snapshots(), []);
 }
 
@@ -411,15 +428,142 @@ fn devices_and_endpoints_end_their_groups() {
     f.registry.device_gone(DeviceIndex(1));
     assert_eq!(f.outputs(), []);
     f.registry.shutdown();
-    let key = key(PEER);
-    assert_eq!(
-        f.outputs(),
-        [Output::Removed {
-            group,
-            key,
-            cause: Cause::Shutdown
-        }]
-    );
+    assert_eq!(f.outputs(), [removed(group, Cause::Shutdown), TELL_PEER]);
+}
+
+#[test]
+fn the_peer_is_not_told_of_an_idle_group_beside_one_in_use_or_being_created() {
+    for is_pending in [false, true] {
+        let mut f = Fixture::new();
+        let idle = f.established(PEER);
+        let other = f.create_another(PEER);
+        if !is_pending {
+            f.registry.establish(other, terms()).unwrap();
+        }
+        f.leave(idle);
+        f.advance(IDLE_LIFETIME);
+        assert_eq!(f.outputs(), [removed(idle, Cause::Idle)]);
+
+        // But when there is none any more, however the last one ended.
+        f.leave(other);
+        f.advance(IDLE_LIFETIME);
+        let cause = match is_pending {
+            true => Cause::FirstContactFailed,
+            false => Cause::Idle,
+        };
+        assert_eq!(f.outputs(), [removed(other, cause), TELL_PEER]);
+        assert!(f.registry.is_empty());
+    }
+}
+
+#[test]
+fn the_peer_is_not_told_of_what_it_ended_itself() {
+    let mut f = Fixture::new();
+    let group = f.established(PEER);
+    f.leave(group);
+    f.registry.peer_gone(DeviceIndex(0), PEER);
+    assert_eq!(f.outputs(), [removed(group, Cause::PeerGone)]);
+
+    let group = f.established(PEER);
+    f.leave(group);
+    f.registry.peer_shutdown(DeviceIndex(0), PEER);
+    assert_eq!(f.outputs(), [removed(group, Cause::PeerGone)]);
+}
+
+#[test]
+fn a_shutdown_of_the_peer_ends_idle_groups_and_no_others() {
+    let mut f = Fixture::new();
+    let (idle, used) = (f.established(PEER), f.create_another(PEER));
+    f.registry.establish(used, terms()).unwrap();
+    f.leave(idle);
+    let pending = f.create_another(PEER);
+    let other = f.established(OTHER);
+    f.leave(other);
+
+    f.registry.peer_shutdown(DeviceIndex(1), PEER);
+    assert_eq!(f.outputs(), []);
+    f.registry.peer_shutdown(DeviceIndex(0), PEER);
+    assert_eq!(f.outputs(), [removed(idle, Cause::PeerGone)]);
+    assert_eq!(f.registry.establish(pending, terms()), Ok(()));
+    assert_eq!(f.connections(used), 1);
+    assert_eq!(f.join(OTHER), other);
+}
+
+#[test]
+fn a_group_in_use_at_a_shutdown_of_the_peer_gets_no_more_connections_and_no_idle_time() {
+    let mut f = Fixture::new();
+    let group = f.established(PEER);
+    f.registry.peer_shutdown(DeviceIndex(0), PEER);
+    // The server's decision; a client follows.
+    let next = f.create(PEER);
+    assert_ne!(next, group);
+    let Admission::Now(Ok(Seat::Joined { group: joined, .. })) = f.enter(PEER, Intent::Join) else {
+        panic!("the server has it");
+    };
+    assert_eq!(joined, group);
+    f.leave(group);
+    f.leave(group);
+    assert_eq!(f.outputs(), [removed(group, Cause::Idle)]);
+    f.registry.establish(next, terms()).unwrap();
+    assert_eq!(f.join(PEER), next);
+}
+
+#[test]
+fn when_a_creator_stalls_one_of_those_that_wait_creates_and_the_others_join_it() {
+    let mut f = Fixture::new();
+    f.create(PEER);
+    let waiters: Vec<_> = (0..50)
+        .map(|_| f.wait(PEER, Intent::JoinOrCreate))
+        .collect();
+    f.advance(CREATOR_PATIENCE);
+    let outputs = f.outputs();
+    let [
+        Output::Ready {
+            waiter,
+            seat: Ok(Seat::Created(group)),
+        },
+    ] = outputs[..]
+    else {
+        panic!("{outputs:?}")
+    };
+    assert_eq!(waiter, waiters[0], "they take over in the order they came");
+    f.advance(CREATOR_PATIENCE / 2);
+    assert_eq!(f.outputs(), []);
+    f.registry.establish(group, terms()).unwrap();
+    assert_eq!(f.connections(group), 50);
+    assert_eq!(f.registry.poll_timeout(), None);
+}
+
+#[test]
+fn a_second_stalled_creator_is_waited_for_once() {
+    let mut f = Fixture::new();
+    f.create(PEER);
+    f.wait(PEER, Intent::JoinOrCreate);
+    f.advance(CREATOR_PATIENCE / 2);
+    let waiters = [(); 3].map(|()| f.wait(PEER, Intent::JoinOrCreate));
+    let created = |f: &mut Fixture| {
+        let outputs = f.outputs().into_iter();
+        let created = outputs.map(|output| match output {
+            Output::Ready {
+                waiter,
+                seat: Ok(Seat::Created(_)),
+            } => waiter,
+            other => panic!("{other:?}"),
+        });
+        created.collect::<Vec<_>>()
+    };
+    f.advance(CREATOR_PATIENCE / 2);
+    assert_eq!(created(&mut f).len(), 1);
+    for waiter in waiters {
+        let deadline = f.registry.deadline(waiter);
+        assert_eq!(deadline, Some(f.now + CREATOR_PATIENCE));
+    }
+    f.advance(CREATOR_PATIENCE);
+    assert_eq!(created(&mut f), [waiters[0]]);
+    // The limit of the others.
+    f.advance(CREATOR_PATIENCE / 2);
+    assert_eq!(created(&mut f), waiters[1..]);
+    assert_eq!(f.registry.poll_timeout(), None);
 }
 
 #[test]

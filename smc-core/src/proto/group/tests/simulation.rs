@@ -103,6 +103,14 @@ impl Simulation {
                     let peer = Gid::native(1 + self.below(4));
                     self.f.registry.peer_gone(DeviceIndex(0), peer);
                 }
+                3..=6 => {
+                    let peer = Gid::native(1 + self.below(4));
+                    self.f.registry.peer_shutdown(DeviceIndex(0), peer);
+                    // No connection and no set-up ends by that.
+                    for output in self.f.outputs() {
+                        assert!(matches!(output, Output::Removed { .. }), "{output:?}");
+                    }
+                }
                 1 => self.f.advance(IDLE_LIFETIME),
                 2 => {
                     if let Some(at) = self.pick(self.seats.len()) {
@@ -198,7 +206,7 @@ impl Simulation {
                         .waiting
                         .remove(&waiter)
                         .expect("told once, and waiting");
-                    assert!(self.f.now - since <= CREATOR_PATIENCE + IDLE_LIFETIME);
+                    assert!(self.f.now - since <= CREATOR_PATIENCE * 2 + IDLE_LIFETIME);
                     if let Ok(seat) = seat {
                         self.seats.push((seat.group(), seat.is_first_contact()));
                     }
@@ -208,6 +216,11 @@ impl Simulation {
                 }
                 Output::Removed { group, .. } => {
                     assert!(self.seats.iter().all(|(other, _)| *other != group));
+                }
+                Output::TellPeer { device, peer } => {
+                    let key = Key::Direct { device, peer };
+                    let left = self.f.registry.snapshots();
+                    assert!(left.iter().all(|group| group.key != key), "{left:?}");
                 }
             }
         }
@@ -232,7 +245,7 @@ impl Simulation {
         assert_eq!(self.f.registry.waiting(), self.waiting.len());
         for since in self.waiting.values() {
             assert!(
-                self.f.now <= *since + CREATOR_PATIENCE,
+                self.f.now <= *since + CREATOR_PATIENCE * 2,
                 "a waiter was forgotten"
             );
         }

@@ -54,7 +54,7 @@ impl Groups {
                     self.answers.insert(waiter, seat);
                 }
                 group::Output::Terminate { group, .. } => self.terminated.push(group),
-                group::Output::Removed { .. } => {}
+                group::Output::Removed { .. } | group::Output::TellPeer { .. } => {}
             }
         }
     }
