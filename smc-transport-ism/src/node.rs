@@ -10,9 +10,9 @@ use smc_wire::types::{DmbToken, Gid};
 
 use crate::fabric::{Fabric, News, Unmet};
 use crate::lock;
-use crate::owned::{IsmDmb, Owned};
+use crate::owned::{IsmDmb, Lease, Owned};
 use crate::peers::Peers;
-use crate::shared::{GRANULE, Newcomer, Phase, Room, Tag, Target, Use};
+use crate::shared::{GRANULE, Newcomer, Phase, Room, Tag, Target};
 
 /// A device as its fabric sees it.
 #[derive(Debug)]
@@ -151,7 +151,7 @@ impl Node {
         };
         let lease = Arc::new(());
         let offered = room.offer(place, writer).and_then(|token| {
-            let region = room.lend(place, Arc::clone(&lease));
+            let region = room.lend(place, Lease::new(&lease, self));
             Ok((token, region.ok_or(DeviceError::NoMemory)?))
         });
         let (token, region) = offered.inspect_err(|_| room.give_back(self.tag, place))?;
@@ -171,13 +171,32 @@ impl Node {
             return Err(SubmitError::Device(self.why_gone()));
         }
         let room = self.room();
-        room.using(token, self.tag, |turn| {
+        let moved = room.using(token, self.tag, |turn| {
             write(room, turn.target, at, data)?;
             if signal == Signal::Yes && turn.must_signal() {
                 self.report(turn.target);
             }
             Ok(())
-        })
+        });
+        if moved == Err(SubmitError::UnknownToken) {
+            self.left_buffer(token);
+        }
+        moved
+    }
+
+    /// The owner of a buffer that is gone may wait for the moves before this one.
+    #[cold]
+    fn left_buffer(&self, token: DmbToken) {
+        if let Some(target) = self.room().withdrawn(token, self.tag) {
+            self.left(target);
+        }
+    }
+
+    /// A use of a buffer has ended: the owner may wait for that.
+    fn left(&self, target: Target) {
+        if self.room().is_awaited(target.place.first) {
+            self.report(target);
+        }
     }
 
     /// Begins to use a peer's buffer for a longer time.
@@ -193,9 +212,8 @@ impl Node {
             Err(_) => return Err(UNKNOWN),
         };
         let lease = Use {
-            room: Arc::clone(&self.room),
-            first: target.place.first,
-            writer: self.tag,
+            node: Arc::clone(self),
+            target,
         };
         if target.owner != owner {
             return Err(UNKNOWN);
@@ -254,11 +272,14 @@ impl Node {
             }
             self.peers.check(room, events);
         }
-        room.take_ready(slot, |first| {
-            if let Some(token) = self.owned.token(first) {
-                events.push(Event::Signalled(token));
-            }
+        let mut has_left = false;
+        room.take_ready(slot, |first| match self.owned.token(first) {
+            Some(token) => events.push(Event::Signalled(token)),
+            None => has_left = true,
         });
+        if has_left {
+            self.owned.give_back(self);
+        }
         room.take_mail(slot, |from, bits| self.open_mail(from, bits, events));
         if !events.is_empty() {
             room.wake(slot);
@@ -330,6 +351,21 @@ impl Node {
     fn why_gone(&self) -> DeviceError {
         let gone = lock(&self.gone).clone();
         gone.unwrap_or(DeviceError::Gone("the fabric"))
+    }
+}
+
+/// A use of a peer's buffer that has begun, and ends when this is dropped.
+#[derive(Debug)]
+pub(crate) struct Use {
+    node: Arc<Node>,
+    target: Target,
+}
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        let Self { node, target } = self;
+        node.room().end_use(target.place.first, node.tag);
+        node.left(*target);
     }
 }
 

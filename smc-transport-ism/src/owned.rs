@@ -29,6 +29,30 @@ struct Table {
     waiting: Vec<(Place, Arc<()>)>,
 }
 
+/// Shared by the regions of a buffer, and dropped with the last of them.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    /// Taken when dropped.
+    held: Option<Arc<()>>,
+    node: Arc<Node>,
+}
+
+impl Lease {
+    pub(crate) fn new(held: &Arc<()>, node: &Arc<Node>) -> Self {
+        Self {
+            held: Some(Arc::clone(held)),
+            node: Arc::clone(node),
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.held.take();
+        self.node.owned().give_back(&self.node);
+    }
+}
+
 impl Owned {
     pub(crate) fn new(max: usize) -> Self {
         Self {
@@ -83,11 +107,16 @@ impl Owned {
 impl Table {
     fn give_back(&mut self, node: &Node) {
         self.waiting.retain_mut(|(place, lease)| {
-            let is_used = Arc::get_mut(lease).is_none() || node.room().is_used(place.first);
-            if !is_used {
-                node.room().give_back(node.tag(), *place);
+            let mut is_used = || Arc::get_mut(lease).is_none() || node.room().is_used(place.first);
+            if is_used() {
+                // The peer signals when it has let go.
+                node.room().want(*place);
+                if is_used() {
+                    return true;
+                }
             }
-            is_used
+            node.room().give_back(node.tag(), *place);
+            false
         });
     }
 }

@@ -12,6 +12,7 @@
 //! 0x1800  fresh, 256 words, one bit per buffer
 //! 0x2000  slots, one cache line per buffer:
 //!    +0   want          owner: 1 to hear of the next signal;  ringer: 0 when it sets the ready bit
+//!                       (of a buffer that was dropped: of the end of a use)
 //!    +8   users         ringer: how many uses of the buffer are under way
 //!    +16  live          owner: number of the registration, 0 if the buffer may not be used
 //!    +24  token         owner: what the peer's program calls the buffer
@@ -23,9 +24,9 @@
 //! `users` says when the owner may use memory again *for the same peer*. Numbers are checked
 //! against private tables before they mean anything.
 //!
-//! Four places need that one of two sides sees what the other just wrote. Each side writes its word
-//! and reads the other's word. For *data, want* ([`Slot::must_signal`]) and *live, users*
-//! ([`Slot::begin_use`]) it passes a sequentially consistent fence between the two; for *ready bits,
+//! Five places need that one of two sides sees what the other just wrote. Each side writes its word
+//! and reads the other's word. For *data, want* and *users, want* ([`Slot::must_signal`]) and for
+//! *live, users* ([`Slot::begin_use`]) it passes a sequentially consistent fence between the two; for *ready bits,
 //! sleeping* ([`Bell::set_ready`]) and *fresh bits, looked* ([`Bell::ask_to_look`]) the accesses
 //! themselves are sequentially consistent. The crate's `models` try them all.
 

@@ -41,6 +41,9 @@
 //!   has let go of all that referred to it. It is zeroed first: up to 64 KiB by writing, what is
 //!   beyond by giving the pages back. The stale bytes would be no secret, since this peer wrote
 //!   them; but a stale CDC block would be believed.
+//! * The pages of a dropped buffer, but for its first 64 KiB, go back to the system as soon as
+//!   neither side uses it: regions and attachments may outlive the buffer. The owner does that;
+//!   if the peer lets go last, it signals the buffer, which the owner has armed for this.
 //! * When a peer's process ends, however it ends, its channels close, and the device reports
 //!   [`Event::PeerGone`] at the next drain. Memory stays valid for as long as it is held. Whoever
 //!   notices also removes the socket that a killed process left behind, and so does every device

@@ -8,6 +8,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use smc_core::mem::OutOfBounds;
+
 use crate::bell::Slot;
 use crate::region::{KEPT, Mapping};
 
@@ -19,7 +21,7 @@ pub(crate) struct Place {
     pub(crate) number: u64,
     pub(crate) slot: Slot,
     pub(crate) mapping: Arc<Mapping>,
-    /// Shared by the regions of the buffer, which may outlive it.
+    /// Shared with the [`Lease`] of the buffer's regions, which may outlive it.
     pub(crate) lease: Arc<()>,
     /// Bytes from the start that may not be zero any more.
     pub(crate) used: usize,
@@ -29,6 +31,27 @@ impl Place {
     /// Whether neither this process nor the peer uses the memory any more.
     fn is_free(&mut self) -> bool {
         Arc::get_mut(&mut self.lease).is_some() && !self.slot.is_used()
+    }
+
+    /// Whether there are pages beyond [`KEPT`] to be given back to the system.
+    pub(crate) fn is_dirty(&self) -> bool {
+        self.used > KEPT
+    }
+
+    /// As [`Place::is_free`]. If the peer still uses the memory, it signals when it has let go.
+    fn is_free_or_awaited(&mut self) -> bool {
+        if self.is_free() {
+            return true;
+        }
+        self.slot.arm();
+        self.is_free()
+    }
+
+    /// Gives back the pages beyond [`KEPT`]. The memory has to be [free](Place::is_free).
+    pub(crate) fn trim(&mut self) -> Result<(), OutOfBounds> {
+        self.mapping.trim()?;
+        self.used = self.used.min(KEPT);
+        Ok(())
     }
 
     /// Bytes that stay resident.
@@ -62,13 +85,38 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    pub(crate) fn put(&mut self, mut place: Place) {
+    /// Keeps a place. One that is free and has pages to be given back first is returned.
+    pub(crate) fn put(&mut self, mut place: Place) -> Option<Place> {
+        let is_free = match place.is_dirty() {
+            true => place.is_free_or_awaited(),
+            false => place.is_free(),
+        };
+        if is_free && place.is_dirty() {
+            return Some(place);
+        }
         self.bytes += place.kept();
-        if place.is_free() {
+        if is_free {
             self.free.push_back(place);
         } else {
             self.leaving.push_back(place);
         }
+        None
+    }
+
+    /// The place of this index, if nothing uses it any more and it has pages to be given back.
+    pub(crate) fn take_settled(&mut self, index: u32) -> Option<Place> {
+        for list in [&mut self.leaving, &mut self.free] {
+            let Some(at) = list.iter().position(|place| place.index == index) else {
+                continue;
+            };
+            let is_settled = list
+                .get_mut(at)
+                .is_some_and(|place| place.is_dirty() && place.is_free_or_awaited());
+            let place = is_settled.then(|| list.remove(at)).flatten()?;
+            self.bytes -= place.kept();
+            return Some(place);
+        }
+        None
     }
 
     /// Memory of this length that nobody uses.

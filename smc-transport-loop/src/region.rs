@@ -182,7 +182,7 @@ pub(crate) fn os(what: &'static str, error: Errno) -> DeviceError {
 /// Bytes at the start of an unused buffer that may stay resident: the common DMB size of 64 KiB,
 /// which is zeroed faster than its pages are given back and faulted in again. A multiple of the
 /// page size.
-pub(crate) const KEPT: usize = 1 << 16;
+pub(crate) const KEPT: usize = if cfg!(smc_loom) { 1 << 12 } else { 1 << 16 };
 
 /// Shown in `/proc/PID/maps`.
 const NAME: &str = "smc-dmb";

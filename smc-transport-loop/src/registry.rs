@@ -20,7 +20,7 @@ use crate::lock;
 use crate::outbox::{Wakes, Way};
 use crate::pool::{Keep, Place, Pool};
 use crate::random;
-use crate::region::{KEPT, Mapping};
+use crate::region::Mapping;
 
 /// Our buffers for one peer, and the way to tell the peer about them.
 #[derive(Debug)]
@@ -86,11 +86,17 @@ impl Owner {
         }
         let dmb = LoopDmb {
             token,
-            region: place.mapping.leased(Arc::clone(&place.lease)),
-            delivered: AtomicBool::new(new.is_none()),
-            used: AtomicUsize::new(len),
-            place: Some(place),
-            owner: Arc::clone(self),
+            region: place.mapping.leased(Lease {
+                held: Some(Arc::clone(&place.lease)),
+                index,
+                owner: Arc::clone(self),
+            }),
+            tenancy: Tenancy {
+                delivered: AtomicBool::new(new.is_none()),
+                used: AtomicUsize::new(len),
+                place: Some(place),
+                owner: Arc::clone(self),
+            },
             _permit: permit,
         };
         Ok((dmb, new))
@@ -99,13 +105,19 @@ impl Owner {
     /// Reports the buffers that the peer signalled; false if there are none.
     pub(crate) fn collect(&self, events: &mut Vec<Event>) -> bool {
         let mut table = None;
-        self.bell.take_ready(|index| {
+        let mut left = Vec::new();
+        let is_any = self.bell.take_ready(|index| {
             // Locked only if there is something.
             let table = table.get_or_insert_with(|| lock(&self.table));
-            if let Some(token) = table.token(index) {
-                events.push(Event::Signalled(token));
+            match table.entry(index) {
+                Entry::Registered(token) => events.push(Event::Signalled(token)),
+                Entry::Dirty => left.push(index),
+                Entry::Vacant => {}
             }
-        })
+        });
+        drop(table);
+        left.into_iter().for_each(|index| self.settle(index));
+        is_any
     }
 
     /// Ends everything, after the peer or the device is gone.
@@ -161,23 +173,55 @@ impl Owner {
             let mut table = lock(&self.table);
             slot.retire();
             self.bell.set_fresh(index);
+            table.enter(index, Entry::Vacant);
             table.free.push(index);
         }
         self.ask_to_look();
     }
 
     /// Takes a place back whose buffer was dropped.
-    fn release(&self, mut place: Place, was_delivered: bool) {
+    fn release(&self, place: Place, was_delivered: bool) {
         place.slot.withdraw();
-        // What the peer still writes into it now is zeroed when it has let go.
-        let is_settled = was_delivered && !place.slot.is_used();
-        if is_settled && place.used > KEPT && place.mapping.trim().is_ok() {
-            place.used = KEPT;
+        self.put(place, was_delivered);
+    }
+
+    /// Gives back the pages of a dropped buffer, if this process and the peer have both let go of
+    /// it: whichever does so last calls, the peer by a signal.
+    fn settle(&self, index: u32) {
+        let place = {
+            let mut table = lock(&self.table);
+            match table.entry(index) {
+                Entry::Dirty => table.pool.take_settled(index),
+                _ => None,
+            }
+        };
+        if let Some(place) = place {
+            self.put(place, true);
         }
-        let dropped = lock(&self.table).release(place, was_delivered, self.keep, &self.bell);
+    }
+
+    /// Pools a place, and has its pages given back first if nothing uses them.
+    fn put(&self, mut place: Place, mut is_reusable: bool) {
+        let dropped = loop {
+            let put = lock(&self.table).put(place, is_reusable, self.keep, &self.bell);
+            match put {
+                Ok(dropped) => break dropped,
+                Err(dirty) => place = dirty,
+            }
+            // Outside of the lock: it takes the system some time.
+            is_reusable = place.trim().is_ok();
+        };
         if !dropped.is_empty() {
             self.ask_to_look();
         }
+    }
+
+    /// Whether there is memory whose pages wait to be given back.
+    #[cfg(all(test, smc_loom))]
+    pub(crate) fn has_dirty(&self) -> bool {
+        let table = lock(&self.table);
+        let mut entries = table.entries.iter();
+        entries.any(|entry| matches!(entry, Entry::Dirty))
     }
 
     fn ask_to_look(&self) {
@@ -191,20 +235,15 @@ impl Owner {
 #[derive(Debug)]
 pub(crate) struct LoopDmb {
     token: DmbToken,
+    // Dropped before the tenancy, which may find the memory free then.
     region: Region,
-    /// Taken when dropped.
-    place: Option<Place>,
-    /// Whether the peer has the memory, so that the place can be used again.
-    delivered: AtomicBool,
-    /// Bytes from the start that the peer may have written.
-    used: AtomicUsize,
-    owner: Arc<Owner>,
+    tenancy: Tenancy,
     _permit: Permit,
 }
 
 impl LoopDmb {
     pub(crate) fn set_delivered(&self) {
-        self.delivered.store(true, Ordering::Relaxed);
+        self.tenancy.delivered.store(true, Ordering::Relaxed);
     }
 }
 
@@ -218,23 +257,51 @@ impl Dmb for LoopDmb {
     }
 
     fn arm(&self) {
-        if let Some(place) = &self.place {
+        if let Some(place) = &self.tenancy.place {
             place.slot.arm();
         }
     }
 
     fn set_used(&self, len: usize) {
-        self.used.store(len, Ordering::Relaxed);
+        self.tenancy.used.store(len, Ordering::Relaxed);
     }
 }
 
-impl Drop for LoopDmb {
+/// A registration of a place, which ends when this is dropped.
+#[derive(Debug)]
+struct Tenancy {
+    /// Taken when dropped.
+    place: Option<Place>,
+    /// Whether the peer has the memory, so that the place can be used again.
+    delivered: AtomicBool,
+    /// Bytes from the start that the peer may have written.
+    used: AtomicUsize,
+    owner: Arc<Owner>,
+}
+
+impl Drop for Tenancy {
     fn drop(&mut self) {
         if let Some(mut place) = self.place.take() {
             place.used = self.used.load(Ordering::Relaxed);
             self.owner
                 .release(place, self.delivered.load(Ordering::Relaxed));
         }
+    }
+}
+
+/// Shared by the regions of a buffer, and dropped with the last of them.
+#[derive(Debug)]
+struct Lease {
+    /// Taken when dropped.
+    held: Option<Arc<()>>,
+    index: u32,
+    owner: Arc<Owner>,
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.held.take();
+        self.owner.settle(self.index);
     }
 }
 
@@ -257,11 +324,21 @@ impl Claim {
 #[derive(Debug, Default)]
 struct Table {
     closed: bool,
-    /// By index; `None` where no buffer is registered.
-    tokens: Vec<Option<DmbToken>>,
+    /// By index.
+    entries: Vec<Entry>,
     free: Vec<u32>,
     registrations: u64,
     pool: Pool,
+}
+
+/// What is behind an index.
+#[derive(Clone, Copy, Debug)]
+enum Entry {
+    /// No buffer, or memory in the pool that needs no care.
+    Vacant,
+    Registered(DmbToken),
+    /// Memory in the pool whose pages are to be given back when nothing uses it any more.
+    Dirty,
 }
 
 impl Table {
@@ -281,47 +358,58 @@ impl Table {
         if let Some(index) = self.free.pop() {
             return Ok(index);
         }
-        if let Some(index) = u32::try_from(self.tokens.len())
+        if let Some(index) = u32::try_from(self.entries.len())
             .ok()
             .filter(|next| *next < SLOTS)
         {
-            self.tokens.push(None);
+            self.entries.push(Entry::Vacant);
             return Ok(index);
         }
         // Other memory comes into this slot, which tells the peer that the old one is gone.
         let place = self.pool.take_oldest().ok_or(DeviceError::Exhausted)?;
+        self.enter(place.index, Entry::Vacant);
         Ok(place.index)
     }
 
     /// False if there is nobody left to write to the buffer.
     fn set(&mut self, index: u32, token: DmbToken) -> bool {
-        if let Some(entry) = self.tokens.get_mut(index as usize) {
-            *entry = Some(token);
-        }
+        self.enter(index, Entry::Registered(token));
         !self.closed
     }
 
-    fn token(&self, index: u32) -> Option<DmbToken> {
-        self.tokens.get(index as usize).copied().flatten()
+    fn enter(&mut self, index: u32, entry: Entry) {
+        if let Some(place) = self.entries.get_mut(index as usize) {
+            *place = entry;
+        }
     }
 
-    /// Pools a place; gives back what has to be dropped, outside of the lock.
-    fn release(
+    fn entry(&self, index: u32) -> Entry {
+        let entry = self.entries.get(index as usize);
+        entry.copied().unwrap_or(Entry::Vacant)
+    }
+
+    /// Pools a place; gives back what has to be dropped, outside of the lock. A place whose pages
+    /// can be given back at once is the error.
+    fn put(
         &mut self,
         place: Place,
-        was_delivered: bool,
+        is_reusable: bool,
         keep: Keep,
         bell: &Bell,
-    ) -> Vec<Place> {
+    ) -> Result<Vec<Place>, Place> {
         let mut dropped = Vec::new();
         if self.closed {
-            return dropped;
+            return Ok(dropped);
         }
-        if let Some(entry) = self.tokens.get_mut(place.index as usize) {
-            *entry = None;
-        }
-        if was_delivered && keep.has_room_for(place.mapping.len()) {
-            self.pool.put(place);
+        let (index, is_dirty) = (place.index, place.is_dirty());
+        self.enter(index, Entry::Vacant);
+        if is_reusable && keep.has_room_for(place.mapping.len()) {
+            if let Some(dirty) = self.pool.put(place) {
+                return Err(dirty);
+            }
+            if is_dirty {
+                self.enter(index, Entry::Dirty);
+            }
         } else {
             dropped.push(place);
         }
@@ -332,14 +420,15 @@ impl Table {
             // Before the index is free, or another thread's memory could be retired.
             place.slot.retire();
             bell.set_fresh(place.index);
+            self.enter(place.index, Entry::Vacant);
             self.free.push(place.index);
         }
-        dropped
+        Ok(dropped)
     }
 
     fn close(&mut self) -> Pool {
         self.closed = true;
-        self.tokens.clear();
+        self.entries.clear();
         std::mem::take(&mut self.pool)
     }
 }

@@ -101,7 +101,7 @@ impl Target {
         if total.is_none_or(|end| end > region.len()) {
             return Err(SubmitError::OutOfBounds);
         }
-        if !self.slot.begin_use(self.live) {
+        if !self.begin_use() {
             return Err(SubmitError::UnknownToken);
         }
         let mut at = at;
@@ -112,6 +112,20 @@ impl Target {
         });
         self.slot.end_use();
         copied.map_err(|_| SubmitError::OutOfBounds)
+    }
+
+    /// Starts using the buffer; false if this registration is over.
+    fn begin_use(&self) -> bool {
+        let has_begun = self.slot.begin_use(self.live);
+        if !has_begun {
+            self.left();
+        }
+        has_begun
+    }
+
+    /// A use has ended: the owner of a buffer that was dropped may wait for that.
+    fn left(&self) {
+        self.signal();
     }
 
     /// Tells the owner that its buffer was written.
@@ -127,7 +141,7 @@ impl Target {
         if self.ringer.is_gone() {
             return Err(DeviceError::PeerGone);
         }
-        if !self.slot.begin_use(self.live) {
+        if !self.begin_use() {
             return Err(UNKNOWN);
         }
         let region = mapping.leased(Use(Arc::clone(self)));
@@ -145,6 +159,7 @@ struct Use(Arc<Target>);
 impl Drop for Use {
     fn drop(&mut self) {
         self.0.slot.end_use();
+        self.0.left();
     }
 }
 

@@ -16,7 +16,6 @@
 //! and users. All of these are sequentially consistent. The crate's `models` try them.
 
 use std::any::Any;
-use std::sync::Arc;
 
 use smc_core::device::{DeviceError, SubmitError};
 use smc_core::mem::Region;
@@ -213,6 +212,31 @@ impl Room {
     #[inline]
     pub(crate) fn must_signal(&self, first: u32) -> bool {
         takes_want(self.granule(first))
+    }
+
+    /// Writer: after a use has ended, whether the owner wants to hear of it. The wish stays: the
+    /// memory may be that of another buffer already.
+    pub(crate) fn is_awaited(&self, first: u32) -> bool {
+        fence(Ordering::SeqCst);
+        self.granule(first)[granule::WANT].load(Ordering::Relaxed) != 0
+    }
+
+    /// Whose memory a token names that is no buffer for this writer any more.
+    pub(crate) fn withdrawn(&self, token: DmbToken, writer: Tag) -> Option<Target> {
+        let first = index_of(token);
+        if first >= self.granules() {
+            return None;
+        }
+        let words = self.granule(first);
+        let is_withdrawn = words[granule::TOKEN].load(Ordering::SeqCst) == 0
+            && words[granule::WRITER].load(Ordering::Relaxed) == writer.bits();
+        match self.claim(first)? {
+            Claim::Taken { owner, order } if is_withdrawn => Some(Target {
+                place: Place { first, order },
+                owner,
+            }),
+            _ => None,
+        }
     }
 
     /// Writer: uses the buffer of a token for as long as `then` takes.
@@ -446,20 +470,6 @@ impl From<Refused> for SubmitError {
             Refused::Gone => Self::PeerGone,
             Refused::Busy => Self::WouldBlock,
         }
-    }
-}
-
-/// A use of a buffer that has begun, and ends when this is dropped.
-#[derive(Debug)]
-pub(crate) struct Use {
-    pub(crate) room: Arc<Room>,
-    pub(crate) first: u32,
-    pub(crate) writer: Tag,
-}
-
-impl Drop for Use {
-    fn drop(&mut self) {
-        self.room.end_use(self.first, self.writer);
     }
 }
 

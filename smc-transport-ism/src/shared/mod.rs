@@ -10,7 +10,7 @@ mod granules;
 mod layout;
 mod slots;
 
-pub(crate) use granules::{Place, Target, Use};
+pub(crate) use granules::{Place, Target};
 pub(crate) use layout::GRANULE;
 pub(crate) use slots::{Newcomer, Phase, Sleep, Tag};
 #[cfg(test)]

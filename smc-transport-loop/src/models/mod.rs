@@ -174,7 +174,8 @@ impl Reader<'_> {
     }
 }
 
-const LEN: usize = 4096;
+/// Longer than what is kept of an unused buffer.
+const LEN: usize = 8192;
 const KEEP: Keep = Keep {
     buffers: 2,
     bytes: 1 << 20,

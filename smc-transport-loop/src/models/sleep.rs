@@ -96,12 +96,15 @@ fn reader(writing: Option<Twist>, reading: Option<Twist>) {
     check(move || {
         let sides = Sides::new();
         let writer = sides.attach();
-        let writes = thread::spawn(move || with(writing, || writer.write(1)));
+        let writes = thread::spawn(move || {
+            with(writing, || writer.write(1));
+            writer
+        });
         let seen = with(reading, || {
             let mut reader = sides.reader();
             reader.look() || reader.arm_and_look()
         });
-        writes.join().unwrap();
+        let _attached = writes.join().unwrap();
         assert!(seen || sides.collect(), "neither seen nor reported");
         assert_eq!(sides.rung(), 0, "rung a driver that was awake");
     });
@@ -113,9 +116,12 @@ fn driver(writing: Option<Twist>, driving: Option<Twist>) {
         let sides = Sides::new();
         sides.dmb.arm();
         let writer = sides.attach();
-        let writes = thread::spawn(move || with(writing, || writer.write(1)));
+        let writes = thread::spawn(move || {
+            with(writing, || writer.write(1));
+            writer
+        });
         let reported = with(driving, || sides.drive());
-        writes.join().unwrap();
+        let _attached = writes.join().unwrap();
         if !reported {
             assert_eq!(sides.rung(), 1, "neither reported nor rung");
             sides.active.add(&sides.peer);
@@ -135,6 +141,7 @@ fn all(times: u8, writing: Option<Twist>, sleeping: Option<Twist>, care: Care) {
             with(writing, || {
                 (1..=times).for_each(|count| writer.write(count))
             });
+            writer
         });
         let drives = {
             let (sides, waker) = (Arc::clone(&sides), Arc::clone(&waker));
@@ -158,7 +165,7 @@ fn all(times: u8, writing: Option<Twist>, sleeping: Option<Twist>, care: Care) {
             } {}
             reader.seen
         });
-        writes.join().unwrap();
+        let _attached = writes.join().unwrap();
         drives.join().unwrap();
         if seen < times.into() && !waker.was_woken() {
             assert!(sides.rung() > 0, "asleep for good");

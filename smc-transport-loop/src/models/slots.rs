@@ -52,6 +52,23 @@ fn an_owner_that_withdraws_out_of_order_overlooks_an_attachment() {
 }
 
 #[test]
+fn pages_are_given_back_by_the_last_to_let_go() {
+    departures(None, None);
+}
+
+#[test]
+#[should_panic(expected = "pages are kept for good")]
+fn an_attachment_that_ends_without_fence_does_not_see_that_it_is_awaited() {
+    departures(Some(Twist::NoFence), None);
+}
+
+#[test]
+#[should_panic(expected = "pages are kept for good")]
+fn an_owner_that_waits_without_fence_overlooks_that_an_attachment_ended() {
+    departures(None, Some(Twist::NoFence));
+}
+
+#[test]
 fn a_notice_is_read_in_one_piece() {
     notices(None, None);
 }
@@ -164,6 +181,20 @@ fn reuse(
         next.region().copy_out(HEADER_LEN, &mut found).unwrap();
         assert_eq!(found, [0; 3], "written under the old token");
         drop(new);
+    });
+}
+
+/// The owner drops its buffer while the peer lets go of it, and then does what its driver does.
+fn departures(using: Option<Twist>, owning: Option<Twist>) {
+    check(move || {
+        let sides = Sides::new();
+        let attachment = sides.target.attach().unwrap();
+        let Sides { peer, dmb, .. } = sides;
+        let user = thread::spawn(move || with(using, || drop(attachment)));
+        with(owning, || drop(dmb));
+        user.join().unwrap();
+        peer.collect(&mut Vec::new());
+        assert!(!peer.owner.has_dirty(), "pages are kept for good");
     });
 }
 

@@ -140,6 +140,10 @@ impl Party {
         }
     }
 
+    pub fn device_arm(&self) {
+        self.device.arm().expect("arm");
+    }
+
     pub fn park(&self, time: Duration) -> bool {
         let Doorbell::Fd(fd) = self.device.doorbell() else {
             panic!("doorbell is a descriptor")
@@ -218,6 +222,10 @@ impl Helper {
     pub fn tell(&mut self, line: impl ToString) {
         let stdin = self.child.stdin.as_mut().expect("piped");
         writeln!(stdin, "{}", line.to_string()).expect("helper listens");
+    }
+
+    pub fn id(&self) -> u32 {
+        self.child.id()
     }
 
     pub fn signal(&self, signal: rustix::process::Signal) {

@@ -1,0 +1,60 @@
+//! Memory of a fabric that is free again when both sides have let go of it.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::sync::Arc;
+
+use futures_lite::future::block_on;
+use smc_core::device::{Attachment, Device as _, Direct as _, Dmb};
+use smc_transport_ism::IsmDevice;
+use support::{Kind, World};
+
+/// All buffers of a fabric that a device can have, each used by its peer.
+fn take_all(ours: &IsmDevice, theirs: &IsmDevice) -> Vec<(Arc<dyn Dmb>, Arc<dyn Attachment>)> {
+    let nocopy = theirs.nocopy().unwrap();
+    std::iter::from_fn(|| {
+        let dmb = block_on(ours.register(theirs.gid(), LEN)).ok()?;
+        let attached = block_on(nocopy.attach(ours.gid(), dmb.token())).unwrap();
+        Some((dmb, attached))
+    })
+    .collect()
+}
+
+fn drain(device: &IsmDevice) {
+    for _ in 0..2 {
+        device.drain(&mut |_| ()).unwrap();
+        device.arm().unwrap();
+    }
+    device.drain(&mut |_| ()).unwrap();
+}
+
+#[test]
+fn memory_is_free_for_others_when_the_peer_lets_go_last() {
+    let world = World::with_len(Kind::Directory, true, 4 << 20);
+    let (ours, theirs) = (world.device(), world.device());
+    let (dmbs, attached): (Vec<_>, Vec<_>) = take_all(&ours, &theirs).into_iter().unzip();
+    let count = dmbs.len();
+    assert!(count > 2);
+    drain(&ours);
+    drop(dmbs);
+    drop(attached);
+    drain(&ours);
+    assert_eq!(take_all(&theirs, &ours).len(), count);
+}
+
+#[test]
+fn memory_is_free_for_others_when_a_region_is_dropped_last() {
+    let world = World::with_len(Kind::Directory, true, 4 << 20);
+    let (ours, theirs) = (world.device(), world.device());
+    let (dmbs, attached): (Vec<_>, Vec<_>) = take_all(&ours, &theirs).into_iter().unzip();
+    let count = dmbs.len();
+    let regions: Vec<_> = dmbs.iter().map(|dmb| dmb.region().clone()).collect();
+    drop((attached, dmbs));
+    assert_eq!(take_all(&theirs, &ours).len(), 0);
+    drop(regions);
+    assert_eq!(take_all(&theirs, &ours).len(), count);
+}
+
+const LEN: usize = 1 << 18;

@@ -1,0 +1,270 @@
+//! What memory files hold, as the system counts it.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod common;
+#[macro_use]
+mod support;
+
+use std::collections::HashMap;
+use std::os::linux::fs::MetadataExt as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{Helper, PATIENCE, Party, Role};
+use futures_lite::future::block_on;
+use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
+use smc_core::Endpoint;
+use smc_core::device::{Attachment, Direct, Dmb};
+use smc_core::mem::Region;
+use support::{On, builder};
+use tempfile::TempDir;
+
+/// What helpers do.
+#[test]
+fn helper_process() {
+    let Some(role) = Role::current() else { return };
+    match role.name.as_str() {
+        "sink" => sink(&role),
+        other => panic!("no role {other}"),
+    }
+}
+
+/// Reads all that comes on each connection.
+fn sink(role: &Role) {
+    runtime().block_on(async {
+        let endpoint = endpoint(&role.dir);
+        let listener = endpoint.bind("127.0.0.1:0").await.unwrap();
+        role.say(listener.local_addr().unwrap());
+        tokio::spawn(async move {
+            loop {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                tokio::spawn(async move {
+                    let mut buf = vec![0; 1 << 16];
+                    while stream.read(&mut buf).await.is_ok_and(|count| count > 0) {}
+                });
+            }
+        });
+        let role = Role {
+            name: role.name.clone(),
+            dir: role.dir.clone(),
+        };
+        let asked = tokio::task::spawn_blocking(move || role.hear());
+        assert_eq!(asked.await.unwrap(), None, "nothing more to do");
+    });
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    builder.worker_threads(2).enable_all().build().unwrap()
+}
+
+fn endpoint(dir: &Path) -> Endpoint {
+    builder(On::Tokio, true, dir).build().unwrap()
+}
+
+/// Bytes that the memory files hold which these processes have mapped. `None` where a process may
+/// not look at them.
+fn held(processes: &[u32]) -> Option<u64> {
+    let mut files = HashMap::new();
+    for process in processes {
+        let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).unwrap();
+        for line in maps.lines().filter(|line| line.contains("memfd:smc-dmb")) {
+            let (range, _) = line.split_once(' ').unwrap();
+            match std::fs::metadata(format!("/proc/{process}/map_files/{range}")) {
+                Ok(file) => drop(files.insert(file.st_ino(), file.st_blocks() * 512)),
+                // It was unmapped meanwhile.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(_) => return None,
+            }
+        }
+    }
+    Some(files.values().sum())
+}
+
+fn held_here() -> Option<u64> {
+    let held = held(&[std::process::id()]);
+    if held.is_none() {
+        println!("skipped: this user may not look at mapped files");
+    }
+    held
+}
+
+/// Waits until memory files hold at most so much, while `drive` does what drivers do.
+fn wait_for(processes: &[u32], most: u64, drive: impl Fn()) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        drive();
+        let held = held(processes).unwrap();
+        if held <= most {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{held} bytes instead of {most}");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+struct Pair {
+    ours: Party,
+    theirs: Party,
+    _dir: TempDir,
+}
+
+impl Pair {
+    fn new() -> Self {
+        let dir = TempDir::new().unwrap();
+        Self {
+            ours: Party::in_dir(dir.path()),
+            theirs: Party::in_dir(dir.path()),
+            _dir: dir,
+        }
+    }
+
+    /// A long buffer of ours, all of it written by the peer.
+    fn written(&self) -> (Arc<dyn Dmb>, Arc<dyn Attachment>) {
+        let dmb = block_on(self.ours.device.register(self.theirs.gid(), LONG)).unwrap();
+        let attached = self.theirs.attach(self.ours.gid(), dmb.token());
+        attached.region().copy_in(0, &vec![7; LONG]).unwrap();
+        (dmb, attached)
+    }
+
+    fn drive(&self) {
+        for party in [&self.ours, &self.theirs] {
+            party.drain();
+            party.device_arm();
+            party.drain();
+        }
+    }
+
+    fn wait_for(&self, buffers: u64) {
+        let most = buffers * POOLED + BELLS;
+        wait_for(&[std::process::id()], most, || self.drive());
+    }
+}
+
+/// Each test counts all memory files of the process.
+fn alone() -> std::sync::MutexGuard<'static, ()> {
+    static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
+    ALONE
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+#[test]
+fn pages_of_a_dropped_buffer_are_given_back_when_the_peer_lets_go_first() {
+    let _alone = alone();
+    if held_here().is_none() {
+        return;
+    }
+    let pair = Pair::new();
+    let (dmbs, attached): (Vec<_>, Vec<_>) = (0..20).map(|_| pair.written()).unzip();
+    assert!(held_here().unwrap() >= 20 * LONG as u64);
+    drop(attached);
+    drop(dmbs);
+    pair.wait_for(20);
+}
+
+#[test]
+fn pages_of_a_dropped_buffer_are_given_back_when_the_peer_lets_go_last() {
+    let _alone = alone();
+    if held_here().is_none() {
+        return;
+    }
+    let pair = Pair::new();
+    let (dmbs, attached): (Vec<_>, Vec<_>) = (0..20).map(|_| pair.written()).unzip();
+    drop(dmbs);
+    drop(attached);
+    pair.wait_for(20);
+}
+
+#[test]
+fn a_driver_that_sleeps_is_woken_to_give_pages_back() {
+    let _alone = alone();
+    if held_here().is_none() {
+        return;
+    }
+    let pair = Pair::new();
+    let (dmb, attached) = pair.written();
+    drop(dmb);
+    pair.drive();
+    drop(attached);
+    assert!(pair.ours.park(PATIENCE), "not woken");
+    pair.ours.drain();
+    assert!(held_here().unwrap() <= POOLED + BELLS);
+}
+
+#[test]
+fn pages_are_given_back_after_the_last_of_several_attachments() {
+    let _alone = alone();
+    if held_here().is_none() {
+        return;
+    }
+    let pair = Pair::new();
+    let (dmb, first) = pair.written();
+    let second = pair.theirs.attach(pair.ours.gid(), dmb.token());
+    drop(dmb);
+    drop(first);
+    pair.drive();
+    second.region().copy_in(LONG - 3, b"end").unwrap();
+    assert!(held_here().unwrap() >= LONG as u64);
+    drop(second);
+    pair.wait_for(1);
+}
+
+#[test]
+fn a_region_that_outlives_its_buffer_keeps_its_bytes_and_then_gives_its_pages_back() {
+    let _alone = alone();
+    if held_here().is_none() {
+        return;
+    }
+    let pair = Pair::new();
+    let (dmb, attached) = pair.written();
+    let kept: Region = dmb.region().part(LONG - 4, 4).unwrap();
+    drop(attached);
+    drop(dmb);
+    pair.drive();
+    let mut bytes = [0; 4];
+    kept.copy_out(0, &mut bytes).unwrap();
+    assert_eq!(bytes, [7; 4], "given back while it was in use");
+    drop(kept);
+    pair.wait_for(1);
+}
+
+#[test]
+fn memory_of_a_crowd_of_connections_is_back_in_the_system_after_they_are_closed() {
+    let _alone = alone();
+    if held_here().is_none() {
+        return;
+    }
+    let dir = TempDir::new().unwrap();
+    let mut server = Helper::start("sink", dir.path());
+    let addr = server.hear();
+    let processes = [std::process::id(), server.id()];
+    runtime().block_on(async {
+        let endpoint = endpoint(dir.path());
+        let mut open = Vec::new();
+        for _ in 0..50 {
+            let mut stream = endpoint.connect(&*addr).await.unwrap();
+            stream.write_all(&vec![1; 2 * LONG]).await.unwrap();
+            open.push(stream);
+        }
+        assert!(held(&processes).unwrap() >= 50 * LONG as u64);
+        drop(open);
+        let most = 2 * 50 * POOLED + BELLS;
+        let deadline = Instant::now() + PATIENCE;
+        while held(&processes).unwrap() > most {
+            let held = held(&processes).unwrap();
+            assert!(Instant::now() < deadline, "{held} bytes instead of {most}");
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    server.finish();
+}
+
+const LONG: usize = 4 << 20;
+/// What is kept of an unused buffer.
+const POOLED: u64 = 1 << 16;
+/// Pages of the bells of two devices.
+const BELLS: u64 = 1 << 18;
