@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use common::{Helper, PATIENCE, Party, Role};
 use futures_lite::future::block_on;
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use smc_core::Endpoint;
 use smc_core::device::{Attachment, Direct, Dmb};
 use smc_core::mem::Region;
@@ -28,6 +29,7 @@ fn helper_process() {
     let Some(role) = Role::current() else { return };
     match role.name.as_str() {
         "sink" => sink(&role),
+        "limited" => limited(&role),
         other => panic!("no role {other}"),
     }
 }
@@ -53,6 +55,31 @@ fn sink(role: &Role) {
         };
         let asked = tokio::task::spawn_blocking(move || role.hear());
         assert_eq!(asked.await.unwrap(), None, "nothing more to do");
+    });
+}
+
+/// Connects with a limit on the length of files, and says what came of it.
+fn limited(role: &Role) {
+    let addr = role.hear().unwrap();
+    let limit = role.hear().unwrap().parse().unwrap();
+    let limits = Rlimit {
+        current: Some(limit),
+        maximum: getrlimit(Resource::Fsize).maximum,
+    };
+    setrlimit(Resource::Fsize, limits).unwrap();
+    let long = usize::try_from(limit + 1).unwrap();
+    let refused = smc_core::mem::memory_file("smc-test", long).unwrap_err();
+    let text = smc_core::device::DeviceError::from(refused).to_string();
+    assert!(text.contains(&format!("RLIMIT_FSIZE is {limit}")), "{text}");
+    runtime().block_on(async {
+        let endpoint = endpoint(&role.dir);
+        let mut stream = endpoint.connect(&*addr).await.unwrap();
+        stream.write_all(&[1; 1000]).await.unwrap();
+        let ring = endpoint.connections().first().map(|conn| conn.recv_buffer);
+        role.say(match ring {
+            Some(len) => format!("smc {len}"),
+            None => "tcp".to_owned(),
+        });
     });
 }
 
@@ -261,6 +288,32 @@ fn memory_of_a_crowd_of_connections_is_back_in_the_system_after_they_are_closed(
         }
     });
     server.finish();
+}
+
+fn connected_with_file_size_limit(bytes: u64) -> String {
+    let dir = TempDir::new().unwrap();
+    let mut server = Helper::start("sink", dir.path());
+    let mut client = Helper::start("limited", dir.path());
+    client.tell(server.hear());
+    client.tell(bytes);
+    let outcome = client.hear();
+    client.finish();
+    server.finish();
+    outcome
+}
+
+#[test]
+fn a_limit_on_the_length_of_files_makes_the_buffer_smaller() {
+    let limit = 3 << 20;
+    let outcome = connected_with_file_size_limit(limit);
+    assert_eq!(outcome, format!("smc {}", 2 << 20));
+}
+
+#[test]
+fn a_limit_on_the_length_of_files_that_is_too_low_for_shared_memory_leaves_tcp() {
+    for limit in [1 << 20, 1 << 14, 0] {
+        assert_eq!(connected_with_file_size_limit(limit), "tcp", "{limit}");
+    }
 }
 
 const LONG: usize = 4 << 20;

@@ -21,7 +21,7 @@ mod shared;
 pub(crate) use copy::{By, CAN_CHOOSE};
 pub(crate) use element::RingWriter;
 pub use element::{Element, HEADER_LEN, TrustPeers};
-pub use shared::{MemoryError, memory_file};
+pub use shared::{MemoryError, check_file_size, memory_file};
 
 use std::any::Any;
 use std::fmt;

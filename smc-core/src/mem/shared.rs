@@ -12,6 +12,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use rustix::process::{Resource, getrlimit};
 
 use super::Region;
 
@@ -117,11 +118,27 @@ pub fn memory_file(name: &str, len: usize) -> Result<OwnedFd, MemoryError> {
         result => result,
     };
     let file = file.map_err(|error| MemoryError::os("create memory file", error))?;
-    let size = u64::try_from(len).map_err(|_| Errno::NOMEM);
-    size.and_then(|size| ftruncate(&file, size))
+    let size = u64::try_from(len).unwrap_or(u64::MAX);
+    check_file_size(size)
+        .and_then(|()| Ok(ftruncate(&file, size)?))
         .map_err(|error| MemoryError::os("size memory file", error))?;
     fcntl_add_seals(&file, SEALS).map_err(|error| MemoryError::os("seal memory file", error))?;
     Ok(file)
+}
+
+/// Whether this process may make a file of so many bytes.
+///
+/// To be called before a file is given a length: beyond the limit on file sizes (`RLIMIT_FSIZE`) the
+/// system ends the process by SIGXFSZ.
+///
+/// # Errors
+///
+/// `EFBIG`, as the system has it for a process that ignores the signal.
+pub fn check_file_size(len: u64) -> io::Result<()> {
+    match getrlimit(Resource::Fsize).current {
+        Some(limit) if limit < len => Err(Errno::FBIG.into()),
+        _ => Ok(()),
+    }
 }
 
 /// Why there is no memory to be shared.

@@ -17,7 +17,7 @@ use rustix::net::{
 use rustix::process::geteuid;
 use smc_core::device::DeviceError;
 use smc_core::io::negotiate::passed::PeerSocket;
-use smc_core::mem::Region;
+use smc_core::mem::{Region, check_file_size};
 
 use crate::region::{map, os};
 use crate::shared::{Plan, Room};
@@ -162,6 +162,8 @@ impl Files {
         if bytes == 0 {
             return Err(DeviceError::Invalid("the fabric's memory is too small"));
         }
+        check_file_size(bytes)
+            .map_err(|error| DeviceError::os("make the fabric's memory", &error))?;
         // A page that cannot be had when it is touched would end the process.
         fallocate(file, FallocateFlags::empty(), 0, bytes).map_err(failed)?;
         let room = Room::make(map(file, 0, len)?, plan)?;
