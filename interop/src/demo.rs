@@ -1,11 +1,11 @@
 //! Shows a kernel and the userspace stack exchanging data, and what went over the wire.
 
-use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use fs_err as fs;
 
 use crate::lab::Lab;
 use crate::runner::{self, Cast, Outcome, Run, guest_of};

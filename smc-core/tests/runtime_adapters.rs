@@ -15,6 +15,7 @@ use std::time::Duration;
 use futures_lite::FutureExt;
 use rustix::event::{EventfdFlags, eventfd};
 use smc_core::io::runtime::{Acceptor, Runtime, Socket, SocketOptions};
+use smc_testkit::port::HeldPort;
 
 macro_rules! scenarios {
     ($($name:ident)*) => {
@@ -103,13 +104,9 @@ async fn a_refusal_of_the_hook_is_the_result(rt: Arc<dyn Runtime>) {
 }
 
 async fn nobody_listening_is_connection_refused(rt: Arc<dyn Runtime>) {
-    let to = rt
-        .bind(loopback(), &SocketOptions::default(), &mut |_| Ok(()))
-        .unwrap()
-        .local_addr()
-        .unwrap();
+    let port = HeldPort::of(Ipv4Addr::LOCALHOST).unwrap();
     let refused = rt
-        .connect(to, &SocketOptions::default(), &mut |_| Ok(()))
+        .connect(port.addr(), &SocketOptions::default(), &mut |_| Ok(()))
         .await;
     assert_eq!(
         refused.unwrap_err().kind(),

@@ -11,6 +11,7 @@
 //!   make it go wrong ([`middleware::Fault`]).
 //! - [`runtime`]: a runtime with a virtual clock and TCP in memory, whose every run follows from a
 //!   seed and which names who waits for what when nothing can go on.
+//! - [`port`]: TCP ports of the host that no other process is given between two uses.
 //! - [`model`]: random use of a stream, judged by an oracle that knows what was written.
 //!
 //! They fit together: streams over [`memory_device::MemDevice`]s (or
@@ -39,6 +40,7 @@ pub mod memory_device;
 pub mod memory_rdma;
 pub mod middleware;
 pub mod model;
+pub mod port;
 mod rng;
 pub mod runtime;
 

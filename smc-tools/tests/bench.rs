@@ -3,10 +3,12 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::io::{BufRead as _, BufReader};
+use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
+use smc_testkit::port::HeldPort;
 
 /// Runs it with `line`, in a runtime directory that must be left as it was.
 fn bench(line: &str) -> Output {
@@ -146,10 +148,12 @@ fn a_server_may_be_elsewhere() {
     };
     let path = socket.to_str().unwrap();
     let mut fabric = smc(&["ism-server", path, "--size", "16M"]);
-    let mut agent = smc(&["bench-agent", "127.0.0.1:0", "--ism-server", path]);
+    // Held, so that nothing else listens there when the agent has ended.
+    let port = HeldPort::of(Ipv4Addr::LOCALHOST).unwrap();
+    let at = port.addr().to_string();
+    let mut agent = smc(&["bench-agent", &at, "--ism-server", path]);
     fabric.line();
-    let at = agent.line();
-    let at = at.trim_end().rsplit(' ').next().unwrap();
+    agent.line();
     let line = format!("rate bulk --sizes 64000 --remote {at} --ism-server {path}");
     let report = json(&format!("{line} --transports ism-copy,tcp --buffer 64K"));
     for row in report["rows"].as_array().unwrap() {

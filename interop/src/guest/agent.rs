@@ -1,6 +1,5 @@
 //! Takes orders from the host over a virtio port and answers them.
 
-use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -9,6 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
+use fs_err::{self as fs, File};
 use serde_json::{Value, json};
 
 use super::boot;
@@ -60,9 +60,9 @@ impl Host {
 fn obey(order: Order, jobs: &Jobs) -> Result<Value> {
     Ok(match order {
         Order::Exec(argv) => json!(exec(&argv)?),
-        Order::ReadFile(path) => json!(fs::read_to_string(&path).context(path)?),
+        Order::ReadFile(path) => json!(fs::read_to_string(path)?),
         Order::WriteFile { path, text } => {
-            fs::write(&path, text).context(path)?;
+            fs::write(path, text)?;
             Value::Null
         }
         Order::ListDir(path) => {

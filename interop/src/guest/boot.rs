@@ -1,13 +1,13 @@
 //! From the start of the first process to a system with its modules loaded.
 
 use std::ffi::CStr;
-use std::fs::{self, File};
 use std::io;
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use fs_err::{self as fs, File};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, mount};
 use rustix::system::{RebootCommand, finit_module, reboot};
@@ -15,11 +15,11 @@ use rustix::system::{RebootCommand, finit_module, reboot};
 /// Mounts what programs expect and loads the modules of the image in their order.
 pub(crate) fn boot() -> Result<()> {
     for (kind, at) in MOUNTS {
-        fs::create_dir_all(at).with_context(|| format!("cannot make {at}"))?;
+        fs::create_dir_all(at)?;
         mount(*kind, *at, *kind, MountFlags::empty(), None)
             .with_context(|| format!("cannot mount {at}"))?;
     }
-    let modules = fs::read_to_string(MODULES).context("cannot read the list of modules")?;
+    let modules = fs::read_to_string(MODULES)?;
     for module in modules.lines() {
         load(Path::new(module)).with_context(|| format!("cannot load {module}"))?;
     }

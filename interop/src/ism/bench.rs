@@ -5,6 +5,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use tempfile::TempDir;
 
 use super::stage::{Serving, bind_to_vfio, equipment};
 use crate::lab::{self, Lab, Version};
@@ -13,7 +14,8 @@ use crate::protocol::{Event, Order};
 /// Boots, and measures. Whether everything could be measured is the result.
 pub(super) fn run(nocopy: bool, vfio: bool, rounds: u32) -> Result<bool> {
     let smc = program()?;
-    let socket = std::env::temp_dir().join(format!("smc-ism-{}.sock", std::process::id()));
+    let folder = TempDir::with_prefix("smc-ism-").context("folder for a socket")?;
+    let socket = folder.path().join("server.sock");
     let _serving = Serving::start(&socket, nocopy, false)?;
     let interface = format!("smc{}", std::process::id());
     let way = format!("tap,ifname={interface},script=no,downscript=no");
@@ -80,7 +82,7 @@ fn ip(args: &[&str]) -> Result<()> {
 
 /// The `smc` command of the same profile.
 fn program() -> Result<PathBuf> {
-    let program = std::env::current_exe()?.with_file_name("smc");
+    let program = lab::own_program()?.with_file_name("smc");
     ensure!(
         program.exists(),
         "there is no {}: cargo build --release -p smc-tools",

@@ -61,7 +61,10 @@ pub(super) async fn keep(endpoint: &Endpoint, to: SocketAddr) -> Result<bool> {
 
 /// Uses one stream.
 pub(super) async fn greet(endpoint: &Endpoint, to: SocketAddr, is_tcp: bool) -> Result<bool> {
-    let mut stream = endpoint.connect(to).await?;
+    let mut stream = endpoint
+        .connect(to)
+        .await
+        .with_context(|| format!("connect to {to}"))?;
     ensure!(stream.mode().is_smc() != is_tcp, "{}", stream.mode());
     println!("{}", stream.mode());
     Job::Echo.ask(&mut stream).await?;
@@ -91,7 +94,10 @@ async fn scene(name: &str, play: impl Future<Output = Result<String>>) -> bool {
 }
 
 pub(super) async fn open(endpoint: &Endpoint, to: SocketAddr, job: Job) -> Result<Stream> {
-    let mut stream = endpoint.connect(to).await?;
+    let mut stream = endpoint
+        .connect(to)
+        .await
+        .with_context(|| format!("connect to {to}"))?;
     ensure!(stream.mode().is_smc(), "{}", stream.mode());
     job.ask(&mut stream).await?;
     Ok(stream)

@@ -12,11 +12,14 @@ use super::model::Witnesses;
 
 /// Serves until the process is killed. Tells how each stream has ended.
 pub(super) async fn serve(endpoint: &Endpoint, at: SocketAddr) -> Result<()> {
-    let listener = endpoint.bind(at).await?;
+    let listener = endpoint
+        .bind(at)
+        .await
+        .with_context(|| format!("listen at {at}"))?;
     let witnesses = Witnesses::default();
     println!("listening");
     loop {
-        let (stream, _) = listener.accept().await?;
+        let (stream, _) = listener.accept().await.context("accept")?;
         let witnesses = witnesses.clone();
         let answering = async move {
             match answer(stream, &witnesses).await {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io::{BufRead as _, BufReader, Write as _};
-use std::net::TcpListener;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -11,7 +11,9 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use smc_testkit::port::HeldPort;
 use smc_transport_ism::Server;
+use tempfile::TempDir;
 
 use crate::lab::{Lab, Version};
 use crate::protocol::{Event, Order};
@@ -45,6 +47,8 @@ pub(super) struct Served {
 /// Booted guests, and what goes on.
 pub(super) struct Stage {
     lab: Lab,
+    /// Has the ivshmem server's socket.
+    _folder: TempDir,
     path: PathBuf,
     nocopy: bool,
     vfio: bool,
@@ -56,8 +60,10 @@ pub(super) struct Stage {
     /// What sides have said and nobody has asked for yet.
     heard: Vec<(u32, Event)>,
     sides: Vec<(u32, At)>,
-    /// By which ports of this host each guest is reached: the first of several.
-    ports: [u16; 2],
+    /// By which ports of this host the servers in each guest are reached.
+    ports: [Forwarded; 2],
+    /// Ports of servers on this host.
+    own_ports: Vec<HeldPort>,
     /// Of the last server in each guest.
     servers: [u16; 2],
     verbose: bool,
@@ -65,11 +71,12 @@ pub(super) struct Stage {
 
 impl Stage {
     pub(super) fn boot(nocopy: bool, vfio: bool, verbose: bool) -> Result<Self> {
-        let path = std::env::temp_dir().join(format!("smc-ism-{}.sock", std::process::id()));
+        let folder = TempDir::with_prefix("smc-ism-").context("folder for a socket")?;
+        let path = folder.path().join("server.sock");
         let serving = Some(Serving::start(&path, nocopy, vfio)?);
-        let ports = [free_port()?, free_port()?];
+        let ports = [held_ports()?, held_ports()?];
         let equipment =
-            [0, 1].map(|guest| equipment(&path, vfio, &forwarded(ports[guest]), DEVICES[guest]));
+            [0, 1].map(|guest| equipment(&path, vfio, &forwarded(&ports[guest]), DEVICES[guest]));
         let mut lab = Lab::boot_equipped([Version::V6_12; 2], &[], &equipment)?;
         for guest in 0..2 {
             set_up(&mut lab, guest, vfio)?;
@@ -77,6 +84,7 @@ impl Stage {
         let (tell, told) = channel();
         Ok(Self {
             lab,
+            _folder: folder,
             path,
             nocopy,
             vfio,
@@ -87,6 +95,7 @@ impl Stage {
             heard: Vec::new(),
             sides: Vec::new(),
             ports,
+            own_ports: Vec::new(),
             servers: [0; 2],
             verbose,
         })
@@ -125,7 +134,12 @@ impl Stage {
     /// Starts a server, and waits until it listens.
     pub(super) fn serve(&mut self, at: At, time: Duration) -> Result<Served> {
         let listen = match at {
-            At::Host => format!("127.0.0.1:{}", free_port()?),
+            At::Host => {
+                let port = HeldPort::of(Ipv4Addr::LOCALHOST).context("no free port")?;
+                let listen = port.addr().to_string();
+                self.own_ports.push(port);
+                listen
+            }
             At::GuestA | At::GuestB => {
                 let number = &mut self.servers[guest(at)];
                 *number = (*number + 1) % SERVERS;
@@ -143,8 +157,8 @@ impl Stage {
         Ok(match (client, server.at) {
             (At::Host, At::Host) => server.listen.clone(),
             (At::Host, at) => {
-                let number: u16 = port.parse::<u16>()? - PORT;
-                format!("127.0.0.1:{}", self.ports[guest(at)] + number)
+                let number = usize::from(port.parse::<u16>()? - PORT);
+                self.ports[guest(at)][number].addr().to_string()
             }
             (_, At::Host) => format!("{OUTSIDE}:{port}"),
             (_, at) => format!("{}:{port}", ADDRESSES[guest(at)]),
@@ -175,7 +189,7 @@ impl Stage {
     }
 
     fn start_here(&mut self, side: u32, args: &[String]) -> Result<()> {
-        let mut child = Command::new(std::env::current_exe()?)
+        let mut child = Command::new(crate::lab::own_program()?)
             .args(args)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -322,7 +336,7 @@ impl Serving {
     }
 
     fn start_apart(path: &Path, nocopy: bool) -> Result<Self> {
-        let mut command = Command::new(std::env::current_exe()?);
+        let mut command = Command::new(crate::lab::own_program()?);
         command.args(["ism-side", "keep-memory"]).arg(path);
         command.args(nocopy.then_some("--nocopy"));
         let mut child = command
@@ -332,7 +346,9 @@ impl Serving {
             .context("cannot start a server")?;
         let mut line = String::new();
         let stdout = child.stdout.take().context("no stdout")?;
-        BufReader::new(stdout).read_line(&mut line)?;
+        BufReader::new(stdout)
+            .read_line(&mut line)
+            .context("read from the server")?;
         ensure!(!line.is_empty(), "the server has ended at once");
         Ok(Self::Apart(child))
     }
@@ -368,7 +384,8 @@ pub(super) fn keep_memory(path: &Path, nocopy: bool) -> Result<()> {
 }
 
 fn server(path: &Path, nocopy: bool) -> Result<Server> {
-    Ok(Server::builder(path).len(MEMORY).nocopy(nocopy).bind()?)
+    let server = Server::builder(path).len(MEMORY).nocopy(nocopy).bind();
+    server.with_context(|| format!("ivshmem server at {}", path.display()))
 }
 
 /// What a guest has besides: ivshmem devices, and a network with the host, by its backend.
@@ -397,14 +414,24 @@ pub(super) fn equipment(server: &Path, vfio: bool, way: &str, devices: usize) ->
 }
 
 /// A backend that needs no privileges: ports of this host are some of the guest.
-fn forwarded(port: u16) -> String {
-    let forward = |number| {
-        let (outside, inside) = (port + number, PORT + number);
-        format!(",hostfwd=tcp:127.0.0.1:{outside}-{INSIDE}:{inside}")
+fn forwarded(ports: &Forwarded) -> String {
+    let forward = |(outside, inside): (&HeldPort, _)| {
+        format!(",hostfwd=tcp:{}-{INSIDE}:{inside}", outside.addr())
     };
-    let forwards: Vec<_> = (0..SERVERS).map(forward).collect();
+    let forwards: Vec<_> = ports.iter().zip(PORT..).map(forward).collect();
     format!("user{}", forwards.concat())
 }
+
+/// Held, as QEMU takes them a moment later, and again when it is started again.
+fn held_ports() -> Result<Forwarded> {
+    let ports: std::io::Result<Vec<_>> = (0..SERVERS)
+        .map(|_| HeldPort::of(Ipv4Addr::LOCALHOST))
+        .collect();
+    ports.context("no free ports")
+}
+
+/// One for each server that can be in a guest at a time.
+type Forwarded = Vec<HeldPort>;
 
 /// Gives a guest that has just booted its addresses, and its devices the driver that they need.
 fn set_up(lab: &mut Lab, guest: usize, vfio: bool) -> Result<()> {
@@ -445,21 +472,6 @@ pub(super) fn bind_to_vfio(lab: &mut Lab, guest: usize) -> Result<()> {
 
 fn guest(at: At) -> usize {
     usize::from(at == At::GuestB)
-}
-
-/// A port of this host that nobody uses, and some after it.
-fn free_port() -> Result<u16> {
-    loop {
-        let first = TcpListener::bind("127.0.0.1:0")?;
-        let port = first.local_addr()?.port();
-        let is_free = |number| {
-            let port = port.checked_add(number);
-            port.is_some_and(|port| TcpListener::bind(("127.0.0.1", port)).is_ok())
-        };
-        if (1..SERVERS).all(is_free) {
-            return Ok(port);
-        }
-    }
 }
 
 const PCI: &str = "/sys/bus/pci/devices";

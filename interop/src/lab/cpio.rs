@@ -1,9 +1,10 @@
 //! Writes archives in the format of initial RAM disks ("newc").
 
 use std::collections::HashSet;
-use std::fs;
 use std::io::{self, Write as _};
 use std::path::Path;
+
+use fs_err as fs;
 
 /// An archive in the making.
 #[derive(Debug, Default)]
@@ -37,9 +38,7 @@ impl Archive {
 
     /// Adds a copy of a file of the host.
     pub(crate) fn copy(&mut self, path: &str, from: &Path) -> io::Result<()> {
-        let contents = fs::read(from).map_err(|error| {
-            io::Error::new(error.kind(), format!("{}: {error}", from.display()))
-        })?;
+        let contents = fs::read(from)?;
         self.file(path, &contents);
         Ok(())
     }

@@ -1,49 +1,40 @@
 //! The folders of one lab: large files beside the kernels, sockets where paths are short.
 
-use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
+use fs_err as fs;
+use tempfile::TempDir;
 
 /// Folders that go with the lab. Captures that are kept have been moved out before.
 #[derive(Debug)]
 pub(crate) struct Folder {
-    large: PathBuf,
-    sockets: PathBuf,
+    large: TempDir,
+    sockets: TempDir,
 }
 
 impl Folder {
     pub(crate) fn new(home: &Path) -> Result<Self> {
-        let number = LABS.fetch_add(1, Ordering::Relaxed);
-        let name = format!("{PREFIX}{}-{number}", std::process::id());
-        let temp = std::env::temp_dir();
-        for place in [home, &temp] {
+        fs::create_dir_all(home)?;
+        let prefix = format!("{PREFIX}{}-", std::process::id());
+        let new = |place: &Path| {
             remove_abandoned(place);
-        }
-        let folder = Self {
-            large: home.join(&name),
-            sockets: temp.join(&name),
+            TempDir::with_prefix_in(&prefix, place)
+                .with_context(|| format!("new folder in {}", place.display()))
         };
-        fs::create_dir_all(&folder.large)?;
-        fs::create_dir_all(&folder.sockets)?;
-        Ok(folder)
+        Ok(Self {
+            large: new(home)?,
+            sockets: new(&std::env::temp_dir())?,
+        })
     }
 
     pub(crate) fn path(&self) -> &Path {
-        &self.large
+        self.large.path()
     }
 
     /// A path for a socket has at most some hundred bytes.
     pub(crate) fn socket(&self, name: &str) -> PathBuf {
-        self.sockets.join(name)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.large);
-        let _ = fs::remove_dir_all(&self.sockets);
+        self.sockets.path().join(name)
     }
 }
 
@@ -60,7 +51,5 @@ fn remove_abandoned(place: &Path) {
         }
     }
 }
-
-static LABS: AtomicU32 = AtomicU32::new(0);
 
 const PREFIX: &str = "smc-interop-";

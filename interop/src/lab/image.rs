@@ -2,11 +2,11 @@
 //! what it needs.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result};
+use fs_err as fs;
 
 use super::cpio::Archive;
 use super::kernel::{Kernel, Version, text};
@@ -90,18 +90,16 @@ fn programs(guests: &[&Path]) -> Result<Vec<u8>> {
         needed(guest, &mut libraries)?;
     }
     // The userspace stack loads these by name; without them there is no RDMA device.
-    for folder in LIBRARIES {
-        let verbs = Path::new(folder).join("libibverbs.so.1");
-        if verbs.exists() {
-            needed(&verbs, &mut libraries)?;
-            libraries.insert(verbs);
-            for entry in fs::read_dir(Path::new(folder).join("libibverbs"))? {
-                let provider = entry?.path();
-                if provider.to_string_lossy().contains("librxe") {
-                    needed(&provider, &mut libraries)?;
-                    archive.copy(&provider.to_string_lossy(), &provider)?;
-                }
-            }
+    for folder in LIBRARIES.map(Path::new) {
+        let verbs = folder.join("libibverbs.so.1");
+        if !verbs.exists() {
+            continue;
+        }
+        needed(&verbs, &mut libraries)?;
+        libraries.insert(verbs);
+        for provider in providers(&folder.join("libibverbs"))? {
+            needed(&provider, &mut libraries)?;
+            archive.copy(&provider.to_string_lossy(), &provider)?;
         }
     }
     let driver = Path::new("/etc/libibverbs.d/rxe.driver");
@@ -112,6 +110,19 @@ fn programs(guests: &[&Path]) -> Result<Vec<u8>> {
         archive.copy(&library.to_string_lossy(), &library)?;
     }
     Ok(archive.finish())
+}
+
+/// The libraries by which libibverbs drives soft-RoCE. Without a folder there are none: the package
+/// of libibverbs does not bring those that provide devices.
+fn providers(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    if folder.exists() {
+        for entry in fs::read_dir(folder)? {
+            found.push(entry?.path());
+        }
+    }
+    found.retain(|path| path.to_string_lossy().contains("librxe"));
+    Ok(found)
 }
 
 /// Where a program of the host is in a guest.
@@ -151,4 +162,36 @@ fn output(command: &mut Command) -> Result<Vec<u8>> {
 /// Counts up when bases are made differently.
 const RECIPE: u32 = 2;
 
-const LIBRARIES: &[&str] = &["/usr/lib/x86_64-linux-gnu", "/usr/lib64"];
+const LIBRARIES: [&str; 2] = ["/usr/lib/x86_64-linux-gnu", "/usr/lib64"];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_the_package_of_providers_there_are_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let missing = folder.path().join("libibverbs");
+        assert_eq!(providers(&missing).unwrap(), Vec::<PathBuf>::new());
+        fs::create_dir(&missing).unwrap();
+        fs::write(missing.join("libmlx5-rdmav34.so"), "").unwrap();
+        fs::write(missing.join("librxe-rdmav34.so"), "").unwrap();
+        let rxe = missing.join("librxe-rdmav34.so");
+        assert_eq!(providers(&missing).unwrap(), [rxe]);
+    }
+
+    #[test]
+    fn an_error_names_the_operation_and_the_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        fs::write(&file, "").unwrap();
+        let error = format!("{:#}", providers(&file).unwrap_err());
+        assert!(error.contains("read directory"), "{error}");
+        assert!(error.contains(&file.display().to_string()), "{error}");
+
+        let missing = folder.path().join("missing");
+        let copied = Archive::default().copy("/bin/missing", &missing);
+        let error = format!("{:#}", anyhow::Error::from(copied.unwrap_err()));
+        assert!(error.contains(&missing.display().to_string()), "{error}");
+    }
+}

@@ -1,12 +1,12 @@
 //! Kernels to test against: Debian's packages, downloaded and unpacked, never installed.
 
 use std::fmt;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use clap::ValueEnum;
+use fs_err as fs;
 
 /// A line of kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -127,10 +127,9 @@ fn numbers(name: &str) -> Vec<u64> {
 }
 
 fn only_entry(folder: &Path) -> Result<String> {
-    let entry = fs::read_dir(folder)
-        .with_context(|| folder.display().to_string())?
+    let entry = fs::read_dir(folder)?
         .next()
-        .context("no modules in the package")??;
+        .with_context(|| format!("{} is empty", folder.display()))??;
     Ok(entry.file_name().to_string_lossy().into_owned())
 }
 

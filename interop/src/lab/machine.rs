@@ -1,6 +1,5 @@
 //! A virtual machine as a process of QEMU.
 
-use std::fs;
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -10,6 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
+use fs_err as fs;
 use serde_json::json;
 
 use super::agent::Agent;
@@ -95,7 +95,7 @@ impl Machine {
         let process = command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(Stdio::from(fs::File::create(file("qemu"))?))
+            .stderr(Stdio::from(fs::File::create(file("qemu"))?.into_file()))
             .spawn()
             .context("cannot start setpriv (package util-linux)")?;
         let mut process = KillOnDrop(Some(process));
@@ -213,7 +213,9 @@ fn connect(path: &Path) -> Result<UnixStream> {
     loop {
         match UnixStream::connect(path) {
             Ok(stream) => return Ok(stream),
-            Err(error) if Instant::now() > deadline => return Err(error.into()),
+            Err(error) if Instant::now() > deadline => {
+                return Err(error).with_context(|| format!("connect to {}", path.display()));
+            }
             Err(_) => thread::sleep(Duration::from_millis(5)),
         }
     }

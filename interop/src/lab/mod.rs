@@ -293,13 +293,17 @@ pub(crate) fn name(guest: usize) -> &'static str {
         .unwrap_or("guest")
 }
 
+pub(crate) fn own_program() -> Result<PathBuf> {
+    std::env::current_exe().context("path of this program")
+}
+
 /// Where kernels, images and captures are kept: `SMC_INTEROP_DIR`, otherwise beside the program
 /// in the target folder.
 pub(crate) fn home() -> Result<PathBuf> {
     if let Some(folder) = std::env::var_os("SMC_INTEROP_DIR") {
         return Ok(folder.into());
     }
-    let program = std::env::current_exe()?;
+    let program = own_program()?;
     let target = program.parent().and_then(Path::parent);
     Ok(target
         .context("the program is in no target folder; set SMC_INTEROP_DIR")?

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Result;
+use fs_err as fs;
 
 use super::{Outcome, Run};
 use crate::lab::{self, Lab};

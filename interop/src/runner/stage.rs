@@ -1,13 +1,13 @@
 //! One run: both ends are started, cues are followed, and the end is awaited.
 
 use std::fmt::Write as _;
-use std::fs;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
+use fs_err as fs;
 
 use super::{Run, Show, guest_of, report, setup, verdict};
 use crate::lab::{self, Happening, Lab};

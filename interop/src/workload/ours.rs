@@ -35,12 +35,16 @@ impl Ours {
     }
 
     pub(crate) fn connect(&self, to: SocketAddr) -> Result<Box<dyn Connection>> {
-        let stream = block_on(self.endpoint.connect(to))?;
+        let stream = block_on(self.endpoint.connect(to));
+        let stream = stream.with_context(|| format!("connect to {to}"))?;
         Ok(Box::new(OurStream(Arc::new(stream))))
     }
 
     pub(crate) fn listen(&self, at: SocketAddr) -> Result<Box<dyn Listener>> {
-        Ok(Box::new(block_on(self.endpoint.bind(at))?))
+        let listener = block_on(self.endpoint.bind(at));
+        Ok(Box::new(
+            listener.with_context(|| format!("listen at {at}"))?,
+        ))
     }
 
     /// Ends in order and gives what is left though nothing should be.

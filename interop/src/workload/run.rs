@@ -250,7 +250,11 @@ impl Maker {
     /// A listener may not be there yet in the first moments, though it said so.
     pub(super) fn connect(&self, to: SocketAddr) -> Result<Box<dyn Connection>> {
         Ok(match self {
-            Self::Sockets(sockets) => Box::new(sockets.connect(to)?),
+            Self::Sockets(sockets) => Box::new(
+                sockets
+                    .connect(to)
+                    .with_context(|| format!("connect to {to}"))?,
+            ),
             #[cfg(feature = "ours")]
             Self::Ours(ours) => ours.connect(to)?,
         })
@@ -258,7 +262,11 @@ impl Maker {
 
     fn listen(&self, at: SocketAddr) -> Result<Box<dyn Listener>> {
         Ok(match self {
-            Self::Sockets(sockets) => Box::new(sockets.listen(at)?),
+            Self::Sockets(sockets) => Box::new(
+                sockets
+                    .listen(at)
+                    .with_context(|| format!("listen at {at}"))?,
+            ),
             #[cfg(feature = "ours")]
             Self::Ours(ours) => ours.listen(at)?,
         })

@@ -253,6 +253,9 @@ mod tests {
             spin.asleep = None;
         }
         assert_eq!(spin.miss(), Step::Park);
+        // In time and without company, however busy this machine is.
+        spin.asleep = Some(Instant::now() + Duration::from_secs(60));
+        CROWDED.set(None);
         spin.hit();
         assert_eq!(spin.window, spin.max);
         assert_eq!(spin.miss(), Step::Again);

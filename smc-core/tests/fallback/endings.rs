@@ -127,8 +127,9 @@ fn a_listener_that_is_dropped_ends_handshakes_under_way() {
 fn a_listener_that_is_dropped_ends_streams_that_nobody_accepted() {
     for world in [Some(World::new()), World::real()].into_iter().flatten() {
         let (client, server) = (world.host("client"), world.host("server"));
+        let (at, _held) = world.own_address();
         world.block_on(async {
-            let (listener, at) = server.listen().await;
+            let listener = server.endpoint.bind(at).await.unwrap();
             let mut smc = client.endpoint.connect(at).await.unwrap();
             let tcp = Raw::connect(&*world.rt, at).await;
             tcp.send(&decline_v1(DeclineCode::NOSMCDEV)).await;

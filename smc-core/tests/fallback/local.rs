@@ -1,7 +1,6 @@
 //! Local negotiation between endpoints with and without devices, over real sockets.
 
 use std::collections::HashMap;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -9,6 +8,7 @@ use futures_lite::{AsyncReadExt, AsyncWriteExt, future};
 use smc_core::io::negotiate::{Local, Negotiation, Verdict};
 use smc_core::io::{Builder, Endpoint, ListenOptions};
 use smc_core::wire::types::DeclineCode;
+use tempfile::TempDir;
 
 use crate::peer::Raw;
 use crate::world::{Codes, World, anywhere, reason};
@@ -40,7 +40,7 @@ fn whoever_lacks_a_device_falls_back_without_waiting() {
             return;
         };
         println!("client has a device: {client_has}, server has one: {server_has}");
-        let dir = TempDir::new();
+        let dir = tempfile::tempdir().unwrap();
         let (client, server) = (
             endpoint(&world, &dir, client_has),
             endpoint(&world, &dir, server_has),
@@ -72,14 +72,14 @@ fn a_listener_that_takes_no_offer_leaves_its_clients_plain() {
         println!("skipped: no adapter for real sockets is compiled in");
         return;
     };
-    let dir = TempDir::new();
+    let dir = tempfile::tempdir().unwrap();
     let client = endpoint_with(&world, &dir, true, |builder| {
         builder.handshake_timeout(Duration::from_millis(50))
     });
     let acceptor = world.acceptor();
     let at = acceptor.local_addr().unwrap();
     world.block_on(async {
-        let local = Local::new().with_directory(&dir.0);
+        let local = Local::new().with_directory(dir.path());
         let published = local.publish(&world.rt, at, acceptor.fd()).unwrap();
         for _ in 0..3 {
             let (stream, raw) = future::zip(client.connect(at), Raw::accept(&*acceptor)).await;
@@ -116,7 +116,7 @@ fn both_ends_agree_when_there_are_more_connections_than_cards() {
         println!("skipped: not descriptors enough");
         return;
     }
-    let dir = TempDir::new();
+    let dir = tempfile::tempdir().unwrap();
     let client = Arc::new(endpoint(&world, &dir, true));
     // A few at a time, while all the others have announced themselves.
     let server = endpoint_with(&world, &dir, true, |builder| builder.max_handshakes(64));
@@ -165,7 +165,7 @@ fn endpoint_with(
     has_device: bool,
     configure: impl FnOnce(Builder) -> Builder,
 ) -> Endpoint {
-    let negotiation = Arc::new(Local::new().with_directory(&dir.0));
+    let negotiation = Arc::new(Local::new().with_directory(dir.path()));
     world.endpoint(|builder| {
         let builder = configure(builder.negotiation(negotiation));
         match has_device {
@@ -177,29 +177,3 @@ fn endpoint_with(
 
 /// More connections than a client may have under way with one listener over SMC.
 const CROWD: u64 = 1200;
-
-/// A directory that only this user can reach.
-struct TempDir(PathBuf);
-
-impl TempDir {
-    fn new() -> Self {
-        use std::os::unix::fs::DirBuilderExt;
-        use std::sync::atomic::{AtomicU32, Ordering};
-
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("smc-fallback-{}-{count}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        std::fs::DirBuilder::new()
-            .mode(0o700)
-            .create(&path)
-            .unwrap();
-        Self(path)
-    }
-}
-
-impl Drop for TempDir {
-    fn drop(&mut self) {
-        let _best_effort = std::fs::remove_dir_all(&self.0);
-    }
-}

@@ -64,7 +64,7 @@ fn a_client_whose_devices_are_elsewhere_declines() {
 fn nobody_listens() {
     for world in [Some(World::new()), World::real()].into_iter().flatten() {
         let client = world.host("client");
-        let at = world.acceptor().local_addr().unwrap();
+        let (at, _held) = world.own_address();
         let error = world.block_on(client.endpoint.connect(at)).unwrap_err();
         assert_eq!(kind(error), ErrorKind::ConnectionRefused);
         world.block_on(world.nothing_left(&client));

@@ -21,6 +21,7 @@ use smc_core::wire::types::DeclineCode;
 use smc_core::wire::types::{FeatureMask, GroupId, HostName, OsType, Release};
 use smc_core::{Error, FallbackReason, Listener, Stream};
 use smc_testkit::memory_device::{MemDevice, MemFabric};
+use smc_testkit::port::HeldPort;
 use smc_testkit::runtime::{Options, VirtualRuntime};
 
 use crate::device::TestDevice;
@@ -168,6 +169,19 @@ impl World {
         self.rt
             .bind(anywhere(), &SocketOptions::default(), &mut |_| Ok(()))
             .unwrap()
+    }
+
+    /// An address at which only this test listens, and what holds its port while it does not. With
+    /// virtual sockets nothing else could.
+    pub(crate) fn own_address(&self) -> (SocketAddr, Option<HeldPort>) {
+        match &self.runtime {
+            Kind::Virtual(_) => (self.acceptor().local_addr().unwrap(), None),
+            #[cfg(feature = "runtime-smol")]
+            Kind::Smol(_) => {
+                let port = HeldPort::of(Ipv4Addr::LOCALHOST).unwrap();
+                (port.addr(), Some(port))
+            }
+        }
     }
 
     /// Application data goes both ways over the TCP connection, to the end, with nothing missing

@@ -217,9 +217,10 @@ fn whoever_claims_another_connection_gets_nothing_of_it() {
         let candidate = client.look_up(server.at()).await.unwrap();
         let board = RawBoard::new();
         let _channel = RawChannel::to(&world).introduce(Some(board.file()));
-        let (from, mut offer) = announce_only(&*candidate).unwrap();
-        board.announce(0, 0, from, server.at(), b"forged");
-        let victim = connect_from(from, server.at());
+        let Announced { mut offer, socket } = Announced::to(&*candidate).unwrap();
+        let from = rustix::net::getsockname(&socket).unwrap();
+        board.announce(0, 0, from.try_into().unwrap(), server.at(), b"forged");
+        let victim = connect(socket, server.at());
         let (_socket, mut verdict) = server.accept_stream().await;
         let Verdict::Aside(aside) = &mut verdict else {
             panic!("{verdict:?}")

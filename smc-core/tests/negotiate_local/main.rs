@@ -235,28 +235,31 @@ fn tell(aside: &mut dyn Aside, message: &[u8]) {
     aside.flush();
 }
 
-/// Offers a connection that is never made; its address and the offer.
-fn announce_only(candidate: &dyn Candidate) -> Option<(SocketAddr, Box<dyn Offer>)> {
-    announce_this(candidate, PROPOSAL)
+/// An offer of a connection that was not made.
+struct Announced {
+    offer: Box<dyn Offer>,
+    /// Keeps the port, and can make the connection.
+    socket: OwnedFd,
 }
 
-/// The same with another message.
-fn announce_this(
-    candidate: &dyn Candidate,
-    message: &[u8],
-) -> Option<(SocketAddr, Box<dyn Offer>)> {
-    let socket = bound_to((own_address(), 0).into());
-    let from = rustix::net::getsockname(&socket).unwrap();
-    let from = from.try_into().unwrap();
-    let socket = Unconnected::new(from, Some(socket.as_fd()));
-    Some((from, candidate.offer(&socket, message, None)?))
+impl Announced {
+    /// An offer from a port of this test's own.
+    fn to(candidate: &dyn Candidate) -> Option<Self> {
+        Self::with(bound_to(own_address()), candidate, PROPOSAL)
+    }
+
+    fn with(socket: OwnedFd, candidate: &dyn Candidate, message: &[u8]) -> Option<Self> {
+        let from = rustix::net::getsockname(&socket).unwrap();
+        let unconnected = Unconnected::new(from.try_into().unwrap(), Some(socket.as_fd()));
+        let offer = candidate.offer(&unconnected, message, None)?;
+        Some(Self { offer, socket })
+    }
 }
 
-/// A plain connection from this very address.
-fn connect_from(from: SocketAddr, to: SocketAddr) -> TcpStream {
-    let plain = bound_to(from);
-    rustix::net::connect(&plain, &to).unwrap();
-    plain.into()
+/// Connects a socket that was bound, without any negotiation.
+fn connect(socket: OwnedFd, to: SocketAddr) -> TcpStream {
+    rustix::net::connect(&socket, &to).unwrap();
+    socket.into()
 }
 
 /// A socket that is not connected yet.
@@ -267,12 +270,13 @@ fn bound_to(at: SocketAddr) -> OwnedFd {
     socket
 }
 
-/// A loopback address of this test alone, so that nobody else gets its ports.
-fn own_address() -> Ipv4Addr {
+/// Any port of a loopback address that no other socket of this process has.
+fn own_address() -> SocketAddr {
     static COUNT: AtomicU32 = AtomicU32::new(1);
     let count = COUNT.fetch_add(1, Ordering::Relaxed) % 0x1000;
     let process = std::process::id() % 0x800;
-    Ipv4Addr::from_bits(0x7f00_0000 | (process + 1) << 12 | count)
+    let ip = Ipv4Addr::from_bits(0x7f00_0000 | (process + 1) << 12 | count);
+    (ip, 0).into()
 }
 
 /// Whether an offer has not been answered, and still can be.
@@ -304,34 +308,24 @@ fn names(dir: &Path) -> Vec<String> {
 /// A directory of this user alone.
 struct TempDir {
     path: PathBuf,
-    /// Whether it goes when this is dropped.
-    own: bool,
+    /// Removes it; the parent does where this is a child.
+    _own: Option<tempfile::TempDir>,
 }
 
 impl TempDir {
     fn new() -> Self {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("smc-negotiate-{}-{count}", std::process::id());
-        let path = std::env::temp_dir().join(name);
-        fs::create_dir(&path).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
-        Self { path, own: true }
+        let own = tempfile::tempdir().unwrap();
+        Self {
+            path: own.path().to_owned(),
+            _own: Some(own),
+        }
     }
 
-    /// One that somebody else looks after.
+    /// One that the parent removes.
     fn of_parent(path: &str) -> Self {
         Self {
             path: path.into(),
-            own: false,
-        }
-    }
-}
-
-impl Drop for TempDir {
-    fn drop(&mut self) {
-        if self.own {
-            let _ = fs::remove_dir_all(&self.path);
+            _own: None,
         }
     }
 }

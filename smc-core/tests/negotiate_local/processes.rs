@@ -12,10 +12,17 @@ use super::*;
 fn announcements_die_with_their_process() {
     run(|world| async move {
         let server = world.server("127.0.0.1:0");
-        let mut announcer = world.child(Where::Here, "announces", &server.at().to_string());
-        let from = announcer.line().parse().unwrap();
+        // Holds the port that the child announces.
+        let socket = bound_to(own_address());
+        let from: SocketAddr = rustix::net::getsockname(&socket)
+            .unwrap()
+            .try_into()
+            .unwrap();
+        let args = format!("{from} {}", server.at());
+        let mut announcer = world.child(Where::Here, "announces", &args);
+        assert_eq!(announcer.line(), "announced");
         announcer.kill();
-        let _plain = connect_from(from, server.at());
+        let _plain = connect(socket, server.at());
         assert_eq!(server.accept().await, Heard::Plain);
 
         // Also that of a connection that was made.
@@ -55,7 +62,7 @@ fn a_killed_listener_leaves_no_one_waiting() {
         }
         assert_eq!(world.names().len(), 1, "it could not clean up");
         let candidate = client.look_up(to).await.unwrap();
-        assert!(announce_only(&*candidate).is_none());
+        assert!(Announced::to(&*candidate).is_none());
         assert!(world.names().is_empty());
         assert!(client.look_up(to).await.is_none());
     });
@@ -156,23 +163,24 @@ fn listeners_of_strangers_are_not_believed() {
         fs::set_permissions(&world.dir.path, fs::Permissions::from_mode(0o755)).unwrap();
         assert_eq!(world.names().len(), 1);
         let candidate = world.client().look_up(to).await.unwrap();
-        assert!(announce_only(&*candidate).is_none());
+        assert!(Announced::to(&*candidate).is_none());
         let friendly = world.local().allow_uid(NOBODY).client(&world.rt);
         let candidate = friendly.look_up(to).await.unwrap();
-        assert!(announce_only(&*candidate).is_some());
+        assert!(Announced::to(&*candidate).is_some());
     });
 }
 
-/// `<directory> <to>`: announces a connection and does not make it.
+/// `<directory> <from> <to>`: announces a connection and does not make it.
 #[test]
 #[ignore = "started by other tests"]
 fn announces() {
     let Some(args) = child::args() else { return };
-    let to = args[1].parse().unwrap();
+    let (from, to) = (args[1].parse().unwrap(), args[2].parse().unwrap());
     run_in(&args[0], |world| async move {
         let candidate = guest(&world).look_up(to).await.unwrap();
-        let (from, mut offer) = announce_only(&*candidate).unwrap();
-        say(&from.to_string());
+        let announced = Announced::with(bound_to(from), &*candidate, PROPOSAL);
+        let mut offer = announced.unwrap().offer;
+        say("announced");
         stay();
         assert_eq!(offer.withdraw(), Withdrawn::Free);
     });

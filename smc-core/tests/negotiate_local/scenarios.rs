@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 
 use smc_core::io::negotiate::{Assume, Chain, Delivery, Local, Negotiation, Never, Withdrawn};
 use smc_core::io::runtime::SocketOptions;
+use smc_testkit::port::HeldPort;
 
 use super::*;
 
@@ -92,7 +93,7 @@ fn a_way_beside_tcp_has_room_for_a_handshake_and_not_for_more() {
 
         let long = [1; 4096];
         let candidate = world.client().look_up(server.at()).await.unwrap();
-        assert!(announce_this(&*candidate, &long).is_none());
+        assert!(Announced::with(bound_to(own_address()), &*candidate, &long).is_none());
     });
 }
 
@@ -250,10 +251,10 @@ fn a_port_is_plain_again_when_its_offer_was_taken_back() {
         let client = world.client();
         let candidate = client.look_up(server.at()).await.unwrap();
         for is_kept in [true, false] {
-            let (from, mut offer) = announce_only(&*candidate).unwrap();
+            let Announced { mut offer, socket } = Announced::to(&*candidate).unwrap();
             assert_eq!(offer.withdraw(), Withdrawn::Free);
             let offer = is_kept.then_some(offer);
-            let _plain = connect_from(from, server.at());
+            let _plain = connect(socket, server.at());
             assert_eq!(server.accept().await, Heard::Plain);
             drop(offer);
         }
@@ -266,9 +267,9 @@ fn an_offer_is_worth_nothing_for_another_address() {
         let server = world.server("0.0.0.0:0");
         let client = world.client();
         let candidate = client.look_up(loopback(server.port())).await.unwrap();
-        let (from, mut offer) = announce_only(&*candidate).unwrap();
+        let Announced { mut offer, socket } = Announced::to(&*candidate).unwrap();
         let elsewhere = (Ipv4Addr::new(127, 0, 0, 77), server.port()).into();
-        let _plain = connect_from(from, elsewhere);
+        let _plain = connect(socket, elsewhere);
         assert_eq!(server.accept().await, Heard::Plain);
         assert!(is_open(&mut *offer));
         assert_eq!(offer.withdraw(), Withdrawn::Free);
@@ -315,14 +316,11 @@ fn offers_end_with_the_listener() {
 fn the_next_listener_on_a_port_is_announced_to_at_once() {
     run(|world| async move {
         let client = world.client();
-        let mut at = loopback(0);
+        let port = HeldPort::of(Ipv4Addr::LOCALHOST).unwrap();
         for _ in 0..20 {
-            let server = world.server_with(at, &SocketOptions::default(), &world.local());
-            at = server.at();
-            let dialled = world.dial(&*client, at).await;
+            let server = world.server_with(port.addr(), &SocketOptions::default(), &world.local());
+            let _dialled = world.dial(&*client, port.addr()).await;
             assert_eq!(server.accept().await, announced());
-            // Hard, so that the port is free at once.
-            dialled.socket.set_linger(Some(Duration::ZERO)).unwrap();
         }
     });
 }
@@ -419,7 +417,7 @@ fn more_connections_than_a_board_has_cards_are_plain() {
         let candidate = client.look_up(server.at()).await.unwrap();
         // Nothing is asked of the listener, which does not even look.
         let mut offers = Vec::new();
-        while let Some((_, offer)) = announce_only(&*candidate) {
+        while let Some(Announced { offer, .. }) = Announced::to(&*candidate) {
             offers.push(offer);
             assert!(offers.len() <= CARDS);
         }

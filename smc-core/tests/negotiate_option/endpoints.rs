@@ -116,18 +116,11 @@ fn whoever_lacks_a_device_declines(_: Lab) {
     });
 }
 
-fn the_same_host_first_then_the_option(lab: Lab) {
-    let lab = lab.cgroup.file_name().unwrap().to_str().unwrap().to_owned();
-    let directory = |name| {
-        let path = std::env::temp_dir().join(format!("{lab}-{name}"));
-        std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700)
-            .create(&path)
-            .unwrap();
-        path
-    };
-    let directories = [directory("a"), directory("b")];
+fn the_same_host_first_then_the_option(_: Lab) {
+    let directories = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let paths = directories.each_ref().map(|dir| dir.path().to_owned());
     run(|world: World| {
-        let directories = directories.clone();
+        let directories = paths.clone();
         async move {
             let option = SynOption::load().unwrap();
             let chain = |directory: &PathBuf| {
@@ -153,9 +146,6 @@ fn the_same_host_first_then_the_option(lab: Lab) {
             }
         }
     });
-    for path in directories {
-        std::fs::remove_dir_all(path).unwrap();
-    }
 }
 
 struct Hosts {

@@ -1,8 +1,8 @@
 //! The machine that figures come from.
 
-use std::fs;
 use std::thread;
 
+use fs_err as fs;
 use serde::Serialize;
 
 /// What is known of the machine.

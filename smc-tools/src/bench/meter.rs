@@ -1,9 +1,9 @@
 //! What measurements take: CPU time, memory, descriptors, CPUs.
 
-use std::fs;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use fs_err as fs;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::time::{ClockId, clock_getcpuclockid};
@@ -75,7 +75,7 @@ pub(super) fn pin(cpu: usize) -> Result<()> {
 
 fn proportional_set(process: &str) -> Result<u64> {
     let path = format!("/proc/{process}/smaps_rollup");
-    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+    let text = fs::read_to_string(&path)?;
     kibibytes(&text, "Pss:").with_context(|| format!("no Pss in {path}"))
 }
 

@@ -35,11 +35,11 @@ pub(crate) use args::Args;
 pub(crate) use end::Args as EndArgs;
 pub(crate) use end::run as run_end;
 
-use std::fs;
 use std::io::Write as _;
 use std::process::ExitCode;
 
 use anyhow::{Context as _, Result};
+use fs_err as fs;
 
 use host::Host;
 use pair::Outcome;
@@ -81,7 +81,7 @@ fn measure(args: &Args) -> Result<bool> {
     progress.end();
     if let Some(path) = &args.report {
         let page = report::html(&host, &plan, &results);
-        fs::write(path, page).with_context(|| format!("cannot write {}", path.display()))?;
+        fs::write(path, page)?;
     }
     let text = if args.json {
         let mut text = serde_json::to_string_pretty(&report::json(&host, &plan, &results))?;

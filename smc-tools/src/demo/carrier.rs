@@ -69,7 +69,7 @@ fn open_loop(args: &Args, builder: Builder) -> Result<Carried> {
 
 fn open_ism(args: &Args, builder: Builder) -> Result<Carried> {
     let path = args.fabric.as_ref().context("no fabric was named")?;
-    let is_socket = std::fs::metadata(path).is_ok_and(|found| found.file_type().is_socket());
+    let is_socket = fs_err::metadata(path).is_ok_and(|found| found.file_type().is_socket());
     let place = if is_socket {
         Place::server(path)
     } else {

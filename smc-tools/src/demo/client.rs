@@ -1,6 +1,5 @@
 //! The client's process: starts the server, does the jobs, takes the time.
 
-use std::fs::File;
 use std::io::{BufRead as _, BufReader, IsTerminal as _, Read};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -8,6 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use fs_err::File;
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use indicatif::{ProgressBar, ProgressStyle};
 use smc_core::{Endpoint, Stream};
@@ -160,7 +160,7 @@ impl Source {
                 left: args.size,
             });
         };
-        let file = File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+        let file = File::open(path)?;
         let left = file.metadata()?.len();
         Ok(Self {
             data: Data::File(file),

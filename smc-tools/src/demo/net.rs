@@ -64,7 +64,8 @@ pub(super) fn block_on<T>(runtime: Runtime, future: impl Future<Output = Result<
 
 /// Opens an SMC stream, or what became of it.
 pub(super) async fn connect_smc(endpoint: &Endpoint, to: &Addresses) -> Result<Stream> {
-    Ok(endpoint.connect(to.smc).await?)
+    let stream = endpoint.connect(to.smc).await;
+    stream.with_context(|| format!("connect to {}", to.smc))
 }
 
 /// Opens a connection of any kind.
@@ -74,6 +75,8 @@ pub(super) async fn connect(
     transport: Transport,
     to: &Addresses,
 ) -> Result<Box<dyn Duplex>> {
+    let tcp = || format!("connect to {}", to.tcp);
+    let unix = || format!("connect to {}", to.unix.display());
     Ok(match (transport, runtime) {
         (Transport::Smc, _) => {
             let stream = connect_smc(endpoint, to).await?;
@@ -83,20 +86,26 @@ pub(super) async fn connect(
             Box::new(stream)
         }
         (Transport::Tcp, Runtime::Smol) => {
-            let stream = smol_net::TcpStream::connect(to.tcp).await?;
+            let stream = smol_net::TcpStream::connect(to.tcp)
+                .await
+                .with_context(tcp)?;
             stream.set_nodelay(true)?;
             Box::new(stream)
         }
         (Transport::Tcp, Runtime::Tokio) => {
-            let stream = tokio::net::TcpStream::connect(to.tcp).await?;
+            let stream = tokio::net::TcpStream::connect(to.tcp)
+                .await
+                .with_context(tcp)?;
             stream.set_nodelay(true)?;
             Box::new(stream.compat())
         }
         (Transport::Unix, Runtime::Smol) => {
-            Box::new(smol_net::unix::UnixStream::connect(&to.unix).await?)
+            let stream = smol_net::unix::UnixStream::connect(&to.unix).await;
+            Box::new(stream.with_context(unix)?)
         }
         (Transport::Unix, Runtime::Tokio) => {
-            Box::new(tokio::net::UnixStream::connect(&to.unix).await?.compat())
+            let stream = tokio::net::UnixStream::connect(&to.unix).await;
+            Box::new(stream.with_context(unix)?.compat())
         }
     })
 }
@@ -119,26 +128,27 @@ impl Listeners {
         unix: &Path,
     ) -> Result<(Self, Addresses)> {
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        let smc = carried
-            .endpoint
-            .bind(SocketAddr::from((carried.host, 0)))
-            .await?;
+        let host = SocketAddr::from((carried.host, 0));
+        let smc = carried.endpoint.bind(host).await;
+        let smc = smc.with_context(|| format!("bind to {host}"))?;
+        let bind_tcp = || format!("bind to {any}");
+        let bind_unix = || format!("bind to {}", unix.display());
         let (sockets, tcp) = match runtime {
             Runtime::Smol => {
-                let tcp = smol_net::TcpListener::bind(any).await?;
+                let tcp = smol_net::TcpListener::bind(any)
+                    .await
+                    .with_context(bind_tcp)?;
                 let at = tcp.local_addr()?;
-                (
-                    Sockets::Smol(tcp, smol_net::unix::UnixListener::bind(unix)?),
-                    at,
-                )
+                let unix = smol_net::unix::UnixListener::bind(unix).with_context(bind_unix)?;
+                (Sockets::Smol(tcp, unix), at)
             }
             Runtime::Tokio => {
-                let tcp = tokio::net::TcpListener::bind(any).await?;
+                let tcp = tokio::net::TcpListener::bind(any)
+                    .await
+                    .with_context(bind_tcp)?;
                 let at = tcp.local_addr()?;
-                (
-                    Sockets::Tokio(tcp, tokio::net::UnixListener::bind(unix)?),
-                    at,
-                )
+                let unix = tokio::net::UnixListener::bind(unix).with_context(bind_unix)?;
+                (Sockets::Tokio(tcp, unix), at)
             }
         };
         let addresses = Addresses {

@@ -29,7 +29,10 @@ async fn end(job: Job, stage: &Stage) -> Result<Report> {
     let report = match job.end {
         End::Connect(to) => client(&endpoint, to, &job.measures, stage).await,
         End::Listen(at) => {
-            let listener = endpoint.bind(at).await?;
+            let listener = endpoint
+                .bind(at)
+                .await
+                .with_context(|| format!("listen at {at}"))?;
             stage.mark("listening");
             server(&listener).await
         }

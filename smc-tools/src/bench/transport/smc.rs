@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use futures_lite::{AsyncBufRead, AsyncRead, AsyncWrite};
 use smc_core::device::Device;
 use smc_core::io::negotiate::{Assume, Local};
@@ -150,7 +150,8 @@ impl<S: Reading> Connect for Connector<S> {
 
     async fn connect(&self) -> Result<S> {
         let stream = self.endpoint.connect(self.to).await;
-        let stream = stream.map_err(io::Error::from)?;
+        let stream = stream.map_err(io::Error::from);
+        let stream = stream.with_context(|| format!("connect to {}", self.to))?;
         let is_wanted = match stream.mode() {
             Mode::SmcD { nocopy, .. } => {
                 self.kind != Kind::Fallback && *nocopy == is_in_place(self.kind)
@@ -182,9 +183,10 @@ pub(in crate::bench) struct Listener<S> {
 
 impl<S: Reading> Listener<S> {
     pub(in crate::bench) async fn open(cell: &Cell, dir: &Path) -> Result<Self> {
-        let endpoint = endpoint(cell, dir)?;
+        let (endpoint, at) = (endpoint(cell, dir)?, cell.settings.any_port());
+        let listener = endpoint.bind(at).await;
         Ok(Self {
-            listener: endpoint.bind(cell.settings.any_port()).await?,
+            listener: listener.with_context(|| format!("bind to {at}"))?,
             _endpoint: endpoint,
             reading: PhantomData,
         })

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use smol::net as smol_net;
 use tokio_util::compat::{Compat, FuturesAsyncReadCompatExt as _, TokioAsyncReadCompatExt as _};
 
@@ -48,7 +48,8 @@ impl Connect for SmolConnector {
     type Stream = smol_net::TcpStream;
 
     async fn connect(&self) -> Result<Self::Stream> {
-        let stream = smol_net::TcpStream::connect(self.0).await?;
+        let stream = smol_net::TcpStream::connect(self.0).await;
+        let stream = stream.with_context(|| format!("connect to {}", self.0))?;
         stream.set_nodelay(true)?;
         self.1.ask(&stream)?;
         Ok(stream)
@@ -61,7 +62,9 @@ impl Connect for SmolConnector {
 
 impl SmolListener {
     pub(in crate::bench) fn bind(settings: &Settings) -> Result<Self> {
-        let listener = smol::Async::<std::net::TcpListener>::bind(settings.any_port())?;
+        let at = settings.any_port();
+        let listener = smol::Async::<std::net::TcpListener>::bind(at);
+        let listener = listener.with_context(|| format!("bind to {at}"))?;
         Ok(Self(listener.into(), Buffers(settings.buffer)))
     }
 }
@@ -91,7 +94,8 @@ impl Connect for TokioConnector {
     type Stream = Compat<tokio::net::TcpStream>;
 
     async fn connect(&self) -> Result<Self::Stream> {
-        let stream = tokio::net::TcpStream::connect(self.0).await?;
+        let stream = tokio::net::TcpStream::connect(self.0).await;
+        let stream = stream.with_context(|| format!("connect to {}", self.0))?;
         stream.set_nodelay(true)?;
         self.1.ask(&stream)?;
         Ok(stream.compat())
@@ -109,7 +113,7 @@ impl TokioListener {
             SocketAddr::V4(_) => tokio::net::TcpSocket::new_v4()?,
             SocketAddr::V6(_) => tokio::net::TcpSocket::new_v6()?,
         };
-        socket.bind(at)?;
+        socket.bind(at).with_context(|| format!("bind to {at}"))?;
         Ok(Self(socket.listen(BACKLOG)?, Buffers(settings.buffer)))
     }
 }

@@ -48,7 +48,8 @@ impl Connect for SmolConnector {
     type Stream = smol_unix::UnixStream;
 
     async fn connect(&self) -> Result<Self::Stream> {
-        let stream = smol_unix::UnixStream::connect(&self.0).await?;
+        let stream = smol_unix::UnixStream::connect(&self.0).await;
+        let stream = stream.with_context(|| format!("connect to {}", self.0.display()))?;
         self.1.ask(&stream)?;
         Ok(stream)
     }
@@ -61,7 +62,8 @@ impl Connect for SmolConnector {
 impl SmolListener {
     pub(in crate::bench) fn bind(dir: &Path, settings: &Settings) -> Result<Self> {
         let path = dir.join(NAME);
-        let listener = smol_unix::UnixListener::bind(&path)?;
+        let listener = smol_unix::UnixListener::bind(&path);
+        let listener = listener.with_context(|| format!("bind to {}", path.display()))?;
         Ok(Self(listener, path, Buffers(settings.buffer)))
     }
 }
@@ -90,7 +92,8 @@ impl Connect for TokioConnector {
     type Stream = Compat<tokio::net::UnixStream>;
 
     async fn connect(&self) -> Result<Self::Stream> {
-        let stream = tokio::net::UnixStream::connect(&self.0).await?;
+        let stream = tokio::net::UnixStream::connect(&self.0).await;
+        let stream = stream.with_context(|| format!("connect to {}", self.0.display()))?;
         self.1.ask(&stream)?;
         Ok(stream.compat())
     }
@@ -103,7 +106,8 @@ impl Connect for TokioConnector {
 impl TokioListener {
     pub(in crate::bench) fn bind(dir: &Path, settings: &Settings) -> Result<Self> {
         let path = dir.join(NAME);
-        let listener = tokio::net::UnixListener::bind(&path)?;
+        let listener = tokio::net::UnixListener::bind(&path);
+        let listener = listener.with_context(|| format!("bind to {}", path.display()))?;
         Ok(Self(listener, path, Buffers(settings.buffer)))
     }
 }

@@ -148,18 +148,24 @@ const TCP_LISTEN: u8 = 10;
 
 #[cfg(test)]
 mod tests {
-    use std::net::{TcpListener, TcpStream};
+    use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, TcpStream};
 
     use rustix::net::sockopt::socket_cookie;
+    use smc_testkit::port::HeldPort;
 
     use super::*;
 
     #[test]
     fn both_ends_and_the_listener_are_found() {
-        for at in ["127.0.0.1:0", "[::1]:0"] {
+        for ip in [
+            Ipv4Addr::LOCALHOST.into(),
+            IpAddr::from(Ipv6Addr::LOCALHOST),
+        ] {
             let mut diag = Diag::open().unwrap();
-            let listener = TcpListener::bind(at).unwrap();
-            let to = listener.local_addr().unwrap();
+            // Held, so that nothing else listens there when the listener is gone.
+            let port = HeldPort::of(ip).unwrap();
+            let to = port.addr();
+            let listener = TcpListener::bind(to).unwrap();
             let from: SocketAddr = SocketAddr::new(to.ip(), 1);
             let found = match diag.find(to, from) {
                 Ok(found) => found.unwrap(),
