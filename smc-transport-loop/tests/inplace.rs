@@ -10,7 +10,7 @@ use std::net::Shutdown;
 use std::task::{Context, Poll, Waker};
 use std::thread;
 
-use futures_lite::future::{poll_once, zip};
+use futures_lite::future::{poll_once, yield_now, zip};
 use futures_lite::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _};
 use smc_core::io::{ReadGuard, Reservation};
 use smc_core::mem::TrustPeers;
@@ -112,6 +112,8 @@ in_all_ways! {
     a_reservation_that_waits_can_be_dropped
     halves_have_it_too
     guards_of_a_closed_stream_say_nothing_to_the_next
+    consuming_more_than_was_shown_takes_what_was_shown
+    wrong_amounts_consumed_beside_a_guard_leave_it_as_it_is
 }
 
 async fn a_long_stream_by_reservations_and_guards(scene: Scene) {
@@ -480,6 +482,79 @@ async fn guards_of_a_closed_stream_say_nothing_to_the_next(scene: Scene) {
         assert_eq!((&all[..5], all[12_004]), (&b"hello"[..], 7));
     }
     assert!(scene.world.dir().exists());
+}
+
+async fn consuming_more_than_was_shown_takes_what_was_shown(scene: Scene) {
+    let (mut writer, mut reader) = scene.pair().await;
+    for amount in [1_000, 5_000, usize::MAX] {
+        writer.write_all(b"shown").await.unwrap();
+        assert_eq!(reader.fill_buf().await.unwrap(), b"shown");
+        writer.write_all(b"behind").await.unwrap();
+        // Another look finds out that there is more, which was not shown.
+        let mut all = [0; 11];
+        while reader.peek(&mut all).await.unwrap() < 5 {}
+        reader.consume(amount);
+        // Nothing is shown any more.
+        reader.consume(amount);
+        let mut behind = [0; 6];
+        reader.read_exact(&mut behind).await.unwrap();
+        assert_eq!(&behind, b"behind", "after {amount}");
+    }
+    reader.consume(1_000);
+    writer.write_all(b"end").await.unwrap();
+    writer.close().await.unwrap();
+    let mut rest = String::new();
+    reader.read_to_string(&mut rest).await.unwrap();
+    assert_eq!(rest, "end");
+}
+
+async fn wrong_amounts_consumed_beside_a_guard_leave_it_as_it_is(scene: Scene) {
+    const LEN: usize = 300_000;
+    let (mut writer, mut reader) = scene.pair().await;
+    let all: Vec<u8> = (0..LEN).map(pattern).collect();
+    let writing = async {
+        writer.write_all(&all).await.unwrap();
+        writer.close().await.unwrap();
+    };
+    let reading = async {
+        let mut rng = Rng::new(5);
+        let mut at = 0;
+        'stream: loop {
+            let guard = reader.read_guard(rng.between(1, 4_000)).await.unwrap();
+            let start = at;
+            at += guard.len();
+            for _ in 0..rng.below(4) {
+                if at - start > 7_000 {
+                    // The ring may be full: waiting for more would be without end.
+                    break;
+                }
+                let shown = reader.fill_buf().await.unwrap();
+                check(at, shown);
+                let len = shown.len();
+                if len == 0 {
+                    check(start, &guard);
+                    break 'stream;
+                }
+                let amount = match rng.below(4) {
+                    0 => rng.below(len + 1),
+                    1 => len + 1 + rng.below(100_000),
+                    2 => usize::MAX,
+                    _ => len,
+                };
+                reader.consume(amount);
+                at += amount.min(len);
+                // The peer runs as far as it is let.
+                yield_now().await;
+                yield_now().await;
+            }
+            check(start, &guard);
+            if guard.is_empty() {
+                break;
+            }
+        }
+        assert_eq!(at, LEN);
+    };
+    zip(writing, reading).await;
 }
 
 #[test]

@@ -31,7 +31,8 @@ pub(crate) struct Receiver {
     spin: Spin,
     /// Copies of the next bytes in the ring, for `fill_buf`; the ring still has them.
     staged: Vec<u8>,
-    staged_at: usize,
+    /// Bytes that `fill_buf` has shown and that were not consumed since: of the copies, the last.
+    shown: usize,
     trust: Option<TrustPeers>,
     /// What guards in place have in common; there from the first one on.
     pins: Option<Arc<Pins>>,
@@ -49,7 +50,7 @@ impl Receiver {
             shut: false,
             spin: Spin::new(polling),
             staged: Vec::new(),
-            staged_at: 0,
+            shown: 0,
             trust,
             pins: None,
             is_holding: false,
@@ -156,8 +157,8 @@ impl Receiver {
 
     /// The next bytes, as a copy of ours, or in place if peers are trusted.
     pub(crate) fn poll_fill_buf(&mut self, cx: &mut Context<'_>) -> Poll<Result<&[u8], Error>> {
-        if self.staged_at < self.staged.len() {
-            return Poll::Ready(Ok(&self.staged[self.staged_at..]));
+        if self.shown > 0 && !self.staged.is_empty() {
+            return Poll::Ready(Ok(&self.staged[self.staged.len() - self.shown..]));
         }
         let readable = match poll_until(self, cx, |half| half.look(STAGE)) {
             Poll::Ready(Ok(readable)) => readable,
@@ -167,24 +168,21 @@ impl Receiver {
         if let Some(trust) = self.trust {
             let at = len_usize(self.half.at());
             let slice = self.conn.local.slice(at, readable, trust);
+            self.shown = slice.as_ref().map_or(0, |slice| slice.len());
             return Poll::Ready(slice.map_err(|_| Error::Bug("read cursor outside of the ring")));
         }
         let mut staged = std::mem::take(&mut self.staged);
         staged.resize(readable.min(STAGE), 0);
         let copied = self.copy_out(0, &mut staged);
         self.staged = staged;
-        self.staged_at = 0;
+        self.shown = self.staged.len();
         Poll::Ready(copied.map(|()| self.staged.as_slice()))
     }
 
-    /// Takes `count` bytes off what `poll_fill_buf` showed.
+    /// Takes `count` bytes off what `poll_fill_buf` showed; more than that counts as all of it.
     pub(crate) fn consume_filled(&mut self, count: usize) {
-        let staged_at = self.staged_at + count;
-        if staged_at < self.staged.len() {
-            self.staged_at = staged_at;
-        } else {
-            self.unstage();
-        }
+        let count = count.min(self.shown);
+        self.shown -= count;
         self.consume(count);
     }
 
@@ -337,13 +335,13 @@ impl Receiver {
     /// Forgets the copies for `fill_buf`, because the ring is read past them.
     fn unstage(&mut self) {
         self.staged.clear();
-        self.staged_at = 0;
+        self.shown = 0;
     }
 
     fn consume(&mut self, count: usize) {
-        self.half.consume(len_u32(count));
+        let count = self.half.consume(len_u32(count));
         if self.is_holding {
-            return self.pass(len_u32(count));
+            return self.pass(count);
         }
         self.show_all_read();
         if !self.half.may_owe_update() {

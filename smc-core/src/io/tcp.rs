@@ -107,7 +107,7 @@ impl TcpReader {
     }
 
     pub(crate) fn consume_filled(&mut self, count: usize) {
-        self.at = (self.at + count).min(self.buffer.len());
+        self.at += count.min(self.buffered().len());
     }
 
     /// A copy: there is no ring.

@@ -93,8 +93,9 @@ impl RecvHalf {
         self.urgent = (self.readable > 0).then_some(self.readable);
     }
 
-    /// `read` bytes were taken from [`RecvHalf::at`]; more than is readable counts as all.
-    pub fn consume(&mut self, read: u32) {
+    /// `read` bytes were taken from [`RecvHalf::at`]; more than is readable counts as all. Returns
+    /// how many were taken.
+    pub fn consume(&mut self, read: u32) -> u32 {
         let read = read.min(self.readable);
         self.readable = self.readable.saturating_sub(read);
         self.unconfirmed = self.unconfirmed.saturating_add(read);
@@ -104,6 +105,7 @@ impl RecvHalf {
             self.urgent = (left > 0).then_some(left);
             self.urgent_read |= left == 0;
         }
+        read
     }
 
     /// Whether the peer should be shown the consumer cursor now.
