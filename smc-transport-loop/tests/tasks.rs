@@ -5,16 +5,19 @@
 #[macro_use]
 mod support;
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::io::ErrorKind;
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Wake, Waker};
+use std::time::Duration;
 
 use futures_lite::future::{poll_once, yield_now, zip};
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _, pin};
-use smc_core::Endpoint;
+use smc_core::io::Interest;
 use smc_core::io::negotiate::Local;
+use smc_core::{Endpoint, Policy, Stream};
 use smc_testkit::middleware::{Fault, Faults};
 use smc_transport_loop::LoopDevice;
 use support::{On, World, connect};
@@ -23,6 +26,9 @@ scenarios! {
     two_tasks_in_accept_both_get_a_stream
     shutting_down_reading_wakes_who_waits
     any_number_of_tasks_wait_for_a_plain_stream
+    any_number_of_tasks_peek_at_an_smc_stream
+    any_number_of_tasks_peek_at_a_plain_stream
+    tasks_that_wait_in_different_ways_are_all_woken
     a_set_up_that_fails_at_the_other_end_last_is_noticed
     a_listener_need_not_wait_for_a_client_that_has_been_there
     a_client_that_cannot_do_what_it_has_confirmed_tries_again
@@ -99,6 +105,108 @@ async fn any_number_of_tasks_wait_for_a_plain_stream(world: World) {
     let (first, second) = zip(first, second).await;
     first.unwrap();
     second.unwrap();
+}
+
+/// Two ends of a stream that is SMC, or else plain TCP.
+async fn ends(world: &World, is_smc: bool) -> (Stream, Stream) {
+    if is_smc {
+        return world.pair().await;
+    }
+    let plain = || world.builder().policy(Policy::Never).build().unwrap();
+    let listener = plain().bind("127.0.0.1:0").await.unwrap();
+    connect(&plain(), &listener).await
+}
+
+async fn any_number_of_tasks_peek_at_an_smc_stream(world: World) {
+    two_that_peek(ends(&world, true).await).await;
+}
+
+async fn any_number_of_tasks_peek_at_a_plain_stream(world: World) {
+    two_that_peek(ends(&world, false).await).await;
+}
+
+async fn two_that_peek((stream, mut peer): (Stream, Stream)) {
+    let peek = async || {
+        let mut buf = [0; 4];
+        assert_eq!(stream.peek(&mut buf).await.unwrap(), 4);
+        buf
+    };
+    let (first, second) = (peek(), peek());
+    pin!(first);
+    pin!(second);
+    {
+        // One that gives up waiting does not keep the others from being woken.
+        let third = peek();
+        pin!(third);
+        assert!(poll_once(&mut first).await.is_none());
+        assert!(poll_once(&mut third).await.is_none());
+        assert!(poll_once(&mut second).await.is_none());
+    }
+    let writing = async { peer.write_all(b"abcd").await.unwrap() };
+    let (woken, ()) = zip(zip(first, second), writing).await;
+    assert_eq!(woken, (*b"abcd", *b"abcd"));
+}
+
+async fn tasks_that_wait_in_different_ways_are_all_woken(world: World) {
+    for is_smc in [true, false] {
+        let (stream, mut peer) = ends(&world, is_smc).await;
+        let mut buf = [0; 4];
+        let (readable, peek) = (stream.readable(), stream.peek(&mut buf));
+        let ready = stream.ready(Interest::READABLE);
+        let polled = poll_fn(|cx| stream.poll_read_ready(cx));
+        pin!(readable);
+        pin!(peek);
+        pin!(ready);
+        pin!(polled);
+        assert!(poll_once(&mut readable).await.is_none());
+        assert!(poll_once(&mut peek).await.is_none());
+        assert!(poll_once(&mut ready).await.is_none());
+        // Each waits as a task of its own: its waker is no other's.
+        let waiting = [
+            Counter::new(),
+            Counter::new(),
+            Counter::new(),
+            Counter::new(),
+        ];
+        let wakers = waiting.clone().map(Waker::from);
+        let mut cx = wakers.each_ref().map(Context::from_waker);
+        assert!(readable.as_mut().poll(&mut cx[0]).is_pending());
+        assert!(peek.as_mut().poll(&mut cx[1]).is_pending());
+        assert!(ready.as_mut().poll(&mut cx[2]).is_pending());
+        assert!(polled.as_mut().poll(&mut cx[3]).is_pending());
+        peer.write_all(b"abcd").await.unwrap();
+        for (at, waiter) in waiting.iter().enumerate() {
+            waiter.woken().await;
+            println!("is SMC: {is_smc}, number {at} was woken");
+        }
+        readable.await.unwrap();
+        assert_eq!(peek.await.unwrap(), 4);
+        assert!(ready.await.unwrap().readable);
+        polled.await.unwrap();
+    }
+}
+
+/// A task that is only ever woken.
+#[derive(Debug, Default)]
+struct Counter(AtomicUsize);
+
+impl Counter {
+    fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    /// Waits until it was woken; the scenario as a whole is bounded.
+    async fn woken(&self) {
+        while self.0.load(Ordering::Acquire) == 0 {
+            async_io::Timer::after(Duration::from_millis(1)).await;
+        }
+    }
+}
+
+impl Wake for Counter {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Release);
+    }
 }
 
 async fn a_set_up_that_fails_at_the_other_end_last_is_noticed(world: World) {

@@ -1,10 +1,10 @@
 //! Reading and writing whatever carries the stream: the one place that tells SMC and TCP apart.
 
-use std::future::poll_fn;
 use std::io::{self, IoSlice, IoSliceMut};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
 
+use atomic_waker::AtomicWaker;
 use event_listener::Event;
 
 use super::conn::Conn;
@@ -13,7 +13,6 @@ use super::recv::Receiver;
 use super::send::Sender;
 use super::tcp::{TcpReader, TcpWriter};
 use crate::error::Error;
-use crate::mem::sync::{AtomicBool, Ordering};
 
 /// The reading side of a stream.
 #[derive(Debug)]
@@ -62,6 +61,14 @@ impl ReadSide {
         match self {
             Self::Smc(half) => half.poll_peek(cx, buf).map_err(io::Error::from),
             Self::Tcp(half) => half.poll_peek(cx, buf),
+        }
+    }
+
+    /// As [`ReadSide::poll_peek`] without waiting, for SMC; a TCP socket is asked with a waker.
+    fn try_peek(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Smc(half) => now_or_never(half.try_peek(buf)),
+            Self::Tcp(_) => Err(io::ErrorKind::WouldBlock.into()),
         }
     }
 
@@ -234,14 +241,15 @@ impl WriteSide {
 #[derive(Debug)]
 pub(crate) struct Side<S> {
     half: Mutex<S>,
-    turn: Turn,
+    /// Tasks that wait for a TCP socket. SMC has those of a connection in [`Conn`].
+    waiters: OnceLock<Arc<Waiters>>,
 }
 
 impl<S> Side<S> {
     pub(crate) fn new(side: S) -> Self {
         Self {
             half: Mutex::new(side),
-            turn: Turn::default(),
+            waiters: OnceLock::new(),
         }
     }
 
@@ -252,6 +260,10 @@ impl<S> Side<S> {
     pub(crate) fn as_mut(&mut self) -> &mut S {
         self.half.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn waiters(&self) -> &Arc<Waiters> {
+        self.waiters.get_or_init(Arc::default)
+    }
 }
 
 impl<S: Ready> Side<S> {
@@ -260,7 +272,7 @@ impl<S: Ready> Side<S> {
         let conn = self.lock().conn();
         match conn {
             Some(conn) => self.ready_smc(&conn).await,
-            None => self.ready_tcp().await,
+            None => self.wait_tcp(|side, cx| side.poll_ready(cx)).await,
         }
     }
 
@@ -277,38 +289,74 @@ impl<S: Ready> Side<S> {
         Ok(())
     }
 
-    /// A socket wakes one task, so one of those that wait does so for all.
-    async fn ready_tcp(&self) -> io::Result<()> {
+    /// Waits at a TCP socket, which keeps one waker: that of all tasks that wait here.
+    async fn wait_tcp<T>(
+        &self,
+        mut attempt: impl FnMut(&mut S, &mut Context<'_>) -> Poll<io::Result<T>>,
+    ) -> io::Result<T> {
+        let waiters = self.waiters();
+        let waker = Waker::from(Arc::clone(waiters));
         loop {
-            let ended = self.turn.ended.listen();
-            if let Some(_turn) = self.turn.take() {
-                return poll_fn(|cx| self.lock().poll_ready(cx)).await;
+            let changed = waiters.changed.listen();
+            let attempted = attempt(&mut self.lock(), &mut Context::from_waker(&waker));
+            if let Poll::Ready(result) = attempted {
+                return result;
             }
-            ended.await;
+            changed.await;
+        }
+    }
+
+    /// As an async method with `&self`, for a poll function: the waker of the last call is kept,
+    /// beside the tasks that wait in async methods.
+    pub(crate) fn poll_shared<T>(
+        &self,
+        cx: &mut Context<'_>,
+        attempt: impl FnOnce(&mut S, &mut Context<'_>) -> Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        let mut side = self.lock();
+        if side.is_smc() {
+            return attempt(&mut side, cx);
+        }
+        let waiters = self.waiters();
+        waiters.polling.register(cx.waker());
+        let waker = Waker::from(Arc::clone(waiters));
+        attempt(&mut side, &mut Context::from_waker(&waker))
+    }
+}
+
+impl Side<ReadSide> {
+    /// Copies what comes next without taking it; waits until there is something. Any number of
+    /// tasks may wait.
+    pub(crate) async fn peek(&self, buf: &mut [u8]) -> io::Result<usize> {
+        let conn = self.lock().conn();
+        let Some(conn) = conn else {
+            return self.wait_tcp(|side, cx| side.poll_peek(cx, buf)).await;
+        };
+        loop {
+            self.ready_smc(&conn).await?;
+            match self.lock().try_peek(buf) {
+                // Another task has read it.
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                result => return result,
+            }
         }
     }
 }
 
-/// Whose turn it is to wait at a socket.
+/// Tasks that wait for one TCP socket in one direction: all of them are woken when it is ready, as
+/// any of them may have stopped waiting.
 #[derive(Debug, Default)]
-struct Turn {
-    taken: AtomicBool,
-    ended: Event,
+struct Waiters {
+    /// For async methods, of which any number may wait.
+    changed: Event,
+    /// For poll functions: the last call.
+    polling: AtomicWaker,
 }
 
-impl Turn {
-    fn take(&self) -> Option<TurnGuard<'_>> {
-        (!self.taken.swap(true, Ordering::AcqRel)).then_some(TurnGuard(self))
-    }
-}
-
-/// Ends the turn, also of a task that no longer waits.
-struct TurnGuard<'a>(&'a Turn);
-
-impl Drop for TurnGuard<'_> {
-    fn drop(&mut self) {
-        self.0.taken.store(false, Ordering::Release);
-        self.0.ended.notify(usize::MAX);
+impl Wake for Waiters {
+    fn wake(self: Arc<Self>) {
+        self.changed.notify(usize::MAX);
+        self.polling.wake();
     }
 }
 
@@ -316,11 +364,16 @@ impl Drop for TurnGuard<'_> {
 pub(crate) trait Ready {
     /// The connection, if this is SMC.
     fn conn(&self) -> Option<Arc<Conn>>;
+    fn is_smc(&self) -> bool;
     fn is_ready(&mut self) -> bool;
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 }
 
 impl Ready for ReadSide {
+    fn is_smc(&self) -> bool {
+        matches!(self, Self::Smc(_))
+    }
+
     fn conn(&self) -> Option<Arc<Conn>> {
         match self {
             Self::Smc(half) => Some(half.shared()),
@@ -341,6 +394,10 @@ impl Ready for ReadSide {
 }
 
 impl Ready for WriteSide {
+    fn is_smc(&self) -> bool {
+        matches!(self, Self::Smc(_))
+    }
+
     fn conn(&self) -> Option<Arc<Conn>> {
         match self {
             Self::Smc(half) => Some(half.shared()),

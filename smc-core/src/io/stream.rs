@@ -188,22 +188,24 @@ impl Stream {
 
     /// Reads into `buf` without taking the bytes away; waits until there are some.
     ///
-    /// Returns 0 at end of stream. Cancel safe.
+    /// Returns 0 at end of stream. Any number of tasks may wait. Cancel safe.
     ///
     /// # Errors
     ///
     /// As reading.
     pub async fn peek(&self, buf: &mut [u8]) -> io::Result<usize> {
-        poll_fn(|cx| self.read.lock().poll_peek(cx, buf)).await
+        self.read.peek(buf).await
     }
 
-    /// As [`Stream::peek`] for use in a poll function.
+    /// As [`Stream::peek`] for use in a poll function; keeps one waker, that of the last call of
+    /// this or of [`Stream::poll_read_ready`].
     ///
     /// # Errors
     ///
     /// As reading.
     pub fn poll_peek(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
-        self.read.lock().poll_peek(cx, buf)
+        self.read
+            .poll_shared(cx, |side, cx| side.poll_peek(cx, buf))
     }
 
     /// Takes up to `max` bytes off the stream as a guard, which can be held and passed on while
@@ -288,13 +290,14 @@ impl Stream {
         self.write.ready().await
     }
 
-    /// Waits until a read would not wait; keeps one waker, that of the last call.
+    /// Waits until a read would not wait; keeps one waker, that of the last call of this or of
+    /// [`Stream::poll_peek`].
     ///
     /// # Errors
     ///
     /// When the runtime's reactor is gone.
     pub fn poll_read_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.read.lock().poll_ready(cx)
+        self.read.poll_shared(cx, |side, cx| side.poll_ready(cx))
     }
 
     /// Waits until a write would not wait; keeps one waker, that of the last call.
@@ -303,7 +306,7 @@ impl Stream {
     ///
     /// When the runtime's reactor is gone.
     pub fn poll_write_ready(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.write.lock().poll_ready(cx)
+        self.write.poll_shared(cx, |side, cx| side.poll_ready(cx))
     }
 
     /// Reads what is there now, without waiting.
