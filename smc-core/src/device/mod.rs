@@ -14,7 +14,8 @@
 //! block. Dropping what a call returned releases it. `smc-testkit` has the conformance suite that
 //! every device should pass.
 //!
-//! A device has exactly one consumer: give one device object to one endpoint.
+//! A device has exactly one consumer: a device object serves one endpoint at a time, and building
+//! a second one with it fails.
 
 mod error;
 mod event;

@@ -6,7 +6,7 @@ use smc_wire::size::SizeCode;
 use smc_wire::types::{Eid, HostName, PnetId};
 
 use super::deadlines::Deadlines;
-use super::driver::{Driver, Slot};
+use super::driver::{Driver, Slot, claim};
 use super::endpoint::{Endpoint, Inner};
 use super::groups::Groups;
 use super::negotiate::{Local, Negotiation};
@@ -36,7 +36,11 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// Adds a device; those added first are preferred. A device serves one endpoint only.
+    /// Adds a device; those added first are preferred.
+    ///
+    /// A device object serves one endpoint at a time ([`Builder::build`]). It can be given to
+    /// another one when the endpoint, its listeners and its streams are gone, those included that
+    /// were dropped and are being closed in the background; [`Endpoint::close`] waits for them.
     #[must_use]
     pub fn device(mut self, device: Arc<dyn Device>) -> Self {
         self.devices.push(device);
@@ -205,8 +209,9 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// [`Error::Misuse`] without a runtime, with an impossible buffer size, or with too many
-    /// EIDs; an error of the runtime when a device's doorbell cannot be watched.
+    /// [`Error::Misuse`] without a runtime, with an impossible buffer size, with too many EIDs, or
+    /// with a device that serves another endpoint or was given twice; an error of the runtime when a
+    /// device's doorbell cannot be watched.
     pub fn build(self) -> Result<Endpoint, Error> {
         let Self {
             devices,
@@ -248,6 +253,7 @@ impl Builder {
             })
             .collect();
         groups.set_slots(&slots);
+        slots.iter().try_for_each(claim)?;
         for slot in &slots {
             runtime.spawn(Box::pin(Driver::new(slot, Arc::clone(&runtime))?));
         }

@@ -1,11 +1,15 @@
 //! Streams as applications use them.
 
 use std::io::ErrorKind;
+use std::sync::Arc;
 use std::time::Duration;
 
-use futures_lite::{AsyncReadExt, AsyncWriteExt};
+use futures_lite::future::{poll_once, zip};
+use futures_lite::{AsyncReadExt, AsyncWriteExt, pin};
+use smc_core::io::negotiate::Assume;
+use smc_core::{Endpoint, Error};
 
-use crate::world::{World, connect, is_smcr, listen, transfer};
+use crate::world::{World, connect, eid, is_smcr, listen, transfer};
 
 #[test]
 fn two_hosts_talk_over_their_devices() {
@@ -108,4 +112,54 @@ fn closed_connections_leave_nothing_behind() {
         assert!(a.links().is_empty() && b.links().is_empty());
         assert!(server.link_groups().is_empty());
     });
+}
+
+#[test]
+fn any_number_of_tasks_peek() {
+    let world = World::new(7);
+    let (client, server) = world.pair();
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let (ours, mut theirs) = connect(&client, &listener).await;
+        let peek = async || {
+            let mut buf = [0; 4];
+            assert_eq!(ours.peek(&mut buf).await.expect("peeks"), 4);
+            buf
+        };
+        let (first, second) = (peek(), peek());
+        pin!(first);
+        pin!(second);
+        assert!(poll_once(&mut first).await.is_none());
+        assert!(poll_once(&mut second).await.is_none());
+        let writing = async { theirs.write_all(b"abcd").await.expect("writes") };
+        let (seen, ()) = zip(zip(first, second), writing).await;
+        assert_eq!(seen, (*b"abcd", *b"abcd"));
+    });
+}
+
+#[test]
+fn a_device_serves_one_endpoint_at_a_time() {
+    let world = World::new(8);
+    let (a, b) = (world.device("a0", 1), world.device("b0", 2));
+    let client = world.endpoint(&[&a]);
+    let again = || {
+        Endpoint::builder()
+            .runtime(world.runtime.handle())
+            .negotiation(Arc::new(Assume::new()))
+            .ueid(eid())
+            .device(b.clone())
+            .build()
+    };
+    for _ in 0..3 {
+        let server = again().expect("the device is free");
+        assert!(matches!(again(), Err(Error::Misuse(_))));
+        world.block_on(async {
+            let listener = listen(&server).await;
+            let (mut ours, mut theirs) = connect(&client, &listener).await;
+            transfer(&mut ours, &mut theirs, 1000).await;
+            transfer(&mut theirs, &mut ours, 1000).await;
+            drop((ours, theirs, listener));
+            server.close().await;
+        });
+    }
 }

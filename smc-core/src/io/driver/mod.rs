@@ -1,7 +1,9 @@
 //! One task per device that hands the device's events to the connections concerned.
 
+mod serving;
 mod task;
 
+pub(crate) use serving::claim;
 pub(crate) use task::Driver;
 
 use std::collections::VecDeque;
