@@ -132,7 +132,7 @@ impl std::fmt::Display for How {
         f.write_str(match self {
             Self::Reset => "reset by peer",
             Self::Aborted => "aborted, peer is gone",
-            Self::Local => "closed for writing",
+            Self::Local => "was shut down for writing by this side",
             Self::DuringHandshake => "closed by peer during the handshake",
             Self::Endpoint => "ended with its endpoint",
         })

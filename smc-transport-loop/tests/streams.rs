@@ -35,6 +35,9 @@ scenarios! {
     more_connections_join_the_group
     plain_clients_and_smc_clients_on_one_listener
     policies
+    a_peer_that_maps_buffers_and_one_that_does_not_talk
+    a_write_after_the_own_shutdown_names_it
+    a_stream_says_that_its_own_endpoint_was_shut_down
 }
 
 fn run<F: Future<Output = ()>>(on: On, nocopy: bool, scenario: impl FnOnce(World) -> F) {
@@ -442,4 +445,65 @@ async fn policies(world: World) {
     });
     let (stream, _accepted) = connect(&by_address.build().unwrap(), &listener).await;
     assert!(!stream.mode().is_smc());
+}
+
+async fn a_peer_that_maps_buffers_and_one_that_does_not_talk(world: World) {
+    let client = world.endpoint();
+    let server = support::builder(world.on, !world.nocopy, world.dir());
+    let listener = server.build().unwrap().bind("127.0.0.1:0").await.unwrap();
+    let (mut ours, mut theirs) = connect(&client, &listener).await;
+    let maps = |stream: &Stream| match stream.mode() {
+        Mode::SmcD { nocopy, .. } => *nocopy,
+        mode => panic!("{mode}"),
+    };
+    assert_eq!((maps(&ours), maps(&theirs)), (world.nocopy, !world.nocopy));
+    let data: Vec<u8> = (0..200_000).map(pattern).collect();
+    for _ in 0..2 {
+        let mut got = vec![0; data.len()];
+        let (sent, received) = zip(ours.write_all(&data), theirs.read_exact(&mut got)).await;
+        sent.unwrap();
+        received.unwrap();
+        assert!(got == data);
+        std::mem::swap(&mut ours, &mut theirs);
+    }
+}
+
+async fn a_write_after_the_own_shutdown_names_it(world: World) {
+    let (mut client, mut server) = world.pair().await;
+    client.shutdown_how(Shutdown::Write).unwrap();
+    let is_named = |error: std::io::Error| {
+        assert_eq!(error.kind(), ErrorKind::BrokenPipe, "{error}");
+        assert!(
+            error.to_string().contains("shut down for writing"),
+            "{error}"
+        );
+    };
+    is_named(client.write(b"late").await.unwrap_err());
+    assert_eq!(server.read(&mut [0; 1]).await.unwrap(), 0);
+    // Whatever ends the rest of the stream, as over TCP.
+    server.set_zero_linger().unwrap();
+    drop(server);
+    let reset = client.read(&mut [0; 1]).await.unwrap_err();
+    assert_eq!(reset.kind(), ErrorKind::ConnectionReset);
+    is_named(client.write(b"later").await.unwrap_err());
+}
+
+async fn a_stream_says_that_its_own_endpoint_was_shut_down(world: World) {
+    let (client, server) = (world.endpoint(), world.endpoint());
+    let listener = server.bind("127.0.0.1:0").await.unwrap();
+    let (mut ours, _theirs) = connect(&client, &listener).await;
+    let (mut shut, _other) = connect(&client, &listener).await;
+    shut.shutdown_how(Shutdown::Write).unwrap();
+    client.shutdown();
+    for failed in [
+        ours.read(&mut [0; 1]).await,
+        ours.write(b"late").await,
+        shut.read(&mut [0; 1]).await,
+    ] {
+        let error = failed.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionAborted, "{error}");
+        assert!(error.to_string().contains("endpoint"), "{error}");
+    }
+    let error = shut.write(b"late").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::BrokenPipe, "{error}");
 }

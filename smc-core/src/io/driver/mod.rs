@@ -247,12 +247,12 @@ impl Slot {
 
     /// The link group ended under its connections.
     pub(crate) fn group_ended(&self, group: GroupId, cause: Cause) {
-        let peer_may_have_closed = matches!(cause, Cause::PeerGone | Cause::DeviceGone);
         for conn in self.members(group) {
-            if peer_may_have_closed {
-                conn.peer_gone();
-            } else {
-                conn.kill(Error::Closed(How::Aborted));
+            match cause {
+                // It may have closed before.
+                Cause::PeerGone | Cause::DeviceGone => conn.peer_gone(),
+                Cause::Shutdown => conn.kill(Error::Closed(How::Endpoint)),
+                _ => conn.kill(Error::Closed(How::Aborted)),
             }
         }
     }

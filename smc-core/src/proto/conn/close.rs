@@ -204,7 +204,9 @@ impl Closing {
     /// What the application gets for writing.
     #[must_use]
     pub fn write_end(&self) -> WriteEnd {
-        if self.sent.intersects(StateFlags::SENDING_DONE | LAST_WORD) && !self.killed {
+        // Only a shutdown sends the first; killing sends an abort.
+        let is_shut = self.sent.contains(StateFlags::SENDING_DONE);
+        if is_shut || (self.sent.intersects(LAST_WORD) && !self.killed) {
             WriteEnd::Shut
         } else if self.peer.intersects(LAST_WORD) {
             WriteEnd::Reset

@@ -9,7 +9,7 @@ use smc_wire::cdc::CdcR;
 use smc_wire::llc::DeleteLinkReason;
 
 use super::super::super::runtime::Timer;
-use super::RdmaGroup;
+use super::{ENDPOINT_ENDS, RdmaGroup};
 use crate::device::{Inbound, LinkFailure, OpId};
 use crate::error::{Error, How};
 use crate::mem::sync::Ordering;
@@ -131,15 +131,15 @@ impl RdmaGroup {
         let now = self.now();
         self.step(|state| match cause {
             Cause::Idle => state.machine.shutdown(now, DeleteLinkReason::PROGRAM),
-            Cause::Shutdown => state.machine.terminate(now, DeleteLinkReason::OPERATOR),
+            Cause::Shutdown => state.machine.terminate(now, ENDPOINT_ENDS),
             _ => state.machine.terminate(now, DeleteLinkReason::PROGRAM),
         });
     }
 
     /// Ends all connections; each leaves the group by itself.
-    pub(crate) fn kill_members(self: &Arc<Self>) {
+    pub(super) fn kill_members(self: &Arc<Self>, how: How) {
         for staged in self.members() {
-            staged.kill(Error::Closed(How::Aborted));
+            staged.kill(Error::Closed(how));
         }
     }
 

@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use atomic_waker::AtomicWaker;
 use hashbrown::HashMap;
+use smc_wire::llc::DeleteLinkReason;
 use smc_wire::size::SizeCode;
 use smc_wire::types::{AlertToken, GroupId, Rkey, RmbAddr};
 
@@ -491,3 +492,6 @@ impl Drop for ForgetAnswer<'_> {
 }
 
 const NO_LINK: DeviceError = DeviceError::Invalid("link group has no such link");
+
+/// Why a group is deleted that ends with its endpoint.
+const ENDPOINT_ENDS: DeleteLinkReason = DeleteLinkReason::OPERATOR;

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use std::task::Waker;
 
 use super::super::wire::Wire;
-use super::{NO_LINK, RdmaGroup, State};
+use super::{ENDPOINT_ENDS, NO_LINK, RdmaGroup, State};
 use crate::device::{DeviceError, LinkAddress, LinkFailure, PendingLink, RdmaAddress, Route};
+use crate::error::How;
 use crate::mem::sync::Ordering;
 use crate::proto::group::{Cause, DeviceIndex, Key};
 use crate::proto::handshake::Role;
@@ -85,7 +86,10 @@ impl RdmaGroup {
             }
             Output::Full(is_full) => self.groups.set_full(self.id, is_full),
             Output::Terminate(cause) => {
-                self.kill_members();
+                self.kill_members(match cause {
+                    links::Cause::Local(ENDPOINT_ENDS) => How::Endpoint,
+                    _ => How::Aborted,
+                });
                 let cause = match cause {
                     links::Cause::LinksLost(_) => Cause::LinksDown,
                     links::Cause::Peer(_) => Cause::PeerGone,
@@ -104,7 +108,7 @@ impl RdmaGroup {
                 drop(state);
                 wakers.into_iter().for_each(Waker::wake);
                 self.groups.forget_rdma(self.id);
-                self.kill_members();
+                self.kill_members(How::Aborted);
                 self.retire_finished();
             }
             Output::Notice(_) => {}
