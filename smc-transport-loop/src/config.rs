@@ -80,8 +80,11 @@ impl Builder {
         self
     }
 
-    /// Whether peers' buffers are mapped and written in place ([`smc_core::device::Nocopy`]); true
-    /// if not given. Both sides have to agree.
+    /// Whether streams write in place, into the mapped buffers of peers
+    /// ([`smc_core::device::Nocopy`]), or by way of
+    /// [`move_data`](smc_core::device::Direct::move_data); true if not given.
+    ///
+    /// Concerns what this device writes, and nothing else: the peer's device may be set otherwise.
     #[must_use]
     pub fn nocopy(mut self, on: bool) -> Self {
         self.nocopy = on;

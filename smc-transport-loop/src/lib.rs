@@ -29,8 +29,9 @@
 //!   and closes the descriptor; then the owner closes its own. At rest a buffer takes no
 //!   descriptor, and a peer takes four. The peer has everything before it learns the token, so
 //!   [`attach`] never waits.
-//! * With *nocopy* (the default) the peer writes through its mapping; without, through
-//!   [`move_data`], which is one copy into the same mapping. Both sides have to be configured alike.
+//! * With *nocopy* (the default) a device lends streams its mapping of the peer's buffer, to write
+//!   in place; without, they write through [`move_data`], which is one copy into the same mapping.
+//!   That is up to each device, for what it writes: devices that differ can talk.
 //! * A signal costs a fence and a load unless the owner [armed] the buffer. Then a bit is set in
 //!   the *bell*, some shared memory per pair of devices, and if the owner sleeps its eventfd is
 //!   written. A wake-up looks at the peers that rang and at the bits that are set, not at the

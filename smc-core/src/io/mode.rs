@@ -16,7 +16,8 @@ pub enum Mode {
         version: Version,
         /// Release within version 2.
         release: Release,
-        /// Whether the peer's buffer is mapped, so that data is copied only once on its way.
+        /// Whether the peer's buffer is mapped for what we write, so that it is copied only once on
+        /// its way. The other direction is up to the peer's device.
         nocopy: bool,
         /// Name of our device.
         device: Arc<str>,
