@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 
 use smc_core::device::{DeviceError, Identity, Limits};
+use smc_core::io::negotiate::runtime_dir::RuntimeDirs;
 use smc_wire::size::SizeCode;
 use smc_wire::types::PnetId;
 
 use crate::device::LoopDevice;
-use crate::directory::Directory;
 use crate::policy::Policy;
 use crate::pool::Keep;
 
@@ -57,9 +57,7 @@ impl Builder {
         self
     }
 
-    /// The directory where devices find each other;
-    /// [`runtime_dir`](smc_core::io::negotiate::runtime_dir) if not
-    /// given.
+    /// The directory where devices find each other; those of [`RuntimeDirs::from_env`] if not given.
     ///
     /// It is made if need be, for the own user alone. It must belong to the own user, to root or
     /// to one of [`allow_users`](Self::allow_users), and others must not be able to change it; only
@@ -131,12 +129,16 @@ impl Builder {
 
     /// Makes the device and publishes it in the runtime directory.
     ///
+    /// Without [`runtime_dir`](Self::runtime_dir) it succeeds also if no directory can be used:
+    /// streams are TCP then, and [`LoopDevice::runtime_dir`] says why. It is tried again every
+    /// second.
+    ///
     /// Does not wait for other processes; makes a handful of system calls, one more for each device
     /// in the directory.
     ///
     /// # Errors
     ///
-    /// [`DeviceError::NotPermitted`] when the runtime directory is not safe to use,
+    /// [`DeviceError::RuntimeDir`] when the directory that was given cannot be used,
     /// [`DeviceError::Invalid`] for a limit of no buffers, else what the system refused.
     pub fn build(self) -> Result<LoopDevice, DeviceError> {
         if self.limits.max_dmbs == 0 {
@@ -147,16 +149,24 @@ impl Builder {
             None => Identity::new(self.name),
         };
         let policy = Policy::new(self.users);
-        let directory = Directory::open(self.runtime_dir, &policy)?;
-        LoopDevice::with_parts(
+        let is_given = self.runtime_dir.is_some();
+        let dirs = self
+            .runtime_dir
+            .map_or_else(RuntimeDirs::from_env, RuntimeDirs::at)
+            .allow_users(policy.others().iter().copied());
+        let device = LoopDevice::with_parts(
             identity,
             self.limits,
             self.nocopy,
             self.keep,
             self.max_mappings,
-            directory,
+            dirs,
             policy,
-        )
+        )?;
+        match device.runtime_dir() {
+            Err(error) if is_given => Err(error.into()),
+            _ => Ok(device),
+        }
     }
 }
 

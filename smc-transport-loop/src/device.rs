@@ -1,7 +1,7 @@
 use std::fmt;
 use std::future::poll_fn;
 use std::io::IoSlice;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
@@ -10,12 +10,12 @@ use smc_core::device::{
     Attachment, Device, DeviceError, Direct, Dmb, Doorbell, Event, Fabric, Identity, Limits,
     Nocopy, Signal, SubmitError,
 };
+use smc_core::io::negotiate::runtime_dir::{RuntimeDirError, RuntimeDirs};
 use smc_core::mem::{WORDWISE_MAX, gather};
 use smc_wire::types::{Chid, DmbToken, Gid};
 
 use crate::channel::Message;
 use crate::config::Builder;
-use crate::directory::Directory;
 use crate::lock;
 use crate::outbox::Way;
 use crate::peer::{Peer, is_dmb_len};
@@ -63,10 +63,10 @@ impl LoopDevice {
         nocopy: bool,
         keep: Keep,
         max_mappings: usize,
-        directory: Directory,
+        dirs: RuntimeDirs,
         policy: Policy,
     ) -> Result<Self, DeviceError> {
-        let peers = Peers::new(random::gid()?, directory, policy, keep, max_mappings)?;
+        let peers = Peers::new(random::gid()?, dirs, policy, keep, max_mappings)?;
         let permits = Permits::new(limits.max_dmbs);
         Ok(Self {
             identity,
@@ -78,10 +78,13 @@ impl LoopDevice {
         })
     }
 
-    /// The directory where the device can be found.
-    #[must_use]
-    pub fn runtime_dir(&self) -> &Path {
-        self.peers.directory().path()
+    /// The directory where the device can be found now.
+    ///
+    /// # Errors
+    ///
+    /// Why it can be found in none. Until that changes, its streams are TCP.
+    pub fn runtime_dir(&self) -> Result<PathBuf, RuntimeDirError> {
+        self.peers.directory()
     }
 
     /// Number of other devices that there is a channel to.

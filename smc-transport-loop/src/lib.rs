@@ -64,10 +64,10 @@
 //!
 //! # Where devices meet
 //!
-//! The runtime directory is that of `smc-core`'s local negotiation,
-//! [`runtime_dir`](smc_core::io::negotiate::runtime_dir): `$SMC_RUNTIME_DIR`, or a directory of
-//! the user's session, or `/tmp/smc-<uid>`. Containers have to mount the same one; they need not
-//! share namespaces. [`Builder::runtime_dir`] chooses another one.
+//! The runtime directories are those of `smc-core`'s local negotiation,
+//! [`RuntimeDirs`](smc_core::io::negotiate::runtime_dir::RuntimeDirs). Containers have to mount the
+//! same one; they need not share namespaces. [`Builder::runtime_dir`] chooses another one. A device
+//! whose name is removed there is published again within a second.
 //!
 //! A process that forks without `exec` lends its sockets to the child, so its death is noticed
 //! only after that of the child.

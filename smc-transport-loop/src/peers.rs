@@ -2,20 +2,22 @@
 
 mod lobby;
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use hashbrown::HashMap;
 use rustix::io::Errno;
 use smc_core::device::{DeviceError, Event};
 use smc_core::io::negotiate::Credentials;
+use smc_core::io::negotiate::runtime_dir::{Publication, RuntimeDirError, RuntimeDirs};
 use smc_core::mem::sync::{AtomicU64, Ordering};
 use smc_wire::types::Gid;
 
 use crate::active::Active;
 use crate::bell::{self, Bell};
 use crate::channel::{self, Message};
-use crate::directory::Directory;
+use crate::directory::{is_socket_name, socket_name};
 use crate::doorbell::{Doorbell, Rang, new_eventfd};
 use crate::lock;
 use crate::outbox::{Outbox, Wakes, Way};
@@ -32,10 +34,10 @@ use lobby::Lobby;
 pub(crate) struct Peers {
     gid: Gid,
     own: Arc<Peer>,
-    directory: Directory,
+    dirs: RuntimeDirs,
+    publication: Mutex<Publication>,
     policy: Policy,
     keep: Keep,
-    listener: OwnedFd,
     doorbell: Arc<Doorbell>,
     tokens: Arc<Tokens>,
     active: Active,
@@ -75,19 +77,15 @@ impl Peers {
     /// Publishes a device in the runtime directory.
     pub(crate) fn new(
         gid: Gid,
-        directory: Directory,
+        dirs: RuntimeDirs,
         policy: Policy,
         keep: Keep,
         max_mappings: usize,
     ) -> Result<Self, DeviceError> {
-        directory.sweep();
-        let listener = directory.publish(gid, &policy)?;
-        // From here on the socket must be removed whatever happens.
-        let published = Published {
-            directory: Some(directory),
-            gid,
-        };
-        let doorbell = Arc::new(Doorbell::new(listener.as_fd())?);
+        dirs.sweep(is_socket_name);
+        let publication = Publication::new(dirs.clone(), socket_name(gid), policy.has_others());
+        let publication = publication.map_err(|error| DeviceError::os("publish device", &error))?;
+        let doorbell = Arc::new(Doorbell::new(publication.bell())?);
         let tokens = Arc::new(Tokens::default());
         let mappings = Permits::new(max_mappings);
         let own = Arc::new(own_peer(gid, &doorbell, &tokens, keep, &mappings)?);
@@ -95,10 +93,10 @@ impl Peers {
         Ok(Self {
             gid,
             own,
-            directory: published.keep(),
+            dirs,
+            publication: Mutex::new(publication),
             policy,
             keep,
-            listener,
             doorbell,
             tokens,
             active: Active::default(),
@@ -115,8 +113,13 @@ impl Peers {
         self.gid
     }
 
-    pub(crate) fn directory(&self) -> &Directory {
-        &self.directory
+    /// The runtime directory in which the device is published, or why it is in none.
+    pub(crate) fn directory(&self) -> Result<PathBuf, RuntimeDirError> {
+        let publication = lock(&self.publication);
+        match (publication.directories().next(), publication.error()) {
+            (None, Some(error)) => Err(error.clone()),
+            (path, _) => Ok(path.map(Path::to_owned).unwrap_or_default()),
+        }
     }
 
     pub(crate) fn doorbell(&self) -> &Doorbell {
@@ -204,12 +207,17 @@ impl Peers {
             return Ok(peer);
         }
         let unreachable = |why| Err(DeviceError::Unreachable { peer: gid, why }.into());
-        let channel = match self.directory.connect(gid) {
+        let name = socket_name(gid);
+        let channel = match self.dirs.connect(&name) {
             Ok(channel) => Arc::new(channel),
             Err(Errno::AGAIN) => return Err(OpenError::Busy),
-            Err(Errno::NOENT) => return unreachable("no such device in the runtime directory"),
+            Err(Errno::NOENT) => {
+                // Then it is more likely that the peer cannot use it either.
+                self.directory().map_err(DeviceError::from)?;
+                return unreachable("no such device in the runtime directory");
+            }
             Err(Errno::CONNREFUSED) => {
-                self.directory.remove_if_stale(gid);
+                self.dirs.remove_if_stale(&name);
                 return unreachable("its process has ended");
             }
             Err(Errno::ACCESS | Errno::PERM) => {
@@ -299,7 +307,7 @@ impl Peers {
 
 impl Drop for Peers {
     fn drop(&mut self) {
-        self.directory.remove(self.gid);
+        lock(&self.publication).close();
         let known =
             std::mem::take(&mut *self.known.write().unwrap_or_else(PoisonError::into_inner));
         for peer in known.by_id.values() {
@@ -308,29 +316,6 @@ impl Drop for Peers {
         self.close(&self.own);
         self.tokens.clear();
         self.wake();
-    }
-}
-
-/// Removes the socket of a device that did not come into being.
-#[derive(Debug)]
-struct Published {
-    directory: Option<Directory>,
-    gid: Gid,
-}
-
-impl Published {
-    fn keep(mut self) -> Directory {
-        self.directory
-            .take()
-            .expect("taken by `keep` alone, which consumes it")
-    }
-}
-
-impl Drop for Published {
-    fn drop(&mut self) {
-        if let Some(directory) = &self.directory {
-            directory.remove(self.gid);
-        }
     }
 }
 

@@ -27,6 +27,10 @@ impl Policy {
         uid == self.own
     }
 
+    pub(crate) fn others(&self) -> &[u32] {
+        &self.others
+    }
+
     pub(crate) fn has_others(&self) -> bool {
         !self.others.is_empty()
     }

@@ -381,7 +381,7 @@ fn other_users_are_refused() {
     let dir = shared_dir();
     let refused = LoopDevice::builder().runtime_dir(dir.path()).build();
     assert!(
-        matches!(refused, Err(DeviceError::NotPermitted(_))),
+        matches!(refused, Err(DeviceError::RuntimeDir(_))),
         "open to all: {refused:?}"
     );
     // The socket is closed; then open for some other user.

@@ -5,6 +5,7 @@ use rustix::io::Errno;
 use smc_wire::types::Gid;
 
 use crate::error::{Limit, OsError};
+use crate::io::negotiate::runtime_dir::RuntimeDirError;
 use crate::mem::MemoryError;
 
 /// Why a device could not do what it was asked.
@@ -40,6 +41,9 @@ pub enum DeviceError {
     /// The peer broke the rules between devices.
     #[error("peer device misbehaved: {0}")]
     PeerMisbehaved(&'static str),
+    /// The runtime directory cannot be used, so that no peer finds the device.
+    #[error(transparent)]
+    RuntimeDir(#[from] RuntimeDirError),
     /// The operating system refused a step.
     #[error(transparent)]
     Os(#[from] OsError),

@@ -155,7 +155,7 @@ fn listeners_of_strangers_are_not_believed() {
     run(|world| async move {
         // Root trusts a directory of its own, and still not a socket in it that is not its own.
         world.open_to_all();
-        fs::set_permissions(&world.dir.path, fs::Permissions::from_mode(0o777)).unwrap();
+        fs::set_permissions(&world.dir.path, fs::Permissions::from_mode(0o1777)).unwrap();
         let Some(mut stranger) = world.child_as(NOBODY, "listens", "127.0.0.1:0") else {
             return;
         };

@@ -500,17 +500,11 @@ fn a_directory_that_others_can_write_to_is_not_used() {
         let server = world.server("127.0.0.1:0");
         fs::set_permissions(&world.dir.path, fs::Permissions::from_mode(0o777)).unwrap();
         assert!(world.client().look_up(server.at()).await.is_none());
-        let missing = Local::new().with_directory(world.dir.path.join("missing"));
+        fs::write(world.dir.path.join("file"), "").unwrap();
+        let file = Local::new().with_directory(world.dir.path.join("file"));
+        assert!(file.client(&world.rt).look_up(server.at()).await.is_none());
         assert!(
-            missing
-                .client(&world.rt)
-                .look_up(server.at())
-                .await
-                .is_none()
-        );
-        assert!(
-            missing
-                .publish(&world.rt, server.at(), server.acceptor.fd())
+            file.publish(&world.rt, server.at(), server.acceptor.fd())
                 .is_err()
         );
     });

@@ -128,13 +128,23 @@ fn host() -> Found {
     match LoopDevice::new() {
         Ok(found) => {
             let limits = found.limits();
-            let dir = found.runtime_dir().display().to_string();
+            let (dir, line) = match found.runtime_dir() {
+                Ok(dir) => {
+                    let dir = dir.display().to_string();
+                    let line = format!("runtime directory {dir}");
+                    (json!(dir), line)
+                }
+                Err(why) => {
+                    device.trouble = Some(why.to_string());
+                    (Json::Null, "not found by other processes".into())
+                }
+            };
             device.name.clone_from(&found.identity().name);
             device.lines = vec![
                 "between processes of this host that have the runtime directory in common".into(),
-                format!("runtime directory {dir}"),
+                line,
             ];
-            device.fields.insert("runtime_dir".into(), json!(dir));
+            device.fields.insert("runtime_dir".into(), dir);
             device
                 .fields
                 .insert("max_dmbs".into(), json!(limits.max_dmbs));

@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 use rustix::io::Errno;
-use rustix::net::{SocketFlags, accept_with};
 use smc_core::device::{DeviceError, Event};
 use smc_core::io::negotiate::Credentials;
 use smc_core::io::negotiate::passed::{Passed, PeerSocket};
@@ -16,6 +15,7 @@ use smc_wire::types::Gid;
 use super::{OpenError, Peers, new_bell};
 use crate::bell;
 use crate::channel::{self, Message, Received};
+use crate::directory::socket_name;
 use crate::doorbell::{Rang, check_eventfd, new_eventfd};
 use crate::lock;
 use crate::outbox::Way;
@@ -98,7 +98,7 @@ impl Peers {
             Rang::Dying(id) => {
                 if let Some((gid, socket)) = lobby.dying.remove(&id) {
                     self.doorbell.forget_channel(&socket);
-                    self.directory.remove_if_stale(gid);
+                    self.dirs.remove_if_stale(&socket_name(gid));
                 }
             }
             _ => {}
@@ -106,20 +106,21 @@ impl Peers {
     }
 
     fn accept(&self, lobby: &mut Lobby) {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let accept = || lock(&self.publication).accept();
+        lock(&self.publication).tend();
         for _ in 0..MAX_ACCEPTS {
-            match accept_with(&self.listener, flags) {
-                Ok(socket) => self.meet(lobby, socket.into()),
+            match accept() {
+                Ok(socket) => self.meet(lobby, socket),
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(Errno::MFILE | Errno::NFILE) => {
                     // Else the listener would ring on and on. The peer sees the connection end.
                     lobby.spare = None;
-                    let refused = accept_with(&self.listener, flags);
+                    let refused = accept();
                     if refused.is_ok() {
                         // There may be others, of whom the driver might not hear again.
                         self.doorbell.ring_own();
                     }
-                    drop(refused.map(PeerSocket::from));
+                    drop(refused);
                     lobby.spare = new_eventfd().ok();
                     return;
                 }
@@ -219,7 +220,7 @@ impl Peers {
         peer.collect(events);
         self.close(peer);
         events.push(Event::PeerGone(peer.gid));
-        if !self.directory.remove_if_stale(peer.gid) {
+        if !self.dirs.remove_if_stale(&socket_name(peer.gid)) {
             self.remove_when_stale(lobby, peer.gid);
         }
     }
@@ -228,8 +229,8 @@ impl Peers {
     /// listener may still be there. A connection that nobody accepts ends together with it; if the
     /// process lives after all, it ends the connection because of what it hears.
     fn remove_when_stale(&self, lobby: &mut Lobby, gid: Gid) {
-        let Ok(socket) = self.directory.connect(gid) else {
-            self.directory.remove_if_stale(gid);
+        let Ok(socket) = self.dirs.connect(&socket_name(gid)) else {
+            self.dirs.remove_if_stale(&socket_name(gid));
             return;
         };
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);

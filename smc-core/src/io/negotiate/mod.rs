@@ -40,12 +40,13 @@ pub mod local;
 #[cfg(feature = "syn-option")]
 pub mod option;
 pub mod passed;
+pub mod runtime_dir;
 
 pub use assume::{Assume, Never};
 pub use chain::Chain;
 pub use credentials::Credentials;
 pub use early::{Early, Precedent};
-pub use local::{Local, runtime_dir, runtime_dirs};
+pub use local::Local;
 #[cfg(feature = "syn-option")]
 pub use option::SynOption;
 

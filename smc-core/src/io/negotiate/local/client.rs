@@ -15,10 +15,11 @@ use rustix::net::sockopt::socket_cookie;
 use super::board::{Announcement, MAX_PROPOSAL};
 use super::channel::Channel;
 use super::diag::Diag;
-use super::directory::{Directory, Entry, sweep};
+use super::directory::{Directory, Entry};
 use super::netns::{NetNs, canonical, has_scope, is_local, is_routable};
 use super::offer::LocalOffer;
 use super::{Local, lock, proof};
+use crate::io::negotiate::runtime_dir::RuntimeDirs;
 use crate::io::negotiate::{Candidate, Client, Early, Offer, Precedent};
 use crate::io::runtime::{Runtime, Unconnected};
 
@@ -32,13 +33,38 @@ pub(super) struct LocalClient {
 
 #[derive(Debug)]
 struct Known {
-    directories: Mutex<Vec<Directory>>,
+    directories: Mutex<Directories>,
     channels: Mutex<HashMap<(NetNs, String), Arc<Channel>>>,
     /// Of the network namespace that was used last, where the kernel offers it.
     diag: Mutex<Option<(NetNs, Option<Diag>)>>,
     proofs: Mutex<HashMap<ProofKey, Proof>>,
     /// Where connections went a moment ago, by thread, as threads may be in different namespaces.
     routes: Mutex<HashMap<(ThreadId, SocketAddr), Route>>,
+}
+
+/// Where listeners are looked for.
+#[derive(Debug)]
+struct Directories {
+    rule: RuntimeDirs,
+    /// By the rule, as of a moment ago.
+    known: Vec<Directory>,
+    until: Instant,
+}
+
+impl Directories {
+    /// The directories by the rule, with what is known of those that were there before.
+    fn refresh(&mut self, now: Instant) {
+        if now < self.until {
+            return;
+        }
+        self.until = now + DIRECTORIES_LAST;
+        let mut old = std::mem::take(&mut self.known);
+        self.known
+            .extend(self.rule.to_search().into_iter().map(|path| {
+                let at = old.iter().position(|known| **known.path() == *path);
+                at.map_or_else(|| Directory::new(path), |at| old.swap_remove(at))
+            }));
+    }
 }
 
 /// The listener that gets the connections to an address of this host.
@@ -62,11 +88,11 @@ enum Proof {
 
 impl LocalClient {
     pub(super) fn new(config: Local, runtime: Arc<dyn Runtime>) -> Self {
-        let directories = config
-            .directories()
-            .into_iter()
-            .map(Directory::new)
-            .collect();
+        let directories = Directories {
+            rule: config.directories(),
+            known: Vec::new(),
+            until: runtime.now(),
+        };
         Self {
             config: Arc::new(config),
             runtime,
@@ -82,14 +108,19 @@ impl LocalClient {
 
     /// Everybody in sight who may get connections to `to`.
     fn listeners_at(&self, to: SocketAddr) -> Vec<(Arc<Path>, Arc<Entry>)> {
-        let mut found = Vec::new();
-        for directory in &mut *lock(&self.known.directories) {
+        let mut found: Vec<(Arc<Path>, Arc<Entry>)> = Vec::new();
+        let mut directories = lock(&self.known.directories);
+        directories.refresh(self.runtime.now());
+        let Directories { rule, known, .. } = &mut *directories;
+        for directory in known {
             let path = Arc::clone(directory.path());
-            let entries = directory
-                .entries(|uid| self.config.trusts_owner(uid))
-                .iter();
-            let fitting = entries.filter(|e| e.port == to.port() && e.scope.covers(to.ip()));
-            found.extend(fitting.map(|entry| (Arc::clone(&path), Arc::clone(entry))));
+            for entry in directory.entries(rule) {
+                let fits = entry.port == to.port() && entry.scope.covers(to.ip());
+                // The same listener may be in several directories.
+                if fits && !found.iter().any(|(_, known)| known == entry) {
+                    found.push((Arc::clone(&path), Arc::clone(entry)));
+                }
+            }
         }
         found
     }
@@ -109,7 +140,7 @@ impl LocalClient {
             }
             Err(error) => {
                 if error.kind() == io::ErrorKind::ConnectionRefused {
-                    sweep(dir, &key.1);
+                    lock(&self.known.directories).rule.remove_if_stale(&key.1);
                 }
                 None
             }
@@ -343,6 +374,9 @@ const MAX_LISTENERS: usize = 32;
 /// may have come, or the thread may have moved to another namespace: whoever is not answered then
 /// is plain TCP.
 const ROUTE_LASTS: Duration = Duration::from_millis(20);
+
+/// How long it takes at most until a listener in a directory that was not one of those is found.
+const DIRECTORIES_LAST: Duration = Duration::from_secs(1);
 
 /// Routes remembered.
 const MAX_ROUTES: usize = 256;

@@ -1,90 +1,19 @@
 //! The directory in which listeners make themselves known, and its names.
 //!
 //! `l-<port>-<address>-<namespace>-<cookie>-<random>.sock`, numbers but the port in hexadecimal:
-//! all that a client needs to know to choose is in the name, and no name is used twice. Listeners
-//! that may share their port with others have an `s` instead of the `l`.
+//! all that a client needs to know to choose is in the name, and no two listeners have the same.
+//! Listeners that may share their port with others have an `s` instead of the `l`.
 
-use std::ffi::OsStr;
 use std::fmt::{self, Display};
-use std::fs::{self, Metadata};
-use std::io;
+use std::fs::Metadata;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use rustix::fs::{Mode, OFlags};
-use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
-use rustix::process::geteuid;
-
 use super::netns::NetNs;
-
-/// The directory in which this process keeps its sockets for other processes of the user.
-///
-/// `$SMC_RUNTIME_DIR`; without that the first of `$XDG_RUNTIME_DIR/smc`, `/run/user/<uid>/smc`, of
-/// which the parent exists and is the user's, and `/tmp/smc-<uid>`. It is created if missing, with
-/// mode 0700.
-///
-/// # Errors
-///
-/// When it cannot be created, is not a directory, belongs to somebody else, or others may write
-/// to it.
-pub fn runtime_dir() -> io::Result<PathBuf> {
-    let path = candidates()
-        .into_iter()
-        .next()
-        .ok_or(io::ErrorKind::NotFound)?;
-    match rustix::fs::mkdir(&path, Mode::RWXU) {
-        Ok(()) | Err(Errno::EXIST) => {}
-        Err(error) => return Err(error.into()),
-    }
-    let owner = geteuid().as_raw();
-    if is_trusted(&fs::symlink_metadata(&path)?, |uid| uid == owner) {
-        return Ok(path);
-    }
-    let why = format!(
-        "{} is not a directory that only this user can write",
-        path.display()
-    );
-    Err(io::Error::new(io::ErrorKind::PermissionDenied, why))
-}
-
-/// The directories in which other processes of the user may keep theirs, which need not exist.
-///
-/// More than one, because not every process of a user has the same environment: a service may
-/// have been started before the session's directory existed.
-#[must_use]
-pub fn runtime_dirs() -> Vec<PathBuf> {
-    candidates()
-}
-
-fn candidates() -> Vec<PathBuf> {
-    let set = |name| {
-        std::env::var_os(name)
-            .filter(|value| !value.is_empty())
-            .map(PathBuf::from)
-    };
-    if let Some(path) = set("SMC_RUNTIME_DIR") {
-        return vec![path];
-    }
-    let uid = geteuid().as_raw();
-    let session = set("XDG_RUNTIME_DIR").into_iter();
-    let mut all = Vec::new();
-    for parent in session.chain([PathBuf::from(format!("/run/user/{uid}"))]) {
-        let path = parent.join("smc");
-        // A session of somebody else may have been inherited through `sudo` and the like.
-        if fs::symlink_metadata(&parent).is_ok_and(|is| is_trusted(&is, |owner| owner == uid))
-            && !all.contains(&path)
-        {
-            all.push(path);
-        }
-    }
-    all.push(PathBuf::from(format!("/tmp/smc-{uid}")));
-    all
-}
+use crate::io::negotiate::runtime_dir::{RuntimeDirs, names};
 
 /// The listeners of one directory, read again only when it has changed.
 #[derive(Debug)]
@@ -115,12 +44,11 @@ impl Directory {
         &self.path
     }
 
-    /// The listeners now. None if the directory is not there, or `may_own` refuses its owner, or
-    /// others may write to it.
-    pub(super) fn entries(&mut self, may_own: impl Fn(u32) -> bool) -> &[Arc<Entry>] {
-        match fs::symlink_metadata(&self.path) {
-            Ok(found) if is_trusted(&found, may_own) => self.refresh(&found),
-            _ => self.read = None,
+    /// The listeners now. None if the directory may not be used.
+    pub(super) fn entries(&mut self, dirs: &RuntimeDirs) -> &[Arc<Entry>] {
+        match dirs.check(&self.path) {
+            Ok(found) => self.refresh(&found),
+            Err(_) => self.read = None,
         }
         self.read.as_ref().map_or(&[], |read| &read.entries)
     }
@@ -163,7 +91,7 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    fn parse(name: &str) -> Option<Self> {
+    pub(super) fn parse(name: &str) -> Option<Self> {
         let mut parts = name.strip_suffix(".sock")?.split('-');
         let hex = |text: &str| u64::from_str_radix(text, 16).ok();
         let shared = match parts.next()? {
@@ -257,70 +185,9 @@ impl Display for Scope {
     }
 }
 
-/// Calls `f` with the address of a socket in a directory.
-pub(super) fn with_address<T>(
-    dir: &Path,
-    name: &str,
-    f: impl FnOnce(&SocketAddrUnix) -> io::Result<T>,
-) -> io::Result<T> {
-    match SocketAddrUnix::new(dir.join(name)) {
-        Ok(address) => f(&address),
-        // An address holds 107 bytes. The directory's descriptor makes a shorter path.
-        Err(Errno::NAMETOOLONG) => {
-            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            let dir = rustix::fs::open(dir, flags, Mode::empty())?;
-            let path = format!("/proc/self/fd/{}/{name}", dir.as_raw_fd());
-            f(&SocketAddrUnix::new(path)?)
-        }
-        Err(error) => Err(error.into()),
-    }
-}
-
-/// Removes a name if no socket has it any more.
-///
-/// A socket of another kind cannot connect, but the kernel says different things about a socket
-/// that is there, listening or about to listen, and one that is not.
-pub(super) fn sweep(dir: &Path, name: &str) {
-    let dead = with_address(dir, name, |address| {
-        let probe = rustix::net::socket(AddressFamily::UNIX, SocketType::DGRAM, None)?;
-        Ok(rustix::net::connect(&probe, address))
-    });
-    if matches!(dead, Ok(Err(Errno::CONNREFUSED))) {
-        // Names are not used twice, so nobody else can have it by now.
-        let _ = fs::remove_file(dir.join(name));
-    }
-}
-
-/// Removes all names that no socket has any more.
-pub(super) fn sweep_all(dir: &Path) {
-    for name in names(dir).filter(|name| Entry::parse(name).is_some()) {
-        sweep(dir, &name);
-    }
-}
-
-fn names(dir: &Path) -> impl Iterator<Item = String> {
-    let entries = fs::read_dir(dir)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .take(MAX_NAMES);
-    entries.filter_map(|entry| OsStr::to_str(&entry.file_name()).map(str::to_owned))
-}
-
-/// A directory, not a link, of a good owner, that nobody else can write to.
-fn is_trusted(found: &Metadata, may_own: impl Fn(u32) -> bool) -> bool {
-    found.is_dir() && may_own(found.uid()) && found.mode() & WRITABLE_BY_OTHERS == 0
-}
-
 /// After this time a further change is certain to get another time: file systems use a clock that
 /// ticks every 10 ms or faster.
 const SETTLED_AFTER: Duration = Duration::from_millis(50);
-
-/// Group and others.
-const WRITABLE_BY_OTHERS: u32 = 0o022;
-
-/// Names read from a directory. More are not expected, and reading must end.
-const MAX_NAMES: usize = 4096;
 
 #[cfg(test)]
 mod tests;

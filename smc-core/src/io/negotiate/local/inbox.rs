@@ -17,10 +17,11 @@ use super::diag::Diag;
 use super::directory::{Entry, Scope};
 use super::message::{MAX_LEN, NONCE_LEN, ToClient, ToListener};
 use super::netns::canonical;
-use super::packet::{MANY, Received, accept, receive, send};
+use super::packet::{MANY, Received, receive, send};
 use super::{Local, is_own};
 use crate::io::negotiate::Credentials;
 use crate::io::negotiate::passed::PeerSocket;
+use crate::io::negotiate::runtime_dir::Publication;
 use crate::mem::sync::{AtomicBool, Ordering};
 
 /// The channels of a listener and what came on them.
@@ -29,7 +30,7 @@ pub(super) struct Inbox {
     config: Local,
     entry: Entry,
     /// `None` when closed.
-    listener: Option<OwnedFd>,
+    publication: Option<Publication>,
     /// The listener and all channels.
     all: OwnedFd,
     channels: HashMap<u64, Channel>,
@@ -103,18 +104,18 @@ impl Inbox {
     pub(super) fn new(
         config: Local,
         entry: Entry,
-        listener: OwnedFd,
+        publication: Publication,
         at: SocketAddr,
     ) -> io::Result<Self> {
         let all = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&all, &listener, LISTENER, epoll::EventFlags::IN)?;
+        epoll::add(&all, publication.bell(), LISTENER, epoll::EventFlags::IN)?;
         // It is offered if the kernel knows at least the listener itself.
         let at = canonical(at);
         let works = |diag: &mut Diag| matches!(diag.find(at, (at.ip(), 1).into()), Ok(Some(_)));
         Ok(Self {
             config,
             entry,
-            listener: Some(listener),
+            publication: Some(publication),
             all,
             channels: HashMap::new(),
             next_channel: 0,
@@ -306,7 +307,7 @@ impl Inbox {
 
     /// Ends all channels; who has to be woken.
     pub(super) fn close(&mut self) -> Vec<Waker> {
-        self.listener = None;
+        self.publication = None;
         for (_, channel) in self.channels.drain() {
             channel.dead.store(true, Ordering::Release);
             channel.board.iter().for_each(Board::close);
@@ -317,11 +318,14 @@ impl Inbox {
 
     /// Takes new channels in.
     fn welcome(&mut self, collected: &mut Collected) {
+        if let Some(publication) = &mut self.publication {
+            publication.tend();
+        }
         for _ in 0..MAX_CHANNELS {
-            let Some(listener) = &self.listener else {
+            let Some(publication) = &mut self.publication else {
                 return;
             };
-            let fd = match accept(listener.as_fd()) {
+            let fd = match publication.accept() {
                 Ok(fd) => fd,
                 Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
                     collected.exhausted = true;

@@ -59,6 +59,9 @@
 //! **Listeners that died.** Nobody answers on their channels, which clients see at once, and their
 //! names are removed by the next process that stumbles over them.
 //!
+//! **Names that are removed while the listener lives.** They are published again, see
+//! [`Publication`](super::runtime_dir::Publication).
+//!
 //! **Floods, rubbish, and memory that changes.** Channels are limited in number and boards in
 //! length. A file that could shrink is no board; packets that are not exactly right end the channel.
 //! Of a board each side copies out what it looks at, within bounds of its own, and checks the copy.
@@ -81,8 +84,6 @@ mod packet;
 mod proof;
 mod server;
 
-pub use directory::{runtime_dir, runtime_dirs};
-
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
@@ -91,6 +92,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::process::geteuid;
 
+use super::runtime_dir::RuntimeDirs;
 use super::{Client, Negotiation, Published};
 use crate::io::runtime::Runtime;
 
@@ -111,14 +113,14 @@ pub struct Local {
 }
 
 impl Local {
-    /// Between processes of the same user, in [`runtime_dir`].
+    /// Between processes of the same user, in the [`RuntimeDirs`] of the environment.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Uses this directory. It has to exist and to be on a local file system, its owner has to be
-    /// this user, root or one that is allowed, and nobody else may be able to write to it.
+    /// Uses this directory, which is made if it does not exist. It has to be on a local file system,
+    /// and as [`RuntimeDirs::at`] says.
     #[must_use]
     pub fn with_directory(mut self, path: impl Into<PathBuf>) -> Self {
         self.directory = Some(path.into());
@@ -132,20 +134,15 @@ impl Local {
         self
     }
 
-    fn directories(&self) -> Vec<PathBuf> {
-        self.directory
-            .clone()
-            .map_or_else(runtime_dirs, |path| vec![path])
+    fn directories(&self) -> RuntimeDirs {
+        let dirs = self.directory.as_ref();
+        dirs.map_or_else(RuntimeDirs::from_env, RuntimeDirs::at)
+            .allow_users(self.uids.iter().copied())
     }
 
     /// Whether processes of this user are talked to.
     fn allows(&self, uid: u32) -> bool {
         is_own(uid) || self.uids.contains(&uid)
-    }
-
-    /// Whether a directory of this user is used.
-    fn trusts_owner(&self, uid: u32) -> bool {
-        self.allows(uid) || (uid == 0 && self.directory.is_some())
     }
 }
 

@@ -3,38 +3,12 @@
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::path::Path;
 
-use rustix::fs::Mode;
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
-};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
-use super::directory::with_address;
-use crate::io::negotiate::passed::{self, Passed, PeerSocket};
-
-/// A listening socket with this name, for the user alone or for everybody.
-pub(super) fn listen(dir: &Path, name: &str, for_all: bool) -> io::Result<OwnedFd> {
-    let fd = socket()?;
-    with_address(dir, name, |at| Ok(rustix::net::bind(&fd, at)?))?;
-    let mode = if for_all { 0o666 } else { 0o600 };
-    rustix::fs::chmod(dir.join(name), Mode::from_raw_mode(mode))?;
-    rustix::net::listen(&fd, BACKLOG)?;
-    Ok(fd)
-}
-
-/// The next client of a listening socket.
-pub(super) fn accept(listener: BorrowedFd<'_>) -> Result<PeerSocket, Errno> {
-    rustix::net::accept_with(listener, FLAGS).map(PeerSocket::from)
-}
-
-/// Connects to a listening socket, without waiting for it.
-pub(super) fn connect(dir: &Path, name: &str) -> io::Result<PeerSocket> {
-    let fd = socket()?;
-    with_address(dir, name, |at| Ok(rustix::net::connect(&fd, at)?))?;
-    Ok(fd.into())
-}
+use crate::io::negotiate::passed::{self, Passed};
+pub(super) use crate::io::negotiate::runtime_dir::connect_in as connect;
 
 /// Sends a packet and perhaps a descriptor, if there is room for it now.
 pub(super) fn send(
@@ -83,20 +57,6 @@ pub(super) fn receive<'a>(fd: BorrowedFd<'_>, buf: &'a mut [u8]) -> Received<'a>
     }
 }
 
-fn socket() -> io::Result<OwnedFd> {
-    Ok(rustix::net::socket_with(
-        AddressFamily::UNIX,
-        SocketType::SEQPACKET,
-        FLAGS,
-        None,
-    )?)
-}
-
-const FLAGS: SocketFlags = SocketFlags::NONBLOCK.union(SocketFlags::CLOEXEC);
-
 /// Packets that were there together, so that the queue may have been full, which loses rings:
 /// everybody looks again then. A queue holds several times as many.
 pub(super) const MANY: usize = 16;
-
-/// Client processes that may wait to be noticed.
-const BACKLOG: i32 = 256;

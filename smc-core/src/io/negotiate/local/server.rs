@@ -5,7 +5,6 @@ use std::future::poll_fn;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
@@ -14,13 +13,13 @@ use atomic_waker::AtomicWaker;
 use rustix::net::sockopt::{ipv6_v6only, socket_cookie, socket_reuseport};
 
 use super::board::{Card, Voice};
-use super::directory::{Entry, Scope, sweep_all};
+use super::directory::{Entry, Scope};
 use super::inbox::{Claimed, Collected, Inbox, Pair, Proof};
 use super::message::ToClient;
 use super::netns::{NetNs, canonical};
-use super::packet::listen;
 use super::{Local, lock, proof};
-use crate::io::negotiate::{Aside, Published, Verdict, runtime_dir};
+use crate::io::negotiate::runtime_dir::Publication;
+use crate::io::negotiate::{Aside, Published, Verdict};
 use crate::io::runtime::{Runtime, Socket, SocketOptions, Watch};
 use crate::mem::sync::{AtomicBool, Ordering};
 
@@ -28,7 +27,6 @@ use crate::mem::sync::{AtomicBool, Ordering};
 #[derive(Debug)]
 pub(super) struct Listening {
     shared: Arc<Shared>,
-    path: PathBuf,
 }
 
 /// What the listener shares with the task that serves its clients.
@@ -58,30 +56,25 @@ impl Listening {
             cookie: socket_cookie(tcp)?,
             salt: u32::from_ne_bytes(crate::random::bytes()?),
         };
-        let dir = config.directory.clone().map_or_else(runtime_dir, Ok)?;
-        sweep_all(&dir);
-
-        let name = entry.to_string();
-        let path = dir.join(&name);
-        let socket = listen(&dir, &name, !config.uids.is_empty());
-        // From here on the name is taken away again when something fails.
-        let listening = socket.and_then(|socket| {
-            let inbox = Inbox::new(config, entry, socket, at)?;
-            let watch = runtime.watch(inbox.bell())?;
-            let shared = Arc::new(Shared {
-                runtime: runtime.clone(),
-                netns,
-                inbox: Mutex::new(inbox),
-                closed: AtomicBool::new(false),
-                task: AtomicWaker::new(),
-            });
-            runtime.spawn(Box::pin(shared.clone().serve(watch)));
-            Ok(Self {
-                shared,
-                path: path.clone(),
-            })
+        let dirs = config.directories();
+        dirs.sweep(|name| Entry::parse(name).is_some());
+        let for_all = !config.uids.is_empty();
+        let publication = Publication::new(dirs, entry.to_string(), for_all)?;
+        // A directory that was configured has to be right. The default ones may become so.
+        if let (Some(error), Some(_)) = (publication.error(), &config.directory) {
+            return Err(error.clone().into());
+        }
+        let inbox = Inbox::new(config, entry, publication, at)?;
+        let watch = runtime.watch(inbox.bell())?;
+        let shared = Arc::new(Shared {
+            runtime: runtime.clone(),
+            netns,
+            inbox: Mutex::new(inbox),
+            closed: AtomicBool::new(false),
+            task: AtomicWaker::new(),
         });
-        listening.inspect_err(|_| drop(std::fs::remove_file(&path)))
+        runtime.spawn(Box::pin(shared.clone().serve(watch)));
+        Ok(Self { shared })
     }
 }
 
@@ -146,7 +139,6 @@ impl Listening {
 
 impl Drop for Listening {
     fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.path);
         self.shared.closed.store(true, Ordering::Release);
         let wakers = lock(&self.shared.inbox).close();
         wakers.into_iter().for_each(Waker::wake);

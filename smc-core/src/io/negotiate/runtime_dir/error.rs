@@ -1,0 +1,56 @@
+use std::fmt;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+
+use crate::error::{DirectoryProblem, FallbackCause, OsError};
+
+/// A runtime directory that cannot be used, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RuntimeDirError {
+    /// The directory, or what is in its place.
+    pub path: Arc<Path>,
+    /// What is wrong with it.
+    pub problem: DirectoryProblem,
+}
+
+impl RuntimeDirError {
+    pub(super) fn new(path: &Path, problem: DirectoryProblem) -> Self {
+        Self {
+            path: path.into(),
+            problem,
+        }
+    }
+
+    pub(super) fn os(path: &Path, operation: &'static str, errno: Errno) -> Self {
+        let error = OsError::new(operation, &errno.into());
+        Self::new(path, DirectoryProblem::Os(error))
+    }
+}
+
+impl fmt::Display for RuntimeDirError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        FallbackCause::from(self.clone()).fmt(f)
+    }
+}
+
+impl std::error::Error for RuntimeDirError {}
+
+impl From<RuntimeDirError> for FallbackCause {
+    fn from(RuntimeDirError { path, problem }: RuntimeDirError) -> Self {
+        Self::Directory { path, problem }
+    }
+}
+
+impl From<RuntimeDirError> for io::Error {
+    fn from(error: RuntimeDirError) -> Self {
+        let kind = match &error.problem {
+            DirectoryProblem::Os(error) => error.kind(),
+            _ => io::ErrorKind::PermissionDenied,
+        };
+        Self::new(kind, error)
+    }
+}

@@ -1,0 +1,271 @@
+use std::collections::VecDeque;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, accept_with};
+
+use super::socket::Named;
+use super::watch::{Timer, Watcher};
+use super::{OpenDir, RuntimeDirError, RuntimeDirs};
+use crate::io::negotiate::passed::PeerSocket;
+
+/// A listening `SOCK_SEQPACKET` socket that is published in the runtime directories.
+///
+/// When its name is removed, or the whole directory, it is published again within a second. inotify
+/// tells; without it, or while there is no directory to be had, it looks once a second. A look makes
+/// some twenty system calls, and there are ten a second at most whatever is done to the path. Each
+/// begins with the checks of [`RuntimeDirs`]. A name that another process has given to a socket of
+/// its own meanwhile is left alone.
+///
+/// Dropping it removes the name, if the name is still its own.
+#[derive(Debug)]
+pub struct Publication {
+    dirs: RuntimeDirs,
+    name: String,
+    for_all: bool,
+    sockets: Vec<Named>,
+    /// Accepted from sockets that have lost their names.
+    pending: VecDeque<PeerSocket>,
+    /// All sockets and the timer.
+    bell: OwnedFd,
+    timer: Arc<Timer>,
+    /// `None` where there is no inotify.
+    watcher: Option<Arc<Watcher>>,
+    /// When a name was last found to be missing, and how long the look was delayed.
+    lost: Option<(Instant, Duration)>,
+    error: Option<RuntimeDirError>,
+}
+
+impl Publication {
+    /// Publishes a socket, for the processes of this user or for those of all.
+    ///
+    /// Succeeds also if no directory can be used; [`Publication::error`] is the reason then, and it
+    /// is tried again every second.
+    ///
+    /// # Errors
+    ///
+    /// When there are no descriptors left.
+    pub fn new(dirs: RuntimeDirs, name: String, for_all: bool) -> io::Result<Self> {
+        let bell = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let timer = Arc::new(Timer::new()?);
+        epoll::add(&bell, timer.as_fd(), TIMER, epoll::EventFlags::IN)?;
+        let mut publication = Self {
+            dirs,
+            name,
+            for_all,
+            sockets: Vec::new(),
+            pending: VecDeque::new(),
+            bell,
+            timer,
+            watcher: Watcher::shared().ok(),
+            lost: None,
+            error: None,
+        };
+        publication.look();
+        Ok(publication)
+    }
+
+    /// Readable when there is something to be accepted or to be looked after. Level-triggered.
+    #[must_use]
+    pub fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
+    /// The directories in which it is published now, the preferred one first.
+    pub fn directories(&self) -> impl Iterator<Item = &Path> {
+        self.sockets.iter().map(|named| named.dir.as_path())
+    }
+
+    /// Why it is not published, if it is not.
+    #[must_use]
+    pub fn error(&self) -> Option<&RuntimeDirError> {
+        self.error.as_ref()
+    }
+
+    /// Publishes again what was lost. To be called before [`Publication::accept`] when the bell is
+    /// readable. Does not wait.
+    pub fn tend(&mut self) {
+        let mut space = [const { MaybeUninit::uninit() }; EVENTS];
+        let at_once = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let Ok((events, _)) = epoll::wait(&self.bell, &mut space, Some(&at_once)) else {
+            return;
+        };
+        for event in events {
+            let data = event.data;
+            if data == TIMER && self.timer.has_run_out() {
+                self.look();
+            }
+        }
+    }
+
+    /// The next connection.
+    ///
+    /// # Errors
+    ///
+    /// As `accept(2)`; `AGAIN` if there is none.
+    pub fn accept(&mut self) -> Result<PeerSocket, Errno> {
+        if let Some(pending) = self.pending.pop_front() {
+            if !self.pending.is_empty() {
+                // The bell is not readable for these.
+                self.timer.start(Duration::ZERO);
+            }
+            return Ok(pending);
+        }
+        for named in &self.sockets {
+            match accept(&named.socket) {
+                Err(Errno::AGAIN) => {}
+                result => return result,
+            }
+        }
+        Err(Errno::AGAIN)
+    }
+
+    /// Removes the name, if it is still that of this socket, and does not publish it again.
+    pub fn close(&mut self) {
+        if let Some(watcher) = self.watcher.take() {
+            watcher.forget(&self.timer);
+        }
+        let _ = epoll::delete(&self.bell, self.timer.as_fd());
+        for named in self.sockets.drain(..) {
+            named.remove(&self.dirs, &self.name);
+        }
+    }
+
+    /// Makes sure that the socket has its name where it should have.
+    fn look(&mut self) {
+        let found = self.dirs.open_to_publish();
+        let (dirs, mut error) = match found {
+            Ok(dirs) => (dirs, None),
+            Err(error) => (Vec::new(), Some(error)),
+        };
+        let (kept, lost): (Vec<_>, Vec<_>) = std::mem::take(&mut self.sockets)
+            .into_iter()
+            .partition(|named| {
+                dirs.iter()
+                    .any(|dir| dir.path == named.dir && named.has_name(dir, &self.name))
+            });
+        let delay = self.next_delay(!lost.is_empty());
+        self.sockets = kept;
+        for dir in &dirs {
+            if self.sockets.iter().any(|named| named.dir == dir.path) {
+                continue;
+            }
+            match self.publish_in(dir) {
+                Ok(named) => self.sockets.push(named),
+                Err(errno) => {
+                    error = Some(RuntimeDirError::os(&dir.path, "publish a socket", errno));
+                }
+            }
+        }
+        self.sockets
+            .sort_by_key(|named| dirs.iter().position(|dir| dir.path == named.dir));
+        // After the new ones are there, so that a client finds one of them.
+        lost.into_iter().for_each(|named| self.retire(named));
+
+        self.timer.set_delay(delay);
+        let is_watched = dirs.iter().all(|dir| self.watch(dir).is_ok());
+        let is_good = !self.sockets.is_empty() && !self.sockets.iter().any(|named| named.is_spare);
+        // What happened before it was watched, no event tells.
+        let is_lost = self.sockets.iter().any(|named| {
+            !self
+                .dirs
+                .open(&named.dir)
+                .is_ok_and(|dir| named.has_name(&dir, &self.name))
+        });
+        if is_lost {
+            self.timer.start(delay);
+        } else if !is_good || !is_watched {
+            self.timer.start(INTERVAL);
+        }
+        self.error = error.filter(|_| self.sockets.is_empty());
+    }
+
+    fn publish_in(&self, dir: &OpenDir) -> Result<Named, Errno> {
+        let named = Named::bind(dir, &self.name, self.for_all)?;
+        if let Err(errno) = epoll::add(&self.bell, &named.socket, SOCKET, epoll::EventFlags::IN) {
+            named.remove(&self.dirs, &self.name);
+            return Err(errno);
+        }
+        Ok(named)
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_to_look(&self) -> bool {
+        self.timer.is_started()
+    }
+
+    /// Takes leave of a socket, but not of those who have connected to it.
+    fn retire(&mut self, named: Named) {
+        named.remove(&self.dirs, &self.name);
+        while let Ok(pending) = accept(&named.socket) {
+            self.pending.push_back(pending);
+        }
+    }
+
+    /// Asks for an event when the name, the directory or one above it changes.
+    fn watch(&self, dir: &OpenDir) -> Result<(), Errno> {
+        let watcher = self.watcher.as_ref().ok_or(Errno::NOSYS)?;
+        watcher.watch(&dir.path.join(&self.name), &self.timer)?;
+        watcher.watch(&dir.path, &self.timer)?;
+        for above in dir.path.ancestors().skip(1).take(MAX_ABOVE) {
+            // One that cannot be read cannot be watched.
+            let _ = watcher.watch(above, &self.timer);
+        }
+        Ok(())
+    }
+
+    /// How long to wait after the next event: a short time, in which whatever removes a directory
+    /// can get through with it, and longer if it is removed again and again.
+    pub(super) fn next_delay(&mut self, has_lost: bool) -> Duration {
+        let now = Instant::now();
+        let recent = self
+            .lost
+            .filter(|(at, _)| now.saturating_duration_since(*at) < RECENTLY);
+        let last = recent.map(|(_, delay)| delay);
+        if has_lost {
+            let delay = last.map_or(MIN_DELAY * 2, |last| (last * 2).min(MAX_DELAY));
+            self.lost = Some((now, delay));
+            return delay;
+        }
+        last.unwrap_or(MIN_DELAY)
+    }
+}
+
+impl Drop for Publication {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+fn accept(socket: &OwnedFd) -> Result<PeerSocket, Errno> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    accept_with(socket, flags).map(PeerSocket::from)
+}
+
+const TIMER: epoll::EventData = epoll::EventData::new_u64(0);
+const SOCKET: epoll::EventData = epoll::EventData::new_u64(1);
+
+/// The timer, and a socket in each of at most three directories.
+const EVENTS: usize = 4;
+
+/// Directories above the runtime directory that are watched.
+const MAX_ABOVE: usize = 16;
+
+/// How often to look where no event tells that it has become possible, or necessary, to publish.
+const INTERVAL: Duration = Duration::from_millis(800);
+
+/// From an event to the look after it.
+const MIN_DELAY: Duration = Duration::from_millis(100);
+const MAX_DELAY: Duration = Duration::from_millis(500);
+
+/// After this time without loss the delay is short again.
+const RECENTLY: Duration = Duration::from_secs(10);

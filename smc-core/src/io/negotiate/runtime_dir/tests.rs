@@ -1,0 +1,360 @@
+use std::fs::{self, Permissions};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::net::UnixListener;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::*;
+
+const NAME: &str = "d-1.sock";
+
+/// A parent for directories, with places of its own for `/run` and `/tmp`.
+struct World(PathBuf);
+
+impl World {
+    fn new() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("smc-runtime-dir-{}-{count}", std::process::id());
+        let world = Self(std::env::temp_dir().join(name));
+        fs::create_dir(&world.0).unwrap();
+        for (dir, mode) in [("run", 0o755), ("tmp", 0o1777), ("session", 0o700)] {
+            world.make(dir, mode);
+        }
+        world
+    }
+
+    fn at(&self, path: &str) -> PathBuf {
+        self.0.join(path)
+    }
+
+    fn make(&self, path: &str, mode: u32) -> PathBuf {
+        let path = self.at(path);
+        fs::create_dir_all(&path).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+        path
+    }
+
+    /// Those without `/run`, which is another one for root.
+    fn dirs(&self) -> RuntimeDirs {
+        RuntimeDirs {
+            given: None,
+            session: None,
+            run: self.at("no run"),
+            tmp: self.at("tmp"),
+            own: geteuid().as_raw(),
+            others: Vec::new(),
+        }
+    }
+
+    /// Names of the directories for temporary files that are the user's.
+    fn temporary(&self) -> Vec<String> {
+        let mut names: Vec<_> = names(&self.at("tmp")).collect();
+        names.sort_unstable();
+        names
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn publish(dirs: &RuntimeDirs) -> Publication {
+    Publication::new(dirs.clone(), NAME.into(), false).unwrap()
+}
+
+/// Waits for the bell; false if it is silent for so long.
+fn rings(publication: &Publication, seconds: i64, nanoseconds: i64) -> bool {
+    let time = Timespec {
+        tv_sec: seconds,
+        tv_nsec: nanoseconds,
+    };
+    let bell = publication.bell();
+    let mut fds = [PollFd::from_borrowed_fd(bell.as_fd(), PollFlags::IN)];
+    poll(&mut fds, Some(&time)).unwrap() > 0
+}
+
+/// Does what an owner does until a condition holds.
+fn tend_until(publication: &mut Publication, holds: impl Fn(&Publication) -> bool) {
+    while !holds(publication) {
+        assert!(rings(publication, 30, 0), "is not told");
+        publication.tend();
+    }
+}
+
+fn can_be_found(publication: &mut Publication, dirs: &RuntimeDirs) {
+    dirs.connect(NAME).unwrap();
+    publication.accept().unwrap();
+}
+
+#[test]
+fn a_name_that_is_removed_is_published_again() {
+    let world = World::new();
+    let dirs = RuntimeDirs::at(world.at("dir"));
+    let mut publication = publish(&dirs);
+    let path = world.at("dir").join(NAME);
+    for _ in 0..3 {
+        can_be_found(&mut publication, &dirs);
+        fs::remove_file(&path).unwrap();
+        tend_until(&mut publication, |_| path.exists());
+    }
+    can_be_found(&mut publication, &dirs);
+}
+
+#[test]
+fn a_directory_that_is_removed_or_renamed_is_made_again() {
+    let world = World::new();
+    let dirs = RuntimeDirs::at(world.at("above/dir"));
+    let mut publication = publish(&dirs);
+    let path = world.at("above/dir").join(NAME);
+
+    fs::remove_dir_all(world.at("above/dir")).unwrap();
+    tend_until(&mut publication, |_| path.exists());
+    can_be_found(&mut publication, &dirs);
+
+    fs::rename(world.at("above/dir"), world.at("above/moved")).unwrap();
+    tend_until(&mut publication, |_| path.exists());
+    can_be_found(&mut publication, &dirs);
+
+    fs::rename(world.at("above"), world.at("moved")).unwrap();
+    tend_until(&mut publication, |_| path.exists());
+    can_be_found(&mut publication, &dirs);
+    assert_eq!(
+        world.0.join("above/dir").metadata().unwrap().mode() & 0o777,
+        0o700
+    );
+}
+
+#[test]
+fn a_directory_that_others_can_write_is_not_published_in_again() {
+    let world = World::new();
+    let dirs = RuntimeDirs::at(world.at("dir"));
+    let mut publication = publish(&dirs);
+    fs::remove_dir_all(world.at("dir")).unwrap();
+    world.make("dir", 0o777);
+    tend_until(&mut publication, |publication| {
+        publication.error().is_some()
+    });
+    let writable = DirectoryProblem::Writable { mode: 0o777 };
+    assert_eq!(*publication.error().unwrap().path, *world.at("dir"));
+    assert_eq!(publication.error().unwrap().problem, writable);
+    assert_eq!(names(&world.at("dir")).count(), 0);
+
+    world.make("dir", 0o700);
+    tend_until(&mut publication, |publication| {
+        publication.error().is_none()
+    });
+    can_be_found(&mut publication, &dirs);
+}
+
+#[test]
+fn a_name_of_another_socket_is_neither_replaced_nor_removed() {
+    let world = World::new();
+    let dirs = RuntimeDirs::at(world.at("dir"));
+    let path = world.at("dir").join(NAME);
+    let mut publication = publish(&dirs);
+    fs::remove_file(&path).unwrap();
+    let _other = UnixListener::bind(&path).unwrap();
+    tend_until(&mut publication, |publication| {
+        publication.error().is_some()
+    });
+    assert_eq!(publication.directories().count(), 0);
+    drop(publication);
+    assert!(path.exists());
+}
+
+#[test]
+fn dropping_removes_the_name_and_no_other() {
+    let world = World::new();
+    let dirs = RuntimeDirs::at(world.at("dir"));
+    let path = world.at("dir").join(NAME);
+    drop(publish(&dirs));
+    assert!(!path.exists());
+    let publication = publish(&dirs);
+    fs::remove_file(&path).unwrap();
+    let _other = UnixListener::bind(&path).unwrap();
+    drop(publication);
+    assert!(path.exists());
+}
+
+#[test]
+fn connections_that_wait_are_kept_when_the_name_is_lost() {
+    let world = World::new();
+    let dirs = RuntimeDirs::at(world.at("dir"));
+    let mut publication = publish(&dirs);
+    let _clients = [dirs.connect(NAME).unwrap(), dirs.connect(NAME).unwrap()];
+    let path = world.at("dir").join(NAME);
+    fs::remove_file(&path).unwrap();
+    while !path.exists() {
+        publication.tend();
+    }
+    let _client = dirs.connect(NAME).unwrap();
+    for _ in 0..3 {
+        assert!(rings(&publication, 30, 0));
+        publication.accept().unwrap();
+    }
+    assert_eq!(publication.accept().unwrap_err(), Errno::AGAIN);
+}
+
+#[test]
+fn names_of_others_that_come_and_go_are_no_reason_to_look() {
+    let world = World::new();
+    let dirs = RuntimeDirs::at(world.at("dir"));
+    let mut publication = publish(&dirs);
+    for count in 0..100 {
+        let other = Publication::new(dirs.clone(), format!("d-{count}-other.sock"), false);
+        drop(other.unwrap());
+        fs::write(world.at("dir/file"), "").unwrap();
+        fs::remove_file(world.at("dir/file")).unwrap();
+        dirs.connect(NAME).unwrap();
+        publication.accept().unwrap();
+    }
+    assert!(!publication.is_to_look());
+    assert!(!rings(&publication, 0, 0));
+    fs::remove_file(world.at("dir").join(NAME)).unwrap();
+    assert!(rings(&publication, 30, 0));
+}
+
+#[test]
+fn looks_are_further_apart_if_a_name_is_lost_again_and_again() {
+    let world = World::new();
+    let mut publication = publish(&RuntimeDirs::at(world.at("dir")));
+    let mut delays: Vec<_> = (0..5)
+        .map(|_| publication.next_delay(true).as_millis())
+        .collect();
+    delays.push(publication.next_delay(false).as_millis());
+    assert_eq!(delays, [200, 400, 500, 500, 500, 500]);
+}
+
+#[test]
+fn a_dead_name_is_replaced() {
+    let world = World::new();
+    let dirs = RuntimeDirs::at(world.at("dir"));
+    world.make("dir", 0o700);
+    let path = world.at("dir").join(NAME);
+    drop(UnixListener::bind(&path).unwrap());
+    drop(UnixListener::bind(world.at("dir").join(format!(".{NAME}"))).unwrap());
+    let mut publication = publish(&dirs);
+    can_be_found(&mut publication, &dirs);
+    assert_eq!(names(&world.at("dir")).collect::<Vec<_>>(), [NAME]);
+}
+
+#[test]
+fn only_names_without_a_process_are_swept() {
+    let world = World::new();
+    let dirs = RuntimeDirs::at(world.at("dir"));
+    let _alive = publish(&dirs);
+    let at = |name: &str| world.at("dir").join(name);
+    for name in ["d-dead.sock", ".d-draft.sock", "other.sock"] {
+        drop(UnixListener::bind(at(name)).unwrap());
+    }
+    fs::write(at("d-file.sock"), "").unwrap();
+    dirs.sweep(|name| name.starts_with("d-"));
+    let mut left: Vec<_> = names(&world.at("dir")).collect();
+    left.sort_unstable();
+    assert_eq!(left, [NAME, "d-file.sock", "other.sock"]);
+}
+
+#[test]
+fn paths_longer_than_an_address_will_do() {
+    let world = World::new();
+    let dirs = RuntimeDirs::at(world.at(&"x".repeat(200)));
+    let mut publication = publish(&dirs);
+    can_be_found(&mut publication, &dirs);
+    connect_in(&world.at(&"x".repeat(200)), NAME).unwrap();
+}
+
+#[test]
+fn a_session_of_which_others_may_not_know_is_not_the_only_place() {
+    let world = World::new();
+    let (without, mut with) = (world.dirs(), world.dirs());
+    with.session = Some(world.at("session"));
+    let mut publication = publish(&with);
+    let own = format!("tmp/smc-{}", geteuid().as_raw());
+    let expected = [world.at("session/smc"), world.at(&own)];
+    assert_eq!(publication.directories().collect::<Vec<_>>(), expected);
+    can_be_found(&mut publication, &with);
+    can_be_found(&mut publication, &without);
+    drop(publication);
+    can_be_found(&mut publish(&without), &with);
+}
+
+#[test]
+fn a_directory_of_the_system_is_the_only_place() {
+    if !geteuid().is_root() {
+        return println!("skipped: why: needs root to have a directory of root");
+    }
+    let world = World::new();
+    let mut dirs = world.dirs();
+    dirs.session = Some(world.at("session"));
+    dirs.run = world.at("run");
+    let publication = publish(&dirs);
+    let places: Vec<_> = publication.directories().collect();
+    assert_eq!(places, [world.at("run/smc-0")]);
+    assert!(world.temporary().is_empty());
+    drop(publication);
+    // Others could have made it there.
+    world.make("run", 0o777);
+    let publication = publish(&dirs);
+    assert!(
+        !publication
+            .directories()
+            .any(|dir| dir.starts_with(&dirs.run))
+    );
+}
+
+#[test]
+fn a_place_that_is_taken_leads_to_one_with_a_random_name() {
+    let world = World::new();
+    let dirs = world.dirs();
+    let own = format!("tmp/smc-{}", dirs.own);
+    world.make(&own, 0o777);
+    // What others may have put there: a link, a file, a directory that they can write to.
+    let trap = world.make("trap", 0o700);
+    symlink(&trap, world.at(&format!("{own}-0000000000000001"))).unwrap();
+    fs::write(world.at(&format!("{own}-0000000000000002")), "").unwrap();
+    world.make(&format!("{own}-0000000000000003"), 0o755);
+    world.make(&format!("{own}-4"), 0o700);
+
+    let mut first = publish(&dirs);
+    let mut second = Publication::new(dirs.clone(), "d-2.sock".into(), false).unwrap();
+    let places: Vec<_> = first.directories().chain(second.directories()).collect();
+    assert_eq!(places[0], places[1]);
+    assert!(places[0].to_str().unwrap().contains("/smc-"), "{places:?}");
+    assert_eq!(dirs.to_search().last().unwrap(), places[0]);
+    assert_eq!(dirs.to_search().len(), 4, "{:?}", dirs.to_search());
+    can_be_found(&mut first, &dirs);
+    assert_eq!(names(&trap).count() + names(&world.at(&own)).count(), 0);
+
+    // When the place is free, it is used.
+    fs::remove_dir(world.at(&own)).unwrap();
+    for publication in [&mut first, &mut second] {
+        tend_until(publication, |publication| {
+            publication.directories().eq([world.at(&own)])
+        });
+    }
+    can_be_found(&mut first, &dirs);
+    drop((first, second));
+    let names = world.temporary();
+    assert_eq!(names.len(), 5, "no random name is left behind: {names:?}");
+}
+
+#[test]
+fn without_a_place_there_is_a_reason() {
+    let world = World::new();
+    let dirs = RuntimeDirs::at(world.at("tmp/file"));
+    fs::write(world.at("tmp/file"), "").unwrap();
+    let mut publication = publish(&dirs);
+    let error = publication.error().unwrap().clone();
+    assert_eq!(error.problem, DirectoryProblem::NotDirectory);
+    assert_eq!(*error.path, *world.at("tmp/file"));
+    fs::remove_file(world.at("tmp/file")).unwrap();
+    tend_until(&mut publication, |publication| {
+        publication.error().is_none()
+    });
+    can_be_found(&mut publication, &dirs);
+}

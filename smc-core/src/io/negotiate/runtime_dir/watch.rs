@@ -1,0 +1,175 @@
+//! Noticing that a name was removed, without looking now and then.
+//!
+//! A user has 128 instances of inotify unless the system is told otherwise, for all programs. So the
+//! publications of a process share one. A thread reads its events, which are rare, and starts the
+//! timers of those that they concern, so that no other task is woken.
+
+use std::collections::HashMap;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread;
+use std::time::Duration;
+
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
+use rustix::io::Errno;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_gettime, timerfd_settime,
+};
+
+use crate::mem::sync::{AtomicU64, Ordering};
+
+/// When a publication looks after its names.
+#[derive(Debug)]
+pub(super) struct Timer {
+    fd: OwnedFd,
+    /// Milliseconds from an event to the look.
+    delay: AtomicU64,
+}
+
+impl Timer {
+    pub(super) fn new() -> Result<Self, Errno> {
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        Ok(Self {
+            fd: timerfd_create(TimerfdClockId::Monotonic, flags)?,
+            delay: AtomicU64::new(0),
+        })
+    }
+
+    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Sets how long after an event to look.
+    pub(super) fn set_delay(&self, delay: Duration) {
+        let delay = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
+        self.delay.store(delay, Ordering::Relaxed);
+    }
+
+    /// Looks after this time, unless that is to be earlier anyhow.
+    pub(super) fn start(&self, after: Duration) {
+        let none = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        // All zero would stop it.
+        let after = Timespec::try_from(after.max(Duration::from_nanos(1))).unwrap_or(none);
+        let left = timerfd_gettime(&self.fd).map_or(none, |timer| timer.it_value);
+        if left == none || left > after {
+            let timer = Itimerspec {
+                it_interval: none,
+                it_value: after,
+            };
+            let _ = timerfd_settime(&self.fd, TimerfdTimerFlags::empty(), &timer);
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_started(&self) -> bool {
+        timerfd_gettime(&self.fd).is_ok_and(|timer| timer.it_value != timer.it_interval)
+    }
+
+    /// Whether it has run out since the last time.
+    pub(super) fn has_run_out(&self) -> bool {
+        rustix::io::read(&self.fd, &mut [0; 8]).is_ok()
+    }
+
+    fn event(&self) {
+        self.start(Duration::from_millis(self.delay.load(Ordering::Relaxed)));
+    }
+}
+
+/// The instance of inotify of this process and who is interested in its events.
+#[derive(Debug)]
+pub(super) struct Watcher {
+    inotify: OwnedFd,
+    timers: Mutex<HashMap<i32, Vec<Weak<Timer>>>>,
+}
+
+impl Watcher {
+    /// The one of this process, which stays once it is there.
+    pub(super) fn shared() -> io::Result<Arc<Self>> {
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(watcher) = &*shared {
+            return Ok(Arc::clone(watcher));
+        }
+        let watcher = Arc::new(Self {
+            inotify: inotify::init(CreateFlags::CLOEXEC)?,
+            timers: Mutex::default(),
+        });
+        let dispatching = Arc::clone(&watcher);
+        thread::Builder::new()
+            .name("smc-watch".into())
+            .stack_size(STACK)
+            .spawn(move || dispatching.dispatch())?;
+        *shared = Some(Arc::clone(&watcher));
+        Ok(watcher)
+    }
+
+    /// Starts the timer when the file or directory is renamed or removed, or its owner or mode
+    /// changes; once, so that a path that changes without end costs no more than the looks.
+    pub(super) fn watch(&self, path: &Path, timer: &Arc<Timer>) -> Result<(), Errno> {
+        let flags = WatchFlags::ATTRIB
+            | WatchFlags::DELETE_SELF
+            | WatchFlags::MOVE_SELF
+            | WatchFlags::ONESHOT;
+        // Locked, so that its event is not dispatched before the timer is known.
+        let mut timers = self.lock();
+        let watch = inotify::add_watch(&self.inotify, path, flags)?;
+        let interested = timers.entry(watch).or_default();
+        if !interested.iter().any(|known| is(known, timer)) {
+            interested.push(Arc::downgrade(timer));
+        }
+        Ok(())
+    }
+
+    /// Reads events and starts the timers that they concern.
+    fn dispatch(&self) {
+        let mut space = [MaybeUninit::uninit(); 4096];
+        let mut events = Reader::new(&self.inotify, &mut space);
+        loop {
+            let event = match events.next() {
+                Ok(event) => event,
+                Err(Errno::INTR) => continue,
+                Err(_) => return,
+            };
+            let mut timers = self.lock();
+            let concerned: Vec<_> = if event.events().contains(ReadFlags::QUEUE_OVERFLOW) {
+                timers.drain().flat_map(|(_, timers)| timers).collect()
+            } else {
+                timers.remove(&event.wd()).unwrap_or_default()
+            };
+            drop(timers);
+            let timers = concerned.iter().filter_map(Weak::upgrade);
+            timers.for_each(|timer| timer.event());
+        }
+    }
+
+    /// Forgets a timer, and what is of interest to no other one.
+    pub(super) fn forget(&self, timer: &Arc<Timer>) {
+        self.lock().retain(|watch, timers| {
+            timers.retain(|known| !is(known, timer));
+            if timers.is_empty() {
+                let _ = inotify::remove_watch(&self.inotify, *watch);
+            }
+            !timers.is_empty()
+        });
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<i32, Vec<Weak<Timer>>>> {
+        self.timers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn is(known: &Weak<Timer>, timer: &Arc<Timer>) -> bool {
+    std::ptr::eq(known.as_ptr(), Arc::as_ptr(timer))
+}
+
+/// For the whole process, as the limit is for the whole user.
+static SHARED: Mutex<Option<Arc<Watcher>>> = Mutex::new(None);
+
+/// Of the thread: there is room for what it reads, and for a backtrace.
+const STACK: usize = 256 * 1024;

@@ -1,0 +1,372 @@
+//! Where processes of a user find each other, with real streams between real processes.
+//!
+//! Each scenario has `/tmp` and `/run` of its own, in a mount namespace.
+
+mod common;
+
+use std::fs;
+use std::net::SocketAddr;
+use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::{Helper, PATIENCE, Role};
+use smc_core::Endpoint;
+use smc_transport_loop::LoopDevice;
+
+/// Users that need not have accounts.
+const USER: u32 = 990;
+const OTHER: u32 = 991;
+
+const SMC: &str = "SMC-D";
+/// Neither end knows of the other.
+const NOT_FOUND: &str = "0x03010000";
+
+#[test]
+#[ignore = "a process of other tests"]
+fn helper_process() {
+    let Some(role) = Role::current() else { return };
+    match role.name.as_str() {
+        "serve" => smol::block_on(serve(&role)),
+        "dial" => smol::block_on(dial(&role)),
+        "environments" => environments(),
+        "removed" => removed(),
+        "taken" => taken(),
+        "taken later" => taken_later(),
+        "free again" => free_again(),
+        "system" => system(),
+        "nowhere" => nowhere(),
+        "idle" => idle(),
+        other => panic!("no role {other}"),
+    }
+}
+
+fn endpoint(role: &Role) -> Endpoint {
+    let device = LoopDevice::new().expect("a service starts");
+    if let Err(why) = device.runtime_dir() {
+        role.say(format!("unpublished: {why}"));
+    }
+    let endpoint = Endpoint::smol().device(Arc::new(device));
+    endpoint.build().expect("endpoint")
+}
+
+/// Accepts streams, and says what they are.
+async fn serve(role: &Role) {
+    let endpoint = endpoint(role);
+    let listener = endpoint.bind("127.0.0.1:0").await.expect("listener");
+    role.say(listener.local_addr().expect("address"));
+    loop {
+        drop(listener.accept().await.expect("stream"));
+    }
+}
+
+/// Connects as often as it is told to, and says what the stream is.
+async fn dial(role: &Role) {
+    let endpoint = endpoint(role);
+    role.say("ready");
+    while let Some(to) = role.hear() {
+        let to: SocketAddr = to.parse().expect("an address");
+        let stream = endpoint.connect(to).await.expect("stream");
+        role.say(format!("mode: {}", stream.mode()));
+    }
+}
+
+/// What is set in the environment of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Env {
+    Nothing,
+    Session(&'static str),
+    Smc(&'static str),
+}
+
+fn start(role: &str, uid: u32, env: Env) -> Helper {
+    Helper::start_with(role, Path::new("/"), |command| {
+        command.args(["--ignored"]).uid(uid).gid(uid);
+        command.env_remove("XDG_RUNTIME_DIR");
+        command.env_remove("SMC_RUNTIME_DIR");
+        match env {
+            Env::Nothing => {}
+            Env::Session(path) => drop(command.env("XDG_RUNTIME_DIR", path)),
+            Env::Smc(path) => drop(command.env("SMC_RUNTIME_DIR", path)),
+        }
+    })
+}
+
+fn mode_of(dial: &mut Helper, to: &str) -> String {
+    dial.tell(to);
+    loop {
+        let line = dial.hear();
+        if let Some(mode) = line.strip_prefix("mode: ") {
+            return mode.to_owned();
+        }
+    }
+}
+
+/// Connects, with the same process, until the stream is SMC.
+fn until_smc(dial: &mut Helper, to: &str) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let mode = mode_of(dial, to);
+        if mode.contains(SMC) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{mode}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A directory of a user.
+fn make(path: &str, uid: u32, mode: u32) {
+    fs::create_dir_all(path).expect("directory");
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).expect("mode");
+    chown(path, Some(uid), Some(uid)).expect("owner");
+}
+
+/// Runs a role as root where `/tmp` and `/run` are empty.
+fn in_a_world(role: &str) {
+    if !rustix::process::geteuid().is_root() {
+        return println!("skipped: why: needs root for several users and a mount namespace");
+    }
+    let exe = std::env::current_exe().expect("own path");
+    let unshare = || {
+        let mut command = Command::new("unshare");
+        command.args([
+            "--mount",
+            "--propagation",
+            "private",
+            "sh",
+            "-c",
+            MOUNT,
+            "sh",
+        ]);
+        command
+    };
+    // Tried as that user, who may not be able to reach the program.
+    let mut tried = unshare();
+    tried.args([
+        "setpriv",
+        "--reuid",
+        "990",
+        "--regid",
+        "990",
+        "--clear-groups",
+    ]);
+    let tried = tried.arg(&exe).arg("--list").output();
+    if !tried.as_ref().is_ok_and(|tried| tried.status.success()) {
+        return println!("skipped: why: no mount namespace, or no program in it: {tried:?}");
+    }
+    let mut command = unshare();
+    command.arg(exe).args([
+        "helper_process",
+        "--exact",
+        "--ignored",
+        "--nocapture",
+        "--test-threads=1",
+    ]);
+    Helper::spawn(command, role, Path::new("/")).finish();
+}
+
+const MOUNT: &str = "mount -t tmpfs -o mode=1777 none /tmp && \
+    mount -t tmpfs -o mode=755 none /run && exec \"$@\"";
+
+#[test]
+fn processes_meet_whatever_their_sessions() {
+    in_a_world("environments");
+}
+
+fn environments() {
+    make("/run/a", USER, 0o700);
+    make("/run/b", USER, 0o700);
+    make("/run/smc", USER, 0o700);
+    // A session of another user, inherited.
+    make("/run/other", OTHER, 0o700);
+    let all = [
+        Env::Nothing,
+        Env::Session("/run/a"),
+        Env::Session("/run/b"),
+        Env::Session("/run/other"),
+        Env::Smc("/run/smc"),
+    ];
+    let meet = |one: Env, other: Env| {
+        one == other || !matches!((one, other), (Env::Smc(_), _) | (_, Env::Smc(_)))
+    };
+    let mut servers = all.map(|env| (env, start("serve", USER, env)));
+    let servers = servers
+        .each_mut()
+        .map(|(env, server)| (*env, server.hear()));
+    for from in all {
+        let mut client = start("dial", USER, from);
+        for (env, at) in &servers {
+            let mode = mode_of(&mut client, at);
+            let expected = if meet(from, *env) { SMC } else { NOT_FOUND };
+            assert!(mode.contains(expected), "{from:?} to {env:?}: {mode}");
+        }
+    }
+}
+
+#[test]
+fn streams_are_smc_again_when_the_directory_was_removed() {
+    in_a_world("removed");
+}
+
+fn removed() {
+    for (env, dir) in [
+        (Env::Nothing, "/tmp/smc-990"),
+        (Env::Smc("/tmp/given"), "/tmp/given"),
+        (Env::Session("/tmp/session"), "/tmp/session"),
+    ] {
+        make("/tmp/session", USER, 0o700);
+        let mut server = start("serve", USER, env);
+        let to = server.hear();
+        let mut before = start("dial", USER, env);
+        assert!(mode_of(&mut before, &to).contains(SMC), "{env:?}");
+        let removed = Command::new("rm").args(["-rf", dir]).status();
+        assert!(removed.expect("rm").success());
+        // Also between devices that did not know each other.
+        until_smc(&mut start("dial", USER, env), &to);
+        until_smc(&mut before, &to);
+    }
+}
+
+#[test]
+fn a_place_taken_by_another_user_does_not_matter() {
+    in_a_world("taken");
+}
+
+fn taken() {
+    make("/tmp/smc-990", OTHER, 0o755);
+    for number in 0..2000 {
+        let path = format!("/tmp/smc-990-{number:016x}");
+        match number % 3 {
+            0 => make(&path, OTHER, 0o777),
+            1 => symlink("/tmp/smc-990", path).expect("link"),
+            _ => fs::write(path, "").expect("file"),
+        }
+    }
+    let mut server = start("serve", USER, Env::Nothing);
+    let to = server.hear();
+    let mut client = start("dial", USER, Env::Nothing);
+    let mode = mode_of(&mut client, &to);
+    assert!(mode.contains(SMC), "{mode}");
+    let mut other = start("dial", OTHER, Env::Nothing);
+    let mode = mode_of(&mut other, &to);
+    assert!(mode.contains(NOT_FOUND), "{mode}");
+}
+
+#[test]
+fn a_place_taken_while_a_service_runs_does_not_matter() {
+    in_a_world("taken later");
+}
+
+fn taken_later() {
+    let mut server = start("serve", USER, Env::Nothing);
+    let to = server.hear();
+    let mut before = start("dial", USER, Env::Nothing);
+    assert!(mode_of(&mut before, &to).contains(SMC));
+    for owner in [OTHER, USER, OTHER] {
+        // At once, as it can only be raced for when it is away.
+        fs::rename("/tmp/smc-990", format!("/tmp/old-{owner}")).expect("rename");
+        make("/tmp/smc-990", owner, 0o700);
+        until_smc(&mut start("dial", USER, Env::Nothing), &to);
+        until_smc(&mut before, &to);
+        let _ = fs::remove_dir_all(format!("/tmp/old-{owner}"));
+    }
+}
+
+#[test]
+fn a_place_that_is_free_again_is_used() {
+    in_a_world("free again");
+}
+
+fn free_again() {
+    make("/tmp/smc-990", OTHER, 0o700);
+    let mut server = start("serve", USER, Env::Nothing);
+    let to = server.hear();
+    let mut before = start("dial", USER, Env::Nothing);
+    assert!(mode_of(&mut before, &to).contains(SMC));
+    fs::remove_dir("/tmp/smc-990").expect("remove");
+    until_smc(&mut start("dial", USER, Env::Nothing), &to);
+    until_smc(&mut before, &to);
+}
+
+#[test]
+fn a_directory_of_the_system_is_preferred() {
+    in_a_world("system");
+}
+
+fn system() {
+    // One that started earlier is elsewhere.
+    let mut early = start("serve", USER, Env::Nothing);
+    let to_early = early.hear();
+    make("/run/smc-990", USER, 0o700);
+    make("/run/session", USER, 0o700);
+    let mut server = start("serve", USER, Env::Session("/run/session"));
+    let to = server.hear();
+    assert_eq!(common::names(Path::new("/run/smc-990")).len(), 2);
+    assert_eq!(common::names(Path::new("/run/session")).len(), 0);
+    let mut client = start("dial", USER, Env::Nothing);
+    for to in [to, to_early] {
+        let mode = mode_of(&mut client, &to);
+        assert!(mode.contains(SMC), "{mode}");
+    }
+    // Root makes its own.
+    let mut server = start("serve", 0, Env::Nothing);
+    let to = server.hear();
+    assert_eq!(common::names(Path::new("/run/smc-0")).len(), 2);
+    let mode = mode_of(&mut start("dial", 0, Env::Nothing), &to);
+    assert!(mode.contains(SMC), "{mode}");
+}
+
+#[test]
+fn without_a_place_a_service_starts_as_tcp() {
+    in_a_world("nowhere");
+}
+
+fn nowhere() {
+    make("/tmp/smc-990", OTHER, 0o700);
+    make("/tmp", 0, 0o755);
+    let mut server = start("serve", USER, Env::Nothing);
+    let why = "unpublished: runtime directory /tmp/smc-990 belongs to user 991";
+    assert_eq!(server.hear(), why);
+    let to = server.hear();
+    let mut client = start("dial", USER, Env::Nothing);
+    let mode = mode_of(&mut client, &to);
+    assert!(mode.contains(NOT_FOUND), "{mode}");
+    // And is found as soon as there is one.
+    make("/tmp", 0, 0o1777);
+    until_smc(&mut client, &to);
+}
+
+#[test]
+fn a_published_process_that_is_idle_sleeps() {
+    in_a_world("idle");
+}
+
+fn idle() {
+    let mut server = start("serve", USER, Env::Nothing);
+    server.hear();
+    let switches = || {
+        let tasks = fs::read_dir(format!("/proc/{}/task", server.id())).expect("/proc");
+        let of = |task: fs::DirEntry| {
+            let status = fs::read_to_string(task.path().join("status")).unwrap_or_default();
+            let line = status
+                .lines()
+                .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+            line.map_or(0, |count| count.trim().parse::<u64>().expect("a number"))
+        };
+        tasks.map(|task| of(task.expect("task"))).sum::<u64>()
+    };
+    // It starts up first.
+    std::thread::sleep(Duration::from_secs(2));
+    let before = switches();
+    for _ in 0..20 {
+        // Others come and go meanwhile.
+        let mut other = start("dial", USER, Env::Nothing);
+        assert_eq!(other.hear(), "ready");
+        other.finish();
+    }
+    assert_eq!(switches() - before, 0);
+}
