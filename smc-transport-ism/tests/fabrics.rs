@@ -7,6 +7,7 @@ mod support;
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{FileExt as _, PermissionsExt as _};
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use futures_lite::future::block_on;
 use smc_core::device::{Device as _, DeviceError, Direct as _, Event, PeerEvent, PeerEvents as _};
@@ -68,6 +69,41 @@ fn a_device_is_told_when_a_peer_leaves_and_its_slot_is_taken_again() {
         assert_ne!(next.gid(), gid);
         block_on(stays.reach(next.gid())).unwrap();
     }
+}
+
+#[test]
+fn a_device_whose_name_was_removed_is_found_again() {
+    let world = World::new(Kind::Directory, false);
+    let device = world.device();
+    let name = world.address().join("0.sock");
+    fs::remove_file(&name).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !name.exists() {
+        assert!(Instant::now() < deadline);
+        device.drain(&mut |_| {}).unwrap();
+    }
+    let next = world.device();
+    assert_ne!(next.slot(), device.slot());
+    block_on(next.reach(device.gid())).unwrap();
+    drop(device);
+    assert!(!name.exists());
+}
+
+#[test]
+fn a_device_does_not_come_to_a_directory_with_other_memory() {
+    let world = World::new(Kind::Directory, false);
+    let old = world.device();
+    for name in ["0.sock", "memory", "lock"] {
+        fs::remove_file(world.address().join(name)).unwrap();
+    }
+    let new = world.device();
+    assert_ne!(new.fabric_id(), old.fabric_id());
+    drop(old);
+    assert!(
+        world.address().join("0.sock").exists(),
+        "it is that of the new one"
+    );
+    drop(new);
 }
 
 #[test]

@@ -13,17 +13,18 @@
 mod files;
 mod hello;
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use hashbrown::HashMap;
 use rustix::io::Errno;
-use rustix::net::{SendFlags, SocketFlags, accept_with, send};
+use rustix::net::{SendFlags, send};
 use rustix::process::geteuid;
 use smc_core::device::DeviceError;
 use smc_core::io::negotiate::Credentials;
 use smc_core::io::negotiate::passed::{self, PeerSocket};
+use smc_core::io::negotiate::runtime_dir::Publication;
 
 use super::doorbell::Doorbell;
 use super::{Fabric, News, Unmet};
@@ -37,8 +38,7 @@ use hello::Hello;
 pub(crate) struct Directory {
     room: Arc<Room>,
     files: Files,
-    slot: u16,
-    listener: OwnedFd,
+    publication: Mutex<Publication>,
     doorbell: Doorbell,
     own: OnceLock<Tag>,
     conns: Mutex<Conns>,
@@ -64,15 +64,14 @@ impl Directory {
         let files = Files::open(path)?;
         let lock = files.lock()?;
         let room = Arc::new(files.memory(len, plan)?);
-        let (slot, listener) = files.take_slot(room.slots())?;
+        let (slot, publication) = files.take_slot(room.slots())?;
         drop(lock);
         let doorbell = Doorbell::new()?;
-        doorbell.watch(&listener, LISTENER)?;
+        doorbell.watch(publication.bell(), LISTENER)?;
         let directory = Self {
             room,
             files,
-            slot,
-            listener,
+            publication: Mutex::new(publication),
             doorbell,
             own: OnceLock::new(),
             conns: Mutex::default(),
@@ -82,10 +81,11 @@ impl Directory {
 
     /// Accepts those who connected.
     fn accept(&self) {
+        lock(&self.publication).tend();
+        let accept = || lock(&self.publication).accept();
         for _ in 0..MAX_ACCEPTS {
-            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            match accept_with(&self.listener, flags) {
-                Ok(socket) => self.admit(PeerSocket::from(socket)),
+            match accept() {
+                Ok(socket) => self.admit(socket),
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 // There is nobody left, or no room for a descriptor: they have to wait.
                 Err(_) => return,
@@ -260,12 +260,6 @@ impl Fabric for Directory {
 
     fn is_dead(&self, peer: Tag) -> bool {
         self.room.is_dead(peer) || self.meet(peer) == Err(Unmet::Dead)
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        self.files.leave_slot(self.slot);
     }
 }
 

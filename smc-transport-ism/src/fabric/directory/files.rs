@@ -11,12 +11,11 @@ use rustix::fs::{
     fstat, openat, renameat, unlinkat,
 };
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
-};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::geteuid;
 use smc_core::device::DeviceError;
 use smc_core::io::negotiate::passed::PeerSocket;
+use smc_core::io::negotiate::runtime_dir::{Publication, RuntimeDirs};
 use smc_core::mem::{Region, check_file_size};
 
 use crate::region::{map, os};
@@ -76,7 +75,10 @@ impl Files {
     }
 
     /// A slot that nobody has, and its socket. Takes the lock.
-    pub(super) fn take_slot(&self, slots: u16) -> Result<(u16, OwnedFd), DeviceError> {
+    ///
+    /// The socket is published again if its name is removed, but not in a directory with other
+    /// memory.
+    pub(super) fn take_slot(&self, slots: u16) -> Result<(u16, Publication), DeviceError> {
         for slot in 0..slots {
             match self.connect(slot) {
                 Err(Errno::NOENT) => {}
@@ -84,12 +86,13 @@ impl Files {
                 // A process that is there, or one that we cannot tell.
                 _ => continue,
             }
-            let failed = |error| os("listen in the fabric's directory", error);
-            let listener = seqpacket().map_err(failed)?;
-            let address = self.address(slot).map_err(failed)?;
-            bind(&listener, &address).map_err(failed)?;
-            listen(&listener, BACKLOG).map_err(failed)?;
-            return Ok((slot, listener));
+            let dirs = RuntimeDirs::existing(&self.path);
+            let publication = Publication::beside(dirs, socket_name(slot), MEMORY)
+                .map_err(|error| DeviceError::os_at("listen in", &self.path, &error))?;
+            return match publication.error() {
+                None => Ok((slot, publication)),
+                Some(error) => Err(error.clone().into()),
+            };
         }
         Err(DeviceError::Exhausted)
     }
@@ -200,8 +203,6 @@ const LOCK: &str = "lock";
 const MEMORY: &str = "memory";
 const DRAFT: &str = "memory.new";
 const SOCKET: &str = ".sock";
-/// Peers that may connect while a device does not look.
-const BACKLOG: i32 = 256;
 /// Coming takes some milliseconds, mostly for making memory.
 const LOCK_TRIES: u32 = 5000;
 const LOCK_WAIT: Duration = Duration::from_millis(1);

@@ -43,6 +43,8 @@ use crate::error::DirectoryProblem;
 pub struct RuntimeDirs {
     /// The only one, if there is one.
     given: Option<PathBuf>,
+    /// Whether it is not made where it is missing.
+    must_exist: bool,
     /// `$XDG_RUNTIME_DIR`.
     session: Option<PathBuf>,
     run: PathBuf,
@@ -81,6 +83,7 @@ impl RuntimeDirs {
     pub(super) fn default_places() -> Self {
         Self {
             given: None,
+            must_exist: false,
             session: None,
             run: "/run".into(),
             tmp: "/tmp".into(),
@@ -95,6 +98,16 @@ impl RuntimeDirs {
         Self {
             given: Some(path.into()),
             ..Self::default_places()
+        }
+    }
+
+    /// As [`RuntimeDirs::at`], for a directory that is there and is not made again when it is
+    /// removed.
+    #[must_use]
+    pub fn existing(path: impl Into<PathBuf>) -> Self {
+        Self {
+            must_exist: true,
+            ..Self::at(path)
         }
     }
 
@@ -175,6 +188,9 @@ impl RuntimeDirs {
 
     /// Makes and opens the directories to publish in; at least one.
     pub(super) fn open_to_publish(&self) -> Result<Vec<OpenDir>, RuntimeDirError> {
+        if let (Some(given), true) = (&self.given, self.must_exist) {
+            return Ok(vec![self.open(given)?]);
+        }
         if let Some(given) = &self.given {
             let made = DirBuilder::new().recursive(true).mode(0o700).create(given);
             return match (self.open(given), made) {

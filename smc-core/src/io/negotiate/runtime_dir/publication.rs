@@ -18,7 +18,8 @@ use crate::io::negotiate::passed::PeerSocket;
 /// A listening `SOCK_SEQPACKET` socket that is published in the runtime directories.
 ///
 /// When its name is removed, or the whole directory, it is published again within a second. inotify
-/// tells; without it, or while there is no directory to be had, it looks once a second. A look makes
+/// tells, by a thread that all publications of the process share; without it, or while there is no
+/// directory to be had, it looks about once a second. A look makes
 /// some twenty system calls, and there are ten a second at most whatever is done to the path. Each
 /// begins with the checks of [`RuntimeDirs`]. A name that another process has given to a socket of
 /// its own meanwhile is left alone.
@@ -29,6 +30,8 @@ pub struct Publication {
     dirs: RuntimeDirs,
     name: String,
     for_all: bool,
+    /// A file and its inode that have to be in the directory.
+    companion: Option<(&'static str, (u64, u64))>,
     sockets: Vec<Named>,
     /// Accepted from sockets that have lost their names.
     pending: VecDeque<PeerSocket>,
@@ -52,13 +55,36 @@ impl Publication {
     ///
     /// When there are no descriptors left.
     pub fn new(dirs: RuntimeDirs, name: String, for_all: bool) -> io::Result<Self> {
+        let mut publication = Self::unpublished(dirs, name, for_all)?;
+        publication.look();
+        Ok(publication)
+    }
+
+    /// Publishes a socket for the processes of this user, in a directory in which the file
+    /// `companion` is now, and as long as the same file is in it: without that file the socket would
+    /// be of no use.
+    ///
+    /// # Errors
+    ///
+    /// When there is no such directory or file, or there are no descriptors left.
+    pub fn beside(dirs: RuntimeDirs, name: String, companion: &'static str) -> io::Result<Self> {
+        let dir = dirs.open_to_publish()?;
+        let inode = dir.first().ok_or(Errno::NOENT)?.inode(companion)?;
+        let mut publication = Self::unpublished(dirs, name, false)?;
+        publication.companion = Some((companion, inode));
+        publication.look();
+        Ok(publication)
+    }
+
+    fn unpublished(dirs: RuntimeDirs, name: String, for_all: bool) -> io::Result<Self> {
         let bell = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let timer = Arc::new(Timer::new()?);
         epoll::add(&bell, timer.as_fd(), TIMER, epoll::EventFlags::IN)?;
-        let mut publication = Self {
+        Ok(Self {
             dirs,
             name,
             for_all,
+            companion: None,
             sockets: Vec::new(),
             pending: VecDeque::new(),
             bell,
@@ -66,9 +92,7 @@ impl Publication {
             watcher: Watcher::shared().ok(),
             lost: None,
             error: None,
-        };
-        publication.look();
-        Ok(publication)
+        })
     }
 
     /// Readable when there is something to be accepted or to be looked after. Level-triggered.
@@ -190,6 +214,12 @@ impl Publication {
     }
 
     fn publish_in(&self, dir: &OpenDir) -> Result<Named, Errno> {
+        if let Some((companion, inode)) = self.companion {
+            let found = dir.inode(companion)?;
+            if found != inode {
+                return Err(Errno::STALE);
+            }
+        }
         let named = Named::bind(dir, &self.name, self.for_all)?;
         if let Err(errno) = epoll::add(&self.bell, &named.socket, SOCKET, epoll::EventFlags::IN) {
             named.remove(&self.dirs, &self.name);

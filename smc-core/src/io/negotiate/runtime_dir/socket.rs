@@ -92,7 +92,7 @@ enum Stale {
 }
 
 impl OpenDir {
-    fn inode(&self, name: &str) -> Result<(u64, u64), Errno> {
+    pub(super) fn inode(&self, name: &str) -> Result<(u64, u64), Errno> {
         let stat = statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW)?;
         Ok((stat.st_dev, stat.st_ino))
     }

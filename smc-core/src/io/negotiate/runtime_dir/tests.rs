@@ -41,6 +41,7 @@ impl World {
     fn dirs(&self) -> RuntimeDirs {
         RuntimeDirs {
             given: None,
+            must_exist: false,
             session: None,
             run: self.at("no run"),
             tmp: self.at("tmp"),
@@ -106,7 +107,7 @@ fn a_name_that_is_removed_is_published_again() {
 }
 
 #[test]
-fn a_directory_that_is_removed_or_renamed_is_made_again() {
+fn a_directory_that_is_removed_or_renamed_must_exist_again() {
     let world = World::new();
     let dirs = RuntimeDirs::at(world.at("above/dir"));
     let mut publication = publish(&dirs);
@@ -217,6 +218,39 @@ fn names_of_others_that_come_and_go_are_no_reason_to_look() {
     assert!(!rings(&publication, 0, 0));
     fs::remove_file(world.at("dir").join(NAME)).unwrap();
     assert!(rings(&publication, 30, 0));
+}
+
+#[test]
+fn a_name_that_belongs_to_a_file_is_published_beside_that_file_only() {
+    let world = World::new();
+    world.make("dir", 0o700);
+    fs::write(world.at("dir/memory"), "").unwrap();
+    let dirs = RuntimeDirs::existing(world.at("dir"));
+    let mut publication = Publication::beside(dirs.clone(), NAME.into(), "memory").unwrap();
+    let path = world.at("dir").join(NAME);
+    fs::remove_file(&path).unwrap();
+    tend_until(&mut publication, |_| path.exists());
+    can_be_found(&mut publication, &dirs);
+
+    fs::rename(world.at("dir"), world.at("old")).unwrap();
+    tend_until(&mut publication, |publication| {
+        publication.error().is_some()
+    });
+    assert!(!world.at("dir").exists());
+    world.make("dir", 0o700);
+    fs::write(world.at("dir/memory"), "another one").unwrap();
+    for _ in 0..2 {
+        assert!(rings(&publication, 30, 0), "looks now and then");
+        publication.tend();
+    }
+    assert!(!path.exists());
+
+    fs::remove_dir_all(world.at("dir")).unwrap();
+    fs::rename(world.at("old"), world.at("dir")).unwrap();
+    tend_until(&mut publication, |publication| {
+        publication.error().is_none()
+    });
+    can_be_found(&mut publication, &dirs);
 }
 
 #[test]
