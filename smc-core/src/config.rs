@@ -40,6 +40,7 @@ pub(crate) struct Config {
     pub(crate) seid_enabled: bool,
     pub(crate) pnet_ids: Vec<PnetId>,
     pub(crate) handshake_timeout: Duration,
+    pub(crate) answer_timeout: Duration,
     pub(crate) close_timeout: Duration,
     pub(crate) polling: Duration,
     pub(crate) max_handshakes: usize,
@@ -57,6 +58,7 @@ impl Default for Config {
             seid_enabled: true,
             pnet_ids: Vec::new(),
             handshake_timeout: HANDSHAKE_TIMEOUT,
+            answer_timeout: ANSWER_TIMEOUT,
             close_timeout: CLOSE_TIMEOUT,
             polling: default_polling(),
             max_handshakes: MAX_HANDSHAKES,
@@ -102,6 +104,9 @@ pub const POLLING: Duration = Duration::from_micros(100);
 
 /// How long each message of the handshake may take (behaviour of set-up, timers).
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(6);
+
+/// How long a listener on the same host may show no sign of itself before a connection is TCP.
+pub const ANSWER_TIMEOUT: Duration = Duration::from_millis(200);
 
 /// How long the record of a closed connection waits for the peer's last word.
 pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(120);

@@ -104,6 +104,8 @@ pub enum FallbackCause {
     NoCommonEid,
     /// No listener that speaks SMC is announced at the address: the usual plain server.
     NotAnnounced,
+    /// The peer's half of TCP's handshake did not have the SMC option.
+    NoSynOption,
     /// Listener: the client has made no offer for this connection: the usual plain client.
     NotOffered,
     /// The listener has not answered within this time.
@@ -154,6 +156,12 @@ pub enum FallbackCause {
     GroupTerminated,
 }
 
+impl From<OsError> for FallbackCause {
+    fn from(error: OsError) -> Self {
+        Self::Os(error)
+    }
+}
+
 impl fmt::Display for FallbackCause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -168,6 +176,7 @@ impl fmt::Display for FallbackCause {
             Self::NotAnnounced => {
                 f.write_str("peer does not speak SMC: nothing announced at this address")
             }
+            Self::NoSynOption => f.write_str("peer does not speak SMC: no option in its SYN"),
             Self::NotOffered => {
                 f.write_str("peer does not speak SMC: no offer for this connection")
             }

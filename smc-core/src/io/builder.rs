@@ -176,6 +176,19 @@ impl Builder {
         self
     }
 
+    /// Sets how long `connect` waits for a listener on the same host that shows no sign of itself,
+    /// before the stream is TCP; 200 ms unless set. A listener that is at work, on this connection
+    /// or on others, may take as long as [`Builder::handshake_timeout`] says. After such a silence
+    /// connections to the same listener are TCP at once, for at most two seconds.
+    ///
+    /// Handshakes over TCP, as with kernels, have no such limit: what a server says there may not
+    /// be taken for data.
+    #[must_use]
+    pub fn answer_timeout(mut self, timeout: Duration) -> Self {
+        self.config.answer_timeout = timeout.min(TIMEOUT_MAX);
+        self
+    }
+
     /// Sets how long a closed connection waits for the peer's last word before it is aborted.
     #[must_use]
     pub fn close_timeout(mut self, timeout: Duration) -> Self {

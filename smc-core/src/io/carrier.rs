@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::conn::Kinship;
 use super::deadlines::Deadline;
 use super::endpoint::Inner;
-use super::negotiate::Aside;
+use super::negotiate::{Aside, Withdrawn};
 use super::runtime::{Runtime, Socket};
 use super::spin::{Spin, Step};
 
@@ -27,8 +27,10 @@ pub(super) struct Beside<'a> {
     sent: bool,
     /// A client's, until it has heard something: bytes on it come from a plain server.
     plain: Option<&'a dyn Socket>,
-    /// When TCP is looked at, too. Hardly ever there is anything.
-    patience: Option<Deadline>,
+    /// A client's: until when it waits for a sign of the server. A server's: when it gives one.
+    timer: Option<Deadline>,
+    /// A client's: the signs that it has seen, from when on TCP is looked at, too.
+    signs: Option<u64>,
     spin: Spin,
     endpoint: &'a Inner,
 }
@@ -59,7 +61,8 @@ impl<'a> Carrier<'a> {
             kinship,
             sent: false,
             plain,
-            patience: None,
+            timer: None,
+            signs: None,
             spin: Spin::new(endpoint.config.polling),
             endpoint,
         })
@@ -115,6 +118,16 @@ impl<'a> Carrier<'a> {
         }
     }
 
+    /// While the device works on the answer: lets the client see that.
+    pub(super) fn show_work(&mut self, cx: &mut Context<'_>) {
+        match self {
+            Self::Aside(beside) if matches!(beside.kinship, Kinship::Server) => {
+                beside.show_work(cx);
+            }
+            _ => {}
+        }
+    }
+
     /// Reads what comes; 0 at the end.
     pub(super) fn poll_read(
         &mut self,
@@ -152,11 +165,19 @@ impl Beside<'_> {
                 Step::Park => break,
             }
         }
-        if self.is_plain(cx) {
+        match self.watch(cx) {
+            Sign::None => self.aside.poll_read(cx, buf),
             // Perhaps it is what follows an answer.
-            return Poll::Ready(self.read(buf).unwrap_or(Ok(0)));
+            Sign::Plain => Poll::Ready(self.read(buf).unwrap_or(Ok(0))),
+            Sign::Silent => match self.aside.withdraw() {
+                Withdrawn::Free => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
+                // The answer has come this moment, or there is no other way than to wait for it.
+                Withdrawn::Taken => {
+                    self.plain = None;
+                    self.aside.poll_read(cx, buf)
+                }
+            },
         }
-        self.aside.poll_read(cx, buf)
     }
 
     fn read(&mut self, buf: &mut [u8]) -> Option<io::Result<usize>> {
@@ -166,23 +187,72 @@ impl Beside<'_> {
         }
     }
 
-    /// Whether something has come on TCP, where nothing should.
-    fn is_plain(&mut self, cx: &mut Context<'_>) -> bool {
+    /// Whether an answer is still to be expected.
+    fn watch(&mut self, cx: &mut Context<'_>) -> Sign {
         let Some(socket) = self.plain else {
-            return false;
+            return Sign::None;
         };
+        let Inner {
+            runtime,
+            deadlines,
+            config,
+            ..
+        } = self.endpoint;
+        // Hardly ever there is anything on TCP: at first it is not looked at.
+        let first = PATIENCE.min(config.answer_timeout);
+        loop {
+            if self.signs.is_some() && socket.poll_readable(cx).is_ready() {
+                return Sign::Plain;
+            }
+            let timer = self
+                .timer
+                .get_or_insert_with(|| deadlines.at(runtime.now() + first));
+            if Pin::new(&mut *timer).poll(cx).is_pending() {
+                return Sign::None;
+            }
+            // A task that is late was kept from running, and so the server may have been.
+            let is_late = timer.is_overdue(LATE);
+            let signs = self.aside.signs();
+            let wait = match self.signs.replace(signs) {
+                Some(before) if before == signs && !is_late => return Sign::Silent,
+                Some(_) => config.answer_timeout,
+                None => config.answer_timeout - first,
+            };
+            self.timer = Some(deadlines.at(runtime.now() + wait));
+        }
+    }
+
+    fn show_work(&mut self, cx: &mut Context<'_>) {
         let Inner {
             runtime, deadlines, ..
         } = self.endpoint;
-        let patience = self
-            .patience
-            .get_or_insert_with(|| deadlines.at(runtime.now() + PATIENCE));
-        if Pin::new(patience).poll(cx).is_pending() {
-            return false;
+        loop {
+            let next = self
+                .timer
+                .get_or_insert_with(|| deadlines.at(runtime.now() + SHOW_WORK));
+            if Pin::new(next).poll(cx).is_pending() {
+                return;
+            }
+            self.aside.show_work();
+            self.timer = None;
         }
-        socket.poll_readable(cx).is_ready()
     }
 }
+
+/// What a client has seen of the server besides an answer.
+enum Sign {
+    None,
+    /// Something has come on TCP, where nothing should.
+    Plain,
+    /// Nothing for too long a time.
+    Silent,
+}
+
+/// By how much a task is late that does not run as it should.
+const LATE: Duration = Duration::from_millis(20);
+
+/// How often a server shows that it works. Clients wait several times as long for a sign of it.
+const SHOW_WORK: Duration = Duration::from_millis(40);
 
 /// How long a client waits for an answer before it looks at TCP, too. That costs system calls, and
 /// whoever is announced to answers.

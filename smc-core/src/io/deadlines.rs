@@ -11,7 +11,7 @@ use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use atomic_waker::AtomicWaker;
 
@@ -139,6 +139,13 @@ pub(crate) struct Deadline {
     at: Instant,
     /// While somebody waits.
     id: Option<u64>,
+}
+
+impl Deadline {
+    /// Whether it passed longer ago than this.
+    pub(crate) fn is_overdue(&self, by: Duration) -> bool {
+        self.deadlines.runtime.now() > self.at + by
+    }
 }
 
 impl Future for Deadline {

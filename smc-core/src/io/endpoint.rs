@@ -5,8 +5,6 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use smc_wire::types::DeclineCode;
-
 use super::builder::Builder;
 use super::deadlines::Deadlines;
 use super::driver::Slot;
@@ -21,7 +19,7 @@ use super::stream::Stream;
 use super::target::{IntoTarget, Target};
 use crate::config::{Config, Policy};
 use crate::device::Device;
-use crate::error::{Error, FallbackReason};
+use crate::error::Error;
 use crate::proto::conn::State;
 use crate::proto::group::Snapshot;
 use crate::proto::handshake;
@@ -155,9 +153,7 @@ impl Endpoint {
         let local = acceptor.local_addr()?;
         // Without devices too: clients that speak SMC have to hear that there are none. A listener
         // that nobody can find is still a TCP listener.
-        let published = negotiation
-            .publish(&self.inner.runtime, local, acceptor.fd())
-            .ok();
+        let published = negotiation.publish(&self.inner.runtime, local, acceptor.fd());
         Listener::new(Arc::clone(&self.inner), acceptor, published, backlog)
     }
 
@@ -306,9 +302,6 @@ impl ConnectOptions {
         self
     }
 }
-
-/// The reason of streams that are TCP because the policy says so.
-pub(crate) const BY_POLICY: FallbackReason = FallbackReason::local(DeclineCode::OPTUNSUPP);
 
 /// How long peers may take to delete the keys of connections that have ended. Both sides do that
 /// after the last word of the other, so it takes no longer than a message there and back, unless the

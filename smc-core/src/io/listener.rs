@@ -17,6 +17,7 @@ use super::runtime::{Acceptor, Runtime, Socket, Task};
 use super::setup;
 use super::stream::Stream;
 use crate::config::Policy;
+use crate::error::FallbackCause;
 
 /// Options of a listener that differ from one to the next.
 #[derive(Clone, Debug, Default)]
@@ -46,7 +47,7 @@ impl Listener {
     pub(crate) fn new(
         endpoint: Arc<Inner>,
         acceptor: Arc<dyn Acceptor>,
-        published: Option<Arc<dyn Published>>,
+        published: Result<Arc<dyn Published>, FallbackCause>,
         backlog: u32,
     ) -> io::Result<Self> {
         let local = acceptor.local_addr()?;
@@ -226,7 +227,8 @@ impl Queue {
 /// takes the name back at once, whenever its task gets to know.
 struct Service {
     acceptor: Arc<dyn Acceptor>,
-    published: Option<Arc<dyn Published>>,
+    /// Or why clients cannot find the listener.
+    published: Result<Arc<dyn Published>, FallbackCause>,
     endpoint: Arc<Inner>,
 }
 
@@ -277,21 +279,18 @@ impl Service {
     ) -> Option<Task> {
         let policy = (self.endpoint.config.policy)(&peer);
         let verdict = match (&self.published, policy) {
-            (None, _) => Verdict::Plain,
+            (Err(_), Policy::Never) => Verdict::Plain(FallbackCause::Policy),
+            (Err(cause), _) => Verdict::Plain(cause.clone()),
             // A client that hoped for an answer must not wait for it.
-            (Some(published), Policy::Never) => published.dismiss(&*socket, peer),
-            (Some(published), _) => published.verdict(&*socket, peer),
+            (Ok(published), Policy::Never) => published.dismiss(&*socket, peer),
+            (Ok(published), _) => published.verdict(&*socket, peer),
         };
         let aside = match (verdict, policy) {
             (Verdict::Clc, _) => None,
             (Verdict::Aside(aside), _) => Some(aside),
-            (Verdict::Plain, Policy::Require) => return None,
-            (Verdict::Plain, Policy::Never) => {
-                queue.put(Ok((setup::not_smc(socket), peer)));
-                return None;
-            }
-            (Verdict::Plain, _) => {
-                queue.put(Ok((setup::not_spoken(socket), peer)));
+            (Verdict::Plain(_), Policy::Require) => return None,
+            (Verdict::Plain(cause), _) => {
+                queue.put(Ok((setup::plain(socket, cause), peer)));
                 return None;
             }
         };

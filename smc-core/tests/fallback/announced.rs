@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_lite::{FutureExt, future};
+use smc_core::config::ANSWER_TIMEOUT;
 use smc_core::io::negotiate::{Delivery, Withdrawn};
 use smc_core::wire::clc::Message;
 use smc_core::wire::types::DeclineCode;
@@ -74,10 +75,10 @@ use Withdrawn::{Free, Taken};
 #[test]
 fn nobody_takes_the_offer() {
     run(&[
-        row("and nobody speaks", Free, |_| vec![], PLAIN).takes(MESSAGE),
+        row("and nobody speaks", Free, |_| vec![], PLAIN).takes(ANSWER_TIMEOUT),
         row("and that becomes known", Free, |_| vec![], PLAIN)
-            .lost_after(SOON)
-            .takes(SOON),
+            .lost_after(ANSWER_TIMEOUT / 2)
+            .takes(ANSWER_TIMEOUT / 2),
         row(
             "and the way beside TCP ends",
             Free,
@@ -450,7 +451,7 @@ fn a_connect_that_is_dropped_takes_its_offer_back() {
     let scripted = Scripted::delivered(Free);
     let negotiation = Arc::new(scripted.clone());
     let client = world.host_with(world.device("client"), |builder| {
-        builder.negotiation(negotiation)
+        builder.negotiation(negotiation).answer_timeout(2 * SOON)
     });
     let acceptor = world.acceptor();
     let at = acceptor.local_addr().unwrap();

@@ -5,11 +5,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_lite::{AsyncReadExt, AsyncWriteExt, future};
+use smc_core::FallbackCause;
 use smc_core::io::negotiate::{Local, Negotiation, Verdict};
 use smc_core::io::{Builder, Endpoint, ListenOptions};
 use smc_core::wire::types::DeclineCode;
 use tempfile::TempDir;
 
+use crate::messages::decline_v2;
 use crate::peer::Raw;
 use crate::world::{Codes, World, anywhere, reason};
 
@@ -87,7 +89,7 @@ fn a_listener_that_takes_no_offer_leaves_its_clients_plain() {
             assert_eq!(reason(&stream), ours(DeclineCode::PEERNOSMC));
             // As when it is stopped, and wakes up then.
             let verdict = published.verdict(raw.socket(), raw.peer_addr());
-            assert!(matches!(verdict, Verdict::Plain), "{verdict:?}");
+            assert!(matches!(verdict, Verdict::Plain(_)), "{verdict:?}");
             world.talk(stream, Some(raw), b"").await;
         }
         // Whoever waits for such a listener as it ends does not wait for more.
@@ -100,6 +102,80 @@ fn a_listener_that_takes_no_offer_leaves_its_clients_plain() {
         .await;
         let stream = stream.unwrap();
         assert_eq!(reason(&stream), ours(DeclineCode::PEERNOSMC));
+        world.talk(stream, Some(raw), b"").await;
+    });
+}
+
+#[test]
+fn a_listener_that_stops_before_its_answer_leaves_its_client_plain() {
+    let Some(world) = World::real() else {
+        println!("skipped: no adapter for real sockets is compiled in");
+        return;
+    };
+    let dir = TempDir::new().unwrap();
+    // Far longer than the test may take.
+    let client = endpoint_with(&world, &dir, true, |builder| {
+        builder.handshake_timeout(Duration::from_secs(600))
+    });
+    let acceptor = world.acceptor();
+    let at = acceptor.local_addr().unwrap();
+    world.block_on(async {
+        let local = Local::new().with_directory(dir.path());
+        let published = local.publish(&world.rt, at, acceptor.fd()).unwrap();
+        let (stream, (raw, mut aside)) = future::zip(client.connect(at), async {
+            let raw = Raw::accept(&*acceptor).await;
+            match published.verdict(raw.socket(), raw.peer_addr()) {
+                Verdict::Aside(aside) => (raw, aside),
+                verdict => panic!("{verdict:?}"),
+            }
+        })
+        .await;
+        let stream = stream.unwrap();
+        let cause = stream.fallback_reason().unwrap().cause;
+        assert!(matches!(cause, FallbackCause::NoAnswer { .. }), "{cause}");
+        // As it goes on.
+        let decline = decline_v2(DeclineCode::NOSMCDEV);
+        assert!(aside.send(&decline).is_err() && aside.is_withdrawn());
+        drop(aside);
+        world.talk(stream, Some(raw), b"").await;
+    });
+}
+
+#[test]
+fn a_slow_listener_that_works_is_waited_for() {
+    let Some(world) = World::real() else {
+        println!("skipped: no adapter for real sockets is compiled in");
+        return;
+    };
+    const ANSWER: Duration = Duration::from_millis(100);
+    let dir = TempDir::new().unwrap();
+    let client = endpoint_with(&world, &dir, true, |builder| {
+        builder
+            .answer_timeout(ANSWER)
+            .handshake_timeout(Duration::from_secs(600))
+    });
+    let acceptor = world.acceptor();
+    let at = acceptor.local_addr().unwrap();
+    world.block_on(async {
+        let local = Local::new().with_directory(dir.path());
+        let published = local.publish(&world.rt, at, acceptor.fd()).unwrap();
+        let (stream, raw) = future::zip(client.connect(at), async {
+            let raw = Raw::accept(&*acceptor).await;
+            let Verdict::Aside(mut aside) = published.verdict(raw.socket(), raw.peer_addr()) else {
+                panic!("the offer is not seen");
+            };
+            let until = world.rt.now() + 5 * ANSWER;
+            while world.rt.now() < until {
+                aside.show_work();
+                world.sleep(ANSWER / 10).await;
+            }
+            aside.send(&decline_v2(DeclineCode::MAX_DMB)).unwrap();
+            aside.flush();
+            raw
+        })
+        .await;
+        let stream = stream.unwrap();
+        assert_eq!(reason(&stream), told(DeclineCode::MAX_DMB));
         world.talk(stream, Some(raw), b"").await;
     });
 }

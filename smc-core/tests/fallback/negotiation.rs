@@ -9,6 +9,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use smc_core::FallbackCause;
 use smc_core::io::negotiate::{
     Aside, Candidate, Client, Delivery, Early, Negotiation, Offer, Published, Verdict, Withdrawn,
 };
@@ -125,7 +126,7 @@ impl Negotiation for Scripted {
         _runtime: &Arc<dyn Runtime>,
         _at: SocketAddr,
         _listener: Option<BorrowedFd<'_>>,
-    ) -> io::Result<Arc<dyn Published>> {
+    ) -> Result<Arc<dyn Published>, FallbackCause> {
         Ok(Arc::new(self.clone()))
     }
 }
@@ -134,13 +135,13 @@ impl Published for Scripted {
     fn verdict(&self, _socket: &dyn Socket, _peer: SocketAddr) -> Verdict {
         match self.far() {
             Some(far) => Verdict::Aside(Box::new(far)),
-            None => Verdict::Plain,
+            None => Verdict::Plain(FallbackCause::NotOffered),
         }
     }
 
     fn dismiss(&self, _socket: &dyn Socket, _peer: SocketAddr) -> Verdict {
         self.seen.dismissed.fetch_add(1, Ordering::SeqCst);
-        Verdict::Plain
+        Verdict::Plain(FallbackCause::Policy)
     }
 }
 
@@ -152,9 +153,11 @@ struct ScriptedClient {
 
 #[async_trait]
 impl Client for ScriptedClient {
-    async fn look_up(&self, _to: SocketAddr) -> Option<Box<dyn Candidate>> {
-        let is_found = self.scripted.orders.finds != Finds::Nobody;
-        is_found.then(|| Box::new(self.clone()) as Box<dyn Candidate>)
+    async fn look_up(&self, _to: SocketAddr) -> Result<Box<dyn Candidate>, FallbackCause> {
+        match self.scripted.orders.finds {
+            Finds::Nobody => Err(FallbackCause::NotAnnounced),
+            _ => Ok(Box::new(self.clone())),
+        }
     }
 }
 
@@ -164,17 +167,17 @@ impl Candidate for ScriptedClient {
         _socket: &Unconnected<'_>,
         proposal: &[u8],
         _early: Option<&Early>,
-    ) -> Option<Box<dyn Offer>> {
+    ) -> Result<Box<dyn Offer>, FallbackCause> {
         let Scripted { orders, seen } = &self.scripted;
         if orders.finds != Finds::Listener {
-            return None;
+            return Err(FallbackCause::NotAnnounced);
         }
         let (near, far) = Pipe::pair();
         near.say(proposal);
         *seen.proposal.lock().unwrap() = Some(proposal.to_vec());
         *seen.far.lock().unwrap() = Some(far);
         seen.offers.fetch_add(1, Ordering::SeqCst);
-        Some(Box::new(ScriptedOffer {
+        Ok(Box::new(ScriptedOffer {
             near,
             lost: orders.lost_after.map(|time| {
                 let at = self.runtime.now() + time;
@@ -217,6 +220,10 @@ impl Aside for ScriptedOffer {
 
     fn flush(&mut self) {
         self.near.flush();
+    }
+
+    fn withdraw(&mut self) -> Withdrawn {
+        self.orders.withdrawn
     }
 
     fn try_read(&mut self, buf: &mut [u8]) -> io::Result<usize> {

@@ -18,6 +18,8 @@ pub(crate) struct Pipe {
     lanes: Arc<Mutex<[Lane; 2]>>,
     /// Where this end writes; it reads the other one.
     side: usize,
+    /// The client does not wait for an answer any more.
+    is_withdrawn: bool,
 }
 
 #[derive(Debug, Default)]
@@ -36,8 +38,20 @@ impl Pipe {
         let other = Self {
             lanes: Arc::clone(&lanes),
             side: 1,
+            is_withdrawn: false,
         };
-        (Self { lanes, side: 0 }, other)
+        let one = Self {
+            lanes,
+            side: 0,
+            is_withdrawn: false,
+        };
+        (one, other)
+    }
+
+    /// The end of a server whose client has taken its offer back.
+    pub(crate) fn withdrawn(mut self) -> Self {
+        self.is_withdrawn = true;
+        self
     }
 
     /// Sends something that arrives at once.
@@ -113,8 +127,15 @@ impl Pipe {
 
 impl Aside for Pipe {
     fn send(&mut self, message: &[u8]) -> io::Result<()> {
+        if self.is_withdrawn {
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
         self.hold(message);
         Ok(())
+    }
+
+    fn is_withdrawn(&self) -> bool {
+        self.is_withdrawn
     }
 
     fn flush(&mut self) {

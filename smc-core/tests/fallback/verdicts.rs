@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_lite::future;
+use smc_core::FallbackCause;
 use smc_core::wire::clc::ClcType;
 use smc_core::wire::types::DeclineCode;
 
@@ -248,6 +249,29 @@ fn two_endpoints_with_the_proposal_beside_tcp() {
             world.chat(ours, theirs).await;
             world.only_idle_groups_left(&client).await;
             world.only_idle_groups_left(&server).await;
+        });
+    });
+}
+
+#[test]
+fn a_client_that_withdraws_before_the_answer_has_plain_tcp() {
+    everywhere("withdrawn", PLAIN, |world| {
+        let device = world.device("server");
+        let forger = world.forger_for(&device);
+        let (near, far) = Pipe::pair();
+        near.say(&proposal(&forger.proposal()));
+        let negotiation = Arc::new(Scripted::server_beside(far.withdrawn()));
+        let server = world.host_with(device, |builder| builder.negotiation(negotiation));
+        world.block_on(async {
+            let (listener, at) = server.listen().await;
+            let raw = Raw::connect(&*world.rt, at).await;
+            let (stream, _) = listener.accept().await.unwrap();
+            assert_eq!(
+                stream.fallback_reason().unwrap().cause,
+                FallbackCause::Withdrawn
+            );
+            world.talk(stream, Some(raw), b"").await;
+            world.nothing_left(&server).await;
         });
     });
 }

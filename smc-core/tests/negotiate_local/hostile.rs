@@ -8,7 +8,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use smc_core::io::negotiate::Withdrawn;
 
 use super::child::{self, Child, Where};
-use super::raw::{LEN, OFFERED, RawBoard, RawChannel, TAKEN, VOID, hello, look, place};
+use super::raw::{CLAIMED, LEN, OFFERED, RawBoard, RawChannel, TAKEN, VOID, hello, look, place};
 use super::*;
 
 #[test]
@@ -103,7 +103,7 @@ fn a_board_that_lies_spoils_its_own_connections() {
         board.announce(3, 0, from, server.at(), PROPOSAL);
         rustix::net::connect(&socket, &server.at()).unwrap();
         let (aside, said_first) = server.accept_aside().await;
-        assert_eq!((said_first, board.state(3)), (PROPOSAL.to_vec(), TAKEN));
+        assert_eq!((said_first, board.state(3)), (PROPOSAL.to_vec(), CLAIMED));
         drop(aside);
 
         // More than there is room for, or less than was read already.

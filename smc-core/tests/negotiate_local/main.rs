@@ -110,9 +110,8 @@ impl World {
         let socket = self
             .rt
             .connect(to, &SocketOptions::default(), &mut |socket| {
-                offer = candidate
-                    .as_ref()
-                    .and_then(|c| c.offer(socket, PROPOSAL, None));
+                let candidate = candidate.as_ref().ok();
+                offer = candidate.and_then(|c| c.offer(socket, PROPOSAL, None).ok());
                 Ok(())
             })
             .await
@@ -193,7 +192,7 @@ enum Heard {
 impl Heard {
     fn of(verdict: &mut Verdict) -> Self {
         match verdict {
-            Verdict::Plain => Self::Plain,
+            Verdict::Plain(_) => Self::Plain,
             Verdict::Clc => Self::OnTcp,
             Verdict::Aside(aside) => Self::Aside(said(&mut **aside)),
             verdict => panic!("{verdict:?}"),
@@ -251,7 +250,7 @@ impl Announced {
     fn with(socket: OwnedFd, candidate: &dyn Candidate, message: &[u8]) -> Option<Self> {
         let from = rustix::net::getsockname(&socket).unwrap();
         let unconnected = Unconnected::new(from.try_into().unwrap(), Some(socket.as_fd()));
-        let offer = candidate.offer(&unconnected, message, None)?;
+        let offer = candidate.offer(&unconnected, message, None).ok()?;
         Some(Self { offer, socket })
     }
 }

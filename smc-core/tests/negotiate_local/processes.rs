@@ -64,7 +64,7 @@ fn a_killed_listener_leaves_no_one_waiting() {
         let candidate = client.look_up(to).await.unwrap();
         assert!(Announced::to(&*candidate).is_none());
         assert!(world.names().is_empty());
-        assert!(client.look_up(to).await.is_none());
+        assert!(client.look_up(to).await.is_err());
     });
 }
 

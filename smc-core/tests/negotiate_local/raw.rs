@@ -85,7 +85,7 @@ impl RawChannel {
 /// HELLO from this thread's network namespace.
 pub(super) fn hello() -> Vec<u8> {
     let stat = rustix::fs::stat("/proc/thread-self/ns/net").unwrap();
-    [&b"\x01SMCL\x03"[..], &stat.st_ino.to_le_bytes()].concat()
+    [&b"\x01SMCL\x04"[..], &stat.st_ino.to_le_bytes()].concat()
 }
 
 /// LOOK at a card.
@@ -170,6 +170,7 @@ fn address(addr: SocketAddr) -> Vec<u8> {
 
 pub(super) const OFFERED: u64 = 1;
 pub(super) const TAKEN: u64 = 2;
+pub(super) const CLAIMED: u64 = 4;
 pub(super) const VOID: u64 = 3;
 
 /// Length of a board.

@@ -83,8 +83,8 @@ fn a_way_beside_tcp_has_room_for_a_handshake_and_not_for_more() {
         let offer = dialled.offer.as_mut().unwrap();
         let (mut theirs, _) = server.accept_aside().await;
         // CONFIRM and ACCEPT have 512 bytes at most.
-        tell(offer.aside().unwrap(), &[7; 512]);
         tell(&mut *theirs, &[8; 512]);
+        tell(offer.aside().unwrap(), &[7; 512]);
         assert_eq!(hear(&mut *theirs, 512).await, [7; 512]);
         assert_eq!(hear(offer.aside().unwrap(), 512).await, [8; 512]);
         assert!(theirs.send(&[9]).is_err());
@@ -179,7 +179,7 @@ fn wildcards_and_both_families_are_found() {
                 assert_eq!(server.accept().await, announced(), "{at} {to}");
             }
             if only_v6 {
-                assert!(client.look_up(loopback(server.port())).await.is_none());
+                assert!(client.look_up(loopback(server.port())).await.is_err());
             }
         }
     });
@@ -191,19 +191,19 @@ fn other_ports_addresses_and_hosts_are_not_announced() {
         let server = world.server("127.0.0.1:0");
         let client = world.client();
         let port = server.port();
-        assert!(client.look_up(loopback(port)).await.is_some());
-        assert!(client.look_up(loopback(port ^ 1)).await.is_none());
+        assert!(client.look_up(loopback(port)).await.is_ok());
+        assert!(client.look_up(loopback(port ^ 1)).await.is_err());
         assert!(
             client
                 .look_up((Ipv4Addr::new(127, 0, 0, 2), port).into())
                 .await
-                .is_none()
+                .is_err()
         );
 
         let wildcard = world.server("0.0.0.0:0");
         let elsewhere = (Ipv4Addr::new(192, 0, 2, 1), wildcard.port()).into();
         assert!(
-            client.look_up(elsewhere).await.is_none(),
+            client.look_up(elsewhere).await.is_err(),
             "not an address of this host"
         );
     });
@@ -227,6 +227,79 @@ fn an_offer_that_was_taken_back_is_not_answered() {
         let mut dialled = world.dial(&*client, server.at()).await;
         drop(dialled.offer.take());
         assert_eq!(server.accept().await, Heard::Plain);
+    });
+}
+
+#[test]
+fn an_offer_can_be_taken_back_until_it_is_answered() {
+    run(|world| async move {
+        let server = world.server("127.0.0.1:0");
+        let client = world.client();
+        let mut dialled = world.dial(&*client, server.at()).await;
+        let offer = dialled.offer.as_mut().unwrap();
+        let (mut theirs, _) = server.accept_aside().await;
+        assert!(!theirs.is_withdrawn());
+        assert_eq!(offer.withdraw(), Withdrawn::Free);
+        assert!(theirs.send(b"ACCEPT").is_err());
+        assert!(theirs.is_withdrawn(), "the connection is plain");
+        assert_eq!(offer.withdraw(), Withdrawn::Free);
+
+        let mut dialled = world.dial(&*client, server.at()).await;
+        let offer = dialled.offer.as_mut().unwrap();
+        let (mut theirs, _) = server.accept_aside().await;
+        tell(&mut *theirs, b"ACCEPT");
+        assert_eq!(offer.withdraw(), Withdrawn::Taken);
+        assert!(!theirs.is_withdrawn());
+        assert_eq!(hear(offer.aside().unwrap(), 6).await, b"ACCEPT");
+    });
+}
+
+#[test]
+fn a_listener_that_works_shows_it() {
+    run(|world| async move {
+        let server = world.server("127.0.0.1:0");
+        let mut dialled = world.dial(&*world.client(), server.at()).await;
+        let offer = dialled.offer.as_mut().unwrap().aside().unwrap();
+        let before = offer.signs();
+        let (theirs, _) = server.accept_aside().await;
+        let claimed = offer.signs();
+        assert_ne!(claimed, before);
+        world
+            .until(|| {
+                theirs.show_work();
+                offer.signs() != claimed
+            })
+            .await;
+    });
+}
+
+#[test]
+fn a_listener_that_was_silent_is_not_asked_for_a_moment() {
+    run(|world| async move {
+        let server = world.server("127.0.0.1:0");
+        let client = world.client();
+        let mut dialled = world.dial(&*client, server.at()).await;
+        let offer = dialled.offer.as_mut().unwrap();
+        assert_eq!(offer.aside().unwrap().withdraw(), Withdrawn::Free);
+        let asked = world.dial(&*client, server.at()).await;
+        assert!(asked.offer.is_none());
+        assert_eq!(server.accept().await, Heard::Plain);
+        assert_eq!(server.accept().await, Heard::Plain);
+        // After that it is, and when it answers all others ask it, too.
+        let mut asked = world.dial(&*client, server.at()).await;
+        while asked.offer.is_none() {
+            assert_eq!(server.accept().await, Heard::Plain);
+            world.pause().await;
+            asked = world.dial(&*client, server.at()).await;
+        }
+        let (mut theirs, _) = server.accept_aside().await;
+        tell(&mut *theirs, b"ACCEPT");
+        let offer = asked.offer.as_mut().unwrap();
+        assert_eq!(hear(offer.aside().unwrap(), 6).await, b"ACCEPT");
+        for _ in 0..3 {
+            let _dialled = world.dial(&*client, server.at()).await;
+            assert_eq!(server.accept().await, announced());
+        }
     });
 }
 
@@ -295,7 +368,7 @@ fn offers_end_with_the_listener() {
         assert!(world.names().is_empty());
 
         // The port goes on without SMC: nobody is asked and nothing is announced.
-        assert!(client.look_up(to).await.is_none());
+        assert!(client.look_up(to).await.is_err());
         // And with it again.
         let published = world.local().publish(&world.rt, to, acceptor.fd()).unwrap();
         let server = Server {
@@ -452,7 +525,7 @@ fn cards_that_a_listener_holds_on_to_are_not_used_again() {
         // What is written on those reaches nobody else's connection.
         for mut aside in held {
             assert_eq!(said(&mut *aside), b"");
-            tell(&mut *aside, b"late");
+            assert!(aside.send(b"late").is_err());
         }
         let mut dialled = world.dial(&*client, server.at()).await;
         let (mut aside, said) = server.accept_aside().await;
@@ -499,10 +572,10 @@ fn a_directory_that_others_can_write_to_is_not_used() {
     run(|world| async move {
         let server = world.server("127.0.0.1:0");
         fs::set_permissions(&world.dir.path, fs::Permissions::from_mode(0o777)).unwrap();
-        assert!(world.client().look_up(server.at()).await.is_none());
+        assert!(world.client().look_up(server.at()).await.is_err());
         fs::write(world.dir.path.join("file"), "").unwrap();
         let file = Local::new().with_directory(world.dir.path.join("file"));
-        assert!(file.client(&world.rt).look_up(server.at()).await.is_none());
+        assert!(file.client(&world.rt).look_up(server.at()).await.is_err());
         assert!(
             file.publish(&world.rt, server.at(), server.acceptor.fd())
                 .is_err()

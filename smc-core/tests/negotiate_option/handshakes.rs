@@ -164,8 +164,8 @@ fn a_listener_of_somebody_else(_: Lab) {
         let at = listener.local_addr().unwrap();
         let fd = std::os::fd::AsFd::as_fd(&listener);
         let error = option.publish(&world.rt, at, Some(fd)).unwrap_err();
-        assert_eq!(error.kind(), std::io::ErrorKind::Unsupported);
+        assert!(error.to_string().contains("SYN option"), "{error}");
         let error = option.publish(&world.rt, at, None).unwrap_err();
-        assert_eq!(error.kind(), std::io::ErrorKind::Unsupported);
+        assert!(error.to_string().contains("SYN option"), "{error}");
     });
 }

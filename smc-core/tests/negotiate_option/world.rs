@@ -59,7 +59,7 @@ impl World {
         let socket = self
             .rt
             .connect(to, &SocketOptions::default(), &mut |socket| {
-                offer = candidate.offer(socket, b"", None);
+                offer = candidate.offer(socket, b"", None).ok();
                 Ok(())
             })
             .await
@@ -95,7 +95,7 @@ impl Server {
     pub(crate) async fn accept(&self) -> (Arc<dyn Socket>, Speaks) {
         let (socket, peer) = poll_fn(|cx| self.acceptor.poll_accept(cx)).await.unwrap();
         let speaks = match self.published.verdict(&*socket, peer) {
-            Verdict::Plain => Speaks::Plain,
+            Verdict::Plain(_) => Speaks::Plain,
             Verdict::Clc => Speaks::Clc,
             verdict => panic!("{verdict:?}"),
         };

@@ -233,6 +233,20 @@ impl Helper {
         rustix::process::kill_process(pid, signal).expect("signal helper");
     }
 
+    /// Waits until the process has stopped after [`Kill::STOP`](rustix::process::Signal::STOP).
+    pub fn wait_stopped(&self) {
+        let path = format!("/proc/{}/stat", self.child.id());
+        let is_stopped = || {
+            let stat = std::fs::read_to_string(&path).expect("/proc");
+            stat.rsplit(") ")
+                .next()
+                .is_some_and(|rest| rest.starts_with('T'))
+        };
+        while !is_stopped() {
+            yield_now();
+        }
+    }
+
     pub fn kill(mut self) {
         self.child.kill().expect("kill helper");
         self.child.wait().expect("reap helper");

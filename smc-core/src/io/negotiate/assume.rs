@@ -1,6 +1,5 @@
 //! Negotiations that know the answer beforehand.
 
-use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -10,6 +9,7 @@ use async_trait::async_trait;
 use super::{
     Candidate, Client, Delivery, Early, Negotiation, Offer, Published, Verdict, Withdrawn,
 };
+use crate::error::FallbackCause;
 use crate::io::runtime::{Runtime, Socket, Unconnected};
 
 /// Everybody speaks SMC: both ends were told so.
@@ -39,15 +39,15 @@ impl Negotiation for Assume {
         _runtime: &Arc<dyn Runtime>,
         _at: SocketAddr,
         _listener: Option<BorrowedFd<'_>>,
-    ) -> io::Result<Arc<dyn Published>> {
+    ) -> Result<Arc<dyn Published>, FallbackCause> {
         Ok(Arc::new(*self))
     }
 }
 
 #[async_trait]
 impl Client for Assume {
-    async fn look_up(&self, _to: SocketAddr) -> Option<Box<dyn Candidate>> {
-        Some(Box::new(*self))
+    async fn look_up(&self, _to: SocketAddr) -> Result<Box<dyn Candidate>, FallbackCause> {
+        Ok(Box::new(*self))
     }
 }
 
@@ -57,8 +57,8 @@ impl Candidate for Assume {
         _socket: &Unconnected<'_>,
         _proposal: &[u8],
         _early: Option<&Early>,
-    ) -> Option<Box<dyn Offer>> {
-        Some(Box::new(*self))
+    ) -> Result<Box<dyn Offer>, FallbackCause> {
+        Ok(Box::new(*self))
     }
 }
 
@@ -105,20 +105,20 @@ impl Negotiation for Never {
         _runtime: &Arc<dyn Runtime>,
         _at: SocketAddr,
         _listener: Option<BorrowedFd<'_>>,
-    ) -> io::Result<Arc<dyn Published>> {
+    ) -> Result<Arc<dyn Published>, FallbackCause> {
         Ok(Arc::new(*self))
     }
 }
 
 #[async_trait]
 impl Client for Never {
-    async fn look_up(&self, _to: SocketAddr) -> Option<Box<dyn Candidate>> {
-        None
+    async fn look_up(&self, _to: SocketAddr) -> Result<Box<dyn Candidate>, FallbackCause> {
+        Err(FallbackCause::NotAnnounced)
     }
 }
 
 impl Published for Never {
     fn verdict(&self, _socket: &dyn Socket, _peer: SocketAddr) -> Verdict {
-        Verdict::Plain
+        Verdict::Plain(FallbackCause::NotOffered)
     }
 }

@@ -1,6 +1,5 @@
 //! Several negotiations at once.
 
-use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -8,6 +7,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 use super::{Candidate, Client, Early, Negotiation, Offer, Precedent, Published, Verdict};
+use crate::error::FallbackCause;
 use crate::io::runtime::{Runtime, Socket, Unconnected};
 
 /// Asks several negotiations in order.
@@ -52,7 +52,7 @@ impl Negotiation for Chain {
         runtime: &Arc<dyn Runtime>,
         at: SocketAddr,
         listener: Option<BorrowedFd<'_>>,
-    ) -> io::Result<Arc<dyn Published>> {
+    ) -> Result<Arc<dyn Published>, FallbackCause> {
         let mut all = Vec::new();
         let mut failed = None;
         for link in &self.links {
@@ -73,12 +73,19 @@ struct Clients(Vec<Arc<dyn Client>>);
 
 #[async_trait]
 impl Client for Clients {
-    async fn look_up(&self, to: SocketAddr) -> Option<Box<dyn Candidate>> {
+    async fn look_up(&self, to: SocketAddr) -> Result<Box<dyn Candidate>, FallbackCause> {
         let mut found = Vec::new();
+        let mut causes = Vec::new();
         for client in &self.0 {
-            found.extend(client.look_up(to).await);
+            match client.look_up(to).await {
+                Ok(candidate) => found.push(candidate),
+                Err(cause) => causes.push(cause),
+            }
         }
-        (!found.is_empty()).then(|| Box::new(Candidates(found)) as Box<dyn Candidate>)
+        match found.is_empty() {
+            true => Err(first(causes)),
+            false => Ok(Box::new(Candidates(found))),
+        }
     }
 }
 
@@ -91,10 +98,15 @@ impl Candidate for Candidates {
         socket: &Unconnected<'_>,
         proposal: &[u8],
         early: Option<&Early>,
-    ) -> Option<Box<dyn Offer>> {
-        self.0
-            .iter()
-            .find_map(|candidate| candidate.offer(socket, proposal, early))
+    ) -> Result<Box<dyn Offer>, FallbackCause> {
+        let mut causes = Vec::new();
+        for candidate in &self.0 {
+            match candidate.offer(socket, proposal, early) {
+                Ok(offer) => return Ok(offer),
+                Err(cause) => causes.push(cause),
+            }
+        }
+        Err(first(causes))
     }
 
     fn precedent(&self) -> Option<Precedent> {
@@ -115,9 +127,14 @@ impl Published for PublishedMany {
             .0
             .iter()
             .map(|published| published.verdict(socket, peer));
-        verdicts
-            .find(|verdict| !matches!(verdict, Verdict::Plain))
-            .unwrap_or(Verdict::Plain)
+        let mut causes = Vec::new();
+        for verdict in &mut verdicts {
+            match verdict {
+                Verdict::Plain(cause) => causes.push(cause),
+                other => return other,
+            }
+        }
+        Verdict::Plain(first(causes))
     }
 
     /// Tells all of them.
@@ -126,9 +143,28 @@ impl Published for PublishedMany {
             .0
             .iter()
             .map(|published| published.dismiss(socket, peer));
-        verdicts.fold(Verdict::Plain, |first, next| match first {
-            Verdict::Plain => next,
+        let plain = Verdict::Plain(FallbackCause::Policy);
+        verdicts.fold(plain, |first, next| match first {
+            Verdict::Plain(_) => next,
             clc => clc,
         })
     }
+}
+
+/// The first cause that is more than that the peer does not speak SMC.
+fn first(causes: Vec<FallbackCause>) -> FallbackCause {
+    let usual = |cause: &FallbackCause| {
+        matches!(
+            cause,
+            FallbackCause::NotAnnounced | FallbackCause::NotOffered
+        )
+    };
+    let rest = causes
+        .first()
+        .cloned()
+        .unwrap_or(FallbackCause::NotAnnounced);
+    causes
+        .into_iter()
+        .find(|cause| !usual(cause))
+        .unwrap_or(rest)
 }

@@ -60,6 +60,7 @@ use std::task::{Context, Poll};
 use async_trait::async_trait;
 
 use super::runtime::{Runtime, Socket, Unconnected};
+use crate::error::FallbackCause;
 
 /// A way in which two endpoints find out that both speak SMC.
 pub trait Negotiation: Debug + Send + Sync + 'static {
@@ -80,40 +81,48 @@ pub trait Negotiation: Debug + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// When it cannot be made known. The listener works without: all its connections are plain.
+    /// Why it cannot be made known. The listener works without: all its connections are plain.
     fn publish(
         &self,
         runtime: &Arc<dyn Runtime>,
         at: SocketAddr,
         listener: Option<BorrowedFd<'_>>,
-    ) -> io::Result<Arc<dyn Published>>;
+    ) -> Result<Arc<dyn Published>, FallbackCause>;
 }
 
 /// The client side of a negotiation.
 #[async_trait]
 pub trait Client: Debug + Send + Sync {
-    /// Looks who may be listening at an address; `None` means to connect as plain TCP.
+    /// Looks who may be listening at an address.
     ///
     /// Waits only when it is not enough to look at this host's own files and sockets.
     /// Cancelling it has no effect on anything else.
-    async fn look_up(&self, to: SocketAddr) -> Option<Box<dyn Candidate>>;
+    ///
+    /// # Errors
+    ///
+    /// Why the connection is to be plain TCP; [`FallbackCause::NotAnnounced`] where no listener is.
+    async fn look_up(&self, to: SocketAddr) -> Result<Box<dyn Candidate>, FallbackCause>;
 }
 
 /// Somebody who may be listening at the address that was looked up.
 pub trait Candidate: Debug + Send + Sync {
     /// Offers SMC for one connection, between binding and connecting its socket.
     ///
-    /// `proposal` is the encoded CLC PROPOSAL. `None` means to connect as plain TCP. May be called
-    /// again with another socket; drop the earlier offer then. Does not wait.
+    /// `proposal` is the encoded CLC PROPOSAL. May be called again with another socket; drop the
+    /// earlier offer then. Does not wait.
     ///
     /// `early` is a CONFIRM for the case that the listener answers as expected. Whether it held shows
     /// in [`Offer::is_confirmed`]; who cannot say it leaves it out.
+    ///
+    /// # Errors
+    ///
+    /// Why the connection is to be plain TCP.
     fn offer(
         &self,
         socket: &Unconnected<'_>,
         proposal: &[u8],
         early: Option<&Early>,
-    ) -> Option<Box<dyn Offer>>;
+    ) -> Result<Box<dyn Offer>, FallbackCause>;
 
     /// What the last handshake with the same listener came to, if the next may count on the same.
     fn precedent(&self) -> Option<Precedent> {
@@ -134,6 +143,12 @@ pub trait Offer: Debug + Send + Sync {
 
     /// Takes the offer back, at once, without asking anybody. Asked again, says the same again.
     fn withdraw(&mut self) -> Withdrawn;
+
+    /// Why the connection is plain TCP: after [`Delivery::Plain`], and after [`Withdrawn::Free`] if
+    /// the reason is not that the server has not answered in time or has sent data.
+    fn cause(&self) -> FallbackCause {
+        FallbackCause::NotAnnounced
+    }
 
     /// Whether the server has answered so that it need not wait for a CONFIRM: it has the stream.
     fn is_confirmed(&self) -> bool {
@@ -173,6 +188,26 @@ pub trait Aside: Debug + Send {
     ///
     /// When it cannot be waited for.
     fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>>;
+
+    /// Client: a number that changes as long as the server works, on this handshake or on others.
+    /// Without a change for some time, the offer is [withdrawn](Aside::withdraw).
+    fn signs(&self) -> u64 {
+        0
+    }
+
+    /// Client: as [`Offer::withdraw`]. [`Withdrawn::Taken`] if that is not possible.
+    fn withdraw(&mut self) -> Withdrawn {
+        Withdrawn::Taken
+    }
+
+    /// Server: lets the client see that its offer is being worked on, by [`Aside::signs`].
+    fn show_work(&self) {}
+
+    /// Server: whether the client has withdrawn its offer, so that the connection is plain TCP.
+    /// Sending fails then.
+    fn is_withdrawn(&self) -> bool {
+        false
+    }
 }
 
 /// How the PROPOSAL gets to the server.
@@ -213,7 +248,7 @@ pub trait Published: Debug + Send + Sync {
     /// speak CLC on TCP, or will.
     fn dismiss(&self, socket: &dyn Socket, peer: SocketAddr) -> Verdict {
         let _ = (socket, peer);
-        Verdict::Plain
+        Verdict::Plain(FallbackCause::Policy)
     }
 }
 
@@ -221,8 +256,8 @@ pub trait Published: Debug + Send + Sync {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Verdict {
-    /// Plain TCP, in both directions, from now on.
-    Plain,
+    /// Plain TCP, in both directions, from now on, and why.
+    Plain(FallbackCause),
     /// The client speaks CLC on TCP, the PROPOSAL first, and waits for the answer.
     Clc,
     /// The same beside TCP, where the PROPOSAL is to be read already.

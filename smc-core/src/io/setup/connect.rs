@@ -1,16 +1,17 @@
 //! The client's side: the offer, the TCP connection, and what they lead to.
 
+use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError};
 
 use smc_wire::types::DeclineCode;
 
 use super::work::{EarlyBuffer, Kept, direct};
-use super::{handshake_config, not_spoken, path, shake_hands, shake_hands_on};
+use super::{handshake_config, path, plain, shake_hands, shake_hands_on};
 use crate::config::Policy;
-use crate::error::{Error, FallbackReason};
+use crate::error::{Error, FallbackCause, FallbackReason};
 use crate::io::carrier::Carrier;
-use crate::io::endpoint::{BY_POLICY, ConnectOptions, Inner};
+use crate::io::endpoint::{ConnectOptions, Inner};
 use crate::io::negotiate::{self, Candidate, Delivery, Precedent, Withdrawn};
 use crate::io::runtime::{Socket, SocketOptions, Unconnected};
 use crate::io::stream::Stream;
@@ -27,8 +28,11 @@ pub(crate) async fn connect(
         .unwrap_or_else(|| (endpoint.config.policy)(&to));
     let config = handshake_config(endpoint, options.recv_buffer)?;
     let offer = match policy {
-        Policy::Never => Err(BY_POLICY),
-        _ => offer_of(endpoint, &config).map_err(FallbackReason::local),
+        Policy::Never => Err(FallbackCause::Policy.into()),
+        _ => offer_of(endpoint, &config).map_err(|code| match code {
+            DeclineCode::NOSMCDEV => FallbackCause::NoDevice.into(),
+            code => FallbackReason::local(code),
+        }),
     };
     let declined = match &offer {
         Err(_) if policy != Policy::Never => decline(endpoint, &config),
@@ -40,10 +44,10 @@ pub(crate) async fn connect(
     };
     let candidate = match &first {
         Some(_) => endpoint.negotiator.look_up(to).await,
-        None => None,
+        None => Err(FallbackCause::Policy),
     };
     let early = match (&candidate, &offer) {
-        (Some(candidate), Ok(_)) => buffer_early(endpoint, &config, candidate.precedent()).await,
+        (Ok(candidate), Ok(_)) => buffer_early(endpoint, &config, candidate.precedent()).await,
         _ => None,
     };
     let attempt = Attempt {
@@ -53,7 +57,7 @@ pub(crate) async fn connect(
         config: &config,
         policy,
         offer: &offer,
-        candidate: candidate.as_deref(),
+        candidate: candidate.as_deref().map_err(FallbackCause::clone),
     };
     let stream = match attempt.make(first, early).await {
         Err(failed) if failed.was_confirmed => attempt.make(first, None).await,
@@ -90,7 +94,7 @@ struct Attempt<'a> {
     config: &'a Arc<Config>,
     policy: Policy,
     offer: &'a Result<Arc<Offer>, FallbackReason>,
-    candidate: Option<&'a dyn Candidate>,
+    candidate: Result<&'a dyn Candidate, FallbackCause>,
 }
 
 /// Why connecting failed.
@@ -109,9 +113,10 @@ impl Attempt<'_> {
             ..
         } = *self;
         let (socket, mut announced) = self.open(first, early.as_ref()).await?;
-        let delivery = announced
-            .as_mut()
-            .map_or(Delivery::Plain, |announced| announced.connected(&*socket));
+        let delivery = match &mut announced {
+            Ok(announced) => announced.connected(&*socket),
+            Err(_) => Delivery::Plain,
+        };
         let stream = match (delivery, self.offer, announced) {
             (Delivery::OnTcp, ..) => {
                 let path = path(endpoint, config, &*socket, to);
@@ -119,13 +124,13 @@ impl Attempt<'_> {
                 shake_hands(endpoint, socket, to, machine).await?
             }
             // Whether there is a port for the connection shows only when it is there.
-            (Delivery::Plain, Err(_), _)
+            (Delivery::Plain, Err(_), announced)
                 if config.rdma.is_some() && self.policy != Policy::Never =>
             {
-                not_spoken(socket)
+                plain(socket, plain_cause(announced))
             }
             (_, Err(reason), _) => Stream::tcp(socket, Vec::new(), reason.clone()),
-            (Delivery::Delivered, Ok(offer), Some(announced)) => {
+            (Delivery::Delivered, Ok(offer), Ok(announced)) => {
                 let kept = Kept {
                     early: early.map(|early| early.buffer),
                     ..Kept::default()
@@ -133,7 +138,9 @@ impl Attempt<'_> {
                 let offer = (Arc::clone(config), Arc::clone(offer));
                 answered(endpoint, socket, to, offer, announced, kept).await?
             }
-            (Delivery::Delivered | Delivery::Plain, ..) => not_spoken(socket),
+            (Delivery::Delivered | Delivery::Plain, _, announced) => {
+                plain(socket, plain_cause(announced))
+            }
         };
         Ok(stream)
     }
@@ -144,21 +151,22 @@ impl Attempt<'_> {
         first: Option<&[u8]>,
         early: Option<&Early>,
     ) -> Result<(Arc<dyn Socket>, Announced), Error> {
-        let mut announced = None;
+        let mut announced = Err(match &self.candidate {
+            Ok(_) => FallbackCause::NotAnnounced,
+            Err(cause) => cause.clone(),
+        });
         let options = SocketOptions {
             local: self.options.local,
             unbound: self
                 .candidate
-                .is_none_or(|candidate| !candidate.needs_address()),
+                .as_ref()
+                .map_or(true, |candidate| !candidate.needs_address()),
             ..SocketOptions::default()
         };
         let mut offer = |socket: &Unconnected<'_>| {
-            announced = match (first, self.candidate) {
-                (Some(first), Some(candidate)) => {
-                    candidate.offer(socket, first, early.map(|early| &early.words))
-                }
-                _ => None,
-            };
+            if let (Some(first), Ok(candidate)) = (first, &self.candidate) {
+                announced = candidate.offer(socket, first, early.map(|early| &early.words));
+            }
             Ok(())
         };
         let socket = self
@@ -225,7 +233,13 @@ fn decline(endpoint: &Inner, config: &Arc<Config>) -> Option<Vec<u8>> {
     }
 }
 
-type Announced = Option<Box<dyn negotiate::Offer>>;
+/// The offer, or why there is none.
+type Announced = Result<Box<dyn negotiate::Offer>, FallbackCause>;
+
+/// Why a connection is plain TCP of which the server was not told beforehand.
+fn plain_cause(announced: Announced) -> FallbackCause {
+    announced.map_or_else(|cause| cause, |announced| announced.cause())
+}
 
 /// Goes on after the PROPOSAL was delivered beside TCP.
 ///
@@ -254,7 +268,17 @@ async fn answered(
         kept,
     );
     match shaken.await {
-        Err(_) if announced.withdraw() == Withdrawn::Free => Ok(not_spoken(socket)),
+        Err(error) if announced.withdraw() == Withdrawn::Free => {
+            let within = match error {
+                Error::Io(error) if error.kind() == io::ErrorKind::TimedOut => {
+                    Some(endpoint.config.answer_timeout)
+                }
+                Error::TimedOut(_) => Some(endpoint.handshake.timeouts.message),
+                _ => None,
+            };
+            let silent = within.map(|within| FallbackCause::NoAnswer { within });
+            Ok(plain(socket, silent.unwrap_or_else(|| announced.cause())))
+        }
         shaken => shaken.map_err(|error| Failed {
             error,
             was_confirmed: announced.is_confirmed(),

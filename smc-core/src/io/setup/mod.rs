@@ -12,26 +12,24 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use smc_wire::types::DeclineCode;
-
 use super::builder::buffer_size;
 use super::carrier::Carrier;
 use super::connected::{direct_connection, rdma_connection};
 use super::deadlines::Deadline;
-use super::endpoint::{BY_POLICY, Inner};
+use super::endpoint::Inner;
 use super::negotiate::Aside;
 use super::runtime::Socket;
 use super::stream::Stream;
-use crate::error::{Error, FallbackReason, How};
+use crate::error::{Error, FallbackCause, How};
 use crate::proto::group::Cause;
 use crate::proto::handshake::{
     Config, CrossingDecline, Established, Fallback, Machine, Output, Path, Server, Transport, Work,
 };
 use work::{Brought, carry_out};
 
-/// A stream over a TCP connection that nobody wanted SMC for.
-pub(crate) fn not_smc(socket: Arc<dyn Socket>) -> Stream {
-    Stream::tcp(socket, Vec::new(), BY_POLICY)
+/// A stream that is plain TCP without a handshake.
+pub(crate) fn plain(socket: Arc<dyn Socket>, cause: FallbackCause) -> Stream {
+    Stream::tcp(socket, Vec::new(), cause.into())
 }
 
 /// Sets the stream up on a connection that was accepted.
@@ -49,8 +47,12 @@ pub(crate) async fn accept(
         Some(mut aside) => {
             let mut carrier = Carrier::server(endpoint, &mut *aside);
             let kept = Kept::default();
-            let socket = Arc::clone(&socket);
-            shake_hands_on(endpoint, &mut carrier, socket, peer, machine, kept).await
+            let smc = Arc::clone(&socket);
+            let shaken = shake_hands_on(endpoint, &mut carrier, smc, peer, machine, kept).await;
+            match shaken {
+                Err(_) if aside.is_withdrawn() => Ok(plain(socket, FallbackCause::Withdrawn)),
+                shaken => shaken,
+            }
         }
         None => shake_hands(endpoint, socket, peer, machine).await,
     }
@@ -71,16 +73,15 @@ pub(crate) async fn decline_all(
         Some(aside) => Carrier::server(endpoint, &mut **aside),
         None => Carrier::Tcp(&*socket),
     };
-    let outcome = drive(endpoint, &mut carrier, &mut machine, &mut Kept::default()).await?;
+    let outcome = drive(endpoint, &mut carrier, &mut machine, &mut Kept::default()).await;
     match outcome {
-        Outcome::Tcp(_) => Ok(not_smc(socket)),
-        Outcome::Smc(_) => Err(Error::Bug("a handshake without devices came to SMC")),
+        Ok(Outcome::Tcp(_)) => Ok(plain(socket, FallbackCause::Policy)),
+        Err(_) if aside.is_some_and(|aside| aside.is_withdrawn()) => {
+            Ok(plain(socket, FallbackCause::Policy))
+        }
+        Err(error) => Err(error),
+        Ok(Outcome::Smc(_)) => Err(Error::Bug("a handshake without devices came to SMC")),
     }
-}
-
-/// A stream for a client that does not speak SMC.
-pub(crate) fn not_spoken(socket: Arc<dyn Socket>) -> Stream {
-    Stream::tcp(socket, Vec::new(), NOT_SPOKEN)
 }
 
 /// What handshakes that begin now may use.
@@ -222,7 +223,11 @@ async fn drive(
                 terminated = None;
                 return Poll::Ready(());
             }
-            poll_input(cx, endpoint, carrier, machine, kept, &mut work, &mut timer)
+            let input = poll_input(cx, endpoint, carrier, machine, kept, &mut work, &mut timer);
+            if input.is_pending() && work.is_some() {
+                carrier.show_work(cx);
+            }
+            input
         })
         .await;
     }
@@ -306,9 +311,6 @@ impl From<How> for Error {
         Self::Closed(how)
     }
 }
-
-/// The reason of streams whose other end does not speak SMC.
-const NOT_SPOKEN: FallbackReason = FallbackReason::local(DeclineCode::PEERNOSMC);
 
 /// Longer than any message of the handshake.
 const READ_MAX: usize = 1024;

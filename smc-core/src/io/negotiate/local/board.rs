@@ -12,16 +12,30 @@
 //!    +24   early       length of the expected ACCEPT | length of the early CONFIRM << 8; or 0
 //!    +64   waits       client waits for words of the listener:  client 1, listener 0 when it rings
 //!    +72   answered    bytes that the listener has written; the top bit: no more will come
+//!    +80   refusal     why the listener refused the offer, or 0
 //!    +128  cookie of the client's socket, client address 24, server address 24
 //!    +192  the client's messages, 1088 bytes
 //!    +1280 the ACCEPT that the client expects, 128 bytes, and its CONFIRM in that case, 128 bytes
 //!    +1536 the listener's, 512 bytes
 //! 0x210000 closed    1 if the listener takes nothing any more
+//! 0x210008 beat      goes up while the listener works, whatever it works on
 //! ```
 //!
-//! The right to decide about an offer exists once: it goes from *offered* to *taken* or to
-//! *withdrawn* by one compare-and-exchange. So taking an offer back needs nobody's help, and a
-//! listener that is busy or stopped does not hold a client up.
+//! The state of a card:
+//!
+//! ```text
+//!              listener accepts           listener answers
+//!   OFFERED --------------------> CLAIMED ----------------> TAKEN
+//!      |                             |
+//!      | client or listener          | client
+//!      v                             v
+//!    VOID                        WITHDRAWN
+//! ```
+//!
+//! Each change is one compare-and-exchange, and the right to decide exists once: an offer is taken
+//! by the answer, after the bytes of the answer are on the card, or it is taken back or refused. So
+//! taking an offer back needs no help, and a listener that is busy or stopped, before it accepts or
+//! between that and its answer, does not hold a client up.
 //!
 //! Either side can write anything anywhere. Each believes only what it has copied out, within
 //! bounds that it knows by itself; a client that scribbles spoils its own connections, and so does
@@ -31,6 +45,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{BorrowedFd, OwnedFd};
 
+use crate::error::Refusal;
 use crate::io::negotiate::Early;
 use crate::mem::sync::{AtomicU64, Ordering, fence};
 use crate::mem::{MemoryError, Region};
@@ -112,6 +127,21 @@ impl Board {
         self.closed().load(Ordering::Acquire) != 0
     }
 
+    /// Listener: shows that it works.
+    pub(super) fn beat(&self) {
+        self.beats_word().fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often the listener has shown that it works.
+    pub(super) fn beats(&self) -> u64 {
+        self.beats_word().load(Ordering::Relaxed)
+    }
+
+    fn beats_word(&self) -> &AtomicU64 {
+        let word = self.0.word(BEAT);
+        word.expect("boards have one length")
+    }
+
     fn closed(&self) -> &AtomicU64 {
         let word = self.0.word(CLOSED);
         word.expect("boards have one length")
@@ -134,9 +164,14 @@ pub(super) struct Card {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Offered,
+    /// The listener has accepted the connection and works on its answer.
+    Claimed,
+    /// The listener has answered.
     Taken,
-    /// By the client, or refused by the listener: nobody answers.
+    /// Refused by the listener, or taken back before the listener accepted.
     Void,
+    /// Taken back by the client while the listener worked on its answer.
+    Withdrawn,
 }
 
 /// One use of a card.
@@ -163,7 +198,7 @@ impl Card {
         early: Option<&Early>,
     ) -> Option<Turn> {
         let turn = Turn((self.word(STATE).load(Ordering::Relaxed) >> 8).wrapping_add(1) & TURNS);
-        for at in [HEARD, ASKED, WAITS, ANSWERED] {
+        for at in [HEARD, ASKED, WAITS, ANSWERED, REFUSAL] {
             self.word(at).store(0, Ordering::Relaxed);
         }
         let cookie = announcement.cookie.to_ne_bytes();
@@ -229,19 +264,45 @@ impl Card {
         Some((Turn(state >> 8), announcement))
     }
 
-    /// Listener: takes an offer; whether it was still there.
+    /// Listener: has accepted the connection that is offered; whether the offer was still there.
+    pub(super) fn claim(&self, turn: Turn) -> bool {
+        self.change(turn, OFFERED, CLAIMED)
+    }
+
+    /// Listener: takes an offer that it has claimed, after its answer was [written](Self::say).
+    /// Whether the client has not taken it back.
     pub(super) fn take(&self, turn: Turn) -> bool {
-        self.decide(turn, TAKEN)
+        self.change(turn, CLAIMED, TAKEN)
     }
 
-    /// Client: takes its offer back. Listener: refuses it. Whether it was still there.
-    pub(super) fn void(&self, turn: Turn) -> bool {
-        self.decide(turn, VOID)
+    /// Listener: refuses an offer that was not claimed. Whether it was still there.
+    pub(super) fn refuse(&self, turn: Turn, why: Refusal) -> bool {
+        let why = match why {
+            Refusal::Policy => REFUSED_BY_POLICY,
+            Refusal::Identity => REFUSED_IDENTITY,
+            _ => 0,
+        };
+        self.word(REFUSAL).store(why, Ordering::Relaxed);
+        self.change(turn, OFFERED, VOID)
     }
 
-    fn decide(&self, turn: Turn, what: u64) -> bool {
+    /// Client: why the listener has refused the offer.
+    pub(super) fn refusal(&self) -> Refusal {
+        match self.word(REFUSAL).load(Ordering::Relaxed) {
+            REFUSED_BY_POLICY => Refusal::Policy,
+            REFUSED_IDENTITY => Refusal::Identity,
+            _ => Refusal::Unknown,
+        }
+    }
+
+    /// Client: takes its offer back; false after the listener has answered or refused.
+    pub(super) fn withdraw(&self, turn: Turn) -> bool {
+        self.change(turn, OFFERED, VOID) || self.change(turn, CLAIMED, WITHDRAWN)
+    }
+
+    fn change(&self, turn: Turn, from: u64, to: u64) -> bool {
         let state = self.word(STATE);
-        let (from, to) = (turn.word(OFFERED), turn.word(what));
+        let (from, to) = (turn.word(from), turn.word(to));
         state
             .compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst)
             .is_ok()
@@ -251,7 +312,9 @@ impl Card {
     pub(super) fn state(&self, turn: Turn) -> State {
         match self.word(STATE).load(Ordering::Acquire) {
             state if state == turn.word(OFFERED) => State::Offered,
+            state if state == turn.word(CLAIMED) => State::Claimed,
             state if state == turn.word(TAKEN) => State::Taken,
+            state if state == turn.word(WITHDRAWN) => State::Withdrawn,
             _ => State::Void,
         }
     }
@@ -346,7 +409,7 @@ fn entry(port: u16, number: u32) -> u64 {
 }
 
 fn places(port: u16) -> impl Iterator<Item = usize> {
-    (0..PROBES).map(move |probe| (usize::from(port) + probe) % INDEX)
+    (0..PROBES).map(move |probe| (usize::from(port) + probe as usize) % INDEX)
 }
 
 /// 4 or 6, then the port, then the address.
@@ -387,7 +450,7 @@ pub(super) const MAX_PROPOSAL: usize = 832;
 const INDEX: usize = 8192;
 const INDEX_LEN: usize = INDEX * 8;
 /// Places of the index that are looked at for a port.
-const PROBES: usize = 8;
+pub(super) const PROBES: u32 = 8;
 
 const CARD_LEN: usize = 2048;
 const STATE: usize = 0;
@@ -396,6 +459,7 @@ const ASKED: usize = 16;
 const EARLY_LEN: usize = 24;
 const WAITS: usize = 64;
 const ANSWERED: usize = 72;
+const REFUSAL: usize = 80;
 const COOKIE: usize = 128;
 const FROM: usize = 136;
 const TO: usize = 160;
@@ -408,12 +472,19 @@ const EARLY_MAX: usize = 128;
 const LISTENER: usize = 1536;
 
 const CLOSED: usize = INDEX_LEN + CARDS as usize * CARD_LEN;
+const BEAT: usize = CLOSED + 8;
 const LEN: usize = CLOSED + 64;
 
 /// What the state of a card says; 0 is that of one that was never used.
 const OFFERED: u64 = 1;
 const TAKEN: u64 = 2;
 const VOID: u64 = 3;
+const CLAIMED: u64 = 4;
+const WITHDRAWN: u64 = 5;
+
+/// What a refusal says; 0 is that of one without a reason.
+const REFUSED_BY_POLICY: u64 = 1;
+const REFUSED_IDENTITY: u64 = 2;
 
 /// Turns are counted in the upper seven bytes.
 const TURNS: u64 = u64::MAX >> 8;
@@ -448,8 +519,11 @@ mod tests {
         assert_eq!(listener.find(40_001).count(), 0);
         let found = listener.find(40_000).next().unwrap();
         assert_eq!(found.offered(), Some((turn, announcement())));
+        assert!(found.claim(turn));
+        assert!(!found.claim(turn) && !found.refuse(turn, Refusal::Policy));
+        assert_eq!(card.state(turn), State::Claimed);
         assert!(found.take(turn));
-        assert!(!found.take(turn) && !card.void(turn));
+        assert!(!found.take(turn) && !card.withdraw(turn));
         assert_eq!(card.state(turn), State::Taken);
         let mut buf = [0; 64];
         assert_eq!(found.hear(Voice::Client, 0, &mut buf), Some(8));
@@ -463,13 +537,38 @@ mod tests {
         let (client, listener) = pair();
         let card = client.card(0).unwrap();
         let turn = card.offer(announcement(), b"", None).unwrap();
-        assert!(card.void(turn));
+        assert!(card.withdraw(turn) && !card.withdraw(turn));
         let found = listener.card(0).unwrap();
-        assert!(found.offered().is_none() && !found.take(turn));
+        assert!(found.offered().is_none() && !found.claim(turn));
         let next = card.offer(announcement(), b"", None).unwrap();
-        assert!(!found.take(turn), "the turn before");
-        assert!(found.take(next));
+        assert!(!found.claim(turn), "the turn before");
+        assert!(found.claim(next));
         assert_eq!(found.state(turn), State::Void);
+    }
+
+    #[test]
+    fn an_offer_can_be_taken_back_until_it_is_answered() {
+        let (client, listener) = pair();
+        let (ours, theirs) = (client.card(0).unwrap(), listener.card(0).unwrap());
+        let turn = ours.offer(announcement(), b"", None).unwrap();
+        assert!(theirs.claim(turn));
+        assert!(ours.withdraw(turn));
+        assert!(!theirs.take(turn), "the answer comes too late");
+        assert_eq!(ours.state(turn), State::Withdrawn);
+    }
+
+    #[test]
+    fn a_refusal_says_why_once() {
+        let (client, listener) = pair();
+        let (ours, theirs) = (client.card(0).unwrap(), listener.card(0).unwrap());
+        let turn = ours.offer(announcement(), b"", None).unwrap();
+        assert!(theirs.refuse(turn, Refusal::Policy));
+        assert_eq!(
+            (ours.state(turn), ours.refusal()),
+            (State::Void, Refusal::Policy)
+        );
+        ours.offer(announcement(), b"", None).unwrap();
+        assert_eq!(ours.refusal(), Refusal::Unknown);
     }
 
     #[test]
@@ -525,7 +624,7 @@ mod tests {
         assert!(found.say(Voice::Client, b"x").is_err());
         card.region.copy_in(FROM, &[9; ADDR_LEN]).unwrap();
         assert_eq!(found.offered(), None);
-        assert!(found.take(turn));
+        assert!(found.claim(turn));
         client.index(50).store(u64::MAX, Ordering::Relaxed);
         client.index(51).store(50 << 32 | 5000, Ordering::Relaxed);
         client.index(52).store(50 << 32, Ordering::Relaxed);

@@ -6,18 +6,20 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::task::{Context, Poll, Waker};
 
 use atomic_waker::AtomicWaker;
 use rustix::io::Errno;
 
-use super::board::{Announcement, Board, CARDS, Card, State, Turn, Voice};
+use super::board::{Announcement, Board, CARDS, Card, PROBES, State, Turn, Voice};
 use super::directory::Entry;
 use super::message::{ToClient, ToListener};
 use super::netns::NetNs;
 use super::packet::{MANY, Received, connect, receive, send};
+use super::pause::Pause;
 use super::{Local, is_own, lock};
+use crate::error::{FallbackCause, Limit, OsError, Refusal};
 use crate::io::negotiate::passed::PeerSocket;
 use crate::io::negotiate::{Credentials, Early, Precedent};
 use crate::io::runtime::{Runtime, Watch};
@@ -35,6 +37,9 @@ pub(super) struct Channel {
     dead: AtomicBool,
     inbox: Mutex<Inbox>,
     precedent: Mutex<Option<Precedent>>,
+    pause: Arc<Pause>,
+    /// Why the listener has ended the channel, if it has said so.
+    refusal: OnceLock<Refusal>,
     /// The task that reads the channel.
     reader: AtomicWaker,
 }
@@ -69,16 +74,28 @@ impl Channel {
         dir: &Path,
         entry: &Arc<Entry>,
         netns: NetNs,
-    ) -> io::Result<Arc<Self>> {
-        let fd = connect(dir, &entry.to_string())?;
-        let uid = Credentials::of_peer(&fd)?.uid;
+        pause: Arc<Pause>,
+    ) -> Result<Arc<Self>, FallbackCause> {
+        let name = entry.to_string();
+        let failed = |operation| {
+            let path = dir.join(&name);
+            move |error: io::Error| OsError::new(operation, &error).at(path)
+        };
+        let fd = connect(dir, &name).map_err(failed("connect to the listener's socket"))?;
+        let credentials = Credentials::of_peer(&fd);
+        let uid = credentials
+            .map_err(failed("look up the owner of the listener's socket"))?
+            .uid;
         if !config.allows(uid) {
-            return Err(io::ErrorKind::PermissionDenied.into());
+            return Err(FallbackCause::User { uid });
         }
-        let (board, file) = Board::create()?;
+        let (board, file) = Board::create()
+            .map_err(|error| OsError::new("create memory for the listener", &error))?;
         let hello = ToListener::Hello { netns }.encode();
-        send(fd.as_fd(), &hello, Some(file.as_fd()))?;
-        let watch = runtime.watch(fd.as_fd())?;
+        send(fd.as_fd(), &hello, Some(file.as_fd()))
+            .map_err(|error| failed("send to the listener's socket")(error.into()))?;
+        let watch = runtime.watch(fd.as_fd());
+        let watch = watch.map_err(failed("watch the listener's socket"))?;
         let channel = Arc::new(Self {
             fd,
             entry: entry.clone(),
@@ -93,6 +110,8 @@ impl Channel {
             dead: AtomicBool::new(false),
             inbox: Mutex::default(),
             precedent: Mutex::default(),
+            pause,
+            refusal: OnceLock::new(),
             reader: AtomicWaker::new(),
         });
         runtime.spawn(Box::pin(read(Arc::downgrade(&channel), watch)));
@@ -113,6 +132,19 @@ impl Channel {
         self.foreign
     }
 
+    /// Whether the listener was silent lately.
+    pub(super) fn pause(&self) -> &Arc<Pause> {
+        &self.pause
+    }
+
+    /// Why the listener does not answer any more.
+    pub(super) fn end_cause(&self) -> FallbackCause {
+        match self.refusal.get() {
+            Some(refusal) => FallbackCause::Refused(*refusal),
+            None => FallbackCause::ListenerGone,
+        }
+    }
+
     /// What the last handshake came to.
     pub(super) fn precedent(&self) -> Option<Precedent> {
         lock(&self.precedent).clone()
@@ -131,14 +163,20 @@ impl Channel {
         sent
     }
 
-    /// Announces a connection; `None` if too many are under way.
+    /// Announces a connection.
+    ///
+    /// # Errors
+    ///
+    /// Too many are under way.
     pub(super) fn announce(
         self: &Arc<Self>,
         announcement: Announcement,
         proposal: &[u8],
         early: Option<&Early>,
-    ) -> Option<Announced> {
-        let card = lock(&self.cards).take(&self.board)?;
+    ) -> Result<Announced, FallbackCause> {
+        let full = |what, limit: u32| FallbackCause::Full(Limit::new(what, limit.into()));
+        let card = lock(&self.cards).take(&self.board);
+        let card = card.ok_or_else(|| full("limit of connections under way", CARDS))?;
         let announced = Announced {
             port: announcement.from.port(),
             turn: card.offer(announcement, proposal, early),
@@ -147,15 +185,16 @@ impl Channel {
             back: GivenBack {
                 channel: Arc::clone(self),
                 card,
-                taken: false,
+                claimed: false,
             },
         };
-        let turn = announced.turn?;
-        if self.board.enter(announced.port, announced.card.number()) {
-            Some(announced)
-        } else {
-            announced.card.void(turn);
-            None
+        let is_entered = || self.board.enter(announced.port, announced.card.number());
+        match announced.turn.is_some() && is_entered() {
+            true => Ok(announced),
+            false => Err(full(
+                "limit of connections under way with ports like this",
+                PROBES,
+            )),
         }
     }
 
@@ -173,14 +212,21 @@ impl Channel {
                 }
                 Received::End => None,
             };
-            let Some(message) = message else {
+            let id = match message {
+                Some(ToClient::Bye { refusal }) => {
+                    let _first = self.refusal.set(refusal);
+                    None
+                }
+                message => message.and_then(ToClient::id),
+            };
+            let (Some(message), Some(id)) = (message, id) else {
                 self.end();
                 return true;
             };
             let waker = {
                 let mut inbox = lock(&self.inbox);
                 // News for those who are not interested any more are dropped.
-                inbox.0.get_mut(&message.id()).and_then(|mail| {
+                inbox.0.get_mut(&id).and_then(|mail| {
                     mail.news = Some(message);
                     mail.waker.take()
                 })
@@ -242,6 +288,9 @@ async fn read(channel: Weak<Channel>, watch: Box<dyn Watch>) {
     })
     .await;
 }
+
+/// Cards that are looked at, whether the listener has let go of them, for each that is taken.
+const LOOKS: usize = 8;
 
 /// Packets after which everybody looks again, as some may have been lost.
 const PACKETS: usize = 64;
@@ -312,8 +361,8 @@ pub(super) struct Announced {
 struct GivenBack {
     channel: Arc<Channel>,
     card: Card,
-    /// The listener may still look at it.
-    taken: bool,
+    /// The listener may still write to it.
+    claimed: bool,
 }
 
 impl Announced {
@@ -321,9 +370,19 @@ impl Announced {
         self.turn.map_or(State::Void, |turn| self.card.state(turn))
     }
 
-    /// Takes the offer back; whether it was still there.
+    /// Takes the offer back; false after the listener has answered or refused.
     pub(super) fn withdraw(&self) -> bool {
-        self.turn.is_some_and(|turn| self.card.void(turn))
+        self.turn.is_some_and(|turn| self.card.withdraw(turn))
+    }
+
+    /// A number that changes as long as the listener works.
+    pub(super) fn signs(&self) -> u64 {
+        let claimed = u64::from(self.state() != State::Offered);
+        self.conversation
+            .channel
+            .board
+            .beats()
+            .wrapping_add(claimed)
     }
 
     /// Tells the listener that something was said, if it waits for that.
@@ -341,19 +400,19 @@ impl Drop for Announced {
         let channel = &self.conversation.channel;
         self.withdraw();
         channel.board.leave(self.port, self.card.number());
-        let taken = self.state() == State::Taken;
+        let claimed = matches!(self.state(), State::Taken | State::Withdrawn);
         self.card.hang_up(Voice::Client);
-        if taken {
+        if claimed {
             self.ring();
         }
-        self.back.taken = taken;
+        self.back.claimed = claimed;
     }
 }
 
 impl Drop for GivenBack {
     fn drop(&mut self) {
         let mut cards = lock(&self.channel.cards);
-        match self.taken {
+        match self.claimed {
             true => cards.left.push_back(self.card.clone()),
             false => cards.free.push(self.card.clone()),
         }
@@ -363,16 +422,16 @@ impl Drop for GivenBack {
 impl Cards {
     /// A card that nobody uses.
     fn take(&mut self, board: &Board) -> Option<Card> {
-        while let Some(card) = self.left.pop_front() {
-            if card.is_hung_up(Voice::Listener) {
-                self.free.push(card);
-            } else {
-                self.left.push_front(card);
-                break;
+        // The listener may be stopped with some of them, and be done with those behind.
+        for _ in 0..LOOKS {
+            if let Some(card) = self.free.pop() {
+                return Some(card);
             }
-        }
-        if let Some(card) = self.free.pop() {
-            return Some(card);
+            match self.left.pop_front() {
+                Some(card) if card.is_hung_up(Voice::Listener) => return Some(card),
+                Some(card) => self.left.push_back(card),
+                None => break,
+            }
         }
         let card = board.card(self.fresh)?;
         self.fresh += 1;

@@ -1,7 +1,6 @@
 //! The client side: finding listeners and announcing connections to them.
 
 use std::collections::HashMap;
-use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::{Arc, Mutex, Weak};
@@ -10,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use event_listener::Event;
+use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
 
 use super::board::{Announcement, MAX_PROPOSAL};
@@ -19,6 +19,7 @@ use super::directory::{Directory, Entry};
 use super::netns::{NetNs, canonical, has_scope, is_local, is_routable};
 use super::offer::LocalOffer;
 use super::{Local, lock, proof};
+use crate::error::{FallbackCause, Limit, OsError};
 use crate::io::negotiate::runtime_dir::RuntimeDirs;
 use crate::io::negotiate::{Candidate, Client, Early, Offer, Precedent};
 use crate::io::runtime::{Runtime, Unconnected};
@@ -125,25 +126,33 @@ impl LocalClient {
         found
     }
 
-    fn channel(&self, dir: &Path, entry: &Arc<Entry>, netns: NetNs) -> Option<Arc<Channel>> {
+    fn channel(
+        &self,
+        dir: &Path,
+        entry: &Arc<Entry>,
+        netns: NetNs,
+    ) -> Result<Arc<Channel>, FallbackCause> {
         let name = entry.to_string();
         let mut channels = lock(&self.known.channels);
         let key = (netns, name);
-        if let Some(channel) = channels.get(&key).filter(|channel| !channel.is_dead()) {
-            return Some(channel.clone());
+        let mut pause = Arc::default();
+        if let Some(channel) = channels.get(&key) {
+            if !channel.is_dead() {
+                return Ok(channel.clone());
+            }
+            pause = Arc::clone(channel.pause());
         }
         channels.retain(|_, channel| !channel.is_dead());
-        match Channel::open(&self.config, &*self.runtime, dir, entry, netns) {
+        match Channel::open(&self.config, &*self.runtime, dir, entry, netns, pause) {
             Ok(channel) => {
                 channels.insert(key, channel.clone());
-                Some(channel)
+                Ok(channel)
             }
-            Err(error) => {
-                if error.kind() == io::ErrorKind::ConnectionRefused {
-                    lock(&self.known.directories).rule.remove_if_stale(&key.1);
-                }
-                None
+            Err(FallbackCause::Os(error)) if is_stale(&error) => {
+                lock(&self.known.directories).rule.remove_if_stale(&key.1);
+                Err(FallbackCause::NotAnnounced)
             }
+            Err(cause) => Err(cause),
         }
     }
 
@@ -234,38 +243,40 @@ impl LocalClient {
 
 #[async_trait]
 impl Client for LocalClient {
-    async fn look_up(&self, to: SocketAddr) -> Option<Box<dyn Candidate>> {
+    async fn look_up(&self, to: SocketAddr) -> Result<Box<dyn Candidate>, FallbackCause> {
         let dialled = to;
         let to = canonical(to);
         if let Some(candidate) = self.recall(to) {
-            return Some(Box::new(candidate));
+            return Ok(Box::new(candidate));
         }
         let mut listeners = self.listeners_at(to);
         if listeners.is_empty() {
-            return None;
+            return Err(FallbackCause::NotAnnounced);
         }
-        let netns = NetNs::current().ok()?;
+        let netns = NetNs::current()?;
         let own_host = is_local(dialled);
         if has_scope(to.ip()) || !(own_host || is_routable(to.ip())) {
-            return None;
+            return Err(FallbackCause::NotAnnounced);
         }
         listeners.retain(|(_, entry)| own_host == (entry.netns == netns));
+        let mut cause = FallbackCause::NotAnnounced;
         if !own_host {
             let mut proven = Vec::new();
             for (dir, entry) in listeners.into_iter().take(MAX_LISTENERS) {
-                let Some(channel) = self.channel(&dir, &entry, netns) else {
-                    continue;
-                };
-                if self.leads_to(&channel, netns, to.ip()).await {
-                    proven.push((dir, entry));
+                match self.channel(&dir, &entry, netns) {
+                    Ok(channel) if self.leads_to(&channel, netns, to.ip()).await => {
+                        proven.push((dir, entry));
+                    }
+                    Ok(_) => cause = FallbackCause::NotProven,
+                    Err(failed) => cause = failed,
                 }
             }
             listeners = proven;
         }
         if listeners.is_empty() {
-            return None;
+            return Err(cause);
         }
-        Some(Box::new(LocalCandidate {
+        Ok(Box::new(LocalCandidate {
             client: self.clone(),
             listeners,
             to,
@@ -311,9 +322,9 @@ struct LocalCandidate {
 }
 
 impl LocalCandidate {
-    fn channel(&self, dir: &Path, entry: &Arc<Entry>) -> Option<Arc<Channel>> {
+    fn channel(&self, dir: &Path, entry: &Arc<Entry>) -> Result<Arc<Channel>, FallbackCause> {
         match &self.channel {
-            Some(channel) if !channel.is_dead() => Some(Arc::clone(channel)),
+            Some(channel) if !channel.is_dead() => Ok(Arc::clone(channel)),
             _ => self.client.channel(dir, entry, self.netns),
         }
     }
@@ -325,7 +336,8 @@ impl Candidate for LocalCandidate {
         let [(dir, entry)] = &*self.listeners else {
             return None;
         };
-        self.channel(dir, entry)?.precedent()
+        let channel = self.channel(dir, entry).ok()?;
+        channel.precedent().filter(|_| !channel.pause().is_silent())
     }
 
     fn offer(
@@ -333,10 +345,12 @@ impl Candidate for LocalCandidate {
         socket: &Unconnected<'_>,
         proposal: &[u8],
         early: Option<&Early>,
-    ) -> Option<Box<dyn Offer>> {
+    ) -> Result<Box<dyn Offer>, FallbackCause> {
         if proposal.len() > MAX_PROPOSAL {
-            return None;
+            let limit = Limit::new("limit of bytes of a PROPOSAL", MAX_PROPOSAL as u64);
+            return Err(FallbackCause::Full(limit));
         }
+        let now = self.client.runtime.now();
         let from = canonical(socket.local);
         let target = match (self.own_host, self.target) {
             (true, None) => self.client.target(self.netns, self.to, from),
@@ -345,12 +359,21 @@ impl Candidate for LocalCandidate {
         let is_target = |entry: &Entry| target.is_none_or(|target| target == entry.cookie);
         let chosen = self.listeners.iter().filter(|(_, entry)| is_target(entry));
         let mut announced = Vec::with_capacity(1);
+        let mut cause = FallbackCause::NotAnnounced;
         for (dir, entry) in chosen.take(MAX_LISTENERS) {
-            let Some(channel) = self.channel(dir, entry) else {
-                continue;
+            let channel = match self.channel(dir, entry) {
+                Ok(channel) if channel.pause().may_ask(now) => channel,
+                Ok(_) => {
+                    cause = FallbackCause::BackOff;
+                    continue;
+                }
+                Err(failed) => {
+                    cause = failed;
+                    continue;
+                }
             };
             let cookie = match channel.is_foreign() {
-                true => socket_cookie(socket.fd?).ok()?,
+                true => cookie(socket)?,
                 false => 0,
             };
             let announcement = Announcement {
@@ -358,13 +381,35 @@ impl Candidate for LocalCandidate {
                 from,
                 to: self.to,
             };
-            announced.extend(channel.announce(announcement, proposal, early));
+            match channel.announce(announcement, proposal, early) {
+                Ok(made) => announced.push(made),
+                Err(failed) => cause = failed,
+            }
             if self.target.is_none() && target.is_some() && !entry.shared {
                 self.client.remember(self, dir, &channel);
             }
         }
-        (!announced.is_empty()).then(|| LocalOffer::boxed(announced, early.cloned()))
+        match announced.is_empty() {
+            true => Err(cause),
+            false => {
+                let runtime = Arc::clone(&self.client.runtime);
+                let offer = LocalOffer::new(announced, early.cloned(), runtime, now);
+                Ok(Box::new(offer))
+            }
+        }
     }
+}
+
+/// The number of a socket by which a listener of another user finds it.
+fn cookie(socket: &Unconnected<'_>) -> Result<u64, OsError> {
+    let failed = |error: Errno| OsError::new("look up the socket's cookie", &error.into());
+    let fd = socket.fd.ok_or_else(|| failed(Errno::OPNOTSUPP))?;
+    socket_cookie(fd).map_err(failed)
+}
+
+/// Whether the name of a listener is still there, and the listener is not.
+fn is_stale(error: &OsError) -> bool {
+    matches!(error.errno(), Some(Errno::CONNREFUSED | Errno::NOENT))
 }
 
 /// Listeners of one port that get an announcement, where the kernel does not say which is it.

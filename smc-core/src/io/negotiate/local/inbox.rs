@@ -19,6 +19,7 @@ use super::message::{MAX_LEN, NONCE_LEN, ToClient, ToListener};
 use super::netns::canonical;
 use super::packet::{MANY, Received, receive, send};
 use super::{Local, is_own};
+use crate::error::{FallbackCause, OsError, Refusal};
 use crate::io::negotiate::Credentials;
 use crate::io::negotiate::passed::PeerSocket;
 use crate::io::negotiate::runtime_dir::Publication;
@@ -37,6 +38,12 @@ pub(super) struct Inbox {
     next_channel: u64,
     /// Channels by the time of their last connection, the latest at the end.
     recent: Vec<u64>,
+    /// Why the connection that was looked for last was not claimed, if it was offered.
+    cause: Option<FallbackCause>,
+    /// Why clients cannot be taken in at the moment.
+    trouble: Option<OsError>,
+    /// When clients are shown next that the listener works.
+    next_beat: Option<Instant>,
     /// Handshakes that wait for what a client says, by channel and card.
     waiting: HashMap<(u64, u32), Waker>,
     /// `None` where the kernel does not offer it.
@@ -71,11 +78,12 @@ enum Home {
     Abroad(HashMap<IpAddr, (IpAddr, Instant)>),
 }
 
-/// A connection that was announced and accepted: its offer is taken.
+/// A connection that was announced and accepted. Its client may still take the offer back.
 #[derive(Debug)]
 pub(super) struct Claimed {
     pub(super) channel: u64,
     pub(super) card: Card,
+    pub(super) turn: Turn,
     pub(super) dead: Arc<AtomicBool>,
 }
 
@@ -120,6 +128,9 @@ impl Inbox {
             channels: HashMap::new(),
             next_channel: 0,
             recent: Vec::new(),
+            cause: None,
+            trouble: None,
+            next_beat: None,
             waiting: HashMap::new(),
             diag: Diag::open()
                 .ok()
@@ -173,13 +184,13 @@ impl Inbox {
         collected
     }
 
-    /// Finds the announcement of a connection that was accepted, and takes it.
+    /// Finds the announcement of a connection that was accepted, and claims it.
     pub(super) fn claim(&mut self, pair: Pair, now: Instant) -> Option<Claimed> {
         for place in (0..self.recent.len()).rev() {
             let key = *self.recent.get(place)?;
             for (card, turn, announcement) in self.offers(key, pair) {
-                if self.comes_from(key, &announcement, now) && self.is_alive(key) && card.take(turn)
-                {
+                let is_fit = self.comes_from(key, &announcement, now) && self.is_alive(key);
+                if is_fit && card.claim(turn) {
                     // Whoever comes often is found soon.
                     self.recent.remove(place);
                     self.recent.push(key);
@@ -187,27 +198,50 @@ impl Inbox {
                     return Some(Claimed {
                         channel: key,
                         card,
+                        turn,
                         dead,
                     });
                 }
-                self.refuse_offer(key, &card, turn);
+                self.refuse_offer(key, &card, turn, Refusal::Identity);
+                self.cause = Some(FallbackCause::Refused(Refusal::Identity));
             }
         }
         None
     }
 
-    /// Tells whoever announced this connection that it is plain.
+    /// Why the connection that was looked for last was not claimed, if that is known.
+    pub(super) fn take_cause(&mut self) -> Option<FallbackCause> {
+        let trouble = || self.trouble.clone().map(FallbackCause::Os);
+        let unpublished = || {
+            let publication = self.publication.as_ref()?;
+            publication.error().cloned().map(FallbackCause::from)
+        };
+        self.cause.take().or_else(trouble).or_else(unpublished)
+    }
+
+    /// Tells whoever announced this connection that it is plain by policy.
     pub(super) fn refuse(&mut self, pair: Pair) {
         for key in &self.recent {
             for (card, turn, _) in self.offers(*key, pair) {
-                self.refuse_offer(*key, &card, turn);
+                self.refuse_offer(*key, &card, turn, Refusal::Policy);
             }
         }
     }
 
-    fn refuse_offer(&self, channel: u64, card: &Card, turn: Turn) {
-        card.void(turn);
+    fn refuse_offer(&self, channel: u64, card: &Card, turn: Turn, why: Refusal) {
+        card.refuse(turn, why);
         self.ring(channel, card);
+    }
+
+    /// Shows all clients that the listener works, unless it has done so a moment ago: those whose
+    /// connections wait to be accepted see nothing else of it.
+    pub(super) fn beat(&mut self, now: Instant) {
+        if self.next_beat.is_some_and(|next| now < next) {
+            return;
+        }
+        self.next_beat = Some(now + BEAT);
+        let boards = self.channels.values().filter_map(|it| it.board.as_ref());
+        boards.for_each(Board::beat);
     }
 
     /// Makes a client look at its card, if it waits for that.
@@ -321,24 +355,32 @@ impl Inbox {
         if let Some(publication) = &mut self.publication {
             publication.tend();
         }
+        self.trouble = None;
         for _ in 0..MAX_CHANNELS {
             let Some(publication) = &mut self.publication else {
                 return;
             };
             let fd = match publication.accept() {
                 Ok(fd) => fd,
-                Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
+                Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
+                    self.trouble = Some(OsError::new("accept a client's channel", &error.into()));
                     collected.exhausted = true;
                     return;
                 }
                 Err(Errno::INTR | Errno::CONNABORTED) => continue,
                 Err(_) => return,
             };
-            // Those that are not let in find their channel closed, and connect as plain TCP.
             let Ok(Credentials { uid, .. }) = Credentials::of_peer(&fd) else {
                 continue;
             };
-            if !self.config.allows(uid) || self.channels.len() >= share(uid, MAX_CHANNELS) {
+            let refusal = match self.config.allows(uid) {
+                false => Some(Refusal::User { uid }),
+                true if self.channels.len() >= share(uid, MAX_CHANNELS) => Some(Refusal::Full),
+                true => None,
+            };
+            if let Some(refusal) = refusal {
+                // Its connections are plain TCP, whether it reads this or not.
+                let _ = send(fd.as_fd(), &ToClient::Bye { refusal }.encode(), None);
                 continue;
             }
             let key = self.next_channel;
@@ -403,8 +445,13 @@ impl Inbox {
         let channel = self.channels.get_mut(&key)?;
         match (message, &channel.home) {
             (ToListener::Hello { netns }, Home::Unknown) => {
-                // Without a descriptor: this process had no room for one.
-                channel.board = Some(Board::adopt(passed?.as_fd()).ok()?);
+                let Some(passed) = passed else {
+                    // This process had no room for the descriptor.
+                    let refusal = Refusal::Descriptors;
+                    self.tell(key, ToClient::Bye { refusal });
+                    return None;
+                };
+                channel.board = Some(Board::adopt(passed.as_fd()).ok()?);
                 channel.home = match netns == self.entry.netns {
                     true => Home::Here,
                     false if channel.own => Home::Abroad(HashMap::new()),
@@ -468,6 +515,10 @@ const PACKETS: usize = 512;
 
 /// Clients of a listener.
 const MAX_CHANNELS: usize = 1024;
+
+/// How often clients are shown that the listener works, while it does. Much shorter than they wait
+/// for a sign of it.
+pub(super) const BEAT: Duration = Duration::from_millis(20);
 
 /// Proofs that one client may have under way.
 const MAX_PROOFS: u32 = 4;

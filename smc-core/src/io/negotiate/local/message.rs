@@ -2,7 +2,7 @@
 //!
 //! | to the listener | kind | then |
 //! |---|---|---|
-//! | HELLO | 0x01 | `SMCL`, version 3, number of the namespace 8; with the file of the board |
+//! | HELLO | 0x01 | `SMCL`, version 4, number of the namespace 8; with the file of the board |
 //! | LOOK | 0x02 | number of a card 8 |
 //! | PROVE | 0x04 | id 8, nonce 16, IP address |
 //!
@@ -12,6 +12,7 @@
 //! | MEET | 0x82 | id 8, port 2 |
 //! | PROVEN | 0x83 | id 8, IP address |
 //! | LOOK | 0x84 | number of a card 8 |
+//! | BYE | 0x85 | why the channel is ended 1, user 4 |
 //!
 //! Numbers are little-endian. An IP address is its length, 4 or 16, and its bytes. Everything else
 //! than exactly this is an error that ends the channel. Connections are announced on the board
@@ -20,6 +21,7 @@
 use std::net::IpAddr;
 
 use super::netns::NetNs;
+use crate::error::Refusal;
 
 /// Something a client tells a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +49,8 @@ pub(super) enum ToClient {
     Proven { id: u64, from: IpAddr },
     /// The listener has said something for which the client waits.
     Look { card: u64 },
+    /// The listener ends the channel, and refuses all that is offered on its board.
+    Bye { refusal: Refusal },
 }
 
 /// Longest message.
@@ -123,6 +127,17 @@ impl ToClient {
                 out.push(NEWS);
                 out.extend(card.to_le_bytes());
             }
+            Self::Bye { refusal } => {
+                out.push(BYE);
+                let (why, uid) = match refusal {
+                    Refusal::User { uid } => (BYE_USER, uid),
+                    Refusal::Full => (BYE_FULL, 0),
+                    Refusal::Descriptors => (BYE_DESCRIPTORS, 0),
+                    _ => (0, 0),
+                };
+                out.push(why);
+                out.extend(uid.to_le_bytes());
+            }
         }
         out
     }
@@ -142,18 +157,32 @@ impl ToClient {
             NEWS => Self::Look {
                 card: rest.number()?,
             },
+            BYE => {
+                let why = rest.byte()?;
+                let uid = u32::from_le_bytes(rest.array()?);
+                Self::Bye {
+                    refusal: match why {
+                        BYE_USER => Refusal::User { uid },
+                        BYE_FULL => Refusal::Full,
+                        BYE_DESCRIPTORS => Refusal::Descriptors,
+                        _ => Refusal::Unknown,
+                    },
+                }
+            }
             _ => return None,
         };
         rest.0.is_empty().then_some(message)
     }
 
-    /// The card or proof that it is about; proofs have numbers beyond those of cards.
-    pub(super) fn id(self) -> u64 {
+    /// The card or proof that it is about; proofs have numbers beyond those of cards. `None` if it is
+    /// about the channel.
+    pub(super) fn id(self) -> Option<u64> {
         match self {
             Self::Refused { id }
             | Self::Meet { id, .. }
             | Self::Proven { id, .. }
-            | Self::Look { card: id } => id,
+            | Self::Look { card: id } => Some(id),
+            Self::Bye { .. } => None,
         }
     }
 }
@@ -202,7 +231,7 @@ impl Reader<'_> {
 }
 
 /// `SMCL` and the version of these messages.
-const MAGIC: [u8; 5] = *b"SMCL\x03";
+const MAGIC: [u8; 5] = *b"SMCL\x04";
 
 const HELLO: u8 = 0x01;
 const LOOK: u8 = 0x02;
@@ -211,6 +240,12 @@ const REFUSED: u8 = 0x81;
 const MEET: u8 = 0x82;
 const PROVEN: u8 = 0x83;
 const NEWS: u8 = 0x84;
+const BYE: u8 = 0x85;
+
+/// What BYE says; 0 is without a reason.
+const BYE_USER: u8 = 1;
+const BYE_FULL: u8 = 2;
+const BYE_DESCRIPTORS: u8 = 3;
 
 #[cfg(test)]
 mod tests {
@@ -247,6 +282,15 @@ mod tests {
                 from: "::1".parse().unwrap(),
             },
             ToClient::Look { card: 3 },
+            ToClient::Bye {
+                refusal: Refusal::User { uid: 1000 },
+            },
+            ToClient::Bye {
+                refusal: Refusal::Full,
+            },
+            ToClient::Bye {
+                refusal: Refusal::Descriptors,
+            },
         ];
         for message in all {
             let packet = message.encode();

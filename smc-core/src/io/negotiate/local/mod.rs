@@ -29,10 +29,14 @@
 //! accepted, and compares. Processes of the same user are believed.
 //!
 //! **A client that waits for nobody.** The right to decide about an offer exists once: a listener
-//! takes it, or refuses it, or the client takes it back, by one atomic change of the card. A client
-//! that has waited long enough withdraws and goes on as plain TCP, whatever the other side is doing;
-//! so it does when the listener refuses or is gone. Bytes on TCP before an offer was taken come from
-//! somebody else than the listener, and end the wait.
+//! takes it by its answer, or refuses it, or the client takes it back, by one atomic change of the
+//! card. A listener that is stopped, starved or without descriptors, before it accepts or before it
+//! answers, shows no sign of itself: it sets a word of the board while it works, on any connection.
+//! After [`Builder::answer_timeout`](crate::io::Builder::answer_timeout) without a sign the client
+//! withdraws and goes on as plain TCP, and so does the listener when it gets there. Other connections
+//! to it are plain at once for a while (`pause`). So they are when the listener refuses or is gone.
+//! Bytes on TCP before an offer was taken come from another server than the listener, and end the
+//! wait.
 //!
 //! **One user meddling with another's connections.** The directory belongs to the user and nobody
 //! else can write to it, which is checked, so nobody else can pretend to be a listener; besides,
@@ -81,6 +85,7 @@ mod message;
 mod netns;
 mod offer;
 mod packet;
+mod pause;
 mod proof;
 mod server;
 
@@ -94,6 +99,7 @@ use rustix::process::geteuid;
 
 use super::runtime_dir::RuntimeDirs;
 use super::{Client, Negotiation, Published};
+use crate::error::{FallbackCause, OsError};
 use crate::io::runtime::Runtime;
 
 /// Negotiation between processes of one host, through a directory that only they can reach.
@@ -156,8 +162,10 @@ impl Negotiation for Local {
         runtime: &Arc<dyn Runtime>,
         at: SocketAddr,
         listener: Option<BorrowedFd<'_>>,
-    ) -> io::Result<Arc<dyn Published>> {
-        let tcp = listener.ok_or(io::ErrorKind::Unsupported)?;
+    ) -> Result<Arc<dyn Published>, FallbackCause> {
+        let unsupported =
+            |error: io::ErrorKind| OsError::new("announce the listener", &error.into());
+        let tcp = listener.ok_or_else(|| unsupported(io::ErrorKind::Unsupported))?;
         Ok(Arc::new(server::Listening::publish(
             self.clone(),
             runtime,

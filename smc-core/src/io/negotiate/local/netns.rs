@@ -9,13 +9,21 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags};
 use rustix::process::{Pid, getpid};
 
+use crate::error::OsError;
+
 /// A network namespace, by the number that it alone has on this host while it exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct NetNs(pub(super) u64);
 
 impl NetNs {
     /// The one in which this thread makes sockets.
-    pub(super) fn current() -> io::Result<Self> {
+    pub(super) fn current() -> Result<Self, OsError> {
+        Self::read().map_err(|error| {
+            OsError::new("look up the network namespace at", &error).at("/proc/thread-self/ns")
+        })
+    }
+
+    fn read() -> io::Result<Self> {
         THREAD.with_borrow_mut(|thread| {
             // After a fork this is another thread, and looks like the old one.
             let pid = getpid();

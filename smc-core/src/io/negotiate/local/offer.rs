@@ -1,12 +1,15 @@
 //! A client's offer: its card, and the handshake on it.
 
 use std::io;
+use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Instant;
 
 use super::board::{State, Voice};
 use super::channel::Announced;
+use crate::error::FallbackCause;
 use crate::io::negotiate::{Aside, Delivery, Early, Offer, Precedent, Withdrawn};
-use crate::io::runtime::Socket;
+use crate::io::runtime::{Runtime, Socket};
 
 /// A connection that was announced to one listener or more.
 #[derive(Debug)]
@@ -19,16 +22,28 @@ pub(super) struct LocalOffer {
     heard: usize,
     /// What was confirmed already, in case of the expected answer.
     early: Option<Early>,
+    /// Why one of them does not answer.
+    cause: Option<FallbackCause>,
+    runtime: Arc<dyn Runtime>,
+    since: Instant,
 }
 
 impl LocalOffer {
-    pub(super) fn boxed(announced: Vec<Announced>, early: Option<Early>) -> Box<dyn Offer> {
-        Box::new(Self {
+    pub(super) fn new(
+        announced: Vec<Announced>,
+        early: Option<Early>,
+        runtime: Arc<dyn Runtime>,
+        since: Instant,
+    ) -> Self {
+        Self {
             announced,
             outcome: None,
             heard: 0,
             early,
-        })
+            cause: None,
+            runtime,
+            since,
+        }
     }
 
     /// The first message of the one who has taken the offer, as far as it was read.
@@ -39,6 +54,20 @@ impl LocalOffer {
         let mut answer = vec![0; self.heard];
         let count = taker.card.hear(Voice::Listener, 0, &mut answer)?;
         (count > 0 && taker.state() == State::Taken).then_some(answer)
+    }
+
+    fn take_back(&mut self) -> Withdrawn {
+        if let Some(outcome) = self.outcome {
+            return outcome;
+        }
+        let mut outcome = Withdrawn::Free;
+        for announced in &self.announced {
+            if !announced.withdraw() && announced.state() == State::Taken {
+                outcome = Withdrawn::Taken;
+            }
+        }
+        self.outcome = Some(outcome);
+        outcome
     }
 
     /// The one who has taken the offer, if that is known. Forgets those who cannot.
@@ -53,13 +82,22 @@ impl LocalOffer {
             self.announced.truncate(1);
             return self.announced.first();
         }
+        let cause = &mut self.cause;
         self.announced.retain(|announced| {
-            let is_dead = announced.conversation.channel.is_dead();
+            let channel = &announced.conversation.channel;
             match announced.state() {
-                State::Offered => !is_dead,
+                // One that died may have answered before.
+                State::Offered | State::Claimed if channel.is_dead() && announced.withdraw() => {
+                    *cause = Some(channel.end_cause());
+                    false
+                }
+                State::Offered | State::Claimed => true,
                 // This moment.
                 State::Taken => true,
-                State::Void => false,
+                State::Void | State::Withdrawn => {
+                    *cause = Some(FallbackCause::Refused(announced.card.refusal()));
+                    false
+                }
             }
         });
         None
@@ -72,22 +110,16 @@ impl Offer for LocalOffer {
     }
 
     fn withdraw(&mut self) -> Withdrawn {
-        if let Some(outcome) = self.outcome {
-            return outcome;
-        }
-        let mut outcome = Withdrawn::Free;
-        for announced in &self.announced {
-            if !announced.withdraw() && announced.state() == State::Taken {
-                outcome = Withdrawn::Taken;
-            }
-        }
-        self.outcome = Some(outcome);
-        outcome
+        self.take_back()
     }
 
     fn is_confirmed(&self) -> bool {
         let answers = |early: &Early| self.answer().is_some_and(|answer| early.answers(&answer));
         self.early.as_ref().is_some_and(answers)
+    }
+
+    fn cause(&self) -> FallbackCause {
+        self.cause.clone().unwrap_or(FallbackCause::PlainServer)
     }
 
     fn aside(&mut self) -> Option<&mut dyn Aside> {
@@ -96,6 +128,24 @@ impl Offer for LocalOffer {
 }
 
 impl Aside for LocalOffer {
+    fn signs(&self) -> u64 {
+        let each = self.announced.iter().map(Announced::signs);
+        each.fold(0, u64::wrapping_add)
+    }
+
+    fn withdraw(&mut self) -> Withdrawn {
+        let outcome = self.take_back();
+        if outcome == Withdrawn::Free {
+            let now = self.runtime.now();
+            let pauses = self
+                .announced
+                .iter()
+                .map(|it| it.conversation.channel.pause());
+            pauses.for_each(|pause| pause.begin(self.since, now));
+        }
+        outcome
+    }
+
     fn send(&mut self, message: &[u8]) -> io::Result<()> {
         if self.is_confirmed() {
             if self.early.as_ref().is_some_and(|early| early.says(message)) {
@@ -130,6 +180,9 @@ impl Aside for LocalOffer {
         };
         match taker.card.hear(Voice::Listener, heard, buf) {
             Some(count) => {
+                if heard == 0 && count > 0 {
+                    taker.conversation.channel.pause().end();
+                }
                 self.heard += count;
                 Ok(count)
             }

@@ -10,14 +10,16 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use atomic_waker::AtomicWaker;
+use rustix::io::Errno;
 use rustix::net::sockopt::{ipv6_v6only, socket_cookie, socket_reuseport};
 
-use super::board::{Card, Voice};
+use super::board::{Card, Turn, Voice};
 use super::directory::{Entry, Scope};
 use super::inbox::{Claimed, Collected, Inbox, Pair, Proof};
 use super::message::ToClient;
 use super::netns::{NetNs, canonical};
 use super::{Local, lock, proof};
+use crate::error::{FallbackCause, OsError};
 use crate::io::negotiate::runtime_dir::Publication;
 use crate::io::negotiate::{Aside, Published, Verdict};
 use crate::io::runtime::{Runtime, Socket, SocketOptions, Watch};
@@ -46,26 +48,30 @@ impl Listening {
         runtime: &Arc<dyn Runtime>,
         at: SocketAddr,
         tcp: BorrowedFd<'_>,
-    ) -> io::Result<Self> {
+    ) -> Result<Self, FallbackCause> {
+        let inspect = |error: Errno| OsError::new("inspect the listener", &error.into());
         let netns = NetNs::current()?;
+        let salt = crate::random::bytes();
+        let salt = salt.map_err(|error| OsError::new("get random bytes", &error))?;
         let entry = Entry {
-            shared: socket_reuseport(tcp)?,
+            shared: socket_reuseport(tcp).map_err(inspect)?,
             port: at.port(),
-            scope: Scope::of(at, at.is_ipv6() && ipv6_v6only(tcp)?),
+            scope: Scope::of(at, at.is_ipv6() && ipv6_v6only(tcp).map_err(inspect)?),
             netns,
-            cookie: socket_cookie(tcp)?,
-            salt: u32::from_ne_bytes(crate::random::bytes()?),
+            cookie: socket_cookie(tcp).map_err(inspect)?,
+            salt: u32::from_ne_bytes(salt),
         };
         let dirs = config.directories();
         dirs.sweep(|name| Entry::parse(name).is_some());
         let for_all = !config.uids.is_empty();
-        let publication = Publication::new(dirs, entry.to_string(), for_all)?;
+        let failed = |error: io::Error| OsError::new("announce the listener", &error);
+        let publication = Publication::new(dirs, entry.to_string(), for_all).map_err(failed)?;
         // A directory that was configured has to be right. The default ones may become so.
         if let (Some(error), Some(_)) = (publication.error(), &config.directory) {
             return Err(error.clone().into());
         }
-        let inbox = Inbox::new(config, entry, publication, at)?;
-        let watch = runtime.watch(inbox.bell())?;
+        let inbox = Inbox::new(config, entry, publication, at).map_err(failed)?;
+        let watch = runtime.watch(inbox.bell()).map_err(failed)?;
         let shared = Arc::new(Shared {
             runtime: runtime.clone(),
             netns,
@@ -84,16 +90,19 @@ impl Published for Listening {
             Some(Claimed {
                 channel,
                 card,
+                turn,
                 dead,
             }) => Verdict::Aside(Box::new(ListenerAside {
                 shared: Arc::clone(&self.shared),
                 channel,
                 card,
+                turn,
+                fate: Fate::Open,
                 dead,
                 heard: 0,
                 early: None,
             })),
-            None => Verdict::Plain,
+            None => Verdict::Plain(self.cause()),
         }
     }
 
@@ -103,11 +112,17 @@ impl Published for Listening {
             None::<()>
         };
         self.find(socket, peer, refuse);
-        Verdict::Plain
+        Verdict::Plain(FallbackCause::Policy)
     }
 }
 
 impl Listening {
+    /// Why a connection was not claimed.
+    fn cause(&self) -> FallbackCause {
+        let cause = lock(&self.shared.inbox).take_cause();
+        cause.unwrap_or(FallbackCause::NotOffered)
+    }
+
     /// Looks for a connection's addresses on the boards that are known, then on those that have
     /// come meanwhile.
     fn find<T>(
@@ -118,6 +133,7 @@ impl Listening {
     ) -> Option<T> {
         let now = self.shared.runtime.now();
         let mut inbox = lock(&self.shared.inbox);
+        inbox.beat(now);
         let pair = |inbox: &Inbox| {
             if inbox.is_empty() {
                 return None;
@@ -222,6 +238,8 @@ struct ListenerAside {
     shared: Arc<Shared>,
     channel: u64,
     card: Card,
+    turn: Turn,
+    fate: Fate,
     /// Whether the channel has ended, and with it the client.
     dead: Arc<AtomicBool>,
     /// Bytes that were read.
@@ -230,11 +248,38 @@ struct ListenerAside {
     early: Option<Vec<u8>>,
 }
 
+/// What has become of an offer that was claimed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fate {
+    Open,
+    /// The answer was there before the client gave up.
+    Taken,
+    Withdrawn,
+}
+
 impl Aside for ListenerAside {
     fn send(&mut self, message: &[u8]) -> io::Result<()> {
+        if self.fate == Fate::Withdrawn {
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
         let early = self.card.early().filter(|early| early.answers(message));
+        self.card.say(Voice::Listener, message)?;
+        if self.fate == Fate::Open {
+            self.decide();
+        }
+        if self.fate == Fate::Withdrawn {
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
         self.early = early.map(|early| early.confirm);
-        self.card.say(Voice::Listener, message)
+        Ok(())
+    }
+
+    fn is_withdrawn(&self) -> bool {
+        self.fate == Fate::Withdrawn
+    }
+
+    fn show_work(&self) {
+        lock(&self.shared.inbox).beat(self.shared.runtime.now());
     }
 
     fn flush(&mut self) {
@@ -266,6 +311,14 @@ impl Aside for ListenerAside {
 }
 
 impl ListenerAside {
+    /// Takes the offer, unless the client has taken it back.
+    fn decide(&mut self) {
+        self.fate = match self.card.take(self.turn) {
+            true => Fate::Taken,
+            false => Fate::Withdrawn,
+        };
+    }
+
     /// Copies what was confirmed early.
     fn hear_early(&mut self, buf: &mut [u8]) -> usize {
         let mut left = self.early.take().unwrap_or_default();
@@ -280,6 +333,10 @@ impl ListenerAside {
 
 impl Drop for ListenerAside {
     fn drop(&mut self) {
+        if self.fate == Fate::Open {
+            // There is no answer, and no TCP either: the connection ends.
+            self.decide();
+        }
         let mut inbox = lock(&self.shared.inbox);
         inbox.wait(self.channel, self.card.number(), None);
         self.card.hang_up(Voice::Listener);

@@ -82,6 +82,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use super::{
     Candidate, Client, Delivery, Early, Negotiation, Offer, Published, Verdict, Withdrawn,
 };
+use crate::error::{FallbackCause, OsError};
 use crate::io::runtime::{Runtime, Socket, Unconnected};
 use cgroup::Cgroup;
 use program::entry::{HAS, MARK, SEEN};
@@ -279,14 +280,16 @@ impl Negotiation for SynOption {
         _runtime: &Arc<dyn Runtime>,
         _at: SocketAddr,
         listener: Option<BorrowedFd<'_>>,
-    ) -> io::Result<Arc<dyn Published>> {
-        let listener = listener.ok_or(io::ErrorKind::Unsupported)?;
-        match self.is_seen(listener)? {
+    ) -> Result<Arc<dyn Published>, FallbackCause> {
+        let failed = |error: io::Error| OsError::new("announce the listener by SYN option", &error);
+        let listener = listener.ok_or_else(|| failed(io::ErrorKind::Unsupported.into()))?;
+        match self.is_seen(listener).map_err(failed)? {
             true => Ok(Arc::new(self.clone())),
-            false => Err(io::Error::new(
+            false => Err(failed(io::Error::new(
                 io::ErrorKind::Unsupported,
-                "the listener sends no option: not marked in time, or in another cgroup",
-            )),
+                "not marked in time, or in another cgroup",
+            ))
+            .into()),
         }
     }
 }
@@ -294,8 +297,8 @@ impl Negotiation for SynOption {
 #[async_trait]
 impl Client for SynOption {
     /// Whoever listens there, the option tells.
-    async fn look_up(&self, _to: SocketAddr) -> Option<Box<dyn Candidate>> {
-        Some(Box::new(self.clone()))
+    async fn look_up(&self, _to: SocketAddr) -> Result<Box<dyn Candidate>, FallbackCause> {
+        Ok(Box::new(self.clone()))
     }
 }
 
@@ -305,9 +308,13 @@ impl Candidate for SynOption {
         socket: &Unconnected<'_>,
         _proposal: &[u8],
         _early: Option<&Early>,
-    ) -> Option<Box<dyn Offer>> {
-        self.mark(socket.fd?).ok()?;
-        Some(Box::new(Marked {
+    ) -> Result<Box<dyn Offer>, FallbackCause> {
+        let failed = |error: &io::Error| OsError::new("mark the socket for the SMC option", error);
+        let fd = socket
+            .fd
+            .ok_or_else(|| failed(&io::ErrorKind::Unsupported.into()))?;
+        self.mark(fd).map_err(|error| failed(&error))?;
+        Ok(Box::new(Marked {
             option: self.clone(),
             has_peer: false,
         }))
@@ -342,6 +349,10 @@ impl Offer for Marked {
             false => Withdrawn::Free,
         }
     }
+
+    fn cause(&self) -> FallbackCause {
+        FallbackCause::NoSynOption
+    }
 }
 
 impl Published for SynOption {
@@ -354,7 +365,7 @@ impl Published for SynOption {
         };
         match socket.fd().is_some_and(speaks_clc) {
             true => Verdict::Clc,
-            false => Verdict::Plain,
+            false => Verdict::Plain(FallbackCause::NoSynOption),
         }
     }
 

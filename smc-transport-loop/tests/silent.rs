@@ -1,0 +1,236 @@
+//! Listeners that do not answer: their clients have TCP, and SMC again when they go on.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+mod support;
+
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use common::{Helper, Role};
+use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
+use rustix::process::{Resource, Signal, getrlimit, setrlimit};
+use smc_core::error::FallbackCause;
+use smc_core::{Endpoint, Mode, Stream};
+use support::{On, builder};
+use tempfile::TempDir;
+
+/// What helpers do.
+#[test]
+fn helper_process() {
+    let Some(role) = Role::current() else { return };
+    match role.name.as_str() {
+        "echo" => On::Smol.run(echo(role)),
+        other => panic!("no role {other}"),
+    }
+}
+
+/// Sends back what its clients send. Says where it listens; follows orders.
+async fn echo(role: Role) {
+    let endpoint = builder(On::Smol, true, &role.dir).build().unwrap();
+    let listener = endpoint.bind("127.0.0.1:0").await.unwrap();
+    role.say(listener.local_addr().unwrap().port());
+    let orders = orders(&role);
+    let serve = async {
+        loop {
+            if let Ok((stream, _)) = listener.accept().await {
+                smol::spawn(send_back(stream)).detach();
+            }
+        }
+    };
+    // On the one thread of the endpoint's tasks.
+    futures_lite::future::or(serve, smol::spawn(follow(role, orders))).await;
+}
+
+async fn send_back(mut stream: Stream) {
+    let mut buf = [0; 100];
+    while let Ok(count @ 1..) = stream.read(&mut buf).await {
+        if stream.write_all(&buf[..count]).await.is_err() {
+            return;
+        }
+    }
+}
+
+/// The lines of the test; a thread waits for them.
+fn orders(role: &Role) -> smol::channel::Receiver<String> {
+    let (sender, orders) = smol::channel::unbounded();
+    let role = Role {
+        name: role.name.clone(),
+        dir: role.dir.clone(),
+    };
+    thread::spawn(move || {
+        while let Some(order) = role.hear() {
+            let _ended = sender.try_send(order);
+        }
+    });
+    orders
+}
+
+async fn follow(role: Role, orders: smol::channel::Receiver<String>) {
+    let allowed = getrlimit(Resource::Nofile);
+    while let Ok(order) = orders.recv().await {
+        match order.as_str() {
+            "without descriptors" => {
+                let open =
+                    rustix::fs::open("/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty());
+                // The lowest number that is free.
+                let next = std::os::fd::AsRawFd::as_raw_fd(&open.unwrap());
+                let mut none = allowed;
+                none.current = Some(u64::try_from(next).unwrap());
+                setrlimit(Resource::Nofile, none).unwrap();
+                role.say("done");
+            }
+            "with descriptors" => {
+                setrlimit(Resource::Nofile, allowed).unwrap();
+                role.say("done");
+            }
+            "be busy" => {
+                role.say("done");
+                // Until the test has seen what it wants to see.
+                while orders.is_empty() {
+                    thread::sleep(Duration::from_millis(5));
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// How a listener is kept from answering, and let go on.
+struct Trouble {
+    begin: fn(&mut Helper),
+    end: fn(&mut Helper),
+}
+
+const STOPPED: Trouble = Trouble {
+    begin: |helper| {
+        helper.signal(Signal::STOP);
+        helper.wait_stopped();
+    },
+    end: |helper| helper.signal(Signal::CONT),
+};
+
+const WITHOUT_DESCRIPTORS: Trouble = Trouble {
+    begin: |helper| {
+        helper.tell("without descriptors");
+        assert_eq!(helper.hear(), "done");
+    },
+    end: |helper| {
+        helper.tell("with descriptors");
+        assert_eq!(helper.hear(), "done");
+    },
+};
+
+const BUSY: Trouble = Trouble {
+    begin: |helper| {
+        helper.tell("be busy");
+        assert_eq!(helper.hear(), "done");
+    },
+    end: |helper| helper.tell("go on"),
+};
+
+#[test]
+fn a_stopped_listener_is_tcp_and_smc_again_when_it_goes_on() {
+    is_tcp_and_smc_again(&STOPPED, true);
+}
+
+#[test]
+fn a_listener_that_was_stopped_before_the_first_connection_is_the_same() {
+    is_tcp_and_smc_again(&STOPPED, false);
+}
+
+#[test]
+fn a_listener_without_descriptors_is_tcp_and_smc_again_when_it_has_some() {
+    is_tcp_and_smc_again(&WITHOUT_DESCRIPTORS, true);
+}
+
+#[test]
+fn a_listener_that_never_had_a_descriptor_to_spare_is_the_same() {
+    is_tcp_and_smc_again(&WITHOUT_DESCRIPTORS, false);
+}
+
+#[test]
+fn a_listener_whose_executor_is_busy_is_tcp_and_smc_again_when_it_is_not() {
+    is_tcp_and_smc_again(&BUSY, true);
+}
+
+fn is_tcp_and_smc_again(trouble: &Trouble, is_known: bool) {
+    let dir = TempDir::new().unwrap();
+    let mut helper = Helper::start("echo", dir.path());
+    let port: u16 = helper.hear().parse().unwrap();
+    On::Tokio.run(async {
+        let client = client(dir.path());
+        let connect = || async { client.connect(("127.0.0.1", port)).await.unwrap() };
+        if is_known {
+            talk(connect().await, true).await;
+            talk(connect().await, true).await;
+        }
+        (trouble.begin)(&mut helper);
+        let mut first = connect().await;
+        assert!(
+            matches!(cause(&first), FallbackCause::NoAnswer { .. }),
+            "{}",
+            first.mode()
+        );
+        // Its bytes are for the application at the other end, and no handshake.
+        first.write_all(b"at once").await.unwrap();
+        let mut others = Vec::new();
+        let mut has_waited = false;
+        while !has_waited && others.len() < 20 {
+            let mut other = connect().await;
+            other.write_all(b"at once").await.unwrap();
+            match cause(&other) {
+                FallbackCause::BackOff => has_waited = true,
+                FallbackCause::NoAnswer { .. } => {}
+                other => panic!("{other}"),
+            }
+            others.push(other);
+        }
+        assert!(has_waited, "each connection has waited");
+        (trouble.end)(&mut helper);
+        for stream in others.iter_mut().chain([&mut first]) {
+            let mut heard = [0; 7];
+            stream.read_exact(&mut heard).await.unwrap();
+            assert_eq!(&heard, b"at once");
+        }
+        // Until the listener is asked again.
+        loop {
+            let stream = connect().await;
+            let is_smc = stream.mode().is_smc();
+            talk(stream, is_smc).await;
+            if is_smc {
+                break;
+            }
+            smol::Timer::after(Duration::from_millis(10)).await;
+        }
+        for _ in 0..3 {
+            talk(connect().await, true).await;
+        }
+    });
+    helper.finish();
+}
+
+/// An endpoint that waits for as long as the test for anything but an answer.
+fn client(dir: &Path) -> Endpoint {
+    builder(On::Tokio, true, dir)
+        .handshake_timeout(Duration::from_secs(600))
+        .build()
+        .unwrap()
+}
+
+async fn talk(mut stream: Stream, is_smc: bool) {
+    assert_eq!(stream.mode().is_smc(), is_smc, "{}", stream.mode());
+    stream.write_all(b"hello").await.unwrap();
+    let mut heard = [0; 5];
+    stream.read_exact(&mut heard).await.unwrap();
+    assert_eq!(&heard, b"hello");
+}
+
+fn cause(stream: &Stream) -> FallbackCause {
+    match stream.mode() {
+        Mode::Tcp { reason, .. } => reason.cause.clone(),
+        mode => panic!("{mode}"),
+    }
+}
