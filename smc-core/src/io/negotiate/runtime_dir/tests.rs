@@ -254,6 +254,23 @@ fn a_name_that_belongs_to_a_file_is_published_beside_that_file_only() {
 }
 
 #[test]
+fn any_number_of_changes_before_a_look_is_one_look() {
+    let world = World::new();
+    let dirs = RuntimeDirs::at(world.at("above/dir"));
+    let mut publication = publish(&dirs);
+    for _ in 0..1000 {
+        for mode in [0o755, 0o700] {
+            world.make("above", mode);
+            world.make("above/dir", mode);
+        }
+    }
+    assert!(rings(&publication, 30, 0));
+    publication.tend();
+    assert!(!publication.is_to_look());
+    can_be_found(&mut publication, &dirs);
+}
+
+#[test]
 fn looks_are_further_apart_if_a_name_is_lost_again_and_again() {
     let world = World::new();
     let mut publication = publish(&RuntimeDirs::at(world.at("dir")));
