@@ -59,7 +59,8 @@ async fn serve(role: &Role) {
     let listener = endpoint.bind("127.0.0.1:0").await.expect("listener");
     role.say(listener.local_addr().expect("address"));
     loop {
-        drop(listener.accept().await.expect("stream"));
+        let (stream, _) = listener.accept().await.expect("stream");
+        role.say(format!("accepted: {}", stream.mode()));
     }
 }
 
@@ -329,12 +330,17 @@ fn nowhere() {
     make("/tmp/smc-990", OTHER, 0o700);
     make("/tmp", 0, 0o755);
     let mut server = start("serve", USER, Env::Nothing);
-    let why = "unpublished: runtime directory /tmp/smc-990 belongs to user 991";
-    assert_eq!(server.hear(), why);
+    let why = "runtime directory /tmp/smc-990 belongs to user 991";
+    assert_eq!(server.hear(), format!("unpublished: {why}"));
     let to = server.hear();
     let mut client = start("dial", USER, Env::Nothing);
     let mode = mode_of(&mut client, &to);
-    assert!(mode.contains(NOT_FOUND), "{mode}");
+    assert!(mode.contains(NOT_FOUND) && mode.contains(why), "{mode}");
+    let mode = server.hear();
+    assert!(
+        mode.starts_with("accepted: TCP") && mode.contains(why),
+        "{mode}"
+    );
     // And is found as soon as there is one.
     make("/tmp", 0, 0o1777);
     until_smc(&mut client, &to);

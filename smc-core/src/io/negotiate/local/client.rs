@@ -43,12 +43,17 @@ struct Known {
     routes: Mutex<HashMap<(ThreadId, SocketAddr), Route>>,
 }
 
+/// A listener and the directory of its name.
+type Found = (Arc<Path>, Arc<Entry>);
+
 /// Where listeners are looked for.
 #[derive(Debug)]
 struct Directories {
     rule: RuntimeDirs,
     /// By the rule, as of a moment ago.
     known: Vec<Directory>,
+    /// Why none of them can be used, if that is so.
+    unusable: Option<FallbackCause>,
     until: Instant,
 }
 
@@ -59,6 +64,7 @@ impl Directories {
             return;
         }
         self.until = now + DIRECTORIES_LAST;
+        self.unusable = self.rule.unusable().map(FallbackCause::from);
         let mut old = std::mem::take(&mut self.known);
         self.known
             .extend(self.rule.to_search().into_iter().map(|path| {
@@ -92,6 +98,7 @@ impl LocalClient {
         let directories = Directories {
             rule: config.directories(),
             known: Vec::new(),
+            unusable: None,
             until: runtime.now(),
         };
         Self {
@@ -107,12 +114,17 @@ impl LocalClient {
         }
     }
 
-    /// Everybody in sight who may get connections to `to`.
-    fn listeners_at(&self, to: SocketAddr) -> Vec<(Arc<Path>, Arc<Entry>)> {
-        let mut found: Vec<(Arc<Path>, Arc<Entry>)> = Vec::new();
+    /// Listeners that may get connections to `to`, at least one, or why there is none.
+    fn listeners_at(&self, to: SocketAddr) -> Result<Vec<Found>, FallbackCause> {
+        let mut found: Vec<Found> = Vec::new();
         let mut directories = lock(&self.known.directories);
         directories.refresh(self.runtime.now());
-        let Directories { rule, known, .. } = &mut *directories;
+        let Directories {
+            rule,
+            known,
+            unusable,
+            ..
+        } = &mut *directories;
         for directory in known {
             let path = Arc::clone(directory.path());
             for entry in directory.entries(rule) {
@@ -123,7 +135,10 @@ impl LocalClient {
                 }
             }
         }
-        found
+        match found.is_empty() {
+            true => Err(unusable.clone().unwrap_or(FallbackCause::NotAnnounced)),
+            false => Ok(found),
+        }
     }
 
     fn channel(
@@ -249,10 +264,7 @@ impl Client for LocalClient {
         if let Some(candidate) = self.recall(to) {
             return Ok(Box::new(candidate));
         }
-        let mut listeners = self.listeners_at(to);
-        if listeners.is_empty() {
-            return Err(FallbackCause::NotAnnounced);
-        }
+        let mut listeners = self.listeners_at(to)?;
         let netns = NetNs::current()?;
         let own_host = is_local(dialled);
         if has_scope(to.ip()) || !(own_host || is_routable(to.ip())) {
@@ -311,7 +323,7 @@ impl Drop for UnderWay<'_> {
 #[derive(Debug)]
 struct LocalCandidate {
     client: LocalClient,
-    listeners: Vec<(Arc<Path>, Arc<Entry>)>,
+    listeners: Vec<Found>,
     to: SocketAddr,
     netns: NetNs,
     own_host: bool,

@@ -29,6 +29,11 @@ impl RuntimeDirError {
         let error = OsError::new(operation, &errno.into());
         Self::new(path, DirectoryProblem::Os(error))
     }
+
+    /// Whether something is there that cannot be used.
+    pub(super) fn is_in_the_way(&self) -> bool {
+        !matches!(self.problem, DirectoryProblem::Os(_))
+    }
 }
 
 impl fmt::Display for RuntimeDirError {

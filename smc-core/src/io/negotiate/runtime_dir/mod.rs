@@ -158,6 +158,23 @@ impl RuntimeDirs {
         Ok(found)
     }
 
+    /// Why this user has no directory at all, if it is not that there is none yet.
+    ///
+    /// Reads `/tmp` as [`RuntimeDirs::to_search`] does.
+    #[must_use]
+    pub fn unusable(&self) -> Option<RuntimeDirError> {
+        let paths = self.to_search();
+        if paths.iter().any(|path| self.check(path).is_ok()) {
+            return None;
+        }
+        let mut errors = paths.iter().filter_map(|path| self.check(path).err());
+        let is_given = self.given.is_some();
+        errors.find(|error| match &error.problem {
+            DirectoryProblem::Os(error) => is_given && error.kind() != io::ErrorKind::NotFound,
+            _ => true,
+        })
+    }
+
     /// Opens a directory that is there and may be used.
     pub(super) fn open(&self, path: &Path) -> Result<OpenDir, RuntimeDirError> {
         let mut flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -314,7 +331,7 @@ impl RuntimeDirs {
     /// Whether something that cannot be used is in the place of the temporary directory.
     fn is_taken(&self) -> bool {
         let error = self.check(&self.temporary()).err();
-        error.is_some_and(|error| !matches!(error.problem, DirectoryProblem::Os(_)))
+        error.as_ref().is_some_and(RuntimeDirError::is_in_the_way)
     }
 
     /// Directories of this user with a random name, in the order of the names, so that processes
