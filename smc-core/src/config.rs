@@ -99,6 +99,11 @@ pub const RMB: usize = 1024 * 1024;
 /// Default staging ring of SMC-R in bytes: all of it is pinned, for each connection.
 pub const SEND_BUFFER: usize = 256 * 1024;
 
+/// Default limit on the memory of connections: this part of what the machine has, or the process's
+/// cgroups allow. One part in four leaves room for the application, and for TCP's buffers of the
+/// streams that fall back.
+pub const MEMORY_SHARE: u64 = 4;
+
 /// Default polling window: a little more than what a wake-up across CPUs costs.
 pub const POLLING: Duration = Duration::from_micros(100);
 

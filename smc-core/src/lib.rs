@@ -32,6 +32,41 @@
 //! [`device`] (what a transport has to offer). [`error`] has all errors and [`config`] the
 //! defaults. Devices live in crates of their own, such as `smc-transport-loop`.
 //!
+//! # Memory
+//!
+//! What a connection takes of a process, and how to bound it:
+//!
+//! | | SMC-D: own buffer and the peer's | SMC-R: RMB and staging ring |
+//! |---|---|---|
+//! | size unless set | 4 MiB each ([`RECV_BUFFER`](config::RECV_BUFFER)), less if the device has less | 1 MiB ([`RMB`](config::RMB)) and 256 KiB ([`SEND_BUFFER`](config::SEND_BUFFER)) |
+//! | idle, never used | a page or two of each | all of it, pinned |
+//! | busy | a stream goes round in its ring: in time all of both | all of it |
+//! | after close | at most the first 64 KiB of each, as long as the device keeps it for the next connection to that peer (`Builder::pool` of the device) | all of it, as long as the link group keeps it for its next connection |
+//! | while one side still has the stream, or guards | as before | as before |
+//!
+//! The system charges a page of shared memory to the cgroup of the process that touches it first,
+//! which mostly is the one that writes: a server that sends pays for the receive buffers of its
+//! clients. So both buffers count for each process, and a client's buffer is not larger than its
+//! server's: `recv_buffer` of a listener bounds both.
+//!
+//! [`Builder::memory_limit`](io::Builder::memory_limit) bounds what connections take together: own
+//! buffers at their full size while they are registered, and until the peer has let go of them; what
+//! devices and link groups keep of unused ones; peers' buffers at their full size until both sides
+//! have let go, and 64 KiB of each that stays mapped. Without it all endpoints of a process share a
+//! quarter of the memory of the machine or, if that is less, of what the process's cgroups allow
+//! (`memory.max` of version 2, `memory.limit_in_bytes` of version 1, with those above them), as found
+//! when the first of them is built. [`Endpoint::memory`] tells limit and use.
+//!
+//! A new connection gets buffers of at most a sixteenth of what is left, so sizes fall before memory
+//! ends; when even the smallest, 16 KiB, do not fit, the stream is TCP with reason 0x01010000. What is
+//! kept unused is given back before that. Not counted: the application's and TCP's own buffers, the
+//! pages for signalling with each peer (some KiB), and the memory of an ISM fabric, all of which is
+//! taken at once by the process that makes it. Several processes in one container each have the
+//! default: give them limits.
+//!
+//! A memory file longer than the process's `RLIMIT_FSIZE` is not made: the buffer is smaller, or the
+//! stream TCP.
+//!
 //! # Features
 //!
 //! None is on by default, and none changes what others do.

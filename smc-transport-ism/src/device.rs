@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use smc_core::device::{
     Attachment, Device, DeviceError, Direct, Dmb, Doorbell, Event, Fabric, Identity, Limits,
-    Nocopy, PeerEvent, PeerEvents, Signal, SubmitError,
+    MemoryLimit, Nocopy, PeerEvent, PeerEvents, Signal, SubmitError,
 };
 use smc_core::mem::Region;
 use smc_wire::types::{Chid, DmbToken, Gid};
@@ -108,6 +108,10 @@ impl Device for IsmDevice {
     fn doorbell(&self) -> Doorbell<'_> {
         Doorbell::Fd(self.node.fabric().doorbell())
     }
+
+    fn limit_memory(&self, limit: &MemoryLimit) {
+        self.node.account().limit_by(limit);
+    }
 }
 
 #[async_trait]
@@ -136,6 +140,10 @@ impl Direct for IsmDevice {
         signal: Signal,
     ) -> Result<(), SubmitError> {
         self.node.move_data(to, at, data, signal)
+    }
+
+    fn is_offered(&self, token: DmbToken) -> bool {
+        self.node.room().is_offered(token, self.node.tag())
     }
 
     fn nocopy(&self) -> Option<&dyn Nocopy> {

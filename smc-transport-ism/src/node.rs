@@ -3,7 +3,7 @@
 use std::io::IoSlice;
 use std::sync::{Arc, Mutex};
 
-use smc_core::device::{DeviceError, Event, Limits, PeerEvent, Signal, SubmitError};
+use smc_core::device::{DeviceError, Event, Limits, MemoryAccount, PeerEvent, Signal, SubmitError};
 use smc_core::mem::sync::{AtomicBool, Ordering};
 use smc_core::mem::{WORDWISE_MAX, gather};
 use smc_wire::types::{DmbToken, Gid};
@@ -24,6 +24,7 @@ pub(crate) struct Node {
     gid: Gid,
     limits: Limits,
     owned: Owned,
+    account: MemoryAccount,
     peers: Peers,
     /// Why the device no longer works.
     gone: Mutex<Option<DeviceError>>,
@@ -59,6 +60,7 @@ impl Node {
             gid,
             limits: Limits::new(limits.max_dmbs, longest),
             owned: Owned::new(limits.max_dmbs),
+            account: MemoryAccount::default(),
             peers: Peers::default(),
             gone: Mutex::default(),
             is_gone: AtomicBool::new(false),
@@ -90,6 +92,10 @@ impl Node {
 
     pub(crate) fn owned(&self) -> &Owned {
         &self.owned
+    }
+
+    pub(crate) fn account(&self) -> &MemoryAccount {
+        &self.account
     }
 
     pub(crate) fn peers(&self) -> &Peers {
@@ -134,6 +140,7 @@ impl Node {
     fn place_buffer(self: &Arc<Self>, writer: Tag, order: u8) -> Result<IsmDmb, DeviceError> {
         let room = self.room();
         self.owned.give_back(self);
+        let charge = self.account.charge(GRANULE << order)?;
         let place = match room.take(self.tag, order) {
             Some(place) => Some(place),
             None => {
@@ -156,7 +163,8 @@ impl Node {
         });
         let (token, region) = offered.inspect_err(|_| room.give_back(self.tag, place))?;
         self.owned.insert(place, token);
-        Ok(IsmDmb::new(Arc::clone(self), place, token, region, lease))
+        let node = Arc::clone(self);
+        Ok(IsmDmb::new(node, place, token, region, lease, charge))
     }
 
     /// Writes into a peer's buffer.

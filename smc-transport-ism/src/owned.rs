@@ -5,7 +5,7 @@
 use std::sync::{Arc, Mutex};
 
 use hashbrown::HashMap;
-use smc_core::device::{DeviceError, Dmb};
+use smc_core::device::{Charge, DeviceError, Dmb};
 use smc_core::mem::Region;
 use smc_wire::types::DmbToken;
 
@@ -26,7 +26,15 @@ struct Table {
     /// By first granule.
     tokens: HashMap<u32, DmbToken>,
     /// Dropped, but still used by the peer, or by somebody here who has the region.
-    waiting: Vec<(Place, Arc<()>)>,
+    waiting: Vec<Waiting>,
+}
+
+/// Memory to be given back.
+#[derive(Debug)]
+struct Waiting {
+    place: Place,
+    lease: Arc<()>,
+    _charge: Charge,
 }
 
 /// Shared by the regions of a buffer, and dropped with the last of them.
@@ -90,10 +98,10 @@ impl Owned {
     }
 
     /// A buffer was dropped: its memory is given back as soon as nobody uses it.
-    fn release(&self, node: &Node, place: Place, lease: Arc<()>) {
+    fn release(&self, node: &Node, waiting: Waiting) {
         let mut table = lock(&self.table);
-        table.tokens.remove(&place.first);
-        table.waiting.push((place, lease));
+        table.tokens.remove(&waiting.place.first);
+        table.waiting.push(waiting);
         table.give_back(node);
         table.registered -= 1;
     }
@@ -106,7 +114,7 @@ impl Owned {
 
 impl Table {
     fn give_back(&mut self, node: &Node) {
-        self.waiting.retain_mut(|(place, lease)| {
+        self.waiting.retain_mut(|Waiting { place, lease, .. }| {
             let mut is_used = || Arc::get_mut(lease).is_none() || node.room().is_used(place.first);
             if is_used() {
                 // The peer signals when it has let go.
@@ -129,6 +137,7 @@ pub(crate) struct IsmDmb {
     region: Region,
     /// Shared by the clones of the region, which may outlive the buffer. Taken when dropped.
     lease: Option<Arc<()>>,
+    charge: Charge,
     node: Arc<Node>,
 }
 
@@ -140,12 +149,14 @@ impl IsmDmb {
         token: DmbToken,
         region: Region,
         lease: Arc<()>,
+        charge: Charge,
     ) -> Self {
         Self {
             token,
             place,
             region,
             lease: Some(lease),
+            charge,
             node,
         }
     }
@@ -171,7 +182,12 @@ impl Drop for IsmDmb {
         // Gives up our own share of the lease.
         self.region = Region::anonymous(0);
         if let Some(lease) = self.lease.take() {
-            self.node.owned().release(&self.node, self.place, lease);
+            let waiting = Waiting {
+                place: self.place,
+                lease,
+                _charge: std::mem::take(&mut self.charge),
+            };
+            self.node.owned().release(&self.node, waiting);
         }
     }
 }

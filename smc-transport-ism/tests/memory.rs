@@ -5,11 +5,13 @@
 mod support;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_lite::future::block_on;
 use smc_core::device::{Attachment, Device as _, Direct as _, Dmb};
 use smc_transport_ism::IsmDevice;
-use support::{Kind, World};
+use smc_wire::types::DeclineCode;
+use support::{Kind, On, World, connect};
 
 /// All buffers of a fabric that a device can have, each used by its peer.
 fn take_all(ours: &IsmDevice, theirs: &IsmDevice) -> Vec<(Arc<dyn Dmb>, Arc<dyn Attachment>)> {
@@ -55,6 +57,33 @@ fn memory_is_free_for_others_when_a_region_is_dropped_last() {
     assert_eq!(take_all(&theirs, &ours).len(), 0);
     drop(regions);
     assert_eq!(take_all(&theirs, &ours).len(), count);
+}
+
+#[test]
+fn a_memory_limit_makes_buffers_smaller_and_then_leaves_tcp() {
+    On::Smol.run(async {
+        let world = World::new(Kind::Directory, false);
+        let client = world.endpoint(On::Smol);
+        let limited = |bytes| world.builder(On::Smol).memory_limit(bytes).build().unwrap();
+        let server = limited(8 << 20);
+        let listener = server.bind("127.0.0.1:0").await.unwrap();
+        let (ours, theirs) = connect(&client, &listener).await;
+        let short = theirs.recv_buffer_size().unwrap();
+        assert!(short > 1 << 18 && short < 1 << 19, "{short}");
+        assert_eq!(ours.recv_buffer_size(), Some(short), "as the server's");
+        assert_eq!(server.memory().used(), 2 << 19, "both buffers");
+        drop((ours, theirs));
+        while server.memory().used() > 0 {
+            async_io::Timer::after(Duration::from_millis(1)).await;
+        }
+
+        let server = limited(1 << 14);
+        let listener = server.bind("127.0.0.1:0").await.unwrap();
+        let (ours, theirs) = connect(&client, &listener).await;
+        assert_eq!(theirs.fallback_reason().unwrap().local, DeclineCode::MEM);
+        assert_eq!(ours.fallback_reason().unwrap().peer, Some(DeclineCode::MEM));
+        assert_eq!(server.memory().used(), 0);
+    });
 }
 
 const LEN: usize = 1 << 18;

@@ -12,6 +12,7 @@ use std::sync::Arc;
 
 use futures_lite::future::block_on;
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use smc_core::Stream;
 use smc_core::device::{Device as _, DeviceError, Direct as _, Event};
 use smc_transport_ism::IsmDevice;
@@ -30,8 +31,31 @@ fn other_process() {
         "hoard" => hoard(&next(), &next()),
         "serve" => On::Tokio.run(async move { serve(&next(), &next()).await }),
         "join" => join(&next()),
+        "limited" => limited(&next(), &next()),
         other => panic!("no role {other}"),
     }
+}
+
+/// Makes a fabric with a limit on the length of files, which does not do.
+fn limited(fabric: &str, limit: &str) {
+    let limits = Rlimit {
+        current: Some(limit.parse().unwrap()),
+        maximum: getrlimit(Resource::Fsize).maximum,
+    };
+    setrlimit(Resource::Fsize, limits).unwrap();
+    let refused = IsmDevice::builder(place(Path::new(fabric))).build();
+    let text = refused.unwrap_err().to_string();
+    assert!(text.contains(&format!("RLIMIT_FSIZE is {limit}")), "{text}");
+    println!("ready");
+    std::thread::park();
+}
+
+#[test]
+fn a_limit_on_the_length_of_files_is_an_error_that_names_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let fabric = dir.path().join("fabric");
+    let mut other = start(&format!("limited {} 1048576", fabric.display()));
+    wait_until_ready(&mut other.0);
 }
 
 /// Takes all the memory of a fabric and keeps it.

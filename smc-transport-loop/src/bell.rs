@@ -206,6 +206,11 @@ impl Slot {
         is_live
     }
 
+    /// Ringer: whether a registration is not over.
+    pub(crate) fn is_live(&self, live: u64) -> bool {
+        self.0[LIVE].load(Ordering::Relaxed) == live
+    }
+
     /// Ringer: all accesses of a use are over.
     pub(crate) fn end_use(&self) {
         self.0[USERS].fetch_sub(1, Ordering::SeqCst);

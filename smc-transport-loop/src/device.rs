@@ -8,7 +8,7 @@ use std::task::Poll;
 use async_trait::async_trait;
 use smc_core::device::{
     Attachment, Device, DeviceError, Direct, Dmb, Doorbell, Event, Fabric, Identity, Limits,
-    Nocopy, Signal, SubmitError,
+    MemoryAccount, MemoryLimit, Nocopy, Signal, SubmitError,
 };
 use smc_core::io::negotiate::runtime_dir::{RuntimeDirError, RuntimeDirs};
 use smc_core::mem::{WORDWISE_MAX, gather};
@@ -35,6 +35,7 @@ pub struct LoopDevice {
     identity: Identity,
     limits: Limits,
     nocopy: bool,
+    account: MemoryAccount,
     permits: Arc<Permits>,
     peers: Peers,
     /// Kept for the next drain, so that draining does not allocate.
@@ -66,12 +67,15 @@ impl LoopDevice {
         dirs: RuntimeDirs,
         policy: Policy,
     ) -> Result<Self, DeviceError> {
-        let peers = Peers::new(random::gid()?, dirs, policy, keep, max_mappings)?;
-        let permits = Permits::new(limits.max_dmbs);
+        let account = MemoryAccount::default();
+        let gid = random::gid()?;
+        let peers = Peers::new(gid, dirs, policy, keep, max_mappings, account.clone())?;
+        let permits = Permits::new(limits.max_dmbs, account.clone());
         Ok(Self {
             identity,
             limits,
             nocopy,
+            account,
             permits,
             peers,
             events: Mutex::default(),
@@ -179,6 +183,14 @@ impl Device for LoopDevice {
     fn doorbell(&self) -> Doorbell<'_> {
         Doorbell::Fd(self.peers.doorbell().as_fd())
     }
+
+    fn limit_memory(&self, limit: &MemoryLimit) {
+        self.account.limit_by(limit);
+    }
+
+    fn trim_memory(&self) {
+        self.peers.trim();
+    }
 }
 
 #[async_trait]
@@ -245,6 +257,11 @@ impl Direct for LoopDevice {
             }
             result => result,
         }
+    }
+
+    fn is_offered(&self, token: DmbToken) -> bool {
+        let tokens = self.peers.tokens();
+        tokens.with(token, |target| Ok(target.is_offered())) == Ok(true)
     }
 
     fn nocopy(&self) -> Option<&dyn Nocopy> {

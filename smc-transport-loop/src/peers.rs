@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use hashbrown::HashMap;
 use rustix::io::Errno;
-use smc_core::device::{DeviceError, Event};
+use smc_core::device::{DeviceError, Event, MemoryAccount};
 use smc_core::io::negotiate::Credentials;
 use smc_core::io::negotiate::runtime_dir::{Publication, RuntimeDirError, RuntimeDirs};
 use smc_core::mem::sync::{AtomicU64, Ordering};
@@ -38,6 +38,7 @@ pub(crate) struct Peers {
     publication: Mutex<Publication>,
     policy: Policy,
     keep: Keep,
+    account: MemoryAccount,
     doorbell: Arc<Doorbell>,
     tokens: Arc<Tokens>,
     active: Active,
@@ -81,22 +82,24 @@ impl Peers {
         policy: Policy,
         keep: Keep,
         max_mappings: usize,
+        account: MemoryAccount,
     ) -> Result<Self, DeviceError> {
         dirs.sweep(is_socket_name);
         let publication = Publication::new(dirs.clone(), socket_name(gid), policy.has_others());
         let publication = publication.map_err(|error| DeviceError::os("publish device", &error))?;
         let doorbell = Arc::new(Doorbell::new(publication.bell())?);
         let tokens = Arc::new(Tokens::default());
-        let mappings = Permits::new(max_mappings);
-        let own = Arc::new(own_peer(gid, &doorbell, &tokens, keep, &mappings)?);
+        let mappings = Permits::new(max_mappings, account.clone());
+        let own = own_peer(gid, &doorbell, &tokens, keep, &mappings, account.clone())?;
         let spare = new_eventfd()?;
         Ok(Self {
             gid,
-            own,
+            own: Arc::new(own),
             dirs,
             publication: Mutex::new(publication),
             policy,
             keep,
+            account,
             doorbell,
             tokens,
             active: Active::default(),
@@ -137,6 +140,13 @@ impl Peers {
             .unwrap_or_else(PoisonError::into_inner)
             .by_gid
             .len()
+    }
+
+    /// Gives back the memory that is kept for next connections.
+    pub(crate) fn trim(&self) {
+        self.own.owner.trim();
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        known.by_gid.values().for_each(|peer| peer.owner.trim());
     }
 
     pub(crate) fn find(&self, gid: Gid) -> Option<Arc<Peer>> {
@@ -244,7 +254,8 @@ impl Peers {
 
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let outbox = Outbox::new(Arc::clone(&self.doorbell), id, Arc::clone(&channel));
-        let owner = Owner::new(bell, Way::Channel(Arc::new(outbox)), self.keep);
+        let way = Way::Channel(Arc::new(outbox));
+        let owner = Owner::new(bell, way, self.keep, self.account.clone());
         let peer = Peer::new(
             gid,
             id,
@@ -326,12 +337,14 @@ fn own_peer(
     tokens: &Arc<Tokens>,
     keep: Keep,
     mappings: &Arc<Permits>,
+    account: MemoryAccount,
 ) -> Result<Peer, DeviceError> {
     let mapping = Mapping::anonymous(bell::LEN)?;
     let owner = Owner::new(
         new_bell(&mapping)?,
         Way::Own(Arc::clone(doorbell.own())),
         keep,
+        account,
     );
     let ring_with = RingWith::Eventfd(Arc::clone(doorbell.own()));
     let ringer = Arc::new(Ringer::new(gid, new_bell(&mapping)?, ring_with));

@@ -8,6 +8,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use smc_core::device::Charge;
 use smc_core::mem::OutOfBounds;
 
 use crate::bell::Slot;
@@ -25,6 +26,8 @@ pub(crate) struct Place {
     pub(crate) lease: Arc<()>,
     /// Bytes from the start that may not be zero any more.
     pub(crate) used: usize,
+    /// All of the memory, but of an unused buffer only what is kept.
+    pub(crate) charge: Charge,
 }
 
 impl Place {
@@ -94,6 +97,9 @@ impl Pool {
         if is_free && place.is_dirty() {
             return Some(place);
         }
+        if !place.is_dirty() {
+            place.charge.shrink(place.kept());
+        }
         self.bytes += place.kept();
         if is_free {
             self.free.push_back(place);
@@ -129,6 +135,13 @@ impl Pool {
         Some(place)
     }
 
+    /// All memory that nothing uses.
+    pub(crate) fn take_free(&mut self) -> Vec<Place> {
+        let free: Vec<_> = self.free.drain(..).collect();
+        self.bytes -= free.iter().map(Place::kept).sum::<usize>();
+        free
+    }
+
     /// Whatever has been here for long.
     pub(crate) fn take_oldest(&mut self) -> Option<Place> {
         let place = self.free.pop_front().or_else(|| self.leaving.pop_front())?;
@@ -161,7 +174,7 @@ impl Pool {
 }
 
 /// Bytes that unused memory of this length may keep resident.
-fn kept(len: usize) -> usize {
+pub(crate) fn kept(len: usize) -> usize {
     len.min(KEPT)
 }
 

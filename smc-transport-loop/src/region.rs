@@ -30,7 +30,7 @@ use crate::registry::Permit;
 pub(crate) struct Mapping {
     region: Region,
     /// Counts what is mapped for peers.
-    _permit: Option<Permit>,
+    permit: Option<Permit>,
 }
 
 impl Mapping {
@@ -55,10 +55,14 @@ impl Mapping {
     }
 
     fn new(region: Region, permit: Option<Permit>) -> Arc<Self> {
-        Arc::new(Self {
-            region,
-            _permit: permit,
-        })
+        Arc::new(Self { region, permit })
+    }
+
+    /// This process writes the memory, or has: it is charged for it then, if it is a peer's.
+    pub(crate) fn charge(&self) {
+        if let Some(permit) = &self.permit {
+            permit.charge(self.len());
+        }
     }
 
     /// The memory as a region that keeps the mapping alive.

@@ -8,9 +8,9 @@
 //! mapped.
 
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
-use smc_core::device::{DeviceError, Dmb, Event};
+use smc_core::device::{Charge, DeviceError, Dmb, Event, MemoryAccount};
 use smc_core::mem::Region;
 use smc_core::mem::sync::{AtomicBool, AtomicUsize, Ordering};
 use smc_wire::types::DmbToken;
@@ -18,7 +18,7 @@ use smc_wire::types::DmbToken;
 use crate::bell::{Bell, Notice, SLOTS};
 use crate::lock;
 use crate::outbox::{Wakes, Way};
-use crate::pool::{Keep, Place, Pool};
+use crate::pool::{Keep, Place, Pool, kept};
 use crate::random;
 use crate::region::Mapping;
 
@@ -29,6 +29,7 @@ pub(crate) struct Owner {
     table: Mutex<Table>,
     way: Way,
     keep: Keep,
+    account: MemoryAccount,
 }
 
 /// Memory that the peer does not have yet.
@@ -42,7 +43,7 @@ pub(crate) struct NewMemory {
 }
 
 impl Owner {
-    pub(crate) fn new(bell: Bell, way: Way, keep: Keep) -> Self {
+    pub(crate) fn new(bell: Bell, way: Way, keep: Keep, account: MemoryAccount) -> Self {
         // Until the driver hears of the peer, only the doorbell tells it.
         bell.sleep();
         Self {
@@ -50,6 +51,7 @@ impl Owner {
             table: Mutex::default(),
             way,
             keep,
+            account,
         }
     }
 
@@ -135,13 +137,15 @@ impl Owner {
         claim: Claim,
     ) -> Result<(Place, Option<NewMemory>), DeviceError> {
         let index = match claim {
-            Claim::Used(place) => {
+            Claim::Used(mut place) => {
+                place.charge.resize(len)?;
                 let zeroed = place.mapping.zero(place.used);
                 zeroed.map_err(|_| DeviceError::NoMemory)?;
                 return Ok((place, None));
             }
             Claim::New(index) => index,
         };
+        let charge = self.account.charge(len)?;
         let (mapping, file) = match self.way {
             Way::Own(_) => (Mapping::anonymous(len)?, None),
             Way::Channel(_) => {
@@ -163,8 +167,22 @@ impl Owner {
             mapping,
             lease: Arc::default(),
             used: len,
+            charge,
         };
         Ok((place, Some(new)))
+    }
+
+    /// Gives back the memory that is kept for the peer's next connections.
+    pub(crate) fn trim(&self) {
+        let dropped = {
+            let mut table = lock(&self.table);
+            let unused = table.pool.take_free();
+            table.retire(&unused, &self.bell);
+            unused
+        };
+        if !dropped.is_empty() {
+            self.ask_to_look();
+        }
     }
 
     /// Returns an index for which there is no memory after all.
@@ -416,14 +434,19 @@ impl Table {
         while self.pool.exceeds(keep) {
             dropped.extend(self.pool.take_oldest());
         }
-        for place in &dropped {
+        self.retire(&dropped, bell);
+        Ok(dropped)
+    }
+
+    /// Places are about to be dropped: the peer has to forget their memory, too.
+    fn retire(&mut self, dropped: &[Place], bell: &Bell) {
+        for place in dropped {
             // Before the index is free, or another thread's memory could be retired.
             place.slot.retire();
             bell.set_fresh(place.index);
             self.enter(place.index, Entry::Vacant);
             self.free.push(place.index);
         }
-        Ok(dropped)
     }
 
     fn close(&mut self) -> Pool {
@@ -438,13 +461,15 @@ impl Table {
 pub(crate) struct Permits {
     used: AtomicUsize,
     max: usize,
+    account: MemoryAccount,
 }
 
 impl Permits {
-    pub(crate) fn new(max: usize) -> Arc<Self> {
+    pub(crate) fn new(max: usize, account: MemoryAccount) -> Arc<Self> {
         Arc::new(Self {
             used: AtomicUsize::new(0),
             max,
+            account,
         })
     }
 
@@ -459,7 +484,10 @@ impl Permits {
             .used
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more)
         {
-            Ok(_) => Ok(Permit(Arc::clone(self))),
+            Ok(_) => Ok(Permit {
+                permits: Arc::clone(self),
+                charge: OnceLock::new(),
+            }),
             Err(_) => Err(DeviceError::Exhausted),
         }
     }
@@ -467,10 +495,22 @@ impl Permits {
 
 /// Room for one of them.
 #[derive(Debug)]
-pub(crate) struct Permit(Arc<Permits>);
+pub(crate) struct Permit {
+    permits: Arc<Permits>,
+    charge: OnceLock<Charge>,
+}
+
+impl Permit {
+    /// Memory of a peer of this length is going to be written: as much of it as the peer keeps of an
+    /// unused buffer may stay charged to this process.
+    pub(crate) fn charge(&self, len: usize) {
+        let account = &self.permits.account;
+        self.charge.get_or_init(|| account.charge_anyway(kept(len)));
+    }
+}
 
 impl Drop for Permit {
     fn drop(&mut self) {
-        self.0.used.fetch_sub(1, Ordering::Relaxed);
+        self.permits.used.fetch_sub(1, Ordering::Relaxed);
     }
 }

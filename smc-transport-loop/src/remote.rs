@@ -114,6 +114,15 @@ impl Target {
         copied.map_err(|_| SubmitError::OutOfBounds)
     }
 
+    /// Whether the owner still has this registration, which a connection has written.
+    pub(crate) fn is_offered(&self) -> bool {
+        // Moves do not, so that they cost nothing.
+        if let Ok((mapping, _)) = &self.memory {
+            mapping.charge();
+        }
+        !self.ringer.is_gone() && self.slot.is_live(self.live)
+    }
+
     /// Starts using the buffer; false if this registration is over.
     fn begin_use(&self) -> bool {
         let has_begun = self.slot.begin_use(self.live);
@@ -144,6 +153,7 @@ impl Target {
         if !self.begin_use() {
             return Err(UNKNOWN);
         }
+        mapping.charge();
         let region = mapping.leased(Use(Arc::clone(self)));
         Ok(LoopAttachment {
             region,

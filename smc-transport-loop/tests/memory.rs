@@ -8,7 +8,7 @@ mod support;
 
 use std::collections::HashMap;
 use std::os::linux::fs::MetadataExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,10 +17,11 @@ use common::{Helper, PATIENCE, Party, Role};
 use futures_lite::future::block_on;
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use smc_core::Endpoint;
 use smc_core::device::{Attachment, Direct, Dmb};
 use smc_core::mem::Region;
-use support::{On, builder};
+use smc_core::{Endpoint, Mode};
+use smc_wire::types::DeclineCode;
+use support::{On, builder, pattern};
 use tempfile::TempDir;
 
 /// What helpers do.
@@ -30,6 +31,7 @@ fn helper_process() {
     match role.name.as_str() {
         "sink" => sink(&role),
         "limited" => limited(&role),
+        "flood" => flood(&role),
         other => panic!("no role {other}"),
     }
 }
@@ -55,6 +57,46 @@ fn sink(role: &Role) {
         };
         let asked = tokio::task::spawn_blocking(move || role.hear());
         assert_eq!(asked.await.unwrap(), None, "nothing more to do");
+    });
+}
+
+/// Serves a long answer to each client that connects, none of which may read it at first.
+fn flood(role: &Role) {
+    let (cgroup, limit) = (role.hear().unwrap(), role.hear().unwrap());
+    if !cgroup.is_empty() {
+        std::fs::write(cgroup, std::process::id().to_string()).unwrap();
+    }
+    runtime().block_on(async {
+        let mut builder = builder(On::Tokio, true, &role.dir);
+        if let Ok(limit) = limit.parse() {
+            builder = builder.memory_limit(limit);
+        }
+        let endpoint = builder.build().unwrap();
+        let listener = endpoint.bind("127.0.0.1:0").await.unwrap();
+        role.say(listener.local_addr().unwrap());
+        tokio::spawn(async move {
+            let answer: Arc<[u8]> = ANSWER.map(pattern).collect();
+            loop {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let answer = Arc::clone(&answer);
+                tokio::spawn(async move {
+                    stream.write_all(&answer).await.unwrap();
+                    stream.close().await.unwrap();
+                });
+            }
+        });
+        loop {
+            let asking = Role {
+                name: role.name.clone(),
+                dir: role.dir.clone(),
+            };
+            let asked = tokio::task::spawn_blocking(move || asking.hear());
+            if asked.await.unwrap().is_none() {
+                break;
+            }
+            role.say(endpoint.memory().limit());
+            role.say(endpoint.memory().used());
+        }
     });
 }
 
@@ -304,6 +346,7 @@ fn connected_with_file_size_limit(bytes: u64) -> String {
 
 #[test]
 fn a_limit_on_the_length_of_files_makes_the_buffer_smaller() {
+    let _alone = alone();
     let limit = 3 << 20;
     let outcome = connected_with_file_size_limit(limit);
     assert_eq!(outcome, format!("smc {}", 2 << 20));
@@ -311,11 +354,177 @@ fn a_limit_on_the_length_of_files_makes_the_buffer_smaller() {
 
 #[test]
 fn a_limit_on_the_length_of_files_that_is_too_low_for_shared_memory_leaves_tcp() {
+    let _alone = alone();
     for limit in [1 << 20, 1 << 14, 0] {
         assert_eq!(connected_with_file_size_limit(limit), "tcp", "{limit}");
     }
 }
 
+/// A cgroup with 256 MiB of memory, removed when dropped.
+struct Cgroup(PathBuf);
+
+impl Cgroup {
+    fn new() -> Result<Self, String> {
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let of = |kind: &str, option: &str| {
+            let mut mounts = mounts.lines().filter_map(|line| line.split_once(" - "));
+            let (mount, _) = mounts.find(|(_, device)| {
+                device.starts_with(kind) && device.split([' ', ',']).any(|it| it == option)
+            })?;
+            mount.split(' ').nth(4).map(PathBuf::from)
+        };
+        let version_1 = of("cgroup ", "memory").map(|at| (at, "memory.limit_in_bytes"));
+        let version_2 = of("cgroup2 ", "rw").map(|at| (at, "memory.max"));
+        let name = format!("smc-test-{}", std::process::id());
+        for (at, file) in version_1.into_iter().chain(version_2) {
+            let path = at.join(&name);
+            if std::fs::create_dir(&path).is_err() {
+                continue;
+            }
+            let cgroup = Self(path);
+            match std::fs::write(cgroup.0.join(file), (256 << 20).to_string()) {
+                Ok(()) => return Ok(cgroup),
+                Err(_) => drop(cgroup),
+            }
+        }
+        Err("no cgroup with a limit on memory can be made".to_owned())
+    }
+
+    fn procs(&self) -> String {
+        self.0.join("cgroup.procs").to_str().unwrap().to_owned()
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // Processes that were killed leave it a moment later.
+        for _ in 0..1000 {
+            if std::fs::remove_dir(&self.0).is_ok() {
+                return;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// A hundred clients of a server that has 3 MB for each, of which nothing is read until all are
+/// connected. Returns how many streams were SMC, the sizes of the server's buffers, and what the
+/// server said of its memory before and after.
+struct Flood {
+    smc: usize,
+    sizes: Vec<usize>,
+    limit: usize,
+    used: usize,
+    used_after: usize,
+    /// What memory files held when all were connected.
+    held: Option<u64>,
+}
+
+impl Flood {
+    fn run(cgroup: Option<&Cgroup>, limit: Option<usize>) -> Self {
+        let dir = TempDir::new().unwrap();
+        let mut server = Helper::start("flood", dir.path());
+        server.tell(cgroup.map(Cgroup::procs).unwrap_or_default());
+        server.tell(limit.map(|bytes| bytes.to_string()).unwrap_or_default());
+        let addr = server.hear();
+        let flood = runtime().block_on(async {
+            let endpoint = endpoint(dir.path());
+            let answer: Vec<u8> = ANSWER.map(pattern).collect();
+            let mut open = Vec::new();
+            for _ in 0..100 {
+                open.push(endpoint.connect(&*addr).await.unwrap());
+            }
+            // So long that all servers' tasks have written what they can.
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            let sizes = open.iter().filter_map(|stream| match stream.mode() {
+                Mode::SmcD { .. } => Some(stream.recv_buffer_size().unwrap()),
+                Mode::Tcp { reason, .. } => {
+                    let codes = [Some(reason.local), reason.peer];
+                    assert!(codes.contains(&Some(DeclineCode::MEM)), "{reason}");
+                    None
+                }
+                mode => panic!("{mode}"),
+            });
+            let sizes: Vec<_> = sizes.collect();
+            server.tell("how much");
+            let (limit, used) = (server.hear(), server.hear());
+            let held = held(&[std::process::id(), server.id()]);
+            for stream in &mut open {
+                let mut got = Vec::new();
+                stream.read_to_end(&mut got).await.unwrap();
+                assert!(got == answer, "data is wrong");
+            }
+            drop(open);
+            let used_after = settled_use(&mut server).await;
+            Self {
+                smc: sizes.len(),
+                sizes,
+                limit: limit.parse().unwrap(),
+                used: used.parse().unwrap(),
+                used_after,
+                held,
+            }
+        });
+        server.finish();
+        flood
+    }
+}
+
+/// What the server uses when connections have ended.
+async fn settled_use(server: &mut Helper) -> usize {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        server.tell("how much");
+        let (_, used) = (server.hear(), server.hear());
+        let used = used.parse().unwrap();
+        if used <= POOLS || Instant::now() > deadline {
+            return used;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[test]
+fn a_memory_limit_makes_buffers_smaller_and_then_leaves_tcp() {
+    let _alone = alone();
+    let limit = 64 << 20;
+    let flood = Flood::run(None, Some(limit));
+    assert_eq!(flood.limit, limit);
+    assert!(flood.used <= limit, "{} bytes", flood.used);
+    assert!(flood.smc >= 10 && flood.smc < 100, "{} SMC", flood.smc);
+    let (largest, smallest) = (flood.sizes.iter().max(), flood.sizes.iter().min());
+    assert!(largest > smallest, "{:?}", flood.sizes);
+    assert!(flood.used_after <= POOLS, "{} bytes", flood.used_after);
+    match flood.held {
+        Some(held) => assert!(held <= limit as u64, "{held} bytes"),
+        None => println!("skipped: this user may not look at mapped files"),
+    }
+}
+
+#[test]
+fn without_memory_for_any_buffer_streams_are_tcp() {
+    let _alone = alone();
+    let flood = Flood::run(None, Some(1 << 14));
+    assert_eq!((flood.smc, flood.used_after <= POOLS), (0, true));
+}
+
+#[test]
+fn a_server_in_a_small_container_lives_through_a_flood() {
+    let _alone = alone();
+    let cgroup = match Cgroup::new() {
+        Ok(cgroup) => cgroup,
+        Err(why) => return println!("skipped: {why}"),
+    };
+    let flood = Flood::run(Some(&cgroup), None);
+    assert_eq!(flood.limit, 64 << 20, "a quarter of the cgroup's");
+    assert!(flood.used <= flood.limit, "{} bytes", flood.used);
+    assert!(flood.smc >= 10 && flood.smc < 100, "{} SMC", flood.smc);
+}
+
+/// What the server sends to each client.
+const ANSWER: std::ops::Range<usize> = 0..3_000_000;
+/// What is kept of a hundred buffers on either side, and of the bells.
+const POOLS: usize = 2 * 100 * (1 << 16) + (1 << 18);
 const LONG: usize = 4 << 20;
 /// What is kept of an unused buffer.
 const POOLED: u64 = 1 << 16;

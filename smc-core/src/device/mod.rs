@@ -19,11 +19,13 @@
 
 mod error;
 mod event;
+mod memory;
 mod nocopy;
 mod rdma;
 
 pub use error::{DeviceError, SubmitError};
 pub use event::{Event, PeerEvent};
+pub use memory::{Charge, MemoryAccount, MemoryLimit};
 pub use nocopy::{Attachment, Nocopy, PeerEvents};
 pub use rdma::{
     Access, Inbound, Link, LinkAddress, LinkCounters, LinkFailure, MESSAGE_MAX, Mr, OpId,
@@ -75,6 +77,19 @@ pub trait Device: Send + Sync + Debug + Any {
 
     /// What to wait on.
     fn doorbell(&self) -> Doorbell<'_>;
+
+    /// Says what the device has to charge its memory to: buffers of ours as long as they are
+    /// registered, and what is kept of them later. Called once, before there are any; a
+    /// [`MemoryAccount`] keeps it. Registering fails with [`DeviceError::OverLimit`] when there is
+    /// not as much left. A device whose memory is not that of this process has nothing to charge.
+    ///
+    /// What peers' buffers take of this process is charged for each connection by the endpoint.
+    fn limit_memory(&self, limit: &MemoryLimit) {
+        let _ = limit;
+    }
+
+    /// Gives memory back that is only kept for later.
+    fn trim_memory(&self) {}
 }
 
 /// The operations of a device by kind of fabric.
@@ -170,6 +185,13 @@ pub trait Direct: Send + Sync + Debug {
         data: &[IoSlice<'_>],
         signal: Signal,
     ) -> Result<(), SubmitError>;
+
+    /// Whether a peer's buffer is still registered, as far as the fabric tells. Until it is not, what
+    /// was written there is charged to this process.
+    fn is_offered(&self, token: DmbToken) -> bool {
+        let _ = token;
+        false
+    }
 
     /// The ability to map the peer's buffer, where the fabric has it.
     fn nocopy(&self) -> Option<&dyn Nocopy> {

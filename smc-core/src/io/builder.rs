@@ -9,11 +9,12 @@ use super::deadlines::Deadlines;
 use super::driver::{Driver, Slot, claim};
 use super::endpoint::{Endpoint, Inner};
 use super::groups::Groups;
+use super::memory::default_limit;
 use super::negotiate::{Local, Negotiation};
 use super::rdma::Ports;
 use super::runtime::Runtime;
 use crate::config::{Config, Policy};
-use crate::device::Device;
+use crate::device::{Device, MemoryLimit};
 use crate::error::Error;
 use crate::mem::TrustPeers;
 use crate::proto::group::DeviceIndex;
@@ -32,6 +33,7 @@ pub struct Builder {
     max_links: Option<u8>,
     max_conns: Option<u8>,
     llc: LlcConfig,
+    memory: Option<usize>,
     config: Config,
 }
 
@@ -107,9 +109,9 @@ impl Builder {
     /// the device can; unless set [`RECV_BUFFER`](crate::config::RECV_BUFFER), or
     /// [`RMB`](crate::config::RMB) with SMC-R.
     ///
-    /// A connection that carries data goes round in its buffer, so that in time all of it is in
-    /// memory: where there are very many, make it smaller. There is no send buffer: what is written
-    /// goes into the peer's receive buffer.
+    /// A client's is no larger than its server's, with SMC-D. What that means for memory is said
+    /// [there](crate#memory). There is no send buffer: what is written goes into the peer's receive
+    /// buffer.
     #[must_use]
     pub fn recv_buffer(mut self, len: usize) -> Self {
         self.recv_buffer = Some(len);
@@ -125,6 +127,19 @@ impl Builder {
     #[must_use]
     pub fn send_buffer(mut self, len: usize) -> Self {
         self.send_buffer = Some(len);
+        self
+    }
+
+    /// Sets how much memory connections of this endpoint may take, in bytes: see
+    /// [memory](crate#memory). Unless set, all endpoints of a process share a limit: a quarter of
+    /// the memory of the machine, or of what the cgroups of the process allow
+    /// ([`MEMORY_SHARE`](crate::config::MEMORY_SHARE)).
+    ///
+    /// As there is less left, new connections get smaller buffers, and then stay TCP with reason
+    /// 0x01010000. Connections that exist keep what they have.
+    #[must_use]
+    pub fn memory_limit(mut self, bytes: usize) -> Self {
+        self.memory = Some(bytes);
         self
     }
 
@@ -236,6 +251,7 @@ impl Builder {
             max_links,
             max_conns,
             llc,
+            memory,
             mut config,
         } = self;
         let runtime = runtime.ok_or(Error::Misuse("an endpoint needs a runtime"))?;
@@ -252,7 +268,11 @@ impl Builder {
         let negotiation = negotiation.unwrap_or_else(|| Arc::new(Local::new()));
         let client = negotiation.client(&runtime);
         let ports = Ports::new(pnet, max_links, max_conns);
-        let groups = Groups::new(Arc::clone(&runtime), ports, llc);
+        let memory = memory.map_or_else(default_limit, MemoryLimit::new);
+        devices
+            .iter()
+            .for_each(|device| device.limit_memory(&memory));
+        let groups = Groups::new(Arc::clone(&runtime), ports, llc, memory.clone());
         let slots: Vec<_> = devices
             .into_iter()
             .enumerate()
@@ -275,6 +295,7 @@ impl Builder {
         let inner = Inner {
             offer: Mutex::default(),
             deadlines,
+            memory,
             config,
             runtime,
             handshake,

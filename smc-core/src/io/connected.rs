@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::conn::{Conn, Kinship, LocalBuffer, Parts, PeerElement, len_u32};
 use super::driver::Slot;
 use super::endpoint::Inner;
+use super::memory::PeerCharge;
 use super::mode::Mode;
 use super::runtime::Socket;
 use super::setup::{Kept, slot};
@@ -37,6 +38,9 @@ pub(super) fn direct_connection(
         .and_then(Element::new);
     let local = local.map_err(|_| DeviceError::Invalid("device registered too short a buffer"))?;
     let ring = path.peer_buffer.size.ring_d();
+    // A client keeps to the size of our buffer, for which there was memory.
+    let peer_len = path.peer_buffer.size.byte_len();
+    let charge = PeerCharge::new(kept.charge, peer_len, slot, path.peer_buffer.token)?;
     let nocopy = kept.attachment.is_some();
     let peer = match kept.attachment {
         Some(attachment) => {
@@ -80,6 +84,7 @@ pub(super) fn direct_connection(
         slot: Arc::clone(slot),
         membership,
         kinship,
+        charge: Some(charge),
     });
     Ok(adopt(endpoint, slot, group, conn))
 }
@@ -120,6 +125,7 @@ pub(super) fn rdma_connection(
         slot: Arc::clone(slot),
         membership,
         kinship: Kinship::Stranger,
+        charge: None,
     });
     staged.adopt(&conn);
     Ok(adopt(endpoint, slot, group, conn))

@@ -18,7 +18,7 @@ use super::setup;
 use super::stream::Stream;
 use super::target::{IntoTarget, Target};
 use crate::config::{Config, Policy};
-use crate::device::Device;
+use crate::device::{Device, MemoryLimit};
 use crate::error::Error;
 use crate::proto::conn::State;
 use crate::proto::group::Snapshot;
@@ -40,6 +40,8 @@ pub(crate) struct Inner {
     pub(crate) negotiator: Arc<dyn negotiate::Client>,
     pub(crate) slots: Vec<Arc<Slot>>,
     pub(crate) groups: Arc<Groups>,
+    /// What buffers are charged to.
+    pub(crate) memory: MemoryLimit,
     /// Those of set-ups.
     pub(crate) deadlines: Arc<Deadlines>,
     /// What connections to everywhere offer, and the configuration that it was made from.
@@ -175,6 +177,13 @@ impl Endpoint {
     /// The devices in order of preference.
     pub fn devices(&self) -> impl Iterator<Item = &Arc<dyn Device>> {
         self.inner.slots.iter().map(|slot| slot.device())
+    }
+
+    /// The limit on the memory of connections, with what is used of it now.
+    #[must_use]
+    pub fn memory(&self) -> &MemoryLimit {
+        self.inner.memory.settle();
+        &self.inner.memory
     }
 
     /// The link groups there are, in the order in which they came.

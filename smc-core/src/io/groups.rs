@@ -15,7 +15,7 @@ use smc_wire::types::{AlertToken, Gid};
 use super::driver::Slot;
 use super::rdma::{Ports, RdmaGroup};
 use super::runtime::{Runtime, Timer};
-use crate::device::{PeerEvent, RdmaAddress};
+use crate::device::{MemoryLimit, PeerEvent, RdmaAddress};
 use crate::mem::sync::{AtomicU32, Ordering};
 use crate::proto::group::{
     Admission, Cause, DeviceIndex, GroupId, Intent, Key, NoGroup, Output, Registry, Seat, Snapshot,
@@ -32,6 +32,8 @@ pub(crate) struct Groups {
     slots: OnceLock<Vec<Weak<Slot>>>,
     ports: Ports,
     llc: LlcConfig,
+    /// What buffers of SMC-R are charged to.
+    memory: MemoryLimit,
     /// The SMC-R groups, as long as their links exist.
     rdma: Mutex<BTreeMap<GroupId, Arc<RdmaGroup>>>,
     last_token: AtomicU32,
@@ -52,7 +54,12 @@ enum Waiting {
 }
 
 impl Groups {
-    pub(crate) fn new(runtime: Arc<dyn Runtime>, ports: Ports, llc: LlcConfig) -> Arc<Self> {
+    pub(crate) fn new(
+        runtime: Arc<dyn Runtime>,
+        ports: Ports,
+        llc: LlcConfig,
+        memory: MemoryLimit,
+    ) -> Arc<Self> {
         let inner = Inner {
             registry: Registry::new(),
             waiting: HashMap::new(),
@@ -63,6 +70,7 @@ impl Groups {
             slots: OnceLock::new(),
             ports,
             llc,
+            memory,
             rdma: Mutex::default(),
             last_token: AtomicU32::new(0),
             ended: Event::new(),
@@ -72,6 +80,10 @@ impl Groups {
 
     pub(crate) fn runtime(&self) -> &Arc<dyn Runtime> {
         &self.runtime
+    }
+
+    pub(crate) fn memory(&self) -> &MemoryLimit {
+        &self.memory
     }
 
     pub(crate) fn ports(&self) -> &Ports {

@@ -11,6 +11,7 @@ pub mod runtime;
 
 mod builder;
 mod carrier;
+mod cgroup;
 mod compat;
 mod conn;
 mod connected;
@@ -21,6 +22,7 @@ mod groups;
 mod halves;
 mod inplace;
 mod listener;
+mod memory;
 mod mode;
 mod pace;
 mod poll;

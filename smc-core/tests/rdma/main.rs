@@ -8,6 +8,7 @@ mod groups;
 mod hostile;
 mod links;
 mod meddler;
+mod memory;
 mod simulation;
 mod streams;
 mod world;

@@ -45,6 +45,14 @@ macro_rules! delegate_device {
         fn doorbell(&self) -> smc_core::device::Doorbell<'_> {
             self.inner.doorbell()
         }
+
+        fn limit_memory(&self, limit: &smc_core::device::MemoryLimit) {
+            self.inner.limit_memory(limit);
+        }
+
+        fn trim_memory(&self) {
+            self.inner.trim_memory();
+        }
     };
 }
 use delegate_device;
@@ -62,6 +70,10 @@ macro_rules! delegate_direct {
 
         fn seid(&self) -> Option<smc_wire::types::Eid> {
             direct(&*self.inner).seid()
+        }
+
+        fn is_offered(&self, token: smc_wire::types::DmbToken) -> bool {
+            direct(&*self.inner).is_offered(token)
         }
 
         fn nocopy(&self) -> Option<&dyn Nocopy> {

@@ -221,6 +221,12 @@ impl Room {
         self.granule(first)[granule::WANT].load(Ordering::Relaxed) != 0
     }
 
+    /// Whether a buffer is still registered for this writer, by a device that is there.
+    pub(crate) fn is_offered(&self, token: DmbToken, writer: Tag) -> bool {
+        let offered = self.offered(token, writer);
+        offered.is_ok_and(|(first, words)| self.look_up(first, words, token).is_ok())
+    }
+
     /// Whose memory a token names that is no buffer for this writer any more.
     pub(crate) fn withdrawn(&self, token: DmbToken, writer: Tag) -> Option<Target> {
         let first = index_of(token);

@@ -11,7 +11,7 @@ mod slots;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use smc_core::device::{Attachment, Dmb, Event};
+use smc_core::device::{Attachment, Dmb, Event, MemoryAccount};
 use smc_core::mem::sync::Ordering;
 use smc_core::mem::{Element, Region};
 use smc_wire::types::Gid;
@@ -44,9 +44,15 @@ impl Sides {
         let memory = Region::anonymous(bell::LEN);
         let [owners, ringers, bell] = [(); 3].map(|()| Bell::new(memory.clone()).unwrap());
         let eventfd = Arc::new(new_eventfd().unwrap());
-        let owner = Owner::new(owners, Way::Own(Arc::clone(&eventfd)), KEEP);
+        let account = MemoryAccount::default();
+        let owner = Owner::new(
+            owners,
+            Way::Own(Arc::clone(&eventfd)),
+            KEEP,
+            account.clone(),
+        );
         let peer = Arc::new(Peer::new(Gid::emulated(1), 1, None, owner, None, None));
-        let permits = Permits::new(8);
+        let permits = Permits::new(8, account);
         let (dmb, new) = (peer.owner.register(LEN, permits.take().unwrap())).unwrap();
         let new = new.expect("the first buffer has new memory");
         dmb.set_delivered();

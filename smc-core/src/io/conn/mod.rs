@@ -19,6 +19,7 @@ use smc_wire::types::{AlertToken, DmbToken};
 
 use super::driver::Slot;
 use super::groups::Membership;
+use super::memory::PeerCharge;
 use super::mode::Mode;
 use super::rdma::{Staged, StagedHandle};
 use super::runtime::Socket;
@@ -74,6 +75,8 @@ pub(crate) struct Conn {
     group: GroupId,
     /// Leaves the link group when the connection has ended.
     membership: Mutex<Option<Membership>>,
+    /// For the peer's buffer, with SMC-D.
+    _charge: Option<PeerCharge>,
 }
 
 /// Our receive buffer.
@@ -123,6 +126,8 @@ pub(crate) struct Parts {
     pub(crate) slot: Arc<Slot>,
     pub(crate) membership: Membership,
     pub(crate) kinship: Kinship,
+    /// For the peer's buffer, with SMC-D.
+    pub(crate) charge: Option<PeerCharge>,
 }
 
 impl Conn {
@@ -138,6 +143,7 @@ impl Conn {
             slot,
             membership,
             kinship,
+            charge,
         } = parts;
         if kinship == Kinship::Client {
             // Nobody reads from TCP any more: no need to keep the port in TIME_WAIT, also if this
@@ -172,6 +178,7 @@ impl Conn {
             slot,
             group: membership.seat().group(),
             membership: Mutex::new(Some(membership)),
+            _charge: charge,
         })
     }
 

@@ -57,6 +57,12 @@ impl Precedent {
         self.confirm.end.size
     }
 
+    /// Size of the listener's receive buffer.
+    #[must_use]
+    pub fn server_size(&self) -> SizeCode {
+        self.accept.end.size
+    }
+
     /// What to say for a connection that has this receive buffer.
     #[must_use]
     pub fn confirm(mut self, buffer: DmbToken) -> Option<Early> {
@@ -71,7 +77,7 @@ impl Precedent {
 /// A CONFIRM, and the ACCEPT that it is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Early {
-    /// What the listener is expected to say; of its buffer only that there is one.
+    /// What the listener is expected to say; of its buffer only the size.
     pub(super) accept: Vec<u8>,
     pub(super) confirm: Vec<u8>,
 }
@@ -114,10 +120,10 @@ impl Direct {
         }
     }
 
-    /// What does not change from one handshake to the next.
+    /// What does not change from one handshake to the next. The size of the listener's buffer may, and
+    /// limits that of the client's.
     fn without_buffer(mut self) -> Self {
         (self.end.dmb, self.end.dmbe_index) = (DmbToken(0), 0);
-        self.end.size = SizeCode::MIN;
         self
     }
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use smc_wire::size::SizeCode;
 
-use crate::device::{Access, DeviceError, Mr, Rdma};
+use crate::device::{Access, Charge, DeviceError, MemoryLimit, Mr, Rdma};
 use crate::mem::{Element, HEADER_LEN, Region};
 use crate::proto::group::DeviceIndex;
 
@@ -21,10 +21,13 @@ pub(crate) struct Buffer {
     size: SizeCode,
     access: Access,
     registrations: Mutex<Vec<(DeviceIndex, Arc<dyn Mr>)>>,
+    // Last: the memory is gone then.
+    _charge: Charge,
 }
 
 impl Buffer {
-    fn new(size: SizeCode, access: Access) -> Result<Self, DeviceError> {
+    fn new(size: SizeCode, access: Access, limit: &MemoryLimit) -> Result<Self, DeviceError> {
+        let charge = limit.charge(size.byte_len())?;
         let whole = aligned(size.byte_len()).ok_or(DeviceError::NoMemory)?;
         let ring = whole.part(HEADER_LEN, size.byte_len());
         let ring = ring.map_err(|_| DeviceError::NoMemory)?;
@@ -35,6 +38,7 @@ impl Buffer {
             size,
             access,
             registrations: Mutex::default(),
+            _charge: charge,
         })
     }
 
@@ -89,12 +93,46 @@ impl Buffer {
 }
 
 /// The buffers of a link group that no connection uses.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Pool {
     free: Mutex<Vec<Arc<Buffer>>>,
+    /// What buffers are charged to, also while nothing uses them.
+    limit: MemoryLimit,
 }
 
 impl Pool {
+    pub(crate) fn new(limit: MemoryLimit) -> Self {
+        Self {
+            free: Mutex::default(),
+            limit,
+        }
+    }
+
+    /// As [`Pool::take`], or a smaller one if there is not enough memory.
+    pub(crate) fn take_at_most(
+        &self,
+        size: SizeCode,
+        access: Access,
+    ) -> Result<Arc<Buffer>, DeviceError> {
+        let mut size = size;
+        loop {
+            match self.take(size, access) {
+                Err(error) if error.is_lack_of_memory() => {
+                    let smaller = size.code().checked_sub(1).and_then(SizeCode::new);
+                    size = smaller.ok_or(error)?;
+                }
+                taken => return taken,
+            }
+        }
+    }
+
+    /// Gives back the memory of all buffers.
+    pub(crate) fn trim(&self) {
+        let free = std::mem::take(&mut *self.lock());
+        // Outside of the lock: memory is deregistered.
+        drop(free);
+    }
+
     /// A buffer of this size. An RMB is zeroed as far as its last user knew it to be written.
     pub(crate) fn take(&self, size: SizeCode, access: Access) -> Result<Arc<Buffer>, DeviceError> {
         let reused = {
@@ -105,7 +143,7 @@ impl Pool {
         };
         match reused {
             Some(buffer) => Ok(buffer),
-            None => Buffer::new(size, access).map(Arc::new),
+            None => Buffer::new(size, access, &self.limit).map(Arc::new),
         }
     }
 

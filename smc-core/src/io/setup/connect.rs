@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError};
 
 use smc_wire::types::DeclineCode;
 
-use super::work::{EarlyBuffer, Kept, direct};
+use super::work::{EarlyBuffer, Kept, register};
 use super::{handshake_config, path, plain, shake_hands, shake_hands_on};
 use crate::config::Policy;
 use crate::error::{Error, FallbackCause, FallbackReason};
@@ -203,21 +203,22 @@ async fn buffer_early(
     let (peer, size) = (precedent.server(), precedent.size());
     let mut devices = config.devices.iter();
     let device = devices.find(|device| device.gid == precedent.client())?;
-    if size != config.buffer.min(device.max_buffer) {
+    let peer_size = precedent.server_size();
+    if size != config.buffer.min(device.max_buffer).min(peer_size) {
         return None;
     }
     let device = device.index;
-    let registering = direct(endpoint, device)
-        .ok()?
-        .register(peer, size.byte_len());
-    let dmb = registering.await.ok()?;
+    let registered = register(endpoint, device, peer, size, peer_size).await;
+    let (dmb, charge) = registered.ok()?;
     Some(Early {
         words: precedent.confirm(dmb.token())?,
         buffer: EarlyBuffer {
             device,
             peer,
             size,
+            peer_size,
             dmb,
+            charge,
         },
     })
 }

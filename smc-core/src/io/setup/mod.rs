@@ -23,7 +23,7 @@ use super::stream::Stream;
 use crate::error::{Error, FallbackCause, How};
 use crate::proto::group::Cause;
 use crate::proto::handshake::{
-    Config, CrossingDecline, Established, Fallback, Machine, Output, Path, Server, Transport, Work,
+    Config, CrossingDecline, Established, Fallback, Machine, Output, Path, Server, Transport,
 };
 use work::{Brought, carry_out};
 
@@ -181,9 +181,7 @@ async fn drive(
                         machine.handle_io_error(error.into());
                     }
                 }
-                Output::Work(Work::Register { device, peer, size })
-                    if kept.has_early(device, peer, size) =>
-                {
+                Output::Work(asked) if kept.has_early(&asked) => {
                     let done = kept.use_early();
                     machine.handle_done(endpoint.runtime.now(), done);
                 }

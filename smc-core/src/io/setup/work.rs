@@ -5,7 +5,7 @@ use std::sync::Arc;
 use smc_wire::size::SizeCode;
 use smc_wire::types::Gid;
 
-use crate::device::{Attachment, DeviceError, Direct, Dmb};
+use crate::device::{Attachment, Charge, DeviceError, Direct, Dmb};
 use crate::io::driver::Slot;
 use crate::io::endpoint::Inner;
 use crate::io::groups::Membership;
@@ -18,6 +18,8 @@ use crate::proto::handshake::{Done, Work};
 pub(in crate::io) struct Kept {
     pub(in crate::io) attachment: Option<Arc<dyn Attachment>>,
     pub(in crate::io) dmb: Option<Arc<dyn Dmb>>,
+    /// For the peer's buffer.
+    pub(in crate::io) charge: Charge,
     pub(in crate::io) prepared: Option<Prepared>,
     pub(super) early: Option<EarlyBuffer>,
     // Last: with the last connection its group may end.
@@ -31,26 +33,38 @@ pub(super) struct EarlyBuffer {
     pub(super) device: DeviceIndex,
     pub(super) peer: Gid,
     pub(super) size: SizeCode,
+    pub(super) peer_size: SizeCode,
     pub(super) dmb: Arc<dyn Dmb>,
+    pub(super) charge: Charge,
 }
 
 impl Kept {
     /// Whether there is such a buffer already.
-    pub(super) fn has_early(&self, device: DeviceIndex, peer: Gid, size: SizeCode) -> bool {
-        let fits =
-            |early: &EarlyBuffer| (early.device, early.peer, early.size) == (device, peer, size);
-        self.early.as_ref().is_some_and(fits)
+    pub(super) fn has_early(&self, work: &Work) -> bool {
+        self.early.as_ref().is_some_and(|early| {
+            let buffered = Work::Register {
+                device: early.device,
+                peer: early.peer,
+                size: early.size,
+                peer_size: early.peer_size,
+            };
+            buffered == *work
+        })
     }
 
     pub(super) fn use_early(&mut self) -> Done {
-        self.dmb = self.early.take().map(|early| early.dmb);
+        if let Some(early) = self.early.take() {
+            (self.dmb, self.charge) = (Some(early.dmb), early.charge);
+        }
         let gone = DeviceError::Gone("buffer was used already");
         Done::Registered(self.dmb.as_ref().map(|dmb| dmb.token()).ok_or(gone))
     }
 
     pub(super) fn take(&mut self, brought: Self) {
         self.attachment = brought.attachment.or_else(|| self.attachment.take());
-        self.dmb = brought.dmb.or_else(|| self.dmb.take());
+        if brought.dmb.is_some() {
+            (self.dmb, self.charge) = (brought.dmb, brought.charge);
+        }
         self.prepared = brought.prepared.or_else(|| self.prepared.take());
         self.membership = brought.membership.or_else(|| self.membership.take());
     }
@@ -74,14 +88,16 @@ pub(super) async fn carry_out(
                 seat
             }))
         }
-        Work::Register { device, peer, size } => {
-            let dmb = match direct(&endpoint, device) {
-                Ok(direct) => direct.register(peer, size.byte_len()).await,
-                Err(error) => Err(error),
-            };
-            Done::Registered(dmb.map(|dmb| {
+        Work::Register {
+            device,
+            peer,
+            size,
+            peer_size,
+        } => {
+            let registered = register(&endpoint, device, peer, size, peer_size).await;
+            Done::Registered(registered.map(|(dmb, charge)| {
                 let token = dmb.token();
-                kept.dmb = Some(dmb);
+                (kept.dmb, kept.charge) = (Some(dmb), charge);
                 token
             }))
         }
@@ -133,6 +149,20 @@ pub(super) async fn carry_out(
         }
     };
     (kept, done)
+}
+
+/// Registers a receive buffer, if there is memory for it and for what is written to the peer's.
+pub(super) async fn register(
+    endpoint: &Inner,
+    device: DeviceIndex,
+    peer: Gid,
+    size: SizeCode,
+    peer_size: SizeCode,
+) -> Result<(Arc<dyn Dmb>, Charge), DeviceError> {
+    let direct = direct(endpoint, device)?;
+    let charge = endpoint.admit(size, peer_size.byte_len())?;
+    let dmb = direct.register(peer, size.byte_len()).await?;
+    Ok((dmb, charge))
 }
 
 pub(in crate::io) fn slot(

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::fstatfs;
 
 use super::error::SetupError;
+use crate::io::cgroup::{Hierarchy, Mount};
 
 /// The directory of a cgroup.
 #[derive(Debug)]
@@ -33,9 +34,9 @@ impl Cgroup {
 
     /// The one that this process is in. Sockets belong to the cgroup they were made in.
     pub(super) fn own() -> Result<Self, SetupError> {
-        let mount = Mount::find()?;
+        let mount = mount()?;
         let own = read("/proc/self/cgroup")?;
-        let path = own.lines().find_map(|line| line.strip_prefix("0::"));
+        let path = Hierarchy::V2.own(&own);
         let path = path.and_then(|path| mount.path_of(path));
         let mounted = mount.at;
         Self::open(&path.ok_or(SetupError::NoOwnCgroup { mounted })?)
@@ -43,7 +44,7 @@ impl Cgroup {
 
     /// The uppermost one that is visible.
     pub(super) fn root() -> Result<Self, SetupError> {
-        Self::open(&Mount::find()?.at)
+        Self::open(&mount()?.at)
     }
 
     /// The number by which the kernel names it.
@@ -53,7 +54,7 @@ impl Cgroup {
 
     /// The path of a cgroup by its number, if it is visible.
     pub(super) fn find(id: u64) -> Option<PathBuf> {
-        let mut to_visit = vec![Mount::find().ok()?.at];
+        let mut to_visit = vec![mount().ok()?.at];
         for _ in 0..VISITED_MAX {
             let path = to_visit.pop()?;
             if fs::metadata(&path).is_ok_and(|found| found.ino() == id) {
@@ -73,54 +74,10 @@ impl AsFd for Cgroup {
     }
 }
 
-/// A mounted hierarchy, or a part of one.
-#[derive(Debug, PartialEq, Eq)]
-struct Mount {
-    /// The cgroup that is mounted.
-    root: PathBuf,
-    at: PathBuf,
-}
-
-impl Mount {
-    fn find() -> Result<Self, SetupError> {
-        let mounts = read("/proc/self/mountinfo")?;
-        let mut found: Vec<_> = mounts.lines().filter_map(Self::parse).collect();
-        // The one that shows most.
-        found.sort_by_key(|mount| mount.root.as_os_str().len());
-        found.into_iter().next().ok_or(SetupError::NoCgroup2)
-    }
-
-    /// A line of `/proc/self/mountinfo`, if it is about cgroups of version 2.
-    fn parse(line: &str) -> Option<Self> {
-        let (mount, device) = line.split_once(" - ")?;
-        let mut mount = mount.split(' ').skip(3).map(unescape);
-        let (root, at) = (mount.next()?, mount.next()?);
-        device.starts_with("cgroup2 ").then_some(Self {
-            root: root.into(),
-            at: at.into(),
-        })
-    }
-
-    /// Where a cgroup of the hierarchy is to be seen.
-    fn path_of(&self, cgroup: &str) -> Option<PathBuf> {
-        let cgroup = Path::new(cgroup).strip_prefix(&self.root).ok()?;
-        let is_below = !cgroup.starts_with("..");
-        is_below.then(|| self.at.join(cgroup))
-    }
-}
-
-/// Blanks and the like are `\` and three octal digits in there.
-fn unescape(field: &str) -> String {
-    let mut parts = field.split('\\');
-    let mut plain = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        let (code, rest) = part.split_at_checked(3).unwrap_or(("", part));
-        if let Ok(byte) = u8::from_str_radix(code, 8) {
-            plain.push(byte.into());
-        }
-        plain.push_str(rest);
-    }
-    plain
+/// The mount of version 2 that shows most.
+fn mount() -> Result<Mount, SetupError> {
+    let mounts = read("/proc/self/mountinfo")?;
+    Mount::find(&mounts, Hierarchy::V2).ok_or(SetupError::NoCgroup2)
 }
 
 fn read(path: &str) -> Result<String, SetupError> {
@@ -131,30 +88,3 @@ const CGROUP2_MAGIC: rustix::fs::FsWord = 0x6367_7270;
 
 /// Cgroups looked at to find one by its number; far more than a host has.
 const VISITED_MAX: usize = 100_000;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn mounts_of_version_2_are_found() {
-        let line = r"31 25 0:27 / /sys/fs/cgroup/uni\040fied rw,nosuid shared:9 - cgroup2 none rw";
-        let mount = Mount::parse(line).unwrap();
-        assert_eq!(mount.at, Path::new("/sys/fs/cgroup/uni fied"));
-        assert_eq!(mount.path_of("/").unwrap(), mount.at.join(""));
-        assert_eq!(mount.path_of("/a/b").unwrap(), mount.at.join("a/b"));
-        assert_eq!(mount.path_of("/../a"), None);
-        let v1 = "32 25 0:28 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu";
-        assert_eq!(Mount::parse(v1), None);
-        assert_eq!(Mount::parse(""), None);
-    }
-
-    #[test]
-    fn a_part_of_the_hierarchy_may_be_mounted() {
-        let line = "31 25 0:27 /pod/7 /sys/fs/cgroup rw - cgroup2 none rw";
-        let mount = Mount::parse(line).unwrap();
-        let inside = mount.path_of("/pod/7/app").unwrap();
-        assert_eq!(inside, Path::new("/sys/fs/cgroup/app"));
-        assert_eq!(mount.path_of("/pod/8"), None);
-    }
-}

@@ -137,7 +137,7 @@ impl RdmaGroup {
             wires: Mutex::default(),
             members: Mutex::default(),
             retiring: Mutex::default(),
-            pool: Pool::default(),
+            pool: Pool::new(groups.memory().clone()),
             next_rmb: AtomicU32::new(1),
             over: AtomicBool::new(false),
             has_moved: AtomicBool::new(false),
@@ -294,7 +294,7 @@ impl RdmaGroup {
             return Err(NO_LINK);
         }
         let rmb = self.pool.take(size, Access::RemoteWrite)?;
-        let staging = self.pool.take(staging, Access::Local)?;
+        let staging = self.pool.take_at_most(staging, Access::Local)?;
         let mut keys = Vec::new();
         let devices = self.lock().machine.devices();
         for device in devices {
@@ -327,6 +327,11 @@ impl RdmaGroup {
     /// The RMB of the first connection, which the handshake tells the peer.
     pub(super) fn add_rmb(self: &Arc<Self>, staged: &Staged, keys: &[RmbKey]) {
         self.step(|state| state.machine.add_rmb(staged.rmb_id(), keys));
+    }
+
+    /// Gives back the memory that no connection uses.
+    pub(crate) fn trim_pool(&self) {
+        self.pool.trim();
     }
 
     /// Tells the peer of the RMB of a further connection.

@@ -138,7 +138,9 @@ impl ExpectSeat {
             _ => return unasked(),
         };
         common.group = Some(seat.group());
-        let size = common.config.buffer.min(chosen.device.max_buffer);
+        // The server has to have memory for it as well, and has said how much it spends on a buffer.
+        let size = chosen.device.max_buffer.min(chosen.buffer.size);
+        let size = size.min(common.config.buffer);
         let seated = Seated {
             group: seat.group(),
             terms,
@@ -149,8 +151,12 @@ impl ExpectSeat {
 
 impl Seated {
     fn register(self, chosen: Chosen, size: SizeCode, common: &mut Common) -> State {
-        let (device, peer) = (chosen.device.index, chosen.peer);
-        common.work(Work::Register { device, peer, size });
+        common.work(Work::Register {
+            device: chosen.device.index,
+            peer: chosen.peer,
+            size,
+            peer_size: chosen.buffer.size,
+        });
         State::Direct(Expect::Buffer(ExpectBuffer {
             chosen,
             seated: self,

@@ -199,6 +199,8 @@ impl ExpectBuffer {
             device: device.index,
             peer,
             size,
+            // A client's buffer is no larger than the server's.
+            peer_size: size,
         });
         State::Direct(Box::new(Expect::Buffer(self)))
     }

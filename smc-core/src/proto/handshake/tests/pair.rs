@@ -237,12 +237,22 @@ fn next_device_is_tried_when_a_buffer_cannot_be_had() {
 fn smaller_buffer_when_memory_is_short() {
     let mut pair = Pair::new(host(), host());
     let short = || [DeviceError::NoMemory, DeviceError::NoMemory].into();
-    pair.server.faults.register.insert(DeviceIndex(0), short());
     pair.client.faults.register.insert(DeviceIndex(0), short());
+    pair.run();
+    assert_eq!(pair.server.direct().local_size, SizeCode::LINUX_DEFAULT);
+    assert_eq!(pair.server.direct().peer_buffer.size, SizeCode::MIN);
+    assert_eq!(pair.client.direct().local_size, SizeCode::MIN);
+
+    let mut pair = Pair::new(host(), host());
+    pair.server.faults.register.insert(DeviceIndex(0), short());
     pair.run();
     assert_eq!(pair.server.direct().local_size, SizeCode::MIN);
     assert_eq!(pair.client.direct().peer_buffer.size, SizeCode::MIN);
-    assert_eq!(pair.client.direct().local_size, SizeCode::MIN);
+    assert_eq!(
+        pair.client.direct().local_size,
+        SizeCode::MIN,
+        "the server has to have memory for the client's buffer, too"
+    );
 
     let mut pair = Pair::new(host(), host());
     let dry = std::iter::repeat_n(DeviceError::NoMemory, 3).collect();

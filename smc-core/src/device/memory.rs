@@ -1,0 +1,317 @@
+//! How much memory connections may take, and what they take.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use super::DeviceError;
+use crate::error::Limit;
+use crate::mem::sync::{AtomicUsize, Ordering};
+
+/// A limit on memory, and what is charged to it. Clones are the same limit.
+///
+/// [`Builder::memory_limit`](crate::io::Builder::memory_limit) says what is charged.
+#[derive(Clone)]
+pub struct MemoryLimit(Arc<Counter>);
+
+struct Counter {
+    limit: usize,
+    used: AtomicUsize,
+    kept: Mutex<KeptCharges>,
+}
+
+/// Charges whose connections have ended.
+#[derive(Default)]
+struct KeptCharges {
+    charges: Vec<KeptCharge>,
+    /// With how many it is looked which of them are needed.
+    look_at: usize,
+}
+
+/// Not a [`Charge`], as it would keep the limit that it is in.
+struct KeptCharge {
+    bytes: usize,
+    is_needed: Box<dyn Fn() -> bool + Send + Sync>,
+}
+
+impl MemoryLimit {
+    /// A limit of so many bytes.
+    #[must_use]
+    pub fn new(bytes: usize) -> Self {
+        Self(Arc::new(Counter {
+            limit: bytes,
+            used: AtomicUsize::new(0),
+            kept: Mutex::default(),
+        }))
+    }
+
+    /// The limit in bytes.
+    #[must_use]
+    pub fn limit(&self) -> usize {
+        self.0.limit
+    }
+
+    /// What is charged now, in bytes.
+    #[must_use]
+    pub fn used(&self) -> usize {
+        self.0.used.load(Ordering::Relaxed)
+    }
+
+    /// What is left, in bytes.
+    #[must_use]
+    pub fn available(&self) -> usize {
+        self.limit().saturating_sub(self.used())
+    }
+
+    /// Charges so many bytes until the result is dropped.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::OverLimit`] when there is not as much left.
+    pub fn charge(&self, bytes: usize) -> Result<Charge, DeviceError> {
+        let mut charge = self.charge_anyway(0);
+        charge.resize(bytes)?;
+        Ok(charge)
+    }
+
+    /// The same for memory that is there anyhow. It may pass the limit.
+    #[must_use]
+    pub fn charge_anyway(&self, bytes: usize) -> Charge {
+        self.0.used.fetch_add(bytes, Ordering::Relaxed);
+        Charge {
+            limit: Some(self.clone()),
+            bytes,
+        }
+    }
+
+    /// Why so many bytes cannot be charged.
+    pub(crate) fn exceeded(&self, bytes: usize) -> DeviceError {
+        let limit = u64::try_from(self.limit()).unwrap_or(u64::MAX);
+        DeviceError::OverLimit {
+            len: bytes,
+            limit: Limit::new("memory limit", limit),
+        }
+    }
+
+    /// Gives up the charges that were [kept](Charge::keep_while) and are not needed any more.
+    pub(crate) fn settle(&self) {
+        self.settle_if(|_| true);
+    }
+
+    fn settle_if(&self, is_due: impl Fn(&KeptCharges) -> bool) {
+        let mut kept = self.kept();
+        if !is_due(&kept) {
+            return;
+        }
+        kept.charges.retain(|charge| {
+            let is_needed = (charge.is_needed)();
+            if !is_needed {
+                self.subtract(charge.bytes);
+            }
+            is_needed
+        });
+        // So that looking costs each of them a constant.
+        kept.look_at = kept.charges.len().saturating_mul(2).max(LOOK_AT_MIN);
+    }
+
+    fn kept(&self) -> MutexGuard<'_, KeptCharges> {
+        self.0.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, bytes: usize) -> Result<(), DeviceError> {
+        let used = &self.0.used;
+        let sum = |used: usize| used.checked_add(bytes).filter(|sum| *sum <= self.limit());
+        match used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, sum) {
+            Ok(_) => Ok(()),
+            Err(_) => Err(self.exceeded(bytes)),
+        }
+    }
+
+    fn subtract(&self, bytes: usize) {
+        self.0.used.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+impl fmt::Debug for MemoryLimit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryLimit")
+            .field("limit", &self.limit())
+            .field("used", &self.used())
+            .finish()
+    }
+}
+
+/// Memory that is charged to a [`MemoryLimit`] until this is dropped.
+#[derive(Debug, Default)]
+pub struct Charge {
+    /// `None`: there is no limit.
+    limit: Option<MemoryLimit>,
+    bytes: usize,
+}
+
+impl Charge {
+    /// How much is charged, in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Charges more, or less.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::OverLimit`] when there is not as much left; nothing is changed then. Charging
+    /// less always succeeds.
+    pub fn resize(&mut self, bytes: usize) -> Result<(), DeviceError> {
+        if let Some(limit) = &self.limit {
+            match bytes.checked_sub(self.bytes) {
+                Some(more) => limit.add(more)?,
+                None => limit.subtract(self.bytes - bytes),
+            }
+        }
+        self.bytes = bytes;
+        Ok(())
+    }
+
+    /// Keeps the charge as long as `is_needed` says so. It is asked now and when memory is short, and
+    /// must not charge anything itself.
+    pub(crate) fn keep_while(mut self, is_needed: impl Fn() -> bool + Send + Sync + 'static) {
+        let Some(limit) = self.limit.clone().filter(|_| is_needed()) else {
+            return;
+        };
+        // From here on it is that of the entry.
+        let bytes = std::mem::take(&mut self.bytes);
+        limit.kept().charges.push(KeptCharge {
+            bytes,
+            is_needed: Box::new(is_needed),
+        });
+        limit.settle_if(|kept| kept.charges.len() > kept.look_at);
+    }
+
+    /// Charges no more than so much.
+    pub fn shrink(&mut self, bytes: usize) {
+        if bytes < self.bytes {
+            if let Some(limit) = &self.limit {
+                limit.subtract(self.bytes - bytes);
+            }
+            self.bytes = bytes;
+        }
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.shrink(0);
+    }
+}
+
+/// What a device charges its memory to: the limit of its endpoint, once that is known. Clones are
+/// the same account.
+#[derive(Clone, Debug, Default)]
+pub struct MemoryAccount(Arc<OnceLock<MemoryLimit>>);
+
+impl MemoryAccount {
+    /// Sets the limit, once: what [`Device::limit_memory`](super::Device::limit_memory) does.
+    pub fn limit_by(&self, limit: &MemoryLimit) {
+        // A device is of one endpoint.
+        let _first = self.0.set(limit.clone());
+    }
+
+    /// As [`MemoryLimit::charge`], if there is a limit.
+    ///
+    /// # Errors
+    ///
+    /// As [`MemoryLimit::charge`].
+    pub fn charge(&self, bytes: usize) -> Result<Charge, DeviceError> {
+        match self.0.get() {
+            Some(limit) => limit.charge(bytes),
+            None => Ok(Charge::unlimited(bytes)),
+        }
+    }
+
+    /// As [`MemoryLimit::charge_anyway`], if there is a limit.
+    #[must_use]
+    pub fn charge_anyway(&self, bytes: usize) -> Charge {
+        match self.0.get() {
+            Some(limit) => limit.charge_anyway(bytes),
+            None => Charge::unlimited(bytes),
+        }
+    }
+}
+
+impl Charge {
+    fn unlimited(bytes: usize) -> Self {
+        Self { limit: None, bytes }
+    }
+}
+
+/// With fewer kept charges it is not looked which of them are needed, unless memory is short.
+const LOOK_AT_MIN: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+
+    #[test]
+    fn a_charge_that_is_kept_stays_until_it_is_not_needed() {
+        let limit = MemoryLimit::new(100);
+        let is_needed = Arc::new(AtomicBool::new(true));
+        let needed = || {
+            let is_needed = Arc::clone(&is_needed);
+            move || is_needed.load(Ordering::Relaxed)
+        };
+        limit.charge(60).unwrap().keep_while(needed());
+        limit.settle();
+        assert_eq!(limit.used(), 60);
+        is_needed.store(false, Ordering::Relaxed);
+        assert_eq!(limit.used(), 60);
+        limit.settle();
+        assert_eq!(limit.used(), 0);
+        limit.charge(60).unwrap().keep_while(needed());
+        assert_eq!(limit.used(), 0);
+    }
+
+    #[test]
+    fn what_is_charged_is_given_back_and_never_more_than_the_limit() {
+        let limit = MemoryLimit::new(100);
+        let mut first = limit.charge(60).unwrap();
+        let refused = limit.charge(41).unwrap_err();
+        assert_eq!(
+            refused.to_string(),
+            "buffer of 41 bytes: memory limit is 100"
+        );
+        assert!(refused.is_lack_of_memory());
+        let second = limit.charge(40).unwrap();
+        assert!(first.resize(61).is_err());
+        assert_eq!((first.bytes(), limit.available()), (60, 0));
+        drop(second);
+        first.resize(100).unwrap();
+        first.shrink(10);
+        first.shrink(20);
+        assert_eq!((first.bytes(), limit.used()), (10, 10));
+        drop(first);
+        assert_eq!(limit.used(), 0);
+    }
+
+    #[test]
+    fn memory_that_is_there_anyhow_may_pass_the_limit() {
+        let limit = MemoryLimit::new(100);
+        let over = limit.charge_anyway(150);
+        assert_eq!((limit.used(), limit.available()), (150, 0));
+        assert!(limit.charge(1).is_err());
+        drop(over);
+        assert!(limit.charge(100).is_ok());
+    }
+
+    #[test]
+    fn a_device_without_an_endpoint_has_no_limit() {
+        let account = MemoryAccount::default();
+        let before = account.charge(1 << 40).unwrap();
+        let limit = MemoryLimit::new(100);
+        account.limit_by(&limit);
+        assert!(account.clone().charge(101).is_err());
+        drop(before);
+        assert_eq!(limit.used(), 0);
+    }
+}

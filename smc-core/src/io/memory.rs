@@ -1,0 +1,108 @@
+//! Memory of connections: the limit of a process, and what peers' buffers are charged.
+
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+
+use smc_wire::size::SizeCode;
+use smc_wire::types::DmbToken;
+
+use super::cgroup;
+use super::driver::Slot;
+use super::endpoint::Inner;
+use crate::config::MEMORY_SHARE;
+use crate::device::{Charge, DeviceError, MemoryLimit};
+
+/// The limit of all endpoints of this process that have none of their own.
+pub(crate) fn default_limit() -> MemoryLimit {
+    static LIMIT: OnceLock<MemoryLimit> = OnceLock::new();
+    let limit = LIMIT.get_or_init(|| {
+        let memory = cgroup::memory(Path::new("/"));
+        let share = memory.map_or(u64::MAX, |bytes| bytes / MEMORY_SHARE);
+        MemoryLimit::new(usize::try_from(share).unwrap_or(usize::MAX))
+    });
+    limit.clone()
+}
+
+impl Inner {
+    /// Whether memory allows a buffer of ours of this size, with what the peer's buffer is charged.
+    ///
+    /// Called before a handshake says anything about either, when a smaller size or TCP is still
+    /// possible. The device charges our buffer.
+    pub(crate) fn admit(&self, own: SizeCode, peer: usize) -> Result<Charge, DeviceError> {
+        self.try_admit(own, peer).or_else(|_| {
+            self.make_room();
+            self.try_admit(own, peer)
+        })
+    }
+
+    fn try_admit(&self, own: SizeCode, peer: usize) -> Result<Charge, DeviceError> {
+        let (len, available) = (own.byte_len(), self.memory.available());
+        let is_fair = own == SizeCode::MIN || len <= available / BUFFERS_LEFT;
+        // Twice, as a device may charge its mapping of the peer's buffer besides.
+        let needed = peer.saturating_mul(2).saturating_add(len);
+        if !is_fair || needed > available {
+            return Err(self.memory.exceeded(len));
+        }
+        self.memory.charge(peer)
+    }
+
+    /// Gives back what is kept for later connections, and what peers have let go of.
+    fn make_room(&self) {
+        self.memory.settle();
+        for slot in &self.slots {
+            slot.device().trim_memory();
+        }
+        for group in self.groups.all_rdma() {
+            group.trim_pool();
+        }
+    }
+}
+
+/// What the peer's buffer of an SMC-D connection is charged: the system charges its pages to the
+/// process that writes them first.
+///
+/// When this is dropped, the charge stays until the peer has let go of the buffer.
+#[derive(Debug)]
+pub(crate) struct PeerCharge {
+    /// Taken when dropped.
+    charge: Option<Charge>,
+    slot: Arc<Slot>,
+    token: DmbToken,
+}
+
+impl PeerCharge {
+    /// For a buffer of this length, which the peer has told by now.
+    pub(crate) fn new(
+        mut charge: Charge,
+        len: usize,
+        slot: &Arc<Slot>,
+        token: DmbToken,
+    ) -> Result<Self, DeviceError> {
+        charge.resize(len)?;
+        Ok(Self {
+            charge: Some(charge),
+            slot: Arc::clone(slot),
+            token,
+        })
+    }
+}
+
+impl Drop for PeerCharge {
+    fn drop(&mut self) {
+        let (slot, token) = (Arc::downgrade(&self.slot), self.token);
+        let is_offered = move || {
+            let slot = slot.upgrade();
+            slot.is_some_and(|slot| {
+                let direct = slot.device().fabric().direct();
+                direct.is_some_and(|direct| direct.is_offered(token))
+            })
+        };
+        if let Some(charge) = self.charge.take() {
+            charge.keep_while(is_offered);
+        }
+    }
+}
+
+/// Of what is left, a buffer that is not the smallest takes at most this part, so that buffers get
+/// smaller before there is no memory at all.
+const BUFFERS_LEFT: usize = 16;
