@@ -1,113 +1,74 @@
 #!/usr/bin/env bash
 #
-# All checks of the project, cheap ones first.
+# The checks of the project, cheap ones first.
 #
-#   ./test.sh                  every step
-#   ./test.sh fmt clippy       only these
-#   ./test.sh --list           the steps and what they are for
+#   ./test.sh                  what every change has to pass: no virtual machine and no long wait
+#   ./test.sh --all            everything
+#   ./test.sh fmt clippy       only these steps, as `--all` does them
+#   ./test.sh --list           the steps, what they need (.ci/install.sh) and what they are for
 #   ./test.sh --keep-going     do not stop at the first failure
 #
-# As root the step `setup` installs what is missing. As anybody else it says what is missing and
-# how to install it; nothing outside the clone is touched. A check that this machine cannot do is
-# reported as "skipped: why" and counted as skipped, never as passed.
+# Each step first has .ci/install.sh install what it needs: as root packages of the system, as
+# anybody else only what goes to the target folder. What this machine cannot do is reported as
+# "skipped: why" and counted as skipped, never as passed.
 #
-# The last line counts steps: "N passed, M failed", with ", K skipped" where there are any.
+# The last line counts steps: "N passed, M failed, K skipped".
 
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
-readonly DENY_VERSION=0.20.2
-readonly GUNGRAUN_VERSION=0.20.0
 readonly MSRV=1.85
-readonly MODEL_SEEDS=${SMC_MODEL_SEEDS:-10000}
-readonly LOOM_PREEMPTIONS=${SMC_LOOM_PREEMPTIONS:-4}
-readonly KILL_ROUNDS=${SMC_KILL_ROUNDS:-200}
-readonly DEMO_BYTES=67108864
 
 # Answer of a step that could not be done here.
 readonly SKIPPED=77
 
 readonly TARGET=${CARGO_TARGET_DIR:-target}
-readonly TOOLS=$TARGET/tools
-export PATH="$PWD/$TOOLS/bin:$TOOLS/bin:$HOME/.cargo/bin:$PATH"
+export PATH="$PWD/$TARGET/tools/bin:$TARGET/tools/bin:$HOME/.cargo/bin:$PATH"
 export CARGO_TERM_COLOR=${CARGO_TERM_COLOR:-never}
 export RUST_BACKTRACE=${RUST_BACKTRACE:-1}
 export INSTA_UPDATE=no
 
 locked=()
 if [[ -n ${CI:-} ]]; then
-    # A fresh clone builds once: neither incremental state nor full debug information pays.
-    export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=line-tables-only
+    # A fresh clone builds once: incremental state does not pay.
+    export CARGO_INCREMENTAL=0
     locked=(--locked)
 fi
-
-# The workspace with everything on: one feature set for all tests, so that nothing builds twice.
-# Without SMC-R on hardware, which takes more to build and has a step of its own; the features are
-# read from the manifests, at the end of this file.
-ALL=(--workspace --exclude smc-transport-rdma)
-# The same in the release profile, without what `smc bench` is compared with, which takes long.
-RELEASE=(--release "${ALL[@]}")
-
-# SMC-R on hardware, and the command with it.
-RDMA=(-p smc-transport-rdma -p smc-tools --features smc-tools/rdma)
 
 # Linking for the last bit of speed takes minutes and finds nothing; only where speed is counted it
 # is as users have it.
 export CARGO_PROFILE_RELEASE_LTO=off
+
+# SMC-R on hardware, and the command with it.
+RDMA=(-p smc-transport-rdma -p smc-tools --features smc-tools/rdma)
+
+# How thorough: in the release profile and long, or in the profile that has been built already.
+thorough() {
+    MODEL_SEEDS=${SMC_MODEL_SEEDS:-10000} KILL_ROUNDS=${SMC_KILL_ROUNDS:-200}
+    LOOM_PREEMPTIONS=${SMC_LOOM_PREEMPTIONS:-4} DEMO_SIZE=64M
+    PROFILE=(--release) PROGRAMS=$TARGET/release
+}
+brief() {
+    MODEL_SEEDS=${SMC_MODEL_SEEDS:-500} KILL_ROUNDS=${SMC_KILL_ROUNDS:-25}
+    LOOM_PREEMPTIONS=${SMC_LOOM_PREEMPTIONS:-3} DEMO_SIZE=1M
+    PROFILE=() PROGRAMS=$TARGET/debug
+}
 
 # ---------------------------------------------------------------------------------------------
 # Steps
 # ---------------------------------------------------------------------------------------------
 
 STEPS=()
-declare -A ABOUT=()
+declare -A TIER=() NEEDS=() ABOUT=()
 
-# NAME DESCRIPTION: the function step_NAME is a step.
+# TIER NAME NEEDS DESCRIPTION: the function step_NAME is a step, of `./test.sh` (each) or only of
+# `--all` (all). Needs are separated by commas; one with a question mark is not indispensable.
 step() {
-    STEPS+=("$1")
-    ABOUT[$1]=$2
+    STEPS+=("$2")
+    TIER[$2]=$1 NEEDS[$2]=$3 ABOUT[$2]=$4
 }
 
-step setup "what the other steps need: compiler, rustfmt, clippy, cargo-deny"
-step_setup() {
-    # Command and the Debian package that has it.
-    local needs=(cc:gcc c++:g++ git:git timeout:coreutils unshare:util-linux ip:iproute2
-        valgrind:valgrind)
-    local need packages=() failed=0
-    for need in "${needs[@]}"; do
-        command -v "${need%%:*}" >/dev/null || packages+=("${need##*:}")
-    done
-    if ((${#packages[@]} > 0)); then
-        if ((EUID == 0)) && command -v apt-get >/dev/null; then
-            export DEBIAN_FRONTEND=noninteractive
-            apt-get update -q && apt-get install -q -y --no-install-recommends "${packages[@]}"
-        else
-            echo "missing; as root: apt-get install ${packages[*]}"
-            failed=1
-        fi
-    fi
-
-    if ! command -v cargo >/dev/null; then
-        echo "missing: a stable Rust toolchain, $MSRV or later (https://rustup.rs)"
-        return 1
-    fi
-    local component
-    for component in rustfmt clippy; do
-        cargo "${component/rustfmt/fmt}" --version >/dev/null 2>&1 && continue
-        if ! rustup component add "$component"; then
-            echo "missing: rustup component add $component"
-            failed=1
-        fi
-    done
-
-    # Two to three minutes each on two cores, once.
-    has_deny || install_tool "cargo-deny@$DENY_VERSION" || failed=1
-    has_gungraun || install_tool "gungraun-runner@$GUNGRAUN_VERSION" || failed=1
-    quiet 300 cargo fetch "${locked[@]}" || failed=1
-    return "$failed"
-}
-
-step fmt "formatting"
+step each fmt - "formatting"
 step_fmt() {
     cargo fmt --all --check
     local manifest
@@ -116,7 +77,7 @@ step_fmt() {
     done
 }
 
-step rules "rules of CONTRIBUTING.md that a text search can check"
+step each rules - "rules of CONTRIBUTING.md that a text search can check"
 step_rules() {
     local failed=0
     # The brackets keep the patterns from matching this file.
@@ -127,30 +88,16 @@ step_rules() {
     no_match 'input, output or time in the sans-I/O part' \
         '^[^/]*(std::net::(Tcp|Udp)|std::(io|fs|thread|os)\b|crate::io\b|\.await\b|::now\(\))' \
         smc-core/src/proto '/tests(\.rs|/)' || failed=1
-    local file
-    while IFS= read -r file; do
-        case $file in
-        smc-core/src/mem/* | smc-transport-loop/src/region.rs) ;;
-        smc-transport-ism/src/region.rs) ;;
-        smc-transport-rdma/src/verbs.rs) ;;
-        # System calls that no crate wraps.
-        smc-core/src/io/negotiate/option/bpf.rs) ;;
-        # The promise about peers that reading and writing in place take.
-        examples/src/bin/zero_copy_*.rs | smc-tools/src/bench/transport/trust.rs) ;;
-        benches/hot.rs | smc-testkit/tests/model*.rs | smc-transport-loop/tests/inplace.rs) ;;
-        *) echo "$file: unsafe code is not allowed here" && failed=1 ;;
-        esac
-    done < <(sources . | grep '\.rs$' |
-        xargs -r grep -lE '^[^/]*\bunsaf[e] *(\{|fn|impl|extern)' || true)
+    local program
+    for program in interop smc-tools; do
+        no_match 'std::fs in a program, whose errors do not name the file as those of fs-err do' \
+            '^[^/]*\bstd::fs\b' "$program/src" '/dissect/' || failed=1
+    done
     return "$failed"
 }
 
-step deny "licences, sources, banned crates and advisories of the dependencies"
+step all deny deny "licences, sources, banned crates and advisories of the dependencies"
 step_deny() {
-    if ! has_deny; then
-        echo "skipped: cargo-deny $DENY_VERSION is not installed (./test.sh setup)"
-        return "$SKIPPED"
-    fi
     local check=("${locked[@]}" check --hide-inclusion-graph)
     cargo deny "${check[@]}" --allow duplicate bans licenses sources
     if timeout 60 cargo deny fetch db >/dev/null 2>&1; then
@@ -160,38 +107,35 @@ step_deny() {
     fi
 }
 
-step clippy "lints, all targets and features, warnings are errors"
+step each clippy - "lints, all targets, warnings are errors"
 step_clippy() {
     cargo clippy "${locked[@]}" "${ALL[@]}" --all-targets -q -- -D warnings
 }
 
-step features "every library alone: no features, then each feature by itself"
+step all features - "every library alone: no features, then each feature by itself"
 step_features() {
     local manifest crate feature
     for manifest in */Cargo.toml; do
-        crate=$(basename "$(dirname "$manifest")")
+        crate=$(dirname "$manifest")
         grep -q '^publish = false' "$manifest" && continue
         [[ $crate != smc-transport-rdma ]] || continue
         echo "$crate"
         cargo clippy "${locked[@]}" -q -p "$crate" --no-default-features -- -D warnings
-        while IFS= read -r feature; do
+        for feature in $(features_of "$manifest"); do
+            [[ $feature != rdma ]] || continue
             echo "$crate + $feature"
             cargo clippy "${locked[@]}" -q -p "$crate" --no-default-features \
                 --features "$feature" -- -D warnings
-        done < <(features_of "$manifest")
+        done
     done
 }
 
-step msrv "the declared Rust version, as far as the installed toolchains can tell"
+step all msrv - "the declared Rust version, as far as the installed toolchains can tell"
 step_msrv() {
-    local manifest failed=0
-    for manifest in */Cargo.toml; do
-        if ! grep -q '^rust-version' "$manifest"; then
-            echo "$manifest: no rust-version"
-            failed=1
-        fi
-    done
-    ((failed == 0)) || return 1
+    if grep -L '^rust-version' */Cargo.toml | grep .; then
+        echo "no rust-version there"
+        return 1
+    fi
     cargo clippy "${locked[@]}" "${ALL[@]}" --lib --bins -q -- \
         -A clippy::all -D clippy::incompatible_msrv
     if rustup toolchain list 2>/dev/null | grep -q "^$MSRV"; then
@@ -202,7 +146,7 @@ step_msrv() {
     fi
 }
 
-step doc "documentation, warnings are errors"
+step each doc - "documentation, warnings are errors"
 step_doc() {
     export RUSTDOCFLAGS="-D warnings"
     # Once as users see it, where a link to a private item is an error, once with everything.
@@ -210,136 +154,84 @@ step_doc() {
     cargo doc "${locked[@]}" "${ALL[@]}" --no-deps --document-private-items -q
 }
 
-step unit "unit tests"
+step each unit - "unit tests"
 step_unit() {
     verdicts 900 cargo test "${locked[@]}" "${ALL[@]}" --lib --bins -- --show-output
 }
 
-step doctest "examples in the documentation and in README.md"
+step each doctest - "examples in the documentation and in README.md"
 step_doctest() {
     verdicts 900 cargo test "${locked[@]}" "${ALL[@]}" --doc
 }
 
-step wire "captured messages, properties and rejections of the wire format"
+step each wire - "captured messages, properties and rejections of the wire format"
 step_wire() {
     verdicts 600 cargo test "${locked[@]}" "${ALL[@]}" $(tests_of smc-wire) -- --show-output
 }
 
-step integration "streams, negotiation, devices and tools, each in their own processes"
+step each integration network? "streams, negotiation, devices and tools, each in their own processes"
 step_integration() {
     local dirs=(smc-core smc-transport-loop smc-transport-ism smc-testkit smc-tools examples) names
-    names=$(tests_of "${dirs[@]}" | sed -E 's/--test (conformance|model|kill)( |$)//g')
+    names=$(tests_of "${dirs[@]}" | grep -vxE -- '--test=(conformance|model|kill)')
     verdicts 1200 cargo test "${locked[@]}" "${ALL[@]}" $names -- --show-output
 }
 
-step rdma "SMC-R on hardware: installs cmake and libclang as root; tests need an RDMA device"
-step_rdma() {
-    local packages=()
-    command -v cmake >/dev/null || packages+=(cmake)
-    has_libclang || packages+=(libclang-dev)
-    if ((${#packages[@]} > 0)); then
-        if ((EUID != 0)) || ! command -v apt-get >/dev/null; then
-            echo "skipped: as root: apt-get install ${packages[*]}"
-            return "$SKIPPED"
-        fi
-        export DEBIAN_FRONTEND=noninteractive
-        apt-get update -q && apt-get install -q -y --no-install-recommends "${packages[@]}"
-    fi
-    cargo clippy "${locked[@]}" "${RDMA[@]}" -p smc-interop --features smc-interop/ours \
-        --all-targets -q -- -D warnings
-    RUSTDOCFLAGS="-D warnings" cargo doc "${locked[@]}" -p smc-transport-rdma --no-deps -q
-    verdicts 900 cargo test "${locked[@]}" "${RDMA[@]}" --lib --bins \
-        $(tests_of smc-transport-rdma) -- --show-output
-    quiet 900 cargo test "${locked[@]}" "${RDMA[@]}" --doc
-    # It fails where nothing can be used, which is not for us to say.
-    cargo build "${locked[@]}" -q "${RDMA[@]}" --bin smc
-    "$TARGET/debug/smc" devices || true
-}
-
-step conformance "every device against the conformance suite"
+step each conformance - "every device against the conformance suite"
 step_conformance() {
     verdicts 600 cargo test "${locked[@]}" "${ALL[@]}" --test conformance -- --show-output
 }
 
-step examples "each example"
-step_examples() {
-    local kind name failed=0 targets=()
-    while read -r kind name; do
-        targets+=("--$kind" "$name")
-    done < <(examples)
-    cargo build "${locked[@]}" -q "${ALL[@]}" "${targets[@]}"
-    while read -r kind name; do
-        [[ $kind != example ]] || name=examples/$name
-        quiet 60 "$TARGET/debug/$name" || failed=1
-    done < <(examples)
-    return "$failed"
-}
-
-step model "stream operations against an oracle, $MODEL_SEEDS seeds"
-step_model() {
-    SMC_MODEL_SEEDS=$MODEL_SEEDS verdicts 900 \
-        cargo test "${locked[@]}" "${RELEASE[@]}" --test model -- --show-output
-}
-
-step loom "models of ring and wake-ups, all orders of steps up to $LOOM_PREEMPTIONS preemptions"
+step each loom - "models of ring and wake-ups, all orders of steps up to some preemptions"
 step_loom() {
     # A build of its own: in it atomics are those of the model checker.
     CARGO_TARGET_DIR=$TARGET/loom RUSTFLAGS="--cfg smc_loom -D warnings" CARGO_PROFILE_DEV_DEBUG=0 \
-        LOOM_MAX_PREEMPTIONS=$LOOM_PREEMPTIONS verdicts 900 \
-        cargo test "${locked[@]}" -p smc-core -p smc-transport-loop -p smc-transport-ism --lib models:: -- --show-output
+        LOOM_MAX_PREEMPTIONS=$LOOM_PREEMPTIONS verdicts 900 cargo test "${locked[@]}" \
+        -p smc-core -p smc-transport-loop -p smc-transport-ism --lib models:: -- --show-output
 }
 
-step kill "a peer killed at random points, $KILL_ROUNDS times"
+step each model - "stream operations against an oracle, by seed"
+step_model() {
+    SMC_MODEL_SEEDS=$MODEL_SEEDS verdicts 900 cargo test "${locked[@]}" "${PROFILE[@]}" \
+        "${ALL[@]}" --test model -- --show-output
+}
+
+step each kill - "a peer killed at random points"
 step_kill() {
-    SMC_KILL_ROUNDS=$KILL_ROUNDS verdicts 600 \
-        cargo test "${locked[@]}" "${RELEASE[@]}" --test kill -- --show-output
+    SMC_KILL_ROUNDS=$KILL_ROUNDS verdicts 600 cargo test "${locked[@]}" "${PROFILE[@]}" \
+        "${ALL[@]}" --test kill -- --show-output
 }
 
-step demo "smc demo on both runtimes, short"
+step each examples - "each example"
+step_examples() {
+    local file failed=0
+    build_programs
+    for file in examples/src/bin/*.rs; do
+        quiet 60 "$PROGRAMS/$(basename "$file" .rs)" || failed=1
+    done
+    return "$failed"
+}
+
+step each demo - "smc demo on both runtimes and over ISM, short"
 step_demo() {
-    local runtime left rounds=(--rounds 1)
+    local carrier left
     build_programs
     # A runtime directory of its own, so that whatever is left in it was left by the demo.
     export SMC_RUNTIME_DIR=$scratch/run
-    ls -A /dev/shm >"$scratch/shm"
-    for runtime in smol tokio; do
-        bounded 600 "$TARGET/release/smc" demo --size "$DEMO_BYTES" "${rounds[@]}" \
-            --runtime "$runtime"
+    for carrier in "--runtime smol" "--runtime tokio" "--transport ism"; do
+        bounded 600 "$PROGRAMS/smc" demo --size "$DEMO_SIZE" --rounds 1 $carrier
     done
-    bounded 600 "$TARGET/release/smc" demo --size "$DEMO_BYTES" "${rounds[@]}" --transport ism
-    left=$(
-        find "$SMC_RUNTIME_DIR" -mindepth 1 || echo "$SMC_RUNTIME_DIR was not used"
-        diff "$scratch/shm" <(ls -A /dev/shm) || true
-    )
+    left=$(find "$SMC_RUNTIME_DIR" -mindepth 1 || echo "$SMC_RUNTIME_DIR was not used")
     if [[ -n $left ]]; then
         printf 'left behind:\n%s\n' "$left"
         return 1
     fi
 }
 
-step bench "smc bench on both runtimes, as short as can be, for its verification of what arrived"
-step_bench() {
-    local runtime least=(--rounds 1 --time 50 --connections 2 --clients 2 --open 10)
-    build_programs
-    for runtime in smol tokio tokio-mt; do
-        quiet 300 "$TARGET/release/smc" bench "${least[@]}" --runtime "$runtime"
-    done
-}
-
-step instructions "instructions of hot calls, counted; takes valgrind and gungraun-runner"
-step_instructions() {
-    if ! command -v valgrind >/dev/null || ! has_gungraun; then
-        echo "skipped: valgrind or gungraun-runner $GUNGRAUN_VERSION is not installed (./test.sh setup)"
-        return "$SKIPPED"
-    fi
-    CARGO_PROFILE_RELEASE_LTO=thin bounded 900 cargo bench "${locked[@]}" -q -p smc-benches
-}
-
-step dissect "smc dissect over all captures"
+step each dissect - "smc dissect over all captures"
 step_dissect() {
     local out=$scratch/dissect.json
     build_programs
-    bounded 300 "$TARGET/release/smc" dissect --json smc-wire/tests/vectors/*.pcap >"$out"
+    bounded 300 "$PROGRAMS/smc" dissect --json smc-wire/tests/vectors/*.pcap >"$out"
     echo "$(wc -l <"$out") messages"
     [[ -s $out ]]
     if grep -m 5 '"error": *[^n ]' "$out"; then
@@ -348,33 +240,48 @@ step_dissect() {
     fi
 }
 
-step fuzz "fuzz targets of the wire format, some seconds each"
+step all bench - "smc bench on both runtimes, as short as can be, for its verification of what arrived"
+step_bench() {
+    local runtime least=(--rounds 1 --time 50 --connections 2 --clients 2 --open 10)
+    build_programs
+    for runtime in smol tokio tokio-mt; do
+        quiet 300 "$PROGRAMS/smc" bench "${least[@]}" --runtime "$runtime"
+    done
+}
+
+step all fuzz fuzz "fuzz targets of the wire format, some seconds each"
 step_fuzz() {
     bounded 900 bash smc-wire/fuzz/smoke.sh
 }
 
-step ism "SMC-D between this host and virtual machines, over ivshmem; installs QEMU as root"
-step_ism() {
-    local status=0
-    prepare_machines "" 6.12 || status=$?
-    ((status == 0)) || return "$status"
-    build_programs
-    bounded 1200 "$TARGET/release/interop" ism
+step all instructions count "instructions of hot calls, counted with valgrind"
+step_instructions() {
+    CARGO_PROFILE_RELEASE_LTO=thin bounded 900 cargo bench "${locked[@]}" -q -p smc-benches
 }
 
-step interop "unmodified kernels against ours, in virtual machines; installs QEMU as root"
+step all rdma verbs "SMC-R on hardware; tests need an RDMA device"
+step_rdma() {
+    cargo clippy "${locked[@]}" "${RDMA[@]}" -p smc-interop --features smc-interop/ours \
+        --all-targets -q -- -D warnings
+    RUSTDOCFLAGS="-D warnings" cargo doc "${locked[@]}" -p smc-transport-rdma --no-deps -q
+    verdicts 900 cargo test "${locked[@]}" "${RDMA[@]}" --lib --bins \
+        $(tests_of smc-transport-rdma) -- --show-output
+    quiet 900 cargo test "${locked[@]}" "${RDMA[@]}" --doc
+    # It fails where nothing can be used, which is not for us to say.
+    cargo run "${locked[@]}" -q "${RDMA[@]}" --bin smc -- devices || true
+}
+
+step all ism guests "SMC-D between this host and virtual machines, over ivshmem"
+step_ism() {
+    build_programs
+    bounded 1200 "$PROGRAMS/interop" ism
+}
+
+step all interop guests,old-kernel,verbs,soft-roce "unmodified kernels against ours, in virtual machines"
 step_interop() {
-    local packages=() status=0
-    command -v cmake >/dev/null || packages+=(cmake)
-    has_libclang || packages+=(libclang-dev)
-    # Both ends in a guest load them from here.
-    compgen -G '/usr/lib/*/libibverbs.so.1' >/dev/null || packages+=(libibverbs1)
-    compgen -G '/usr/lib/*/libibverbs/librxe*.so' >/dev/null || packages+=(ibverbs-providers)
-    prepare_machines "${packages[*]}" 6.12 6.1 || status=$?
-    ((status == 0)) || return "$status"
-    quiet 900 cargo build "${locked[@]}" "${RELEASE[@]}" -q --features smc-interop/ours --bin interop
+    build_programs --features smc-interop/ours
     # What takes an RDMA device, and one whose network may be changed, has both in a guest.
-    local name program guest=("$TARGET/release/interop" guest --env SMC_RDMA_CHANGE=eth1:rxe1)
+    local name program guest=("$PROGRAMS/interop" guest --env SMC_RDMA_CHANGE=eth1:rxe1)
     for name in conformance events; do
         program=$(cargo test "${locked[@]}" --no-run "${RDMA[@]}" --test "$name" 2>&1 |
             sed -n 's/^ *Executable .*(\(.*\))$/\1/p')
@@ -382,59 +289,34 @@ step_interop() {
     done
     quiet 300 cargo build "${locked[@]}" -q "${RDMA[@]}" --bin smc
     bounded 300 "${guest[@]}" "$TARGET/debug/smc" demo --transport rdma --size 8M --rounds 1
-    bounded 1500 "$TARGET/release/interop" run --role client --role server --role pair
+    bounded 1500 "$PROGRAMS/interop" run --role client --role server --role pair
 }
 
 # ---------------------------------------------------------------------------------------------
 # Helpers
 # ---------------------------------------------------------------------------------------------
 
-# "PACKAGE..." KERNEL-LINE...: sees to it that QEMU, these packages too, and the kernels can be had.
-# The program downloads the kernels and unpacks them; only the lists have to be there.
-prepare_machines() {
-    local packages need line updated=false missing=()
-    read -ra packages <<<"$1"
-    shift
-    if [[ $(uname -m) != x86_64 ]] || ! command -v apt-get >/dev/null; then
-        echo "skipped: takes an x86-64 machine with Debian's packages"
-        return "$SKIPPED"
-    fi
-    # Command and the Debian package that has it.
-    local needs=(qemu-system-x86_64:qemu-system-x86 ip:iproute2 setpriv:util-linux depmod:kmod
-        xz:xz-utils)
-    for need in "${needs[@]}"; do
-        PATH=$PATH:/usr/sbin:/sbin command -v "${need%%:*}" >/dev/null ||
-            packages+=("${need##*:}")
-    done
-    if ((${#packages[@]} > 0)); then
-        if ((EUID != 0)); then
-            echo "skipped: as root: apt-get install ${packages[*]}"
-            return "$SKIPPED"
+# NEED,...: has them installed. What cannot be is the end of the step, unless a question mark follows.
+provide() {
+    local need out status
+    [[ $1 != - ]] || return 0
+    for need in ${1//,/ }; do
+        status=0
+        out=$(bounded 1800 .ci/install.sh "${need%\?}" 2>&1) || status=$?
+        if ((status == SKIPPED)); then
+            echo "skipped: $(tail -n 1 <<<"$out")"
+            [[ $need == *\? ]] || exit "$SKIPPED"
+        elif ((status != 0)); then
+            echo "$out"
+            exit "$status"
         fi
-        export DEBIAN_FRONTEND=noninteractive
-        quiet 300 apt-get update -q || return
-        quiet 900 apt-get install -q -y --no-install-recommends "${packages[@]}" || return
-        updated=true
-    fi
-    local home=${SMC_INTEROP_DIR:-$TARGET/interop}
-    for line in "$@"; do
-        [[ ! -e $home/linux-$line/complete ]] || continue
-        if ! has_kernel "$line" && ((EUID == 0)) && ! $updated; then
-            quiet 300 apt-get update -q || true
-            updated=true
-        fi
-        has_kernel "$line" || missing+=("linux-image-$line.*-amd64")
     done
-    if ((${#missing[@]} > 0)); then
-        echo "skipped: no package ${missing[*]} to be had; apt-get update may help"
-        return "$SKIPPED"
-    fi
 }
 
-# The commands of the project in the release profile: for all steps that use them the same ones, of
-# the same parts as the tests.
+# ARGUMENTS...: builds the commands and examples of the project into PROGRAMS. The test is there for
+# its dev-dependencies: with the same features as for tests no dependency is built twice.
 build_programs() {
-    quiet 900 cargo build "${locked[@]}" "${RELEASE[@]}" -q --bin smc --bin interop
+    quiet 1800 cargo build "${locked[@]}" "${PROFILE[@]}" "${ALL[@]}" -q --bins --test model "$@"
 }
 
 # LIMIT COMMAND...: runs it, ends it with all its children after LIMIT seconds.
@@ -489,50 +371,16 @@ sources() {
 
 # WHAT PATTERN FOLDER [BUT]: fails if a text file matches whose path does not match BUT.
 no_match() {
-    local hits but=${4:-^$}
-    hits=$(sources "$3" | while IFS= read -r file; do
-        [[ ! -f $file || $file =~ $but ]] || grep -HInE "$2" -- "$file" || true
-    done)
+    local hits
+    hits=$(sources "$3" | grep -vE "${4:-^$}" | xargs -r -d '\n' grep -sHInE "$2" -- || true)
     [[ -z $hits ]] && return 0
     printf '%s:\n%s\n' "$1" "$hits"
     return 1
 }
 
-# NAME@VERSION: a program of a crate, for all of the machine or in TOOLS.
-install_tool() {
-    local root=(--root "$TOOLS")
-    ((EUID != 0)) || root=()
-    CARGO_TARGET_DIR=$TOOLS/build CARGO_PROFILE_RELEASE_DEBUG=false \
-        quiet 900 cargo install --locked "${root[@]}" "$1"
-}
-
-has_gungraun() {
-    [[ $(gungraun-runner --version 2>/dev/null) == "gungraun-runner $GUNGRAUN_VERSION" ]]
-}
-
-has_deny() {
-    [[ $(cargo deny --version 2>/dev/null) == "cargo-deny $DENY_VERSION" ]]
-}
-
-# Features that a manifest declares, without `default` and what needs the RDMA crate.
+# Features that a manifest declares, without `default`.
 features_of() {
-    awk '/^\[/ { on = ($0 == "[features]") }
-         on && /smc-transport-rdma/ { next }
-         on && /^[A-Za-z_][A-Za-z0-9_-]* *=/ { sub(/ *=.*/, ""); if ($0 != "default") print }' "$1"
-}
-
-# For bindgen: where LIBCLANG_PATH says, known to the linker, or in a folder of LLVM.
-has_libclang() {
-    [[ -n ${LIBCLANG_PATH:-} ]] && return 0
-    ldconfig -p 2>/dev/null | grep -q 'libclang[-.0-9]*so' && return 0
-    compgen -G '/usr/lib/llvm-*/lib/libclang*.so*' >/dev/null
-}
-
-# LINE: whether apt knows a kernel package of it.
-has_kernel() {
-    local names
-    names=$(apt-cache pkgnames "linux-image-$1." | grep -E '[0-9]-amd64$' || true)
-    [[ -n $names ]]
+    sed -n '/^\[features\]/,/^$/s/^\([a-z-]*\) = .*/\1/p' "$1" | grep -vx default || true
 }
 
 # Integration tests in these crates, as arguments of cargo.
@@ -540,21 +388,8 @@ tests_of() {
     local dir file
     for dir in "$@"; do
         for file in "$dir"/tests/*.rs "$dir"/tests/*/main.rs; do
-            [[ -e $file ]] || continue
-            file=${file%/main.rs}
-            printf -- '--test %s ' "$(basename "$file" .rs)"
+            [[ ! -e $file ]] || echo "--test=$(basename "${file%/main.rs}" .rs)"
         done
-    done
-}
-
-# The programs of the examples package: kind of target and name.
-examples() {
-    local file
-    for file in examples/examples/*.rs examples/examples/*/main.rs; do
-        [[ ! -e $file ]] || echo "example $(basename "${file%/main.rs}" .rs)"
-    done
-    for file in examples/src/bin/*.rs examples/src/bin/*/main.rs; do
-        [[ ! -e $file ]] || echo "bin $(basename "${file%/main.rs}" .rs)"
     done
 }
 
@@ -563,12 +398,16 @@ examples() {
 # ---------------------------------------------------------------------------------------------
 
 main() {
-    local keep_going=false wanted=() name
+    local keep_going=false all=false wanted=() name
     while (($# > 0)); do
         case $1 in
         --keep-going) keep_going=true ;;
+        --all) all=true ;;
         --list)
-            for name in "${STEPS[@]}"; do printf '%-12s %s\n' "$name" "${ABOUT[$name]}"; done
+            for name in "${STEPS[@]}"; do
+                printf '%-5s %-12s %-34s %s\n' "${TIER[$name]}" "$name" "${NEEDS[$name]}" \
+                    "${ABOUT[$name]}"
+            done
             return 0
             ;;
         -h | --help)
@@ -586,12 +425,20 @@ main() {
         esac
         shift
     done
-    ((${#wanted[@]} > 0)) || wanted=("${STEPS[@]}")
+    thorough
+    if ((${#wanted[@]} == 0)); then
+        $all || brief
+        for name in "${STEPS[@]}"; do
+            if $all || [[ ${TIER[$name]} == each ]]; then wanted+=("$name"); fi
+        done
+    fi
 
     scratch=$(mktemp -d)
     trap 'rm -rf "$scratch"' EXIT
     trap 'exit 130' INT TERM
     exec </dev/null
+    : >"$scratch/tests"
+    bounded 900 .ci/install.sh base || return 1
 
     local passed=() failed=() skipped=() status started
     for name in "${wanted[@]}"; do
@@ -599,7 +446,11 @@ main() {
         printf '\n=== %s: %s\n' "$name" "${ABOUT[$name]}"
         # In a subshell of its own, outside of any condition: only there `set -e` holds.
         set +e
-        (set -euo pipefail && "step_$name")
+        (
+            set -e
+            provide "${NEEDS[$name]}"
+            "step_$name"
+        )
         status=$?
         set -e
         case $status in
@@ -618,9 +469,7 @@ main() {
         "$((SECONDS / 60))" "$((SECONDS % 60))"
     ((${#skipped[@]} == 0)) || echo "skipped: ${skipped[*]}"
     ((${#failed[@]} == 0)) || echo "failed: ${failed[*]}"
-    local tail=""
-    ((${#skipped[@]} == 0)) || tail=", ${#skipped[@]} skipped"
-    echo "${#passed[@]} passed, ${#failed[@]} failed$tail"
+    echo "${#passed[@]} passed, ${#failed[@]} failed, ${#skipped[@]} skipped"
     ((${#failed[@]} == 0))
 }
 
@@ -633,20 +482,21 @@ verdict_of() {
 }
 
 tests_ran() {
-    if [[ -e $scratch/tests ]]; then
-        awk '{n += $1} END {print n + 0}' "$scratch/tests"
-    else
-        echo 0
-    fi
+    awk '{n += $1} END {print n + 0}' "$scratch/tests"
 }
 
+# One feature set for all tests, so that nothing is built twice: everything but SMC-R on hardware
+# and what `smc bench` is compared with, which take long to build and have steps of their own.
+ALL=(--workspace --exclude smc-transport-rdma)
 for manifest in */Cargo.toml; do
-    crate=$(awk -F'"' '/^name *=/ { print $2; exit }' "$manifest")
-    while IFS= read -r feature; do
-        ALL+=(--features "$crate/$feature")
-        [[ $feature == peers ]] || RELEASE+=(--features "$crate/$feature")
-    done < <(features_of "$manifest")
+    crate=$(sed -n 's/^name = "\(smc-.*\)"/\1/p' "$manifest")
+    for feature in $(features_of "$manifest"); do
+        case $feature in
+        rdma | ours | peers) ;;
+        *) ALL+=(--features "$crate/$feature") ;;
+        esac
+    done
 done
-readonly ALL RELEASE
+readonly ALL
 
 main "$@"

@@ -1,6 +1,7 @@
 //! Instructions that the calls on a stream's way take, counted by callgrind: the same on a busy
 //! machine as on an idle one.
 
+#![allow(unsafe_code, reason = "the promise about peers is an unsafe function")]
 #![allow(
     missing_docs,
     unused_qualifications,

@@ -78,8 +78,6 @@
 //! | `runtime-smol` | [`io::runtime`]'s adapter for smol |
 //! | `syn-option` | negotiation by TCP option, as kernels do it: `io::negotiate::option` |
 
-#![deny(unsafe_code)]
-
 pub mod config;
 pub mod device;
 pub mod error;

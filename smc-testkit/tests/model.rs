@@ -3,6 +3,8 @@
 //! `SMC_MODEL_SEEDS` is the number of seeds (500 if not given), `SMC_MODEL_SEED` a single one to
 //! run again; `SMC_MODEL_TRACE` prints what happens at the devices meanwhile.
 
+#![allow(unsafe_code, reason = "the promise about peers is an unsafe function")]
+
 use std::env;
 use std::ops::Range;
 use std::sync::Arc;

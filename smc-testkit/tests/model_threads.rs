@@ -3,6 +3,8 @@
 //! `SMC_MODEL_SEEDS` is the number of seeds (200 if not given). A failure depends on timing, so
 //! its seed alone does not bring it back.
 
+#![allow(unsafe_code, reason = "the promise about peers is an unsafe function")]
+
 use std::env;
 use std::sync::Arc;
 use std::time::Duration;

@@ -2,8 +2,6 @@
 //!
 //! Each subcommand lives in a module of its own, with its arguments and one function that runs it.
 
-#![deny(unsafe_code)]
-
 mod bench;
 mod demo;
 mod devices;

@@ -78,8 +78,6 @@
 //! [`Event::PeerGone`]: smc_core::device::Event::PeerGone
 //! [`Event::DeviceGone`]: smc_core::device::Event::DeviceGone
 
-#![deny(unsafe_code)]
-
 mod config;
 mod device;
 mod fabric;

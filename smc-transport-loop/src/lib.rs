@@ -108,8 +108,6 @@
 //! [armed]: smc_core::device::Dmb::arm
 //! [`Event::PeerGone`]: smc_core::device::Event::PeerGone
 
-#![deny(unsafe_code)]
-
 mod active;
 mod bell;
 mod channel;

@@ -1,5 +1,6 @@
 //! Writing and reading in place: the same scenarios where that is possible and where it is not.
 
+#![allow(unsafe_code, reason = "the promise about peers is an unsafe function")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;

@@ -111,8 +111,6 @@
 //! [`LinkDown`]: smc_core::device::Event::LinkDown
 //! [`DeviceGone`]: smc_core::device::Event::DeviceGone
 
-#![deny(unsafe_code)]
-
 mod async_events;
 mod completion;
 mod config;

@@ -10,6 +10,8 @@
 //! writer. Unless the endpoint trusts its peers these bytes are a copy of ours, because memory that
 //! another process can change must not be looked at as `&[u8]`; here both ends are this program.
 
+#![allow(unsafe_code, reason = "the promise about peers is an unsafe function")]
+
 use std::error::Error;
 use std::sync::Arc;
 

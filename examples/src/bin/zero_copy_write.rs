@@ -10,6 +10,8 @@
 //! as `Bytes`, and their space goes back to the writer when the worker has dropped them. Take the
 //! promise about peers away, and the program does the same by way of private buffers.
 
+#![allow(unsafe_code, reason = "the promise about peers is an unsafe function")]
+
 use std::error::Error;
 use std::sync::Arc;
 use std::sync::mpsc;

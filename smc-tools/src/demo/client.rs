@@ -32,9 +32,12 @@ pub(super) fn run(args: &Args) -> Result<bool> {
     net::block_on(args.runtime, demonstrate(&args, &server.addresses))
 }
 
-/// A directory on a file system in memory, if there is one.
+/// A directory on a file system in memory, if there is one. Its name has the number of this process,
+/// so that one that was left behind can be told from one in use.
 fn in_memory() -> std::io::Result<tempfile::TempDir> {
-    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir())
+    let prefix = format!("smc-demo-{}-", std::process::id());
+    let new = |place: &Path| tempfile::TempDir::with_prefix_in(&prefix, place);
+    new(Path::new("/dev/shm")).or_else(|_| new(&std::env::temp_dir()))
 }
 
 async fn demonstrate(args: &Args, to: &Addresses) -> Result<bool> {

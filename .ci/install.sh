@@ -1,0 +1,158 @@
+#!/usr/bin/env bash
+#
+# Installs what checks need: the one list of packages, components, tools and kernels.
+#
+#   .ci/install.sh NEED...          installs what is missing of these needs
+#   .ci/install.sh --list NEED...   prints what they consist of, as "KIND NAME", and installs nothing
+#   .ci/install.sh --needs          prints the names of all needs
+#
+# Packages are installed as root, and named as anybody else. Cargo tools go to the target folder.
+# Status 0: everything is there; 77: something is missing that cannot be installed here, and the
+# last line says what; 1: an installation has failed.
+
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+readonly MISSING=77
+readonly TARGET=${CARGO_TARGET_DIR:-target}
+readonly KERNELS=${SMC_INTEROP_DIR:-$TARGET/interop}
+export PATH="$TARGET/tools/bin:$HOME/.cargo/bin:$PATH:/usr/sbin:/sbin" DEBIAN_FRONTEND=noninteractive
+
+# The need, what it consists of, and the command or the files that show that it is there.
+readonly TABLE='
+base     package    gcc                     cc
+base     component  rustfmt                 cargo-fmt
+base     component  clippy                  cargo-clippy
+network  package    iproute2                ip
+fuzz     package    g++                     c++
+deny     tool       cargo-deny@0.20.2       cargo-deny
+count    package    valgrind                valgrind
+count    tool       gungraun-runner@0.20.0  gungraun-runner
+verbs    package    cmake                   cmake
+verbs    package    libclang-dev            /usr/lib/llvm-*/lib/libclang.so /usr/lib*/libclang.so
+guests   package    qemu-system-x86         qemu-system-x86_64
+guests   package    iproute2                ip
+guests   package    kmod                    depmod
+guests   package    xz-utils                xz
+guests   kernel     6.12                    -
+soft-roce  package  libibverbs1             /usr/lib/*/libibverbs.so.1
+soft-roce  package  ibverbs-providers       /usr/lib/*/libibverbs/librxe*.so
+old-kernel kernel   6.1                     -
+'
+
+main() {
+    local mode=install need
+    case ${1:-} in
+    --needs) mode=needs ;;
+    --list) mode=list && shift ;;
+    -* | '') sed -n '3,/^$/s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && return 2 ;;
+    esac
+    if [[ $mode == needs ]]; then
+        awk 'NF { print $1 }' <<<"$TABLE" | sort -u
+        return
+    fi
+    for need in "$@"; do
+        if ! rows "$need" | grep -q .; then
+            echo "no need $need; see .ci/install.sh --needs" >&2
+            return 2
+        fi
+    done
+
+    local kind name probes packages=() components=() tools=() kernels=()
+    while read -r kind name probes; do
+        if [[ $mode == list ]]; then
+            echo "$kind $name"
+            continue
+        fi
+        case $kind in
+        package) is_there "$probes" || packages+=("$name") ;;
+        component) is_there "$probes" || components+=("$name") ;;
+        tool) has_tool "$name" || tools+=("$name") ;;
+        kernel) [[ -e $KERNELS/linux-$name/complete ]] || kernels+=("$name") ;;
+        esac
+    done < <(for need in "$@"; do rows "$need"; done | sort -u)
+    [[ $mode == install ]] || return 0
+
+    ((${#packages[@]} == 0)) || install_packages "${packages[@]}"
+    if ! command -v cargo >/dev/null; then
+        echo "missing: a stable Rust toolchain (https://rustup.rs)"
+        return "$MISSING"
+    fi
+    ((${#components[@]} == 0)) || install_components "${components[@]}"
+    ((${#kernels[@]} == 0)) || find_kernels "${kernels[@]}"
+    # Some minutes each, from source.
+    for name in "${tools[@]}"; do
+        CARGO_TARGET_DIR=$TARGET/tools/build CARGO_PROFILE_RELEASE_DEBUG=false \
+            cargo install -q --locked --root "$TARGET/tools" "$name"
+    done
+}
+
+# NEED: kind, name and probes of all that belongs to it.
+rows() {
+    awk -v need="$1" '$1 == need { $1 = ""; print substr($0, 2) }' <<<"$TABLE"
+}
+
+# COMMAND or FILES: whether the command, or one of the files, is there.
+is_there() {
+    local probe
+    # The user's choice for bindgen is as good as ours.
+    [[ $1 != */libclang.so* || -z ${LIBCLANG_PATH:-} ]] || return 0
+    for probe in $(set -f && printf '%s\n' $1); do
+        command -v "$probe" >/dev/null && return 0
+        [[ $probe == /* ]] && compgen -G "$probe" >/dev/null && return 0
+    done
+    return 1
+}
+
+# NAME@VERSION
+has_tool() {
+    local name=${1%@*} program=("${1%@*}")
+    [[ $name != cargo-* ]] || program=(cargo "${name#cargo-}")
+    [[ $("${program[@]}" --version 2>/dev/null) == "$name ${1#*@}" ]]
+}
+
+install_packages() {
+    if ((EUID != 0)) || ! command -v apt-get >/dev/null; then
+        echo "missing; as root: apt-get install $*"
+        return "$MISSING"
+    fi
+    update_lists
+    apt-get install -q -y --no-install-recommends "$@"
+}
+
+install_components() {
+    if ! command -v rustup >/dev/null; then
+        echo "missing: components of the Rust toolchain: $*"
+        return "$MISSING"
+    fi
+    rustup component add "$@"
+}
+
+# The program `interop` downloads and unpacks them; only apt has to know them.
+find_kernels() {
+    local line missing=()
+    if [[ $(uname -m) != x86_64 ]] || ! command -v apt-cache >/dev/null; then
+        echo "missing: an x86-64 machine with Debian's packages, for kernels"
+        return "$MISSING"
+    fi
+    for line in "$@"; do
+        has_kernel "$line" || ((EUID != 0)) || update_lists
+        has_kernel "$line" || missing+=("linux-image-$line.*-amd64")
+    done
+    if ((${#missing[@]} > 0)); then
+        echo "missing: a package ${missing[*]}; apt-get update may help"
+        return "$MISSING"
+    fi
+}
+
+has_kernel() {
+    apt-cache pkgnames "linux-image-$1." | grep -E '[0-9]-amd64$' >/dev/null
+}
+
+updated=false
+update_lists() {
+    $updated || apt-get update -q
+    updated=true
+}
+
+main "$@"
