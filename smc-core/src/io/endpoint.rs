@@ -1,9 +1,11 @@
 use std::fmt;
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+
+use rustix::net::sockopt;
 
 use super::builder::Builder;
 use super::deadlines::Deadlines;
@@ -13,7 +15,7 @@ use super::listener::{ListenOptions, Listener};
 use super::mode::Mode;
 use super::negotiate::{self, Negotiation};
 use super::rdma::RdmaGroupInfo;
-use super::runtime::{Runtime, SocketOptions};
+use super::runtime::{Acceptor, Runtime, SocketOptions};
 use super::setup;
 use super::stream::Stream;
 use super::target::{IntoTarget, Target};
@@ -152,9 +154,82 @@ impl Endpoint {
             negotiation.prepare(socket);
             Ok(())
         })?;
+        self.serve(acceptor, backlog)
+    }
+
+    /// Listens on a socket that listens already, such as one of a service manager that starts a
+    /// service when the first client connects (`LISTEN_FDS` of systemd).
+    ///
+    /// The socket is made nonblocking, which shows in every process that shares it.
+    ///
+    /// **Which clients get SMC.** The socket is published as one of [`Endpoint::bind`] is, so by
+    /// [`Local`](negotiate::Local) clients find it as soon as this returns; those that have
+    /// connected before are plain TCP. What has to be done before a socket listens
+    /// ([`Negotiation::prepare`]) is not done: a listener that `SynOption` has not marked in time
+    /// sends no TCP option, so clients that ask by option, kernels among them, are plain TCP. So
+    /// are clients in the network namespace of the socket if that is another one than ours.
+    ///
+    /// ```
+    /// # use smc_core::Endpoint;
+    /// # #[cfg(feature = "runtime-smol")]
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// // A service manager passes a descriptor; `TcpListener::from` makes a listener of that.
+    /// let passed = std::net::TcpListener::bind("127.0.0.1:0")?;
+    /// let endpoint = Endpoint::smol().build()?;
+    /// let listener = endpoint.listen_on(passed)?;
+    /// println!("serving {}", listener.local_addr()?);
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "runtime-smol"))]
+    /// # fn main() {}
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Misuse`] when the socket does not listen or is not TCP; when it cannot be watched;
+    /// `Unsupported` with a runtime that has no sockets of the system.
+    pub fn listen_on(&self, listener: TcpListener) -> Result<Listener, Error> {
+        self.listen_on_with(listener, &ListenOptions::default())
+    }
+
+    /// As [`Endpoint::listen_on`] with options of its own.
+    ///
+    /// The queue of TCP connections stays as long as it is unless a backlog is given.
+    ///
+    /// # Errors
+    ///
+    /// As [`Endpoint::listen_on`]; [`Error::Misuse`] when `SO_REUSEPORT` is asked for and the socket
+    /// does not have it: that is set before a socket is bound.
+    pub fn listen_on_with(
+        &self,
+        listener: TcpListener,
+        options: &ListenOptions,
+    ) -> Result<Listener, Error> {
+        let is_listening = sockopt::socket_acceptconn(&listener).map_err(io::Error::from)?;
+        if !is_listening {
+            return Err(Error::Misuse("the socket does not listen"));
+        }
+        if listener.local_addr().is_err() {
+            return Err(Error::Misuse("the socket is not a TCP socket"));
+        }
+        if options.reuse_port && !sockopt::socket_reuseport(&listener).map_err(io::Error::from)? {
+            return Err(Error::Misuse("SO_REUSEPORT comes too late for this socket"));
+        }
+        if let Some(backlog) = options.backlog {
+            // Once more, which changes the length of its queue and nothing else.
+            let backlog = i32::try_from(backlog).unwrap_or(i32::MAX);
+            rustix::net::listen(&listener, backlog).map_err(io::Error::from)?;
+        }
+        let acceptor = self.inner.runtime.acceptor(listener)?;
+        Ok(self.serve(acceptor, options.backlog.unwrap_or(BACKLOG))?)
+    }
+
+    /// Accepts streams from a socket that listens.
+    fn serve(&self, acceptor: Arc<dyn Acceptor>, backlog: u32) -> io::Result<Listener> {
         let local = acceptor.local_addr()?;
         // Without devices too: clients that speak SMC have to hear that there are none. A listener
         // that nobody can find is still a TCP listener.
+        let negotiation = &self.inner.negotiation;
         let published = negotiation.publish(&self.inner.runtime, local, acceptor.fd());
         Listener::new(Arc::clone(&self.inner), acceptor, published, backlog)
     }

@@ -24,7 +24,7 @@ use crate::error::FallbackCause;
 #[non_exhaustive]
 pub struct ListenOptions {
     /// TCP connections that may wait to be taken up, and streams that may wait for `accept`;
-    /// 1024 if not given.
+    /// 1024 if not given. A socket that listens already keeps the length of its queue then.
     pub backlog: Option<u32>,
     /// `SO_REUSEPORT`.
     pub reuse_port: bool,

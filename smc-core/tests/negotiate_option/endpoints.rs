@@ -22,6 +22,7 @@ in_lab! {
     a_server_that_wants_no_smc_declines,
     whoever_lacks_a_device_declines,
     the_same_host_first_then_the_option,
+    a_listener_that_was_passed_sends_no_option,
 }
 
 fn smc_over_the_option(_: Lab) {
@@ -145,6 +146,19 @@ fn the_same_host_first_then_the_option(_: Lab) {
                 hosts.client = hosts.endpoint(true, Policy::Require);
             }
         }
+    });
+}
+
+fn a_listener_that_was_passed_sends_no_option(_: Lab) {
+    run(|world| async move {
+        let hosts = Hosts::new(&world.rt, Arc::new(SynOption::load().unwrap()));
+        let passed = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let listener = hosts.server.listen_on(passed).unwrap();
+        let (ours, theirs) = hosts.meet_at(&listener).await;
+        for stream in [&ours, &theirs] {
+            assert_eq!(stream.fallback_reason(), Some(NOT_SPOKEN));
+        }
+        talk(ours, theirs).await;
     });
 }
 

@@ -70,7 +70,8 @@ pub trait Negotiation: Debug + Send + Sync + 'static {
     /// Sees the TCP socket of a listener after it was bound and before it listens.
     ///
     /// For what cannot be done to a listening socket any more. Does not wait. What goes wrong here
-    /// shows in [`Negotiation::publish`], which follows for the same socket.
+    /// shows in [`Negotiation::publish`], which follows for the same socket. For a socket that
+    /// listened before ([`Endpoint::listen_on`](super::Endpoint::listen_on)) it is not called.
     fn prepare(&self, socket: &Unconnected<'_>) {
         let _ = socket;
     }

@@ -82,6 +82,17 @@ pub trait Runtime: Send + Sync + Debug + 'static {
         before: &mut BeforeListen<'_>,
     ) -> io::Result<Arc<dyn Acceptor>>;
 
+    /// Takes over a TCP socket that listens already, and makes it nonblocking.
+    ///
+    /// # Errors
+    ///
+    /// When it cannot be watched; `Unsupported` for a runtime without sockets of the system, as if
+    /// not implemented.
+    fn acceptor(&self, listener: std::net::TcpListener) -> io::Result<Arc<dyn Acceptor>> {
+        drop(listener);
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
     /// Watches a descriptor for becoming readable. The runtime keeps a duplicate of it.
     ///
     /// # Errors

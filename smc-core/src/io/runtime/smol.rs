@@ -39,16 +39,6 @@ impl SmolRuntime {
         }
     }
 
-    /// Takes over a listening socket, such as one inherited from a service manager.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be watched.
-    pub fn acceptor(&self, listener: std::net::TcpListener) -> io::Result<Arc<dyn Acceptor>> {
-        listener.set_nonblocking(true)?;
-        Ok(Arc::new(TcpAcceptor::<Io>::new((), listener.into())?))
-    }
-
     /// Takes over a connected socket.
     ///
     /// # Errors
@@ -107,6 +97,11 @@ impl Runtime for SmolRuntime {
     ) -> io::Result<Arc<dyn Acceptor>> {
         let fd = net::listen(at, options, before)?;
         Ok(Arc::new(TcpAcceptor::<Io>::new((), fd)?))
+    }
+
+    fn acceptor(&self, listener: std::net::TcpListener) -> io::Result<Arc<dyn Acceptor>> {
+        listener.set_nonblocking(true)?;
+        Ok(Arc::new(TcpAcceptor::<Io>::new((), listener.into())?))
     }
 
     fn watch(&self, fd: BorrowedFd<'_>) -> io::Result<Box<dyn Watch>> {

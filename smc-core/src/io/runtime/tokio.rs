@@ -46,16 +46,6 @@ impl TokioRuntime {
         Handle::try_current().map(Self::new)
     }
 
-    /// Takes over a listening socket, such as one inherited from a service manager.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be watched.
-    pub fn acceptor(&self, listener: std::net::TcpListener) -> io::Result<Arc<dyn Acceptor>> {
-        listener.set_nonblocking(true)?;
-        self.listening(listener.into())
-    }
-
     /// Takes over a connected socket.
     ///
     /// # Errors
@@ -121,6 +111,11 @@ impl Runtime for TokioRuntime {
     ) -> io::Result<Arc<dyn Acceptor>> {
         let fd = net::listen(at, options, before)?;
         self.listening(fd)
+    }
+
+    fn acceptor(&self, listener: std::net::TcpListener) -> io::Result<Arc<dyn Acceptor>> {
+        listener.set_nonblocking(true)?;
+        self.listening(listener.into())
     }
 
     fn watch(&self, fd: BorrowedFd<'_>) -> io::Result<Box<dyn Watch>> {

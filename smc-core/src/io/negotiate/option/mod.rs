@@ -39,7 +39,8 @@
 //!   then, and neither sent nor believed;
 //! - if the option space of the SYN was full, or somebody on the way has taken the option out;
 //! - for sockets that this has not marked: those of other programs, and a listener that was
-//!   inherited or bound elsewhere.
+//!   inherited or bound elsewhere ([`Endpoint::listen_on`](crate::io::Endpoint::listen_on)), unless
+//!   whatever made it listen had marked it.
 //!
 //! What a server cannot see is what became of its SYN-ACK. If that alone lost the option, on the way
 //! or to other programs that fill the option space, the server waits for CLC in vain and gives
