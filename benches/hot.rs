@@ -124,7 +124,7 @@ fn stream_poll_write_100(mut pair: Box<Pair>) -> Box<Pair> {
 #[bench::nocopy(Pair::with(0, true))]
 fn stream_reserve_commit_100(mut pair: Box<Pair>) -> Box<Pair> {
     let mut cx = Context::from_waker(Waker::noop());
-    let Poll::Ready(space) = black_box(&mut pair.writer).poll_reserve(&mut cx, LEN) else {
+    let Poll::Ready(space) = black_box(&mut pair.writer).poll_reserve_exact(&mut cx, LEN) else {
         panic!("there is space");
     };
     let mut space = space.unwrap();

@@ -67,6 +67,14 @@
 //! A memory file longer than the process's `RLIMIT_FSIZE` is not made: the buffer is smaller, or the
 //! stream TCP.
 //!
+//! # Before a process ends
+//!
+//! Over SMC-D everything written is in the peer's memory when the write returns. Over SMC-R up to
+//! [`Builder::send_buffer`](io::Builder::send_buffer) bytes of each stream may still be here, and
+//! dropping a stream does not wait for them: the runtime goes on sending, a process that exits does
+//! not. Close streams and wait for it (`close`, tokio's `shutdown`), or call [`Endpoint::close`] when
+//! they are dropped.
+//!
 //! # Features
 //!
 //! None is on by default, and none changes what others do.

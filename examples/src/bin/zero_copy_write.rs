@@ -1,12 +1,12 @@
-//! Not a single copy: samples are computed in the peer's memory, and handed to another thread where
-//! they are.
+//! Hardly a copy: samples are computed in the peer's memory, and handed to another thread where they
+//! are.
 //!
 //! ```text
 //! cargo run -p smc-examples --bin zero_copy_write
 //! ```
 //!
-//! `reserve` gives the next free piece of the peer's receive ring, and `commit` shows it to the
-//! peer. There `read_guard` takes pieces off the stream without copying them; they go to a worker
+//! `reserve_exact` gives the next free piece of the peer's receive ring, or a private buffer for the
+//! one frame in each round that goes past the end of the ring; `commit` shows it to the peer. There `read_guard` takes pieces off the stream without copying them; they go to a worker
 //! as `Bytes`, and their space goes back to the writer when the worker has dropped them. Take the
 //! promise about peers away, and the program does the same by way of private buffers.
 
@@ -51,8 +51,7 @@ fn endpoint() -> Result<Endpoint> {
 async fn produce(mut stream: Stream) -> Result<()> {
     let mut samples = (0..SAMPLES).map(sample);
     while samples.len() > 0 {
-        // A piece may be shorter than what was asked for, as a write may be.
-        let mut space = stream.reserve(samples.len().min(FRAME)).await?;
+        let mut space = stream.reserve_exact(samples.len().min(FRAME)).await?;
         let len = space.len();
         for (byte, sample) in space.as_mut_slice().iter_mut().zip(&mut samples) {
             *byte = sample;

@@ -6,11 +6,12 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use atomic_waker::AtomicWaker;
 use event_listener::Event;
+use smc_wire::size::SizeCode;
 
 use super::conn::Conn;
-use super::inplace::{PRIVATE_MAX, ReadGuard};
+use super::inplace::ReadGuard;
 use super::recv::Receiver;
-use super::send::Sender;
+use super::send::{NEVER_FITS, Room, Sender};
 use super::tcp::{TcpReader, TcpWriter};
 use crate::error::Error;
 
@@ -174,26 +175,41 @@ impl WriteSide {
             Self::Tcp(half) => half.shutdown(),
         }
     }
+
+    /// As [`WriteSide::shutdown`], and waits until what was written gets to the peer whatever
+    /// becomes of this process.
+    pub(crate) fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self {
+            Self::Smc(half) => half.poll_shutdown(cx).map_err(io::Error::from),
+            Self::Tcp(half) => Poll::Ready(half.shutdown()),
+        }
+    }
 }
 
 /// What a reservation asks of its side.
 impl WriteSide {
-    /// Waits for space, where it is known. Returns how many of `wanted` bytes can be had.
+    /// Waits until a reservation can have `least` bytes, one at least. Returns which it has, of
+    /// `most`; none if that is 0.
     pub(crate) fn poll_room(
         &mut self,
         cx: &mut Context<'_>,
-        wanted: usize,
-    ) -> Poll<io::Result<usize>> {
-        match self {
-            _ if wanted == 0 => Poll::Ready(Ok(0)),
-            Self::Smc(half) => half.poll_room(cx, wanted).map_err(io::Error::from),
-            Self::Tcp(_) => Poll::Ready(Ok(wanted.min(PRIVATE_MAX))),
+        least: usize,
+        most: usize,
+    ) -> Poll<io::Result<Room>> {
+        if least > most {
+            return Poll::Ready(Err(LEAST_IS_MORE.into()));
         }
-    }
-
-    /// Whether that space is in the peer's memory.
-    pub(crate) fn is_mapped(&self) -> bool {
-        matches!(self, Self::Smc(half) if half.is_mapped())
+        let least = least.max(1);
+        match self {
+            _ if most == 0 => Poll::Ready(Ok(Room {
+                len: 0,
+                is_in_place: matches!(self, Self::Smc(half) if half.is_mapped()),
+            })),
+            Self::Smc(half) => half.poll_room(cx, least, most).map_err(io::Error::from),
+            // It has no ring: the longest that there is bounds what is made in memory.
+            Self::Tcp(_) if least > SizeCode::MAX.byte_len() => Poll::Ready(Err(NEVER_FITS.into())),
+            Self::Tcp(_) => Poll::Ready(Ok(Room::private(most, least, most))),
+        }
     }
 
     pub(crate) fn is_trusted(&self) -> bool {
@@ -420,6 +436,8 @@ impl Ready for WriteSide {
 fn now_or_never(result: Result<Option<usize>, Error>) -> io::Result<usize> {
     result?.ok_or_else(|| io::ErrorKind::WouldBlock.into())
 }
+
+const LEAST_IS_MORE: Error = Error::Misuse("reservation of at least more than it may have");
 
 /// Reservations ask first.
 const NOT_MAPPED: Error = Error::Bug("reservation in place on TCP");

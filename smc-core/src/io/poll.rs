@@ -12,6 +12,11 @@ pub(crate) trait Half {
     fn conn(&self) -> &Arc<Conn>;
     fn spin(&mut self) -> &mut Spin;
     fn register(&self, waker: &Waker);
+
+    /// Asks for a report of what the half waits for. Look again afterwards.
+    fn arm(&self) {
+        self.conn().arm();
+    }
 }
 
 /// Tries until `attempt` finds something, first by looking again, then asleep.
@@ -47,7 +52,7 @@ pub(crate) fn poll_until<H: Half, T>(
     }
     half.register(cx.waker());
     half.conn().watch_set_up();
-    half.conn().arm();
+    half.arm();
     match attempt(half) {
         Ok(Some(found)) => {
             half.spin().hit();

@@ -26,6 +26,8 @@ pub(crate) struct Receiver {
     producer_seen: u64,
     /// The consumer word as it was looked at last.
     consumer_seen: u64,
+    /// The peer waits for more space than it knows of.
+    is_asked: bool,
     /// The application shut reading down.
     shut: bool,
     spin: Spin,
@@ -47,6 +49,7 @@ impl Receiver {
             conn,
             producer_seen: 0,
             consumer_seen: 0,
+            is_asked: false,
             shut: false,
             spin: Spin::new(polling),
             staged: Vec::new(),
@@ -308,16 +311,38 @@ impl Receiver {
 
     fn look_at_flags(&mut self) {
         let raw = self.conn.local.consumer().load(Ordering::Acquire);
-        if raw == self.consumer_seen {
-            return;
+        if raw != self.consumer_seen {
+            self.take_flags(raw);
         }
+        if self.is_asked {
+            self.show_all();
+        }
+    }
+
+    fn take_flags(&mut self, raw: u64) {
         self.consumer_seen = raw;
         let word = ConsumerWord::from_ne(raw);
         if word.producer_flags.contains(ProducerFlags::URGENT_PRESENT) {
             self.half.handle_urgent();
         }
+        // Over a link each wish is an event of its own.
+        self.is_asked = self.conn.staged().is_none()
+            && word
+                .producer_flags
+                .contains(ProducerFlags::UPDATE_REQUESTED);
         if !word.state_flags.is_empty() {
             self.conn.note_peer();
+        }
+    }
+
+    /// Shows the peer that everything was read, however little that is.
+    #[cold]
+    fn show_all(&mut self) {
+        if self.is_holding {
+            // A peer that waits is shown all that can be.
+            self.pass(0);
+        } else if self.half.unconfirmed() > 0 {
+            self.conn.say_consumer(self.half.confirm());
         }
     }
 

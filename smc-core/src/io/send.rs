@@ -14,10 +14,11 @@ use super::poll::{Half, poll_until};
 use super::rdma::Staged;
 use super::spin::Spin;
 use crate::device::SubmitError;
-use crate::error::Error;
+use crate::error::{Error, How};
 use crate::mem::sync::Ordering;
 use crate::mem::{Element, RingWriter, TrustPeers};
 use crate::proto::conn::SendHalf;
+use crate::proto::conn::staged::Delivery;
 
 /// The writing half.
 #[derive(Debug)]
@@ -47,6 +48,8 @@ struct Window {
     seen: u64,
     /// The peer was told that we wait for space.
     blocked: bool,
+    /// It was told as well that we wait for more than there is.
+    has_asked: bool,
     /// We alone write there.
     writer: RingWriter,
     pace: Pace,
@@ -60,6 +63,7 @@ impl Sender {
                     half: SendHalf::new(*ring),
                     seen: 0,
                     blocked: false,
+                    has_asked: false,
                     writer: RingWriter::new(),
                     pace: Pace::new(matches!(conn.peer(), PeerElement::Mapped { .. })),
                 })
@@ -109,20 +113,50 @@ impl Sender {
         written
     }
 
-    /// Waits for space. Returns how many of `wanted` bytes a reservation may have.
+    /// Waits until a reservation can have `least` bytes. Returns which it has, of `most`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Misuse`] when there is never space for so many.
     pub(crate) fn poll_room(
         &mut self,
         cx: &mut Context<'_>,
-        wanted: usize,
-    ) -> Poll<Result<usize, Error>> {
-        poll_until(self, cx, |half| {
-            let space = len_usize(half.look()?);
-            let piece = match half.room() {
-                Ok((_, window)) => window.until_end(),
-                Err(_) => PRIVATE_MAX,
-            };
-            Ok((space > 0).then(|| wanted.min(space).min(piece)))
-        })
+        least: usize,
+        most: usize,
+    ) -> Poll<Result<Room, Error>> {
+        let ring = match &self.way {
+            Way::Direct(window) => window.half.ring().size(),
+            Way::Staged(staged) => staged.capacity(),
+        };
+        if least > len_usize(ring) {
+            return Poll::Ready(Err(NEVER_FITS));
+        }
+        poll_until(self, cx, |half| half.try_room(least, most))
+    }
+
+    fn try_room(&mut self, least: usize, most: usize) -> Result<Option<Room>, Error> {
+        let space = len_usize(self.look()?);
+        let is_mapped = self.is_mapped();
+        match &mut self.way {
+            Way::Direct(window) => {
+                if space < least {
+                    if space > 0 {
+                        window.ask(&self.conn);
+                    }
+                    return Ok(None);
+                }
+                let until_end = window.until_end();
+                if is_mapped && until_end >= least {
+                    return Ok(Some(Room {
+                        len: most.min(space).min(until_end),
+                        is_in_place: true,
+                    }));
+                }
+            }
+            Way::Staged(_) if space < least => return Ok(None),
+            Way::Staged(_) => {}
+        }
+        Ok(Some(Room::private(space, least, most)))
     }
 
     /// Whether a reservation is in the peer's memory.
@@ -207,6 +241,27 @@ impl Sender {
         self.conn.shutdown_write();
     }
 
+    /// Shuts writing down, and waits until what was written needs no more of this side: it is in
+    /// the peer's memory, and so is the end behind it.
+    pub(crate) fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        self.conn.shutdown_write();
+        poll_until(self, cx, |half| half.try_shutdown())
+    }
+
+    fn try_shutdown(&self) -> Result<Option<()>, Error> {
+        let delivery = match &self.way {
+            Way::Direct(_) if self.conn.is_owing() => Delivery::Pending,
+            Way::Direct(_) => Delivery::Done,
+            Way::Staged(staged) => staged.delivery(),
+        };
+        match (delivery, self.conn.killed()) {
+            (Delivery::Done, _) => Ok(Some(())),
+            (_, Some(error)) => Err(error),
+            (Delivery::Lost, None) => Err(Error::Closed(How::Reset)),
+            (Delivery::Pending, None) => Ok(None),
+        }
+    }
+
     /// Bytes that can be written now, after a look at what the peer said.
     #[inline(always)]
     fn look(&mut self) -> Result<u32, Error> {
@@ -244,6 +299,15 @@ impl Window {
         Ok(self.half.space())
     }
 
+    /// Tells the peer that there is not enough space.
+    fn ask(&mut self, conn: &Conn) {
+        if !self.has_asked {
+            self.has_asked = true;
+            self.blocked = true;
+            conn.ask_for_space();
+        }
+    }
+
     /// Writes `count` bytes, for which there is space.
     fn write(
         &mut self,
@@ -271,6 +335,7 @@ impl Window {
         let full = count == space;
         if full != self.blocked {
             self.blocked = full;
+            self.has_asked = false;
             conn.say_blocked(full);
         }
         let producer = self.half.commit(len_u32(count));
@@ -309,7 +374,37 @@ impl Half for Sender {
     fn register(&self, waker: &Waker) {
         self.conn.register_writer(waker);
     }
+
+    /// What is staged becomes space, and is delivered, when it is completed.
+    fn arm(&self) {
+        match &self.way {
+            Way::Direct(_) => self.conn.arm(),
+            Way::Staged(staged) => staged.await_sent(),
+        }
+    }
 }
+
+/// What a reservation can have.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Room {
+    pub(crate) len: usize,
+    /// In the peer's memory.
+    pub(crate) is_in_place: bool,
+}
+
+impl Room {
+    /// A buffer of ours, where there is `space` for what is in it.
+    pub(crate) fn private(space: usize, least: usize, most: usize) -> Self {
+        Self {
+            len: most.min(space.min(PRIVATE_MAX).max(least)),
+            is_in_place: false,
+        }
+    }
+}
+
+/// A ring has space for as many bytes as it is long.
+pub(crate) const NEVER_FITS: Error =
+    Error::Misuse("reservation is longer than the ring that it is written to");
 
 /// Reservations are of space that is there, and nothing else is written while they last.
 const NOT_RESERVED: Error = Error::Bug("reservation outside of the free space");

@@ -10,7 +10,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
 use futures_io::{AsyncBufRead, AsyncRead, AsyncWrite};
 
@@ -335,8 +335,7 @@ macro_rules! write_half {
             ///
             /// As writing. On TCP they come with the commit.
             pub async fn reserve(&mut self, max: usize) -> io::Result<Reservation<'_>> {
-                let len = poll_fn(|cx| self.write_side_mut().as_mut().poll_room(cx, max)).await?;
-                Ok(Reservation::new(self.write_side_mut().as_mut(), len))
+                Reservation::wait(self.write_side_mut().as_mut(), max.min(1), max).await
             }
 
             /// As `reserve` for use in a poll function.
@@ -349,8 +348,67 @@ macro_rules! write_half {
                 cx: &mut Context<'_>,
                 max: usize,
             ) -> Poll<io::Result<Reservation<'_>>> {
-                let len = ready!(self.write_side_mut().as_mut().poll_room(cx, max))?;
-                Poll::Ready(Ok(Reservation::new(self.write_side_mut().as_mut(), len)))
+                Reservation::poll(self.write_side_mut().as_mut(), cx, max.min(1), max)
+            }
+
+            /// Reserves memory for exactly the next `len` bytes; waits until there is space for them.
+            ///
+            /// As `reserve_at_least` with both bounds the same.
+            ///
+            /// # Errors
+            ///
+            /// As `reserve_at_least`.
+            pub async fn reserve_exact(&mut self, len: usize) -> io::Result<Reservation<'_>> {
+                Reservation::wait(self.write_side_mut().as_mut(), len, len).await
+            }
+
+            /// As `reserve_exact` for use in a poll function.
+            ///
+            /// # Errors
+            ///
+            /// As `reserve_exact`.
+            pub fn poll_reserve_exact(
+                &mut self,
+                cx: &mut Context<'_>,
+                len: usize,
+            ) -> Poll<io::Result<Reservation<'_>>> {
+                Reservation::poll(self.write_side_mut().as_mut(), cx, len, len)
+            }
+
+            /// Reserves memory for at least `min` and at most `max` of the next bytes, at least one unless
+            /// `max` is 0; waits until there is space for `min`.
+            ///
+            /// It is in the peer's memory as far as `reserve` would be, if that is enough for `min`, and
+            /// otherwise a buffer of ours. Space comes back as the peer reads: while the peer does not read,
+            /// or holds a [`ReadGuard`], this waits, and for more space than `reserve` would. On TCP it does
+            /// not wait. The bytes go out with [`Reservation::commit`]. Cancel safe.
+            ///
+            /// # Errors
+            ///
+            /// `Error::Misuse` (`InvalidInput`) if `min` is more than `max`, or if there can never be space for
+            /// it: more than the peer's buffer over SMC-D ([`Stream::send_buffer_size`]), than the own send
+            /// buffer over SMC-R ([`Builder::send_buffer`](super::Builder::send_buffer)), or than 512 MiB on
+            /// TCP. Otherwise as writing; on TCP errors of the socket come with the commit.
+            pub async fn reserve_at_least(
+                &mut self,
+                min: usize,
+                max: usize,
+            ) -> io::Result<Reservation<'_>> {
+                Reservation::wait(self.write_side_mut().as_mut(), min, max).await
+            }
+
+            /// As `reserve_at_least` for use in a poll function.
+            ///
+            /// # Errors
+            ///
+            /// As `reserve_at_least`.
+            pub fn poll_reserve_at_least(
+                &mut self,
+                cx: &mut Context<'_>,
+                min: usize,
+                max: usize,
+            ) -> Poll<io::Result<Reservation<'_>>> {
+                Reservation::poll(self.write_side_mut().as_mut(), cx, min, max)
             }
 
             /// Waits until a write would not wait. Cancel safe.
@@ -404,12 +462,14 @@ macro_rules! write_half {
                     .poll_write(cx, bufs)
             }
 
+            /// Ready at once, as [`Stream`]'s.
             fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
                 Poll::Ready(Ok(()))
             }
 
-            fn poll_close(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-                Poll::Ready(self.get_mut().write_side_mut().as_mut().shutdown())
+            /// Shuts writing down and waits as closing a [`Stream`] does.
+            fn poll_close(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+                self.get_mut().write_side_mut().as_mut().poll_shutdown(cx)
             }
         }
     };

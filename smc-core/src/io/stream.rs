@@ -4,7 +4,7 @@ use std::net::{Shutdown, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_io::{AsyncBufRead, AsyncRead, AsyncWrite};
@@ -37,8 +37,13 @@ use crate::proto::conn::State;
 /// A peer that aborted gives `ConnectionReset`, one that went away `ConnectionAborted`, both after
 /// what it had written before.
 ///
-/// **Drop.** Everything written is in the peer's memory already, so dropping closes at once and
-/// in order. If received data was not read, the peer sees a reset, as with TCP.
+/// **Drop.** Dropping closes in order, and does not wait. Over SMC-D everything written is in the
+/// peer's memory already. Over SMC-R what is in the send buffer goes on being sent as long as the
+/// runtime runs, and for the close timeout at most: a process that ends before loses up to
+/// [`Builder::send_buffer`](super::Builder::send_buffer) bytes of the end, and the peer sees an
+/// abort then. `close` (tokio: `shutdown`) of the stream waits for all of that, as does
+/// [`Endpoint::close`](super::Endpoint::close) for all streams that were dropped. If received data
+/// was not read, the peer sees a reset, as with TCP.
 ///
 /// Behaviour of closing: RFC 7609 section 4.8, as a table in [`State`].
 #[derive(Debug)]
@@ -244,8 +249,7 @@ impl Stream {
     ///
     /// As writing. On TCP they come with the commit.
     pub async fn reserve(&mut self, max: usize) -> io::Result<Reservation<'_>> {
-        let len = poll_fn(|cx| self.write.as_mut().poll_room(cx, max)).await?;
-        Ok(Reservation::new(self.write.as_mut(), len))
+        Reservation::wait(self.write.as_mut(), max.min(1), max).await
     }
 
     /// As `reserve` for use in a poll function.
@@ -258,8 +262,67 @@ impl Stream {
         cx: &mut Context<'_>,
         max: usize,
     ) -> Poll<io::Result<Reservation<'_>>> {
-        let len = ready!(self.write.as_mut().poll_room(cx, max))?;
-        Poll::Ready(Ok(Reservation::new(self.write.as_mut(), len)))
+        Reservation::poll(self.write.as_mut(), cx, max.min(1), max)
+    }
+
+    /// Reserves memory for exactly the next `len` bytes; waits until there is space for them.
+    ///
+    /// As [`Stream::reserve_at_least`] with both bounds the same.
+    ///
+    /// # Errors
+    ///
+    /// As [`Stream::reserve_at_least`].
+    pub async fn reserve_exact(&mut self, len: usize) -> io::Result<Reservation<'_>> {
+        Reservation::wait(self.write.as_mut(), len, len).await
+    }
+
+    /// As `reserve_exact` for use in a poll function.
+    ///
+    /// # Errors
+    ///
+    /// As `reserve_exact`.
+    pub fn poll_reserve_exact(
+        &mut self,
+        cx: &mut Context<'_>,
+        len: usize,
+    ) -> Poll<io::Result<Reservation<'_>>> {
+        Reservation::poll(self.write.as_mut(), cx, len, len)
+    }
+
+    /// Reserves memory for at least `min` and at most `max` of the next bytes, at least one unless
+    /// `max` is 0; waits until there is space for `min`.
+    ///
+    /// It is in the peer's memory as far as `reserve` would be, if that is enough for `min`, and
+    /// otherwise a buffer of ours. Space comes back as the peer reads: while the peer does not read,
+    /// or holds a [`ReadGuard`], this waits, and for more space than `reserve` would. On TCP it does
+    /// not wait. The bytes go out with [`Reservation::commit`]. Cancel safe.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Misuse`] (`InvalidInput`) if `min` is more than `max`, or if there can never be space for
+    /// it: more than the peer's buffer over SMC-D ([`Stream::send_buffer_size`]), than the own send
+    /// buffer over SMC-R ([`Builder::send_buffer`](super::Builder::send_buffer)), or than 512 MiB on
+    /// TCP. Otherwise as writing; on TCP errors of the socket come with the commit.
+    pub async fn reserve_at_least(
+        &mut self,
+        min: usize,
+        max: usize,
+    ) -> io::Result<Reservation<'_>> {
+        Reservation::wait(self.write.as_mut(), min, max).await
+    }
+
+    /// As `reserve_at_least` for use in a poll function.
+    ///
+    /// # Errors
+    ///
+    /// As `reserve_at_least`.
+    pub fn poll_reserve_at_least(
+        &mut self,
+        cx: &mut Context<'_>,
+        min: usize,
+        max: usize,
+    ) -> Poll<io::Result<Reservation<'_>>> {
+        Reservation::poll(self.write.as_mut(), cx, min, max)
     }
 
     /// Waits until reading or writing, whichever is of interest, would not wait. Cancel safe.
@@ -359,7 +422,8 @@ impl Stream {
     /// Not called `shutdown`, which is a method of tokio's `AsyncWriteExt`.
     ///
     /// After writing was shut down the peer reads to the end and then gets 0; it may still write.
-    /// Writes of ours give `BrokenPipe`. After reading was shut down, reads of ours give 0.
+    /// Writes of ours give `BrokenPipe`. After reading was shut down, reads of ours give 0. Over
+    /// SMC-R this does not wait for what is in the send buffer; closing the stream does.
     ///
     /// # Errors
     ///
@@ -527,14 +591,31 @@ impl AsyncWrite for Stream {
         self.get_mut().write.as_mut().poll_write(cx, bufs)
     }
 
-    /// Ready at once: nothing is held back.
+    /// Ready at once, as with TCP: what was written goes out without being flushed.
+    ///
+    /// Over SMC-D it is in the peer's memory. Over SMC-R it may still be in the send buffer
+    /// ([`Builder::send_buffer`](super::Builder::send_buffer)), because the peer's buffer is full or
+    /// earlier data is on its way; closing waits for that.
     fn poll_flush(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
 
-    /// Shuts writing down, as [`Stream::shutdown_how`].
-    fn poll_close(self: Pin<&mut Self>, _cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(self.get_mut().write.as_mut().shutdown())
+    /// Shuts writing down, as [`Stream::shutdown_how`], and waits until what was written gets to
+    /// the peer whatever becomes of this process.
+    ///
+    /// Over SMC-D that is so when a busy device has taken everything, mostly at once. Over SMC-R the
+    /// send buffer is written out first, and the peer has to have acknowledged it: this waits while
+    /// the peer's buffer is full. Two peers that both wait for this before they read, with more
+    /// under way than fits the buffers, wait for each other; [`Stream::shutdown_how`] does not wait.
+    /// On TCP it does not wait either, as the system delivers. Writing is shut down from the first
+    /// poll on, also if the future is dropped (behaviour of closing, 6.9).
+    ///
+    /// # Errors
+    ///
+    /// If the peer has closed and not read everything (`ConnectionReset`), or the connection ended
+    /// otherwise before the peer had it.
+    fn poll_close(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.get_mut().write.as_mut().poll_shutdown(cx)
     }
 }
 

@@ -1,11 +1,14 @@
 //! Ends of connections whose link fails in the middle of it, and ends of endpoints.
 
 use std::io::ErrorKind;
+use std::net::Shutdown;
 use std::time::Duration;
 
-use futures_lite::{AsyncReadExt, AsyncWriteExt};
-use smc_core::io::{Endpoint, Stream};
+use futures_lite::future::{poll_once, zip};
+use futures_lite::{AsyncReadExt, AsyncWriteExt, pin};
+use smc_core::io::{Builder, Endpoint, Stream};
 use smc_core::wire::llc::{Header, MessageType, Step};
+use smc_testkit::memory_rdma::MemoryRdma;
 use std::sync::{Arc, Mutex};
 
 use crate::failover::{Hosts, two_links};
@@ -74,7 +77,7 @@ async fn end(
     match case {
         Case::WeShutDown => {
             ours.write_all(b"last").await.expect("writes");
-            ours.close().await.expect("shuts down");
+            ours.shutdown_how(Shutdown::Write).expect("shuts down");
             fail().await;
             expect_all(&mut theirs, b"last").await;
             theirs.write_all(b"words").await.expect("writes");
@@ -82,7 +85,7 @@ async fn end(
             expect_all(&mut ours, b"words").await;
         }
         Case::TheyShutDown => {
-            theirs.close().await.expect("shuts down");
+            theirs.shutdown_how(Shutdown::Write).expect("shuts down");
             fail().await;
             expect_all(&mut ours, b"").await;
             ours.write_all(b"last").await.expect("writes");
@@ -90,8 +93,8 @@ async fn end(
             expect_all(&mut theirs, b"last").await;
         }
         Case::BothShutDown => {
-            ours.close().await.expect("shuts down");
-            theirs.close().await.expect("shuts down");
+            ours.shutdown_how(Shutdown::Write).expect("shuts down");
+            theirs.shutdown_how(Shutdown::Write).expect("shuts down");
             fail().await;
             expect_all(&mut ours, b"").await;
             expect_all(&mut theirs, b"").await;
@@ -103,7 +106,7 @@ async fn end(
             expect_all(&mut theirs, &pattern(100_000)).await;
         }
         Case::WeClosedAndTheyShutDown => {
-            theirs.close().await.expect("shuts down");
+            theirs.shutdown_how(Shutdown::Write).expect("shuts down");
             ours.write_all(b"last").await.expect("writes");
             drop(ours);
             fail().await;
@@ -197,7 +200,7 @@ fn closing_an_endpoint_delivers_what_was_written() {
             drop(theirs);
             got
         };
-        let ((), got) = futures_lite::future::zip(client.close(), reading).await;
+        let ((), got) = zip(client.close(), reading).await;
         assert!(got == data);
         assert!(client.rdma_groups().is_empty());
         world.sleep(Duration::from_secs(1)).await;
@@ -241,7 +244,7 @@ fn a_peer_whose_tcp_ends_before_it_said_anything_is_missed_after_a_while() {
             world.sleep(Duration::from_millis(1)).await;
             assert_eq!(world.runtime.cut(address), 1);
         };
-        let (read, ()) = futures_lite::future::zip(reading, cutting).await;
+        let (read, ()) = zip(reading, cutting).await;
         assert_eq!(
             read.expect_err("is aborted").kind(),
             ErrorKind::ConnectionAborted
@@ -351,5 +354,150 @@ fn connections_that_are_in_use_do_not_hold_up_the_end() {
         assert!(took < Duration::from_millis(100), "{took:?}");
         let error = theirs.read(&mut [0; 1]).await.expect_err("is reset");
         assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    });
+}
+
+/// Two hosts whose buffers hold a part of what is written: 64 KiB each.
+fn narrow(world: &World) -> (Arc<MemoryRdma>, Endpoint, Endpoint) {
+    let (a, b) = (world.device("a0", 1), world.device("b0", 2));
+    let narrow = |builder: Builder| builder.recv_buffer(64 * 1024).send_buffer(64 * 1024);
+    let client = world.endpoint_with(&[&a], narrow);
+    let server = world.endpoint_with(&[&b], narrow);
+    (a, client, server)
+}
+
+/// What arrives before the end, and the end.
+async fn read_slowly(world: &World, stream: &mut Stream) -> (Vec<u8>, std::io::Result<()>) {
+    let (mut got, mut buf) = (Vec::new(), [0; 10_000]);
+    loop {
+        world.sleep(Duration::from_millis(1)).await;
+        match stream.read(&mut buf).await {
+            Ok(0) => return (got, Ok(())),
+            Ok(count) => got.extend_from_slice(&buf[..count]),
+            Err(error) => return (got, Err(error)),
+        }
+    }
+}
+
+#[test]
+fn a_process_that_ends_after_it_shut_down_has_lost_nothing() {
+    // The acknowledgement comes sooner and later than the peer reads.
+    for latency in [1, 50, 400, 5_000] {
+        for len in [1, 1_000, 100_000, 300_000] {
+            let world = World::new(80);
+            let time = Duration::from_micros(latency);
+            world.wire.set_latency(time, Duration::ZERO);
+            let (device, client, server) = narrow(&world);
+            world.block_on(async {
+                let listener = listen(&server).await;
+                let (mut ours, mut theirs) = connect(&client, &listener).await;
+                let data = pattern(len);
+                let writing = async {
+                    ours.write_all(&data).await.expect("writes");
+                    ours.close().await.expect("delivers");
+                    device.leave();
+                };
+                let ((), (got, end)) = zip(writing, read_slowly(&world, &mut theirs)).await;
+                assert!(got == data, "{latency} us: {} of {len} bytes", got.len());
+                end.expect("ends in order");
+            });
+        }
+    }
+}
+
+#[test]
+fn shutting_down_waits_for_a_peer_that_does_not_read() {
+    let world = World::new(81);
+    let (_device, client, server) = narrow(&world);
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        let data = pattern(100_000);
+        ours.write_all(&data).await.expect("writes");
+        {
+            let closing = ours.close();
+            pin!(closing);
+            for _ in 0..10 {
+                assert!(poll_once(&mut closing).await.is_none());
+                world.sleep(Duration::from_secs(1)).await;
+            }
+        }
+        // Given up waiting, it is shut down all the same.
+        let late = ours.write(b"late").await.expect_err("is shut down");
+        assert_eq!(late.kind(), ErrorKind::BrokenPipe);
+        let (closed, (got, end)) = zip(ours.close(), read_slowly(&world, &mut theirs)).await;
+        closed.expect("delivers");
+        end.expect("ends in order");
+        assert!(got == data);
+        ours.close().await.expect("is no error twice");
+    });
+}
+
+#[test]
+fn shutting_down_fails_when_the_peer_does_not_take_everything() {
+    let world = World::new(82);
+    let (device, client, server) = narrow(&world);
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let (mut ours, theirs) = connect(&client, &listener).await;
+        ours.write_all(&pattern(100_000)).await.expect("writes");
+        let resetting = async {
+            world.sleep(Duration::from_secs(1)).await;
+            drop(theirs);
+        };
+        let (closed, ()) = zip(ours.close(), resetting).await;
+        let kind = closed.expect_err("is reset").kind();
+        assert_eq!(kind, ErrorKind::ConnectionReset);
+
+        let (mut ours, _theirs) = connect(&client, &listener).await;
+        ours.write_all(&pattern(100_000)).await.expect("writes");
+        let losing = async {
+            world.sleep(Duration::from_secs(1)).await;
+            device.remove();
+        };
+        let (closed, ()) = zip(ours.close(), losing).await;
+        let kind = closed.expect_err("is aborted").kind();
+        assert_eq!(kind, ErrorKind::ConnectionAborted);
+    });
+}
+
+#[test]
+fn shutting_down_is_told_of_what_arrives_over_another_link() {
+    for delay in [0, 3, 6, 9, 12, 20, 200] {
+        let world = World::new(83);
+        let hosts = two_links(&world);
+        world.block_on(async {
+            let listener = listen(&hosts.server).await;
+            let (mut ours, mut theirs) = connect(&hosts.client, &listener).await;
+            world.sleep(Duration::from_secs(1)).await;
+            ours.write_all(b"last").await.expect("writes");
+            let failing = async {
+                world.sleep(Duration::from_micros(delay)).await;
+                hosts.devices[0].set_port_active(1, false);
+            };
+            // The peer says nothing of its own that would be news.
+            zip(ours.close(), failing).await.0.expect("delivers");
+            hosts.devices[2].leave();
+            expect_all(&mut theirs, b"last").await;
+        });
+    }
+}
+
+#[test]
+fn a_process_that_ends_after_a_drop_has_lost_what_the_send_buffer_holds_at_most() {
+    let world = World::new(84);
+    let (device, client, server) = narrow(&world);
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        let data = pattern(120_000);
+        ours.write_all(&data).await.expect("writes");
+        drop(ours);
+        device.leave();
+        let (got, end) = read_slowly(&world, &mut theirs).await;
+        assert!(data.starts_with(&got) && got.len() + 64 * 1024 >= data.len());
+        assert!(got.len() < data.len(), "nothing was left to be lost");
+        let cut = theirs.write_all(&pattern(200_000)).await;
+        assert!(end.is_err() || cut.is_err(), "the peer is told");
     });
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use futures_lite::future::{poll_once, zip};
 use futures_lite::{AsyncReadExt, AsyncWriteExt, pin};
+use smc_core::io::Builder;
 use smc_core::io::negotiate::Assume;
 use smc_core::{Endpoint, Error};
 
@@ -162,4 +163,43 @@ fn a_device_serves_one_endpoint_at_a_time() {
             server.close().await;
         });
     }
+}
+
+#[test]
+fn reservations_have_an_exact_length() {
+    let world = World::new(9);
+    let (a, b) = (world.device("a0", 1), world.device("b0", 2));
+    let [client, server] = [a, b].map(|device| {
+        let small = |builder: Builder| builder.recv_buffer(16 * 1024).send_buffer(32 * 1024);
+        world.endpoint_with(&[&device], small)
+    });
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        let data = crate::world::pattern(500_000);
+        let writing = async {
+            let mut left = &data[..];
+            for len in (1..).map(|round| round * 7_919 % 32_768) {
+                let (now, later) = left.split_at(left.len().min(len));
+                let mut space = ours.reserve_exact(now.len()).await.expect("reserves");
+                assert_eq!(space.len(), now.len());
+                space.as_mut_slice().copy_from_slice(now);
+                space.commit(now.len()).await.expect("commits");
+                left = later;
+                if left.is_empty() {
+                    break;
+                }
+            }
+            let refused = ours
+                .reserve_exact(32 * 1024 + 1)
+                .await
+                .expect_err("never fits");
+            assert_eq!(refused.kind(), ErrorKind::InvalidInput);
+            ours.close().await.expect("delivers");
+        };
+        let mut got = Vec::new();
+        let (read, ()) = zip(theirs.read_to_end(&mut got), writing).await;
+        read.expect("reads");
+        assert!(got == data);
+    });
 }

@@ -28,6 +28,17 @@ pub(super) enum Fill {
     Abandon,
 }
 
+/// How much is reserved.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Ask {
+    /// What there is.
+    Any,
+    /// Exactly what is to be written.
+    Exact,
+    /// Half of it at least.
+    Half,
+}
+
 /// What a reader needs.
 pub(super) trait Reading: Send {
     fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>>;
@@ -73,7 +84,7 @@ pub(super) trait Writing: Send {
     const RESERVES: bool;
 
     /// Writes a part of `data` into a reservation and sends at most `most` bytes of it.
-    fn put<'a>(&'a mut self, data: &'a [u8], most: usize, fill: Fill) -> Put<'a>;
+    fn put<'a>(&'a mut self, data: &'a [u8], ask: Ask, most: usize, fill: Fill) -> Put<'a>;
 
     fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 
@@ -172,10 +183,30 @@ macro_rules! writing {
 
             const RESERVES: bool = true;
 
-            fn put<'a>(&'a mut self, data: &'a [u8], most: usize, fill: Fill) -> Put<'a> {
-                Box::pin(
-                    async move { put(self.reserve(data.len()).await?, data, most, fill).await },
-                )
+            fn put<'a>(&'a mut self, data: &'a [u8], ask: Ask, most: usize, fill: Fill) -> Put<'a> {
+                Box::pin(async move {
+                    let len = data.len();
+                    let reserved = match ask {
+                        Ask::Any => self.reserve(len).await,
+                        Ask::Exact => self.reserve_exact(len).await,
+                        Ask::Half => self.reserve_at_least(len.div_ceil(2), len).await,
+                    };
+                    let space = match reserved {
+                        // It never fits the ring, of which the shortest has almost 16 KiB.
+                        Err(error) if is_misuse(&error) && len > RING_MIN => return Ok(0),
+                        reserved => reserved?,
+                    };
+                    let least = match ask {
+                        Ask::Any => len.min(1),
+                        Ask::Exact => len,
+                        Ask::Half => len.div_ceil(2),
+                    };
+                    if !(least..=len).contains(&space.len()) {
+                        let what = format!("reserved {} of {least} to {len} bytes", space.len());
+                        return Err(io::Error::other(what));
+                    }
+                    put(space, data, most, fill).await
+                })
             }
 
             fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -294,7 +325,7 @@ impl Writing for Arc<Stream> {
 
     const RESERVES: bool = false;
 
-    fn put<'a>(&'a mut self, _data: &'a [u8], _most: usize, _fill: Fill) -> Put<'a> {
+    fn put<'a>(&'a mut self, _: &'a [u8], _: Ask, _: usize, _: Fill) -> Put<'a> {
         Box::pin(async { Err(io::ErrorKind::Unsupported.into()) })
     }
 
@@ -346,3 +377,10 @@ async fn put(
     space.commit(len).await?;
     Ok(len)
 }
+
+fn is_misuse(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::InvalidInput
+}
+
+/// No ring is shorter.
+const RING_MIN: usize = 16 * 1024 - 256;

@@ -13,7 +13,9 @@
 //! - a dropped read has taken nothing, a dropped write has written nothing;
 //! - bytes of a guard stay what they are for as long as it is held, in whatever order guards are
 //!   released, and after the stream is closed;
-//! - what is reserved and not committed is not written;
+//! - what is reserved and not committed is not written, and no reservation is shorter than it has
+//!   to be;
+//! - no more is consumed than was shown, whatever amount is named;
 //! - what is reported ready does not wait;
 //! - everybody who waits is woken in time.
 //!

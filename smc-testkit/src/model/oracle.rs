@@ -194,6 +194,20 @@ impl Oracle {
         state.directions[side].is_shut = true;
     }
 
+    /// What shutting down came to: it fails only if the peer has not read everything.
+    pub(super) fn shut_down(&self, side: usize, result: &io::Result<()>) {
+        let mut state = self.state();
+        let is_peer_closed = self.is_alone || state.sides[1 - side].closed.is_some();
+        let kind = result.as_ref().err().map(io::Error::kind);
+        let is_due = match kind {
+            None => true,
+            Some(io::ErrorKind::ConnectionReset) => is_peer_closed || self.rules.may_abort,
+            Some(io::ErrorKind::ConnectionAborted) => self.rules.may_abort,
+            Some(_) => false,
+        };
+        state.require(is_due, || format!("shutdown: {result:?}"));
+    }
+
     // ---- Reading -------------------------------------------------------------------------------
 
     /// Bytes were seen at the read position and `taken` of them taken.

@@ -129,14 +129,18 @@ impl<'o> Reader<'o> {
 
     async fn fill_buf(&mut self, end: &mut impl Reading, polls: Option<usize>) -> Option<Verdict> {
         let (oracle, side) = (self.oracle, self.side);
-        let share = self.rng.below(5);
+        let share = self.rng.below(7);
+        let wrong = [1 + self.rng.below(100_000), usize::MAX][self.rng.below(2)];
         let mut buf = self.buffer();
         self.wait("fill_buf", polls, |cx| {
             let filled = end.poll_fill(cx, &mut |bytes| {
-                // Nothing, a part, or everything.
+                // Nothing, a part, or everything; or more than that, which is everything as well.
                 let taken = bytes.len() * share.min(3) / 3;
                 oracle.seen(side, bytes, taken);
-                taken
+                match share {
+                    5.. => bytes.len().saturating_add(wrong),
+                    _ => taken,
+                }
             });
             match filled {
                 None => end

@@ -3,7 +3,7 @@
 use std::io::{self, IoSlice};
 use std::task::{Context, Poll};
 
-use super::ends::{Fill, Writing};
+use super::ends::{Ask, Fill, Writing};
 use super::oracle::{Oracle, Task, Verdict, byte_at};
 use super::plan::{Finish, size};
 use super::side::{limited, rest};
@@ -95,10 +95,14 @@ impl<'o> Writer<'o> {
             };
             let result = match direct {
                 Some(result) => result,
-                None => std::future::poll_fn(|cx| end.poll_close(cx)).await,
+                // Dropped, it has shut writing down all the same.
+                None => {
+                    let polls = self.is_hasty.then_some(3);
+                    let closed = self.wait("close", polls, |cx| end.poll_close(cx));
+                    closed.await.unwrap_or(Ok(()))
+                }
             };
-            self.oracle
-                .require(result.is_ok(), || format!("shutdown: {result:?}"));
+            self.oracle.shut_down(self.side, &result);
         }
         let result = self.attempt(end, "try_write after shutdown", &[1, 2, 3]);
         self.oracle.require(result == Verdict::Over, || {
@@ -153,11 +157,22 @@ impl<'o> Writer<'o> {
             Fill::Abandon => 0,
             _ => data.len(),
         };
-        let mut future = end.put(&data, most, fill);
+        let ask = match self.rng.below(4) {
+            0 | 1 => Ask::Any,
+            2 => Ask::Exact,
+            _ => Ask::Half,
+        };
+        let mut future = end.put(&data, ask, most, fill);
         self.wait("put", polls, |cx| {
             oracle.offer(side, len);
-            let result = future.as_mut().poll(cx);
-            settle(oracle, side, "put", len, result)
+            match future.as_mut().poll(cx) {
+                // Nothing was asked for, or more than can be.
+                Poll::Ready(Ok(0)) => {
+                    oracle.withdraw(side);
+                    Poll::Ready(Verdict::Open)
+                }
+                result => settle(oracle, side, "put", len, result),
+            }
         })
         .await
     }

@@ -273,6 +273,11 @@ impl Conn {
         }
     }
 
+    /// Why the connection was ended by this side, if it was.
+    pub(crate) fn killed(&self) -> Option<Error> {
+        self.closing().is_killed().then(|| self.failure())
+    }
+
     fn failure(&self) -> Error {
         self.failure
             .get()

@@ -107,12 +107,19 @@ impl Conn {
         }
     }
 
-    /// Sets or clears the flag for a writer that waits for space; the next signal tells of it.
+    /// Sets the flag for a writer that waits for any space, or clears both flags for one that
+    /// waits; the next signal tells of it.
     pub(crate) fn say_blocked(&self, blocked: bool) {
-        self.say(false, |word| {
-            word.producer_flags
-                .set(ProducerFlags::WRITER_BLOCKED, blocked);
+        self.say(false, |word| match blocked {
+            true => word.producer_flags.insert(ProducerFlags::WRITER_BLOCKED),
+            false => word.producer_flags.remove(WAITS),
         });
+    }
+
+    /// Tells the peer that the writer waits for more space than it knows of: the peer shows all
+    /// that it has read, however little that is.
+    pub(crate) fn ask_for_space(&self) {
+        self.say(true, |word| word.producer_flags.insert(WAITS));
     }
 
     pub(super) fn say_flags(&self, flags: StateFlags) {
@@ -208,7 +215,7 @@ impl Conn {
             .is_ok()
     }
 
-    pub(super) fn is_owing(&self) -> bool {
+    pub(crate) fn is_owing(&self) -> bool {
         if let PeerElement::Staged(staged) = &self.peer {
             return staged.is_owing();
         }
@@ -218,18 +225,21 @@ impl Conn {
     /// For the driver: stores the words that the device was too busy for, in their order, and
     /// lets the writer try again. Returns whether something is still owed.
     pub(crate) fn say_again(&self) -> bool {
-        self.writer.wake();
-        match self.try_say_again() {
-            Ok(()) => self.finish_if_over(),
-            Err(SubmitError::WouldBlock) => return true,
-            Err(error) => {
+        let said = self.try_say_again();
+        let is_owed = said == Err(SubmitError::WouldBlock);
+        match said {
+            Err(error) if !is_owed => {
                 self.producer_owed.store(0, Ordering::SeqCst);
                 self.consumer().is_owed = false;
                 self.submit_failed(error);
                 self.finish_if_over();
             }
+            Err(_) => {}
+            Ok(()) => self.finish_if_over(),
         }
-        false
+        // It may wait for a place of its own, or until nothing is owed.
+        self.writer.wake();
+        is_owed
     }
 
     /// The device was too busy for data: the driver wakes the writer when it may try again.
@@ -278,6 +288,9 @@ impl Conn {
         self.consumer.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+/// Flags of a writer that waits: for any space, and for all that there is.
+const WAITS: ProducerFlags = ProducerFlags::WRITER_BLOCKED.union(ProducerFlags::UPDATE_REQUESTED);
 
 /// What is staged does not go through words in the peer's memory.
 const NOT_HERE: SubmitError = SubmitError::UnknownToken;

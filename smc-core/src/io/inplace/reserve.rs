@@ -6,19 +6,22 @@ use std::io::{self, IoSlice};
 use std::task::{Context, Poll, ready};
 
 use super::super::halves::WriteSide;
+use super::super::send::Room;
 use super::PRIVATE_MAX;
 use crate::error::Error;
 
 /// Memory for the next bytes of a stream, which go out with [`Reservation::commit`].
 ///
-/// [`Stream::reserve`](super::super::Stream::reserve) makes it. It is one piece without gaps, and
-/// may be shorter than what was asked for, as a write may be: down to one byte where the ring of
-/// the peer ends or has little space. Whoever has more goes on in the next reservation.
+/// It is one piece without gaps. [`Stream::reserve_exact`](super::super::Stream::reserve_exact) gives
+/// it the length that is asked for, [`reserve_at_least`](super::super::Stream::reserve_at_least) a
+/// length between two, and [`reserve`](super::super::Stream::reserve) what there is: down to one byte
+/// where the ring of the peer ends or has little space.
 ///
 /// **Where it is.** Over a device that maps the peer's buffer (SMC-D with nocopy) it is the peer's
 /// memory: [`Reservation::write_at`] and [`io::Write`] put bytes where the peer will read them.
-/// Otherwise, that is without nocopy, with SMC-R and on TCP, it is a buffer of ours with the same
-/// interface, of at most 64 KiB; committing passes it on.
+/// Where a reservation would have to go on at the start of the ring, it is a buffer of ours with the
+/// same interface, which committing copies. So it is without nocopy, with SMC-R and on TCP, where it
+/// has at most 64 KiB unless more was asked for as the least.
 ///
 /// **As a slice.** A peer can write its memory at any time, so it must not be looked at as
 /// `&mut [u8]`, unless the endpoint trusts its peers not to
@@ -33,7 +36,7 @@ use crate::error::Error;
 /// # async fn send(stream: &mut smc_core::Stream) -> std::io::Result<()> {
 /// use std::io::Write as _;
 ///
-/// let mut space = stream.reserve(64).await?;
+/// let mut space = stream.reserve_exact(64).await?;
 /// write!(space, "{:>8}\n", 42)?;
 /// let len = space.written();
 /// space.commit(len).await
@@ -58,9 +61,29 @@ enum Buffer {
 }
 
 impl<'a> Reservation<'a> {
-    /// `side` has room for `len` bytes.
-    pub(crate) fn new(side: &'a mut WriteSide, len: usize) -> Self {
-        let buffer = if side.is_mapped() {
+    /// Waits for a reservation of `least` to `most` bytes.
+    pub(crate) async fn wait(
+        side: &'a mut WriteSide,
+        least: usize,
+        most: usize,
+    ) -> io::Result<Self> {
+        let room = poll_fn(|cx| side.poll_room(cx, least, most)).await?;
+        Ok(Self::new(side, room))
+    }
+
+    /// As [`Reservation::wait`] for use in a poll function.
+    pub(crate) fn poll(
+        side: &'a mut WriteSide,
+        cx: &mut Context<'_>,
+        least: usize,
+        most: usize,
+    ) -> Poll<io::Result<Self>> {
+        let room = ready!(side.poll_room(cx, least, most))?;
+        Poll::Ready(Ok(Self::new(side, room)))
+    }
+
+    fn new(side: &'a mut WriteSide, Room { len, is_in_place }: Room) -> Self {
+        let buffer = if is_in_place {
             Buffer::InPlace
         } else {
             Buffer::private(side, len)
@@ -140,8 +163,8 @@ impl<'a> Reservation<'a> {
     /// In place that is a store or two and does not wait. A buffer of ours is passed on as by
     /// `write_all`, which may wait where a device is busy or a socket has no room.
     ///
-    /// **Cancellation.** Dropped before it is ready, it has sent nothing over SMC-D; over SMC-R
-    /// and TCP it may have sent a part, as `write_all`.
+    /// **Cancellation.** Dropped before it is ready, it has sent nothing over SMC; over TCP it may
+    /// have sent a part, as `write_all`.
     ///
     /// # Errors
     ///

@@ -20,7 +20,7 @@ use crate::device::{Mr, Write};
 use crate::error::{Error, How};
 use crate::mem::sync::{AtomicBool, AtomicU32, Ordering};
 use crate::proto::conn::staged::{
-    Arrival, Arrivals, News, PeerWrite, PostId, Transmit, TransmitConfig,
+    Arrival, Arrivals, Delivery, News, PeerWrite, PostId, Transmit, TransmitConfig,
 };
 use crate::proto::group::DeviceIndex;
 use crate::proto::handshake::PeerRmb;
@@ -371,7 +371,8 @@ impl Staged {
         }
     }
 
-    fn await_sent(&self) {
+    /// Has the completion of what is on its way wake the writer.
+    pub(crate) fn await_sent(&self) {
         if let Some(wire) = &self.tx().wire {
             wire.await_sent();
         }
@@ -444,6 +445,18 @@ impl Staged {
             Some(bound) => !bound.transmit.is_flushed() && !self.group.is_over(),
             None => false,
         }
+    }
+
+    /// Size of the staging ring: the most that there can be space for.
+    pub(crate) fn capacity(&self) -> u32 {
+        self.staging.size().ring_r().size()
+    }
+
+    /// What became of everything written and of the shutdown behind it.
+    pub(crate) fn delivery(&self) -> Delivery {
+        let tx = self.tx();
+        let bound = tx.bound.as_ref();
+        bound.map_or(Delivery::Done, |bound| bound.transmit.delivery())
     }
 
     /// It is our turn on the link: one message.
@@ -519,6 +532,10 @@ impl Staged {
             }
         }
         self.push(tx, false);
+        if let Some(conn) = self.conn() {
+            // A writer that waits for completions waits for those of the new link from now on.
+            conn.sent();
+        }
     }
 
     /// Posts what there is to post, as far as there is room. Returns whether the link could take

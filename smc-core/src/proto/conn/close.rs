@@ -184,6 +184,12 @@ impl Closing {
         self.released
     }
 
+    /// Whether the connection ended with its link group, or because it could not go on.
+    #[must_use]
+    pub fn is_killed(&self) -> bool {
+        self.killed
+    }
+
     /// What the application reads behind the last byte.
     #[must_use]
     pub fn read_end(&self) -> ReadEnd {

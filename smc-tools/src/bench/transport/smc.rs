@@ -59,10 +59,12 @@ impl Duplex for InPlace {
     /// Writes each byte once, which is what copying them does too; but here there is no buffer to
     /// copy from, which other senders have in their cache.
     async fn put(&mut self, data: &[u8]) -> io::Result<()> {
+        // A message is one piece; of a ring that is short for it, a quarter at a time.
+        let ring = self.0.send_buffer_size().unwrap_or(data.len());
         let mut left = data.len();
         while left > 0 {
-            let mut space = self.0.reserve(left).await?;
-            let len = space.len();
+            let len = left.min((ring / 4).max(1));
+            let mut space = self.0.reserve_exact(len).await?;
             std::hint::black_box(space.as_mut_slice()).fill(std::hint::black_box(MADE));
             space.commit(len).await?;
             left -= len;

@@ -1,5 +1,7 @@
 use std::collections::VecDeque;
 
+use smc_wire::cdc::StateFlags;
+
 use super::post::PostId;
 use crate::device::SENDS_MAX;
 
@@ -31,6 +33,7 @@ pub(super) struct Said {
     pub(super) sequence: u16,
     /// Bytes of the stream up to the producer cursor of the CDC.
     pub(super) sent: u64,
+    pub(super) state: StateFlags,
 }
 
 impl Flight {

@@ -24,7 +24,7 @@ mod transmit;
 
 pub use arrivals::{Arrival, Arrivals, News};
 pub use post::{PeerWrite, Post, PostId};
-pub use transmit::{Transmit, TransmitConfig};
+pub use transmit::{Delivery, Transmit, TransmitConfig};
 
 #[cfg(test)]
 mod tests;

@@ -49,8 +49,9 @@ pub struct Transmit {
     consumer: Cursor,
     /// State flags to be said as soon as all data is handed out.
     wanted: StateFlags,
-    /// Sequence number of the newest CDC that is completed.
+    /// Sequence number of the newest CDC that is completed, and its flags.
     last_completed: u16,
+    completed_state: StateFlags,
     said: Level,
     due: Due,
     /// Bytes of the peer's ring that are kept back: none, or one.
@@ -65,7 +66,21 @@ pub struct Transmit {
     aborts: bool,
     /// The peer reads nothing more.
     unheard: bool,
+    /// Data was discarded that was staged.
+    is_cut: bool,
     killed: bool,
+}
+
+/// What became of everything staged and of the end behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Delivery {
+    /// Not completed yet.
+    Pending,
+    /// The peer has it: it was completed, or the peer has read all of it and closed.
+    Done,
+    /// Some of it never gets there, or was not read: the peer has closed, or this side has aborted.
+    Lost,
 }
 
 /// Settings of [`Transmit`].
@@ -114,6 +129,7 @@ impl Transmit {
             consumer: Cursor::START,
             wanted: StateFlags::empty(),
             last_completed: 0,
+            completed_state: StateFlags::empty(),
             said: Level::default(),
             due: Due::default(),
             spare: 0,
@@ -123,6 +139,7 @@ impl Transmit {
             undo: None,
             aborts: false,
             unheard: false,
+            is_cut: false,
             killed: false,
         }
     }
@@ -251,6 +268,7 @@ impl Transmit {
         let said = Said {
             sequence: self.said.sequence,
             sent,
+            state,
         };
         let id = self.flight.push(if count == 0 {
             Kind::Bare(said)
@@ -286,6 +304,7 @@ impl Transmit {
             return 0;
         };
         self.last_completed = said.sequence;
+        self.completed_state = said.state;
         let freed = gap(self.completed, said.sent);
         self.completed = self.completed.max(said.sent);
         freed
@@ -432,6 +451,23 @@ impl Transmit {
                 && self.said.state == self.flags_behind(self.sent))
     }
 
+    /// What became of everything staged and of the word that no more comes
+    /// ([`SENDING_DONE`](StateFlags::SENDING_DONE)).
+    ///
+    /// What is completed is in the peer's memory and among what it has received: it gets there
+    /// whatever becomes of this side (behaviour of closing, 6.9).
+    #[must_use]
+    pub fn delivery(&self) -> Delivery {
+        let has_end = self.completed_state.contains(StateFlags::SENDING_DONE);
+        if self.is_cut || (self.unheard && self.consumed < self.sent) {
+            Delivery::Lost
+        } else if self.unheard || (has_end && self.completed >= self.prepared) {
+            Delivery::Done
+        } else {
+            Delivery::Pending
+        }
+    }
+
     /// Whether nothing is left to post, and nothing in flight: the staging ring can be released.
     #[must_use]
     pub fn is_idle(&self) -> bool {
@@ -443,6 +479,7 @@ impl Transmit {
     /// Drops what was not handed out, if nobody is to get it.
     fn discard(&mut self) {
         if self.unheard || self.aborts {
+            self.is_cut |= self.prepared > self.reach;
             self.prepared = self.reach;
         }
         if self.unheard {
