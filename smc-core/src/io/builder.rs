@@ -43,6 +43,7 @@ impl Builder {
     /// A device object serves one endpoint at a time ([`Builder::build`]). It can be given to
     /// another one when the endpoint, its listeners and its streams are gone, those included that
     /// were dropped and are being closed in the background; [`Endpoint::close`] waits for them.
+    /// Building blocks for up to a second if the device is not free at once.
     #[must_use]
     pub fn device(mut self, device: Arc<dyn Device>) -> Self {
         self.devices.push(device);

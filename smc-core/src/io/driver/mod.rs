@@ -514,6 +514,7 @@ impl Drop for Slot {
     fn drop(&mut self) {
         // The driver finds nothing to upgrade to and ends.
         self.driver.wake();
+        serving::release();
     }
 }
 

@@ -1,50 +1,65 @@
 //! Which devices of this process serve an endpoint.
 
-use std::ptr;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use super::Slot;
 use crate::error::Error;
 
 /// The devices that serve an endpoint now, of all endpoints.
-static SERVING: Mutex<Vec<Weak<Slot>>> = Mutex::new(Vec::new());
+static SERVING: Mutex<Vec<Serving>> = Mutex::new(Vec::new());
+
+/// A slot is gone, and with it the hold on its device.
+static FREED: Condvar = Condvar::new();
+
+struct Serving {
+    /// Address of the device object, which lives as long as its slot.
+    device: usize,
+    slot: Weak<Slot>,
+}
 
 /// Makes `slot` the one consumer of its device, for as long as it exists: each event is handed out
 /// once, so a second consumer would take those of the first.
 ///
+/// Blocks for a moment if the device has a consumer: tasks of an endpoint that is gone, its driver
+/// among them, may be ending on other threads.
+///
 /// # Errors
 ///
-/// [`Error::Misuse`] when the device has a consumer.
+/// [`Error::Misuse`] when the device keeps its consumer.
 pub(crate) fn claim(slot: &Arc<Slot>) -> Result<(), Error> {
-    for _ in 0..PASS {
-        match try_claim(slot) {
-            None => return Ok(()),
-            // On another thread the driver of an endpoint that is gone may be in its last pass.
-            Some(other) => drop(other),
+    let device = Arc::as_ptr(slot.device()).cast::<()>().addr();
+    let until = Instant::now() + ENDING;
+    let mut serving = lock();
+    loop {
+        serving.retain(|other| other.slot.strong_count() > 0);
+        if serving.iter().all(|other| other.device != device) {
+            let slot = Arc::downgrade(slot);
+            serving.push(Serving { device, slot });
+            return Ok(());
         }
-        std::thread::yield_now();
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(Error::Misuse(IN_USE));
+        }
+        let woken = FREED.wait_timeout(serving, left);
+        serving = woken.unwrap_or_else(PoisonError::into_inner).0;
     }
-    Err(Error::Misuse(IN_USE))
 }
 
-/// The slot that has the device, if there is one.
-fn try_claim(slot: &Arc<Slot>) -> Option<Arc<Slot>> {
-    let mut serving = SERVING.lock().unwrap_or_else(PoisonError::into_inner);
-    serving.retain(|other| other.strong_count() > 0);
-    let others: Vec<_> = serving.iter().filter_map(Weak::upgrade).collect();
-    let is_same =
-        |other: &Arc<Slot>| ptr::addr_eq(Arc::as_ptr(other.device()), Arc::as_ptr(slot.device()));
-    let is_free = !others.iter().any(is_same);
-    if is_free {
-        serving.push(Arc::downgrade(slot));
-    }
-    // What this drops may be the last of a slot and of its device: not under the lock.
-    drop(serving);
-    others.into_iter().find(is_same)
+/// For a slot that is being dropped: its device is free.
+pub(super) fn release() {
+    // A thread that has just found the device in use waits before this goes on.
+    drop(lock());
+    FREED.notify_all();
+}
+
+fn lock() -> MutexGuard<'static, Vec<Serving>> {
+    SERVING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 const IN_USE: &str = "the device serves another endpoint, or is given twice: a device object has \
                       one endpoint at a time, and is free when that and its streams are gone";
 
-/// How often a device that is in use is looked at again: longer than a pass of a driver takes.
-const PASS: usize = 1000;
+/// How long tasks of an endpoint that is gone may take to end, on a busy machine.
+const ENDING: Duration = Duration::from_secs(1);
