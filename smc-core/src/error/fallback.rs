@@ -8,6 +8,7 @@ use smc_wire::types::DeclineCode;
 use super::{Limit, OsError, clause};
 use crate::device::DeviceError;
 use crate::proto::group::NoGroup as NoSeat;
+use crate::proto::handshake::{ConfirmFailure, RkeyFailure};
 
 /// Why a stream stays TCP: the codes that smc-tools show, and what really happened.
 ///
@@ -154,6 +155,10 @@ pub enum FallbackCause {
     NoGroup,
     /// The link group was terminated during the handshake.
     GroupTerminated,
+    /// SMC-R: the peer does not know the keys of our receive buffer.
+    Rkey(RkeyFailure),
+    /// SMC-R: the first link of the group was not confirmed.
+    ConfirmLink(ConfirmFailure),
 }
 
 impl From<OsError> for FallbackCause {
@@ -197,6 +202,8 @@ impl fmt::Display for FallbackCause {
             Self::TimedOut(step) => write!(f, "{step}: timed out"),
             Self::NoGroup => NoSeat.fmt(f),
             Self::GroupTerminated => f.write_str("link group was terminated"),
+            Self::Rkey(failure) => failure.fmt(f),
+            Self::ConfirmLink(failure) => failure.fmt(f),
         }
     }
 }

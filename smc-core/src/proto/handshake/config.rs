@@ -65,6 +65,10 @@ impl Config {
         }
     }
 
+    pub(super) fn has_devices(&self) -> bool {
+        !self.devices.is_empty() || self.rdma.is_some()
+    }
+
     /// Whether the host has a device for SMC-D v2.
     #[must_use]
     pub fn is_v2_capable(&self) -> bool {

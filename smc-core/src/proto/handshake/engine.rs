@@ -13,7 +13,7 @@ use smc_wire::types::{DeclineCode, Version};
 use super::inbox::Inbox;
 use super::{Config, Done, Established, Fallback, Machine, Output, Work};
 use crate::device::DeviceError;
-use crate::error::{Error, FallbackReason, How};
+use crate::error::{Error, FallbackCause, FallbackReason, How, SetupStep};
 use crate::proto::group::GroupId;
 
 /// A machine over the states of one side.
@@ -54,11 +54,17 @@ pub(super) type Next<S> = Result<Option<S>, Failure>;
 #[derive(Debug)]
 pub(super) enum Failure {
     /// We decline and fall back.
-    Decline(DeclineCode),
+    Decline(Box<FallbackReason>),
     /// The peer declined; we fall back.
     PeerDeclined(Decline),
     /// Nothing can be saved.
     Abort(Error),
+}
+
+impl Failure {
+    pub(super) fn decline(reason: impl Into<FallbackReason>) -> Self {
+        Self::Decline(Box::new(reason.into()))
+    }
 }
 
 impl<E: Into<Error>> From<E> for Failure {
@@ -134,15 +140,15 @@ impl Common {
             (failure, _) => failure,
         };
         match failure {
-            Failure::Decline(code) => {
-                let mut decline = Decline::new(self.version, code, self.config.os);
+            Failure::Decline(reason) => {
+                let mut decline = Decline::new(self.version, reason.local, self.config.os);
                 if let Some(rdma) = &self.config.rdma {
                     decline.peer_id = rdma.peer_id;
                 }
                 if let Some(bytes) = emitted(decline.encoded_len(), |buffer| decline.emit(buffer)) {
                     self.send(bytes);
                 }
-                self.fall_back(FallbackReason::local(code), self.crossing_possible);
+                self.fall_back(*reason, self.crossing_possible);
                 Ok(None)
             }
             Failure::PeerDeclined(decline) => {
@@ -342,12 +348,33 @@ pub(super) fn unasked<S>() -> Next<S> {
     )))
 }
 
-/// What the peer is told when a buffer could not be registered.
-pub(super) fn register_code(error: &DeviceError) -> DeclineCode {
-    match error {
+/// Why a buffer could not be registered.
+pub(super) fn not_registered(error: DeviceError) -> FallbackReason {
+    let code = match error {
         DeviceError::Exhausted => DeclineCode::MAX_DMB,
         _ => DeclineCode::MEM,
-    }
+    };
+    of_device(code, SetupStep::Register, error)
+}
+
+/// A step that a device could not do.
+pub(super) fn of_device(code: DeclineCode, step: SetupStep, error: DeviceError) -> FallbackReason {
+    FallbackReason::because(code, FallbackCause::Device { step, error })
+}
+
+/// A step that has taken too long.
+pub(super) fn too_late(code: DeclineCode, step: SetupStep) -> FallbackReason {
+    FallbackReason::because(code, FallbackCause::TimedOut(step))
+}
+
+/// There is no seat in a link group.
+pub(super) fn no_group(code: DeclineCode) -> FallbackReason {
+    FallbackReason::because(code, FallbackCause::NoGroup)
+}
+
+/// The link group was terminated.
+pub(super) fn group_terminated() -> FallbackReason {
+    FallbackReason::because(DeclineCode::NOACTLINK, FallbackCause::GroupTerminated)
 }
 
 /// The next smaller buffer, if memory is the trouble and there is a smaller one.

@@ -4,10 +4,10 @@ use smc_wire::clc::RdmaEnd;
 use smc_wire::size::SizeCode;
 use smc_wire::types::{DeclineCode, MtuCode, PeerId};
 
-use super::engine::smaller;
-use super::{ConfirmFailure, LocalRmb, PeerRmb, RmbError};
+use super::engine::{of_device, smaller};
+use super::{ConfirmFailure, LocalRmb, PeerRmb, RkeyFailure, RmbError};
 use crate::device::{DeviceError, LinkAddress};
-use crate::error::PeerMisbehaved;
+use crate::error::{FallbackCause, FallbackReason, PeerMisbehaved, SetupStep};
 
 /// Our end, as the peer is told of it. `mtu` is our own in ACCEPT, the smaller of both in CONFIRM.
 pub(super) fn own_end(local: &LocalRmb, peer_id: PeerId, mtu: MtuCode) -> RdmaEnd {
@@ -62,30 +62,40 @@ pub(super) fn peer_rmb(end: &RdmaEnd) -> Result<PeerRmb, PeerMisbehaved> {
     })
 }
 
-/// What to do without a receive buffer: try a smaller one, or tell the peer this.
+/// What to do without a receive buffer: try a smaller one, or decline for this reason.
 pub(super) fn without_rmb(
-    error: &RmbError,
+    error: RmbError,
     size: SizeCode,
     no_link: DeclineCode,
-) -> Result<SizeCode, DeclineCode> {
+) -> Result<SizeCode, FallbackReason> {
     match error {
-        RmbError::NoLink => Err(no_link),
-        RmbError::Device(error) => smaller(error, size).ok_or(DeclineCode::MEM),
+        RmbError::NoLink => Err(no_link.into()),
+        RmbError::Device(error) => smaller(&error, size)
+            .ok_or_else(|| of_device(DeclineCode::MEM, SetupStep::Register, error)),
     }
 }
 
-/// What the peer is told when a queue pair could not be made.
-pub(super) fn open_code(error: &DeviceError) -> DeclineCode {
-    match error {
-        DeviceError::NoMemory | DeviceError::Exhausted => DeclineCode::MEM,
+/// Why a queue pair could not be made.
+pub(super) fn not_opened(error: DeviceError) -> FallbackReason {
+    let code = match error {
+        DeviceError::Exhausted => DeclineCode::MEM,
+        _ if error.is_lack_of_memory() => DeclineCode::MEM,
         _ => DeclineCode::INTERR,
-    }
+    };
+    of_device(code, SetupStep::OpenLink, error)
 }
 
-/// What the peer is told when the link was not confirmed, and whether it may be telling us first.
-pub(super) fn confirm_code(failure: ConfirmFailure) -> (DeclineCode, bool) {
-    match failure {
+/// Why the link was not confirmed, and whether the peer may be telling us first.
+pub(super) fn not_confirmed(failure: ConfirmFailure) -> (FallbackReason, bool) {
+    let (code, may_be_late) = match failure {
         ConfirmFailure::Eyecatchers => (DeclineCode::RMBE_EC, false),
         ConfirmFailure::TimedOut | ConfirmFailure::LinkDown => (DeclineCode::TIMEOUT_CL, true),
-    }
+    };
+    let cause = FallbackCause::ConfirmLink(failure);
+    (FallbackReason::because(code, cause), may_be_late)
+}
+
+/// Why the peer does not know the keys of our buffer.
+pub(super) fn unknown_rkey(failure: RkeyFailure) -> FallbackReason {
+    FallbackReason::because(DeclineCode::ERR_REGBUF, FallbackCause::Rkey(failure))
 }

@@ -7,9 +7,13 @@ use smc_wire::size::SizeCode;
 use smc_wire::types::{Chid, DeclineCode, DmbToken, Gid, GroupId, Release};
 
 use super::{Accepted, ExpectOpening, State};
-use crate::error::PeerMisbehaved;
+use crate::device::DeviceError;
+use crate::error::{PeerMisbehaved, SetupStep};
 use crate::proto::group::{Key, Seat, Terms};
-use crate::proto::handshake::engine::{Common, Failure, Next, register_code, smaller, unasked};
+use crate::proto::handshake::engine::{
+    Common, Failure, Next, group_terminated, no_group, not_registered, of_device, smaller,
+    too_late, unasked,
+};
 use crate::proto::handshake::{
     Config, DirectDevice, DirectPath, Done, Established, Offer, PeerBuffer, Role, Transport, Work,
 };
@@ -26,7 +30,7 @@ pub(super) fn chosen(
         device.ok_or(PeerMisbehaved::SelectedUnofferedDevice)?
     } else {
         let device = offer.v1_device();
-        device.ok_or(Failure::Decline(DeclineCode::MODEUNSUPP))?
+        device.ok_or_else(|| Failure::decline(DeclineCode::MODEUNSUPP))?
     };
     let chosen = Chosen {
         accepted,
@@ -72,36 +76,45 @@ impl Expect {
     pub(super) fn done(self, done: Done, common: &mut Common) -> Next<State> {
         match (self, done) {
             (Self::Seat(state), Done::Entered(Ok(seat))) => state.handle(seat, common),
-            (Self::Seat(_), Done::Entered(Err(_))) => Err(Failure::Decline(DeclineCode::SYNCERR)),
+            (Self::Seat(_), Done::Entered(Err(_))) => {
+                Err(Failure::decline(no_group(DeclineCode::SYNCERR)))
+            }
             (Self::Buffer(state), Done::Registered(Ok(token))) => state.handle(token, common),
             (Self::Buffer(state), Done::Registered(Err(error))) => {
                 match smaller(&error, state.size) {
                     Some(size) => Ok(Some(state.seated.register(state.chosen, size, common))),
-                    None => Err(Failure::Decline(register_code(&error))),
+                    None => Err(Failure::decline(not_registered(error))),
                 }
             }
             (Self::Attachment(state), Done::Attached(result)) => {
                 // A mapping that does not hold the element is no better than none.
-                match result.is_ok_and(|len| len >= state.chosen.buffer.end()) {
-                    true => confirm(state.chosen, state.seated, state.local, true, common),
-                    false => Err(Failure::Decline(DeclineCode::MEM)),
-                }
+                let short = DeviceError::Invalid("mapping is shorter than the buffer");
+                let error = match result {
+                    Ok(len) if len >= state.chosen.buffer.end() => {
+                        return confirm(state.chosen, state.seated, state.local, true, common);
+                    }
+                    Ok(_) => short,
+                    Err(error) => error,
+                };
+                let (code, step) = (DeclineCode::MEM, SetupStep::Attach);
+                Err(Failure::decline(of_device(code, step, error)))
             }
             _ => unasked(),
         }
     }
 
     pub(super) fn timeout(self) -> Failure {
-        Failure::Decline(match self {
-            Self::Seat(_) => DeclineCode::INTERR,
-            Self::Buffer(_) | Self::Attachment(_) => DeclineCode::MEM,
+        Failure::decline(match self {
+            Self::Seat(_) => too_late(DeclineCode::INTERR, SetupStep::Enter),
+            Self::Buffer(_) => too_late(DeclineCode::MEM, SetupStep::Register),
+            Self::Attachment(_) => too_late(DeclineCode::MEM, SetupStep::Attach),
         })
     }
 
     pub(super) fn terminated(self) -> Next<State> {
         match self {
             Self::Seat(_) => Ok(Some(State::Direct(self))),
-            Self::Buffer(_) | Self::Attachment(_) => Err(Failure::Decline(DeclineCode::NOACTLINK)),
+            Self::Buffer(_) | Self::Attachment(_) => Err(Failure::decline(group_terminated())),
         }
     }
 }

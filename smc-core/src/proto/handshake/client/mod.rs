@@ -12,7 +12,7 @@ use smc_wire::types::{DeclineCode, Eid, FeatureMask, HostName, OsType, Release, 
 use super::engine::{Common, Engine, Expect, Failure, Next, after, delegate_machine, unasked};
 use super::offer::{Offer, features};
 use super::{Config, Done, Established, Path};
-use crate::error::{Error, How, PeerMisbehaved, Phase};
+use crate::error::{Error, FallbackCause, How, PeerMisbehaved, Phase};
 use crate::proto::group::Intent;
 
 /// The client's side of the handshake (behaviour of set-up, client ladder).
@@ -29,7 +29,10 @@ impl Client {
     pub fn new(now: Instant, config: Arc<Config>, path: &Path) -> Self {
         let offer = Offer::new(&config, path);
         Self(Engine::new(common(config), |common| {
-            let offer = Arc::new(offer.map_err(Failure::Decline)?);
+            let offer = Arc::new(offer.map_err(|code| match code {
+                DeclineCode::NOSMCDEV => Failure::decline(FallbackCause::NoDevice),
+                code => Failure::decline(code),
+            })?);
             common.send(offer.bytes().to_vec());
             Ok(Some(expect_accept(now, offer, common)))
         }))
@@ -205,11 +208,11 @@ impl ExpectAccept {
             Body::R(_) => offered.has_r(),
         };
         if !is_offered {
-            return Err(Failure::Decline(DeclineCode::MODEUNSUPP));
+            return Err(Failure::decline(DeclineCode::MODEUNSUPP));
         }
         // Not a release that we could confirm.
         if stated.is_some_and(|stated| stated.release > self.offer.release()) {
-            return Err(Failure::Decline(DeclineCode::RELEASEERR));
+            return Err(Failure::decline(DeclineCode::RELEASEERR));
         }
         match &accept.body {
             Body::D(end) => direct::chosen(accepted, &self.offer, end, common),

@@ -9,10 +9,13 @@ use smc_wire::types::{DeclineCode, GroupId, PeerId, Release};
 
 use super::{Accepted, ExpectOpening, State, Stated};
 use crate::device::{LinkAddress, Route};
+use crate::error::{FallbackReason, SetupStep};
 use crate::proto::group::{Intent, Key, Seat, Terms};
-use crate::proto::handshake::engine::{Common, Failure, Next, after, unasked};
+use crate::proto::handshake::engine::{
+    Common, Failure, Next, after, group_terminated, no_group, of_device, too_late, unasked,
+};
 use crate::proto::handshake::rdma::{
-    confirm_code, open_code, own_end, peer_link, peer_rmb, without_rmb,
+    not_confirmed, not_opened, own_end, peer_link, peer_rmb, unknown_rkey, without_rmb,
 };
 use crate::proto::handshake::{
     Config, ConfirmFailure, Done, Established, LinkChoice, LinkTerms, LocalRmb, Offer, PeerRmb,
@@ -27,9 +30,9 @@ pub(super) fn chosen(
     common: &mut Common,
 ) -> Next<State> {
     let port = offer.rdma_port(accepted.version);
-    let port = port.ok_or(Failure::Decline(DeclineCode::MODEUNSUPP))?;
-    let route = route(&accepted, port, end).map_err(Failure::Decline)?;
-    let terms = link_terms(&accepted).map_err(Failure::Decline)?;
+    let port = port.ok_or_else(|| Failure::decline(DeclineCode::MODEUNSUPP))?;
+    let route = route(&accepted, port, end).map_err(Failure::decline)?;
+    let terms = link_terms(&accepted).map_err(Failure::decline)?;
     let chosen = Chosen {
         peer: peer_link(end)?,
         peer_rmb: peer_rmb(end)?,
@@ -156,7 +159,7 @@ enum Step {
     /// First contact, CONFIRM is sent: CONFIRM LINK over the new link.
     Confirming(Ready, Instant),
     /// It has failed: the server may have declined for the same reason.
-    Late(DeclineCode, Instant),
+    Late(Box<FallbackReason>, Instant),
 }
 
 /// Our place in the link group.
@@ -215,13 +218,15 @@ impl Expect {
         let Self { chosen, step } = self;
         match (step, done) {
             (Step::Seat, Done::Entered(Ok(seat))) => seated(chosen, seat, common),
-            (Step::Seat, Done::Entered(Err(_))) => Err(Failure::Decline(DeclineCode::SYNCERR)),
+            (Step::Seat, Done::Entered(Err(_))) => {
+                Err(Failure::decline(no_group(DeclineCode::SYNCERR)))
+            }
             (Step::Link(seated), Done::LinkOpened(Ok(_))) => {
                 let size = common.config.rmb;
                 Ok(Some(prepare(chosen, seated, size, common)))
             }
             (Step::Link(_), Done::LinkOpened(Err(error))) => {
-                Err(Failure::Decline(open_code(&error)))
+                Err(Failure::decline(not_opened(error)))
             }
             (Step::Rmb(seated, _), Done::RmbPrepared(Ok(local))) => {
                 common.work(Work::BindPeer {
@@ -232,25 +237,26 @@ impl Expect {
                 Ok(Some(Self::of(chosen, Step::Binding(ready))))
             }
             (Step::Rmb(seated, size), Done::RmbPrepared(Err(error))) => {
-                let size = without_rmb(&error, size, DeclineCode::NOSRVLINK);
-                let size = size.map_err(Failure::Decline)?;
+                let size = without_rmb(error, size, DeclineCode::NOSRVLINK);
+                let size = size.map_err(Failure::decline)?;
                 Ok(Some(prepare(chosen, seated, size, common)))
             }
             (Step::Binding(ready), Done::PeerBound(Ok(()))) => {
                 Ok(Some(connect(chosen, ready, common)))
             }
             (Step::Binding(_), Done::PeerBound(Err(_))) => {
-                Err(Failure::Decline(DeclineCode::ERR_RTOK))
+                Err(Failure::decline(DeclineCode::ERR_RTOK))
             }
             (Step::Connecting(ready), Done::LinkConnected(Ok(()))) => {
                 confirm(now, chosen, ready, common)
             }
-            (Step::Connecting(_), Done::LinkConnected(Err(_))) => {
-                Err(Failure::Decline(DeclineCode::ERR_RDYLNK))
+            (Step::Connecting(_), Done::LinkConnected(Err(error))) => {
+                let (code, step) = (DeclineCode::ERR_RDYLNK, SetupStep::ConnectLink);
+                Err(Failure::decline(of_device(code, step, error)))
             }
             (Step::Rkey(ready), Done::RkeyConfirmed(Ok(()))) => confirm(now, chosen, ready, common),
-            (Step::Rkey(_), Done::RkeyConfirmed(Err(_))) => {
-                Err(Failure::Decline(DeclineCode::ERR_REGBUF))
+            (Step::Rkey(_), Done::RkeyConfirmed(Err(failure))) => {
+                Err(Failure::decline(unknown_rkey(failure)))
             }
             (Step::Confirming(ready, _), Done::LinkConfirmed(Ok(()))) => {
                 Ok(Some(open(now, chosen, ready, common)))
@@ -259,21 +265,23 @@ impl Expect {
                 unconfirmed(now, chosen, failure, common)
             }
             // What was asked for before it came to an end.
-            (Step::Late(code, deadline), Done::LinkConfirmed(_)) => {
-                Ok(Some(Self::of(chosen, Step::Late(code, deadline))))
+            (Step::Late(reason, deadline), Done::LinkConfirmed(_)) => {
+                Ok(Some(Self::of(chosen, Step::Late(reason, deadline))))
             }
             _ => unasked(),
         }
     }
 
     pub(super) fn timeout(self) -> Failure {
-        Failure::Decline(match self.step {
-            Step::Seat | Step::Link(_) | Step::Binding(_) => DeclineCode::INTERR,
-            Step::Rmb(..) => DeclineCode::MEM,
-            Step::Connecting(_) => DeclineCode::ERR_RDYLNK,
-            Step::Rkey(_) => DeclineCode::ERR_REGBUF,
-            Step::Confirming(..) => DeclineCode::TIMEOUT_CL,
-            Step::Late(code, _) => code,
+        Failure::decline(match self.step {
+            Step::Seat => too_late(DeclineCode::INTERR, SetupStep::Enter),
+            Step::Link(_) => too_late(DeclineCode::INTERR, SetupStep::OpenLink),
+            Step::Binding(_) => too_late(DeclineCode::INTERR, SetupStep::BindPeer),
+            Step::Rmb(..) => too_late(DeclineCode::MEM, SetupStep::Register),
+            Step::Connecting(_) => too_late(DeclineCode::ERR_RDYLNK, SetupStep::ConnectLink),
+            Step::Rkey(_) => too_late(DeclineCode::ERR_REGBUF, SetupStep::ConfirmRkey),
+            Step::Confirming(..) => too_late(DeclineCode::TIMEOUT_CL, SetupStep::ConfirmLink),
+            Step::Late(reason, _) => *reason,
         })
     }
 
@@ -282,7 +290,7 @@ impl Expect {
             Step::Seat | Step::Late(..) => Ok(Some(State::Rdma(Box::new(self)))),
             // The server has given up; it may say why.
             Step::Confirming(..) => unconfirmed(now, self.chosen, ConfirmFailure::LinkDown, common),
-            _ => Err(Failure::Decline(DeclineCode::NOACTLINK)),
+            _ => Err(Failure::decline(group_terminated())),
         }
     }
 }
@@ -358,12 +366,13 @@ fn unconfirmed(
     failure: ConfirmFailure,
     common: &Common,
 ) -> Next<State> {
-    let (code, may_be_late) = confirm_code(failure);
+    let (reason, may_be_late) = not_confirmed(failure);
     if !may_be_late || common.is_closed() {
-        return Err(Failure::Decline(code));
+        return Err(Failure::decline(reason));
     }
     let deadline = after(now, common.config.timeouts.late_decline);
-    Ok(Some(Expect::of(chosen, Step::Late(code, deadline))))
+    let step = Step::Late(Box::new(reason), deadline);
+    Ok(Some(Expect::of(chosen, step)))
 }
 
 /// The link is confirmed: others may join.

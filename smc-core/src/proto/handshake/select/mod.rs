@@ -10,7 +10,8 @@ use smc_wire::types::{DeclineCode, Eid, Gid, Mac, PeerId, Release, RoceGid, Vers
 use self::screen::{Screened, check_limits, common_eid, common_ueid, screen};
 use super::offer::{is_same_subnet, v1_gid};
 use super::{Config, DirectDevice, LinkTerms, Path, RdmaConfig, RdmaPort, Role};
-use crate::device::Route;
+use crate::device::{DeviceError, Route};
+use crate::error::{FallbackCause, FallbackReason, SetupStep};
 use crate::proto::group::{DeviceIndex, Key};
 
 /// The walk through everything that could serve the connection.
@@ -27,7 +28,9 @@ pub(super) struct Selection {
     candidates: VecDeque<DirectCandidate>,
     /// Devices of ours that an entry of the offer has claimed; each serves only one.
     claimed: Vec<DeviceIndex>,
-    reason: Option<DeclineCode>,
+    reason: Option<FallbackReason>,
+    /// What was in the way of a device that else would have done.
+    hindrance: Option<FallbackCause>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -121,6 +124,7 @@ impl Selection {
             candidates: VecDeque::new(),
             claimed: Vec::new(),
             reason: None,
+            hindrance: None,
         };
         if screened.d_v2 {
             selection.candidates = selection.v2_candidates(config);
@@ -133,7 +137,7 @@ impl Selection {
     /// # Errors
     ///
     /// Nothing is left: the code to decline with.
-    pub(super) fn next(&mut self, config: &Config) -> Result<Candidate, DeclineCode> {
+    pub(super) fn next(&mut self, config: &Config) -> Result<Candidate, FallbackReason> {
         loop {
             while let Some(candidate) = self.candidates.pop_front() {
                 if !self.claimed.contains(&candidate.device.index) {
@@ -143,13 +147,13 @@ impl Selection {
             match self.stage {
                 Stage::DirectV2 => {
                     if self.screened.d_v2 && self.claimed.is_empty() {
-                        self.remember(DeclineCode::NOSMCD2DEV);
+                        self.remember(self.without_device(DeclineCode::NOSMCD2DEV));
                     }
                     self.enter_v1(config)?;
                 }
                 Stage::DirectV1 => {
                     if self.wants_direct_v1() && self.claimed_in_v1().is_none() {
-                        self.remember(DeclineCode::NOSMCDDEV);
+                        self.remember(self.without_device(DeclineCode::NOSMCDDEV));
                     }
                     self.enter_rdma()?;
                 }
@@ -178,19 +182,35 @@ impl Selection {
             .retain(|other| other.entry != candidate.entry);
         if candidate.version.is_v2() && candidate.eid.is_none() {
             self.candidates.clear();
+            self.hindrance = Some(FallbackCause::NoCommonEid);
             return false;
         }
         true
     }
 
-    /// Stores a reason to decline; the first one counts.
-    pub(super) fn remember(&mut self, code: DeclineCode) {
-        self.reason.get_or_insert(code);
+    /// The device does not reach the peer.
+    pub(super) fn unreached(&mut self, error: DeviceError) {
+        let step = SetupStep::Reach;
+        self.hindrance
+            .get_or_insert(FallbackCause::Device { step, error });
     }
 
-    /// The code to decline with when there is no time for more.
-    pub(super) fn give_up(&self, code: DeclineCode) -> DeclineCode {
-        self.reason.unwrap_or(code)
+    /// Stores a reason to decline; the first one counts.
+    pub(super) fn remember(&mut self, reason: impl Into<FallbackReason>) {
+        self.reason.get_or_insert_with(|| reason.into());
+    }
+
+    /// The reason to decline with when there is no time for more.
+    pub(super) fn give_up(&self, reason: impl Into<FallbackReason>) -> FallbackReason {
+        self.reason.clone().unwrap_or_else(|| reason.into())
+    }
+
+    /// No device was found.
+    fn without_device(&self, code: DeclineCode) -> FallbackReason {
+        match &self.hindrance {
+            Some(cause) => FallbackReason::because(code, cause.clone()),
+            None => code.into(),
+        }
     }
 
     /// Our devices on the fabrics of the offer, in the order of the offer: the native device
@@ -217,7 +237,7 @@ impl Selection {
     }
 
     /// Goes on with version 1: subnet, VLAN, and a native device on the same physical network.
-    fn enter_v1(&mut self, config: &Config) -> Result<(), DeclineCode> {
+    fn enter_v1(&mut self, config: &Config) -> Result<(), FallbackReason> {
         self.stage = Stage::DirectV1;
         if !self.is_subnet_ok() {
             self.remember(DeclineCode::DIFFPREFIX);
@@ -242,13 +262,13 @@ impl Selection {
     }
 
     /// Goes on with SMC-R, if that is offered at all.
-    fn enter_rdma(&mut self) -> Result<(), DeclineCode> {
+    fn enter_rdma(&mut self) -> Result<(), FallbackReason> {
         self.stage = Stage::RdmaV2;
         let Proposal { v1, v2, .. } = self.proposal;
         if v1.has_r() || v2.has_r() {
             Ok(())
         } else {
-            Err(self.give_up(DeclineCode::NOSMCDDEV))
+            Err(self.give_up(self.without_device(DeclineCode::NOSMCDDEV)))
         }
     }
 
@@ -258,7 +278,10 @@ impl Selection {
         if !self.proposal.v2.has_r() || !self.screened.r_v2 {
             return None;
         }
-        let eid = common_ueid(&self.proposal, config)?;
+        let Some(eid) = common_ueid(&self.proposal, config) else {
+            self.hindrance.get_or_insert(FallbackCause::NoCommonEid);
+            return None;
+        };
         let ext = self.proposal.ext.as_ref()?;
         let (gid, limits) = (ext.gid, (ext.max_conns, ext.max_links));
         let port = self.port(config, Version::V2);
@@ -322,11 +345,11 @@ impl Selection {
     }
 
     /// Nothing is left.
-    fn end(&self) -> DeclineCode {
+    fn end(&self) -> FallbackReason {
         if self.is_subnet_ok() {
-            self.give_up(DeclineCode::NOSMCDEV)
+            self.give_up(self.without_device(DeclineCode::NOSMCDEV))
         } else {
-            DeclineCode::DIFFPREFIX
+            DeclineCode::DIFFPREFIX.into()
         }
     }
 

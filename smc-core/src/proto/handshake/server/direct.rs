@@ -7,10 +7,11 @@ use smc_wire::size::SizeCode;
 use smc_wire::types::{Chid, DeclineCode, DmbToken, FeatureMask, GroupId, Release};
 
 use super::{State, Walk};
-use crate::error::{Error, How, PeerMisbehaved, Phase};
+use crate::device::DeviceError;
+use crate::error::{Error, How, PeerMisbehaved, Phase, SetupStep};
 use crate::proto::group::{Intent, Key, Seat, Terms};
 use crate::proto::handshake::engine::{
-    Common, Failure, Next, after, register_code, smaller, unasked,
+    Common, Failure, Next, after, group_terminated, no_group, not_registered, smaller, unasked,
 };
 use crate::proto::handshake::offer::features;
 use crate::proto::handshake::select::DirectCandidate;
@@ -81,16 +82,16 @@ impl Expect {
 
     pub(super) fn done(self, now: Instant, done: Done, common: &mut Common) -> Next<State> {
         match (self, done) {
-            (Self::Reach(state), Done::Reached(result)) => state.handle(result.is_ok(), common),
+            (Self::Reach(state), Done::Reached(result)) => state.handle(result, common),
             (Self::Seat(state), Done::Entered(Ok(seat))) => Ok(Some(state.handle(seat, common))),
             (Self::Seat(state), Done::Entered(Err(_))) => {
-                state.walk.failed(DeclineCode::INTERR, common)
+                state.walk.failed(no_group(DeclineCode::INTERR), common)
             }
             (Self::Buffer(state), Done::Registered(Ok(token))) => state.handle(now, token, common),
             (Self::Buffer(state), Done::Registered(Err(error))) => {
                 match smaller(&error, state.size) {
                     Some(size) => Ok(Some(state.retry(size, common))),
-                    None => state.walk.failed(register_code(&error), common),
+                    None => state.walk.failed(not_registered(error), common),
                 }
             }
             (Self::Opening(state), Done::Opened(Ok(()))) => state.handle(common),
@@ -109,9 +110,9 @@ impl Expect {
 
     pub(super) fn timeout(self) -> Failure {
         match self {
-            Self::Reach(state) => state.walk.late(DeclineCode::NOSMCD2DEV),
-            Self::Seat(state) => state.walk.late(DeclineCode::INTERR),
-            Self::Buffer(state) => state.walk.late(DeclineCode::MEM),
+            Self::Reach(state) => state.walk.late(DeclineCode::NOSMCD2DEV, SetupStep::Reach),
+            Self::Seat(state) => state.walk.late(DeclineCode::INTERR, SetupStep::Enter),
+            Self::Buffer(state) => state.walk.late(DeclineCode::MEM, SetupStep::Register),
             Self::Confirm(_) => Error::TimedOut(Phase::Confirm).into(),
             Self::Opening(_) => Error::TimedOut(Phase::Group).into(),
             Self::Attachment(_) => Error::TimedOut(Phase::Device).into(),
@@ -121,7 +122,7 @@ impl Expect {
     pub(super) fn terminated(self, common: &mut Common) -> Next<State> {
         match self {
             Self::Reach(_) | Self::Seat(_) => Ok(Some(State::Direct(Box::new(self)))),
-            Self::Buffer(state) => state.walk.failed(DeclineCode::NOACTLINK, common),
+            Self::Buffer(state) => state.walk.failed(group_terminated(), common),
             // The client may have confirmed already, and then no longer reads TCP.
             Self::Confirm(_) | Self::Opening(_) | Self::Attachment(_) => {
                 Err(Error::Closed(How::Aborted).into())
@@ -138,12 +139,19 @@ pub(super) struct ExpectReach {
 }
 
 impl ExpectReach {
-    fn handle(self, is_reachable: bool, common: &mut Common) -> Next<State> {
+    fn handle(self, reached: Result<(), DeviceError>, common: &mut Common) -> Next<State> {
         let Self {
             mut walk,
             candidate,
         } = self;
-        if !is_reachable || !walk.selection.claim(&candidate) {
+        let is_usable = match reached {
+            Ok(()) => walk.selection.claim(&candidate),
+            Err(error) => {
+                walk.selection.unreached(error);
+                false
+            }
+        };
+        if !is_usable {
             return walk.next(common);
         }
         common.work(Work::Enter {
@@ -306,7 +314,7 @@ impl ExpectConfirm {
         }
         let stated = confirm.first_contact();
         if stated.is_some_and(|stated| stated.release != accepted.release) {
-            return Err(Failure::Decline(DeclineCode::RELEASEERR));
+            return Err(Failure::decline(DeclineCode::RELEASEERR));
         }
         let deadline = after(now, common.config.timeouts.work);
         let terms = accepted.terms(stated);

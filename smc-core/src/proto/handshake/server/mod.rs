@@ -9,10 +9,12 @@ use std::time::Instant;
 use smc_wire::clc::{ClcType, Message, Proposal};
 use smc_wire::types::{DeclineCode, Version};
 
-use super::engine::{Common, Engine, Expect, Failure, Next, after, delegate_machine, unasked};
+use super::engine::{
+    Common, Engine, Expect, Failure, Next, after, delegate_machine, too_late, unasked,
+};
 use super::select::{Candidate, Selection};
 use super::{Config, Done, Path};
-use crate::error::{Error, PeerMisbehaved, Phase};
+use crate::error::{Error, FallbackCause, FallbackReason, PeerMisbehaved, Phase, SetupStep};
 
 /// The server's side of the handshake (behaviour of set-up, server ladder).
 ///
@@ -130,8 +132,12 @@ impl ExpectProposal {
         } else {
             Version::V1
         };
-        let selection =
-            Selection::new(proposal, &common.config, self.path).map_err(Failure::Decline)?;
+        let config = &common.config;
+        let selection = Selection::new(proposal, config, self.path);
+        let selection = selection.map_err(|code| match config.has_devices() {
+            true => Failure::decline(code),
+            false => Failure::decline(FallbackReason::because(code, FallbackCause::NoDevice)),
+        })?;
         let deadline = after(now, common.config.timeouts.work);
         Walk {
             selection: Box::new(selection),
@@ -152,21 +158,21 @@ struct Walk {
 impl Walk {
     fn next(mut self, common: &mut Common) -> Next<State> {
         let candidate = self.selection.next(&common.config);
-        Ok(Some(match candidate.map_err(Failure::Decline)? {
+        Ok(Some(match candidate.map_err(Failure::decline)? {
             Candidate::Direct(candidate) => direct::tried(self, candidate, common),
             Candidate::Rdma(candidate) => rdma::tried(self, candidate, common),
         }))
     }
 
     /// A device that was reachable could not be used after all.
-    fn failed(mut self, code: DeclineCode, common: &mut Common) -> Next<State> {
-        self.selection.remember(code);
+    fn failed(mut self, reason: impl Into<FallbackReason>, common: &mut Common) -> Next<State> {
+        self.selection.remember(reason);
         common.discard();
         self.next(common)
     }
 
     /// There is no time for more.
-    fn late(&self, code: DeclineCode) -> Failure {
-        Failure::Decline(self.selection.give_up(code))
+    fn late(&self, code: DeclineCode, step: SetupStep) -> Failure {
+        Failure::decline(self.selection.give_up(too_late(code, step)))
     }
 }

@@ -9,12 +9,14 @@ use smc_wire::types::{DeclineCode, FeatureMask, GroupId, PeerId, Release};
 
 use super::{State, Walk};
 use crate::device::{LinkAddress, Route};
-use crate::error::{Error, How, PeerMisbehaved, Phase};
+use crate::error::{Error, FallbackReason, How, PeerMisbehaved, Phase, SetupStep};
 use crate::proto::group::{Intent, Seat, Terms};
-use crate::proto::handshake::engine::{Common, Failure, Next, after, unasked};
+use crate::proto::handshake::engine::{
+    Common, Failure, Next, after, group_terminated, no_group, of_device, too_late, unasked,
+};
 use crate::proto::handshake::offer::features;
 use crate::proto::handshake::rdma::{
-    confirm_code, open_code, own_end, peer_link, peer_rmb, without_rmb,
+    not_confirmed, not_opened, own_end, peer_link, peer_rmb, unknown_rkey, without_rmb,
 };
 use crate::proto::handshake::select::RdmaCandidate;
 use crate::proto::handshake::{
@@ -57,7 +59,7 @@ enum Step {
     /// First contact: CONFIRM LINK over the new link.
     Confirming(Pending, Instant),
     /// It has failed: the client may have declined for the same reason.
-    Late(DeclineCode, Instant),
+    Late(Box<FallbackReason>, Instant),
     /// The link is confirmed; others may join.
     Opening(Pending, Instant),
 }
@@ -141,7 +143,7 @@ impl Expect {
             return Err(PeerMisbehaved::UnexpectedMessage.into());
         }
         let stated = confirm.first_contact();
-        check_limits(&candidate, &accepted, stated).map_err(Failure::Decline)?;
+        check_limits(&candidate, &accepted, stated).map_err(Failure::decline)?;
         let pending = Pending {
             terms: accepted.terms(&candidate, stated),
             features: stated.map(|stated| stated.features).unwrap_or_default(),
@@ -163,13 +165,15 @@ impl Expect {
             (Step::Seat(walk), Done::Entered(Ok(seat))) => {
                 Ok(Some(seated(walk, candidate, seat, common)))
             }
-            (Step::Seat(walk), Done::Entered(Err(_))) => walk.failed(DeclineCode::INTERR, common),
+            (Step::Seat(walk), Done::Entered(Err(_))) => {
+                walk.failed(no_group(DeclineCode::INTERR), common)
+            }
             (Step::Link(walk, seat), Done::LinkOpened(Ok(_))) => {
                 let size = common.config.rmb;
                 Ok(Some(prepare(walk, candidate, seat, size, common)))
             }
             (Step::Link(walk, _), Done::LinkOpened(Err(error))) => {
-                walk.failed(open_code(&error), common)
+                walk.failed(not_opened(error), common)
             }
             (Step::Rmb(walk, seat, _), Done::RmbPrepared(Ok(local))) => {
                 if seat.is_first_contact() {
@@ -180,23 +184,23 @@ impl Expect {
                 Ok(Some(Self::of(candidate, Step::Rkey(walk, seat, local))))
             }
             (Step::Rmb(walk, seat, size), Done::RmbPrepared(Err(error))) => {
-                match without_rmb(&error, size, DeclineCode::NOACTLINK) {
+                match without_rmb(error, size, DeclineCode::NOACTLINK) {
                     Ok(size) => Ok(Some(prepare(walk, candidate, seat, size, common))),
-                    Err(code) => walk.failed(code, common),
+                    Err(reason) => walk.failed(reason, common),
                 }
             }
             (Step::Rkey(walk, seat, local), Done::RkeyConfirmed(Ok(()))) => {
                 accept(now, candidate, Accepted { seat, local }, walk, common)
             }
-            (Step::Rkey(walk, ..), Done::RkeyConfirmed(Err(_))) => {
-                walk.failed(DeclineCode::ERR_REGBUF, common)
+            (Step::Rkey(walk, ..), Done::RkeyConfirmed(Err(failure))) => {
+                walk.failed(unknown_rkey(failure), common)
             }
             (Step::Binding(pending, deadline), Done::PeerBound(Ok(()))) => {
                 bound(candidate, pending, deadline, common)
             }
             (Step::Binding(pending, _), Done::PeerBound(Err(_))) => {
                 if pending.accepted.seat.is_first_contact() {
-                    return Err(Failure::Decline(DeclineCode::ERR_RTOK));
+                    return Err(Failure::decline(DeclineCode::ERR_RTOK));
                 }
                 // The client is in SMC mode already: there is nothing to fall back to.
                 Err(Error::Closed(How::Aborted).into())
@@ -211,8 +215,9 @@ impl Expect {
                 let step = Step::Confirming(pending, deadline);
                 Ok(Some(Self::of(candidate, step)))
             }
-            (Step::Connecting(..), Done::LinkConnected(Err(_))) => {
-                Err(Failure::Decline(DeclineCode::ERR_RDYLNK))
+            (Step::Connecting(..), Done::LinkConnected(Err(error))) => {
+                let (code, step) = (DeclineCode::ERR_RDYLNK, SetupStep::ConnectLink);
+                Err(Failure::decline(of_device(code, step, error)))
             }
             (Step::Confirming(pending, _), Done::LinkConfirmed(Ok(()))) => {
                 common.work(Work::Open {
@@ -226,8 +231,8 @@ impl Expect {
                 unconfirmed(now, candidate, failure, common)
             }
             // What was asked for before it came to an end.
-            (Step::Late(code, deadline), Done::LinkConfirmed(_)) => {
-                Ok(Some(Self::of(candidate, Step::Late(code, deadline))))
+            (Step::Late(reason, deadline), Done::LinkConfirmed(_)) => {
+                Ok(Some(Self::of(candidate, Step::Late(reason, deadline))))
             }
             (Step::Opening(pending, _), Done::Opened(Ok(()))) => {
                 common.establish(pending.finish(&candidate));
@@ -240,17 +245,24 @@ impl Expect {
 
     pub(super) fn timeout(self) -> Failure {
         match self.step {
-            Step::Seat(walk) | Step::Link(walk, _) => walk.late(DeclineCode::INTERR),
-            Step::Rmb(walk, ..) => walk.late(DeclineCode::MEM),
-            Step::Rkey(walk, ..) => walk.late(DeclineCode::ERR_REGBUF),
+            Step::Seat(walk) => walk.late(DeclineCode::INTERR, SetupStep::Enter),
+            Step::Link(walk, _) => walk.late(DeclineCode::INTERR, SetupStep::OpenLink),
+            Step::Rmb(walk, ..) => walk.late(DeclineCode::MEM, SetupStep::Register),
+            Step::Rkey(walk, ..) => walk.late(DeclineCode::ERR_REGBUF, SetupStep::ConfirmRkey),
             Step::Confirm(..) => Error::TimedOut(Phase::Confirm).into(),
             Step::Binding(pending, _) if !pending.accepted.seat.is_first_contact() => {
                 Error::TimedOut(Phase::Group).into()
             }
-            Step::Binding(..) => Failure::Decline(DeclineCode::INTERR),
-            Step::Connecting(..) => Failure::Decline(DeclineCode::ERR_RDYLNK),
-            Step::Confirming(..) => Failure::Decline(DeclineCode::TIMEOUT_CL),
-            Step::Late(code, _) => Failure::Decline(code),
+            Step::Binding(..) => {
+                Failure::decline(too_late(DeclineCode::INTERR, SetupStep::BindPeer))
+            }
+            Step::Connecting(..) => {
+                Failure::decline(too_late(DeclineCode::ERR_RDYLNK, SetupStep::ConnectLink))
+            }
+            Step::Confirming(..) => {
+                Failure::decline(too_late(DeclineCode::TIMEOUT_CL, SetupStep::ConfirmLink))
+            }
+            Step::Late(reason, _) => Failure::Decline(reason),
             Step::Opening(..) => Error::TimedOut(Phase::Group).into(),
         }
     }
@@ -263,13 +275,13 @@ impl Expect {
                 Ok(Some(State::Rdma(Box::new(self))))
             }
             Step::Link(walk, _) | Step::Rmb(walk, ..) | Step::Rkey(walk, ..) => {
-                walk.failed(DeclineCode::NOACTLINK, common)
+                walk.failed(group_terminated(), common)
             }
             // The client waits for CONFIRM LINK, and for a DECLINE.
             Step::Binding(pending, _) | Step::Connecting(pending, _)
                 if pending.accepted.seat.is_first_contact() =>
             {
-                Err(Failure::Decline(DeclineCode::NOACTLINK))
+                Err(Failure::decline(group_terminated()))
             }
             Step::Confirming(..) => {
                 unconfirmed(now, self.candidate, ConfirmFailure::LinkDown, common)
@@ -397,12 +409,13 @@ fn unconfirmed(
     failure: ConfirmFailure,
     common: &Common,
 ) -> Next<State> {
-    let (code, may_be_late) = confirm_code(failure);
+    let (reason, may_be_late) = not_confirmed(failure);
     if !may_be_late || common.is_closed() {
-        return Err(Failure::Decline(code));
+        return Err(Failure::decline(reason));
     }
     let deadline = after(now, common.config.timeouts.late_decline);
-    Ok(Some(Expect::of(candidate, Step::Late(code, deadline))))
+    let step = Step::Late(Box::new(reason), deadline);
+    Ok(Some(Expect::of(candidate, step)))
 }
 
 impl Accepted {

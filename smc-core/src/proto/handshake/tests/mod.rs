@@ -271,9 +271,13 @@ impl Side {
         }
     }
 
+    /// The codes alone.
     fn fallback(&self) -> FallbackReason {
         match &self.outcome {
-            Some(Outcome::Tcp(fallback)) => fallback.reason.clone(),
+            Some(Outcome::Tcp(fallback)) => match fallback.reason.peer {
+                Some(diagnosis) => peer(diagnosis),
+                None => local(fallback.reason.local),
+            },
             other => panic!("not fallen back but {other:?}"),
         }
     }
