@@ -10,6 +10,7 @@
 use std::ffi::{CStr, c_void};
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::path::Path;
 use std::ptr::NonNull;
 
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
@@ -256,6 +257,11 @@ pub(crate) fn adopt(file: impl AsFd) -> Result<Region, DeviceError> {
 
 pub(crate) fn os(what: &'static str, error: Errno) -> DeviceError {
     DeviceError::os(what, &error.into())
+}
+
+/// The same of a step that is about a path.
+pub(crate) fn os_at(what: &'static str, path: &Path, error: Errno) -> DeviceError {
+    DeviceError::os_at(what, path, &error.into())
 }
 
 /// The first number of VFIO's calls: `_IO(';', 100)`.

@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
+use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 use smc_core::device::{DeviceError, Event};
 use smc_core::io::negotiate::Credentials;
@@ -15,7 +16,7 @@ use crate::channel::{self, Descriptors, Message, Received};
 use crate::doorbell::Doorbell;
 use crate::lock;
 use crate::outbox::Wakes;
-use crate::region::Mapping;
+use crate::region::{Mapping, os};
 use crate::registry::{NewMemory, Owner, Permit, Permits};
 use crate::remote::Remote;
 
@@ -192,7 +193,7 @@ fn adopt(
     let file = match file {
         Some(Passed::File(file)) => file,
         // The system drops a descriptor for which this process has no room.
-        None => return Err(DeviceError::Exhausted),
+        None => return Err(os("receive the peer's memory file", Errno::MFILE)),
         Some(_) => return Err(DeviceError::PeerMisbehaved("descriptor is no memory file")),
     };
     let len = usize::try_from(len).ok().filter(|len| is_dmb_len(*len));

@@ -24,7 +24,7 @@ use crate::outbox::{Outbox, Wakes, Way};
 use crate::peer::{Incoming, Peer};
 use crate::policy::Policy;
 use crate::pool::Keep;
-use crate::region::{Mapping, os};
+use crate::region::Mapping;
 use crate::registry::{Owner, Permits};
 use crate::remote::{Remote, RingWith, Ringer, Tokens};
 use lobby::Lobby;
@@ -218,6 +218,7 @@ impl Peers {
         }
         let unreachable = |why| Err(DeviceError::Unreachable { peer: gid, why }.into());
         let name = socket_name(gid);
+        let failed = |operation, error: Errno| DeviceError::os_at(operation, &name, &error.into());
         let channel = match self.dirs.connect(&name) {
             Ok(channel) => Arc::new(channel),
             Err(Errno::AGAIN) => return Err(OpenError::Busy),
@@ -231,15 +232,16 @@ impl Peers {
                 return unreachable("its process has ended");
             }
             Err(Errno::ACCESS | Errno::PERM) => {
-                return Err(DeviceError::NotPermitted("the peer device may not be used").into());
+                let why = format!("{name} of the runtime directory may not be used");
+                return Err(DeviceError::NotPermitted(why.into()).into());
             }
-            Err(error) => return Err(os("connect to peer device", error).into()),
+            Err(error) => return Err(failed("connect to peer device", error).into()),
         };
         let credentials = Credentials::of_peer(&channel)
             .map_err(|error| DeviceError::os("identify peer device", &error))?;
         if !self.policy.allows(credentials.uid) {
-            let why = "the peer device belongs to another user";
-            return Err(DeviceError::NotPermitted(why).into());
+            let why = format!("the peer device {gid} belongs to user {}", credentials.uid);
+            return Err(DeviceError::NotPermitted(why.into()).into());
         }
         let permit = self.mappings.take()?;
         let (mapping, file) = Mapping::create(bell::LEN)?;
@@ -249,7 +251,7 @@ impl Peers {
         match channel::send(&channel, hello, &[file.as_fd(), eventfd.as_fd()]) {
             Ok(()) => {}
             Err(Errno::PIPE | Errno::CONNRESET) => return unreachable("it refuses us"),
-            Err(error) => return Err(os("greet peer device", error).into()),
+            Err(error) => return Err(failed("greet peer device", error).into()),
         }
 
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);

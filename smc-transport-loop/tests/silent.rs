@@ -73,12 +73,9 @@ async fn follow(role: Role, orders: smol::channel::Receiver<String>) {
     while let Ok(order) = orders.recv().await {
         match order.as_str() {
             "without descriptors" => {
-                let open =
-                    rustix::fs::open("/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty());
-                // The lowest number that is free.
-                let next = std::os::fd::AsRawFd::as_raw_fd(&open.unwrap());
                 let mut none = allowed;
-                none.current = Some(u64::try_from(next).unwrap());
+                // Those below are always open.
+                none.current = Some(3);
                 setrlimit(Resource::Nofile, none).unwrap();
                 role.say("done");
             }

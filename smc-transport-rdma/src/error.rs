@@ -23,7 +23,7 @@ pub enum OpenError {
         present: Vec<String>,
     },
     /// We may not use the device node below `/dev/infiniband`.
-    #[error("no permission to use the device; its node is below /dev/infiniband")]
+    #[error("no permission to use the device; its node is below /dev/infiniband: {0}")]
     NotPermitted(#[source] io::Error),
     /// Not even the buffers of one link can be registered.
     #[error("locked memory is limited to {} (ulimit -l); RDMA needs more", kib(*limit))]
@@ -35,7 +35,7 @@ pub enum OpenError {
     #[error("device cannot carry SMC-R: {0}")]
     Incapable(&'static str),
     /// A call of the verbs interface failed.
-    #[error("{what}")]
+    #[error("{what}: {source}")]
     Verbs {
         /// What was tried.
         what: &'static str,
@@ -56,7 +56,9 @@ impl From<OpenError> for DeviceError {
             OpenError::NoLibrary => Self::Gone("libibverbs is not installed"),
             OpenError::NoDevices => Self::Gone("no RDMA device"),
             OpenError::NotFound { .. } => Self::Gone("no RDMA device of that name"),
-            OpenError::NotPermitted(_) => Self::NotPermitted("the device node"),
+            OpenError::NotPermitted(source) => {
+                Self::os_at("open a device node in", "/dev/infiniband", &source)
+            }
             OpenError::LockedMemory { .. } => Self::NoMemory,
             OpenError::Incapable(why) => Self::Invalid(why),
             OpenError::Verbs { what, source } => Self::os(what, &source),

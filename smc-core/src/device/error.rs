@@ -1,3 +1,4 @@
+use std::borrow::Cow;
 use std::io;
 use std::path::Path;
 
@@ -31,7 +32,7 @@ pub enum DeviceError {
     PeerGone,
     /// The peer may not be served, by configuration or by its identity.
     #[error("not permitted: {0}")]
-    NotPermitted(&'static str),
+    NotPermitted(Cow<'static, str>),
     /// The device itself can no longer work.
     #[error("device is gone: {0}")]
     Gone(&'static str),

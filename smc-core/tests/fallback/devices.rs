@@ -67,7 +67,7 @@ fn the_side_whose_device_fails_declines() {
             "the client's device is not permitted",
             Side::Client,
             |host| {
-                let error = DeviceError::NotPermitted("injected fault");
+                let error = DeviceError::NotPermitted("injected fault".into());
                 host.device.fail(Call::Register, error);
             },
             DeclineCode::MEM,

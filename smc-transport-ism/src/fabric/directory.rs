@@ -29,6 +29,7 @@ use smc_core::io::negotiate::runtime_dir::Publication;
 use super::doorbell::Doorbell;
 use super::{Fabric, News, Unmet};
 use crate::lock;
+use crate::region::os_at;
 use crate::shared::{Plan, Room, Tag};
 use files::Files;
 use hello::Hello;
@@ -203,11 +204,18 @@ impl Fabric for Directory {
             Ok(socket) => socket,
             Err(Errno::NOENT | Errno::CONNREFUSED) => return Err(Unmet::Dead),
             Err(Errno::AGAIN) => return Err(Unmet::Busy),
-            Err(error) => return Err(Unmet::Failed(crate::region::os("connect to peer", error))),
+            Err(error) => {
+                let path = self.files.socket_path(peer.slot);
+                let failed = os_at("connect to peer", &path, error);
+                return Err(Unmet::Failed(failed));
+            }
         };
         if !is_own_user(&socket) {
-            let why = "the peer device belongs to another user";
-            return Err(Unmet::Failed(DeviceError::NotPermitted(why)));
+            let why = format!(
+                "the peer device of {} belongs to another user",
+                self.files.socket_path(peer.slot).display()
+            );
+            return Err(Unmet::Failed(DeviceError::NotPermitted(why.into())));
         }
         let hello = Hello {
             from: *own,
@@ -216,7 +224,10 @@ impl Fabric for Directory {
         match send(&socket, &hello.to_bytes(), SAY) {
             Ok(_) => {}
             Err(Errno::PIPE | Errno::CONNRESET) => return Err(Unmet::Dead),
-            Err(error) => return Err(Unmet::Failed(crate::region::os("greet peer", error))),
+            Err(error) => {
+                let path = self.files.socket_path(peer.slot);
+                return Err(Unmet::Failed(os_at("greet peer", &path, error)));
+            }
         }
         self.add(&mut conns, socket, Some(peer))
             .map_err(Unmet::Failed)

@@ -100,7 +100,7 @@ impl Room {
         if self.others(tag).any(|other| self.gid(other) == Some(gid)) {
             self.set_phase(tag, Phase::Dead);
             return Err(DeviceError::NotPermitted(
-                "another device of the fabric has this GID",
+                "another device of the fabric has this GID".into(),
             ));
         }
         Ok(tag)

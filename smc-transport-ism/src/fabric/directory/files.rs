@@ -18,7 +18,7 @@ use smc_core::io::negotiate::passed::PeerSocket;
 use smc_core::io::negotiate::runtime_dir::{Publication, RuntimeDirs};
 use smc_core::mem::{Region, check_file_size};
 
-use crate::region::{map, os};
+use crate::region::{map, os_at};
 use crate::shared::{Plan, Room};
 
 /// An open directory.
@@ -32,15 +32,12 @@ impl Files {
     /// Opens a directory, after making it if need be, and checks that only we can change it.
     pub(super) fn open(path: &Path) -> Result<Self, DeviceError> {
         let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
-        made.map_err(|error| DeviceError::os("make directory of the fabric", &error))?;
+        made.map_err(|error| DeviceError::os_at("make directory", path, &error))?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dir = openat(CWD, path, flags, Mode::empty());
-        let dir = dir.map_err(|error| os("open directory of the fabric", error))?;
-        let stat = fstat(&dir).map_err(|error| os("inspect directory of the fabric", error))?;
-        check_owner(
-            &stat,
-            "the directory of the fabric can be changed by others",
-        )?;
+        let dir = dir.map_err(|error| os_at("open directory", path, error))?;
+        let stat = fstat(&dir).map_err(|error| os_at("inspect directory", path, error))?;
+        check_owner(&stat, path)?;
         Ok(Self {
             dir,
             path: path.to_owned(),
@@ -51,17 +48,18 @@ impl Files {
     pub(super) fn lock(&self) -> Result<OwnedFd, DeviceError> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = openat(&self.dir, LOCK, flags, Mode::RUSR | Mode::WUSR);
-        let file = file.map_err(|error| os("open lock of the fabric", error))?;
+        let path = self.path.join(LOCK);
+        let file = file.map_err(|error| os_at("open", &path, error))?;
         for _ in 0..LOCK_TRIES {
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
                 Ok(()) => return Ok(file),
                 Err(Errno::WOULDBLOCK) => std::thread::sleep(LOCK_WAIT),
                 Err(Errno::INTR) => {}
-                Err(error) => return Err(os("lock the fabric", error)),
+                Err(error) => return Err(os_at("lock", &path, error)),
             }
         }
         Err(DeviceError::NotPermitted(
-            "somebody holds the lock of the fabric",
+            "somebody holds the lock of the fabric".into(),
         ))
     }
 
@@ -135,20 +133,21 @@ impl Files {
     fn open_memory(&self) -> Result<Region, DeviceError> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = openat(&self.dir, MEMORY, flags, Mode::empty());
-        let file = file.map_err(|error| os("open the fabric's memory", error))?;
-        let stat = fstat(&file).map_err(|error| os("inspect the fabric's memory", error))?;
+        let path = self.path.join(MEMORY);
+        let file = file.map_err(|error| os_at("open", &path, error))?;
+        let stat = fstat(&file).map_err(|error| os_at("inspect", &path, error))?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(DeviceError::Invalid("the fabric's memory is not a file"));
         }
         // Whoever can write the file can shorten it, which would end all who use it.
-        check_owner(&stat, "the fabric's memory can be changed by others")?;
+        check_owner(&stat, &path)?;
         let len = usize::try_from(stat.st_size).unwrap_or(0);
         map(file, 0, len)
     }
 
     /// Makes the memory under another name, so that nobody ever sees a part of it.
     fn make_memory(&self, len: usize, plan: Plan) -> Result<Room, DeviceError> {
-        let failed = |error| os("make the fabric's memory", error);
+        let failed = |error| os_at("make the fabric's memory in", &self.path, error);
         let _ = unlinkat(&self.dir, DRAFT, AtFlags::empty());
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = openat(&self.dir, DRAFT, flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
@@ -160,13 +159,14 @@ impl Files {
     }
 
     fn fill_memory(&self, file: &OwnedFd, len: usize, plan: Plan) -> Result<Room, DeviceError> {
-        let failed = |error| os("make the fabric's memory", error);
+        let failed = |error| os_at("make the fabric's memory in", &self.path, error);
         let bytes = u64::try_from(len).map_err(|_| DeviceError::NoMemory)?;
         if bytes == 0 {
             return Err(DeviceError::Invalid("the fabric's memory is too small"));
         }
-        check_file_size(bytes)
-            .map_err(|error| DeviceError::os("make the fabric's memory", &error))?;
+        check_file_size(bytes).map_err(|error| {
+            DeviceError::os_at("make the fabric's memory in", &self.path, &error)
+        })?;
         // A page that cannot be had when it is touched would end the process.
         fallocate(file, FallocateFlags::empty(), 0, bytes).map_err(failed)?;
         let room = Room::make(map(file, 0, len)?, plan)?;
@@ -174,20 +174,29 @@ impl Files {
         Ok(room)
     }
 
+    pub(super) fn socket_path(&self, slot: u16) -> PathBuf {
+        self.path.join(socket_name(slot))
+    }
+
     /// By way of the open directory, so that a long path does no harm.
     fn address(&self, slot: u16) -> rustix::io::Result<SocketAddrUnix> {
         let dir = self.dir.as_raw_fd();
         SocketAddrUnix::new(format!("/proc/self/fd/{dir}/{}", socket_name(slot)))
-            .or_else(|_| SocketAddrUnix::new(self.path.join(socket_name(slot))))
+            .or_else(|_| SocketAddrUnix::new(self.socket_path(slot)))
     }
 }
 
-fn check_owner(stat: &Stat, why: &'static str) -> Result<(), DeviceError> {
-    let others_write = stat.st_mode & 0o022 != 0;
-    if stat.st_uid != geteuid().as_raw() || others_write {
-        return Err(DeviceError::NotPermitted(why));
-    }
-    Ok(())
+fn check_owner(stat: &Stat, path: &Path) -> Result<(), DeviceError> {
+    let (uid, mode) = (stat.st_uid, stat.st_mode & 0o7777);
+    let path = path.display();
+    let why = if uid != geteuid().as_raw() {
+        format!("{path} belongs to user {uid}")
+    } else if mode & 0o022 != 0 {
+        format!("{path} can be changed by other users: mode {mode:04o}")
+    } else {
+        return Ok(());
+    };
+    Err(DeviceError::NotPermitted(why.into()))
 }
 
 fn seqpacket() -> rustix::io::Result<OwnedFd> {

@@ -17,7 +17,7 @@ use super::{SERVER_GONE, slot_of};
 use crate::fabric::doorbell::Doorbell;
 use crate::fabric::{Fabric, News, Unmet};
 use crate::lock;
-use crate::region::{adopt, os};
+use crate::region::{adopt, os, os_at};
 use crate::shared::{Room, Tag};
 
 /// A process's end of an ivshmem fabric.
@@ -47,7 +47,7 @@ impl Client {
     pub(crate) fn connect(path: &Path) -> Result<(Self, u16), DeviceError> {
         let failed = |error| match error {
             Errno::NOENT | Errno::CONNREFUSED => DeviceError::Gone("no ivshmem server there"),
-            error => os("connect to ivshmem server", error),
+            error => os_at("connect to ivshmem server", path, error),
         };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);

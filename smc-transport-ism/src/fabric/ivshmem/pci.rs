@@ -10,7 +10,7 @@ use smc_core::device::DeviceError;
 use smc_core::mem::Region;
 
 use super::vfio::Vfio;
-use crate::region::{Registers, map, os};
+use crate::region::{Registers, map, os_at};
 
 /// An ivshmem device.
 #[derive(Debug)]
@@ -45,7 +45,8 @@ impl Pci {
             return start(Self::open_at(&Path::new(DEVICES).join(address))?);
         }
         let entries = fs::read_dir(DEVICES);
-        let entries = entries.map_err(|error| DeviceError::os("look for PCI devices", &error))?;
+        let entries = entries
+            .map_err(|error| DeviceError::os_at("look for PCI devices in", DEVICES, &error))?;
         let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
         paths.sort();
         let mut last = DeviceError::Gone("no ivshmem device on the PCI bus");
@@ -96,16 +97,16 @@ impl Pci {
             });
         }
         let enabled = fs::write(path.join("enable"), "1");
-        enabled.map_err(|error| DeviceError::os("enable PCI device", &error))?;
+        enabled.map_err(|error| DeviceError::os_at("enable PCI device", path, &error))?;
         let (lock, memory) = map_bar(&path.join("resource2"))?;
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => {
                 return Err(DeviceError::NotPermitted(
-                    "another process has the ivshmem device",
+                    "another process has the ivshmem device".into(),
                 ));
             }
-            Err(error) => return Err(os("lock ivshmem device", error)),
+            Err(error) => return Err(os_at("lock ivshmem device", path, error)),
         }
         let (_, registers) = map_bar(&path.join("resource0"))?;
         let registers = Registers::new(registers, start_in_page(path)?);
@@ -130,8 +131,8 @@ fn id_of(register: Option<u32>) -> Result<u16, DeviceError> {
 fn map_bar(path: &PathBuf) -> Result<(OwnedFd, Region), DeviceError> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::SYNC;
     let file = openat(CWD, path, flags, Mode::empty());
-    let file = file.map_err(|error| os("open PCI device", error))?;
-    let stat = fstat(&file).map_err(|error| os("inspect PCI device", error))?;
+    let file = file.map_err(|error| os_at("open PCI device", path, error))?;
+    let stat = fstat(&file).map_err(|error| os_at("inspect PCI device", path, error))?;
     let len = usize::try_from(stat.st_size).unwrap_or(0);
     let bar = map(&file, 0, len.next_multiple_of(PAGE))?;
     Ok((file, bar))
@@ -140,7 +141,7 @@ fn map_bar(path: &PathBuf) -> Result<(OwnedFd, Region), DeviceError> {
 /// A short BAR need not begin at the start of its page.
 fn start_in_page(path: &Path) -> Result<usize, DeviceError> {
     let bars = fs::read_to_string(path.join("resource"));
-    let bars = bars.map_err(|error| DeviceError::os("inspect PCI device", &error))?;
+    let bars = bars.map_err(|error| DeviceError::os_at("inspect PCI device", path, &error))?;
     let start = bars.split_whitespace().next();
     let start = start.and_then(|start| usize::from_str_radix(start.strip_prefix("0x")?, 16).ok());
     start

@@ -18,7 +18,7 @@ use smc_core::device::DeviceError;
 use super::{BEAT, SILENCE, protocol, slot_of};
 use crate::fabric::doorbell::new_eventfd;
 use crate::lock;
-use crate::region::{map, memory_file, os};
+use crate::region::{map, memory_file, os, os_at};
 use crate::shared::{Phase, Plan, Room, Sleep, Tag};
 
 /// The server of an ivshmem fabric, for QEMU (`ivshmem-doorbell`) and processes of the host.
@@ -400,14 +400,17 @@ fn has_ended(socket: &OwnedFd) -> bool {
 }
 
 fn listener(path: &Path, mode: u32) -> Result<OwnedFd, DeviceError> {
-    let failed = |error| os("listen for ivshmem clients", error);
+    let failed = |error| os_at("listen for ivshmem clients at", path, error);
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let stream = || socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
     let address = SocketAddrUnix::new(path).map_err(failed)?;
     match connect(stream().map_err(failed)?, &address) {
         Err(Errno::NOENT) => {}
         Err(Errno::CONNREFUSED) => unlink(path).map_err(failed)?,
-        _ => return Err(DeviceError::NotPermitted("a server listens there already")),
+        _ => {
+            let why = format!("a server listens at {} already", path.display());
+            return Err(DeviceError::NotPermitted(why.into()));
+        }
     }
     let listener = stream().map_err(failed)?;
     bind(&listener, &address).map_err(failed)?;

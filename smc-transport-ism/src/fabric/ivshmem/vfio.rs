@@ -13,7 +13,7 @@ use smc_core::mem::Region;
 
 use crate::fabric::doorbell::new_eventfd;
 use crate::region::{
-    map, os, vfio_device, vfio_region, vfio_set_container, vfio_set_interrupt, vfio_set_iommu,
+    map, os_at, vfio_device, vfio_region, vfio_set_container, vfio_set_interrupt, vfio_set_iommu,
 };
 
 /// A device that vfio-pci has.
@@ -48,11 +48,11 @@ impl Vfio {
         let group = match open(&Path::new(DEVICES).join(group)) {
             Err(DeviceError::Os(error)) if error.code() == Some(Errno::BUSY.raw_os_error()) => {
                 let why = "another process has the ivshmem device";
-                return Err(DeviceError::NotPermitted(why));
+                return Err(DeviceError::NotPermitted(why.into()));
             }
             other => other?,
         };
-        let failed = |error| os("set up VFIO", error);
+        let failed = |error| os_at("set up VFIO for", path, error);
         vfio_set_container(group.as_fd(), &container).map_err(failed)?;
         vfio_set_iommu(container.as_fd()).map_err(failed)?;
         let device = vfio_device(group.as_fd(), &address).map_err(failed)?;
@@ -110,7 +110,7 @@ fn enable(device: &OwnedFd) -> Result<(), Errno> {
 
 fn open(path: &Path) -> Result<OwnedFd, DeviceError> {
     let opened = openat(CWD, path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
-    opened.map_err(|error| os("open VFIO device", error))
+    opened.map_err(|error| os_at("open VFIO device", path, error))
 }
 
 const DRIVER: &str = "vfio-pci";

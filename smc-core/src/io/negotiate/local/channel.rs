@@ -92,8 +92,11 @@ impl Channel {
         let (board, file) = Board::create()
             .map_err(|error| OsError::new("create memory for the listener", &error))?;
         let hello = ToListener::Hello { netns }.encode();
-        send(fd.as_fd(), &hello, Some(file.as_fd()))
-            .map_err(|error| failed("send to the listener's socket")(error.into()))?;
+        match send(fd.as_fd(), &hello, Some(file.as_fd())) {
+            Ok(()) => {}
+            Err(Errno::PIPE | Errno::CONNRESET) => return Err(last_words(&fd)),
+            Err(error) => return Err(failed("send to the listener's socket")(error.into()).into()),
+        }
         let watch = runtime.watch(fd.as_fd());
         let watch = watch.map_err(failed("watch the listener's socket"))?;
         let channel = Arc::new(Self {
@@ -250,6 +253,18 @@ impl Channel {
         };
         // Without the lock: a waker may run its task at once.
         wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// Why a listener has ended a channel on which it was told nothing.
+fn last_words(fd: &PeerSocket) -> FallbackCause {
+    let mut buf = [0; 64];
+    match receive(fd.as_fd(), &mut buf) {
+        Received::Packet(packet, _) => match ToClient::parse(packet) {
+            Some(ToClient::Bye { refusal }) => FallbackCause::Refused(refusal),
+            _ => FallbackCause::ListenerGone,
+        },
+        Received::Empty | Received::End => FallbackCause::ListenerGone,
     }
 }
 

@@ -1,0 +1,61 @@
+//! What a device that cannot be made says of why.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::fs::{Permissions, create_dir, set_permissions, write};
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::Path;
+
+use smc_transport_ism::{IsmDevice, Place};
+use tempfile::TempDir;
+
+/// A name, what is in the place of the fabric, and what the device says.
+type Row = (&'static str, fn(&Path), &'static str);
+
+#[test]
+fn errors_have_operation_path_and_errno() {
+    // What is made of a fresh directory, and what the device says; `{}` stands for its path.
+    let rows: [Row; 4] = [
+        (
+            "a file",
+            |path| write(path, "").unwrap(),
+            "make directory {}: file exists (os error 17)",
+        ),
+        (
+            "others can write to it",
+            |path| {
+                create_dir(path).unwrap();
+                set_permissions(path, Permissions::from_mode(0o777)).unwrap();
+            },
+            "not permitted: {} can be changed by other users: mode 0777",
+        ),
+        (
+            "a link as the lock",
+            |path| {
+                create_dir(path).unwrap();
+                set_permissions(path, Permissions::from_mode(0o700)).unwrap();
+                symlink("elsewhere", path.join("lock")).unwrap();
+            },
+            "open {}/lock: too many levels of symbolic links (os error 40)",
+        ),
+        (
+            "a directory as the memory",
+            |path| {
+                create_dir(path).unwrap();
+                set_permissions(path, Permissions::from_mode(0o700)).unwrap();
+                create_dir(path.join("memory")).unwrap();
+            },
+            "make the fabric's memory in {}: is a directory (os error 21)",
+        ),
+    ];
+    for (name, prepare, said) in rows {
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join("fabric");
+        prepare(&path);
+        let error = IsmDevice::builder(Place::directory(&path))
+            .build()
+            .unwrap_err();
+        let said = said.replace("{}", &path.display().to_string());
+        assert_eq!(error.to_string(), said, "{name}");
+    }
+}

@@ -1,0 +1,294 @@
+//! What streams say of why they are TCP, each time by something that really happened.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
+mod support;
+
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::sync::Arc;
+
+use common::{Helper, Role};
+use futures_lite::future::zip;
+use rustix::process::{Resource, geteuid, getrlimit, setrlimit};
+use smc_core::device::Device;
+use smc_core::io::Builder;
+use smc_core::io::negotiate::Local;
+use smc_core::{Error, Listener, Policy, Stream};
+use smc_transport_loop::LoopDevice;
+use support::{On, builder};
+use tempfile::TempDir;
+
+/// What helpers do: connect to a listener of the test and say why the stream is TCP.
+#[test]
+fn helper_process() {
+    let Some(role) = Role::current() else { return };
+    if role.name == "device without descriptors" {
+        limit(Resource::Nofile, next_descriptor());
+        let error = LoopDevice::builder().runtime_dir(&role.dir).build();
+        return role.say(error.unwrap_err());
+    }
+    let to: SocketAddr = role.hear().unwrap().parse().unwrap();
+    On::Tokio.run(async {
+        let client = match role.name.as_str() {
+            "a friend of root" | "a stranger" => {
+                let local = Local::new().with_directory(&role.dir);
+                let local = match role.name.as_str() {
+                    "a stranger" => local,
+                    _ => local.allow_uid(0),
+                };
+                let device = LoopDevice::builder().runtime_dir(role.dir.join("own"));
+                On::Tokio
+                    .endpoint()
+                    .negotiation(Arc::new(local))
+                    .device(Arc::new(device.build().unwrap()))
+            }
+            _ => builder(On::Tokio, true, &role.dir),
+        };
+        let client = client.build().unwrap();
+        match role.name.as_str() {
+            // One that stays open is for the network namespace.
+            "no descriptors" => limit(Resource::Nofile, next_descriptor() + 2),
+            "small files" => limit(Resource::Fsize, 4096),
+            _ => {}
+        }
+        role.say(why(&client.connect(to).await.unwrap()));
+    });
+}
+
+fn limit(resource: Resource, value: u64) {
+    let mut limits = getrlimit(resource);
+    limits.current = Some(value);
+    setrlimit(resource, limits).unwrap();
+}
+
+/// The lowest number of a descriptor that is free.
+fn next_descriptor() -> u64 {
+    let file = std::fs::File::open("/").unwrap();
+    u64::try_from(std::os::fd::AsRawFd::as_raw_fd(&file)).unwrap()
+}
+
+#[test]
+fn each_cause_is_told_by_what_happened() {
+    let plain = |change: fn(Builder) -> Builder| change;
+    // Name, the client's and the listener's settings, and what their streams say.
+    let rows = [
+        (
+            "a policy of the client",
+            plain(|client| client.policy(Policy::Never)),
+            plain(|server| server),
+            "0x03060000 policy is to use TCP",
+            "0x03010000 peer does not speak SMC: no offer for this connection",
+        ),
+        (
+            "a policy of the listener",
+            |client| client,
+            |server| server.policy(Policy::Never),
+            "0x03010000 listener refused the offer: policy is to use TCP",
+            "0x03060000 policy is to use TCP",
+        ),
+        (
+            "no EID in common",
+            |client| client.seid(false).ueid("ONE".parse().unwrap()),
+            |server| server.seid(false).ueid("TWO".parse().unwrap()),
+            "0x05000000/0x03030001 peer declined: \
+             only SMC-D is offered and no ISM device matches",
+            "0x03030001 no EID in common",
+        ),
+    ];
+    for (name, client, server, ours, theirs) in rows {
+        println!("{name}");
+        let dir = TempDir::new().unwrap();
+        On::Tokio.run(async {
+            let with_device = || builder(On::Tokio, true, dir.path());
+            let (client, server) = (client(with_device()), server(with_device()));
+            assert_eq!(both(client, server).await, [ours, theirs]);
+        });
+    }
+}
+
+#[test]
+fn an_end_without_a_device_says_so() {
+    let dir = TempDir::new().unwrap();
+    On::Tokio.run(async {
+        let with_device = || builder(On::Tokio, true, dir.path());
+        let told = both(with_device(), without_device(dir.path())).await;
+        assert_eq!(told[1], "0x03030003 endpoint has no device that works");
+        let told = both(without_device(dir.path()), with_device()).await;
+        assert_eq!(told[0], "0x03030000 endpoint has no device that works");
+    });
+}
+
+#[test]
+fn a_listener_without_a_buffer_says_so_and_its_client_has_the_code() {
+    let dir = TempDir::new().unwrap();
+    On::Tokio.run(async {
+        let device = LoopDevice::builder().runtime_dir(dir.path()).max_dmbs(0);
+        let device: Arc<dyn Device> = match device.build() {
+            Ok(device) => Arc::new(device),
+            Err(error) => return println!("skipped: {error}"),
+        };
+        let server = without_device(dir.path()).device(device);
+        let told = both(builder(On::Tokio, true, dir.path()), server).await;
+        let text = "0x05000000/0x030d0000 peer declined: the device cannot register more buffers";
+        assert_eq!(told[0], text);
+        let text = "0x030d0000 register the receive buffer: no buffer left on the device";
+        assert_eq!(told[1], text);
+    });
+}
+
+#[test]
+fn a_plain_server_is_the_usual_case_and_a_missing_directory_is_not() {
+    let dir = TempDir::new().unwrap();
+    On::Tokio.run(async {
+        let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = server.local_addr().unwrap();
+        let client = builder(On::Tokio, true, dir.path()).build().unwrap();
+        let text = "0x03010000 peer does not speak SMC: nothing announced at this address";
+        assert_eq!(why(&client.connect(at).await.unwrap()), text);
+        let required = client
+            .connect_with(
+                at,
+                &smc_core::io::ConnectOptions::new().policy(Policy::Require),
+            )
+            .await;
+        let error = required.unwrap_err();
+        assert!(matches!(error, Error::Declined(_)), "{error:?}");
+        assert_eq!(
+            error.to_string(),
+            format!("SMC required but declined: {text}")
+        );
+
+        let open = TempDir::new().unwrap();
+        std::fs::set_permissions(open.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+        let client = without_device(open.path());
+        let device = LoopDevice::builder().runtime_dir(dir.path()).build();
+        let client = client.device(Arc::new(device.unwrap())).build().unwrap();
+        let text = format!(
+            "0x03010000 runtime directory {} can be changed by other users: mode 0777",
+            open.path().display()
+        );
+        assert_eq!(why(&client.connect(at).await.unwrap()), text);
+    });
+}
+
+#[test]
+fn a_client_that_lacks_something_of_the_system_says_what() {
+    let dir = TempDir::new().unwrap();
+    for (role, begin, end) in [
+        (
+            "no descriptors",
+            "0x03010000 connect to the listener's socket",
+            "too many open files (os error 24), RLIMIT_NOFILE is",
+        ),
+        ("small files", "0x03010000 ", "RLIMIT_FSIZE is 4096"),
+    ] {
+        let told = told_by(Helper::start(role, dir.path()), dir.path(), false);
+        assert!(
+            told.starts_with(begin) && told.contains(end),
+            "{role}: {told}"
+        );
+    }
+}
+
+#[test]
+fn a_device_that_cannot_be_made_says_why() {
+    let dir = TempDir::new().unwrap();
+    let mut helper = Helper::start("device without descriptors", dir.path());
+    let told = helper.hear();
+    let end = "too many open files (os error 24), RLIMIT_NOFILE is";
+    assert!(told.contains(end), "{told}");
+
+    let file = dir.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let error = LoopDevice::builder().runtime_dir(&file).build();
+    assert_eq!(
+        error.unwrap_err().to_string(),
+        format!("runtime directory {} is not a directory", file.display())
+    );
+}
+
+#[test]
+fn a_user_that_is_not_let_in_learns_it() {
+    if !geteuid().is_root() {
+        println!("skipped: only root can start processes of other users");
+        return;
+    }
+    let dir = TempDir::new().unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let own = dir.path().join("own");
+    std::fs::create_dir(&own).unwrap();
+    std::os::unix::fs::chown(&own, Some(STRANGER), None).unwrap();
+    let start = |role| {
+        Helper::start_with(role, dir.path(), |command| {
+            command.uid(STRANGER);
+        })
+    };
+    let told = told_by(start("a friend of root"), dir.path(), true);
+    let refused = format!("0x03010000 listener refused the offer: user {STRANGER} is not allowed");
+    assert_eq!(told, refused);
+    let told = told_by(start("a stranger"), dir.path(), true);
+    assert_eq!(told, "0x03010000 user 0 is not allowed");
+    let told = told_by(start("a friend of root"), dir.path(), false);
+    assert!(told.contains("permission denied (os error 13)"), "{told}");
+    assert!(told.contains(&dir.path().display().to_string()), "{told}");
+}
+
+/// What a helper says that connects to a listener here; one for other users too, or not.
+fn told_by(mut helper: Helper, dir: &Path, for_others: bool) -> String {
+    let mut told = String::new();
+    On::Tokio.run(async {
+        let server = match for_others {
+            // A user that is not the helper's.
+            true => without_device(dir).negotiation(Arc::new(
+                Local::new().with_directory(dir).allow_uid(STRANGER + 1),
+            )),
+            false => builder(On::Tokio, true, dir),
+        };
+        let server = server.build().unwrap();
+        let listener = server.bind("127.0.0.1:0").await.unwrap();
+        let at = listener.local_addr().unwrap();
+        let accepting = tokio::spawn(accept_all(listener));
+        told = tokio::task::spawn_blocking(move || {
+            helper.tell(at);
+            helper.hear()
+        })
+        .await
+        .unwrap();
+        accepting.abort();
+    });
+    told
+}
+
+async fn accept_all(listener: Listener) {
+    while let Ok((stream, _)) = listener.accept().await {
+        drop(stream);
+    }
+}
+
+/// Connects once; what both streams say.
+async fn both(client: Builder, server: Builder) -> [String; 2] {
+    let (client, server) = (client.build().unwrap(), server.build().unwrap());
+    let listener = server.bind("127.0.0.1:0").await.unwrap();
+    let at = listener.local_addr().unwrap();
+    let (ours, theirs) = zip(client.connect(at), listener.accept()).await;
+    [why(&ours.unwrap()), why(&theirs.unwrap().0)]
+}
+
+fn without_device(dir: &Path) -> Builder {
+    let local = Local::new().with_directory(dir);
+    On::Tokio.endpoint().negotiation(Arc::new(local))
+}
+
+fn why(stream: &Stream) -> String {
+    match stream.fallback_reason() {
+        Some(reason) => reason.to_string(),
+        None => stream.mode().to_string(),
+    }
+}
+
+/// A user without an account.
+const STRANGER: u32 = 54_321;
