@@ -178,18 +178,29 @@ fn failure(status: u32) -> LinkFailure {
         status::IBV_WC_RNR_RETRY_EXC_ERR => LinkFailure::RnrExceeded,
         status::IBV_WC_REM_ACCESS_ERR => LinkFailure::RemoteAccess,
         status::IBV_WC_WR_FLUSH_ERR => LinkFailure::Flushed,
-        status::IBV_WC_LOC_LEN_ERR => LinkFailure::Device("a message is longer than its buffer"),
-        status::IBV_WC_LOC_PROT_ERR => LinkFailure::Device("memory is no longer registered"),
-        status::IBV_WC_REM_INV_REQ_ERR => LinkFailure::Device("peer calls a request invalid"),
-        status::IBV_WC_REM_OP_ERR => LinkFailure::Device("peer could not complete a request"),
+        status::IBV_WC_LOC_LEN_ERR => LinkFailure::QueuePair("a message is longer than its buffer"),
+        status::IBV_WC_LOC_PROT_ERR => LinkFailure::QueuePair("memory is no longer registered"),
+        status::IBV_WC_REM_INV_REQ_ERR => LinkFailure::QueuePair("peer calls a request invalid"),
+        status::IBV_WC_REM_OP_ERR => LinkFailure::QueuePair("peer could not complete a request"),
         status::IBV_WC_FATAL_ERR => LinkFailure::Device("fatal error"),
-        _ => LinkFailure::Device("a request failed"),
+        _ => LinkFailure::QueuePair("a request failed"),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_fatal_error_says_that_the_device_has_failed() {
+        // All there are, and some more.
+        for status in status::IBV_WC_SUCCESS + 1..64 {
+            let is_fatal = status == status::IBV_WC_FATAL_ERR;
+            let failure = failure(status);
+            let excludes = matches!(failure, LinkFailure::PortDown | LinkFailure::Device(_));
+            assert_eq!(excludes, is_fatal, "{status}: {failure}");
+        }
+    }
 
     #[test]
     fn identifiers_name_link_and_work() {

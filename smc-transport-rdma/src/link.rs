@@ -172,7 +172,7 @@ impl Core {
         let id = Work::Receive(index).id(self.serial);
         let qp = queue.qp.as_ref().ok_or(LinkFailure::Flushed)?;
         verbs::post_receive(qp, id, self.buffers.receive(index))
-            .map_err(|_| LinkFailure::Device("a receive could not be posted"))?;
+            .map_err(|_| LinkFailure::QueuePair("a receive could not be posted"))?;
         if queue.drain != drain {
             queue.drain = drain;
             queue.used = 0;
@@ -244,7 +244,7 @@ impl Core {
             Err(_) => {
                 drop(queue);
                 self.parts
-                    .report_down(self, LinkFailure::Device("a post was refused"));
+                    .report_down(self, LinkFailure::QueuePair("a post was refused"));
                 Err(SubmitError::PeerGone)
             }
         }
@@ -446,7 +446,7 @@ impl Buffers {
 
     /// The message that took a receive.
     fn message(&self, index: u32, len: u32) -> Result<Inbound, LinkFailure> {
-        const STRAY: LinkFailure = LinkFailure::Device("a completion makes no sense");
+        const STRAY: LinkFailure = LinkFailure::QueuePair("a completion makes no sense");
         let len = len as usize;
         if index >= self.receives || len > MESSAGE_MAX {
             return Err(STRAY);

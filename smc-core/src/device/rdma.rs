@@ -296,7 +296,10 @@ impl Inbound {
     }
 }
 
-/// Why a link went down.
+/// Why a link went down, and what that says of others.
+///
+/// Connections move to another link of their group. After most failures that may be any, also one
+/// between the same two ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LinkFailure {
@@ -312,10 +315,16 @@ pub enum LinkFailure {
     /// The queue pair went to its error state, by us or by the device.
     #[error("queue pair was flushed")]
     Flushed,
-    /// The port is not active, or the GID of the link is gone.
+    /// Something else of this link alone, such as a request that the device could not carry out, or
+    /// posts that do not complete.
+    #[error("queue pair failed: {0}")]
+    QueuePair(&'static str),
+    /// The port is not active, or the GID of the link is gone: links at the same port of the same
+    /// device are of no use any more.
     #[error("port went down")]
     PortDown,
-    /// The device failed.
+    /// The device was removed, or an event of it says that it or the queue pair has failed: links
+    /// at the same port of the same device are of no use any more.
     #[error("device failed: {0}")]
     Device(&'static str),
 }

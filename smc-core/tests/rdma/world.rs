@@ -35,11 +35,21 @@ impl World {
 
     /// A device with one port, at 10.0.0.`last`.
     pub(crate) fn device(&self, name: &str, last: u8) -> Arc<MemoryRdma> {
-        let gid = RoceGid::from_ipv4(Ipv4Addr::new(10, 0, 0, last));
-        let mac = Mac::new([2, 0, 0, 0, 0, last]);
-        let mtu = MtuCode::for_bytes(1024).expect("a size there is");
-        let address = RdmaAddress::new(gid, RoceKind::V2, mac, mtu).with_interface("v0", 0);
-        let options = RdmaOptions::default().with_address(address);
+        self.device_with_ports(name, &[last])
+    }
+
+    /// A device with a port at each of these addresses.
+    pub(crate) fn device_with_ports(&self, name: &str, lasts: &[u8]) -> Arc<MemoryRdma> {
+        let mut options = RdmaOptions::default();
+        for (port, last) in (1..).zip(lasts) {
+            let gid = RoceGid::from_ipv4(Ipv4Addr::new(10, 0, 0, *last));
+            let mac = Mac::new([2, 0, 0, 0, 0, *last]);
+            let mtu = MtuCode::for_bytes(1024).expect("a size there is");
+            let address = RdmaAddress::new(gid, RoceKind::V2, mac, mtu)
+                .with_interface("v0", 0)
+                .with_port(port);
+            options = options.with_address(address);
+        }
         self.wire.device_with(name, options)
     }
 

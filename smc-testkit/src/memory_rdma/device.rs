@@ -176,6 +176,7 @@ impl Rdma for MemoryRdma {
             is_cut: false,
             loss: None,
             counters: LinkCounters::default(),
+            late: None,
         };
         state.pairs.insert(id, pair);
         let shared = Arc::clone(&self.shared);

@@ -165,6 +165,13 @@ impl MemoryRdma {
         state.retry_all();
     }
 
+    /// Reports the newest message of each link only when the next one has arrived, the link has
+    /// failed, or this is taken back: as a receive queue that is looked at late. The peer's post
+    /// has completed all the same.
+    pub fn set_lag(&self, lags: bool) {
+        self.shared().lock().set_lag(self.id(), lags);
+    }
+
     /// Lets the next registrations fail with these errors, in order.
     pub fn refuse_registrations(&self, errors: impl IntoIterator<Item = DeviceError>) {
         let mut state = self.shared().lock();

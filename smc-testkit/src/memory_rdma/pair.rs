@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use smc_core::device::{LinkAddress, LinkCounters, OpId, Piece, RoceKind};
+use smc_core::device::{Inbound, LinkAddress, LinkCounters, OpId, Piece, RoceKind};
 use smc_core::mem::Region;
 use smc_wire::types::{MtuCode, Psn, Rkey, RmbAddr};
 
@@ -18,6 +18,8 @@ pub(super) struct Pair {
     pub(super) is_cut: bool,
     pub(super) loss: Option<Loss>,
     pub(super) counters: LinkCounters,
+    /// A message that has arrived and is reported late.
+    pub(super) late: Option<Inbound>,
 }
 
 /// What a queue pair can do.

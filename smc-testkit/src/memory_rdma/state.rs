@@ -7,7 +7,7 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use atomic_waker::AtomicWaker;
-use smc_core::device::{Access, DeviceError, Event, LinkFailure, RdmaAddress};
+use smc_core::device::{Access, DeviceError, Event, Inbound, LinkFailure, RdmaAddress};
 use smc_core::mem::Region;
 use smc_wire::types::{Qpn, RoceGid};
 
@@ -56,6 +56,8 @@ pub(super) struct Member {
     pub(super) down: BTreeSet<u8>,
     pub(super) cut: BTreeSet<u8>,
     pub(super) holds_completions: bool,
+    /// The newest message of each link is reported late.
+    pub(super) lags: bool,
     pub(super) memory: BTreeMap<u32, Memory>,
     /// What the next registrations end with.
     pub(super) refusals: VecDeque<DeviceError>,
@@ -118,6 +120,7 @@ impl State {
             down: BTreeSet::new(),
             cut: BTreeSet::new(),
             holds_completions: false,
+            lags: false,
             memory: BTreeMap::new(),
             refusals: VecDeque::new(),
             next_addr,
@@ -154,14 +157,50 @@ impl State {
         }
     }
 
+    /// Reports a message that has arrived, or the one before it if the device lags.
+    pub(super) fn received(&mut self, id: PairId, message: Inbound) {
+        let lags = self
+            .devices
+            .get(&id.device)
+            .is_some_and(|member| member.lags);
+        let message = match self.pairs.get_mut(&id) {
+            Some(pair) if lags => pair.late.replace(message),
+            _ => Some(message),
+        };
+        if let Some(message) = message {
+            let link = id.qpn;
+            self.report(id.device, Event::Received { link, message });
+        }
+    }
+
+    /// Lets the messages of a device be reported late, or no longer: then those that are, are
+    /// reported now.
+    pub(super) fn set_lag(&mut self, id: DeviceId, lags: bool) {
+        if let Some(member) = self.devices.get_mut(&id) {
+            member.lags = lags;
+        }
+        if lags {
+            return;
+        }
+        let pairs = self.pairs.iter_mut().filter(|(at, _)| at.device == id);
+        let late = pairs.filter_map(|(at, pair)| Some((at.qpn, pair.late.take()?)));
+        for (link, message) in late.collect::<Vec<_>>() {
+            self.report(id, Event::Received { link, message });
+        }
+    }
+
     /// Moves a queue pair to its error state and says so, once.
     pub(super) fn fail(&mut self, id: PairId, cause: LinkFailure) {
         let Some(pair) = self.pairs.get_mut(&id) else {
             return;
         };
         self.has_lost = true;
+        let late = pair.late.take();
         if let Phase::Connected(_) = mem::replace(&mut pair.phase, Phase::Error) {
             let link = id.qpn;
+            if let Some(message) = late {
+                self.report(id.device, Event::Received { link, message });
+            }
             self.report(id.device, Event::LinkDown { link, cause });
         }
     }
@@ -171,6 +210,7 @@ impl State {
         self.has_lost = true;
         if let Some(pair) = self.pairs.get_mut(&id) {
             pair.phase = Phase::Error;
+            pair.late = None;
         }
         if let Some(member) = self.devices.get_mut(&id.device) {
             member.news.retain(|event| link_of(event) != Some(id.qpn));

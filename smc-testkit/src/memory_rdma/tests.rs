@@ -89,7 +89,7 @@ fn both_ends_have_to_agree_on_the_mtu_of_longer_messages() {
     assert!(matches!(
         drained(&a)[..],
         [Event::LinkDown {
-            cause: LinkFailure::Device(_),
+            cause: LinkFailure::QueuePair(_),
             ..
         }]
     ));
@@ -256,7 +256,7 @@ fn memory_is_read_when_it_leaves_and_has_to_stay_registered() {
     assert!(matches!(
         drained(&world.a)[..],
         [Event::LinkDown {
-            cause: LinkFailure::Device(_),
+            cause: LinkFailure::QueuePair(_),
             ..
         }]
     ));

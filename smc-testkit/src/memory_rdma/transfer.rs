@@ -244,8 +244,7 @@ impl Locked<'_> {
             let low = pair.counters.receives_low.get_or_insert(free);
             *low = free.min(*low);
         }
-        let (link, message) = (receiver.qpn, Inbound::new(&chain.message));
-        self.report(receiver.device, Event::Received { link, message });
+        self.received(receiver, Inbound::new(&chain.message));
         if lost == Some(Lost::Answer) {
             return Fate::Unheard;
         }
@@ -297,7 +296,7 @@ impl Locked<'_> {
         let longest = longest.max(u64::try_from(chain.message.len()).unwrap_or(u64::MAX));
         let least = ours.mtu.min(theirs.mtu).bytes().map_or(0, u64::from);
         if ours.mtu != theirs.mtu && longest > least {
-            return Err(Fate::Broken(LinkFailure::Device("path MTUs differ")));
+            return Err(Fate::Broken(LinkFailure::QueuePair("path MTUs differ")));
         }
         Ok(receiver)
     }
@@ -315,7 +314,7 @@ impl Locked<'_> {
     fn write(&self, from: PairId, to: PairId, write: &Transfer) -> Result<(), LinkFailure> {
         let ours = self.devices.get(&from.device);
         if ours.is_none_or(|member| !member.memory.contains_key(&write.own.0)) {
-            return Err(LinkFailure::Device("memory is no longer registered"));
+            return Err(LinkFailure::QueuePair("memory is no longer registered"));
         }
         if write.len() == 0 {
             return Ok(());
@@ -332,7 +331,7 @@ impl Locked<'_> {
         }
         let mut at = usize::try_from(at).map_err(|_| LinkFailure::RemoteAccess)?;
         for piece in write.pieces {
-            let local = LinkFailure::Device("piece outside of its memory");
+            let local = LinkFailure::QueuePair("piece outside of its memory");
             let (from, len) = (usize::try_from(piece.at), usize::try_from(piece.len));
             let (Ok(from), Ok(len)) = (from, len) else {
                 return Err(local);

@@ -64,7 +64,8 @@ impl CdcR {
 
     /// A failover validation: only sequence number and token are filled.
     ///
-    /// `sequence` is that of the last CDC whose transmission completed on the old link.
+    /// `sequence` is that of the last CDC whose transmission completed on the old link; Linux says
+    /// one less.
     #[must_use]
     pub const fn failover(sequence: u16, token: AlertToken) -> Self {
         Self {

@@ -406,17 +406,18 @@ impl Slot {
         }
     }
 
-    /// Hands out what the device has, on behalf of somebody who looks for it; nothing if somebody
-    /// else is at it.
-    pub(crate) fn look_around(&self) {
+    /// Hands out what the device has, on behalf of somebody who looks for it. Returns whether that
+    /// was possible: nothing is done if somebody else is at it.
+    pub(crate) fn look_around(&self) -> bool {
         let is_quiet = match self.draining.try_lock() {
             Ok(_one) => self.drain_and_arm(),
-            Err(_) => return,
+            Err(_) => return false,
         };
         // There is more than can be done here, or the device has failed.
         if !is_quiet {
             self.call_driver();
         }
+        true
     }
 
     /// Hands out what the device has. The driver may be asleep, and what was armed for it taken
@@ -436,9 +437,8 @@ impl Slot {
     /// for, though not without end: they may be waiting for us.
     pub(crate) fn look_around_patiently(&self) {
         for _ in 0..PATIENCE {
-            if let Ok(one) = self.draining.try_lock() {
-                drop(one);
-                return self.look_around();
+            if self.look_around() {
+                return;
             }
             std::thread::yield_now();
         }

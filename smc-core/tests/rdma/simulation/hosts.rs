@@ -12,7 +12,7 @@ use smc_core::proto::links::LinkInfo;
 use smc_testkit::memory_rdma::MemoryRdma;
 
 use super::meeting::{Event, Meeting};
-use super::plan::{Hardship, Plan};
+use super::plan::{Hardship, Plan, Ports};
 use crate::world::World;
 
 /// Two hosts, each of which is client and server.
@@ -29,17 +29,24 @@ pub(super) struct Hosts {
 pub(super) struct Host {
     pub(super) endpoint: Endpoint,
     pub(super) devices: Vec<Arc<MemoryRdma>>,
+    /// All ports of all devices.
+    pub(super) ports: Vec<(Arc<MemoryRdma>, u8)>,
     pub(super) accepted: Arc<Meeting>,
 }
 
 impl Hosts {
     pub(super) fn new(world: &World, plan: &Plan) -> Arc<Self> {
         let host = |side: u8| {
-            let device = |index: u8| {
-                let name = format!("{}{index}", ["a", "b"][usize::from(side)]);
-                world.device(&name, 1 + side + 2 * index)
+            let name = ["a", "b"][usize::from(side)];
+            let lasts = [1 + side, 3 + side];
+            let device = |index: usize, lasts: &[u8]| {
+                world.device_with_ports(&format!("{name}{index}"), lasts)
             };
-            let devices: Vec<_> = (0..plan.devices[usize::from(side)]).map(device).collect();
+            let devices = match plan.ports[usize::from(side)] {
+                Ports::One => vec![device(0, &lasts[..1])],
+                Ports::TwoDevices => vec![device(0, &lasts[..1]), device(1, &lasts[1..])],
+                Ports::OneDevice => vec![device(0, &lasts)],
+            };
             let all: Vec<_> = devices.iter().collect();
             let endpoint = world.endpoint_with(&all, |mut builder| {
                 builder = builder
@@ -59,6 +66,14 @@ impl Hosts {
             });
             Host {
                 endpoint,
+                ports: match plan.ports[usize::from(side)] {
+                    Ports::One => vec![(Arc::clone(&devices[0]), 1)],
+                    _ => {
+                        let last = devices.last().expect("has a device");
+                        let port = 3 - u8::try_from(devices.len()).expect("one or two");
+                        vec![(Arc::clone(&devices[0]), 1), (Arc::clone(last), port)]
+                    }
+                },
                 devices,
                 accepted: Arc::default(),
             }

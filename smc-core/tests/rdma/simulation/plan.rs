@@ -10,8 +10,8 @@ use smc_testkit::runtime::Options;
 pub(super) struct Plan {
     pub(super) rng: Rng,
     pub(super) hardship: Hardship,
-    /// Devices of each host.
-    pub(super) devices: [u8; 2],
+    /// What each host has.
+    pub(super) ports: [Ports; 2],
     pub(super) max_links: Option<u8>,
     pub(super) max_conns: Option<u8>,
     pub(super) rkeys_in_flight: usize,
@@ -28,6 +28,16 @@ pub(super) struct Plan {
     pub(super) jitter: Duration,
     pub(super) setup_time: Duration,
     pub(super) options: Options,
+}
+
+/// The ports of a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ports {
+    One,
+    /// Two devices with a port each.
+    TwoDevices,
+    /// One device with two ports.
+    OneDevice,
 }
 
 /// What goes wrong.
@@ -51,10 +61,17 @@ impl Plan {
         let micros = |rng: &mut Rng, end| Duration::from_micros(rng.below(end) as u64);
         Self {
             hardship,
-            devices: if is_survivable {
-                [2, 2]
+            ports: if is_survivable {
+                // One of the hosts may do with a port; its groups are asymmetric then.
+                let ports = [Ports::TwoDevices, Ports::TwoDevices, Ports::OneDevice];
+                let mut both = [ports[rng.below(3)], ports[rng.below(3)]];
+                if rng.chance(300) {
+                    both[rng.below(2)] = Ports::One;
+                }
+                both
             } else {
-                [rng.between(1, 2) as u8, rng.between(1, 2) as u8]
+                let ports = [Ports::One, Ports::TwoDevices, Ports::OneDevice];
+                [ports[rng.below(3)], ports[rng.below(3)]]
             },
             max_links: if is_survivable {
                 Some(2)

@@ -159,7 +159,7 @@ impl RdmaGroup {
         for wire in wires {
             match wire.poll_timeout() {
                 Some(at) if at <= now => {
-                    self.give_up(wire.id(), LinkFailure::Device("posts are not completed"));
+                    self.give_up(wire.id(), LinkFailure::QueuePair("posts are not completed"));
                 }
                 at => next = next.into_iter().chain(at).min(),
             }

@@ -118,7 +118,7 @@ impl RdmaGroup {
     fn send(self: &Arc<Self>, link: LinkId, message: Vec<u8>, tag: OpTag) {
         let Some(wire) = self.wire(link) else { return };
         if wire.queue(self.now(), tag, message).is_err() {
-            return self.give_up(link, LinkFailure::Device("too many messages wait"));
+            return self.give_up(link, LinkFailure::QueuePair("too many messages wait"));
         }
         self.pump(&wire);
     }

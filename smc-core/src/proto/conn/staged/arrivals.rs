@@ -36,7 +36,7 @@ pub enum Arrival {
     Missed {
         /// Sequence number of the last CDC received.
         received: u16,
-        /// That of the last one the peer knows to have arrived.
+        /// That of the last one the peer says to know to have arrived.
         acknowledged: u16,
     },
     /// Something may be new.

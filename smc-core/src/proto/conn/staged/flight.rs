@@ -87,25 +87,23 @@ impl Flight {
         true
     }
 
-    /// Takes the posts that are completed when the one named is: all up to it. Returns what the
-    /// newest CDC of them said.
+    /// Takes the posts that are completed when the one named is: all up to it. `each` gets what
+    /// their CDCs said, the oldest first.
     ///
-    /// Nothing for a name that is not in flight (any more).
-    pub(super) fn complete(&mut self, id: PostId) -> Option<Said> {
+    /// Nothing happens for a name that is not in flight (any more).
+    pub(super) fn complete(&mut self, id: PostId, mut each: impl FnMut(Said)) {
         if !self.posts.iter().any(|post| post.id == id) {
-            return None;
+            return;
         }
-        let mut newest = None;
         while let Some(post) = self.posts.pop_front() {
             self.count_off(post.kind);
             if let Kind::Payload(said) | Kind::Bare(said) = post.kind {
-                newest = Some(said);
+                each(said);
             }
             if post.id == id {
                 break;
             }
         }
-        newest
     }
 
     pub(super) fn clear(&mut self) {

@@ -52,6 +52,13 @@ pub struct Transmit {
     /// Sequence number of the newest CDC that is completed, and its flags.
     last_completed: u16,
     completed_state: StateFlags,
+    /// Sequence number of the one completed before it: what a validation says.
+    ///
+    /// The newest may still be in the receive queue of the peer's old device when the validation
+    /// comes in that of another one, and a Linux peer would take it for lost and kill the
+    /// connection. Linux says one less too (behaviour 4.8). Nothing is missed by that: the full CDC
+    /// behind the validation says all that the late one says, whose data was written before it.
+    validated: u16,
     said: Level,
     due: Due,
     /// Bytes of the peer's ring that are kept back: none, or one.
@@ -130,6 +137,7 @@ impl Transmit {
             wanted: StateFlags::empty(),
             last_completed: 0,
             completed_state: StateFlags::empty(),
+            validated: 0,
             said: Level::default(),
             due: Due::default(),
             spare: 0,
@@ -300,14 +308,21 @@ impl Transmit {
     ///
     /// A post that is not in flight, such as one of before a failover, frees nothing.
     pub fn handle_sent(&mut self, post: PostId) -> u32 {
-        let Some(said) = self.flight.complete(post) else {
-            return 0;
-        };
-        self.last_completed = said.sequence;
-        self.completed_state = said.state;
-        let freed = gap(self.completed, said.sent);
-        self.completed = self.completed.max(said.sent);
-        freed
+        let before = self.completed;
+        let Self {
+            flight,
+            completed,
+            last_completed,
+            completed_state,
+            validated,
+            ..
+        } = self;
+        flight.complete(post, |said| {
+            *validated = std::mem::replace(last_completed, said.sequence);
+            *completed_state = said.state;
+            *completed = said.sent.max(*completed);
+        });
+        gap(before, self.completed)
     }
 
     /// Posts whose completion was not reported.
@@ -541,7 +556,7 @@ impl Transmit {
         Post {
             id,
             spans: Default::default(),
-            cdc: CdcR::failover(self.last_completed, self.token),
+            cdc: CdcR::failover(self.validated, self.token),
         }
     }
 

@@ -132,7 +132,7 @@ impl LinkGroup {
     }
 
     /// The link that takes the connections of another one. After a failure of a port or a device,
-    /// links of the same one are no help.
+    /// links at the same port of the same device are no help (behaviour 7.2).
     pub(in crate::proto::links) fn survivor(
         &self,
         link: LinkId,
@@ -140,8 +140,9 @@ impl LinkGroup {
     ) -> Option<LinkId> {
         let lost = self.link(link)?;
         let helps = |other: &LinkInfo| match failure {
-            Some(LinkFailure::PortDown) => !self.is_same_local(&lost, other),
-            Some(LinkFailure::Device(_)) => lost.device != other.device,
+            Some(LinkFailure::PortDown | LinkFailure::Device(_)) => {
+                !self.is_same_local(&lost, other)
+            }
             _ => true,
         };
         let others = || {

@@ -164,25 +164,62 @@ fn the_last_link_takes_the_group_with_it() {
 #[test]
 fn links_of_a_failed_port_do_not_help_each_other() {
     // Both links at the one port of the server.
-    let mut world = World::connected([1, 2], Terms::v2_1(2, 255), LlcConfig::default());
-    assert_eq!(world.kinds()[SERVER], GroupType::AsymmetricLocal);
-    let link = world.hosts[SERVER].group.assign(0).unwrap();
-    fail(&mut world, SERVER, link, LinkFailure::PortDown);
-    assert!(world.hosts[SERVER].group.is_ended());
-
-    // Another failure concerns one link only.
-    let mut world = World::connected([1, 2], Terms::v2_1(2, 255), LlcConfig::default());
-    let link = world.hosts[SERVER].group.assign(0).unwrap();
-    fail(&mut world, SERVER, link, LinkFailure::RetryExceeded);
-    assert!(!world.hosts[SERVER].group.is_ended());
-    world.settle();
-    let group = &world.hosts[SERVER].group;
-    let left = group
-        .assign(0)
-        .expect("the asymmetric link is one like any other now");
-    assert_ne!(left, link);
-    world.assert_agreed();
+    for failure in OF_A_PORT {
+        let mut world = World::connected([1, 2], Terms::v2_1(2, 255), LlcConfig::default());
+        assert_eq!(world.kinds()[SERVER], GroupType::AsymmetricLocal);
+        let link = world.hosts[SERVER].group.assign(0).unwrap();
+        fail(&mut world, SERVER, link, failure);
+        assert!(world.hosts[SERVER].group.is_ended(), "{failure}");
+    }
 }
+
+#[test]
+fn another_failure_concerns_one_link_only() {
+    for failure in OF_A_LINK {
+        for terms in [Terms::V1, Terms::v2_1(2, 255)] {
+            let mut world = World::connected([1, 2], terms, LlcConfig::default());
+            assert_eq!(world.kinds()[SERVER], GroupType::AsymmetricLocal);
+            let link = world.hosts[SERVER].group.assign(0).unwrap();
+            fail(&mut world, SERVER, link, failure);
+            assert!(!world.hosts[SERVER].group.is_ended(), "{failure}");
+            world.settle();
+            let group = &world.hosts[SERVER].group;
+            let left = group
+                .assign(0)
+                .expect("the asymmetric link is one like any other now");
+            assert_ne!(left, link);
+            world.assert_agreed();
+        }
+    }
+}
+
+#[test]
+fn the_other_port_of_the_same_device_helps() {
+    for failure in OF_A_LINK.into_iter().chain(OF_A_PORT) {
+        for side in [SERVER, CLIENT] {
+            let mut world = World::connected_by_dual_ports(Terms::v2_1(2, 255));
+            assert_eq!(world.kinds(), [GroupType::Symmetric; 2]);
+            let from = world.hosts[side].group.assign(0).unwrap();
+            let to = world.hosts[side].group.assign(1).unwrap();
+            fail(&mut world, side, from, failure);
+            assert!(world.took(side, &Output::Move { from, to }), "{failure}");
+            world.settle();
+            world.assert_agreed();
+        }
+    }
+}
+
+/// After these, links at the same port of the same device are no help.
+pub(super) const OF_A_PORT: [LinkFailure; 2] =
+    [LinkFailure::PortDown, LinkFailure::Device("fatal")];
+
+pub(super) const OF_A_LINK: [LinkFailure; 5] = [
+    LinkFailure::RetryExceeded,
+    LinkFailure::RnrExceeded,
+    LinkFailure::RemoteAccess,
+    LinkFailure::Flushed,
+    LinkFailure::QueuePair("posts are not completed"),
+];
 
 #[test]
 fn requests_on_the_failed_link_are_made_again_on_the_other() {

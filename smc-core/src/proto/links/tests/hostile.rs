@@ -35,6 +35,7 @@ fn event() -> impl Strategy<Value = Event> {
     let failure = prop_oneof![
         Just(LinkFailure::Flushed),
         Just(LinkFailure::PortDown),
+        Just(LinkFailure::QueuePair("stuck")),
         Just(LinkFailure::Device("fatal")),
     ];
     prop_oneof![

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use super::failover::{OF_A_LINK, OF_A_PORT};
 use super::*;
 use crate::device::RoceKind;
 
@@ -78,6 +79,12 @@ impl Simulation {
             false => RoceKind::V1,
         };
         let mut world = World::new(ports, kind, config);
+        if seed / 9 % 2 == 1 {
+            // Two ports to a device.
+            for port in world.hosts.iter_mut().flat_map(|host| &mut host.ports) {
+                port.device /= 2;
+            }
+        }
         world.seed(seed);
         world.contact(terms);
         world.latency = (MS / 100, 3 * MS);
@@ -183,15 +190,14 @@ impl Simulation {
             }
             77 => {
                 // A link stops working, if there is another one.
-                let group = &self.world.hosts[side].group;
-                let active = group.links().filter(|link| link.state == LinkState::Active);
-                let active: Vec<_> = active.map(|link| link.id).collect();
+                let active = self.active(side);
                 if active.len() > 1 {
                     let at = self.world.below(active.len() as u64) as usize;
-                    self.world.cut(side, active[at]);
+                    self.world.cut(side, active[at].id);
                 }
             }
-            78..=97 => {
+            78 => self.fail(side),
+            79..=97 => {
                 let by = self.world.below(5_000) as u32;
                 self.world.advance(by * (MS / 1000) * 10);
             }
@@ -202,6 +208,32 @@ impl Simulation {
         }
         let pause = self.pause();
         self.world.advance(pause);
+    }
+
+    /// A device reports a failure of a link, if there is another one that helps.
+    fn fail(&mut self, side: usize) {
+        let failures = OF_A_LINK.into_iter().chain(OF_A_PORT);
+        let at = self.world.below(failures.clone().count() as u64) as usize;
+        let failure = failures.clone().nth(at).unwrap();
+        let active = self.active(side);
+        let [one, two] = active[..] else { return };
+        let mac = |link: LinkInfo| link.local.unwrap().mac;
+        let is_same_port = one.device == two.device && mac(one) == mac(two);
+        if is_same_port && OF_A_PORT.contains(&failure) {
+            return;
+        }
+        let now = self.world.now;
+        self.world
+            .with(side, |group| group.handle_link_down(now, one.id, failure));
+        let is_ended = self.world.hosts[side].group.is_ended();
+        assert!(!is_ended, "seed {}: {failure}", self.seed);
+    }
+
+    fn active(&self, side: usize) -> Vec<LinkInfo> {
+        let links = self.world.hosts[side].group.links();
+        links
+            .filter(|link| link.state == LinkState::Active)
+            .collect()
     }
 
     fn pause(&mut self) -> Duration {

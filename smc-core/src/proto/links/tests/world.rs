@@ -162,12 +162,26 @@ impl World {
             false => RoceKind::V1,
         };
         let mut world = Self::new(ports, version, config);
-        world.contact(terms);
-        world.confirm();
+        world.connect(terms);
+        world
+    }
+
+    fn connect(&mut self, terms: Terms) {
+        self.contact(terms);
+        self.confirm();
         for side in [SERVER, CLIENT] {
-            assert!(world.took(side, &Output::FirstLink(Ok(()))), "{side}");
+            assert!(self.took(side, &Output::FirstLink(Ok(()))), "{side}");
         }
-        world.establish();
+        self.establish();
+    }
+
+    /// The same with one device on each host, which has two ports.
+    pub(super) fn connected_by_dual_ports(terms: Terms) -> Self {
+        let mut world = Self::v2([2, 2]);
+        for port in world.hosts.iter_mut().flat_map(|host| &mut host.ports) {
+            port.device = 0;
+        }
+        world.connect(terms);
         world
     }
 
@@ -307,7 +321,12 @@ impl World {
                 if self.hosts[side].group.link(link).is_none() {
                     return;
                 }
-                let up = self.port(side, device).is_some_and(|port| port.up);
+                let at = |port: &&Port| port.device == device && port.address == address;
+                let up = self.hosts[side]
+                    .ports
+                    .iter()
+                    .find(at)
+                    .is_some_and(|port| port.up);
                 let result = if up {
                     let local = self.make_qp(&address);
                     self.qps.insert(local.qpn.get(), (side, link));
@@ -396,19 +415,16 @@ impl World {
     }
 
     /// A port comes or goes. Its links fail, and the shell learns of the change.
-    pub(super) fn set_port(&mut self, side: Side, device: usize, up: bool) {
-        for port in &mut self.hosts[side].ports {
-            if port.device == device {
-                port.up = up;
-            }
-        }
+    pub(super) fn set_port(&mut self, side: Side, at: usize, up: bool) {
+        let port = &mut self.hosts[side].ports[at];
+        port.up = up;
         if !up {
+            let (device, mac) = (port.device, port.address.mac);
+            let is_at = |link: &LinkInfo| {
+                link.device.0 == device && link.local.is_some_and(|local| local.mac == mac)
+            };
             let group = &self.hosts[side].group;
-            let lost: Vec<_> = group
-                .links()
-                .filter(|link| link.device.0 == device)
-                .map(|link| link.id)
-                .collect();
+            let lost: Vec<_> = group.links().filter(is_at).map(|link| link.id).collect();
             for link in lost {
                 self.later(MS, Event::Down(side, link, LinkFailure::PortDown));
             }
@@ -426,11 +442,6 @@ impl World {
             .collect();
         let now = self.now;
         self.with(side, |group| group.handle_candidates(now, candidates));
-    }
-
-    fn port(&self, side: Side, device: usize) -> Option<&Port> {
-        let mut ports = self.hosts[side].ports.iter();
-        ports.find(|port| port.device == device)
     }
 
     fn is_alive(&self, qpn: u32) -> bool {

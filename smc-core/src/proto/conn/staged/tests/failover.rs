@@ -228,12 +228,42 @@ fn the_receiver_validates_what_it_has() {
 }
 
 #[test]
+fn a_receiver_that_lags_by_one_completed_cdc_validates() {
+    // Also where numbers go round.
+    for before in [0, 1, 65_534, 65_535, 65_536] {
+        let mut transmit = transmit(1000, 300);
+        let mut arrivals = Arrivals::new(ring(300), ring(300));
+        for _ in 0..before {
+            transmit.set_consumer(cursor(0, 0));
+            let post = only_post(&mut transmit);
+            arrivals.handle(&post.cdc).unwrap();
+            transmit.handle_sent(post.id);
+        }
+        // Its transmission is completed, and it is in another receive queue of the peer still.
+        let late = send(&mut transmit, 100);
+        transmit.handle_sent(late.id);
+        transmit.failover();
+        let validation = transmit.poll_post().unwrap();
+        assert_eq!(arrivals.handle(&validation.cdc), Ok(Arrival::Validated));
+        let full = transmit.poll_post().unwrap();
+        let Ok(Arrival::News(news)) = arrivals.handle(&full.cdc) else {
+            panic!("a full CDC is news");
+        };
+        assert_eq!(news.arrived, 100, "it says what the late one says");
+        assert_eq!(arrivals.handle(&late.cdc), Ok(Arrival::Stale));
+    }
+}
+
+#[test]
 fn the_receiver_notices_what_it_misses() {
     let mut transmit = transmit(1000, 300);
     let mut arrivals = Arrivals::new(ring(300), ring(300));
     let first = send(&mut transmit, 100);
-    // Acknowledged by a device that died before anybody saw the message.
-    transmit.handle_sent(first.id);
+    transmit.stage(100);
+    transmit.uncork();
+    let second = only_post(&mut transmit);
+    // Acknowledged by a device that died before anybody saw the messages.
+    transmit.handle_sent(second.id);
     transmit.failover();
     let validation = transmit.poll_post().unwrap();
     let missed = Arrival::Missed {

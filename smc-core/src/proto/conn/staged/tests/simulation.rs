@@ -75,8 +75,8 @@ struct End {
     /// Our element, written by the other end.
     rmb: Vec<u8>,
     link: u32,
-    /// Received and not looked at.
-    inbox: VecDeque<CdcR>,
+    /// Received and not looked at, with the link that it came on.
+    inbox: VecDeque<(u32, CdcR)>,
     peer_waits: bool,
     seed: u64,
     /// Bytes to write in all.
@@ -154,7 +154,7 @@ impl Simulation {
             2 | 3 => self.ends[at].read(&mut self.rng),
             4 => self.ends[at].end(&mut self.rng),
             5 | 6 => self.progress(at),
-            7 => self.ends[at].look(),
+            7 => self.ends[at].look(&mut self.rng),
             8 if self.faults > 0 && self.rng.chance(self.dying) => self.die(),
             9 => self.notice(at),
             _ => {}
@@ -229,7 +229,7 @@ impl Simulation {
             posted.written += 1;
             return;
         }
-        to.inbox.push_back(posted.post.cdc);
+        to.inbox.push_back((self.up, posted.post.cdc));
         posted.arrived = true;
         if self.rng.chance(500) {
             self.complete(at);
@@ -347,16 +347,23 @@ impl End {
         }
     }
 
-    /// Looks at the oldest message received.
-    fn look(&mut self) {
-        let Some(cdc) = self.inbox.pop_front() else {
+    /// Looks at the oldest message received, or at the oldest of a new link. Queues are looked at
+    /// independently, as a kernel does, so a CDC of the old link may come late.
+    fn look(&mut self, rng: &mut Rng) {
+        let is_late = match (self.inbox.front(), self.inbox.get(1)) {
+            (Some((old, cdc)), Some((new, _))) => {
+                old != new && !cdc.producer_flags.contains(VALIDATION) && rng.chance(900)
+            }
+            _ => false,
+        };
+        let Some((_, cdc)) = self.inbox.remove(usize::from(is_late)) else {
             return;
         };
         let news = match self.arrivals.handle(&cdc).unwrap() {
             Arrival::News(news) => news,
             Arrival::Stale => return,
             Arrival::Validated => return self.transmit.handle_peer_moved(),
-            // All messages of the old link are looked at before those of the new one.
+            // All messages of the old link but one are looked at before those of the new one.
             other => panic!("{other:?}"),
         };
         self.half.handle_producer(news.producer.cursor).unwrap();
