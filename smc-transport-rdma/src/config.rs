@@ -50,7 +50,7 @@ impl Builder {
         self
     }
 
-    /// Links at a time; 128 unless set. It sets the length of the completion queue, which takes 64
+    /// Links at a time; 128 unless set. It sets the length of the completion queues, which take 64
     /// bytes or so per entry, and one entry for whatever a link may have posted.
     pub fn links(mut self, count: u32) -> Self {
         self.links = count.clamp(1, QUEUE_MAX);

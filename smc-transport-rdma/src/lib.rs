@@ -9,16 +9,17 @@
 //!    |  \
 //!    |   `-- post: WRITE, WRITE, SEND   one chain; the message is signalled and solicited
 //!    v
-//!   completion queue --- channel --.
+//!   completion queues -- channel --.    one for receives, one for posts
 //!   asynchronous events -----------+-- epoll set = the doorbell
 //!   removal of device nodes -------'
 //! ```
 //!
 //! # How it works
 //!
-//! * All links of a device share one completion queue, long enough for everything that they may
-//!   have posted. Completions name their link by a number that is not used twice, so what a dropped
-//!   link leaves behind is never taken for news of another, also where queue pair numbers come back.
+//! * All links of a device share two completion queues, one for receives and one for posts, long
+//!   enough for everything that they may have posted. Completions name their link by a number that
+//!   is not used twice, so what a dropped link leaves behind is never taken for news of another, also
+//!   where queue pair numbers come back.
 //! * A received message is copied out and its buffer posted again before the message is handed on:
 //!   the peer finds a buffer also while the application thinks. Posting and draining allocate
 //!   nothing; only messages of other lengths than 44 bytes do.
@@ -29,19 +30,27 @@
 //! * [`drain`] takes no system call while nobody armed the device, except for a look now and then
 //!   at what happens rarely.
 //! * A link goes down when a request fails, when its port is no longer active, when its GID
-//!   disappears, or with the device. Its queue pair is stopped before [`LinkDown`] is reported.
+//!   disappears, or with the device. Its queue pair is stopped before [`LinkDown`] is reported. What
+//!   a completion says concerns that link alone, unless it is `IBV_WC_FATAL_ERR`; asynchronous
+//!   events about the queue pair or the device are [failures of the
+//!   device](smc_core::device::LinkFailure::Device).
 //! * Some devices, soft-RoCE among them, are removed only when nobody has them open, and their
 //!   removal waits for that. The device node disappears first; that is reported as [`DeviceGone`],
 //!   and the device closes when it and everything made by it is dropped.
 //!
 //! # Parameters
 //!
-//! Queue pairs are reliable connected, with partition key index 0, hop limit 1 (64 through a
-//! gateway), an acknowledgement time-out of 134 ms (code 15), 6 retries, endless retries for a peer
-//! without receive buffers, and 0.06 ms until our peers try again in that case. 6 retries and not 7,
-//! because soft-RoCE takes 7 for endless: a link with data under way is given up about a second
-//! after the wire died. (Soft-RoCE counts time-outs also while the peer has no receive buffers, so
-//! there a peer that takes nothing at all for some ten seconds counts as dead, too.) The MAC in a peer's address is not used; the system finds it.
+//! Queue pairs are reliable connected, with partition key index 0, endless retries for a peer without
+//! receive buffers, and 0.06 ms until our peers try again in that case. Cards get an acknowledgement
+//! time-out of 134 ms (code 15) and 7 retries, as from Linux: a link with data under way is given up
+//! about a second after the wire died. Soft-RoCE takes 7 retries for endless and gets 537 ms (code 17)
+//! and 6, about four seconds. (It counts time-outs also while the peer has no receive buffers, so
+//! there a peer that takes nothing at all for some ten seconds counts as dead, too.)
+//!
+//! Hop limit 1, or 64 through a gateway, and the peer's MAC are what SMC-R wants of a path, and the
+//! hop limit is asked for. The kernel's RDMA core resolves both by itself for queue pairs of user
+//! space: it looks the MAC up as IP does, and packets leave with a hop limit of its own, commonly
+//! 64. So a direct path is not kept from passing a router, as it is between kernels.
 //!
 //! [`Builder`] sets the depth of the queues.
 //!
