@@ -213,7 +213,11 @@ impl Node {
         peer: Gid,
         token: DmbToken,
     ) -> Result<(Target, Use), DeviceError> {
-        let owner = self.meet(peer)?;
+        let owner = self.meet(peer).map_err(|error| match error {
+            // It was on the fabric when it made the buffer.
+            DeviceError::Unreachable { .. } => DeviceError::PeerGone,
+            error => error,
+        })?;
         let target = match self.room().begin_use(token, self.tag) {
             Ok(target) => target,
             Err(SubmitError::PeerGone) => return Err(DeviceError::PeerGone),

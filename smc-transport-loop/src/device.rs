@@ -283,8 +283,13 @@ impl Nocopy for LoopDevice {
             }
         }
         self.peers.catch_up()?;
-        // Says that there is no such peer, if so. Its bell may have changed meanwhile.
-        self.open(peer).await?.look();
+        // Its bell may have changed meanwhile.
+        match self.open(peer).await {
+            Ok(known) => known.look(),
+            // It had a channel to us when it made the buffer.
+            Err(DeviceError::Unreachable { .. }) => return Err(DeviceError::PeerGone),
+            Err(error) => return Err(error),
+        }
         match self.try_attach(peer, token)? {
             Some(attached) => Ok(Arc::new(attached)),
             None => Err(UNKNOWN),

@@ -59,6 +59,22 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
+    /// Of attaching a buffer: whether the peer's device has gone, or has no such buffer (any more),
+    /// so that trying again is of no use.
+    pub(crate) fn is_peer_gone(&self) -> bool {
+        match self {
+            Self::PeerGone | Self::Invalid(_) | Self::PeerMisbehaved(_) => true,
+            Self::Unreachable { .. }
+            | Self::Exhausted
+            | Self::NoMemory
+            | Self::NotPermitted(_)
+            | Self::Gone(_)
+            | Self::Os(_)
+            | Self::OverLimit { .. }
+            | Self::RuntimeDir(_) => false,
+        }
+    }
+
     /// An operating system error with the step that failed.
     #[must_use]
     pub fn os(operation: &'static str, error: &io::Error) -> Self {

@@ -128,6 +128,14 @@ impl<'a> Carrier<'a> {
         }
     }
 
+    /// Whether the other side has our CONFIRM already, by its answer that was read.
+    pub(super) fn is_confirmed(&self) -> bool {
+        match self {
+            Self::Tcp(_) => false,
+            Self::Aside(beside) => beside.aside.is_confirmed(),
+        }
+    }
+
     /// Reads what comes; 0 at the end.
     pub(super) fn poll_read(
         &mut self,

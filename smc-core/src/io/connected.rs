@@ -1,6 +1,6 @@
 //! From what a handshake has agreed on and brought to a connection.
 
-use std::net::SocketAddr;
+use std::net::{Shutdown, SocketAddr};
 use std::sync::Arc;
 
 use super::conn::{Conn, Kinship, LocalBuffer, Parts, PeerElement, len_u32};
@@ -11,10 +11,10 @@ use super::mode::Mode;
 use super::runtime::Socket;
 use super::setup::{Kept, slot};
 use crate::device::DeviceError;
-use crate::error::{Error, PeerMisbehaved};
+use crate::error::{Error, How, PeerMisbehaved, Phase};
 use crate::mem::Element;
 use crate::proto::group::GroupId;
-use crate::proto::handshake::{DirectPath, Established, RdmaPath};
+use crate::proto::handshake::{DirectPath, Established, PeerAccess, RdmaPath};
 
 /// Puts an SMC-D connection together and hands it to the driver.
 pub(super) fn direct_connection(
@@ -40,33 +40,47 @@ pub(super) fn direct_connection(
     let ring = path.peer_buffer.size.ring_d();
     // A client keeps to the size of our buffer, for which there was memory.
     let peer_len = path.peer_buffer.size.byte_len();
-    let charge = PeerCharge::new(kept.charge, peer_len, slot, path.peer_buffer.token)?;
-    let nocopy = kept.attachment.is_some();
-    let peer = match kept.attachment {
-        Some(attachment) => {
+    let charge = PeerCharge::new(kept.charge, peer_len, slot, path.peer_buffer.token);
+    let (peer, lost) = match (path.access, kept.attachment) {
+        _ if charge.is_err() => (
+            PeerElement::Lost { ring },
+            charge.as_ref().err().cloned().map(Error::Device),
+        ),
+        (PeerAccess::Attached, Some(Ok(attachment))) => {
             let len = path.peer_buffer.size.byte_len();
             let element = attachment.region().part(path.peer_buffer.offset(), len);
             let element = element.and_then(Element::new);
             let element = element.map_err(|_| PeerMisbehaved::BadBuffer)?;
-            PeerElement::Mapped {
+            let mapped = PeerElement::Mapped {
                 element,
                 attachment,
                 ring,
-            }
+            };
+            (mapped, None)
         }
-        None => {
+        (PeerAccess::Moved, _) => {
             let base = len_u32(path.peer_buffer.offset());
-            PeerElement::Moved {
+            let moved = PeerElement::Moved {
                 token: path.peer_buffer.token,
                 base,
                 ring,
-            }
+            };
+            (moved, None)
+        }
+        (_, attachment) => {
+            let why = match attachment {
+                Some(Ok(_) | Err(DeviceError::Unreachable { .. })) => Error::Closed(How::Aborted),
+                Some(Err(error)) if error.is_peer_gone() => Error::Closed(How::Aborted),
+                Some(Err(error)) => Error::Device(error),
+                None => Error::TimedOut(Phase::Device),
+            };
+            (PeerElement::Lost { ring }, Some(why))
         }
     };
     let mode = Mode::SmcD {
         version: established.version,
         release: established.release,
-        nocopy,
+        nocopy: path.access == PeerAccess::Attached,
         device: Arc::clone(slot.name()),
         chid: path.chid,
         peer: path.peer,
@@ -84,9 +98,9 @@ pub(super) fn direct_connection(
         slot: Arc::clone(slot),
         membership,
         kinship,
-        charge: Some(charge),
+        charge: charge.ok(),
     });
-    Ok(adopt(endpoint, slot, group, conn))
+    Ok(adopt(endpoint, slot, group, conn, lost))
 }
 
 /// Puts an SMC-R connection together. What the peer has said since it knows the token is there.
@@ -128,15 +142,26 @@ pub(super) fn rdma_connection(
         charge: None,
     });
     staged.adopt(&conn);
-    Ok(adopt(endpoint, slot, group, conn))
+    Ok(adopt(endpoint, slot, group, conn, None))
 }
 
-/// Hands a connection to the driver of its device.
-fn adopt(endpoint: &Inner, slot: &Slot, group: GroupId, conn: Arc<Conn>) -> Arc<Conn> {
+/// Hands a connection to the driver of its device. One that was lost before ends behind what its peer
+/// has written.
+fn adopt(
+    endpoint: &Inner,
+    slot: &Slot,
+    group: GroupId,
+    conn: Arc<Conn>,
+    lost: Option<Error>,
+) -> Arc<Conn> {
     slot.adopt(&conn);
-    if !endpoint.groups.is_usable(group) {
-        // The group ended before the driver knew of the connection.
-        conn.peer_gone();
+    // The group may have ended before the driver knew of the connection.
+    let ended = || Error::Closed(How::Aborted);
+    let lost = lost.or_else(|| (!endpoint.groups.is_usable(group)).then(ended));
+    if let Some(why) = lost {
+        // How a peer that is still there finds out.
+        let _best_effort = conn.socket.shutdown(Shutdown::Both);
+        conn.lose(why);
     }
     conn
 }

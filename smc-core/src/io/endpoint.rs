@@ -293,20 +293,27 @@ impl Endpoint {
             .collect()
     }
 
-    /// Ends in order: waits for connections that were dropped to come to their end, so that peers get
-    /// everything that was written, then ends all link groups and tells the peers so. Peers that
-    /// are just giving back what such a connection had are let finish, for at most a second.
+    /// Ends in order: waits until everything that was written to streams that were dropped is in
+    /// the memory of their peers, then ends all link groups and tells the peers so. Peers read it
+    /// then, and the end of the stream, whether this end is still there or not.
     ///
-    /// Connections that the application still has are aborted, as by [`Endpoint::shutdown`]. Takes
-    /// at most the close timeout. To be called before a process ends: what a runtime has not done
-    /// by then is not done.
+    /// With SMC-D there is nothing to wait for, unless a device is busy. With SMC-R there is as long
+    /// as data is on its way, or the peer's buffer is full, at most the close timeout. After that
+    /// peers may read and close for a second at most, so that link groups end without open
+    /// connections.
+    ///
+    /// Connections that the application still has are aborted, as by [`Endpoint::shutdown`]. To be
+    /// called before a process ends: what a runtime has not done by then is not done.
     pub async fn close(&self) {
-        let groups = &self.inner.groups;
+        let Inner { groups, slots, .. } = &*self.inner;
         let until = self.inner.runtime.now() + self.inner.config.close_timeout;
-        let is_settled = || !self.inner.slots.iter().any(|slot| slot.has_released());
-        groups.wait_until(until, is_settled).await;
+        let is_delivered = || slots.iter().all(|slot| slot.await_delivery());
+        groups.wait_until(until, is_delivered).await;
         let until = until.min(self.inner.runtime.now() + DELETIONS);
-        let is_settled = || groups.all_rdma().iter().all(|group| group.is_settled());
+        let is_settled = || {
+            groups.all_rdma().iter().all(|group| group.is_settled())
+                && !slots.iter().any(|slot| slot.has_released_rdma())
+        };
         groups.wait_until(until, is_settled).await;
         self.shutdown();
         let until = self.inner.runtime.now() + FAREWELL;
@@ -387,9 +394,9 @@ impl ConnectOptions {
     }
 }
 
-/// How long peers may take to delete the keys of connections that have ended. Both sides do that
-/// after the last word of the other, so it takes no longer than a message there and back, unless the
-/// link is dead or the peer has other customs.
+/// How long peers of SMC-R may take to close, and to delete the keys of connections that have ended.
+/// Both sides do that after the last word of the other, so it takes no longer than a message there
+/// and back, unless the peer still reads, the link is dead, or the peer has other customs.
 const DELETIONS: Duration = Duration::from_secs(1);
 
 /// How long the last messages to peers may take.

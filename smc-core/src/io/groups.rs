@@ -37,7 +37,7 @@ pub(crate) struct Groups {
     /// The SMC-R groups, as long as their links exist.
     rdma: Mutex<BTreeMap<GroupId, Arc<RdmaGroup>>>,
     last_token: AtomicU32,
-    /// A connection or an SMC-R group has ended.
+    /// A connection or an SMC-R group has ended, or what was written to one has arrived.
     ended: Event,
     /// A group was terminated, perhaps under set-ups.
     terminated: Event,
@@ -117,6 +117,22 @@ impl Groups {
             Admission::Now(seat) => seat,
             Admission::Wait(waiter) => self.wait(waiter).await,
         };
+        seat.map(|seat| Membership {
+            groups: Arc::clone(self),
+            seat,
+        })
+    }
+
+    /// Takes a place in a group that others may join at this moment.
+    pub(crate) fn join_now(self: &Arc<Self>, key: Key) -> Option<Membership> {
+        let now = self.runtime.now();
+        let seat = self.step(|inner| match inner.registry.enter(now, key, Intent::Join) {
+            Admission::Now(seat) => seat.ok(),
+            Admission::Wait(waiter) => {
+                inner.registry.cancel(now, waiter);
+                None
+            }
+        });
         seat.map(|seat| Membership {
             groups: Arc::clone(self),
             seat,
@@ -215,7 +231,7 @@ impl Groups {
         self.note_end();
     }
 
-    /// Somebody may wait for the end of a connection or a group.
+    /// Somebody may wait for the end of a connection or a group, or for a delivery.
     pub(crate) fn note_end(&self) {
         self.ended.notify(usize::MAX);
     }

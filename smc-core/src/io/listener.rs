@@ -35,8 +35,9 @@ pub struct ListenOptions {
 /// Handshakes run on their own, so a slow client holds up nobody. Only when as many of them are
 /// under way as the endpoint allows do further clients wait for one to end, six seconds at most. A
 /// client that does not speak SMC goes straight to [`Listener::accept`]. Clients whose handshake
-/// fails for good never appear there, but one that gives up when the listener's part is done does,
-/// as with TCP: its stream ends at once. Dropping the listener ends what has not been accepted.
+/// fails for good never appear there. A client that has confirmed does, as with TCP, also if it has
+/// closed, or its process has ended, before the listener's part is done: its stream has what it has
+/// written, and then the end. Dropping the listener ends what has not been accepted.
 pub struct Listener {
     queue: Arc<Queue>,
     local: SocketAddr,

@@ -58,16 +58,16 @@ struct Window {
 impl Sender {
     pub(crate) fn new(conn: Arc<Conn>, polling: Duration, trust: Option<TrustPeers>) -> Self {
         let way = match conn.peer() {
-            PeerElement::Mapped { ring, .. } | PeerElement::Moved { ring, .. } => {
-                Way::Direct(Window {
-                    half: SendHalf::new(*ring),
-                    seen: 0,
-                    blocked: false,
-                    has_asked: false,
-                    writer: RingWriter::new(),
-                    pace: Pace::new(matches!(conn.peer(), PeerElement::Mapped { .. })),
-                })
-            }
+            PeerElement::Mapped { ring, .. }
+            | PeerElement::Moved { ring, .. }
+            | PeerElement::Lost { ring } => Way::Direct(Window {
+                half: SendHalf::new(*ring),
+                seen: 0,
+                blocked: false,
+                has_asked: false,
+                writer: RingWriter::new(),
+                pace: Pace::new(matches!(conn.peer(), PeerElement::Mapped { .. })),
+            }),
             PeerElement::Staged(staged) => Way::Staged(Arc::clone(staged)),
         };
         Self {

@@ -375,7 +375,9 @@ fn run_row(world: &World, row: &Row) {
                 assert!(has_taken(now, since, time), "{:?}", now - since);
                 assert_eq!(raw.unwrap().rest().await.0, b"", "not a byte on TCP");
             }
-            Outcome::FailsInGroup => unreachable!("groups fail before the client confirms"),
+            Outcome::FailsInGroup | Outcome::Lost => {
+                unreachable!("groups fail before the client confirms")
+            }
             Outcome::Smc => {
                 let (stream, raw) = (connected.unwrap(), raw.unwrap());
                 assert_eq!(reason(&stream), None);

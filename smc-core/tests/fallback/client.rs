@@ -349,7 +349,9 @@ fn run_row(world: &World, row: &Row) {
                     assert_eq!(raw.rest().await.0, b"", "nothing follows the PROPOSAL");
                 }
             }
-            Outcome::FailsInGroup => unreachable!("groups fail before the client confirms"),
+            Outcome::FailsInGroup | Outcome::Lost => {
+                unreachable!("groups fail before the client confirms")
+            }
             Outcome::Smc => {
                 let (stream, raw) = (connected.unwrap(), raw.unwrap());
                 assert_eq!(reason(&stream), None);

@@ -131,7 +131,7 @@ fn a_client_confirms_with_a_buffer_that_cannot_be_used() {
                 direct(&mut confirm).dmb.0 ^= 1;
                 proposes_and(forger, Step::Sends(bytes(&confirm)))
             },
-            Outcome::FailsInGroup,
+            Outcome::Lost,
         ),
         row(
             "CONFIRM with an element behind the end of the buffer",

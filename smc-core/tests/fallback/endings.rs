@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures_lite::{AsyncReadExt, AsyncWriteExt, FutureExt, future};
 use smc_core::Stream;
 use smc_core::wire::types::DeclineCode;
+use smc_testkit::memory_device::MemFabric;
 
 use crate::device::Call;
 use crate::messages::*;
@@ -251,7 +252,11 @@ fn a_shutdown_during_a_handshake_ends_it() {
         let since = world.rt.now();
         assert_eq!(raw.rest().await.0, b"");
         assert!(world.rt.now() - since < AT_ONCE);
-        assert!(accept_now(&listener).is_none());
+        // The client may have written before the end.
+        let (mut stream, _) = accept_now(&listener).unwrap();
+        let end = stream.read(&mut [0; 8]).await;
+        assert_eq!(end.unwrap_err().kind(), ErrorKind::ConnectionAborted);
+        drop(stream);
         world.nothing_left(&server).await;
     });
 }
@@ -297,4 +302,28 @@ async fn accept_for(
         Err(())
     };
     accept.or(too_late).await
+}
+
+// ---- Endpoints that close ------------------------------------------------------------------------
+
+/// What was written is in the peer's memory, where it stays.
+#[test]
+fn closing_an_endpoint_does_not_wait_for_the_peer_to_read() {
+    for nocopy in [true, false] {
+        let mut world = World::new();
+        world.fabric = MemFabric::new(7).with_nocopy(nocopy);
+        let (client, server) = (world.host("client"), world.host("server"));
+        world.block_on(async {
+            let (mut ours, mut theirs) = meet(&client, &server).await;
+            ours.write_all(b"to be read later").await.unwrap();
+            drop(ours);
+            let since = world.rt.now();
+            client.endpoint.close().await;
+            assert!(world.rt.now() - since < AT_ONCE);
+            world.nothing_left(&client).await;
+            let mut read = Vec::new();
+            theirs.read_to_end(&mut read).await.unwrap();
+            assert_eq!(read, b"to be read later");
+        });
+    }
 }

@@ -13,6 +13,8 @@ use crate::world::{Codes, World};
 pub(crate) enum Outcome {
     /// The stream is SMC.
     Smc,
+    /// The stream is SMC and has ended: the peer's buffer could not be used.
+    Lost,
     /// The stream is TCP, and nothing more is sent about it.
     Tcp(Codes),
     /// We decline, in words that the peer reads, and the stream is TCP.

@@ -3,6 +3,7 @@
 
 use std::io::ErrorKind;
 
+use futures_lite::AsyncReadExt as _;
 use smc_core::wire::Bounded;
 use smc_core::wire::clc::{GidEntry, Proposal};
 use smc_core::wire::types::{Chid, DeclineCode, Offer, Version};
@@ -309,6 +310,15 @@ fn run_row(world: &World, row: &Row) {
                     _ => unreachable!(),
                 }
                 world.talk(stream, raw, early(&script)).await;
+            }
+            Outcome::Lost => {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                assert_eq!(raw.unwrap().rest().await.0, b"", "closed without a word");
+                let end = stream.read(&mut [0; 8]).await;
+                assert_eq!(end.unwrap_err().kind(), ErrorKind::ConnectionAborted);
+                drop(stream);
+                world.only_idle_groups_left(&server).await;
+                forger.device.leave();
             }
             Outcome::FailsInGroup => {
                 assert_eq!(raw.unwrap().rest().await.0, b"", "closed without a word");

@@ -210,7 +210,7 @@ fn accept_row(world: &World, row: &Row) {
                 assert_eq!(reason(&stream), None);
                 forger.device.leave();
             }
-            Outcome::Fails(_) | Outcome::TimesOut(_) | Outcome::FailsInGroup => {
+            Outcome::Fails(_) | Outcome::TimesOut(_) | Outcome::FailsInGroup | Outcome::Lost => {
                 if let Some(raw) = raw {
                     assert_eq!(raw.rest().await.0, b"", "closed without a word");
                 }

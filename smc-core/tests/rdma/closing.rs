@@ -501,3 +501,29 @@ fn a_process_that_ends_after_a_drop_has_lost_what_the_send_buffer_holds_at_most(
         assert!(end.is_err() || cut.is_err(), "the peer is told");
     });
 }
+
+/// The last bytes are on their way for a while, but once they are there the peer may take its time.
+#[test]
+fn closing_waits_for_delivery_and_not_for_the_peer_to_read() {
+    for latency in [50, 20_000] {
+        let world = World::new(79);
+        world
+            .wire
+            .set_latency(Duration::from_micros(latency), Duration::ZERO);
+        let (client, server) = world.pair();
+        world.block_on(async {
+            let listener = listen(&server).await;
+            let (mut ours, mut theirs) = connect(&client, &listener).await;
+            let data = pattern(10_000);
+            ours.write_all(&data).await.expect("writes");
+            drop(ours);
+            let begin = world.runtime.elapsed();
+            client.close().await;
+            let took = world.runtime.elapsed() - begin;
+            assert!(took < Duration::from_secs(3), "{took:?}");
+            let mut got = Vec::new();
+            theirs.read_to_end(&mut got).await.expect("reads");
+            assert!(got == data);
+        });
+    }
+}

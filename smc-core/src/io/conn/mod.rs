@@ -209,6 +209,15 @@ impl Conn {
         self.closing().is_released()
     }
 
+    /// Whether everything that was written, and that the stream has ended, is in the peer's memory,
+    /// or never will be. If it is not, the driver is told when it may be.
+    pub(crate) fn await_delivery(&self) -> bool {
+        match self.staged() {
+            Some(staged) => staged.await_delivery(),
+            None => self.slot.is_gone() || !self.is_owing(),
+        }
+    }
+
     pub(crate) fn group(&self) -> GroupId {
         self.group
     }
@@ -220,7 +229,9 @@ impl Conn {
     /// The ring that we write at the peer.
     pub(crate) fn peer_ring(&self) -> Ring {
         match &self.peer {
-            PeerElement::Mapped { ring, .. } | PeerElement::Moved { ring, .. } => *ring,
+            PeerElement::Mapped { ring, .. }
+            | PeerElement::Moved { ring, .. }
+            | PeerElement::Lost { ring } => *ring,
             PeerElement::Staged(staged) => staged.peer_ring(),
         }
     }
@@ -347,6 +358,7 @@ impl Conn {
     pub(crate) fn sent(&self) {
         if self.is_released() {
             self.finish_if_over();
+            self.slot.note_delivery();
         } else {
             self.writer.wake();
             self.changed.notify(usize::MAX);
@@ -516,8 +528,13 @@ impl Conn {
 
     /// The peer's device went away. What it said before it went still counts.
     pub(crate) fn peer_gone(&self) {
+        self.lose(Error::Closed(How::Aborted));
+    }
+
+    /// The peer cannot be told anything any more. What it has said until now counts.
+    pub(crate) fn lose(&self, cause: Error) {
         self.note_peer();
-        self.kill(Error::Closed(How::Aborted));
+        self.kill(cause);
     }
 
     /// Lets go of everything that belongs to others once both sides have said their last word.

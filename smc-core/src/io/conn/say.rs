@@ -44,6 +44,11 @@ pub(crate) enum PeerElement {
     },
     /// SMC-R: links write there what was staged.
     Staged(Arc<Staged>),
+    /// It could not be reached any more when set-up ended: there is only what the peer has written.
+    Lost {
+        /// Its payload part.
+        ring: Ring,
+    },
 }
 
 impl Conn {
@@ -65,6 +70,7 @@ impl Conn {
                 self.move_data(*token, start, second, Signal::No)
             }
             PeerElement::Staged(_) => Err(NOT_HERE),
+            PeerElement::Lost { .. } => Err(SubmitError::PeerGone),
         }
     }
 
@@ -88,6 +94,7 @@ impl Conn {
                 self.move_word(*token, *base, PRODUCER_AT, word)
             }
             PeerElement::Staged(_) => Err(NOT_HERE),
+            PeerElement::Lost { .. } => Err(SubmitError::PeerGone),
         };
         match said {
             Ok(()) => {}
@@ -171,6 +178,7 @@ impl Conn {
                 self.move_word(*token, *base, CONSUMER_AT, word)
             }
             PeerElement::Staged(_) => Err(NOT_HERE),
+            PeerElement::Lost { .. } => Err(SubmitError::PeerGone),
         }
     }
 
@@ -235,7 +243,10 @@ impl Conn {
                 self.finish_if_over();
             }
             Err(_) => {}
-            Ok(()) => self.finish_if_over(),
+            Ok(()) => {
+                self.finish_if_over();
+                self.slot.note_delivery();
+            }
         }
         // It may wait for a place of its own, or until nothing is owed.
         self.writer.wake();
@@ -260,6 +271,7 @@ impl Conn {
                     self.move_word(*token, *base, PRODUCER_AT, word)?;
                 }
                 PeerElement::Staged(_) => return Err(NOT_HERE),
+                PeerElement::Lost { .. } => return Err(SubmitError::PeerGone),
             }
             let none =
                 self.producer_owed
@@ -280,7 +292,7 @@ impl Conn {
             PeerElement::Mapped { attachment, .. } => attachment
                 .signal()
                 .inspect_err(|_| self.consumer().is_owed = true),
-            PeerElement::Moved { .. } | PeerElement::Staged(_) => Ok(()),
+            PeerElement::Moved { .. } | PeerElement::Staged(_) | PeerElement::Lost { .. } => Ok(()),
         }
     }
 

@@ -181,9 +181,25 @@ impl Slot {
         self.call_driver();
     }
 
-    /// Whether a connection that was dropped has not come to its end yet.
-    pub(crate) fn has_released(&self) -> bool {
-        self.connections().iter().any(|conn| conn.is_released())
+    /// Whether everything written to streams that were dropped is in the peers' memory. If it is
+    /// not, [`Groups::note_end`] is called when it may be.
+    pub(crate) fn await_delivery(&self) -> bool {
+        let mut released = self.connections();
+        released.retain(|conn| conn.is_released());
+        released.iter().all(|conn| conn.await_delivery())
+    }
+
+    /// Whether an SMC-R connection that was dropped has not come to its end yet.
+    pub(crate) fn has_released_rdma(&self) -> bool {
+        let conns = self.connections();
+        conns
+            .iter()
+            .any(|conn| conn.staged().is_some() && conn.is_released())
+    }
+
+    /// A connection that was dropped may have been delivered.
+    pub(crate) fn note_delivery(&self) {
+        self.groups.note_end();
     }
 
     pub(crate) fn connections(&self) -> Vec<Arc<Conn>> {

@@ -113,7 +113,7 @@ pub trait Candidate: Debug + Send + Sync {
     /// earlier offer then. Does not wait.
     ///
     /// `early` is a CONFIRM for the case that the listener answers as expected. Whether it held shows
-    /// in [`Offer::is_confirmed`]; who cannot say it leaves it out.
+    /// in [`Aside::is_confirmed`]; who cannot say it leaves it out.
     ///
     /// # Errors
     ///
@@ -151,11 +151,6 @@ pub trait Offer: Debug + Send + Sync {
         FallbackCause::NotAnnounced
     }
 
-    /// Whether the server has answered so that it need not wait for a CONFIRM: it has the stream.
-    fn is_confirmed(&self) -> bool {
-        false
-    }
-
     /// Where the handshake goes on after [`Delivery::Delivered`]; the PROPOSAL was sent already.
     fn aside(&mut self) -> Option<&mut dyn Aside> {
         None
@@ -175,6 +170,11 @@ pub trait Aside: Debug + Send {
 
     /// Makes sure that the other side notices what was sent.
     fn flush(&mut self);
+
+    /// Whether the other side has answered so that it need not wait for a CONFIRM: it has the stream.
+    fn is_confirmed(&self) -> bool {
+        false
+    }
 
     /// Reads what is there now; 0 if nothing will come any more.
     ///

@@ -620,9 +620,20 @@ impl Staged {
 
     /// Whether nobody uses the connection, everything was said, and nothing is outstanding.
     pub(super) fn can_go(&self) -> bool {
-        if !self.is_released() {
-            return false;
+        self.is_released() && self.is_delivered()
+    }
+
+    /// As [`Conn::await_delivery`].
+    pub(crate) fn await_delivery(&self) -> bool {
+        // The completion of a post may not be reported otherwise, and may come before it is asked for.
+        self.is_delivered() || {
+            self.await_sent();
+            self.is_delivered()
         }
+    }
+
+    /// Whether everything was said and has arrived, or never will.
+    fn is_delivered(&self) -> bool {
         if self.group.is_over() {
             return true;
         }

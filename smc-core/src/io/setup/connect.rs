@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError};
 
 use smc_wire::types::DeclineCode;
 
-use super::work::{EarlyBuffer, Kept, register};
+use super::work::{Early, Kept, register};
 use super::{handshake_config, path, plain, shake_hands, shake_hands_on};
 use crate::config::Policy;
 use crate::error::{Error, FallbackCause, FallbackReason};
@@ -15,6 +15,7 @@ use crate::io::endpoint::{ConnectOptions, Inner};
 use crate::io::negotiate::{self, Candidate, Delivery, Precedent, Withdrawn};
 use crate::io::runtime::{Socket, SocketOptions, Unconnected};
 use crate::io::stream::Stream;
+use crate::proto::group::Key;
 use crate::proto::handshake::{Client, Config, Machine, Offer, Output, Path};
 
 /// Connects and sets the stream up.
@@ -47,7 +48,7 @@ pub(crate) async fn connect(
         None => Err(FallbackCause::Policy),
     };
     let early = match (&candidate, &offer) {
-        (Ok(candidate), Ok(_)) => buffer_early(endpoint, &config, candidate.precedent()).await,
+        (Ok(candidate), Ok(_)) => prepare_early(endpoint, &config, candidate.precedent()).await,
         _ => None,
     };
     let attempt = Attempt {
@@ -105,7 +106,7 @@ struct Failed {
 }
 
 impl Attempt<'_> {
-    async fn make(&self, first: Option<&[u8]>, early: Option<Early>) -> Result<Stream, Failed> {
+    async fn make(&self, first: Option<&[u8]>, early: Option<Confirmed>) -> Result<Stream, Failed> {
         let Self {
             endpoint,
             to,
@@ -132,7 +133,7 @@ impl Attempt<'_> {
             (_, Err(reason), _) => Stream::tcp(socket, Vec::new(), reason.clone()),
             (Delivery::Delivered, Ok(offer), Ok(announced)) => {
                 let kept = Kept {
-                    early: early.map(|early| early.buffer),
+                    early: early.map(|early| early.done),
                     ..Kept::default()
                 };
                 let offer = (Arc::clone(config), Arc::clone(offer));
@@ -149,7 +150,7 @@ impl Attempt<'_> {
     async fn open(
         &self,
         first: Option<&[u8]>,
-        early: Option<&Early>,
+        early: Option<&Confirmed>,
     ) -> Result<(Arc<dyn Socket>, Announced), Error> {
         let mut announced = Err(match &self.candidate {
             Ok(_) => FallbackCause::NotAnnounced,
@@ -188,17 +189,18 @@ impl From<Error> for Failed {
 }
 
 /// A handshake that begins with its end.
-struct Early {
+struct Confirmed {
     words: negotiate::Early,
-    buffer: EarlyBuffer,
+    done: Early,
 }
 
-/// Registers a buffer, if the handshake is likely to be as the one before.
-async fn buffer_early(
+/// Takes a seat in the link group and registers a buffer, if the handshake is likely to be as the one
+/// before.
+async fn prepare_early(
     endpoint: &Inner,
     config: &Config,
     precedent: Option<Precedent>,
-) -> Option<Early> {
+) -> Option<Confirmed> {
     let precedent = precedent?;
     let (peer, size) = (precedent.server(), precedent.size());
     let mut devices = config.devices.iter();
@@ -208,17 +210,17 @@ async fn buffer_early(
         return None;
     }
     let device = device.index;
+    let membership = endpoint.groups.join_now(Key::Direct { device, peer })?;
     let registered = register(endpoint, device, peer, size, peer_size).await;
     let (dmb, charge) = registered.ok()?;
-    Some(Early {
+    Some(Confirmed {
         words: precedent.confirm(dmb.token())?,
-        buffer: EarlyBuffer {
+        done: Early {
             device,
             peer,
             size,
-            peer_size,
-            dmb,
-            charge,
+            buffer: Some((dmb, charge)),
+            membership: Some(membership),
         },
     })
 }
@@ -282,7 +284,7 @@ async fn answered(
         }
         shaken => shaken.map_err(|error| Failed {
             error,
-            was_confirmed: announced.is_confirmed(),
+            was_confirmed: announced.aside().is_some_and(|aside| aside.is_confirmed()),
         }),
     }
 }

@@ -181,14 +181,13 @@ async fn drive(
                         machine.handle_io_error(error.into());
                     }
                 }
-                Output::Work(asked) if kept.has_early(&asked) => {
-                    let done = kept.use_early();
-                    machine.handle_done(endpoint.runtime.now(), done);
-                }
-                Output::Work(asked) => {
-                    let prepared = kept.prepared.clone();
-                    work = Some(Box::pin(carry_out(Arc::clone(endpoint), asked, prepared)));
-                }
+                Output::Work(asked) => match kept.done_early(&asked) {
+                    Some(done) => machine.handle_done(endpoint.runtime.now(), done),
+                    None => {
+                        let prepared = kept.prepared.clone();
+                        work = Some(Box::pin(carry_out(Arc::clone(endpoint), asked, prepared)));
+                    }
+                },
                 Output::Discard => {
                     work = None;
                     *kept = Kept::default();
@@ -260,6 +259,9 @@ fn poll_input(
             Poll::Ready(Ok(count)) => {
                 let (read, _) = part.split_at(count.min(len));
                 machine.handle_bytes(endpoint.runtime.now(), read);
+                if carrier.is_confirmed() {
+                    machine.handle_confirmed();
+                }
                 return Poll::Ready(());
             }
             Poll::Ready(Err(error)) => {

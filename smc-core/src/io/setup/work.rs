@@ -10,54 +10,61 @@ use crate::io::driver::Slot;
 use crate::io::endpoint::Inner;
 use crate::io::groups::Membership;
 use crate::io::rdma::work::{self as rdma, Prepared};
-use crate::proto::group::DeviceIndex;
+use crate::proto::group::{DeviceIndex, Intent, Key};
 use crate::proto::handshake::{Done, Work};
 
 /// What the work of a handshake has brought. Dropping it releases all of it.
 #[derive(Default)]
 pub(in crate::io) struct Kept {
-    pub(in crate::io) attachment: Option<Arc<dyn Attachment>>,
+    /// The peer's buffer, or why it could not be attached.
+    pub(in crate::io) attachment: Option<Result<Arc<dyn Attachment>, DeviceError>>,
     pub(in crate::io) dmb: Option<Arc<dyn Dmb>>,
     /// For the peer's buffer.
     pub(in crate::io) charge: Charge,
     pub(in crate::io) prepared: Option<Prepared>,
-    pub(super) early: Option<EarlyBuffer>,
+    pub(super) early: Option<Early>,
     // Last: with the last connection its group may end.
     pub(in crate::io) membership: Option<Membership>,
 }
 
 /// What a piece of work has brought, and what the machine has to hear of it.
 pub(super) type Brought = (Kept, Done);
-/// A receive buffer that was registered before it was asked for.
-pub(super) struct EarlyBuffer {
+/// What was done before it was asked for, so that a CONFIRM could be given in advance. The server
+/// may use the connection and end before its answer is read, and with it the link group: by then
+/// this side has its buffer and its seat.
+pub(super) struct Early {
     pub(super) device: DeviceIndex,
     pub(super) peer: Gid,
     pub(super) size: SizeCode,
-    pub(super) peer_size: SizeCode,
-    pub(super) dmb: Arc<dyn Dmb>,
-    pub(super) charge: Charge,
+    /// The receive buffer, and the charge for the server's, whose size is that of the last time.
+    pub(super) buffer: Option<(Arc<dyn Dmb>, Charge)>,
+    pub(super) membership: Option<Membership>,
 }
 
 impl Kept {
-    /// Whether there is such a buffer already.
-    pub(super) fn has_early(&self, work: &Work) -> bool {
-        self.early.as_ref().is_some_and(|early| {
-            let buffered = Work::Register {
-                device: early.device,
-                peer: early.peer,
-                size: early.size,
-                peer_size: early.peer_size,
-            };
-            buffered == *work
-        })
-    }
-
-    pub(super) fn use_early(&mut self) -> Done {
-        if let Some(early) = self.early.take() {
-            (self.dmb, self.charge) = (Some(early.dmb), early.charge);
+    /// What comes of a piece of work that was done in advance.
+    pub(super) fn done_early(&mut self, work: &Work) -> Option<Done> {
+        let early = self.early.as_mut()?;
+        match *work {
+            Work::Enter {
+                key: Key::Direct { device, peer },
+                intent: Intent::Join,
+            } if (early.device, early.peer) == (device, peer) => {
+                let membership = early.membership.take()?;
+                let seat = membership.seat();
+                self.membership = Some(membership);
+                Some(Done::Entered(Ok(seat)))
+            }
+            Work::Register {
+                device, peer, size, ..
+            } if (early.device, early.peer, early.size) == (device, peer, size) => {
+                let (dmb, charge) = early.buffer.take()?;
+                let token = dmb.token();
+                (self.dmb, self.charge) = (Some(dmb), charge);
+                Some(Done::Registered(Ok(token)))
+            }
+            _ => None,
         }
-        let gone = DeviceError::Gone("buffer was used already");
-        Done::Registered(self.dmb.as_ref().map(|dmb| dmb.token()).ok_or(gone))
     }
 
     pub(super) fn take(&mut self, brought: Self) {
@@ -112,11 +119,10 @@ pub(super) async fn carry_out(
                 Ok(None) => Err(DeviceError::Invalid("device cannot attach")),
                 Err(error) => Err(error),
             };
-            Done::Attached(attachment.map(|attachment| {
-                let len = attachment.region().len();
-                kept.attachment = Some(attachment);
-                len
-            }))
+            let len = attachment.as_ref().map(|it| it.region().len());
+            let done = Done::Attached(len.map_err(DeviceError::clone));
+            kept.attachment = Some(attachment);
+            done
         }
         Work::Open { group, terms } => Done::Opened(endpoint.groups.establish(group, terms)),
         // Those of SMC-R are large, and SMC-D should not pay for that: they have boxes of their own.

@@ -83,6 +83,8 @@ pub(super) struct Common {
     pub(super) group: Option<GroupId>,
     /// The peer may decline at the same time as we.
     pub(super) crossing_possible: bool,
+    /// The peer has our CONFIRM, before it is sent.
+    pub(super) is_confirmed: bool,
     /// The peer has closed TCP while the handshake could do without it.
     closed: Option<Error>,
     inbox: Inbox,
@@ -96,6 +98,7 @@ impl Common {
             version,
             group: None,
             crossing_possible: false,
+            is_confirmed: false,
             closed: None,
             inbox: Inbox::default(),
             outputs: VecDeque::new(),
@@ -243,6 +246,10 @@ impl<S: Expect> Machine for Engine<S> {
         }
     }
 
+    fn handle_confirmed(&mut self) {
+        self.common.is_confirmed = true;
+    }
+
     fn handle_done(&mut self, now: Instant, done: Done) {
         self.step(|state, common| state.done(now, done, common));
     }
@@ -291,6 +298,10 @@ macro_rules! delegate_machine {
 
             fn handle_io_error(&mut self, error: $crate::error::Error) {
                 self.0.handle_io_error(error);
+            }
+
+            fn handle_confirmed(&mut self) {
+                self.0.handle_confirmed();
             }
 
             fn handle_done(

@@ -16,6 +16,10 @@ pub trait Machine: std::fmt::Debug + Send {
     /// Reading or writing failed; the machine aborts with this error.
     fn handle_io_error(&mut self, error: Error);
 
+    /// The peer has our CONFIRM already: it was given in advance, for the ACCEPT that was received
+    /// last. Of meaning to a client of SMC-D alone.
+    fn handle_confirmed(&mut self);
+
     /// The work that was asked for has an outcome. What does not fit the work that was asked for
     /// is a bug of the caller and aborts.
     fn handle_done(&mut self, now: Instant, done: Done);

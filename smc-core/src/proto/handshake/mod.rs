@@ -152,7 +152,9 @@ pub use config::{
 pub use crossing::CrossingDecline;
 pub use machine::{Machine, Output};
 pub use offer::Offer;
-pub use outcome::{DirectPath, Established, Fallback, PeerBuffer, RdmaPath, Role, Transport};
+pub use outcome::{
+    DirectPath, Established, Fallback, PeerAccess, PeerBuffer, RdmaPath, Role, Transport,
+};
 pub use ports::{RdmaConfig, RdmaPort};
 pub use server::Server;
 pub use work::{

@@ -70,8 +70,8 @@ pub struct DirectPath {
     pub local_size: SizeCode,
     /// The peer's receive buffer, which we write.
     pub peer_buffer: PeerBuffer,
-    /// Whether it was attached by [`Work::Attach`](super::Work::Attach).
-    pub is_attached: bool,
+    /// How it is written.
+    pub access: PeerAccess,
 }
 
 impl DirectPath {
@@ -80,6 +80,19 @@ impl DirectPath {
     pub fn local_ring(&self) -> u32 {
         self.local_size.ring_d().size()
     }
+}
+
+/// How the peer's buffer of an SMC-D connection is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PeerAccess {
+    /// In place: it was attached by [`Work::Attach`](super::Work::Attach).
+    Attached,
+    /// The device moves data there.
+    Moved,
+    /// Not at all: it could not be attached after the peer had everything that it needs to use the
+    /// connection. What the peer has written until then is in our buffer.
+    Lost,
 }
 
 /// The two ends of an SMC-R connection.

@@ -113,11 +113,6 @@ impl Offer for LocalOffer {
         self.take_back()
     }
 
-    fn is_confirmed(&self) -> bool {
-        let answers = |early: &Early| self.answer().is_some_and(|answer| early.answers(&answer));
-        self.early.as_ref().is_some_and(answers)
-    }
-
     fn cause(&self) -> FallbackCause {
         self.cause.clone().unwrap_or(FallbackCause::PlainServer)
     }
@@ -170,6 +165,11 @@ impl Aside for LocalOffer {
         }
     }
 
+    fn is_confirmed(&self) -> bool {
+        let answers = |early: &Early| self.answer().is_some_and(|answer| early.answers(&answer));
+        self.early.as_ref().is_some_and(answers)
+    }
+
     fn try_read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         let heard = self.heard;
         let Some(taker) = self.taker() else {
@@ -178,6 +178,8 @@ impl Aside for LocalOffer {
                 false => Err(io::ErrorKind::WouldBlock.into()),
             };
         };
+        // Looked at first: a listener that ends has said before what it had to say.
+        let is_dead = taker.conversation.channel.is_dead();
         match taker.card.hear(Voice::Listener, heard, buf) {
             Some(count) => {
                 if heard == 0 && count > 0 {
@@ -186,7 +188,7 @@ impl Aside for LocalOffer {
                 self.heard += count;
                 Ok(count)
             }
-            None if taker.conversation.channel.is_dead() => Ok(0),
+            None if is_dead => Ok(0),
             None => Err(io::ErrorKind::WouldBlock.into()),
         }
     }

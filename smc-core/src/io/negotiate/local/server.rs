@@ -287,6 +287,8 @@ impl Aside for ListenerAside {
     }
 
     fn try_read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        // Looked at first: a client that ends has said before what it had to say.
+        let is_dead = self.dead.load(Ordering::Acquire);
         match self.card.hear(Voice::Client, self.heard, buf) {
             // Even if the client has hung up: it has the stream already.
             None | Some(0) if self.early.is_some() => Ok(self.hear_early(buf)),
@@ -294,7 +296,7 @@ impl Aside for ListenerAside {
                 self.heard += count;
                 Ok(count)
             }
-            None if self.dead.load(Ordering::Acquire) => Ok(0),
+            None if is_dead => Ok(0),
             None => Err(io::ErrorKind::WouldBlock.into()),
         }
     }

@@ -15,7 +15,8 @@ use crate::proto::handshake::engine::{
     too_late, unasked,
 };
 use crate::proto::handshake::{
-    Config, DirectDevice, DirectPath, Done, Established, Offer, PeerBuffer, Role, Transport, Work,
+    Config, DirectDevice, DirectPath, Done, Established, Offer, PeerAccess, PeerBuffer, Role,
+    Transport, Work,
 };
 
 /// The device that the server means, and a seat in the link group.
@@ -87,17 +88,19 @@ impl Expect {
                 }
             }
             (Self::Attachment(state), Done::Attached(result)) => {
-                // A mapping that does not hold the element is no better than none.
                 let short = DeviceError::Invalid("mapping is shorter than the buffer");
-                let error = match result {
-                    Ok(len) if len >= state.chosen.buffer.end() => {
-                        return confirm(state.chosen, state.seated, state.local, true, common);
+                let access = match result {
+                    Ok(len) if len >= state.chosen.buffer.end() => PeerAccess::Attached,
+                    // The server has used the connection and ended.
+                    Err(error) if common.is_confirmed && error.is_peer_gone() => PeerAccess::Lost,
+                    // A mapping that does not hold the element is no better than none.
+                    failed => {
+                        let error = failed.err().unwrap_or(short);
+                        let (code, step) = (DeclineCode::MEM, SetupStep::Attach);
+                        return Err(Failure::decline(of_device(code, step, error)));
                     }
-                    Ok(_) => short,
-                    Err(error) => error,
                 };
-                let (code, step) = (DeclineCode::MEM, SetupStep::Attach);
-                Err(Failure::decline(of_device(code, step, error)))
+                confirm(state.chosen, state.seated, state.local, access, common)
             }
             _ => unasked(),
         }
@@ -202,7 +205,7 @@ impl ExpectBuffer {
         } = self;
         let local = Local { token, size };
         if !chosen.device.nocopy {
-            return confirm(chosen, seated, local, false, common);
+            return confirm(chosen, seated, local, PeerAccess::Moved, common);
         }
         common.work(Work::Attach {
             device: chosen.device.index,
@@ -230,7 +233,7 @@ fn confirm(
     chosen: Chosen,
     seated: Seated,
     local: Local,
-    is_attached: bool,
+    access: PeerAccess,
     common: &mut Common,
 ) -> Next<State> {
     let message = confirm_message(&chosen, &seated, &local, &common.config);
@@ -255,7 +258,7 @@ fn confirm(
             local: local.token,
             local_size: local.size,
             peer_buffer: chosen.buffer,
-            is_attached,
+            access,
         }),
     };
     if !accepted.is_first_contact {

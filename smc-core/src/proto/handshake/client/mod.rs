@@ -12,7 +12,7 @@ use smc_wire::types::{DeclineCode, Eid, FeatureMask, HostName, OsType, Release, 
 use super::engine::{Common, Engine, Expect, Failure, Next, after, delegate_machine, unasked};
 use super::offer::{Offer, features};
 use super::{Config, Done, Established, Path};
-use crate::error::{Error, FallbackCause, How, PeerMisbehaved, Phase};
+use crate::error::{Error, FallbackCause, PeerMisbehaved, Phase};
 use crate::proto::group::Intent;
 
 /// The client's side of the handshake (behaviour of set-up, client ladder).
@@ -122,11 +122,12 @@ impl Expect for State {
         match (self, done) {
             (Self::Direct(state), done) => state.done(done, common),
             (Self::Rdma(state), done) => state.done(now, done, common),
-            (Self::Opening(state), Done::Opened(Ok(()))) => {
+            // If the group was terminated meanwhile the server may have used the connection before
+            // that, and the connection ends together with the group.
+            (Self::Opening(state), Done::Opened(_)) => {
                 common.establish(state.established);
                 Ok(None)
             }
-            (Self::Opening(_), Done::Opened(Err(_))) => Err(Error::Closed(How::Aborted).into()),
             _ => unasked(),
         }
     }
@@ -145,7 +146,7 @@ impl Expect for State {
             Self::Accept(_) => Ok(Some(self)),
             Self::Direct(state) => state.terminated(),
             Self::Rdma(state) => state.terminated(now, common),
-            Self::Opening(_) => Err(Error::Closed(How::Aborted).into()),
+            Self::Opening(_) => Ok(Some(self)),
         }
     }
 }

@@ -8,7 +8,7 @@ use smc_wire::types::{Chid, DeclineCode, DmbToken, FeatureMask, GroupId, Release
 
 use super::{State, Walk};
 use crate::device::DeviceError;
-use crate::error::{Error, How, PeerMisbehaved, Phase, SetupStep};
+use crate::error::{Error, PeerMisbehaved, Phase, SetupStep};
 use crate::proto::group::{Intent, Key, Seat, Terms};
 use crate::proto::handshake::engine::{
     Common, Failure, Next, after, group_terminated, no_group, not_registered, smaller, unasked,
@@ -16,7 +16,7 @@ use crate::proto::handshake::engine::{
 use crate::proto::handshake::offer::features;
 use crate::proto::handshake::select::DirectCandidate;
 use crate::proto::handshake::{
-    Config, DirectPath, Done, Established, PeerBuffer, Role, Transport, Work,
+    Config, DirectPath, Done, Established, PeerAccess, PeerBuffer, Role, Transport, Work,
 };
 
 /// Asks whether the device reaches the client's.
@@ -94,38 +94,46 @@ impl Expect {
                     None => state.walk.failed(not_registered(error), common),
                 }
             }
-            (Self::Opening(state), Done::Opened(Ok(()))) => state.handle(common),
-            (Self::Opening(_), Done::Opened(Err(_))) => Err(Error::Closed(How::Aborted).into()),
+            // If the group was terminated meanwhile the client may have used the connection before
+            // that, and the connection ends together with the group.
+            (Self::Opening(state), Done::Opened(_)) => state.handle(common),
             (Self::Attachment(state), Done::Attached(result)) => {
-                // The client is in SMC mode already: there is nothing to fall back to.
-                if result? < state.established.peer_end() {
-                    return Err(PeerMisbehaved::BadBuffer.into());
-                }
-                common.establish(state.established.finish(true));
+                let access = match result {
+                    Ok(len) if len < state.established.peer_end() => {
+                        return Err(PeerMisbehaved::BadBuffer.into());
+                    }
+                    Ok(_) => PeerAccess::Attached,
+                    Err(_) => PeerAccess::Lost,
+                };
+                common.establish(state.established.finish(access));
                 Ok(None)
             }
             _ => unasked(),
         }
     }
 
-    pub(super) fn timeout(self) -> Failure {
-        match self {
+    pub(super) fn timeout(self, common: &mut Common) -> Next<State> {
+        Err(match self {
             Self::Reach(state) => state.walk.late(DeclineCode::NOSMCD2DEV, SetupStep::Reach),
             Self::Seat(state) => state.walk.late(DeclineCode::INTERR, SetupStep::Enter),
             Self::Buffer(state) => state.walk.late(DeclineCode::MEM, SetupStep::Register),
             Self::Confirm(_) => Error::TimedOut(Phase::Confirm).into(),
             Self::Opening(_) => Error::TimedOut(Phase::Group).into(),
-            Self::Attachment(_) => Error::TimedOut(Phase::Device).into(),
-        }
+            Self::Attachment(state) => {
+                common.establish(state.established.finish(PeerAccess::Lost));
+                return Ok(None);
+            }
+        })
     }
 
     pub(super) fn terminated(self, common: &mut Common) -> Next<State> {
         match self {
             Self::Reach(_) | Self::Seat(_) => Ok(Some(State::Direct(Box::new(self)))),
             Self::Buffer(state) => state.walk.failed(group_terminated(), common),
-            // The client may have confirmed already, and then no longer reads TCP.
+            // The client may have confirmed already. It has used the connection then, perhaps, and
+            // the connection ends together with the group.
             Self::Confirm(_) | Self::Opening(_) | Self::Attachment(_) => {
-                Err(Error::Closed(How::Aborted).into())
+                Ok(Some(State::Direct(Box::new(self))))
             }
         }
     }
@@ -355,7 +363,7 @@ impl Pending {
         self.peer_buffer.end()
     }
 
-    fn finish(self, is_attached: bool) -> Established {
+    fn finish(self, access: PeerAccess) -> Established {
         let Accepted {
             candidate,
             seat,
@@ -388,7 +396,7 @@ impl Pending {
                 local: token,
                 local_size: size,
                 peer_buffer: self.peer_buffer,
-                is_attached,
+                access,
             }),
         }
     }
@@ -409,7 +417,7 @@ impl ExpectOpening {
         } = self;
         let DirectCandidate { device, peer, .. } = established.accepted.candidate;
         if !device.nocopy {
-            common.establish(established.finish(false));
+            common.establish(established.finish(PeerAccess::Moved));
             return Ok(None);
         }
         let token = established.peer_buffer.token;

@@ -101,12 +101,12 @@ impl Expect for State {
         }
     }
 
-    fn timeout(self, _common: &mut Common) -> Next<Self> {
-        Err(match self {
-            Self::Proposal(_) => Error::TimedOut(Phase::Proposal).into(),
-            Self::Direct(state) => state.timeout(),
-            Self::Rdma(state) => state.timeout(),
-        })
+    fn timeout(self, common: &mut Common) -> Next<Self> {
+        match self {
+            Self::Proposal(_) => Err(Error::TimedOut(Phase::Proposal).into()),
+            Self::Direct(state) => state.timeout(common),
+            Self::Rdma(state) => Err(state.timeout()),
+        }
     }
 
     fn terminated(self, now: Instant, common: &mut Common) -> Next<Self> {

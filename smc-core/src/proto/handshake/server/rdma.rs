@@ -234,11 +234,12 @@ impl Expect {
             (Step::Late(reason, deadline), Done::LinkConfirmed(_)) => {
                 Ok(Some(Self::of(candidate, Step::Late(reason, deadline))))
             }
-            (Step::Opening(pending, _), Done::Opened(Ok(()))) => {
+            // If the group was terminated meanwhile the client may have used the connection before
+            // that, and the connection ends together with the group.
+            (Step::Opening(pending, _), Done::Opened(_)) => {
                 common.establish(pending.finish(&candidate));
                 Ok(None)
             }
-            (Step::Opening(..), Done::Opened(Err(_))) => Err(Error::Closed(How::Aborted).into()),
             _ => unasked(),
         }
     }
@@ -271,7 +272,7 @@ impl Expect {
         match self.step {
             // In the last case the client may still decline and go on with TCP; if it confirms,
             // there is no place for its buffer.
-            Step::Seat(_) | Step::Late(..) | Step::Confirm(..) => {
+            Step::Seat(_) | Step::Late(..) | Step::Confirm(..) | Step::Opening(..) => {
                 Ok(Some(State::Rdma(Box::new(self))))
             }
             Step::Link(walk, _) | Step::Rmb(walk, ..) | Step::Rkey(walk, ..) => {

@@ -3,7 +3,7 @@ use smc_wire::size::SizeCode;
 use smc_wire::types::{FeatureMask, PnetId, Release, Version};
 
 use super::*;
-use crate::error::{How, PeerMisbehaved, Phase};
+use crate::error::{PeerMisbehaved, Phase};
 use crate::proto::group::State;
 
 #[test]
@@ -32,7 +32,8 @@ fn first_contact_of_v2_1() {
     );
     assert_eq!(here.peer, device(0, LOOP).gid);
     assert_eq!(here.chid, LOOP);
-    assert!(here.is_attached && there.is_attached);
+    assert_eq!(here.access, PeerAccess::Attached);
+    assert_eq!(there.access, PeerAccess::Attached);
     assert_eq!(here.local_ring(), 65_536 - 32);
     assert_eq!(here.local_ring(), there.peer_buffer.ring());
 
@@ -186,7 +187,7 @@ fn devices_that_copy_are_not_attached() {
     let mut pair = Pair::new(copying(), copying());
     pair.run();
     for side in [&pair.client, &pair.server] {
-        assert!(!side.direct().is_attached);
+        assert_eq!(side.direct().access, PeerAccess::Moved);
         assert!(
             !side
                 .works
@@ -313,22 +314,44 @@ fn client_that_cannot_attach_declines() {
     }
 }
 
+/// A client that has confirmed is in SMC mode: it may have written and closed.
 #[test]
-fn server_that_cannot_attach_aborts_because_the_client_is_in_smc_mode() {
-    let cases = [
-        (
-            Err(DeviceError::PeerGone),
-            Error::Device(DeviceError::PeerGone),
-        ),
-        (Ok(100), PeerMisbehaved::BadBuffer.into()),
-    ];
-    for (result, error) in cases {
+fn server_that_cannot_attach_keeps_what_the_client_has_written() {
+    for error in [DeviceError::PeerGone, DeviceError::NoMemory] {
         let mut pair = Pair::new(host(), host());
-        pair.server.faults.attach = Some(result);
+        pair.server.faults.attach = Some(Err(error));
         pair.run();
         pair.client.established();
-        assert_eq!(*pair.server.error(), error);
-        assert_eq!(pair.server.groups.borrow().connections(), 0);
+        assert_eq!(pair.server.direct().access, PeerAccess::Lost);
+    }
+}
+
+#[test]
+fn server_aborts_when_the_clients_buffer_is_shorter_than_it_said() {
+    let mut pair = Pair::new(host(), host());
+    pair.server.faults.attach = Some(Ok(100));
+    pair.run();
+    pair.client.established();
+    assert_eq!(*pair.server.error(), PeerMisbehaved::BadBuffer.into());
+    assert_eq!(pair.server.groups.borrow().connections(), 0);
+}
+
+/// The server has had the CONFIRM before it answered, and is gone when its answer is read.
+#[test]
+fn client_that_confirmed_in_advance_keeps_what_the_server_has_written() {
+    for (error, is_lost) in [
+        (DeviceError::PeerGone, true),
+        (DeviceError::Invalid("no such buffer any more"), true),
+        (DeviceError::NoMemory, false),
+    ] {
+        let mut pair = Pair::new(host(), host());
+        pair.client.machine.handle_confirmed();
+        pair.client.faults.attach = Some(Err(error));
+        pair.run();
+        match is_lost {
+            true => assert_eq!(pair.client.direct().access, PeerAccess::Lost),
+            false => assert_eq!(pair.client.fallback(), local(DeclineCode::MEM)),
+        }
     }
 }
 
@@ -440,12 +463,12 @@ fn stalled_work_of_the_client() {
 }
 
 #[test]
-fn stalled_last_steps_abort_because_the_peer_is_in_smc_mode() {
+fn stalled_last_steps_of_either_side() {
     let mut pair = Pair::new(host(), host());
     pair.server.faults.stall = Some("attach");
     pair.run();
     pair.client.established();
-    assert_eq!(*pair.server.error(), Error::TimedOut(Phase::Device));
+    assert_eq!(pair.server.direct().access, PeerAccess::Lost);
 
     let mut pair = Pair::new(host(), host());
     pair.client.faults.stall = Some("open");
@@ -472,18 +495,25 @@ fn silent_client_after_accept() {
 
 #[test]
 fn group_terminated_under_a_set_up() {
-    // The server waits for CONFIRM.
+    // The server waits for CONFIRM, which may be there unread, and the client can still fall back.
     let mut pair = Pair::new(host(), host());
     pair.client.faults.stall = Some("register");
     pair.settle();
     pair.server.machine.handle_terminated(pair.now);
     pair.server.settle(pair.now);
-    assert_eq!(*pair.server.error(), Error::Closed(How::Aborted));
-
-    // The client can still fall back.
     pair.client.machine.handle_terminated(pair.now);
-    pair.client.settle(pair.now);
+    pair.run();
     assert_eq!(pair.client.fallback(), local(DeclineCode::NOACTLINK));
+    assert_eq!(pair.server.fallback(), peer(DeclineCode::NOACTLINK));
+
+    // It has confirmed, and perhaps written, before the group ended.
+    let mut pair = Pair::new(host(), host());
+    pair.server.faults.stall = Some("attach");
+    pair.settle();
+    pair.server.machine.handle_terminated(pair.now);
+    pair.run();
+    pair.client.established();
+    pair.server.established();
 
     // The server waits for its buffer and has no other device.
     let mut pair = Pair::new(host(), host());
@@ -504,7 +534,17 @@ fn group_that_ends_at_the_moment_of_opening() {
         .machine
         .handle_done(pair.now, Done::Opened(Err(terminated())));
     pair.client.settle(pair.now);
-    assert_eq!(*pair.client.error(), Error::Closed(How::Aborted));
+    // It is the connection that ends, behind what the server has written.
+    pair.client.established();
+
+    let mut pair = Pair::new(host(), host());
+    pair.server.faults.stall = Some("open");
+    pair.settle();
+    pair.server
+        .machine
+        .handle_done(pair.now, Done::Opened(Err(terminated())));
+    pair.run();
+    pair.server.established();
 }
 
 /// What a registry says about a group that it does not know.

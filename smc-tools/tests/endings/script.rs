@@ -1,0 +1,431 @@
+//! What one end of a connection does, step by step, until it ends.
+
+use std::fmt;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::process;
+use std::str::FromStr;
+use std::time::Duration;
+
+use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
+use nix::sys::signal::{Signal, raise};
+use smc_core::io::OwnedReadHalf;
+use smc_core::{Endpoint, Listener, Stream};
+
+use crate::world::{Fabric, On};
+
+/// One step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Connects, or accepts.
+    Open,
+    /// `write_all`.
+    Write(usize),
+    /// Writes so many bytes by reservations.
+    Commit(usize),
+    /// `read_exact`.
+    Read(usize),
+    /// Reads until the stream ends.
+    ReadToEnd,
+    /// The same with guards, which are all held until then.
+    GuardToEnd,
+    /// Shuts writing down.
+    Shutdown,
+    /// Splits the stream and drops the writing half.
+    DropWriter,
+    /// Drops the stream.
+    Drop,
+    /// `Endpoint::close`.
+    Close,
+    /// Nothing, for so many microseconds.
+    Pause(u64),
+}
+
+/// How a process ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// Everything is dropped in order.
+    Return,
+    /// The runtime is shut down first, then everything is dropped.
+    Runtime,
+    /// `process::exit`, with everything as it is.
+    Exit,
+    /// `SIGKILL`.
+    Kill,
+}
+
+impl End {
+    pub(crate) const ALL: [Self; 4] = [Self::Return, Self::Runtime, Self::Exit, Self::Kill];
+
+    /// Whether destructors run.
+    pub(crate) fn drops(self) -> bool {
+        matches!(self, Self::Return | Self::Runtime)
+    }
+}
+
+/// One end's part.
+#[derive(Clone, Debug)]
+pub(crate) struct Part {
+    pub(crate) on: On,
+    pub(crate) fabric: Fabric,
+    pub(crate) dir: PathBuf,
+    /// Where to connect to; a listener has none.
+    pub(crate) to: Option<String>,
+    /// Streams that come and go before the one that matters.
+    pub(crate) before: usize,
+    pub(crate) steps: Vec<Step>,
+    pub(crate) end: End,
+}
+
+/// What a step has come to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Done {
+    /// It is done.
+    Ok,
+    /// The same over TCP: the peer was gone before the handshake had begun.
+    Tcp,
+    /// So many bytes, then the end of the stream.
+    Eof(usize),
+    /// So many bytes, then an error.
+    Failed(usize, String),
+}
+
+/// Plays a part and ends this process, or returns at its orderly end.
+pub(crate) fn play(part: &Part) {
+    let left = part.on.run(async {
+        let mut left = Actor::new(part).await;
+        left.act(part).await;
+        match part.end {
+            End::Return => drop(left),
+            End::Runtime => return Some(left),
+            End::Exit => process::exit(0),
+            End::Kill => raise(Signal::SIGKILL).unwrap(),
+        }
+        None
+    });
+    drop(left);
+}
+
+struct Actor {
+    // In the order in which a program that declares them in the other would drop them.
+    reader: Option<OwnedReadHalf>,
+    stream: Option<Stream>,
+    listener: Option<Listener>,
+    endpoint: Endpoint,
+    /// Bytes of the stream written and read.
+    written: usize,
+    read: usize,
+}
+
+impl Actor {
+    async fn new(part: &Part) -> Self {
+        let endpoint = part.fabric.endpoint(part.on, &part.dir);
+        let listener = match part.to {
+            Some(_) => None,
+            None => {
+                let listener = endpoint.bind("127.0.0.1:0").await.unwrap();
+                println!("@at {}", listener.local_addr().unwrap());
+                Some(listener)
+            }
+        };
+        Self {
+            reader: None,
+            stream: None,
+            listener,
+            endpoint,
+            written: 0,
+            read: 0,
+        }
+    }
+
+    async fn act(&mut self, part: &Part) {
+        for _ in 0..part.before {
+            let mut stream = self.open(part).await.unwrap();
+            stream.write_all(b"?").await.unwrap();
+            stream.read_exact(&mut [0]).await.unwrap();
+        }
+        for (at, step) in part.steps.iter().enumerate() {
+            let done = self.step(part, *step).await;
+            // One write, so that a line is there whole or not at all.
+            io::stdout()
+                .write_all(format!("@{at} {done}\n").as_bytes())
+                .unwrap();
+        }
+    }
+
+    async fn open(&self, part: &Part) -> io::Result<Stream> {
+        let stream = match (&part.to, &self.listener) {
+            (Some(to), _) => self.endpoint.connect(to.as_str()).await?,
+            (None, Some(listener)) => listener.accept().await?.0,
+            (None, None) => unreachable!("an end has an address or a listener"),
+        };
+        Ok(stream)
+    }
+
+    async fn step(&mut self, part: &Part, step: Step) -> Done {
+        let result = match step {
+            Step::Open => match self.open(part).await {
+                Ok(stream) => {
+                    let is_smc = stream.mode().is_smc();
+                    self.stream = Some(stream);
+                    (self.written, self.read) = (0, 0);
+                    if !is_smc {
+                        return Done::Tcp;
+                    }
+                    Ok(())
+                }
+                Err(error) => Err(error),
+            },
+            Step::Write(len) => self.write(len).await,
+            Step::Commit(len) => self.commit(len).await,
+            Step::Read(len) => self.read(len).await,
+            Step::ReadToEnd => return self.read_to_end().await,
+            Step::GuardToEnd => return self.guard_to_end().await,
+            Step::Shutdown => match &mut self.stream {
+                Some(stream) => stream.close().await,
+                None => Err(io::ErrorKind::NotConnected.into()),
+            },
+            Step::DropWriter => {
+                self.reader = self.stream.take().map(|stream| stream.into_split().0);
+                Ok(())
+            }
+            Step::Drop => {
+                drop((self.reader.take(), self.stream.take()));
+                Ok(())
+            }
+            Step::Close => {
+                self.endpoint.close().await;
+                Ok(())
+            }
+            Step::Pause(micros) => {
+                smol::Timer::after(Duration::from_micros(micros)).await;
+                Ok(())
+            }
+        };
+        match result {
+            Ok(()) => Done::Ok,
+            Err(error) => Done::Failed(0, format!("{:?}", error.kind())),
+        }
+    }
+
+    async fn write(&mut self, len: usize) -> io::Result<()> {
+        let side = u8::from(self.listener.is_some());
+        let data: Vec<u8> = (self.written..self.written + len)
+            .map(|at| pattern(side, at))
+            .collect();
+        let stream = self.stream.as_mut().ok_or(io::ErrorKind::NotConnected)?;
+        stream.write_all(&data).await?;
+        self.written += len;
+        Ok(())
+    }
+
+    async fn commit(&mut self, len: usize) -> io::Result<()> {
+        let side = u8::from(self.listener.is_some());
+        let stream = self.stream.as_mut().ok_or(io::ErrorKind::NotConnected)?;
+        let until = self.written + len;
+        while self.written < until {
+            let mut space = stream.reserve(until - self.written).await?;
+            let len = space.len();
+            let data: Vec<u8> = (self.written..self.written + len)
+                .map(|at| pattern(side, at))
+                .collect();
+            space.write_at(0, &data)?;
+            space.commit(len).await?;
+            self.written += len;
+        }
+        Ok(())
+    }
+
+    async fn read(&mut self, len: usize) -> io::Result<()> {
+        let mut data = vec![0; len];
+        match (&mut self.stream, &mut self.reader) {
+            (Some(stream), _) => stream.read_exact(&mut data).await?,
+            (None, Some(reader)) => reader.read_exact(&mut data).await?,
+            (None, None) => return Err(io::ErrorKind::NotConnected.into()),
+        }
+        self.check(&data);
+        Ok(())
+    }
+
+    async fn read_to_end(&mut self) -> Done {
+        let mut buf = vec![0; 10_000];
+        loop {
+            let read = match (&mut self.stream, &mut self.reader) {
+                (Some(stream), _) => stream.read(&mut buf).await,
+                (None, Some(reader)) => reader.read(&mut buf).await,
+                (None, None) => Err(io::ErrorKind::NotConnected.into()),
+            };
+            match read {
+                Ok(0) => return Done::Eof(self.read),
+                Ok(len) => self.check(&buf[..len]),
+                Err(error) => return Done::Failed(self.read, format!("{:?}", error.kind())),
+            }
+        }
+    }
+
+    async fn guard_to_end(&mut self) -> Done {
+        let mut held = Vec::new();
+        loop {
+            let guard = match (&mut self.stream, &mut self.reader) {
+                (Some(stream), _) => stream.read_guard(1000).await,
+                (None, Some(reader)) => reader.read_guard(1000).await,
+                (None, None) => Err(io::ErrorKind::NotConnected.into()),
+            };
+            match guard {
+                Ok(guard) if guard.is_empty() => return Done::Eof(self.read),
+                Ok(guard) => {
+                    self.check(&guard);
+                    held.push(guard);
+                }
+                Err(error) => return Done::Failed(self.read, format!("{:?}", error.kind())),
+            }
+        }
+    }
+
+    /// The next bytes of the peer are what it has written.
+    fn check(&mut self, data: &[u8]) {
+        let side = u8::from(self.listener.is_none());
+        for (at, byte) in (self.read..).zip(data) {
+            assert_eq!(*byte, pattern(side, at), "byte {at}");
+        }
+        self.read += data.len();
+    }
+}
+
+/// Byte `at` of what the client (0) or the server (1) writes.
+pub(crate) fn pattern(side: u8, at: usize) -> u8 {
+    ((7 * at + 13 * (at >> 8)) & 255) as u8 ^ (side * 0x55)
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Open => f.write_str("open"),
+            Self::Write(len) => write!(f, "write={len}"),
+            Self::Commit(len) => write!(f, "commit={len}"),
+            Self::Read(len) => write!(f, "read={len}"),
+            Self::ReadToEnd => f.write_str("read-to-end"),
+            Self::GuardToEnd => f.write_str("guard-to-end"),
+            Self::Shutdown => f.write_str("shutdown"),
+            Self::DropWriter => f.write_str("drop-writer"),
+            Self::Drop => f.write_str("drop"),
+            Self::Close => f.write_str("close"),
+            Self::Pause(micros) => write!(f, "pause={micros}"),
+        }
+    }
+}
+
+impl FromStr for Step {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, count) = text.split_once('=').unwrap_or((text, "0"));
+        let count: usize = count.parse().map_err(|_| text.to_owned())?;
+        Ok(match name {
+            "open" => Self::Open,
+            "write" => Self::Write(count),
+            "commit" => Self::Commit(count),
+            "read" => Self::Read(count),
+            "read-to-end" => Self::ReadToEnd,
+            "guard-to-end" => Self::GuardToEnd,
+            "shutdown" => Self::Shutdown,
+            "drop-writer" => Self::DropWriter,
+            "drop" => Self::Drop,
+            "close" => Self::Close,
+            "pause" => Self::Pause(count as u64),
+            _ => return Err(text.to_owned()),
+        })
+    }
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Return => "return",
+            Self::Runtime => "runtime",
+            Self::Exit => "exit",
+            Self::Kill => "kill",
+        })
+    }
+}
+
+impl FromStr for End {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let named = Self::ALL.into_iter().find(|end| end.to_string() == text);
+        named.ok_or_else(|| text.to_owned())
+    }
+}
+
+impl fmt::Display for Done {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ok => f.write_str("ok"),
+            Self::Tcp => f.write_str("tcp"),
+            Self::Eof(len) => write!(f, "eof {len}"),
+            Self::Failed(len, error) => write!(f, "failed {len} {error}"),
+        }
+    }
+}
+
+impl FromStr for Done {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut words = text.split(' ');
+        let number = |words: &mut std::str::Split<'_, char>| {
+            words
+                .next()
+                .and_then(|word| word.parse().ok())
+                .ok_or_else(|| text.to_owned())
+        };
+        match words.next() {
+            Some("ok") => Ok(Self::Ok),
+            Some("tcp") => Ok(Self::Tcp),
+            Some("eof") => Ok(Self::Eof(number(&mut words)?)),
+            Some("failed") => {
+                let len = number(&mut words)?;
+                Ok(Self::Failed(len, words.collect()))
+            }
+            _ => Err(text.to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            on, fabric, before, ..
+        } = self;
+        let to = self.to.as_deref().unwrap_or("-");
+        write!(f, "{} {to} {on} {fabric} {before}", self.dir.display())?;
+        for step in &self.steps {
+            write!(f, " {step}")?;
+        }
+        write!(f, " {}", self.end)
+    }
+}
+
+impl FromStr for Part {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let words: Vec<&str> = text.split(' ').collect();
+        let [dir, to, on, fabric, before, steps @ .., end] = &words[..] else {
+            return Err(text.to_owned());
+        };
+        Ok(Self {
+            on: on.parse()?,
+            fabric: fabric.parse()?,
+            dir: Path::new(dir).to_owned(),
+            to: (*to != "-").then(|| (*to).to_owned()),
+            before: before.parse().map_err(|_| text.to_owned())?,
+            steps: steps
+                .iter()
+                .map(|step| step.parse())
+                .collect::<Result<_, _>>()?,
+            end: end.parse()?,
+        })
+    }
+}

@@ -1,0 +1,147 @@
+//! Runtimes and fabrics.
+
+use std::fmt;
+use std::future::Future;
+use std::path::Path;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use smc_core::Endpoint;
+use smc_core::device::Device;
+use smc_core::io::negotiate::{Assume, Local, Negotiation};
+use smc_transport_ism::{IsmDevice, Place};
+use smc_transport_loop::LoopDevice;
+
+/// A runtime.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum On {
+    /// Tokio with two worker threads.
+    Tokio,
+    /// Tokio with the calling thread alone.
+    TokioAlone,
+    Smol,
+}
+
+impl On {
+    pub(crate) const ALL: [Self; 3] = [Self::Tokio, Self::TokioAlone, Self::Smol];
+
+    /// Runs a future. With tokio the runtime has ended when this returns.
+    pub(crate) fn run<T>(self, future: impl Future<Output = T>) -> T {
+        let mut builder = match self {
+            Self::Smol => return smol::block_on(future),
+            Self::Tokio => tokio::runtime::Builder::new_multi_thread(),
+            Self::TokioAlone => tokio::runtime::Builder::new_current_thread(),
+        };
+        let runtime = builder.worker_threads(2).enable_all().build().unwrap();
+        runtime.block_on(future)
+    }
+}
+
+/// What carries a connection, and how its ends find out about each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Fabric {
+    pub(crate) device: Kind,
+    /// The peer's buffer is mapped.
+    pub(crate) nocopy: bool,
+    /// The handshake runs on the TCP connection, not beside it.
+    pub(crate) on_tcp: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Loop,
+    Ism,
+}
+
+impl Fabric {
+    pub(crate) const LOOP: Self = Self {
+        device: Kind::Loop,
+        nocopy: true,
+        on_tcp: false,
+    };
+
+    pub(crate) fn all() -> impl Iterator<Item = Self> {
+        let devices = [Kind::Loop, Kind::Ism].into_iter();
+        devices.flat_map(|device| {
+            [(true, false), (false, false), (true, true), (false, true)].map(|(nocopy, on_tcp)| {
+                Self {
+                    device,
+                    nocopy,
+                    on_tcp,
+                }
+            })
+        })
+    }
+
+    /// An endpoint on the fabric in a directory.
+    pub(crate) fn endpoint(self, on: On, dir: &Path) -> Endpoint {
+        let builder = match on {
+            On::Smol => Endpoint::smol(),
+            On::Tokio | On::TokioAlone => Endpoint::tokio(),
+        };
+        let negotiation: Arc<dyn Negotiation> = match self.on_tcp {
+            true => Arc::new(Assume::new()),
+            false => Arc::new(Local::new().with_directory(dir)),
+        };
+        let endpoint = builder
+            .device(self.device(dir))
+            .negotiation(negotiation)
+            .build();
+        endpoint.unwrap()
+    }
+
+    fn device(self, dir: &Path) -> Arc<dyn Device> {
+        match self.device {
+            Kind::Loop => {
+                let builder = LoopDevice::builder().runtime_dir(dir).nocopy(self.nocopy);
+                Arc::new(builder.build().unwrap())
+            }
+            Kind::Ism => {
+                let place = Place::directory(dir.join("fabric"))
+                    .with_nocopy(self.nocopy)
+                    .with_len(64 << 20);
+                Arc::new(IsmDevice::builder(place).build().unwrap())
+            }
+        }
+    }
+}
+
+impl fmt::Display for On {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Tokio => "tokio",
+            Self::TokioAlone => "tokio-alone",
+            Self::Smol => "smol",
+        })
+    }
+}
+
+impl FromStr for On {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let named = Self::ALL.into_iter().find(|on| on.to_string() == text);
+        named.ok_or_else(|| format!("no runtime {text}"))
+    }
+}
+
+impl fmt::Display for Fabric {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let device = match self.device {
+            Kind::Loop => "loop",
+            Kind::Ism => "ism",
+        };
+        let way = if self.nocopy { "mapped" } else { "moved" };
+        let handshake = if self.on_tcp { "tcp" } else { "local" };
+        write!(f, "{device}-{way}-{handshake}")
+    }
+}
+
+impl FromStr for Fabric {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let named = Self::all().find(|fabric| fabric.to_string() == text);
+        named.ok_or_else(|| format!("no fabric {text}"))
+    }
+}
