@@ -45,11 +45,13 @@ RDMA=(-p smc-transport-rdma -p smc-tools --features smc-tools/rdma)
 # How thorough: in the release profile and long, or in the profile that has been built already.
 thorough() {
     MODEL_SEEDS=${SMC_MODEL_SEEDS:-10000} KILL_ROUNDS=${SMC_KILL_ROUNDS:-200}
+    ENDINGS_ROUNDS=${SMC_ENDINGS_ROUNDS:-500}
     LOOM_PREEMPTIONS=${SMC_LOOM_PREEMPTIONS:-4} DEMO_SIZE=64M
     PROFILE=(--release) PROGRAMS=$TARGET/release
 }
 brief() {
     MODEL_SEEDS=${SMC_MODEL_SEEDS:-500} KILL_ROUNDS=${SMC_KILL_ROUNDS:-25}
+    ENDINGS_ROUNDS=${SMC_ENDINGS_ROUNDS:-20}
     LOOM_PREEMPTIONS=${SMC_LOOM_PREEMPTIONS:-3} DEMO_SIZE=1M
     PROFILE=() PROGRAMS=$TARGET/debug
 }
@@ -172,7 +174,7 @@ step_wire() {
 step each integration network? "streams, negotiation, devices and tools, each in their own processes"
 step_integration() {
     local dirs=(smc-core smc-transport-loop smc-transport-ism smc-testkit smc-tools examples) names
-    names=$(tests_of "${dirs[@]}" | grep -vxE -- '--test=(conformance|model|kill)')
+    names=$(tests_of "${dirs[@]}" | grep -vxE -- '--test=(conformance|model|kill|endings)')
     verdicts 1200 cargo test "${locked[@]}" "${ALL[@]}" $names -- --show-output
 }
 
@@ -199,6 +201,12 @@ step each kill - "a peer killed at random points"
 step_kill() {
     SMC_KILL_ROUNDS=$KILL_ROUNDS verdicts 600 cargo test "${locked[@]}" "${PROFILE[@]}" \
         "${ALL[@]}" --test kill -- --show-output
+}
+
+step each endings - "either end of a connection ends at every point"
+step_endings() {
+    SMC_ENDINGS_ROUNDS=$ENDINGS_ROUNDS verdicts 900 cargo test "${locked[@]}" "${PROFILE[@]}" \
+        "${ALL[@]}" --test endings -- --show-output
 }
 
 step each examples - "each example"

@@ -67,13 +67,31 @@
 //! A memory file longer than the process's `RLIMIT_FSIZE` is not made: the buffer is smaller, or the
 //! stream TCP.
 //!
-//! # Before a process ends
+//! # How streams end
 //!
-//! Over SMC-D everything written is in the peer's memory when the write returns. Over SMC-R up to
-//! [`Builder::send_buffer`](io::Builder::send_buffer) bytes of each stream may still be here, and
-//! dropping a stream does not wait for them: the runtime goes on sending, a process that exits does
-//! not. Close streams and wait for it (`close`, tokio's `shutdown`), or call [`Endpoint::close`] when
-//! they are dropped.
+//! A connection that one end was told is made reaches the other, and so do bytes that were written,
+//! wherever either end ends. What the peer reads behind them:
+//!
+//! | this end | over SMC-D | over SMC-R |
+//! |---|---|---|
+//! | shuts down writing, or drops the stream | end of stream | end of stream |
+//! | drops it with received data unread | `ConnectionReset` | `ConnectionReset` |
+//! | drops it, then the runtime or `main` ends | end of stream | end of stream if all was sent, else an error |
+//! | drops it and awaits [`Endpoint::close`] before that | end of stream | end of stream |
+//! | has the stream at [`Endpoint::close`] or [`Endpoint::shutdown`](io::Endpoint::shutdown) | `ConnectionReset` or `ConnectionAborted` | the same |
+//! | `process::exit` with the stream open, `SIGKILL` | `ConnectionAborted` | the same, when the link is found dead |
+//!
+//! [`Endpoint::close`]: io::Endpoint::close
+//!
+//! Over SMC-D a write that has returned is in the peer's memory, which outlives the writer: on the
+//! loop device as long as the peer has the buffer, on an ISM device as long as the fabric is there.
+//! Over SMC-R up to [`Builder::send_buffer`](io::Builder::send_buffer) bytes of each stream may still
+//! be here, and dropping a stream does not wait for them: the runtime goes on sending, a process that
+//! exits does not. Close streams and wait for it (`close`, tokio's `shutdown`), or call
+//! [`Endpoint::close`] when they are dropped.
+//!
+//! `process::exit` runs no destructors, so a stream that is open then is cut off as by a kill: all
+//! bytes arrive, but not the end of the stream. With TCP the system would send it.
 //!
 //! # Features
 //!
