@@ -81,7 +81,7 @@ pub(super) fn carrier(mode: &Mode) -> io::Result<Carrier> {
     let (mode, reason) = match mode {
         Mode::SmcR { .. } => (SocketMode::SmcR, None),
         Mode::SmcD { .. } => (SocketMode::SmcD, None),
-        Mode::Tcp { reason, .. } => (SocketMode::Tcp, Some(*reason)),
+        Mode::Tcp { reason, .. } => (SocketMode::Tcp, Some(reason)),
         other => return Err(io::Error::other(format!("unknown mode: {other}"))),
     };
     Ok(Carrier {
