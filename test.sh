@@ -175,7 +175,7 @@ step each integration network? "streams, negotiation, devices and tools, each in
 step_integration() {
     local dirs=(smc-core smc-transport-loop smc-transport-ism smc-testkit smc-tools examples) names
     names=$(tests_of "${dirs[@]}" | grep -vxE -- '--test=(conformance|model|kill|endings)')
-    verdicts 1200 cargo test "${locked[@]}" "${ALL[@]}" $names -- --show-output
+    verdicts 1200 cargo test "${locked[@]}" "${ALL[@]}" --no-fail-fast $names -- --show-output
 }
 
 step each conformance - "every device against the conformance suite"

@@ -9,7 +9,7 @@ use smc_core::io::negotiate::option::SynOption;
 use smc_core::io::negotiate::{Chain, Local, Negotiation};
 use smc_core::io::runtime::Runtime;
 use smc_core::wire::types::DeclineCode;
-use smc_core::{Endpoint, FallbackReason, Policy, Stream};
+use smc_core::{Endpoint, FallbackCause, FallbackReason, Policy, Stream};
 use smc_testkit::memory_device::MemFabric;
 
 use crate::lab::{Lab, in_lab};
@@ -87,7 +87,7 @@ fn a_server_that_wants_no_smc_declines(_: Lab) {
         let mut hosts = Hosts::new(&world.rt, Arc::new(SynOption::load().unwrap()));
         hosts.server = hosts.endpoint(true, Policy::Never);
         let (ours, theirs) = hosts.meet("127.0.0.1:0").await;
-        let by_policy = FallbackReason::local(DeclineCode::OPTUNSUPP);
+        let by_policy = FallbackReason::because(DeclineCode::OPTUNSUPP, FallbackCause::Policy);
         assert_eq!(theirs.fallback_reason(), Some(by_policy.clone()));
         assert!(ours.fallback_reason().is_some());
         talk(ours, theirs).await;
@@ -243,4 +243,5 @@ async fn read(stream: &mut Stream, len: usize) -> Vec<u8> {
     word
 }
 
-const NOT_SPOKEN: FallbackReason = FallbackReason::local(DeclineCode::PEERNOSMC);
+const NOT_SPOKEN: FallbackReason =
+    FallbackReason::because(DeclineCode::PEERNOSMC, FallbackCause::NoSynOption);
