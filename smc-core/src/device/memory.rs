@@ -1,7 +1,7 @@
 //! How much memory connections may take, and what they take.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::DeviceError;
 use crate::error::Limit;
@@ -207,13 +207,21 @@ impl Drop for Charge {
 /// What a device charges its memory to: the limit of its endpoint, once that is known. Clones are
 /// the same account.
 #[derive(Clone, Debug, Default)]
-pub struct MemoryAccount(Arc<OnceLock<MemoryLimit>>);
+pub struct MemoryAccount(Arc<Mutex<Option<MemoryLimit>>>);
 
 impl MemoryAccount {
-    /// Sets the limit, once: what [`Device::limit_memory`](super::Device::limit_memory) does.
+    /// Sets the limit of what is charged from now on: what
+    /// [`Device::limit_memory`](super::Device::limit_memory) does. What was charged to the limit of
+    /// an earlier endpoint stays with that.
     pub fn limit_by(&self, limit: &MemoryLimit) {
-        // A device is of one endpoint.
-        let _first = self.0.set(limit.clone());
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(limit.clone());
+    }
+
+    fn limit(&self) -> Option<MemoryLimit> {
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     /// As [`MemoryLimit::charge`], if there is a limit.
@@ -222,7 +230,7 @@ impl MemoryAccount {
     ///
     /// As [`MemoryLimit::charge`].
     pub fn charge(&self, bytes: usize) -> Result<Charge, DeviceError> {
-        match self.0.get() {
+        match self.limit() {
             Some(limit) => limit.charge(bytes),
             None => Ok(Charge::unlimited(bytes)),
         }
@@ -231,7 +239,7 @@ impl MemoryAccount {
     /// As [`MemoryLimit::charge_anyway`], if there is a limit.
     #[must_use]
     pub fn charge_anyway(&self, bytes: usize) -> Charge {
-        match self.0.get() {
+        match self.limit() {
             Some(limit) => limit.charge_anyway(bytes),
             None => Charge::unlimited(bytes),
         }
@@ -313,5 +321,19 @@ mod tests {
         assert!(account.clone().charge(101).is_err());
         drop(before);
         assert_eq!(limit.used(), 0);
+    }
+
+    #[test]
+    fn a_device_is_limited_by_the_endpoint_that_it_serves_now() {
+        let account = MemoryAccount::default();
+        let (first, second) = (MemoryLimit::new(100), MemoryLimit::new(50));
+        account.limit_by(&first);
+        let kept = account.charge(60).unwrap();
+        account.limit_by(&second);
+        let charged = account.charge(40).unwrap();
+        assert!(account.charge(20).is_err());
+        assert_eq!((first.used(), second.used()), (60, 40));
+        drop((kept, charged));
+        assert_eq!((first.used(), second.used()), (0, 0));
     }
 }

@@ -79,8 +79,8 @@ pub trait Device: Send + Sync + Debug + Any {
     fn doorbell(&self) -> Doorbell<'_>;
 
     /// Says what the device has to charge its memory to: buffers of ours as long as they are
-    /// registered, and what is kept of them later. Called once, before there are any; a
-    /// [`MemoryAccount`] keeps it. Registering fails with [`DeviceError::OverLimit`] when there is
+    /// registered, and what is kept of them later. Called by the endpoint that the device is given
+    /// to, before it has any; a [`MemoryAccount`] keeps it. Registering fails with [`DeviceError::OverLimit`] when there is
     /// not as much left. A device whose memory is not that of this process has nothing to charge.
     ///
     /// What peers' buffers take of this process is charged for each connection by the endpoint.

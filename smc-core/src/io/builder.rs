@@ -270,9 +270,6 @@ impl Builder {
         let client = negotiation.client(&runtime);
         let ports = Ports::new(pnet, max_links, max_conns);
         let memory = memory.map_or_else(default_limit, MemoryLimit::new);
-        devices
-            .iter()
-            .for_each(|device| device.limit_memory(&memory));
         let groups = Groups::new(Arc::clone(&runtime), ports, llc, memory.clone());
         let slots: Vec<_> = devices
             .into_iter()
@@ -288,6 +285,9 @@ impl Builder {
             .collect();
         groups.set_slots(&slots);
         slots.iter().try_for_each(claim)?;
+        slots
+            .iter()
+            .for_each(|slot| slot.device().limit_memory(&memory));
         for slot in &slots {
             runtime.spawn(Box::pin(Driver::new(slot, Arc::clone(&runtime))?));
         }

@@ -123,7 +123,8 @@ impl RuntimeDirs {
 
     /// Where to look for a socket. Not all of these exist, and they are not checked yet.
     ///
-    /// Reads `/tmp` if `/tmp/smc-<uid>` is not the user's; 65,536 entries of it at most.
+    /// Reads `/tmp` if `/tmp/smc-<uid>` is not the user's, and there is none of the directories
+    /// before it that all processes of the user have in common; 65,536 entries of it at most.
     #[must_use]
     pub fn to_search(&self) -> Vec<PathBuf> {
         if let Some(given) = &self.given {
@@ -133,7 +134,8 @@ impl RuntimeDirs {
         paths.extend(self.session());
         paths.extend([self.user_session(), self.temporary()]);
         paths.dedup();
-        if self.is_taken() {
+        let common = [self.system(), self.user_session()];
+        if self.is_taken() && !common.iter().any(|path| self.check(path).is_ok()) {
             paths.extend(self.spares());
         }
         paths
@@ -204,7 +206,10 @@ impl RuntimeDirs {
     }
 
     /// Makes and opens the directories to publish in; at least one.
-    pub(super) fn open_to_publish(&self) -> Result<Vec<OpenDir>, RuntimeDirError> {
+    pub(super) fn open_to_publish(
+        &self,
+        spare: Option<&Path>,
+    ) -> Result<Vec<OpenDir>, RuntimeDirError> {
         if let (Some(given), true) = (&self.given, self.must_exist) {
             return Ok(vec![self.open(given)?]);
         }
@@ -233,7 +238,7 @@ impl RuntimeDirs {
         }
         match self.open_in_session(&user_session) {
             Ok(dir) => dirs.push(dir),
-            Err(_) => match self.open_temporary() {
+            Err(_) => match self.open_temporary(spare) {
                 Ok(dir) => dirs.push(dir),
                 Err(error) if dirs.is_empty() => return Err(error),
                 Err(_) => {}
@@ -257,15 +262,17 @@ impl RuntimeDirs {
         self.make_and_open(path)
     }
 
-    fn open_temporary(&self) -> Result<OpenDir, RuntimeDirError> {
+    /// `spare`: the directory with a random name that is used already, which need not be searched.
+    fn open_temporary(&self, spare: Option<&Path>) -> Result<OpenDir, RuntimeDirError> {
         let taken = match self.make_and_open(&self.temporary()) {
             Ok(dir) => return Ok(dir),
             Err(error) => error,
         };
-        let existing = self
-            .spares()
-            .into_iter()
-            .find_map(|path| self.open(&path).ok());
+        let used = spare.and_then(|path| self.open(path).ok());
+        let existing = used.or_else(|| {
+            let spares = self.spares().into_iter();
+            spares.filter_map(|path| self.open(&path).ok()).next()
+        });
         let spare = existing.or_else(|| {
             let random = crate::random::bytes::<8>().ok()?;
             let name = format!("{}{:016x}", self.spare_prefix(), u64::from_ne_bytes(random));

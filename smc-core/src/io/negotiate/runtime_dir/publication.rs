@@ -68,7 +68,7 @@ impl Publication {
     ///
     /// When there is no such directory or file, or there are no descriptors left.
     pub fn beside(dirs: RuntimeDirs, name: String, companion: &'static str) -> io::Result<Self> {
-        let dir = dirs.open_to_publish()?;
+        let dir = dirs.open_to_publish(None)?;
         let inode = dir.first().ok_or(Errno::NOENT)?.inode(companion)?;
         let mut publication = Self::unpublished(dirs, name, false)?;
         publication.companion = Some((companion, inode));
@@ -166,7 +166,9 @@ impl Publication {
 
     /// Makes sure that the socket has its name where it should have.
     fn look(&mut self) {
-        let found = self.dirs.open_to_publish();
+        let spare = self.sockets.iter().find(|named| named.is_spare);
+        let spare = spare.map(|named| named.dir.clone());
+        let found = self.dirs.open_to_publish(spare.as_deref());
         let (dirs, mut error) = match found {
             Ok(dirs) => (dirs, None),
             Err(error) => (Vec::new(), Some(error)),
@@ -248,7 +250,7 @@ impl Publication {
         watcher.watch(&dir.path, &self.timer)?;
         for above in dir.path.ancestors().skip(1).take(MAX_ABOVE) {
             // One that cannot be read cannot be watched.
-            let _ = watcher.watch(above, &self.timer);
+            let _ = watcher.watch_above(above, &self.timer);
         }
         Ok(())
     }

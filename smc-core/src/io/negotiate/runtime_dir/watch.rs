@@ -112,10 +112,22 @@ impl Watcher {
     /// Starts the timer when the file or directory is renamed or removed, or its owner or mode
     /// changes; once, so that a path that changes without end costs no more than the looks.
     pub(super) fn watch(&self, path: &Path, timer: &Arc<Timer>) -> Result<(), Errno> {
-        let flags = WatchFlags::ATTRIB
+        self.add(path, timer, WatchFlags::ATTRIB)
+    }
+
+    /// As [`Watcher::watch`], without changes of owner and mode: of a directory those of its entries
+    /// are reported too, and other users have entries in `/tmp`.
+    pub(super) fn watch_above(&self, path: &Path, timer: &Arc<Timer>) -> Result<(), Errno> {
+        self.add(path, timer, WatchFlags::empty())
+    }
+
+    fn add(&self, path: &Path, timer: &Arc<Timer>, more: WatchFlags) -> Result<(), Errno> {
+        // A directory may be above another one that is watched: flags are added.
+        let flags = more
             | WatchFlags::DELETE_SELF
             | WatchFlags::MOVE_SELF
-            | WatchFlags::ONESHOT;
+            | WatchFlags::ONESHOT
+            | WatchFlags::MASK_ADD;
         // Locked, so that its event is not dispatched before the timer is known.
         let mut timers = self.lock();
         let watch = inotify::add_watch(&self.inotify, path, flags)?;
