@@ -156,7 +156,9 @@ fn a_listener_that_was_passed_sends_no_option(_: Lab) {
         let listener = hosts.server.listen_on(passed).unwrap();
         let (ours, theirs) = hosts.meet_at(&listener).await;
         for stream in [&ours, &theirs] {
-            assert_eq!(stream.fallback_reason(), Some(NOT_SPOKEN));
+            // The listener also says why its option could not be set.
+            let reason = stream.fallback_reason().unwrap();
+            assert_eq!(reason.local, DeclineCode::PEERNOSMC, "{reason}");
         }
         talk(ours, theirs).await;
     });
