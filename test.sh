@@ -23,7 +23,7 @@ readonly MSRV=1.85
 readonly SKIPPED=77
 
 readonly TARGET=${CARGO_TARGET_DIR:-target}
-export PATH="$PWD/$TARGET/tools/bin:$TARGET/tools/bin:$HOME/.cargo/bin:$PATH"
+export PATH="$PWD/$TARGET/tools/bin:$TARGET/tools/bin:${HOME:-}/.cargo/bin:$PATH"
 export CARGO_TERM_COLOR=${CARGO_TERM_COLOR:-never}
 export RUST_BACKTRACE=${RUST_BACKTRACE:-1}
 export INSTA_UPDATE=no

@@ -16,7 +16,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly MISSING=77
 readonly TARGET=${CARGO_TARGET_DIR:-target}
 readonly KERNELS=${SMC_INTEROP_DIR:-$TARGET/interop}
-export PATH="$TARGET/tools/bin:$HOME/.cargo/bin:$PATH:/usr/sbin:/sbin" DEBIAN_FRONTEND=noninteractive
+export PATH="$TARGET/tools/bin:${HOME:-}/.cargo/bin:$PATH:/usr/sbin:/sbin" DEBIAN_FRONTEND=noninteractive
 
 # The need, what it consists of, and the command or the files that show that it is there.
 readonly TABLE='

@@ -374,5 +374,7 @@ fn idle() {
         assert_eq!(other.hear(), "ready");
         other.finish();
     }
-    assert_eq!(switches() - before, 0);
+    // One that woke up for each of them would do so twenty times.
+    let woken = switches() - before;
+    assert!(woken < 10, "{woken} times");
 }

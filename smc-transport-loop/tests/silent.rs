@@ -7,7 +7,7 @@ mod support;
 
 use std::path::Path;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{Helper, Role};
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -199,8 +199,12 @@ fn is_tcp_and_smc_again(trouble: &Trouble, is_known: bool) {
         // Until the listener is asked again. A device that had no descriptor has lost those of
         // buffers that were passed to it meanwhile, and connections that use one of them end.
         let mut in_a_row = 0;
+        let begin = Instant::now();
+        let mut last = String::new();
         while in_a_row < 3 {
+            assert!(begin.elapsed() < RECOVERY, "not SMC again: {last}");
             let stream = connect().await;
+            last = stream.mode().to_string();
             let is_smc = stream.mode().is_smc();
             let has_answered = try_talk(stream).await.is_ok();
             assert!(has_answered || trouble.loses_buffers, "{is_smc}");
@@ -213,6 +217,9 @@ fn is_tcp_and_smc_again(trouble: &Trouble, is_known: bool) {
     });
     helper.finish();
 }
+
+/// A bound against hanging; a listener is asked again every two seconds at least.
+const RECOVERY: Duration = Duration::from_secs(60);
 
 /// An endpoint that waits for as long as the test for anything but an answer.
 fn client(dir: &Path) -> Endpoint {

@@ -2,24 +2,20 @@ use std::fs::{self, Permissions};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tempfile::TempDir;
 
 use super::*;
 
 const NAME: &str = "d-1.sock";
 
 /// A parent for directories, with places of its own for `/run` and `/tmp`.
-struct World(PathBuf);
+struct World(TempDir);
 
 impl World {
     fn new() -> Self {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let count = COUNT.fetch_add(1, Ordering::Relaxed);
-        let name = format!("smc-runtime-dir-{}-{count}", std::process::id());
-        let world = Self(std::env::temp_dir().join(name));
-        fs::create_dir(&world.0).unwrap();
+        let world = Self(TempDir::new().unwrap());
         for (dir, mode) in [("run", 0o755), ("tmp", 0o1777), ("session", 0o700)] {
             world.make(dir, mode);
         }
@@ -27,7 +23,7 @@ impl World {
     }
 
     fn at(&self, path: &str) -> PathBuf {
-        self.0.join(path)
+        self.0.path().join(path)
     }
 
     fn make(&self, path: &str, mode: u32) -> PathBuf {
@@ -55,12 +51,6 @@ impl World {
         let mut names: Vec<_> = names(&self.at("tmp")).collect();
         names.sort_unstable();
         names
-    }
-}
-
-impl Drop for World {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
@@ -125,7 +115,7 @@ fn a_directory_that_is_removed_or_renamed_must_exist_again() {
     tend_until(&mut publication, |_| path.exists());
     can_be_found(&mut publication, &dirs);
     assert_eq!(
-        world.0.join("above/dir").metadata().unwrap().mode() & 0o777,
+        world.at("above/dir").metadata().unwrap().mode() & 0o777,
         0o700
     );
 }
