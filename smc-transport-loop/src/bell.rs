@@ -206,6 +206,12 @@ impl Slot {
         is_live
     }
 
+    /// Ringer: starts a use whatever the registration, so that the owner does not use the memory
+    /// again before it is ended.
+    pub(crate) fn hold(&self) {
+        self.0[USERS].fetch_add(1, Ordering::SeqCst);
+    }
+
     /// Ringer: whether a registration is not over.
     pub(crate) fn is_live(&self, live: u64) -> bool {
         self.0[LIVE].load(Ordering::Relaxed) == live

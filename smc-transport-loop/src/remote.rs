@@ -282,6 +282,25 @@ struct Buffer {
     memory: Result<Arc<Mapping>, DeviceError>,
     /// The registration that our table of tokens has.
     known: Option<(DmbToken, u64)>,
+    /// Keeps the owner from using memory again that could not be mapped here.
+    _unusable: Option<Unusable>,
+}
+
+/// A use of a slot without memory, which lasts until other memory is behind the slot.
+#[derive(Debug)]
+struct Unusable(Slot);
+
+impl Unusable {
+    fn new(slot: Slot) -> Self {
+        slot.hold();
+        Self(slot)
+    }
+}
+
+impl Drop for Unusable {
+    fn drop(&mut self) {
+        self.0.end_use();
+    }
 }
 
 impl Remote {
@@ -305,12 +324,15 @@ impl Remote {
         memory: Result<Arc<Mapping>, DeviceError>,
     ) {
         self.forget(index);
+        let is_usable = memory.is_ok();
+        let slot = self.ringer.bell.slot(index).ok().filter(|_| !is_usable);
         self.buffers.insert(
             index,
             Buffer {
                 number,
                 memory,
                 known: None,
+                _unusable: slot.map(Unusable::new),
             },
         );
         self.look_at(index);
