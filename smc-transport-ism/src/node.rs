@@ -12,7 +12,7 @@ use crate::fabric::{Fabric, News, Unmet};
 use crate::lock;
 use crate::owned::{IsmDmb, Lease, Owned};
 use crate::peers::Peers;
-use crate::shared::{GRANULE, Newcomer, Phase, Room, Tag, Target};
+use crate::shared::{GRANULE, Newcomer, Phase, Room, Sleep, Tag, Target};
 
 /// A device as its fabric sees it.
 #[derive(Debug)]
@@ -295,6 +295,9 @@ impl Node {
         room.take_mail(slot, |from, bits| self.open_mail(from, bits, events));
         if !events.is_empty() {
             room.wake(slot);
+        } else if room.sleep_of(slot) == Sleep::Rung {
+            // The driver sleeps if it gets no event, and nobody would wake it.
+            self.fabric.ring(self.tag);
         }
         Ok(())
     }

@@ -26,13 +26,16 @@ impl Active {
         }
     }
 
-    /// Takes what the peers signalled.
-    pub(crate) fn collect(&self, events: &mut Vec<Event>) {
+    /// Takes what the peers signalled. Returns whether there was anything, be it an event or not:
+    /// then [`Active::arm`] has to follow.
+    pub(crate) fn collect(&self, events: &mut Vec<Event>) -> bool {
+        let mut is_any = false;
         lock(&self.0).retain(|peer| {
             if peer.is_gone() {
                 return false;
             }
             if peer.collect(events) {
+                is_any = true;
                 peer.owner.bell().wake();
                 peer.care.armed.store(false, Ordering::Relaxed);
                 return true;
@@ -41,6 +44,7 @@ impl Active {
             peer.care.listed.store(stays, Ordering::Relaxed);
             stays
         });
+        is_any
     }
 
     /// Has the peers ring from now on; what they signalled before is for [`Active::collect`].

@@ -180,7 +180,10 @@ impl Peers {
         if inside {
             self.set_up(Some(events))?;
         }
-        self.active.collect(events);
+        if self.active.collect(events) && events.is_empty() {
+            // The driver sleeps if it gets no event, and nobody would wake it.
+            self.doorbell.ring_own();
+        }
         Ok(())
     }
 

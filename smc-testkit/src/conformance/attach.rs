@@ -100,6 +100,35 @@ pub(super) fn attachment_signals_between_the_drains_are_seen(bench: &mut Bench<'
     Ok(())
 }
 
+pub(super) fn detaching_between_the_drains_loses_no_wake_up(bench: &mut Bench<'_>) -> Verdict {
+    let (ours, patience) = (bench.ours(), bench.patience());
+    let dmb = bench.our_buffer()?;
+    let attachment = bench.attach(&*dmb)?;
+    for round in 1..=5 {
+        // Long enough for the device to hear of its last use, to give its pages back.
+        let len = LONG.min(ours.device().limits().max_dmb_len);
+        let dropped = bench.buffer(ours, bench.peer(), len)?;
+        let in_use = bench.attach(&*dropped)?;
+        drop(dropped);
+        ours.forget()?;
+        dmb.arm();
+        ours.listen();
+        while ours.drain()? > 0 {}
+        ours.arm()?;
+        drop(in_use);
+        while ours.drain()? > 0 {
+            ours.arm()?;
+        }
+        ring(&*attachment, patience)?;
+        ensure!(
+            ours.park(patience)?,
+            "round {round}: the signal of another attachment does not ring"
+        );
+        ours.await_report(dmb.token())?;
+    }
+    Ok(())
+}
+
 pub(super) fn attachment_wake_ups_are_never_lost(bench: &mut Bench<'_>) -> Verdict {
     let patience = bench.patience();
     let dmb = bench.our_buffer()?;
@@ -216,3 +245,6 @@ pub(super) fn buffers_outlive_their_attachments(bench: &mut Bench<'_>) -> Verdic
             .all(|byte| *byte == 0xff))
     })
 }
+
+/// More than any device keeps of an unused buffer.
+const LONG: usize = 1 << 18;

@@ -344,6 +344,8 @@ macro_rules! __conformance_checks {
             attachment_signals_are_reported: "`Attachment::signal` is reported like `Signal::Yes`.",
             attachment_signals_between_the_drains_are_seen:
                 "A signal of an attachment is seen wherever it falls in drain, arm, drain, park.",
+            detaching_between_the_drains_loses_no_wake_up:
+                "The end of a use that falls between arm and drain leaves the doorbell armed.",
             attachment_wake_ups_are_never_lost:
                 "Over many rounds a parked owner is always woken by `Attachment::signal`.",
             unknown_tokens_cannot_be_attached:
