@@ -96,6 +96,8 @@ pub enum Phase {
     Group,
     /// A device to do its part.
     Device,
+    /// The peer to have what was written, when a stream is closed.
+    Delivery,
 }
 
 impl std::fmt::Display for Phase {
@@ -107,6 +109,7 @@ impl std::fmt::Display for Phase {
             Self::Confirm => "CONFIRM",
             Self::Group => "the link group",
             Self::Device => "the device",
+            Self::Delivery => "the peer to have what was written",
         })
     }
 }

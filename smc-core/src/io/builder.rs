@@ -205,7 +205,8 @@ impl Builder {
         self
     }
 
-    /// Sets how long a closed connection waits for the peer's last word before it is aborted.
+    /// Sets how long a closed connection waits for the peer's last word before it is aborted, and
+    /// how long closing a stream waits until the peer has what was written; 120 s unless set.
     #[must_use]
     pub fn close_timeout(mut self, timeout: Duration) -> Self {
         self.config.close_timeout = timeout.min(TIMEOUT_MAX);

@@ -1,5 +1,6 @@
 //! The writing half of an SMC stream.
 
+use std::fmt;
 use std::io::IoSlice;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -12,9 +13,10 @@ use super::inplace::PRIVATE_MAX;
 use super::pace::Pace;
 use super::poll::{Half, poll_until};
 use super::rdma::Staged;
+use super::runtime::Timer;
 use super::spin::Spin;
 use crate::device::SubmitError;
-use crate::error::{Error, How};
+use crate::error::{Error, How, Phase};
 use crate::mem::sync::Ordering;
 use crate::mem::{Element, RingWriter, TrustPeers};
 use crate::proto::conn::SendHalf;
@@ -29,7 +31,11 @@ pub(crate) struct Sender {
     trust: Option<TrustPeers>,
     /// A buffer for reservations that are not in place.
     pub(crate) spare: Box<[u8]>,
+    /// Until when a closing stream waits for delivery, while it does.
+    delivery_timer: Option<DeliveryTimer>,
 }
+
+struct DeliveryTimer(Timer);
 
 /// Where what is written goes first.
 #[derive(Debug)]
@@ -76,6 +82,7 @@ impl Sender {
             spin: Spin::new(polling),
             trust,
             spare: Box::default(),
+            delivery_timer: None,
         }
     }
 
@@ -242,10 +249,28 @@ impl Sender {
     }
 
     /// Shuts writing down, and waits until what was written needs no more of this side: it is in
-    /// the peer's memory, and so is the end behind it.
+    /// the peer's memory, and so is the end behind it. That may take as long as the close timeout.
     pub(crate) fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
         self.conn.shutdown_write();
-        poll_until(self, cx, |half| half.try_shutdown())
+        let delivered = poll_until(self, cx, |half| half.try_shutdown());
+        let conn = &self.conn;
+        let new = || DeliveryTimer(conn.close_timer());
+        if delivered.is_pending()
+            && (self
+                .delivery_timer
+                .get_or_insert_with(new)
+                .0
+                .as_mut()
+                .poll(cx))
+            .is_pending()
+        {
+            return Poll::Pending;
+        }
+        self.delivery_timer = None;
+        match delivered {
+            Poll::Ready(delivered) => Poll::Ready(delivered),
+            Poll::Pending => Poll::Ready(Err(Error::TimedOut(Phase::Delivery))),
+        }
     }
 
     fn try_shutdown(&self) -> Result<Option<()>, Error> {
@@ -381,6 +406,12 @@ impl Half for Sender {
             Way::Direct(_) => self.conn.arm(),
             Way::Staged(staged) => staged.await_sent(),
         }
+    }
+}
+
+impl fmt::Debug for DeliveryTimer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("DeliveryTimer")
     }
 }
 

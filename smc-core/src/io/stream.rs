@@ -605,15 +605,18 @@ impl AsyncWrite for Stream {
     ///
     /// Over SMC-D that is so when a busy device has taken everything, mostly at once. Over SMC-R the
     /// send buffer is written out first, and the peer has to have acknowledged it: this waits while
-    /// the peer's buffer is full. Two peers that both wait for this before they read, with more
-    /// under way than fits the buffers, wait for each other; [`Stream::shutdown_how`] does not wait.
+    /// the peer's buffer is full, for at most
+    /// [`Builder::close_timeout`](super::Builder::close_timeout). Two peers that both wait for this
+    /// before they read, with more under way than fits the buffers, wait for each other;
+    /// [`Stream::shutdown_how`] does not wait.
     /// On TCP it does not wait either, as the system delivers. Writing is shut down from the first
     /// poll on, also if the future is dropped (behaviour of closing, 6.9).
     ///
     /// # Errors
     ///
-    /// If the peer has closed and not read everything (`ConnectionReset`), or the connection ended
-    /// otherwise before the peer had it.
+    /// If the peer has closed and not read everything (`ConnectionReset`), the connection ended
+    /// otherwise before the peer had it, or the time is over (`TimedOut`): what was written still
+    /// goes out then, and closing may be called again to go on waiting.
     fn poll_close(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.get_mut().write.as_mut().poll_shutdown(cx)
     }

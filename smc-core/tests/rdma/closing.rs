@@ -185,6 +185,35 @@ fn a_stream_that_is_dropped_first_delivers_although_the_peer_is_talking() {
 }
 
 #[test]
+fn closing_a_stream_to_a_peer_that_does_not_read_takes_the_close_timeout_and_loses_nothing() {
+    let world = World::new(76);
+    let timeout = Duration::from_secs(7);
+    let (a, b) = (world.device("a0", 1), world.device("b0", 2));
+    let [client, server] = [a, b].map(|device| {
+        world.endpoint_with(&[&device], |builder| {
+            builder.recv_buffer(64 * 1024).close_timeout(timeout)
+        })
+    });
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        let data = pattern(150_000);
+        ours.write_all(&data).await.expect("writes");
+        for _ in 0..2 {
+            let begin = world.runtime.elapsed();
+            let error = ours.close().await.expect_err("the peer does not read");
+            assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
+            assert_eq!((world.runtime.elapsed() - begin).as_secs(), 7);
+        }
+        let mut got = Vec::new();
+        let (closed, read) = zip(ours.close(), theirs.read_to_end(&mut got)).await;
+        closed.expect("delivers");
+        read.expect("reads");
+        assert!(got == data);
+    });
+}
+
+#[test]
 fn closing_an_endpoint_delivers_what_was_written() {
     let world = World::new(73);
     let (client, server) = world.pair();

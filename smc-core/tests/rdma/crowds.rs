@@ -177,3 +177,40 @@ fn more_connections_than_a_table_has_places_use_several_groups() {
         }
     });
 }
+
+#[test]
+fn closing_more_streams_than_a_link_has_places_waits_for_nothing_else() {
+    for count in [15, 16, 17, 18, 20, 31, 33, 40] {
+        let world = World::new(82);
+        let (a, b) = (world.device("a0", 1), world.device("b0", 2));
+        let (client, server) = (world.endpoint(&[&a]), world.endpoint(&[&b]));
+        world.block_on(async {
+            let listener = listen(&server).await;
+            let mut streams = Vec::new();
+            for _ in 0..count {
+                streams.push(connect(&client, &listener).await);
+            }
+            // Nobody reads, so the other end says nothing.
+            world.sleep(Duration::from_secs(1)).await;
+            let begin = world.runtime.elapsed();
+            // All that are there are reported together.
+            a.hold_completions(true);
+            let release = async {
+                world.sleep(Duration::from_millis(1)).await;
+                a.hold_completions(false);
+            };
+            let mut all: Vec<_> = streams
+                .iter_mut()
+                .map(|(ours, _)| {
+                    Box::pin(async move {
+                        ours.write_all(b"last").await.expect("writes");
+                        ours.close().await.expect("shuts down");
+                    })
+                })
+                .collect();
+            future::zip(join(&mut all), release).await;
+            let took = world.runtime.elapsed() - begin;
+            assert!(took < Duration::from_secs(1), "{count} streams: {took:?}");
+        });
+    }
+}

@@ -92,6 +92,10 @@ const FINDINGS: &[(&str, Flaw)] = &[
         "attachment_signals_between_the_drains_are_seen",
         Flaw::ArmForgets,
     ),
+    (
+        "detaching_between_the_drains_loses_no_wake_up",
+        Flaw::EmptyDrainDisarms,
+    ),
     ("attachment_wake_ups_are_never_lost", Flaw::LosesSome),
     ("unknown_tokens_cannot_be_attached", Flaw::AttachesAnything),
     ("third_devices_cannot_attach", Flaw::AttachesAnything),

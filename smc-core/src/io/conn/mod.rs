@@ -22,7 +22,7 @@ use super::groups::Membership;
 use super::memory::PeerCharge;
 use super::mode::Mode;
 use super::rdma::{Staged, StagedHandle};
-use super::runtime::Socket;
+use super::runtime::{Socket, Timer};
 use crate::device::Dmb;
 use crate::error::{Error, How, PeerMisbehaved};
 use crate::mem::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -216,6 +216,11 @@ impl Conn {
             Some(staged) => staged.await_delivery(),
             None => self.slot.is_gone() || !self.is_owing(),
         }
+    }
+
+    /// How long a closing stream waits for delivery.
+    pub(crate) fn close_timer(&self) -> Timer {
+        self.slot.close_timer()
     }
 
     pub(crate) fn group(&self) -> GroupId {

@@ -17,6 +17,7 @@ use smc_wire::types::{Gid, Qpn};
 use super::conn::{Conn, ConnKey};
 use super::groups::Groups;
 use super::rdma::{RdmaGroup, Wire};
+use super::runtime::Timer;
 use crate::device::{Device, DeviceError, Event};
 use crate::error::{Error, How};
 use crate::mem::sync::{AtomicBool, AtomicUsize, Ordering};
@@ -104,6 +105,11 @@ impl Slot {
 
     pub(crate) fn name(&self) -> &Arc<str> {
         &self.name
+    }
+
+    pub(crate) fn close_timer(&self) -> Timer {
+        let runtime = self.groups.runtime();
+        runtime.timer(runtime.now() + self.close_timeout)
     }
 
     pub(crate) fn is_gone(&self) -> bool {
