@@ -30,7 +30,10 @@ impl Inner {
     /// possible. The device charges our buffer.
     pub(crate) fn admit(&self, own: SizeCode, peer: usize) -> Result<Charge, DeviceError> {
         self.try_admit(own, peer).or_else(|_| {
-            self.make_room();
+            self.memory.settle();
+            if own == SizeCode::MIN {
+                self.empty_pools();
+            }
             self.try_admit(own, peer)
         })
     }
@@ -46,9 +49,9 @@ impl Inner {
         self.memory.charge(peer)
     }
 
-    /// Gives back what is kept for later connections, and what peers have let go of.
-    fn make_room(&self) {
-        self.memory.settle();
+    /// Gives back what is kept for later connections. Those then have to make it anew, so a smaller
+    /// buffer comes first.
+    fn empty_pools(&self) {
         for slot in &self.slots {
             slot.device().trim_memory();
         }
