@@ -1,3 +1,5 @@
+mod admission;
+
 use std::collections::VecDeque;
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -11,6 +13,7 @@ use std::time::Duration;
 use atomic_waker::AtomicWaker;
 use event_listener::{Event, IntoNotification as _};
 
+use self::admission::Admission;
 use super::endpoint::Inner;
 use super::negotiate::{Published, Verdict};
 use super::runtime::{Acceptor, Runtime, Socket, Task};
@@ -32,9 +35,12 @@ pub struct ListenOptions {
 
 /// Accepts streams, SMC from clients that speak it and TCP from all others.
 ///
-/// Handshakes run on their own, so a slow client holds up nobody. Only when as many of them are
-/// under way as the endpoint allows do further clients wait for one to end, six seconds at most. A
-/// client that does not speak SMC goes straight to [`Listener::accept`]. Clients whose handshake
+/// Handshakes run on their own, so a slow client holds up no other. As many are under way as the
+/// endpoint allows, half of them at most from one source address (of IPv6: from one /64 network);
+/// further ones wait for a place, as many as the backlog and half of that from one address, and what
+/// comes beyond is closed. A client that says in TCP's handshake that it speaks SMC, and then nothing
+/// within a second, is closed too. A client that does not speak SMC goes straight to
+/// [`Listener::accept`], however many handshakes are under way. Clients whose handshake
 /// fails for good never appear there. A client that has confirmed does, as with TCP, also if it has
 /// closed, or its process has ended, before the listener's part is done: its stream has what it has
 /// written, and then the end. Dropping the listener ends what has not been accepted.
@@ -52,19 +58,20 @@ impl Listener {
         backlog: u32,
     ) -> io::Result<Self> {
         let local = acceptor.local_addr()?;
+        let max_ready = usize::try_from(backlog).unwrap_or(usize::MAX).max(1);
         let queue = Arc::new(Queue {
             state: Mutex::default(),
             changed: Event::new(),
             dropped: Event::new(),
             accepting: AtomicWaker::new(),
             taking: AtomicWaker::new(),
-            max_ready: usize::try_from(backlog).unwrap_or(usize::MAX).max(1),
-            max_handshakes: endpoint.config.max_handshakes,
+            max_ready,
         });
         let runtime = Arc::clone(&endpoint.runtime);
         let service = Arc::new(Service {
             acceptor,
             published,
+            admission: Admission::new(endpoint.config.max_handshakes, max_ready),
             endpoint,
         });
         runtime.spawn(Box::pin(take_in(
@@ -162,13 +169,11 @@ struct Queue {
     /// For the intake, which waits for room or the end.
     taking: AtomicWaker,
     max_ready: usize,
-    max_handshakes: usize,
 }
 
 #[derive(Default)]
 struct State {
     ready: VecDeque<io::Result<(Stream, SocketAddr)>>,
-    handshakes: usize,
     closed: bool,
 }
 
@@ -198,7 +203,7 @@ impl Queue {
         let state = self.lock();
         if state.closed {
             Poll::Ready(None)
-        } else if state.ready.len() < self.max_ready && state.handshakes < self.max_handshakes {
+        } else if state.ready.len() < self.max_ready {
             Poll::Ready(Some(()))
         } else {
             Poll::Pending
@@ -230,6 +235,7 @@ struct Service {
     acceptor: Arc<dyn Acceptor>,
     /// Or why clients cannot find the listener.
     published: Result<Arc<dyn Published>, FallbackCause>,
+    admission: Arc<Admission>,
     endpoint: Arc<Inner>,
 }
 
@@ -295,35 +301,28 @@ impl Service {
                 return None;
             }
         };
-        queue.lock().handshakes += 1;
-        let ticket = Ticket(Arc::clone(queue));
+        let mut entrant = self.admission.enter(peer.ip())?;
+        let queue = Arc::clone(queue);
         let endpoint = Arc::clone(&self.endpoint);
         Some(Box::pin(async move {
             let set_up = async {
+                if aside.is_none() {
+                    setup::first_byte(&endpoint, &*socket).await?;
+                }
+                entrant.place().await;
                 match policy {
                     Policy::Never => setup::decline_all(&endpoint, socket, aside).await,
                     _ => setup::accept(&endpoint, socket, peer, aside).await,
                 }
             };
-            match ticket.0.while_listening(set_up).await {
+            match queue.while_listening(set_up).await {
                 Some(Ok(stream)) if policy != Policy::Require || stream.mode().is_smc() => {
-                    ticket.0.put(Ok((stream, peer)));
+                    queue.put(Ok((stream, peer)));
                 }
                 // As in the kernel: what fails for good is not shown to the application.
                 Some(_) | None => {}
             }
-            drop(ticket);
         }))
-    }
-}
-
-/// A handshake under way.
-struct Ticket(Arc<Queue>);
-
-impl Drop for Ticket {
-    fn drop(&mut self) {
-        self.0.lock().handshakes -= 1;
-        self.0.taking.wake();
     }
 }
 

@@ -1,12 +1,18 @@
 //! Many set-ups at once: nobody waits for somebody who stalls, and link groups stay consistent.
 
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_lite::{AsyncReadExt, AsyncWriteExt, future};
-use smc_core::Stream;
 use smc_core::device::DeviceError;
+use smc_core::io::negotiate::{Client, Negotiation, Never, Published, Verdict};
+use smc_core::io::runtime::{Runtime, Socket};
 use smc_core::proto::group::{CREATOR_PATIENCE, State};
 use smc_core::wire::types::DeclineCode;
+use smc_core::{FallbackCause, Stream};
 
 use crate::device::Call;
 use crate::messages::*;
@@ -47,25 +53,89 @@ fn stalled_clients_delay_nobody() {
 fn a_listener_full_of_stalled_clients_recovers_when_their_time_is_over() {
     let world = World::new();
     let client = world.host("client");
-    let server = world.host_with(world.device("server"), |builder| builder.max_handshakes(2));
+    // Of which all of these have two.
+    let server = world.host_with(world.device("server"), |builder| builder.max_handshakes(4));
     world.block_on(async {
         let (listener, at) = server.listen().await;
         let since = world.rt.now();
-        let _first = Raw::connect(&*world.rt, at).await;
+        // All but the first byte.
+        let first = Raw::connect(&*world.rt, at).await;
+        first.send(b"\xe2").await;
         world.sleep(Duration::from_secs(3)).await;
         let second = Raw::connect(&*world.rt, at).await;
+        second.send(b"\xe2").await;
         let connect = client.endpoint.connect(at);
         let (ours, theirs) = future::zip(connect, listener.accept()).await;
         assert!(has_taken(world.rt.now(), since, MESSAGE));
         let (ours, (theirs, _)) = (ours.unwrap(), theirs.unwrap());
         assert_eq!((reason(&ours), reason(&theirs)), (None, None));
         world.chat(ours, theirs).await;
+        drop(first);
         assert_eq!(second.rest().await.0, b"");
         assert!(has_taken(
             world.rt.now(),
             since,
             MESSAGE + Duration::from_secs(3)
         ));
+    });
+}
+
+/// Says of connections that they speak CLC, or that they are plain, as it is told.
+#[derive(Clone, Debug, Default)]
+struct Told(Arc<AtomicBool>);
+
+impl Negotiation for Told {
+    fn client(&self, runtime: &Arc<dyn Runtime>) -> Arc<dyn Client> {
+        Never::new().client(runtime)
+    }
+
+    fn publish(
+        &self,
+        _: &Arc<dyn Runtime>,
+        _: SocketAddr,
+        _: Option<BorrowedFd<'_>>,
+    ) -> Result<Arc<dyn Published>, FallbackCause> {
+        Ok(Arc::new(self.clone()))
+    }
+}
+
+impl Published for Told {
+    fn verdict(&self, _: &dyn Socket, _: SocketAddr) -> Verdict {
+        match self.0.load(Ordering::SeqCst) {
+            true => Verdict::Plain(FallbackCause::NotAnnounced),
+            false => Verdict::Clc,
+        }
+    }
+}
+
+#[test]
+fn plain_tcp_clients_do_not_wait_for_handshakes() {
+    let world = World::new();
+    let are_plain = Told::default();
+    let negotiation = Arc::new(are_plain.clone());
+    let server = world.host_with(world.device("server"), |builder| {
+        builder.max_handshakes(4).negotiation(negotiation)
+    });
+    world.block_on(async {
+        let (listener, at) = server.listen().await;
+        let mut stalled = Vec::new();
+        for round in 0..40 {
+            let raw = Raw::connect(&*world.rt, at).await;
+            if round % 2 == 0 {
+                raw.send(b"\xe2").await;
+            }
+            stalled.push(raw);
+        }
+        world.sleep(AT_ONCE).await;
+        are_plain.0.store(true, Ordering::SeqCst);
+        let since = world.rt.now();
+        let plain = Raw::connect(&*world.rt, at).await;
+        plain.send(b"GET").await;
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut got = [0; 3];
+        stream.read_exact(&mut got).await.unwrap();
+        assert_eq!(&got, b"GET");
+        assert!(world.rt.now() - since < AT_ONCE);
     });
 }
 
@@ -114,7 +184,7 @@ fn a_handshake_gives_its_slot_back_however_it_ends() {
 // ---- One set-up creates the link group, the others wait for it ---------------------------------
 
 /// Somebody with the client's own device has proposed, was accepted, and lets it rest there.
-async fn stalled_creator(world: &World, client: &Host, at: std::net::SocketAddr) -> Raw {
+async fn stalled_creator(world: &World, client: &Host, at: SocketAddr) -> Raw {
     let raw = Raw::connect(&*world.rt, at).await;
     raw.send(&proposal_from(&*client.device)).await;
     raw.message().await;
@@ -363,7 +433,7 @@ fn one_group(host: &Host, connections: usize) {
     assert_eq!(host.endpoint.connections().len(), connections);
 }
 
-async fn connect_all(client: &Host, at: std::net::SocketAddr, count: usize) -> Vec<Stream> {
+async fn connect_all(client: &Host, at: SocketAddr, count: usize) -> Vec<Stream> {
     let connects = (0..count).map(|_| client.endpoint.connect(at));
     let connected = join_all(connects).await;
     connected.into_iter().map(Result::unwrap).collect()

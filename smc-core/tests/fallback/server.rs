@@ -10,7 +10,7 @@ use smc_core::wire::types::{Chid, DeclineCode, Offer, Version};
 
 use crate::messages::*;
 use crate::peer::{Raw, Step};
-use crate::rows::{MESSAGE, Outcome, early, everywhere, peer};
+use crate::rows::{FIRST_BYTE, MESSAGE, Outcome, early, everywhere, peer};
 use crate::world::{Codes, Forger, Host, World, accept_now, has_taken, reason};
 
 pub(crate) struct Row {
@@ -97,7 +97,7 @@ fn a_client_is_plain() {
             |_| vec![Step::Sends(b"GET / HTTP/1.1\r\n\r\n".to_vec())],
             UNSEEN,
         ),
-        row("never speaks", |_| vec![], Outcome::TimesOut(MESSAGE)),
+        row("never speaks", |_| vec![], Outcome::TimesOut(FIRST_BYTE)),
     ]);
 }
 
@@ -142,7 +142,7 @@ fn a_client_sends_rubbish_instead_of_proposal() {
 fn a_client_stalls_before_its_proposal_is_complete() {
     let late = Outcome::TimesOut(MESSAGE);
     run(&[
-        row("at once", |_| vec![], late),
+        row("at once", |_| vec![], Outcome::TimesOut(FIRST_BYTE)),
         row(
             "in the header",
             |_| vec![Step::Sends(decline_v2(NODEV)[..7].to_vec())],

@@ -8,9 +8,10 @@ pub(super) use work::{Kept, slot};
 
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use super::builder::buffer_size;
 use super::carrier::Carrier;
@@ -20,7 +21,7 @@ use super::endpoint::Inner;
 use super::negotiate::Aside;
 use super::runtime::Socket;
 use super::stream::Stream;
-use crate::error::{Error, FallbackCause, How};
+use crate::error::{Error, FallbackCause, How, Phase};
 use crate::proto::group::Cause;
 use crate::proto::handshake::{
     Config, CrossingDecline, Established, Fallback, Machine, Output, Path, Server, Transport,
@@ -30,6 +31,21 @@ use work::{Brought, carry_out};
 /// A stream that is plain TCP without a handshake.
 pub(crate) fn plain(socket: Arc<dyn Socket>, cause: FallbackCause) -> Stream {
     Stream::tcp(socket, Vec::new(), cause.into())
+}
+
+/// Waits for the first byte of a client that is known to speak CLC on TCP. Clients send PROPOSAL as
+/// soon as they are connected, so a silent one is given up long before its handshake would be.
+pub(crate) async fn first_byte(endpoint: &Inner, socket: &dyn Socket) -> Result<(), Error> {
+    let wait = FIRST_BYTE_WAIT.min(endpoint.handshake.timeouts.message);
+    let mut timer = pin!(endpoint.deadlines.at(endpoint.runtime.now() + wait));
+    poll_fn(|cx| match socket.poll_readable(cx) {
+        Poll::Ready(readable) => Poll::Ready(readable.map_err(Error::from)),
+        Poll::Pending => timer
+            .as_mut()
+            .poll(cx)
+            .map(|()| Err(Error::TimedOut(Phase::Proposal))),
+    })
+    .await
 }
 
 /// Sets the stream up on a connection that was accepted.
@@ -311,6 +327,9 @@ impl From<How> for Error {
         Self::Closed(how)
     }
 }
+
+/// How long a client may be silent that has said in TCP's handshake that it speaks SMC.
+const FIRST_BYTE_WAIT: Duration = Duration::from_secs(1);
 
 /// Longer than any message of the handshake.
 const READ_MAX: usize = 1024;

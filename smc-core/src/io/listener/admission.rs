@@ -1,0 +1,251 @@
+//! Which set-ups of a listener may be under way.
+//!
+//! A handshake takes a place, of which there are as many as the endpoint allows, and only half for
+//! one source address. Set-ups that find none wait, in the order in which they came; those that wait
+//! are bounded in the same way. Plain TCP connections need none of it.
+
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Poll, Waker};
+
+use hashbrown::HashMap;
+
+/// The places of one listener.
+#[derive(Debug)]
+pub(super) struct Admission {
+    state: Mutex<State>,
+    max_places: usize,
+    max_waiting: usize,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    last: u64,
+    /// Without a place, the oldest first.
+    waiting: BTreeMap<u64, Waiting>,
+    places: usize,
+    sources: HashMap<Source, Count>,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    source: Source,
+    /// There once the set-up asks for a place.
+    waker: Option<Waker>,
+}
+
+/// Set-ups of one source address.
+#[derive(Debug, Default)]
+struct Count {
+    waiting: usize,
+    places: usize,
+}
+
+/// An IPv4 address, or the network part of an IPv6 one: a host has all of the rest.
+type Source = IpAddr;
+
+impl Admission {
+    pub(super) fn new(max_places: usize, max_waiting: usize) -> Arc<Self> {
+        Arc::new(Self {
+            state: Mutex::default(),
+            max_places: max_places.max(1),
+            max_waiting: max_waiting.max(1),
+        })
+    }
+
+    /// Lets a set-up in, to wait for a place. `None` if too many wait already.
+    pub(super) fn enter(self: &Arc<Self>, address: IpAddr) -> Option<Entrant> {
+        let source = source(address);
+        let mut state = self.lock();
+        let waiting = state.waiting.len();
+        let of_source = state.sources.get(&source).map_or(0, |count| count.waiting);
+        if waiting >= self.max_waiting || of_source >= self.max_waiting.div_ceil(2) {
+            return None;
+        }
+        state.last += 1;
+        let id = state.last;
+        let waker = None;
+        state.waiting.insert(id, Waiting { source, waker });
+        state.sources.entry(source).or_default().waiting += 1;
+        drop(state);
+        Some(Entrant {
+            admission: Arc::clone(self),
+            id,
+            source,
+            has_place: false,
+        })
+    }
+
+    /// Gives free places to those that ask for one.
+    fn grant(&self, state: &mut State) {
+        let State {
+            waiting,
+            places,
+            sources,
+            ..
+        } = state;
+        let max_of_source = self.max_places.div_ceil(2);
+        let max = self.max_places;
+        waiting.retain(|_, next| {
+            let Some(count) = sources.get_mut(&next.source) else {
+                return true;
+            };
+            if *places >= max || count.places >= max_of_source {
+                return true;
+            }
+            let Some(waker) = next.waker.take() else {
+                return true;
+            };
+            *places += 1;
+            count.places += 1;
+            count.waiting -= 1;
+            waker.wake();
+            false
+        });
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A set-up that was let in. Dropping it gives back what it has.
+#[derive(Debug)]
+pub(super) struct Entrant {
+    admission: Arc<Admission>,
+    id: u64,
+    source: Source,
+    has_place: bool,
+}
+
+impl Entrant {
+    /// Waits for a place.
+    pub(super) async fn place(&mut self) {
+        poll_fn(|cx| {
+            let mut state = self.admission.lock();
+            if let Some(waiting) = state.waiting.get_mut(&self.id) {
+                waiting.waker = Some(cx.waker().clone());
+                self.admission.grant(&mut state);
+            }
+            match state.waiting.contains_key(&self.id) {
+                true => Poll::Pending,
+                false => Poll::Ready(()),
+            }
+        })
+        .await;
+        self.has_place = true;
+    }
+}
+
+impl Drop for Entrant {
+    fn drop(&mut self) {
+        let mut state = self.admission.lock();
+        // A place may have been given that the set-up has not heard of.
+        let is_waiting = state.waiting.remove(&self.id).is_some();
+        if let Some(count) = state.sources.get_mut(&self.source) {
+            match is_waiting {
+                true => count.waiting -= 1,
+                false => count.places -= 1,
+            }
+            if count.waiting == 0 && count.places == 0 {
+                state.sources.remove(&self.source);
+            }
+        }
+        if !is_waiting {
+            state.places -= 1;
+            self.admission.grant(&mut state);
+        }
+    }
+}
+
+fn source(address: IpAddr) -> Source {
+    match address.to_canonical() {
+        IpAddr::V4(address) => address.into(),
+        IpAddr::V6(address) => {
+            let bits = u128::from(address) >> HOST_BITS << HOST_BITS;
+            Ipv6Addr::from(bits).into()
+        }
+    }
+}
+
+/// Of an IPv6 address.
+const HOST_BITS: u32 = 64;
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use futures_lite::future::{block_on, poll_once};
+
+    use super::*;
+
+    fn address(last: u8) -> IpAddr {
+        Ipv4Addr::new(10, 0, 0, last).into()
+    }
+
+    fn try_place(entrant: &mut Entrant) -> bool {
+        block_on(poll_once(entrant.place())).is_some()
+    }
+
+    #[test]
+    fn one_source_has_half_of_the_places() {
+        let admission = Admission::new(4, 100);
+        let mut all: Vec<_> = (0..4)
+            .map(|_| admission.enter(address(1)).unwrap())
+            .collect();
+        let placed = all
+            .iter_mut()
+            .filter_map(|one| try_place(one).then_some(()));
+        assert_eq!(placed.count(), 2);
+        let mut others: Vec<_> = (2..5)
+            .map(|last| admission.enter(address(last)).unwrap())
+            .collect();
+        let placed = others.iter_mut().map(try_place).collect::<Vec<_>>();
+        assert_eq!(placed, [true, true, false]);
+        // The oldest that may have it has the next place.
+        drop(all.remove(0));
+        assert!(try_place(&mut all[1]));
+        assert!(!try_place(&mut others[2]));
+        drop(others.remove(0));
+        assert!(try_place(&mut others[1]));
+        assert!(!try_place(&mut all[2]));
+    }
+
+    #[test]
+    fn a_place_that_its_owner_has_not_heard_of_is_given_on() {
+        let admission = Admission::new(1, 100);
+        let mut all: Vec<_> = (0..3)
+            .map(|last| admission.enter(address(last)).unwrap())
+            .collect();
+        let placed = all.iter_mut().map(try_place).collect::<Vec<_>>();
+        assert_eq!(placed, [true, false, false]);
+        drop(all.remove(0));
+        drop(all.remove(0));
+        assert!(try_place(&mut all[0]));
+        drop(all);
+        let state = admission.lock();
+        assert_eq!((state.places, state.waiting.len()), (0, 0));
+        assert!(state.sources.is_empty());
+    }
+
+    #[test]
+    fn those_that_wait_are_bounded_and_one_source_has_half() {
+        let admission = Admission::new(1, 4);
+        let enter = |last| admission.enter(address(last));
+        let _first = [enter(1).unwrap(), enter(1).unwrap()];
+        assert!(enter(1).is_none());
+        let _others = [enter(2).unwrap(), enter(3).unwrap()];
+        assert!(enter(4).is_none());
+    }
+
+    #[test]
+    fn a_network_of_version_6_is_one_source() {
+        let admission = Admission::new(1, 2);
+        let _one = admission.enter("2001:db8::1".parse().unwrap()).unwrap();
+        assert!(admission.enter("2001:db8::2".parse().unwrap()).is_none());
+        let other = admission.enter("2001:db8:0:1::1".parse().unwrap());
+        assert!(other.is_some());
+    }
+}
