@@ -106,6 +106,8 @@ pub(super) struct Collected {
     pub(super) exhausted: bool,
     /// There is more to do.
     pub(super) more: bool,
+    /// Packets that were read, and channels that were taken in, each as [`COST`] of them.
+    spent: usize,
 }
 
 impl Inbox {
@@ -156,10 +158,11 @@ impl Inbox {
         }
     }
 
-    /// Takes in what has come. Costs one system call if that is nothing.
+    /// Takes in what has come, as far as is good for one call: see [`Collected::more`]. Costs one
+    /// system call if that is nothing.
     pub(super) fn collect(&mut self) -> Collected {
         let mut collected = Collected::default();
-        for _ in 0..ROUNDS {
+        loop {
             let mut space = [const { MaybeUninit::uninit() }; EVENTS];
             let at_once = Timespec {
                 tv_sec: 0,
@@ -168,7 +171,10 @@ impl Inbox {
             let Ok((events, _)) = epoll::wait(&self.all, &mut space, Some(&at_once)) else {
                 break;
             };
-            collected.more = events.len() == EVENTS;
+            // Channels that were not looked at, or that are new, come first in the next round; those
+            // with more packets come last.
+            let before = self.next_channel;
+            let mut has_others = events.len() == EVENTS;
             for event in events {
                 let data = event.data;
                 if data == LISTENER {
@@ -177,9 +183,12 @@ impl Inbox {
                     self.read(data.u64(), &mut collected);
                 }
             }
-            if !collected.more || collected.exhausted {
+            has_others |= self.next_channel > before;
+            collected.more |= has_others;
+            if !has_others || collected.exhausted || collected.spent >= BUDGET {
                 break;
             }
+            collected.more = false;
         }
         collected
     }
@@ -356,7 +365,8 @@ impl Inbox {
             publication.tend();
         }
         self.trouble = None;
-        for _ in 0..MAX_CHANNELS {
+        while collected.spent < BUDGET {
+            collected.spent += COST;
             let Some(publication) = &mut self.publication else {
                 return;
             };
@@ -396,10 +406,10 @@ impl Inbox {
                     dead: Arc::default(),
                 };
                 self.channels.insert(key, channel);
-                // It may already have said something.
-                collected.more = true;
             }
         }
+        // There may be others.
+        collected.more = true;
     }
 
     /// Takes in the packets of a channel.
@@ -409,6 +419,7 @@ impl Inbox {
             let Some(channel) = self.channels.get(&key) else {
                 return;
             };
+            collected.spent += 1;
             match receive(channel.fd.as_fd(), &mut buf) {
                 Received::Packet(packet, passed) => {
                     let message = ToListener::parse(packet);
@@ -507,11 +518,15 @@ const LISTENER: epoll::EventData = epoll::EventData::new_u64(u64::MAX);
 /// Channels with news that are looked at together.
 const EVENTS: usize = 64;
 
-/// How often they are looked at in one go.
-const ROUNDS: usize = 16;
+/// Packets of a channel that are read together. After so many all its handshakes look.
+const PACKETS: usize = 2 * MANY;
 
-/// Packets of a channel that are read together, at least as many as fit its queue.
-const PACKETS: usize = 512;
+/// What taking in a channel counts as, in packets.
+const COST: usize = 8;
+
+/// Packets that are read in one call: some milliseconds of work. All channels that other users can
+/// have together do not send more before each was looked at.
+const BUDGET: usize = PACKETS * MAX_CHANNELS / 4;
 
 /// Clients of a listener.
 const MAX_CHANNELS: usize = 1024;
@@ -528,3 +543,76 @@ const MAX_PROVEN: usize = 64;
 
 /// How long a proof holds, longer than clients rely on it.
 const PROOF_LASTS: Duration = Duration::from_secs(60);
+
+#[cfg(test)]
+mod tests {
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::io::negotiate::local::netns::NetNs;
+    use crate::io::negotiate::local::packet::connect;
+    use crate::io::negotiate::runtime_dir::RuntimeDirs;
+
+    /// A listener's inbox with nothing behind it.
+    fn inbox(dir: &TempDir) -> Inbox {
+        let at: SocketAddr = ([127, 0, 0, 1], 80).into();
+        let entry = Entry {
+            shared: false,
+            port: at.port(),
+            scope: Scope::One(at.ip()),
+            netns: NetNs::current().unwrap(),
+            cookie: 1,
+            salt: 1,
+        };
+        let dirs = RuntimeDirs::at(dir.path());
+        let publication = Publication::new(dirs, entry.to_string(), false).unwrap();
+        Inbox::new(Local::new(), entry, publication, at).unwrap()
+    }
+
+    /// A client that has introduced itself.
+    fn client(dir: &TempDir, inbox: &Inbox) -> PeerSocket {
+        let client = connect(dir.path(), &inbox.entry.to_string()).unwrap();
+        let (_board, file) = Board::create().unwrap();
+        let netns = inbox.entry.netns;
+        let hello = ToListener::Hello { netns }.encode();
+        send(client.as_fd(), &hello, Some(file.as_fd())).unwrap();
+        client
+    }
+
+    /// Sends packets until there is no room; how many that were.
+    fn fill(client: &PeerSocket) -> usize {
+        let look = ToListener::Look { card: 0 }.encode();
+        let mut count = 0;
+        while send(client.as_fd(), &look, None).is_ok() {
+            count += 1;
+        }
+        count
+    }
+
+    #[test]
+    fn a_client_that_sends_without_end_costs_a_look_a_bounded_number_of_packets() {
+        let dir = TempDir::new().unwrap();
+        let mut inbox = inbox(&dir);
+        let storming = client(&dir, &inbox);
+        assert!(!inbox.collect().more);
+        assert!(fill(&storming) > 4 * PACKETS);
+        let collected = inbox.collect();
+        assert!(collected.more);
+        assert!(
+            collected.spent <= PACKETS,
+            "{} packets read",
+            collected.spent
+        );
+        // What comes meanwhile from others is seen all the same.
+        let _other = client(&dir, &inbox);
+        fill(&storming);
+        let collected = inbox.collect();
+        assert!(collected.more);
+        assert_eq!(inbox.recent.len(), 2);
+        let most = 3 * PACKETS + 2 * COST;
+        assert!(collected.spent <= most, "{} packets read", collected.spent);
+        // All of it is read in time.
+        while inbox.collect().more {}
+        assert!(fill(&storming) > 4 * PACKETS);
+    }
+}
