@@ -26,25 +26,27 @@ impl Active {
         }
     }
 
-    /// Takes what the peers signalled. Returns whether there was anything, be it an event or not:
-    /// then [`Active::arm`] has to follow.
+    /// Takes what the peers signalled. Returns whether each of them will ring if it signals again:
+    /// one that has rung since the last [`Active::arm`], or signalled what is no event,
+    /// will not.
     pub(crate) fn collect(&self, events: &mut Vec<Event>) -> bool {
-        let mut is_any = false;
+        let mut all_armed = true;
         lock(&self.0).retain(|peer| {
             if peer.is_gone() {
                 return false;
             }
             if peer.collect(events) {
-                is_any = true;
+                all_armed = false;
                 peer.owner.bell().wake();
                 peer.care.armed.store(false, Ordering::Relaxed);
                 return true;
             }
             let stays = !peer.care.armed.load(Ordering::Relaxed);
             peer.care.listed.store(stays, Ordering::Relaxed);
+            all_armed &= !stays || peer.owner.bell().is_asleep();
             stays
         });
-        is_any
+        all_armed
     }
 
     /// Has the peers ring from now on; what they signalled before is for [`Active::collect`].

@@ -70,10 +70,22 @@ impl Bell {
         self.sleeping[0].store(0, Ordering::Relaxed);
     }
 
+    /// Owner: whether the next signal rings the doorbell.
+    pub(crate) fn is_asleep(&self) -> bool {
+        self.sleeping[0].load(Ordering::SeqCst) != 0
+    }
+
     /// Ringer: marks a buffer as written. True if the doorbell has to be rung.
     pub(crate) fn set_ready(&self, index: u32) -> bool {
         self.set(READY, index);
         self.sleeping[0].swap(0, Ordering::SeqCst) == 1
+    }
+
+    /// Ringer: as [`Bell::set_ready`], interrupted before it looks whether the owner sleeps.
+    #[cfg(test)]
+    pub(crate) fn begin_set_ready(&self, index: u32) -> impl FnOnce() -> bool + '_ {
+        self.set(READY, index);
+        || self.sleeping[0].swap(0, Ordering::SeqCst) == 1
     }
 
     /// Owner: hands the buffers written since the last time to `each`; false if there are none.

@@ -327,3 +327,72 @@ async fn yield_now() {
 
 /// How often to try again to connect to a device that has thousands of connections to accept.
 const BUSY_TRIES: usize = 1000;
+
+#[cfg(test)]
+mod tests {
+    use futures_lite::future::block_on;
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    use super::*;
+
+    fn drain(device: &LoopDevice) -> usize {
+        let mut count = 0;
+        device.drain(&mut |_| count += 1).unwrap();
+        count
+    }
+
+    fn rings(device: &LoopDevice) -> bool {
+        let doorbell = device.peers.doorbell().as_fd();
+        let at_once = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        poll(
+            &mut [PollFd::from_borrowed_fd(doorbell, PollFlags::IN)],
+            Some(&at_once),
+        ) == Ok(1)
+    }
+
+    #[test]
+    fn a_late_ring_for_what_was_taken_before_leaves_the_doorbell_armed() {
+        let dir = tempfile::tempdir().unwrap();
+        let device = LoopDevice::builder()
+            .runtime_dir(dir.path())
+            .build()
+            .unwrap();
+        // Its own peer, so that one thread does all steps.
+        let dmb = block_on(device.register(device.gid(), 1 << 14)).unwrap();
+        let signal = || {
+            dmb.arm();
+            let data = [IoSlice::new(&[0; 8])];
+            device
+                .move_data(dmb.token(), 0, &data, Signal::Yes)
+                .unwrap();
+        };
+        signal();
+        while drain(&device) > 0 {}
+        device.arm().unwrap();
+        while drain(&device) > 0 {
+            device.arm().unwrap();
+        }
+        signal();
+        while drain(&device) > 0 {}
+        let ring = device.peers.own_bell().begin_set_ready(0);
+        assert_eq!(drain(&device), 1, "it is handed out already");
+        // What a driver does before it sleeps, with the rest of the ring in the middle.
+        assert_eq!(drain(&device), 0);
+        device.arm().unwrap();
+        assert!(ring());
+        device.peers.doorbell().ring_own();
+        assert_eq!(drain(&device), 0);
+        // Woken again, a driver finds nothing and sleeps for good.
+        for round in 0..3 {
+            assert_eq!(rings(&device), round == 0, "round {round}");
+            assert_eq!(drain(&device), 0);
+            device.arm().unwrap();
+            assert_eq!(drain(&device), 0);
+        }
+        signal();
+        assert!(rings(&device), "the next signal wakes nobody");
+    }
+}

@@ -129,6 +129,12 @@ impl Peers {
         &self.doorbell
     }
 
+    /// The bell by which the device wakes itself.
+    #[cfg(test)]
+    pub(crate) fn own_bell(&self) -> &Bell {
+        self.own.owner.bell()
+    }
+
     pub(crate) fn tokens(&self) -> &Tokens {
         &self.tokens
     }
@@ -180,8 +186,8 @@ impl Peers {
         if inside {
             self.set_up(Some(events))?;
         }
-        if self.active.collect(events) && events.is_empty() {
-            // The driver sleeps if it gets no event, and nobody would wake it.
+        if !self.active.collect(events) && events.is_empty() {
+            // The driver may sleep now, as it gets no event, and those peers would not wake it.
             self.doorbell.ring_own();
         }
         Ok(())
