@@ -237,7 +237,7 @@ impl Room {
         let is_withdrawn = words[granule::TOKEN].load(Ordering::SeqCst) == 0
             && words[granule::WRITER].load(Ordering::Relaxed) == writer.bits();
         match self.claim(first)? {
-            Claim::Taken { owner, order } if is_withdrawn => Some(Target {
+            Claim::Taken { owner, order } if is_withdrawn && self.is_live(owner) => Some(Target {
                 place: Place { first, order },
                 owner,
             }),
@@ -537,6 +537,26 @@ mod tests {
         assert_eq!(room.claim(3), Some(taken(1)), "the claim was stolen");
         assert!(room.swap_claim(3, taken(1), Claim::Free { used: true }));
         assert_eq!(room.take_granule(3, taken(2)), Some(true));
+    }
+
+    #[test]
+    fn a_claim_of_a_slot_that_there_is_not_names_no_owner() {
+        let room = super::super::tests::room();
+        let join = |slot, gid| {
+            super::super::tests::join(&room, slot, smc_wire::types::Gid::new(7, gid)).unwrap()
+        };
+        let (owner, writer) = (join(0, 1), join(1, 2));
+        let place = room.take(owner, 0).unwrap();
+        let token = room.offer(place, writer).unwrap();
+        room.withdraw(place);
+        assert!(room.withdrawn(token, writer).is_some());
+        let taken = |owner| Claim::Taken { owner, order: 0 };
+        let nowhere = Tag {
+            slot: 0xffff,
+            generation: 1,
+        };
+        assert!(room.swap_claim(place.first, taken(owner), taken(nowhere)));
+        assert!(room.withdrawn(token, writer).is_none());
     }
 
     #[test]

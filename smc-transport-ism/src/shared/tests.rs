@@ -398,6 +398,9 @@ fn nonsense_in_the_memory_is_survived() {
         let _ = room.begin_use(token, writer);
         for token in std::iter::once(token).chain((0..20).map(|_| DmbToken(next()))) {
             let _ = room.begin_use(token, writer);
+            if let Some(target) = room.withdrawn(token, writer) {
+                room.set_ready(target.owner.slot, target.place.first);
+            }
             let _ = room.using(token, writer, |turn| {
                 turn.must_signal();
                 room.copy_in(turn.target.place, 0, &[1; 100])
