@@ -18,6 +18,7 @@ use support::{On, World, connect, open_fds, shared_mappings};
 
 scenarios! {
     two_hundred_at_once
+    a_thousand_at_once_without_an_error
     ten_thousand_one_after_the_other
 }
 
@@ -29,6 +30,27 @@ fn run<F: Future<Output = ()>>(on: On, nocopy: bool, scenario: impl FnOnce(World
         .lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner);
     on.run(scenario(World::new(on, nocopy)));
+}
+
+/// More than there are places for handshakes.
+async fn a_thousand_at_once_without_an_error(world: World) {
+    let (client, server) = (world.endpoint(), world.endpoint());
+    let listener = server.bind("127.0.0.1:0").await.unwrap();
+    exchange(&client, &listener).await;
+    let addr = listener.local_addr().unwrap();
+    let connecting = join_all((0..1000).map(|_| client.connect(addr)));
+    let accepting = join_all((0..1000).map(|_| listener.accept()));
+    let (connected, accepted) = zip(connecting, accepting).await;
+    let mut errors: Vec<_> = (connected.into_iter())
+        .filter_map(|stream| Some(stream.err()?.to_string()))
+        .collect();
+    errors.extend((accepted.into_iter()).filter_map(|stream| Some(stream.err()?.to_string())));
+    assert!(
+        errors.is_empty(),
+        "{} errors: {:?}",
+        errors.len(),
+        errors[0]
+    );
 }
 
 async fn two_hundred_at_once(world: World) {

@@ -221,7 +221,7 @@ impl Builder {
     }
 
     /// Sets how many handshakes a listener has under way at a time, half of them at most from one
-    /// source address; 256 unless set. See [`Listener`](super::Listener).
+    /// source address of a network; 256 unless set. See [`Listener`](super::Listener).
     #[must_use]
     pub fn max_handshakes(mut self, count: usize) -> Self {
         self.config.max_handshakes = count.max(1);

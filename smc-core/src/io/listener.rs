@@ -20,7 +20,7 @@ use super::runtime::{Acceptor, Runtime, Socket, Task};
 use super::setup;
 use super::stream::Stream;
 use crate::config::Policy;
-use crate::error::FallbackCause;
+use crate::error::{FallbackCause, Limit};
 
 /// Options of a listener that differ from one to the next.
 #[derive(Clone, Debug, Default)]
@@ -36,9 +36,9 @@ pub struct ListenOptions {
 /// Accepts streams, SMC from clients that speak it and TCP from all others.
 ///
 /// Handshakes run on their own, so a slow client holds up no other. As many are under way as the
-/// endpoint allows, half of them at most from one source address (of IPv6: from one /64 network);
-/// further ones wait for a place, as many as the backlog and half of that from one address, and what
-/// comes beyond is closed. A client that says in TCP's handshake that it speaks SMC, and then nothing
+/// endpoint allows, and further ones wait for a place, as many as the backlog. Of both, one source
+/// address (of IPv6: one /64 network) has half at most, unless the client is a process of this host
+/// that was found beside TCP. What comes beyond is closed, or TCP if the client can be told. A client that says in TCP's handshake that it speaks SMC, and then nothing
 /// within a second, is closed too. A client that does not speak SMC goes straight to
 /// [`Listener::accept`], however many handshakes are under way. Clients whose handshake
 /// fails for good never appear there. A client that has confirmed does, as with TCP, also if it has
@@ -277,6 +277,11 @@ async fn take_in(queue: Arc<Queue>, service: Weak<Service>, runtime: Arc<dyn Run
 }
 
 impl Service {
+    fn full(&self) -> FallbackCause {
+        let limit = u64::try_from(self.admission.max_waiting()).unwrap_or(u64::MAX);
+        FallbackCause::Full(Limit::new("limit of handshakes that wait", limit))
+    }
+
     /// What is left to be done for a connection until it is a stream.
     fn take_up(
         &self,
@@ -285,12 +290,18 @@ impl Service {
         peer: SocketAddr,
     ) -> Option<Task> {
         let policy = (self.endpoint.config.policy)(&peer);
+        let is_open = self.admission.is_open();
         let verdict = match (&self.published, policy) {
             (Err(_), Policy::Never) => Verdict::Plain(FallbackCause::Policy),
             (Err(cause), _) => Verdict::Plain(cause.clone()),
             // A client that hoped for an answer must not wait for it.
             (Ok(published), Policy::Never) => published.dismiss(&*socket, peer),
-            (Ok(published), _) => published.verdict(&*socket, peer),
+            (Ok(published), _) if is_open => published.verdict(&*socket, peer),
+            (Ok(published), _) => match published.dismiss(&*socket, peer) {
+                Verdict::Plain(_) => Verdict::Plain(self.full()),
+                // It counts on an answer that would have to wait.
+                Verdict::Clc | Verdict::Aside(_) => return None,
+            },
         };
         let aside = match (verdict, policy) {
             (Verdict::Clc, _) => None,
@@ -301,7 +312,9 @@ impl Service {
                 return None;
             }
         };
-        let mut entrant = self.admission.enter(peer.ip())?;
+        // Of a client that was found beside TCP more is known than where it comes from.
+        let address = aside.is_none().then(|| peer.ip());
+        let mut entrant = self.admission.enter(address)?;
         let queue = Arc::clone(queue);
         let endpoint = Arc::clone(&self.endpoint);
         Some(Box::pin(async move {

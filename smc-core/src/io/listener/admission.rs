@@ -1,8 +1,8 @@
 //! Which set-ups of a listener may be under way.
 //!
-//! A handshake takes a place, of which there are as many as the endpoint allows, and only half for
-//! one source address. Set-ups that find none wait, in the order in which they came; those that wait
-//! are bounded in the same way. Plain TCP connections need none of it.
+//! A handshake takes a place, of which there are as many as the endpoint allows. Set-ups that find
+//! none wait, in the order in which they came; those that wait are bounded as well. Of both, one
+//! source address of a network has half at most. Plain TCP connections need none of it.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
 use hashbrown::HashMap;
+use hashbrown::hash_map::Entry;
 
 /// The places of one listener.
 #[derive(Debug)]
@@ -31,7 +32,7 @@ struct State {
 
 #[derive(Debug)]
 struct Waiting {
-    source: Source,
+    source: Option<Source>,
     /// There once the set-up asks for a place.
     waker: Option<Waker>,
 }
@@ -55,31 +56,41 @@ impl Admission {
         })
     }
 
-    /// Lets a set-up in, to wait for a place. `None` if too many wait already.
-    pub(super) fn enter(self: &Arc<Self>, address: IpAddr) -> Option<Entrant> {
-        let source = source(address);
+    pub(super) fn max_waiting(&self) -> usize {
+        self.max_waiting
+    }
+
+    /// Whether another set-up may be let in.
+    pub(super) fn is_open(&self) -> bool {
+        self.lock().waiting.len() < self.max_waiting
+    }
+
+    /// Lets a set-up in, to wait for a place. `address` is that of a client that is only known by it.
+    /// `None` if too many from there wait already.
+    pub(super) fn enter(self: &Arc<Self>, address: Option<IpAddr>) -> Option<Entrant> {
+        let source = address.map(source);
         let mut state = self.lock();
-        let waiting = state.waiting.len();
-        let of_source = state.sources.get(&source).map_or(0, |count| count.waiting);
-        if waiting >= self.max_waiting || of_source >= self.max_waiting.div_ceil(2) {
-            return None;
+        if let Some(source) = source {
+            let count = state.sources.entry(source).or_default();
+            if count.waiting >= self.max_waiting.div_ceil(2) {
+                return None;
+            }
+            count.waiting += 1;
         }
         state.last += 1;
         let id = state.last;
         let waker = None;
         state.waiting.insert(id, Waiting { source, waker });
-        state.sources.entry(source).or_default().waiting += 1;
         drop(state);
         Some(Entrant {
             admission: Arc::clone(self),
             id,
             source,
-            has_place: false,
         })
     }
 
-    /// Gives free places to those that ask for one.
-    fn grant(&self, state: &mut State) {
+    /// Gives free places to those that ask for one. Wake them without the lock.
+    fn grant(&self, state: &mut State) -> Vec<Waker> {
         let State {
             waiting,
             places,
@@ -88,22 +99,30 @@ impl Admission {
         } = state;
         let max_of_source = self.max_places.div_ceil(2);
         let max = self.max_places;
+        let mut wakers = Vec::new();
+        if *places >= max {
+            return wakers;
+        }
         waiting.retain(|_, next| {
-            let Some(count) = sources.get_mut(&next.source) else {
-                return true;
-            };
-            if *places >= max || count.places >= max_of_source {
+            let mut count = next.source.and_then(|source| sources.get_mut(&source));
+            let is_over = count
+                .as_ref()
+                .is_some_and(|count| count.places >= max_of_source);
+            if *places >= max || is_over {
                 return true;
             }
             let Some(waker) = next.waker.take() else {
                 return true;
             };
             *places += 1;
-            count.places += 1;
-            count.waiting -= 1;
-            waker.wake();
+            if let Some(count) = &mut count {
+                count.places += 1;
+                count.waiting -= 1;
+            }
+            wakers.push(waker);
             false
         });
+        wakers
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -116,47 +135,54 @@ impl Admission {
 pub(super) struct Entrant {
     admission: Arc<Admission>,
     id: u64,
-    source: Source,
-    has_place: bool,
+    source: Option<Source>,
 }
 
 impl Entrant {
     /// Waits for a place.
     pub(super) async fn place(&mut self) {
         poll_fn(|cx| {
-            let mut state = self.admission.lock();
-            if let Some(waiting) = state.waiting.get_mut(&self.id) {
-                waiting.waker = Some(cx.waker().clone());
-                self.admission.grant(&mut state);
-            }
-            match state.waiting.contains_key(&self.id) {
+            let (is_waiting, wakers) = {
+                let mut state = self.admission.lock();
+                if let Some(waiting) = state.waiting.get_mut(&self.id) {
+                    waiting.waker = Some(cx.waker().clone());
+                }
+                let wakers = self.admission.grant(&mut state);
+                (state.waiting.contains_key(&self.id), wakers)
+            };
+            wakers.into_iter().for_each(Waker::wake);
+            match is_waiting {
                 true => Poll::Pending,
                 false => Poll::Ready(()),
             }
         })
         .await;
-        self.has_place = true;
     }
 }
 
 impl Drop for Entrant {
     fn drop(&mut self) {
-        let mut state = self.admission.lock();
-        // A place may have been given that the set-up has not heard of.
-        let is_waiting = state.waiting.remove(&self.id).is_some();
-        if let Some(count) = state.sources.get_mut(&self.source) {
-            match is_waiting {
-                true => count.waiting -= 1,
-                false => count.places -= 1,
+        let wakers = {
+            let mut state = self.admission.lock();
+            // A place may have been given that the set-up has not heard of.
+            let is_waiting = state.waiting.remove(&self.id).is_some();
+            if let Some(Entry::Occupied(mut count)) =
+                self.source.map(|source| state.sources.entry(source))
+            {
+                match is_waiting {
+                    true => count.get_mut().waiting -= 1,
+                    false => count.get_mut().places -= 1,
+                }
+                if count.get().waiting == 0 && count.get().places == 0 {
+                    count.remove();
+                }
             }
-            if count.waiting == 0 && count.places == 0 {
-                state.sources.remove(&self.source);
+            if !is_waiting {
+                state.places -= 1;
             }
-        }
-        if !is_waiting {
-            state.places -= 1;
-            self.admission.grant(&mut state);
-        }
+            self.admission.grant(&mut state)
+        };
+        wakers.into_iter().for_each(Waker::wake);
     }
 }
 
@@ -181,8 +207,8 @@ mod tests {
 
     use super::*;
 
-    fn address(last: u8) -> IpAddr {
-        Ipv4Addr::new(10, 0, 0, last).into()
+    fn address(last: u8) -> Option<IpAddr> {
+        Some(Ipv4Addr::new(10, 0, 0, last).into())
     }
 
     fn try_place(entrant: &mut Entrant) -> bool {
@@ -236,16 +262,26 @@ mod tests {
         let enter = |last| admission.enter(address(last));
         let _first = [enter(1).unwrap(), enter(1).unwrap()];
         assert!(enter(1).is_none());
-        let _others = [enter(2).unwrap(), enter(3).unwrap()];
-        assert!(enter(4).is_none());
+        let _second = enter(2).unwrap();
+        assert!(admission.is_open());
+        let _third = enter(3).unwrap();
+        assert!(!admission.is_open());
+    }
+
+    #[test]
+    fn clients_of_this_host_may_have_all_places() {
+        let admission = Admission::new(4, 4);
+        let mut all = [(); 4].map(|()| admission.enter(None).unwrap());
+        assert!(all.iter_mut().all(try_place));
     }
 
     #[test]
     fn a_network_of_version_6_is_one_source() {
         let admission = Admission::new(1, 2);
-        let _one = admission.enter("2001:db8::1".parse().unwrap()).unwrap();
-        assert!(admission.enter("2001:db8::2".parse().unwrap()).is_none());
-        let other = admission.enter("2001:db8:0:1::1".parse().unwrap());
+        let _one = admission.enter(Some("2001:db8::1".parse().unwrap()));
+        let second = admission.enter(Some("2001:db8::2".parse().unwrap()));
+        assert!(second.is_none());
+        let other = admission.enter(Some("2001:db8:0:1::1".parse().unwrap()));
         assert!(other.is_some());
     }
 }
