@@ -214,6 +214,33 @@ fn closing_a_stream_to_a_peer_that_does_not_read_takes_the_close_timeout_and_los
 }
 
 #[test]
+fn closing_an_endpoint_returns_when_the_peer_has_made_room_for_the_rest() {
+    let world = World::new(77);
+    let (a, b) = (world.device("a0", 1), world.device("b0", 2));
+    let [client, server] = [a, b]
+        .map(|device| world.endpoint_with(&[&device], |builder| builder.recv_buffer(64 * 1024)));
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        // More than the peer's buffer, and less than ours.
+        let data = pattern(100_000);
+        ours.write_all(&data).await.expect("writes");
+        drop(ours);
+        let begin = world.runtime.elapsed();
+        let mut got = vec![0; 65_536];
+        let reading = async {
+            world.sleep(Duration::from_millis(100)).await;
+            theirs.read_exact(&mut got).await.expect("reads");
+        };
+        zip(client.close(), reading).await;
+        let took = world.runtime.elapsed() - begin;
+        assert!(took < Duration::from_secs(5), "{took:?}");
+        theirs.read_to_end(&mut got).await.expect("reads the rest");
+        assert!(got == data);
+    });
+}
+
+#[test]
 fn closing_an_endpoint_delivers_what_was_written() {
     let world = World::new(73);
     let (client, server) = world.pair();

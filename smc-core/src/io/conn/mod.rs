@@ -378,6 +378,8 @@ impl Conn {
             self.watch_set_up();
             self.note_peer();
             self.discard_arrivals();
+            // What the peer has made room for was posted, and its completion is awaited.
+            self.await_delivery();
         } else {
             self.wake();
         }
