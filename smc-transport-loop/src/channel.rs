@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use smc_core::io::negotiate::passed::{self, Passed};
+use smc_core::io::negotiate::passed::{self, Passed, PeerSocket};
 use smc_wire::types::Gid;
 
 use crate::bell::SLOTS;
@@ -69,9 +69,10 @@ pub(crate) fn send(
 }
 
 /// Receives a message without waiting.
-pub(crate) fn receive(socket: impl AsFd) -> Received {
+pub(crate) fn receive(socket: &PeerSocket) -> Received {
     let mut bytes = [0; LEN];
     let packet = match passed::receive(socket, &mut bytes) {
+        Ok(packet) if packet.is_overloaded(2) => return Received::Garbage,
         Ok(packet) => packet,
         Err(error) if error.kind() == ErrorKind::WouldBlock => return Received::Nothing,
         Err(_) => return Received::Closed,
@@ -144,15 +145,19 @@ mod tests {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
     use super::*;
+    use crate::doorbell::new_eventfd;
 
-    fn pair() -> (OwnedFd, OwnedFd) {
+    fn pair() -> (OwnedFd, PeerSocket) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
+        let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
+        let (talker, listener) = pair.unwrap();
+        (talker, listener.into())
     }
 
     #[test]
     fn messages_arrive_whole_and_in_order() {
         let (talker, listener) = pair();
+        let eventfd = new_eventfd().unwrap();
         let gid = Gid::emulated(0x0123_4567_89ab_cdef_0011_2233_4455_6677);
         let messages = [
             Message::Hello { gid },
@@ -163,11 +168,11 @@ mod tests {
             },
         ];
         for message in messages {
-            send(&talker, message, &[listener.as_fd()]).unwrap();
+            send(&talker, message, &[eventfd.as_fd()]).unwrap();
         }
         for message in messages {
             match receive(&listener) {
-                Received::Message(got, [Some(Passed::Unsuitable), None]) => {
+                Received::Message(got, [Some(Passed::File(_)), None]) => {
                     assert_eq!(got, message)
                 }
                 other => panic!("{other:?}"),
@@ -203,6 +208,12 @@ mod tests {
         ] {
             rustix::net::send(&talker, bytes, SendFlags::empty()).unwrap();
             assert!(matches!(receive(&listener), Received::Garbage), "{bytes:?}");
+        }
+        // Descriptors that were not asked for.
+        let eventfd = new_eventfd().unwrap();
+        for descriptors in [&[eventfd.as_fd(); 3][..], &[talker.as_fd()]] {
+            send(&talker, Message::Look, descriptors).unwrap();
+            assert!(matches!(receive(&listener), Received::Garbage));
         }
     }
 }

@@ -131,6 +131,7 @@ impl Directory {
             let mut bytes = [0; hello::LEN + 1];
             match passed::receive(&conn.socket, &mut bytes) {
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return None,
+                Ok(packet) if packet.is_overloaded(0) => return self.close(&mut conns, id),
                 Ok(packet) if packet.len == 1 && conn.peer.is_some() => {}
                 Ok(packet) if packet.len == hello::LEN && conn.peer.is_none() => {
                     let hello = Hello::parse(&bytes[..hello::LEN]);

@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use smc_core::io::negotiate::passed::{self, Passed};
+use smc_core::io::negotiate::passed::{self, Passed, PeerSocket};
 
 /// The version of the protocol; there is no other.
 pub(super) const VERSION: i64 = 0;
@@ -64,9 +64,10 @@ pub(super) enum Heard {
 
 impl Reader {
     /// Receives a number without waiting.
-    pub(super) fn receive(&mut self, socket: impl AsFd) -> Heard {
+    pub(super) fn receive(&mut self, socket: &PeerSocket) -> Heard {
         loop {
-            let packet = match passed::receive(&socket, &mut self.bytes[self.have..]) {
+            let packet = match passed::receive(socket, &mut self.bytes[self.have..]) {
+                Ok(packet) if packet.is_overloaded(1) => return Heard::Closed,
                 Ok(packet) => packet,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Heard::Nothing,
                 Err(_) => return Heard::Closed,
@@ -103,6 +104,7 @@ mod tests {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (talker, listener) =
             socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
+        let listener = PeerSocket::from(listener);
         let eventfd = new_eventfd().unwrap();
         let mut reader = Reader::default();
         assert!(matches!(reader.receive(&listener), Heard::Nothing));

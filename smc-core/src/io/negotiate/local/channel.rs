@@ -205,7 +205,7 @@ impl Channel {
     fn drain(&self) -> bool {
         let mut buf = [0; 64];
         for count in 0..PACKETS {
-            let message = match receive(self.fd.as_fd(), &mut buf) {
+            let message = match receive(&self.fd, &mut buf) {
                 Received::Packet(packet, _) => ToClient::parse(packet),
                 Received::Empty => {
                     if count >= MANY {
@@ -259,7 +259,7 @@ impl Channel {
 /// Why a listener has ended a channel on which it was told nothing.
 fn last_words(fd: &PeerSocket) -> FallbackCause {
     let mut buf = [0; 64];
-    match receive(fd.as_fd(), &mut buf) {
+    match receive(fd, &mut buf) {
         Received::Packet(packet, _) => match ToClient::parse(packet) {
             Some(ToClient::Bye { refusal }) => FallbackCause::Refused(refusal),
             _ => FallbackCause::ListenerGone,

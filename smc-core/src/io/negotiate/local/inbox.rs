@@ -420,7 +420,7 @@ impl Inbox {
                 return;
             };
             collected.spent += 1;
-            match receive(channel.fd.as_fd(), &mut buf) {
+            match receive(&channel.fd, &mut buf) {
                 Received::Packet(packet, passed) => {
                     let message = ToListener::parse(packet);
                     if message

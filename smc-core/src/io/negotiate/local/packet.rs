@@ -7,7 +7,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
-use crate::io::negotiate::passed::{self, Passed};
+use crate::io::negotiate::passed::{self, Passed, PeerSocket};
 pub(super) use crate::io::negotiate::runtime_dir::connect_in as connect;
 
 /// Sends a packet and perhaps a descriptor, if there is room for it now.
@@ -39,9 +39,10 @@ pub(super) enum Received<'a> {
     End,
 }
 
-/// Receives a packet, if there is one now. What cannot be a board does not count as passed.
-pub(super) fn receive<'a>(fd: BorrowedFd<'_>, buf: &'a mut [u8]) -> Received<'a> {
-    let packet = match passed::receive(fd, buf) {
+/// Receives a packet, if there is one now. Anything passed that cannot be a board is the end.
+pub(super) fn receive<'a>(socket: &PeerSocket, buf: &'a mut [u8]) -> Received<'a> {
+    let packet = match passed::receive(socket, buf) {
+        Ok(packet) if packet.is_overloaded(1) => return Received::End,
         Ok(packet) => packet,
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Received::Empty,
         Err(_) => return Received::End,

@@ -13,7 +13,7 @@ use rustix::net::{SocketFlags, accept_with};
 use super::socket::Named;
 use super::watch::{Timer, Watcher};
 use super::{OpenDir, RuntimeDirError, RuntimeDirs};
-use crate::io::negotiate::passed::PeerSocket;
+use crate::io::negotiate::passed::{self, PeerSocket};
 
 /// A listening `SOCK_SEQPACKET` socket that is published in the runtime directories.
 ///
@@ -279,6 +279,9 @@ impl Drop for Publication {
 }
 
 fn accept(socket: &OwnedFd) -> Result<PeerSocket, Errno> {
+    if !passed::has_room() {
+        return Err(Errno::MFILE);
+    }
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     accept_with(socket, flags).map(PeerSocket::from)
 }
