@@ -21,6 +21,7 @@ export PATH="$TARGET/tools/bin:${HOME:-}/.cargo/bin:$PATH:/usr/sbin:/sbin" DEBIA
 # The need, what it consists of, and the command or the files that show that it is there.
 readonly TABLE='
 base     package    gcc                     cc
+base     package    libc6-dev               /usr/include/stdio.h
 base     component  rustfmt                 cargo-fmt
 base     component  clippy                  cargo-clippy
 network  package    iproute2                ip
@@ -29,6 +30,7 @@ deny     tool       cargo-deny@0.20.2       cargo-deny
 count    package    valgrind                valgrind
 count    tool       gungraun-runner@0.20.0  gungraun-runner
 verbs    package    cmake                   cmake
+verbs    package    make                    make
 verbs    package    libclang-dev            /usr/lib/llvm-*/lib/libclang.so /usr/lib*/libclang.so
 guests   package    qemu-system-x86         qemu-system-x86_64
 guests   package    iproute2                ip
