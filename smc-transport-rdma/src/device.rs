@@ -158,26 +158,22 @@ impl Device for RdmaDevice {
         let mut consumer = lock(&self.consumer);
         self.check()?;
         consumer.drains = consumer.drains.wrapping_add(1);
+        let mut is_any = false;
+        let sink = &mut |event| {
+            is_any = true;
+            sink(event);
+        };
+        let was_armed = (consumer.receives_armed, consumer.sends_armed);
         // Looking takes a system call: arming does so, and who polls without it does now and then.
         if consumer.drains % LOOK_EVERY == 0 {
             self.look(&mut consumer)?;
         }
-        let rings = std::mem::take(&mut consumer.rings);
-        if rings.asynchronous || rings.nodes {
-            // What links received and acknowledged before they failed comes first.
-            completion::drain(&self.parts, consumer.drains, sink)?;
+        self.hand_out(&mut consumer, sink)?;
+        if !is_any && was_armed != (consumer.receives_armed, consumer.sends_armed) {
+            // The event was late, for a completion that was handed out before. The driver may sleep
+            // now, as it gets nothing, and no completion would wake it.
+            self.parts.bell.ring();
         }
-        if rings.asynchronous {
-            async_events::drain(&self.parts, sink)?;
-        }
-        if rings.nodes && self.parts.is_removed() {
-            async_events::gone(&self.parts, sink);
-        }
-        if self.parts.is_gone() {
-            return Ok(());
-        }
-        completion::drain(&self.parts, consumer.drains, sink)?;
-        self.parts.hand_out_reports(sink);
         Ok(())
     }
 
@@ -195,6 +191,33 @@ impl Device for RdmaDevice {
 
     fn doorbell(&self) -> Doorbell<'_> {
         Doorbell::Fd(self.parts.bell.fd())
+    }
+}
+
+impl RdmaDevice {
+    /// Hands out what there is.
+    fn hand_out(
+        &self,
+        consumer: &mut Consumer,
+        sink: &mut dyn FnMut(Event),
+    ) -> Result<(), DeviceError> {
+        let rings = std::mem::take(&mut consumer.rings);
+        if rings.asynchronous || rings.nodes {
+            // What links received and acknowledged before they failed comes first.
+            completion::drain(&self.parts, consumer.drains, sink)?;
+        }
+        if rings.asynchronous {
+            async_events::drain(&self.parts, sink)?;
+        }
+        if rings.nodes && self.parts.is_removed() {
+            async_events::gone(&self.parts, sink);
+        }
+        if self.parts.is_gone() {
+            return Ok(());
+        }
+        completion::drain(&self.parts, consumer.drains, sink)?;
+        self.parts.hand_out_reports(sink);
+        Ok(())
     }
 }
 
