@@ -241,6 +241,29 @@ fn closing_an_endpoint_returns_when_the_peer_has_made_room_for_the_rest() {
 }
 
 #[test]
+fn a_peer_that_has_read_everything_and_closes_first_has_it() {
+    let world = World::new(78);
+    let (a, b) = (world.device("a0", 1), world.device("b0", 2));
+    let (client, server) = (world.endpoint(&[&a]), world.endpoint(&[&b]));
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        // Too little for the peer to tell that it was read.
+        ours.write_all(b"ping").await.expect("writes");
+        a.hold_completions(true);
+        let answering = async {
+            expect_all(&mut theirs, b"ping").await;
+            theirs.close().await.expect("shuts down");
+            drop(theirs);
+            world.sleep(Duration::from_millis(1)).await;
+            a.hold_completions(false);
+        };
+        let (closed, ()) = zip(ours.close(), answering).await;
+        closed.expect("the peer has read it");
+    });
+}
+
+#[test]
 fn closing_an_endpoint_delivers_what_was_written() {
     let world = World::new(73);
     let (client, server) = world.pair();

@@ -488,17 +488,18 @@ impl Conn {
     /// Whatever was written is in the peer's memory, so nothing has to be waited for. The record
     /// stays in the driver's table until the peer has said its last word too.
     pub(crate) fn close(self: &Arc<Self>) {
-        let unread = {
-            let written = ProducerWord::from_ne(self.local.producer().load(Ordering::Acquire));
-            let read = ProducerWord::from_ne(self.read_until.load(Ordering::Acquire));
-            written.cursor != read.cursor
-        };
+        let written = ProducerWord::from_ne(self.local.producer().load(Ordering::Acquire));
+        let read = ProducerWord::from_ne(self.read_until.load(Ordering::Acquire));
+        let unread = written.cursor != read.cursor;
         let zero_linger = self.linger() == Some(Duration::ZERO);
         self.note_peer();
         let flags = self.closing().close(unread || zero_linger);
         self.ended.store(true, Ordering::Release);
-        if let Some(flags) = flags {
-            self.say_flags(flags);
+        match (flags, self.staged()) {
+            // A peer that closes as well knows by this that it was read, however little that is.
+            (Some(flags), Some(staged)) if !unread => staged.say_end(read.cursor, flags),
+            (Some(flags), _) => self.say_flags(flags),
+            (None, _) => {}
         }
         self.finish_if_over();
         if !self.closing().is_finished() {

@@ -425,6 +425,16 @@ impl Staged {
         }
     }
 
+    /// As `say_flags`, with how far everything was read.
+    pub(crate) fn say_end(&self, cursor: Cursor, flags: StateFlags) {
+        let mut tx = self.tx();
+        if let Some(bound) = &mut tx.bound {
+            bound.transmit.set_consumer(cursor);
+            bound.transmit.set_flags(flags);
+            self.push(tx, false);
+        }
+    }
+
     /// Nobody reads what has arrived up to here: it makes room for more, because the peer may have
     /// to send all of its own before it hears our end. That will be an abort.
     pub(crate) fn discard(&self, until: Cursor) {
