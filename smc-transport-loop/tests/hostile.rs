@@ -164,7 +164,6 @@ fn what_a_peer_offers_is_checked_before_it_is_mapped() {
         ("longer than said", len, sealed(len * 2)),
         ("no DMB size", len + 4096, sealed(len + 4096)),
         ("beyond all sizes", 1 << 40, sealed(len)),
-        ("not memory", len, on_disk),
     ];
     for (index, (what, len, file)) in bad.iter().enumerate() {
         let token = rogue.offer(u32::try_from(index).unwrap(), *len, file);
@@ -181,6 +180,10 @@ fn what_a_peer_offers_is_checked_before_it_is_mapped() {
     let attached = victim.attach(rogue.gid, token);
     attached.region().copy_in(LEN - 1, b"x").unwrap();
     assert!(!rogue.is_shunned());
+    // What is not memory at all may be slow to close, and is the end.
+    let token = rogue.offer(101, len, &on_disk);
+    assert!(victim.try_attach(rogue.gid, token).is_err());
+    assert!(rogue.is_shunned());
 }
 
 #[test]
