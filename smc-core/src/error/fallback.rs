@@ -129,6 +129,13 @@ pub enum FallbackCause {
         /// Effective user of the other process.
         uid: u32,
     },
+    /// The listening socket is not known to belong to the user whose process announces it.
+    NotOwner {
+        /// Effective user of the process that announces it.
+        uid: u32,
+        /// To whom the socket belongs, where the kernel says it.
+        owner: Option<u32>,
+    },
     /// No place is left.
     Full(Limit),
     /// A runtime directory cannot be used.
@@ -192,6 +199,17 @@ impl fmt::Display for FallbackCause {
             Self::Refused(refusal) => write!(f, "listener refused the offer: {refusal}"),
             Self::Withdrawn => f.write_str("client has taken its offer back"),
             Self::User { uid } => write!(f, "user {uid} is not allowed"),
+            Self::NotOwner {
+                uid,
+                owner: Some(owner),
+            } => write!(
+                f,
+                "listening socket belongs to user {owner} and is announced by user {uid}"
+            ),
+            Self::NotOwner { uid, owner: None } => write!(
+                f,
+                "listening socket is announced by user {uid}, and its owner is not known"
+            ),
             Self::Full(limit) => write!(f, "no place left: {limit}"),
             Self::Directory { path, problem } => {
                 write!(f, "runtime directory {} {problem}", path.display())

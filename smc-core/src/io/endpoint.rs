@@ -167,7 +167,8 @@ impl Endpoint {
     /// connected before are plain TCP. What has to be done before a socket listens
     /// ([`Negotiation::prepare`]) is not done: a listener that `SynOption` has not marked in time
     /// sends no TCP option, so clients that ask by option, kernels among them, are plain TCP. So
-    /// are clients in the network namespace of the socket if that is another one than ours.
+    /// are clients in the network namespace of the socket if that is another one than ours, and all
+    /// clients if the socket belongs to another user, such as a service manager that runs as root.
     ///
     /// ```
     /// # use smc_core::Endpoint;

@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use futures_lite::FutureExt;
 use rustix::net::{AddressFamily, SocketType, sockopt};
+use smc_core::error::FallbackCause;
 use smc_core::io::negotiate::{
     Aside, Candidate, Client, Local, Negotiation, Offer, Published, Verdict,
 };
@@ -235,6 +236,7 @@ fn tell(aside: &mut dyn Aside, message: &[u8]) {
 }
 
 /// An offer of a connection that was not made.
+#[derive(Debug)]
 struct Announced {
     offer: Box<dyn Offer>,
     /// Keeps the port, and can make the connection.
@@ -248,10 +250,18 @@ impl Announced {
     }
 
     fn with(socket: OwnedFd, candidate: &dyn Candidate, message: &[u8]) -> Option<Self> {
+        Self::try_with(socket, candidate, message).ok()
+    }
+
+    fn try_with(
+        socket: OwnedFd,
+        candidate: &dyn Candidate,
+        message: &[u8],
+    ) -> Result<Self, FallbackCause> {
         let from = rustix::net::getsockname(&socket).unwrap();
         let unconnected = Unconnected::new(from.try_into().unwrap(), Some(socket.as_fd()));
-        let offer = candidate.offer(&unconnected, message, None).ok()?;
-        Some(Self { offer, socket })
+        let offer = candidate.offer(&unconnected, message, None)?;
+        Ok(Self { offer, socket })
     }
 }
 

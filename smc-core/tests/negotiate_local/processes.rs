@@ -1,11 +1,15 @@
 //! Several processes, also of several users.
 
+use std::net::TcpListener;
+use std::os::unix::fs::chown;
+
 use rustix::net::sockopt;
 use rustix::process::Signal;
 use smc_core::io::negotiate::Withdrawn;
 
 use super::child::{self, Child, Where, say, stay};
-use super::raw::{RawBoard, RawChannel};
+use super::raw::{RawBoard, RawChannel, listen_at};
+use super::scenarios::kernel_says;
 use super::*;
 
 #[test]
@@ -166,7 +170,35 @@ fn listeners_of_strangers_are_not_believed() {
         assert!(Announced::to(&*candidate).is_none());
         let friendly = world.local().allow_uid(NOBODY).client(&world.rt);
         let candidate = friendly.look_up(to).await.unwrap();
-        assert!(Announced::to(&*candidate).is_some());
+        assert_eq!(Announced::to(&*candidate).is_some(), kernel_says());
+    });
+}
+
+#[test]
+fn a_forged_name_gets_no_offer() {
+    if !is_root() {
+        return println!("skipped: why: needs root to become another user");
+    }
+    run(|world| async move {
+        // The directory belongs to a user who is allowed, and who publishes there what is root's.
+        world.open_to_all();
+        chown(&world.dir.path, Some(NOBODY), Some(NOBODY)).unwrap();
+        let plain = TcpListener::bind(loopback(0)).unwrap();
+        let cookie = sockopt::socket_cookie(&plain).unwrap();
+        let to = plain.local_addr().unwrap();
+        let args = format!("{} {cookie}", to.port());
+        let Some(mut forger) = world.child_as(NOBODY, "impersonates", &args) else {
+            return;
+        };
+        assert_eq!(forger.line(), "published");
+        let client = world.local().allow_uid(NOBODY).client(&world.rt);
+        let candidate = client.look_up(to).await.unwrap();
+        let refused = Announced::try_with(bound_to(own_address()), &*candidate, PROPOSAL);
+        let cause = FallbackCause::NotOwner {
+            uid: NOBODY,
+            owner: kernel_says().then_some(0),
+        };
+        assert_eq!(refused.err(), Some(cause));
     });
 }
 
@@ -224,6 +256,19 @@ fn listens() {
             .timer(world.rt.now() + Duration::from_secs(50))
             .await;
     });
+}
+
+/// `<directory> <port> <cookie>`: publishes a listener that another process has.
+#[test]
+#[ignore = "started by other tests"]
+fn impersonates() {
+    let Some(args) = child::args() else { return };
+    let netns = rustix::fs::stat("/proc/thread-self/ns/net").unwrap().st_ino;
+    let (port, cookie): (u16, u64) = (args[1].parse().unwrap(), args[2].parse().unwrap());
+    let name = format!("l-{port}-7f000001-{netns:x}-{cookie:x}-00000001.sock");
+    let _socket = listen_at(&Path::new(&args[0]).join(name));
+    say("published");
+    stay();
 }
 
 /// `<directory> <socket> <from> <to> <cookie>`: announces somebody else's connection.

@@ -88,6 +88,14 @@ pub(super) fn hello() -> Vec<u8> {
     [&b"\x01SMCL\x04"[..], &stat.st_ino.to_le_bytes()].concat()
 }
 
+/// A socket that listens like that of a listener.
+pub(super) fn listen_at(path: &Path) -> OwnedFd {
+    let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+    rustix::net::listen(&socket, 8).unwrap();
+    socket
+}
+
 /// LOOK at a card.
 pub(super) fn look(card: u64) -> Vec<u8> {
     [&[2][..], &card.to_le_bytes()].concat()

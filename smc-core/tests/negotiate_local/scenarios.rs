@@ -634,7 +634,7 @@ fn assumptions_and_chains() {
 }
 
 /// Whether the kernel answers questions about sockets: it then says where a connection goes.
-fn kernel_says() -> bool {
+pub(super) fn kernel_says() -> bool {
     let here = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = here.local_addr().unwrap().port();
     let shown = std::process::Command::new("ss")

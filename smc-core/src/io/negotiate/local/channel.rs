@@ -13,6 +13,7 @@ use atomic_waker::AtomicWaker;
 use rustix::io::Errno;
 
 use super::board::{Announcement, Board, CARDS, Card, PROBES, State, Turn, Voice};
+use super::diag::Found;
 use super::directory::Entry;
 use super::message::{ToClient, ToListener};
 use super::netns::NetNs;
@@ -29,7 +30,9 @@ use crate::io::runtime::{Runtime, Watch};
 pub(super) struct Channel {
     fd: PeerSocket,
     entry: Arc<Entry>,
-    /// The listener belongs to another user.
+    /// User of the process that announces the listener.
+    uid: u32,
+    /// That is another user.
     foreign: bool,
     board: Board,
     cards: Mutex<Cards>,
@@ -102,6 +105,7 @@ impl Channel {
         let channel = Arc::new(Self {
             fd,
             entry: entry.clone(),
+            uid,
             foreign: !is_own(uid),
             board,
             cards: Mutex::new(Cards {
@@ -133,6 +137,17 @@ impl Channel {
     /// Whether the listener belongs to another user.
     pub(super) fn is_foreign(&self) -> bool {
         self.foreign
+    }
+
+    /// Checks that this is the channel of the listening socket that gets the connections, as far as
+    /// users can be told apart. The name of the listener says which socket that is, and is no proof.
+    /// Without an answer of the kernel other users are not believed.
+    ///
+    /// # Errors
+    ///
+    /// The socket belongs to another user, or its owner is not known.
+    pub(super) fn announces(&self, target: Option<Found>) -> Result<(), FallbackCause> {
+        check_owner(self.uid, self.foreign, target.map(|target| target.uid))
     }
 
     /// Whether the listener was silent lately.
@@ -253,6 +268,13 @@ impl Channel {
         };
         // Without the lock: a waker may run its task at once.
         wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+fn check_owner(uid: u32, is_foreign: bool, owner: Option<u32>) -> Result<(), FallbackCause> {
+    match owner.map_or(!is_foreign, |owner| owner == uid) {
+        true => Ok(()),
+        false => Err(FallbackCause::NotOwner { uid, owner }),
     }
 }
 
@@ -451,5 +473,26 @@ impl Cards {
         let card = board.card(self.fresh)?;
         self.fresh += 1;
         Some(card)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_the_owner_is_not_known_the_own_user_alone_is_believed() {
+        let refused = |uid, owner| Err(FallbackCause::NotOwner { uid, owner });
+        for (uid, is_foreign, owner, expected) in [
+            (990, false, None, Ok(())),
+            (991, true, None, refused(991, None)),
+            (990, false, Some(990), Ok(())),
+            (991, true, Some(991), Ok(())),
+            (990, false, Some(991), refused(990, Some(991))),
+            (991, true, Some(990), refused(991, Some(990))),
+            (991, true, Some(0), refused(991, Some(0))),
+        ] {
+            assert_eq!(check_owner(uid, is_foreign, owner), expected);
+        }
     }
 }

@@ -14,7 +14,7 @@ use rustix::net::sockopt::socket_cookie;
 
 use super::board::{Announcement, MAX_PROPOSAL};
 use super::channel::Channel;
-use super::diag::Diag;
+use super::diag::{Diag, Found};
 use super::directory::{Directory, Entry};
 use super::netns::{NetNs, canonical, has_scope, is_local, is_routable};
 use super::offer::LocalOffer;
@@ -44,7 +44,7 @@ struct Known {
 }
 
 /// A listener and the directory of its name.
-type Found = (Arc<Path>, Arc<Entry>);
+type Named = (Arc<Path>, Arc<Entry>);
 
 /// Where listeners are looked for.
 #[derive(Debug)]
@@ -80,6 +80,7 @@ struct Route {
     dir: Arc<Path>,
     entry: Arc<Entry>,
     channel: Weak<Channel>,
+    target: Found,
     netns: NetNs,
     until: Instant,
 }
@@ -115,8 +116,8 @@ impl LocalClient {
     }
 
     /// Listeners that may get connections to `to`, at least one, or why there is none.
-    fn listeners_at(&self, to: SocketAddr) -> Result<Vec<Found>, FallbackCause> {
-        let mut found: Vec<Found> = Vec::new();
+    fn listeners_at(&self, to: SocketAddr) -> Result<Vec<Named>, FallbackCause> {
+        let mut found: Vec<Named> = Vec::new();
         let mut directories = lock(&self.known.directories);
         directories.refresh(self.runtime.now());
         let Directories {
@@ -208,8 +209,15 @@ impl LocalClient {
     }
 
     /// Notes where a connection goes, for those that follow soon.
-    fn remember(&self, candidate: &LocalCandidate, dir: &Arc<Path>, channel: &Arc<Channel>) {
+    fn remember(
+        &self,
+        candidate: &LocalCandidate,
+        target: Found,
+        dir: &Arc<Path>,
+        channel: &Arc<Channel>,
+    ) {
         let route = Route {
+            target,
             dir: Arc::clone(dir),
             entry: Arc::clone(channel.entry()),
             channel: Arc::downgrade(channel),
@@ -231,7 +239,7 @@ impl LocalClient {
         let channel = route.channel.upgrade()?;
         (route.until > now && !channel.is_dead()).then(|| LocalCandidate {
             client: self.clone(),
-            target: Some(route.entry.cookie),
+            target: Some(route.target),
             listeners: vec![(route.dir, route.entry)],
             to,
             netns: route.netns,
@@ -240,9 +248,8 @@ impl LocalClient {
         })
     }
 
-    /// The cookie of the socket that will get a connection between these addresses, where the
-    /// kernel can say.
-    fn target(&self, netns: NetNs, to: SocketAddr, from: SocketAddr) -> Option<u64> {
+    /// The socket that will get a connection between these addresses, where the kernel can say.
+    fn target(&self, netns: NetNs, to: SocketAddr, from: SocketAddr) -> Option<Found> {
         let mut diag = lock(&self.known.diag);
         if diag
             .as_ref()
@@ -252,7 +259,7 @@ impl LocalClient {
         }
         let (_, open) = diag.as_mut()?;
         let found = open.as_mut()?.find(to, from).ok()??;
-        found.listening.then_some(found.cookie)
+        found.listening.then_some(found)
     }
 }
 
@@ -275,7 +282,8 @@ impl Client for LocalClient {
         if !own_host {
             let mut proven = Vec::new();
             for (dir, entry) in listeners.into_iter().take(MAX_LISTENERS) {
-                match self.channel(&dir, &entry, netns) {
+                let channel = self.channel(&dir, &entry, netns);
+                match channel.and_then(|channel| channel.announces(None).map(|()| channel)) {
                     Ok(channel) if self.leads_to(&channel, netns, to.ip()).await => {
                         proven.push((dir, entry));
                     }
@@ -323,12 +331,12 @@ impl Drop for UnderWay<'_> {
 #[derive(Debug)]
 struct LocalCandidate {
     client: LocalClient,
-    listeners: Vec<Found>,
+    listeners: Vec<Named>,
     to: SocketAddr,
     netns: NetNs,
     own_host: bool,
-    /// The cookie of the socket that will get the connection, if that is known already.
-    target: Option<u64>,
+    /// The socket that will get the connection, if that is known already.
+    target: Option<Found>,
     /// The way to the only listener, if it was used a moment ago.
     channel: Option<Arc<Channel>>,
 }
@@ -368,7 +376,7 @@ impl Candidate for LocalCandidate {
             (true, None) => self.client.target(self.netns, self.to, from),
             (_, target) => target,
         };
-        let is_target = |entry: &Entry| target.is_none_or(|target| target == entry.cookie);
+        let is_target = |entry: &Entry| target.is_none_or(|target| target.cookie == entry.cookie);
         let chosen = self.listeners.iter().filter(|(_, entry)| is_target(entry));
         let mut announced = Vec::with_capacity(1);
         let mut cause = FallbackCause::NotAnnounced;
@@ -384,6 +392,10 @@ impl Candidate for LocalCandidate {
                     continue;
                 }
             };
+            if let Err(refused) = channel.announces(target) {
+                cause = refused;
+                continue;
+            }
             let cookie = match channel.is_foreign() {
                 true => cookie(socket)?,
                 false => 0,
@@ -397,8 +409,8 @@ impl Candidate for LocalCandidate {
                 Ok(made) => announced.push(made),
                 Err(failed) => cause = failed,
             }
-            if self.target.is_none() && target.is_some() && !entry.shared {
-                self.client.remember(self, dir, &channel);
+            if let (None, Some(target), false) = (self.target, target, entry.shared) {
+                self.client.remember(self, target, dir, &channel);
             }
         }
         match announced.is_empty() {

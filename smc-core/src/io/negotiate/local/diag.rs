@@ -2,7 +2,8 @@
 //!
 //! The answer comes with the socket's cookie, a number that no other socket of this boot has, and
 //! its owner. So a listener can be certain that a connection comes from the very socket that was
-//! announced, and a client can know which of several listeners will get its connection. Exact
+//! announced, and a client can know which of several listeners will get its connection, and whose
+//! that is. Exact
 //! questions cost the same however many sockets there are, and need no privilege.
 
 use std::io;

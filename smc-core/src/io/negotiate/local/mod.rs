@@ -38,12 +38,16 @@
 //! Bytes on TCP before an offer was taken come from another server than the listener, and end the
 //! wait.
 //!
-//! **One user meddling with another's connections.** The directory belongs to the user and nobody
-//! else can write to it, which is checked, so nobody else can pretend to be a listener; besides,
-//! both sides look at the credentials of the channel (`SO_PEERCRED`). By default only the same user
-//! is served. Other users can be let in ([`Local::allow_uid`]); of them an announcement is believed
-//! only if the socket at the other end belongs to them, as the kernel says. Processes of the same
-//! user can claim each other's connections, of which they get nothing but their own handshake.
+//! **One user meddling with another's connections.** Both sides look at the credentials of the
+//! channel (`SO_PEERCRED`). By default only the same user is served, and the directory belongs to
+//! that user and no other one can write to it, which is checked. Other users can be let in
+//! ([`Local::allow_uid`]). A client announces a connection to them only if the listening socket that
+//! will get it belongs to the user at the other end of the channel: the cookie in a name is public,
+//! and users who may write to the directory can write any name. A listener believes an announcement
+//! of theirs only if the socket at the other end belongs to them. The kernel says whose the sockets
+//! are. It does not say which process has one: processes of the same user can publish a name for each
+//! other's listeners, and get what clients send there; and they can claim each other's connections,
+//! of which they get nothing but their own handshake.
 //!
 //! **Other network namespaces with the same addresses.** The namespace of a listener is in its
 //! name, that of a client in its first message. Addresses that are the client's own host's
@@ -72,8 +76,8 @@
 //! Whatever goes wrong, also a lack of cards, means plain TCP for that connection. A card is used
 //! again only when the listener has let go of it.
 //!
-//! On a kernel without `sock_diag` for TCP the cookie cannot be compared, so other users are not
-//! served.
+//! On a kernel without `sock_diag` for TCP neither cookie nor owner can be compared, so other users
+//! are not served, and their listeners get no announcements.
 
 mod board;
 mod channel;
@@ -133,7 +137,8 @@ impl Local {
         self
     }
 
-    /// Talks to processes of this user too. They have to be able to read the directory.
+    /// Talks to processes of this user too. They have to be able to read the directory, and to be in
+    /// the same network namespace, with a kernel that says whose TCP sockets are (`sock_diag`).
     #[must_use]
     pub fn allow_uid(mut self, uid: u32) -> Self {
         self.uids.push(uid);
