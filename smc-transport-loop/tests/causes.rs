@@ -181,7 +181,7 @@ fn a_client_that_lacks_something_of_the_system_says_what() {
     for (role, begin, end) in [
         (
             "no descriptors",
-            "0x03010000 connect to the listener's socket",
+            "0x03010000 runtime directory",
             "too many open files (os error 24), RLIMIT_NOFILE is",
         ),
         ("small files", "0x03010000 ", "RLIMIT_FSIZE is 4096"),

@@ -7,13 +7,14 @@ use std::time::Instant;
 
 use hashbrown::HashMap;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{CWD, Mode, chmodat, unlink};
+use rustix::fs::unlink;
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect,
+    AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, connect,
     listen, recv, socket_with,
 };
 use smc_core::device::DeviceError;
+use smc_core::io::negotiate::runtime_dir::bind_with_mode;
 
 use super::{BEAT, SILENCE, protocol, slot_of};
 use crate::fabric::doorbell::new_eventfd;
@@ -413,24 +414,21 @@ fn listener(path: &Path, mode: u32) -> Result<OwnedFd, DeviceError> {
         }
     }
     let listener = stream().map_err(failed)?;
-    bind(&listener, &address).map_err(failed)?;
     // Nobody can connect before it listens.
-    chmodat(
-        CWD,
-        path,
-        Mode::from_raw_mode(mode),
-        rustix::fs::AtFlags::empty(),
-    )
-    .map_err(failed)?;
+    bind_with_mode(&listener, path, mode).map_err(failed)?;
     listen(&listener, 64).map_err(failed)?;
     Ok(listener)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::{PermissionsExt, symlink};
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::thread;
     use std::time::Duration;
 
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
     use smc_wire::types::Gid;
 
     use super::super::Client as Process;
@@ -471,6 +469,33 @@ mod tests {
                 ended.into_iter().for_each(|slot| server.dismiss(slot));
             }
         }
+    }
+
+    #[test]
+    fn a_link_in_the_place_of_the_new_socket_changes_no_other_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let [sock, link, secret] = ["sock", "link", "secret"].map(|name| dir.path().join(name));
+        fs::write(&secret, "").unwrap();
+        fs::set_permissions(&secret, Permissions::from_mode(0o600)).unwrap();
+        let is_done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            // The owner of the directory may be another user.
+            scope.spawn(|| {
+                while !is_done.load(Ordering::Relaxed) {
+                    symlink(&secret, &link).unwrap();
+                    let exchange = || renameat_with(CWD, &link, CWD, &sock, RenameFlags::EXCHANGE);
+                    while exchange().is_err() && !is_done.load(Ordering::Relaxed) {}
+                    fs::remove_file(&link).unwrap();
+                }
+            });
+            for _ in 0..10_000 {
+                let _ = listener(&sock, 0o666);
+                let _ = fs::remove_file(&sock);
+            }
+            is_done.store(true, Ordering::Relaxed);
+        });
+        let mode = secret.metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
     }
 
     #[test]

@@ -4,7 +4,6 @@ use std::collections::{HashMap, VecDeque};
 use std::future::poll_fn;
 use std::io;
 use std::os::fd::AsFd;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::task::{Context, Poll, Waker};
@@ -17,11 +16,12 @@ use super::diag::Found;
 use super::directory::Entry;
 use super::message::{ToClient, ToListener};
 use super::netns::NetNs;
-use super::packet::{MANY, Received, connect, receive, send};
+use super::packet::{MANY, Received, receive, send};
 use super::pause::Pause;
 use super::{Local, is_own, lock};
 use crate::error::{FallbackCause, Limit, OsError, Refusal};
 use crate::io::negotiate::passed::PeerSocket;
+use crate::io::negotiate::runtime_dir::OpenDir;
 use crate::io::negotiate::{Credentials, Early, Precedent};
 use crate::io::runtime::{Runtime, Watch};
 
@@ -74,17 +74,18 @@ impl Channel {
     pub(super) fn open(
         config: &Local,
         runtime: &dyn Runtime,
-        dir: &Path,
+        dir: &OpenDir,
         entry: &Arc<Entry>,
         netns: NetNs,
         pause: Arc<Pause>,
     ) -> Result<Arc<Self>, FallbackCause> {
         let name = entry.to_string();
         let failed = |operation| {
-            let path = dir.join(&name);
+            let path = dir.path.join(&name);
             move |error: io::Error| OsError::new(operation, &error).at(path)
         };
-        let fd = connect(dir, &name).map_err(failed("connect to the listener's socket"))?;
+        let connected = dir.connect(&name).map_err(io::Error::from);
+        let fd = connected.map_err(failed("connect to the listener's socket"))?;
         let credentials = Credentials::of_peer(&fd);
         let uid = credentials
             .map_err(failed("look up the owner of the listener's socket"))?

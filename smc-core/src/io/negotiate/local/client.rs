@@ -159,7 +159,8 @@ impl LocalClient {
             pause = Arc::clone(channel.pause());
         }
         channels.retain(|_, channel| !channel.is_dead());
-        match Channel::open(&self.config, &*self.runtime, dir, entry, netns, pause) {
+        let dir = lock(&self.known.directories).rule.open(dir)?;
+        match Channel::open(&self.config, &*self.runtime, &dir, entry, netns, pause) {
             Ok(channel) => {
                 channels.insert(key, channel.clone());
                 Ok(channel)

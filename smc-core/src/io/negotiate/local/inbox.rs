@@ -550,7 +550,6 @@ mod tests {
 
     use super::*;
     use crate::io::negotiate::local::netns::NetNs;
-    use crate::io::negotiate::local::packet::connect;
     use crate::io::negotiate::runtime_dir::RuntimeDirs;
 
     /// A listener's inbox with nothing behind it.
@@ -571,7 +570,8 @@ mod tests {
 
     /// A client that has introduced itself.
     fn client(dir: &TempDir, inbox: &Inbox) -> PeerSocket {
-        let client = connect(dir.path(), &inbox.entry.to_string()).unwrap();
+        let dirs = RuntimeDirs::at(dir.path());
+        let client = dirs.connect(&inbox.entry.to_string()).unwrap();
         let (_board, file) = Board::create().unwrap();
         let netns = inbox.entry.netns;
         let hello = ToListener::Hello { netns }.encode();

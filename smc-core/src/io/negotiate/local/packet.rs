@@ -8,7 +8,6 @@ use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use crate::io::negotiate::passed::{self, Passed, PeerSocket};
-pub(super) use crate::io::negotiate::runtime_dir::connect_in as connect;
 
 /// Sends a packet and perhaps a descriptor, if there is room for it now.
 pub(super) fn send(

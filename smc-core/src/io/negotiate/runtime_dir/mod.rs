@@ -2,7 +2,7 @@
 //!
 //! Listeners and devices use the same one, by the same rule: [`RuntimeDirs`] says in which
 //! directories a socket is published and in which it is looked for. [`Publication`] is a socket
-//! that has its name there, again whenever the name is removed.
+//! that has its name there, again whenever the name is removed. Both need `/proc`.
 
 mod error;
 mod publication;
@@ -11,7 +11,8 @@ mod watch;
 
 pub use error::RuntimeDirError;
 pub use publication::Publication;
-pub(super) use socket::{connect_in, names};
+pub use socket::bind_with_mode;
+pub(super) use socket::names;
 
 use std::fs::{DirBuilder, Metadata};
 use std::io;

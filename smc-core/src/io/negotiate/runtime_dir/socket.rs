@@ -1,14 +1,15 @@
 //! Sockets with names in runtime directories.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
-    AtFlags, FileType, Mode, OFlags, RenameFlags, chmodat, fchmod, renameat, renameat_with, statat,
-    unlinkat,
+    AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, chmod, fchmod, fstat, openat, renameat,
+    renameat_with, statat, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+use rustix::process::geteuid;
 
 use super::{OpenDir, RuntimeDirs};
 use crate::io::negotiate::passed::PeerSocket;
@@ -30,24 +31,17 @@ impl Named {
     pub(super) fn bind(dir: &OpenDir, name: &str, for_all: bool) -> Result<Self, Errno> {
         let draft = format!("{DRAFT}{name}");
         let socket = seqpacket()?;
-        let mode = Mode::from_raw_mode(if for_all { 0o666 } else { 0o600 });
-        fchmod(&socket, mode)?;
-        let address = address(dir, &draft)?;
-        match rustix::net::bind(&socket, &address) {
-            Err(Errno::ADDRINUSE) if dir.remove_if_stale(&draft) == Stale::Removed => {
-                rustix::net::bind(&socket, &address)?;
-            }
-            result => result?,
-        }
+        let mode = if for_all { 0o666 } else { 0o600 };
+        let bind = || bind_with_mode(&socket, &by_fd(&dir.fd).join(&draft), mode);
         let named = || {
-            if for_all {
-                // The process's umask may have taken something away.
-                chmodat(&dir.fd, &draft, mode, AtFlags::empty())?;
-            }
+            let file = match bind() {
+                Err(Errno::ADDRINUSE) if dir.remove_if_stale(&draft) == Stale::Removed => bind()?,
+                result => result?,
+            };
             rustix::net::listen(&socket, BACKLOG)?;
-            let inode = dir.inode(&draft)?;
+            let stat = fstat(&file)?;
             dir.rename_new(&draft, name)?;
-            Ok(inode)
+            Ok((stat.st_dev, stat.st_ino))
         };
         match named() {
             Ok(inode) => Ok(Self {
@@ -56,6 +50,8 @@ impl Named {
                 is_spare: dir.is_spare,
                 inode,
             }),
+            // Of another process that is publishing under this name.
+            Err(Errno::ADDRINUSE) => Err(Errno::ADDRINUSE),
             Err(errno) => {
                 let _ = unlinkat(&dir.fd, &draft, AtFlags::empty());
                 Err(errno)
@@ -92,6 +88,22 @@ enum Stale {
 }
 
 impl OpenDir {
+    /// Connects to the socket of this name, without waiting.
+    ///
+    /// # Errors
+    ///
+    /// As [`RuntimeDirs::connect`].
+    pub(in crate::io::negotiate) fn connect(&self, name: &str) -> Result<PeerSocket, Errno> {
+        let socket = PeerSocket::from(seqpacket()?);
+        self.connect_to(&socket, name)?;
+        Ok(socket)
+    }
+
+    fn connect_to(&self, socket: impl AsFd, name: &str) -> Result<(), Errno> {
+        let file = open_socket(&self.fd, Path::new(name))?;
+        rustix::net::connect(socket, &SocketAddrUnix::new(by_fd(&file))?)
+    }
+
     pub(super) fn inode(&self, name: &str) -> Result<(u64, u64), Errno> {
         let stat = statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW)?;
         Ok((stat.st_dev, stat.st_ino))
@@ -122,10 +134,10 @@ impl OpenDir {
         let Ok(stat) = statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) else {
             return Stale::Absent;
         };
-        let probe = || -> Result<(), Errno> {
+        let probe = || {
             let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
             let probe = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
-            rustix::net::connect(probe, &address(self, name)?)
+            self.connect_to(&probe, name)
         };
         let is_socket = FileType::from_raw_mode(stat.st_mode) == FileType::Socket;
         if is_socket && probe() == Err(Errno::CONNREFUSED) {
@@ -142,16 +154,14 @@ impl RuntimeDirs {
     /// # Errors
     ///
     /// As `connect(2)`: `NOENT` if there is none, `CONNREFUSED` if its process has ended, `AGAIN`
-    /// if it has too many connections to accept.
+    /// if it has too many connections to accept. `LOOP` if the name is a symbolic link, which is not
+    /// followed.
     pub fn connect(&self, name: &str) -> Result<PeerSocket, Errno> {
         let mut failed = Errno::NOENT;
         for path in self.to_search() {
             let Ok(dir) = self.open(&path) else { continue };
-            let socket = PeerSocket::from(seqpacket()?);
-            let connected =
-                address(&dir, name).and_then(|address| rustix::net::connect(&socket, &address));
-            match connected {
-                Ok(()) => return Ok(socket),
+            match dir.connect(name) {
+                Ok(socket) => return Ok(socket),
                 Err(Errno::NOENT) => {}
                 Err(errno) if failed == Errno::NOENT => failed = errno,
                 Err(_) => {}
@@ -189,38 +199,66 @@ pub(in crate::io::negotiate) fn names(dir: &Path) -> impl Iterator<Item = String
     names.filter_map(|entry| entry.file_name().into_string().ok())
 }
 
-/// Connects to the socket of this name in a directory, without waiting.
-pub(in crate::io::negotiate) fn connect_in(dir: &Path, name: &str) -> std::io::Result<PeerSocket> {
-    let socket = PeerSocket::from(seqpacket()?);
-    let connect = |address| rustix::net::connect(&socket, &address);
-    match SocketAddrUnix::new(dir.join(name)) {
-        Err(Errno::NAMETOOLONG) => {
-            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-            let dir = rustix::fs::open(dir, flags, Mode::empty())?;
-            connect(address_by_fd(&dir, name)?)?;
-        }
-        address => connect(address?)?,
+/// Binds a UNIX socket to a path, with this mode. Of what others may do with it, the umask of the
+/// process takes nothing away. Returns the new file.
+///
+/// No other file gets the mode: the owner of the directory may put a link or another file in the
+/// place of the name at any time, so the mode is changed by way of a descriptor, and only if that is
+/// the socket's.
+///
+/// # Errors
+///
+/// As `bind(2)`, `open(2)` and `chmod(2)`; `STALE` if another file has the name already.
+pub fn bind_with_mode(socket: impl AsFd, path: &Path, mode: u32) -> Result<OwnedFd, Errno> {
+    let mode = Mode::from_raw_mode(mode);
+    // An umask that takes away access of the owner is meant to; and each change of a file wakes those
+    // who watch the directory.
+    let is_private = !mode.intersects(Mode::RWXG | Mode::RWXO);
+    let first = match is_private {
+        true => mode,
+        false => Mode::RUSR | Mode::WUSR | UNFINISHED,
+    };
+    fchmod(&socket, first)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    let file = open_socket(CWD, path)?;
+    if is_private {
+        return Ok(file);
     }
-    Ok(socket)
+    let stat = fstat(&file)?;
+    let is_unfinished = Mode::from_raw_mode(stat.st_mode).contains(UNFINISHED);
+    if !is_unfinished || stat.st_uid != geteuid().as_raw() {
+        return Err(Errno::STALE);
+    }
+    chmod(by_fd(&file), mode)?;
+    Ok(file)
 }
 
-/// By the path of the directory, or by way of its descriptor where that is too long: an address
-/// holds 107 bytes.
-fn address(dir: &OpenDir, name: &str) -> Result<SocketAddrUnix, Errno> {
-    match SocketAddrUnix::new(dir.path.join(name)) {
-        Err(Errno::NAMETOOLONG) => address_by_fd(&dir.fd, name),
-        result => result,
+/// The file of a socket, which stays the same whatever happens to its name.
+fn open_socket(dir: impl AsFd, path: &Path) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = openat(dir, path, flags, Mode::empty())?;
+    match FileType::from_raw_mode(fstat(&file)?.st_mode) {
+        FileType::Socket => Ok(file),
+        FileType::Symlink => Err(Errno::LOOP),
+        // As `connect` has it.
+        _ => Err(Errno::CONNREFUSED),
     }
 }
 
-fn address_by_fd(dir: &OwnedFd, name: &str) -> Result<SocketAddrUnix, Errno> {
-    SocketAddrUnix::new(format!("/proc/self/fd/{}/{name}", dir.as_raw_fd()))
+/// The path of an open file, which leads to it whatever its name is now, and is shorter than the 107
+/// bytes that an address holds.
+fn by_fd(file: &OwnedFd) -> PathBuf {
+    format!("/proc/self/fd/{}", file.as_raw_fd()).into()
 }
 
 fn seqpacket() -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
 }
+
+/// Of a socket's file that has not got its mode yet. No umask takes this bit away, and sockets that
+/// are in use do not have it, so none of those is mistaken for the file.
+const UNFINISHED: Mode = Mode::SVTX;
 
 /// Before the name of a socket that does not listen yet.
 const DRAFT: &str = ".";

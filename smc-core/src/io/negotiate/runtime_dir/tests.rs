@@ -2,10 +2,13 @@ use std::fs::{self, Permissions};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{RenameFlags, renameat_with};
 use tempfile::TempDir;
 
+use super::socket::Named;
 use super::*;
 
 const NAME: &str = "d-1.sock";
@@ -159,6 +162,62 @@ fn a_name_of_another_socket_is_neither_replaced_nor_removed() {
 }
 
 #[test]
+fn a_link_in_the_place_of_a_new_name_changes_no_other_file() {
+    let world = World::new();
+    let dirs = RuntimeDirs::at(world.make("dir", 0o700));
+    let dir = dirs.open(&world.at("dir")).unwrap();
+    let secret = world.at("secret");
+    fs::write(&secret, "").unwrap();
+    fs::set_permissions(&secret, Permissions::from_mode(0o600)).unwrap();
+    let (draft, link) = (world.at("dir").join(format!(".{NAME}")), world.at("link"));
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // The owner of the directory may be another user, who can do this to any name in it.
+        scope.spawn(|| {
+            while !is_done.load(Ordering::Relaxed) {
+                symlink(&secret, &link).unwrap();
+                let exchange = || renameat_with(CWD, &link, CWD, &draft, RenameFlags::EXCHANGE);
+                while exchange().is_err() && !is_done.load(Ordering::Relaxed) {}
+                fs::remove_file(&link).unwrap();
+            }
+        });
+        for _ in 0..10_000 {
+            let _ = Named::bind(&dir, NAME, true);
+            for name in [&draft, &world.at("dir").join(NAME)] {
+                let _ = fs::remove_file(name);
+            }
+        }
+        is_done.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(secret.metadata().unwrap().mode() & 0o777, 0o600);
+}
+
+#[test]
+fn the_mode_of_a_name_does_not_depend_on_the_umask() {
+    let world = World::new();
+    let dirs = RuntimeDirs::at(world.at("dir"));
+    for (for_all, mode) in [(false, 0o600), (true, 0o666)] {
+        let _publication = Publication::new(dirs.clone(), NAME.into(), for_all).unwrap();
+        let found = world.at("dir").join(NAME).symlink_metadata().unwrap();
+        assert_eq!(found.mode() & 0o7777, mode);
+    }
+}
+
+#[test]
+fn sockets_behind_links_are_not_connected_to() {
+    let world = World::new();
+    let others = RuntimeDirs::at(world.at("others"));
+    let mut publication = publish(&others);
+    let dirs = RuntimeDirs::at(world.make("dir", 0o700));
+    symlink(world.at("others").join(NAME), world.at("dir").join(NAME)).unwrap();
+    assert_eq!(dirs.connect(NAME).unwrap_err(), Errno::LOOP);
+    // Nor is the link taken for a name that was left behind.
+    assert!(!dirs.remove_if_stale(NAME));
+    assert!(world.at("dir").join(NAME).is_symlink());
+    can_be_found(&mut publication, &others);
+}
+
+#[test]
 fn dropping_removes_the_name_and_no_other() {
     let world = World::new();
     let dirs = RuntimeDirs::at(world.at("dir"));
@@ -306,7 +365,8 @@ fn paths_longer_than_an_address_will_do() {
     let dirs = RuntimeDirs::at(world.at(&"x".repeat(200)));
     let mut publication = publish(&dirs);
     can_be_found(&mut publication, &dirs);
-    connect_in(&world.at(&"x".repeat(200)), NAME).unwrap();
+    let dir = dirs.open(&world.at(&"x".repeat(200))).unwrap();
+    dir.connect(NAME).unwrap();
 }
 
 #[test]
