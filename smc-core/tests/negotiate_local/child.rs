@@ -11,6 +11,8 @@ pub(super) enum Where<'a> {
     Here,
     /// As this user.
     As(u32),
+    /// As this user, in a user namespace in which no user has a number.
+    Unmapped(u32),
     /// In this network namespace.
     In(&'a str),
 }
@@ -34,9 +36,14 @@ impl Child {
                 command.args(["netns", "exec", netns]).arg(exe);
                 command
             }
+            Where::Unmapped(_) => {
+                let mut command = Command::new("unshare");
+                command.arg("--user").arg(exe);
+                command
+            }
             _ => Command::new(exe),
         };
-        if let Where::As(uid) = place {
+        if let Where::As(uid) | Where::Unmapped(uid) = place {
             command.uid(uid).gid(uid);
         }
         command.args([

@@ -2,10 +2,13 @@
 
 use std::net::TcpListener;
 use std::os::unix::fs::chown;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitStatus};
 
 use rustix::net::sockopt;
 use rustix::process::Signal;
-use smc_core::io::negotiate::Withdrawn;
+use smc_core::io::negotiate::runtime_dir::RuntimeDirs;
+use smc_core::io::negotiate::{Credentials, Withdrawn};
 
 use super::child::{self, Child, Where, say, stay};
 use super::raw::{RawBoard, RawChannel, listen_at};
@@ -117,17 +120,17 @@ fn users_are_kept_apart() {
         world.open_to_all();
         let strict = world.server("127.0.0.1:0");
         let to = strict.at().to_string();
-        let Some(mut stranger) = world.child_as(NOBODY, "dials", &to) else {
+        let Some(mut stranger) = world.child_as(OTHER, "dials", &to) else {
             return;
         };
         assert_eq!(stranger.line(), "plain", "not let in");
         assert_eq!(strict.accept().await, Heard::Plain);
         drop(strict);
 
-        let open = world.local().allow_uid(NOBODY);
+        let open = world.local().allow_uid(OTHER);
         let server = world.server_with(loopback(0), &SocketOptions::default(), &open);
         let to = server.at().to_string();
-        let Some(mut guest) = world.child_as(NOBODY, "dials", &to) else {
+        let Some(mut guest) = world.child_as(OTHER, "dials", &to) else {
             return;
         };
         assert_eq!(guest.line(), "offered");
@@ -142,7 +145,7 @@ fn users_are_kept_apart() {
         let cookie = sockopt::socket_cookie(&victim).unwrap();
         let path = world.dir.path.join(world.names().pop().unwrap());
         let args = format!("{} {from} {to} {cookie}", path.display());
-        let Some(mut forger) = world.child_as(NOBODY, "forges", &args) else {
+        let Some(mut forger) = world.child_as(OTHER, "forges", &args) else {
             return;
         };
         assert_eq!(forger.line(), "announced");
@@ -160,7 +163,7 @@ fn listeners_of_strangers_are_not_believed() {
         // Root trusts a directory of its own, and still not a socket in it that is not its own.
         world.open_to_all();
         fs::set_permissions(&world.dir.path, fs::Permissions::from_mode(0o1777)).unwrap();
-        let Some(mut stranger) = world.child_as(NOBODY, "listens", "127.0.0.1:0") else {
+        let Some(mut stranger) = world.child_as(OTHER, "listens", "127.0.0.1:0") else {
             return;
         };
         let to = stranger.line().parse().unwrap();
@@ -168,7 +171,7 @@ fn listeners_of_strangers_are_not_believed() {
         assert_eq!(world.names().len(), 1);
         let candidate = world.client().look_up(to).await.unwrap();
         assert!(Announced::to(&*candidate).is_none());
-        let friendly = world.local().allow_uid(NOBODY).client(&world.rt);
+        let friendly = world.local().allow_uid(OTHER).client(&world.rt);
         let candidate = friendly.look_up(to).await.unwrap();
         assert_eq!(Announced::to(&*candidate).is_some(), kernel_says());
     });
@@ -182,23 +185,65 @@ fn a_forged_name_gets_no_offer() {
     run(|world| async move {
         // The directory belongs to a user who is allowed, and who publishes there what is root's.
         world.open_to_all();
-        chown(&world.dir.path, Some(NOBODY), Some(NOBODY)).unwrap();
+        chown(&world.dir.path, Some(OTHER), Some(OTHER)).unwrap();
         let plain = TcpListener::bind(loopback(0)).unwrap();
         let cookie = sockopt::socket_cookie(&plain).unwrap();
         let to = plain.local_addr().unwrap();
         let args = format!("{} {cookie}", to.port());
-        let Some(mut forger) = world.child_as(NOBODY, "impersonates", &args) else {
+        let Some(mut forger) = world.child_as(OTHER, "impersonates", &args) else {
             return;
         };
         assert_eq!(forger.line(), "published");
-        let client = world.local().allow_uid(NOBODY).client(&world.rt);
+        let client = world.local().allow_uid(OTHER).client(&world.rt);
         let candidate = client.look_up(to).await.unwrap();
         let refused = Announced::try_with(bound_to(own_address()), &*candidate, PROPOSAL);
         let cause = FallbackCause::NotOwner {
-            uid: NOBODY,
+            uid: OTHER,
             owner: kernel_says().then_some(0),
         };
         assert_eq!(refused.err(), Some(cause));
+    });
+}
+
+#[test]
+fn users_without_a_number_are_not_taken_for_each_other() {
+    if !is_root() {
+        return println!("skipped: why: needs root to become another user");
+    }
+    let tried = Command::new("unshare")
+        .arg("--user")
+        .arg("true")
+        .uid(OTHER)
+        .status();
+    if !tried.as_ref().is_ok_and(ExitStatus::success) {
+        return println!("skipped: why: no user namespaces here: {tried:?}");
+    }
+    run(|world| async move {
+        world.open_to_all();
+        let path = world.dir.path.join("socket");
+        let _socket = listen_at(&path);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
+        // To the child both it and root are user 65534.
+        let mut child = world.child(Where::Unmapped(OTHER), "judges", "");
+        assert_eq!(child.line(), "belongs to user 65534");
+        assert_eq!(child.line(), "permission denied");
+    });
+}
+
+/// `<directory>`: says what is wrong with it, and who is behind a socket in it.
+#[test]
+#[ignore = "started by other tests"]
+fn judges() {
+    let Some(args) = child::args() else { return };
+    let dir = Path::new(&args[0]);
+    say(&match RuntimeDirs::at(dir).check(dir) {
+        Err(error) => error.problem.to_string(),
+        Ok(_) => "is right".to_owned(),
+    });
+    let channel = RawChannel::at(&dir.join("socket"));
+    say(&match Credentials::of_peer(&channel) {
+        Err(error) => error.kind().to_string(),
+        Ok(peer) => peer.uid.to_string(),
     });
 }
 
@@ -317,5 +362,5 @@ fn guest(world: &World) -> Arc<dyn Client> {
     world.local().allow_uid(0).client(&world.rt)
 }
 
-/// A user without any rights.
-const NOBODY: u32 = 65534;
+/// A user without any rights, who need not have an account.
+const OTHER: u32 = 990;

@@ -88,6 +88,12 @@ pub(super) fn hello() -> Vec<u8> {
     [&b"\x01SMCL\x04"[..], &stat.st_ino.to_le_bytes()].concat()
 }
 
+impl AsFd for RawChannel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
 /// A socket that listens like that of a listener.
 pub(super) fn listen_at(path: &Path) -> OwnedFd {
     let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();

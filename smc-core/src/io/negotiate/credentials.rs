@@ -1,5 +1,7 @@
+use std::fs::read_to_string;
 use std::io;
 use std::os::fd::AsFd;
+use std::sync::OnceLock;
 
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
@@ -19,10 +21,15 @@ impl Credentials {
     ///
     /// # Errors
     ///
-    /// As `getsockopt(2)`.
+    /// As `getsockopt(2)`; `PermissionDenied` if the user has no number in our user namespace, so
+    /// that it cannot be told from others.
     pub fn of_peer(socket: &impl AsFd) -> io::Result<Self> {
         // Not rustix's: it has no way to say that there is no process number.
         let peer = getsockopt(socket, PeerCredentials)?;
+        if is_ambiguous_user(peer.uid()) {
+            let why = "the user has no number in this user namespace";
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+        }
         Ok(Self {
             uid: peer.uid(),
             pid: peer.pid(),
@@ -34,4 +41,25 @@ impl Credentials {
     pub fn is_same_process(self, other: Self) -> bool {
         self.uid == other.uid && (self.pid == other.pid || self.pid == 0 || other.pid == 0)
     }
+}
+
+/// Whether the number of a user may stand for several: in a user namespace all who have no number
+/// there are seen with the same one, also as owners of files.
+#[must_use]
+pub fn is_ambiguous_user(uid: u32) -> bool {
+    static OVERFLOW: OnceLock<u32> = OnceLock::new();
+    let overflow = || {
+        let set = read_to_string("/proc/sys/kernel/overflowuid").ok();
+        set.and_then(|uid| uid.trim().parse().ok())
+            .unwrap_or(65_534)
+    };
+    // A process can enter a user namespace at any time; the number is that of the whole system.
+    uid == *OVERFLOW.get_or_init(overflow) && !has_all_users()
+}
+
+/// Whether all users have numbers in the user namespace of this process.
+fn has_all_users() -> bool {
+    let map = read_to_string("/proc/self/uid_map").unwrap_or_default();
+    let length = |line: &str| line.split_whitespace().nth(2)?.parse::<u64>().ok();
+    map.lines().filter_map(length).sum::<u64>() >= u32::MAX.into()
 }

@@ -44,7 +44,7 @@ pub mod runtime_dir;
 
 pub use assume::{Assume, Never};
 pub use chain::Chain;
-pub use credentials::Credentials;
+pub use credentials::{Credentials, is_ambiguous_user};
 pub use early::{Early, Precedent};
 pub use local::Local;
 #[cfg(feature = "syn-option")]

@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::geteuid;
 use smc_core::device::DeviceError;
+use smc_core::io::negotiate::is_ambiguous_user;
 use smc_core::io::negotiate::passed::PeerSocket;
 use smc_core::io::negotiate::runtime_dir::{Publication, RuntimeDirs};
 use smc_core::mem::{Region, check_file_size};
@@ -189,7 +190,7 @@ impl Files {
 fn check_owner(stat: &Stat, path: &Path) -> Result<(), DeviceError> {
     let (uid, mode) = (stat.st_uid, stat.st_mode & 0o7777);
     let path = path.display();
-    let why = if uid != geteuid().as_raw() {
+    let why = if uid != geteuid().as_raw() || is_ambiguous_user(uid) {
         format!("{path} belongs to user {uid}")
     } else if mode & 0o022 != 0 {
         format!("{path} can be changed by other users: mode {mode:04o}")

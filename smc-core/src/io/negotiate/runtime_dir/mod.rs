@@ -24,6 +24,7 @@ use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, openat, stat
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
+use super::is_ambiguous_user;
 use crate::error::DirectoryProblem;
 
 /// In which directories the sockets of a user's processes are.
@@ -299,8 +300,8 @@ impl RuntimeDirs {
     /// A directory of a user who may own it, that no one else can change.
     fn judge(&self, path: &Path, uid: u32, mode: u32) -> Result<(), RuntimeDirError> {
         let is_given = self.given.is_some();
-        let problem = if uid != self.own && !(is_given && (uid == 0 || self.others.contains(&uid)))
-        {
+        let is_permitted = uid == self.own || is_given && (uid == 0 || self.others.contains(&uid));
+        let problem = if !is_permitted || is_ambiguous_user(uid) {
             DirectoryProblem::Owner { uid }
         } else if FileType::from_raw_mode(mode) != FileType::Directory {
             DirectoryProblem::NotDirectory
