@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use common::{Helper, PATIENCE, Role};
 use smc_core::Endpoint;
+use smc_core::io::negotiate::runtime_dir::RuntimeDirs;
 use smc_transport_loop::LoopDevice;
 
 /// Users that need not have accounts.
@@ -40,6 +41,8 @@ fn helper_process() {
         "system" => system(),
         "nowhere" => nowhere(),
         "idle" => idle(),
+        "elevated" => elevated(),
+        "search" => search(&role),
         other => panic!("no role {other}"),
     }
 }
@@ -344,6 +347,36 @@ fn nowhere() {
     // And is found as soon as there is one.
     make("/tmp", 0, 0o1777);
     until_smc(&mut client, &to);
+}
+
+#[test]
+fn the_environment_does_not_say_where_a_set_user_id_program_looks() {
+    in_a_world("elevated");
+}
+
+fn elevated() {
+    make("/run/given", OTHER, 0o700);
+    let program = "/tmp/program";
+    fs::copy(std::env::current_exe().expect("own path"), program).expect("copy");
+    chown(program, Some(USER), Some(USER)).expect("owner");
+    let is_heeded = |mode| {
+        fs::set_permissions(program, fs::Permissions::from_mode(mode)).expect("mode");
+        let mut command = Command::new(program);
+        command.args(["helper_process", "--exact", "--ignored", "--nocapture"]);
+        command.uid(OTHER).gid(OTHER);
+        command.env("SMC_RUNTIME_DIR", "/run/given");
+        command.env("XDG_RUNTIME_DIR", "/run/given");
+        let places = Helper::spawn(command, "search", Path::new("/")).hear();
+        places.contains("/run/given")
+    };
+    assert!(is_heeded(0o755));
+    assert!(!is_heeded(0o4755), "user");
+    assert!(!is_heeded(0o2755), "group");
+}
+
+/// Says where it looks.
+fn search(role: &Role) {
+    role.say(format!("{:?}", RuntimeDirs::from_env().to_search()));
 }
 
 #[test]

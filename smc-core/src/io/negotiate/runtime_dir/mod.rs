@@ -4,6 +4,7 @@
 //! directories a socket is published and in which it is looked for. [`Publication`] is a socket
 //! that has its name there, again whenever the name is removed. Both need `/proc`.
 
+mod elevated;
 mod error;
 mod publication;
 mod socket;
@@ -29,7 +30,9 @@ use crate::error::DirectoryProblem;
 
 /// In which directories the sockets of a user's processes are.
 ///
-/// With `$SMC_RUNTIME_DIR`, that one and no other. Without:
+/// With `$SMC_RUNTIME_DIR`, that one and no other. Without, or in a program that has rights which the
+/// user who started it has not (`AT_SECURE`, as set-user-ID programs have it), which takes neither
+/// this nor `$XDG_RUNTIME_DIR` from the environment:
 ///
 /// 1. `/run/smc-<uid>`, if it is the user's. Root makes its own; for another user it is there if
 ///    an administrator or systemd (`RuntimeDirectory=smc-<uid>`) has made it.
@@ -69,6 +72,9 @@ impl RuntimeDirs {
     /// The directories by the environment of this process, as it is now.
     #[must_use]
     pub fn from_env() -> Self {
+        if elevated::is_elevated() {
+            return Self::default_places();
+        }
         let set = |name| {
             std::env::var_os(name)
                 .filter(|value| !value.is_empty())
