@@ -20,6 +20,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, Stat, fstat, openat, statat};
 use rustix::io::Errno;
@@ -57,7 +59,12 @@ pub struct RuntimeDirs {
     own: u32,
     /// Users who may own a directory that was given, or write to it if it is sticky.
     others: Vec<u32>,
+    /// Those with a random name.
+    found: Arc<Mutex<Found>>,
 }
+
+/// Directories, and when they were found.
+type Found = Option<(Instant, Vec<PathBuf>)>;
 
 /// A directory that was opened and checked.
 #[derive(Debug)]
@@ -97,6 +104,7 @@ impl RuntimeDirs {
             tmp: "/tmp".into(),
             own: geteuid().as_raw(),
             others: Vec::new(),
+            found: Arc::default(),
         }
     }
 
@@ -132,7 +140,8 @@ impl RuntimeDirs {
     /// Where to look for a socket. Not all of these exist, and they are not checked yet.
     ///
     /// Reads `/tmp` if `/tmp/smc-<uid>` is not the user's, and there is none of the directories
-    /// before it that all processes of the user have in common; 65,536 entries of it at most.
+    /// before it that all processes of the user have in common; 65,536 entries of it at most. What
+    /// that finds is remembered for a second.
     #[must_use]
     pub fn to_search(&self) -> Vec<PathBuf> {
         if let Some(given) = &self.given {
@@ -144,7 +153,7 @@ impl RuntimeDirs {
         paths.dedup();
         let common = [self.system(), self.user_session()];
         if self.is_taken() && !common.iter().any(|path| self.check(path).is_ok()) {
-            paths.extend(self.spares());
+            paths.extend(self.recent_spares());
         }
         paths
     }
@@ -284,6 +293,7 @@ impl RuntimeDirs {
         let spare = existing.or_else(|| {
             let random = crate::random::bytes::<8>().ok()?;
             let name = format!("{}{:016x}", self.spare_prefix(), u64::from_ne_bytes(random));
+            *self.found() = None;
             self.make_and_open(&self.tmp.join(name)).ok()
         });
         let spare = spare.map(|dir| OpenDir {
@@ -349,6 +359,24 @@ impl RuntimeDirs {
         error.as_ref().is_some_and(RuntimeDirError::is_in_the_way)
     }
 
+    /// Those that were found a moment ago, or are there now.
+    fn recent_spares(&self) -> Vec<PathBuf> {
+        // Locked, so that others do not search meanwhile.
+        let mut found = self.found();
+        match &*found {
+            Some((at, spares)) if at.elapsed() < SPARES_LAST => spares.clone(),
+            _ => {
+                let spares = self.spares();
+                *found = Some((Instant::now(), spares.clone()));
+                spares
+            }
+        }
+    }
+
+    fn found(&self) -> MutexGuard<'_, Found> {
+        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Directories of this user with a random name, in the order of the names, so that processes
     /// choose the same.
     fn spares(&self) -> Vec<PathBuf> {
@@ -383,6 +411,9 @@ const MAX_ENTRIES: usize = 65_536;
 /// Directories with a random name that are looked in. Processes that start at the same time may make
 /// one each; others make none.
 const MAX_SPARES: usize = 16;
+
+/// How long what a search of `/tmp` has found is remembered: other users can make it a long one.
+const SPARES_LAST: Duration = Duration::from_secs(1);
 
 #[cfg(test)]
 mod tests;

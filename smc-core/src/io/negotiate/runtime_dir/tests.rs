@@ -46,6 +46,7 @@ impl World {
             tmp: self.at("tmp"),
             own: geteuid().as_raw(),
             others: Vec::new(),
+            found: Arc::default(),
         }
     }
 
@@ -442,6 +443,32 @@ fn a_place_that_is_taken_leads_to_one_with_a_random_name() {
     drop((first, second));
     let names = world.temporary();
     assert_eq!(names.len(), 5, "no random name is left behind: {names:?}");
+}
+
+#[test]
+fn what_a_search_has_found_is_remembered_for_a_moment() {
+    let world = World::new();
+    let dirs = world.dirs();
+    let own = format!("tmp/smc-{}", dirs.own);
+    world.make(&own, 0o777);
+    let spare = world.make(&format!("{own}-0000000000000001"), 0o700);
+    loop {
+        let since = Instant::now();
+        assert!(dirs.to_search().contains(&spare));
+        fs::remove_dir(&spare).unwrap();
+        let (again, copied) = (dirs.to_search(), dirs.clone().to_search());
+        let is_soon = since.elapsed() < SPARES_LAST;
+        world.make(&format!("{own}-0000000000000001"), 0o700);
+        if is_soon {
+            assert!(again.contains(&spare) && copied.contains(&spare));
+            break;
+        }
+    }
+    // One that this process makes is known at once.
+    fs::remove_dir(&spare).unwrap();
+    let publication = publish(&dirs);
+    let place = publication.directories().next().unwrap();
+    assert!(dirs.to_search().contains(&place.to_owned()));
 }
 
 #[test]
