@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitStatus};
 
 use rustix::net::sockopt;
-use rustix::process::Signal;
+use rustix::process::{Signal, Uid};
 use smc_core::io::negotiate::runtime_dir::RuntimeDirs;
 use smc_core::io::negotiate::{Credentials, Withdrawn};
 
@@ -202,6 +202,45 @@ fn a_forged_name_gets_no_offer() {
             owner: kernel_says().then_some(0),
         };
         assert_eq!(refused.err(), Some(cause));
+    });
+}
+
+#[test]
+fn a_listening_socket_of_another_user_is_plain_and_says_so() {
+    if !is_root() {
+        return println!("skipped: why: needs root to give a socket to another user");
+    }
+    run(|world| async move {
+        if !kernel_says() {
+            return println!("skipped: why: no sock_diag here");
+        }
+        let options = SocketOptions::default();
+        let acceptor = world
+            .rt
+            .bind(loopback(0), &options, &mut |_| Ok(()))
+            .unwrap();
+        // As a service has it whose manager, of another user, has made it.
+        rustix::fs::fchown(acceptor.fd().unwrap(), Some(Uid::from_raw(OTHER)), None).unwrap();
+        let at = acceptor.local_addr().unwrap();
+        let published = world.local().publish(&world.rt, at, acceptor.fd()).unwrap();
+        let server = Server {
+            acceptor,
+            published,
+        };
+        let client = world.client();
+        let candidate = client.look_up(at).await.unwrap();
+        let refused = Announced::try_with(bound_to(own_address()), &*candidate, PROPOSAL);
+        let cause = FallbackCause::NotOwner {
+            uid: 0,
+            owner: Some(OTHER),
+        };
+        assert_eq!(refused.err(), Some(cause.clone()));
+        let _plain = world.dial(&*client, at).await;
+        let verdict = server.accept_stream().await.1;
+        assert!(
+            matches!(&verdict, Verdict::Plain(said) if *said == cause),
+            "{verdict:?}"
+        );
     });
 }
 

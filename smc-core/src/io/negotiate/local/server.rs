@@ -10,15 +10,17 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use atomic_waker::AtomicWaker;
+use rustix::fs::fstat;
 use rustix::io::Errno;
 use rustix::net::sockopt::{ipv6_v6only, socket_cookie, socket_reuseport};
+use rustix::process::geteuid;
 
 use super::board::{Card, Turn, Voice};
 use super::directory::{Entry, Scope};
 use super::inbox::{Claimed, Collected, Inbox, Pair, Proof};
 use super::message::ToClient;
 use super::netns::{NetNs, canonical};
-use super::{Local, lock, proof};
+use super::{Local, is_own, lock, proof};
 use crate::error::{FallbackCause, OsError};
 use crate::io::negotiate::runtime_dir::Publication;
 use crate::io::negotiate::{Aside, Published, Verdict};
@@ -37,6 +39,8 @@ struct Shared {
     runtime: Arc<dyn Runtime>,
     netns: NetNs,
     inbox: Mutex<Inbox>,
+    /// Why a connection was not offered, as far as that is known beforehand.
+    not_offered: FallbackCause,
     closed: AtomicBool,
     /// The task, while it waits.
     task: AtomicWaker,
@@ -76,6 +80,13 @@ impl Listening {
             runtime: runtime.clone(),
             netns,
             inbox: Mutex::new(inbox),
+            not_offered: match fstat(tcp).map_err(inspect)?.st_uid {
+                owner if is_own(owner) => FallbackCause::NotOffered,
+                owner => FallbackCause::NotOwner {
+                    uid: geteuid().as_raw(),
+                    owner: Some(owner),
+                },
+            },
             closed: AtomicBool::new(false),
             task: AtomicWaker::new(),
         });
@@ -120,7 +131,7 @@ impl Listening {
     /// Why a connection was not claimed.
     fn cause(&self) -> FallbackCause {
         let cause = lock(&self.shared.inbox).take_cause();
-        cause.unwrap_or(FallbackCause::NotOffered)
+        cause.unwrap_or_else(|| self.shared.not_offered.clone())
     }
 
     /// Looks for a connection's addresses on the boards that are known, then on those that have
