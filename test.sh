@@ -174,7 +174,8 @@ step_wire() {
 step each integration network? "streams, negotiation, devices and tools, each in their own processes"
 step_integration() {
     local dirs=(smc-core smc-transport-loop smc-transport-ism smc-testkit smc-tools examples) names
-    names=$(tests_of "${dirs[@]}" | grep -vxE -- '--test=(conformance|model|kill|endings)')
+    names=$(tests_of "${dirs[@]}" | grep -vxE -- \
+        '--test=(conformance|model|kill|endings|checked_copies)')
     verdicts 1200 cargo test "${locked[@]}" "${ALL[@]}" --no-fail-fast $names -- --show-output
 }
 
@@ -255,6 +256,12 @@ step_bench() {
     for runtime in smol tokio tokio-mt; do
         quiet 300 "$PROGRAMS/smc" bench "${least[@]}" --runtime "$runtime"
     done
+}
+
+step all release - "what only code as optimised as that of users can do wrong"
+step_release() {
+    CARGO_PROFILE_RELEASE_LTO=thin verdicts 900 cargo test "${locked[@]}" "${PROFILE[@]}" \
+        -p smc-core --test checked_copies -- --show-output
 }
 
 step all fuzz fuzz "fuzz targets of the wire format, some seconds each"

@@ -2,6 +2,8 @@
 
 use std::ptr::NonNull;
 
+use super::sync::{Ordering, compiler_fence};
+
 /// How data gets into memory that another processor reads next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum By {
@@ -32,7 +34,7 @@ pub(super) unsafe fn into_region(data: &[u8], to: NonNull<u8>) {
     }
 }
 
-/// Fills `to`.
+/// Fills `to`, with bytes that later writes of a peer do not change.
 ///
 /// # Safety
 ///
@@ -51,6 +53,9 @@ pub(super) unsafe fn out_of_region(from: NonNull<u8>, to: &mut [u8]) {
         // copied bytes arbitrary, which any `u8` may be.
         unsafe { std::ptr::copy_nonoverlapping(from, piece.as_mut_ptr(), piece.len()) };
     }
+    // The compiler sees no write to the region between here and the use of the copy. It could leave
+    // the copy out, and read the region again after the caller has checked what it read before.
+    compiler_fence(Ordering::SeqCst);
 }
 
 /// As [`into_region`], past the caches.

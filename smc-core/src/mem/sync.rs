@@ -15,5 +15,8 @@ pub use {
     model::{AtomicU64, fence},
 };
 
+/// Keeps the compiler from moving accesses to memory past it; the processor does not see it.
+pub use std::sync::atomic::compiler_fence;
+
 #[cfg(smc_loom)]
 pub mod model;
