@@ -7,25 +7,29 @@ use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 use smc_wire::types::Gid;
 
+use crate::mem::WipedOnFork;
+
 /// Random bytes of the system, at most 256. Mostly without a system call.
+///
+/// A child process of `fork` draws others than its parent, and knows none that its parent will draw.
 ///
 /// # Errors
 ///
 /// When the system has no randomness to give.
 pub fn bytes<const N: usize>() -> io::Result<[u8; N]> {
-    STOCK.with_borrow_mut(|stock| {
-        if stock.left < N {
-            fill(&mut stock.bytes)?;
-            stock.left = stock.bytes.len();
+    let of_stock = |stock: &RefCell<Option<WipedOnFork>>| {
+        let mut stock = stock.borrow_mut();
+        stock.as_mut().map(|memory| take(memory.bytes()))
+    };
+    match STOCK.try_with(of_stock) {
+        Ok(Some(taken)) => taken,
+        // There can be no stock, or the thread is at its end.
+        Ok(None) | Err(_) => {
+            let mut bytes = [0; N];
+            fill(&mut bytes)?;
+            Ok(bytes)
         }
-        stock.left = stock.left.saturating_sub(N);
-        let taken = stock.bytes.get_mut(stock.left..);
-        let taken = taken.and_then(|rest| rest.first_chunk_mut());
-        // Nothing is left behind that would tell what was given out.
-        taken
-            .map(|taken| std::mem::replace(taken, [0; N]))
-            .ok_or_else(|| io::ErrorKind::InvalidInput.into())
-    })
+    }
 }
 
 /// A name for an emulated SMC-D device.
@@ -49,7 +53,30 @@ pub fn is_emulated_gid(gid: Gid) -> bool {
     gid.hi().0 != 0 && gid.lo().0 != 0
 }
 
-fn fill(bytes: &mut [u8; 256]) -> io::Result<()> {
+/// Takes bytes off a stock, which is filled first if it has too few. Zeroed memory is an empty one.
+fn take<const N: usize>(stock: &mut [u8]) -> io::Result<[u8; N]> {
+    let too_many = || io::Error::from(io::ErrorKind::InvalidInput);
+    let (left, bytes) = stock.split_first_chunk_mut().ok_or_else(too_many)?;
+    let mut count = usize::from_ne_bytes(*left);
+    if count < N {
+        fill(bytes)?;
+        count = bytes.len();
+    }
+    count = count.checked_sub(N).ok_or_else(too_many)?;
+    *left = count.to_ne_bytes();
+    let taken = bytes
+        .get_mut(count..)
+        .and_then(|rest| rest.first_chunk_mut());
+    // Nothing is left behind that would tell what was given out.
+    taken
+        .map(|taken| std::mem::replace(taken, [0; N]))
+        .ok_or_else(too_many)
+}
+
+fn fill(bytes: &mut [u8]) -> io::Result<()> {
+    if bytes.len() > AT_ONCE {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
     loop {
         // As many come in one piece, once the system has collected enough randomness.
         match getrandom(&mut *bytes, GetRandomFlags::empty()) {
@@ -60,19 +87,14 @@ fn fill(bytes: &mut [u8; 256]) -> io::Result<()> {
     }
 }
 
-/// Random bytes that nobody has had yet, so that not each number is a system call.
-struct Stock {
-    bytes: [u8; 256],
-    left: usize,
-}
+/// Bytes that the system gives in one piece.
+const AT_ONCE: usize = 256;
 
 thread_local! {
-    static STOCK: RefCell<Stock> = const {
-        RefCell::new(Stock {
-            bytes: [0; 256],
-            left: 0,
-        })
-    };
+    /// How many bytes are left, and random bytes that nothing has had yet, so that not each number
+    /// is a system call.
+    static STOCK: RefCell<Option<WipedOnFork>> =
+        RefCell::new(WipedOnFork::new(size_of::<usize>() + AT_ONCE).ok());
 }
 
 #[cfg(test)]
@@ -83,6 +105,7 @@ mod tests {
     fn numbers_differ_also_beyond_one_stock() {
         let mut seen = std::collections::BTreeSet::new();
         assert!((0..1000).all(|_| seen.insert(bytes::<16>().unwrap())));
+        assert!(bytes::<256>().unwrap().iter().any(|byte| *byte != 0));
         assert!(bytes::<300>().is_err());
     }
 

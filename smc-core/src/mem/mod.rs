@@ -21,6 +21,7 @@ mod shared;
 pub(crate) use copy::{By, CAN_CHOOSE};
 pub(crate) use element::RingWriter;
 pub use element::{Element, HEADER_LEN, TrustPeers};
+pub(crate) use shared::WipedOnFork;
 pub use shared::{MemoryError, check_file_size, memory_file};
 
 use std::any::Any;

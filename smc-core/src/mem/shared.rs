@@ -11,7 +11,7 @@ use rustix::fs::{
     memfd_create,
 };
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 use rustix::process::{Resource, getrlimit};
 
 use super::Region;
@@ -105,6 +105,35 @@ impl Region {
     }
 }
 
+/// Memory of this process alone, which is zeroed in a child process of `fork`.
+#[derive(Debug)]
+pub(crate) struct WipedOnFork(Mapping);
+
+impl WipedOnFork {
+    /// Fresh zeroed memory of `len` bytes.
+    ///
+    /// # Errors
+    ///
+    /// When there is none, or the system cannot wipe it (`EINVAL`: Linux before 4.14).
+    pub(crate) fn new(len: usize) -> io::Result<Self> {
+        // SAFETY: the kernel chooses a free address, so nothing that exists is touched.
+        let start =
+            unsafe { mmap_anonymous(std::ptr::null_mut(), len, READ_WRITE, MapFlags::PRIVATE) }?;
+        let mapping = Mapping::new(start, len)?;
+        // SAFETY: the span was just mapped, and this process sees no difference.
+        unsafe { madvise(start, len, Advice::LinuxWipeOnFork) }?;
+        Ok(Self(mapping))
+    }
+
+    /// The bytes, whatever was last written there in this process.
+    pub(crate) fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: the span is mapped, zeroed by the kernel at first, and belongs to this object,
+        // which is borrowed exclusively. No other process has it. In a child process it is zeroed
+        // within the call of `fork`, by the thread that would have to have it borrowed.
+        unsafe { std::slice::from_raw_parts_mut(self.0.start.as_ptr(), self.0.len) }
+    }
+}
+
 /// A fresh zeroed memory file, sealed so that it keeps its length, in bytes.
 ///
 /// # Errors
@@ -179,22 +208,29 @@ impl From<MemoryError> for io::Error {
 }
 
 /// Unmapped when dropped.
+#[derive(Debug)]
 struct Mapping {
     start: NonNull<u8>,
     len: usize,
 }
 
-// SAFETY: the span belongs to this object alone within the process and is accessed through regions
-// only, which are made for concurrent writers.
+// SAFETY: the span belongs to this object alone within the process. It is accessed through regions
+// only, which are made for concurrent writers, or through the one `WipedOnFork` that owns it.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; no method gives a reference to the bytes.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Takes over what was just mapped.
-    fn region(start: *mut c_void, len: usize) -> rustix::io::Result<Region> {
+    fn new(start: *mut c_void, len: usize) -> rustix::io::Result<Self> {
         let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;
-        let owner = Arc::new(Self { start, len });
+        Ok(Self { start, len })
+    }
+
+    /// The same, as a region.
+    fn region(start: *mut c_void, len: usize) -> rustix::io::Result<Region> {
+        let owner = Arc::new(Self::new(start, len)?);
+        let start = owner.start;
         // SAFETY: the memory stays mapped while `owner` lives, and what is under it stays: pages
         // of this process, or as the callers of `map` see to. Mappings start on a page, and this
         // process reaches the memory through regions only.

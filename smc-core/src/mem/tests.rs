@@ -1,5 +1,12 @@
+use std::collections::BTreeSet;
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
+
 use super::copy::PIECE;
 use super::*;
+use crate::random;
 
 #[test]
 fn spans_that_pass_the_end_are_refused_and_change_nothing() {
@@ -69,4 +76,27 @@ fn past_the_caches_data_goes_on_at_the_start_of_the_ring() {
     assert!(out == data);
     assert_eq!(element.producer().load(Ordering::Relaxed), 0);
     assert!(element.write_by(By::Memory, ring, &data[..1]).is_err());
+}
+
+#[test]
+fn a_child_process_draws_other_numbers_than_its_parent() {
+    let numbers = || (0..100).map(|_| random::bytes::<16>());
+    // From here on this thread has some in stock.
+    random::bytes::<16>().unwrap();
+    let (mut ours, theirs) = UnixStream::pair().unwrap();
+    let mut child = Command::new("true");
+    // SAFETY: between `fork` and `exec` the child draws numbers and writes to a socket, which are
+    // system calls and copies: this thread has its stock, so that nothing has to be allocated.
+    unsafe {
+        child.pre_exec(move || numbers().try_for_each(|number| (&theirs).write_all(&number?)))
+    };
+    assert!(child.status().unwrap().success());
+    drop(child);
+    let mut in_child = Vec::new();
+    ours.read_to_end(&mut in_child).unwrap();
+    let in_child: BTreeSet<_> = in_child.chunks_exact(16).map(<[u8]>::to_vec).collect();
+    assert_eq!(in_child.len(), 100);
+    for number in numbers() {
+        assert!(!in_child.contains(number.unwrap().as_slice()));
+    }
 }

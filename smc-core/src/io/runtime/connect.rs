@@ -6,14 +6,11 @@
 //! exclusive use, then, when the range is crowded, shared with connections to other destinations
 //! (`SO_REUSEADDR`), as `connect` itself does with the ports it picks.
 
-use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::io::Errno;
 use rustix::net::{SocketType, sockopt};
@@ -145,7 +142,8 @@ struct Ports {
 impl Ports {
     fn draw(&self) -> Option<u16> {
         let (first, last) = (u64::from(*self.range.start()), u64::from(*self.range.end()));
-        let port = u16::try_from(first + random() % (last + 1 - first)).ok()?;
+        let random = u64::from_ne_bytes(crate::random::bytes().ok()?);
+        let port = u16::try_from(first + random % (last + 1 - first)).ok()?;
         Some(port).filter(|port| !self.reserved.iter().any(|range| range.contains(port)))
     }
 }
@@ -173,14 +171,6 @@ fn ports() -> Option<&'static Ports> {
 fn port_range(text: &str) -> Option<RangeInclusive<u16>> {
     let (first, last) = text.split_once('-').unwrap_or((text, text));
     Some(first.parse().ok()?..=last.parse().ok()?)
-}
-
-/// A number that nobody outside needs to be unable to guess.
-fn random() -> u64 {
-    static KEYS: OnceLock<RandomState> = OnceLock::new();
-    static COUNT: AtomicU64 = AtomicU64::new(0);
-    KEYS.get_or_init(RandomState::new)
-        .hash_one(COUNT.fetch_add(1, Ordering::Relaxed))
 }
 
 /// Random ports tried for exclusive use. Nine of ten may be taken before sharing gets likely.
