@@ -103,6 +103,7 @@ in_all_ways! {
     a_long_stream_by_reservations_and_guards
     only_what_is_committed_goes_out
     misuse_is_refused_and_sends_nothing
+    a_full_reservation_takes_no_more_at_the_end_of_the_ring_either
     a_slice_shows_what_was_written_before
     guards_and_other_reads_in_turn
     guards_are_split_and_detached
@@ -213,6 +214,25 @@ async fn misuse_is_refused_and_sends_nothing(scene: Scene) {
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
     writer.close().await.unwrap();
     assert!(reader.read_guard(10).await.unwrap().is_empty());
+}
+
+async fn a_full_reservation_takes_no_more_at_the_end_of_the_ring_either(scene: Scene) {
+    let (mut writer, mut reader) = scene.pair().await;
+    let mut space = writer.reserve(1 << 20).await.unwrap();
+    let all = vec![7; space.len()];
+    space.write_all(&all).unwrap();
+    assert_eq!(space.write(b"more").unwrap(), 0);
+    assert_eq!(space.write(b"").unwrap(), 0);
+    space.write_at(all.len(), b"").unwrap();
+    let error = space.write_at(all.len(), b"1").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput);
+    let reading = async {
+        let mut read = vec![0; all.len()];
+        reader.read_exact(&mut read).await.unwrap();
+        assert!(read == all);
+    };
+    let (committed, ()) = zip(space.commit(all.len()), reading).await;
+    committed.unwrap();
 }
 
 async fn a_slice_shows_what_was_written_before(scene: Scene) {

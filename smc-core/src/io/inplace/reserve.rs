@@ -132,6 +132,8 @@ impl<'a> Reservation<'a> {
             return Err(Error::Misuse("write passes the end of the reservation").into());
         };
         match &mut self.buffer {
+            // Behind a full reservation the ring may be at its end, where it has no place.
+            Buffer::InPlace if data.is_empty() => {}
             Buffer::InPlace => {
                 self.is_touched = true;
                 self.side.put_at(offset, data)?;
