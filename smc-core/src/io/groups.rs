@@ -262,14 +262,9 @@ impl Groups {
         self.step(|inner| inner.registry.set_full(group, is_full));
     }
 
-    /// A token that no connection of the endpoint has, never zero.
-    pub(crate) fn alert_token(&self) -> AlertToken {
-        loop {
-            let last = self.last_token.fetch_add(1, Ordering::Relaxed);
-            if let Some(token) = AlertToken::new(last.wrapping_add(1)) {
-                return token;
-            }
-        }
+    /// A token for a connection of a group in which some are taken, never zero.
+    pub(crate) fn alert_token(&self, is_taken: impl Fn(AlertToken) -> bool) -> AlertToken {
+        next_token(&self.last_token, is_taken)
     }
 
     /// Where further links of a group could be opened.
@@ -468,5 +463,29 @@ impl Drop for CancelOnDrop<'_> {
                 Some(_) => inner.registry.cancel(now, waiter),
                 None => {}
             });
+    }
+}
+
+/// The next number that is a token and not taken. A group has far fewer connections than there are
+/// numbers.
+fn next_token(last: &AtomicU32, is_taken: impl Fn(AlertToken) -> bool) -> AlertToken {
+    loop {
+        let number = last.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        if let Some(token) = AlertToken::new(number).filter(|token| !is_taken(*token)) {
+            return token;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_start_again_with_those_that_are_not_taken() {
+        let last = AtomicU32::new(u32::MAX - 2);
+        let is_taken = |token: AlertToken| [u32::MAX, 1, 2].contains(&token.get());
+        assert_eq!(next_token(&last, is_taken).get(), u32::MAX - 1);
+        assert_eq!(next_token(&last, is_taken).get(), 3);
     }
 }

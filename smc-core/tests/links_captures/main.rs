@@ -184,7 +184,7 @@ impl<'a> Replay<'a> {
                 self.group.establish(now);
             }
             Repr::ConfirmRkey(message) if message.step == RkeyStep::Request => {
-                let rmb = RmbId(u32::try_from(self.rmbs.len()).unwrap());
+                let rmb = RmbId(u64::try_from(self.rmbs.len()).unwrap());
                 self.rmbs.push((message.rkey, rmb));
                 let key = RmbKey {
                     device: DEVICE,

@@ -78,7 +78,7 @@ pub use slots::{Overflow, Posted, SLOT_PATIENCE, SendSlots, Turn, WAITING_MAX};
 /// Names a receive buffer of ours within a link group, by choice of whoever owns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[expect(clippy::exhaustive_structs, reason = "a plain number")]
-pub struct RmbId(pub u32);
+pub struct RmbId(pub u64);
 
 #[cfg(test)]
 mod tests;

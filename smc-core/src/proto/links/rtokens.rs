@@ -7,9 +7,13 @@ use super::LinkId;
 /// Most RMBs of the peer that a link group knows (behaviour 2.3).
 pub const RTOKENS_MAX: usize = 255;
 
+/// Most names that are kept of a buffer: a group has three links at a time, so that a handshake can
+/// have begun with one of three.
+const NAMES_MAX: usize = 3;
+
 /// Names an RMB of the peer; never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct RtokenId(u32);
+pub struct RtokenId(u64);
 
 /// All [`RTOKENS_MAX`] slots are taken (decline code 0x09990001; a server opens a new group).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -24,7 +28,7 @@ pub struct TableFull;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Rtokens {
     entries: Vec<Entry>,
-    last: u32,
+    last: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -35,7 +39,7 @@ struct Entry {
     /// It had users, and has none any more.
     is_left: bool,
     keys: Vec<Key>,
-    /// What it was called on links that are gone.
+    /// What it was called on links that are gone, at most [`NAMES_MAX`].
     names: Vec<Key>,
 }
 
@@ -123,7 +127,8 @@ impl Rtokens {
     /// A link is gone, and with it its keys.
     ///
     /// Those of entries that no connection has used yet are kept as names: a handshake under way
-    /// knows the RMB by the key on the link that it began with.
+    /// knows the RMB by the key on the link that it began with. The first ones are: links that the
+    /// handshake can have begun with go before those that came later.
     pub(super) fn clear_link(&mut self, link: LinkId) {
         for entry in &mut self.entries {
             let (gone, keys) = std::mem::take(&mut entry.keys)
@@ -132,6 +137,7 @@ impl Rtokens {
             entry.keys = keys;
             if entry.users == 0 && !entry.is_left {
                 entry.names.extend::<Vec<_>>(gone);
+                entry.names.truncate(NAMES_MAX);
             }
         }
         self.sweep();
@@ -167,5 +173,27 @@ impl Entry {
     fn has(&self, link: LinkId, rkey: Rkey) -> bool {
         let mut keys = self.keys.iter();
         keys.any(|key| key.link == link && key.rkey == rkey)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_that_is_never_used_collects_no_names() {
+        let mut rtokens = Rtokens::default();
+        let (first, rkey, addr) = (LinkId(1), Rkey(7), RmbAddr(7));
+        let id = rtokens.add(first, rkey, addr).unwrap();
+        for link in 2..1000 {
+            rtokens.set(id, LinkId(link), Rkey(link), addr);
+            rtokens.clear_link(LinkId(link - 1));
+        }
+        assert_eq!(
+            rtokens.add(first, rkey, addr),
+            Ok(id),
+            "its first name is known"
+        );
+        assert!(rtokens.entries[0].names.len() <= NAMES_MAX);
     }
 }

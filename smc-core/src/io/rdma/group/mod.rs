@@ -22,7 +22,7 @@ use super::memory::{Buffer, Pool};
 use super::staged::{Staged, StagedHandle};
 use super::wire::Wire;
 use crate::device::{Access, DeviceError, LinkAddress, PendingLink, RdmaAddress, Route};
-use crate::mem::sync::{AtomicBool, AtomicU32, Ordering};
+use crate::mem::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::proto::conn::staged::TransmitConfig;
 use crate::proto::group::{DeviceIndex, Key};
 use crate::proto::handshake::Role;
@@ -47,7 +47,7 @@ pub(crate) struct RdmaGroup {
     /// RMBs that the peer may still write.
     retiring: Mutex<BTreeMap<RmbId, (Arc<Buffer>, usize)>>,
     pool: Pool,
-    next_rmb: AtomicU32,
+    next_rmb: AtomicU64,
     over: AtomicBool,
     /// Connections have moved from one link to another.
     has_moved: AtomicBool,
@@ -138,7 +138,7 @@ impl RdmaGroup {
             members: Mutex::default(),
             retiring: Mutex::default(),
             pool: Pool::new(groups.memory().clone()),
-            next_rmb: AtomicU32::new(1),
+            next_rmb: AtomicU64::new(1),
             over: AtomicBool::new(false),
             has_moved: AtomicBool::new(false),
             task: AtomicWaker::new(),
@@ -309,7 +309,11 @@ impl RdmaGroup {
             });
         }
         let id = RmbId(self.next_rmb.fetch_add(1, Ordering::Relaxed));
-        let token = self.groups.alert_token();
+        let members = self.lock_members();
+        let token = self
+            .groups
+            .alert_token(|token| members.contains_key(&token));
+        drop(members);
         let wire = self.wire(link);
         let staged = Staged::new(Arc::clone(self), token, (id, rmb), staging, wire);
         let staged = Arc::new(staged);

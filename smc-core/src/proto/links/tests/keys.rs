@@ -10,14 +10,14 @@ fn single(terms: Terms) -> World {
     world
 }
 
-fn confirmed(rmb: u32) -> Output {
+fn confirmed(rmb: u64) -> Output {
     Output::RkeyConfirmed {
         rmb: RmbId(rmb),
         result: Ok(()),
     }
 }
 
-fn deleted(rmb: u32, is_answered: bool) -> Output {
+fn deleted(rmb: u64, is_answered: bool) -> Output {
     Output::RkeyDeleted {
         rmb: RmbId(rmb),
         is_answered,

@@ -53,8 +53,8 @@ struct Simulation {
     world: World,
     seed: u64,
     /// What became of each RMB of each side.
-    rmbs: [BTreeMap<u32, Fate>; 2],
-    last_rmb: u32,
+    rmbs: [BTreeMap<u64, Fate>; 2],
+    last_rmb: u64,
     tally: Tally,
 }
 
@@ -241,7 +241,7 @@ impl Simulation {
         micros * (MS / 1000)
     }
 
-    fn delete(&mut self, side: usize, rmb: u32) {
+    fn delete(&mut self, side: usize, rmb: u64) {
         if self.rmbs[side][&rmb] != Fate::Deleting {
             // What is seen before it is deleted, counts.
             self.collect();

@@ -486,7 +486,7 @@ impl World {
     }
 
     /// What a set-up does on reuse: registers with all devices and tells the peer.
-    pub(super) fn confirm_rkey(&mut self, side: Side, rmb: u32) {
+    pub(super) fn confirm_rkey(&mut self, side: Side, rmb: u64) {
         let group = &self.hosts[side].group;
         let devices: Vec<_> = group.devices().iter().map(|device| device.0).collect();
         let link = group.assign(0).unwrap_or(LinkId(0));
@@ -497,7 +497,7 @@ impl World {
         });
     }
 
-    pub(super) fn delete_rkey(&mut self, side: Side, rmb: u32) {
+    pub(super) fn delete_rkey(&mut self, side: Side, rmb: u64) {
         let now = self.now;
         self.with(side, |group| group.delete_rkey(now, RmbId(rmb)));
     }
@@ -593,7 +593,7 @@ impl World {
 /// Key and address of an RMB with a device.
 pub(super) fn key_of(side: Side, rmb: RmbId, device: usize) -> (Rkey, RmbAddr) {
     let device = device as u32;
-    let rkey = Rkey((side as u32 + 1) << 28 | (device + 1) << 24 | (rmb.0 + 1));
+    let rkey = Rkey((side as u32 + 1) << 28 | (device + 1) << 24 | (rmb.0 as u32 + 1));
     let addr = RmbAddr(u64::from(rkey.0) << 16);
     (rkey, addr)
 }
