@@ -209,6 +209,11 @@ impl TrustPeers {
     ///
     /// Peers of this library do; a hostile or broken program that runs as a permitted user need
     /// not.
+    ///
+    /// Nor does a peer that goes on after its device was taken for dead. On an ISM fabric that is a
+    /// guest that stands still for 15 seconds, because it is paused, or a process in it that is
+    /// stopped: the buffers that it was writing are used for other connections, and it writes on.
+    /// Over such a device the promise includes that no peer stands still for so long.
     #[must_use]
     pub unsafe fn new() -> Self {
         Self(())
