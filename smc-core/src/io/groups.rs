@@ -182,6 +182,10 @@ impl Groups {
         Ok(())
     }
 
+    pub(crate) fn out_of_sync(&self, group: GroupId) {
+        self.step(|inner| inner.registry.out_of_sync(group));
+    }
+
     pub(crate) fn terminate(&self, group: GroupId, cause: Cause) {
         self.step(|inner| inner.registry.terminate(group, cause));
     }

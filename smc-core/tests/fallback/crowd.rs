@@ -10,7 +10,7 @@ use futures_lite::{AsyncReadExt, AsyncWriteExt, future};
 use smc_core::device::DeviceError;
 use smc_core::io::negotiate::{Client, Negotiation, Never, Published, Verdict};
 use smc_core::io::runtime::{Runtime, Socket};
-use smc_core::proto::group::{CREATOR_PATIENCE, State};
+use smc_core::proto::group::State;
 use smc_core::wire::types::DeclineCode;
 use smc_core::{FallbackCause, Stream};
 
@@ -181,99 +181,32 @@ fn a_handshake_gives_its_slot_back_however_it_ends() {
     });
 }
 
-// ---- One set-up creates the link group, the others wait for it ---------------------------------
-
-/// Somebody with the client's own device has proposed, was accepted, and lets it rest there.
-async fn stalled_creator(world: &World, client: &Host, at: SocketAddr) -> Raw {
-    let raw = Raw::connect(&*world.rt, at).await;
-    raw.send(&proposal_from(&*client.device)).await;
-    raw.message().await;
-    raw
-}
+// ---- No set-up waits for another one that creates a link group -----------------------------------
 
 #[test]
-fn nobody_waits_for_ever_for_the_creator_of_a_link_group() {
+fn a_stalled_creator_of_a_link_group_delays_nobody() {
     let world = World::new();
     let (client, server) = (world.host("client"), world.host("server"));
     world.block_on(async {
         let (listener, at) = server.listen().await;
+        // It claims the client's GID, is accepted, and lets it rest there.
+        let creator = Raw::connect(&*world.rt, at).await;
+        creator.send(&proposal_from(&*client.device)).await;
+        creator.message().await;
         let since = world.rt.now();
-        let creator = stalled_creator(&world, &client, at).await;
-        let connects = future::zip(client.endpoint.connect(at), client.endpoint.connect(at));
-        let accepts = async { [listener.accept().await, listener.accept().await] };
-        let (connected, accepted) = future::zip(connects, accepts).await;
-        assert!(has_taken(world.rt.now(), since, CREATOR_PATIENCE));
-        let ours = [connected.0.unwrap(), connected.1.unwrap()];
+        let connects = connect_all(&client, at, 2);
+        let (ours, theirs) = future::zip(connects, accept_all(&listener, 2)).await;
         assert!(ours.iter().all(|stream| reason(stream).is_none()));
-
-        // Now there is a group to join.
-        let since = world.rt.now();
-        let connect = client.endpoint.connect(at);
-        let (third, theirs) = future::zip(connect, listener.accept()).await;
         assert!(world.rt.now() - since < AT_ONCE);
-        world.chat(third.unwrap(), theirs.unwrap().0).await;
-
-        assert_eq!(creator.rest().await.0, b"");
-        let is_active = |host: &Host| {
-            let groups = host.endpoint.link_groups();
-            groups
-                .iter()
-                .all(|group| group.state == State::Active || group.connections == 0)
-        };
-        assert!(is_active(&client) && is_active(&server));
-        drop((ours, accepted));
-        world.only_idle_groups_left(&client).await;
-        world.only_idle_groups_left(&server).await;
-    });
-}
-
-#[test]
-fn when_the_creator_stalls_one_of_those_that_wait_creates_the_group_of_all() {
-    let world = World::new();
-    let (client, server) = (world.host("client"), world.host("server"));
-    world.block_on(async {
-        let (listener, at) = server.listen().await;
-        let creator = stalled_creator(&world, &client, at).await;
-        let connects = connect_all(&client, at, CROWD);
-        let (ours, theirs) = future::zip(connects, accept_all(&listener, CROWD)).await;
-        let streams = ours.iter().chain(&theirs);
-        assert!(streams.into_iter().all(|stream| reason(stream).is_none()));
-        one_group(&client, CROWD);
-        let groups = server.endpoint.link_groups();
-        let seats: Vec<_> = groups.iter().map(|group| group.connections).collect();
-        assert_eq!(seats, [1, CROWD], "that of the stalled one, and one more");
-        assert_eq!(creator.rest().await.0, b"");
         everybody_talks(ours, theirs).await;
+        drop(creator);
         world.only_idle_groups_left(&client).await;
         world.only_idle_groups_left(&server).await;
     });
 }
 
 #[test]
-fn when_the_creator_fails_the_next_one_takes_over_at_once() {
-    let world = World::new();
-    let (client, server) = (world.host("client"), world.host("server"));
-    world.block_on(async {
-        let (listener, at) = server.listen().await;
-        let creator = stalled_creator(&world, &client, at).await;
-        let since = world.rt.now();
-        let fails = async {
-            world.sleep(Duration::from_millis(500)).await;
-            drop(creator);
-        };
-        let connects = connect_all(&client, at, 5);
-        let accepts = accept_all(&listener, 5);
-        let ((ours, theirs), ()) = future::zip(future::zip(connects, accepts), fails).await;
-        assert!(world.rt.now() - since < Duration::from_millis(600));
-        let streams = ours.iter().chain(&theirs);
-        assert!(streams.into_iter().all(|stream| reason(stream).is_none()));
-        one_group(&client, 5);
-        one_group(&server, 5);
-    });
-}
-
-#[test]
-fn first_contacts_at_the_same_time_make_one_link_group() {
+fn first_contacts_at_the_same_time_do_not_wait_for_each_other() {
     let virtual_worlds = (1..=8).map(World::with_seed);
     let others = [Some(World::in_pieces()), World::real(), World::parallel()];
     for world in virtual_worlds.chain(others.into_iter().flatten()) {
@@ -286,9 +219,19 @@ fn first_contacts_at_the_same_time_make_one_link_group() {
             let (ours, theirs) = future::zip(connects, accepts).await;
             assert!(ours.iter().all(|stream| reason(stream).is_none()));
             assert!(theirs.iter().all(|stream| reason(stream).is_none()));
-            one_group(&client, CROWD);
-            one_group(&server, CROWD);
+            for host in [&client, &server] {
+                let groups = host.endpoint.link_groups();
+                let seats: usize = groups.iter().map(|group| group.connections).sum();
+                assert_eq!(seats, CROWD);
+                assert!(groups.iter().all(|group| group.state == State::Active));
+            }
             assert_eq!((client.device.dmbs(), server.device.dmbs()), (CROWD, CROWD));
+            // From now on there is a group to join.
+            let groups = server.endpoint.link_groups().len();
+            let connects = connect_all(&client, at, 1);
+            let one_more = future::zip(connects, accept_all(&listener, 1)).await;
+            assert_eq!(server.endpoint.link_groups().len(), groups);
+            everybody_talks(one_more.0, one_more.1).await;
             everybody_talks(ours, theirs).await;
             world.only_idle_groups_left(&client).await;
             world.only_idle_groups_left(&server).await;
@@ -331,9 +274,15 @@ fn each_client_host_has_a_link_group_of_its_own() {
         let (listener, at) = server.listen().await;
         let mut all = Vec::new();
         for client in &clients {
-            let connects = connect_all(client, at, 4);
-            all.push(future::zip(connects, accept_all(&listener, 4)).await);
+            let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+            for _ in 0..4 {
+                let connects = connect_all(client, at, 1);
+                let met = future::zip(connects, accept_all(&listener, 1)).await;
+                ours.extend(met.0);
+                theirs.extend(met.1);
+            }
             one_group(client, 4);
+            all.push((ours, theirs));
         }
         assert_eq!(server.endpoint.link_groups().len(), 6);
         // One of them goes away: nobody else notices.

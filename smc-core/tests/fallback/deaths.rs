@@ -166,46 +166,41 @@ fn a_peer_that_dies_after_the_handshake_aborts_the_stream() {
     }
 }
 
-/// A client that lost its link groups says so: the server's groups with it end.
+/// Any TCP client can name a host's GID and then say that it does not have the link group.
 #[test]
-fn a_client_that_is_out_of_sync_ends_the_link_group_and_nothing_else() {
-    let world = World::new();
-    let (client, other, server) = (
-        world.host("client"),
-        world.host("other"),
-        world.host("server"),
-    );
-    world.block_on(async {
-        let (listener, at) = server.listen().await;
-        let join = async |client: &Host| {
-            let connect = client.endpoint.connect(at);
-            let (ours, theirs) = future::zip(connect, listener.accept()).await;
-            (ours.unwrap(), theirs.unwrap().0)
-        };
-        let (mut lost, mut ended) = join(&client).await;
-        let unaffected = join(&other).await;
+fn a_client_that_is_out_of_sync_ends_no_stream_and_the_next_ones_get_a_new_link_group() {
+    for world in [Some(World::new()), World::real()].into_iter().flatten() {
+        let (client, server) = (world.host("client"), world.host("server"));
+        world.block_on(async {
+            let (listener, at) = server.listen().await;
+            let join = async || {
+                let connect = client.endpoint.connect(at);
+                let (ours, theirs) = future::zip(connect, listener.accept()).await;
+                (ours.unwrap(), theirs.unwrap().0)
+            };
+            let (ours, theirs) = join().await;
+            let groups = || server.endpoint.link_groups();
+            let denied = groups()[0].id;
 
-        // Another connection of the same client; its first one is in the group that it denies.
-        let raw = Raw::connect(&*world.rt, at).await;
-        raw.send(&proposal_from(&*client.device)).await;
-        raw.message().await;
-        raw.send(&out_of_sync()).await;
-        let (fell_back, _) = listener.accept().await.unwrap();
-        let told = reason(&fell_back).unwrap();
-        assert_eq!(told.peer, Some(DeclineCode::SYNCERR));
-        world.talk(fell_back, Some(raw), b"").await;
+            let raw = Raw::connect(&*world.rt, at).await;
+            raw.send(&proposal_from(&*client.device)).await;
+            raw.message().await;
+            raw.send(&out_of_sync()).await;
+            let (fell_back, _) = listener.accept().await.unwrap();
+            let told = reason(&fell_back).unwrap();
+            assert_eq!(told.peer, Some(DeclineCode::SYNCERR));
+            world.talk(fell_back, Some(raw), b"").await;
 
-        let end = ended.read(&mut [0; 8]).await;
-        assert_eq!(end.unwrap_err().kind(), ErrorKind::ConnectionAborted);
-        assert!(lost.read(&mut [0; 8]).await.is_err());
-        drop((lost, ended));
-        let (ours, theirs) = unaffected;
-        world.chat(ours, theirs).await;
-
-        let (ours, theirs) = join(&client).await;
-        assert_eq!((reason(&ours), reason(&theirs)), (None, None));
-        world.chat(ours, theirs).await;
-    });
+            let next = join().await;
+            assert_eq!((reason(&next.0), reason(&next.1)), (None, None));
+            let seats: Vec<_> = groups().iter().map(|group| group.connections).collect();
+            assert_eq!(seats, [1, 1], "the next one is in another group");
+            world.chat(ours, theirs).await;
+            world.chat(next.0, next.1).await;
+            world.only_idle_groups_left(&server).await;
+            assert!(groups().iter().all(|group| group.id != denied));
+        });
+    }
 }
 
 /// The client's groups went with a restart that kept its address; the server still has one.

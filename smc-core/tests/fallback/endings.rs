@@ -109,7 +109,8 @@ fn a_listener_that_is_dropped_ends_handshakes_under_way() {
             let unconfirmed = Raw::connect(&*world.rt, at).await;
             unconfirmed.send(&proposal(&forger.proposal())).await;
             unconfirmed.message().await;
-            // This one waits for the link group that the one before is creating.
+            // This one waits for the server's device.
+            server.device.stall(Call::Register);
             let waiting = Raw::connect(&*world.rt, at).await;
             waiting.send(&proposal(&forger.proposal())).await;
             world.sleep(AT_ONCE).await;

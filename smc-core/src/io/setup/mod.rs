@@ -22,7 +22,6 @@ use super::negotiate::Aside;
 use super::runtime::Socket;
 use super::stream::Stream;
 use crate::error::{Error, FallbackCause, How, Phase};
-use crate::proto::group::Cause;
 use crate::proto::handshake::{
     Config, CrossingDecline, Established, Fallback, Machine, Output, Path, Server, Transport,
 };
@@ -208,7 +207,7 @@ async fn drive(
                     work = None;
                     *kept = Kept::default();
                 }
-                Output::Terminate(group) => endpoint.groups.terminate(group, Cause::OutOfSync),
+                Output::OutOfSync(group) => endpoint.groups.out_of_sync(group),
                 Output::Established(established) => {
                     carrier.flush();
                     return Ok(Outcome::Smc(established));

@@ -6,11 +6,15 @@
 //! creating one. There is no lock over a set-up and no wait without an end:
 //!
 //! * A usable group is joined at once.
-//! * If there is none, the first set-up of a key becomes the creator; those that come while it is
-//!   at work wait for its outcome. Success lets all of them in, failure makes the next one creator.
+//! * SMC-D: if there is none, a server's set-up creates one. A client whose server reuses a group
+//!   waits for a set-up that is creating one, which may be about to open it.
+//! * SMC-R, where a group takes queue pairs: the first set-up of a key becomes the creator; those
+//!   that come while it is at work wait for its outcome. Success lets all of them in, failure makes
+//!   the next one creator.
 //! * A creator that takes longer than [`CREATOR_PATIENCE`] is no longer waited for: the first of
-//!   those that wait becomes a creator too, and the others wait for that one. So there may be
-//!   several groups with one peer, also because both ends may create one at the same time.
+//!   those that wait becomes a creator too, and the others wait for that one.
+//! * So there may be several groups with one peer, also because both ends may create one at the
+//!   same time.
 //! * A connection counts from the moment of joining, so a limit is never overshot.
 //!
 //! ```text
@@ -137,7 +141,7 @@ transitions! {
     empty(Pending | Terminating => Gone, Active => Idle);
     /// Nobody came for the whole lifetime of an idle group.
     expire(Idle => Gone);
-    /// The peer went away or is out of sync, or the endpoint ends.
+    /// The peer went away, or the endpoint ends.
     terminate(Pending | Active => Terminating, Idle => Gone);
 }
 
@@ -186,7 +190,7 @@ impl Terms {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Intent {
-    /// A server: join if possible, else create.
+    /// A server: join if possible, else create; with SMC-R after those that are creating one.
     JoinOrCreate,
     /// A client whose server reuses a group: it must exist.
     Join,

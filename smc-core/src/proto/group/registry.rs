@@ -13,8 +13,8 @@ use super::{
 ///
 /// Mutators are [`enter`](Self::enter), [`establish`](Self::establish),
 /// [`set_keys`](Self::set_keys), [`set_full`](Self::set_full), [`leave`](Self::leave),
-/// [`cancel`](Self::cancel), the `terminate` family and [`handle_timeout`](Self::handle_timeout);
-/// after each of them drain [`poll_output`](Self::poll_output), then look at
+/// [`cancel`](Self::cancel), [`out_of_sync`](Self::out_of_sync), the `terminate` family and
+/// [`handle_timeout`](Self::handle_timeout); after each of them drain [`poll_output`](Self::poll_output), then look at
 /// [`poll_timeout`](Self::poll_timeout). Each call costs time in proportion to the groups it
 /// touches; a short lock around the registry, never held while waiting, is all that sharing takes.
 #[derive(Debug, Default)]
@@ -44,9 +44,10 @@ struct Group {
     seats: usize,
     terms: Option<Terms>,
     expires: Option<Instant>,
+    /// Why it ends, once that is known.
     cause: Option<Cause>,
-    /// The peer has said since that it has no group with us. It may have said so before it created
-    /// this one, so the connections stay; but no other is put into it, and it is not kept idle.
+    /// The peer has said since that it has no group with us, or another process has said so in its
+    /// name. So the connections stay; but no other is put into it, and it is not kept idle.
     is_doubtful: bool,
 }
 
@@ -223,7 +224,21 @@ impl Registry {
         }
     }
 
-    /// Ends one group, for example because the peer declined with the out-of-sync bit set.
+    /// A set-up that joined the group was declined with the out-of-sync bit: the peer does not have
+    /// the group.
+    ///
+    /// A server puts no other connection into it, and it ends with its last one. Its connections
+    /// stay, because any process with a TCP connection can send such a DECLINE in the peer's name.
+    /// Those that the peer has really lost learn of it by their abort flags, their links and TCP.
+    pub fn out_of_sync(&mut self, group: GroupId) {
+        let active = self.groups.get_mut(&group);
+        if let Some(record) = active.filter(|record| record.state == State::Active) {
+            record.is_doubtful = true;
+            record.cause = Some(Cause::OutOfSync);
+        }
+    }
+
+    /// Ends one group.
     pub fn terminate(&mut self, group: GroupId, cause: Cause) {
         let Some(record) = self.groups.get_mut(&group) else {
             return;
@@ -350,12 +365,15 @@ impl Registry {
             && self.patience.is_empty()
     }
 
-    /// Joins or, if nobody is at it, creates. `None`: somebody is.
+    /// Joins or creates. `None`: another set-up is creating the group, and has to be waited for.
     fn admit(&mut self, key: Key, intent: Intent) -> Option<Result<Seat, NoGroup>> {
         if let Some(seat) = self.join(key, intent) {
             return Some(Ok(seat));
         }
-        if self.keys.get(&key).is_some_and(|slot| slot.creators > 0) {
+        // A server's SMC-D group is no more than a number, and the creator may be a silent process
+        // that has named the peer's GID.
+        let waits = intent == Intent::Join || matches!(key, Key::Rdma { .. });
+        if waits && self.keys.get(&key).is_some_and(|slot| slot.creators > 0) {
             return None;
         }
         Some(match intent {
@@ -522,10 +540,11 @@ impl Registry {
         if record.state.expire().is_err() {
             return;
         }
+        let cause = record.cause.unwrap_or(Cause::Idle);
         for key in record.keys.clone() {
             self.unlist(key, group);
         }
-        self.remove(group, Cause::Idle);
+        self.remove(group, cause);
     }
 
     fn terminate_where(&mut self, cause: Cause, which: impl Fn(&Key) -> bool) {

@@ -156,7 +156,7 @@ impl Common {
             }
             Failure::PeerDeclined(decline) => {
                 if let (true, Some(group)) = (decline.out_of_sync, self.group) {
-                    self.outputs.push_back(Output::Terminate(group));
+                    self.outputs.push_back(Output::OutOfSync(group));
                 }
                 self.fall_back(FallbackReason::peer_declined(decline.diagnosis), false);
                 Ok(None)

@@ -55,9 +55,9 @@ pub enum Output {
     Work(Work),
     /// Release what work has brought so far; another device is tried.
     Discard,
-    /// The peer does not know our link group:
-    /// [`Registry::terminate`](crate::proto::group::Registry::terminate) it, out of sync.
-    Terminate(GroupId),
+    /// The peer says that it does not have our link group:
+    /// [`Registry::out_of_sync`](crate::proto::group::Registry::out_of_sync).
+    OutOfSync(GroupId),
     /// The connection stands. Nothing more is sent or received on TCP.
     Established(Box<Established>),
     /// The stream stays TCP.

@@ -86,7 +86,7 @@
 //!                 }
 //!                 Output::Work(work) => done = Some(worker.carry_out(work)),
 //!                 Output::Discard => worker.release_all(),
-//!                 Output::Terminate(_group) => { /* registry.terminate(group, OutOfSync) */ }
+//!                 Output::OutOfSync(_group) => { /* registry.out_of_sync(group) */ }
 //!                 Output::Established(established) => return Ok(Outcome::Smc(established)),
 //!                 Output::Fallback(fallback) => {
 //!                     worker.release_all();

@@ -14,6 +14,7 @@ const OTHER: Gid = Gid::native(0xcafe);
 struct Fixture {
     registry: Registry,
     now: Instant,
+    key: fn(Gid) -> Key,
 }
 
 impl Fixture {
@@ -21,11 +22,20 @@ impl Fixture {
         Self {
             registry: Registry::new(),
             now: Instant::now(),
+            key,
+        }
+    }
+
+    /// With groups of SMC-R, whose creators are waited for.
+    fn with_links() -> Self {
+        Self {
+            key: |_| rdma::server_key(1),
+            ..Self::new()
         }
     }
 
     fn enter(&mut self, peer: Gid, intent: Intent) -> Admission {
-        self.registry.enter(self.now, key(peer), intent)
+        self.registry.enter(self.now, (self.key)(peer), intent)
     }
 
     /// Enters as a server and expects to be the creator.
@@ -126,7 +136,7 @@ fn first_connection_creates_and_the_next_ones_join() {
 
 #[test]
 fn joiners_wait_for_the_creator_and_get_in_with_its_success() {
-    let mut f = Fixture::new();
+    let mut f = Fixture::with_links();
     let group = f.create(PEER);
     let second = f.wait(PEER, Intent::JoinOrCreate);
     let third = f.wait(PEER, Intent::JoinOrCreate);
@@ -157,7 +167,7 @@ fn joiners_wait_for_the_creator_and_get_in_with_its_success() {
 
 #[test]
 fn after_a_failed_first_contact_the_next_one_becomes_creator() {
-    let mut f = Fixture::new();
+    let mut f = Fixture::with_links();
     let first = f.create(PEER);
     let second = f.wait(PEER, Intent::JoinOrCreate);
     let third = f.wait(PEER, Intent::JoinOrCreate);
@@ -196,7 +206,7 @@ fn after_a_failed_first_contact_the_next_one_becomes_creator() {
 
 #[test]
 fn nobody_waits_longer_than_patience_for_a_stalled_creator() {
-    let mut f = Fixture::new();
+    let mut f = Fixture::with_links();
     let stalled = f.create(PEER);
     let server = f.wait(PEER, Intent::JoinOrCreate);
     let client = f.wait(PEER, Intent::Join);
@@ -289,7 +299,7 @@ fn a_full_group_is_left_alone_by_servers_only() {
 
 #[test]
 fn waiters_beyond_the_limit_get_a_group_of_their_own() {
-    let mut f = Fixture::new();
+    let mut f = Fixture::with_links();
     let group = f.create(PEER);
     let waiters: Vec<_> = (0..3).map(|_| f.wait(PEER, Intent::JoinOrCreate)).collect();
     f.registry
@@ -388,7 +398,7 @@ fn a_peer_that_went_away_takes_all_its_groups_along() {
 
 #[test]
 fn a_pending_group_that_is_terminated_makes_room_for_the_next_creator() {
-    let mut f = Fixture::new();
+    let mut f = Fixture::with_links();
     let group = f.create(PEER);
     let waiter = f.wait(PEER, Intent::JoinOrCreate);
     f.registry.terminate(group, Cause::OutOfSync);
@@ -405,7 +415,7 @@ fn a_pending_group_that_is_terminated_makes_room_for_the_next_creator() {
 
 #[test]
 fn cancelled_waiters_are_forgotten_and_their_seats_vacated() {
-    let mut f = Fixture::new();
+    let mut f = Fixture::with_links();
     let group = f.create(PEER);
     let early = f.wait(PEER, Intent::JoinOrCreate);
     let late = f.wait(PEER, Intent::JoinOrCreate);
@@ -509,8 +519,61 @@ fn a_group_in_use_at_a_shutdown_of_the_peer_gets_no_more_connections_and_no_idle
 }
 
 #[test]
-fn when_a_creator_stalls_one_of_those_that_wait_creates_and_the_others_join_it() {
+fn nobody_waits_for_the_creator_of_a_group_without_links() {
     let mut f = Fixture::new();
+    // Anybody may have begun it, in the name of the peer.
+    let silent = f.create(PEER);
+    let own = f.established(PEER);
+    assert_ne!(own, silent);
+    assert_eq!(f.join(PEER), own);
+    f.leave(silent);
+    assert_eq!(f.outputs(), [removed(silent, Cause::FirstContactFailed)]);
+    assert_eq!(f.connections(own), 2);
+}
+
+#[test]
+fn a_group_that_the_peer_denies_keeps_its_connections_and_gets_no_others() {
+    for fixture in [Fixture::new, Fixture::with_links] {
+        let mut f = fixture();
+        let group = f.established(PEER);
+        // The set-up that is declined has joined.
+        assert_eq!(f.join(PEER), group);
+        f.registry.out_of_sync(group);
+        f.leave(group);
+        assert_eq!(f.outputs(), []);
+        assert_eq!(f.connections(group), 1);
+        let next = f.established(PEER);
+        assert_ne!(next, group);
+        assert_eq!(f.join(PEER), next);
+        f.leave(group);
+        let key = (f.key)(PEER);
+        let cause = Cause::OutOfSync;
+        assert_eq!(f.outputs(), [Output::Removed { group, key, cause }]);
+    }
+}
+
+#[test]
+fn an_idle_group_ends_when_the_peer_denies_it() {
+    let mut f = Fixture::new();
+    let group = f.established(PEER);
+    f.leave(group);
+    assert_eq!(f.join(PEER), group);
+    f.registry.out_of_sync(group);
+    assert_eq!(f.outputs(), []);
+    f.leave(group);
+    // The peer has nothing to be told: it says that it has none.
+    assert_eq!(f.outputs(), [removed(group, Cause::OutOfSync)]);
+    assert!(f.registry.is_empty());
+    // One that is being created is none that the peer could have lost.
+    let pending = f.create(PEER);
+    f.registry.out_of_sync(pending);
+    assert_eq!(f.registry.establish(pending, terms()), Ok(()));
+    assert_eq!(f.join(PEER), pending);
+}
+
+#[test]
+fn when_a_creator_stalls_one_of_those_that_wait_creates_and_the_others_join_it() {
+    let mut f = Fixture::with_links();
     f.create(PEER);
     let waiters: Vec<_> = (0..50)
         .map(|_| f.wait(PEER, Intent::JoinOrCreate))
@@ -536,7 +599,7 @@ fn when_a_creator_stalls_one_of_those_that_wait_creates_and_the_others_join_it()
 
 #[test]
 fn a_second_stalled_creator_is_waited_for_once() {
-    let mut f = Fixture::new();
+    let mut f = Fixture::with_links();
     f.create(PEER);
     f.wait(PEER, Intent::JoinOrCreate);
     f.advance(CREATOR_PATIENCE / 2);

@@ -9,7 +9,7 @@ fn gid(host: u8) -> RoceGid {
     RoceGid::from_ipv4([10, 9, 0, host].into())
 }
 
-fn server_key(host: u8) -> Key {
+pub(super) fn server_key(host: u8) -> Key {
     Key::Rdma {
         role: Role::Server,
         version: Version::V2,

@@ -116,7 +116,13 @@ impl Simulation {
                     if let Some(at) = self.pick(self.seats.len()) {
                         self.f
                             .registry
-                            .terminate(self.seats[at].0, Cause::OutOfSync);
+                            .terminate(self.seats[at].0, Cause::LinksDown);
+                    }
+                }
+                7..=9 => {
+                    if let Some(at) = self.pick(self.seats.len()) {
+                        self.f.registry.out_of_sync(self.seats[at].0);
+                        assert_eq!(self.f.outputs(), []);
                     }
                 }
                 _ => {}

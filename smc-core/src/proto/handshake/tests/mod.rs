@@ -153,9 +153,9 @@ impl Side {
                     self.discards += 1;
                     self.release(now);
                 }
-                Output::Terminate(group) => {
+                Output::OutOfSync(group) => {
                     let mut groups = self.groups.borrow_mut();
-                    groups.registry.terminate(group, group::Cause::OutOfSync);
+                    groups.registry.out_of_sync(group);
                     groups.drain();
                 }
                 Output::Established(established) => self.end(now, Outcome::Smc(established)),

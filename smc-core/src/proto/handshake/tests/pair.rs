@@ -356,7 +356,7 @@ fn client_that_confirmed_in_advance_keeps_what_the_server_has_written() {
 }
 
 #[test]
-fn lost_link_group_is_out_of_sync_and_terminates_the_servers() {
+fn lost_link_group_is_out_of_sync_and_the_server_makes_a_new_one() {
     let mut first = Pair::new(host(), host());
     first.run();
     let server = Rc::clone(&first.server.groups);
@@ -366,12 +366,9 @@ fn lost_link_group_is_out_of_sync_and_terminates_the_servers() {
 
     assert_eq!(second.client.fallback(), local(DeclineCode::SYNCERR));
     assert_eq!(second.server.fallback(), peer(DeclineCode::SYNCERR));
-    let group = first.server.established().group;
-    assert_eq!(
-        server.borrow().terminated,
-        [group],
-        "with its other connection"
-    );
+    // Anybody could have said it: the connection of the first one stays.
+    assert_eq!(server.borrow().terminated, []);
+    assert_eq!(server.borrow().connections(), 1);
     let (_, decline) = second.from_client.split_at(proposal(&host()).encoded_len());
     assert!(Decline::parse(decline).unwrap().out_of_sync);
 
@@ -379,10 +376,12 @@ fn lost_link_group_is_out_of_sync_and_terminates_the_servers() {
     let mut third = Pair::with_groups(host(), host(), Rc::default(), server);
     third.run();
     assert!(third.client.established().first_contact);
+    let group = first.server.established().group;
+    assert_ne!(third.server.established().group, group);
 }
 
 #[test]
-fn many_set_ups_at_once_share_one_group() {
+fn many_set_ups_at_once_do_not_wait_for_each_other() {
     let (client, server) = (Rc::default(), Rc::default());
     let mut pairs: Vec<_> = (0..50)
         .map(|_| Pair::with_groups(host(), host(), Rc::clone(&client), Rc::clone(&server)))
@@ -393,35 +392,29 @@ fn many_set_ups_at_once_share_one_group() {
         let bytes = pair.client.take_sent();
         pair.server.receive(pair.now, &bytes, usize::MAX);
     }
-    assert_eq!(server.borrow().registry.waiting(), 49);
+    assert_eq!(server.borrow().registry.waiting(), 0);
     for pair in &mut pairs {
         pair.settle();
+        assert!(pair.client.established().first_contact);
     }
-    let first_contacts = pairs
-        .iter()
-        .filter(|pair| pair.client.established().first_contact)
-        .count();
-    assert_eq!(first_contacts, 1);
-    assert_eq!(server.borrow().registry.snapshots().len(), 1);
     assert_eq!(
         (client.borrow().connections(), server.borrow().connections()),
         (50, 50)
     );
+    let mut next = Pair::with_groups(host(), host(), Rc::clone(&client), Rc::clone(&server));
+    next.run();
+    assert!(!next.client.established().first_contact);
 }
 
 #[test]
-fn stalled_client_costs_the_others_two_seconds_and_nothing_else() {
+fn stalled_client_costs_the_others_nothing() {
     let server = Rc::default();
     let mut stalled = Pair::with_groups(host(), host(), Rc::default(), Rc::clone(&server));
     stalled.client.faults.stall = Some("register");
     stalled.settle();
     let mut other = Pair::with_groups(host(), host(), Rc::default(), Rc::clone(&server));
     other.settle();
-    assert_eq!(other.server.machine.state(), Some("link group"));
-    let before = other.now;
-    other.run();
     assert!(other.server.established().first_contact);
-    assert_eq!(other.now - before, group::CREATOR_PATIENCE);
 
     // The client's device never answers: it gives up in time for the server to hear of it.
     stalled.run();
