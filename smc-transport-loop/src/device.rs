@@ -10,6 +10,7 @@ use smc_core::device::{
     Attachment, Device, DeviceError, Direct, Dmb, Doorbell, Event, Fabric, Identity, Limits,
     MemoryAccount, MemoryLimit, Nocopy, Signal, SubmitError,
 };
+use smc_core::io::negotiate::Credentials;
 use smc_core::io::negotiate::runtime_dir::{RuntimeDirError, RuntimeDirs};
 use smc_core::mem::{WORDWISE_MAX, gather};
 use smc_wire::types::{Chid, DmbToken, Gid};
@@ -205,6 +206,12 @@ impl Direct for LoopDevice {
 
     async fn reach(&self, peer: Gid) -> Result<(), DeviceError> {
         self.open(peer).await.map(|_| ())
+    }
+
+    fn process(&self, peer: Gid) -> Option<Credentials> {
+        let known = self.peers.find(peer)?;
+        // There is no channel to our own device that would say it.
+        Some(known.credentials.unwrap_or_else(Credentials::own))
     }
 
     async fn register(&self, peer: Gid, len: usize) -> Result<Arc<dyn Dmb>, DeviceError> {

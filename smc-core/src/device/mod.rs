@@ -42,6 +42,7 @@ use async_trait::async_trait;
 use atomic_waker::AtomicWaker;
 use smc_wire::types::{Chid, DmbToken, Eid, Gid, PnetId};
 
+use crate::io::negotiate::Credentials;
 use crate::mem::Region;
 
 /// A transport device.
@@ -156,6 +157,13 @@ pub trait Direct: Send + Sync + Debug {
     ///
     /// [`DeviceError::Unreachable`] when no such device is on the fabric, or it refuses us.
     async fn reach(&self, peer: Gid) -> Result<(), DeviceError>;
+
+    /// The process behind a device that was reached, as the operating system says; `None` where the
+    /// fabric does not know. A client whose handshake runs beside TCP has to be that process.
+    fn process(&self, peer: Gid) -> Option<Credentials> {
+        let _ = peer;
+        None
+    }
 
     /// Makes a zeroed buffer of `len` bytes that `peer`, and nobody else, may write.
     ///

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::conn::Kinship;
 use super::deadlines::Deadline;
 use super::endpoint::Inner;
-use super::negotiate::{Aside, Withdrawn};
+use super::negotiate::{Aside, Credentials, Withdrawn};
 use super::runtime::{Runtime, Socket};
 use super::spin::{Spin, Step};
 
@@ -73,6 +73,14 @@ impl<'a> Carrier<'a> {
         match self {
             Self::Tcp(_) => Kinship::Stranger,
             Self::Aside(beside) => beside.kinship,
+        }
+    }
+
+    /// A server's client, where the way shows which process that is.
+    pub(super) fn credentials(&self) -> Option<Credentials> {
+        match self {
+            Self::Tcp(_) => None,
+            Self::Aside(beside) => beside.aside.credentials(),
         }
     }
 

@@ -72,6 +72,10 @@ macro_rules! delegate_direct {
             direct(&*self.inner).seid()
         }
 
+        fn process(&self, peer: Gid) -> Option<smc_core::io::negotiate::Credentials> {
+            direct(&*self.inner).process(peer)
+        }
+
         fn is_offered(&self, token: smc_wire::types::DmbToken) -> bool {
             direct(&*self.inner).is_offered(token)
         }

@@ -36,6 +36,16 @@ impl Credentials {
         })
     }
 
+    /// Of this process, as others see them when it connects or listens now.
+    #[must_use]
+    pub fn own() -> Self {
+        let pid = rustix::process::getpid();
+        Self {
+            uid: rustix::process::geteuid().as_raw(),
+            pid: pid.as_raw_nonzero().get(),
+        }
+    }
+
     /// Whether both may be the same process; across PID namespaces only the user can be compared.
     #[must_use]
     pub fn is_same_process(self, other: Self) -> bool {

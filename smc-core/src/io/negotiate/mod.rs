@@ -190,6 +190,11 @@ pub trait Aside: Debug + Send {
     /// When it cannot be waited for.
     fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>>;
 
+    /// Server: the client's process, where the way beside TCP shows it.
+    fn credentials(&self) -> Option<Credentials> {
+        None
+    }
+
     /// Client: a number that changes as long as the server works, on this handshake or on others.
     /// Without a change for some time, the offer is [withdrawn](Aside::withdraw).
     fn signs(&self) -> u64 {

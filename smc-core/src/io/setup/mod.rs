@@ -199,8 +199,9 @@ async fn drive(
                 Output::Work(asked) => match kept.done_early(&asked) {
                     Some(done) => machine.handle_done(endpoint.runtime.now(), done),
                     None => {
-                        let prepared = kept.prepared.clone();
-                        work = Some(Box::pin(carry_out(Arc::clone(endpoint), asked, prepared)));
+                        let (prepared, client) = (kept.prepared.clone(), carrier.credentials());
+                        let endpoint = Arc::clone(endpoint);
+                        work = Some(Box::pin(carry_out(endpoint, asked, prepared, client)));
                     }
                 },
                 Output::Discard => {

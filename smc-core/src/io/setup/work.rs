@@ -9,6 +9,7 @@ use crate::device::{Attachment, Charge, DeviceError, Direct, Dmb};
 use crate::io::driver::Slot;
 use crate::io::endpoint::Inner;
 use crate::io::groups::Membership;
+use crate::io::negotiate::Credentials;
 use crate::io::rdma::work::{self as rdma, Prepared};
 use crate::proto::group::{DeviceIndex, Intent, Key};
 use crate::proto::handshake::{Done, Work};
@@ -81,13 +82,11 @@ pub(super) async fn carry_out(
     endpoint: Arc<Inner>,
     work: Work,
     prepared: Option<Prepared>,
+    client: Option<Credentials>,
 ) -> Brought {
     let mut kept = Kept::default();
     let done = match work {
-        Work::Reach { device, peer } => Done::Reached(match direct(&endpoint, device) {
-            Ok(direct) => direct.reach(peer).await,
-            Err(error) => Err(error),
-        }),
+        Work::Reach { device, peer } => Done::Reached(reach(&endpoint, device, peer, client).await),
         Work::Enter { key, intent } => {
             Done::Entered(endpoint.groups.enter(key, intent).await.map(|membership| {
                 let seat = membership.seat();
@@ -155,6 +154,23 @@ pub(super) async fn carry_out(
         }
     };
     (kept, done)
+}
+
+/// Whether data gets to the client's device, and the device is that client's.
+async fn reach(
+    endpoint: &Inner,
+    device: DeviceIndex,
+    peer: Gid,
+    client: Option<Credentials>,
+) -> Result<(), DeviceError> {
+    let direct = direct(endpoint, device)?;
+    direct.reach(peer).await?;
+    match (direct.process(peer), client) {
+        (Some(owner), Some(client)) if !owner.is_same_process(client) => Err(
+            DeviceError::PeerMisbehaved("client names the device of another process"),
+        ),
+        _ => Ok(()),
+    }
 }
 
 /// Registers a receive buffer, if there is memory for it and for what is written to the peer's.

@@ -56,7 +56,7 @@ pub(super) type Pair = (SocketAddr, SocketAddr);
 #[derive(Debug)]
 struct Channel {
     fd: PeerSocket,
-    uid: u32,
+    client: Credentials,
     /// Of the listener's user.
     own: bool,
     home: Home,
@@ -84,6 +84,7 @@ pub(super) struct Claimed {
     pub(super) channel: u64,
     pub(super) card: Card,
     pub(super) turn: Turn,
+    pub(super) client: Credentials,
     pub(super) dead: Arc<AtomicBool>,
 }
 
@@ -203,12 +204,13 @@ impl Inbox {
                     // Whoever comes often is found soon.
                     self.recent.remove(place);
                     self.recent.push(key);
-                    let dead = Arc::clone(&self.channels.get(&key)?.dead);
+                    let channel = self.channels.get(&key)?;
                     return Some(Claimed {
                         channel: key,
                         card,
                         turn,
-                        dead,
+                        client: channel.client,
+                        dead: Arc::clone(&channel.dead),
                     });
                 }
                 self.refuse_offer(key, &card, turn, Refusal::Identity);
@@ -289,7 +291,7 @@ impl Inbox {
                 .is_some_and(|(from, until)| *from == announcement.from.ip() && *until > now),
             Home::Here if channel.own => true,
             Home::Here => {
-                let uid = channel.uid;
+                let uid = channel.client.uid;
                 let diag = self.diag.as_mut();
                 let found = diag.map(|diag| diag.find(announcement.from, announcement.to));
                 matches!(found, Some(Ok(Some(found)))
@@ -380,9 +382,10 @@ impl Inbox {
                 Err(Errno::INTR | Errno::CONNABORTED) => continue,
                 Err(_) => return,
             };
-            let Ok(Credentials { uid, .. }) = Credentials::of_peer(&fd) else {
+            let Ok(client) = Credentials::of_peer(&fd) else {
                 continue;
             };
+            let uid = client.uid;
             let refusal = match self.config.allows(uid) {
                 false => Some(Refusal::User { uid }),
                 true if self.channels.len() >= share(uid, MAX_CHANNELS) => Some(Refusal::Full),
@@ -398,7 +401,7 @@ impl Inbox {
             if epoll::add(&self.all, &fd, data(key), epoll::EventFlags::IN).is_ok() {
                 let channel = Channel {
                     fd,
-                    uid,
+                    client,
                     own: is_own(uid),
                     home: Home::Unknown,
                     board: None,

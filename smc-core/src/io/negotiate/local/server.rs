@@ -23,7 +23,7 @@ use super::netns::{NetNs, canonical};
 use super::{Local, is_own, lock, proof};
 use crate::error::{FallbackCause, OsError};
 use crate::io::negotiate::runtime_dir::Publication;
-use crate::io::negotiate::{Aside, Published, Verdict};
+use crate::io::negotiate::{Aside, Credentials, Published, Verdict};
 use crate::io::runtime::{Runtime, Socket, SocketOptions, Watch};
 use crate::mem::sync::{AtomicBool, Ordering};
 
@@ -102,12 +102,14 @@ impl Published for Listening {
                 channel,
                 card,
                 turn,
+                client,
                 dead,
             }) => Verdict::Aside(Box::new(ListenerAside {
                 shared: Arc::clone(&self.shared),
                 channel,
                 card,
                 turn,
+                client,
                 fate: Fate::Open,
                 dead,
                 heard: 0,
@@ -250,6 +252,7 @@ struct ListenerAside {
     channel: u64,
     card: Card,
     turn: Turn,
+    client: Credentials,
     fate: Fate,
     /// Whether the channel has ended, and with it the client.
     dead: Arc<AtomicBool>,
@@ -287,6 +290,10 @@ impl Aside for ListenerAside {
 
     fn is_withdrawn(&self) -> bool {
         self.fate == Fate::Withdrawn
+    }
+
+    fn credentials(&self) -> Option<Credentials> {
+        Some(self.client)
     }
 
     fn show_work(&self) {
