@@ -22,8 +22,9 @@
 //!
 //! # How it works
 //!
-//! * A device has a random 128-bit GID and CHID 0xFFFF, and listens on a socket named after the
-//!   GID. It opens one channel to each peer it has to do with; the peer does the same.
+//! * A device has a random 128-bit GID and CHID 0xFFFF, which on TCP is offered to the own host
+//!   only. It listens on a socket named after the GID, and opens one channel to each peer it has
+//!   to do with; the peer does the same.
 //! * A buffer (DMB) is a memory file of one of the standard sizes, 16 KiB to 512 MiB, sealed
 //!   against changes of its length. [`register`] passes it to the peer, which checks and maps it
 //!   and closes the descriptor; then the owner closes its own. At rest a buffer takes no

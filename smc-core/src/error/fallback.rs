@@ -65,7 +65,7 @@ impl From<FallbackCause> for FallbackReason {
             FallbackCause::Code(code) => *code,
             FallbackCause::PeerDeclined(code) => return Self::peer_declined(*code),
             FallbackCause::Policy => DeclineCode::OPTUNSUPP,
-            FallbackCause::NoDevice => DeclineCode::NOSMCDEV,
+            FallbackCause::NoDevice | FallbackCause::OtherHost => DeclineCode::NOSMCDEV,
             _ => DeclineCode::PEERNOSMC,
         };
         Self::because(code, cause)
@@ -101,6 +101,8 @@ pub enum FallbackCause {
     Policy,
     /// The endpoint has no device that works.
     NoDevice,
+    /// The endpoint has devices for peers of its own host only, and this one is on another.
+    OtherHost,
     /// The ends have no EID in common.
     NoCommonEid,
     /// No listener that speaks SMC is announced at the address: the usual plain server.
@@ -184,6 +186,7 @@ impl fmt::Display for FallbackCause {
             },
             Self::Policy => f.write_str("policy is to use TCP"),
             Self::NoDevice => f.write_str("endpoint has no device that works"),
+            Self::OtherHost => f.write_str("endpoint has no device for peers of other hosts"),
             Self::NoCommonEid => f.write_str("no EID in common"),
             Self::NotAnnounced => {
                 f.write_str("peer does not speak SMC: nothing announced at this address")

@@ -120,7 +120,7 @@ impl Attempt<'_> {
         };
         let stream = match (delivery, self.offer, announced) {
             (Delivery::OnTcp, ..) => {
-                let path = path(endpoint, config, &*socket, to);
+                let path = path(endpoint, config, &*socket, to, false);
                 let machine = Client::new(endpoint.runtime.now(), Arc::clone(config), &path);
                 shake_hands(endpoint, socket, to, machine).await?
             }

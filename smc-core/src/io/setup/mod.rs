@@ -56,7 +56,7 @@ pub(crate) async fn accept(
 ) -> Result<Stream, Error> {
     let now = endpoint.runtime.now();
     let config = handshake_config(endpoint, None)?;
-    let path = path(endpoint, &config, &*socket, peer);
+    let path = path(endpoint, &config, &*socket, peer, aside.is_some());
     let machine = Server::new(now, config, path);
     match aside {
         Some(mut aside) => {
@@ -112,16 +112,29 @@ fn handshake_config(endpoint: &Inner, recv_buffer: Option<usize>) -> Result<Arc<
     Ok(Arc::new(config))
 }
 
-/// What the handshake has to know about a TCP connection.
-fn path(endpoint: &Inner, config: &Config, socket: &dyn Socket, peer: SocketAddr) -> Path {
-    match &config.rdma {
-        Some(_) => {
+/// What the handshake has to know about a TCP connection. Only processes of one host have a way
+/// beside it.
+fn path(
+    endpoint: &Inner,
+    config: &Config,
+    socket: &dyn Socket,
+    peer: SocketAddr,
+    is_beside: bool,
+) -> Path {
+    let mut path = match (&config.rdma, is_beside) {
+        (None, true) => Path::default(),
+        (None, false) => match socket.local_addr() {
+            Ok(local) => Path::default().with_addresses(local.ip(), peer.ip()),
+            Err(_) => Path::default(),
+        },
+        (Some(_), _) => {
             let ports = endpoint.groups.ports();
             let local = socket.local_addr().ok();
             ports.path(&*endpoint.runtime, &endpoint.slots, local, peer)
         }
-        None => Path::default(),
-    }
+    };
+    path.same_host = is_beside;
+    path
 }
 
 /// Drives a handshake over TCP to its end and makes a stream of what came of it.

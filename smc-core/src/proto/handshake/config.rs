@@ -5,6 +5,7 @@ use smc_wire::size::SizeCode;
 use smc_wire::types::{Chid, Eid, FeatureMask, Gid, HostName, OsType, PnetId, Release};
 
 use super::RdmaConfig;
+use crate::error::FallbackCause;
 use crate::proto::group::DeviceIndex;
 
 /// What this host can do and what it says about itself, the same for all handshakes.
@@ -67,6 +68,15 @@ impl Config {
 
     pub(super) fn has_devices(&self) -> bool {
         !self.devices.is_empty() || self.rdma.is_some()
+    }
+
+    /// Why there is no device to offer.
+    pub(super) fn without_offer(&self, path: &Path) -> FallbackCause {
+        let mut devices = self.devices.iter();
+        match devices.all(|device| path.is_within_reach(device.chid)) {
+            true => FallbackCause::NoDevice,
+            false => FallbackCause::OtherHost,
+        }
     }
 
     /// Whether the host has a device for SMC-D v2.
@@ -141,7 +151,7 @@ impl DirectDevice {
 
 /// What is known about the TCP connection of one handshake.
 ///
-/// The default, nothing special, is right for SMC-D v2, which looks at none of this but IPsec.
+/// The default, nothing special, is right for SMC-D v2 between processes of one host.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Path {
@@ -156,6 +166,8 @@ pub struct Path {
     pub local: Option<IpAddr>,
     /// The peer's address of the TCP connection.
     pub peer: Option<IpAddr>,
+    /// The peer is a process of this host, whatever the addresses say.
+    pub same_host: bool,
     /// The network interface that the connection runs over.
     ///
     /// A server needs it for the subnet check of version 1. Without it the check is taken as
@@ -180,6 +192,17 @@ impl Path {
         self.local = Some(local.to_canonical());
         self.peer = Some(peer.to_canonical());
         self
+    }
+
+    /// Whether devices of this fabric may be at both ends. The one of loopback devices does not
+    /// reach beyond the host: a peer with another address can only have copied a GID.
+    pub(super) fn is_within_reach(&self, chid: Chid) -> bool {
+        let is_own = |ip: IpAddr| ip.is_loopback() || ip.is_unspecified();
+        let may_be_own = match (self.local, self.peer) {
+            (Some(local), Some(peer)) => local == peer || is_own(peer),
+            _ => true,
+        };
+        chid != Chid::LOOPBACK || self.same_host || may_be_own
     }
 }
 

@@ -147,7 +147,7 @@ impl<'a> Found<'a> {
         let native = native.filter(|_| ip.is_some());
         let found = Self {
             native,
-            listed: listed_devices(config, native.as_ref()),
+            listed: listed_devices(config, path, native.as_ref()),
             rdma_v1: rdma_v1.filter(|_| ip.is_some()),
             rdma_v2: port(Version::V2).filter(|_| !config.ueids.is_empty()),
             ip,
@@ -176,9 +176,13 @@ impl<'a> Found<'a> {
     }
 }
 
-/// Devices for the GID list: on a network that the host is connected to, one per CHID, and not
-/// the native one, which has its own place.
-fn listed_devices(config: &Config, native: Option<&DirectDevice>) -> Vec<DirectDevice> {
+/// Devices for the GID list: on a network that the host is connected to, on a fabric that the peer
+/// may be on, one per CHID, and not the native one, which has its own place.
+fn listed_devices(
+    config: &Config,
+    path: &Path,
+    native: Option<&DirectDevice>,
+) -> Vec<DirectDevice> {
     let mut room = DirectExtension::default();
     let mut listed = Vec::<DirectDevice>::new();
     for device in &config.devices {
@@ -189,7 +193,8 @@ fn listed_devices(config: &Config, native: Option<&DirectDevice>) -> Vec<DirectD
             .into_iter()
             .chain(&listed)
             .any(|other| other.chid == device.chid);
-        if device.chid.is_none() || !is_connected || is_known {
+        let is_within_reach = path.is_within_reach(device.chid);
+        if device.chid.is_none() || !is_connected || is_known || !is_within_reach {
             continue;
         }
         if room.push_device(wire(device)).is_ok() {

@@ -12,7 +12,7 @@ use smc_wire::types::{DeclineCode, Eid, FeatureMask, HostName, OsType, Release, 
 use super::engine::{Common, Engine, Expect, Failure, Next, after, delegate_machine, unasked};
 use super::offer::{Offer, features};
 use super::{Config, Done, Established, Path};
-use crate::error::{Error, FallbackCause, PeerMisbehaved, Phase};
+use crate::error::{Error, PeerMisbehaved, Phase};
 use crate::proto::group::Intent;
 
 /// The client's side of the handshake (behaviour of set-up, client ladder).
@@ -30,7 +30,7 @@ impl Client {
         let offer = Offer::new(&config, path);
         Self(Engine::new(common(config), |common| {
             let offer = Arc::new(offer.map_err(|code| match code {
-                DeclineCode::NOSMCDEV => Failure::decline(FallbackCause::NoDevice),
+                DeclineCode::NOSMCDEV => Failure::decline(common.config.without_offer(path)),
                 code => Failure::decline(code),
             })?);
             common.send(offer.bytes().to_vec());

@@ -226,6 +226,7 @@ impl Selection {
         self.proposal
             .devices()
             .enumerate()
+            .filter(|(_, offered)| self.path.is_within_reach(offered.chid))
             .flat_map(|(entry, offered)| {
                 let ours = config
                     .devices

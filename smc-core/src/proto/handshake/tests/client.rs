@@ -7,7 +7,7 @@ use smc_wire::size::SizeCode;
 use smc_wire::types::{FeatureMask, GroupId, Offer as Types, OsType, PnetId, Release, Version};
 
 use super::*;
-use crate::error::{How, IoError, PeerMisbehaved, Phase};
+use crate::error::{FallbackCause, How, IoError, PeerMisbehaved, Phase};
 
 struct Fixture {
     client: Side,
@@ -151,6 +151,31 @@ fn proposal_is_byte_for_byte_the_known_one() {
     config.ueids = vec![ueid("EXAMPLE-EID")];
     let offer = Offer::new(&config, &Path::default()).unwrap();
     assert_eq!(offer.bytes(), vector);
+}
+
+#[test]
+fn loopback_devices_are_offered_to_the_own_host_only() {
+    let offered = |path: &Path| {
+        let config = host_with(vec![device(0, Chid::LOOPBACK), device(1, LOOP)]);
+        let proposal = Offer::new(&config, path).unwrap();
+        let proposal = Proposal::parse(proposal.bytes()).unwrap();
+        proposal
+            .devices()
+            .map(|device| device.chid)
+            .collect::<Vec<_>>()
+    };
+    for path in same_host() {
+        assert_eq!(offered(&path), [Chid::LOOPBACK, LOOP], "{path:?}");
+    }
+    assert_eq!(offered(&other_host()), [LOOP]);
+
+    let config = host_with(vec![device(0, Chid::LOOPBACK)]);
+    let f = Fixture::over(config, &other_host());
+    let Some(Outcome::Tcp(fallback)) = &f.client.outcome else {
+        panic!("{:?}", f.client.outcome);
+    };
+    assert_eq!(fallback.reason, FallbackCause::OtherHost.into());
+    assert_eq!(f.client.declined().diagnosis, DeclineCode::NOSMCDEV);
 }
 
 #[test]

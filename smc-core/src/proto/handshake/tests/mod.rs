@@ -516,6 +516,24 @@ fn peer(code: DeclineCode) -> FallbackReason {
     FallbackReason::peer_declined(code)
 }
 
+/// Connections within one host.
+fn same_host() -> Vec<Path> {
+    let over = |local: &str, peer: &str| {
+        Path::default().with_addresses(local.parse().unwrap(), peer.parse().unwrap())
+    };
+    vec![
+        Path::default(),
+        over("127.0.0.1", "127.0.0.2"),
+        over("::1", "::1"),
+        over("10.9.0.1", "::ffff:10.9.0.1"),
+    ]
+}
+
+/// A connection with another host.
+fn other_host() -> Path {
+    Path::default().with_addresses([10, 9, 0, 1].into(), [10, 9, 0, 2].into())
+}
+
 /// A PROPOSAL of such a host.
 fn proposal(config: &Config) -> Proposal {
     Proposal::parse(Offer::new(config, &Path::default()).unwrap().bytes()).unwrap()

@@ -90,6 +90,27 @@ fn s9_emulated_devices_come_in_pairs_and_malformed_pairs_are_skipped() {
 }
 
 #[test]
+fn s9_loopback_devices_are_taken_from_the_own_host_only() {
+    let config = || host_with(vec![device(0, Chid::LOOPBACK), device(1, LOOP)]);
+    let reached = |path: Path| {
+        let mut f = Fixture::over(config(), path);
+        let accept = f.accepts(&proposal(&config()));
+        let Body::D(end) = accept.body else {
+            panic!("{accept:?}");
+        };
+        end.chid
+    };
+    for path in same_host() {
+        assert_eq!(reached(path), Chid::LOOPBACK);
+    }
+    assert_eq!(reached(other_host()), LOOP);
+
+    let config = || host_with(vec![device(0, Chid::LOOPBACK)]);
+    let f = Fixture::over(config(), other_host());
+    assert_eq!(f.declines(&proposal(&config())), DeclineCode::NOSMCD2DEV);
+}
+
+#[test]
 fn s9_one_device_of_ours_serves_one_entry() {
     let mut proposal = proposal(&host());
     let entry = |gid| GidEntry {
