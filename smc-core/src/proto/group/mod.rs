@@ -33,6 +33,7 @@ mod registry;
 
 pub use registry::{CLIENT_IDLE_LIFETIME, CREATOR_PATIENCE, IDLE_LIFETIME, Registry};
 
+use core::net::IpAddr;
 use std::fmt;
 use std::time::Duration;
 
@@ -80,6 +81,9 @@ pub enum Key {
         mac: Option<Mac>,
         /// VLAN of the connection; 0 for a client, whose groups are told apart by `qpn`.
         vlan: u16,
+        /// A server's group: the client's address of the TCP connection, which is all of this that a
+        /// client cannot choose. None for a client: one server may have several addresses.
+        client: Option<IpAddr>,
         /// A client's group: the queue pair of the server. None for a server, which chooses the
         /// link itself.
         qpn: Option<Qpn>,

@@ -319,6 +319,7 @@ fn link_key(of: &Key, end: &LinkAddress) -> Option<Key> {
         version,
         peer,
         vlan,
+        client,
         ..
     } = *of
     else {
@@ -331,6 +332,7 @@ fn link_key(of: &Key, end: &LinkAddress) -> Option<Key> {
         gid: end.gid,
         mac: (!version.is_v2()).then_some(end.mac),
         vlan,
+        client,
         qpn: (role == Role::Client).then_some(end.qpn),
     })
 }

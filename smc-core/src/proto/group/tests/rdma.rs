@@ -17,6 +17,7 @@ pub(super) fn server_key(host: u8) -> Key {
         gid: gid(host),
         mac: None,
         vlan: 0,
+        client: Some([10, 9, 0, host].into()),
         qpn: None,
     }
 }
@@ -29,6 +30,7 @@ fn client_key(host: u8, qpn: u32) -> Key {
         gid: gid(host),
         mac: None,
         vlan: 0,
+        client: None,
         qpn: Qpn::new(qpn),
     }
 }

@@ -278,6 +278,7 @@ fn rdma_key(role: Role, peer: u8, qpn: Option<Qpn>) -> Key {
         gid: RoceGid::from_ipv4([10, 9, 0, peer].into()),
         mac: None,
         vlan: 0,
+        client: (role == Role::Server).then_some([10, 9, 0, peer].into()),
         qpn,
     }
 }

@@ -106,6 +106,7 @@ impl Chosen {
             gid: self.peer.gid,
             mac: (!version.is_v2()).then_some(self.peer.mac),
             vlan: 0,
+            client: None,
             qpn: Some(self.peer.qpn),
         }
     }

@@ -2,6 +2,7 @@
 
 mod screen;
 
+use core::net::IpAddr;
 use std::collections::VecDeque;
 
 use smc_wire::clc::Proposal;
@@ -72,6 +73,8 @@ pub(super) struct RdmaCandidate {
     /// Zero if the client does not tell.
     pub(super) mac: Mac,
     pub(super) vlan: u16,
+    /// Its address of the TCP connection.
+    pub(super) client: Option<IpAddr>,
     pub(super) route: Route,
     pub(super) terms: LinkTerms,
 }
@@ -85,6 +88,7 @@ impl RdmaCandidate {
             gid: self.gid,
             mac: (!self.version.is_v2()).then_some(self.mac),
             vlan: self.vlan,
+            client: self.client,
             qpn: None,
         }
     }
@@ -340,6 +344,7 @@ impl Selection {
             gid,
             mac: self.proposal.mac,
             vlan: self.path.vlan,
+            client: self.path.peer,
             route: Route::Direct,
             terms: LinkTerms::fixed(version),
         }

@@ -76,7 +76,7 @@ fn one_byte_at_a_time() {
 }
 
 #[test]
-fn keys_are_what_linux_compares() {
+fn keys_are_what_linux_compares_and_the_clients_address() {
     let mut pair = rdma_pair();
     pair.run();
     let key_of = |side: &Side| {
@@ -91,6 +91,7 @@ fn keys_are_what_linux_compares() {
         gid: RoceGid::from_ipv4(ip(host)),
         mac: None,
         vlan: 0,
+        client: (role == Role::Server).then_some(ip(host).into()),
         qpn,
     };
     let of_server = Some(pair.server.rdma().link.qpn);

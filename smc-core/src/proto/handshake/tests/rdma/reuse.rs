@@ -111,6 +111,35 @@ fn lost_link_group_is_out_of_sync_and_the_server_makes_a_new_one() {
     assert!(third.client.established().first_contact);
 }
 
+/// All that a PROPOSAL says can be copied.
+#[test]
+fn from_another_address_nobody_joins_denies_or_delays_the_clients_group() {
+    let elsewhere = |groups: &Rc<RefCell<Groups>>| {
+        let path_of_server = path(SERVER).with_addresses(ip(SERVER).into(), ip(99).into());
+        Pair::with(
+            (rdma_host(CLIENT), path(CLIENT)),
+            (rdma_host(SERVER), path_of_server),
+            [Rc::default(), Rc::clone(groups)],
+        )
+    };
+    let mut first = rdma_pair();
+    let groups = Rc::clone(&first.server.groups);
+    // It names the client and falls silent.
+    let mut silent = elsewhere(&groups);
+    silent.client.faults.stall = Some("open link");
+    silent.settle();
+    first.settle();
+    let group = first.server.established().group;
+    // It names the client, and a link group of its own is not the client's.
+    let mut forged = elsewhere(&groups);
+    forged.client.faults.rdma = [Done::LinkOpened(Err(DeviceError::Exhausted))].into();
+    forged.run();
+    assert_eq!(forged.server.fallback(), peer(DeclineCode::MEM));
+    let mut second = again(&first);
+    second.run();
+    assert_eq!(second.server.established().group, group);
+}
+
 #[test]
 fn a_link_that_the_client_does_not_know_is_out_of_sync() {
     let mut first = rdma_pair();
@@ -124,6 +153,7 @@ fn a_link_that_the_client_does_not_know_is_out_of_sync() {
         gid: RoceGid::from_ipv4(ip(SERVER)),
         mac: None,
         vlan: 0,
+        client: None,
         qpn: Qpn::new(0x999),
     };
     let groups = Rc::clone(&first.client.groups);
@@ -145,6 +175,7 @@ fn a_group_is_found_over_each_of_its_links() {
         gid: RoceGid::from_ipv4(ip(host)),
         mac: None,
         vlan: 0,
+        client: Some(ip(CLIENT).into()),
         qpn: None,
     };
     let keys = vec![key(CLIENT), key(77)];
