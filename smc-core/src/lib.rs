@@ -115,6 +115,7 @@ pub mod io;
 pub mod mem;
 pub mod proto;
 pub mod random;
+mod source;
 
 pub use config::Policy;
 pub use error::{Error, FallbackCause, FallbackReason};

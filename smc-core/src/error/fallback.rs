@@ -7,7 +7,7 @@ use smc_wire::types::DeclineCode;
 
 use super::{Limit, OsError, clause};
 use crate::device::DeviceError;
-use crate::proto::group::NoGroup as NoSeat;
+use crate::proto::group::NoGroup;
 use crate::proto::handshake::{ConfirmFailure, RkeyFailure};
 
 /// Why a stream stays TCP: the codes that smc-tools show, and what really happened.
@@ -161,7 +161,7 @@ pub enum FallbackCause {
     /// A step has taken too long.
     TimedOut(SetupStep),
     /// There is no seat in the link group.
-    NoGroup,
+    NoGroup(NoGroup),
     /// The link group was terminated during the handshake.
     GroupTerminated,
     /// SMC-R: the peer does not know the keys of our receive buffer.
@@ -221,7 +221,7 @@ impl fmt::Display for FallbackCause {
             Self::Os(error) => error.fmt(f),
             Self::Device { step, error } => write!(f, "{step}: {error}"),
             Self::TimedOut(step) => write!(f, "{step}: timed out"),
-            Self::NoGroup => NoSeat.fmt(f),
+            Self::NoGroup(why) => why.fmt(f),
             Self::GroupTerminated => f.write_str("link group was terminated"),
             Self::Rkey(failure) => failure.fmt(f),
             Self::ConfirmLink(failure) => failure.fmt(f),

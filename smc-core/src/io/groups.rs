@@ -152,7 +152,7 @@ impl Groups {
                     match inner.waiting.get_mut(&guard.waiter) {
                         Some(Waiting::Answered(seat)) => return Poll::Ready(*seat),
                         Some(Waiting::Asleep(waker)) => *waker = Some(cx.waker().clone()),
-                        None => return Poll::Ready(Err(NoGroup)),
+                        None => return Poll::Ready(Err(NoGroup::Missing)),
                     }
                     inner.registry.deadline(guard.waiter)
                 };

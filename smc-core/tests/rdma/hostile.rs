@@ -1,18 +1,26 @@
 //! Peers that break the rules of the data path, or say unusual things.
 
-use std::io::ErrorKind;
+use std::future::poll_fn;
+use std::io::{ErrorKind, IoSlice};
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_lite::{AsyncReadExt, AsyncWriteExt};
+use smc_core::FallbackCause;
+use smc_core::device::{RdmaAddress, RoceKind};
 use smc_core::io::Endpoint;
+use smc_core::io::runtime::{Socket, SocketOptions};
+use smc_core::proto::group::{DeviceIndex, MAX_FIRST_CONTACTS, NoGroup};
+use smc_core::proto::handshake::{Config, Interface, Offer, Path, RdmaConfig, RdmaPort, Subnet};
 use smc_core::wire::cdc::{CdcR, ProducerFlags};
 use smc_core::wire::cursor::Cursor;
 use smc_core::wire::llc::{ByteOrder, DeleteLink, DeleteLinkReason, Dialect};
+use smc_core::wire::types::{DeclineCode, Mac, MtuCode, PeerId, RoceGid};
 
 use crate::meddler::Meddler;
-use crate::world::{World, connect, eid, listen, transfer};
+use crate::world::{World, connect, eid, is_smcr, listen, server_address, transfer};
 
 /// A client whose messages the server sees changed.
 fn meddled(world: &World) -> (Endpoint, Endpoint, Arc<Meddler>) {
@@ -20,6 +28,67 @@ fn meddled(world: &World) -> (Endpoint, Endpoint, Arc<Meddler>) {
     let meddler = Meddler::new(world.device("b0", 2));
     let server = world.endpoint_on(vec![meddler.clone()], |builder| builder.ueid(eid()));
     (world.endpoint(&[&client]), server, meddler)
+}
+
+/// A client without any device that proposes SMC-R and falls silent.
+async fn silent(world: &World, from: u8, instance: u16) -> Arc<dyn Socket> {
+    let ip = Ipv4Addr::new(10, 0, 0, from);
+    let mac = Mac::new([2, 0, 0, 0, 0, from]);
+    let mtu = MtuCode::for_bytes(1024).expect("a size there is");
+    let address = RdmaAddress::new(RoceGid::from_ipv4(ip), RoceKind::V2, mac, mtu);
+    let subnets = vec![Subnet::V4(ip, 24)];
+    let port = RdmaPort::new(
+        DeviceIndex(0),
+        address.with_interface("v0", 0),
+        subnets.clone(),
+    );
+    let mut config = Config::new(Vec::new());
+    config.ueids = vec![eid()];
+    config.rdma = Some(RdmaConfig::new(PeerId::new(instance, mac), vec![port]));
+    let path = Path::over(Interface::new(subnets, None).with_name("v0"));
+    let path = path.with_addresses(ip.into(), server_address().ip());
+    let proposal = Offer::new(&config, &path).expect("there is something to offer");
+
+    let mut options = SocketOptions::default();
+    options.local = Some((ip, 0).into());
+    let runtime = world.runtime.handle();
+    let socket = runtime
+        .connect(server_address(), &options, &mut |_| Ok(()))
+        .await
+        .expect("connects");
+    let sent = poll_fn(|cx| socket.poll_write(cx, &[IoSlice::new(proposal.bytes())])).await;
+    assert_eq!(sent.expect("writes"), proposal.bytes().len());
+    socket
+}
+
+#[test]
+fn clients_that_fall_silent_leave_links_to_others() {
+    let world = World::new(44);
+    let (a, b) = (world.device("a0", 1), world.device("b0", 2));
+    b.set_max_links(MAX_FIRST_CONTACTS + 1);
+    let (client, server) = (world.endpoint(&[&a]), world.endpoint(&[&b]));
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let mut sockets = Vec::new();
+        // Each says that it is another one.
+        for instance in 1..=100 {
+            sockets.push(silent(&world, 3, instance).await);
+        }
+        world.sleep(Duration::from_millis(100)).await;
+        assert_eq!(b.links().len(), MAX_FIRST_CONTACTS);
+        // The others are TCP.
+        for _ in MAX_FIRST_CONTACTS..100 {
+            let (stream, _) = listener.accept().await.expect("accepts");
+            let reason = stream.fallback_reason().expect("it is TCP");
+            assert_eq!(reason.local, DeclineCode::MEM);
+            assert_eq!(reason.cause, FallbackCause::NoGroup(NoGroup::Full));
+        }
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        assert!(is_smcr(&ours), "{}", ours.mode());
+        transfer(&mut ours, &mut theirs, 1000).await;
+        world.sleep(Duration::from_secs(10)).await;
+        assert_eq!(b.links().len(), 1);
+    });
 }
 
 #[test]

@@ -6,12 +6,14 @@
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
+
+use crate::source::source;
 
 /// The places of one listener.
 #[derive(Debug)]
@@ -185,19 +187,6 @@ impl Drop for Entrant {
         wakers.into_iter().for_each(Waker::wake);
     }
 }
-
-fn source(address: IpAddr) -> Source {
-    match address.to_canonical() {
-        IpAddr::V4(address) => address.into(),
-        IpAddr::V6(address) => {
-            let bits = u128::from(address) >> HOST_BITS << HOST_BITS;
-            Ipv6Addr::from(bits).into()
-        }
-    }
-}
-
-/// Of an IPv6 address.
-const HOST_BITS: u32 = 64;
 
 #[cfg(test)]
 mod tests {

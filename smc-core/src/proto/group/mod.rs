@@ -13,6 +13,7 @@
 //!   the next one creator.
 //! * A creator that takes longer than [`CREATOR_PATIENCE`] is no longer waited for: the first of
 //!   those that wait becomes a creator too, and the others wait for that one.
+//! * A server has no more than [`MAX_FIRST_CONTACTS`] of SMC-R under way with clients of one address.
 //! * So there may be several groups with one peer, also because both ends may create one at the
 //!   same time.
 //! * A connection counts from the moment of joining, so a limit is never overshot.
@@ -31,7 +32,9 @@
 
 mod registry;
 
-pub use registry::{CLIENT_IDLE_LIFETIME, CREATOR_PATIENCE, IDLE_LIFETIME, Registry};
+pub use registry::{
+    CLIENT_IDLE_LIFETIME, CREATOR_PATIENCE, IDLE_LIFETIME, MAX_FIRST_CONTACTS, Registry,
+};
 
 use core::net::IpAddr;
 use std::fmt;
@@ -42,6 +45,7 @@ use smc_wire::types::{Eid, Gid, HostName, Mac, OsType, PeerId, Qpn, Release, Roc
 
 use crate::proto::handshake::Role;
 use crate::proto::table::transitions;
+use crate::source::source;
 
 /// Index of a device in the list an endpoint was built with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -106,6 +110,14 @@ impl Key {
         match self {
             Self::Direct { peer, .. } => Some(*peer),
             Self::Rdma { .. } => None,
+        }
+    }
+
+    /// Where the client of a server's SMC-R group comes from.
+    fn source(&self) -> Option<IpAddr> {
+        match self {
+            Self::Rdma { client, .. } => client.map(source),
+            Self::Direct { .. } => None,
         }
     }
 
@@ -246,11 +258,17 @@ pub enum Admission {
     Wait(Waiter),
 }
 
-/// There is no group to join ([`Intent::Join`]): client and server are out of sync.
+/// Why there is no seat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no link group to join")]
 #[non_exhaustive]
-pub struct NoGroup;
+pub enum NoGroup {
+    /// There is no group to join ([`Intent::Join`]): client and server are out of sync.
+    #[error("no link group to join")]
+    Missing,
+    /// A server has [`MAX_FIRST_CONTACTS`] under way with clients of this address.
+    #[error("too many first contacts under way with clients of this address")]
+    Full,
+}
 
 /// The group was terminated meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,3 +1,4 @@
+use core::net::IpAddr;
 use std::collections::{BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
@@ -26,6 +27,8 @@ pub struct Registry {
     idle: BTreeSet<(Instant, GroupId)>,
     /// When waiters run out of patience.
     patience: BTreeSet<(Instant, Waiter)>,
+    /// A server's first contacts of SMC-R under way, by where the client comes from.
+    first_contacts: HashMap<IpAddr, usize>,
     outputs: VecDeque<Output>,
     last_group: u32,
     last_waiter: u64,
@@ -115,9 +118,7 @@ impl Registry {
         }
         record.terms = Some(terms);
         let (origin, keys) = (record.key, record.keys.clone());
-        if let Some(slot) = self.keys.get_mut(&origin) {
-            slot.creators = slot.creators.saturating_sub(1);
-        }
+        self.count_out(origin);
         for key in keys {
             self.list(key, group);
         }
@@ -363,6 +364,7 @@ impl Registry {
             && self.waiters.is_empty()
             && self.idle.is_empty()
             && self.patience.is_empty()
+            && self.first_contacts.is_empty()
     }
 
     /// Joins or creates. `None`: another set-up is creating the group, and has to be waited for.
@@ -377,8 +379,8 @@ impl Registry {
             return None;
         }
         Some(match intent {
-            Intent::Join => Err(NoGroup),
-            Intent::JoinOrCreate | Intent::Create => Ok(self.create(key)),
+            Intent::Join => Err(NoGroup::Missing),
+            Intent::JoinOrCreate | Intent::Create => self.create_within_limit(key),
         })
     }
 
@@ -408,6 +410,17 @@ impl Registry {
         None
     }
 
+    /// Creates a group as a server. The client may be one that never confirms, and until it is
+    /// found out it takes a link and a buffer.
+    fn create_within_limit(&mut self, key: Key) -> Result<Seat, NoGroup> {
+        let from = key.source();
+        let under_way = from.and_then(|from| self.first_contacts.get(&from));
+        match under_way.is_some_and(|count| *count >= MAX_FIRST_CONTACTS) {
+            true => Err(NoGroup::Full),
+            false => Ok(self.create(key)),
+        }
+    }
+
     fn create(&mut self, key: Key) -> Seat {
         let group = self.free_id();
         self.groups.insert(
@@ -427,6 +440,10 @@ impl Registry {
         let slot = self.keys.entry(key).or_default();
         slot.groups = slot.groups.saturating_add(1);
         slot.creators = slot.creators.saturating_add(1);
+        if let Some(from) = key.source() {
+            let count = self.first_contacts.entry(from).or_default();
+            *count = count.saturating_add(1);
+        }
         Seat::Created(group)
     }
 
@@ -451,10 +468,23 @@ impl Registry {
     }
 
     fn creator_left(&mut self, key: Key) {
+        self.count_out(key);
+        self.settle(key);
+    }
+
+    /// A set-up is creating a group no more.
+    fn count_out(&mut self, key: Key) {
         if let Some(slot) = self.keys.get_mut(&key) {
             slot.creators = slot.creators.saturating_sub(1);
         }
-        self.settle(key);
+        if let Some(from) = key.source() {
+            if let Some(count) = self.first_contacts.get_mut(&from) {
+                *count = count.saturating_sub(1);
+                if *count == 0 {
+                    self.first_contacts.remove(&from);
+                }
+            }
+        }
     }
 
     /// Lets waiters go on, in the order they came, as far as that is possible now.
@@ -494,13 +524,14 @@ impl Registry {
         };
         let seat = match slot.waiting.remove(at) {
             Some((_, Intent::JoinOrCreate | Intent::Create)) => {
+                let seat = self.create_within_limit(key);
                 // Those at their limits come together, and would prolong nothing.
-                if deadline < limit {
+                if seat.is_ok() && deadline < limit {
                     self.prolong(now, key);
                 }
-                Ok(self.create(key))
+                seat
             }
-            Some((_, Intent::Join)) | None => Err(NoGroup),
+            Some((_, Intent::Join)) | None => Err(NoGroup::Missing),
         };
         self.answer(waiter, seat);
         self.tidy(key);
@@ -655,5 +686,9 @@ pub const CLIENT_IDLE_LIFETIME: Duration = Duration::from_secs(610);
 /// after the other. Well below the six seconds that a client waits for ACCEPT, so that stalled
 /// creators cost no other set-up its connection.
 pub const CREATOR_PATIENCE: Duration = Duration::from_secs(2);
+
+/// First contacts of SMC-R that a server has under way with clients of one IPv4 address, or of 64
+/// bits of IPv6: a quarter of the links that a device has room for if nothing else is said.
+pub const MAX_FIRST_CONTACTS: usize = 32;
 
 const GROUP_STEP: u32 = 0x100;

@@ -14,7 +14,7 @@ use super::inbox::Inbox;
 use super::{Config, Done, Established, Fallback, Machine, Output, Work};
 use crate::device::DeviceError;
 use crate::error::{Error, FallbackCause, FallbackReason, How, SetupStep};
-use crate::proto::group::GroupId;
+use crate::proto::group::{GroupId, NoGroup};
 
 /// A machine over the states of one side.
 #[derive(Debug)]
@@ -379,8 +379,8 @@ pub(super) fn too_late(code: DeclineCode, step: SetupStep) -> FallbackReason {
 }
 
 /// There is no seat in a link group.
-pub(super) fn no_group(code: DeclineCode) -> FallbackReason {
-    FallbackReason::because(code, FallbackCause::NoGroup)
+pub(super) fn no_group(code: DeclineCode, why: NoGroup) -> FallbackReason {
+    FallbackReason::because(code, FallbackCause::NoGroup(why))
 }
 
 /// The link group was terminated.

@@ -221,7 +221,7 @@ fn nobody_waits_longer_than_patience_for_a_stalled_creator() {
         },
         Output::Ready {
             waiter: two,
-            seat: Err(NoGroup),
+            seat: Err(NoGroup::Missing),
         },
     ] = outputs[..]
     else {
@@ -239,7 +239,10 @@ fn nobody_waits_longer_than_patience_for_a_stalled_creator() {
 #[test]
 fn client_without_first_contact_needs_a_group() {
     let mut f = Fixture::new();
-    assert_eq!(f.enter(PEER, Intent::Join), Admission::Now(Err(NoGroup)));
+    assert_eq!(
+        f.enter(PEER, Intent::Join),
+        Admission::Now(Err(NoGroup::Missing))
+    );
 
     // The group of a connection in the other direction is still being set up: its CONFIRM is on
     // the way, so this is not out of sync.
@@ -261,7 +264,7 @@ fn client_that_waits_for_a_group_is_not_made_its_creator() {
     f.leave(group);
     assert!(f.outputs().contains(&Output::Ready {
         waiter,
-        seat: Err(NoGroup)
+        seat: Err(NoGroup::Missing)
     }));
 }
 

@@ -53,7 +53,7 @@ impl Fixture {
                 self.leave(group);
                 None
             }
-            Admission::Now(Err(NoGroup)) => None,
+            Admission::Now(Err(_)) => None,
             Admission::Wait(_) => panic!("nobody is creating it"),
         }
     }
@@ -189,6 +189,76 @@ fn an_idle_group_outlives_that_of_its_server() {
         f.advance(Duration::from_millis(1));
         let cause = Cause::Idle;
         assert_eq!(f.outputs(), [Output::Removed { group, key, cause }]);
+        assert!(f.registry.is_empty());
+    }
+}
+
+#[test]
+fn first_contacts_of_one_address_are_limited() {
+    let of = |client: IpAddr, peer: u16| Key::Rdma {
+        role: Role::Server,
+        version: Version::V2,
+        peer: PeerId::new(peer, Mac::ZERO),
+        gid: gid(1),
+        mac: None,
+        vlan: 0,
+        client: Some(client),
+        qpn: None,
+    };
+    let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+    for (here, neighbour, there) in [
+        (ip("10.0.0.1"), ip("10.0.0.1"), ip("10.0.0.2")),
+        (
+            ip("2001:db8::1"),
+            ip("2001:db8::abcd:2"),
+            ip("2001:db8:0:1::1"),
+        ),
+    ] {
+        let mut f = Fixture::new();
+        let creators: Vec<_> = (0..u16::try_from(MAX_FIRST_CONTACTS).unwrap())
+            .map(|peer| {
+                match f
+                    .registry
+                    .enter(f.now, of(here, peer), Intent::JoinOrCreate)
+                {
+                    Admission::Now(Ok(seat)) => seat.group(),
+                    other => panic!("{other:?}"),
+                }
+            })
+            .collect();
+        let enter = |f: &mut Fixture, from, intent| f.registry.enter(f.now, of(from, 100), intent);
+        let full = Admission::Now(Err(NoGroup::Full));
+        assert_eq!(enter(&mut f, neighbour, Intent::JoinOrCreate), full);
+        // One that waits finds no place either when its time is over.
+        let first = of(here, 0);
+        let waits = f.registry.enter(f.now, first, Intent::JoinOrCreate);
+        assert!(matches!(waits, Admission::Wait(_)));
+        f.advance(CREATOR_PATIENCE);
+        let seat = Err(NoGroup::Full);
+        assert!(matches!(f.outputs()[..], [Output::Ready { seat: told, .. }] if told == seat));
+
+        let Admission::Now(Ok(elsewhere)) = enter(&mut f, there, Intent::JoinOrCreate) else {
+            panic!("the limit is for one address");
+        };
+        // A group that is established, or has failed, makes room.
+        f.registry.establish(creators[0], terms()).unwrap();
+        let Admission::Now(Ok(next)) = enter(&mut f, here, Intent::JoinOrCreate) else {
+            panic!("there is room");
+        };
+        assert_eq!(
+            f.registry.enter(f.now, of(here, 101), Intent::JoinOrCreate),
+            full
+        );
+        f.registry.terminate(creators[1], Cause::LinksDown);
+        let Admission::Now(Ok(last)) = f.registry.enter(f.now, of(here, 101), Intent::JoinOrCreate)
+        else {
+            panic!("there is room");
+        };
+        for seat in [next, elsewhere, last] {
+            f.leave(seat.group());
+        }
+        creators.into_iter().for_each(|group| f.leave(group));
+        f.advance(IDLE_LIFETIME);
         assert!(f.registry.is_empty());
     }
 }

@@ -173,7 +173,8 @@ impl Simulation {
     fn enter(&mut self, key: Key, intent: Intent) {
         match self.f.registry.enter(self.f.now, key, intent) {
             Admission::Now(Ok(seat)) => self.seats.push((seat.group(), seat.is_first_contact())),
-            Admission::Now(Err(NoGroup)) => assert_eq!(intent, Intent::Join),
+            Admission::Now(Err(NoGroup::Full)) => assert_eq!(intent, Intent::JoinOrCreate),
+            Admission::Now(Err(NoGroup::Missing)) => assert_eq!(intent, Intent::Join),
             Admission::Wait(waiter) => {
                 assert_ne!(intent, Intent::Create);
                 self.waiting.insert(waiter, self.f.now);

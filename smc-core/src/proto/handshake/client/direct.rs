@@ -77,8 +77,8 @@ impl Expect {
     pub(super) fn done(self, done: Done, common: &mut Common) -> Next<State> {
         match (self, done) {
             (Self::Seat(state), Done::Entered(Ok(seat))) => state.handle(seat, common),
-            (Self::Seat(_), Done::Entered(Err(_))) => {
-                Err(Failure::decline(no_group(DeclineCode::SYNCERR)))
+            (Self::Seat(_), Done::Entered(Err(why))) => {
+                Err(Failure::decline(no_group(DeclineCode::SYNCERR, why)))
             }
             (Self::Buffer(state), Done::Registered(Ok(token))) => state.handle(token, common),
             (Self::Buffer(state), Done::Registered(Err(error))) => {

@@ -219,8 +219,8 @@ impl Expect {
         let Self { chosen, step } = self;
         match (step, done) {
             (Step::Seat, Done::Entered(Ok(seat))) => seated(chosen, seat, common),
-            (Step::Seat, Done::Entered(Err(_))) => {
-                Err(Failure::decline(no_group(DeclineCode::SYNCERR)))
+            (Step::Seat, Done::Entered(Err(why))) => {
+                Err(Failure::decline(no_group(DeclineCode::SYNCERR, why)))
             }
             (Step::Link(seated), Done::LinkOpened(Ok(_))) => {
                 let size = common.config.rmb;

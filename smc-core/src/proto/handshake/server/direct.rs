@@ -84,9 +84,9 @@ impl Expect {
         match (self, done) {
             (Self::Reach(state), Done::Reached(result)) => state.handle(result, common),
             (Self::Seat(state), Done::Entered(Ok(seat))) => Ok(Some(state.handle(seat, common))),
-            (Self::Seat(state), Done::Entered(Err(_))) => {
-                state.walk.failed(no_group(DeclineCode::INTERR), common)
-            }
+            (Self::Seat(state), Done::Entered(Err(why))) => state
+                .walk
+                .failed(no_group(DeclineCode::INTERR, why), common),
             (Self::Buffer(state), Done::Registered(Ok(token))) => state.handle(now, token, common),
             (Self::Buffer(state), Done::Registered(Err(error))) => {
                 match smaller(&error, state.size) {

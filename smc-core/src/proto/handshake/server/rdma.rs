@@ -10,7 +10,7 @@ use smc_wire::types::{DeclineCode, FeatureMask, GroupId, PeerId, Release};
 use super::{State, Walk};
 use crate::device::{LinkAddress, Route};
 use crate::error::{Error, FallbackReason, How, PeerMisbehaved, Phase, SetupStep};
-use crate::proto::group::{Intent, Seat, Terms};
+use crate::proto::group::{Intent, NoGroup, Seat, Terms};
 use crate::proto::handshake::engine::{
     Common, Failure, Next, after, group_terminated, no_group, of_device, too_late, unasked,
 };
@@ -165,8 +165,12 @@ impl Expect {
             (Step::Seat(walk), Done::Entered(Ok(seat))) => {
                 Ok(Some(seated(walk, candidate, seat, common)))
             }
-            (Step::Seat(walk), Done::Entered(Err(_))) => {
-                walk.failed(no_group(DeclineCode::INTERR), common)
+            (Step::Seat(walk), Done::Entered(Err(why))) => {
+                let code = match why {
+                    NoGroup::Full => DeclineCode::MEM,
+                    NoGroup::Missing => DeclineCode::INTERR,
+                };
+                walk.failed(no_group(code, why), common)
             }
             (Step::Link(walk, seat), Done::LinkOpened(Ok(_))) => {
                 let size = common.config.rmb;
