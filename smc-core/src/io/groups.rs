@@ -9,14 +9,13 @@ use std::task::{Poll, Waker, ready};
 use std::time::Instant;
 
 use event_listener::{Event, EventListener};
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use smc_wire::types::{AlertToken, Gid};
 
 use super::driver::Slot;
 use super::rdma::{Ports, RdmaGroup};
 use super::runtime::{Runtime, Timer};
-use crate::device::{MemoryLimit, PeerEvent, RdmaAddress};
-use crate::mem::sync::{AtomicU32, Ordering};
+use crate::device::{DeviceError, MemoryLimit, PeerEvent, RdmaAddress};
 use crate::proto::group::{
     Admission, Cause, DeviceIndex, GroupId, Intent, Key, NoGroup, Output, Registry, Seat, Snapshot,
     State, Terminated, Terms, Waiter,
@@ -36,7 +35,8 @@ pub(crate) struct Groups {
     memory: MemoryLimit,
     /// The SMC-R groups, as long as their links exist.
     rdma: Mutex<BTreeMap<GroupId, Arc<RdmaGroup>>>,
-    last_token: AtomicU32,
+    /// Of the connections of SMC-R.
+    tokens: Mutex<HashSet<AlertToken>>,
     /// A connection or an SMC-R group has ended, or what was written to one has arrived.
     ended: Event,
     /// A group was terminated, perhaps under set-ups.
@@ -72,7 +72,7 @@ impl Groups {
             llc,
             memory,
             rdma: Mutex::default(),
-            last_token: AtomicU32::new(0),
+            tokens: Mutex::default(),
             ended: Event::new(),
             terminated: Event::new(),
         })
@@ -266,9 +266,26 @@ impl Groups {
         self.step(|inner| inner.registry.set_full(group, is_full));
     }
 
-    /// A token for a connection of a group in which some are taken, never zero.
-    pub(crate) fn alert_token(&self, is_taken: impl Fn(AlertToken) -> bool) -> AlertToken {
-        next_token(&self.last_token, is_taken)
+    /// A token that no connection of the endpoint has until it is given back. It is random: a peer
+    /// that knows some tokens knows no others.
+    pub(crate) fn take_token(&self) -> Result<AlertToken, DeviceError> {
+        loop {
+            let random = crate::random::bytes();
+            let random = random.map_err(|error| DeviceError::os("get random bytes", &error))?;
+            // Not zero, and next to never one that is taken.
+            let token = AlertToken::new(u32::from_ne_bytes(random));
+            if let Some(token) = token.filter(|token| self.tokens().insert(*token)) {
+                return Ok(token);
+            }
+        }
+    }
+
+    pub(crate) fn give_back_token(&self, token: AlertToken) {
+        self.tokens().remove(&token);
+    }
+
+    fn tokens(&self) -> MutexGuard<'_, HashSet<AlertToken>> {
+        self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Where further links of a group could be opened.
@@ -467,29 +484,5 @@ impl Drop for CancelOnDrop<'_> {
                 Some(_) => inner.registry.cancel(now, waiter),
                 None => {}
             });
-    }
-}
-
-/// The next number that is a token and not taken. A group has far fewer connections than there are
-/// numbers.
-fn next_token(last: &AtomicU32, is_taken: impl Fn(AlertToken) -> bool) -> AlertToken {
-    loop {
-        let number = last.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
-        if let Some(token) = AlertToken::new(number).filter(|token| !is_taken(*token)) {
-            return token;
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn tokens_start_again_with_those_that_are_not_taken() {
-        let last = AtomicU32::new(u32::MAX - 2);
-        let is_taken = |token: AlertToken| [u32::MAX, 1, 2].contains(&token.get());
-        assert_eq!(next_token(&last, is_taken).get(), u32::MAX - 1);
-        assert_eq!(next_token(&last, is_taken).get(), 3);
     }
 }

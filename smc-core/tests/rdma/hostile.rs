@@ -1,10 +1,11 @@
 //! Peers that break the rules of the data path, or say unusual things.
 
+use std::collections::BTreeSet;
 use std::future::poll_fn;
 use std::io::{ErrorKind, IoSlice};
 use std::net::Ipv4Addr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_lite::{AsyncReadExt, AsyncWriteExt};
@@ -140,6 +141,33 @@ fn bad_cursors_end_their_connection_and_no_other() {
             transfer(&mut others, &mut other, 50_000).await;
         });
     }
+}
+
+#[test]
+fn tokens_tell_nothing_of_other_tokens() {
+    let world = World::new(45);
+    let (client, server, meddler) = meddled(&world);
+    let seen = Arc::new(Mutex::new(BTreeSet::new()));
+    let tokens = Arc::clone(&seen);
+    meddler.meddle(move |message| {
+        if let Ok(cdc) = CdcR::parse(message) {
+            tokens.lock().expect("a token").insert(cdc.token.get());
+        }
+        vec![message.to_vec()]
+    });
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let mut streams = Vec::new();
+        for _ in 0..10 {
+            let (mut ours, mut theirs) = connect(&client, &listener).await;
+            transfer(&mut ours, &mut theirs, 100).await;
+            streams.push((ours, theirs));
+        }
+    });
+    let seen: Vec<_> = seen.lock().expect("tokens").iter().copied().collect();
+    assert_eq!(seen.len(), 10);
+    let gaps = seen.iter().zip(seen.iter().skip(1)).map(|(a, b)| b - a);
+    assert!(gaps.min() > Some(1), "{seen:?}");
 }
 
 #[test]

@@ -695,6 +695,12 @@ impl StagedHandle {
     }
 }
 
+impl Drop for Staged {
+    fn drop(&mut self) {
+        self.group.give_back_token(self.token);
+    }
+}
+
 impl Drop for StagedHandle {
     fn drop(&mut self) {
         self.0.group.let_go(&self.0);

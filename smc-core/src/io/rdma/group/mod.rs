@@ -309,11 +309,7 @@ impl RdmaGroup {
             });
         }
         let id = RmbId(self.next_rmb.fetch_add(1, Ordering::Relaxed));
-        let members = self.lock_members();
-        let token = self
-            .groups
-            .alert_token(|token| members.contains_key(&token));
-        drop(members);
+        let token = self.groups.take_token()?;
         let wire = self.wire(link);
         let staged = Staged::new(Arc::clone(self), token, (id, rmb), staging, wire);
         let staged = Arc::new(staged);
@@ -426,6 +422,10 @@ impl RdmaGroup {
 
     // ---- Parts ---------------------------------------------------------------------------------
 
+    pub(super) fn give_back_token(&self, token: AlertToken) {
+        self.groups.give_back_token(token);
+    }
+
     fn slot(&self, device: DeviceIndex) -> Option<Arc<Slot>> {
         self.groups.slot(device).filter(|slot| !slot.is_gone())
     }
@@ -437,7 +437,7 @@ impl RdmaGroup {
     /// The connections and set-ups, in the order in which they came.
     fn members(&self) -> Vec<Arc<Staged>> {
         let mut members: Vec<_> = self.lock_members().values().cloned().collect();
-        members.sort_unstable_by_key(|staged| staged.token());
+        members.sort_unstable_by_key(|staged| staged.rmb_id());
         members
     }
 
