@@ -36,7 +36,7 @@ impl Credentials {
         })
     }
 
-    /// Of this process, as others see them when it connects or listens now.
+    /// Of this process, as other processes see them when it connects or listens now.
     #[must_use]
     pub fn own() -> Self {
         let pid = rustix::process::getpid();

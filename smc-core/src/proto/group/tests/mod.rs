@@ -522,9 +522,9 @@ fn a_group_in_use_at_a_shutdown_of_the_peer_gets_no_more_connections_and_no_idle
 }
 
 #[test]
-fn nobody_waits_for_the_creator_of_a_group_without_links() {
+fn no_set_up_waits_for_the_creator_of_a_group_without_links() {
     let mut f = Fixture::new();
-    // Anybody may have begun it, in the name of the peer.
+    // Any process may have begun it in the name of the peer.
     let silent = f.create(PEER);
     let own = f.established(PEER);
     assert_ne!(own, silent);

@@ -366,7 +366,7 @@ fn lost_link_group_is_out_of_sync_and_the_server_makes_a_new_one() {
 
     assert_eq!(second.client.fallback(), local(DeclineCode::SYNCERR));
     assert_eq!(second.server.fallback(), peer(DeclineCode::SYNCERR));
-    // Anybody could have said it: the connection of the first one stays.
+    // Any process could have said it: the connection of the first one stays.
     assert_eq!(server.borrow().terminated, []);
     assert_eq!(server.borrow().connections(), 1);
     let (_, decline) = second.from_client.split_at(proposal(&host()).encoded_len());

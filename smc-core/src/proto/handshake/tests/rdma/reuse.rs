@@ -98,7 +98,7 @@ fn lost_link_group_is_out_of_sync_and_the_server_makes_a_new_one() {
     second.run();
     assert_eq!(second.client.fallback(), local(DeclineCode::SYNCERR));
     assert_eq!(second.server.fallback(), peer(DeclineCode::SYNCERR));
-    // Anybody could have said it: the connection of the first one stays.
+    // Any process could have said it: the connection of the first one stays.
     assert_eq!(server.borrow().terminated, []);
     assert_eq!(server.borrow().connections(), 1);
     let (_, decline) = second.from_client.split_at(156);
@@ -113,7 +113,7 @@ fn lost_link_group_is_out_of_sync_and_the_server_makes_a_new_one() {
 
 /// All that a PROPOSAL says can be copied.
 #[test]
-fn from_another_address_nobody_joins_denies_or_delays_the_clients_group() {
+fn a_client_at_another_address_cannot_join_deny_or_delay_the_group() {
     let elsewhere = |groups: &Rc<RefCell<Groups>>| {
         let path_of_server = path(SERVER).with_addresses(ip(SERVER).into(), ip(99).into());
         Pair::with(
