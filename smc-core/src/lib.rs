@@ -70,7 +70,8 @@
 //! # How streams end
 //!
 //! A connection that one end was told is made reaches the other, and so do bytes that were written,
-//! wherever either end ends. What the peer reads behind them:
+//! wherever either end ends; but see below for SMC-R, and a listener may get a stream that its client
+//! gave up while it was made. What the peer reads behind them:
 //!
 //! | this end | over SMC-D | over SMC-R |
 //! |---|---|---|
@@ -90,8 +91,8 @@
 //! exits does not. Close streams and wait for it (`close`, tokio's `shutdown`), or call
 //! [`Endpoint::close`] when they are dropped.
 //!
-//! `process::exit` runs no destructors, so a stream that is open then is cut off as by a kill: all
-//! bytes arrive, but not the end of the stream. With TCP the system would send it.
+//! `process::exit` runs no destructors, so a stream that is open then is cut off as by a kill: over
+//! SMC-D all bytes arrive, but not the end of the stream. With TCP the system would send it.
 //!
 //! The TCP connection under a stream carries nothing by then, and its end means nothing. Between
 //! processes of one host the client ends it by RST (`SO_LINGER` of zero), so that no port stays in
