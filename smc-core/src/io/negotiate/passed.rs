@@ -5,9 +5,9 @@
 //! packets that nobody read, when the socket is closed. So all that is not of a harmless kind is
 //! closed by a thread of its own, and not looked at in any way that could wait.
 //!
-//! What waits to be closed is counted by the user who passed it. From a user of whom
-//! [`MAX_WAITING`] descriptors wait nothing more is received, and while [`MAX_WAITING_OF_ALL`] wait no
-//! connection is accepted ([`has_room`]): the process keeps descriptors for everything else.
+//! What waits to be closed is counted by the user who passed it. From a user of whom 64 descriptors
+//! wait nothing more is received, and while 256 of all users wait no connection is accepted
+//! ([`has_room`]): the process keeps descriptors for everything else.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
