@@ -137,9 +137,7 @@ async fn expect_all(stream: &mut Stream, expected: &[u8]) {
 #[test]
 fn both_ends_dropped_with_more_to_send_than_fits_come_to_their_ends() {
     let world = World::new(71);
-    let (a, b) = (world.device("a0", 1), world.device("b0", 2));
-    let [client, server] = [a, b]
-        .map(|device| world.endpoint_with(&[&device], |builder| builder.recv_buffer(64 * 1024)));
+    let (client, server) = world.pair_with(|builder| builder.recv_buffer(64 * 1024));
     world.block_on(async {
         let listener = listen(&server).await;
         let (mut ours, mut theirs) = connect(&client, &listener).await;
@@ -155,9 +153,7 @@ fn both_ends_dropped_with_more_to_send_than_fits_come_to_their_ends() {
 #[test]
 fn a_stream_that_is_dropped_first_delivers_although_the_peer_is_talking() {
     let world = World::new(72);
-    let (a, b) = (world.device("a0", 1), world.device("b0", 2));
-    let [client, server] = [a, b]
-        .map(|device| world.endpoint_with(&[&device], |builder| builder.recv_buffer(64 * 1024)));
+    let (client, server) = world.pair_with(|builder| builder.recv_buffer(64 * 1024));
     world.block_on(async {
         let listener = listen(&server).await;
         let (mut ours, mut theirs) = connect(&client, &listener).await;
@@ -188,12 +184,8 @@ fn a_stream_that_is_dropped_first_delivers_although_the_peer_is_talking() {
 fn closing_a_stream_to_a_peer_that_does_not_read_takes_the_close_timeout_and_loses_nothing() {
     let world = World::new(76);
     let timeout = Duration::from_secs(7);
-    let (a, b) = (world.device("a0", 1), world.device("b0", 2));
-    let [client, server] = [a, b].map(|device| {
-        world.endpoint_with(&[&device], |builder| {
-            builder.recv_buffer(64 * 1024).close_timeout(timeout)
-        })
-    });
+    let (client, server) =
+        world.pair_with(|builder| builder.recv_buffer(64 * 1024).close_timeout(timeout));
     world.block_on(async {
         let listener = listen(&server).await;
         let (mut ours, mut theirs) = connect(&client, &listener).await;
@@ -216,9 +208,7 @@ fn closing_a_stream_to_a_peer_that_does_not_read_takes_the_close_timeout_and_los
 #[test]
 fn closing_an_endpoint_returns_when_the_peer_has_made_room_for_the_rest() {
     let world = World::new(77);
-    let (a, b) = (world.device("a0", 1), world.device("b0", 2));
-    let [client, server] = [a, b]
-        .map(|device| world.endpoint_with(&[&device], |builder| builder.recv_buffer(64 * 1024)));
+    let (client, server) = world.pair_with(|builder| builder.recv_buffer(64 * 1024));
     world.block_on(async {
         let listener = listen(&server).await;
         let (mut ours, mut theirs) = connect(&client, &listener).await;

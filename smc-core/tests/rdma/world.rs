@@ -85,8 +85,14 @@ impl World {
 
     /// One device on each of two hosts.
     pub(crate) fn pair(&self) -> (Endpoint, Endpoint) {
+        self.pair_with(|builder| builder)
+    }
+
+    /// The same, configured both alike.
+    pub(crate) fn pair_with(&self, configure: impl Fn(Builder) -> Builder) -> (Endpoint, Endpoint) {
         let (a, b) = (self.device("a0", 1), self.device("b0", 2));
-        (self.endpoint(&[&a]), self.endpoint(&[&b]))
+        let endpoint = |device| self.endpoint_with(&[device], &configure);
+        (endpoint(&a), endpoint(&b))
     }
 
     pub(crate) fn block_on<T>(&self, scenario: impl Future<Output = T>) -> T {
