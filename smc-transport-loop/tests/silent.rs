@@ -143,6 +143,33 @@ fn a_listener_that_was_stopped_before_the_first_connection_is_the_same() {
 }
 
 #[test]
+fn a_crowd_that_connects_to_a_stopped_listener_is_tcp() {
+    let dir = TempDir::new().unwrap();
+    let mut helper = Helper::start("echo", dir.path());
+    let port: u16 = helper.hear().parse().unwrap();
+    On::Tokio.run(async {
+        let client = client(dir.path());
+        let connect = || async { client.connect(("127.0.0.1", port)).await.unwrap() };
+        talk(connect().await, true).await;
+        talk(connect().await, true).await;
+        (STOPPED.begin)(&mut helper);
+        // More memory than the channel to a process that does not read has room for.
+        let connecting = futures::future::join_all((0..CROWD).map(|_| connect()));
+        let in_time = async {
+            smol::Timer::after(RECOVERY).await;
+            panic!("a connect waits for the listener");
+        };
+        let streams = futures_lite::future::or(connecting, in_time).await;
+        assert!(streams.iter().all(|stream| !stream.mode().is_smc()));
+    });
+    helper.signal(Signal::CONT);
+    helper.finish();
+}
+
+/// Fewer than TCP connections that may wait to be accepted.
+const CROWD: usize = 900;
+
+#[test]
 fn a_listener_without_descriptors_is_tcp_and_smc_again_when_it_has_some() {
     is_tcp_and_smc_again(&WITHOUT_DESCRIPTORS, true);
 }

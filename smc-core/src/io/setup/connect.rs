@@ -1,8 +1,11 @@
 //! The client's side: the offer, the TCP connection, and what they lead to.
 
+use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::sync::{Arc, PoisonError};
+use std::task::Poll;
 
 use smc_wire::types::DeclineCode;
 
@@ -211,8 +214,12 @@ async fn prepare_early(
     }
     let device = device.index;
     let membership = endpoint.groups.join_now(Key::Direct { device, peer })?;
-    let registered = register(endpoint, device, peer, size, peer_size).await;
-    let (dmb, charge) = registered.ok()?;
+    // Not waited for: the listener's process may be stopped, and nothing limits the time yet.
+    let mut registering = pin!(register(endpoint, device, peer, size, peer_size));
+    let registered = poll_fn(|cx| Poll::Ready(registering.as_mut().poll(cx))).await;
+    let Poll::Ready(Ok((dmb, charge))) = registered else {
+        return None;
+    };
     Some(Confirmed {
         words: precedent.confirm(dmb.token())?,
         done: Early {
