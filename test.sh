@@ -297,10 +297,13 @@ step all interop guests,old-kernel,verbs,soft-roce "unmodified kernels against o
 step_interop() {
     build_programs --features smc-interop/ours
     # What takes an RDMA device, and one whose network may be changed, has both in a guest.
-    local name program guest=("$PROGRAMS/interop" guest --env SMC_RDMA_CHANGE=eth1:rxe1)
+    local name out program guest=("$PROGRAMS/interop" guest --env SMC_RDMA_CHANGE=eth1:rxe1)
     for name in conformance events; do
-        program=$(cargo test "${locked[@]}" --no-run "${RDMA[@]}" --test "$name" 2>&1 |
-            sed -n 's/^ *Executable .*(\(.*\))$/\1/p')
+        if ! out=$(cargo test "${locked[@]}" --no-run "${RDMA[@]}" --test "$name" 2>&1); then
+            echo "$out"
+            return 1
+        fi
+        program=$(sed -n 's/^ *Executable .*(\(.*\))$/\1/p' <<<"$out")
         verdicts 300 "${guest[@]}" "$program" --show-output
     done
     quiet 300 cargo build "${locked[@]}" -q "${RDMA[@]}" --bin smc

@@ -204,6 +204,8 @@ impl Inbox {
                     // Whoever comes often is found soon.
                     self.recent.remove(place);
                     self.recent.push(key);
+                    // An offer before this one may have been refused.
+                    self.cause = None;
                     let channel = self.channels.get(&key)?;
                     return Some(Claimed {
                         channel: key,
