@@ -47,6 +47,29 @@ fn a_memory_limit_makes_receive_buffers_smaller_and_then_leaves_tcp() {
 }
 
 #[test]
+fn buffers_that_a_link_group_keeps_are_used_again_when_memory_is_short() {
+    let world = World::new(9);
+    world.block_on(async {
+        let (client, server, streams) = streams(&world, 8 << 20, 12).await;
+        let lens = |streams: &[(Stream, Stream)]| {
+            let lens = streams.iter().map(|(_, theirs)| theirs.recv_buffer_size());
+            let mut lens: Vec<_> = lens.map(|len| len.expect("SMC")).collect();
+            lens.sort_unstable();
+            lens
+        };
+        let before = lens(&streams);
+        drop(streams);
+        world.sleep(std::time::Duration::from_secs(5)).await;
+        let listener = listen(&server).await;
+        let mut again = Vec::new();
+        for _ in 0..12 {
+            again.push(connect(&client, &listener).await);
+        }
+        assert_eq!(lens(&again), before);
+    });
+}
+
+#[test]
 fn buffers_stay_charged_while_a_link_group_keeps_them() {
     let world = World::new(8);
     world.block_on(async {

@@ -26,6 +26,10 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
+    fn is(&self, size: SizeCode, access: Access) -> bool {
+        self.size == size && self.access == access
+    }
+
     fn new(size: SizeCode, access: Access, limit: &MemoryLimit) -> Result<Self, DeviceError> {
         let charge = limit.charge(size.byte_len())?;
         let whole = aligned(size.byte_len()).ok_or(DeviceError::NoMemory)?;
@@ -133,12 +137,16 @@ impl Pool {
         drop(free);
     }
 
+    /// Whether a buffer of this size is kept.
+    pub(crate) fn has(&self, size: SizeCode, access: Access) -> bool {
+        self.lock().iter().any(|buffer| buffer.is(size, access))
+    }
+
     /// A buffer of this size. An RMB is zeroed as far as its last user knew it to be written.
     pub(crate) fn take(&self, size: SizeCode, access: Access) -> Result<Arc<Buffer>, DeviceError> {
         let reused = {
             let mut free = self.lock();
-            let fits = |buffer: &Arc<Buffer>| buffer.size == size && buffer.access == access;
-            let at = free.iter().rposition(fits);
+            let at = free.iter().rposition(|buffer| buffer.is(size, access));
             at.map(|at| free.swap_remove(at))
         };
         match reused {

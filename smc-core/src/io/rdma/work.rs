@@ -62,8 +62,10 @@ pub(crate) async fn prepare_rmb(
     let link = link.and_then(|link| group.link(link));
     let link = link.ok_or(RmbError::NoLink)?;
     let address = link.local.ok_or(RmbError::NoLink)?;
-    // Nothing of the peer's is charged to this process.
-    drop(endpoint.admit(size, 0)?);
+    // What the group keeps is charged already, and nothing of the peer's is to this process.
+    if !group.keeps(size) {
+        drop(endpoint.admit(size, 0)?);
+    }
     let staging = endpoint.config.send_buffer;
     let (handle, keys) = group.prepare(link.id, size, staging).await?;
     let key = keys.iter().find(|key| key.device == link.device);

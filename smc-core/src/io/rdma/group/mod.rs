@@ -330,6 +330,11 @@ impl RdmaGroup {
     }
 
     /// Gives back the memory that no connection uses.
+    /// Whether there is an unused RMB of this size.
+    pub(crate) fn keeps(&self, size: SizeCode) -> bool {
+        self.pool.has(size, Access::RemoteWrite)
+    }
+
     pub(crate) fn trim_pool(&self) {
         self.pool.trim();
     }
