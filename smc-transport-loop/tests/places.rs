@@ -53,6 +53,8 @@ fn endpoint(role: &Role) -> Endpoint {
         role.say(format!("unpublished: {why}"));
     }
     let endpoint = Endpoint::smol().device(Arc::new(device));
+    // However busy this machine is.
+    let endpoint = endpoint.answer_timeout(Duration::from_secs(60));
     endpoint.build().expect("endpoint")
 }
 

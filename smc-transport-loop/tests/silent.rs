@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use common::{Helper, Role};
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use rustix::process::{Resource, Signal, getrlimit, setrlimit};
+use smc_core::config::ANSWER_TIMEOUT;
 use smc_core::error::FallbackCause;
 use smc_core::{Endpoint, Mode, Stream};
 use support::{On, builder};
@@ -252,6 +253,7 @@ const RECOVERY: Duration = Duration::from_secs(60);
 fn client(dir: &Path) -> Endpoint {
     builder(On::Tokio, true, dir)
         .handshake_timeout(Duration::from_secs(600))
+        .answer_timeout(ANSWER_TIMEOUT)
         .build()
         .unwrap()
 }

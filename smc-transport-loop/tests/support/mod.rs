@@ -45,10 +45,12 @@ impl On {
     }
 
     pub(crate) fn endpoint(self) -> Builder {
-        match self {
+        let builder = match self {
             Self::Tokio => Endpoint::tokio(),
             Self::Smol => Endpoint::smol(),
-        }
+        };
+        // However busy this machine is.
+        builder.answer_timeout(Duration::from_secs(60))
     }
 }
 
