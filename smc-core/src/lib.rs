@@ -57,12 +57,14 @@
 //! (`memory.max` of version 2, `memory.limit_in_bytes` of version 1, with those above them), as found
 //! when the first of them is built. [`Endpoint::memory`] tells limit and use.
 //!
-//! A new connection gets buffers of at most a sixteenth of what is left, so sizes fall before memory
-//! ends; when even the smallest, 16 KiB, do not fit, the stream is TCP with reason 0x01010000. What is
-//! kept unused is given back before that. Not counted: the application's and TCP's own buffers, the
-//! pages for signalling with each peer (some KiB), and the memory of an ISM fabric, all of which is
-//! taken at once by the process that makes it. Several processes in one container each have the
-//! default: give them limits.
+//! A new connection gets buffers of at most a 64th of what is left, so sizes fall before memory ends:
+//! of 2 GiB of a machine or container, 512 MiB are for connections, the first 32 of which have 4 MiB in
+//! each direction, the next 32 have 2 MiB, and so on. When even the smallest, 16 KiB, do not fit, the
+//! stream is TCP with reason 0x01010000. What is kept unused is given back before that, also by other
+//! endpoints with the same limit. Not counted: the application's and TCP's own buffers, the pages for
+//! signalling with each peer (some KiB), and the memory of an ISM fabric, all of which is taken at once
+//! by the process that makes it. Several processes in one container each have the default: give them
+//! limits.
 //!
 //! A memory file longer than the process's `RLIMIT_FSIZE` is not made: the buffer is smaller, or the
 //! stream TCP.

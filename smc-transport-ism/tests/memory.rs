@@ -65,7 +65,7 @@ fn a_memory_limit_makes_buffers_smaller_and_then_leaves_tcp() {
         let world = World::new(Kind::Directory, false);
         let client = world.endpoint(On::Smol);
         let limited = |bytes| world.builder(On::Smol).memory_limit(bytes).build().unwrap();
-        let server = limited(8 << 20);
+        let server = limited(32 << 20);
         let listener = server.bind("127.0.0.1:0").await.unwrap();
         let (ours, theirs) = connect(&client, &listener).await;
         let short = theirs.recv_buffer_size().unwrap();

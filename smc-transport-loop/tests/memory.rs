@@ -487,7 +487,7 @@ async fn settled_use(server: &mut Helper) -> usize {
 #[test]
 fn a_memory_limit_makes_buffers_smaller_and_then_leaves_tcp() {
     let _alone = alone();
-    let limit = 64 << 20;
+    let limit = 4 << 20;
     let flood = Flood::run(None, Some(limit));
     assert_eq!(flood.limit, limit);
     assert!(flood.used <= limit, "{} bytes", flood.used);
@@ -518,7 +518,9 @@ fn a_server_in_a_small_container_lives_through_a_flood() {
     let flood = Flood::run(Some(&cgroup), None);
     assert_eq!(flood.limit, 64 << 20, "a quarter of the cgroup's");
     assert!(flood.used <= flood.limit, "{} bytes", flood.used);
-    assert!(flood.smc >= 10 && flood.smc < 100, "{} SMC", flood.smc);
+    assert!(flood.smc >= 10, "{} SMC", flood.smc);
+    let (largest, smallest) = (flood.sizes.iter().max(), flood.sizes.iter().min());
+    assert!(largest > smallest, "{:?}", flood.sizes);
 }
 
 /// What the server sends to each client.

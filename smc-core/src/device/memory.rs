@@ -1,7 +1,7 @@
 //! How much memory connections may take, and what they take.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::DeviceError;
 use crate::error::Limit;
@@ -17,6 +17,13 @@ struct Counter {
     limit: usize,
     used: AtomicUsize,
     kept: Mutex<KeptCharges>,
+    users: Mutex<Vec<Weak<dyn KeepsMemory>>>,
+}
+
+/// Something that keeps memory for later, charged to a limit.
+pub(crate) trait KeepsMemory: Send + Sync {
+    /// Gives back what is not in use.
+    fn give_back(&self);
 }
 
 /// Charges whose connections have ended.
@@ -41,6 +48,7 @@ impl MemoryLimit {
             limit: bytes,
             used: AtomicUsize::new(0),
             kept: Mutex::default(),
+            users: Mutex::default(),
         }))
     }
 
@@ -95,6 +103,24 @@ impl MemoryLimit {
     /// Gives up the charges that were [kept](Charge::keep_while) and are not needed any more.
     pub(crate) fn settle(&self) {
         self.settle_if(|_| true);
+    }
+
+    /// From now on `user` is asked as well when memory is short.
+    pub(crate) fn add_user(&self, user: Weak<dyn KeepsMemory>) {
+        let mut users = self.users();
+        users.retain(|user| user.strong_count() > 0);
+        users.push(user);
+    }
+
+    /// Has all that keep memory for later give it back.
+    pub(crate) fn give_back(&self) {
+        let users: Vec<_> = self.users().iter().filter_map(Weak::upgrade).collect();
+        // Without the lock: a user that is gone meanwhile is dropped here.
+        users.iter().for_each(|user| user.give_back());
+    }
+
+    fn users(&self) -> MutexGuard<'_, Vec<Weak<dyn KeepsMemory>>> {
+        self.0.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn settle_if(&self, is_due: impl Fn(&KeptCharges) -> bool) {
@@ -277,6 +303,28 @@ mod tests {
         limit.settle();
         assert_eq!(limit.used(), 0);
         limit.charge(60).unwrap().keep_while(needed());
+        assert_eq!(limit.used(), 0);
+    }
+
+    #[test]
+    fn all_that_share_a_limit_give_back_what_they_keep() {
+        struct User(Mutex<Option<Charge>>);
+        impl KeepsMemory for User {
+            fn give_back(&self) {
+                self.0.lock().unwrap().take();
+            }
+        }
+        let limit = MemoryLimit::new(100);
+        let users = [30, 40].map(|bytes| {
+            let charge = limit.charge(bytes).unwrap();
+            Arc::new(User(Mutex::new(Some(charge))))
+        });
+        for user in &users {
+            let user: Arc<dyn KeepsMemory> = Arc::clone(user) as _;
+            limit.add_user(Arc::downgrade(&user));
+        }
+        assert_eq!(limit.used(), 70);
+        limit.give_back();
         assert_eq!(limit.used(), 0);
     }
 

@@ -25,6 +25,7 @@ mod rdma;
 
 pub use error::{DeviceError, SubmitError};
 pub use event::{Event, PeerEvent};
+pub(crate) use memory::KeepsMemory;
 pub use memory::{Charge, MemoryAccount, MemoryLimit};
 pub use nocopy::{Attachment, Nocopy, PeerEvents};
 pub use rdma::{

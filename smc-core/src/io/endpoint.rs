@@ -20,7 +20,7 @@ use super::setup;
 use super::stream::Stream;
 use super::target::{IntoTarget, Target};
 use crate::config::{Config, Policy};
-use crate::device::{Device, MemoryLimit};
+use crate::device::{Device, KeepsMemory, MemoryLimit};
 use crate::error::Error;
 use crate::proto::conn::State;
 use crate::proto::group::Snapshot;
@@ -52,9 +52,10 @@ pub(crate) struct Inner {
 
 impl Endpoint {
     pub(super) fn new(inner: Inner) -> Self {
-        Self {
-            inner: Arc::new(inner),
-        }
+        let inner = Arc::new(inner);
+        let keeper: Arc<dyn KeepsMemory> = Arc::clone(&inner) as _;
+        inner.memory.add_user(Arc::downgrade(&keeper));
+        Self { inner }
     }
 
     /// Starts to put an endpoint together.

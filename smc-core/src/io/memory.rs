@@ -10,7 +10,7 @@ use super::cgroup;
 use super::driver::Slot;
 use super::endpoint::Inner;
 use crate::config::MEMORY_SHARE;
-use crate::device::{Charge, DeviceError, MemoryLimit};
+use crate::device::{Charge, DeviceError, KeepsMemory, MemoryLimit};
 
 /// The limit of all endpoints of this process that have none of their own.
 pub(crate) fn default_limit() -> MemoryLimit {
@@ -32,7 +32,7 @@ impl Inner {
         self.try_admit(own, peer).or_else(|_| {
             self.memory.settle();
             if own == SizeCode::MIN {
-                self.empty_pools();
+                self.memory.give_back();
             }
             self.try_admit(own, peer)
         })
@@ -48,10 +48,12 @@ impl Inner {
         }
         self.memory.charge(peer)
     }
+}
 
-    /// Gives back what is kept for later connections. Those then have to make it anew, so a smaller
-    /// buffer comes first.
-    fn empty_pools(&self) {
+impl KeepsMemory for Inner {
+    /// What is kept for later connections. Those then have to make it anew, so a smaller buffer comes
+    /// first.
+    fn give_back(&self) {
         for slot in &self.slots {
             slot.device().trim_memory();
         }
@@ -108,4 +110,4 @@ impl Drop for PeerCharge {
 
 /// Of what is left, a buffer that is not the smallest takes at most this part, so that buffers get
 /// smaller before there is no memory at all.
-const BUFFERS_LEFT: usize = 16;
+const BUFFERS_LEFT: usize = 64;
