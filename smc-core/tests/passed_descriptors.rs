@@ -9,12 +9,15 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::thread;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::net::sockopt::{set_socket_linger, set_socket_send_buffer_size};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
     sendmsg, socketpair,
 };
 use smc_core::io::negotiate::passed::{PeerSocket, has_room, receive};
+use smc_core::io::negotiate::runtime_dir::{Publication, RuntimeDirs};
 
 /// How long closing each of them waits.
 const LINGER: Duration = Duration::from_secs(6);
@@ -52,6 +55,12 @@ fn slow(listener: &TcpListener) -> (OwnedFd, TcpStream) {
     (outside, far)
 }
 
+fn is_readable(publication: &Publication, time: Duration) -> bool {
+    let time = Timespec::try_from(time).unwrap();
+    let bell = publication.bell();
+    poll(&mut [PollFd::new(&bell, PollFlags::IN)], Some(&time)) == Ok(1)
+}
+
 #[test]
 fn a_peer_cannot_use_up_descriptors_by_such_as_are_slow_to_close() {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -79,8 +88,37 @@ fn a_peer_cannot_use_up_descriptors_by_such_as_are_slow_to_close() {
     assert!(refused.to_string().contains("64 descriptors"), "{refused}");
     assert!(received <= 2 * MAX_WAITING, "{received}");
     assert!(has_room(), "others are accepted all the same");
+
+    // Connections that are refused wait to be closed as well, until none is accepted.
+    while has_room() {
+        let (peer, ours) = pair();
+        let (slow, far) = slow(&listener);
+        readers.push(far);
+        pass(&peer, &[slow.as_fd()]);
+        drop(PeerSocket::from(ours));
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let dirs = RuntimeDirs::at(dir.path());
+    let mut publication = Publication::new(dirs.clone(), "name.sock".into(), false).unwrap();
+    let _client = dirs.connect("name.sock").unwrap();
+    assert!(is_readable(&publication, Duration::ZERO));
+    publication.tend();
+    assert_eq!(publication.accept().unwrap_err(), Errno::AGAIN);
+    assert!(
+        !is_readable(&publication, Duration::ZERO),
+        "it would ring on and on"
+    );
+
     // With the peers that do not read all of it ends.
     drop(readers);
+    let accepted = loop {
+        assert!(is_readable(&publication, Duration::from_secs(60)));
+        publication.tend();
+        if let Ok(accepted) = publication.accept() {
+            break accepted;
+        }
+    };
+    drop(accepted);
     loop {
         let (peer, ours) = pair();
         let (one, _) = pair();

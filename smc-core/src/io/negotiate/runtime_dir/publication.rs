@@ -43,6 +43,8 @@ pub struct Publication {
     /// When a name was last found to be missing, and how long the look was delayed.
     lost: Option<(Instant, Duration)>,
     error: Option<RuntimeDirError>,
+    /// The bell is not readable for those who connect, as they cannot be accepted.
+    is_paused: bool,
 }
 
 impl Publication {
@@ -92,6 +94,7 @@ impl Publication {
             watcher: Watcher::shared().ok(),
             lost: None,
             error: None,
+            is_paused: false,
         })
     }
 
@@ -127,6 +130,9 @@ impl Publication {
             let data = event.data;
             if data == TIMER && self.timer.has_run_out() {
                 self.look();
+                if self.is_paused {
+                    self.pause(!passed::has_room());
+                }
             }
         }
     }
@@ -135,7 +141,8 @@ impl Publication {
     ///
     /// # Errors
     ///
-    /// As `accept(2)`; `AGAIN` if there is none.
+    /// As `accept(2)`; `AGAIN` if there is none, or while none is accepted because too many descriptors
+    /// that were passed to this process [wait to be closed](passed::has_room).
     pub fn accept(&mut self) -> Result<PeerSocket, Errno> {
         if let Some(pending) = self.pending.pop_front() {
             if !self.pending.is_empty() {
@@ -144,6 +151,10 @@ impl Publication {
             }
             return Ok(pending);
         }
+        if !passed::has_room() {
+            self.pause(true);
+            return Err(Errno::AGAIN);
+        }
         for named in &self.sockets {
             match accept(&named.socket) {
                 Err(Errno::AGAIN) => {}
@@ -151,6 +162,21 @@ impl Publication {
             }
         }
         Err(Errno::AGAIN)
+    }
+
+    /// Has the bell ring for those who connect no more, or again.
+    fn pause(&mut self, on: bool) {
+        let flags = match on {
+            true => epoll::EventFlags::empty(),
+            false => epoll::EventFlags::IN,
+        };
+        for named in &self.sockets {
+            let _ = epoll::modify(&self.bell, &named.socket, SOCKET, flags);
+        }
+        if on {
+            self.timer.start(INTERVAL);
+        }
+        self.is_paused = on;
     }
 
     /// Removes the name, if it is still that of this socket, and does not publish it again.
@@ -279,9 +305,6 @@ impl Drop for Publication {
 }
 
 fn accept(socket: &OwnedFd) -> Result<PeerSocket, Errno> {
-    if !passed::has_room() {
-        return Err(Errno::MFILE);
-    }
     let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
     accept_with(socket, flags).map(PeerSocket::from)
 }
