@@ -14,6 +14,7 @@ use std::fmt;
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use nix::sys::socket::{setsockopt, sockopt};
@@ -25,7 +26,6 @@ use rustix::net::{
 };
 
 use super::Credentials;
-use crate::mem::sync::{AtomicUsize, Ordering};
 
 /// A UNIX socket that keeps packet boundaries, to a process that may mean harm.
 ///
