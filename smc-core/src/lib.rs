@@ -63,7 +63,8 @@
 //! stream is TCP with reason 0x01010000. What is kept unused is given back before that, also by other
 //! endpoints with the same limit. Not counted: the application's and TCP's own buffers, the pages for
 //! signalling with each peer (some KiB), and the memory of an ISM fabric, all of which is taken at once
-//! by the process that makes it. Several processes in one container each have the default: give them
+//! by the process that makes it. A client cannot make its server's buffer smaller: with a limit of its
+//! own it is TCP sooner. Several processes in one container each have the default: give them
 //! limits.
 //!
 //! A memory file longer than the process's `RLIMIT_FSIZE` is not made: the buffer is smaller, or the
@@ -93,7 +94,7 @@
 //! exits does not. Close streams and wait for it (`close`, tokio's `shutdown`), or call
 //! [`Endpoint::close`] when they are dropped.
 //!
-//! `process::exit` runs no destructors, so a stream that is open then is cut off as by a kill: over
+//! `process::exit`, and a signal that ends the process, run no destructors, so a stream that is open then is cut off as by a kill: over
 //! SMC-D all bytes arrive, but not the end of the stream. With TCP the system would send it.
 //!
 //! The TCP connection under a stream carries nothing by then, and its end means nothing. Between
