@@ -296,7 +296,7 @@ impl Node {
         if !events.is_empty() {
             room.wake(slot);
         } else if room.sleep_of(slot) == Sleep::Rung {
-            // The driver sleeps if it gets no event, and nobody would wake it.
+            // The driver sleeps if it gets no event, and no ring would wake it.
             self.fabric.ring(self.tag);
         }
         Ok(())

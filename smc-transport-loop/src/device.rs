@@ -400,6 +400,6 @@ mod tests {
             assert_eq!(drain(&device), 0);
         }
         signal();
-        assert!(rings(&device), "the next signal wakes nobody");
+        assert!(rings(&device), "the next signal does not ring");
     }
 }

@@ -155,7 +155,7 @@ fn a_crowd_that_connects_to_a_stopped_listener_is_tcp() {
         talk(connect().await, true).await;
         (STOPPED.begin)(&mut helper);
         // More memory than the channel to a process that does not read has room for.
-        let connecting = futures::future::join_all((0..CROWD).map(|_| connect()));
+        let connecting = futures::future::join_all((0..CLIENTS).map(|_| connect()));
         let in_time = async {
             smol::Timer::after(RECOVERY).await;
             panic!("a connect waits for the listener");
@@ -168,7 +168,7 @@ fn a_crowd_that_connects_to_a_stopped_listener_is_tcp() {
 }
 
 /// Fewer than TCP connections that may wait to be accepted.
-const CROWD: usize = 900;
+const CLIENTS: usize = 900;
 
 #[test]
 fn a_listener_without_descriptors_is_tcp_and_smc_again_when_it_has_some() {

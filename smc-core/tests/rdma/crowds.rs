@@ -191,7 +191,7 @@ fn closing_more_streams_than_a_link_has_places_waits_for_nothing_else() {
             for _ in 0..count {
                 streams.push(connect(&client, &listener).await);
             }
-            // Nobody reads, so the other end says nothing.
+            // The other end does not read, and says nothing.
             world.sleep(Duration::from_secs(1)).await;
             let begin = world.runtime.elapsed();
             // All that are there are reported together.

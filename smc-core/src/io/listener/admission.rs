@@ -152,7 +152,9 @@ impl Entrant {
                 let wakers = self.admission.grant(&mut state);
                 (state.waiting.contains_key(&self.id), wakers)
             };
-            wakers.into_iter().for_each(Waker::wake);
+            // Not this task, which is running.
+            let others = wakers.iter().filter(|waker| !waker.will_wake(cx.waker()));
+            others.for_each(Waker::wake_by_ref);
             match is_waiting {
                 true => Poll::Pending,
                 false => Poll::Ready(()),

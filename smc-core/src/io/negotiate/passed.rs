@@ -63,13 +63,12 @@ impl AsFd for PeerSocket {
 
 impl Drop for PeerSocket {
     fn drop(&mut self) {
+        let user = self.user();
         let Some(socket) = self.socket.take() else {
             return;
         };
         // From here on nothing can be added to what is unread.
         let ended = shutdown(&socket, Shutdown::Both);
-        let user = self.user.get().copied();
-        let user = user.unwrap_or_else(|| user_of(socket.as_fd()));
         if ended.is_err() || !is_emptied(&socket, user) {
             close_elsewhere(socket, user);
         }
