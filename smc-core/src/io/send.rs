@@ -274,12 +274,7 @@ impl Sender {
     }
 
     fn try_shutdown(&self) -> Result<Option<()>, Error> {
-        let delivery = match &self.way {
-            Way::Direct(_) if self.conn.is_owing() => Delivery::Pending,
-            Way::Direct(_) => Delivery::Done,
-            Way::Staged(staged) => staged.delivery(),
-        };
-        match (delivery, self.conn.killed()) {
+        match (self.conn.delivery(), self.conn.killed()) {
             (Delivery::Done, _) => Ok(Some(())),
             (_, Some(error)) => Err(error),
             (Delivery::Lost, None) => Err(Error::Closed(How::Reset)),

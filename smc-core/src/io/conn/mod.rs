@@ -27,6 +27,7 @@ use crate::device::Dmb;
 use crate::error::{Error, How, PeerMisbehaved};
 use crate::mem::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::mem::{Element, HEADER_LEN};
+use crate::proto::conn::staged::Delivery;
 use crate::proto::conn::{Closing, ReadEnd, State, WriteEnd};
 use crate::proto::group::GroupId;
 
@@ -215,6 +216,22 @@ impl Conn {
         match self.staged() {
             Some(staged) => staged.await_delivery(),
             None => self.slot.is_gone() || !self.is_owing(),
+        }
+    }
+
+    /// What became of everything written and of the shutdown behind it.
+    pub(crate) fn delivery(&self) -> Delivery {
+        match self.staged() {
+            Some(staged) => staged.delivery(),
+            None if !self.is_owing() => Delivery::Done,
+            None => {
+                self.note_peer();
+                // The device may be gone too, and the driver with it: no later event ends the wait.
+                match self.closing().peer().contains(StateFlags::ABORTED) {
+                    true => Delivery::Lost,
+                    false => Delivery::Pending,
+                }
+            }
         }
     }
 
