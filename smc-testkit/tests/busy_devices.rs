@@ -8,7 +8,6 @@ use futures_lite::AsyncWriteExt;
 use smc_core::Endpoint;
 use smc_core::device::Device;
 use smc_core::io::negotiate::Assume;
-use smc_core::io::runtime::Runtime;
 use smc_testkit::memory_device::MemFabric;
 use smc_testkit::middleware::{Fault, Faults};
 use smc_testkit::runtime::VirtualRuntime;
