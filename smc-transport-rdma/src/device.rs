@@ -1,35 +1,29 @@
 //! The device.
 
-use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
-use sideway::ibverbs::AccessFlags;
 use sideway::ibverbs::completion::{
     BasicCompletionQueue, CompletionChannel, CreateCompletionChannelErrorKind,
     CreateCompletionQueueErrorKind,
 };
-use sideway::ibverbs::device_context::{
-    AllocateProtectionDomainErrorKind, DeviceContext, QueryDeviceErrorKind,
-};
-use sideway::ibverbs::protection_domain::ProtectionDomain;
+use sideway::ibverbs::device_context::{DeviceContext, QueryDeviceErrorKind};
 use smc_core::device::{
-    Access, Device, DeviceError, Doorbell, Event, Fabric, Identity, Limits, LinkFailure, Mr,
-    PendingLink, Rdma, RdmaAddress, SENDS_MAX,
+    Device, DeviceError, Doorbell, Event, Fabric, Identity, Limits, LinkFailure, ProtectionDomain,
+    Rdma, RdmaAddress, SENDS_MAX,
 };
-use smc_core::mem::Region;
 use smc_wire::types::Qpn;
 
 use crate::config::Builder;
+use crate::domain::{self, Domain};
 use crate::doorbell::{Bell, Rings, node_of};
 use crate::error::OpenError;
-use crate::link::{Core, Pending, buffers_len};
+use crate::link::{Core, buffers_len};
 use crate::links::Links;
-use crate::memory::Memory;
 use crate::patience::Patience;
-use crate::verbs::{self, QueueId, Registered};
+use crate::verbs::{self, QueueId};
 use crate::{async_events, completion, lock, port, probe};
 
 /// An RDMA device that speaks RoCE.
@@ -111,13 +105,6 @@ impl RdmaDevice {
         })
     }
 
-    fn check(&self) -> Result<(), DeviceError> {
-        if self.parts.is_gone() {
-            return Err(DeviceError::Gone("it was removed"));
-        }
-        Ok(())
-    }
-
     /// Sees what has rung, and takes the events of the completion channel, which make it readable.
     fn look(&self, consumer: &mut Consumer) -> Result<(), DeviceError> {
         let rings = self.parts.bell.look();
@@ -156,7 +143,7 @@ impl Device for RdmaDevice {
 
     fn drain(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {
         let mut consumer = lock(&self.consumer);
-        self.check()?;
+        self.parts.check()?;
         consumer.drains = consumer.drains.wrapping_add(1);
         let mut is_any = false;
         let sink = &mut |event| {
@@ -179,7 +166,7 @@ impl Device for RdmaDevice {
 
     fn arm(&self) -> Result<(), DeviceError> {
         let mut consumer = lock(&self.consumer);
-        self.check()?;
+        self.parts.check()?;
         // Whoever comes here may have been woken, and would be again.
         self.look(&mut consumer)?;
         if !consumer.receives_armed {
@@ -228,29 +215,14 @@ impl Rdma for RdmaDevice {
         entries.iter().map(|entry| entry.address.clone()).collect()
     }
 
-    async fn open_link(&self, at: &RdmaAddress) -> Result<Box<dyn PendingLink>, DeviceError> {
-        self.check()?;
-        let ports = port::read(&self.parts.context)
-            .map_err(|error| DeviceError::os("reading the GID table", &error))?;
-        let entry = port::active(&ports).into_iter().find(|entry| {
-            let address = &entry.address;
-            (address.gid, address.kind, address.port) == (at.gid, at.kind, at.port)
-        });
-        let entry = entry.ok_or(DeviceError::Invalid("no active port has this address"))?;
-        let serial = self.parts.links.reserve().ok_or(DeviceError::Exhausted)?;
-        let core = Core::open(&self.parts, serial, &entry);
-        let core = core.inspect_err(|_| self.parts.retire())?;
-        Ok(Box::new(Pending::new(core, &entry)?))
-    }
-
-    async fn register(&self, memory: &Region, access: Access) -> Result<Arc<dyn Mr>, DeviceError> {
-        self.check()?;
-        Ok(Arc::new(Memory::new(&self.parts, memory, access)?))
+    async fn protection_domain(&self) -> Result<Arc<dyn ProtectionDomain>, DeviceError> {
+        self.parts.check()?;
+        Ok(Arc::new(Domain::new(&self.parts)?))
     }
 
     fn arm_sent(&self) -> Result<(), DeviceError> {
         let mut consumer = lock(&self.consumer);
-        self.check()?;
+        self.parts.check()?;
         if !consumer.sends_armed {
             request_notify(&self.parts.sends)?;
             consumer.sends_armed = true;
@@ -268,7 +240,6 @@ pub(crate) struct Parts {
     receives: Arc<BasicCompletionQueue>,
     sends: Arc<BasicCompletionQueue>,
     channel: Arc<CompletionChannel>,
-    domain: Arc<ProtectionDomain>,
     context: Arc<DeviceContext>,
     bell: Bell,
     node: Option<PathBuf>,
@@ -289,12 +260,8 @@ impl Parts {
         depths: Depths,
         patience: Patience,
     ) -> Result<Self, OpenError> {
-        let domain = context.alloc_pd().map_err(|error| match error.0 {
-            AllocateProtectionDomainErrorKind::Ibverbs(error) => {
-                OpenError::verbs("allocating a protection domain", error)
-            }
-            _ => OpenError::Incapable("no protection domain"),
-        })?;
+        let domain = domain::allocate(&context);
+        let domain = domain.map_err(|error| OpenError::verbs(domain::ALLOCATING, error))?;
         probe::check_locked_memory(&domain, buffers_len(depths.receives, depths.sends))?;
         let channel = context
             .create_comp_channel()
@@ -324,7 +291,6 @@ impl Parts {
             receives,
             sends,
             channel,
-            domain,
             context,
             bell,
             node: node_of(name),
@@ -346,11 +312,7 @@ impl Parts {
         &self.sends
     }
 
-    pub(crate) fn domain(&self) -> &Arc<ProtectionDomain> {
-        &self.domain
-    }
-
-    pub(crate) fn context(&self) -> &DeviceContext {
+    pub(crate) fn context(&self) -> &Arc<DeviceContext> {
         &self.context
     }
 
@@ -395,6 +357,13 @@ impl Parts {
                 sink(Event::LinkDown { link, cause });
             }
         }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), DeviceError> {
+        if self.is_gone() {
+            return Err(DeviceError::Gone("it was removed"));
+        }
+        Ok(())
     }
 
     fn is_gone(&self) -> bool {
@@ -497,12 +466,6 @@ const REQUESTS_PER_SEND: u32 = 3;
 
 /// Drains between two looks at what rings rarely, while nobody sleeps.
 const LOOK_EVERY: u64 = 64;
-
-/// Whether memory of this size can be registered at all.
-pub(crate) fn try_register(domain: &Arc<ProtectionDomain>, len: u64) -> io::Result<()> {
-    let region = Region::anonymous(usize::try_from(len).unwrap_or(usize::MAX));
-    Registered::new(domain, region, AccessFlags::LocalWrite).map(drop)
-}
 
 /// How soft-RoCE names its vendor.
 const SOFT_ROCE: u32 = 0x00ff_ffff;

@@ -134,6 +134,7 @@ mod async_events;
 mod completion;
 mod config;
 mod device;
+mod domain;
 mod doorbell;
 mod error;
 mod link;

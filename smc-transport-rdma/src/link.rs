@@ -20,6 +20,7 @@ use async_trait::async_trait;
 use sideway::ibverbs::AccessFlags;
 use sideway::ibverbs::address::{AddressHandleAttribute, Gid};
 use sideway::ibverbs::device_context::Mtu;
+use sideway::ibverbs::protection_domain::ProtectionDomain;
 use sideway::ibverbs::queue_pair::{
     BasicQueuePair, CreateQueuePairErrorKind, ModifyQueuePairError, ModifyQueuePairErrorKind,
     QueuePair, QueuePairAttribute, QueuePairAttributeMask, QueuePairState, QueuePairType,
@@ -53,6 +54,7 @@ pub(crate) struct Core {
     queue: Mutex<Queue>,
     /// Used by the queue pair, which has to go before.
     buffers: Arc<Buffers>,
+    domain: Arc<ProtectionDomain>,
     parts: Arc<Parts>,
 }
 
@@ -83,12 +85,13 @@ impl Core {
     /// Makes a queue pair at an address, with all its receives posted.
     pub(crate) fn open(
         parts: &Arc<Parts>,
+        domain: &Arc<ProtectionDomain>,
         serial: Serial,
         entry: &port::Entry,
     ) -> Result<Arc<Self>, DeviceError> {
         let depths = parts.depths();
-        let buffers = Buffers::new(parts, depths)?;
-        let (mut qp, inline) = make(parts, depths)?;
+        let buffers = Buffers::new(domain, depths)?;
+        let (mut qp, inline) = make(domain, parts, depths)?;
         let qpn = Qpn::new(qp.qp_number()).ok_or(DeviceError::Invalid("queue pair number"))?;
         let mut init = QueuePairAttribute::new();
         init.setup_state(QueuePairState::Init)
@@ -120,6 +123,7 @@ impl Core {
             }),
             failed: AtomicBool::new(false),
             buffers: Arc::new(buffers),
+            domain: Arc::clone(domain),
             parts: Arc::clone(parts),
         }))
     }
@@ -202,7 +206,7 @@ impl Core {
         let mut requests = [WriteRequest::default(); WRITES_MAX];
         let mut count = 0;
         for write in writes {
-            if let Some(request) = memory::request(&self.parts, write)? {
+            if let Some(request) = memory::request(&self.domain, write)? {
                 requests[count] = request;
                 count += 1;
             }
@@ -425,10 +429,10 @@ pub(crate) struct Buffers {
 }
 
 impl Buffers {
-    fn new(parts: &Parts, depths: Depths) -> Result<Self, DeviceError> {
+    fn new(domain: &Arc<ProtectionDomain>, depths: Depths) -> Result<Self, DeviceError> {
         let len = buffers_len(depths.receives, depths.sends);
         let region = Region::anonymous(usize::try_from(len).unwrap_or(usize::MAX));
-        let memory = Registered::new(parts.domain(), region, AccessFlags::LocalWrite)
+        let memory = Registered::new(domain, region, AccessFlags::LocalWrite)
             .map_err(|error| not_registered(&error))?;
         Ok(Self {
             memory,
@@ -506,8 +510,12 @@ pub(crate) fn buffers_len(receives: u32, sends: u32) -> u64 {
 }
 
 /// Makes a queue pair; says how many bytes of a message it copies at once.
-fn make(parts: &Parts, depths: Depths) -> Result<(BasicQueuePair, usize), DeviceError> {
-    let mut builder = parts.domain().create_qp_builder();
+fn make(
+    domain: &Arc<ProtectionDomain>,
+    parts: &Parts,
+    depths: Depths,
+) -> Result<(BasicQueuePair, usize), DeviceError> {
+    let mut builder = domain.create_qp_builder();
     builder
         .setup_qp_type(QueuePairType::ReliableConnection)
         .setup_max_send_wr(depths.send_requests())

@@ -5,34 +5,40 @@ use std::io;
 use std::sync::Arc;
 
 use sideway::ibverbs::AccessFlags;
+use sideway::ibverbs::protection_domain::ProtectionDomain;
 use smc_core::device::{Access, DeviceError, Mr, Piece, SubmitError, Write};
 use smc_core::mem::Region;
 use smc_wire::types::{Rkey, RmbAddr};
 
-use crate::device::Parts;
 use crate::verbs::{Registered, Span, WriteRequest};
 
-/// Memory registered with one device.
+/// Memory registered in one domain.
 #[derive(Debug)]
 pub(crate) struct Memory {
     registered: Registered,
-    parts: Arc<Parts>,
+    domain: Arc<ProtectionDomain>,
 }
 
 impl Memory {
     pub(crate) fn new(
-        parts: &Arc<Parts>,
+        domain: &Arc<ProtectionDomain>,
         region: &Region,
         access: Access,
     ) -> Result<Self, DeviceError> {
-        let access = match access {
-            Access::Local => AccessFlags::LocalWrite,
-            Access::RemoteWrite => AccessFlags::LocalWrite | AccessFlags::RemoteWrite,
+        let registered = match access {
+            Access::Local => Registered::new(domain, region.clone(), AccessFlags::LocalWrite),
+            // Peers get to know the address: it says nothing of where the memory is.
+            Access::RemoteWrite => {
+                let random = smc_core::random::bytes()
+                    .map_err(|error| DeviceError::os("choosing an address", &error))?;
+                let at = random_address(region, u64::from_ne_bytes(random));
+                let access = AccessFlags::LocalWrite | AccessFlags::RemoteWrite;
+                Registered::at(domain, region.clone(), access, at)
+            }
         };
-        let registered = Registered::new(parts.domain(), region.clone(), access);
         Ok(Self {
             registered: registered.map_err(|error| not_registered(&error))?,
-            parts: Arc::clone(parts),
+            domain: Arc::clone(domain),
         })
     }
 
@@ -63,16 +69,25 @@ impl Mr for Memory {
     }
 }
 
-/// Checks a write of a link on this device. `None` if there is nothing to write.
+/// Another address for memory. The part within a huge page stays: a device needs it to map the memory
+/// by pages of that size.
+fn random_address(region: &Region, random: u64) -> u64 {
+    let within = region.as_ptr().as_ptr().addr() as u64 % HUGE_PAGE;
+    // Peers may add to it, and it is not null.
+    let page = (random % ADDRESSES).max(1) * HUGE_PAGE;
+    page + within
+}
+
+/// Checks a write of a link in this domain. `None` if there is nothing to write.
 pub(crate) fn request(
-    parts: &Arc<Parts>,
+    domain: &Arc<ProtectionDomain>,
     write: &Write<'_>,
 ) -> Result<Option<WriteRequest>, SubmitError> {
     let memory = write.from.as_any().downcast_ref::<Memory>();
     let memory = memory
-        .filter(|memory| Arc::ptr_eq(&memory.parts, parts))
+        .filter(|memory| Arc::ptr_eq(&memory.domain, domain))
         .ok_or(SubmitError::Device(DeviceError::Invalid(
-            "memory is registered with another device",
+            "memory is registered in another protection domain",
         )))?;
     let mut request = WriteRequest {
         rkey: write.rkey.0,
@@ -102,3 +117,9 @@ pub(crate) fn not_registered(error: &io::Error) -> DeviceError {
         _ => DeviceError::os("registering memory", error),
     }
 }
+
+/// The largest page that devices commonly map.
+const HUGE_PAGE: u64 = 2 << 20;
+
+/// Huge pages to choose from: addresses have 62 bits.
+const ADDRESSES: u64 = 1 << 41;

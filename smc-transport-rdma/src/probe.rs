@@ -3,17 +3,20 @@
 use std::sync::Arc;
 
 use rustix::process::{Resource, getrlimit};
+use sideway::ibverbs::AccessFlags;
 use sideway::ibverbs::device::{
     DeviceInfo, DeviceList, GetDeviceListErrorKind, OpenDeviceErrorKind,
 };
-use sideway::ibverbs::device_context::{AllocateProtectionDomainErrorKind, DeviceContext};
+use sideway::ibverbs::device_context::DeviceContext;
 use sideway::ibverbs::protection_domain::ProtectionDomain;
 use smc_core::device::{RdmaAddress, RoceKind};
+use smc_core::mem::Region;
 use smc_wire::types::MtuCode;
 
-use crate::device::try_register;
+use crate::domain;
 use crate::error::OpenError;
 use crate::port::{self, Port, PortState};
+use crate::verbs::Registered;
 
 /// What a device is like now.
 #[derive(Debug)]
@@ -98,12 +101,8 @@ fn report(name: String) -> DeviceReport {
 }
 
 fn usable(context: &Arc<DeviceContext>, ports: &[Port]) -> Result<(), Unusable> {
-    let domain = context.alloc_pd().map_err(|error| match error.0 {
-        AllocateProtectionDomainErrorKind::Ibverbs(error) => {
-            OpenError::verbs("allocating a protection domain", error)
-        }
-        _ => OpenError::Incapable("no protection domain"),
-    })?;
+    let domain = domain::allocate(context);
+    let domain = domain.map_err(|error| OpenError::verbs(domain::ALLOCATING, error))?;
     check_locked_memory(&domain, LOCKED_MIN)?;
     if !ports.iter().any(|port| port.ethernet) {
         return Err(Unusable::NotRoce);
@@ -175,7 +174,9 @@ pub(crate) fn check_locked_memory(
     domain: &Arc<ProtectionDomain>,
     len: u64,
 ) -> Result<(), OpenError> {
-    try_register(domain, len).map_err(|error| {
+    let region = Region::anonymous(usize::try_from(len).unwrap_or(usize::MAX));
+    let registered = Registered::new(domain, region, AccessFlags::LocalWrite);
+    registered.map(drop).map_err(|error| {
         match error
             .raw_os_error()
             .map(rustix::io::Errno::from_raw_os_error)

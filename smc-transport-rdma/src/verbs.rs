@@ -13,14 +13,13 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::ptr;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use rdma_mummy_sys as sys;
 use sideway::ibverbs::AccessFlags;
 use sideway::ibverbs::completion::{BasicCompletionQueue, CompletionChannel, CompletionQueue};
 use sideway::ibverbs::device_context::DeviceContext;
-use sideway::ibverbs::memory_region::{MemoryRegion, RegisterMemoryRegionErrorKind};
 use sideway::ibverbs::protection_domain::ProtectionDomain;
 use sideway::ibverbs::queue_pair::{BasicQueuePair, QueuePair};
 use smc_core::mem::Region;
@@ -255,32 +254,52 @@ fn request(id: u64, opcode: sys::ibv_wr_opcode::Type, flags: u32) -> sys::ibv_se
 }
 
 /// Memory that a device may access, registered for as long as this lives.
-///
-/// The registration is dropped before the memory: fields go in their order.
 #[derive(Debug)]
 pub(crate) struct Registered {
-    mr: Arc<MemoryRegion>,
+    mr: NonNull<sys::ibv_mr>,
+    addr: u64,
     region: Region,
+    _domain: Arc<ProtectionDomain>,
 }
 
+// SAFETY: libibverbs may be called from any thread, and a registration belongs to none.
+unsafe impl Send for Registered {}
+
+// SAFETY: what is shared is only read: the keys do not change.
+unsafe impl Sync for Registered {}
+
 impl Registered {
-    /// Registers a region.
+    /// Registers a region at its own address.
     pub(crate) fn new(
         domain: &Arc<ProtectionDomain>,
         region: Region,
         access: AccessFlags,
     ) -> io::Result<Self> {
-        let start = region.as_ptr().as_ptr().addr();
-        // SAFETY: `region` is valid memory and is kept until after the registration is gone. The
-        // device is one of the concurrent writers that a region's memory is made for.
-        let mr = unsafe { domain.reg_mr(start, region.len(), access) };
-        match mr {
-            Ok(mr) => Ok(Self { mr, region }),
-            Err(error) => Err(match error.0 {
-                RegisterMemoryRegionErrorKind::Ibverbs(error) => error,
-                _ => io::ErrorKind::InvalidInput.into(),
-            }),
-        }
+        let addr = region.as_ptr().as_ptr().addr() as u64;
+        Self::at(domain, region, access, addr)
+    }
+
+    /// Registers a region. Devices and peers use this address for its first byte; it has to be at
+    /// the same place within a page.
+    pub(crate) fn at(
+        domain: &Arc<ProtectionDomain>,
+        region: Region,
+        access: AccessFlags,
+        addr: u64,
+    ) -> io::Result<Self> {
+        let (start, len) = (region.as_ptr().as_ptr().cast(), region.len());
+        // SAFETY: the handle is used in this call only, while the domain is borrowed.
+        let pd = unsafe { domain.pd() };
+        // SAFETY: the domain is alive. `region` is valid memory and is kept until after the
+        // registration is gone. The device is one of the concurrent writers that a region's memory
+        // is made for.
+        let mr = unsafe { sys::ibv_reg_mr_iova(pd.as_ptr(), start, len, addr, access.into()) };
+        Ok(Self {
+            mr: NonNull::new(mr).ok_or_else(io::Error::last_os_error)?,
+            addr,
+            region,
+            _domain: Arc::clone(domain),
+        })
     }
 
     pub(crate) fn region(&self) -> &Region {
@@ -289,20 +308,34 @@ impl Registered {
 
     /// Address of the first byte, as devices use it.
     pub(crate) fn addr(&self) -> u64 {
-        self.region.as_ptr().as_ptr().addr() as u64
+        self.addr
     }
 
     pub(crate) fn rkey(&self) -> u32 {
-        self.mr.rkey()
+        // SAFETY: the registration is there for as long as `self`.
+        unsafe { self.mr.as_ref() }.rkey
+    }
+
+    fn lkey(&self) -> u32 {
+        // SAFETY: the registration is there for as long as `self`.
+        unsafe { self.mr.as_ref() }.lkey
     }
 
     /// A part of it, which the caller has checked to be inside.
     pub(crate) fn span(&self, at: u64, len: u32) -> Span {
         Span {
-            addr: self.addr().wrapping_add(at),
+            addr: self.addr.wrapping_add(at),
             len,
-            lkey: self.mr.lkey(),
+            lkey: self.lkey(),
         }
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        // SAFETY: the registration is this value's own, its domain is alive, and nothing uses it from
+        // here on. Where the device is gone it fails, and the system has taken the registration.
+        let _ = unsafe { sys::ibv_dereg_mr(self.mr.as_ptr()) };
     }
 }
 

@@ -11,7 +11,8 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use common::{address, pair};
+use common::{address, domain, pair};
+use futures_lite::future::block_on;
 use smc_core::device::{Device, DeviceError, Event, LinkFailure, Rdma};
 use smc_transport_rdma::{RdmaDevice, Unusable};
 
@@ -41,7 +42,8 @@ fn ports_addresses_and_devices_come_and_go() {
 
     println!("and gone again, with the links on it");
     let gone = more.iter().find(|at| !before.contains(at)).unwrap().clone();
-    let on_it = futures_lite::future::block_on(device.open_link(&gone)).unwrap();
+    let domain = block_on(domain(&device));
+    let on_it = block_on(domain.open_link(&gone)).unwrap();
     ip(&["addr", "del", "10.77.0.1/24", "dev", netdev]);
     let cause = LinkFailure::PortDown;
     let link = on_it.local().qpn;
@@ -92,11 +94,11 @@ fn ports_addresses_and_devices_come_and_go() {
         Err(DeviceError::Gone(_))
     ));
     assert!(matches!(device.arm(), Err(DeviceError::Gone(_))));
-    let refused = futures_lite::future::block_on(device.open_link(&at));
+    let refused = block_on(domain.open_link(&at));
     assert!(matches!(refused, Err(DeviceError::Gone(_))), "{refused:?}");
     assert_eq!(device.addresses(), []);
     // It goes when we let go of it.
-    drop((again, _far, device, other));
+    drop((again, _far, domain, device, other));
     for _ in 0..600 {
         if removal.try_wait().unwrap().is_some() {
             return;

@@ -7,12 +7,13 @@ mod common;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{DrainInto, End, MEMORY, address, devices, pair};
+use common::{DrainInto, End, MEMORY, address, devices, domain, pair};
 use futures_lite::future::block_on;
 use smc_core::device::{
-    DeviceError, Event, Inbound, LinkFailure, MESSAGE_MAX, OpId, Piece, Rdma, Route, SENDS_MAX,
+    Access, DeviceError, Event, Inbound, LinkFailure, MESSAGE_MAX, OpId, Piece, Route, SENDS_MAX,
     SHORT_LEN, SubmitError, Write,
 };
+use smc_core::mem::Region;
 use smc_wire::types::{Rkey, RmbAddr};
 
 #[test]
@@ -308,7 +309,7 @@ fn an_address_that_is_not_there_is_refused() {
     let Some((device, _)) = devices() else { return };
     let mut strange = address(&device);
     strange.gid = std::net::Ipv4Addr::new(192, 0, 2, 77).into();
-    let refused = block_on(device.open_link(&strange));
+    let refused = block_on(async { domain(&device).await.open_link(&strange).await });
     assert!(
         matches!(refused, Err(DeviceError::Invalid(_))),
         "{refused:?}"
@@ -319,7 +320,8 @@ fn an_address_that_is_not_there_is_refused() {
 fn an_unreachable_peer_is_an_error_of_connecting_or_of_sending() {
     let Some((device, _)) = devices() else { return };
     let device = Arc::new(device);
-    let pending = block_on(device.open_link(&address(&device))).unwrap();
+    let pending =
+        block_on(async { domain(&device).await.open_link(&address(&device)).await }).unwrap();
     let mut nobody = pending.local();
     nobody.gid = std::net::Ipv4Addr::new(192, 0, 2, 77).into();
     match block_on(pending.connect(nobody, Route::Direct)) {
@@ -331,7 +333,8 @@ fn an_unreachable_peer_is_an_error_of_connecting_or_of_sending() {
 #[test]
 fn a_reserved_path_mtu_is_refused() {
     let Some((device, _)) = devices() else { return };
-    let pending = block_on(device.open_link(&address(&device))).unwrap();
+    let pending =
+        block_on(async { domain(&device).await.open_link(&address(&device)).await }).unwrap();
     let mut strange = pending.local();
     strange.mtu = smc_wire::types::MtuCode::new(0).unwrap();
     let refused = block_on(pending.connect(strange, Route::Direct));
@@ -339,6 +342,19 @@ fn a_reserved_path_mtu_is_refused() {
         matches!(refused, Err(DeviceError::Invalid(_))),
         "{refused:?}"
     );
+}
+
+#[test]
+fn addresses_for_peers_do_not_tell_where_memory_is() {
+    let Some((device, _)) = devices() else { return };
+    let domain = block_on(domain(&device));
+    let region = Region::anonymous(MEMORY);
+    let register = || block_on(domain.register(&region, Access::RemoteWrite)).unwrap();
+    let own = region.as_ptr().as_ptr().addr() as u64;
+    let (one, other) = (register().addr().0, register().addr().0);
+    assert!(one != own && other != own, "{one:#x} {other:#x} {own:#x}");
+    assert_ne!(one, other, "drawn at random");
+    assert_eq!(one % 4096, own % 4096, "at the same place of a page");
 }
 
 #[test]
@@ -350,10 +366,11 @@ fn links_are_limited_and_their_places_come_back() {
         .open()
         .unwrap();
     let at = address(&device);
+    let domain = block_on(domain(&device));
     for _ in 0..50 {
-        let first = block_on(device.open_link(&at)).unwrap();
-        let second = block_on(device.open_link(&at)).unwrap();
-        let third = block_on(device.open_link(&at));
+        let first = block_on(domain.open_link(&at)).unwrap();
+        let second = block_on(domain.open_link(&at)).unwrap();
+        let third = block_on(domain.open_link(&at));
         assert!(matches!(third, Err(DeviceError::Exhausted)), "{third:?}");
         drop((first, second));
         let mut left = Vec::new();

@@ -22,26 +22,15 @@ pub trait Rdma: Send + Sync + Debug {
     /// the device's GID table. Empty while no port is active.
     fn addresses(&self) -> Vec<RdmaAddress>;
 
-    /// Makes a queue pair at one of the [addresses](Self::addresses).
+    /// Allocates a protection domain. Each link group has one of its own on each of its devices, so
+    /// that no peer can write into memory that is registered for another one.
     ///
-    /// Dropping the result destroys it.
-    ///
-    /// # Errors
-    ///
-    /// [`DeviceError::Exhausted`] when the device has no queue pair left,
-    /// [`DeviceError::Invalid`] for an address it does not have (any more), and others.
-    async fn open_link(&self, at: &RdmaAddress) -> Result<Box<dyn PendingLink>, DeviceError>;
-
-    /// Registers memory, so that links of this device can write from it and, with
-    /// [`Access::RemoteWrite`], peers can write into it.
-    ///
-    /// The memory stays alive and registered until the result is dropped.
+    /// It is there until it, its links and its registrations are dropped.
     ///
     /// # Errors
     ///
-    /// [`DeviceError::NoMemory`] when it cannot be pinned (a smaller buffer might still do),
-    /// [`DeviceError::Exhausted`] when the device has no registration left, and others.
-    async fn register(&self, memory: &Region, access: Access) -> Result<Arc<dyn Mr>, DeviceError>;
+    /// [`DeviceError::Exhausted`] when the device has none left, and others.
+    async fn protection_domain(&self) -> Result<Arc<dyn ProtectionDomain>, DeviceError>;
 
     /// Asks that the next [`Event::Sent`](super::Event::Sent) rings the doorbell, too.
     ///
@@ -57,6 +46,31 @@ pub trait Rdma: Send + Sync + Debug {
     fn arm_sent(&self) -> Result<(), DeviceError> {
         Ok(())
     }
+}
+
+/// Links and the memory that their peers can write.
+#[async_trait]
+pub trait ProtectionDomain: Send + Sync + Debug {
+    /// Makes a queue pair at one of the [addresses](Rdma::addresses) of the device.
+    ///
+    /// Dropping the result destroys it.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::Exhausted`] when the device has no queue pair left,
+    /// [`DeviceError::Invalid`] for an address it does not have (any more), and others.
+    async fn open_link(&self, at: &RdmaAddress) -> Result<Box<dyn PendingLink>, DeviceError>;
+
+    /// Registers memory, so that links of this domain can write from it and, with
+    /// [`Access::RemoteWrite`], their peers can write into it.
+    ///
+    /// The memory stays alive and registered until the result is dropped.
+    ///
+    /// # Errors
+    ///
+    /// [`DeviceError::NoMemory`] when it cannot be pinned (a smaller buffer might still do),
+    /// [`DeviceError::Exhausted`] when the device has no registration left, and others.
+    async fn register(&self, memory: &Region, access: Access) -> Result<Arc<dyn Mr>, DeviceError>;
 }
 
 /// An address of a device: an entry of its GID table, on an active port.
@@ -208,7 +222,8 @@ pub trait Mr: Send + Sync + Debug {
     /// What a peer has to name to write into it.
     fn rkey(&self) -> Rkey;
 
-    /// The address that a peer has to use for the first byte.
+    /// The address that a peer has to use for the first byte. It need not be the memory's own, and
+    /// better says nothing of where that is.
     fn addr(&self) -> RmbAddr;
 
     /// For the device that made it, to find its own type again.
@@ -229,7 +244,7 @@ pub enum Access {
 #[derive(Clone, Copy, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "arguments of one operation")]
 pub struct Write<'a> {
-    /// Our memory, registered with the device of the link.
+    /// Our memory, registered in the protection domain of the link.
     pub from: &'a dyn Mr,
     /// The first piece.
     pub first: Piece,

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use futures_lite::{AsyncReadExt, AsyncWriteExt};
 use smc_core::FallbackCause;
-use smc_core::device::{RdmaAddress, RoceKind};
+use smc_core::device::{Access, RdmaAddress, RoceKind};
 use smc_core::io::Endpoint;
 use smc_core::io::runtime::{Socket, SocketOptions};
 use smc_core::proto::group::{DeviceIndex, MAX_FIRST_CONTACTS, NoGroup};
@@ -19,6 +19,8 @@ use smc_core::wire::cdc::{CdcR, ProducerFlags};
 use smc_core::wire::cursor::Cursor;
 use smc_core::wire::llc::{ByteOrder, DeleteLink, DeleteLinkReason, Dialect};
 use smc_core::wire::types::{DeclineCode, Mac, MtuCode, PeerId, RoceGid};
+
+use smc_testkit::middleware::{Trace, What};
 
 use crate::meddler::Meddler;
 use crate::world::{World, connect, eid, is_smcr, listen, server_address, transfer};
@@ -89,6 +91,41 @@ fn clients_that_fall_silent_leave_links_to_others() {
         transfer(&mut ours, &mut theirs, 1000).await;
         world.sleep(Duration::from_secs(10)).await;
         assert_eq!(b.links().len(), 1);
+    });
+}
+
+#[test]
+fn a_peer_cannot_write_into_the_buffers_of_another_peer() {
+    let world = World::new(45);
+    let victim = world.endpoint(&[&world.device("a0", 1)]);
+    let device = Meddler::new(world.device("c0", 3));
+    let hostile = world.endpoint_on(vec![device.clone()], |builder| builder.ueid(eid()));
+    let (traced, journal) = Trace::with_journal(world.device("b0", 2));
+    let server = world.endpoint_on(vec![traced], |builder| builder.ueid(eid()));
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let (mut ours, mut theirs) = connect(&victim, &listener).await;
+        let rmb = journal
+            .take()
+            .into_iter()
+            .find_map(|record| match record.what {
+                What::MemoryRegistered {
+                    access: Access::RemoteWrite,
+                    result: Ok(rmb),
+                    ..
+                } => Some(rmb),
+                _ => None,
+            });
+        let (mut attacking, mut attacked) = connect(&hostile, &listener).await;
+        assert!(is_smcr(&ours) && is_smcr(&attacking));
+
+        let (rkey, addr) = rmb.expect("the server has registered a receive buffer");
+        device.aim_at(rkey, addr);
+        attacking.write_all(b"forged").await.expect("is staged");
+        let error = attacked.read(&mut [0]).await.expect_err("is cut off");
+        assert_eq!(error.kind(), ErrorKind::ConnectionAborted);
+        // What it would have overwritten arrives as it was sent.
+        transfer(&mut ours, &mut theirs, 100_000).await;
     });
 }
 

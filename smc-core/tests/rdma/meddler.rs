@@ -5,20 +5,26 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use smc_core::device::{
-    Access, Device, DeviceError, Doorbell, Event, Fabric, Identity, Inbound, Limits, Mr,
-    PendingLink, Rdma, RdmaAddress,
+    Access, Device, DeviceError, Doorbell, Event, Fabric, Identity, Inbound, Limits, Link,
+    LinkAddress, Mr, OpId, PendingLink, ProtectionDomain, Rdma, RdmaAddress, Route, SubmitError,
+    Write,
 };
 use smc_core::mem::Region;
 use smc_core::wire::cdc::CdcR;
+use smc_core::wire::types::{Qpn, Rkey, RmbAddr};
 use smc_testkit::memory_rdma::MemoryRdma;
 
 /// What becomes of a message: those that are seen instead of it.
 type Meddling = Box<dyn FnMut(&[u8]) -> Vec<Vec<u8>> + Send>;
 
+/// Where all writes of a device go, if not where its user wants.
+type Aim = Arc<Mutex<Option<(Rkey, RmbAddr)>>>;
+
 /// A [`MemoryRdma`] with a hand in between.
 pub(crate) struct Meddler {
     inner: Arc<MemoryRdma>,
     meddling: Mutex<Option<Meddling>>,
+    aim: Aim,
 }
 
 impl Meddler {
@@ -26,6 +32,7 @@ impl Meddler {
         Arc::new(Self {
             inner,
             meddling: Mutex::default(),
+            aim: Aim::default(),
         })
     }
 
@@ -47,6 +54,11 @@ impl Meddler {
             }
             vec![message]
         });
+    }
+
+    /// From now on all writes go to this memory of the peer's device.
+    pub(crate) fn aim_at(&self, rkey: Rkey, addr: RmbAddr) {
+        *self.aim.lock().expect("nobody panics with it") = Some((rkey, addr));
     }
 
     fn seen(&self, message: &Inbound) -> Vec<Vec<u8>> {
@@ -104,12 +116,81 @@ impl Rdma for Meddler {
         }
     }
 
+    async fn protection_domain(&self) -> Result<Arc<dyn ProtectionDomain>, DeviceError> {
+        Ok(Arc::new(MeddledDomain {
+            inner: self.inner.protection_domain().await?,
+            aim: Arc::clone(&self.aim),
+        }))
+    }
+}
+
+#[derive(Debug)]
+struct MeddledDomain {
+    inner: Arc<dyn ProtectionDomain>,
+    aim: Aim,
+}
+
+#[async_trait]
+impl ProtectionDomain for MeddledDomain {
     async fn open_link(&self, at: &RdmaAddress) -> Result<Box<dyn PendingLink>, DeviceError> {
-        self.inner.open_link(at).await
+        Ok(Box::new(MeddledPending {
+            inner: self.inner.open_link(at).await?,
+            aim: Arc::clone(&self.aim),
+        }))
     }
 
     async fn register(&self, memory: &Region, access: Access) -> Result<Arc<dyn Mr>, DeviceError> {
         self.inner.register(memory, access).await
+    }
+}
+
+#[derive(Debug)]
+struct MeddledPending {
+    inner: Box<dyn PendingLink>,
+    aim: Aim,
+}
+
+#[async_trait]
+impl PendingLink for MeddledPending {
+    fn local(&self) -> LinkAddress {
+        self.inner.local()
+    }
+
+    async fn connect(
+        self: Box<Self>,
+        peer: LinkAddress,
+        route: Route,
+    ) -> Result<Arc<dyn Link>, DeviceError> {
+        Ok(Arc::new(MeddledLink {
+            inner: self.inner.connect(peer, route).await?,
+            aim: self.aim,
+        }))
+    }
+}
+
+#[derive(Debug)]
+struct MeddledLink {
+    inner: Arc<dyn Link>,
+    aim: Aim,
+}
+
+impl Link for MeddledLink {
+    fn qpn(&self) -> Qpn {
+        self.inner.qpn()
+    }
+
+    fn post(&self, op: OpId, writes: &[Write<'_>], message: &[u8]) -> Result<(), SubmitError> {
+        let mut writes = writes.to_vec();
+        if let Some((rkey, to)) = *self.aim.lock().expect("nobody panics with it") {
+            for write in &mut writes {
+                (write.rkey, write.to) = (rkey, to);
+            }
+        }
+        self.inner.post(op, &writes, message)
+    }
+
+    fn close(&self) {
+        self.inner.close();
     }
 }
 

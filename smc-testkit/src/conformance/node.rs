@@ -2,14 +2,15 @@
 
 use std::io::IoSlice;
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Wake, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use smc_core::device::{
-    Attachment, Device, Direct, Doorbell, Event, Fabric, Rdma, Signal, SubmitError,
+    Attachment, Device, Direct, Doorbell, Event, Fabric, ProtectionDomain, Rdma, Signal,
+    SubmitError,
 };
 use smc_wire::types::{DmbToken, Gid};
 
@@ -31,6 +32,8 @@ pub(super) struct Node {
     news: Mutex<Vec<Event>>,
     bell: Arc<Bell>,
     patience: Duration,
+    /// For links and memory of all checks that are not about domains.
+    domain: OnceLock<Arc<dyn ProtectionDomain>>,
 }
 
 impl Node {
@@ -49,6 +52,7 @@ impl Node {
             news: Mutex::default(),
             bell: Arc::default(),
             patience,
+            domain: OnceLock::new(),
         })
     }
 
@@ -72,6 +76,10 @@ impl Node {
             Fabric::Rdma(rdma) => rdma,
             _ => unreachable!("looked at on construction"),
         }
+    }
+
+    pub(super) fn domain(&self) -> &OnceLock<Arc<dyn ProtectionDomain>> {
+        &self.domain
     }
 
     pub(super) fn gid(&self) -> Gid {

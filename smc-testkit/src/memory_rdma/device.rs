@@ -4,17 +4,15 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use atomic_waker::AtomicWaker;
 use smc_core::device::{
-    Access, Device, DeviceError, Doorbell, Event, Fabric, Identity, Limits, LinkAddress,
-    LinkCounters, Mr, PendingLink, Rdma, RdmaAddress, RoceKind,
+    Device, DeviceError, Doorbell, Event, Fabric, Identity, Limits, ProtectionDomain, Rdma,
+    RdmaAddress, RoceKind,
 };
-use smc_core::mem::Region;
-use smc_wire::types::{Mac, MtuCode, Psn, Rkey, RmbAddr, RoceGid};
+use smc_wire::types::{Mac, MtuCode, RoceGid};
 
 use super::Shared;
-use super::handles::{Handle, MemoryMr, MemoryPending};
+use super::domain::MemoryDomain;
 use super::options::RdmaOptions;
-use super::pair::{Pair, Phase};
-use super::state::{DeviceId, Memory};
+use super::state::DeviceId;
 
 /// An RDMA device of an [`RdmaWire`](super::RdmaWire).
 ///
@@ -144,86 +142,13 @@ impl Rdma for MemoryRdma {
         member.map_or_else(Vec::new, |member| member.addresses())
     }
 
-    async fn open_link(&self, at: &RdmaAddress) -> Result<Box<dyn PendingLink>, DeviceError> {
+    async fn protection_domain(&self) -> Result<Arc<dyn ProtectionDomain>, DeviceError> {
         self.shared.settle().await;
         let mut state = self.shared.lock();
-        let used = state.pairs.keys().filter(|id| id.device == self.id).count();
-        let bits = state.rng.bits();
-        let member = state.devices.get_mut(&self.id);
-        let member = member.filter(|member| !member.is_gone);
-        let member = member.ok_or(DeviceError::Gone("removed"))?;
-        let is_same =
-            |entry: &RdmaAddress| (entry.gid, entry.kind, entry.port) == (at.gid, at.kind, at.port);
-        let address = member.addresses().into_iter().find(is_same);
-        let address = address.ok_or(DeviceError::Invalid("no such address on an active port"))?;
-        if used >= member.options.max_links {
-            return Err(DeviceError::Exhausted);
-        }
-        let id = state.fresh_pair(self.id).ok_or(DeviceError::Exhausted)?;
-        let psn = u32::try_from(bits & u64::from(Psn::MAX.get()));
-        let local = LinkAddress {
-            gid: address.gid,
-            mac: address.mac,
-            qpn: id.qpn,
-            psn: psn.ok().and_then(Psn::new).unwrap_or_default(),
-            mtu: address.mtu,
-        };
-        let pair = Pair {
-            local,
-            kind: address.kind,
-            port: address.port,
-            phase: Phase::Reset,
-            is_cut: false,
-            loss: None,
-            counters: LinkCounters::default(),
-            late: None,
-        };
-        state.pairs.insert(id, pair);
-        let shared = Arc::clone(&self.shared);
-        let handle = Handle { shared, id };
-        Ok(Box::new(MemoryPending { handle, local }))
-    }
-
-    async fn register(&self, memory: &Region, access: Access) -> Result<Arc<dyn Mr>, DeviceError> {
-        self.shared.settle().await;
-        let mut state = self.shared.lock();
-        let keys: Vec<_> = (0..8).map(|_| state.rng.bits()).collect();
-        let member = state.devices.get_mut(&self.id);
-        let member = member.filter(|member| !member.is_gone);
-        let member = member.ok_or(DeviceError::Gone("removed"))?;
-        if let Some(error) = member.refusals.pop_front() {
-            return Err(error);
-        }
-        if memory.is_empty() {
-            return Err(DeviceError::Invalid("no memory to register"));
-        }
-        if memory.len() > member.options.limits.max_dmb_len {
-            return Err(DeviceError::NoMemory);
-        }
-        if member.memory.len() >= member.options.limits.max_dmbs {
-            return Err(DeviceError::Exhausted);
-        }
-        let keys = keys
-            .into_iter()
-            .filter_map(|bits| u32::try_from(bits >> 32).ok());
-        let mut fresh = keys.filter(|key| !member.memory.contains_key(key));
-        let rkey = fresh.next().ok_or(DeviceError::Exhausted)?;
-        let addr = member.next_addr;
-        let pages = u64::try_from(memory.len()).unwrap_or(u64::MAX / 2);
-        // A page in between, so that what passes the end of one is not in the next.
-        member.next_addr = addr + pages.next_multiple_of(PAGE) + PAGE;
-        let registered = Memory {
-            region: memory.clone(),
-            addr,
-            access,
-        };
-        member.memory.insert(rkey, registered);
-        Ok(Arc::new(MemoryMr {
+        Ok(Arc::new(MemoryDomain {
             shared: Arc::clone(&self.shared),
             device: self.id,
-            region: memory.clone(),
-            rkey: Rkey(rkey),
-            addr: RmbAddr(addr),
+            id: state.fresh_domain(),
         }))
     }
 }
@@ -252,5 +177,3 @@ fn made_up_table(id: DeviceId, interface: Option<&str>) -> Vec<RdmaAddress> {
     });
     entries.collect()
 }
-
-const PAGE: u64 = 4096;

@@ -14,7 +14,7 @@ use smc_wire::types::{Qpn, Rkey, RmbAddr};
 
 use super::Shared;
 use super::pair::{Chain, ChainPhase, Connection, Phase, Transfer, advance, packets};
-use super::state::{DeviceId, PairId};
+use super::state::{DeviceId, DomainId, PairId};
 
 /// A queue pair for as long as it is held.
 pub(super) struct Handle {
@@ -40,6 +40,7 @@ impl fmt::Debug for Handle {
 #[derive(Debug)]
 pub(super) struct MemoryPending {
     pub(super) handle: Handle,
+    pub(super) domain: DomainId,
     pub(super) local: LinkAddress,
 }
 
@@ -90,8 +91,10 @@ impl PendingLink for MemoryPending {
         // The peer may have posted already.
         state.retry_all();
         drop(state);
-        let handle = self.handle;
-        Ok(Arc::new(MemoryLink { handle }))
+        Ok(Arc::new(MemoryLink {
+            handle: self.handle,
+            domain: self.domain,
+        }))
     }
 }
 
@@ -99,6 +102,7 @@ impl PendingLink for MemoryPending {
 #[derive(Debug)]
 pub(super) struct MemoryLink {
     handle: Handle,
+    domain: DomainId,
 }
 
 impl Link for MemoryLink {
@@ -114,7 +118,7 @@ impl Link for MemoryLink {
         if writes.len() > WRITES_MAX {
             return Err(DeviceError::Invalid("more than two writes in a post").into());
         }
-        let writes = writes.iter().map(|write| transfer(id.device, write));
+        let writes = writes.iter().map(|write| transfer(self.domain, write));
         let writes = writes.collect::<Result<Vec<_>, _>>()?;
         let mut state = self.handle.shared.lock();
         let room = state.devices.get(&id.device);
@@ -156,10 +160,10 @@ impl Link for MemoryLink {
     }
 }
 
-fn transfer(device: DeviceId, write: &Write<'_>) -> Result<Transfer, SubmitError> {
+fn transfer(domain: DomainId, write: &Write<'_>) -> Result<Transfer, SubmitError> {
     let mr = write.from.as_any().downcast_ref::<MemoryMr>();
-    let mr = mr.filter(|mr| mr.device == device);
-    let mr = mr.ok_or(DeviceError::Invalid("memory of another device"))?;
+    let mr = mr.filter(|mr| mr.domain == domain);
+    let mr = mr.ok_or(DeviceError::Invalid("memory of another protection domain"))?;
     let size = u64::try_from(mr.region.len()).unwrap_or(u64::MAX);
     for piece in [write.first, write.second] {
         if u64::from(piece.at) + u64::from(piece.len) > size {
@@ -180,6 +184,7 @@ fn transfer(device: DeviceId, write: &Write<'_>) -> Result<Transfer, SubmitError
 pub(super) struct MemoryMr {
     pub(super) shared: Arc<Shared>,
     pub(super) device: DeviceId,
+    pub(super) domain: DomainId,
     pub(super) region: Region,
     pub(super) rkey: Rkey,
     pub(super) addr: RmbAddr,

@@ -26,6 +26,7 @@
 //! ```
 
 mod device;
+mod domain;
 mod faults;
 mod handles;
 mod options;

@@ -8,10 +8,12 @@ use smc_core::mem::Region;
 use smc_wire::types::{MtuCode, Psn, Rkey, RmbAddr};
 
 use super::faults::{Loss, Lost};
+use super::state::DomainId;
 
 /// A queue pair.
 pub(super) struct Pair {
     pub(super) local: LinkAddress,
+    pub(super) domain: DomainId,
     pub(super) kind: RoceKind,
     pub(super) port: u8,
     pub(super) phase: Phase,

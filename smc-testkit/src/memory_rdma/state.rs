@@ -26,6 +26,7 @@ pub(super) struct State {
     /// Of a thousand posts.
     pub(super) doomed: u16,
     next_device: u32,
+    next_domain: u64,
     next_expiry: u64,
     /// Whether a queue pair has stopped to answer.
     has_lost: bool,
@@ -35,6 +36,10 @@ pub(super) struct State {
 /// Names a device of a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct DeviceId(pub(super) u32);
+
+/// Names a protection domain of a network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct DomainId(u64);
 
 /// Names a queue pair of a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -70,6 +75,7 @@ pub(super) struct Memory {
     pub(super) region: Region,
     pub(super) addr: u64,
     pub(super) access: Access,
+    pub(super) domain: DomainId,
 }
 
 /// What happens at a time.
@@ -99,10 +105,16 @@ impl State {
             is_paused: false,
             doomed: 0,
             next_device: 0,
+            next_domain: 0,
             next_expiry: 0,
             has_lost: false,
             after: Vec::new(),
         }
+    }
+
+    pub(super) fn fresh_domain(&mut self) -> DomainId {
+        self.next_domain += 1;
+        DomainId(self.next_domain)
     }
 
     pub(super) fn join(&mut self, options: RdmaOptions, bell: Arc<AtomicWaker>) -> DeviceId {

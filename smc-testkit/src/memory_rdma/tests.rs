@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use smc_core::device::{
     Access, Device, DeviceError, Event, Inbound, Limits, Link, LinkAddress, LinkFailure,
-    MESSAGE_MAX, Mr, OpId, PendingLink, Piece, Rdma, RdmaAddress, RoceKind, Route, SENDS_MAX,
-    SubmitError, Write,
+    MESSAGE_MAX, Mr, OpId, PendingLink, Piece, ProtectionDomain, Rdma, RdmaAddress, RoceKind,
+    Route, SENDS_MAX, SubmitError, Write,
 };
 use smc_core::mem::Region;
 use smc_wire::types::{Mac, MtuCode, Psn, Qpn, Rkey, RmbAddr, RoceGid};
@@ -112,7 +112,7 @@ fn addresses_that_make_no_sense_are_refused() {
     }
     let strange = b.addresses().remove(0);
     assert!(matches!(
-        now(a.open_link(&strange)),
+        now(domain(&a).open_link(&strange)),
         Err(DeviceError::Invalid(_))
     ));
     assert_eq!(a.links(), []);
@@ -123,8 +123,8 @@ fn kinds_of_packets_do_not_mix() {
     let (a, b) = pair_of(7);
     let (v1, v2) = (at(&a, RoceKind::V1), at(&b, RoceKind::V2));
     let (ours, theirs) = (
-        now(a.open_link(&v1)).unwrap(),
-        now(b.open_link(&v2)).unwrap(),
+        now(domain(&a).open_link(&v1)).unwrap(),
+        now(domain(&b).open_link(&v2)).unwrap(),
     );
     let (ours, _theirs) = connect(ours, theirs);
     ours.post(OpId(1), &[], &[]).unwrap();
@@ -161,7 +161,10 @@ fn writes_outside_of_the_peers_memory_cost_the_link_and_touch_nothing() {
 #[test]
 fn local_memory_is_no_target_and_freed_memory_neither() {
     let world = World::new(9);
-    let local = now(world.b.register(&Region::anonymous(64), Access::Local)).unwrap();
+    let local = now(world
+        .domain_b
+        .register(&Region::anonymous(64), Access::Local))
+    .unwrap();
     let write = Write {
         rkey: local.rkey(),
         to: local.addr(),
@@ -173,7 +176,7 @@ fn local_memory_is_no_target_and_freed_memory_neither() {
 
     let world = World::new(10);
     let freed = now(world
-        .b
+        .domain_b
         .register(&Region::anonymous(64), Access::RemoteWrite))
     .unwrap();
     let (rkey, to) = (freed.rkey(), freed.addr());
@@ -245,7 +248,10 @@ fn memory_is_read_when_it_leaves_and_has_to_stay_registered() {
     assert_eq!(world.inbox(), b"later");
     drained(&world.a);
 
-    let short = now(world.a.register(&Region::anonymous(8), Access::Local)).unwrap();
+    let short = now(world
+        .domain_a
+        .register(&Region::anonymous(8), Access::Local))
+    .unwrap();
     let write = Write {
         from: &*short,
         ..world.write(0, 8)
@@ -312,6 +318,8 @@ struct World {
     to_a: Arc<dyn Link>,
     staging: Arc<dyn Mr>,
     rmb: Arc<dyn Mr>,
+    domain_a: Arc<dyn ProtectionDomain>,
+    domain_b: Arc<dyn ProtectionDomain>,
     a: Arc<MemoryRdma>,
     b: Arc<MemoryRdma>,
 }
@@ -333,15 +341,18 @@ impl World {
 
     fn on(wire: RdmaWire, options: &RdmaOptions) -> Self {
         let [a, b] = ["rdma0", "rdma1"].map(|name| wire.device_with(name, options.clone()));
-        let (to_b, to_a) = connect(open(&a), open(&b));
-        let staging = now(a.register(&Region::anonymous(4096), Access::Local)).unwrap();
-        let rmb = now(b.register(&Region::anonymous(4096), Access::RemoteWrite)).unwrap();
+        let [domain_a, domain_b] = [&a, &b].map(|device| domain(device));
+        let (to_b, to_a) = connect(open_in(&*domain_a, &a), open_in(&*domain_b, &b));
+        let staging = now(domain_a.register(&Region::anonymous(4096), Access::Local)).unwrap();
+        let rmb = now(domain_b.register(&Region::anonymous(4096), Access::RemoteWrite)).unwrap();
         Self {
             wire,
             to_b,
             to_a,
             staging,
             rmb,
+            domain_a,
+            domain_b,
             a,
             b,
         }
@@ -383,8 +394,16 @@ fn at(device: &MemoryRdma, kind: RoceKind) -> RdmaAddress {
     table.into_iter().rfind(|at| at.kind == kind).unwrap()
 }
 
+fn domain(device: &MemoryRdma) -> Arc<dyn ProtectionDomain> {
+    now(device.protection_domain()).unwrap()
+}
+
 fn open(device: &MemoryRdma) -> Box<dyn PendingLink> {
-    now(device.open_link(&at(device, RoceKind::V2))).unwrap()
+    open_in(&*domain(device), device)
+}
+
+fn open_in(domain: &dyn ProtectionDomain, device: &MemoryRdma) -> Box<dyn PendingLink> {
+    now(domain.open_link(&at(device, RoceKind::V2))).unwrap()
 }
 
 fn connect(a: Box<dyn PendingLink>, b: Box<dyn PendingLink>) -> (Arc<dyn Link>, Arc<dyn Link>) {

@@ -322,6 +322,8 @@ impl Locked<'_> {
         let theirs = self.devices.get(&to.device);
         let memory = theirs.and_then(|member| member.memory.get(&write.rkey.0));
         let memory = memory.filter(|memory| memory.access == Access::RemoteWrite);
+        let domain = self.pairs.get(&to).map(|pair| pair.domain);
+        let memory = memory.filter(|memory| Some(memory.domain) == domain);
         let memory = memory.ok_or(LinkFailure::RemoteAccess)?;
         let at = write.to.0.checked_sub(memory.addr);
         let at = at.ok_or(LinkFailure::RemoteAccess)?;

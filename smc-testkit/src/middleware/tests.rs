@@ -73,13 +73,15 @@ fn a_trace_of_a_link_reads_like_a_story() {
     let peer = wire.device("rdma1");
     let (ours, theirs) = (rdma(&*traced), rdma(&*peer));
     let (at, peer_at) = (&ours.addresses()[3], &theirs.addresses()[3]);
-    let pending = now(ours.open_link(at)).unwrap();
-    let other = now(theirs.open_link(peer_at)).unwrap();
+    let at_us = now(ours.protection_domain()).unwrap();
+    let at_peer = now(theirs.protection_domain()).unwrap();
+    let pending = now(at_us.open_link(at)).unwrap();
+    let other = now(at_peer.open_link(peer_at)).unwrap();
     let (local, remote) = (pending.local(), other.local());
     let link = now(pending.connect(remote, Route::Direct)).unwrap();
     let _other = now(other.connect(local, Route::Direct)).unwrap();
-    let staging = now(ours.register(&Region::anonymous(64), Access::Local)).unwrap();
-    let rmb = now(theirs.register(&Region::anonymous(64), Access::RemoteWrite)).unwrap();
+    let staging = now(at_us.register(&Region::anonymous(64), Access::Local)).unwrap();
+    let rmb = now(at_peer.register(&Region::anonymous(64), Access::RemoteWrite)).unwrap();
     let write = Write {
         from: &*staging,
         first: Piece { at: 60, len: 4 },
@@ -215,13 +217,15 @@ fn injected_failures_of_links_are_those_asked_for() {
     let peer = wire.device("rdma1");
     let (ours, theirs) = (rdma(&*faulty), rdma(&*peer));
     let (at, peer_at) = (&ours.addresses()[3], &theirs.addresses()[3]);
-    let open = || now(ours.open_link(at));
+    let at_us = now(ours.protection_domain()).unwrap();
+    let at_peer = now(theirs.protection_domain()).unwrap();
+    let open = || now(at_us.open_link(at));
     assert!(matches!(open(), Err(DeviceError::Exhausted)));
     let region = Region::anonymous(8);
-    now(ours.register(&region, Access::Local)).unwrap_err();
+    now(at_us.register(&region, Access::Local)).unwrap_err();
 
     faulty.set(Faults::default().with_unreachable(always));
-    let other = now(theirs.open_link(peer_at)).unwrap();
+    let other = now(at_peer.open_link(peer_at)).unwrap();
     let to = other.local();
     now(open().unwrap().connect(to, Route::Direct)).unwrap_err();
 

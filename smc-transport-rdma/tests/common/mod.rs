@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use futures_lite::future::block_on;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use smc_core::device::{
-    Access, Device, Doorbell, Event, Link, Mr, Rdma, RdmaAddress, RoceKind, Route,
+    Access, Device, Doorbell, Event, Link, Mr, ProtectionDomain, Rdma, RdmaAddress, RoceKind, Route,
 };
 use smc_core::mem::Region;
 use smc_transport_rdma::RdmaDevice;
@@ -143,18 +143,23 @@ impl DrainInto for RdmaDevice {
 /// Two ends of one link, each with some registered memory.
 pub(crate) fn pair(a: Arc<RdmaDevice>, b: Arc<RdmaDevice>) -> (End, End) {
     block_on(async {
-        let near = a.open_link(&address(&a)).await.unwrap();
-        let far = b.open_link(&address(&b)).await.unwrap();
+        let (of_a, of_b) = (domain(&a).await, domain(&b).await);
+        let near = of_a.open_link(&address(&a)).await.unwrap();
+        let far = of_b.open_link(&address(&b)).await.unwrap();
         let (to_near, to_far) = (near.local(), far.local());
         let near = near.connect(to_far, Route::Direct).await.unwrap();
         let far = far.connect(to_near, Route::Direct).await.unwrap();
-        (end(a, near).await, end(b, far).await)
+        (end(a, &*of_a, near).await, end(b, &*of_b, far).await)
     })
 }
 
-async fn end(device: Arc<RdmaDevice>, link: Arc<dyn Link>) -> End {
+pub(crate) async fn domain(device: &RdmaDevice) -> Arc<dyn ProtectionDomain> {
+    device.protection_domain().await.unwrap()
+}
+
+async fn end(device: Arc<RdmaDevice>, domain: &dyn ProtectionDomain, link: Arc<dyn Link>) -> End {
     let region = Region::anonymous(MEMORY);
-    let memory = device.register(&region, Access::RemoteWrite).await;
+    let memory = domain.register(&region, Access::RemoteWrite).await;
     let memory = memory.unwrap();
     End {
         device,

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use smc_wire::size::SizeCode;
 
-use crate::device::{Access, Charge, DeviceError, MemoryLimit, Mr, Rdma};
+use crate::device::{Access, Charge, DeviceError, MemoryLimit, Mr, ProtectionDomain};
 use crate::mem::{Element, HEADER_LEN, Region};
 use crate::proto::group::DeviceIndex;
 
@@ -62,16 +62,16 @@ impl Buffer {
         found.map(|(_, mr)| Arc::clone(mr))
     }
 
-    /// Registers the ring with a device, unless it is registered there already.
+    /// Registers the ring with a device, in the link group's domain, unless it is already.
     pub(crate) async fn register(
         &self,
         device: DeviceIndex,
-        rdma: &dyn Rdma,
+        domain: &dyn ProtectionDomain,
     ) -> Result<Arc<dyn Mr>, DeviceError> {
         if let Some(mr) = self.mr(device) {
             return Ok(mr);
         }
-        let mr = rdma.register(&self.ring, self.access).await?;
+        let mr = domain.register(&self.ring, self.access).await?;
         let mut registrations = self.registrations();
         // Whoever was quicker has told its key to the peer.
         if let Some((_, mr)) = registrations.iter().find(|(at, _)| *at == device) {

@@ -1,12 +1,13 @@
 //! Writes that the peer has to refuse.
 
 use smc_core::device::{Access, LinkFailure, Mr, Write};
+use smc_core::mem::Region;
 use smc_wire::types::Rkey;
 
 use super::Verdict;
 use super::ends::{LEN, numbered, write};
 use super::posts::fill;
-use crate::conformance::bench::{Bench, content, ensure};
+use crate::conformance::bench::{Bench, OrFail, content, ensure};
 
 pub(super) fn unknown_keys_cost_the_link(bench: &mut Bench<'_>) -> Verdict {
     let (from, to) = bench.memories()?;
@@ -46,6 +47,32 @@ pub(super) fn local_memory_is_no_target(bench: &mut Bench<'_>) -> Verdict {
     let from = bench.memory(bench.ours(), LEN, Access::Local)?;
     let to = bench.memory(bench.peer(), LEN, Access::Local)?;
     expect_refusal(bench, &*from, &write(&*from, &*to, 0, 64), &[&*to])
+}
+
+pub(super) fn memory_of_another_domain_is_no_target(bench: &mut Bench<'_>) -> Verdict {
+    let from = bench.memory(bench.ours(), LEN, Access::Local)?;
+    let other = bench.new_domain(bench.peer())?;
+    let region = Region::anonymous(LEN);
+    let to = bench.wait("register", other.register(&region, Access::RemoteWrite))?;
+    let to = to.or_fail("register in another domain")?;
+    expect_refusal(bench, &*from, &write(&*from, &*to, 0, 64), &[&*to])
+}
+
+pub(super) fn memory_of_another_domain_is_no_source(bench: &mut Bench<'_>) -> Verdict {
+    let (ours, peer) = bench.link()?;
+    let to = bench.memory(bench.peer(), LEN, Access::RemoteWrite)?;
+    let other = bench.new_domain(bench.ours())?;
+    let region = Region::anonymous(LEN);
+    let from = bench.wait("register", other.register(&region, Access::Local))?;
+    let from = from.or_fail("register in another domain")?;
+    let posted = ours.try_post(1, &[write(&*from, &*to, 0, 64)], &numbered(1))?;
+    ensure!(
+        posted.is_err(),
+        "a link writes from memory of another protection domain"
+    );
+    // Nothing was sent, and the link goes on.
+    ours.post(2, &[], &numbered(2))?;
+    peer.expect_message(&numbered(2))
 }
 
 pub(super) fn dropped_registrations_are_no_target(bench: &mut Bench<'_>) -> Verdict {

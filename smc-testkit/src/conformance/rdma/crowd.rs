@@ -78,7 +78,7 @@ pub(super) fn threads_share_a_device(bench: &mut Bench<'_>) -> Verdict {
     let rounds = u64::from(bench.effort().rounds / 200) + 1;
     let links = Mutex::new(Vec::new());
     let work = |thread: u64| -> Verdict {
-        let (ours, peer) = (bench.ours().rdma(), bench.peer().rdma());
+        let (ours, peer) = (bench.domain(bench.ours())?, bench.domain(bench.peer())?);
         for round in 0..rounds {
             let region = Region::anonymous(LEN);
             let mr = run(provider, ours.register(&region, Access::RemoteWrite));

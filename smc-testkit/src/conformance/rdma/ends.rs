@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use smc_core::device::{
     Access, DeviceError, Event, Link, LinkAddress, LinkFailure, Mr, OpId, PendingLink, Piece,
-    RdmaAddress, RoceKind, Route, SubmitError, Write,
+    ProtectionDomain, RdmaAddress, RoceKind, Route, SubmitError, Write,
 };
 use smc_core::mem::Region;
 use smc_wire::types::Qpn;
@@ -55,7 +55,22 @@ impl<'p> Bench<'p> {
         node: &Node,
         at: &RdmaAddress,
     ) -> Result<Result<Box<dyn PendingLink>, DeviceError>, Stop> {
-        self.wait("open_link", node.rdma().open_link(at))
+        self.wait("open_link", self.domain(node)?.open_link(at))
+    }
+
+    /// The protection domain of a device that checks use, unless they are about domains.
+    pub(super) fn domain<'n>(&self, node: &'n Node) -> Result<&'n dyn ProtectionDomain, Stop> {
+        if node.domain().get().is_none() {
+            // Two threads may both make one; the later one is dropped.
+            let _first = node.domain().set(self.new_domain(node)?);
+        }
+        let domain = node.domain().get();
+        domain.map_or_else(|| fail("no protection domain"), |domain| Ok(&**domain))
+    }
+
+    pub(super) fn new_domain(&self, node: &Node) -> Result<Arc<dyn ProtectionDomain>, Stop> {
+        self.wait("protection_domain", node.rdma().protection_domain())?
+            .or_fail("protection_domain")
     }
 
     /// A queue pair of ours and one of the peer.
@@ -98,7 +113,7 @@ impl<'p> Bench<'p> {
         region: &Region,
         access: Access,
     ) -> Result<Result<Arc<dyn Mr>, DeviceError>, Stop> {
-        self.wait("register", node.rdma().register(region, access))
+        self.wait("register", self.domain(node)?.register(region, access))
     }
 
     /// Fresh memory of a device.

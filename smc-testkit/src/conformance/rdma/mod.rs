@@ -163,6 +163,11 @@ macro_rules! __rdma_conformance_checks {
                 "So does a write that begins before the peer's memory or passes its end.",
             local_memory_is_no_target:
                 "So does a write into memory that was registered for local use.",
+            memory_of_another_domain_is_no_target:
+                "So does a write into memory of another protection domain of the same device.",
+            memory_of_another_domain_is_no_source:
+                "`post` refuses a write from memory of another protection domain, and nothing is \
+                sent.",
             dropped_registrations_are_no_target:
                 "So does a write into memory whose registration was dropped.",
             other_links_survive: "A link that goes down takes no other link with it.",

@@ -124,7 +124,7 @@ fn a_port_that_goes_down_takes_its_addresses_and_links() {
     ];
     assert_eq!(drained(&world.a), expected);
     assert_eq!(world.a.addresses(), []);
-    assert!(now(world.a.open_link(&before[0])).is_err());
+    assert!(now(world.domain_a.open_link(&before[0])).is_err());
     world.to_a.post(OpId(1), &[], &[]).unwrap();
     assert_eq!(
         drained(&world.b),
@@ -152,8 +152,8 @@ fn ports_fail_one_by_one() {
     let [first, second] = &a.addresses()[..] else {
         panic!("two ports");
     };
-    let (over_first, _b1) = connect(now(a.open_link(first)).unwrap(), open(&b));
-    let (over_second, _b2) = connect(now(a.open_link(second)).unwrap(), open(&b));
+    let (over_first, _b1) = connect(now(domain(&a).open_link(first)).unwrap(), open(&b));
+    let (over_second, _b2) = connect(now(domain(&a).open_link(second)).unwrap(), open(&b));
     a.set_port_cut(1, true);
     over_first.post(OpId(1), &[], &[]).unwrap();
     over_second.post(OpId(2), &[], &[]).unwrap();
@@ -176,7 +176,7 @@ fn a_removed_device_says_so_and_is_no_more() {
     let post = world.to_b.post(OpId(1), &[], &[]);
     assert_eq!(post, Err(SubmitError::PeerGone));
     let region = Region::anonymous(8);
-    assert!(now(world.a.register(&region, Access::Local)).is_err());
+    assert!(now(world.domain_a.register(&region, Access::Local)).is_err());
     world.to_a.post(OpId(1), &[], &[]).unwrap();
     let expected = [down(&world.to_a, LinkFailure::RetryExceeded)];
     assert_eq!(drained(&world.b), expected);
@@ -190,14 +190,14 @@ fn set_up_fails_as_told() {
     let device = RdmaWire::new(23).device_with("rdma0", options);
     let first = open(&device);
     let address = at(&device, RoceKind::V2);
-    let open_another = || now(device.open_link(&address)).map(drop);
+    let open_another = || now(domain(&device).open_link(&address)).map(drop);
     assert_eq!(open_another(), Err(DeviceError::Exhausted));
     drop(first);
     open_another().unwrap();
     device.set_max_links(0);
     assert_eq!(open_another(), Err(DeviceError::Exhausted));
 
-    let register = |len| now(device.register(&Region::anonymous(len), Access::Local));
+    let register = |len| now(domain(&device).register(&Region::anonymous(len), Access::Local));
     assert!(matches!(register(65), Err(DeviceError::NoMemory)));
     device.refuse_registrations([DeviceError::Exhausted]);
     assert!(matches!(register(8), Err(DeviceError::Exhausted)));
@@ -215,6 +215,8 @@ fn set_up_can_take_time() {
     wire.set_setup_time(Duration::from_millis(3));
     let device = wire.device("rdma0");
     let address = at(&device, RoceKind::V2);
-    runtime.block_on(device.open_link(&address)).unwrap();
-    assert!(runtime.elapsed() >= Duration::from_millis(3));
+    let domain = runtime.block_on(device.protection_domain()).unwrap();
+    let elapsed = runtime.elapsed();
+    runtime.block_on(domain.open_link(&address)).unwrap();
+    assert!(runtime.elapsed() - elapsed >= Duration::from_millis(3));
 }

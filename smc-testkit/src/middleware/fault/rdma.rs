@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use smc_core::device::{
-    Access, Device, DeviceError, Link, LinkAddress, LinkCounters, Mr, OpId, PendingLink, Rdma,
-    RdmaAddress, Route, SubmitError, Write,
+    Access, Device, DeviceError, Link, LinkAddress, LinkCounters, Mr, OpId, PendingLink,
+    ProtectionDomain, Rdma, RdmaAddress, Route, SubmitError, Write,
 };
 use smc_core::mem::Region;
 use smc_wire::types::Qpn;
@@ -17,25 +17,43 @@ use crate::middleware::{delegate_rdma, rdma};
 impl Rdma for Fault {
     delegate_rdma!();
 
+    async fn protection_domain(&self) -> Result<Arc<dyn ProtectionDomain>, DeviceError> {
+        Ok(Arc::new(FaultyDomain {
+            inner: rdma(&*self.inner).protection_domain().await?,
+            device: Arc::clone(&self.inner),
+            state: Arc::clone(&self.state),
+        }))
+    }
+}
+
+#[derive(Debug)]
+struct FaultyDomain {
+    inner: Arc<dyn ProtectionDomain>,
+    device: Arc<dyn Device>,
+    state: Arc<Mutex<State>>,
+}
+
+#[async_trait]
+impl ProtectionDomain for FaultyDomain {
     async fn open_link(&self, at: &RdmaAddress) -> Result<Box<dyn PendingLink>, DeviceError> {
         {
-            let mut state = self.state();
+            let mut state = lock(&self.state);
             let chance = state.faults.exhausted;
             if state.rng.chance(chance) {
                 return Err(DeviceError::Exhausted);
             }
         }
-        let inner = rdma(&*self.inner).open_link(at).await?;
+        let inner = self.inner.open_link(at).await?;
         Ok(Box::new(FaultyPending {
             inner,
-            device: Arc::clone(&self.inner),
+            device: Arc::clone(&self.device),
             state: Arc::clone(&self.state),
         }))
     }
 
     async fn register(&self, memory: &Region, access: Access) -> Result<Arc<dyn Mr>, DeviceError> {
-        self.state().exhaust()?;
-        rdma(&*self.inner).register(memory, access).await
+        lock(&self.state).exhaust()?;
+        self.inner.register(memory, access).await
     }
 }
 

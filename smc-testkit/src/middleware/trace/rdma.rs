@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use smc_core::device::{
-    Access, DeviceError, Link, LinkAddress, LinkCounters, Mr, OpId, PendingLink, Rdma, RdmaAddress,
-    Route, SubmitError, Write,
+    Access, DeviceError, Link, LinkAddress, LinkCounters, Mr, OpId, PendingLink, ProtectionDomain,
+    Rdma, RdmaAddress, Route, SubmitError, Write,
 };
 use smc_core::mem::Region;
 use smc_wire::types::{Qpn, Rkey, RmbAddr};
@@ -18,8 +18,23 @@ use crate::middleware::{delegate_rdma, rdma};
 impl Rdma for Trace {
     delegate_rdma!();
 
+    async fn protection_domain(&self) -> Result<Arc<dyn ProtectionDomain>, DeviceError> {
+        Ok(Arc::new(TracedDomain {
+            inner: rdma(&*self.inner).protection_domain().await?,
+            log: self.log.clone(),
+        }))
+    }
+}
+
+struct TracedDomain {
+    inner: Arc<dyn ProtectionDomain>,
+    log: Log,
+}
+
+#[async_trait]
+impl ProtectionDomain for TracedDomain {
     async fn open_link(&self, at: &RdmaAddress) -> Result<Box<dyn PendingLink>, DeviceError> {
-        let result = rdma(&*self.inner).open_link(at).await;
+        let result = self.inner.open_link(at).await;
         let told = result.as_ref().map(|link| link.local());
         self.log.tell(What::Opened {
             at: at.gid,
@@ -34,7 +49,7 @@ impl Rdma for Trace {
     }
 
     async fn register(&self, memory: &Region, access: Access) -> Result<Arc<dyn Mr>, DeviceError> {
-        let result = rdma(&*self.inner).register(memory, access).await;
+        let result = self.inner.register(memory, access).await;
         let told = result.as_ref().map(|mr| (mr.rkey(), mr.addr()));
         self.log.tell(What::MemoryRegistered {
             len: memory.len(),
@@ -155,4 +170,4 @@ impl Mr for TracedMr {
     }
 }
 
-debug_as_inner!(TracedPending TracedLink TracedMr);
+debug_as_inner!(TracedDomain TracedPending TracedLink TracedMr);

@@ -86,7 +86,7 @@ pub enum What {
         /// Whether it was sent.
         result: Result<(), SubmitError>,
     },
-    /// [`Rdma::open_link`](smc_core::device::Rdma::open_link) ended.
+    /// [`ProtectionDomain::open_link`](smc_core::device::ProtectionDomain::open_link) ended.
     #[non_exhaustive]
     Opened {
         /// At which address.
@@ -108,7 +108,7 @@ pub enum What {
     Closed(Qpn),
     /// A link was dropped, connected or not.
     Released(Qpn),
-    /// [`Rdma::register`](smc_core::device::Rdma::register) ended.
+    /// [`ProtectionDomain::register`](smc_core::device::ProtectionDomain::register) ended.
     #[non_exhaustive]
     MemoryRegistered {
         /// Length of the memory in bytes.

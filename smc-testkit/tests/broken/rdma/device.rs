@@ -7,7 +7,7 @@ use std::task::Waker;
 use async_trait::async_trait;
 use smc_core::device::{
     Access, Device, DeviceError, Doorbell, Event, Fabric, Identity, Inbound, Limits, Mr,
-    PendingLink, Rdma, RdmaAddress,
+    PendingLink, ProtectionDomain, Rdma, RdmaAddress,
 };
 use smc_core::mem::Region;
 use smc_testkit::memory_rdma::MemoryRdma;
@@ -27,7 +27,8 @@ pub(crate) struct Broken {
     shared: Arc<Shared>,
     relay: Arc<Relay>,
     links: Arc<AtomicUsize>,
-    known: Mutex<BTreeSet<Qpn>>,
+    known: Arc<Mutex<BTreeSet<Qpn>>>,
+    domain: Mutex<Option<Arc<dyn ProtectionDomain>>>,
     count: AtomicU64,
     is_armed: AtomicBool,
 }
@@ -51,7 +52,8 @@ impl Broken {
             shared: Arc::clone(shared),
             relay: Arc::default(),
             links: Arc::default(),
-            known: Mutex::default(),
+            known: Arc::default(),
+            domain: Mutex::default(),
             count: AtomicU64::new(0),
             is_armed: AtomicBool::new(false),
         }
@@ -205,6 +207,45 @@ impl Rdma for Broken {
         self.inner.arm_sent()
     }
 
+    async fn protection_domain(&self) -> Result<Arc<dyn ProtectionDomain>, DeviceError> {
+        let fresh = self.inner.protection_domain().await?;
+        let mut one = self.domain.lock().unwrap();
+        let first = Arc::clone(one.get_or_insert_with(|| Arc::clone(&fresh)));
+        Ok(Arc::new(BrokenDomain {
+            inner: if self.has(Flaw::OneDomain) {
+                first
+            } else {
+                fresh
+            },
+            device: Arc::clone(&self.inner),
+            flaw: self.flaw,
+            index: self.index,
+            shared: Arc::clone(&self.shared),
+            links: Arc::clone(&self.links),
+            known: Arc::clone(&self.known),
+        }))
+    }
+}
+
+#[derive(Debug)]
+struct BrokenDomain {
+    inner: Arc<dyn ProtectionDomain>,
+    device: Arc<MemoryRdma>,
+    flaw: Flaw,
+    index: usize,
+    shared: Arc<Shared>,
+    links: Arc<AtomicUsize>,
+    known: Arc<Mutex<BTreeSet<Qpn>>>,
+}
+
+impl BrokenDomain {
+    fn has(&self, flaw: Flaw) -> bool {
+        self.flaw == flaw
+    }
+}
+
+#[async_trait]
+impl ProtectionDomain for BrokenDomain {
     async fn open_link(&self, at: &RdmaAddress) -> Result<Box<dyn PendingLink>, DeviceError> {
         let known = self.known.lock().unwrap().len();
         if self.has(Flaw::FewLinks) && known >= 8 {
@@ -216,7 +257,7 @@ impl Rdma for Broken {
         let result = self.inner.open_link(at).await;
         let inner = match result {
             Err(_) if self.has(Flaw::OpensAnywhere) => {
-                let first = self.inner.addresses().remove(0);
+                let first = self.device.addresses().remove(0);
                 self.inner.open_link(&first).await?
             }
             other => other?,

@@ -48,6 +48,7 @@ pub(crate) enum Flaw {
     OneRegistration,
     NeverFreesMemory,
     IgnoresAccess,
+    OneDomain,
 
     // Bounds.
     AnyKeyDoes,

@@ -69,6 +69,8 @@ const FINDINGS: &[(&str, Flaw)] = &[
         Flaw::ClampsWrites,
     ),
     ("local_memory_is_no_target", Flaw::IgnoresAccess),
+    ("memory_of_another_domain_is_no_target", Flaw::OneDomain),
+    ("memory_of_another_domain_is_no_source", Flaw::OneDomain),
     (
         "dropped_registrations_are_no_target",
         Flaw::NeverFreesMemory,

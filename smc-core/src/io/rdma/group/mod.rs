@@ -21,7 +21,9 @@ use super::super::groups::Groups;
 use super::memory::{Buffer, Pool};
 use super::staged::{Staged, StagedHandle};
 use super::wire::Wire;
-use crate::device::{Access, DeviceError, LinkAddress, PendingLink, RdmaAddress, Route};
+use crate::device::{
+    Access, DeviceError, LinkAddress, PendingLink, ProtectionDomain, RdmaAddress, Route,
+};
 use crate::mem::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::proto::conn::staged::TransmitConfig;
 use crate::proto::group::{DeviceIndex, Key};
@@ -43,6 +45,8 @@ pub(crate) struct RdmaGroup {
     groups: Arc<Groups>,
     state: Mutex<State>,
     wires: Mutex<BTreeMap<LinkId, Arc<Wire>>>,
+    /// What keeps the peers of other groups out of this one's memory, on each device.
+    domains: Mutex<BTreeMap<DeviceIndex, Arc<dyn ProtectionDomain>>>,
     members: Mutex<HashMap<AlertToken, Arc<Staged>>>,
     /// RMBs that the peer may still write.
     retiring: Mutex<BTreeMap<RmbId, (Arc<Buffer>, usize)>>,
@@ -135,6 +139,7 @@ impl RdmaGroup {
                 moving: Vec::new(),
             }),
             wires: Mutex::default(),
+            domains: Mutex::default(),
             members: Mutex::default(),
             retiring: Mutex::default(),
             pool: Pool::new(groups.memory().clone()),
@@ -298,10 +303,9 @@ impl RdmaGroup {
         let mut keys = Vec::new();
         let devices = self.lock().machine.devices();
         for device in devices {
-            let slot = self.slot(device).ok_or(NO_LINK)?;
-            let rdma = slot.device().fabric().rdma().ok_or(NO_LINK)?;
-            let mr = rmb.register(device, rdma).await?;
-            staging.register(device, rdma).await?;
+            let domain = self.domain(device).await?;
+            let mr = rmb.register(device, &*domain).await?;
+            staging.register(device, &*domain).await?;
             keys.push(RmbKey {
                 device,
                 rkey: mr.rkey(),
@@ -448,6 +452,10 @@ impl RdmaGroup {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_domains(&self) -> MutexGuard<'_, BTreeMap<DeviceIndex, Arc<dyn ProtectionDomain>>> {
+        self.domains.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn lock_wires(&self) -> MutexGuard<'_, BTreeMap<LinkId, Arc<Wire>>> {

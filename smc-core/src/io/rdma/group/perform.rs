@@ -6,7 +6,9 @@ use std::task::Waker;
 
 use super::super::wire::Wire;
 use super::{ENDPOINT_ENDS, NO_LINK, RdmaGroup, State};
-use crate::device::{DeviceError, LinkAddress, LinkFailure, PendingLink, RdmaAddress, Route};
+use crate::device::{
+    DeviceError, LinkAddress, LinkFailure, PendingLink, ProtectionDomain, RdmaAddress, Route,
+};
 use crate::error::How;
 use crate::mem::sync::Ordering;
 use crate::proto::group::{Cause, DeviceIndex, Key};
@@ -171,14 +173,11 @@ impl RdmaGroup {
                 if !rmbs.contains(&id) {
                     continue;
                 }
-                let Some(slot) = group.slot(device) else {
+                let Ok(domain) = group.domain(device).await else {
                     break;
                 };
-                let Some(rdma) = slot.device().fabric().rdma() else {
-                    break;
-                };
-                let mapped = staged.rmb().register(device, rdma).await;
-                let staging = staged.staging().register(device, rdma).await;
+                let mapped = staged.rmb().register(device, &*domain).await;
+                let staging = staged.staging().register(device, &*domain).await;
                 if let (Ok(mr), Ok(_)) = (mapped, staging) {
                     keys.push((id, mr.rkey(), mr.addr()));
                 }
@@ -201,9 +200,23 @@ impl RdmaGroup {
         device: DeviceIndex,
         address: &RdmaAddress,
     ) -> Result<Box<dyn PendingLink>, DeviceError> {
+        self.domain(device).await?.open_link(address).await
+    }
+
+    /// The group's protection domain on a device.
+    pub(super) async fn domain(
+        &self,
+        device: DeviceIndex,
+    ) -> Result<Arc<dyn ProtectionDomain>, DeviceError> {
         let slot = self.slot(device).ok_or(NO_DEVICE)?;
+        if let Some(domain) = self.lock_domains().get(&device) {
+            return Ok(Arc::clone(domain));
+        }
         let rdma = slot.device().fabric().rdma().ok_or(NO_DEVICE)?;
-        rdma.open_link(address).await
+        let domain = rdma.protection_domain().await?;
+        // Another task may have been quicker; all use the same one.
+        let mut domains = self.lock_domains();
+        Ok(Arc::clone(domains.entry(device).or_insert(domain)))
     }
 
     /// Connects a queue pair; what it receives is for us from then on.

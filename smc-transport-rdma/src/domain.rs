@@ -1,0 +1,71 @@
+//! Protection domains: each link group has its own, so that no peer can write into the memory of
+//! another one.
+
+use std::io;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use sideway::ibverbs::device_context::{AllocateProtectionDomainErrorKind, DeviceContext};
+use sideway::ibverbs::protection_domain;
+use smc_core::device::{Access, DeviceError, Mr, PendingLink, ProtectionDomain, RdmaAddress};
+use smc_core::mem::Region;
+
+use crate::device::Parts;
+use crate::error::not_made;
+use crate::link::{Core, Pending};
+use crate::memory::Memory;
+use crate::port;
+
+/// A domain of a device.
+#[derive(Debug)]
+pub(crate) struct Domain {
+    pd: Arc<protection_domain::ProtectionDomain>,
+    parts: Arc<Parts>,
+}
+
+impl Domain {
+    pub(crate) fn new(parts: &Arc<Parts>) -> Result<Self, DeviceError> {
+        let pd = allocate(parts.context());
+        Ok(Self {
+            pd: pd.map_err(|error| not_made(ALLOCATING, &error))?,
+            parts: Arc::clone(parts),
+        })
+    }
+}
+
+#[async_trait]
+impl ProtectionDomain for Domain {
+    async fn open_link(&self, at: &RdmaAddress) -> Result<Box<dyn PendingLink>, DeviceError> {
+        self.parts.check()?;
+        let ports = port::read(self.parts.context())
+            .map_err(|error| DeviceError::os("reading the GID table", &error))?;
+        let entry = port::active(&ports).into_iter().find(|entry| {
+            let address = &entry.address;
+            (address.gid, address.kind, address.port) == (at.gid, at.kind, at.port)
+        });
+        let entry = entry.ok_or(DeviceError::Invalid("no active port has this address"))?;
+        let links = self.parts.links();
+        let serial = links.reserve().ok_or(DeviceError::Exhausted)?;
+        let core = Core::open(&self.parts, &self.pd, serial, &entry);
+        let core = core.inspect_err(|_| self.parts.retire())?;
+        Ok(Box::new(Pending::new(core, &entry)?))
+    }
+
+    async fn register(&self, memory: &Region, access: Access) -> Result<Arc<dyn Mr>, DeviceError> {
+        self.parts.check()?;
+        Ok(Arc::new(Memory::new(&self.pd, memory, access)?))
+    }
+}
+
+/// Allocates a protection domain.
+pub(crate) fn allocate(
+    context: &Arc<DeviceContext>,
+) -> io::Result<Arc<protection_domain::ProtectionDomain>> {
+    context.alloc_pd().map_err(|error| match error.0 {
+        AllocateProtectionDomainErrorKind::Ibverbs(error) => error,
+        _ => io::ErrorKind::Unsupported.into(),
+    })
+}
+
+/// For errors.
+pub(crate) const ALLOCATING: &str = "allocating a protection domain";
