@@ -4,7 +4,7 @@
 
 #![allow(
     unsafe_code,
-    reason = "mmap of a fabric's memory, registers of a device, and calls of VFIO"
+    reason = "mmap of a fabric's memory, registers of a device, calls of VFIO and asynchronous I/O"
 )]
 
 use std::ffi::{CStr, c_void};
@@ -238,6 +238,110 @@ pub(crate) fn vfio_set_interrupt(
     unsafe { vfio(device, VFIO + 10, &mut set) }.map(drop)
 }
 
+/// Asynchronous I/O (`io_setup(2)`), for polls that are complete at once.
+#[derive(Debug)]
+pub(crate) struct Polls(libc::c_ulong);
+
+impl Polls {
+    /// With place for at least this many answers.
+    pub(crate) fn new(answers: u32) -> rustix::io::Result<Self> {
+        let mut context: libc::c_ulong = 0;
+        // SAFETY: `io_setup` writes the number of a new context to the variable.
+        let made = unsafe { libc::syscall(libc::SYS_io_setup, answers, &raw mut context) };
+        errno(made)?;
+        Ok(Self(context))
+    }
+
+    /// Polls a descriptor that is readable, and has the answer add 1 to `eventfd`. Never waits;
+    /// `AGAIN` if there is no place for another answer.
+    pub(crate) fn submit(
+        &self,
+        ready: BorrowedFd<'_>,
+        eventfd: BorrowedFd<'_>,
+    ) -> rustix::io::Result<()> {
+        /// As `struct iocb`.
+        #[repr(C)]
+        struct Request {
+            data: u64,
+            key_and_flags: [u32; 2],
+            opcode: u16,
+            priority: i16,
+            fd: i32,
+            events: u64,
+            len: u64,
+            offset: i64,
+            reserved: u64,
+            flags: u32,
+            eventfd: i32,
+        }
+        let mut request = Request {
+            data: 0,
+            key_and_flags: [0; 2],
+            // `IOCB_CMD_POLL` for input.
+            opcode: 5,
+            priority: 0,
+            fd: ready.as_raw_fd(),
+            events: 1,
+            len: 0,
+            offset: 0,
+            reserved: 0,
+            // `IOCB_FLAG_RESFD`.
+            flags: 1,
+            eventfd: eventfd.as_raw_fd(),
+        };
+        let mut requests = [&raw mut request];
+        let count: libc::c_long = 1;
+        // SAFETY: `io_submit` reads one address of a request, and the request; it writes a key
+        // there. A poll has no memory that it would use later.
+        let submitted =
+            unsafe { libc::syscall(libc::SYS_io_submit, self.0, count, requests.as_mut_ptr()) };
+        errno(submitted)
+    }
+
+    /// Takes answers out, to make place for others.
+    pub(crate) fn reap(&self) {
+        /// As `struct io_event`.
+        type Answer = [u64; 4];
+        let mut answers: [Answer; ANSWERS] = [[0; 4]; ANSWERS];
+        let (least, most): (libc::c_long, usize) = (0, ANSWERS);
+        let forever = std::ptr::null_mut::<libc::timespec>();
+        // SAFETY: `io_getevents` writes to as many answers as there are at most. It does not wait for
+        // more than the least number, which is none.
+        let _taken = unsafe {
+            libc::syscall(
+                libc::SYS_io_getevents,
+                self.0,
+                least,
+                most,
+                answers.as_mut_ptr(),
+                forever,
+            )
+        };
+    }
+}
+
+impl Drop for Polls {
+    fn drop(&mut self) {
+        let context = self.0;
+        let destroy = move || {
+            // SAFETY: the context was made by `new`, and its only user has just been dropped.
+            unsafe { libc::syscall(libc::SYS_io_destroy, context) }
+        };
+        // The system takes some 30 ms, which an executor must not wait. Without a thread it does so
+        // when the process ends.
+        let _ = std::thread::Builder::new().spawn(destroy);
+    }
+}
+
+/// What a system call says that gives -1 for an error.
+fn errno(result: libc::c_long) -> rustix::io::Result<()> {
+    if result >= 0 {
+        return Ok(());
+    }
+    let error = std::io::Error::last_os_error();
+    Err(Errno::from_io_error(&error).unwrap_or(Errno::IO))
+}
+
 /// A fresh zeroed memory file, sealed so that it keeps its length.
 pub(crate) fn memory_file(len: usize) -> Result<OwnedFd, DeviceError> {
     Ok(smc_core::mem::memory_file(NAME, len)?)
@@ -266,6 +370,9 @@ pub(crate) fn os_at(what: &'static str, path: &Path, error: Errno) -> DeviceErro
 
 /// The first number of VFIO's calls: `_IO(';', 100)`.
 const VFIO: Opcode = 0x3b64;
+
+/// Answers that are taken out at a time.
+const ANSWERS: usize = 64;
 
 /// Shown in `/proc/PID/maps`.
 const NAME: &str = "smc-ism";

@@ -8,6 +8,7 @@ mod directory;
 mod doorbell;
 mod ivshmem;
 mod place;
+mod ringer;
 
 pub use ivshmem::{Server, ServerBuilder};
 pub use place::Place;

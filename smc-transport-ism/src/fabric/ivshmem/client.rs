@@ -15,6 +15,7 @@ use smc_core::io::negotiate::passed::PeerSocket;
 use super::protocol::{self, Heard, Reader};
 use super::{SERVER_GONE, slot_of};
 use crate::fabric::doorbell::Doorbell;
+use crate::fabric::ringer::Ringer;
 use crate::fabric::{Fabric, News, Unmet};
 use crate::lock;
 use crate::region::{adopt, os, os_at};
@@ -25,6 +26,7 @@ use crate::shared::{Room, Tag};
 pub(crate) struct Client {
     room: Arc<Room>,
     doorbell: Doorbell,
+    ringer: Ringer,
     line: Mutex<Line>,
 }
 
@@ -95,9 +97,20 @@ impl Client {
         let client = Self {
             room,
             doorbell,
+            ringer: Ringer::new()?,
             line: Mutex::new(line),
         };
         Ok((client, slot))
+    }
+
+    /// What devices are rung by, as any client has it.
+    #[cfg(test)]
+    pub(super) fn eventfds(&self) -> Vec<OwnedFd> {
+        let line = lock(&self.line);
+        let eventfds = line.eventfds.values();
+        eventfds
+            .map(|(_, eventfd)| eventfd.try_clone().unwrap())
+            .collect()
     }
 }
 
@@ -163,8 +176,7 @@ impl Fabric for Client {
             line.listen();
         }
         if let Some((_, eventfd)) = line.eventfds.get(&peer.slot) {
-            // A full counter means that enough has been said.
-            let _ = rustix::io::write(eventfd, &1_u64.to_ne_bytes());
+            self.ringer.ring(eventfd);
         }
     }
 

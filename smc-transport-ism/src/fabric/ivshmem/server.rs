@@ -18,6 +18,7 @@ use smc_core::io::negotiate::runtime_dir::bind_with_mode;
 
 use super::{BEAT, SILENCE, protocol, slot_of};
 use crate::fabric::doorbell::new_eventfd;
+use crate::fabric::ringer::Ringer;
 use crate::lock;
 use crate::region::{map, memory_file, os, os_at};
 use crate::shared::{Phase, Plan, Room, Sleep, Tag};
@@ -43,6 +44,7 @@ pub struct Server {
     memory: OwnedFd,
     room: Room,
     stop: OwnedFd,
+    ringer: Ringer,
     clients: Mutex<Clients>,
 }
 
@@ -72,13 +74,6 @@ struct Client {
     beat: (Option<Tag>, u64, Instant),
     /// At the last look somebody was about to ring it.
     is_rung: bool,
-}
-
-impl Client {
-    fn ring(&self) {
-        // A full counter means that enough has been said.
-        let _ = rustix::io::write(&self.eventfd, &1_u64.to_ne_bytes());
-    }
 }
 
 impl ServerBuilder {
@@ -133,6 +128,7 @@ impl ServerBuilder {
             memory,
             room,
             stop: new_eventfd()?,
+            ringer: Ringer::new()?,
             clients: Mutex::default(),
         })
     }
@@ -342,7 +338,7 @@ impl Server {
         for (slot, client) in &mut lock(&self.clients).by_slot {
             let is_rung = self.room.sleep_of(*slot) == Sleep::Rung;
             if std::mem::replace(&mut client.is_rung, is_rung) && is_rung {
-                client.ring();
+                self.ringer.ring(&client.eventfd);
             }
         }
     }
@@ -355,7 +351,7 @@ impl Server {
                 // Who wanted to ring it may be the one that is dead.
                 if self.room.must_ring(other.slot) || self.room.sleep_of(other.slot) == Sleep::Rung
                 {
-                    client.ring();
+                    self.ringer.ring(&client.eventfd);
                 }
             }
         }
@@ -421,183 +417,4 @@ fn listener(path: &Path, mode: u32) -> Result<OwnedFd, DeviceError> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::fs::{self, Permissions};
-    use std::os::unix::fs::{PermissionsExt, symlink};
-    use std::sync::atomic::{AtomicBool, Ordering};
-    use std::thread;
-    use std::time::Duration;
-
-    use rustix::fs::{CWD, RenameFlags, renameat_with};
-    use smc_wire::types::Gid;
-
-    use super::super::Client as Process;
-    use super::*;
-    use crate::fabric::Fabric as _;
-    use crate::shared::Newcomer;
-
-    fn server(dir: &Path, devices: u16) -> Server {
-        let server = Server::builder(dir.join("sock")).len(2 << 20);
-        server.devices(devices).bind().unwrap()
-    }
-
-    /// A device of a process.
-    fn newcomer(process: &Process, slot: u16) -> Newcomer {
-        Newcomer {
-            slot,
-            port: process.port(),
-            beats: false,
-            gid: Gid::new(1, u64::from(slot) + 1),
-        }
-    }
-
-    /// A client that is waited for.
-    fn connect(server: &Server) -> (Process, u16) {
-        let path = server.path().to_owned();
-        let connecting = thread::spawn(move || Process::connect(&path).unwrap());
-        while !connecting.is_finished() {
-            server.accept();
-            thread::yield_now();
-        }
-        connecting.join().unwrap()
-    }
-
-    /// The numbers of those who ended are known by their sockets.
-    fn dismiss_ended(server: &Server, count: usize) {
-        while server.clients() > count {
-            if let Woken::For { ended, .. } = server.wait(Duration::ZERO).unwrap() {
-                ended.into_iter().for_each(|slot| server.dismiss(slot));
-            }
-        }
-    }
-
-    #[test]
-    fn a_link_in_the_place_of_the_new_socket_changes_no_other_file() {
-        let dir = tempfile::tempdir().unwrap();
-        let [sock, link, secret] = ["sock", "link", "secret"].map(|name| dir.path().join(name));
-        fs::write(&secret, "").unwrap();
-        fs::set_permissions(&secret, Permissions::from_mode(0o600)).unwrap();
-        let is_done = AtomicBool::new(false);
-        thread::scope(|scope| {
-            // The owner of the directory may be another user.
-            scope.spawn(|| {
-                while !is_done.load(Ordering::Relaxed) {
-                    symlink(&secret, &link).unwrap();
-                    let exchange = || renameat_with(CWD, &link, CWD, &sock, RenameFlags::EXCHANGE);
-                    while exchange().is_err() && !is_done.load(Ordering::Relaxed) {}
-                    fs::remove_file(&link).unwrap();
-                }
-            });
-            for _ in 0..10_000 {
-                let _ = listener(&sock, 0o666);
-                let _ = fs::remove_file(&sock);
-            }
-            is_done.store(true, Ordering::Relaxed);
-        });
-        let mode = secret.metadata().unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, 0o600);
-    }
-
-    #[test]
-    fn numbers_are_given_once_while_anybody_could_have_heard_of_them() {
-        let dir = tempfile::tempdir().unwrap();
-        let server = server(dir.path(), 2);
-        let (stays, slot) = connect(&server);
-        assert_eq!((stays.port(), slot), (0, 0));
-        for number in [1, 3, 5] {
-            let (leaves, slot) = connect(&server);
-            assert_eq!((leaves.port(), slot), (number, 1));
-            drop(leaves);
-            dismiss_ended(&server, 1);
-        }
-        drop(stays);
-        dismiss_ended(&server, 0);
-        assert_eq!(connect(&server).0.port(), 0);
-    }
-
-    #[test]
-    fn a_server_that_ends_says_so_in_the_memory_and_rings_who_sleeps() {
-        let dir = tempfile::tempdir().unwrap();
-        let server = server(dir.path(), 4);
-        let processes = [connect(&server), connect(&server)];
-        let rooms = processes.each_ref().map(|(process, slot)| {
-            process.room().join(newcomer(process, *slot)).unwrap();
-            process.room()
-        });
-        let (asleep, awake) = (processes[0].1, processes[1].1);
-        rooms[0].sleep(asleep);
-        server.room.beat_keeper();
-        assert!(!rooms[0].has_keeper_ended());
-        drop(server);
-        assert!(rooms.iter().all(|room| room.has_keeper_ended()));
-        assert_eq!(rooms[0].sleep_of(asleep), Sleep::Rung);
-        assert_eq!(rooms[1].sleep_of(awake), Sleep::Awake);
-        assert!(rooms[1].take_look(awake));
-    }
-
-    #[test]
-    fn a_ring_that_was_lost_is_made_up_for() {
-        let dir = tempfile::tempdir().unwrap();
-        let server = server(dir.path(), 4);
-        let (process, slot) = connect(&server);
-        let has_rung = || {
-            let bell = process.doorbell();
-            let mut fds = [PollFd::new(&bell, PollFlags::IN)];
-            let count = poll(&mut fds, Some(&Timespec::default())).unwrap();
-            process.look(&mut |_| {}).unwrap();
-            count > 0
-        };
-        let room = process.room();
-        room.join(newcomer(&process, slot)).unwrap();
-        room.sleep(slot);
-        server.ring_again();
-        has_rung();
-        // Killed right afterwards.
-        assert!(room.must_ring(slot));
-        server.ring_again();
-        assert!(!has_rung());
-        server.ring_again();
-        assert!(has_rung());
-        // Nor does it keep the server from ringing.
-        server.ring_all(&lock(&server.clients));
-        assert!(has_rung());
-        room.wake(slot);
-        server.ring_again();
-        server.ring_again();
-        server.ring_all(&lock(&server.clients));
-        assert!(!has_rung());
-    }
-
-    #[test]
-    fn who_beats_no_more_is_dead_and_who_never_does_is_not() {
-        let dir = tempfile::tempdir().unwrap();
-        let server = server(dir.path(), 4);
-        let join = |process: &(Process, u16), beats| {
-            let newcomer = newcomer(&process.0, process.1);
-            process
-                .0
-                .room()
-                .join(Newcomer { beats, ..newcomer })
-                .unwrap()
-        };
-        let processes = [connect(&server), connect(&server)];
-        let (beats, does_not) = (join(&processes[0], true), join(&processes[1], false));
-        let start = Instant::now();
-        let later = |seconds| start + Duration::from_secs(seconds);
-        server.bury_silent(start);
-        server.bury_silent(later(14));
-        server.room.beat(beats.slot);
-        server.bury_silent(later(15));
-        server.bury_silent(later(29));
-        assert!(server.room.is_live(beats));
-        server.bury_silent(later(31));
-        assert!(server.room.is_dead(beats));
-        assert!(server.room.is_live(does_not));
-        // It begins with the number with which an earlier one may have ended.
-        let next = join(&processes[0], true);
-        server.bury_silent(later(60));
-        assert!(server.room.is_live(next));
-        server.bury_silent(later(80));
-        assert!(server.room.is_dead(next));
-    }
-}
+mod tests;
