@@ -1,37 +1,86 @@
 //! Streams over a device that is too busy to tell the peer anything.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_lite::AsyncWriteExt;
-use smc_core::Endpoint;
+use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use smc_core::device::Device;
 use smc_core::io::negotiate::Assume;
+use smc_core::{Endpoint, Stream};
 use smc_testkit::memory_device::MemFabric;
-use smc_testkit::middleware::{Fault, Faults};
+use smc_testkit::middleware::{Fault, Faults, Journal, Record, Trace, What};
 use smc_testkit::runtime::VirtualRuntime;
+
+/// A stream whose writer has a device that is told when to be busy, and what it is asked.
+struct Scene {
+    runtime: VirtualRuntime,
+    busy: Arc<Fault>,
+    journal: Journal,
+    client: Endpoint,
+    server: Endpoint,
+}
+
+impl Scene {
+    fn new(nocopy: bool) -> Self {
+        let runtime = VirtualRuntime::new(1);
+        let fabric = MemFabric::new(1).with_nocopy(nocopy);
+        let busy = Fault::new(fabric.device("mem0"), 1, Faults::default());
+        let (traced, journal) = Trace::with_journal(Arc::clone(&busy) as Arc<dyn Device>);
+        let endpoint = |device: Arc<dyn Device>| {
+            Endpoint::builder()
+                .runtime(runtime.handle())
+                .negotiation(Arc::new(Assume::new()))
+                .device(device)
+                .build()
+                .unwrap()
+        };
+        let (client, server) = (endpoint(traced), endpoint(fabric.device("mem1")));
+        Self {
+            runtime,
+            busy,
+            journal,
+            client,
+            server,
+        }
+    }
+
+    fn pair(&self) -> (Stream, Stream) {
+        let (client, server) = (&self.client, &self.server);
+        self.runtime.block_on(async {
+            let listener = server.bind("127.0.0.1:80").await.unwrap();
+            let stream = client.connect("127.0.0.1:80").await.unwrap();
+            let (peer, _) = listener.accept().await.unwrap();
+            assert!(stream.mode().is_smc() && peer.mode().is_smc());
+            (stream, peer)
+        })
+    }
+
+    /// How often the device was asked to move data since this was asked last.
+    fn moves(&self) -> usize {
+        let moves = |record: &Record| matches!(record.what, What::Moved { .. });
+        self.journal
+            .take()
+            .iter()
+            .filter(|record| moves(record))
+            .count()
+    }
+
+    fn set_busy(&self, per_mille: u16) {
+        self.busy.set(Faults::default().with_busy(per_mille));
+        self.moves();
+    }
+}
 
 #[test]
 fn closing_ends_with_the_peers_abort_while_the_shutdown_is_not_delivered() {
-    let runtime = VirtualRuntime::new(1);
-    let fabric = MemFabric::new(1);
-    let endpoint = |device: Arc<dyn Device>| {
-        Endpoint::builder()
-            .runtime(runtime.handle())
-            .negotiation(Arc::new(Assume::new()))
-            .device(device)
-            .build()
-            .unwrap()
-    };
-    let busy = Fault::new(fabric.device("mem0"), 1, Faults::default().with_busy(1000));
-    let (client, server) = (endpoint(busy), endpoint(fabric.device("mem1")));
-    let clock = runtime.handle();
-    let outcome = runtime.try_block_on(async {
-        let listener = server.bind("127.0.0.1:80").await.unwrap();
-        let mut stream = client.connect("127.0.0.1:80").await.unwrap();
-        let (peer, _) = listener.accept().await.unwrap();
-        assert!(stream.mode().is_smc() && peer.mode().is_smc());
+    let scene = Scene::new(true);
+    let (mut stream, peer) = scene.pair();
+    scene.set_busy(1000);
+    let clock = scene.runtime.handle();
+    let outcome = scene.runtime.try_block_on(async {
         let closing = async {
             let start = clock.now();
             (stream.close().await, clock.now() - start)
@@ -46,4 +95,55 @@ fn closing_ends_with_the_peers_abort_while_the_shutdown_is_not_delivered() {
     let (closed, took) = outcome.unwrap();
     assert_eq!(closed.unwrap_err().kind(), ErrorKind::ConnectionReset);
     assert!(took < Duration::from_secs(2), "{took:?}");
+}
+
+#[test]
+fn a_device_that_stays_busy_is_asked_ever_less_often_and_then_ends_the_connection() {
+    let scene = Scene::new(false);
+    let (mut stream, _peer) = scene.pair();
+    scene.set_busy(1000);
+    let clock = scene.runtime.handle();
+    let writing = async { Some(stream.write_all(b"data").await) };
+    let late = async {
+        clock.timer(clock.now() + Duration::from_secs(60)).await;
+        None
+    };
+    let written = scene
+        .runtime
+        .block_on(futures_lite::future::or(writing, late));
+    let error = written.expect("the write waits without end").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+    let moves = scene.moves();
+    assert!((20..1000).contains(&moves), "{moves} moves");
+}
+
+#[test]
+fn a_device_that_stays_busy_is_not_asked_for_ever_on_behalf_of_a_dropped_stream() {
+    let scene = Scene::new(false);
+    let (stream, _peer) = scene.pair();
+    scene.set_busy(1000);
+    drop(stream);
+    scene.runtime.run_for(Duration::from_secs(60));
+    assert!(scene.moves() > 0);
+    scene.runtime.run_for(Duration::from_secs(60));
+    assert_eq!(scene.moves(), 0);
+}
+
+#[test]
+fn a_device_that_is_often_busy_keeps_its_connection() {
+    let scene = Scene::new(false);
+    let (mut stream, mut peer) = scene.pair();
+    scene.set_busy(900);
+    let clock = scene.runtime.handle();
+    let start = clock.now();
+    scene.runtime.block_on(async {
+        while clock.now() - start < Duration::from_secs(60) {
+            stream.write_all(b"data").await.unwrap();
+            peer.read_exact(&mut [0; 4]).await.unwrap();
+            clock.timer(clock.now() + Duration::from_millis(20)).await;
+        }
+        // Nothing is known of how long it was busy before.
+        clock.timer(clock.now() + Duration::from_secs(60)).await;
+        stream.write_all(b"data").await.unwrap();
+    });
 }

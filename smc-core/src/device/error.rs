@@ -114,7 +114,8 @@ impl From<MemoryError> for DeviceError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SubmitError {
-    /// No room now; try again after the device had news.
+    /// No room now; try again later. A connection of which a device takes nothing for ten seconds
+    /// ends.
     #[error("device is busy")]
     WouldBlock,
     /// The token names no buffer that we may write.

@@ -17,6 +17,7 @@
 
 use std::any::Any;
 
+use hashbrown::HashMap;
 use smc_core::device::{DeviceError, SubmitError};
 use smc_core::mem::Region;
 use smc_core::mem::sync::{Ordering, fence};
@@ -147,20 +148,13 @@ impl Room {
 
     /// Takes back what dead devices have left behind. `is_dead` is asked once per device.
     pub(crate) fn sweep(&self, mut is_dead: impl FnMut(Tag) -> bool) -> u32 {
-        let mut known: Vec<(Tag, bool)> = Vec::new();
+        let mut known: HashMap<Tag, bool> = HashMap::new();
         let mut freed = 0;
         for index in 0..self.granules() {
             let Some(claim @ Claim::Taken { owner, order }) = self.claim(index) else {
                 continue;
             };
-            let dead = match known.iter().find(|(tag, _)| *tag == owner) {
-                Some((_, dead)) => *dead,
-                None => {
-                    let dead = is_dead(owner);
-                    known.push((owner, dead));
-                    dead
-                }
-            };
+            let dead = *known.entry(owner).or_insert_with(|| is_dead(owner));
             let first = index & !((1 << order) - 1);
             if dead
                 && !self.is_used(first)
@@ -506,7 +500,9 @@ const SHORT: u8 = 3;
 /// Bits of `users` that count. Those of `turn` are [`MOVING`] while somebody has it.
 const COUNT: u64 = 0xffff;
 const MOVING: u64 = 1;
-const COUNT_TRIES: usize = 10_000;
+/// Looks at whether another writer has let go of the count. A move that was not counted by then is
+/// tried again later.
+const COUNT_TRIES: usize = 100;
 
 #[cfg(test)]
 mod tests {

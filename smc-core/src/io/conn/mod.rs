@@ -3,7 +3,7 @@
 mod say;
 
 use say::Consumer;
-pub(crate) use say::PeerElement;
+pub(crate) use say::{Asked, PeerElement};
 
 use std::fmt;
 use std::net::{Shutdown, SocketAddr};

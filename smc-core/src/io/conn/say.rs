@@ -10,7 +10,7 @@ use smc_wire::types::DmbToken;
 use super::super::rdma::Staged;
 use super::{Conn, len_u32, len_usize};
 use crate::device::{Attachment, Signal, SubmitError};
-use crate::error::{Error, How};
+use crate::error::{Error, How, Phase};
 use crate::mem::sync::Ordering;
 use crate::mem::{By, Element, HEADER_LEN};
 
@@ -100,7 +100,7 @@ impl Conn {
             Ok(()) => {}
             Err(SubmitError::WouldBlock) => {
                 self.producer_owed.store(1, Ordering::SeqCst);
-                self.slot.owe(self.key());
+                self.ask_again();
             }
             Err(error) => self.submit_failed(error),
         }
@@ -161,7 +161,7 @@ impl Conn {
             Ok(()) => {}
             Err(SubmitError::WouldBlock) => {
                 self.consumer().is_owed = true;
-                self.slot.owe(self.key());
+                self.ask_again();
             }
             Err(error) => self.submit_failed(error),
         }
@@ -231,31 +231,53 @@ impl Conn {
     }
 
     /// For the driver: stores the words that the device was too busy for, in their order, and
-    /// lets the writer try again. Returns whether something is still owed.
-    pub(crate) fn say_again(&self) -> bool {
-        let said = self.try_say_again();
-        let is_owed = said == Err(SubmitError::WouldBlock);
-        match said {
-            Err(error) if !is_owed => {
-                self.producer_owed.store(0, Ordering::SeqCst);
-                self.consumer().is_owed = false;
+    /// lets the writer try again.
+    pub(crate) fn say_again(&self) -> Asked {
+        let is_owing = self.is_owing();
+        let asked = match self.try_say_again() {
+            Err(SubmitError::WouldBlock) => Asked::Refused,
+            Err(error) => {
+                self.owe_nothing();
                 self.submit_failed(error);
                 self.finish_if_over();
+                Asked::Nothing
             }
-            Err(_) => {}
             Ok(()) => {
                 self.finish_if_over();
                 self.slot.note_delivery();
+                if is_owing {
+                    Asked::Taken
+                } else {
+                    Asked::Nothing
+                }
             }
-        }
+        };
         // It may wait for a place of its own, or until nothing is owed.
         self.writer.wake();
-        is_owed
+        asked
     }
 
-    /// The device was too busy for data: the driver wakes the writer when it may try again.
+    /// For the driver: the device had its time to take what it is owed, or data of the writer.
+    pub(crate) fn give_up(&self) -> Asked {
+        self.note_peer();
+        self.kill(Error::TimedOut(Phase::Device));
+        // Nor does it take our last word.
+        self.owe_nothing();
+        self.finish_if_over();
+        self.slot.note_delivery();
+        Asked::Nothing
+    }
+
+    fn owe_nothing(&self) {
+        self.producer_owed.store(0, Ordering::SeqCst);
+        self.consumer().is_owed = false;
+    }
+
+    /// The device was too busy for data, or for a word: the driver asks it again, and wakes the
+    /// writer.
     pub(crate) fn ask_again(&self) {
-        self.slot.owe(self.key());
+        self.slot
+            .owe(self.key(), self.producer.load(Ordering::SeqCst));
     }
 
     fn try_say_again(&self) -> Result<(), SubmitError> {
@@ -299,6 +321,17 @@ impl Conn {
     fn consumer(&self) -> MutexGuard<'_, Consumer> {
         self.consumer.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// What came of asking a busy device again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Asked {
+    /// It has taken all words that it was owed.
+    Taken,
+    /// It is as busy as before.
+    Refused,
+    /// There was no word for it; there may be data, which the writer has.
+    Nothing,
 }
 
 /// Flags of a writer that waits: for any space, and for all that there is.

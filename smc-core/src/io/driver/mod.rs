@@ -1,5 +1,6 @@
 //! One task per device that hands the device's events to the connections concerned.
 
+mod owing;
 mod serving;
 mod task;
 
@@ -23,6 +24,7 @@ use crate::error::{Error, How};
 use crate::mem::sync::{AtomicBool, AtomicUsize, Ordering};
 use crate::proto::group::{Cause, DeviceIndex, GroupId};
 use crate::proto::links::LinkId;
+use owing::Owing;
 
 /// A device of an endpoint with the connections that use it.
 pub(crate) struct Slot {
@@ -66,10 +68,8 @@ struct Table {
     young: VecDeque<(Instant, Weak<Conn>)>,
     /// TCP has ended before the peer has said anything; until when it may, the earliest first.
     doubted: VecDeque<(Instant, Weak<Conn>)>,
-    /// Words that a busy device has not taken yet.
-    owing: Vec<ConnKey>,
-    /// When the device is asked again.
-    ask_at: Option<Instant>,
+    /// Those of which a busy device has not taken everything.
+    owing: Owing,
 }
 
 impl Slot {
@@ -140,7 +140,11 @@ impl Slot {
     /// The connection has ended for both sides.
     pub(crate) fn forget(&self, key: ConnKey) {
         // Dropped after the lock: dropping a connection unregisters its buffer.
-        let conn = self.table().conns.remove(&key);
+        let conn = {
+            let mut table = self.table();
+            table.owing.remove(key);
+            table.conns.remove(&key)
+        };
         drop(conn);
         self.groups.note_end();
     }
@@ -181,9 +185,10 @@ impl Slot {
         }
     }
 
-    /// The device was too busy for a word of this connection.
-    pub(crate) fn owe(&self, key: ConnKey) {
-        self.table().owing.push(key);
+    /// The device was too busy for something of this connection, which has `written` up to there.
+    pub(crate) fn owe(&self, key: ConnKey, written: u64) {
+        let now = self.groups.runtime().now();
+        self.table().owing.add(key, written, now);
         self.call_driver();
     }
 
@@ -311,15 +316,15 @@ impl Slot {
         for conn in self.still_silent(now) {
             conn.kill(Error::Closed(How::Aborted));
         }
-        for conn in self.owing(now) {
-            if conn.say_again() {
-                self.table().owing.push(conn.key());
-            }
+        for (conn, is_late) in self.owing(now) {
+            let asked = if is_late {
+                conn.give_up()
+            } else {
+                conn.say_again()
+            };
+            self.table().owing.answered(conn.key(), asked, now);
         }
-        let mut table = self.table();
-        if !table.owing.is_empty() && table.ask_at.is_none() {
-            table.ask_at = Some(now + OWED_AGAIN);
-        }
+        let table = self.table();
         let lingering = table.lingering.front().map(|(until, _)| *until);
         let doubted = table.doubted.front().map(|(until, _)| *until);
         let young = table.young.front().map(|(until, _)| *until);
@@ -327,7 +332,7 @@ impl Slot {
             .into_iter()
             .chain(young)
             .chain(doubted)
-            .chain(table.ask_at)
+            .chain(table.owing.next())
             .min()
     }
 
@@ -388,16 +393,15 @@ impl Slot {
         overdue
     }
 
-    /// Connections for which the device may be asked again.
-    fn owing(&self, now: Instant) -> Vec<Arc<Conn>> {
+    /// Connections for which the device may be asked again, and whether it had its time.
+    fn owing(&self, now: Instant) -> Vec<(Arc<Conn>, bool)> {
         let mut table = self.table();
-        if table.ask_at.is_none_or(|at| now < at) {
-            return Vec::new();
-        }
-        table.ask_at = None;
-        let owing = std::mem::take(&mut table.owing);
-        let found = owing.iter().filter_map(|key| table.conns.get(key));
-        found.cloned().collect()
+        let due = table.owing.due(now);
+        let found = due.into_iter().filter_map(|(key, is_late)| {
+            let conn = table.conns.get(&key)?;
+            Some((Arc::clone(conn), is_late))
+        });
+        found.collect()
     }
 
     /// Somebody waits for the completion of a post on another link.
@@ -553,6 +557,3 @@ const LAST_WORD_WAIT: Duration = Duration::from_secs(5);
 
 /// Looks at whether somebody else has finished with a device.
 const PATIENCE: usize = 10_000;
-
-/// How soon a busy device is asked again.
-const OWED_AGAIN: Duration = Duration::from_millis(1);

@@ -1,0 +1,100 @@
+//! What a user of the memory can do to the devices of others by writing over its words.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::fs::File;
+use std::io::ErrorKind;
+use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_lite::AsyncWriteExt as _;
+use futures_lite::future::or;
+use smc_testkit::middleware::{Trace, What};
+use support::{Kind, On, World, builder, connect};
+
+/// The memory of a fabric in a directory, for a process that may write to it.
+struct Memory(File);
+
+impl Memory {
+    fn of(world: &World) -> Self {
+        let path = world.address().join("memory");
+        Self(File::options().read(true).write(true).open(path).unwrap())
+    }
+
+    fn word(&self, at: u64) -> u64 {
+        let mut bytes = [0; 8];
+        self.0.read_exact_at(&mut bytes, at).unwrap();
+        u64::from_ne_bytes(bytes)
+    }
+
+    fn write(&self, at: u64, word: u64) {
+        self.0.write_all_at(&word.to_ne_bytes(), at).unwrap();
+    }
+
+    /// Slots and granules, and the length of a slot, by which `docs/ism.md` has them.
+    fn layout(&self) -> (u64, u64, u64) {
+        let (slots, granules) = (self.word(0x28), self.word(0x30));
+        let ready = granules.div_ceil(64);
+        let slot_len = 0x100 + 8 * (slots + ready.div_ceil(64) + ready);
+        (slots, granules, slot_len.next_multiple_of(64))
+    }
+
+    /// Says of all granules that the live device of a slot moves data there, and uses them.
+    fn occupy(&self, slot: u16) {
+        let (slots, granules, slot_len) = self.layout();
+        let generation = self.word(0x1000 + u64::from(slot) * slot_len) >> 32;
+        let user = generation << 32 | u64::from(slot) << 16 | 1;
+        for granule in 0..granules {
+            let at = 0x1000 + slots * slot_len + granule * 128;
+            self.write(at + 16, user);
+            self.write(at + 32, user);
+        }
+    }
+}
+
+#[test]
+fn words_that_keep_streams_from_moving_end_them_after_few_tries() {
+    const STREAMS: usize = 4;
+    On::Smol.run(async {
+        let world = World::new(Kind::Directory, false);
+        let (traced, journal) = Trace::with_journal(Arc::new(world.device()));
+        let client = builder(On::Smol, world.dir()).device(traced).build();
+        let (client, server) = (client.unwrap(), world.endpoint(On::Smol));
+        let hostile = world.device();
+        let listener = server.bind("127.0.0.1:0").await.unwrap();
+        let mut pairs = Vec::new();
+        for _ in 0..STREAMS {
+            let pair = connect(&client, &listener).await;
+            assert!(pair.0.mode().is_smc());
+            pairs.push(pair);
+        }
+        Memory::of(&world).occupy(hostile.slot());
+        let _set_up = journal.take();
+        let late = async {
+            async_io::Timer::after(Duration::from_secs(60)).await;
+            panic!("streams wait without end");
+        };
+        // Each in a task of its own, which is woken for its stream only.
+        let writing = pairs.into_iter().map(|(mut ours, theirs)| {
+            smol::spawn(async move {
+                let written = ours.write_all(b"data").await;
+                drop(theirs);
+                written
+            })
+        });
+        let writing: Vec<_> = writing.collect();
+        for written in or(futures::future::join_all(writing), late).await {
+            assert_eq!(written.unwrap_err().kind(), ErrorKind::TimedOut);
+        }
+        let records = journal.take();
+        let is_move = |what: &What| matches!(what, What::Moved { .. });
+        let moves = records
+            .iter()
+            .filter(|record| is_move(&record.what))
+            .count();
+        assert!((1..STREAMS * 500).contains(&moves), "{moves} moves");
+    });
+}
