@@ -13,7 +13,7 @@ use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::path::Path;
 use std::ptr::NonNull;
 
-use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
+use rustix::fs::fstat;
 use rustix::io::Errno;
 use rustix::ioctl::{IntegerSetter, Ioctl, IoctlOutput, Opcode, ioctl};
 use smc_core::device::DeviceError;
@@ -347,16 +347,11 @@ pub(crate) fn memory_file(len: usize) -> Result<OwnedFd, DeviceError> {
     Ok(smc_core::mem::memory_file(NAME, len)?)
 }
 
-/// Maps a memory file that somebody else made, if that is safe: touching a mapping past the end of
-/// its file would end this process.
+/// Maps all of a memory file that another process made, if that is safe; see [`Region::adopt`].
 pub(crate) fn adopt(file: impl AsFd) -> Result<Region, DeviceError> {
-    // Only memory files have seals at all.
-    let seals = fcntl_get_seals(&file).unwrap_or(SealFlags::empty());
-    if !seals.contains(SealFlags::SHRINK) {
-        return Err(DeviceError::PeerMisbehaved("the memory can be shortened"));
-    }
     let stat = fstat(&file).map_err(|error| os("inspect memory file", error))?;
-    map(file, 0, usize::try_from(stat.st_size).unwrap_or(0))
+    let len = usize::try_from(stat.st_size).unwrap_or(0);
+    Ok(Region::adopt(file.as_fd(), len)?)
 }
 
 pub(crate) fn os(what: &'static str, error: Errno) -> DeviceError {

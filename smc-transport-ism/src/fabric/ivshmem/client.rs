@@ -10,7 +10,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use smc_core::device::DeviceError;
-use smc_core::io::negotiate::passed::PeerSocket;
+use smc_core::io::negotiate::passed::{PeerSocket, is_eventfd};
 
 use super::protocol::{self, Heard, Reader};
 use super::{SERVER_GONE, slot_of};
@@ -73,6 +73,11 @@ impl Client {
         let mut eventfds = HashMap::new();
         while !eventfds.contains_key(&slot) {
             if let (Ok(port), Some(eventfd)) = greeting.peer()? {
+                if !is_eventfd(eventfd.as_fd()) {
+                    return Err(DeviceError::PeerMisbehaved(
+                        "the server gave something else than an eventfd",
+                    ));
+                }
                 // One vector is enough, and we ring the first.
                 let of_slot = eventfds.entry(slot_of(&room, port));
                 of_slot.or_insert((port, eventfd));
@@ -131,7 +136,7 @@ impl Line {
                     let slot = port % self.slots;
                     let known = self.eventfds.get(&slot).map(|(known, _)| *known);
                     match eventfd {
-                        Some(eventfd) if known != Some(port) => {
+                        Some(eventfd) if known != Some(port) && is_eventfd(eventfd.as_fd()) => {
                             self.eventfds.insert(slot, (port, eventfd));
                         }
                         None if port != self.own && known == Some(port) => {
@@ -258,3 +263,6 @@ const RUNG: u64 = 1;
 const MAX_MESSAGES: usize = 4096;
 /// For the greeting of the server.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests;
