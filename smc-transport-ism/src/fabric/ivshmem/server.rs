@@ -2,8 +2,8 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
-use std::time::Instant;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -34,7 +34,8 @@ use crate::shared::{Phase, Plan, Room, Sleep, Tag};
 /// on with the old memory until its machine is started anew.
 ///
 /// QEMU crashes when the number of a client that went is given to another one, so each of the 65,536
-/// numbers is used once while anybody is connected; then nobody else is let in.
+/// numbers is used once while anybody is connected; then nobody else is let in. It takes two
+/// descriptors for each client; without any left, connections are closed.
 ///
 /// Whoever can connect to the socket can read and write all of the memory.
 #[derive(Debug)]
@@ -45,6 +46,8 @@ pub struct Server {
     room: Room,
     stop: OwnedFd,
     ringer: Ringer,
+    /// Given up to close a connection for which there is no descriptor.
+    reserve: Mutex<Option<OwnedFd>>,
     clients: Mutex<Clients>,
 }
 
@@ -68,7 +71,7 @@ pub struct ServerBuilder {
 struct Client {
     /// Its number.
     port: u16,
-    socket: OwnedFd,
+    socket: Arc<OwnedFd>,
     eventfd: OwnedFd,
     /// The device there, its last beat, and when it came.
     beat: (Option<Tag>, u64, Instant),
@@ -129,6 +132,7 @@ impl ServerBuilder {
             room,
             stop: new_eventfd()?,
             ringer: Ringer::new()?,
+            reserve: Mutex::new(Some(new_eventfd()?)),
             clients: Mutex::default(),
         })
     }
@@ -180,21 +184,23 @@ impl Server {
     /// When the system cannot wait for clients.
     pub fn run(&self) -> Result<(), DeviceError> {
         let mut next_beat = Instant::now();
+        let mut can_accept = true;
         loop {
             let now = Instant::now();
             if now >= next_beat {
                 next_beat = now + BEAT;
+                can_accept = true;
                 self.room.beat_keeper();
                 self.bury_silent(now);
                 self.ring_again();
             }
             let left = next_beat.saturating_duration_since(now);
-            match self.wait(left)? {
+            match self.wait(left, can_accept)? {
                 Woken::Stopped => return Ok(()),
                 Woken::For { is_new, ended } => {
                     ended.into_iter().for_each(|slot| self.dismiss(slot));
                     if is_new {
-                        self.accept();
+                        can_accept = self.accept();
                     }
                 }
             }
@@ -206,25 +212,26 @@ impl Server {
         let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
     }
 
-    fn wait(&self, time: std::time::Duration) -> Result<Woken, DeviceError> {
+    /// Waits for clients that go and, if they can be accepted, for those that come.
+    fn wait(&self, time: Duration, can_accept: bool) -> Result<Woken, DeviceError> {
         let clients = lock(&self.clients);
         let sockets: Vec<_> = clients
             .by_slot
             .iter()
-            .map(|(slot, client)| (*slot, client.socket.as_fd().try_clone_to_owned()))
+            .map(|(slot, client)| (*slot, Arc::clone(&client.socket)))
             .collect();
         drop(clients);
+        let come = if can_accept {
+            PollFlags::IN
+        } else {
+            PollFlags::empty()
+        };
         let mut fds = vec![
             PollFd::new(&self.stop, PollFlags::IN),
-            PollFd::new(&self.listener, PollFlags::IN),
+            PollFd::new(&self.listener, come),
         ];
-        let mut slots = Vec::new();
-        for (slot, socket) in &sockets {
-            if let Ok(socket) = socket {
-                slots.push((*slot, socket));
-                fds.push(PollFd::new(socket, PollFlags::IN));
-            }
-        }
+        let sockets_of = sockets.iter().map(|(_, socket)| &**socket);
+        fds.extend(sockets_of.map(|socket| PollFd::new(socket, PollFlags::IN)));
         let time = Timespec::try_from(time).unwrap_or(Timespec {
             tv_sec: 1,
             tv_nsec: 0,
@@ -237,7 +244,7 @@ impl Server {
         if has_rung(&fds[0]) {
             return Ok(Woken::Stopped);
         }
-        let ended = slots.iter().zip(&fds[2..]);
+        let ended = sockets.iter().zip(&fds[2..]);
         let ended = ended.filter(|((_, socket), fd)| has_rung(fd) && has_ended(socket));
         Ok(Woken::For {
             is_new: has_rung(&fds[1]),
@@ -245,12 +252,30 @@ impl Server {
         })
     }
 
-    fn accept(&self) {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        while let Ok(socket) = accept_with(&self.listener, flags) {
-            // Closed if there is no room for it: QEMU says that the server sent nothing.
-            let _ = self.admit(socket);
+    /// Accepts those who connected. Returns whether it is of use to try again soon.
+    fn accept(&self) -> bool {
+        for _ in 0..MAX_ACCEPTS {
+            match accept_with(&self.listener, CLIENT_FLAGS) {
+                // Closed if there is no room for it: QEMU says that the server sent nothing.
+                Ok(socket) => drop(self.admit(socket)),
+                Err(Errno::AGAIN) => return true,
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(Errno::MFILE | Errno::NFILE) if self.turn_away() => {}
+                // Others stay in the queue until there is memory, or a descriptor.
+                Err(_) => return false,
+            }
         }
+        true
+    }
+
+    /// Closes the next connection, for which there is no descriptor but the reserve. Returns whether
+    /// that can be done again.
+    fn turn_away(&self) -> bool {
+        let mut reserve = lock(&self.reserve);
+        drop(reserve.take());
+        drop(accept_with(&self.listener, CLIENT_FLAGS));
+        *reserve = new_eventfd().ok();
+        reserve.is_some()
     }
 
     fn admit(&self, socket: OwnedFd) -> Result<(), DeviceError> {
@@ -281,7 +306,7 @@ impl Server {
         }
         let client = Client {
             port,
-            socket,
+            socket: Arc::new(socket),
             eventfd,
             beat: (None, 0, Instant::now()),
             is_rung: false,
@@ -415,6 +440,10 @@ fn listener(path: &Path, mode: u32) -> Result<OwnedFd, DeviceError> {
     listen(&listener, 64).map_err(failed)?;
     Ok(listener)
 }
+
+const CLIENT_FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
+/// Connections that are accepted before clients that went are looked at.
+const MAX_ACCEPTS: usize = 64;
 
 #[cfg(test)]
 mod tests;

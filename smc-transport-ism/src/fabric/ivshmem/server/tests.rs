@@ -6,6 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::fs::{CWD, OFlags, RenameFlags, fcntl_setfl, renameat_with};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use smc_wire::types::Gid;
 
 use super::super::Client as Process;
@@ -42,7 +43,7 @@ fn connect(server: &Server) -> (Process, u16) {
 /// The numbers of those who ended are known by their sockets.
 fn dismiss_ended(server: &Server, count: usize) {
     while server.clients() > count {
-        if let Woken::For { ended, .. } = server.wait(Duration::ZERO).unwrap() {
+        if let Woken::For { ended, .. } = server.wait(Duration::ZERO, true).unwrap() {
             ended.into_iter().for_each(|slot| server.dismiss(slot));
         }
     }
@@ -225,4 +226,78 @@ fn who_beats_no_more_is_dead_and_who_never_does_is_not() {
     assert!(server.room.is_live(next));
     server.bury_silent(later(80));
     assert!(server.room.is_dead(next));
+}
+
+/// In a process of its own, for descriptors are those of all tests.
+#[test]
+fn a_server_without_descriptors_turns_clients_away_and_goes_on() {
+    const CHILD: &str = "SMC_ISM_WITHOUT_DESCRIPTORS";
+    if std::env::var_os(CHILD).is_none() {
+        let name = thread::current().name().unwrap().to_owned();
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", &name, "--nocapture"]).env(CHILD, "");
+        assert!(child.status().unwrap().success());
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let server = server(dir.path(), 4);
+    let (stays, _) = connect(&server);
+    let socket = || {
+        socket_with(
+            AddressFamily::UNIX,
+            SocketType::STREAM,
+            SocketFlags::empty(),
+            None,
+        )
+    };
+    let waiting = [(); 3].map(|()| socket().unwrap());
+    let limit = Rlimit {
+        current: Some(64),
+        maximum: getrlimit(Resource::Nofile).maximum,
+    };
+    setrlimit(Resource::Nofile, limit).unwrap();
+    let mut all: Vec<_> = std::iter::from_fn(|| socket().ok()).collect();
+    let address = SocketAddrUnix::new(server.path()).unwrap();
+    for socket in &waiting {
+        super::connect(socket, &address).unwrap();
+    }
+    let look = || match server.wait(Duration::ZERO, true).unwrap() {
+        Woken::For { is_new, ended } => (is_new, ended),
+        Woken::Stopped => panic!("nobody stops it"),
+    };
+    assert_eq!(look(), (true, vec![]));
+    assert!(server.accept());
+    assert_eq!(
+        look(),
+        (false, vec![]),
+        "the server would be woken again and again"
+    );
+    for socket in &waiting {
+        let said = recv(socket, &mut [0; 8][..], RecvFlags::DONTWAIT);
+        assert_eq!(said.map(|(len, _)| len), Ok(0));
+    }
+    drop(stays);
+    // It leaves descriptors behind, which others may be faster to take.
+    all.extend(std::iter::from_fn(|| socket().ok()));
+    assert_eq!(look().1.len(), 1, "the end of a client is noticed");
+    // Nor is the reserve safe from others.
+    *lock(&server.reserve) = None;
+    let waiting = socket().unwrap();
+    all.extend(std::iter::from_fn(|| socket().ok()));
+    super::connect(&waiting, &address).unwrap();
+    assert!(
+        !server.accept(),
+        "it can do nothing before there are descriptors"
+    );
+    assert!(matches!(
+        server.wait(Duration::ZERO, false).unwrap(),
+        Woken::For { is_new: false, .. }
+    ));
+    drop(all);
+    assert!(server.accept());
+    assert_eq!(
+        server.clients(),
+        2,
+        "one has waited, one is not dismissed yet"
+    );
 }
