@@ -128,6 +128,8 @@ pub enum How {
     DuringHandshake,
     /// The endpoint was shut down.
     Endpoint,
+    /// The runtime of the endpoint has ended, so nothing would wake a task that waits.
+    Runtime,
 }
 
 impl std::fmt::Display for How {
@@ -138,6 +140,7 @@ impl std::fmt::Display for How {
             Self::Local => "was shut down for writing by this side",
             Self::DuringHandshake => "closed by peer during the handshake",
             Self::Endpoint => "ended with its endpoint",
+            Self::Runtime => "ended with the runtime of its endpoint",
         })
     }
 }
@@ -190,7 +193,7 @@ impl From<Error> for io::Error {
     /// | `Declined` | `ConnectionRefused` |
     /// | `TimedOut` | `TimedOut` |
     /// | `Closed(Reset)`, `Closed(DuringHandshake)` | `ConnectionReset` |
-    /// | `Closed(Aborted)`, `Closed(Endpoint)` | `ConnectionAborted` |
+    /// | `Closed(Aborted)`, `Closed(Endpoint)`, `Closed(Runtime)` | `ConnectionAborted` |
     /// | `Closed(Local)` | `BrokenPipe` |
     /// | `Misuse` | `InvalidInput` |
     /// | `Device` of a device or peer that is gone | `ConnectionAborted` |
@@ -202,7 +205,9 @@ impl From<Error> for io::Error {
             Error::Declined(_) => io::ErrorKind::ConnectionRefused,
             Error::TimedOut(_) => io::ErrorKind::TimedOut,
             Error::Closed(How::Reset | How::DuringHandshake) => io::ErrorKind::ConnectionReset,
-            Error::Closed(How::Aborted | How::Endpoint) => io::ErrorKind::ConnectionAborted,
+            Error::Closed(How::Aborted | How::Endpoint | How::Runtime) => {
+                io::ErrorKind::ConnectionAborted
+            }
             Error::Closed(How::Local) => io::ErrorKind::BrokenPipe,
             Error::Misuse(_) => io::ErrorKind::InvalidInput,
             Error::Device(DeviceError::Gone(_) | DeviceError::PeerGone) => {

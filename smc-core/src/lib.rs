@@ -85,6 +85,10 @@
 //! | has the stream at [`Endpoint::close`] or [`Endpoint::shutdown`](io::Endpoint::shutdown) | `ConnectionReset` or `ConnectionAborted` | the same |
 //! | `process::exit` with the stream open, `SIGKILL` | `ConnectionAborted` | the same, when the link is found dead |
 //!
+//! What this end sees when the runtime of its endpoint ends while it has the stream: what has arrived
+//! can be read, and over SMC-D what there is space for can be written; whatever would wait fails with
+//! `ConnectionAborted` ([`How::Runtime`](error::How::Runtime)). The peer sees the end that follows.
+//!
 //! [`Endpoint::close`]: io::Endpoint::close
 //!
 //! Over SMC-D a write that has returned is in the peer's memory, which outlives the writer: on the

@@ -9,6 +9,7 @@ use super::deadlines::Deadlines;
 use super::driver::{Driver, Slot, claim};
 use super::endpoint::{Endpoint, Inner};
 use super::groups::Groups;
+use super::lifetime::Lifetime;
 use super::memory::default_limit;
 use super::negotiate::{Local, Negotiation};
 use super::rdma::Ports;
@@ -272,7 +273,15 @@ impl Builder {
         let client = negotiation.client(&runtime);
         let ports = Ports::new(pnet, max_links, max_conns);
         let memory = memory.map_or_else(default_limit, MemoryLimit::new);
-        let groups = Groups::new(Arc::clone(&runtime), ports, llc, memory.clone());
+        let lifetime = Arc::new(Lifetime::default());
+        let deadlines = Deadlines::new(&runtime, &lifetime);
+        let groups = Groups::new(
+            Arc::clone(&runtime),
+            Arc::clone(&deadlines),
+            ports,
+            llc,
+            memory.clone(),
+        );
         let slots: Vec<_> = devices
             .into_iter()
             .enumerate()
@@ -294,9 +303,9 @@ impl Builder {
             runtime.spawn(Box::pin(Driver::new(slot, Arc::clone(&runtime))?));
         }
         let handshake = Arc::new(handshake_config(&config, &slots));
-        let deadlines = Deadlines::new(&runtime);
         let inner = Inner {
             offer: Mutex::default(),
+            lifetime,
             deadlines,
             memory,
             config,

@@ -4,6 +4,8 @@
 //! each would cost some runtimes a system call. Deadlines of one kind come in the order of their
 //! beginning, so the timer that waits for an earlier one, whatever has become of that, serves the
 //! next one too.
+//!
+//! The task that waits ends before its time with its runtime, by which the endpoint knows of that.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use atomic_waker::AtomicWaker;
 
+use super::lifetime::{Lifetime, RUNTIME_ENDED};
 use super::runtime::Runtime;
 use crate::mem::sync::{AtomicBool, Ordering};
 
@@ -33,22 +36,29 @@ struct Pending {
     last: u64,
     /// What the task waits for.
     armed: Option<Instant>,
+    /// The task has ended with its runtime.
+    is_over: bool,
 }
 
 impl Deadlines {
-    /// Starts a task on the runtime, which ends with the last reference.
-    pub(crate) fn new(runtime: &Arc<dyn Runtime>) -> Arc<Self> {
+    /// Starts a task on the runtime, which ends with the last reference. If the runtime ends before
+    /// that, `lifetime` hears of it.
+    pub(crate) fn new(runtime: &Arc<dyn Runtime>, lifetime: &Arc<Lifetime>) -> Arc<Self> {
         let deadlines = Arc::new(Self {
             runtime: Arc::clone(runtime),
             pending: Mutex::default(),
             news: AtomicBool::new(false),
             task: AtomicWaker::new(),
         });
-        runtime.spawn(Box::pin(keep(Arc::downgrade(&deadlines))));
+        let keeper = Keeper {
+            deadlines: Arc::downgrade(&deadlines),
+            lifetime: Arc::clone(lifetime),
+        };
+        runtime.spawn(Box::pin(keep(keeper)));
         deadlines
     }
 
-    /// Completes at the time given, at once if that is in the past.
+    /// Completes at the time given, at once if that is in the past or the runtime has ended.
     pub(crate) fn at(self: &Arc<Self>, at: Instant) -> Deadline {
         Deadline {
             deadlines: Arc::clone(self),
@@ -57,8 +67,12 @@ impl Deadlines {
         }
     }
 
-    fn wait(&self, at: Instant, id: &mut Option<u64>, waker: &Waker) {
+    /// Returns whether the time will come.
+    fn wait(&self, at: Instant, id: &mut Option<u64>, waker: &Waker) -> bool {
         let mut pending = self.pending();
+        if pending.is_over {
+            return false;
+        }
         let id = *id.get_or_insert_with(|| {
             pending.last += 1;
             pending.last
@@ -72,6 +86,16 @@ impl Deadlines {
             self.news.store(true, Ordering::Release);
             self.task.wake();
         }
+        true
+    }
+
+    /// Nothing tells the time any more.
+    fn give_up(&self) {
+        let mut pending = self.pending();
+        pending.is_over = true;
+        let left = std::mem::take(&mut pending.by_time);
+        drop(pending);
+        left.into_values().for_each(Waker::wake);
     }
 
     /// Wakes whoever is due. Returns what comes next.
@@ -110,11 +134,11 @@ impl fmt::Debug for Deadlines {
 }
 
 /// The task that waits for the earliest.
-async fn keep(deadlines: Weak<Deadlines>) {
+async fn keep(keeper: Keeper) {
     let mut timer = None;
     poll_fn(|cx| {
         loop {
-            let Some(deadlines) = deadlines.upgrade() else {
+            let Some(deadlines) = keeper.deadlines.upgrade() else {
                 return Poll::Ready(());
             };
             deadlines.task.register(cx.waker());
@@ -130,6 +154,21 @@ async fn keep(deadlines: Weak<Deadlines>) {
         }
     })
     .await;
+}
+
+/// What the task has: dropped with it, also if it was never polled.
+struct Keeper {
+    deadlines: Weak<Deadlines>,
+    lifetime: Arc<Lifetime>,
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        if let Some(deadlines) = self.deadlines.upgrade() {
+            self.lifetime.end(RUNTIME_ENDED);
+            deadlines.give_up();
+        }
+    }
 }
 
 /// One deadline. Dropping it takes it back.
@@ -156,8 +195,10 @@ impl Future for Deadline {
         if this.deadlines.runtime.now() >= this.at {
             return Poll::Ready(());
         }
-        this.deadlines.wait(this.at, &mut this.id, cx.waker());
-        Poll::Pending
+        match this.deadlines.wait(this.at, &mut this.id, cx.waker()) {
+            true => Poll::Pending,
+            false => Poll::Ready(()),
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use super::builder::Builder;
 use super::deadlines::Deadlines;
 use super::driver::Slot;
 use super::groups::Groups;
+use super::lifetime::Lifetime;
 use super::listener::{ListenOptions, Listener};
 use super::mode::Mode;
 use super::negotiate::{self, Negotiation};
@@ -29,6 +30,16 @@ use crate::proto::handshake;
 /// Makes streams: knows the devices, the settings and the runtime.
 ///
 /// Clones are the same endpoint. Streams and listeners live on when the endpoint is dropped.
+///
+/// **Runtime.** An endpoint has tasks on the runtime that it was built on. They have to run for as
+/// long as it, a listener of it, or a stream is in use; those may be used on another runtime, or on
+/// none. When that runtime ends, so do its tasks: [`Endpoint::connect`], [`Endpoint::bind`],
+/// [`Endpoint::listen_on`] and [`Listener::accept`] fail with [`Error::Misuse`]. SMC streams give
+/// what there is to read, and take what there is space for; whatever would wait, also what waits at
+/// that moment, fails with [`How::Runtime`](crate::error::How::Runtime) (`ConnectionAborted`). So an
+/// endpoint in a `static` needs a runtime that lasts as long as it, and not that of one `#[tokio::test]`.
+/// A runtime that exists and does not run, such as tokio's of one thread outside of `block_on`, cannot
+/// be told from a busy one: there everything waits until it runs again.
 #[derive(Clone)]
 pub struct Endpoint {
     inner: Arc<Inner>,
@@ -44,6 +55,7 @@ pub(crate) struct Inner {
     pub(crate) groups: Arc<Groups>,
     /// What buffers are charged to.
     pub(crate) memory: MemoryLimit,
+    pub(crate) lifetime: Arc<Lifetime>,
     /// Those of set-ups.
     pub(crate) deadlines: Arc<Deadlines>,
     /// What connections to everywhere offer, and the configuration that it was made from.
@@ -64,7 +76,8 @@ impl Endpoint {
         Builder::default()
     }
 
-    /// A builder with tokio's runtime of the calling task. Outside of one, building fails.
+    /// A builder with tokio's runtime of the calling task, which has to run as long as the endpoint
+    /// is in use (see [`Endpoint`]). Outside of one, building fails.
     #[cfg(feature = "runtime-tokio")]
     #[must_use]
     pub fn tokio() -> Builder {
@@ -89,7 +102,7 @@ impl Endpoint {
     /// # Errors
     ///
     /// As `connect(2)`; what made the handshake fail for good; [`Error::Declined`] if the policy
-    /// requires SMC.
+    /// requires SMC; [`Error::Misuse`] if the runtime of the endpoint has ended.
     pub async fn connect(&self, to: impl IntoTarget) -> Result<Stream, Error> {
         self.connect_with(to, &ConnectOptions::default()).await
     }
@@ -104,21 +117,24 @@ impl Endpoint {
         to: impl IntoTarget,
         options: &ConnectOptions,
     ) -> Result<Stream, Error> {
-        let mut last = Error::from(io::Error::from(io::ErrorKind::AddrNotAvailable));
-        for addr in self.addresses(to.into_target()).await? {
-            match setup::connect(&self.inner, addr, options).await {
-                Ok(stream) => return Ok(stream),
-                Err(error) => last = error,
+        let connecting = async {
+            let mut last = Error::from(io::Error::from(io::ErrorKind::AddrNotAvailable));
+            for addr in self.addresses(to.into_target()).await? {
+                match setup::connect(&self.inner, addr, options).await {
+                    Ok(stream) => return Ok(stream),
+                    Err(error) => last = error,
+                }
             }
-        }
-        Err(last)
+            Err(last)
+        };
+        self.inner.lifetime.until_end(connecting).await?
     }
 
     /// Listens on an address or a name.
     ///
     /// # Errors
     ///
-    /// As `bind(2)` and `listen(2)`.
+    /// As `bind(2)` and `listen(2)`; [`Error::Misuse`] if the runtime of the endpoint has ended.
     pub async fn bind(&self, at: impl IntoTarget) -> Result<Listener, Error> {
         self.bind_with(at, &ListenOptions::default()).await
     }
@@ -133,6 +149,7 @@ impl Endpoint {
         at: impl IntoTarget,
         options: &ListenOptions,
     ) -> Result<Listener, Error> {
+        self.inner.lifetime.check()?;
         let mut last = Error::from(io::Error::from(io::ErrorKind::AddrNotAvailable));
         for addr in self.addresses(at.into_target()).await? {
             match self.listen(addr, options) {
@@ -188,8 +205,8 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// [`Error::Misuse`] when the socket does not listen or is not TCP; when it cannot be watched;
-    /// `Unsupported` with a runtime that has no sockets of the system.
+    /// [`Error::Misuse`] when the socket does not listen or is not TCP, or the runtime of the endpoint
+    /// has ended; when it cannot be watched; `Unsupported` with a runtime that has no sockets of the system.
     pub fn listen_on(&self, listener: TcpListener) -> Result<Listener, Error> {
         self.listen_on_with(listener, &ListenOptions::default())
     }
@@ -207,6 +224,7 @@ impl Endpoint {
         listener: TcpListener,
         options: &ListenOptions,
     ) -> Result<Listener, Error> {
+        self.inner.lifetime.check()?;
         let is_listening = sockopt::socket_acceptconn(&listener).map_err(io::Error::from)?;
         if !is_listening {
             return Err(Error::Misuse("the socket does not listen"));
@@ -246,7 +264,7 @@ impl Endpoint {
         }
     }
 
-    /// Runs a task on the endpoint's runtime.
+    /// Runs a task on the endpoint's runtime; drops it if that has ended.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.inner.runtime.spawn(Box::pin(task));
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::{Poll, Waker, ready};
 use std::time::Instant;
@@ -12,9 +12,10 @@ use event_listener::{Event, EventListener};
 use hashbrown::{HashMap, HashSet};
 use smc_wire::types::{AlertToken, Gid};
 
+use super::deadlines::{Deadline, Deadlines};
 use super::driver::Slot;
 use super::rdma::{Ports, RdmaGroup};
-use super::runtime::{Runtime, Timer};
+use super::runtime::Runtime;
 use crate::device::{DeviceError, MemoryLimit, PeerEvent, RdmaAddress};
 use crate::proto::group::{
     Admission, Cause, DeviceIndex, GroupId, Intent, Key, NoGroup, Output, Registry, Seat, Snapshot,
@@ -28,6 +29,7 @@ use crate::proto::links::{Candidate, LlcConfig};
 pub(crate) struct Groups {
     inner: Mutex<Inner>,
     runtime: Arc<dyn Runtime>,
+    deadlines: Arc<Deadlines>,
     slots: OnceLock<Vec<Weak<Slot>>>,
     ports: Ports,
     llc: LlcConfig,
@@ -56,6 +58,7 @@ enum Waiting {
 impl Groups {
     pub(crate) fn new(
         runtime: Arc<dyn Runtime>,
+        deadlines: Arc<Deadlines>,
         ports: Ports,
         llc: LlcConfig,
         memory: MemoryLimit,
@@ -67,6 +70,7 @@ impl Groups {
         Arc::new(Self {
             inner: Mutex::new(inner),
             runtime,
+            deadlines,
             slots: OnceLock::new(),
             ports,
             llc,
@@ -80,6 +84,10 @@ impl Groups {
 
     pub(crate) fn runtime(&self) -> &Arc<dyn Runtime> {
         &self.runtime
+    }
+
+    pub(crate) fn deadlines(&self) -> &Arc<Deadlines> {
+        &self.deadlines
     }
 
     pub(crate) fn memory(&self) -> &MemoryLimit {
@@ -144,7 +152,7 @@ impl Groups {
             groups: self,
             waiter,
         };
-        let mut patience: Option<(Instant, Timer)> = None;
+        let mut patience: Option<(Instant, Deadline)> = None;
         poll_fn(|cx| {
             loop {
                 let deadline = {
@@ -162,9 +170,9 @@ impl Groups {
                 // It moves when another creator begins.
                 let (_, timer) = match patience.take().filter(|(set, _)| *set == at) {
                     Some(set) => patience.insert(set),
-                    None => patience.insert((at, self.runtime.timer(at))),
+                    None => patience.insert((at, self.deadlines.at(at))),
                 };
-                ready!(timer.as_mut().poll(cx));
+                ready!(Pin::new(timer).poll(cx));
                 patience = None;
                 let now = self.runtime.now();
                 self.step(|inner| inner.registry.handle_timeout(now));
@@ -240,9 +248,10 @@ impl Groups {
         self.ended.notify(usize::MAX);
     }
 
-    /// Waits until something holds that ends bring about, at most until the time given.
+    /// Waits until something holds that ends bring about, at most until the time given or the end of
+    /// the runtime.
     pub(crate) async fn wait_until(&self, until: Instant, is_so: impl Fn() -> bool) {
-        let mut timer = self.runtime.timer(until);
+        let mut timer = self.deadlines.at(until);
         while !is_so() {
             let mut ended = pin!(self.ended.listen());
             if is_so() {
@@ -250,7 +259,7 @@ impl Groups {
             }
             let late = poll_fn(|cx| match ended.as_mut().poll(cx) {
                 Poll::Ready(()) => Poll::Ready(false),
-                Poll::Pending => timer.as_mut().poll(cx).map(|()| true),
+                Poll::Pending => Pin::new(&mut timer).poll(cx).map(|()| true),
             });
             if late.await {
                 return;

@@ -300,6 +300,7 @@ impl<S: Ready> Side<S> {
             if self.lock().is_ready() {
                 break;
             }
+            conn.may_wait()?;
             changed.await;
         }
         Ok(())

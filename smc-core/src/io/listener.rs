@@ -15,12 +15,13 @@ use event_listener::{Event, IntoNotification as _};
 
 use self::admission::Admission;
 use super::endpoint::Inner;
+use super::lifetime::{Lifetime, RUNTIME_ENDED};
 use super::negotiate::{Published, Verdict};
 use super::runtime::{Acceptor, Runtime, Socket, Task};
 use super::setup;
 use super::stream::Stream;
 use crate::config::Policy;
-use crate::error::{FallbackCause, Limit};
+use crate::error::{Error, FallbackCause, How, Limit};
 
 /// Options of a listener that differ from one to the next.
 #[derive(Clone, Debug, Default)]
@@ -62,23 +63,29 @@ impl Listener {
         let queue = Arc::new(Queue {
             state: Mutex::default(),
             changed: Event::new(),
-            dropped: Event::new(),
+            ended: Event::new(),
             accepting: AtomicWaker::new(),
             taking: AtomicWaker::new(),
             max_ready,
         });
         let runtime = Arc::clone(&endpoint.runtime);
+        let lifetime = Arc::clone(&endpoint.lifetime);
         let service = Arc::new(Service {
             acceptor,
             published,
             admission: Admission::new(endpoint.config.max_handshakes, max_ready),
             endpoint,
         });
-        runtime.spawn(Box::pin(take_in(
+        let intake = Intake {
+            queue: Arc::clone(&queue),
+            lifetime,
+        };
+        let taking_in = take_in(
             Arc::clone(&queue),
             Arc::downgrade(&service),
             Arc::clone(&runtime),
-        )));
+        );
+        runtime.spawn(Box::pin(intake.run(taking_in)));
         Ok(Self {
             queue,
             local,
@@ -90,7 +97,9 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// As `accept(2)`, for example when there are no descriptors left; the listener goes on.
+    /// As `accept(2)`, for example when there are no descriptors left; the listener goes on. It does
+    /// not when the runtime of the endpoint has ended: then this is [`Error::Misuse`]
+    /// (`InvalidInput`) each time.
     pub async fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
         loop {
             if let Some(next) = self.queue.take() {
@@ -138,14 +147,8 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        let unaccepted = {
-            let mut state = self.queue.lock();
-            state.closed = true;
-            std::mem::take(&mut state.ready)
-        };
-        drop(unaccepted);
-        self.queue.dropped.notify(usize::MAX);
-        self.queue.taking.wake();
+        // Nothing is accepted any more that could hear of this.
+        self.queue.end(Error::Closed(How::Local));
     }
 }
 
@@ -162,8 +165,8 @@ struct Queue {
     state: Mutex<State>,
     /// For tasks in `accept`.
     changed: Event,
-    /// For handshakes under way, which end with the listener.
-    dropped: Event,
+    /// For handshakes under way, which end with the queue.
+    ended: Event,
     /// For the one in `poll_accept`.
     accepting: AtomicWaker,
     /// For the intake, which waits for room or the end.
@@ -174,19 +177,38 @@ struct Queue {
 #[derive(Default)]
 struct State {
     ready: VecDeque<io::Result<(Stream, SocketAddr)>>,
-    closed: bool,
+    /// What `accept` comes to, if there is nothing more to accept.
+    end: Option<Error>,
 }
 
 impl Queue {
     fn take(&self) -> Option<io::Result<(Stream, SocketAddr)>> {
-        let next = self.lock().ready.pop_front()?;
+        let mut state = self.lock();
+        let Some(next) = state.ready.pop_front() else {
+            return state.end.clone().map(|why| Err(why.into()));
+        };
+        drop(state);
         self.taking.wake();
         Some(next)
     }
 
+    /// Ends it, with what was not accepted. The first cause stays.
+    fn end(&self, why: Error) {
+        let unaccepted = {
+            let mut state = self.lock();
+            state.end.get_or_insert(why);
+            std::mem::take(&mut state.ready)
+        };
+        drop(unaccepted);
+        self.ended.notify(usize::MAX);
+        self.changed.notify(usize::MAX);
+        self.accepting.wake();
+        self.taking.wake();
+    }
+
     fn put(&self, next: io::Result<(Stream, SocketAddr)>) {
         let mut state = self.lock();
-        if state.closed {
+        if state.end.is_some() {
             drop(state);
             return;
         }
@@ -201,7 +223,7 @@ impl Queue {
     fn poll_room(&self, cx: &mut Context<'_>) -> Poll<Option<()>> {
         self.taking.register(cx.waker());
         let state = self.lock();
-        if state.closed {
+        if state.end.is_some() {
             Poll::Ready(None)
         } else if state.ready.len() < self.max_ready {
             Poll::Ready(Some(()))
@@ -210,14 +232,14 @@ impl Queue {
         }
     }
 
-    /// Does something for as long as there is a listener; `None` if it was dropped before.
+    /// Does something for as long as there is something to accept; `None` if the end came before.
     async fn while_listening<T>(&self, work: impl Future<Output = T>) -> Option<T> {
-        let mut dropped = self.dropped.listen();
-        if self.lock().closed {
+        let mut ended = self.ended.listen();
+        if self.lock().end.is_some() {
             return None;
         }
         let mut work = pin!(work);
-        poll_fn(|cx| match pin!(&mut dropped).poll(cx) {
+        poll_fn(|cx| match pin!(&mut ended).poll(cx) {
             Poll::Ready(()) => Poll::Ready(None),
             Poll::Pending => work.as_mut().poll(cx).map(Some),
         })
@@ -237,6 +259,25 @@ struct Service {
     published: Result<Arc<dyn Published>, FallbackCause>,
     admission: Arc<Admission>,
     endpoint: Arc<Inner>,
+}
+
+/// What the task of a listener ends: dropped with it, also if it was never polled.
+struct Intake {
+    queue: Arc<Queue>,
+    lifetime: Arc<Lifetime>,
+}
+
+impl Intake {
+    async fn run(self, work: impl Future<Output = ()>) {
+        let _why = self.lifetime.until_end(work).await;
+    }
+}
+
+impl Drop for Intake {
+    fn drop(&mut self) {
+        let why = self.lifetime.check().err();
+        self.queue.end(why.unwrap_or(RUNTIME_ENDED));
+    }
 }
 
 /// The task that takes TCP connections up, for as long as there is a listener.

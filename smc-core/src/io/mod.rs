@@ -21,6 +21,7 @@ mod endpoint;
 mod groups;
 mod halves;
 mod inplace;
+mod lifetime;
 mod listener;
 mod memory;
 mod mode;

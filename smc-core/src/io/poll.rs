@@ -22,7 +22,8 @@ pub(crate) trait Half {
 /// Tries until `attempt` finds something, first by looking again, then asleep.
 ///
 /// Before sleeping the waker is registered, then the device is asked to report the next write of
-/// the peer, then one more look is taken: a write is either seen by that look or reported.
+/// the peer, then one more look is taken: a write is either seen by that look or reported. Without a
+/// runtime that hands reports out it is an error to sleep.
 pub(crate) fn poll_until<H: Half, T>(
     half: &mut H,
     cx: &mut Context<'_>,
@@ -58,7 +59,10 @@ pub(crate) fn poll_until<H: Half, T>(
             half.spin().hit();
             Poll::Ready(Ok(found))
         }
-        Ok(None) => Poll::Pending,
+        Ok(None) => match half.conn().may_wait() {
+            Ok(()) => Poll::Pending,
+            Err(error) => Poll::Ready(Err(error)),
+        },
         Err(error) => Poll::Ready(Err(error)),
     }
 }

@@ -1,7 +1,8 @@
 //! The writing half of an SMC stream.
 
-use std::fmt;
+use std::future::Future as _;
 use std::io::IoSlice;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
@@ -9,11 +10,11 @@ use std::time::Duration;
 use smc_wire::cdc::ConsumerWord;
 
 use super::conn::{Conn, PeerElement, len_u32, len_usize};
+use super::deadlines::Deadline;
 use super::inplace::PRIVATE_MAX;
 use super::pace::Pace;
 use super::poll::{Half, poll_until};
 use super::rdma::Staged;
-use super::runtime::Timer;
 use super::spin::Spin;
 use crate::device::SubmitError;
 use crate::error::{Error, How, Phase};
@@ -32,10 +33,8 @@ pub(crate) struct Sender {
     /// A buffer for reservations that are not in place.
     pub(crate) spare: Box<[u8]>,
     /// Until when a closing stream waits for delivery, while it does.
-    delivery_timer: Option<DeliveryTimer>,
+    delivery_deadline: Option<Deadline>,
 }
-
-struct DeliveryTimer(Timer);
 
 /// Where what is written goes first.
 #[derive(Debug)]
@@ -82,7 +81,7 @@ impl Sender {
             spin: Spin::new(polling),
             trust,
             spare: Box::default(),
-            delivery_timer: None,
+            delivery_deadline: None,
         }
     }
 
@@ -253,20 +252,14 @@ impl Sender {
     pub(crate) fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
         self.conn.shutdown_write();
         let delivered = poll_until(self, cx, |half| half.try_shutdown());
-        let conn = &self.conn;
-        let new = || DeliveryTimer(conn.close_timer());
-        if delivered.is_pending()
-            && (self
-                .delivery_timer
-                .get_or_insert_with(new)
-                .0
-                .as_mut()
-                .poll(cx))
-            .is_pending()
-        {
-            return Poll::Pending;
+        if delivered.is_pending() {
+            let new = || self.conn.close_deadline();
+            let deadline = self.delivery_deadline.get_or_insert_with(new);
+            if Pin::new(deadline).poll(cx).is_pending() {
+                return Poll::Pending;
+            }
         }
-        self.delivery_timer = None;
+        self.delivery_deadline = None;
         match delivered {
             Poll::Ready(delivered) => Poll::Ready(delivered),
             Poll::Pending => Poll::Ready(Err(Error::TimedOut(Phase::Delivery))),
@@ -401,12 +394,6 @@ impl Half for Sender {
             Way::Direct(_) => self.conn.arm(),
             Way::Staged(staged) => staged.await_sent(),
         }
-    }
-}
-
-impl fmt::Debug for DeliveryTimer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("DeliveryTimer")
     }
 }
 

@@ -17,12 +17,13 @@ use smc_wire::cdc::{ConsumerWord, ProducerWord, StateFlags};
 use smc_wire::cursor::{Cursor, Ring};
 use smc_wire::types::{AlertToken, DmbToken};
 
+use super::deadlines::Deadline;
 use super::driver::Slot;
 use super::groups::Membership;
 use super::memory::PeerCharge;
 use super::mode::Mode;
 use super::rdma::{Staged, StagedHandle};
-use super::runtime::{Socket, Timer};
+use super::runtime::Socket;
 use crate::device::Dmb;
 use crate::error::{Error, How, PeerMisbehaved};
 use crate::mem::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -236,8 +237,8 @@ impl Conn {
     }
 
     /// How long a closing stream waits for delivery.
-    pub(crate) fn close_timer(&self) -> Timer {
-        self.slot.close_timer()
+    pub(crate) fn close_deadline(&self) -> Deadline {
+        self.slot.close_deadline()
     }
 
     pub(crate) fn group(&self) -> GroupId {
@@ -333,6 +334,18 @@ impl Conn {
         self.writer.register(waker);
     }
 
+    /// Whether there will be a report of what a task waits for; to be asked when it is registered.
+    ///
+    /// # Errors
+    ///
+    /// [`How::Runtime`] when there will be none.
+    pub(crate) fn may_wait(&self) -> Result<(), Error> {
+        match self.slot.is_abandoned() {
+            true => Err(Error::Closed(How::Runtime)),
+            false => Ok(()),
+        }
+    }
+
     /// For any number of tasks that wait for a change.
     pub(crate) fn listen(&self) -> EventListener {
         self.changed.listen()
@@ -419,7 +432,8 @@ impl Conn {
     /// well at its end too: it may have failed there after our last message. To be called before
     /// sleeping.
     pub(crate) fn watch_set_up(self: &Arc<Self>) {
-        if !self.is_silent() || self.is_young() {
+        // Without its runtime a socket tells nothing.
+        if !self.is_silent() || self.is_young() || self.slot.is_abandoned() {
             return;
         }
         // Always the same one: a socket may wake a waker that is replaced by another.

@@ -16,9 +16,9 @@ use hashbrown::HashMap;
 use smc_wire::types::{Gid, Qpn};
 
 use super::conn::{Conn, ConnKey};
+use super::deadlines::Deadline;
 use super::groups::Groups;
 use super::rdma::{RdmaGroup, Wire};
-use super::runtime::Timer;
 use crate::device::{Device, DeviceError, Event};
 use crate::error::{Error, How};
 use crate::mem::sync::{AtomicBool, AtomicUsize, Ordering};
@@ -48,7 +48,7 @@ pub(crate) struct Slot {
     /// The driver is awake and will look at `awaiting` before it sleeps.
     passing: AtomicBool,
     gone: AtomicBool,
-    /// The driver has ended.
+    /// See [`Self::is_abandoned`].
     abandoned: AtomicBool,
     close_timeout: Duration,
 }
@@ -107,13 +107,18 @@ impl Slot {
         &self.name
     }
 
-    pub(crate) fn close_timer(&self) -> Timer {
-        let runtime = self.groups.runtime();
-        runtime.timer(runtime.now() + self.close_timeout)
+    pub(crate) fn close_deadline(&self) -> Deadline {
+        let until = self.groups.runtime().now() + self.close_timeout;
+        self.groups.deadlines().at(until)
     }
 
     pub(crate) fn is_gone(&self) -> bool {
         self.gone.load(Ordering::Acquire)
+    }
+
+    /// Whether the driver has ended: nothing tells connections what happens.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.abandoned.load(Ordering::Acquire)
     }
 
     /// Starts to hand signals to a connection. Signals that came before are not lost: a half looks
@@ -151,7 +156,7 @@ impl Slot {
 
     /// The application dropped the stream; the peer's last word is still to come.
     pub(crate) fn linger(&self, conn: &Arc<Conn>) {
-        if self.abandoned.load(Ordering::Acquire) {
+        if self.is_abandoned() {
             conn.kill(Error::Closed(How::Endpoint));
             return;
         }
@@ -174,13 +179,15 @@ impl Slot {
     }
 
     /// The driver ended, most likely with its runtime: nobody would notice the last word of peers.
-    /// Streams that the application still has go on as far as they can.
+    /// Streams that the application still has go on as far as they can without waiting.
     fn abandon(&self) {
         self.abandoned.store(true, Ordering::Release);
         self.close_links();
         for conn in self.connections() {
             if conn.is_released() {
                 conn.kill(Error::Closed(How::Endpoint));
+            } else {
+                conn.wake();
             }
         }
     }
@@ -487,7 +494,7 @@ impl Slot {
     pub(crate) fn close_link(&self, wire: Arc<Wire>, group: &Arc<RdmaGroup>) {
         let closing = (wire, Arc::downgrade(group));
         self.closing().push(closing);
-        if self.is_gone() || self.abandoned.load(Ordering::Acquire) {
+        if self.is_gone() || self.is_abandoned() {
             self.close_links();
         } else {
             self.call_driver();

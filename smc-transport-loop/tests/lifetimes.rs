@@ -1,0 +1,227 @@
+//! What is left of an endpoint when its runtime has ended.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::future::{Future, poll_fn};
+use std::io::{self, ErrorKind};
+use std::pin::pin;
+use std::sync::{Arc, mpsc};
+use std::thread;
+
+use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _, FutureExt as _};
+use smc_core::io::runtime::tokio::TokioRuntime;
+use smc_core::{Endpoint, Error, Listener, Stream};
+use support::{On, World, connect};
+use tokio::runtime::{Builder, Runtime};
+
+/// A runtime that ends. An executor of smol does not as long as an endpoint holds it.
+struct Ending(Runtime);
+
+impl Ending {
+    fn all() -> [Self; 2] {
+        let start = |mut builder: Builder| Self(builder.enable_all().build().unwrap());
+        [
+            start(Builder::new_current_thread()),
+            start(Builder::new_multi_thread()),
+        ]
+    }
+
+    fn endpoint(&self, world: &World) -> Endpoint {
+        let runtime = TokioRuntime::new(self.0.handle().clone());
+        world.builder().runtime(Arc::new(runtime)).build().unwrap()
+    }
+
+    fn run<T>(&self, work: impl Future<Output = T>) -> T {
+        self.0.block_on(bounded(work))
+    }
+}
+
+/// What came of an endpoint on a runtime that has ended, and its peer on one that goes on.
+struct Left {
+    endpoint: Endpoint,
+    listener: Listener,
+    ours: Stream,
+    theirs: Stream,
+    peer: Endpoint,
+}
+
+impl Left {
+    /// Before the end.
+    fn new(ending: &Ending, world: &World) -> Self {
+        let (endpoint, peer) = (ending.endpoint(world), world.endpoint());
+        ending.run(async {
+            let listener = endpoint.bind("127.0.0.1:0").await.unwrap();
+            let (mut theirs, mut ours) = connect(&peer, &listener).await;
+            assert!(ours.mode().is_smc() && theirs.mode().is_smc());
+            ours.write_all(b"early").await.unwrap();
+            theirs.read_exact(&mut [0; 5]).await.unwrap();
+            theirs.write_all(b"early").await.unwrap();
+            ours.read_exact(&mut [0; 5]).await.unwrap();
+            Self {
+                endpoint,
+                listener,
+                ours,
+                theirs,
+                peer,
+            }
+        })
+    }
+}
+
+fn each(mut scenario: impl FnMut(Ending, World)) {
+    for nocopy in [true, false] {
+        for ending in Ending::all() {
+            scenario(ending, World::new(On::Smol, nocopy));
+        }
+    }
+}
+
+async fn bounded<T>(work: impl Future<Output = T>) -> T {
+    let late = async {
+        async_io::Timer::after(std::time::Duration::from_secs(60)).await;
+        panic!("the scenario hangs");
+    };
+    work.or(late).await
+}
+
+fn names_the_runtime(error: &io::Error) -> bool {
+    error.to_string().contains("runtime")
+}
+
+fn is_misuse<T>(made: Result<T, Error>) -> bool {
+    match made {
+        Err(error @ Error::Misuse(_)) => names_the_runtime(&error.into()),
+        _ => false,
+    }
+}
+
+#[test]
+fn an_endpoint_whose_runtime_has_ended_makes_no_streams() {
+    each(|ending, world| {
+        let left = Left::new(&ending, &world);
+        drop(ending);
+        smol::block_on(bounded(async {
+            let server = left.peer.bind("127.0.0.1:0").await.unwrap();
+            let at = server.local_addr().unwrap();
+            assert!(is_misuse(left.endpoint.connect(at).await.map(drop)));
+            assert!(is_misuse(left.endpoint.bind("127.0.0.1:0").await));
+            let socket = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            assert!(is_misuse(left.endpoint.listen_on(socket)));
+            for _ in 0..2 {
+                let error = left.listener.accept().await.unwrap_err();
+                assert!(names_the_runtime(&error), "{error}");
+                // What loops around `accept` take for the end of one client are other kinds.
+                assert_eq!(error.kind(), ErrorKind::InvalidInput);
+            }
+        }));
+    });
+}
+
+#[test]
+fn a_stream_whose_runtime_has_ended_reads_what_is_there_and_does_not_wait() {
+    each(|ending, world| {
+        let Left {
+            mut ours,
+            mut theirs,
+            ..
+        } = Left::new(&ending, &world);
+        drop(ending);
+        smol::block_on(bounded(async {
+            theirs.write_all(b"late").await.unwrap();
+            let mut word = [0; 4];
+            ours.read_exact(&mut word).await.unwrap();
+            assert_eq!(&word, b"late");
+            for error in [
+                ours.read(&mut word).await.unwrap_err(),
+                ours.peek(&mut word).await.unwrap_err(),
+                ours.readable().await.unwrap_err(),
+            ] {
+                assert!(names_the_runtime(&error), "{error}");
+                assert_eq!(error.kind(), ErrorKind::ConnectionAborted);
+            }
+            ours.write_all(b"late").await.unwrap();
+            theirs.read_exact(&mut word).await.unwrap();
+            // The peer does not read: there is space for a while.
+            let error = loop {
+                match ours.write(&[0; 64 * 1024]).await {
+                    Ok(_) => {}
+                    Err(error) => break error,
+                }
+            };
+            assert!(names_the_runtime(&error), "{error}");
+            // The end is said all the same.
+            ours.close().await.unwrap();
+            let mut rest = Vec::new();
+            theirs.read_to_end(&mut rest).await.unwrap();
+            theirs.close().await.unwrap();
+            assert_eq!(ours.read(&mut word).await.unwrap(), 0);
+        }));
+    });
+}
+
+#[test]
+fn tasks_that_wait_hear_of_the_end_of_the_runtime() {
+    each(|ending, world| {
+        let Left {
+            mut ours,
+            theirs,
+            listener,
+            endpoint,
+            peer,
+        } = Left::new(&ending, &world);
+        let (asleep, sleeps) = mpsc::channel();
+        let waiting = [
+            wait(asleep.clone(), async move {
+                ours.read(&mut [0; 8]).await.unwrap_err()
+            }),
+            wait(asleep, async move { listener.accept().await.unwrap_err() }),
+        ];
+        for _ in &waiting {
+            sleeps.recv().unwrap();
+        }
+        drop(ending);
+        for task in waiting {
+            let error = task.join().unwrap();
+            assert!(names_the_runtime(&error), "{error}");
+        }
+        drop((theirs, endpoint, peer));
+    });
+}
+
+/// Waits on a thread of its own, and tells when it does.
+fn wait<T: Send + 'static>(
+    asleep: mpsc::Sender<()>,
+    work: impl Future<Output = T> + Send + 'static,
+) -> thread::JoinHandle<T> {
+    thread::spawn(move || {
+        smol::block_on(bounded(async {
+            let mut work = pin!(work);
+            poll_fn(|cx| {
+                let polled = work.as_mut().poll(cx);
+                let _heard_once = asleep.send(());
+                polled
+            })
+            .await
+        }))
+    })
+}
+
+#[test]
+fn closing_an_endpoint_whose_runtime_has_ended_does_not_wait() {
+    each(|ending, world| {
+        let Left {
+            endpoint,
+            ours,
+            mut theirs,
+            ..
+        } = Left::new(&ending, &world);
+        drop(ending);
+        drop(ours);
+        smol::block_on(bounded(async {
+            endpoint.close().await;
+            assert_eq!(theirs.read(&mut [0; 8]).await.unwrap(), 0);
+        }));
+    });
+}
