@@ -82,7 +82,8 @@
 //! | drops it with received data unread | `ConnectionReset` | `ConnectionReset` |
 //! | drops it, then the runtime or `main` ends | end of stream | end of stream if all was sent, else an error |
 //! | drops it and awaits [`Endpoint::close`] before that | end of stream | end of stream |
-//! | has the stream at [`Endpoint::close`] or [`Endpoint::shutdown`](io::Endpoint::shutdown) | `ConnectionReset` or `ConnectionAborted` | the same |
+//! | has shut it down for writing and has it at [`Endpoint::close`] | end of stream | end of stream |
+//! | has it open for writing at [`Endpoint::close`] or [`Endpoint::shutdown`](io::Endpoint::shutdown) | `ConnectionReset` or `ConnectionAborted` | the same |
 //! | `process::exit` with the stream open, `SIGKILL` | `ConnectionAborted` | the same, when the link is found dead |
 //!
 //! What this end sees when the runtime of its endpoint ends while it has the stream: what has arrived
@@ -96,7 +97,7 @@
 //! Over SMC-R up to [`Builder::send_buffer`](io::Builder::send_buffer) bytes of each stream may still
 //! be here, and dropping a stream does not wait for them: the runtime goes on sending, a process that
 //! exits does not. Close streams and wait for it (`close`, tokio's `shutdown`), or call
-//! [`Endpoint::close`] when they are dropped.
+//! [`Endpoint::close`] when they are dropped or shut down.
 //!
 //! `process::exit`, and a signal that ends the process, run no destructors, so a stream that is open then is cut off as by a kill: over
 //! SMC-D all bytes arrive, but not the end of the stream. With TCP the system would send it.

@@ -313,17 +313,19 @@ impl Endpoint {
             .collect()
     }
 
-    /// Ends in order: waits until everything that was written to streams that were dropped is in
-    /// the memory of their peers, then ends all link groups and tells the peers so. Peers read it
-    /// then, and the end of the stream, whether this end is still there or not.
+    /// Ends in order: waits until everything that was written to streams that were dropped, or shut
+    /// down for writing, is in the memory of their peers, then ends all link groups and tells the
+    /// peers so. Peers read it then, and the end of the stream, whether this end is still there or
+    /// not.
     ///
     /// With SMC-D there is nothing to wait for, unless a device is busy. With SMC-R there is as long
     /// as data is on its way, or the peer's buffer is full, at most the close timeout. After that
     /// peers may read and close for a second at most, so that link groups end without open
     /// connections.
     ///
-    /// Connections that the application still has are aborted, as by [`Endpoint::shutdown`]. To be
-    /// called before a process ends: what a runtime has not done by then is not done.
+    /// Streams that the application still has end here, as by [`Endpoint::shutdown`]: those that were
+    /// shut down for writing in order, the others with an abort. To be called before a process ends:
+    /// what a runtime has not done by then is not done.
     pub async fn close(&self) {
         let Inner { groups, slots, .. } = &*self.inner;
         let until = self.inner.runtime.now() + self.inner.config.close_timeout;
@@ -342,7 +344,11 @@ impl Endpoint {
             .await;
     }
 
-    /// Ends all link groups and with them all SMC connections, which get `ConnectionAborted`.
+    /// Ends all link groups and with them all SMC connections, at once.
+    ///
+    /// Streams give what has arrived, then the end if the peer has said it, else `ConnectionAborted`.
+    /// Peers of streams that were shut down for writing, and have all that was written, see those
+    /// closed in order; peers of others see an abort. TCP streams go on.
     pub fn shutdown(&self) {
         self.inner.groups.shutdown();
     }

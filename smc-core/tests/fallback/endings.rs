@@ -1,6 +1,7 @@
 //! Things that end in the middle of a handshake: futures, listeners, endpoints, peers.
 
 use std::io::ErrorKind;
+use std::net::Shutdown;
 use std::time::Duration;
 
 use futures_lite::{AsyncReadExt, AsyncWriteExt, FutureExt, future};
@@ -327,4 +328,54 @@ fn closing_an_endpoint_does_not_wait_for_the_peer_to_read() {
             assert_eq!(read, b"to be read later");
         });
     }
+}
+
+/// The application has done its part: nothing is cut off.
+#[test]
+fn a_stream_that_was_shut_down_ends_in_order_when_its_endpoint_closes() {
+    for nocopy in [true, false] {
+        for close in [true, false] {
+            let mut world = World::new();
+            world.fabric = MemFabric::new(7).with_nocopy(nocopy);
+            let (client, server) = (world.host("client"), world.host("server"));
+            world.block_on(async {
+                let (mut ours, mut theirs) = meet(&client, &server).await;
+                theirs.write_all(b"an answer").await.unwrap();
+                ours.write_all(b"to be read later").await.unwrap();
+                ours.shutdown_how(Shutdown::Write).unwrap();
+                match close {
+                    true => client.endpoint.close().await,
+                    false => client.endpoint.shutdown(),
+                }
+                let mut read = Vec::new();
+                theirs.read_to_end(&mut read).await.unwrap();
+                assert_eq!(read, b"to be read later");
+                let late = theirs.write(b"late").await;
+                assert_eq!(late.unwrap_err().kind(), ErrorKind::ConnectionReset);
+                // This end reads what there was, and then hears that nothing more comes.
+                read.clear();
+                let end = ours.read_to_end(&mut read).await;
+                assert_eq!(end.unwrap_err().kind(), ErrorKind::ConnectionAborted);
+                assert_eq!(read, b"an answer");
+                drop((ours, theirs));
+                world.nothing_left(&client).await;
+                world.nothing_left(&server).await;
+            });
+        }
+    }
+}
+
+#[test]
+fn a_stream_that_both_ends_shut_down_has_ended_when_its_endpoint_closes() {
+    let world = World::new();
+    let (client, server) = (world.host("client"), world.host("server"));
+    world.block_on(async {
+        let (mut ours, mut theirs) = meet(&client, &server).await;
+        ours.close().await.unwrap();
+        theirs.close().await.unwrap();
+        client.endpoint.close().await;
+        for stream in [&mut ours, &mut theirs] {
+            assert_eq!(stream.read(&mut [0; 8]).await.unwrap(), 0);
+        }
+    });
 }

@@ -596,3 +596,26 @@ fn closing_waits_for_delivery_and_not_for_the_peer_to_read() {
         });
     }
 }
+
+/// Shut down and still held: what is in the send buffer arrives, and then the end.
+#[test]
+fn closing_waits_for_streams_that_were_shut_down() {
+    for latency in [1, 50, 5_000] {
+        let world = World::new(85);
+        let time = Duration::from_micros(latency);
+        world.wire.set_latency(time, Duration::ZERO);
+        let (_device, client, server) = narrow(&world);
+        world.block_on(async {
+            let listener = listen(&server).await;
+            let (mut ours, mut theirs) = connect(&client, &listener).await;
+            let data = pattern(100_000);
+            ours.write_all(&data).await.expect("writes");
+            ours.shutdown_how(Shutdown::Write).expect("shuts down");
+            let (got, end) = zip(client.close(), read_slowly(&world, &mut theirs))
+                .await
+                .1;
+            assert!(got == data, "{latency} us: {} bytes", got.len());
+            end.expect("ends in order");
+        });
+    }
+}

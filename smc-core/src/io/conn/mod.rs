@@ -211,6 +211,13 @@ impl Conn {
         self.closing().is_released()
     }
 
+    /// Whether the application has said all that it has to say: the stream was dropped, or shut down
+    /// for writing.
+    pub(crate) fn has_said_all(&self) -> bool {
+        let closing = self.closing();
+        closing.is_released() || closing.is_shut()
+    }
+
     /// Whether everything that was written, and that the stream has ended, is in the peer's memory,
     /// or never will be. If it is not, the driver is told when it may be.
     pub(crate) fn await_delivery(&self) -> bool {
@@ -391,12 +398,18 @@ impl Conn {
 
     /// For the driver: a message of ours has arrived, which made room.
     pub(crate) fn sent(&self) {
-        if self.is_released() {
+        let (is_released, is_shut) = {
+            let closing = self.closing();
+            (closing.is_released(), closing.is_shut())
+        };
+        if is_released {
             self.finish_if_over();
-            self.slot.note_delivery();
         } else {
             self.writer.wake();
             self.changed.notify(usize::MAX);
+        }
+        if is_released || is_shut {
+            self.slot.note_delivery();
         }
     }
 
@@ -543,7 +556,20 @@ impl Conn {
 
     /// Nobody is left at the other end, or it cannot be trusted to go on.
     pub(crate) fn kill(&self, cause: Error) {
-        let flags = self.closing().kill();
+        self.stop(cause, Closing::kill);
+    }
+
+    /// Its endpoint ends. What was shut down for writing, and delivered, is closed in order.
+    pub(crate) fn end(&self) {
+        let stop = match self.delivery() {
+            Delivery::Done => Closing::end,
+            Delivery::Pending | Delivery::Lost => Closing::kill,
+        };
+        self.stop(Error::Closed(How::Endpoint), stop);
+    }
+
+    fn stop(&self, cause: Error, stop: impl FnOnce(&mut Closing) -> Option<StateFlags>) {
+        let flags = stop(&mut self.closing());
         // Set once; a later cause says less than the first.
         let _later = self.failure.set(cause);
         self.ended.store(true, Ordering::Release);

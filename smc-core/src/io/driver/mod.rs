@@ -199,12 +199,12 @@ impl Slot {
         self.call_driver();
     }
 
-    /// Whether everything written to streams that were dropped is in the peers' memory. If it is
-    /// not, [`Groups::note_end`] is called when it may be.
+    /// Whether everything written to streams that were dropped, or shut down for writing, is in the
+    /// peers' memory. If it is not, [`Groups::note_end`] is called when it may be.
     pub(crate) fn await_delivery(&self) -> bool {
-        let mut released = self.connections();
-        released.retain(|conn| conn.is_released());
-        released.iter().all(|conn| conn.await_delivery())
+        let mut all_said = self.connections();
+        all_said.retain(|conn| conn.has_said_all());
+        all_said.iter().all(|conn| conn.await_delivery())
     }
 
     /// Whether an SMC-R connection that was dropped has not come to its end yet.
@@ -215,7 +215,7 @@ impl Slot {
             .any(|conn| conn.staged().is_some() && conn.is_released())
     }
 
-    /// A connection that was dropped may have been delivered.
+    /// A connection that was dropped, or shut down for writing, may have been delivered.
     pub(crate) fn note_delivery(&self) {
         self.groups.note_end();
     }
@@ -285,7 +285,7 @@ impl Slot {
             match cause {
                 // It may have closed before.
                 Cause::PeerGone | Cause::DeviceGone => conn.peer_gone(),
-                Cause::Shutdown => conn.kill(Error::Closed(How::Endpoint)),
+                Cause::Shutdown => conn.end(),
                 _ => conn.kill(Error::Closed(How::Aborted)),
             }
         }

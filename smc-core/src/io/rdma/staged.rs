@@ -607,6 +607,13 @@ impl Staged {
         self.fail(cause);
     }
 
+    /// The endpoint ended.
+    pub(super) fn end(&self) {
+        if let Some(conn) = self.conn() {
+            conn.end();
+        }
+    }
+
     /// Nobody uses the connection any more. Returns whether it can go now.
     pub(super) fn release(&self) -> bool {
         self.released.store(true, Ordering::Release);

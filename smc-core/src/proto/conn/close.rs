@@ -190,6 +190,13 @@ impl Closing {
         self.killed
     }
 
+    /// Whether the application has shut down writing.
+    #[must_use]
+    pub fn is_shut(&self) -> bool {
+        // Only that sends this.
+        self.sent.contains(StateFlags::SENDING_DONE)
+    }
+
     /// What the application reads behind the last byte.
     #[must_use]
     pub fn read_end(&self) -> ReadEnd {
@@ -210,9 +217,7 @@ impl Closing {
     /// What the application gets for writing.
     #[must_use]
     pub fn write_end(&self) -> WriteEnd {
-        // Only a shutdown sends the first; killing sends an abort.
-        let is_shut = self.sent.contains(StateFlags::SENDING_DONE);
-        if is_shut || (self.sent.intersects(LAST_WORD) && !self.killed) {
+        if self.is_shut() || (self.sent.intersects(LAST_WORD) && !self.killed) {
             WriteEnd::Shut
         } else if self.peer.intersects(LAST_WORD) {
             WriteEnd::Reset
@@ -286,6 +291,20 @@ impl Closing {
 
     /// The link group ended, or the connection cannot go on. Returns the flags to try to send.
     pub fn kill(&mut self) -> Option<StateFlags> {
+        self.stop(StateFlags::ABORTED)
+    }
+
+    /// As [`Closing::kill`] when the endpoint ends and the peer has everything that was written: a
+    /// connection that was shut down for writing is closed in order then, because it is complete.
+    pub fn end(&mut self) -> Option<StateFlags> {
+        let is_in_order = self.is_shut() && !self.peer.contains(StateFlags::ABORTED);
+        self.stop(match is_in_order {
+            true => StateFlags::CLOSED,
+            false => StateFlags::ABORTED,
+        })
+    }
+
+    fn stop(&mut self, word: StateFlags) -> Option<StateFlags> {
         if self.killed || self.state == State::Closed {
             return None;
         }
@@ -297,7 +316,7 @@ impl Closing {
         if self.sent.intersects(LAST_WORD) {
             None
         } else {
-            self.send(StateFlags::ABORTED)
+            self.send(word)
         }
     }
 

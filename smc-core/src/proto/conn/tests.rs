@@ -281,15 +281,34 @@ fn a_kill_of_a_dropped_connection_finishes_it() {
     assert!(closing.is_finished());
 }
 
+#[test]
+fn the_end_of_the_endpoint_closes_what_was_shut_down_and_aborts_the_rest() {
+    let mut closing = Closing::new();
+    closing.shutdown_write();
+    assert_eq!(closing.end(), Some(D | C));
+    assert_eq!(closing.read_end(), ReadEnd::Aborted);
+    assert_eq!(closing.write_end(), WriteEnd::Shut);
+    assert_eq!(closing.close(false), None);
+    assert!(closing.is_finished());
+
+    let mut open = Closing::new();
+    open.handle_peer(D);
+    assert_eq!(open.end(), Some(A));
+    let mut aborted = Closing::new();
+    aborted.shutdown_write();
+    aborted.handle_peer(A);
+    assert_eq!(aborted.end(), Some(D | A));
+}
+
 /// Whatever comes in whatever order: no panic, flags only grow, and two last words finish it.
 #[test]
 fn every_order_of_events_comes_to_an_end() {
-    for script in 0..8_u32.pow(5) {
+    for script in 0..9_u32.pow(5) {
         let mut closing = Closing::new();
         let mut sent = closing.sent();
         let mut rest = script;
         for _ in 0..5 {
-            match rest % 8 {
+            match rest % 9 {
                 0 => drop(closing.shutdown_write()),
                 1 => drop(closing.close(false)),
                 2 => drop(closing.close(true)),
@@ -297,11 +316,12 @@ fn every_order_of_events_comes_to_an_end() {
                 4 => drop(closing.handle_peer(C)),
                 5 => drop(closing.handle_peer(D | C)),
                 6 => drop(closing.handle_peer(A)),
+                7 => drop(closing.end()),
                 _ => drop(closing.kill()),
             }
             assert!(closing.sent().contains(sent), "script {script}");
             sent = closing.sent();
-            rest /= 8;
+            rest /= 9;
         }
         closing.close(false);
         closing.handle_peer(C);

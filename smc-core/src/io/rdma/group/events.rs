@@ -139,7 +139,10 @@ impl RdmaGroup {
     /// Ends all connections; each leaves the group by itself.
     pub(super) fn kill_members(self: &Arc<Self>, how: How) {
         for staged in self.members() {
-            staged.kill(Error::Closed(how));
+            match how {
+                How::Endpoint => staged.end(),
+                how => staged.kill(Error::Closed(how)),
+            }
         }
     }
 
