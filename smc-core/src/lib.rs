@@ -97,7 +97,7 @@
 //! Over SMC-R up to [`Builder::send_buffer`](io::Builder::send_buffer) bytes of each stream may still
 //! be here, and dropping a stream does not wait for them: the runtime goes on sending, a process that
 //! exits does not. Close streams and wait for it (`close`, tokio's `shutdown`), or call
-//! [`Endpoint::close`] when they are dropped or shut down.
+//! [`Endpoint::close`] when they are dropped or shut down. A closed endpoint makes no more streams.
 //!
 //! `process::exit`, and a signal that ends the process, run no destructors, so a stream that is open then is cut off as by a kill: over
 //! SMC-D all bytes arrive, but not the end of the stream. With TCP the system would send it.

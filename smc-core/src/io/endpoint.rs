@@ -11,7 +11,7 @@ use super::builder::Builder;
 use super::deadlines::Deadlines;
 use super::driver::Slot;
 use super::groups::Groups;
-use super::lifetime::Lifetime;
+use super::lifetime::{ENDPOINT_CLOSED, Lifetime};
 use super::listener::{ListenOptions, Listener};
 use super::mode::Mode;
 use super::negotiate::{self, Negotiation};
@@ -102,7 +102,7 @@ impl Endpoint {
     /// # Errors
     ///
     /// As `connect(2)`; what made the handshake fail for good; [`Error::Declined`] if the policy
-    /// requires SMC; [`Error::Misuse`] if the runtime of the endpoint has ended.
+    /// requires SMC; [`Error::Misuse`] if the endpoint is closed or its runtime has ended.
     pub async fn connect(&self, to: impl IntoTarget) -> Result<Stream, Error> {
         self.connect_with(to, &ConnectOptions::default()).await
     }
@@ -134,7 +134,8 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// As `bind(2)` and `listen(2)`; [`Error::Misuse`] if the runtime of the endpoint has ended.
+    /// As `bind(2)` and `listen(2)`; [`Error::Misuse`] if the endpoint is closed or its runtime has
+    /// ended.
     pub async fn bind(&self, at: impl IntoTarget) -> Result<Listener, Error> {
         self.bind_with(at, &ListenOptions::default()).await
     }
@@ -205,8 +206,8 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// [`Error::Misuse`] when the socket does not listen or is not TCP, or the runtime of the endpoint
-    /// has ended; when it cannot be watched; `Unsupported` with a runtime that has no sockets of the system.
+    /// [`Error::Misuse`] when the socket does not listen or is not TCP, or the endpoint is closed or
+    /// its runtime has ended; when it cannot be watched; `Unsupported` with a runtime that has no sockets of the system.
     pub fn listen_on(&self, listener: TcpListener) -> Result<Listener, Error> {
         self.listen_on_with(listener, &ListenOptions::default())
     }
@@ -326,8 +327,15 @@ impl Endpoint {
     /// Streams that the application still has end here, as by [`Endpoint::shutdown`]: those that were
     /// shut down for writing in order, the others with an abort. To be called before a process ends:
     /// what a runtime has not done by then is not done.
+    ///
+    /// Nothing is set up any more, from the first poll on: [`Endpoint::connect`], [`Endpoint::bind`],
+    /// [`Endpoint::listen_on`] and [`Listener::accept`] fail with [`Error::Misuse`], also those that
+    /// wait at that moment. Streams that were not accepted are aborted. A listening socket is open until
+    /// its listener is dropped, and clients wait there until then. TCP streams go on. Closing twice
+    /// is no error.
     pub async fn close(&self) {
         let Inner { groups, slots, .. } = &*self.inner;
+        self.inner.lifetime.end(ENDPOINT_CLOSED);
         let until = self.inner.runtime.now() + self.inner.config.close_timeout;
         let is_delivered = || slots.iter().all(|slot| slot.await_delivery());
         groups.wait_until(until, is_delivered).await;
@@ -349,6 +357,10 @@ impl Endpoint {
     /// Streams give what has arrived, then the end if the peer has said it, else `ConnectionAborted`.
     /// Peers of streams that were shut down for writing, and have all that was written, see those
     /// closed in order; peers of others see an abort. TCP streams go on.
+    ///
+    /// The endpoint can still be used. A stream to a peer that has not noticed the end yet may be TCP,
+    /// with reason 0x04000000 ([`SYNCERR`](smc_wire::types::DeclineCode::SYNCERR)). To end the endpoint
+    /// there is [`Endpoint::close`].
     pub fn shutdown(&self) {
         self.inner.groups.shutdown();
     }

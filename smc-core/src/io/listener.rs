@@ -98,7 +98,7 @@ impl Listener {
     /// # Errors
     ///
     /// As `accept(2)`, for example when there are no descriptors left; the listener goes on. It does
-    /// not when the runtime of the endpoint has ended: then this is [`Error::Misuse`]
+    /// not when the endpoint was closed or its runtime has ended: then this is [`Error::Misuse`]
     /// (`InvalidInput`) each time.
     pub async fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
         loop {

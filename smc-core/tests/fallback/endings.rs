@@ -5,8 +5,8 @@ use std::net::Shutdown;
 use std::time::Duration;
 
 use futures_lite::{AsyncReadExt, AsyncWriteExt, FutureExt, future};
-use smc_core::Stream;
 use smc_core::wire::types::DeclineCode;
+use smc_core::{Error, Stream};
 use smc_testkit::memory_device::MemFabric;
 
 use crate::device::Call;
@@ -377,5 +377,40 @@ fn a_stream_that_both_ends_shut_down_has_ended_when_its_endpoint_closes() {
         for stream in [&mut ours, &mut theirs] {
             assert_eq!(stream.read(&mut [0; 8]).await.unwrap(), 0);
         }
+    });
+}
+
+#[test]
+fn a_closed_endpoint_makes_no_streams() {
+    let world = World::new();
+    let (client, server) = (world.host("client"), world.host("server"));
+    world.block_on(async {
+        let is_closed = |error: Error| {
+            assert!(matches!(error, Error::Misuse(_)), "{error}");
+            assert!(error.to_string().contains("closed"), "{error}");
+        };
+        let (listener, at) = server.listen().await;
+        let first = client.endpoint.connect(at).await.unwrap();
+        assert_eq!(reason(&first), None);
+        listener.accept().await.unwrap();
+        // One is under way, and one is waited for.
+        client.device.stall(Call::Register);
+        let closing = async {
+            world.sleep(AT_ONCE / 2).await;
+            client.endpoint.close().await;
+            client.device.recover();
+            server.endpoint.close().await;
+        };
+        let both = future::zip(client.endpoint.connect(at), listener.accept());
+        let ((connected, accepted), ()) = future::zip(both, closing).await;
+        is_closed(connected.unwrap_err());
+        is_closed(accepted.unwrap_err().into());
+        // Though streams of before are still there.
+        is_closed(client.endpoint.connect(at).await.unwrap_err());
+        is_closed(client.endpoint.bind("10.0.0.1:81").await.unwrap_err());
+        is_closed(listener.accept().await.unwrap_err().into());
+        drop((first, listener));
+        world.nothing_left(&client).await;
+        world.nothing_left(&server).await;
     });
 }
