@@ -96,3 +96,62 @@ async fn a_device_is_free_as_soon_as_an_unused_endpoint_is_dropped(world: World)
         assert!(built.is_ok(), "round {round}: {built:?}");
     }
 }
+
+/// On one thread: no task runs while an endpoint is built.
+#[test]
+fn a_device_is_free_when_its_endpoint_and_its_streams_are_dropped() {
+    for nocopy in [true, false] {
+        for end in [End::OursFirst, End::TheirsFirst, End::TheirsAlone] {
+            let world = World::new(On::Tokio, nocopy);
+            let mut runtime = tokio::runtime::Builder::new_current_thread();
+            let runtime = runtime.enable_all().build().unwrap();
+            runtime.block_on(moves_on(&world, end));
+        }
+    }
+}
+
+/// Which ends of a stream are dropped before the device moves on.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    OursFirst,
+    TheirsFirst,
+    TheirsAlone,
+}
+
+async fn moves_on(world: &World, end: End) {
+    let device = device(world);
+    let client = world.endpoint();
+    let mut held = Vec::new();
+    for round in 0..3 {
+        let built = endpoint(world, &[&device]);
+        let server = built.unwrap_or_else(|error| panic!("{end:?}, round {round}: {error}"));
+        let listener = server.bind("127.0.0.1:0").await.unwrap();
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        assert!(ours.mode().is_smc());
+        ours.write_all(b"ping").await.unwrap();
+        theirs.read_exact(&mut [0; 4]).await.unwrap();
+        theirs.write_all(b"pong").await.unwrap();
+        match end {
+            End::OursFirst => {
+                ours.read_exact(&mut [0; 4]).await.unwrap();
+                drop(ours);
+                drop(theirs);
+            }
+            End::TheirsFirst => {
+                drop(theirs);
+                drop(ours);
+            }
+            End::TheirsAlone => {
+                drop(theirs);
+                held.push(ours);
+            }
+        }
+        drop((listener, server));
+    }
+    assert!(endpoint(world, &[&device]).is_ok(), "{end:?}");
+    for mut ours in held {
+        let mut all = String::new();
+        ours.read_to_string(&mut all).await.unwrap();
+        assert_eq!(all, "pong");
+    }
+}

@@ -42,9 +42,10 @@ impl Builder {
     /// Adds a device; those added first are preferred.
     ///
     /// A device object serves one endpoint at a time ([`Builder::build`]). It can be given to
-    /// another one when the endpoint, its listeners and its streams are gone, those included that
-    /// were dropped and are being closed in the background; [`Endpoint::close`] waits for them.
-    /// Building blocks for up to a second if the device is not free at once.
+    /// another one when the endpoint, its listeners and its streams were dropped. Streams of SMC-R
+    /// are closed in the background then, as long as the runtime runs tasks; [`Endpoint::close`]
+    /// waits for them. Building blocks for up to a second if the device is not free at once, for
+    /// tasks that are ending on other threads.
     #[must_use]
     pub fn device(mut self, device: Arc<dyn Device>) -> Self {
         self.devices.push(device);

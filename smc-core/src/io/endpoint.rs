@@ -62,6 +62,12 @@ pub(crate) struct Inner {
     pub(crate) offer: Mutex<Option<(Arc<handshake::Config>, Arc<handshake::Offer>)>>,
 }
 
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.slots.iter().for_each(|slot| slot.orphan());
+    }
+}
+
 impl Endpoint {
     pub(super) fn new(inner: Inner) -> Self {
         let inner = Arc::new(inner);

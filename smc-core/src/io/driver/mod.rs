@@ -48,6 +48,8 @@ pub(crate) struct Slot {
     /// The driver is awake and will look at `awaiting` before it sleeps.
     passing: AtomicBool,
     gone: AtomicBool,
+    /// The endpoint is gone, with its listeners and all that was being set up.
+    orphaned: AtomicBool,
     /// See [`Self::is_abandoned`].
     abandoned: AtomicBool,
     close_timeout: Duration,
@@ -94,6 +96,7 @@ impl Slot {
             awaiting: AtomicUsize::new(0),
             passing: AtomicBool::new(false),
             gone: AtomicBool::new(false),
+            orphaned: AtomicBool::new(false),
             abandoned: AtomicBool::new(false),
             close_timeout,
         })
@@ -176,6 +179,24 @@ impl Slot {
     pub(crate) fn look_at(&self, conn: &Arc<Conn>) {
         self.table().rousing.push(Arc::downgrade(conn));
         self.call_driver();
+    }
+
+    /// The endpoint is gone: only streams still use the device.
+    pub(crate) fn orphan(&self) {
+        self.orphaned.store(true, Ordering::Release);
+    }
+
+    /// Another endpoint wants the device. If only streams are left that were dropped, they do not wait
+    /// for the last words of their peers: those of SMC-D have said theirs, behind all that was written.
+    pub(crate) fn let_go(&self) {
+        self.look_around();
+        let is_over = |conn: &Arc<Conn>| conn.is_released() && conn.staged().is_none();
+        let left = self.connections();
+        if self.orphaned.load(Ordering::Acquire) && left.iter().all(is_over) {
+            for conn in left {
+                conn.kill(Error::Closed(How::Endpoint));
+            }
+        }
     }
 
     /// The driver ended, most likely with its runtime: nobody would notice the last word of peers.

@@ -21,8 +21,9 @@ struct Serving {
 /// Makes `slot` the one consumer of its device, for as long as it exists: each event is handed out
 /// once, so a second consumer would take those of the first.
 ///
-/// Blocks for a moment if the device has a consumer: tasks of an endpoint that is gone, its driver
-/// among them, may be ending on other threads.
+/// Blocks for a moment if the device has a consumer: tasks of an endpoint that is gone may be ending on
+/// other threads. On this thread none runs meanwhile, so what is left of such an endpoint is ended from
+/// here, as far as that can be.
 ///
 /// # Errors
 ///
@@ -30,21 +31,42 @@ struct Serving {
 pub(crate) fn claim(slot: &Arc<Slot>) -> Result<(), Error> {
     let device = Arc::as_ptr(slot.device()).cast::<()>().addr();
     let until = Instant::now() + ENDING;
-    let mut serving = lock();
     loop {
-        serving.retain(|other| other.slot.strong_count() > 0);
-        if serving.iter().all(|other| other.device != device) {
-            let slot = Arc::downgrade(slot);
-            serving.push(Serving { device, slot });
+        let Some(consumer) = enter(device, slot) else {
             return Ok(());
+        };
+        // With the list unlocked: it may be dropped here, which takes it off the list.
+        if let Some(consumer) = consumer.upgrade() {
+            consumer.let_go();
         }
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(Error::Misuse(IN_USE));
         }
-        let woken = FREED.wait_timeout(serving, left);
-        serving = woken.unwrap_or_else(PoisonError::into_inner).0;
+        let serving = lock();
+        if consumer_of(&serving, device).is_some() {
+            let woken = FREED.wait_timeout(serving, left.min(LOOK_AGAIN));
+            drop(woken.unwrap_or_else(PoisonError::into_inner));
+        }
     }
+}
+
+/// Puts a slot on the list, unless its device has a consumer. Returns that.
+fn enter(device: usize, slot: &Arc<Slot>) -> Option<Weak<Slot>> {
+    let mut serving = lock();
+    serving.retain(|other| other.slot.strong_count() > 0);
+    let consumer = consumer_of(&serving, device).cloned();
+    if consumer.is_none() {
+        let slot = Arc::downgrade(slot);
+        serving.push(Serving { device, slot });
+    }
+    consumer
+}
+
+/// The consumer of a device.
+fn consumer_of(serving: &[Serving], device: usize) -> Option<&Weak<Slot>> {
+    let consumer = serving.iter().find(|other| other.device == device)?;
+    (consumer.slot.strong_count() > 0).then_some(&consumer.slot)
 }
 
 /// For a slot that is being dropped: its device is free.
@@ -63,3 +85,6 @@ const IN_USE: &str = "the device serves another endpoint, or is given twice: a d
 
 /// How long tasks of an endpoint that is gone may take to end, on a busy machine.
 const ENDING: Duration = Duration::from_secs(1);
+
+/// How soon that is tried again: what it waits for comes with no report to this thread.
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
