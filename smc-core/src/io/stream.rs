@@ -513,7 +513,8 @@ impl Stream {
         self.shared.socket.set_keepalive(on)
     }
 
-    /// The error that ended the stream, if one did.
+    /// Takes the error that ended the stream, if one did: `SO_ERROR`. Each later call gives `None`.
+    /// Over SMC that changes nothing for reading and writing, which fail as before.
     ///
     /// # Errors
     ///

@@ -414,3 +414,29 @@ fn a_closed_endpoint_makes_no_streams() {
         world.nothing_left(&server).await;
     });
 }
+
+#[test]
+fn the_error_that_ended_a_stream_is_taken_once() {
+    let world = World::new();
+    let (client, server) = (world.host("client"), world.host("server"));
+    world.block_on(async {
+        let (mut ours, theirs) = meet(&client, &server).await;
+        assert!(ours.take_error().unwrap().is_none());
+        theirs.set_zero_linger().unwrap();
+        drop(theirs);
+        let end = ours.read(&mut [0; 8]).await;
+        assert_eq!(end.unwrap_err().kind(), ErrorKind::ConnectionReset);
+        let taken = ours.take_error().unwrap();
+        assert_eq!(taken.unwrap().kind(), ErrorKind::ConnectionReset);
+        assert!(ours.take_error().unwrap().is_none());
+
+        let (mut ours, _theirs) = meet(&client, &server).await;
+        client.endpoint.shutdown();
+        let taken = ours.take_error().unwrap();
+        assert_eq!(taken.unwrap().kind(), ErrorKind::ConnectionAborted);
+        assert!(ours.take_error().unwrap().is_none());
+        // What ended it stays the end.
+        let end = ours.read(&mut [0; 8]).await;
+        assert_eq!(end.unwrap_err().kind(), ErrorKind::ConnectionAborted);
+    });
+}

@@ -65,6 +65,8 @@ pub(crate) struct Conn {
     ended: AtomicBool,
     closing: Mutex<Closing>,
     failure: OnceLock<Error>,
+    /// The application has asked for the error that ended the connection, and has it.
+    is_error_taken: AtomicBool,
     /// Where the reading half stopped when it was dropped.
     read_until: AtomicU64,
     linger: Mutex<Option<Duration>>,
@@ -171,6 +173,7 @@ impl Conn {
             ended: AtomicBool::new(false),
             closing: Mutex::new(Closing::new()),
             failure: OnceLock::new(),
+            is_error_taken: AtomicBool::new(false),
             read_until: AtomicU64::new(NOT_DROPPED),
             linger: Mutex::new(None),
             nodelay: AtomicBool::new(false),
@@ -326,9 +329,14 @@ impl Conn {
             .unwrap_or(Error::Closed(How::Aborted))
     }
 
-    /// The last asynchronous error.
+    /// The error that ended the connection, once.
     pub(crate) fn take_error(&self) -> Option<Error> {
-        self.failure.get().cloned()
+        self.note_peer();
+        let is_reset = self.closing().peer().contains(StateFlags::ABORTED);
+        let reset = is_reset.then_some(Error::Closed(How::Reset));
+        let error = self.failure.get().cloned().or(reset)?;
+        let is_taken = self.is_error_taken.swap(true, Ordering::Relaxed);
+        (!is_taken).then_some(error)
     }
 
     // ---- Waiting -------------------------------------------------------------------------------
