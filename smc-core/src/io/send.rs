@@ -32,7 +32,7 @@ pub(crate) struct Sender {
     trust: Option<TrustPeers>,
     /// A buffer for reservations that are not in place.
     pub(crate) spare: Box<[u8]>,
-    /// Until when a closing stream waits for delivery, while it does.
+    /// Until when a closing stream waits for delivery; kept when a task stops waiting.
     delivery_deadline: Option<Deadline>,
 }
 

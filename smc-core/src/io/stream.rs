@@ -611,7 +611,8 @@ impl AsyncWrite for Stream {
     /// before they read, with more under way than fits the buffers, wait for each other;
     /// [`Stream::shutdown_how`] does not wait.
     /// On TCP it does not wait either, as the system delivers. Writing is shut down from the first
-    /// poll on, also if the future is dropped (behaviour of closing, 6.9).
+    /// poll on, and the time runs from there, also if the future is dropped (behaviour of closing,
+    /// 6.9): closing again waits for what is left of it, and from its beginning once it was over.
     ///
     /// # Errors
     ///

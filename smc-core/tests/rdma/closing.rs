@@ -619,3 +619,30 @@ fn closing_waits_for_streams_that_were_shut_down() {
         });
     }
 }
+
+#[test]
+fn the_time_to_close_runs_on_when_waiting_is_given_up() {
+    let world = World::new(86);
+    let (_device, client, server) = narrow(&world);
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let (mut ours, _theirs) = connect(&client, &listener).await;
+        ours.write_all(&pattern(100_000)).await.expect("writes");
+        let begin = world.runtime.elapsed();
+        {
+            let closing = ours.close();
+            pin!(closing);
+            assert!(poll_once(&mut closing).await.is_none());
+        }
+        world.sleep(Duration::from_secs(100)).await;
+        let late = ours.close().await.expect_err("the peer does not read");
+        assert_eq!(late.kind(), ErrorKind::TimedOut);
+        let took = world.runtime.elapsed() - begin;
+        assert!(took < Duration::from_secs(121), "{took:?}");
+        // It begins again when it was over.
+        let late = ours.close().await.expect_err("the peer does not read");
+        assert_eq!(late.kind(), ErrorKind::TimedOut);
+        let took = world.runtime.elapsed() - begin;
+        assert!(took > Duration::from_secs(239), "{took:?}");
+    });
+}
