@@ -10,6 +10,7 @@ use smc_core::device::{
     Attachment, Device, DeviceError, Direct, Dmb, Doorbell, Event, Fabric, Identity, Limits,
     MemoryAccount, MemoryLimit, Nocopy, Signal, SubmitError,
 };
+use smc_core::error::OsError;
 use smc_core::io::negotiate::Credentials;
 use smc_core::io::negotiate::runtime_dir::{RuntimeDirError, RuntimeDirs};
 use smc_core::mem::{WORDWISE_MAX, gather};
@@ -212,6 +213,10 @@ impl Direct for LoopDevice {
         let known = self.peers.find(peer)?;
         // There is no channel to our own device that would say it.
         Some(known.credentials.unwrap_or_else(Credentials::own))
+    }
+
+    fn shortage(&self) -> Option<OsError> {
+        self.peers.shortage()
     }
 
     async fn register(&self, peer: Gid, len: usize) -> Result<Arc<dyn Dmb>, DeviceError> {

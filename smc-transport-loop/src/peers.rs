@@ -5,10 +5,12 @@ mod lobby;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 use rustix::io::Errno;
 use smc_core::device::{DeviceError, Event, MemoryAccount};
+use smc_core::error::OsError;
 use smc_core::io::negotiate::Credentials;
 use smc_core::io::negotiate::runtime_dir::{Publication, RuntimeDirError, RuntimeDirs};
 use smc_core::mem::sync::{AtomicU64, Ordering};
@@ -48,6 +50,8 @@ pub(crate) struct Peers {
     opening: Mutex<()>,
     /// Held while set-up is caught up with.
     lobby: Mutex<Lobby>,
+    /// What this process lacked when a peer was not let in, and when that was.
+    shortage: Mutex<Option<(Instant, OsError)>>,
     /// Limits what is mapped for all peers: bells, ours and theirs, and their buffers.
     mappings: Arc<Permits>,
     /// To be woken as soon as neither of the two is locked.
@@ -107,6 +111,7 @@ impl Peers {
             next_id: AtomicU64::new(1),
             opening: Mutex::default(),
             lobby: Mutex::new(Lobby::new(spare)),
+            shortage: Mutex::default(),
             mappings,
             wakes: Mutex::default(),
         })
@@ -137,6 +142,13 @@ impl Peers {
 
     pub(crate) fn tokens(&self) -> &Tokens {
         &self.tokens
+    }
+
+    /// What this process lacked when a peer was not let in, a moment ago.
+    pub(crate) fn shortage(&self) -> Option<OsError> {
+        let latest = lock(&self.shortage).clone();
+        let recent = latest.filter(|(at, _)| at.elapsed() < SHORTAGE_LASTS);
+        recent.map(|(_, error)| error)
     }
 
     /// Number of peers there is a channel to.
@@ -377,3 +389,6 @@ fn new_bell(mapping: &Arc<Mapping>) -> Result<Bell, DeviceError> {
     let bell = bell.map_err(|_| DeviceError::PeerMisbehaved("bell is too short"))?;
     Ok(bell)
 }
+
+/// For how long a set-up that fails may be explained by it: about as long as one may take.
+const SHORTAGE_LASTS: Duration = Duration::from_secs(10);

@@ -44,6 +44,7 @@ use async_trait::async_trait;
 use atomic_waker::AtomicWaker;
 use smc_wire::types::{Chid, DmbToken, Eid, Gid, PnetId};
 
+use crate::error::OsError;
 use crate::io::negotiate::Credentials;
 use crate::mem::Region;
 
@@ -164,6 +165,12 @@ pub trait Direct: Send + Sync + Debug {
     /// fabric does not know. A client whose handshake runs beside TCP has to be that process.
     fn process(&self, peer: Gid) -> Option<Credentials> {
         let _ = peer;
+        None
+    }
+
+    /// What this process lacked, descriptors or memory, when a peer's device could not be let in, if
+    /// that was a moment ago. The peer knows only that it was refused.
+    fn shortage(&self) -> Option<OsError> {
         None
     }
 

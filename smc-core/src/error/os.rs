@@ -73,6 +73,14 @@ impl OsError {
         self.error.0.raw_os_error()
     }
 
+    /// Whether the process or the system has run out of something: descriptors or memory. The answer
+    /// says nothing then about what the step was for.
+    #[must_use]
+    pub fn is_lack(&self) -> bool {
+        let lacks = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
+        self.errno().is_some_and(|errno| lacks.contains(&errno))
+    }
+
     /// The error number by its name, where there is one.
     pub(crate) fn errno(&self) -> Option<Errno> {
         Errno::from_io_error(&self.error.0)

@@ -76,6 +76,10 @@ macro_rules! delegate_direct {
             direct(&*self.inner).process(peer)
         }
 
+        fn shortage(&self) -> Option<smc_core::error::OsError> {
+            direct(&*self.inner).shortage()
+        }
+
         fn is_offered(&self, token: smc_wire::types::DmbToken) -> bool {
             direct(&*self.inner).is_offered(token)
         }

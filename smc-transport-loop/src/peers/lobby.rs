@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Instant;
 
 use hashbrown::HashMap;
 use rustix::io::Errno;
 use smc_core::device::{DeviceError, Event};
+use smc_core::error::OsError;
 use smc_core::io::negotiate::Credentials;
 use smc_core::io::negotiate::passed::{Passed, PeerSocket};
 use smc_core::mem::sync::Ordering;
@@ -112,7 +114,9 @@ impl Peers {
             match accept() {
                 Ok(socket) => self.meet(lobby, socket),
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
-                Err(Errno::MFILE | Errno::NFILE) => {
+                Err(error @ (Errno::MFILE | Errno::NFILE)) => {
+                    // Before the peer hears of it.
+                    self.note(OsError::new("accept a peer device", &error.into()));
                     // Else the listener would ring on and on. The peer sees the connection end.
                     lobby.spare = None;
                     let refused = accept();
@@ -146,6 +150,11 @@ impl Peers {
                 // Refused: the socket is closed, which is the answer.
                 let _ = self.admit(gid, credentials, socket, &bell, eventfd);
             }
+            // The system drops descriptors for which this process has no room.
+            Received::Message(Message::Hello { .. }, [_, None]) => {
+                let error = Errno::MFILE.into();
+                self.note(OsError::new("receive the bell of a peer device", &error));
+            }
             Received::Nothing => {
                 // Whoever is not up to anything speaks at once.
                 if lobby.strangers.len() >= MAX_STRANGERS {
@@ -173,15 +182,15 @@ impl Peers {
             return Err(DeviceError::PeerMisbehaved("our own GID").into());
         }
         // A GID is proved by listening at its socket: the same process has to be behind both.
-        let peer = self.open_now(gid)?;
+        let peer = self.noted(self.open_now(gid))?;
         if !peer
             .credentials
             .is_some_and(|listens| listens.is_same_process(credentials))
         {
             return Err(DeviceError::PeerMisbehaved("GID of another process").into());
         }
-        let bell = Mapping::adopt(bell.as_fd(), bell::LEN, self.mappings.take()?)?;
-        let bell = new_bell(&bell)?;
+        let bell = Mapping::adopt(bell.as_fd(), bell::LEN, self.mappings.take()?);
+        let bell = new_bell(&self.noted(bell.map_err(OpenError::from))?)?;
         check_eventfd(eventfd.as_fd())?;
         let ring_with = match peer.owner.way() {
             Way::Channel(outbox) if !self.policy.is_own(credentials.uid) => {
@@ -210,6 +219,20 @@ impl Peers {
             self.doorbell.ring_own();
         }
         Ok(())
+    }
+
+    /// Remembers what this process lacks that a peer is not let in, before the peer is told.
+    fn noted<T>(&self, step: Result<T, OpenError>) -> Result<T, OpenError> {
+        if let Err(OpenError::Failed(DeviceError::Os(error))) = &step {
+            self.note(error.clone());
+        }
+        step
+    }
+
+    fn note(&self, error: OsError) {
+        if error.is_lack() {
+            *lock(&self.shortage) = Some((Instant::now(), error));
+        }
     }
 
     fn bury(&self, lobby: &mut Lobby, peer: &Arc<Peer>, events: &mut Vec<Event>) {

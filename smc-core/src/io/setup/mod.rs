@@ -21,7 +21,7 @@ use super::endpoint::Inner;
 use super::negotiate::Aside;
 use super::runtime::Socket;
 use super::stream::Stream;
-use crate::error::{Error, FallbackCause, How, Phase};
+use crate::error::{Error, FallbackCause, FallbackReason, How, Phase};
 use crate::proto::handshake::{
     Config, CrossingDecline, Established, Fallback, Machine, Output, Path, Server, Transport,
 };
@@ -165,7 +165,11 @@ async fn shake_hands_on(
                 (true, Carrier::Tcp(_)) => without_crossing_decline(endpoint, &*socket).await,
                 _ => Vec::new(),
             };
-            Ok(Stream::tcp(socket, early, fallback.reason))
+            Ok(Stream::tcp(
+                socket,
+                early,
+                explained(endpoint, fallback.reason),
+            ))
         }
         Outcome::Smc(established) => {
             let kinship = carrier.kinship();
@@ -184,6 +188,22 @@ async fn shake_hands_on(
             ))
         }
     }
+}
+
+/// A peer whose device was not let in by ours declines or is gone. It cannot know why, and we can.
+fn explained(endpoint: &Inner, reason: FallbackReason) -> FallbackReason {
+    let may_be_ours = match &reason.cause {
+        FallbackCause::PeerDeclined(_) => true,
+        FallbackCause::Device { error, .. } => error.is_peer_gone(),
+        _ => false,
+    };
+    if !may_be_ours {
+        return reason;
+    }
+    let devices = endpoint.slots.iter().map(|slot| slot.device().fabric());
+    let mut lacks = devices.filter_map(|fabric| fabric.direct()?.shortage());
+    let cause = lacks.next().map_or(reason.cause, FallbackCause::Os);
+    FallbackReason { cause, ..reason }
 }
 
 enum Outcome {

@@ -118,6 +118,7 @@ impl LocalClient {
     /// Listeners that may get connections to `to`, at least one, or why there is none.
     fn listeners_at(&self, to: SocketAddr) -> Result<Vec<Named>, FallbackCause> {
         let mut found: Vec<Named> = Vec::new();
+        let mut unread = None;
         let mut directories = lock(&self.known.directories);
         directories.refresh(self.runtime.now());
         let Directories {
@@ -128,7 +129,14 @@ impl LocalClient {
         } = &mut *directories;
         for directory in known {
             let path = Arc::clone(directory.path());
-            for entry in directory.entries(rule) {
+            let entries = match directory.entries(rule) {
+                Ok(entries) => entries,
+                Err(error) => {
+                    unread = Some(FallbackCause::Os(error));
+                    continue;
+                }
+            };
+            for entry in entries {
                 let fits = entry.port == to.port() && entry.scope.covers(to.ip());
                 // The same listener may be in several directories.
                 if fits && !found.iter().any(|(_, known)| known == entry) {
@@ -137,7 +145,9 @@ impl LocalClient {
             }
         }
         match found.is_empty() {
-            true => Err(unusable.clone().unwrap_or(FallbackCause::NotAnnounced)),
+            true => Err(unread
+                .or_else(|| unusable.clone())
+                .unwrap_or(FallbackCause::NotAnnounced)),
             false => Ok(found),
         }
     }
@@ -250,17 +260,27 @@ impl LocalClient {
     }
 
     /// The socket that will get a connection between these addresses, where the kernel can say.
-    fn target(&self, netns: NetNs, to: SocketAddr, from: SocketAddr) -> Option<Found> {
+    fn target(
+        &self,
+        netns: NetNs,
+        to: SocketAddr,
+        from: SocketAddr,
+    ) -> Result<Option<Found>, OsError> {
         let mut diag = lock(&self.known.diag);
         if diag
             .as_ref()
             .is_none_or(|(opened_in, _)| *opened_in != netns)
         {
-            *diag = Some((netns, Diag::open().ok()));
+            let opened = Diag::open();
+            let opened = opened.map_err(|error| OsError::new("open a sock_diag socket", &error));
+            if let Some(error) = opened.as_ref().err().filter(|error| error.is_lack()) {
+                return Err(error.clone());
+            }
+            *diag = Some((netns, opened.ok()));
         }
-        let (_, open) = diag.as_mut()?;
-        let found = open.as_mut()?.find(to, from).ok()??;
-        found.listening.then_some(found)
+        let open = diag.as_mut().and_then(|(_, open)| open.as_mut());
+        let found = open.and_then(|open| open.find(to, from).ok()?);
+        Ok(found.filter(|found| found.listening))
     }
 }
 
@@ -274,7 +294,7 @@ impl Client for LocalClient {
         }
         let mut listeners = self.listeners_at(to)?;
         let netns = NetNs::current()?;
-        let own_host = is_local(dialled);
+        let own_host = is_local(dialled)?;
         if has_scope(to.ip()) || !(own_host || is_routable(to.ip())) {
             return Err(FallbackCause::NotAnnounced);
         }
@@ -374,7 +394,7 @@ impl Candidate for LocalCandidate {
         let now = self.client.runtime.now();
         let from = canonical(socket.local);
         let target = match (self.own_host, self.target) {
-            (true, None) => self.client.target(self.netns, self.to, from),
+            (true, None) => self.client.target(self.netns, self.to, from)?,
             (_, target) => target,
         };
         let is_target = |entry: &Entry| target.is_none_or(|target| target.cookie == entry.cookie);

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::netns::NetNs;
+use crate::error::OsError;
 use crate::io::negotiate::runtime_dir::{RuntimeDirs, names};
 
 /// The listeners of one directory, read again only when it has changed.
@@ -45,25 +46,32 @@ impl Directory {
     }
 
     /// The listeners now. None if the directory may not be used.
-    pub(super) fn entries(&mut self, dirs: &RuntimeDirs) -> &[Arc<Entry>] {
+    ///
+    /// # Errors
+    ///
+    /// When its names cannot be read.
+    pub(super) fn entries(&mut self, dirs: &RuntimeDirs) -> Result<&[Arc<Entry>], OsError> {
         match dirs.check(&self.path) {
-            Ok(found) => self.refresh(&found),
+            Ok(found) => self.refresh(&found)?,
             Err(_) => self.read = None,
         }
-        self.read.as_ref().map_or(&[], |read| &read.entries)
+        Ok(self.read.as_ref().map_or(&[], |read| &read.entries))
     }
 
-    fn refresh(&mut self, found: &Metadata) {
+    fn refresh(&mut self, found: &Metadata) -> Result<(), OsError> {
         // What this means when it fails does not matter: it will differ from what it was.
         let modified = found.modified().unwrap_or_else(|_| SystemTime::now());
         let is_fresh =
             |read: &Read| read.settled && (read.ino, read.modified) == (found.ino(), modified);
         if self.read.as_ref().is_some_and(is_fresh) {
-            return;
+            return Ok(());
         }
+        self.read = None;
         let since = SystemTime::now().duration_since(modified);
         let settled = since.is_ok_and(|since| since > SETTLED_AFTER);
+        let failed = |error| OsError::new("read the runtime directory", &error).at(&self.path);
         let entries = names(&self.path)
+            .map_err(failed)?
             .filter_map(|name| Entry::parse(&name))
             .map(Arc::new);
         let entries = entries.collect();
@@ -73,6 +81,7 @@ impl Directory {
             settled,
             entries,
         });
+        Ok(())
     }
 }
 

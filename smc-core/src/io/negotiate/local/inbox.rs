@@ -376,13 +376,15 @@ impl Inbox {
             };
             let fd = match publication.accept() {
                 Ok(fd) => fd,
-                Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
-                    self.trouble = Some(OsError::new("accept a client's channel", &error.into()));
-                    collected.exhausted = true;
+                Err(Errno::INTR | Errno::CONNABORTED) => continue,
+                Err(error) => {
+                    let error = OsError::new("accept a client's channel", &error.into());
+                    if error.is_lack() {
+                        self.trouble = Some(error);
+                        collected.exhausted = true;
+                    }
                     return;
                 }
-                Err(Errno::INTR | Errno::CONNABORTED) => continue,
-                Err(_) => return,
             };
             let Ok(client) = Credentials::of_peer(&fd) else {
                 continue;

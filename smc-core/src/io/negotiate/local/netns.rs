@@ -71,17 +71,27 @@ pub(super) fn canonical(addr: SocketAddr) -> SocketAddr {
 }
 
 /// Whether an address belongs to this host, in this thread's network namespace.
-pub(super) fn is_local(addr: SocketAddr) -> bool {
+///
+/// # Errors
+///
+/// When there is no descriptor to find out with.
+pub(super) fn is_local(addr: SocketAddr) -> Result<bool, OsError> {
+    if addr.ip().is_loopback() {
+        return Ok(true);
+    }
     // Binding a datagram socket tests the address and takes nothing but one of its ports.
-    addr.ip().is_loopback()
-        || UdpSocket::bind(match addr {
-            SocketAddr::V4(v4) => SocketAddr::new((*v4.ip()).into(), 0),
-            SocketAddr::V6(mut v6) => {
-                v6.set_port(0);
-                v6.into()
-            }
-        })
-        .is_ok()
+    let bound = UdpSocket::bind(match addr {
+        SocketAddr::V4(v4) => SocketAddr::new((*v4.ip()).into(), 0),
+        SocketAddr::V6(mut v6) => {
+            v6.set_port(0);
+            v6.into()
+        }
+    });
+    let failed = bound.map_err(|error| OsError::new("test whose address it is", &error));
+    match failed {
+        Err(error) if error.is_lack() => Err(error),
+        tested => Ok(tested.is_ok()),
+    }
 }
 
 /// Whether an address means nothing without the number of an interface.
@@ -132,8 +142,8 @@ mod tests {
 
     #[test]
     fn loopback_is_local_and_documentation_is_not() {
-        assert!(is_local("127.0.0.1:1".parse().unwrap()));
-        assert!(!is_local("192.0.2.1:1".parse().unwrap()));
-        assert!(!is_local("[2001:db8::1]:1".parse().unwrap()));
+        assert_eq!(is_local("127.0.0.1:1".parse().unwrap()), Ok(true));
+        assert_eq!(is_local("192.0.2.1:1".parse().unwrap()), Ok(false));
+        assert_eq!(is_local("[2001:db8::1]:1".parse().unwrap()), Ok(false));
     }
 }

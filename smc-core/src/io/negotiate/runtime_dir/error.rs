@@ -30,6 +30,15 @@ impl RuntimeDirError {
         Self::new(path, DirectoryProblem::Os(error))
     }
 
+    /// The error number where it is a lack of descriptors or memory, which says nothing about the
+    /// directory.
+    pub(super) fn lack(&self) -> Option<Errno> {
+        match &self.problem {
+            DirectoryProblem::Os(error) if error.is_lack() => error.errno(),
+            _ => None,
+        }
+    }
+
     /// Whether something is there that cannot be used.
     pub(super) fn is_in_the_way(&self) -> bool {
         !matches!(self.problem, DirectoryProblem::Os(_))

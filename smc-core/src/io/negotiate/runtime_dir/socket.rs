@@ -1,5 +1,6 @@
 //! Sockets with names in runtime directories.
 
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -155,12 +156,16 @@ impl RuntimeDirs {
     ///
     /// As `connect(2)`: `NOENT` if there is none, `CONNREFUSED` if its process has ended, `AGAIN`
     /// if it has too many connections to accept. `LOOP` if the name is a symbolic link, which is not
-    /// followed.
+    /// followed. As `open(2)` when this process has no descriptor left.
     pub fn connect(&self, name: &str) -> Result<PeerSocket, Errno> {
         let mut failed = Errno::NOENT;
         for path in self.to_search() {
-            let Ok(dir) = self.open(&path) else { continue };
-            match dir.connect(name) {
+            let connected = match self.open(&path) {
+                Ok(dir) => dir.connect(name),
+                // In a directory that cannot be used there is no socket.
+                Err(error) => Err(error.lack().unwrap_or(Errno::NOENT)),
+            };
+            match connected {
                 Ok(socket) => return Ok(socket),
                 Err(Errno::NOENT) => {}
                 Err(errno) if failed == Errno::NOENT => failed = errno,
@@ -183,7 +188,7 @@ impl RuntimeDirs {
     pub fn sweep(&self, is_ours: impl Fn(&str) -> bool) {
         for path in self.to_search() {
             let Ok(dir) = self.open(&path) else { continue };
-            for name in names(&path) {
+            for name in names(&path).into_iter().flatten() {
                 if is_ours(name.strip_prefix(DRAFT).unwrap_or(&name)) {
                     dir.remove_if_stale(&name);
                 }
@@ -193,10 +198,9 @@ impl RuntimeDirs {
 }
 
 /// Names in a directory.
-pub(in crate::io::negotiate) fn names(dir: &Path) -> impl Iterator<Item = String> {
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    let names = entries.take(MAX_NAMES);
-    names.filter_map(|entry| entry.file_name().into_string().ok())
+pub(in crate::io::negotiate) fn names(dir: &Path) -> io::Result<impl Iterator<Item = String>> {
+    let entries = std::fs::read_dir(dir)?.flatten().take(MAX_NAMES);
+    Ok(entries.filter_map(|entry| entry.file_name().into_string().ok()))
 }
 
 /// Binds a UNIX socket to a path, with this mode. Of what others may do with it, the umask of the

@@ -52,7 +52,7 @@ impl World {
 
     /// Names of the directories for temporary files that are the user's.
     fn temporary(&self) -> Vec<String> {
-        let mut names: Vec<_> = names(&self.at("tmp")).collect();
+        let mut names: Vec<_> = names(&self.at("tmp")).unwrap().collect();
         names.sort_unstable();
         names
     }
@@ -137,7 +137,7 @@ fn a_directory_that_others_can_write_is_not_published_in_again() {
     let writable = DirectoryProblem::Writable { mode: 0o777 };
     assert_eq!(*publication.error().unwrap().path, *world.at("dir"));
     assert_eq!(publication.error().unwrap().problem, writable);
-    assert_eq!(names(&world.at("dir")).count(), 0);
+    assert_eq!(names(&world.at("dir")).unwrap().count(), 0);
 
     world.make("dir", 0o700);
     tend_until(&mut publication, |publication| {
@@ -341,7 +341,7 @@ fn a_dead_name_is_replaced() {
     drop(UnixListener::bind(world.at("dir").join(format!(".{NAME}"))).unwrap());
     let mut publication = publish(&dirs);
     can_be_found(&mut publication, &dirs);
-    assert_eq!(names(&world.at("dir")).collect::<Vec<_>>(), [NAME]);
+    assert_eq!(names(&world.at("dir")).unwrap().collect::<Vec<_>>(), [NAME]);
 }
 
 #[test]
@@ -355,7 +355,7 @@ fn only_names_without_a_process_are_swept() {
     }
     fs::write(at("d-file.sock"), "").unwrap();
     dirs.sweep(|name| name.starts_with("d-"));
-    let mut left: Vec<_> = names(&world.at("dir")).collect();
+    let mut left: Vec<_> = names(&world.at("dir")).unwrap().collect();
     left.sort_unstable();
     assert_eq!(left, [NAME, "d-file.sock", "other.sock"]);
 }
@@ -430,7 +430,10 @@ fn a_place_that_is_taken_leads_to_one_with_a_random_name() {
     assert_eq!(dirs.to_search().last().unwrap(), places[0]);
     assert_eq!(dirs.to_search().len(), 4, "{:?}", dirs.to_search());
     can_be_found(&mut first, &dirs);
-    assert_eq!(names(&trap).count() + names(&world.at(&own)).count(), 0);
+    assert_eq!(
+        names(&trap).unwrap().count() + names(&world.at(&own)).unwrap().count(),
+        0
+    );
 
     // When the place is free, it is used.
     fs::remove_dir(world.at(&own)).unwrap();
