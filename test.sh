@@ -9,8 +9,9 @@
 #   ./test.sh --keep-going     do not stop at the first failure
 #
 # Each step first has .ci/install.sh install what it needs: as root packages of the system, as
-# anybody else only what goes to the target folder. What this machine cannot do is reported as
-# "skipped: why" and counted as skipped, never as passed.
+# anybody else only what goes to the target folder. A step that this machine cannot do is counted as
+# skipped. What a step, or a test, leaves out is reported as "skipped: why"; the step counts by what it
+# has done.
 #
 # The last line counts steps: "N passed, M failed, K skipped".
 
