@@ -64,7 +64,7 @@
 //! endpoints with the same limit. Not counted: the application's and TCP's own buffers, the pages for
 //! signalling with each peer (some KiB), and the memory of an ISM fabric, all of which is taken at once
 //! by the process that makes it. A client cannot make its server's buffer smaller: with a limit of its
-//! own it is TCP sooner. Several processes in one container each have the default: give them
+//! own it is TCP sooner, when less than 16 KiB and twice the server's buffer is left. Several processes in one container each have the default: give them
 //! limits.
 //!
 //! A memory file longer than the process's `RLIMIT_FSIZE` is not made: the buffer is smaller, or the

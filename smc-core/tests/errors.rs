@@ -38,8 +38,9 @@ fn a_reason_is_its_codes_and_its_cause() {
     let failed = Cause::Device {
         step: SetupStep::Register,
         error: DeviceError::OverLimit {
-            len: 4096,
-            limit: Limit::new("RLIMIT_FSIZE", 1024),
+            needed: 4096,
+            left: 1000,
+            limit: Limit::new("memory limit", 1024),
         },
     };
     let rows = [
@@ -53,7 +54,8 @@ fn a_reason_is_its_codes_and_its_cause() {
         ),
         (
             FallbackReason::because(DeclineCode::MEM, failed),
-            "0x01010000 register the receive buffer: buffer of 4096 bytes: RLIMIT_FSIZE is 1024",
+            "0x01010000 register the receive buffer: \
+             4096 bytes are needed and 1000 are left: memory limit is 1024",
         ),
         (Cause::Policy.into(), "0x03060000 policy is to use TCP"),
         (

@@ -118,6 +118,21 @@ fn each_cause_is_told_by_what_happened() {
 }
 
 #[test]
+fn a_memory_limit_is_named_with_what_was_needed_and_what_is_left() {
+    let dir = TempDir::new().unwrap();
+    On::Tokio.run(async {
+        let with_device = || builder(On::Tokio, true, dir.path());
+        let limited = with_device().memory_limit(1 << 20);
+        let told = both(limited, with_device()).await;
+        // A small buffer of its own, and its server's twice.
+        let begin = "0x01010000 register the receive buffer: 8404992 bytes are needed and ";
+        assert!(told[0].starts_with(begin), "{told:?}");
+        let end = " are left: memory limit is 1048576";
+        assert!(told[0].ends_with(end), "{told:?}");
+    });
+}
+
+#[test]
 fn an_end_without_a_device_says_so() {
     let dir = TempDir::new().unwrap();
     On::Tokio.run(async {

@@ -48,11 +48,14 @@ pub enum DeviceError {
     /// The operating system refused a step.
     #[error(transparent)]
     Os(#[from] OsError),
-    /// A limit does not allow a buffer of this size; a smaller one may do.
-    #[error("buffer of {len} bytes: {limit}")]
+    /// A limit does not allow so much memory; with a smaller buffer it may.
+    #[error("{needed} bytes are needed and {left} are left: {limit}")]
     OverLimit {
-        /// How long it was to be.
-        len: usize,
+        /// What there was to be, in bytes. Before a handshake promises anything it is the own buffer
+        /// and twice the peer's, as a device may charge its mapping of that besides.
+        needed: usize,
+        /// What was left of the limit, in bytes.
+        left: usize,
         /// What is in the way.
         limit: Limit,
     },

@@ -95,7 +95,8 @@ impl MemoryLimit {
     pub(crate) fn exceeded(&self, bytes: usize) -> DeviceError {
         let limit = u64::try_from(self.limit()).unwrap_or(u64::MAX);
         DeviceError::OverLimit {
-            len: bytes,
+            needed: bytes,
+            left: self.available(),
             limit: Limit::new("memory limit", limit),
         }
     }
@@ -335,7 +336,7 @@ mod tests {
         let refused = limit.charge(41).unwrap_err();
         assert_eq!(
             refused.to_string(),
-            "buffer of 41 bytes: memory limit is 100"
+            "41 bytes are needed and 40 are left: memory limit is 100"
         );
         assert!(refused.is_lack_of_memory());
         let second = limit.charge(40).unwrap();

@@ -44,7 +44,7 @@ impl Inner {
         // Twice, as a device may charge its mapping of the peer's buffer besides.
         let needed = peer.saturating_mul(2).saturating_add(len);
         if !is_fair || needed > available {
-            return Err(self.memory.exceeded(len));
+            return Err(self.memory.exceeded(needed));
         }
         self.memory.charge(peer)
     }
