@@ -59,8 +59,12 @@ fn a_reason_is_its_codes_and_its_cause() {
         ),
         (Cause::Policy.into(), "0x03060000 policy is to use TCP"),
         (
-            Cause::NotAnnounced.into(),
-            "0x03010000 peer does not speak SMC: nothing announced at this address",
+            Cause::NotAnnounced {
+                searched: ["/run/smc-0".into(), "/tmp/smc-0".into()].into(),
+            }
+            .into(),
+            "0x03010000 peer does not speak SMC: nothing announced at this address \
+             in /run/smc-0, /tmp/smc-0",
         ),
         (
             Cause::NoAnswer {

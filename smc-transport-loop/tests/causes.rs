@@ -102,7 +102,7 @@ fn each_cause_is_told_by_what_happened() {
             |client| client.seid(false).ueid("ONE".parse().unwrap()),
             |server| server.seid(false).ueid("TWO".parse().unwrap()),
             "0x05000000/0x03030001 peer declined: \
-             only SMC-D is offered and no ISM device matches",
+             only SMC-D is offered and no device or EID matches",
             "0x03030001 no EID in common",
         ),
     ];
@@ -169,7 +169,10 @@ fn a_plain_server_is_the_usual_case_and_a_missing_directory_is_not() {
         let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let at = server.local_addr().unwrap();
         let client = builder(On::Tokio, true, dir.path()).build().unwrap();
-        let text = "0x03010000 peer does not speak SMC: nothing announced at this address";
+        let text = format!(
+            "0x03010000 peer does not speak SMC: nothing announced at this address in {}",
+            dir.path().display()
+        );
         assert_eq!(why(&client.connect(at).await.unwrap()), text);
         let required = client
             .connect_with(

@@ -1,5 +1,5 @@
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -106,7 +106,11 @@ pub enum FallbackCause {
     /// The ends have no EID in common.
     NoCommonEid,
     /// No listener that speaks SMC is announced at the address: the usual plain server.
-    NotAnnounced,
+    NotAnnounced {
+        /// The runtime directories in which listeners were looked for; none where listeners are
+        /// found otherwise.
+        searched: Arc<[PathBuf]>,
+    },
     /// The peer's half of TCP's handshake did not have the SMC option.
     NoSynOption,
     /// Listener: the client has made no offer for this connection: the usual plain client.
@@ -170,6 +174,14 @@ pub enum FallbackCause {
     ConfirmLink(ConfirmFailure),
 }
 
+impl FallbackCause {
+    /// That no listener is announced, where none is looked for in directories.
+    pub(crate) fn not_announced() -> Self {
+        let searched = Arc::default();
+        Self::NotAnnounced { searched }
+    }
+}
+
 impl From<OsError> for FallbackCause {
     fn from(error: OsError) -> Self {
         Self::Os(error)
@@ -188,8 +200,13 @@ impl fmt::Display for FallbackCause {
             Self::NoDevice => f.write_str("endpoint has no device that works"),
             Self::OtherHost => f.write_str("endpoint has no device for peers of other hosts"),
             Self::NoCommonEid => f.write_str("no EID in common"),
-            Self::NotAnnounced => {
-                f.write_str("peer does not speak SMC: nothing announced at this address")
+            Self::NotAnnounced { searched } => {
+                f.write_str("peer does not speak SMC: nothing announced at this address")?;
+                for (at, path) in searched.iter().enumerate() {
+                    let before = if at == 0 { " in" } else { "," };
+                    write!(f, "{before} {}", path.display())?;
+                }
+                Ok(())
             }
             Self::NoSynOption => f.write_str("peer does not speak SMC: no option in its SYN"),
             Self::NotOffered => {

@@ -102,7 +102,7 @@ impl Negotiation for Told {
 impl Published for Told {
     fn verdict(&self, _: &dyn Socket, _: SocketAddr) -> Verdict {
         match self.0.load(Ordering::SeqCst) {
-            true => Verdict::Plain(FallbackCause::NotAnnounced),
+            true => Verdict::Plain(FallbackCause::NotOffered),
             false => Verdict::Clc,
         }
     }

@@ -155,7 +155,7 @@ struct ScriptedClient {
 impl Client for ScriptedClient {
     async fn look_up(&self, _to: SocketAddr) -> Result<Box<dyn Candidate>, FallbackCause> {
         match self.scripted.orders.finds {
-            Finds::Nobody => Err(FallbackCause::NotAnnounced),
+            Finds::Nobody => Err(nothing_announced()),
             _ => Ok(Box::new(self.clone())),
         }
     }
@@ -170,7 +170,7 @@ impl Candidate for ScriptedClient {
     ) -> Result<Box<dyn Offer>, FallbackCause> {
         let Scripted { orders, seen } = &self.scripted;
         if orders.finds != Finds::Listener {
-            return Err(FallbackCause::NotAnnounced);
+            return Err(nothing_announced());
         }
         let (near, far) = Pipe::pair();
         near.say(proposal);
@@ -257,5 +257,11 @@ impl std::fmt::Debug for ScriptedOffer {
 impl Drop for ScriptedOffer {
     fn drop(&mut self) {
         self.seen.offers.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+pub(crate) fn nothing_announced() -> FallbackCause {
+    FallbackCause::NotAnnounced {
+        searched: Arc::default(),
     }
 }

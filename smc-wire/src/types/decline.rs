@@ -64,13 +64,13 @@ decline_codes! {
     0x0301_0000 PEERNOSMC "The PROPOSAL offers nothing, or the peer does not speak SMC.";
     0x0302_0000 IPSEC "An IPsec policy applies to the connection.";
     0x0303_0000 NOSMCDEV "There is no device that could serve the connection.";
-    0x0303_0001 NOSMCDDEV "Only SMC-D is offered and no ISM device matches.";
+    0x0303_0001 NOSMCDDEV "Only SMC-D is offered and no device or EID matches.";
     0x0303_0002 NOSMCRDEV "No RDMA device was found for SMC-R.";
-    0x0303_0003 NOISM2SUPP "Only SMC-D v2 is left and there is no ISM device capable of v2.";
+    0x0303_0003 NOISM2SUPP "Only SMC-D v2 is left and there is no SMC-D device capable of v2.";
     0x0303_0004 NOV2EXT "The v2 extension of the PROPOSAL is missing.";
     0x0303_0005 NOV2DEXT "The SMC-D v2 extension of the PROPOSAL is missing or misplaced.";
     0x0303_0006 NOSEID "The SEID is missing.";
-    0x0303_0007 NOSMCD2DEV "No ISM device has an offered CHID and reaches the offered GID.";
+    0x0303_0007 NOSMCD2DEV "No SMC-D device has an offered CHID and reaches the offered GID.";
     0x0303_0008 NOUEID "The PROPOSAL carries no EID that the offered type could use.";
     0x0303_0009 RELEASEERR "CONFIRM states another release than ACCEPT.";
     0x0303_000A MAXCONNERR "The number of connections per link group is too small or was changed.";

@@ -113,7 +113,7 @@ impl Negotiation for Never {
 #[async_trait]
 impl Client for Never {
     async fn look_up(&self, _to: SocketAddr) -> Result<Box<dyn Candidate>, FallbackCause> {
-        Err(FallbackCause::NotAnnounced)
+        Err(FallbackCause::not_announced())
     }
 }
 

@@ -156,13 +156,13 @@ fn first(causes: Vec<FallbackCause>) -> FallbackCause {
     let usual = |cause: &FallbackCause| {
         matches!(
             cause,
-            FallbackCause::NotAnnounced | FallbackCause::NotOffered
+            FallbackCause::NotAnnounced { .. } | FallbackCause::NotOffered
         )
     };
     let rest = causes
         .first()
         .cloned()
-        .unwrap_or(FallbackCause::NotAnnounced);
+        .unwrap_or_else(FallbackCause::not_announced);
     causes
         .into_iter()
         .find(|cause| !usual(cause))

@@ -148,7 +148,7 @@ pub trait Offer: Debug + Send + Sync {
     /// Why the connection is plain TCP: after [`Delivery::Plain`], and after [`Withdrawn::Free`] if
     /// the reason is not that the server has not answered in time or has sent data.
     fn cause(&self) -> FallbackCause {
-        FallbackCause::NotAnnounced
+        FallbackCause::not_announced()
     }
 
     /// Where the handshake goes on after [`Delivery::Delivered`]; the PROPOSAL was sent already.

@@ -156,7 +156,7 @@ impl Attempt<'_> {
         early: Option<&Confirmed>,
     ) -> Result<(Arc<dyn Socket>, Announced), Error> {
         let mut announced = Err(match &self.candidate {
-            Ok(_) => FallbackCause::NotAnnounced,
+            Ok(_) => FallbackCause::not_announced(),
             Err(cause) => cause.clone(),
         });
         let options = SocketOptions {

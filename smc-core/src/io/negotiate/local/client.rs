@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
@@ -52,6 +52,8 @@ struct Directories {
     rule: RuntimeDirs,
     /// By the rule, as of a moment ago.
     known: Vec<Directory>,
+    /// Their paths.
+    searched: Arc<[PathBuf]>,
     /// Why none of them can be used, if that is so.
     unusable: Option<FallbackCause>,
     until: Instant,
@@ -71,6 +73,16 @@ impl Directories {
                 let at = old.iter().position(|known| **known.path() == *path);
                 at.map_or_else(|| Directory::new(path), |at| old.swap_remove(at))
             }));
+        let paths = self
+            .known
+            .iter()
+            .map(|directory| directory.path().to_path_buf());
+        self.searched = paths.collect();
+    }
+
+    fn not_announced(&self) -> FallbackCause {
+        let searched = Arc::clone(&self.searched);
+        FallbackCause::NotAnnounced { searched }
     }
 }
 
@@ -99,6 +111,7 @@ impl LocalClient {
         let directories = Directories {
             rule: config.directories(),
             known: Vec::new(),
+            searched: Arc::default(),
             unusable: None,
             until: runtime.now(),
         };
@@ -115,18 +128,18 @@ impl LocalClient {
         }
     }
 
+    /// That no listener is announced in any of the directories.
+    fn not_announced(&self) -> FallbackCause {
+        lock(&self.known.directories).not_announced()
+    }
+
     /// Listeners that may get connections to `to`, at least one, or why there is none.
     fn listeners_at(&self, to: SocketAddr) -> Result<Vec<Named>, FallbackCause> {
         let mut found: Vec<Named> = Vec::new();
         let mut unread = None;
         let mut directories = lock(&self.known.directories);
         directories.refresh(self.runtime.now());
-        let Directories {
-            rule,
-            known,
-            unusable,
-            ..
-        } = &mut *directories;
+        let Directories { rule, known, .. } = &mut *directories;
         for directory in known {
             let path = Arc::clone(directory.path());
             let entries = match directory.entries(rule) {
@@ -146,8 +159,8 @@ impl LocalClient {
         }
         match found.is_empty() {
             true => Err(unread
-                .or_else(|| unusable.clone())
-                .unwrap_or(FallbackCause::NotAnnounced)),
+                .or_else(|| directories.unusable.clone())
+                .unwrap_or_else(|| directories.not_announced())),
             false => Ok(found),
         }
     }
@@ -177,7 +190,7 @@ impl LocalClient {
             }
             Err(FallbackCause::Os(error)) if is_stale(&error) => {
                 lock(&self.known.directories).rule.remove_if_stale(&key.1);
-                Err(FallbackCause::NotAnnounced)
+                Err(self.not_announced())
             }
             Err(cause) => Err(cause),
         }
@@ -296,10 +309,10 @@ impl Client for LocalClient {
         let netns = NetNs::current()?;
         let own_host = is_local(dialled)?;
         if has_scope(to.ip()) || !(own_host || is_routable(to.ip())) {
-            return Err(FallbackCause::NotAnnounced);
+            return Err(self.not_announced());
         }
         listeners.retain(|(_, entry)| own_host == (entry.netns == netns));
-        let mut cause = FallbackCause::NotAnnounced;
+        let mut cause = None;
         if !own_host {
             let mut proven = Vec::new();
             for (dir, entry) in listeners.into_iter().take(MAX_LISTENERS) {
@@ -308,14 +321,14 @@ impl Client for LocalClient {
                     Ok(channel) if self.leads_to(&channel, netns, to.ip()).await => {
                         proven.push((dir, entry));
                     }
-                    Ok(_) => cause = FallbackCause::NotProven,
-                    Err(failed) => cause = failed,
+                    Ok(_) => cause = Some(FallbackCause::NotProven),
+                    Err(failed) => cause = Some(failed),
                 }
             }
             listeners = proven;
         }
         if listeners.is_empty() {
-            return Err(cause);
+            return Err(cause.unwrap_or_else(|| self.not_announced()));
         }
         Ok(Box::new(LocalCandidate {
             client: self.clone(),
@@ -400,21 +413,21 @@ impl Candidate for LocalCandidate {
         let is_target = |entry: &Entry| target.is_none_or(|target| target.cookie == entry.cookie);
         let chosen = self.listeners.iter().filter(|(_, entry)| is_target(entry));
         let mut announced = Vec::with_capacity(1);
-        let mut cause = FallbackCause::NotAnnounced;
+        let mut cause = None;
         for (dir, entry) in chosen.take(MAX_LISTENERS) {
             let channel = match self.channel(dir, entry) {
                 Ok(channel) if channel.pause().may_ask(now) => channel,
                 Ok(_) => {
-                    cause = FallbackCause::BackOff;
+                    cause = Some(FallbackCause::BackOff);
                     continue;
                 }
                 Err(failed) => {
-                    cause = failed;
+                    cause = Some(failed);
                     continue;
                 }
             };
             if let Err(refused) = channel.announces(target) {
-                cause = refused;
+                cause = Some(refused);
                 continue;
             }
             let cookie = match channel.is_foreign() {
@@ -428,14 +441,14 @@ impl Candidate for LocalCandidate {
             };
             match channel.announce(announcement, proposal, early) {
                 Ok(made) => announced.push(made),
-                Err(failed) => cause = failed,
+                Err(failed) => cause = Some(failed),
             }
             if let (None, Some(target), false) = (self.target, target, entry.shared) {
                 self.client.remember(self, target, dir, &channel);
             }
         }
         match announced.is_empty() {
-            true => Err(cause),
+            true => Err(cause.unwrap_or_else(|| self.client.not_announced())),
             false => {
                 let runtime = Arc::clone(&self.client.runtime);
                 let offer = LocalOffer::new(announced, early.cloned(), runtime, now);
