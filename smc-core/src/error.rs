@@ -6,6 +6,7 @@ mod os;
 pub use fallback::{DirectoryProblem, FallbackCause, FallbackReason, Refusal, SetupStep};
 pub use os::{Limit, OsError};
 
+use std::borrow::Cow;
 use std::io;
 use std::sync::Arc;
 
@@ -41,7 +42,7 @@ pub enum Error {
     Closed(How),
     /// The caller asked for something that makes no sense.
     #[error("misuse: {0}")]
-    Misuse(&'static str),
+    Misuse(Cow<'static, str>),
     /// The TCP connection failed.
     #[error("{0}")]
     Io(IoError),
@@ -220,6 +221,12 @@ impl From<Error> for io::Error {
             },
         };
         Self::new(kind, error)
+    }
+}
+
+impl Error {
+    pub(crate) const fn misuse(what: &'static str) -> Self {
+        Self::Misuse(Cow::Borrowed(what))
     }
 }
 

@@ -26,7 +26,7 @@ use crate::proto::links::LlcConfig;
 #[derive(Debug, Default)]
 pub struct Builder {
     devices: Vec<Arc<dyn Device>>,
-    runtime: Option<Arc<dyn Runtime>>,
+    runtime: Option<Result<Arc<dyn Runtime>, Error>>,
     negotiation: Option<Arc<dyn Negotiation>>,
     recv_buffer: Option<usize>,
     send_buffer: Option<usize>,
@@ -55,7 +55,14 @@ impl Builder {
     /// Sets the runtime.
     #[must_use]
     pub fn runtime(mut self, runtime: Arc<dyn Runtime>) -> Self {
-        self.runtime = Some(runtime);
+        self.runtime = Some(Ok(runtime));
+        self
+    }
+
+    /// Building fails for this reason, unless a runtime is set later.
+    #[cfg(feature = "runtime-tokio")]
+    pub(super) fn without_runtime(mut self, why: &'static str) -> Self {
+        self.runtime = Some(Err(Error::misuse(why)));
         self
     }
 
@@ -245,6 +252,12 @@ impl Builder {
     /// [`Error::Misuse`] without a runtime, with an impossible buffer size, with too many EIDs, or
     /// with a device that serves another endpoint or was given twice; an error of the runtime when a
     /// device's doorbell cannot be watched.
+    ///
+    /// # Panics
+    ///
+    /// As the runtime itself does where it cannot do what is asked of it: a runtime of tokio that was
+    /// built without `enable_time` panics here, and one without `enable_io` when a device or a socket
+    /// is watched first, here, in [`Endpoint::bind`] or in [`Endpoint::connect`].
     pub fn build(self) -> Result<Endpoint, Error> {
         let Self {
             devices,
@@ -259,16 +272,19 @@ impl Builder {
             memory,
             mut config,
         } = self;
-        let runtime = runtime.ok_or(Error::Misuse("an endpoint needs a runtime"))?;
+        let runtime = runtime.unwrap_or(Err(NO_RUNTIME))?;
+        // A runtime without timers would panic in a task otherwise, where it is not seen.
+        drop(runtime.timer(runtime.now()));
         if let Some(len) = recv_buffer {
-            config.recv_buffer = buffer_size(len)?;
+            config.recv_buffer = recv_buffer_size(len)?;
             config.rmb = config.recv_buffer;
         }
         if let Some(len) = send_buffer {
-            config.send_buffer = buffer_size(len)?;
+            let size = SizeCode::for_len(len);
+            config.send_buffer = size.ok_or(SEND_BUFFER_TOO_LONG)?;
         }
         if config.ueids.len() > UEIDS_MAX {
-            return Err(Error::Misuse("an endpoint has at most 4 UEIDs"));
+            return Err(Error::misuse("an endpoint has at most 4 UEIDs"));
         }
         let negotiation = negotiation.unwrap_or_else(|| Arc::new(Local::new()));
         let client = negotiation.client(&runtime);
@@ -352,10 +368,14 @@ fn handshake_config(config: &Config, slots: &[Arc<Slot>]) -> handshake::Config {
     handshake
 }
 
-/// The size code for a buffer of at least `len` bytes.
-pub(crate) fn buffer_size(len: usize) -> Result<SizeCode, Error> {
-    SizeCode::for_len(len).ok_or(Error::Misuse("receive buffers have at most 512 MiB"))
+/// The size code for a receive buffer of at least `len` bytes.
+pub(crate) fn recv_buffer_size(len: usize) -> Result<SizeCode, Error> {
+    SizeCode::for_len(len).ok_or(RECV_BUFFER_TOO_LONG)
 }
+
+const NO_RUNTIME: Error = Error::misuse("an endpoint needs a runtime: give Builder::runtime one");
+const RECV_BUFFER_TOO_LONG: Error = Error::misuse("receive buffers have at most 512 MiB");
+const SEND_BUFFER_TOO_LONG: Error = Error::misuse("send buffers have at most 512 MiB");
 
 /// UEIDs that Linux lets a system have; a PROPOSAL has room for eight.
 const UEIDS_MAX: usize = 4;

@@ -83,13 +83,17 @@ impl Endpoint {
     }
 
     /// A builder with tokio's runtime of the calling task, which has to run as long as the endpoint
-    /// is in use (see [`Endpoint`]). Outside of one, building fails.
+    /// is in use (see [`Endpoint`]), with I/O and time enabled ([`Builder::build`]). Outside of one,
+    /// building fails.
     #[cfg(feature = "runtime-tokio")]
     #[must_use]
     pub fn tokio() -> Builder {
         match super::runtime::tokio::TokioRuntime::current() {
             Ok(runtime) => Self::builder().runtime(Arc::new(runtime)),
-            Err(_) => Self::builder(),
+            Err(_) => Self::builder().without_runtime(
+                "Endpoint::tokio was called outside of a tokio runtime: call it in an async \
+                 function that tokio runs, or after Runtime::enter",
+            ),
         }
     }
 
@@ -108,7 +112,8 @@ impl Endpoint {
     /// # Errors
     ///
     /// As `connect(2)`; what made the handshake fail for good; [`Error::Declined`] if the policy
-    /// requires SMC; [`Error::Misuse`] if the endpoint is closed or its runtime has ended.
+    /// requires SMC; [`Error::Misuse`] for a target without a port, or if the endpoint is closed or
+    /// its runtime has ended.
     pub async fn connect(&self, to: impl IntoTarget) -> Result<Stream, Error> {
         self.connect_with(to, &ConnectOptions::default()).await
     }
@@ -140,8 +145,8 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// As `bind(2)` and `listen(2)`; [`Error::Misuse`] if the endpoint is closed or its runtime has
-    /// ended.
+    /// As `bind(2)` and `listen(2)`; [`Error::Misuse`] for a target without a port, or if the endpoint
+    /// is closed or its runtime has ended.
     pub async fn bind(&self, at: impl IntoTarget) -> Result<Listener, Error> {
         self.bind_with(at, &ListenOptions::default()).await
     }
@@ -234,13 +239,13 @@ impl Endpoint {
         self.inner.lifetime.check()?;
         let is_listening = sockopt::socket_acceptconn(&listener).map_err(io::Error::from)?;
         if !is_listening {
-            return Err(Error::Misuse("the socket does not listen"));
+            return Err(Error::misuse("the socket does not listen"));
         }
         if listener.local_addr().is_err() {
-            return Err(Error::Misuse("the socket is not a TCP socket"));
+            return Err(Error::misuse("the socket is not a TCP socket"));
         }
         if options.reuse_port && !sockopt::socket_reuseport(&listener).map_err(io::Error::from)? {
-            return Err(Error::Misuse("SO_REUSEPORT comes too late for this socket"));
+            return Err(Error::misuse("SO_REUSEPORT comes too late for this socket"));
         }
         if let Some(backlog) = options.backlog {
             // Once more, which changes the length of its queue and nothing else.
@@ -265,9 +270,10 @@ impl Endpoint {
         match target {
             Target::Addr(addr) => Ok(vec![addr]),
             Target::Name(host, port) => Ok(self.inner.runtime.resolve(&host, port).await?),
-            Target::Invalid(_) => Err(Error::Misuse(
-                "target is neither address:port nor name:port",
-            )),
+            Target::Invalid(text) => {
+                let what = format!("target {text:?} is neither address:port nor name:port");
+                Err(Error::Misuse(what.into()))
+            }
         }
     }
 

@@ -438,7 +438,7 @@ fn now_or_never(result: Result<Option<usize>, Error>) -> io::Result<usize> {
     result?.ok_or_else(|| io::ErrorKind::WouldBlock.into())
 }
 
-const LEAST_IS_MORE: Error = Error::Misuse("reservation of at least more than it may have");
+const LEAST_IS_MORE: Error = Error::misuse("reservation of at least more than it may have");
 
 /// Reservations ask first.
 const NOT_MAPPED: Error = Error::Bug("reservation in place on TCP");

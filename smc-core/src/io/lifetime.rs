@@ -57,7 +57,7 @@ impl Lifetime {
 }
 
 /// Nothing runs the tasks that an endpoint needs.
-pub(crate) const RUNTIME_ENDED: Error = Error::Misuse("the runtime of the endpoint has ended");
+pub(crate) const RUNTIME_ENDED: Error = Error::misuse("the runtime of the endpoint has ended");
 
 /// By [`Endpoint::close`](super::Endpoint::close).
-pub(crate) const ENDPOINT_CLOSED: Error = Error::Misuse("the endpoint is closed");
+pub(crate) const ENDPOINT_CLOSED: Error = Error::misuse("the endpoint is closed");

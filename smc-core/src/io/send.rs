@@ -417,7 +417,7 @@ impl Room {
 
 /// A ring has space for as many bytes as it is long.
 pub(crate) const NEVER_FITS: Error =
-    Error::Misuse("reservation is longer than the ring that it is written to");
+    Error::misuse("reservation is longer than the ring that it is written to");
 
 /// Reservations are of space that is there, and nothing else is written while they last.
 const NOT_RESERVED: Error = Error::Bug("reservation outside of the free space");

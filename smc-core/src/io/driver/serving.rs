@@ -41,7 +41,7 @@ pub(crate) fn claim(slot: &Arc<Slot>) -> Result<(), Error> {
         }
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(Error::Misuse(IN_USE));
+            return Err(Error::misuse(IN_USE));
         }
         let serving = lock();
         if consumer_of(&serving, device).is_some() {

@@ -129,7 +129,7 @@ impl<'a> Reservation<'a> {
     pub fn write_at(&mut self, offset: usize, data: &[u8]) -> io::Result<()> {
         let end = offset.checked_add(data.len());
         let Some(end) = end.filter(|end| *end <= self.len) else {
-            return Err(Error::Misuse("write passes the end of the reservation").into());
+            return Err(Error::misuse("write passes the end of the reservation").into());
         };
         match &mut self.buffer {
             // Behind a full reservation the ring may be at its end, where it has no place.
@@ -184,7 +184,7 @@ impl<'a> Reservation<'a> {
     /// As [`Reservation::commit`].
     pub fn poll_commit(&mut self, cx: &mut Context<'_>, len: usize) -> Poll<io::Result<()>> {
         if len > self.len {
-            let misuse = Error::Misuse("committed more than was reserved");
+            let misuse = Error::misuse("committed more than was reserved");
             return Poll::Ready(Err(misuse.into()));
         }
         match &mut self.buffer {

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use super::builder::buffer_size;
+use super::builder::recv_buffer_size;
 use super::carrier::Carrier;
 use super::connected::{direct_connection, rdma_connection};
 use super::deadlines::Deadline;
@@ -107,7 +107,7 @@ fn handshake_config(endpoint: &Inner, recv_buffer: Option<usize>) -> Result<Arc<
         return Ok(config);
     };
     let mut config = Config::clone(&config);
-    config.buffer = buffer_size(len)?;
+    config.buffer = recv_buffer_size(len)?;
     config.rmb = config.buffer;
     Ok(Arc::new(config))
 }

@@ -1,0 +1,49 @@
+//! What is said to those who put an endpoint together, or name a target, in a way that cannot work.
+
+#![cfg(all(feature = "runtime-tokio", feature = "runtime-smol"))]
+
+use std::io::ErrorKind;
+
+use smc_core::{Endpoint, Error};
+
+#[test]
+fn an_endpoint_without_a_runtime_names_the_ways_to_one() {
+    let error = Endpoint::builder().build().expect_err("no runtime");
+    let text = "misuse: an endpoint needs a runtime: give Builder::runtime one";
+    assert_eq!(error.to_string(), text);
+
+    let error = Endpoint::tokio().build().expect_err("not in a runtime");
+    let text = "misuse: Endpoint::tokio was called outside of a tokio runtime: call it in an async \
+                function that tokio runs, or after Runtime::enter";
+    assert_eq!(error.to_string(), text);
+}
+
+#[test]
+#[should_panic(expected = "timers are disabled")]
+fn a_tokio_runtime_without_timers_is_found_out_where_the_endpoint_is_built() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .build();
+    let _context = runtime.as_ref().expect("runtime").enter();
+    let _endpoint = Endpoint::tokio().build();
+}
+
+#[test]
+fn a_buffer_that_is_too_long_is_named_by_its_kind() {
+    let error = Endpoint::smol().send_buffer(1 << 30).build();
+    let text = "misuse: send buffers have at most 512 MiB";
+    assert_eq!(error.expect_err("too long").to_string(), text);
+    let error = Endpoint::smol().recv_buffer(1 << 30).build();
+    let text = "misuse: receive buffers have at most 512 MiB";
+    assert_eq!(error.expect_err("too long").to_string(), text);
+}
+
+#[test]
+fn a_target_that_is_none_is_in_the_message() {
+    let endpoint = Endpoint::smol().build().expect("endpoint");
+    let error = smol::block_on(endpoint.connect("localhost")).expect_err("no port");
+    let text = "misuse: target \"localhost\" is neither address:port nor name:port";
+    assert_eq!(error.to_string(), text);
+    assert!(matches!(error, Error::Misuse(_)));
+    assert_eq!(std::io::Error::from(error).kind(), ErrorKind::InvalidInput);
+}
