@@ -19,7 +19,7 @@ fn errors_have_operation_path_and_errno() {
         (
             "a file",
             |path| write(path, "").unwrap(),
-            "make directory {}: file exists (os error 17)",
+            "open directory {}: not a directory (os error 20)",
         ),
         (
             "others can write to it",

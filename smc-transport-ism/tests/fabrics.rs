@@ -49,6 +49,19 @@ fn devices_of_one_fabric_have_its_chid_and_different_gids() {
 }
 
 #[test]
+fn a_directory_whose_parent_is_missing_is_named_and_neither_is_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("no/such");
+    let error = build(Place::directory(&path)).unwrap_err().to_string();
+    let text = format!(
+        "make directory {}: no such file or directory (os error 2)",
+        path.display()
+    );
+    assert_eq!(error, text);
+    assert!(!dir.path().join("no").exists());
+}
+
+#[test]
 fn a_device_is_told_when_a_peer_leaves_and_its_slot_is_taken_again() {
     for kind in [Kind::Directory, Kind::Server] {
         let world = World::new(kind, false);

@@ -133,6 +133,25 @@ fn a_memory_limit_is_named_with_what_was_needed_and_what_is_left() {
 }
 
 #[test]
+fn a_directory_whose_parent_is_missing_is_named_and_neither_is_made() {
+    let dir = TempDir::new().unwrap();
+    let (parent, path) = (dir.path().join("no"), dir.path().join("no/such"));
+    let error = LoopDevice::builder().runtime_dir(&path).build();
+    let text = format!(
+        "runtime directory {} cannot be used: make: no such file or directory (os error 2)",
+        path.display()
+    );
+    assert_eq!(error.unwrap_err().to_string(), text);
+    On::Tokio.run(async {
+        let device = LoopDevice::builder().runtime_dir(dir.path()).build();
+        let server = without_device(&path).device(Arc::new(device.unwrap()));
+        let told = both(builder(On::Tokio, true, dir.path()), server).await;
+        assert_eq!(told[1], format!("0x03010000 {text}"));
+    });
+    assert!(!parent.exists());
+}
+
+#[test]
 fn an_end_without_a_device_says_so() {
     let dir = TempDir::new().unwrap();
     On::Tokio.run(async {

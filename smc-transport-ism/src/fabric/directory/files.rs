@@ -1,6 +1,7 @@
 //! The files of a directory: memory, sockets, lock.
 
 use std::fs::DirBuilder;
+use std::io::ErrorKind;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -30,10 +31,14 @@ pub(super) struct Files {
 }
 
 impl Files {
-    /// Opens a directory, after making it if need be, and checks that only we can change it.
+    /// Opens a directory, after making it, but none above it, if need be, and checks that only we can change it.
     pub(super) fn open(path: &Path) -> Result<Self, DeviceError> {
-        let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
-        made.map_err(|error| DeviceError::os_at("make directory", path, &error))?;
+        match DirBuilder::new().mode(0o700).create(path) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                return Err(DeviceError::os_at("make directory", path, &error));
+            }
+            _ => {}
+        }
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let dir = openat(CWD, path, flags, Mode::empty());
         let dir = dir.map_err(|error| os_at("open directory", path, error))?;

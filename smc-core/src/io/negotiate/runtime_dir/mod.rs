@@ -15,10 +15,10 @@ pub use publication::Publication;
 pub use socket::bind_with_mode;
 pub(super) use socket::names;
 
-use std::fs::{DirBuilder, Metadata};
+use std::fs::Metadata;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -45,7 +45,8 @@ use crate::error::DirectoryProblem;
 /// A socket is published in the first of them that can be used; if that is `$XDG_RUNTIME_DIR`,
 /// which other processes of the user may not know, also in the next. It is looked for in all. A
 /// directory is used if it belongs to the user and no one else can write to it, which is checked
-/// each time.
+/// each time. What is missing is made when a socket is published, for the user alone; directories
+/// above it are not.
 #[derive(Clone, Debug)]
 pub struct RuntimeDirs {
     /// The only one, if there is one.
@@ -231,16 +232,7 @@ impl RuntimeDirs {
             return Ok(vec![self.open(given)?]);
         }
         if let Some(given) = &self.given {
-            let made = DirBuilder::new().recursive(true).mode(0o700).create(given);
-            return match (self.open(given), made) {
-                (Ok(dir), _) => Ok(vec![dir]),
-                // Why it could not be made, not that it is not there.
-                (Err(_), Err(error)) if error.kind() != io::ErrorKind::AlreadyExists => {
-                    let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-                    Err(RuntimeDirError::os(given, "make", errno))
-                }
-                (Err(error), _) => Err(error),
-            };
+            return Ok(vec![self.make_and_open(given)?]);
         }
         if let Ok(dir) = self.open_system() {
             return Ok(vec![dir]);
@@ -304,6 +296,8 @@ impl RuntimeDirs {
         spare.ok_or(taken)
     }
 
+    /// Directories above it are not made: their mode and owner are for the user to decide, and a path
+    /// that was misspelt is an error.
     fn make_and_open(&self, path: &Path) -> Result<OpenDir, RuntimeDirError> {
         match rustix::fs::mkdir(path, Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => self.open(path),

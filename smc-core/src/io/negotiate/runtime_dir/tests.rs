@@ -103,6 +103,7 @@ fn a_name_that_is_removed_is_published_again() {
 #[test]
 fn a_directory_that_is_removed_or_renamed_must_exist_again() {
     let world = World::new();
+    world.make("above", 0o700);
     let dirs = RuntimeDirs::at(world.at("above/dir"));
     let mut publication = publish(&dirs);
     let path = world.at("above/dir").join(NAME);
@@ -115,7 +116,12 @@ fn a_directory_that_is_removed_or_renamed_must_exist_again() {
     tend_until(&mut publication, |_| path.exists());
     can_be_found(&mut publication, &dirs);
 
+    // Directories above it are not made.
     fs::rename(world.at("above"), world.at("moved")).unwrap();
+    tend_until(&mut publication, |publication| {
+        publication.error().is_some()
+    });
+    world.make("above", 0o700);
     tend_until(&mut publication, |_| path.exists());
     can_be_found(&mut publication, &dirs);
     assert_eq!(
@@ -306,6 +312,7 @@ fn a_name_that_belongs_to_a_file_is_published_beside_that_file_only() {
 #[test]
 fn any_number_of_changes_before_a_look_is_one_look() {
     let world = World::new();
+    world.make("above", 0o700);
     let dirs = RuntimeDirs::at(world.at("above/dir"));
     let mut publication = publish(&dirs);
     for _ in 0..1000 {
