@@ -21,7 +21,7 @@ use super::runtime::{Acceptor, Runtime, Socket, Task};
 use super::setup;
 use super::stream::Stream;
 use crate::config::Policy;
-use crate::error::{Error, FallbackCause, How, Limit};
+use crate::error::{Error, FallbackCause, FallbackReason, How, Limit};
 
 /// Options of a listener that differ from one to the next.
 #[derive(Clone, Debug, Default)]
@@ -34,6 +34,16 @@ pub struct ListenOptions {
     pub reuse_port: bool,
 }
 
+/// Clients of a listener that were closed because its policy requires SMC.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Refused {
+    /// How many.
+    pub count: u64,
+    /// The last of them, and why it would have been TCP.
+    pub last: Option<(SocketAddr, FallbackReason)>,
+}
+
 /// Accepts streams, SMC from clients that speak it and TCP from all others.
 ///
 /// Handshakes run on their own, so a slow client holds up no other. As many are under way as the
@@ -44,7 +54,8 @@ pub struct ListenOptions {
 /// [`Listener::accept`], however many handshakes are under way. Clients whose handshake
 /// fails for good never appear there. A client that has confirmed does, as with TCP, also if it has
 /// closed, or its process has ended, before the listener's part is done: its stream has what it has
-/// written, and then the end. Dropping the listener ends what has not been accepted.
+/// written, and then the end. Where the policy requires SMC, clients that would be TCP are closed,
+/// which [`Listener::refused`] counts. Dropping the listener ends what has not been accepted.
 pub struct Listener {
     queue: Arc<Queue>,
     local: SocketAddr,
@@ -138,6 +149,16 @@ impl Listener {
         Ok(self.local)
     }
 
+    /// The clients that were closed because the policy requires SMC
+    /// ([`Policy::Require`]), and why the last of them would have been TCP.
+    ///
+    /// [`Listener::accept`] does not show them. To be looked at, or logged from time to time, when
+    /// clients say that their connections end at once.
+    #[must_use]
+    pub fn refused(&self) -> Refused {
+        self.queue.lock().refused.clone()
+    }
+
     /// The descriptor of the TCP listener, where there is one.
     #[must_use]
     pub fn tcp_fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
@@ -179,6 +200,7 @@ struct State {
     ready: VecDeque<io::Result<(Stream, SocketAddr)>>,
     /// What `accept` comes to, if there is nothing more to accept.
     end: Option<Error>,
+    refused: Refused,
 }
 
 impl Queue {
@@ -217,6 +239,13 @@ impl Queue {
         // One more than those that are on their way already.
         self.changed.notify(1_usize.additional());
         self.accepting.wake();
+    }
+
+    /// Counts a client that is closed because it would be TCP.
+    fn refuse(&self, peer: SocketAddr, why: FallbackReason) {
+        let refused = &mut self.lock().refused;
+        refused.count = refused.count.saturating_add(1);
+        refused.last = Some((peer, why));
     }
 
     /// Waits until another connection may be taken up. `None` at the end.
@@ -347,7 +376,10 @@ impl Service {
         let aside = match (verdict, policy) {
             (Verdict::Clc, _) => None,
             (Verdict::Aside(aside), _) => Some(aside),
-            (Verdict::Plain(_), Policy::Require) => return None,
+            (Verdict::Plain(cause), Policy::Require) => {
+                queue.refuse(peer, cause.into());
+                return None;
+            }
             (Verdict::Plain(cause), _) => {
                 queue.put(Ok((setup::plain(socket, cause), peer)));
                 return None;
@@ -369,12 +401,12 @@ impl Service {
                     _ => setup::accept(&endpoint, socket, peer, aside).await,
                 }
             };
-            match queue.while_listening(set_up).await {
-                Some(Ok(stream)) if policy != Policy::Require || stream.mode().is_smc() => {
-                    queue.put(Ok((stream, peer)));
+            // As in the kernel: what fails for good is not shown to the application.
+            if let Some(Ok(stream)) = queue.while_listening(set_up).await {
+                match (policy, stream.fallback_reason()) {
+                    (Policy::Require, Some(why)) => queue.refuse(peer, why),
+                    _ => queue.put(Ok((stream, peer))),
                 }
-                // As in the kernel: what fails for good is not shown to the application.
-                Some(_) | None => {}
             }
         }))
     }

@@ -41,7 +41,7 @@ mod tcp;
 pub use builder::Builder;
 pub use endpoint::{ConnectOptions, Connection, Endpoint};
 pub use inplace::{ReadGuard, Reservation};
-pub use listener::{ListenOptions, Listener};
+pub use listener::{ListenOptions, Listener, Refused};
 pub use mode::Mode;
 pub use rdma::RdmaGroupInfo;
 pub use ready::{Interest, Readiness};

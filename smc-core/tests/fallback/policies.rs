@@ -6,6 +6,7 @@ use std::sync::Arc;
 use futures_lite::{AsyncReadExt, future};
 use smc_core::Policy;
 use smc_core::device::DeviceError;
+use smc_core::error::FallbackCause;
 use smc_core::io::ConnectOptions;
 use smc_core::io::negotiate::{Delivery, Withdrawn};
 use smc_core::wire::types::DeclineCode;
@@ -118,6 +119,10 @@ fn a_listener_that_requires_smc_shows_nothing_else() {
             let (ours, (theirs, _)) = (ours.unwrap(), theirs.unwrap());
             assert_eq!(reason(&theirs), None);
             world.chat(ours, theirs).await;
+            let refused = listener.refused();
+            assert_eq!(refused.count, 2);
+            let (_, why) = refused.last.unwrap();
+            assert_eq!(why.local, DeclineCode::NOSMCD2DEV);
             assert!(accept_now(&listener).is_none());
             world.only_idle_groups_left(&server).await;
         });
@@ -133,9 +138,14 @@ fn a_listener_that_requires_smc_closes_plain_connections() {
     });
     world.block_on(async {
         let (listener, at) = server.listen().await;
+        assert_eq!(listener.refused().count, 0);
         let raw = Raw::connect(&*world.rt, at).await;
         assert_eq!(raw.rest().await.0, b"", "closed");
         assert!(accept_now(&listener).is_none());
+        let refused = listener.refused();
+        assert_eq!(refused.count, 1);
+        let (_, why) = refused.last.unwrap();
+        assert_eq!(why.cause, FallbackCause::NotOffered);
         world.nothing_left(&server).await;
     });
 }
