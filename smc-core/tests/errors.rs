@@ -33,6 +33,27 @@ fn a_lack_of_descriptors_has_the_limit() {
 }
 
 #[test]
+fn a_device_error_is_an_io_error_of_the_same_kind() {
+    let denied = DeviceError::os("map memory", &io::Error::from_raw_os_error(EACCES));
+    let rows = [
+        (denied, io::ErrorKind::PermissionDenied),
+        (
+            DeviceError::NotPermitted("no".into()),
+            io::ErrorKind::PermissionDenied,
+        ),
+        (DeviceError::NoMemory, io::ErrorKind::OutOfMemory),
+        (DeviceError::Invalid("no"), io::ErrorKind::InvalidInput),
+        (DeviceError::PeerGone, io::ErrorKind::ConnectionAborted),
+        (DeviceError::Exhausted, io::ErrorKind::Other),
+    ];
+    for (error, kind) in rows {
+        let text = error.to_string();
+        let error = io::Error::from(error);
+        assert_eq!((error.kind(), error.to_string()), (kind, text));
+    }
+}
+
+#[test]
 fn a_reason_is_its_codes_and_its_cause() {
     use FallbackCause as Cause;
     let failed = Cause::Device {

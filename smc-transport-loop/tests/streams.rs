@@ -38,6 +38,7 @@ scenarios! {
     a_peer_that_maps_buffers_and_one_that_does_not_talk
     a_write_after_the_own_shutdown_names_it
     a_stream_says_that_its_own_endpoint_was_shut_down
+    options_of_the_tcp_socket_read_back
 }
 
 fn run<F: Future<Output = ()>>(on: On, nocopy: bool, scenario: impl FnOnce(World) -> F) {
@@ -506,4 +507,17 @@ async fn a_stream_says_that_its_own_endpoint_was_shut_down(world: World) {
     }
     let error = shut.write(b"late").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::BrokenPipe, "{error}");
+}
+
+async fn options_of_the_tcp_socket_read_back(world: World) {
+    let (client, _server) = world.pair().await;
+    client.set_ttl(7).unwrap();
+    assert_eq!(client.ttl().unwrap(), 7);
+    assert!(!client.keepalive().unwrap());
+    client.set_keepalive(true).unwrap();
+    assert!(client.keepalive().unwrap());
+
+    let (reading, writing) = client.into_split();
+    assert_eq!(reading.fallback_reason(), None);
+    assert_eq!(writing.fallback_reason(), None);
 }

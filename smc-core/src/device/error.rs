@@ -104,6 +104,24 @@ impl DeviceError {
     }
 }
 
+impl From<DeviceError> for io::Error {
+    /// With the kind of an error of the system; for others one that says the same. The cause stays as
+    /// source.
+    fn from(error: DeviceError) -> Self {
+        let kind = match &error {
+            DeviceError::Os(error) => error.kind(),
+            DeviceError::RuntimeDir(error) => error.kind(),
+            DeviceError::NotPermitted(_) => io::ErrorKind::PermissionDenied,
+            DeviceError::NoMemory | DeviceError::OverLimit { .. } => io::ErrorKind::OutOfMemory,
+            DeviceError::Invalid(_) => io::ErrorKind::InvalidInput,
+            DeviceError::PeerMisbehaved(_) => io::ErrorKind::InvalidData,
+            DeviceError::Gone(_) | DeviceError::PeerGone => io::ErrorKind::ConnectionAborted,
+            DeviceError::Unreachable { .. } | DeviceError::Exhausted => io::ErrorKind::Other,
+        };
+        Self::new(kind, error)
+    }
+}
+
 impl From<MemoryError> for DeviceError {
     fn from(error: MemoryError) -> Self {
         match error {

@@ -18,6 +18,7 @@ use super::halves::{ReadSide, Side, WriteSide};
 use super::inplace::{ReadGuard, Reservation};
 use super::mode::Mode;
 use super::stream::{Shared, Stream, try_read_buf};
+use crate::error::FallbackReason;
 
 /// The reading half of [`Stream::split`].
 #[derive(Debug)]
@@ -171,6 +172,12 @@ macro_rules! info {
             #[must_use]
             pub fn mode(&self) -> &Mode {
                 self.shared.mode()
+            }
+
+            /// Why the stream is TCP; `None` when it is SMC.
+            #[must_use]
+            pub fn fallback_reason(&self) -> Option<FallbackReason> {
+                self.shared.mode().fallback_reason()
             }
 
             /// Our address of the TCP connection.

@@ -8,6 +8,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_io::{AsyncBufRead, AsyncRead, AsyncWrite};
+use rustix::net::sockopt;
 
 use super::conn::{Conn, Handle};
 use super::halves::{ReadSide, Side, WriteSide};
@@ -513,6 +514,33 @@ impl Stream {
         self.shared.socket.set_keepalive(on)
     }
 
+    /// Whether `SO_KEEPALIVE` of the TCP socket is set.
+    ///
+    /// # Errors
+    ///
+    /// As `getsockopt(2)`; `Unsupported` with a runtime that has no sockets of the system.
+    pub fn keepalive(&self) -> io::Result<bool> {
+        Ok(sockopt::socket_keepalive(self.shared.tcp()?)?)
+    }
+
+    /// `IP_TTL` of the TCP socket. Data of an SMC stream does not pass there.
+    ///
+    /// # Errors
+    ///
+    /// As [`Stream::keepalive`].
+    pub fn ttl(&self) -> io::Result<u32> {
+        Ok(sockopt::ip_ttl(self.shared.tcp()?)?)
+    }
+
+    /// Sets [`Stream::ttl`].
+    ///
+    /// # Errors
+    ///
+    /// As `setsockopt(2)`; `Unsupported` with a runtime that has no sockets of the system.
+    pub fn set_ttl(&self, ttl: u32) -> io::Result<()> {
+        Ok(sockopt::set_ip_ttl(self.shared.tcp()?, ttl)?)
+    }
+
     /// Takes the error that ended the stream, if one did: `SO_ERROR`. Each later call gives `None`.
     /// Over SMC that changes nothing for reading and writing, which fail as before.
     ///
@@ -537,6 +565,12 @@ impl Shared {
 
     pub(crate) fn local_addr(&self) -> io::Result<SocketAddr> {
         self.socket.local_addr()
+    }
+
+    fn tcp(&self) -> io::Result<BorrowedFd<'_>> {
+        self.socket
+            .fd()
+            .ok_or_else(|| io::ErrorKind::Unsupported.into())
     }
 
     pub(crate) fn mode(&self) -> &Mode {

@@ -30,6 +30,15 @@ impl RuntimeDirError {
         Self::new(path, DirectoryProblem::Os(error))
     }
 
+    /// The kind of failure, as of an error of the system.
+    #[must_use]
+    pub fn kind(&self) -> io::ErrorKind {
+        match &self.problem {
+            DirectoryProblem::Os(error) => error.kind(),
+            _ => io::ErrorKind::PermissionDenied,
+        }
+    }
+
     /// The error number where it is a lack of descriptors or memory, which says nothing about the
     /// directory.
     pub(super) fn lack(&self) -> Option<Errno> {
@@ -61,10 +70,6 @@ impl From<RuntimeDirError> for FallbackCause {
 
 impl From<RuntimeDirError> for io::Error {
     fn from(error: RuntimeDirError) -> Self {
-        let kind = match &error.problem {
-            DirectoryProblem::Os(error) => error.kind(),
-            _ => io::ErrorKind::PermissionDenied,
-        };
-        Self::new(kind, error)
+        Self::new(error.kind(), error)
     }
 }
