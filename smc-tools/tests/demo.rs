@@ -34,6 +34,16 @@ fn a_demonstration_leaves_nothing_behind() {
     }
 }
 
+#[test]
+fn the_help_explains_the_columns_of_the_table() {
+    let smc = || Command::new(env!("CARGO_BIN_EXE_smc"));
+    let output = smc().args(["demo", "--help"]).output().unwrap();
+    let help = String::from_utf8(output.stdout).unwrap();
+    for column in ["throughput", "round trip", "messages", "vs TCP", "vs UNIX"] {
+        assert!(help.contains(column), "{column}: {help}");
+    }
+}
+
 /// The names in a directory that begin like this.
 fn left(place: &Path, prefix: &str) -> Vec<String> {
     let entries = std::fs::read_dir(place).into_iter().flatten().flatten();

@@ -81,11 +81,11 @@ pub(crate) struct Args {
     pub(super) buffer: Option<usize>,
 
     /// Longest time for which SMC streams look for data before they sleep, in microseconds; 0 for
-    /// never
+    /// never; 100 if not given and there is more than one CPU
     #[arg(long, value_name = "US")]
     pub(super) polling: Option<u64>,
 
-    /// CPUs of the client's and of the server's process, such as 0,1
+    /// CPUs of the client's and of the server's process, such as 0,1; not pinned if not given
     #[arg(long, value_name = "CLIENT,SERVER", value_parser = cpus)]
     pub(super) pin: Option<[usize; 2]>,
 

@@ -20,6 +20,16 @@ use clap::{Args as ClapArgs, ValueEnum};
 
 /// Arguments of `smc demo`.
 #[derive(Clone, Debug, ClapArgs)]
+#[command(after_help = "\
+The table has the median of all rounds and half of their range in percent of it:
+  throughput   one way, in writes of 64,000 bytes; GB are 10^9 bytes
+  round trip   of 14 bytes, in microseconds
+  messages     of 100 bytes one way; M are 10^6 in a second
+for the stream over SMC, TCP over the loopback interface, and a UNIX socket. `vs TCP` and
+`vs UNIX` are how many times better SMC is: above 1 it has more throughput or messages, or
+shorter round trips.
+
+The exit status is 0 if the stream was SMC and the data came back as it was.")]
 pub(crate) struct Args {
     /// The file to stream there and back; generated data if not given
     #[arg(long, value_name = "PATH")]
@@ -50,7 +60,8 @@ pub(crate) struct Args {
     #[arg(long)]
     copy: bool,
 
-    /// Receive buffers of SMC streams in bytes or with K or M, instead of the default
+    /// Receive buffers of SMC streams, in bytes or with K or M; 4M over SMC-D and 1M over SMC-R if
+    /// not given, as far as the device goes
     #[arg(long, value_name = "N", value_parser = size)]
     buffer: Option<u64>,
 
