@@ -1,6 +1,12 @@
 //! Loading, pinning and taking away, by users with and without privileges.
 
+#![allow(unsafe_code, reason = "a system call that no crate wraps")]
+
+use std::ffi::CString;
 use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -14,6 +20,8 @@ use crate::world::{Sniffer, Speaks, run};
 in_lab! {
     a_user_without_privileges,
     who_is_not_let_in,
+    users_cannot_freeze_the_map,
+    a_map_that_was_frozen_is_made_anew,
     installing_again_and_undoing,
     a_second_instance_is_refused,
     a_program_ends_with_its_process,
@@ -85,6 +93,62 @@ fn who_is_not_let_in(lab: Lab) {
     fs::set_permissions("/sys/fs/bpf", fs::Permissions::from_mode(0o700)).unwrap();
     let status = setup.install().unwrap().status;
     assert_eq!(status.closed.as_deref(), Some(Path::new("/sys/fs/bpf")));
+}
+
+fn users_cannot_freeze_the_map(lab: Lab) {
+    if let Some(map) = role() {
+        return say(freeze(Path::new(&map)).is_ok());
+    }
+    let status = Setup::new().cgroup(&lab.cgroup).install().unwrap().status;
+    let can_be_frozen = status.can_be_frozen.expect("root can try");
+    assert_eq!(status.mode, if can_be_frozen { 0o660 } else { 0o666 });
+    let mut user = Helper::start(&status.map.display().to_string(), Some(NOBODY));
+    assert_eq!(user.line(), "false");
+    run(|world| async move {
+        let option = SynOption::pinned().unwrap();
+        let server = world.server(&option, "127.0.0.1:0");
+        let dialled = world.dial(&option, server.at()).await;
+        assert_eq!(dialled.delivery, Delivery::OnTcp);
+    });
+    let status = Setup::new().status().unwrap();
+    assert_eq!(status.is_frozen, Some(false));
+}
+
+fn a_map_that_was_frozen_is_made_anew(lab: Lab) {
+    let setup = Setup::new().cgroup(&lab.cgroup);
+    let status = setup.install().unwrap().status;
+    if freeze(&status.map).is_err() {
+        assert_eq!(status.can_be_frozen, Some(false));
+        println!("skipped: this kernel freezes no such map, and 6.1 does");
+        return;
+    }
+    assert_eq!(setup.status().unwrap().is_frozen, Some(true));
+    let again = setup.install().unwrap();
+    assert!(again.is_new);
+    assert_eq!(again.status.is_frozen, Some(false));
+}
+
+/// `BPF_MAP_FREEZE`: no process can write to the map any more.
+fn freeze(map: &Path) -> io::Result<()> {
+    const OBJECT_GET: libc::c_int = 7;
+    const MAP_FREEZE: libc::c_int = 22;
+    let path = CString::new(map.as_os_str().as_bytes())?;
+    let open = [path.as_ptr().expose_provenance() as u64, 0];
+    // SAFETY: the attributes of BPF_OBJ_GET are the address of a path, which lives until the call is
+    // over, and two words that are zero.
+    let fd = unsafe { libc::syscall(libc::SYS_bpf, OBJECT_GET, &raw const open, 16) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is new.
+    let fd = unsafe { OwnedFd::from_raw_fd(i32::try_from(fd).unwrap()) };
+    let attr = [fd.as_raw_fd()];
+    // SAFETY: the attributes of BPF_MAP_FREEZE are a descriptor.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, MAP_FREEZE, &raw const attr, 4) };
+    match result {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 fn installing_again_and_undoing(lab: Lab) {

@@ -18,8 +18,13 @@ use std::slice::{from_mut, from_ref};
 
 use super::asm::Insn;
 
-/// A value of the map: flags and verdict.
+/// What a value of the map begins with: flags and verdict.
 pub(super) type Entry = [u32; 2];
+
+/// A value of the map: an [`Entry`], and a lock (`struct bpf_spin_lock`) which nothing takes. A map
+/// with one in its values cannot be frozen (`BPF_MAP_FREEZE`) from Linux 6.2 on: every process that
+/// may write to a map could freeze it else, and no socket be marked any more.
+type Value = [u32; 3];
 
 /// A map that marks sockets: storage of an [`Entry`] per socket, which accepted sockets copy.
 #[derive(Debug)]
@@ -37,7 +42,7 @@ pub(super) fn create_map(name: &str) -> io::Result<Map> {
     let attr = MapCreate {
         map_type: MAP_SK_STORAGE,
         key_size: size_of::<u32>() as u32,
-        value_size: size_of::<Entry>() as u32,
+        value_size: size_of::<Value>() as u32,
         map_flags: MAP_FLAGS,
         name: object_name(name),
         btf_fd: number(&types),
@@ -55,7 +60,7 @@ pub(super) fn open_map(at: &Path, name: &str) -> io::Result<Option<Map>> {
     let wanted = MapInfo {
         map_type: MAP_SK_STORAGE,
         key_size: size_of::<u32>() as u32,
-        value_size: size_of::<Entry>() as u32,
+        value_size: size_of::<Value>() as u32,
         map_flags: MAP_FLAGS,
         name: object_name(name),
         ..MapInfo::default()
@@ -72,35 +77,58 @@ pub(super) fn open_map(at: &Path, name: &str) -> io::Result<Option<Map>> {
 /// Writes the entry of a socket.
 pub(super) fn set_entry(map: &Map, socket: BorrowedFd<'_>, entry: Entry) -> io::Result<()> {
     let key = socket.as_raw_fd();
+    let [flags, verdict] = entry;
+    let value: Value = [flags, verdict, 0];
     let attr = Element {
         map_fd: number(&map.0),
         key: address(from_ref(&key)),
-        value: address(&entry),
+        value: address(&value),
         ..Element::default()
     };
     // SAFETY: the attributes are those of BPF_MAP_UPDATE_ELEM. The map has keys of four bytes and
-    // values of eight, as every `Map` does; the kernel only reads both.
+    // values of twelve, as every `Map` does; the kernel only reads both.
     unsafe { bpf(MAP_UPDATE, attr) }.map(drop)
 }
 
 /// Reads the entry of a socket, `None` if it has none.
 pub(super) fn entry(map: &Map, socket: BorrowedFd<'_>) -> io::Result<Option<Entry>> {
     let key = socket.as_raw_fd();
-    let mut entry = Entry::default();
+    let mut value = Value::default();
     let attr = Element {
         map_fd: number(&map.0),
         key: address(from_ref(&key)),
-        value: address_mut(&mut entry),
+        value: address_mut(&mut value),
         ..Element::default()
     };
     // SAFETY: the attributes are those of BPF_MAP_LOOKUP_ELEM. The map has keys of four bytes,
-    // which are only read, and values of eight, which `entry` has; it is not touched by anybody
-    // else, and any bytes make an `Entry`.
+    // which are only read, and values of twelve, which `value` has; it is not touched by anybody
+    // else, and any bytes make a `Value`.
     match unsafe { bpf(MAP_LOOKUP, attr) } {
-        Ok(_) => Ok(Some(entry)),
+        Ok(_) => {
+            let [flags, verdict, _lock] = value;
+            Ok(Some([flags, verdict]))
+        }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }
+}
+
+/// Keeps user space from writing to a map, for good.
+pub(super) fn freeze(map: &Map) -> io::Result<()> {
+    let attr = Element {
+        map_fd: number(&map.0),
+        ..Element::default()
+    };
+    // SAFETY: the attributes are those of BPF_MAP_FREEZE, which has the descriptor only.
+    unsafe { bpf(MAP_FREEZE, attr) }.map(drop)
+}
+
+/// Whether user space can no longer write to a map.
+pub(super) fn is_frozen(map: &Map) -> io::Result<bool> {
+    let at = format!("/proc/self/fdinfo/{}", map.0.as_raw_fd());
+    let lines = std::fs::read_to_string(at)?;
+    let frozen = lines.lines().find_map(|line| line.strip_prefix("frozen:"));
+    Ok(frozen.is_some_and(|frozen| frozen.trim() != "0"))
 }
 
 /// Gives a `sock_ops` program to the kernel. The error has what the verifier said about it.
@@ -420,8 +448,8 @@ struct InfoByFd {
     info: u64,
 }
 
-/// Describes the types of the map's keys and values, which per-socket storage asks for: an `int`
-/// and a number of eight bytes (BTF, the kernel's BPF Type Format).
+/// Describes the types of the map's keys and values, which per-socket storage asks for: an `int`,
+/// and a structure of a number of eight bytes and a lock (BTF, the kernel's BPF Type Format).
 fn load_types() -> io::Result<OwnedFd> {
     let types = type_description();
     let attr = TypesLoad {
@@ -434,14 +462,37 @@ fn load_types() -> io::Result<OwnedFd> {
 }
 
 fn type_description() -> Vec<u8> {
-    const STRINGS: &[u8] = b"\0int\0entry\0";
+    const STRINGS: &[u8] = b"\0int\0entry\0val\0bpf_spin_lock\0lock\0";
+    // Where they begin.
+    const INT_NAME: u32 = 1;
+    const ENTRY_NAME: u32 = 5;
+    const VAL_NAME: u32 = 11;
+    const SPIN_LOCK_NAME: u32 = 15;
+    const LOCK_NAME: u32 = 29;
     const INT: u32 = 1 << 24;
+    const STRUCT: u32 = 4 << 24;
     const SIGNED: u32 = 1 << 24;
-    let types = [
-        [1, INT, 4, SIGNED | 32],
-        [5, INT, size_of::<Entry>() as u32, 64],
-    ]
-    .concat();
+    let (entry, value) = (size_of::<Entry>() as u32, size_of::<Value>() as u32);
+    // Name, kind and number of members, size; then the encoding of a number, or name, type and
+    // place in bits of each member.
+    let types: [&[u32]; 5] = [
+        &[INT_NAME, INT, 4, SIGNED | 32],
+        &[ENTRY_NAME, INT, entry, 64],
+        &[VAL_NAME, INT, 4, 32],
+        &[SPIN_LOCK_NAME, STRUCT | 1, 4, VAL_NAME, 3, 0],
+        &[
+            0,
+            STRUCT | 2,
+            value,
+            ENTRY_NAME,
+            2,
+            0,
+            LOCK_NAME,
+            4,
+            entry * 8,
+        ],
+    ];
+    let types = types.concat();
     let type_len = count(&types) * 4;
     let mut all = Vec::new();
     all.extend(0xeb9f_u16.to_ne_bytes());
@@ -558,6 +609,7 @@ const PROGRAM_BY_ID: libc::c_int = 13;
 const OBJECT_INFO: libc::c_int = 15;
 const PROGRAM_QUERY: libc::c_int = 16;
 const TYPES_LOAD: libc::c_int = 18;
+const MAP_FREEZE: libc::c_int = 22;
 const LINK_CREATE: libc::c_int = 28;
 const LINK_DETACH: libc::c_int = 34;
 
@@ -571,7 +623,7 @@ const QUERY_EFFECTIVE: u32 = 1;
 
 /// The types of [`type_description`].
 const TYPE_KEY: u32 = 1;
-const TYPE_VALUE: u32 = 2;
+const TYPE_VALUE: u32 = 5;
 
 /// None of the functions that the program calls is for GPL programs only.
 const LICENSE: &CStr = c"MIT OR Apache-2.0";

@@ -17,7 +17,7 @@
 //! ```
 //!
 //! Marking a socket and asking what its peer did are accesses to the program's map by the socket's
-//! descriptor. The map only ever gives access to one's own sockets, so everybody may have it.
+//! descriptor. The map only ever gives access to one's own sockets, so all users may have it.
 //!
 //! # Two ways to get it
 //!

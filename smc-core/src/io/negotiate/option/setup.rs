@@ -19,13 +19,15 @@ use super::{SynOption, is_missing, program};
 /// [`SynOption::pinned`] finds it. All of it lasts until [`Setup::undo`] or the next boot. It takes
 /// root, or `CAP_BPF`, `CAP_NET_ADMIN` and the right to write there.
 ///
-/// What a map may be used for is to mark one's own sockets and to read what became of them, so
-/// there is no harm in everybody having it.
+/// What a map may be used for is to mark one's own sockets and to read what became of them, so all
+/// users may have it. Before Linux 6.2 one that has it can also freeze it (`BPF_MAP_FREEZE`), and no
+/// socket is marked any more until it is installed anew: there, only root and the map's group may use
+/// it unless [`Setup::mode`] says otherwise.
 #[derive(Clone, Debug)]
 pub struct Setup {
     cgroup: Option<PathBuf>,
     directory: PathBuf,
-    mode: u32,
+    mode: Option<u32>,
     group: Option<u32>,
 }
 
@@ -53,10 +55,11 @@ impl Setup {
         self
     }
 
-    /// Sets who may use the map, 0666 if not told. Users have to be able to read and write it.
+    /// Sets who may use the map: 0666 if not told, 0660 if users could freeze it
+    /// ([`Status::can_be_frozen`]). Users have to be able to read and write it.
     #[must_use]
     pub fn mode(mut self, mode: u32) -> Self {
-        self.mode = mode & 0o777;
+        self.mode = Some(mode & 0o777);
         self
     }
 
@@ -118,7 +121,11 @@ impl Setup {
             Err(SetupError::NotAttached { .. }) => Some(false),
             Err(_) => None,
         };
+        let is_frozen = open_map(&self.directory)
+            .and_then(|map| bpf::is_frozen(&map).map_err(SetupError::file("look at", &self.map())));
         Ok(Status {
+            is_frozen: is_frozen.ok(),
+            can_be_frozen: can_be_frozen(),
             mode: found.mode() & 0o777,
             uid: found.uid(),
             gid: found.gid(),
@@ -161,7 +168,8 @@ impl Setup {
     /// Whether it is installed for this cgroup. Clears away what is left of a broken one.
     fn is_there(&self, cgroup: &Cgroup) -> Result<bool, SetupError> {
         let map = match open_map(&self.directory) {
-            Ok(map) => Some(map),
+            // A map that is frozen is of no use any more.
+            Ok(map) => Some(map).filter(|map| !bpf::is_frozen(map).unwrap_or(false)),
             Err(SetupError::NotInstalled { .. }) => None,
             Err(error) => return Err(error),
         };
@@ -208,7 +216,11 @@ impl Setup {
             let changed = std::os::unix::fs::chown(&map, None, self.group);
             changed.map_err(SetupError::file("change the group of", &map))?;
         }
-        let changed = fs::set_permissions(&map, Permissions::from_mode(self.mode));
+        let mode = self.mode.unwrap_or_else(|| match can_be_frozen() {
+            Some(false) => 0o666,
+            _ => 0o660,
+        });
+        let changed = fs::set_permissions(&map, Permissions::from_mode(mode));
         changed.map_err(SetupError::file("change the mode of", &map))
     }
 
@@ -251,7 +263,7 @@ impl Default for Setup {
         Self {
             cgroup: None,
             directory: Self::DIRECTORY.into(),
-            mode: 0o666,
+            mode: None,
             group: None,
         }
     }
@@ -289,8 +301,19 @@ pub struct Status {
     pub others: Vec<u32>,
     /// Whether the program runs for sockets of this process, if that can be tried.
     pub is_effective: Option<bool>,
+    /// Whether the map was frozen, so that no socket can be marked, if this user may use it.
+    /// [`Setup::install`] makes a new one.
+    pub is_frozen: Option<bool>,
+    /// Whether users who may use the map can freeze it, if this user may try: before Linux 6.2.
+    pub can_be_frozen: Option<bool>,
     /// A directory on the way to the map that keeps out users whom the map itself lets in.
     pub closed: Option<PathBuf>,
+}
+
+/// Whether this kernel freezes a map like ours; `None` where it may not be tried.
+fn can_be_frozen() -> Option<bool> {
+    let map = bpf::create_map(program::NAME).ok()?;
+    Some(bpf::freeze(&map).is_ok())
 }
 
 /// The map that is pinned in a directory.
