@@ -125,8 +125,71 @@ fn a_device_that_stays_busy_is_not_asked_for_ever_on_behalf_of_a_dropped_stream(
     drop(stream);
     scene.runtime.run_for(Duration::from_secs(60));
     assert!(scene.moves() > 0);
-    scene.runtime.run_for(Duration::from_secs(60));
+    scene.runtime.run_for(Duration::from_secs(3600));
+    assert!(scene.moves() < 200);
+    scene.runtime.run_for(Duration::from_secs(3600));
     assert_eq!(scene.moves(), 0);
+}
+
+#[test]
+fn a_program_that_tries_again_when_writable_does_not_spin_on_a_busy_device() {
+    let scene = Scene::new(false);
+    let (stream, _peer) = scene.pair();
+    scene.set_busy(1000);
+    let mut tries = 0;
+    let error = scene.runtime.block_on(async {
+        loop {
+            tries += 1;
+            assert!(tries < 1000, "writable at once again and again");
+            if let Err(error) = stream.writable().await {
+                return error;
+            }
+            match stream.try_write(b"data") {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) => return error,
+                Ok(_) => panic!("a busy device has taken data"),
+            }
+        }
+    });
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+}
+
+#[test]
+fn a_device_that_is_free_again_tells_the_peer_of_a_connection_that_was_given_up() {
+    let scene = Scene::new(false);
+    let (mut stream, mut peer) = scene.pair();
+    scene.set_busy(1000);
+    let clock = scene.runtime.handle();
+    scene.runtime.block_on(async {
+        stream.write_all(b"data").await.unwrap_err();
+        scene.set_busy(0);
+        let reading = async { Some(peer.read(&mut [0; 4]).await) };
+        let late = async {
+            clock.timer(clock.now() + Duration::from_secs(60)).await;
+            None
+        };
+        let read = futures_lite::future::or(reading, late).await;
+        let error = read.expect("the peer was never told").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::ConnectionReset);
+    });
+}
+
+#[test]
+fn writing_for_long_is_no_sign_of_a_busy_device() {
+    for nocopy in [false, true] {
+        let scene = Scene::new(nocopy);
+        let (mut stream, mut peer) = scene.pair();
+        let clock = scene.runtime.handle();
+        scene.runtime.block_on(async {
+            for _ in 0..200 {
+                for _ in 0..300 {
+                    stream.write_all(b"data").await.unwrap();
+                }
+                peer.read_exact(&mut [0; 1200]).await.unwrap();
+                clock.timer(clock.now() + Duration::from_millis(200)).await;
+            }
+        });
+    }
 }
 
 #[test]

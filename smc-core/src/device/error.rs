@@ -135,7 +135,7 @@ impl From<MemoryError> for DeviceError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SubmitError {
-    /// No room now; try again later. A connection of which a device takes nothing for ten seconds
+    /// No room now; try again later. A connection of which a device takes nothing for 20 seconds
     /// ends.
     #[error("device is busy")]
     WouldBlock,

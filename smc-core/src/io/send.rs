@@ -55,6 +55,8 @@ struct Window {
     blocked: bool,
     /// It was told as well that we wait for more than there is.
     has_asked: bool,
+    /// The device refused data when it had been asked again so many times.
+    refused: Option<u32>,
     /// We alone write there.
     writer: RingWriter,
     pace: Pace,
@@ -70,6 +72,7 @@ impl Sender {
                 seen: 0,
                 blocked: false,
                 has_asked: false,
+                refused: None,
                 writer: RingWriter::new(),
                 pace: Pace::new(matches!(conn.peer(), PeerElement::Mapped { .. })),
             }),
@@ -108,15 +111,7 @@ impl Sender {
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<Result<usize, Error>> {
-        let written = poll_until(self, cx, |half| half.try_write(bufs));
-        match &self.way {
-            // Space, yet nothing written: the device is busy, and no report will come of that.
-            Way::Direct(window) if written.is_pending() && window.half.space() > 0 => {
-                self.conn.ask_again();
-            }
-            _ => {}
-        }
-        written
+        poll_until(self, cx, |half| half.try_write(bufs))
     }
 
     /// Waits until a reservation can have `least` bytes. Returns which it has, of `most`.
@@ -239,7 +234,14 @@ impl Sender {
 
     /// Whether a write would not wait; also true when it would fail.
     pub(crate) fn is_ready(&mut self) -> bool {
-        !matches!(self.look(), Ok(0))
+        match (self.look(), &self.way) {
+            (Ok(0), _) => false,
+            // Only the driver knows when a busy device may be asked again.
+            (Ok(_), Way::Direct(window)) if window.refused.is_some() => {
+                window.refused != Some(self.conn.times_asked())
+            }
+            _ => true,
+        }
     }
 
     /// Shuts writing down. The peer hears of it behind what was written.
@@ -331,7 +333,12 @@ impl Window {
     ) -> Result<Option<usize>, Error> {
         match self.put(conn, bufs, count) {
             Ok(()) => {}
-            Err(SubmitError::WouldBlock) => return Ok(None),
+            // Space, yet the device is busy, and no report will come of that.
+            Err(SubmitError::WouldBlock) => {
+                self.refused = Some(conn.times_asked());
+                conn.ask_again();
+                return Ok(None);
+            }
             Err(error) => {
                 conn.submit_failed(error);
                 conn.write_end()?;

@@ -54,6 +54,8 @@ pub(crate) struct Conn {
     producer: AtomicU64,
     /// Not zero: the device was too busy for it, and the driver tries again.
     producer_owed: AtomicU32,
+    /// How often the driver has asked a device again that was busy.
+    times_asked: AtomicU32,
     consumer: Mutex<Consumer>,
     /// Waits at the TCP socket until then.
     rouse: OnceLock<Waker>,
@@ -166,6 +168,7 @@ impl Conn {
             peer,
             producer: AtomicU64::new(0),
             producer_owed: AtomicU32::new(0),
+            times_asked: AtomicU32::new(0),
             consumer: Mutex::default(),
             rouse: OnceLock::new(),
             spoken: AtomicBool::new(false),
@@ -225,8 +228,13 @@ impl Conn {
     /// or never will be. If it is not, the driver is told when it may be.
     pub(crate) fn await_delivery(&self) -> bool {
         match self.staged() {
-            Some(staged) => staged.await_delivery(),
-            None => self.slot.is_gone() || !self.is_owing(),
+            Some(staged) if self.is_released() => staged.await_delivery(),
+            // What it still reads has this side send, too.
+            Some(staged) => {
+                staged.await_sent();
+                self.delivery() != Delivery::Pending
+            }
+            None => self.slot.is_gone() || self.delivery() != Delivery::Pending,
         }
     }
 
@@ -612,8 +620,10 @@ impl Conn {
 
     /// Lets go of everything that belongs to others once both sides have said their last word.
     fn finish_if_over(&self) {
-        // The peer has not seen our last word as long as a busy device, or a link, owes it.
-        let is_lost = self.slot.is_gone() && self.staged().is_none();
+        // The peer has not seen our last word as long as a busy device, or a link, owes it, and the
+        // driver tries again.
+        let is_gone = self.slot.is_gone() && self.staged().is_none();
+        let is_lost = is_gone || self.slot.is_abandoned();
         let is_owing = self.is_owing() && !is_lost;
         if !self.closing().is_finished() || is_owing {
             return;

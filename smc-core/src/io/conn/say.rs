@@ -252,20 +252,29 @@ impl Conn {
                 }
             }
         };
-        // It may wait for a place of its own, or until nothing is owed.
+        // Writers may wait for a place of their own, or until nothing is owed.
+        self.times_asked.fetch_add(1, Ordering::Release);
         self.writer.wake();
+        self.changed.notify(usize::MAX);
         asked
     }
 
-    /// For the driver: the device had its time to take what it is owed, or data of the writer.
-    pub(crate) fn give_up(&self) -> Asked {
-        self.note_peer();
-        self.kill(Error::TimedOut(Phase::Device));
-        // Nor does it take our last word.
+    /// For the driver: the device had its time to take what it is owed, or data of the writer. The
+    /// connection is over, and the device is owed the last word.
+    pub(crate) fn give_up(&self) {
+        self.lose(Error::TimedOut(Phase::Device));
+    }
+
+    /// For the driver: the peer cannot be told any more that the connection is over.
+    pub(crate) fn forget_last_word(&self) {
         self.owe_nothing();
         self.finish_if_over();
         self.slot.note_delivery();
-        Asked::Nothing
+    }
+
+    /// How often the driver has asked a busy device again.
+    pub(crate) fn times_asked(&self) -> u32 {
+        self.times_asked.load(Ordering::Acquire)
     }
 
     fn owe_nothing(&self) {

@@ -24,7 +24,7 @@ use crate::error::{Error, How};
 use crate::mem::sync::{AtomicBool, AtomicUsize, Ordering};
 use crate::proto::group::{Cause, DeviceIndex, GroupId};
 use crate::proto::links::LinkId;
-use owing::Owing;
+use owing::{Due, Owing};
 
 /// A device of an endpoint with the connections that use it.
 pub(crate) struct Slot {
@@ -344,13 +344,15 @@ impl Slot {
         for conn in self.still_silent(now) {
             conn.kill(Error::Closed(How::Aborted));
         }
-        for (conn, is_late) in self.owing(now) {
-            let asked = if is_late {
-                conn.give_up()
-            } else {
-                conn.say_again()
-            };
-            self.table().owing.answered(conn.key(), asked, now);
+        for (conn, due) in self.owing(now) {
+            match due {
+                Due::Ask => {
+                    let asked = conn.say_again();
+                    self.table().owing.answered(conn.key(), asked, now);
+                }
+                Due::End => conn.give_up(),
+                Due::Forget => conn.forget_last_word(),
+            }
         }
         let table = self.table();
         let lingering = table.lingering.front().map(|(until, _)| *until);
@@ -422,12 +424,12 @@ impl Slot {
     }
 
     /// Connections for which the device may be asked again, and whether it had its time.
-    fn owing(&self, now: Instant) -> Vec<(Arc<Conn>, bool)> {
+    fn owing(&self, now: Instant) -> Vec<(Arc<Conn>, Due)> {
         let mut table = self.table();
         let due = table.owing.due(now);
-        let found = due.into_iter().filter_map(|(key, is_late)| {
+        let found = due.into_iter().filter_map(|(key, due)| {
             let conn = table.conns.get(&key)?;
-            Some((Arc::clone(conn), is_late))
+            Some((Arc::clone(conn), due))
         });
         found.collect()
     }

@@ -8,15 +8,18 @@ use crate::io::conn::{Asked, ConnKey};
 
 /// Connections that wait for a busy device.
 ///
-/// A device is asked again soon at first, then ever less often, and not for longer than
-/// [`PATIENCE`]: what keeps it busy may be a peer that means harm.
+/// A device is asked again soon at first, then ever less often. After [`BUSY_MAX`] the connection ends:
+/// a hostile peer may keep the device busy. From then on the device is only asked, seldom, to take the
+/// last word, for [`LAST_WORD_MAX`].
 #[derive(Debug, Default)]
 pub(super) struct Owing(HashMap<ConnKey, Wait>);
 
 #[derive(Debug)]
 struct Wait {
-    /// Since when the device has taken nothing of the connection.
-    since: Instant,
+    /// The pauses before the device was asked, since it has taken something of the connection. Time
+    /// in which it was not asked, as while the process was stopped, does not count.
+    waited: Duration,
+    has_ended: bool,
     /// Where the connection had written to then.
     written: u64,
     pause: Duration,
@@ -28,12 +31,31 @@ struct Wait {
 impl Wait {
     fn new(written: u64, now: Instant) -> Self {
         Self {
-            since: now,
+            waited: Duration::ZERO,
+            has_ended: false,
             written,
             pause: SOON,
             at: now + SOON,
             is_open: true,
         }
+    }
+
+    fn next(&mut self, now: Instant) -> Due {
+        self.waited += self.pause;
+        let (due, longest) = match (self.has_ended, self.waited) {
+            (false, waited) if waited < BUSY_MAX => (Due::Ask, SELDOM),
+            (false, _) => {
+                self.has_ended = true;
+                self.waited = Duration::ZERO;
+                (Due::End, SELDOM)
+            }
+            (true, waited) if waited < LAST_WORD_MAX => (Due::Ask, LAST_WORD_SELDOM),
+            (true, _) => (Due::Forget, SELDOM),
+        };
+        self.is_open = due == Due::End;
+        self.pause = (self.pause * 2).min(longest);
+        self.at = now + self.pause;
+        due
     }
 
     /// Whether the connection may still want the answer to when the device was asked last.
@@ -42,10 +64,22 @@ impl Wait {
     }
 }
 
+/// What is due for a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Due {
+    /// The device may be asked again.
+    Ask,
+    /// It had its time.
+    End,
+    /// It had its time for the last word, too.
+    Forget,
+}
+
 impl Owing {
     /// The device has refused something of a connection, which has `written` up to there.
     pub(super) fn add(&mut self, key: ConnKey, written: u64, now: Instant) {
         match self.0.get_mut(&key) {
+            Some(wait) if wait.has_ended => wait.is_open = true,
             Some(wait) if wait.written == written && wait.is_recent(now) => wait.is_open = true,
             _ => {
                 self.0.insert(key, Wait::new(written, now));
@@ -53,15 +87,12 @@ impl Owing {
         }
     }
 
-    /// Takes the connections for which the device may be asked again, and whether it had its time.
-    pub(super) fn due(&mut self, now: Instant) -> Vec<(ConnKey, bool)> {
+    /// Takes the connections for which something is due.
+    pub(super) fn due(&mut self, now: Instant) -> Vec<(ConnKey, Due)> {
         let mut due = Vec::new();
         self.0.retain(|key, wait| {
             if wait.is_open && wait.at <= now {
-                due.push((*key, now.duration_since(wait.since) >= PATIENCE));
-                wait.is_open = false;
-                wait.pause = (wait.pause * 2).min(SELDOM);
-                wait.at = now + wait.pause;
+                due.push((*key, wait.next(now)));
             }
             wait.is_recent(now)
         });
@@ -99,7 +130,11 @@ impl Owing {
 /// How soon a busy device is asked again, at first and at last.
 const SOON: Duration = Duration::from_millis(1);
 const SELDOM: Duration = Duration::from_millis(64);
-/// For how long a device may take nothing of a connection. None is known that is busy for a second.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// For how long a device may take nothing of a connection. None is known that is busy for a second,
+/// and a guest that stands still is taken for dead after 15.
+const BUSY_MAX: Duration = Duration::from_secs(20);
+/// For how long it may then not take the last word, and how seldom it is asked.
+const LAST_WORD_MAX: Duration = Duration::from_secs(600);
+const LAST_WORD_SELDOM: Duration = Duration::from_secs(10);
 /// How soon a writer that was woken comes back with what the device refuses.
 const RECENT: Duration = Duration::from_secs(1);
