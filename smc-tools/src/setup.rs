@@ -28,10 +28,9 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PATH")]
     cgroup: Option<PathBuf>,
 
-    /// Permissions of the map, in octal: who may use it. 0666 if not given, and 0660 before Linux
-    /// 6.2, where users could freeze it
-    #[arg(long, value_name = "MODE", value_parser = mode)]
-    mode: Option<u32>,
+    /// Permissions of the map, in octal: who may use it
+    #[arg(long, value_name = "MODE", default_value = "0666", value_parser = mode)]
+    mode: u32,
 
     /// Group of the map, by number; with --mode 0660 only its members may use it
     #[arg(long, value_name = "GID")]
@@ -67,10 +66,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 }
 
 fn attempt(args: &Args) -> Result<String, SetupError> {
-    let mut setup = Setup::new().directory(&args.directory);
-    if let Some(mode) = args.mode {
-        setup = setup.mode(mode);
-    }
+    let mut setup = Setup::new().directory(&args.directory).mode(args.mode);
     if let Some(path) = &args.cgroup {
         setup = setup.cgroup(path);
     }
@@ -130,12 +126,6 @@ fn describe(status: &Status) -> String {
     );
     if status.is_frozen == Some(true) {
         let remedy = "the map was frozen, no socket can be marked; install again";
-        line("warning", remedy.to_owned());
-    } else if status.can_be_frozen == Some(true) {
-        let remedy = match mode & 0o002 {
-            0 => "root and the map's group only: other users could freeze it on this kernel",
-            _ => "every user can freeze it on this kernel, until it is installed again",
-        };
         line("warning", remedy.to_owned());
     }
     if let Some(path) = &status.closed {

@@ -23,7 +23,7 @@ pub(super) type Entry = [u32; 2];
 
 /// A value of the map: an [`Entry`], and a lock (`struct bpf_spin_lock`) which nothing takes. A map
 /// with one in its values cannot be frozen (`BPF_MAP_FREEZE`) from Linux 6.2 on: every process that
-/// may write to a map could freeze it else, and no socket be marked any more.
+/// may write to a map could freeze it else, from Linux 6.5 on, and no socket be marked any more.
 type Value = [u32; 3];
 
 /// A map that marks sockets: storage of an [`Entry`] per socket, which accepted sockets copy.
@@ -111,16 +111,6 @@ pub(super) fn entry(map: &Map, socket: BorrowedFd<'_>) -> io::Result<Option<Entr
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
     }
-}
-
-/// Keeps user space from writing to a map, for good.
-pub(super) fn freeze(map: &Map) -> io::Result<()> {
-    let attr = Element {
-        map_fd: number(&map.0),
-        ..Element::default()
-    };
-    // SAFETY: the attributes are those of BPF_MAP_FREEZE, which has the descriptor only.
-    unsafe { bpf(MAP_FREEZE, attr) }.map(drop)
 }
 
 /// Whether user space can no longer write to a map.
@@ -609,7 +599,6 @@ const PROGRAM_BY_ID: libc::c_int = 13;
 const OBJECT_INFO: libc::c_int = 15;
 const PROGRAM_QUERY: libc::c_int = 16;
 const TYPES_LOAD: libc::c_int = 18;
-const MAP_FREEZE: libc::c_int = 22;
 const LINK_CREATE: libc::c_int = 28;
 const LINK_DETACH: libc::c_int = 34;
 

@@ -20,14 +20,13 @@ use super::{SynOption, is_missing, program};
 /// root, or `CAP_BPF`, `CAP_NET_ADMIN` and the right to write there.
 ///
 /// What a map may be used for is to mark one's own sockets and to read what became of them, so all
-/// users may have it. Before Linux 6.2 one that has it can also freeze it (`BPF_MAP_FREEZE`), and no
-/// socket is marked any more until it is installed anew: there, only root and the map's group may use
-/// it unless [`Setup::mode`] says otherwise.
+/// users may have it. They cannot freeze it (`BPF_MAP_FREEZE`): before Linux 6.5 that takes `CAP_BPF`, and
+/// from 6.2 on the kernel refuses it for this map.
 #[derive(Clone, Debug)]
 pub struct Setup {
     cgroup: Option<PathBuf>,
     directory: PathBuf,
-    mode: Option<u32>,
+    mode: u32,
     group: Option<u32>,
 }
 
@@ -55,11 +54,10 @@ impl Setup {
         self
     }
 
-    /// Sets who may use the map: 0666 if not told, 0660 if users could freeze it
-    /// ([`Status::can_be_frozen`]). Users have to be able to read and write it.
+    /// Sets who may use the map, 0666 if not told. Users have to be able to read and write it.
     #[must_use]
     pub fn mode(mut self, mode: u32) -> Self {
-        self.mode = Some(mode & 0o777);
+        self.mode = mode & 0o777;
         self
     }
 
@@ -125,7 +123,6 @@ impl Setup {
             .and_then(|map| bpf::is_frozen(&map).map_err(SetupError::file("look at", &self.map())));
         Ok(Status {
             is_frozen: is_frozen.ok(),
-            can_be_frozen: can_be_frozen(),
             mode: found.mode() & 0o777,
             uid: found.uid(),
             gid: found.gid(),
@@ -216,11 +213,7 @@ impl Setup {
             let changed = std::os::unix::fs::chown(&map, None, self.group);
             changed.map_err(SetupError::file("change the group of", &map))?;
         }
-        let mode = self.mode.unwrap_or_else(|| match can_be_frozen() {
-            Some(false) => 0o666,
-            _ => 0o660,
-        });
-        let changed = fs::set_permissions(&map, Permissions::from_mode(mode));
+        let changed = fs::set_permissions(&map, Permissions::from_mode(self.mode));
         changed.map_err(SetupError::file("change the mode of", &map))
     }
 
@@ -263,7 +256,7 @@ impl Default for Setup {
         Self {
             cgroup: None,
             directory: Self::DIRECTORY.into(),
-            mode: None,
+            mode: 0o666,
             group: None,
         }
     }
@@ -304,16 +297,8 @@ pub struct Status {
     /// Whether the map was frozen, so that no socket can be marked, if this user may use it.
     /// [`Setup::install`] makes a new one.
     pub is_frozen: Option<bool>,
-    /// Whether users who may use the map can freeze it, if this user may try: before Linux 6.2.
-    pub can_be_frozen: Option<bool>,
     /// A directory on the way to the map that keeps out users whom the map itself lets in.
     pub closed: Option<PathBuf>,
-}
-
-/// Whether this kernel freezes a map like ours; `None` where it may not be tried.
-fn can_be_frozen() -> Option<bool> {
-    let map = bpf::create_map(program::NAME).ok()?;
-    Some(bpf::freeze(&map).is_ok())
 }
 
 /// The map that is pinned in a directory.
