@@ -19,8 +19,8 @@ use rustix::net::{
 use smc_core::io::negotiate::passed::{PeerSocket, has_room, receive};
 use smc_core::io::negotiate::runtime_dir::{Publication, RuntimeDirs};
 
-/// How long closing each of them waits.
-const LINGER: Duration = Duration::from_secs(6);
+/// How long closing each of them waits: none ends by itself while the test goes on.
+const LINGER: Duration = Duration::from_secs(600);
 
 /// What `passed` documents: descriptors of a user that may wait to be closed, and what one packet
 /// brings on top.
