@@ -342,9 +342,9 @@ impl Endpoint {
     ///
     /// Nothing is set up any more, from the first poll on: [`Endpoint::connect`], [`Endpoint::bind`],
     /// [`Endpoint::listen_on`] and [`Listener::accept`] fail with [`Error::Misuse`], also those that
-    /// wait at that moment. Streams that were not accepted are aborted. A listening socket is open until
-    /// its listener is dropped, and clients wait there until then. TCP streams go on. Closing twice
-    /// is no error.
+    /// wait at that moment. Streams that were not accepted end. A listening socket is open until its
+    /// listener is dropped, and clients wait there until then. TCP streams go on. Closing twice is no
+    /// error.
     pub async fn close(&self) {
         let Inner { groups, slots, .. } = &*self.inner;
         self.inner.lifetime.end(ENDPOINT_CLOSED);

@@ -34,14 +34,16 @@ impl Lifetime {
     ///
     /// # Errors
     ///
-    /// Why nothing is set up any more; `work` is not polled again then.
+    /// Why nothing is set up any more; `work` is not polled again then, and what it has come to is
+    /// dropped.
     pub(crate) async fn until_end<T>(&self, work: impl Future<Output = T>) -> Result<T, Error> {
         let mut work = pin!(work);
         let mut ended: Option<EventListener> = None;
         poll_fn(|cx| {
             if self.end.get().is_none() {
                 if let Poll::Ready(done) = work.as_mut().poll(cx) {
-                    return Poll::Ready(Ok(done));
+                    // The end may have come meanwhile.
+                    return Poll::Ready(self.check().map(|()| done));
                 }
                 let ended = ended.get_or_insert_with(|| self.ended.listen());
                 // What it tells is looked at below, because the end may have come before it.
@@ -61,3 +63,18 @@ pub(crate) const RUNTIME_ENDED: Error = Error::misuse("the runtime of the endpoi
 
 /// By [`Endpoint::close`](super::Endpoint::close).
 pub(crate) const ENDPOINT_CLOSED: Error = Error::misuse("the endpoint is closed");
+
+#[cfg(test)]
+mod tests {
+    use futures_lite::future::block_on;
+
+    use super::*;
+
+    #[test]
+    fn what_comes_to_its_end_after_the_endpoint_is_not_given_out() {
+        let lifetime = Lifetime::default();
+        let work = async { lifetime.end(ENDPOINT_CLOSED) };
+        let done = block_on(lifetime.until_end(work));
+        assert!(matches!(done, Err(Error::Misuse(_))), "{done:?}");
+    }
+}

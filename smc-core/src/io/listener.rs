@@ -78,19 +78,16 @@ impl Listener {
             accepting: AtomicWaker::new(),
             taking: AtomicWaker::new(),
             max_ready,
+            lifetime: Arc::clone(&endpoint.lifetime),
         });
         let runtime = Arc::clone(&endpoint.runtime);
-        let lifetime = Arc::clone(&endpoint.lifetime);
         let service = Arc::new(Service {
             acceptor,
             published,
             admission: Admission::new(endpoint.config.max_handshakes, max_ready),
             endpoint,
         });
-        let intake = Intake {
-            queue: Arc::clone(&queue),
-            lifetime,
-        };
+        let intake = Intake(Arc::clone(&queue));
         let taking_in = take_in(
             Arc::clone(&queue),
             Arc::downgrade(&service),
@@ -193,6 +190,8 @@ struct Queue {
     /// For the intake, which waits for room or the end.
     taking: AtomicWaker,
     max_ready: usize,
+    /// The endpoint's. The queue ends when the intake hears of its end, and gives out nothing before.
+    lifetime: Arc<Lifetime>,
 }
 
 #[derive(Default)]
@@ -206,12 +205,23 @@ struct State {
 impl Queue {
     fn take(&self) -> Option<io::Result<(Stream, SocketAddr)>> {
         let mut state = self.lock();
-        let Some(next) = state.ready.pop_front() else {
-            return state.end.clone().map(|why| Err(why.into()));
-        };
+        if let Err(why) = self.check(&state) {
+            return Some(Err(why.into()));
+        }
+        let next = state.ready.pop_front()?;
         drop(state);
         self.taking.wake();
         Some(next)
+    }
+
+    /// # Errors
+    ///
+    /// Why there is nothing more to accept.
+    fn check(&self, state: &State) -> Result<(), Error> {
+        match &state.end {
+            Some(why) => Err(why.clone()),
+            None => self.lifetime.check(),
+        }
     }
 
     /// Ends it, with what was not accepted. The first cause stays.
@@ -230,7 +240,8 @@ impl Queue {
 
     fn put(&self, next: io::Result<(Stream, SocketAddr)>) {
         let mut state = self.lock();
-        if state.end.is_some() {
+        if self.check(&state).is_err() {
+            // First: ending a stream may take long.
             drop(state);
             return;
         }
@@ -291,21 +302,18 @@ struct Service {
 }
 
 /// What the task of a listener ends: dropped with it, also if it was never polled.
-struct Intake {
-    queue: Arc<Queue>,
-    lifetime: Arc<Lifetime>,
-}
+struct Intake(Arc<Queue>);
 
 impl Intake {
     async fn run(self, work: impl Future<Output = ()>) {
-        let _why = self.lifetime.until_end(work).await;
+        let _why = self.0.lifetime.until_end(work).await;
     }
 }
 
 impl Drop for Intake {
     fn drop(&mut self) {
-        let why = self.lifetime.check().err();
-        self.queue.end(why.unwrap_or(RUNTIME_ENDED));
+        let why = self.0.lifetime.check().err();
+        self.0.end(why.unwrap_or(RUNTIME_ENDED));
     }
 }
 

@@ -393,23 +393,30 @@ fn a_closed_endpoint_makes_no_streams() {
         let first = client.endpoint.connect(at).await.unwrap();
         assert_eq!(reason(&first), None);
         listener.accept().await.unwrap();
-        // One is under way, and one is waited for.
+        // This one waits to be accepted when the endpoint closes, and another one is waited for.
+        let crowded = server.endpoint.bind("10.0.0.1:82").await.unwrap();
+        let unaccepted = client.endpoint.connect("10.0.0.1:82").await.unwrap();
+        assert_eq!(reason(&unaccepted), None);
+        // One is under way.
         client.device.stall(Call::Register);
         let closing = async {
             world.sleep(AT_ONCE / 2).await;
             client.endpoint.close().await;
             client.device.recover();
             server.endpoint.close().await;
+            // Nothing ran between.
+            crowded.accept().await.unwrap_err()
         };
         let both = future::zip(client.endpoint.connect(at), listener.accept());
-        let ((connected, accepted), ()) = future::zip(both, closing).await;
+        let ((connected, accepted), late) = future::zip(both, closing).await;
         is_closed(connected.unwrap_err());
         is_closed(accepted.unwrap_err().into());
+        is_closed(late.into());
         // Though streams of before are still there.
         is_closed(client.endpoint.connect(at).await.unwrap_err());
         is_closed(client.endpoint.bind("10.0.0.1:81").await.unwrap_err());
         is_closed(listener.accept().await.unwrap_err().into());
-        drop((first, listener));
+        drop((first, unaccepted, listener));
         world.nothing_left(&client).await;
         world.nothing_left(&server).await;
     });
