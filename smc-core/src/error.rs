@@ -129,7 +129,8 @@ pub enum How {
     DuringHandshake,
     /// The endpoint was shut down.
     Endpoint,
-    /// The runtime of the endpoint has ended, so nothing would wake a task that waits.
+    /// The runtime of the endpoint has ended, or a task of the endpoint has panicked, so nothing would
+    /// wake a task that waits.
     Runtime,
 }
 
@@ -141,7 +142,7 @@ impl std::fmt::Display for How {
             Self::Local => "was shut down for writing by this side",
             Self::DuringHandshake => "closed by peer during the handshake",
             Self::Endpoint => "ended with its endpoint",
-            Self::Runtime => "ended with the runtime of its endpoint",
+            Self::Runtime => "ended with the runtime or a task of its endpoint",
         })
     }
 }

@@ -3,7 +3,10 @@
 #![cfg(all(feature = "runtime-tokio", feature = "runtime-smol"))]
 
 use std::io::ErrorKind;
+use std::net::TcpStream;
+use std::sync::Arc;
 
+use smc_core::io::negotiate::Assume;
 use smc_core::{Endpoint, Error};
 
 #[test]
@@ -46,4 +49,24 @@ fn a_target_that_is_none_is_in_the_message() {
     assert_eq!(error.to_string(), text);
     assert!(matches!(error, Error::Misuse(_)));
     assert_eq!(std::io::Error::from(error).kind(), ErrorKind::InvalidInput);
+}
+
+#[test]
+fn accept_does_not_blame_the_runtime_alone_when_a_policy_has_panicked() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    runtime.expect("runtime").block_on(async {
+        let endpoint = Endpoint::tokio()
+            .negotiation(Arc::new(Assume::new()))
+            .policy_for(|_| panic!("the policy panics"))
+            .build()
+            .expect("endpoint");
+        let listener = endpoint.bind("127.0.0.1:0").await.expect("listener");
+        let at = listener.local_addr().expect("address");
+        let _client = TcpStream::connect(at).expect("client");
+        let error = listener.accept().await.expect_err("nothing accepts");
+        assert_eq!(error.kind(), ErrorKind::InvalidInput);
+        assert!(error.to_string().contains("has panicked"), "{error}");
+    });
 }

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use atomic_waker::AtomicWaker;
 
-use super::lifetime::{Lifetime, RUNTIME_ENDED};
+use super::lifetime::{Lifetime, TASKS_ENDED};
 use super::runtime::Runtime;
 use crate::mem::sync::{AtomicBool, Ordering};
 
@@ -165,7 +165,7 @@ struct Keeper {
 impl Drop for Keeper {
     fn drop(&mut self) {
         if let Some(deadlines) = self.deadlines.upgrade() {
-            self.lifetime.end(RUNTIME_ENDED);
+            self.lifetime.end(TASKS_ENDED);
             deadlines.give_up();
         }
     }

@@ -58,8 +58,9 @@ impl Lifetime {
     }
 }
 
-/// Nothing runs the tasks that an endpoint needs.
-pub(crate) const RUNTIME_ENDED: Error = Error::misuse("the runtime of the endpoint has ended");
+/// A task that an endpoint needs was dropped: with its runtime, or because it has panicked.
+pub(crate) const TASKS_ENDED: Error =
+    Error::misuse("the runtime of the endpoint has ended, or a task of the endpoint has panicked");
 
 /// By [`Endpoint::close`](super::Endpoint::close).
 pub(crate) const ENDPOINT_CLOSED: Error = Error::misuse("the endpoint is closed");

@@ -15,7 +15,7 @@ use event_listener::{Event, IntoNotification as _};
 
 use self::admission::Admission;
 use super::endpoint::Inner;
-use super::lifetime::{Lifetime, RUNTIME_ENDED};
+use super::lifetime::{Lifetime, TASKS_ENDED};
 use super::negotiate::{Published, Verdict};
 use super::runtime::{Acceptor, Runtime, Socket, Task};
 use super::setup;
@@ -106,8 +106,9 @@ impl Listener {
     /// # Errors
     ///
     /// As `accept(2)`, for example when there are no descriptors left; the listener goes on. It does
-    /// not when the endpoint was closed or its runtime has ended: then this is [`Error::Misuse`]
-    /// (`InvalidInput`) each time.
+    /// not when the endpoint was closed, its runtime has ended, or a task of it has panicked, as when
+    /// a policy ([`Builder::policy_for`](super::Builder::policy_for)) panics: then this is
+    /// [`Error::Misuse`] (`InvalidInput`) each time.
     pub async fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
         loop {
             if let Some(next) = self.queue.take() {
@@ -313,7 +314,7 @@ impl Intake {
 impl Drop for Intake {
     fn drop(&mut self) {
         let why = self.0.lifetime.check().err();
-        self.0.end(why.unwrap_or(RUNTIME_ENDED));
+        self.0.end(why.unwrap_or(TASKS_ENDED));
     }
 }
 
