@@ -192,9 +192,9 @@ fn adopt(
 ) -> Result<Arc<Mapping>, DeviceError> {
     let file = match file {
         Some(Passed::File(file)) => file,
-        // The system drops a descriptor for which this process has no room.
-        None => return Err(os("receive the peer's memory file", Errno::MFILE)),
+        Some(Passed::Lost) => return Err(os("receive the peer's memory file", Errno::MFILE)),
         Some(_) => return Err(DeviceError::PeerMisbehaved("descriptor is no memory file")),
+        None => return Err(DeviceError::PeerMisbehaved("memory came without its file")),
     };
     let len = usize::try_from(len).ok().filter(|len| is_dmb_len(*len));
     let len = len.ok_or(DeviceError::PeerMisbehaved("buffer has no DMB size"))?;

@@ -77,6 +77,13 @@ impl Rogue {
 
     /// Offers memory in a slot, with a token of our own.
     fn offer(&self, index: u32, len: u64, file: &File) -> DmbToken {
+        let token = self.promise(index);
+        say(&self.channel, &message(2, index, 5, len), &[file.as_fd()]);
+        token
+    }
+
+    /// Says that there is memory in a slot.
+    fn promise(&self, index: u32) -> DmbToken {
         let token = DmbToken(TOKEN.0 + u64::from(index));
         let slot = 0x2000 + u64::from(index) * 64;
         for (at, word) in [(16, 5), (24, token.0), (32, 5)] {
@@ -84,7 +91,6 @@ impl Rogue {
                 .write_at(&u64::to_ne_bytes(word), slot + at)
                 .unwrap();
         }
-        say(&self.channel, &message(2, index, 5, len), &[file.as_fd()]);
         token
     }
 
@@ -245,6 +251,28 @@ fn greetings_that_are_not_in_order_are_refused() {
         victim.drain();
         assert!(rogue.is_shunned(), "{what}");
     }
+}
+
+/// What a peer leaves away is not what this process lacks.
+#[test]
+fn a_peer_that_passes_nothing_does_not_have_descriptors_reported_as_lacking() {
+    let dir = TempDir::new().unwrap();
+    let victim = Party::in_dir(dir.path());
+    let stranger = connect_to(&dir, victim.gid());
+    send(&stranger, &hello(GID), SendFlags::empty()).unwrap();
+    victim.drain();
+    let mut byte = [0; 1];
+    let end = recv(&stranger, &mut byte, RecvFlags::DONTWAIT);
+    assert!(matches!(end, Ok((0, _))), "{end:?}");
+    let lack = victim.device.shortage();
+    assert!(lack.is_none(), "{lack:?}");
+
+    let rogue = Rogue::greet(&dir, victim.gid());
+    let token = rogue.promise(0);
+    let memory = message(2, 0, 5, LEN as u64);
+    send(&rogue.channel, &memory, SendFlags::empty()).unwrap();
+    let error = victim.try_attach(rogue.gid, token).unwrap_err();
+    assert!(matches!(error, DeviceError::PeerMisbehaved(_)), "{error:?}");
 }
 
 #[test]

@@ -150,8 +150,10 @@ impl Peers {
                 // Refused: the socket is closed, which is the answer.
                 let _ = self.admit(gid, credentials, socket, &bell, eventfd);
             }
-            // The system drops descriptors for which this process has no room.
-            Received::Message(Message::Hello { .. }, [_, None]) => {
+            Received::Message(
+                Message::Hello { .. },
+                [Some(Passed::Lost), _] | [_, Some(Passed::Lost)],
+            ) => {
                 let error = Errno::MFILE.into();
                 self.note(OsError::new("receive the bell of a peer device", &error));
             }

@@ -89,7 +89,7 @@ pub struct Packet {
     pub len: usize,
     /// There were more bytes than fit the buffer.
     pub is_cut: bool,
-    /// Descriptors that came with it, unless this process had no room for them.
+    /// Descriptors that came with it, in order.
     pub passed: Vec<Passed>,
 }
 
@@ -111,6 +111,9 @@ pub enum Passed {
     File(OwnedFd),
     /// Of another kind. It is closed, or will be soon.
     Unsuitable,
+    /// One or more, the last of a packet, that the system has closed because this process has no room
+    /// for them (`RLIMIT_NOFILE`).
+    Lost,
 }
 
 impl Passed {
@@ -156,6 +159,10 @@ fn receive_from(socket: BorrowedFd<'_>, user: u32, buf: &mut [u8]) -> io::Result
         if let RecvAncillaryMessage::ScmRights(rights) = message {
             passed.extend(rights.map(|fd| Passed::new(fd, user)));
         }
+    }
+    // There was room in `space`, so it is descriptors that this process lacks.
+    if received.flags.contains(ReturnFlags::CTRUNC) {
+        passed.push(Passed::Lost);
     }
     Ok(Packet {
         len: received.bytes,

@@ -49,7 +49,7 @@ pub(super) fn receive<'a>(socket: &PeerSocket, buf: &'a mut [u8]) -> Received<'a
     let last = packet.passed.into_iter().next_back();
     let passed = last.and_then(|passed| match passed {
         Passed::File(file) => Some(file),
-        Passed::Unsuitable => None,
+        Passed::Unsuitable | Passed::Lost => None,
     });
     match buf.get(..packet.len) {
         Some(bytes) if packet.len > 0 && !packet.is_cut => Received::Packet(bytes, passed),
