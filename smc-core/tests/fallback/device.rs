@@ -11,6 +11,7 @@ use smc_core::device::{
     Attachment, Device, DeviceError, Direct, Dmb, Doorbell, Event, Fabric, Identity, Limits,
     Nocopy, PeerEvents, Signal, SubmitError,
 };
+use smc_core::error::OsError;
 use smc_core::mem::Region;
 use smc_core::wire::types::{Chid, DmbToken, Eid, Gid, PnetId};
 use smc_testkit::memory_device::MemDevice;
@@ -22,6 +23,7 @@ pub(crate) struct TestDevice {
     identity: Identity,
     chid: Chid,
     seid: Option<Eid>,
+    shortage: Option<OsError>,
     orders: Mutex<HashMap<Call, Order>>,
     recovered: Notice,
     calls: Mutex<HashMap<Call, usize>>,
@@ -52,6 +54,7 @@ impl TestDevice {
             chid: inner.chid(),
             inner,
             seid: None,
+            shortage: None,
             orders: Mutex::default(),
             recovered: Notice::new(),
             calls: Mutex::default(),
@@ -73,6 +76,12 @@ impl TestDevice {
 
     pub(crate) fn of_system(mut self, seid: &[u8; 32]) -> Self {
         self.seid = Some(Eid::from_bytes(*seid));
+        self
+    }
+
+    /// Has lacked something when a peer was to be let in, a moment ago at all times.
+    pub(crate) fn short_of(mut self, what: OsError) -> Self {
+        self.shortage = Some(what);
         self
     }
 
@@ -183,6 +192,10 @@ impl Direct for TestDevice {
     async fn reach(&self, peer: Gid) -> Result<(), DeviceError> {
         self.obey(Call::Reach).await?;
         self.inner.reach(peer).await
+    }
+
+    fn shortage(&self) -> Option<OsError> {
+        self.shortage.clone()
     }
 
     async fn register(&self, peer: Gid, len: usize) -> Result<Arc<dyn Dmb>, DeviceError> {

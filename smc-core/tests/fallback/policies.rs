@@ -6,7 +6,7 @@ use std::sync::Arc;
 use futures_lite::{AsyncReadExt, future};
 use smc_core::Policy;
 use smc_core::device::DeviceError;
-use smc_core::error::FallbackCause;
+use smc_core::error::{FallbackCause, OsError};
 use smc_core::io::ConnectOptions;
 use smc_core::io::negotiate::{Delivery, Withdrawn};
 use smc_core::wire::types::DeclineCode;
@@ -223,5 +223,21 @@ fn a_policy_can_depend_on_who_it_is() {
         world.chat(ours, theirs).await;
         world.nothing_left(&client).await;
         world.nothing_left(&server).await;
+    });
+}
+
+/// A peer of another host has not met this end's device.
+#[test]
+fn a_decline_over_tcp_is_not_explained_by_what_this_end_lacks() {
+    let world = World::new();
+    let lack = OsError::new("accept a peer device", &ErrorKind::OutOfMemory.into());
+    let client = world.host_with(world.device("client").short_of(lack), |builder| builder);
+    let server = world.host_with(world.device("server"), |builder| {
+        builder.policy(Policy::Never)
+    });
+    world.block_on(async {
+        let (ours, _theirs) = meet(&client, &server).await;
+        let cause = ours.fallback_reason().unwrap().cause;
+        assert!(matches!(cause, FallbackCause::PeerDeclined(_)), "{cause:?}");
     });
 }

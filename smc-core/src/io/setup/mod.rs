@@ -161,15 +161,15 @@ async fn shake_hands_on(
     let outcome = drive(endpoint, carrier, &mut machine, &mut kept).await?;
     match outcome {
         Outcome::Tcp(fallback) => {
-            let early = match (fallback.crossing_possible, &*carrier) {
-                (true, Carrier::Tcp(_)) => without_crossing_decline(endpoint, &*socket).await,
-                _ => Vec::new(),
+            let (early, reason) = match &*carrier {
+                Carrier::Tcp(_) if fallback.crossing_possible => {
+                    let early = without_crossing_decline(endpoint, &*socket).await;
+                    (early, fallback.reason)
+                }
+                Carrier::Tcp(_) => (Vec::new(), fallback.reason),
+                Carrier::Aside(_) => (Vec::new(), explained(endpoint, fallback.reason)),
             };
-            Ok(Stream::tcp(
-                socket,
-                early,
-                explained(endpoint, fallback.reason),
-            ))
+            Ok(Stream::tcp(socket, early, reason))
         }
         Outcome::Smc(established) => {
             let kinship = carrier.kinship();
@@ -190,7 +190,8 @@ async fn shake_hands_on(
     }
 }
 
-/// A peer whose device was not let in by ours declines or is gone. It cannot know why, and we can.
+/// A peer of this host whose device was not let in by ours declines or is gone. It cannot know why,
+/// and we can. For handshakes beside TCP: devices of other hosts do not come to ours.
 fn explained(endpoint: &Inner, reason: FallbackReason) -> FallbackReason {
     let may_be_ours = match &reason.cause {
         FallbackCause::PeerDeclined(_) => true,
