@@ -45,11 +45,11 @@ impl Directory {
         &self.path
     }
 
-    /// The listeners now. None if the directory may not be used.
+    /// The listeners now. None if the directory may not be used, or its names may not be read.
     ///
     /// # Errors
     ///
-    /// When its names cannot be read.
+    /// When there are no descriptors, or there is no memory, to read the names with.
     pub(super) fn entries(&mut self, dirs: &RuntimeDirs) -> Result<&[Arc<Entry>], OsError> {
         match dirs.check(&self.path) {
             Ok(found) => self.refresh(&found)?,
@@ -69,11 +69,14 @@ impl Directory {
         self.read = None;
         let since = SystemTime::now().duration_since(modified);
         let settled = since.is_ok_and(|since| since > SETTLED_AFTER);
-        let failed = |error| OsError::new("read the runtime directory", &error).at(&self.path);
-        let entries = names(&self.path)
-            .map_err(failed)?
-            .filter_map(|name| Entry::parse(&name))
-            .map(Arc::new);
+        let names = match names(&self.path) {
+            Ok(names) => names,
+            Err(error) => {
+                let error = OsError::new("read the runtime directory", &error).at(&self.path);
+                return if error.is_lack() { Err(error) } else { Ok(()) };
+            }
+        };
+        let entries = names.filter_map(|name| Entry::parse(&name)).map(Arc::new);
         let entries = entries.collect();
         self.read = Some(Read {
             ino: found.ino(),
