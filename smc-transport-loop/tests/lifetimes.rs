@@ -171,16 +171,10 @@ fn tasks_that_wait_hear_of_the_end_of_the_runtime() {
             endpoint,
             peer,
         } = Left::new(&ending, &world);
-        let (asleep, sleeps) = mpsc::channel();
         let waiting = [
-            wait(asleep.clone(), async move {
-                ours.read(&mut [0; 8]).await.unwrap_err()
-            }),
-            wait(asleep, async move { listener.accept().await.unwrap_err() }),
+            wait(async move { ours.read(&mut [0; 8]).await.unwrap_err() }),
+            wait(async move { listener.accept().await.unwrap_err() }),
         ];
-        for _ in &waiting {
-            sleeps.recv().unwrap();
-        }
         drop(ending);
         for task in waiting {
             let error = task.join().unwrap();
@@ -190,12 +184,12 @@ fn tasks_that_wait_hear_of_the_end_of_the_runtime() {
     });
 }
 
-/// Waits on a thread of its own, and tells when it does.
+/// Waits on a thread of its own; returns when it does.
 fn wait<T: Send + 'static>(
-    asleep: mpsc::Sender<()>,
     work: impl Future<Output = T> + Send + 'static,
 ) -> thread::JoinHandle<T> {
-    thread::spawn(move || {
+    let (asleep, sleeps) = mpsc::channel();
+    let task = thread::spawn(move || {
         smol::block_on(bounded(async {
             let mut work = pin!(work);
             poll_fn(|cx| {
@@ -205,7 +199,9 @@ fn wait<T: Send + 'static>(
             })
             .await
         }))
-    })
+    });
+    sleeps.recv().unwrap();
+    task
 }
 
 #[test]
