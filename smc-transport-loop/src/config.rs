@@ -59,9 +59,10 @@ impl Builder {
 
     /// The directory where devices find each other; those of [`RuntimeDirs::from_env`] if not given.
     ///
-    /// It is made if need be, for the own user alone; directories above it are not. It must belong to the own user, to root or
-    /// to one of [`allow_users`](Self::allow_users), and others must not be able to change it; only
-    /// if other users are allowed may it be writable for all, with the sticky bit set.
+    /// It is made if need be, for the own user alone; directories above it are not. It must belong
+    /// to the own user, to root or to one of [`allow_users`](Self::allow_users), and others must not
+    /// be able to change it; only if other users are allowed may it be writable for all, with the
+    /// sticky bit set.
     #[must_use]
     pub fn runtime_dir(mut self, path: impl Into<PathBuf>) -> Self {
         self.runtime_dir = Some(path.into());

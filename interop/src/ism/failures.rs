@@ -22,28 +22,28 @@ pub(super) const ALL: [(&str, Scene); 4] = [
 /// In all ways, clients and servers, at the same time: what takes long is to notice it in a guest.
 fn kill_processes(stage: &mut Stage) -> Result<()> {
     let mut kept = Vec::new();
-    let mut widowed = Vec::new();
-    let mut orphaned = Vec::new();
+    let mut clients = Vec::new();
+    let mut servers = Vec::new();
     let mut doomed = Vec::new();
     for (client, server) in WAYS {
         let serving = stage.serve(server, WORD_TIME)?;
-        widowed.push(hold(stage, client, &serving)?);
+        clients.push(hold(stage, client, &serving)?);
         doomed.push(serving.side);
         let serving = stage.serve(server, WORD_TIME)?;
         doomed.push(hold(stage, client, &serving)?);
-        orphaned.push((client, serving));
+        servers.push((client, serving));
     }
     // One of the survivors has other clients, too.
-    if let Some((_, serving)) = orphaned.first() {
+    if let Some((_, serving)) = servers.first() {
         kept.push(keep(stage, At::Host, serving)?);
     }
     for side in doomed {
         stage.kill(side)?;
     }
-    for side in widowed {
+    for side in clients {
         all_ended(stage, side)?;
     }
-    for (_, serving) in &orphaned {
+    for (_, serving) in &servers {
         for _ in 0..HELD {
             stage.await_line(serving.side, "ended broken", DEATH_TIME)?;
         }
@@ -52,7 +52,7 @@ fn kill_processes(stage: &mut Stage) -> Result<()> {
         goes_on(stage, side)?;
     }
     // Servers that have lost their clients take others.
-    for (client, serving) in orphaned {
+    for (client, serving) in servers {
         greet(stage, client, &serving, Carried::Smc)?;
         stage.kill(serving.side)?;
     }

@@ -218,7 +218,8 @@ impl Endpoint {
     /// # Errors
     ///
     /// [`Error::Misuse`] when the socket does not listen or is not TCP, or the endpoint is closed or
-    /// its runtime has ended; when it cannot be watched; `Unsupported` with a runtime that has no sockets of the system.
+    /// its runtime has ended; when it cannot be watched; `Unsupported` with a runtime that has no
+    /// sockets of the system.
     pub fn listen_on(&self, listener: TcpListener) -> Result<Listener, Error> {
         self.listen_on_with(listener, &ListenOptions::default())
     }

@@ -186,8 +186,9 @@ impl Slot {
         self.orphaned.store(true, Ordering::Release);
     }
 
-    /// Another endpoint wants the device. If only streams are left that were dropped, they do not wait
-    /// for the last words of their peers: those of SMC-D have said theirs, behind all that was written.
+    /// Another endpoint wants the device. If only streams are left that were dropped, they do not
+    /// wait for the last words of their peers: those of SMC-D have said theirs, behind all that was
+    /// written.
     pub(crate) fn let_go(&self) {
         self.look_around();
         let is_over = |conn: &Arc<Conn>| conn.is_released() && conn.staged().is_none();
@@ -199,7 +200,7 @@ impl Slot {
         }
     }
 
-    /// The driver ended, most likely with its runtime: nobody would notice the last word of peers.
+    /// The driver ended, most likely with its runtime: the last word of peers would not be read.
     /// Streams that the application still has go on as far as they can without waiting.
     fn abandon(&self) {
         self.abandoned.store(true, Ordering::Release);

@@ -21,9 +21,9 @@ struct Serving {
 /// Makes `slot` the one consumer of its device, for as long as it exists: each event is handed out
 /// once, so a second consumer would take those of the first.
 ///
-/// Blocks for a moment if the device has a consumer: tasks of an endpoint that is gone may be ending on
-/// other threads. On this thread none runs meanwhile, so what is left of such an endpoint is ended from
-/// here, as far as that can be.
+/// Blocks for a moment if the device has a consumer: tasks of an endpoint that is gone may be ending
+/// on other threads. On this thread none runs meanwhile, so what is left of such an endpoint is ended
+/// from here, as far as that can be.
 ///
 /// # Errors
 ///

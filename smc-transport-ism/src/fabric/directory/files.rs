@@ -31,7 +31,8 @@ pub(super) struct Files {
 }
 
 impl Files {
-    /// Opens a directory, after making it, but none above it, if need be, and checks that only we can change it.
+    /// Opens a directory, after making it, but none above it, if need be, and checks that only we can
+    /// change it.
     pub(super) fn open(path: &Path) -> Result<Self, DeviceError> {
         match DirBuilder::new().mode(0o700).create(path) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => {

@@ -129,8 +129,8 @@ impl Local {
         Self::default()
     }
 
-    /// Uses this directory, which is made if it does not exist, those above it not. It has to be on a local file system,
-    /// and as [`RuntimeDirs::at`] says.
+    /// Uses this directory, which is made if it does not exist, those above it not. It has to be on a
+    /// local file system, and as [`RuntimeDirs::at`] says.
     #[must_use]
     pub fn with_directory(mut self, path: impl Into<PathBuf>) -> Self {
         self.directory = Some(path.into());

@@ -87,8 +87,7 @@ pub(super) fn is_local(addr: SocketAddr) -> Result<bool, OsError> {
             v6.into()
         }
     });
-    let failed = bound.map_err(|error| OsError::new("test whose address it is", &error));
-    match failed {
+    match bound.map_err(|error| OsError::new("test whose address it is", &error)) {
         Err(error) if error.is_lack() => Err(error),
         tested => Ok(tested.is_ok()),
     }
