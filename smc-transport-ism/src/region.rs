@@ -327,9 +327,11 @@ impl Drop for Polls {
             // SAFETY: the context was made by `new`, and its only user has just been dropped.
             unsafe { libc::syscall(libc::SYS_io_destroy, context) }
         };
-        // The system takes some 30 ms, which an executor must not wait. Without a thread it does so
-        // when the process ends.
-        let _ = std::thread::Builder::new().spawn(destroy);
+        // The system takes some 30 ms, which an executor must not wait, unless no thread can be had:
+        // a context that is left takes from what the whole system has.
+        if std::thread::Builder::new().spawn(destroy).is_err() {
+            destroy();
+        }
     }
 }
 

@@ -232,14 +232,17 @@ impl<'a> Greeting<'a> {
 
     fn number(&mut self) -> Result<(i64, Option<OwnedFd>), DeviceError> {
         loop {
+            // Before a look: a server may go on saying other things for ever.
+            let left = self.until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(DeviceError::Gone(
+                    "the ivshmem server has not said in time what a client needs",
+                ));
+            }
             match self.reader.receive(self.socket) {
                 Heard::Number(number, descriptor) => return Ok((number, descriptor)),
                 Heard::Closed => return Err(DeviceError::Exhausted),
                 Heard::Nothing => {}
-            }
-            let left = self.until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(DeviceError::Gone("the ivshmem server does not answer"));
             }
             let left = Timespec::try_from(left).ok();
             let socket = self.socket.as_fd();

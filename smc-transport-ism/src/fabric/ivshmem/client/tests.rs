@@ -1,4 +1,4 @@
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::thread;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -72,6 +72,20 @@ fn only_a_memory_file_that_cannot_be_shortened_and_eventfds_are_taken_from_a_ser
         let said = other(memory, bell);
         assert!(said.contains(why), "{said}, not {why}");
     }
+}
+
+#[test]
+fn a_server_that_goes_on_saying_other_things_is_not_heard_for_ever() {
+    let (server, client) = UnixStream::pair().unwrap();
+    client.set_nonblocking(true).unwrap();
+    let socket = PeerSocket::from(OwnedFd::from(client));
+    let mut greeting = Greeting::new(&socket);
+    protocol::send(&server, 5, None).unwrap();
+    assert_eq!(greeting.number().unwrap().0, 5);
+    greeting.until = Instant::now();
+    protocol::send(&server, 6, None).unwrap();
+    let error = greeting.number().unwrap_err().to_string();
+    assert!(error.contains("in time"), "{error}");
 }
 
 #[test]
