@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::sockopt::{set_socket_linger, set_socket_send_buffer_size};
+use rustix::net::sockopt::{
+    set_socket_linger, set_socket_recv_buffer_size, set_socket_send_buffer_size,
+};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
     sendmsg, socketpair,
@@ -47,7 +49,10 @@ fn slow(listener: &TcpListener) -> (OwnedFd, TcpStream) {
     let (far, _) = listener.accept().unwrap();
     set_socket_send_buffer_size(&near, 4096).unwrap();
     near.set_nonblocking(true).unwrap();
-    while near.write(&[0; 1 << 14]).is_ok() {}
+    // What is under way when the first write is refused may still find room at the other end.
+    while is_ready(near.as_fd(), PollFlags::OUT, Duration::from_millis(5)) {
+        while near.write(&[0; 1 << 14]).is_ok() {}
+    }
     near.set_nonblocking(false).unwrap();
     set_socket_linger(&near, Some(LINGER)).unwrap();
     let (inside, outside) = pair();
@@ -56,14 +61,19 @@ fn slow(listener: &TcpListener) -> (OwnedFd, TcpStream) {
 }
 
 fn is_readable(publication: &Publication, time: Duration) -> bool {
+    is_ready(publication.bell(), PollFlags::IN, time)
+}
+
+fn is_ready(fd: BorrowedFd<'_>, flags: PollFlags, time: Duration) -> bool {
     let time = Timespec::try_from(time).unwrap();
-    let bell = publication.bell();
-    poll(&mut [PollFd::new(&bell, PollFlags::IN)], Some(&time)) == Ok(1)
+    poll(&mut [PollFd::new(&fd, flags)], Some(&time)) == Ok(1)
 }
 
 #[test]
 fn a_peer_cannot_use_up_descriptors_by_such_as_are_slow_to_close() {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    // Connections inherit it, and it does not grow.
+    set_socket_recv_buffer_size(&listener, 4096).unwrap();
     let mut readers = Vec::new();
     let mut received = 0;
     // A new connection for each packet, as each of them is ended.
