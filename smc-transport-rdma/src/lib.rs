@@ -96,14 +96,16 @@
 //! let at = &addresses[0];
 //! # ";
 //!
+//! // Links reach memory of their own protection domain only.
+//! let domain = device.protection_domain().await?;
 //! // Each end tells the other where it is; with SMC that travels in the handshake.
-//! let (near, far) = (device.open_link(at).await?, device.open_link(at).await?);
+//! let (near, far) = (domain.open_link(at).await?, domain.open_link(at).await?);
 //! let (here, there) = (near.local(), far.local());
 //! let near = near.connect(there, Route::Direct).await?;
 //! let far = far.connect(here, Route::Direct).await?;
 //!
-//! let from = device.register(&Region::anonymous(4096), Access::Local).await?;
-//! let to = device.register(&Region::anonymous(4096), Access::RemoteWrite).await?;
+//! let from = domain.register(&Region::anonymous(4096), Access::Local).await?;
+//! let to = domain.register(&Region::anonymous(4096), Access::RemoteWrite).await?;
 //! from.region().copy_in(0, b"hello")?;
 //! let hello = Write {
 //!     from: &*from,
