@@ -16,7 +16,6 @@ use crate::verbs::{Registered, Span, WriteRequest};
 #[derive(Debug)]
 pub(crate) struct Memory {
     registered: Registered,
-    domain: Arc<ProtectionDomain>,
 }
 
 impl Memory {
@@ -38,7 +37,6 @@ impl Memory {
         };
         Ok(Self {
             registered: registered.map_err(|error| not_registered(&error))?,
-            domain: Arc::clone(domain),
         })
     }
 
@@ -85,7 +83,7 @@ pub(crate) fn request(
 ) -> Result<Option<WriteRequest>, SubmitError> {
     let memory = write.from.as_any().downcast_ref::<Memory>();
     let memory = memory
-        .filter(|memory| Arc::ptr_eq(&memory.domain, domain))
+        .filter(|memory| memory.registered.is_in(domain))
         .ok_or(SubmitError::Device(DeviceError::Invalid(
             "memory is registered in another protection domain",
         )))?;

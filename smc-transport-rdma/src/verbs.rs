@@ -1,7 +1,8 @@
 //! The calls of libibverbs that sideway does not offer, or only with an allocation per call.
 //!
 //! This is the only file of the crate with `unsafe` in it. Objects are sideway's, which know their
-//! order of life; here their raw handles are borrowed for the length of one call each. Addresses
+//! order of life; here their raw handles are borrowed for the length of one call each. Only
+//! registrations are made here ([`Registered`]), as sideway has none at another address. Addresses
 //! that devices access are named together with a key of registered memory, which the device
 //! checks, so a wrong one is an error of the request and nothing worse.
 
@@ -259,7 +260,7 @@ pub(crate) struct Registered {
     mr: NonNull<sys::ibv_mr>,
     addr: u64,
     region: Region,
-    _domain: Arc<ProtectionDomain>,
+    domain: Arc<ProtectionDomain>,
 }
 
 // SAFETY: libibverbs may be called from any thread, and a registration belongs to none.
@@ -298,12 +299,17 @@ impl Registered {
             mr: NonNull::new(mr).ok_or_else(io::Error::last_os_error)?,
             addr,
             region,
-            _domain: Arc::clone(domain),
+            domain: Arc::clone(domain),
         })
     }
 
     pub(crate) fn region(&self) -> &Region {
         &self.region
+    }
+
+    /// Whether links of this domain may use it.
+    pub(crate) fn is_in(&self, domain: &Arc<ProtectionDomain>) -> bool {
+        Arc::ptr_eq(&self.domain, domain)
     }
 
     /// Address of the first byte, as devices use it.
