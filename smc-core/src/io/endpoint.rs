@@ -64,7 +64,7 @@ pub(crate) struct Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.slots.iter().for_each(|slot| slot.orphan());
+        self.slots.iter().for_each(|slot| slot.lose_endpoint());
     }
 }
 

@@ -246,7 +246,7 @@ impl Conn {
             None => {
                 self.note_peer();
                 // The device may be gone too, and the driver with it: no later event ends the wait.
-                match self.closing().peer().contains(StateFlags::ABORTED) {
+                match self.closing().is_aborted_by_peer() {
                     true => Delivery::Lost,
                     false => Delivery::Pending,
                 }
@@ -340,7 +340,7 @@ impl Conn {
     /// The error that ended the connection, once.
     pub(crate) fn take_error(&self) -> Option<Error> {
         self.note_peer();
-        let is_reset = self.closing().peer().contains(StateFlags::ABORTED);
+        let is_reset = self.closing().is_aborted_by_peer();
         let reset = is_reset.then_some(Error::Closed(How::Reset));
         let error = self.failure.get().cloned().or(reset)?;
         let is_taken = self.is_error_taken.swap(true, Ordering::Relaxed);

@@ -49,7 +49,7 @@ pub(crate) struct Slot {
     passing: AtomicBool,
     gone: AtomicBool,
     /// The endpoint is gone, with its listeners and all that was being set up.
-    orphaned: AtomicBool,
+    has_lost_endpoint: AtomicBool,
     /// See [`Self::is_abandoned`].
     abandoned: AtomicBool,
     close_timeout: Duration,
@@ -96,7 +96,7 @@ impl Slot {
             awaiting: AtomicUsize::new(0),
             passing: AtomicBool::new(false),
             gone: AtomicBool::new(false),
-            orphaned: AtomicBool::new(false),
+            has_lost_endpoint: AtomicBool::new(false),
             abandoned: AtomicBool::new(false),
             close_timeout,
         })
@@ -182,8 +182,8 @@ impl Slot {
     }
 
     /// The endpoint is gone: only streams still use the device.
-    pub(crate) fn orphan(&self) {
-        self.orphaned.store(true, Ordering::Release);
+    pub(crate) fn lose_endpoint(&self) {
+        self.has_lost_endpoint.store(true, Ordering::Release);
     }
 
     /// Another endpoint wants the device. If only streams are left that were dropped, they do not
@@ -193,7 +193,8 @@ impl Slot {
         self.look_around();
         let is_over = |conn: &Arc<Conn>| conn.is_released() && conn.staged().is_none();
         let left = self.connections();
-        if self.orphaned.load(Ordering::Acquire) && left.iter().all(is_over) {
+        let is_unused = self.has_lost_endpoint.load(Ordering::Acquire);
+        if is_unused && left.iter().all(is_over) {
             for conn in left {
                 conn.kill(Error::Closed(How::Endpoint));
             }
@@ -424,7 +425,7 @@ impl Slot {
         overdue
     }
 
-    /// Connections for which the device may be asked again, and whether it had its time.
+    /// Connections of which a busy device has not taken everything, where something is due.
     fn owing(&self, now: Instant) -> Vec<(Arc<Conn>, Due)> {
         let mut table = self.table();
         let due = table.owing.due(now);

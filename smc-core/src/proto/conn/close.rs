@@ -197,10 +197,16 @@ impl Closing {
         self.sent.contains(StateFlags::SENDING_DONE)
     }
 
+    /// Whether the peer has aborted: it has not read everything, or reads nothing more.
+    #[must_use]
+    pub fn is_aborted_by_peer(&self) -> bool {
+        self.peer.contains(StateFlags::ABORTED)
+    }
+
     /// What the application reads behind the last byte.
     #[must_use]
     pub fn read_end(&self) -> ReadEnd {
-        if self.peer.contains(StateFlags::ABORTED) {
+        if self.is_aborted_by_peer() {
             ReadEnd::Reset
         } else if self
             .peer
@@ -297,7 +303,7 @@ impl Closing {
     /// As [`Closing::kill`] when the endpoint ends and the peer has everything that was written: a
     /// connection that was shut down for writing is closed in order then, because it is complete.
     pub fn end(&mut self) -> Option<StateFlags> {
-        let is_in_order = self.is_shut() && !self.peer.contains(StateFlags::ABORTED);
+        let is_in_order = self.is_shut() && !self.is_aborted_by_peer();
         self.stop(match is_in_order {
             true => StateFlags::CLOSED,
             false => StateFlags::ABORTED,

@@ -16,7 +16,8 @@ use super::{
 /// [`set_keys`](Self::set_keys), [`set_full`](Self::set_full), [`leave`](Self::leave),
 /// [`cancel`](Self::cancel), [`out_of_sync`](Self::out_of_sync), the `terminate` family and
 /// [`handle_timeout`](Self::handle_timeout); after each of them drain
-/// [`poll_output`](Self::poll_output), then look at [`poll_timeout`](Self::poll_timeout). Each call costs time in proportion to the groups it
+/// [`poll_output`](Self::poll_output), then look at
+/// [`poll_timeout`](Self::poll_timeout). Each call costs time in proportion to the groups it
 /// touches; a short lock around the registry, never held while waiting, is all that sharing takes.
 #[derive(Debug, Default)]
 pub struct Registry {

@@ -50,7 +50,8 @@ pub enum Work {
         token: DmbToken,
     },
     /// SMC-R, first contact: make the queue pair of the group's first link
-    /// ([`ProtectionDomain::open_link`](crate::device::ProtectionDomain::open_link)). Answer: [`Done::LinkOpened`].
+    /// ([`ProtectionDomain::open_link`](crate::device::ProtectionDomain::open_link)). Answer:
+    /// [`Done::LinkOpened`].
     OpenLink {
         /// The new group.
         group: GroupId,
