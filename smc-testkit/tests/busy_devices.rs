@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::future::Future;
 use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::Duration;
@@ -68,6 +69,16 @@ impl Scene {
             .count()
     }
 
+    /// What comes of something within a minute.
+    async fn within_a_minute<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        let clock = self.runtime.handle();
+        let late = async {
+            clock.timer(clock.now() + Duration::from_secs(60)).await;
+            None
+        };
+        futures_lite::future::or(async { Some(work.await) }, late).await
+    }
+
     fn set_busy(&self, per_mille: u16) {
         self.busy.set(Faults::default().with_busy(per_mille));
         self.moves();
@@ -102,15 +113,8 @@ fn a_device_that_stays_busy_is_asked_ever_less_often_and_then_ends_the_connectio
     let scene = Scene::new(false);
     let (mut stream, _peer) = scene.pair();
     scene.set_busy(1000);
-    let clock = scene.runtime.handle();
-    let writing = async { Some(stream.write_all(b"data").await) };
-    let late = async {
-        clock.timer(clock.now() + Duration::from_secs(60)).await;
-        None
-    };
-    let written = scene
-        .runtime
-        .block_on(futures_lite::future::or(writing, late));
+    let writing = scene.within_a_minute(stream.write_all(b"data"));
+    let written = scene.runtime.block_on(writing);
     let error = written.expect("the write waits without end").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::TimedOut);
     let moves = scene.moves();
@@ -159,16 +163,11 @@ fn a_device_that_is_free_again_tells_the_peer_of_a_connection_that_was_given_up(
     let scene = Scene::new(false);
     let (mut stream, mut peer) = scene.pair();
     scene.set_busy(1000);
-    let clock = scene.runtime.handle();
     scene.runtime.block_on(async {
         stream.write_all(b"data").await.unwrap_err();
         scene.set_busy(0);
-        let reading = async { Some(peer.read(&mut [0; 4]).await) };
-        let late = async {
-            clock.timer(clock.now() + Duration::from_secs(60)).await;
-            None
-        };
-        let read = futures_lite::future::or(reading, late).await;
+        let mut data = [0; 4];
+        let read = scene.within_a_minute(peer.read(&mut data)).await;
         let error = read.expect("the peer was never told").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     });
