@@ -2,7 +2,7 @@
 //!
 //! A cursor is a count within the ring and a wrap number, so that an empty ring (same wrap, same
 //! count) and a full one (same count, wraps differ) are told apart and every byte is usable
-//! (wire format: cursors and buffer sizes; RFC 7609 section 4.4.1).
+//! (docs/spec/cdc.md#cursor; RFC 7609 section 4).
 //!
 //! ```
 //! use smc_wire::cursor::{Cursor, Ring};

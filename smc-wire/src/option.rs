@@ -1,7 +1,7 @@
 //! The TCP option that announces SMC in SYN and SYN/ACK.
 //!
 //! An experimental option in the shared format of RFC 6994: kind 254, length 6, experiment
-//! identifier "SMCR" in EBCDIC (wire format: TCP option; RFC 7609 section 3.1). It says "SMCR"
+//! identifier "SMCR" in EBCDIC (docs/spec/tcp-option.md; RFC 7609 appendix A.1). It says "SMCR"
 //! for SMC-D as well. SMC is attempted only if both segments carried it; without it no byte of
 //! CLC may ever be sent.
 //!

@@ -163,7 +163,7 @@ impl ConsumerWord {
     }
 }
 
-/// CDC block of SMC-D, 32 bytes at the start of a DMB element (wire format: CDC block).
+/// CDC block of SMC-D, 32 bytes at the start of a DMB element (docs/spec/cdc.md#cdc-block).
 ///
 /// Over shared memory store the payload, then [`producer_word`](Self::producer_word), then
 /// [`consumer_word`](Self::consumer_word), with release ordering, then notify; read the producer

@@ -5,7 +5,7 @@ use core::fmt;
 use bitflags::bitflags;
 
 bitflags! {
-    /// Producer flags (wire format: CDC, byte 24; SMC-D byte 22). Unknown bits are kept.
+    /// Producer flags (docs/spec/cdc.md#producer-flags). Unknown bits are kept.
     ///
     /// Each message replaces the flags of the one before.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -25,7 +25,7 @@ bitflags! {
 }
 
 bitflags! {
-    /// Connection state flags (wire format: CDC, byte 25; SMC-D byte 23). Unknown bits are kept.
+    /// Connection state flags (docs/spec/cdc.md#connection-state-flags). Unknown bits are kept.
     #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
     pub struct StateFlags: u8 {
         /// D: the sender is done writing (half close).

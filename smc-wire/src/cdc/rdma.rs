@@ -10,7 +10,7 @@ use crate::cursor::Cursor;
 use crate::error::{DecodeError, DecodeErrorKind, EmitError, MessageKind};
 use crate::types::AlertToken;
 
-/// CDC message of SMC-R, 44 bytes (wire format: CDC for SMC-R; RFC 7609 appendix A.4).
+/// CDC message of SMC-R, 44 bytes (docs/spec/cdc.md#cdc-message; RFC 7609 appendix A.4).
 ///
 /// Emitting writes zeros into the reserved fields.
 ///

@@ -11,7 +11,7 @@ use super::{frame, raw};
 use crate::error::{DecodeError, DecodeErrorKind, EmitError, MessageKind};
 use crate::types::{DeclineCode, OsType, PeerId, Version};
 
-/// DECLINE: the sender continues with plain TCP (wire format: DECLINE; RFC 7609 appendix A.2.4).
+/// DECLINE: the sender continues with plain TCP (docs/spec/clc.md#decline; RFC 7609 appendix A.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Decline {
     /// Version of the message.

@@ -32,8 +32,8 @@ impl fmt::Display for Device {
 /// Iterates over the devices of a GID list.
 ///
 /// An emulated device takes two consecutive entries with one CHID, first the high and then the low
-/// half of its GID (wire format: SMC-D v2 extension). An emulated entry that no entry of the same
-/// CHID follows is skipped.
+/// half of its GID (docs/spec/clc.md#smc-d-v2-extension). An emulated entry that no entry of the
+/// same CHID follows is skipped.
 #[derive(Debug, Clone)]
 pub struct Devices<I: Iterator<Item = GidEntry>> {
     entries: Peekable<I>,

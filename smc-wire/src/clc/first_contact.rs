@@ -14,7 +14,7 @@ pub type GidList = Bounded<RoceGid, 8>;
 
 /// First-contact parts: what the two ends of a new link group tell each other (v2 only).
 ///
-/// Wire format: first-contact parts.
+/// See docs/spec/clc.md#first-contact-parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FirstContact {
     /// SMC-R: the sender reaches the peer's GID without a gateway. False for SMC-D.

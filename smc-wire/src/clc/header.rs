@@ -115,8 +115,8 @@ impl fmt::Display for ClcType {
     }
 }
 
-/// The common header of a CLC message, checked (wire format: common header; RFC 7609 appendix
-/// A.2).
+/// The common header of a CLC message, checked (docs/spec/clc.md#common-header; RFC 7609
+/// appendix A.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Header {
     /// Which of the two eyecatchers it begins with.

@@ -12,7 +12,8 @@ use crate::cdc::ByteOrder;
 /// anything too short. Messages that echo a request (a TEST LINK response) carry the order of the
 /// *requester*; the first message of a link group never is one.
 ///
-/// Use the result for what is sent to this peer, and [`ByteOrder::Big`] before anything arrived.
+/// Use the result for what is sent to this peer. What to use before anything arrived is for the
+/// caller to choose (docs/spec/llc.md#byte-order).
 ///
 /// ```
 /// use smc_wire::llc::{ByteOrder, detect_order};

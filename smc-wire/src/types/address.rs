@@ -82,8 +82,8 @@ impl FromStr for Mac {
 /// Identifies one instance of an SMC-R stack (8 bytes: instance number and a MAC of the host).
 ///
 /// The instance number differs after a restart. All eight bytes are compared. SMC-R only; a
-/// PROPOSAL that does not offer SMC-R v1 carries zeros (wire format: peer ID; RFC 7609 appendix
-/// A.1). Prints as `9b5a@52:54:00:00:00:01`.
+/// PROPOSAL that does not offer SMC-R v1 carries zeros (docs/spec/identifiers.md#peer-id,
+/// RFC 7609 appendix A.2.1). Prints as `9b5a@52:54:00:00:00:01`.
 #[derive(
     Debug,
     Clone,

@@ -5,7 +5,7 @@ use core::str::FromStr;
 
 use super::parse::{ParseError, number};
 
-/// Why a peer declined SMC (32 bits, wire format: DECLINE; RFC 7609 appendix A.2.4).
+/// Why a peer declined SMC (32 bits, docs/spec/fallback.md#codes; RFC 7609 appendix A.2).
 ///
 /// The values are each implementation's own; the named ones are those of Linux. Unknown values are
 /// informational and print as hex.

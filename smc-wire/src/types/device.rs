@@ -39,8 +39,8 @@ impl FromStr for IsmGid {
 /// GID of an SMC-D device: 64 bits for a native ISM device, 128 bits for an emulated one.
 ///
 /// `hi` travels in the GID field of a message, `lo` in the extended GID field or in a second list
-/// entry (wire format: ISM GID and CHID). A native GID has `lo` zero. Prints as 16 hex digits when
-/// `lo` is zero, as 32 otherwise.
+/// entry (docs/spec/identifiers.md#ism-gid-and-chid). A native GID has `lo` zero. Prints as 16 hex
+/// digits when `lo` is zero, as 32 otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Gid {
     hi: u64,

@@ -13,8 +13,8 @@ use crate::types::{
     RoceGid, Version,
 };
 
-/// ACCEPT or CONFIRM: what was chosen and the sender's end of it (wire format: ACCEPT and CONFIRM;
-/// RFC 7609 appendix A.2.2 and A.2.3).
+/// ACCEPT or CONFIRM: what was chosen and the sender's end of it
+/// (docs/spec/clc.md#accept-and-confirm; RFC 7609 appendix A.2).
 ///
 /// Both messages have one layout: the server describes its end in ACCEPT, the client its own in
 /// CONFIRM. `terms` says by which version, `body` over which kind of device.
@@ -324,7 +324,7 @@ impl Body {
     }
 }
 
-/// One end of an SMC-R connection (wire format: ACCEPT and CONFIRM for SMC-R).
+/// One end of an SMC-R connection (docs/spec/clc.md#accept-and-confirm-for-smc-r).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RdmaEnd {
     /// The sender's peer ID.
@@ -351,7 +351,7 @@ pub struct RdmaEnd {
     pub psn: Psn,
 }
 
-/// One end of an SMC-D connection (wire format: ACCEPT and CONFIRM for SMC-D).
+/// One end of an SMC-D connection (docs/spec/clc.md#accept-and-confirm-for-smc-d).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DirectEnd {
     /// GID of the sender's device. Only an emulated device of version 2 has an extended half.

@@ -12,7 +12,7 @@ use crate::types::{
     AlertToken, Chid, DmbToken, Eid, Gid, GroupId, MtuCode, Psn, Qpn, Rkey, RmbAddr,
 };
 
-/// A received ACCEPT or CONFIRM, checked (wire format: ACCEPT and CONFIRM).
+/// A received ACCEPT or CONFIRM, checked (docs/spec/clc.md#accept-and-confirm).
 ///
 /// A message may be longer than its contents; what it has before the trailer that is not
 /// understood is [`excess`](Self::excess).

@@ -11,7 +11,7 @@ use crate::clc::{Device, raw};
 use crate::error::{DecodeError, EmitError, MessageKind};
 use crate::types::{Chid, Eid, FeatureMask, IsmGid, Mac, Offer, PeerId, Release, RoceGid, Version};
 
-/// PROPOSAL: a client says what it can do (wire format: PROPOSAL; RFC 7609 appendix A.2.1).
+/// PROPOSAL: a client says what it can do (docs/spec/clc.md#proposal; RFC 7609 appendix A.2).
 ///
 /// [`emit`](Self::emit) writes the canonical form: every region directly behind the one before, in
 /// the order of the fields, reserved bytes zero. That is what Linux sends and the only form all of
@@ -203,7 +203,7 @@ impl fmt::Display for Proposal {
     }
 }
 
-/// SMC-D area of a PROPOSAL (wire format: SMC-D area).
+/// SMC-D area of a PROPOSAL (docs/spec/clc.md#smc-d-area).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SmcdArea {
     /// GID of the native ISM device, zero unless v1 SMC-D is offered.
@@ -229,7 +229,7 @@ impl SmcdArea {
     }
 }
 
-/// IP area of a PROPOSAL: the subnets of the client's interface (wire format: IP area).
+/// IP area of a PROPOSAL: the subnets of the client's interface (docs/spec/clc.md#ip-area).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IpArea {
     /// IPv4 network address; unspecified on IPv6 connections. Old documents call it the subnet
@@ -305,7 +305,7 @@ impl Default for Ipv6Prefix {
     }
 }
 
-/// Version-2 extension of a PROPOSAL (wire format: v2 extension).
+/// Version-2 extension of a PROPOSAL (docs/spec/clc.md#v2-extension).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct V2Extension {
     /// Highest release the client supports.
@@ -366,7 +366,7 @@ impl V2Extension {
     }
 }
 
-/// SMC-D v2 extension of a PROPOSAL (wire format: SMC-D v2 extension).
+/// SMC-D v2 extension of a PROPOSAL (docs/spec/clc.md#smc-d-v2-extension).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DirectExtension {
     /// SEID of the client's system; [`Eid::ZERO`] unless [`V2Extension::has_seid`].

@@ -15,7 +15,7 @@ const AFTER_SMCD_AREA: usize = 80;
 /// The largest IP area offset: the SMC-D area and no more.
 const MAX_IP_AREA_OFFSET: usize = 40;
 
-/// A received PROPOSAL, checked (wire format: PROPOSAL).
+/// A received PROPOSAL, checked (docs/spec/clc.md#proposal).
 ///
 /// All regions that the accessors show lie inside of the message. Nothing was checked that is a
 /// matter of negotiation rather than of form.
