@@ -42,6 +42,9 @@
 //! it is used, so that nobody can make a device touch memory that is not the fabric's, panic, or
 //! wait. Give guests that must not see each other's data fabrics of their own.
 //!
+//! A process that forks with a device open must not use it in the child. The child has the slot of its
+//! parent, and at a server it cannot ring: asynchronous I/O, by which that is done, is not inherited.
+//!
 //! # Example
 //!
 //! Two devices, here in one process. A stream does all this by itself.

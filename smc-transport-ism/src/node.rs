@@ -176,7 +176,7 @@ impl Node {
         signal: Signal,
     ) -> Result<(), SubmitError> {
         if self.is_gone.load(Ordering::Acquire) {
-            return Err(SubmitError::Device(self.why_gone()));
+            return Err(self.why_gone().into());
         }
         let room = self.room();
         let moved = room.using(token, self.tag, |turn| {
@@ -251,10 +251,10 @@ impl Node {
     pub(crate) fn post(&self, peer: Gid, event: PeerEvent) -> Result<(), SubmitError> {
         let peer = self.meet(peer).map_err(|error| match error {
             DeviceError::Unreachable { .. } => SubmitError::PeerGone,
-            error => SubmitError::Device(error),
+            error => error.into(),
         })?;
         let Some((_, bit)) = EVENTS.into_iter().find(|(known, _)| *known == event) else {
-            return Err(SubmitError::Device(DeviceError::Invalid("unknown event")));
+            return Err(DeviceError::Invalid("unknown event").into());
         };
         self.room().post(peer.slot, self.tag.slot, bit);
         self.ring(peer);

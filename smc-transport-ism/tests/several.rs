@@ -10,7 +10,7 @@ use std::sync::Arc;
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use smc_core::device::Device;
 use smc_core::io::negotiate::Assume;
-use smc_core::{Endpoint, Mode, Stream};
+use smc_core::{Domain, Endpoint, Mode, Stream};
 use smc_transport_ism::{IsmDevice, Place};
 use smc_transport_loop::LoopDevice;
 use smc_wire::types::DeclineCode;
@@ -31,7 +31,9 @@ impl Host {
     /// `loop`, or the name of a fabric.
     fn device(&self, name: &str) -> Arc<dyn Device> {
         if name == "loop" {
-            let device = LoopDevice::builder().runtime_dir(self.path()).name(name);
+            let device = LoopDevice::builder()
+                .domain(Domain::directory(self.path()))
+                .name(name);
             return Arc::new(device.build().unwrap());
         }
         let place = Place::directory(self.path().join(name)).with_len(8 << 20);

@@ -87,8 +87,7 @@ impl Directory {
         for _ in 0..MAX_ACCEPTS {
             match accept() {
                 Ok(socket) => self.admit(socket),
-                Err(Errno::INTR | Errno::CONNABORTED) => {}
-                // There is nobody left, or no room for a descriptor: they have to wait.
+                Err(Errno::INTR | Errno::CONNABORTED | Errno::MFILE | Errno::NFILE) => {}
                 Err(_) => return,
             }
         }

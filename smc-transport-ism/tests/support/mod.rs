@@ -14,8 +14,7 @@ use futures_lite::FutureExt as _;
 use futures_lite::future::zip;
 use smc_core::device::{Device, Event};
 use smc_core::io::Builder;
-use smc_core::io::negotiate::Local;
-use smc_core::{Endpoint, Listener, Stream};
+use smc_core::{Domain, Endpoint, Listener, Stream};
 use smc_transport_ism::{IsmDevice, Place, Server};
 use tempfile::TempDir;
 
@@ -139,8 +138,7 @@ pub(crate) fn place(address: &Path) -> Place {
 
 /// Options of an endpoint without devices.
 pub(crate) fn builder(on: On, dir: &Path) -> Builder {
-    on.endpoint()
-        .negotiation(Arc::new(Local::new().with_directory(dir)))
+    on.endpoint().domain(Domain::directory(dir))
 }
 
 /// A server with its thread.

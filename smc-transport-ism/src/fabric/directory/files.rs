@@ -14,10 +14,11 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::geteuid;
+use smc_core::Domain;
 use smc_core::device::DeviceError;
 use smc_core::io::negotiate::is_ambiguous_user;
 use smc_core::io::negotiate::passed::PeerSocket;
-use smc_core::io::negotiate::runtime_dir::{Publication, RuntimeDirs};
+use smc_core::io::negotiate::runtime_dir::Publication;
 use smc_core::mem::{Region, check_file_size};
 
 use crate::region::{map, os_at};
@@ -91,8 +92,8 @@ impl Files {
                 // A process that is there, or one that we cannot tell.
                 _ => continue,
             }
-            let dirs = RuntimeDirs::existing(&self.path);
-            let publication = Publication::beside(dirs, socket_name(slot), MEMORY)
+            let domain = Domain::existing(&self.path);
+            let publication = Publication::beside(domain, socket_name(slot), MEMORY)
                 .map_err(|error| DeviceError::os_at("listen in", &self.path, &error))?;
             return match publication.error() {
                 None => Ok((slot, publication)),

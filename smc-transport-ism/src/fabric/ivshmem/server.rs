@@ -1,21 +1,24 @@
 //! The server: makes the memory and tells machines and processes of each other.
 
-use std::os::fd::{AsFd, OwnedFd};
+mod outbox;
+
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::unlink;
+use rustix::fs::{fstat, lstat, unlink};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, connect,
-    listen, recv, socket_with,
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, listen, socket_with,
 };
 use smc_core::device::DeviceError;
+use smc_core::io::negotiate::passed::{Listener, PeerSocket, Reserve};
 use smc_core::io::negotiate::runtime_dir::bind_with_mode;
 
+use self::outbox::Outbox;
 use super::{BEAT, SILENCE, protocol, slot_of};
 use crate::fabric::doorbell::new_eventfd;
 use crate::fabric::ringer::Ringer;
@@ -40,14 +43,12 @@ use crate::shared::{Phase, Plan, Room, Sleep, Tag};
 /// Whoever can connect to the socket can read and write all of the memory.
 #[derive(Debug)]
 pub struct Server {
-    path: PathBuf,
-    listener: OwnedFd,
-    memory: OwnedFd,
+    listener: Named,
+    memory: Arc<OwnedFd>,
     room: Room,
     stop: OwnedFd,
     ringer: Ringer,
-    /// Given up to close a connection for which there is no descriptor.
-    reserve: Mutex<Option<OwnedFd>>,
+    reserve: Mutex<Reserve>,
     clients: Mutex<Clients>,
 }
 
@@ -71,8 +72,8 @@ pub struct ServerBuilder {
 struct Client {
     /// Its number.
     port: u16,
-    socket: Arc<OwnedFd>,
-    eventfd: OwnedFd,
+    outbox: Outbox,
+    eventfd: Arc<OwnedFd>,
     /// The device there, its last beat, and when it came.
     beat: (Option<Tag>, u64, Instant),
     /// At the last look somebody was about to ring it.
@@ -125,14 +126,14 @@ impl ServerBuilder {
         }
         let memory = memory_file(self.len)?;
         let room = Room::make(map(&memory, 0, self.len)?, self.plan)?;
+        let reserve = Reserve::new().map_err(|error| DeviceError::os("make eventfd", &error))?;
         Ok(Server {
-            listener: listener(&self.path, self.mode)?,
-            path: self.path,
-            memory,
+            listener: Named::listen(self.path, self.mode)?,
+            memory: Arc::new(memory),
             room,
             stop: new_eventfd()?,
             ringer: Ringer::new()?,
-            reserve: Mutex::new(Some(new_eventfd()?)),
+            reserve: Mutex::new(reserve),
             clients: Mutex::default(),
         })
     }
@@ -156,7 +157,7 @@ impl Server {
     /// Where it listens.
     #[must_use]
     pub fn path(&self) -> &Path {
-        &self.path
+        &self.listener.path
     }
 
     /// The random number of the fabric.
@@ -193,6 +194,7 @@ impl Server {
                 self.room.beat_keeper();
                 self.bury_silent(now);
                 self.ring_again();
+                self.tell_again();
             }
             let left = next_beat.saturating_duration_since(now);
             match self.wait(left, can_accept)? {
@@ -218,7 +220,13 @@ impl Server {
         let sockets: Vec<_> = clients
             .by_slot
             .iter()
-            .map(|(slot, client)| (*slot, Arc::clone(&client.socket)))
+            .map(|(slot, client)| {
+                let flags = match client.outbox.is_full() {
+                    true => PollFlags::IN | PollFlags::OUT,
+                    false => PollFlags::IN,
+                };
+                (*slot, Arc::clone(client.outbox.socket()), flags)
+            })
             .collect();
         drop(clients);
         let come = if can_accept {
@@ -228,10 +236,10 @@ impl Server {
         };
         let mut fds = vec![
             PollFd::new(&self.stop, PollFlags::IN),
-            PollFd::new(&self.listener, come),
+            PollFd::new(&self.listener.socket, come),
         ];
-        let sockets_of = sockets.iter().map(|(_, socket)| &**socket);
-        fds.extend(sockets_of.map(|socket| PollFd::new(socket, PollFlags::IN)));
+        let each = sockets.iter();
+        fds.extend(each.map(|(_, socket, flags)| PollFd::new(&**socket, *flags)));
         let time = Timespec::try_from(time).unwrap_or(Timespec {
             tv_sec: 1,
             tv_nsec: 0,
@@ -244,69 +252,64 @@ impl Server {
         if has_rung(&fds[0]) {
             return Ok(Woken::Stopped);
         }
-        let ended = sockets.iter().zip(&fds[2..]);
-        let ended = ended.filter(|((_, socket), fd)| has_rung(fd) && has_ended(socket));
+        // Clients have nothing to say: what comes is the end, or what would ring until it is read.
+        let mut ended = Vec::new();
+        let mut clients = lock(&self.clients);
+        for ((slot, ..), fd) in sockets.iter().zip(&fds[2..]) {
+            if fd.revents() == PollFlags::OUT {
+                clients.tell(*slot);
+            } else if has_rung(fd) {
+                ended.push(*slot);
+            }
+        }
         Ok(Woken::For {
             is_new: has_rung(&fds[1]),
-            ended: ended.map(|((slot, _), _)| *slot).collect(),
+            ended,
         })
     }
 
     /// Accepts those who connected. Returns whether it is of use to try again soon.
     fn accept(&self) -> bool {
         for _ in 0..MAX_ACCEPTS {
-            match accept_with(&self.listener, CLIENT_FLAGS) {
+            match lock(&self.reserve).accept(&self.listener.socket) {
                 // Closed if there is no room for it: QEMU says that the server sent nothing.
                 Ok(socket) => drop(self.admit(socket)),
-                Err(Errno::AGAIN) => return true,
-                Err(Errno::INTR | Errno::CONNABORTED) => {}
-                Err(Errno::MFILE | Errno::NFILE) if self.turn_away() => {}
-                // Others stay in the queue until there is memory, or a descriptor.
-                Err(_) => return false,
+                Err(refused) if refused.errno == Errno::AGAIN => return true,
+                Err(refused) if refused.is_waiting => return false,
+                Err(_) => {}
             }
         }
         true
     }
 
-    /// Closes the next connection, for which there is no descriptor but the reserve. Returns whether
-    /// that can be done again.
-    fn turn_away(&self) -> bool {
-        let mut reserve = lock(&self.reserve);
-        drop(reserve.take());
-        drop(accept_with(&self.listener, CLIENT_FLAGS));
-        *reserve = new_eventfd().ok();
-        reserve.is_some()
-    }
-
-    fn admit(&self, socket: OwnedFd) -> Result<(), DeviceError> {
+    fn admit(&self, socket: PeerSocket) -> Result<(), DeviceError> {
         let mut clients = lock(&self.clients);
         let (port, slot) = clients.number(&self.room).ok_or(DeviceError::Exhausted)?;
         clients.next = u32::from(port) + 1;
-        let eventfd = new_eventfd()?;
+        let eventfd = Arc::new(new_eventfd()?);
         let failed = |error| os("greet client", error);
         let own = i64::from(port);
-        protocol::send(&socket, protocol::VERSION, None).map_err(failed)?;
-        protocol::send(&socket, own, None).map_err(failed)?;
-        let memory = Some(self.memory.as_fd());
-        protocol::send(&socket, protocol::MEMORY, memory).map_err(failed)?;
+        let mut outbox = Outbox::new(socket).map_err(failed)?;
+        outbox.push(protocol::VERSION, None);
+        outbox.push(own, None);
+        outbox.push(protocol::MEMORY, Some(&self.memory));
         for client in clients.by_slot.values() {
-            let fd = Some(client.eventfd.as_fd());
-            protocol::send(&socket, client.port.into(), fd).map_err(failed)?;
+            outbox.push(client.port.into(), Some(&client.eventfd));
         }
-        for client in clients.by_slot.values() {
-            // Who has no room for it does not read, and is thrown out when it next matters.
-            let _ = protocol::send(&client.socket, own, Some(eventfd.as_fd()));
+        outbox.flush().map_err(failed)?;
+        for client in clients.by_slot.values_mut() {
+            client.outbox.push(own, Some(&eventfd));
+            let _ = client.outbox.flush();
         }
-        // Last, so that others know of the newcomer before it is seen in the memory.
-        if let Err(error) = protocol::send(&socket, own, Some(eventfd.as_fd())) {
-            for client in clients.by_slot.values() {
-                let _ = protocol::send(&client.socket, own, None);
-            }
+        // Last, so that others that read know of it before it is seen in the memory.
+        outbox.push(own, Some(&eventfd));
+        if let Err(error) = outbox.flush() {
+            clients.tell_left(port);
             return Err(failed(error));
         }
         let client = Client {
             port,
-            socket: Arc::new(socket),
+            outbox,
             eventfd,
             beat: (None, 0, Instant::now()),
             is_rung: false,
@@ -323,9 +326,7 @@ impl Server {
         if let Some((tag, _)) = self.room.occupant(slot) {
             self.bury(tag, &clients);
         }
-        for client in clients.by_slot.values() {
-            let _ = protocol::send(&client.socket, gone.port.into(), None);
-        }
+        clients.tell_left(gone.port);
     }
 
     /// Counts devices as dead that used to show that they are alive and no longer do.
@@ -357,6 +358,13 @@ impl Server {
         self.ring_all(clients);
     }
 
+    /// Tells clients what could not be sent before, for whatever reason.
+    fn tell_again(&self) {
+        for client in lock(&self.clients).by_slot.values_mut() {
+            let _ = client.outbox.flush();
+        }
+    }
+
     /// Rings devices for which somebody wanted to do that and did not: it was killed before, or its
     /// QEMU had not heard yet of the device. Nobody else does it then.
     fn ring_again(&self) {
@@ -384,6 +392,20 @@ impl Server {
 }
 
 impl Clients {
+    /// Sends what a client is yet to be told. One that is gone is noticed in another way.
+    fn tell(&mut self, slot: u16) {
+        if let Some(client) = self.by_slot.get_mut(&slot) {
+            let _ = client.outbox.flush();
+        }
+    }
+
+    fn tell_left(&mut self, port: u16) {
+        for client in self.by_slot.values_mut() {
+            client.outbox.push_left(port);
+            let _ = client.outbox.flush();
+        }
+    }
+
     /// A number that was not given before, or that nobody who is there has heard of, and its slot.
     fn number(&mut self, room: &Room) -> Option<(u16, u16)> {
         if self.by_slot.is_empty() {
@@ -402,7 +424,6 @@ impl Drop for Server {
         // Guests see nothing of the connections that close.
         self.room.end_keeper();
         self.ring_all(&lock(&self.clients));
-        let _ = unlink(&self.path);
     }
 }
 
@@ -411,37 +432,54 @@ enum Woken {
     For { is_new: bool, ended: Vec<u16> },
 }
 
-/// Clients have nothing to say, so all that can come is the end.
-fn has_ended(socket: &OwnedFd) -> bool {
-    let mut buf = [0; 64];
-    match recv(socket, &mut buf[..], RecvFlags::DONTWAIT) {
-        Ok((0, _)) => true,
-        Ok(_) | Err(Errno::AGAIN | Errno::INTR) => false,
-        Err(_) => true,
+/// A listening socket and its name, which goes with it.
+#[derive(Debug)]
+struct Named {
+    socket: Listener,
+    path: PathBuf,
+    /// Device and number of the inode, which no other one gets while the socket is open.
+    inode: (u64, u64),
+}
+
+impl Named {
+    fn listen(path: PathBuf, mode: u32) -> Result<Self, DeviceError> {
+        let failed = |error| os_at("listen for ivshmem clients at", &path, error);
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let stream = || socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
+        let address = SocketAddrUnix::new(&path).map_err(failed)?;
+        match connect(stream().map_err(failed)?, &address) {
+            Err(Errno::NOENT) => {}
+            Err(Errno::CONNREFUSED) => unlink(&path).map_err(failed)?,
+            _ => {
+                let why = format!("a server listens at {} already", path.display());
+                return Err(DeviceError::NotPermitted(why.into()));
+            }
+        }
+        let socket = stream().map_err(failed)?;
+        // Connections are refused before it listens.
+        let file = bind_with_mode(&socket, &path, mode).map_err(failed)?;
+        let stat = fstat(&file).map_err(failed)?;
+        let named = Self {
+            socket: socket.into(),
+            inode: (stat.st_dev, stat.st_ino),
+            path,
+        };
+        let listening = listen(&named.socket, 64);
+        listening.map_err(|error| os_at("listen for ivshmem clients at", &named.path, error))?;
+        Ok(named)
     }
 }
 
-fn listener(path: &Path, mode: u32) -> Result<OwnedFd, DeviceError> {
-    let failed = |error| os_at("listen for ivshmem clients at", path, error);
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let stream = || socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
-    let address = SocketAddrUnix::new(path).map_err(failed)?;
-    match connect(stream().map_err(failed)?, &address) {
-        Err(Errno::NOENT) => {}
-        Err(Errno::CONNREFUSED) => unlink(path).map_err(failed)?,
-        _ => {
-            let why = format!("a server listens at {} already", path.display());
-            return Err(DeviceError::NotPermitted(why.into()));
+impl Drop for Named {
+    fn drop(&mut self) {
+        // Another server may have taken its place.
+        let stat = lstat(&self.path);
+        if stat.is_ok_and(|stat| (stat.st_dev, stat.st_ino) == self.inode) {
+            let _ = unlink(&self.path);
         }
     }
-    let listener = stream().map_err(failed)?;
-    // Nobody can connect before it listens.
-    bind_with_mode(&listener, path, mode).map_err(failed)?;
-    listen(&listener, 64).map_err(failed)?;
-    Ok(listener)
 }
 
-const CLIENT_FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 /// Connections that are accepted before clients that went are looked at.
 const MAX_ACCEPTS: usize = 64;
 

@@ -11,12 +11,13 @@ use crate::shared::Plan;
 const LEN: usize = 2 << 20;
 
 /// Connects to a server that gives these descriptors: the memory, and what the client is rung by.
-fn connect_to(memory: OwnedFd, bell: OwnedFd) -> Result<(Client, u16), DeviceError> {
+/// Returns the server's end as well.
+fn connect_to(memory: OwnedFd, bell: OwnedFd) -> Result<(Client, u16, UnixStream), DeviceError> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("sock");
     let listener = UnixListener::bind(&path).unwrap();
     thread::scope(|scope| {
-        scope.spawn(|| {
+        let serving = scope.spawn(|| {
             let (client, _) = listener.accept().unwrap();
             let numbers = [
                 (protocol::VERSION, None),
@@ -28,8 +29,10 @@ fn connect_to(memory: OwnedFd, bell: OwnedFd) -> Result<(Client, u16), DeviceErr
                 // The client may have had enough.
                 let _ = protocol::send(&client, number, descriptor);
             }
+            client
         });
-        Client::connect(&path)
+        let (client, slot) = Client::connect(&path)?;
+        Ok((client, slot, serving.join().unwrap()))
     })
 }
 
@@ -72,6 +75,19 @@ fn only_a_memory_file_that_cannot_be_shortened_and_eventfds_are_taken_from_a_ser
         let said = other(memory, bell);
         assert!(said.contains(why), "{said}, not {why}");
     }
+}
+
+#[test]
+fn a_peer_of_which_a_server_tells_later_is_rung_by_an_eventfd_only() {
+    let (client, _, server) = connect_to(laid_out_memory(), new_eventfd().unwrap()).unwrap();
+    let tell = |descriptor: OwnedFd| {
+        protocol::send(&server, 1, Some(descriptor.as_fd())).unwrap();
+        client.look(&mut |_| {}).map(|()| client.eventfds().len())
+    };
+    assert_eq!(tell(laid_out_memory()), Ok(1), "its own is all that it has");
+    assert_eq!(tell(new_eventfd().unwrap()), Ok(2));
+    let (socket, _other) = UnixStream::pair().unwrap();
+    assert_eq!(tell(socket.into()), Err(SERVER_GONE));
 }
 
 #[test]

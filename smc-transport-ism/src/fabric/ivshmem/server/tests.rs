@@ -1,12 +1,17 @@
 use std::fs::{self, Permissions};
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use rustix::fs::{CWD, OFlags, RenameFlags, fcntl_setfl, renameat_with};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::net::sockopt::set_socket_linger;
+use smc_testkit::limits::limit_descriptors;
 use smc_wire::types::Gid;
 
 use super::super::Client as Process;
@@ -35,6 +40,8 @@ fn connect(server: &Server) -> (Process, u16) {
     let connecting = thread::spawn(move || Process::connect(&path).unwrap());
     while !connecting.is_finished() {
         server.accept();
+        // Says what has to be said yet.
+        server.wait(Duration::ZERO, false).unwrap();
         thread::yield_now();
     }
     connecting.join().unwrap()
@@ -67,7 +74,7 @@ fn a_link_in_the_place_of_the_new_socket_changes_no_other_file() {
             }
         });
         for _ in 0..10_000 {
-            let _ = listener(&sock, 0o666);
+            let _ = Named::listen(sock.clone(), 0o666);
             let _ = fs::remove_file(&sock);
         }
         is_done.store(true, Ordering::Relaxed);
@@ -228,15 +235,128 @@ fn who_beats_no_more_is_dead_and_who_never_does_is_not() {
     assert!(server.room.is_dead(next));
 }
 
-/// In a process of its own, for descriptors are those of all tests.
+/// Whether this is a process for this test alone, as descriptors are those of all tests. Else the test
+/// has run in such a one when this returns.
+fn is_alone() -> bool {
+    const ALONE: &str = "SMC_ISM_ALONE";
+    if std::env::var_os(ALONE).is_some() {
+        return true;
+    }
+    let name = thread::current().name().unwrap().to_owned();
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", &name, "--nocapture"]).env(ALONE, "");
+    assert!(child.status().unwrap().success());
+    false
+}
+
+#[test]
+fn a_server_that_cannot_be_made_leaves_no_name_behind() {
+    if !is_alone() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("sock");
+    let free = fs::File::open("/").unwrap().as_raw_fd();
+    let mut missing = 0;
+    for left in 0..100 {
+        limit_descriptors(u64::try_from(free).unwrap() + left);
+        match Server::builder(&path).len(2 << 20).bind() {
+            Ok(_) => break,
+            Err(_) => missing += 1,
+        }
+        assert!(path.symlink_metadata().is_err(), "{left} were left");
+    }
+    // The memory, what it listens with, and what it rings by.
+    assert!((3..100).contains(&missing), "{missing}");
+}
+
+#[test]
+fn a_server_that_ends_takes_its_own_name_along_and_no_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let first = server(dir.path(), 2);
+    let path = first.path().to_owned();
+    fs::remove_file(&path).unwrap();
+    let second = server(dir.path(), 2);
+    drop(first);
+    assert_eq!(connect(&second).0.port(), 0);
+    drop(second);
+    assert!(path.symlink_metadata().is_err());
+}
+
+/// A connection with unsent data to one who does not read: closing it waits.
+fn lingering() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (far, _) = listener.accept().unwrap();
+    near.set_nonblocking(true).unwrap();
+    while near.write(&[0; 1 << 16]).is_ok() {}
+    near.set_nonblocking(false).unwrap();
+    set_socket_linger(&near, Some(Duration::from_secs(60))).unwrap();
+    (near, far)
+}
+
+#[test]
+fn a_client_that_says_anything_is_ended_whatever_it_passes() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Arc::new(server(dir.path(), 4));
+    let (stays, _) = connect(&server);
+    let client = UnixStream::connect(server.path()).unwrap();
+    assert!(server.accept());
+    assert_eq!(server.clients(), 2);
+    let (slow, _far) = lingering();
+    // More than is looked at.
+    protocol::send(&client, 0, None).unwrap();
+    for _ in 0..20 {
+        protocol::send(&client, 0, Some(slow.as_fd())).unwrap();
+    }
+    drop(slow);
+    let serving = Arc::clone(&server);
+    at_once("a server with a client that talks", move || {
+        dismiss_ended(&serving, 1);
+    });
+    assert!(matches!(
+        server.wait(Duration::ZERO, true).unwrap(),
+        Woken::For { is_new: false, ended } if ended.is_empty()
+    ));
+    drop(stays);
+}
+
+#[test]
+fn a_client_that_does_not_read_is_sent_few_descriptors_and_all_when_it_reads() {
+    const CLIENTS: usize = 40;
+    let dir = tempfile::tempdir().unwrap();
+    let server = server(dir.path(), 64);
+    let silent: Vec<_> = (0..CLIENTS)
+        .map(|_| {
+            let client = UnixStream::connect(server.path()).unwrap();
+            assert!(server.accept());
+            client
+        })
+        .collect();
+    assert_eq!(server.clients(), CLIENTS);
+    let unread = |client: &UnixStream| rustix::io::ioctl_fionread(client).unwrap() / 8;
+    for client in &silent {
+        assert!(unread(client) < 10, "{} numbers", unread(client));
+    }
+    // Among those, one is told what it has missed: of the memory, of all, and of itself twice.
+    let mut numbers = Vec::new();
+    let mut bytes = [0; 8];
+    silent[7].set_nonblocking(true).unwrap();
+    while numbers.len() < CLIENTS + 3 {
+        server.wait(Duration::ZERO, false).unwrap();
+        while (&silent[7]).read_exact(&mut bytes).is_ok() {
+            numbers.push(i64::from_le_bytes(bytes));
+        }
+    }
+    assert_eq!(numbers[..3], [protocol::VERSION, 7, protocol::MEMORY]);
+    let mut others = numbers[3..].to_vec();
+    others.sort_unstable();
+    assert!(others.into_iter().eq(0..CLIENTS as i64));
+}
+
 #[test]
 fn a_server_without_descriptors_turns_clients_away_and_goes_on() {
-    const CHILD: &str = "SMC_ISM_WITHOUT_DESCRIPTORS";
-    if std::env::var_os(CHILD).is_none() {
-        let name = thread::current().name().unwrap().to_owned();
-        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
-        child.args(["--exact", &name, "--nocapture"]).env(CHILD, "");
-        assert!(child.status().unwrap().success());
+    if !is_alone() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
@@ -251,11 +371,7 @@ fn a_server_without_descriptors_turns_clients_away_and_goes_on() {
         )
     };
     let waiting = [(); 3].map(|()| socket().unwrap());
-    let limit = Rlimit {
-        current: Some(64),
-        maximum: getrlimit(Resource::Nofile).maximum,
-    };
-    setrlimit(Resource::Nofile, limit).unwrap();
+    limit_descriptors(64);
     let mut all: Vec<_> = std::iter::from_fn(|| socket().ok()).collect();
     let address = SocketAddrUnix::new(server.path()).unwrap();
     for socket in &waiting {
@@ -273,18 +389,17 @@ fn a_server_without_descriptors_turns_clients_away_and_goes_on() {
         "the server would be woken again and again"
     );
     for socket in &waiting {
-        let said = recv(socket, &mut [0; 8][..], RecvFlags::DONTWAIT);
-        assert_eq!(said.map(|(len, _)| len), Ok(0));
+        assert_eq!(rustix::io::read(socket, &mut [0; 8]), Ok(0));
     }
     drop(stays);
     // It leaves descriptors behind, which others may be faster to take.
     all.extend(std::iter::from_fn(|| socket().ok()));
     assert_eq!(look().1.len(), 1, "the end of a client is noticed");
-    // Nor is the reserve safe from others.
-    *lock(&server.reserve) = None;
-    let waiting = socket().unwrap();
+    // Nor is the reserve of use when the limit is lowered.
+    let waiting = all.pop().unwrap();
     all.extend(std::iter::from_fn(|| socket().ok()));
     super::connect(&waiting, &address).unwrap();
+    limit_descriptors(3);
     assert!(
         !server.accept(),
         "it can do nothing before there are descriptors"
@@ -294,6 +409,7 @@ fn a_server_without_descriptors_turns_clients_away_and_goes_on() {
         Woken::For { is_new: false, .. }
     ));
     drop(all);
+    limit_descriptors(64);
     assert!(server.accept());
     assert_eq!(
         server.clients(),

@@ -1,0 +1,80 @@
+//! What a client is yet to be told.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use rustix::net::sockopt::set_socket_send_buffer_size;
+use smc_core::io::negotiate::passed::PeerSocket;
+
+use super::protocol;
+
+/// Numbers for a client, and the descriptors that belong to them.
+///
+/// Descriptors that were not received yet count as open ones of the server's user, in all of its
+/// processes (`ETOOMANYREFS`). So a client has a few of them at a time, and more when it has read those.
+#[derive(Debug)]
+pub(super) struct Outbox {
+    socket: Arc<PeerSocket>,
+    queue: VecDeque<(i64, Option<Arc<OwnedFd>>)>,
+    /// The socket takes more when the client reads.
+    is_full: bool,
+}
+
+impl Outbox {
+    pub(super) fn new(socket: PeerSocket) -> Result<Self, Errno> {
+        // As little as the system allows for: some six numbers.
+        set_socket_send_buffer_size(&socket, 1)?;
+        Ok(Self {
+            socket: Arc::new(socket),
+            queue: VecDeque::new(),
+            is_full: false,
+        })
+    }
+
+    pub(super) fn socket(&self) -> &Arc<PeerSocket> {
+        &self.socket
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.is_full
+    }
+
+    /// Adds a number. At most two wait for each client there can be.
+    pub(super) fn push(&mut self, number: i64, descriptor: Option<&Arc<OwnedFd>>) {
+        self.queue.push_back((number, descriptor.cloned()));
+    }
+
+    /// Adds that a client has left, or has it that it never came.
+    pub(super) fn push_left(&mut self, port: u16) {
+        let number = i64::from(port);
+        let has_come =
+            |(other, descriptor): &(i64, Option<_>)| *other == number && descriptor.is_some();
+        match self.queue.iter().position(has_come) {
+            Some(at) => drop(self.queue.remove(at)),
+            None => self.push(number, None),
+        }
+    }
+
+    /// Sends what the socket takes. Does not wait.
+    ///
+    /// # Errors
+    ///
+    /// As `sendmsg(2)`. What was not sent stays.
+    pub(super) fn flush(&mut self) -> Result<(), Errno> {
+        self.is_full = false;
+        while let Some((number, descriptor)) = self.queue.front() {
+            let descriptor = descriptor.as_ref().map(AsFd::as_fd);
+            match protocol::send(&self.socket, *number, descriptor) {
+                Ok(()) => drop(self.queue.pop_front()),
+                Err(Errno::AGAIN) => {
+                    self.is_full = true;
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}
