@@ -48,13 +48,13 @@ thorough() {
     MODEL_SEEDS=${SMC_MODEL_SEEDS:-10000} KILL_ROUNDS=${SMC_KILL_ROUNDS:-200}
     ENDINGS_ROUNDS=${SMC_ENDINGS_ROUNDS:-500}
     LOOM_PREEMPTIONS=${SMC_LOOM_PREEMPTIONS:-4} DEMO_SIZE=64M
-    PROFILE=(--release) PROGRAMS=$TARGET/release
+    PROFILE=(--release) PROGRAMS=$TARGET/release DOCS=(public all)
 }
 brief() {
     MODEL_SEEDS=${SMC_MODEL_SEEDS:-500} KILL_ROUNDS=${SMC_KILL_ROUNDS:-25}
-    ENDINGS_ROUNDS=${SMC_ENDINGS_ROUNDS:-20}
+    ENDINGS_ROUNDS=${SMC_ENDINGS_ROUNDS:-12}
     LOOM_PREEMPTIONS=${SMC_LOOM_PREEMPTIONS:-3} DEMO_SIZE=1M
-    PROFILE=() PROGRAMS=$TARGET/debug
+    PROFILE=() PROGRAMS=$TARGET/debug DOCS=(public)
 }
 
 # ---------------------------------------------------------------------------------------------
@@ -96,6 +96,9 @@ step_rules() {
         no_match 'std::fs in a program, whose errors do not name the file as those of fs-err do' \
             '^[^/]*\bstd::fs\b' "$program/src" '/dissect/' || failed=1
     done
+    citations_exist || failed=1
+    no_match 'a citation of something other than a heading of docs/spec or a section of an RFC' \
+        '//.*(\(behaviou[r]( |$)|ehaviou[r] ([0-9]|of (closing|set-up))|ire forma[t]: )' . || failed=1
     return "$failed"
 }
 
@@ -152,9 +155,12 @@ step_msrv() {
 step each doc - "documentation, warnings are errors"
 step_doc() {
     export RUSTDOCFLAGS="-D warnings"
-    # Once as users see it, where a link to a private item is an error, once with everything.
-    cargo doc "${locked[@]}" "${ALL[@]}" --no-deps -q
-    cargo doc "${locked[@]}" "${ALL[@]}" --no-deps --document-private-items -q
+    local which
+    # As users see it, where a link to a private item is an error, and with everything.
+    for which in "${DOCS[@]}"; do
+        [[ $which != all ]] || set -- --document-private-items
+        cargo doc "${locked[@]}" "${ALL[@]}" --no-deps -q "$@"
+    done
 }
 
 step each unit - "unit tests"
@@ -396,6 +402,30 @@ no_match() {
     [[ -z $hits ]] && return 0
     printf '%s:\n%s\n' "$1" "$hits"
     return 1
+}
+
+# Whether each page and heading of docs/spec that is cited, in sources or by a link, exists.
+citations_exist() {
+    local page='docs/spec/[A-Za-z0-9_-]+\.md(#[A-Za-z0-9_-]+)?' missing
+    missing=$(comm -13 <(spec_headings | sort -u) <({
+        sources . | xargs -r -d '\n' grep -shoIE "$page" -- || true
+        # Links of a page to itself and to its siblings.
+        grep -oE '\]\(([a-z-]+\.md)?(#[^)]+)?\)' docs/spec/*.md |
+            sed -E 's/\]\(|\)$//g; s/^([^:]*):#/\1#/; s/^[^:#]*:/docs\/spec\//'
+    } | sort -u))
+    [[ -z $missing ]] && return 0
+    printf 'a citation of a page or heading that does not exist:\n%s\n' "$missing"
+    return 1
+}
+
+# Pages of docs/spec, and each of their headings as the anchor that it has.
+spec_headings() {
+    local page
+    for page in docs/spec/*.md; do
+        echo "$page"
+        sed -nE '/^```/,/^```/d; s/^#+ //p' "$page" | tr '[:upper:]' '[:lower:]' |
+            sed "s/[^a-z0-9 -]//g; s/ /-/g; s|^|$page#|"
+    done
 }
 
 # Features that a manifest declares, without `default`.

@@ -68,7 +68,8 @@ main() {
         fi
         case $kind in
         package) is_there "$probes" || packages+=("$name") ;;
-        component) is_there "$probes" || components+=("$name") ;;
+        # The proxies of rustup are there without their components.
+        component) "$probes" --version >/dev/null 2>&1 || components+=("$name") ;;
         tool) has_tool "$name" || tools+=("$name") ;;
         kernel) [[ -e $KERNELS/linux-$name/complete ]] || kernels+=("$name") ;;
         esac
@@ -82,10 +83,10 @@ main() {
     fi
     ((${#components[@]} == 0)) || install_components "${components[@]}"
     ((${#kernels[@]} == 0)) || find_kernels "${kernels[@]}"
-    # Some minutes each, from source.
+    # From source. Without optimisation that takes half as long, and no tool has much to do.
     for name in "${tools[@]}"; do
-        CARGO_TARGET_DIR=$TARGET/tools/build CARGO_PROFILE_RELEASE_DEBUG=false \
-            cargo install -q --locked --root "$TARGET/tools" "$name"
+        CARGO_TARGET_DIR=$TARGET/tools/build CARGO_PROFILE_DEV_DEBUG=false \
+            cargo install -q --locked --debug --root "$TARGET/tools" "$name"
     done
 }
 
