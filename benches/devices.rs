@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use futures_lite::future::{block_on, or, yield_now};
 use gungraun::prelude::*;
+use smc_core::Domain;
 use smc_core::device::{Device, Direct, Dmb, Signal};
 use smc_transport_ism::{IsmDevice, Place};
 use smc_transport_loop::LoopDevice;
@@ -68,7 +69,9 @@ fn ism() -> Box<Pair<IsmDevice>> {
 
 fn by_loop() -> Box<Pair<LoopDevice>> {
     Pair::new(|dir| {
-        let device = LoopDevice::builder().runtime_dir(dir.path()).nocopy(false);
+        let device = LoopDevice::builder()
+            .domain(Domain::directory(dir.path()))
+            .nocopy(false);
         device.build().unwrap()
     })
 }

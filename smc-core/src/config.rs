@@ -107,7 +107,7 @@ pub const MEMORY_SHARE: u64 = 4;
 /// Default polling window: a little more than what a wake-up across CPUs costs.
 pub const POLLING: Duration = Duration::from_micros(100);
 
-/// How long each message of the handshake may take (behaviour of set-up, timers).
+/// How long each message of the handshake may take (docs/spec/handshake.md#timers).
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(6);
 
 /// How long a listener on the same host may show no sign of itself before a connection is TCP.

@@ -81,7 +81,7 @@ pub enum PeerMisbehaved {
     BadLink,
 }
 
-/// What was waited for when time ran out (behaviour of set-up, timers).
+/// What was waited for when time ran out (docs/spec/handshake.md#timers).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Phase {

@@ -52,20 +52,22 @@
 //! [`Builder::memory_limit`](io::Builder::memory_limit) bounds what connections take together: own
 //! buffers at their full size while they are registered, and until the peer has let go of them; what
 //! devices and link groups keep of unused ones; peers' buffers at their full size until both sides
-//! have let go, and 64 KiB of each that stays mapped. Without it all endpoints of a process share a
-//! quarter of the memory of the machine or, if that is less, of what the process's cgroups allow
-//! (`memory.max` of version 2, `memory.limit_in_bytes` of version 1, with those above them), as found
-//! when the first of them is built. [`Endpoint::memory`] tells limit and use.
+//! have let go, and 64 KiB of each that stays mapped; 16 KiB for each peer of a loop device, and 32 KiB
+//! for each 64 places of its buffers, of which 64 KiB more may be used where the limit leaves nothing.
+//! Without it all endpoints of a process share a quarter of the memory of the machine or, if that is
+//! less, of what the process's cgroups allow (`memory.max` of version 2, `memory.limit_in_bytes` of
+//! version 1, with those above them), as found when the first of them is built. [`Endpoint::memory`]
+//! tells limit and use.
 //!
 //! A new connection gets buffers of at most a 64th of what is left, so sizes fall before memory ends:
 //! of 2 GiB of a machine or container, 512 MiB are for connections, the first 32 of which have 4 MiB in
 //! each direction, the next 32 have 2 MiB, and so on. When even the smallest, 16 KiB, do not fit, the
 //! stream is TCP with reason 0x01010000. What is kept unused is given back before that, also by other
-//! endpoints with the same limit. Not counted: the application's and TCP's own buffers, the pages for
-//! signalling with each peer (some KiB), and the memory of an ISM fabric, all of which is taken at once
-//! by the process that makes it. A client cannot make its server's buffer smaller: with a limit of its
-//! own it is TCP sooner, when less than 16 KiB and twice the server's buffer is left. Several processes in one container each have the default: give them
-//! limits.
+//! endpoints with the same limit. Not counted: the application's and TCP's own buffers, and the memory
+//! of an ISM fabric, all of which is taken at once by the process that makes it. A client cannot make
+//! its server's buffer smaller: with a limit of its own it is TCP sooner, when less than 16 KiB and
+//! twice the server's buffer is left. Several processes in one container each have the default: give
+//! them limits.
 //!
 //! A memory file longer than the process's `RLIMIT_FSIZE` is not made: the buffer is smaller, or the
 //! stream TCP.
@@ -124,9 +126,11 @@ pub mod io;
 pub mod mem;
 pub mod proto;
 pub mod random;
+mod shares;
 mod source;
 
 pub use config::Policy;
 pub use error::{Error, FallbackCause, FallbackReason};
+pub use io::negotiate::Domain;
 pub use io::{Endpoint, Listener, Mode, Stream};
 pub use smc_wire as wire;

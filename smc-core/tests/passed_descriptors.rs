@@ -2,27 +2,35 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-use std::io::{IoSlice, Write};
+use std::fs::Permissions;
+use std::io::{ErrorKind, IoSlice, Write};
 use std::mem::MaybeUninit;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt as _;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::{
     set_socket_linger, set_socket_recv_buffer_size, set_socket_send_buffer_size,
 };
 use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
-    sendmsg, socketpair,
+    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType, connect, sendmsg, socket, socketpair,
 };
+use smc_core::Domain;
 use smc_core::io::negotiate::passed::{PeerSocket, has_room, receive};
-use smc_core::io::negotiate::runtime_dir::{Publication, RuntimeDirs};
+use smc_core::io::negotiate::runtime_dir::Publication;
+use smc_testkit::limits::limit_descriptors;
+use smc_testkit::user::run_as;
 
 /// How long closing each of them waits: none ends by itself while the test goes on.
 const LINGER: Duration = Duration::from_secs(600);
+
+/// Another user than the one that runs this.
+const OTHER: u32 = 1001;
 
 /// What `passed` documents: descriptors of a user that may wait to be closed, and what one packet
 /// brings on top.
@@ -34,7 +42,7 @@ fn pair() -> (OwnedFd, OwnedFd) {
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap()
 }
 
-fn pass(socket: &OwnedFd, descriptors: &[BorrowedFd<'_>]) {
+fn pass(socket: impl AsFd, descriptors: &[BorrowedFd<'_>]) {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(IN_A_PACKET))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     assert!(control.push(SendAncillaryMessage::ScmRights(descriptors)));
@@ -42,9 +50,15 @@ fn pass(socket: &OwnedFd, descriptors: &[BorrowedFd<'_>]) {
     sendmsg(socket, &[IoSlice::new(b"x")], &mut control, flags).unwrap();
 }
 
-/// A UNIX socket with something in its queue whose closing takes long: a TCP connection with unsent
-/// data to a peer that does not read.
-fn slow(listener: &TcpListener) -> (OwnedFd, TcpStream) {
+/// A listener whose connections inherit a small buffer, which does not grow.
+fn listener() -> TcpListener {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    set_socket_recv_buffer_size(&listener, 4096).unwrap();
+    listener
+}
+
+/// A TCP connection whose closing takes long: unsent data to a peer that does not read.
+fn lingering(listener: &TcpListener) -> (TcpStream, TcpStream) {
     let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (far, _) = listener.accept().unwrap();
     set_socket_send_buffer_size(&near, 4096).unwrap();
@@ -55,9 +69,53 @@ fn slow(listener: &TcpListener) -> (OwnedFd, TcpStream) {
     }
     near.set_nonblocking(false).unwrap();
     set_socket_linger(&near, Some(LINGER)).unwrap();
+    (near, far)
+}
+
+/// A UNIX socket with a lingering connection in its queue.
+fn slow(listener: &TcpListener) -> (OwnedFd, TcpStream) {
+    let (near, far) = lingering(listener);
     let (inside, outside) = pair();
     pass(&inside, &[near.as_fd()]);
     (outside, far)
+}
+
+/// Descriptors of this user are slow to close.
+fn refuses_one_user_only() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+    let domain = Domain::shared(dir.path(), [OTHER]);
+    let mut publication = Publication::new(domain.clone(), "name.sock".into()).unwrap();
+    let accept = |publication: &mut Publication| {
+        publication.tend();
+        publication.accept().map(drop)
+    };
+    let client = domain.connect("name.sock").unwrap();
+    assert_eq!(accept(&mut publication), Err(Errno::CONNABORTED));
+    assert!(is_ready(client.as_fd(), PollFlags::IN, Duration::ZERO));
+    let _client = domain.connect("name.sock").unwrap();
+    let path = publication.directories().next().unwrap();
+    let path = path.join("name.sock");
+    let of_other = run_as(OTHER, || {
+        let client = seqpacket();
+        connect(&client, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        client
+    });
+    match of_other {
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+            println!("skipped: why: needs root to become another user");
+        }
+        client => {
+            let _client = client.unwrap();
+            assert_eq!(accept(&mut publication), Err(Errno::CONNABORTED));
+            assert_eq!(accept(&mut publication), Ok(()));
+        }
+    }
+    assert!(has_room());
+}
+
+fn seqpacket() -> OwnedFd {
+    socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap()
 }
 
 fn is_readable(publication: &Publication, time: Duration) -> bool {
@@ -71,9 +129,8 @@ fn is_ready(fd: BorrowedFd<'_>, flags: PollFlags, time: Duration) -> bool {
 
 #[test]
 fn a_peer_cannot_use_up_descriptors_by_such_as_are_slow_to_close() {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    // Connections inherit it, and it does not grow.
-    set_socket_recv_buffer_size(&listener, 4096).unwrap();
+    limit_descriptors(1024);
+    let listener = listener();
     let mut readers = Vec::new();
     let mut received = 0;
     // A new connection for each packet, as each of them is ended.
@@ -98,19 +155,19 @@ fn a_peer_cannot_use_up_descriptors_by_such_as_are_slow_to_close() {
     assert!(refused.to_string().contains("64 descriptors"), "{refused}");
     assert!(received <= 2 * MAX_WAITING, "{received}");
     assert!(has_room(), "others are accepted all the same");
+    refuses_one_user_only();
 
     // Connections that are refused wait to be closed as well, until none is accepted.
+    let bell = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
     while has_room() {
         let (peer, ours) = pair();
-        let (slow, far) = slow(&listener);
-        readers.push(far);
-        pass(&peer, &[slow.as_fd()]);
+        pass(&peer, &[bell.as_fd()]);
         drop(PeerSocket::from(ours));
     }
     let dir = tempfile::tempdir().unwrap();
-    let dirs = RuntimeDirs::at(dir.path());
-    let mut publication = Publication::new(dirs.clone(), "name.sock".into(), false).unwrap();
-    let _client = dirs.connect("name.sock").unwrap();
+    let domain = Domain::directory(dir.path());
+    let mut publication = Publication::new(domain.clone(), "name.sock".into()).unwrap();
+    let _client = domain.connect("name.sock").unwrap();
     assert!(is_readable(&publication, Duration::ZERO));
     publication.tend();
     assert_eq!(publication.accept().unwrap_err(), Errno::AGAIN);
@@ -138,4 +195,25 @@ fn a_peer_cannot_use_up_descriptors_by_such_as_are_slow_to_close() {
         }
         thread::sleep(Duration::from_millis(10));
     }
+}
+
+#[test]
+fn a_name_is_given_up_without_waiting_for_what_was_passed_to_it() {
+    let listener = listener();
+    let dir = tempfile::tempdir().unwrap();
+    let domain = Domain::directory(dir.path());
+    let publication = Publication::new(domain.clone(), "name.sock".into()).unwrap();
+    let clients = [(); 3].map(|()| domain.connect("name.sock").unwrap());
+    let (near, _far) = lingering(&listener);
+    pass(&clients[1], &[near.as_fd()]);
+    drop(near);
+    let closing = thread::spawn(|| drop(publication));
+    let end = Instant::now() + Duration::from_secs(60);
+    while !closing.is_finished() {
+        assert!(Instant::now() < end, "waits");
+        thread::sleep(Duration::from_millis(1));
+    }
+    let has_ended = |client: &PeerSocket| is_ready(client.as_fd(), PollFlags::IN, Duration::ZERO);
+    assert!(clients.iter().all(has_ended));
+    assert_eq!(domain.connect("name.sock").unwrap_err(), Errno::NOENT);
 }

@@ -12,6 +12,8 @@
 //! - [`runtime`]: a runtime with a virtual clock and TCP in memory, whose every run follows from a
 //!   seed and which names who waits for what when nothing can go on.
 //! - [`port`]: TCP ports of the host that no other process is given between two uses.
+//! - [`limits`]: resource limits of the test's own process.
+//! - [`user`]: sockets and files of another user, for tests that run as root.
 //! - [`model`]: random use of a stream, judged by an oracle that knows what was written.
 //!
 //! They fit together: streams over [`memory_device::MemDevice`]s (or
@@ -36,6 +38,7 @@
 #![forbid(unsafe_code)]
 
 pub mod conformance;
+pub mod limits;
 pub mod memory_device;
 pub mod memory_rdma;
 pub mod middleware;
@@ -43,5 +46,6 @@ pub mod model;
 pub mod port;
 mod rng;
 pub mod runtime;
+pub mod user;
 
 pub use rng::Rng;

@@ -38,6 +38,9 @@ use crate::region::Line;
 /// Buffers that one bell can describe. A model looks at one summary word, not at four.
 pub(crate) const SLOTS: u32 = if cfg!(smc_loom) { 4096 } else { 16_384 };
 
+/// Slots on a page of 4 KiB, the smallest there is.
+pub(crate) const SLOTS_PER_PAGE: u32 = 64;
+
 /// Length of a bell in bytes; most of it is never touched and takes no memory.
 pub(crate) const LEN: usize = SLOT_BASE + SLOTS as usize * SLOT_LEN;
 

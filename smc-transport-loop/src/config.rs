@@ -1,14 +1,11 @@
 //! How a device is set up.
 
-use std::path::PathBuf;
-
+use smc_core::Domain;
 use smc_core::device::{DeviceError, Identity, Limits};
-use smc_core::io::negotiate::runtime_dir::RuntimeDirs;
 use smc_wire::size::SizeCode;
 use smc_wire::types::PnetId;
 
 use crate::device::LoopDevice;
-use crate::policy::Policy;
 use crate::pool::Keep;
 
 /// Options of a [`LoopDevice`]; see [`LoopDevice::builder`].
@@ -16,8 +13,7 @@ use crate::pool::Keep;
 pub struct Builder {
     name: String,
     pnet_id: Option<PnetId>,
-    runtime_dir: Option<PathBuf>,
-    users: Vec<u32>,
+    domain: Domain,
     nocopy: bool,
     limits: Limits,
     keep: Keep,
@@ -29,8 +25,7 @@ impl Default for Builder {
         Self {
             name: "loop".into(),
             pnet_id: None,
-            runtime_dir: None,
-            users: Vec::new(),
+            domain: Domain::default(),
             nocopy: true,
             limits: Limits::new(MAX_DMBS, MAX_DMB_LEN),
             keep: Keep {
@@ -57,25 +52,12 @@ impl Builder {
         self
     }
 
-    /// The directory where devices find each other; those of [`RuntimeDirs::from_env`] if not given.
-    ///
-    /// It is made if need be, for the own user alone; directories above it are not. It must belong
-    /// to the own user, to root or to one of [`allow_users`](Self::allow_users), and others must not
-    /// be able to change it; only if other users are allowed may it be writable for all, with the
-    /// sticky bit set.
+    /// The processes that may be peers, and where devices find each other;
+    /// [`Domain::default`](smc_core::Domain) if not given. The endpoint takes the same one
+    /// ([`smc_core::io::Builder::domain`]).
     #[must_use]
-    pub fn runtime_dir(mut self, path: impl Into<PathBuf>) -> Self {
-        self.runtime_dir = Some(path.into());
-        self
-    }
-
-    /// Users, by number, whose processes may be peers beside those of the own user.
-    ///
-    /// Both sides have to allow each other. Processes of users that have no number here, such as
-    /// those of a container with a user namespace of its own, cannot be allowed.
-    #[must_use]
-    pub fn allow_users(mut self, users: impl IntoIterator<Item = u32>) -> Self {
-        self.users = users.into_iter().collect();
+    pub fn domain(mut self, domain: Domain) -> Self {
+        self.domain = domain;
         self
     }
 
@@ -122,6 +104,10 @@ impl Builder {
     /// ([`DeviceError::Exhausted`]). A process has 65,530 mappings unless the system is told
     /// otherwise (`vm.max_map_count`); those of own buffers
     /// ([`max_dmbs`](Self::max_dmbs)), of other devices and of all the rest have to fit too.
+    ///
+    /// How many peers there may be follows from `RLIMIT_NOFILE`: a peer takes up to four descriptors,
+    /// those of the own user at most half of all, those of another user an eighth, and those of all
+    /// other users a quarter.
     #[must_use]
     pub fn max_mappings(mut self, mappings: usize) -> Self {
         self.max_mappings = mappings;
@@ -130,7 +116,7 @@ impl Builder {
 
     /// Makes the device and publishes it in the runtime directory.
     ///
-    /// Without [`runtime_dir`](Self::runtime_dir) it succeeds also if no directory can be used:
+    /// Without [`domain`](Self::domain) it succeeds also if no directory can be used:
     /// streams are TCP then, and [`LoopDevice::runtime_dir`] says why. It is tried again every
     /// second.
     ///
@@ -139,7 +125,7 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// [`DeviceError::RuntimeDir`] when the directory that was given cannot be used,
+    /// [`DeviceError::RuntimeDir`] when a directory of the domain that was given cannot be used,
     /// [`DeviceError::Invalid`] for a limit of no buffers, else what the system refused.
     pub fn build(self) -> Result<LoopDevice, DeviceError> {
         if self.limits.max_dmbs == 0 {
@@ -149,20 +135,14 @@ impl Builder {
             Some(pnet_id) => Identity::new(self.name).with_pnet_id(pnet_id),
             None => Identity::new(self.name),
         };
-        let policy = Policy::new(self.users);
-        let is_given = self.runtime_dir.is_some();
-        let dirs = self
-            .runtime_dir
-            .map_or_else(RuntimeDirs::from_env, RuntimeDirs::at)
-            .allow_users(policy.others().iter().copied());
+        let is_given = !self.domain.is_default();
         let device = LoopDevice::with_parts(
             identity,
             self.limits,
             self.nocopy,
             self.keep,
             self.max_mappings,
-            dirs,
-            policy,
+            self.domain,
         )?;
         match device.runtime_dir() {
             Err(error) if is_given => Err(error.into()),

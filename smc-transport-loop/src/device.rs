@@ -6,13 +6,14 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
 use async_trait::async_trait;
+use smc_core::Domain;
 use smc_core::device::{
     Attachment, Device, DeviceError, Direct, Dmb, Doorbell, Event, Fabric, Identity, Limits,
     MemoryAccount, MemoryLimit, Nocopy, Signal, SubmitError,
 };
 use smc_core::error::OsError;
 use smc_core::io::negotiate::Credentials;
-use smc_core::io::negotiate::runtime_dir::{RuntimeDirError, RuntimeDirs};
+use smc_core::io::negotiate::runtime_dir::RuntimeDirError;
 use smc_core::mem::{WORDWISE_MAX, gather};
 use smc_wire::types::{Chid, DmbToken, Gid};
 
@@ -22,7 +23,6 @@ use crate::lock;
 use crate::outbox::Way;
 use crate::peer::{Peer, is_dmb_len};
 use crate::peers::{OpenError, Peers};
-use crate::policy::Policy;
 use crate::pool::Keep;
 use crate::random;
 use crate::registry::Permits;
@@ -66,12 +66,11 @@ impl LoopDevice {
         nocopy: bool,
         keep: Keep,
         max_mappings: usize,
-        dirs: RuntimeDirs,
-        policy: Policy,
+        domain: Domain,
     ) -> Result<Self, DeviceError> {
         let account = MemoryAccount::default();
         let gid = random::gid()?;
-        let peers = Peers::new(gid, dirs, policy, keep, max_mappings, account.clone())?;
+        let peers = Peers::new(gid, domain, keep, max_mappings, account.clone())?;
         let permits = Permits::new(limits.max_dmbs, account.clone());
         Ok(Self {
             identity,
@@ -369,7 +368,7 @@ mod tests {
     fn a_late_ring_for_what_was_taken_before_leaves_the_doorbell_armed() {
         let dir = tempfile::tempdir().unwrap();
         let device = LoopDevice::builder()
-            .runtime_dir(dir.path())
+            .domain(Domain::directory(dir.path()))
             .build()
             .unwrap();
         // Its own peer, so that one thread does all steps.

@@ -53,10 +53,10 @@
 //!
 //! # Whom it trusts
 //!
-//! Peers are processes of the same user, and of those that [`Builder::allow_users`] names; the
-//! kernel vouches for the user (`SO_PEERCRED`). The peer behind a GID is the process that listens
-//! at its socket in the runtime directory, which others must not be able to change. A token is 64
-//! random bits, and is known to one peer only.
+//! Peers are processes of the users of the device's [`Domain`](smc_core::Domain); the kernel vouches
+//! for the user (`SO_PEERCRED`). The peer behind a GID is the process that listens at its socket in
+//! that user's runtime directory, which other users must not be able to change. A token is 64 random
+//! bits, and is known to one peer only.
 //!
 //! A peer can write the buffers that were registered for it and the bell that it shares with us, at
 //! any time, and nothing else. It can make our driver run, and thereby use some time and address
@@ -65,10 +65,10 @@
 //!
 //! # Where devices meet
 //!
-//! The runtime directories are those of `smc-core`'s local negotiation,
-//! [`RuntimeDirs`](smc_core::io::negotiate::runtime_dir::RuntimeDirs). Containers have to mount the
-//! same one; they need not share namespaces. [`Builder::runtime_dir`] chooses another one. A device
-//! whose name is removed there is published again within a second.
+//! A [`Domain`](smc_core::Domain) says in which runtime directories; give the same one to the device
+//! ([`Builder::domain`]) and to the endpoint. Containers have to mount the same directory; they need
+//! not share namespaces if they are of one user, see [`Domain::shared`](smc_core::Domain::shared). A
+//! device whose name is removed there is published again within a second.
 //!
 //! A process that forks without `exec` lends its sockets to the child, so its death is noticed
 //! only after that of the child.
@@ -78,14 +78,16 @@
 //! Two devices, here in one process. A stream does all this by itself.
 //!
 //! ```
+//! use smc_core::Domain;
 //! use smc_core::device::{Device, Direct, Event};
 //! use smc_core::mem::sync::Ordering;
 //! use smc_transport_loop::LoopDevice;
 //!
 //! # futures_lite::future::block_on(async {
 //! # let dir = tempfile::TempDir::new()?;
-//! let reader = LoopDevice::builder().runtime_dir(dir.path()).build()?;
-//! let writer = LoopDevice::builder().runtime_dir(dir.path()).build()?;
+//! let domain = Domain::directory(dir.path());
+//! let reader = LoopDevice::builder().domain(domain.clone()).build()?;
+//! let writer = LoopDevice::builder().domain(domain).build()?;
 //!
 //! // The reader's buffer, for the writer alone.
 //! let buffer = reader.register(writer.gid(), 1 << 16).await?;
@@ -119,7 +121,6 @@ mod doorbell;
 mod outbox;
 mod peer;
 mod peers;
-mod policy;
 mod pool;
 mod random;
 mod region;

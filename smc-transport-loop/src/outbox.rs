@@ -16,7 +16,7 @@ use smc_core::mem::sync::{AtomicU8, Ordering};
 use crate::channel::{self, Message};
 use crate::doorbell::Doorbell;
 use crate::lock;
-use crate::region::os;
+use crate::region::{has_unread, os};
 
 /// How to tell a peer about our buffers.
 #[derive(Debug)]
@@ -105,6 +105,12 @@ impl Outbox {
         Ok(Sending {
             waits: Some((Arc::clone(self), ticket)),
         })
+    }
+
+    /// The channel, until it is closed, if the peer has not read all that was sent.
+    pub(crate) fn unread(&self) -> Option<Arc<PeerSocket>> {
+        let channel = lock(&self.state).channel.clone();
+        channel.filter(|channel| has_unread(channel))
     }
 
     /// Has the peer look. If there is no room, it has unread messages and looks after those.

@@ -98,10 +98,10 @@ impl Peer {
     }
 
     /// Takes over the channel on which the peer talks to us; gives it back if there is one.
-    pub(crate) fn set_incoming(&self, incoming: Incoming) -> Result<(), Incoming> {
+    pub(crate) fn set_incoming(&self, incoming: Incoming) -> Result<(), Box<Incoming>> {
         let mut place = lock(&self.incoming);
         if self.is_gone() || place.is_some() {
-            return Err(incoming);
+            return Err(Box::new(incoming));
         }
         *place = Some(incoming);
         Ok(())

@@ -1,6 +1,8 @@
 //! All peers of a device: how they are found, and what the driver does about them.
 
 mod lobby;
+mod share;
+mod waiting;
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -9,10 +11,13 @@ use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 use rustix::io::Errno;
+use rustix::net::sockopt::set_socket_send_buffer_size;
+use smc_core::Domain;
 use smc_core::device::{DeviceError, Event, MemoryAccount};
 use smc_core::error::OsError;
 use smc_core::io::negotiate::Credentials;
-use smc_core::io::negotiate::runtime_dir::{Publication, RuntimeDirError, RuntimeDirs};
+use smc_core::io::negotiate::passed::PeerSocket;
+use smc_core::io::negotiate::runtime_dir::{Publication, RuntimeDirError};
 use smc_core::mem::sync::{AtomicU64, Ordering};
 use smc_wire::types::Gid;
 
@@ -24,9 +29,8 @@ use crate::doorbell::{Doorbell, Rang, new_eventfd};
 use crate::lock;
 use crate::outbox::{Outbox, Wakes, Way};
 use crate::peer::{Incoming, Peer};
-use crate::policy::Policy;
 use crate::pool::Keep;
-use crate::region::Mapping;
+use crate::region::{Mapping, has_unread};
 use crate::registry::{Owner, Permits};
 use crate::remote::{Remote, RingWith, Ringer, Tokens};
 use lobby::Lobby;
@@ -36,9 +40,8 @@ use lobby::Lobby;
 pub(crate) struct Peers {
     gid: Gid,
     own: Arc<Peer>,
-    dirs: RuntimeDirs,
+    domain: Domain,
     publication: Mutex<Publication>,
-    policy: Policy,
     keep: Keep,
     account: MemoryAccount,
     doorbell: Arc<Doorbell>,
@@ -50,6 +53,9 @@ pub(crate) struct Peers {
     opening: Mutex<()>,
     /// Held while set-up is caught up with.
     lobby: Mutex<Lobby>,
+    /// Channels to peers that have gone without reading all, by user. Descriptors that are under way
+    /// count for the user of the sender until they are read, also after the channel is closed.
+    unread: Mutex<Vec<(u32, Arc<PeerSocket>)>>,
     /// What this process lacked when a peer was not let in, and when that was.
     shortage: Mutex<Option<(Instant, OsError)>>,
     /// Limits what is mapped for all peers: bells, ours and theirs, and their buffers.
@@ -82,26 +88,23 @@ impl Peers {
     /// Publishes a device in the runtime directory.
     pub(crate) fn new(
         gid: Gid,
-        dirs: RuntimeDirs,
-        policy: Policy,
+        domain: Domain,
         keep: Keep,
         max_mappings: usize,
         account: MemoryAccount,
     ) -> Result<Self, DeviceError> {
-        dirs.sweep(is_socket_name);
-        let publication = Publication::new(dirs.clone(), socket_name(gid), policy.has_others());
+        domain.sweep(is_socket_name);
+        let publication = Publication::new(domain.clone(), socket_name(gid));
         let publication = publication.map_err(|error| DeviceError::os("publish device", &error))?;
         let doorbell = Arc::new(Doorbell::new(publication.bell())?);
         let tokens = Arc::new(Tokens::default());
         let mappings = Permits::new(max_mappings, account.clone());
         let own = own_peer(gid, &doorbell, &tokens, keep, &mappings, account.clone())?;
-        let spare = new_eventfd()?;
         Ok(Self {
             gid,
             own: Arc::new(own),
-            dirs,
+            domain,
             publication: Mutex::new(publication),
-            policy,
             keep,
             account,
             doorbell,
@@ -110,7 +113,8 @@ impl Peers {
             known: RwLock::default(),
             next_id: AtomicU64::new(1),
             opening: Mutex::default(),
-            lobby: Mutex::new(Lobby::new(spare)),
+            lobby: Mutex::default(),
+            unread: Mutex::default(),
             shortage: Mutex::default(),
             mappings,
             wakes: Mutex::default(),
@@ -240,7 +244,7 @@ impl Peers {
         let unreachable = |why| Err(DeviceError::Unreachable { peer: gid, why }.into());
         let name = socket_name(gid);
         let failed = |operation, error: Errno| DeviceError::os_at(operation, &name, &error.into());
-        let channel = match self.dirs.connect(&name) {
+        let channel = match self.domain.connect(&name) {
             Ok(channel) => Arc::new(channel),
             Err(Errno::AGAIN) => return Err(OpenError::Busy),
             Err(Errno::NOENT) => {
@@ -249,7 +253,7 @@ impl Peers {
                 return unreachable("no such device in the runtime directory");
             }
             Err(Errno::CONNREFUSED) => {
-                self.dirs.remove_if_stale(&name);
+                self.domain.remove_if_stale(&name);
                 return unreachable("its process has ended");
             }
             Err(Errno::ACCESS | Errno::PERM) => {
@@ -260,11 +264,17 @@ impl Peers {
         };
         let credentials = Credentials::of_peer(&channel)
             .map_err(|error| DeviceError::os("identify peer device", &error))?;
-        if !self.policy.allows(credentials.uid) {
+        if !self.domain.allows(credentials.uid) {
             let why = format!("the peer device {gid} belongs to user {}", credentials.uid);
             return Err(DeviceError::NotPermitted(why.into()).into());
         }
+        if !share::has_room(credentials.uid, self.count(credentials.uid)) {
+            return Err(DeviceError::Exhausted.into());
+        }
+        // If it fails, more descriptors may be under way.
+        let _ = set_socket_send_buffer_size(&channel, CHANNEL_ROOM);
         let permit = self.mappings.take()?;
+        permit.charge_within_limit(PEER_CHARGE)?;
         let (mapping, file) = Mapping::create(bell::LEN)?;
         let bell = new_bell(&mapping)?;
         let eventfd = Arc::new(new_eventfd()?);
@@ -302,7 +312,28 @@ impl Peers {
         Ok(peer)
     }
 
+    /// Counts peers, and those that have gone and left something unread.
+    fn count(&self, uid: u32) -> share::PeerCounts {
+        let mut unread = lock(&self.unread);
+        unread.retain(|(_, channel)| has_unread(channel));
+        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
+        let peers = known.by_id.values().filter_map(|peer| peer.credentials);
+        let mut counts = share::PeerCounts::default();
+        for user in peers
+            .map(|credentials| credentials.uid)
+            .chain(unread.iter().map(|(user, _)| *user))
+        {
+            counts.same_user += usize::from(user == uid);
+            counts.other_users += usize::from(!share::is_own(user));
+        }
+        counts
+    }
+
     fn close(&self, peer: &Peer) {
+        if let (Some(credentials), Way::Channel(outbox)) = (peer.credentials, peer.owner.way()) {
+            let unread = outbox.unread().map(|channel| (credentials.uid, channel));
+            lock(&self.unread).extend(unread);
+        }
         let wakes = peer.close(&self.doorbell);
         lock(&self.wakes).append(wakes);
     }
@@ -367,11 +398,11 @@ fn own_peer(
         new_bell(&mapping)?,
         Way::Own(Arc::clone(doorbell.own())),
         keep,
-        account,
+        account.clone(),
     );
     let ring_with = RingWith::Eventfd(Arc::clone(doorbell.own()));
     let ringer = Arc::new(Ringer::new(gid, new_bell(&mapping)?, ring_with));
-    let remote = Remote::new(ringer, Arc::clone(tokens));
+    let remote = Remote::new(ringer, Arc::clone(tokens), &account);
     let peer = Peer::new(gid, 0, None, owner, None, None);
     let incoming = Incoming {
         channel: None,
@@ -389,6 +420,14 @@ fn new_bell(mapping: &Arc<Mapping>) -> Result<Bell, DeviceError> {
     let bell = bell.map_err(|_| DeviceError::PeerMisbehaved("bell is too short"))?;
     Ok(bell)
 }
+
+/// Send buffer of a channel in bytes, of which the system makes twice as many: about 20 messages, each
+/// with a descriptor, that a peer may leave unread.
+const CHANNEL_ROOM: usize = 8 << 10;
+
+/// What a peer without buffers is charged as: two pages of each of the two bells, with the words and
+/// the bit sets.
+const PEER_CHARGE: usize = 16 << 10;
 
 /// For how long a set-up that fails may be explained by it: about as long as one may take.
 const SHORTAGE_LASTS: Duration = Duration::from_secs(10);

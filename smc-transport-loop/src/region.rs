@@ -1,10 +1,10 @@
-//! Mappings of memory that other processes may write.
+//! Mappings of memory that other processes may write, and a question to the system about sockets.
 //!
 //! The only file of the crate with `unsafe` in it.
 
 #![allow(
     unsafe_code,
-    reason = "pages that are given back, and atomics in shared memory"
+    reason = "pages that are given back, atomics in shared memory, and an ioctl"
 )]
 
 use std::any::Any;
@@ -12,12 +12,13 @@ use std::any::Any;
 use std::fmt;
 #[cfg(not(smc_loom))]
 use std::ops::Deref;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 #[cfg(not(smc_loom))]
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use rustix::io::Errno;
+use rustix::ioctl::{Getter, Opcode, ioctl};
 use rustix::mm::{Advice, madvise};
 use smc_core::device::DeviceError;
 use smc_core::mem::sync::AtomicU64;
@@ -178,6 +179,23 @@ impl std::ops::Index<usize> for Line {
             .expect("`new` looked up all eight words")
     }
 }
+
+/// Whether there is something that was sent on a UNIX socket and not read, also by a peer that has
+/// shut down. False if the system does not say.
+pub(crate) fn has_unread(socket: impl AsFd) -> bool {
+    // SAFETY: the call of this number writes one `int`.
+    let bytes = unsafe { Getter::<SIOCOUTQ, i32>::new() };
+    // SAFETY: the call writes to the value in `bytes` only, and changes nothing else.
+    let bytes = unsafe { ioctl(socket, bytes) };
+    bytes.is_ok_and(|bytes| bytes > 0)
+}
+
+/// Bytes in the send queue of a socket.
+const SIOCOUTQ: Opcode = if cfg!(any(target_arch = "powerpc", target_arch = "powerpc64")) {
+    0x4004_7473
+} else {
+    0x5411
+};
 
 pub(crate) fn os(what: &'static str, error: Errno) -> DeviceError {
     DeviceError::os(what, &error.into())

@@ -507,6 +507,13 @@ impl Permit {
         let account = &self.permits.account;
         self.charge.get_or_init(|| account.charge_anyway(kept(len)));
     }
+
+    /// Charges so many bytes, if the memory limit leaves as much.
+    pub(crate) fn charge_within_limit(&self, bytes: usize) -> Result<(), DeviceError> {
+        let charge = self.permits.account.charge(bytes)?;
+        let _set_once = self.charge.set(charge);
+        Ok(())
+    }
 }
 
 impl Drop for Permit {

@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
 
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
-use smc_core::device::{Attachment, DeviceError, SubmitError};
+use smc_core::device::{Attachment, Charge, DeviceError, MemoryAccount, SubmitError};
 use smc_core::mem::Region;
 use smc_core::mem::sync::{AtomicBool, Ordering};
 use smc_wire::types::{DmbToken, Gid};
 
-use crate::bell::{Bell, Notice, Slot};
+use crate::bell::{Bell, Notice, SLOTS_PER_PAGE, Slot};
 use crate::lock;
 use crate::outbox::Outbox;
 use crate::region::Mapping;
@@ -273,6 +273,11 @@ pub(crate) struct Remote {
     ringer: Arc<Ringer>,
     tokens: Arc<Tokens>,
     buffers: HashMap<u32, Buffer>,
+    /// Pages of slots that were looked at, with what they are charged as if the memory limit left that.
+    pages: HashMap<u32, Option<Charge>>,
+    /// How many of these are not charged.
+    pages_over: usize,
+    account: MemoryAccount,
 }
 
 /// Memory of the peer, kept while it may be used again.
@@ -304,11 +309,14 @@ impl Drop for Unusable {
 }
 
 impl Remote {
-    pub(crate) fn new(ringer: Arc<Ringer>, tokens: Arc<Tokens>) -> Self {
+    pub(crate) fn new(ringer: Arc<Ringer>, tokens: Arc<Tokens>, account: &MemoryAccount) -> Self {
         Self {
             ringer,
             tokens,
             buffers: HashMap::new(),
+            pages: HashMap::new(),
+            pages_over: 0,
+            account: account.clone(),
         }
     }
 
@@ -324,6 +332,19 @@ impl Remote {
         memory: Result<Arc<Mapping>, DeviceError>,
     ) {
         self.forget(index);
+        let page = index / SLOTS_PER_PAGE;
+        let memory = match self.charge_page(page) {
+            Ok(()) => memory,
+            Err(error) => {
+                // So that the owner sees that its memory cannot be used.
+                if self.pages_over == MAX_PAGES_OVER {
+                    return;
+                }
+                self.pages_over += 1;
+                self.pages.insert(page, None);
+                Err(error)
+            }
+        };
         let is_usable = memory.is_ok();
         let slot = self.ringer.bell.slot(index).ok().filter(|_| !is_usable);
         self.buffers.insert(
@@ -336,6 +357,14 @@ impl Remote {
             },
         );
         self.look_at(index);
+    }
+
+    /// Slots of this page may be looked at from now on, which makes it resident.
+    fn charge_page(&mut self, page: u32) -> Result<(), DeviceError> {
+        if let Entry::Vacant(entry) = self.pages.entry(page) {
+            entry.insert(Some(self.account.charge(PAGE_CHARGE)?));
+        }
+        Ok(())
     }
 
     /// Learns what changed in the peer's bell.
@@ -353,15 +382,16 @@ impl Remote {
     }
 
     fn look_at(&mut self, index: u32) {
+        // First, as the peer can mark all slots, and each page that is looked at takes memory.
+        let Some(buffer) = self.buffers.get_mut(&index) else {
+            return;
+        };
         // `None`: the owner is at it and will mark the slot again; else the index is out of range,
         // which `take_fresh` and messages cannot give.
         let Ok(slot) = self.ringer.bell.slot(index) else {
             return;
         };
         let Some(notice) = slot.notice() else { return };
-        let Some(buffer) = self.buffers.get_mut(&index) else {
-            return;
-        };
         if buffer.number != notice.memory {
             self.forget(index);
             return;
@@ -408,6 +438,12 @@ impl Remote {
 
 /// There is no buffer of this name for us.
 pub(crate) const UNKNOWN: DeviceError = DeviceError::Invalid("no such buffer for this device");
+
+/// What one page of slots is charged as: the page, and less than 448 bytes for each buffer.
+const PAGE_CHARGE: usize = 32 << 10;
+
+/// Pages of slots of a peer that are looked at though the memory limit leaves nothing for them.
+const MAX_PAGES_OVER: usize = 16;
 
 /// Tokens of dead peers that are remembered as such; about.
 const MAX_GRAVES: usize = 4096;

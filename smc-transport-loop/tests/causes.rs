@@ -16,8 +16,7 @@ use futures_lite::future::zip;
 use rustix::process::{Resource, geteuid, getrlimit, setrlimit};
 use smc_core::device::Device;
 use smc_core::io::Builder;
-use smc_core::io::negotiate::Local;
-use smc_core::{Error, Listener, Policy, Stream};
+use smc_core::{Domain, Error, Listener, Policy, Stream};
 use smc_transport_loop::LoopDevice;
 use support::{On, builder};
 use tempfile::TempDir;
@@ -28,23 +27,25 @@ fn helper_process() {
     let Some(role) = Role::current() else { return };
     if role.name == "device without descriptors" {
         limit(Resource::Nofile, next_descriptor());
-        let error = LoopDevice::builder().runtime_dir(&role.dir).build();
+        let error = LoopDevice::builder()
+            .domain(Domain::directory(&role.dir))
+            .build();
         return role.say(error.unwrap_err());
     }
     let to: SocketAddr = role.hear().unwrap().parse().unwrap();
     // The bound of `On::run` takes descriptors of its own; here the test waits.
     tokio::runtime::Runtime::new().unwrap().block_on(async {
         let client = match role.name.as_str() {
-            "a friend of root" | "a stranger" => {
-                let local = Local::new().with_directory(&role.dir);
-                let local = match role.name.as_str() {
-                    "a stranger" => local,
-                    _ => local.allow_uid(0),
+            "a friend of root" | "a user who is not listed" => {
+                let users = match role.name.as_str() {
+                    "a user who is not listed" => None,
+                    _ => Some(0),
                 };
-                let device = LoopDevice::builder().runtime_dir(role.dir.join("own"));
+                let domain = Domain::shared(&role.dir, users);
+                let device = LoopDevice::builder().domain(domain.clone());
                 On::Tokio
                     .endpoint()
-                    .negotiation(Arc::new(local))
+                    .domain(domain)
                     .device(Arc::new(device.build().unwrap()))
             }
             _ => builder(On::Tokio, true, &role.dir),
@@ -136,14 +137,18 @@ fn a_memory_limit_is_named_with_what_was_needed_and_what_is_left() {
 fn a_directory_whose_parent_is_missing_is_named_and_neither_is_made() {
     let dir = TempDir::new().unwrap();
     let (parent, path) = (dir.path().join("no"), dir.path().join("no/such"));
-    let error = LoopDevice::builder().runtime_dir(&path).build();
+    let error = LoopDevice::builder()
+        .domain(Domain::directory(&path))
+        .build();
     let text = format!(
         "runtime directory {} cannot be used: make: no such file or directory (os error 2)",
         path.display()
     );
     assert_eq!(error.unwrap_err().to_string(), text);
     On::Tokio.run(async {
-        let device = LoopDevice::builder().runtime_dir(dir.path()).build();
+        let device = LoopDevice::builder()
+            .domain(Domain::directory(dir.path()))
+            .build();
         let server = without_device(&path).device(Arc::new(device.unwrap()));
         let told = both(builder(On::Tokio, true, dir.path()), server).await;
         assert_eq!(told[1], format!("0x03010000 {text}"));
@@ -167,7 +172,9 @@ fn an_end_without_a_device_says_so() {
 fn a_listener_without_a_buffer_says_so_and_its_client_has_the_code() {
     let dir = TempDir::new().unwrap();
     On::Tokio.run(async {
-        let device = LoopDevice::builder().runtime_dir(dir.path()).max_dmbs(0);
+        let device = LoopDevice::builder()
+            .domain(Domain::directory(dir.path()))
+            .max_dmbs(0);
         let device: Arc<dyn Device> = match device.build() {
             Ok(device) => Arc::new(device),
             Err(error) => return println!("skipped: {error}"),
@@ -209,7 +216,9 @@ fn a_plain_server_is_the_usual_case_and_a_missing_directory_is_not() {
         let open = TempDir::new().unwrap();
         std::fs::set_permissions(open.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
         let client = without_device(open.path());
-        let device = LoopDevice::builder().runtime_dir(dir.path()).build();
+        let device = LoopDevice::builder()
+            .domain(Domain::directory(dir.path()))
+            .build();
         let client = client.device(Arc::new(device.unwrap())).build().unwrap();
         let text = format!(
             "0x03010000 runtime directory {} can be changed by other users: mode 0777",
@@ -222,7 +231,8 @@ fn a_plain_server_is_the_usual_case_and_a_missing_directory_is_not() {
 #[test]
 fn a_client_that_may_not_make_a_file_long_enough_names_the_limit() {
     let dir = TempDir::new().unwrap();
-    let told = told_by(Helper::start("small files", dir.path()), dir.path(), false);
+    let helper = Helper::start("small files", dir.path());
+    let told = told_by(helper, Domain::directory(dir.path()));
     assert!(told.starts_with("0x03010000 "), "{told}");
     assert!(told.contains("RLIMIT_FSIZE is 4096"), "{told}");
 }
@@ -234,7 +244,7 @@ fn a_client_that_has_too_few_descriptors_names_the_limit_wherever_it_meets_it() 
     for left in 0.. {
         assert!(left < 100, "never enough");
         let helper = Helper::start(&format!("{left}{DESCRIPTORS_LEFT}"), dir.path());
-        let told = told_by(helper, dir.path(), false);
+        let told = told_by(helper, Domain::directory(dir.path()));
         if told.starts_with("SMC-D") {
             break;
         }
@@ -255,7 +265,9 @@ fn a_device_that_cannot_be_made_says_why() {
 
     let file = dir.path().join("file");
     std::fs::write(&file, "").unwrap();
-    let error = LoopDevice::builder().runtime_dir(&file).build();
+    let error = LoopDevice::builder()
+        .domain(Domain::directory(&file))
+        .build();
     assert_eq!(
         error.unwrap_err().to_string(),
         format!("runtime directory {} is not a directory", file.display())
@@ -269,37 +281,35 @@ fn a_user_that_is_not_let_in_learns_it() {
         return;
     }
     let dir = TempDir::new().unwrap();
-    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
-    let own = dir.path().join("own");
-    std::fs::create_dir(&own).unwrap();
-    std::os::unix::fs::chown(&own, Some(STRANGER), None).unwrap();
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o1777)).unwrap();
     let start = |role| {
         Helper::start_with(role, dir.path(), |command| {
-            command.uid(STRANGER);
+            command.uid(UNLISTED);
         })
     };
-    let told = told_by(start("a friend of root"), dir.path(), true);
-    let refused = format!("0x03010000 listener refused the offer: user {STRANGER} is not allowed");
+    let shared = |users: &[u32]| Domain::shared(dir.path(), users.iter().copied());
+    let other = UNLISTED + 1;
+    let told = told_by(start("a friend of root"), shared(&[other]));
+    let refused = format!("0x03010000 listener refused the offer: user {UNLISTED} is not allowed");
     assert_eq!(told, refused);
-    let told = told_by(start("a stranger"), dir.path(), true);
-    assert_eq!(told, "0x03010000 user 0 is not allowed");
-    let told = told_by(start("a friend of root"), dir.path(), false);
+    let told = told_by(start("a user who is not listed"), shared(&[other]));
+    let searched = dir.path().join(UNLISTED.to_string());
+    assert!(told.starts_with("0x03010000 "), "{told}");
+    assert!(told.ends_with(&searched.display().to_string()), "{told}");
+    let closed = dir.path().join("0");
+    std::fs::remove_dir(&closed).unwrap();
+    let told = told_by(start("a friend of root"), shared(&[]));
     assert!(told.contains("permission denied (os error 13)"), "{told}");
-    assert!(told.contains(&dir.path().display().to_string()), "{told}");
+    assert!(told.contains(&closed.display().to_string()), "{told}");
 }
 
-/// What a helper says that connects to a listener here; one for other users too, or not.
-fn told_by(mut helper: Helper, dir: &Path, for_others: bool) -> String {
+/// What a helper says that connects to a listener here.
+fn told_by(mut helper: Helper, domain: Domain) -> String {
     let mut told = String::new();
     On::Tokio.run(async {
-        let server = match for_others {
-            // A user that is not the helper's.
-            true => without_device(dir).negotiation(Arc::new(
-                Local::new().with_directory(dir).allow_uid(STRANGER + 1),
-            )),
-            false => builder(On::Tokio, true, dir),
-        };
-        let server = server.build().unwrap();
+        let device = LoopDevice::builder().domain(domain.clone()).build();
+        let server = On::Tokio.endpoint().domain(domain);
+        let server = server.device(Arc::new(device.unwrap())).build().unwrap();
         let listener = server.bind("127.0.0.1:0").await.unwrap();
         let at = listener.local_addr().unwrap();
         let accepting = tokio::spawn(accept_all(listener));
@@ -330,8 +340,7 @@ async fn both(client: Builder, server: Builder) -> [String; 2] {
 }
 
 fn without_device(dir: &Path) -> Builder {
-    let local = Local::new().with_directory(dir);
-    On::Tokio.endpoint().negotiation(Arc::new(local))
+    On::Tokio.endpoint().domain(Domain::directory(dir))
 }
 
 fn why(stream: &Stream) -> String {
@@ -345,4 +354,4 @@ fn why(stream: &Stream) -> String {
 const DESCRIPTORS_LEFT: &str = " descriptors left";
 
 /// A user without an account.
-const STRANGER: u32 = 54_321;
+const UNLISTED: u32 = 54_321;

@@ -21,7 +21,7 @@ use smc_core::device::{
 use smc_core::error::SetupStep;
 use smc_core::io::negotiate::Local;
 use smc_core::wire::types::{Chid, DeclineCode, DmbToken, Gid};
-use smc_core::{Endpoint, FallbackCause, Listener, Stream};
+use smc_core::{Domain, Endpoint, FallbackCause, Listener, Stream};
 use smc_transport_loop::LoopDevice;
 
 /// What helpers do.
@@ -153,12 +153,12 @@ fn an_endpoint_that_connects_to_itself_uses_its_own_gid() {
 }
 
 fn device(dir: &Path) -> Arc<LoopDevice> {
-    let device = LoopDevice::builder().runtime_dir(dir).build();
+    let device = LoopDevice::builder().domain(Domain::directory(dir)).build();
     Arc::new(device.unwrap())
 }
 
 fn endpoint(dir: &Path, device: Arc<dyn Device>) -> Endpoint {
-    let local = Local::new().with_directory(dir);
+    let local = Local::in_domain(Domain::directory(dir));
     let builder = Endpoint::smol().negotiation(Arc::new(local));
     builder.device(device).build().unwrap()
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use smc_core::Domain;
 use smc_testkit::conformance::{Pair, Provider, Skip};
 use smc_transport_loop::LoopDevice;
 use tempfile::TempDir;
@@ -17,7 +18,7 @@ impl Loop {
         let dir = TempDir::new().map_err(|error| Skip::new(error.to_string()))?;
         let device = || {
             let builder = LoopDevice::builder()
-                .runtime_dir(dir.path())
+                .domain(Domain::directory(dir.path()))
                 .nocopy(self.nocopy);
             Arc::new(
                 builder

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
 
-use common::{LEN, Party, socket_name};
+use common::{Helper, LEN, PATIENCE, Party, Role, open_descriptors, socket_name};
 use futures_lite::future::{block_on, poll_once};
 use rustix::event::{EventfdFlags, Timespec, epoll, eventfd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
@@ -20,10 +20,12 @@ use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_linger;
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
-    SocketType, bind, connect, listen, recv, send, sendmsg, socket,
+    SocketType, accept, bind, connect, listen, recv, send, sendmsg, socket,
 };
-use smc_core::device::{Device, DeviceError, Direct, Doorbell};
+use smc_core::Domain;
+use smc_core::device::{Device, DeviceError, Direct, Doorbell, MemoryLimit};
 use smc_core::mem::sync::{AtomicUsize, Ordering};
+use smc_testkit::limits::limit_descriptors;
 use smc_transport_loop::LoopDevice;
 use smc_wire::types::{DmbToken, Gid};
 use tempfile::TempDir;
@@ -33,7 +35,7 @@ struct Rogue {
     gid: Gid,
     channel: OwnedFd,
     bell: OwnedFd,
-    _listener: OwnedFd,
+    listener: OwnedFd,
 }
 
 impl Rogue {
@@ -48,7 +50,7 @@ impl Rogue {
             gid,
             channel: connect_to(dir, victim),
             bell: sealed(BELL_LEN),
-            _listener: listener,
+            listener,
         }
     }
 
@@ -195,19 +197,15 @@ fn everybody_is_let_in_however_many_come_at_once() {
 }
 
 #[test]
-fn the_longest_silent_stranger_has_to_go_first() {
+fn a_channel_on_which_nothing_is_said_is_ended_without_another_one() {
     let dir = TempDir::new().unwrap();
     let victim = Party::in_dir(dir.path());
-    let crowd: Vec<_> = (0..64).map(|_| connect_to(&dir, victim.gid())).collect();
-    victim.drain();
-    let honest = Rogue::silent(&dir, victim.gid(), 1);
-    victim.drain();
-    honest.greet();
-    victim.drain();
-    assert!(!honest.is_shunned());
-    assert_eq!(victim.device.peers(), 1);
-    assert!(is_ended(&crowd[0]), "the oldest makes room");
-    assert!(crowd[1..].iter().all(|channel| !is_ended(channel)));
+    let silent = connect_to(&dir, victim.gid());
+    let deadline = Instant::now() + PATIENCE;
+    while !is_ended(&silent) {
+        assert!(Instant::now() < deadline, "waits without end");
+        victim.wait_within(Duration::from_millis(20), |_| false);
+    }
 }
 
 #[test]
@@ -253,7 +251,7 @@ fn what_is_mapped_for_peers_is_limited() {
     let dir = TempDir::new().unwrap();
     let victim = Party::new(
         LoopDevice::builder()
-            .runtime_dir(dir.path())
+            .domain(Domain::directory(dir.path()))
             .max_mappings(10),
     );
     // The bells of each are two.
@@ -285,6 +283,142 @@ fn what_is_mapped_for_peers_is_limited() {
     }
     let error = attach(&first, 25).unwrap_err();
     assert!(matches!(error, DeviceError::Exhausted), "{error:?}");
+}
+
+#[test]
+fn peers_and_their_slots_are_charged_to_the_memory_limit() {
+    let dir = TempDir::new().unwrap();
+    let victim = Party::in_dir(dir.path());
+    let limit = MemoryLimit::new(1 << 18);
+    victim.device.limit_memory(&limit);
+    // Each buffer has its slot on another page.
+    let rogue = Rogue::greeted(&dir, victim.gid(), 1);
+    let memory = sealed(LEN as u64);
+    let attach = |index: u32| {
+        let token = rogue.offer(index * 64, memory.as_fd());
+        victim.try_attach(rogue.gid, token).map(drop)
+    };
+    let refused = (0..100).find_map(|index| attach(index).err());
+    assert!(
+        matches!(refused, Some(DeviceError::OverLimit { .. })),
+        "{refused:?}"
+    );
+    drop(rogue);
+    victim.drain();
+    assert_eq!(limit.used(), 0, "given back with the peer");
+
+    let peers: Vec<_> = (2..102)
+        .map(|number| {
+            let rogue = Rogue::greeted(&dir, victim.gid(), number);
+            victim.drain();
+            rogue
+        })
+        .collect();
+    assert!(victim.device.peers() < peers.len());
+    assert!(limit.used() <= limit.limit());
+    let shunned = peers.iter().filter(|rogue| rogue.is_shunned()).count();
+    assert_eq!(victim.device.peers() + shunned, peers.len());
+}
+
+/// What helpers do.
+#[test]
+fn helper_process() {
+    let Some(role) = Role::current() else { return };
+    assert_eq!(role.name, "short of descriptors");
+    limit_descriptors(DESCRIPTORS as u64);
+    let party = Party::in_dir(&role.dir);
+    role.say(party.gid());
+    while role.hear().is_some() {
+        party.drain();
+        role.say(party.device.peers());
+        role.say(open_descriptors());
+    }
+}
+
+/// A process with few descriptors, and a device that is driven when it is told so.
+struct Short {
+    helper: Helper,
+    gid: Gid,
+}
+
+impl Short {
+    fn start(dir: &TempDir) -> Self {
+        let mut helper = Helper::start("short of descriptors", dir.path());
+        let gid = helper.hear_gid();
+        Self { helper, gid }
+    }
+
+    /// Returns how many peers it has then, and how many descriptors.
+    fn drive(&mut self) -> (usize, usize) {
+        self.helper.tell("drive");
+        let [peers, descriptors] = [(); 2].map(|()| self.helper.hear().parse().unwrap());
+        (peers, descriptors)
+    }
+}
+
+#[test]
+fn peers_of_a_user_leave_half_of_the_descriptors() {
+    let dir = TempDir::new().unwrap();
+    let mut victim = Short::start(&dir);
+    let (_, before) = victim.drive();
+    let mut rogues: Vec<_> = (1..=100)
+        .map(|number| {
+            let rogue = Rogue::greeted(&dir, victim.gid, number);
+            victim.drive();
+            rogue
+        })
+        .collect();
+    let (peers, descriptors) = victim.drive();
+    assert!(peers > 10, "{peers} peers");
+    assert!(descriptors <= before + DESCRIPTORS / 2, "{descriptors}");
+    rogues.retain(|rogue| !rogue.is_shunned());
+    assert_eq!(rogues.len(), peers);
+    // A peer that goes makes room for another one.
+    drop(rogues.pop());
+    victim.drive();
+    let late = Rogue::greeted(&dir, victim.gid, 200);
+    assert_eq!(victim.drive().0, peers);
+    assert!(!late.is_shunned());
+    victim.helper.finish();
+}
+
+/// Whether a device has greeted this listener, which has not read it until now.
+fn was_greeted(listener: &OwnedFd) -> bool {
+    rustix::io::ioctl_fionbio(listener, true).unwrap();
+    let mut message = [0; 32];
+    let mut was_greeted = false;
+    while let Ok(channel) = accept(listener) {
+        let got = recv(&channel, &mut message, RecvFlags::DONTWAIT);
+        was_greeted |= matches!(got, Ok((32, _))) && message[5] == 1;
+    }
+    was_greeted
+}
+
+#[test]
+fn greetings_that_a_user_leaves_unread_are_bounded() {
+    let dir = TempDir::new().unwrap();
+    let mut victim = Short::start(&dir);
+    victim.drive();
+    let rounds = (1..=100).map(|number| {
+        let Rogue {
+            channel, listener, ..
+        } = Rogue::greeted(&dir, victim.gid, number);
+        victim.drive();
+        drop(channel);
+        assert_eq!(victim.drive().0, 0, "a peer is left");
+        listener
+    });
+    let listeners: Vec<_> = rounds.collect();
+    let late = Rogue::greeted(&dir, victim.gid, 200);
+    assert_eq!(victim.drive().0, 0);
+    assert!(late.is_shunned());
+    let greeted = listeners.iter().filter(|it| was_greeted(it)).count();
+    assert!((10..=DESCRIPTORS / 8).contains(&greeted), "{greeted}");
+    // They are read now.
+    let late = Rogue::greeted(&dir, victim.gid, 201);
+    assert_eq!(victim.drive().0, 1);
+    assert!(!late.is_shunned());
+    victim.helper.finish();
 }
 
 /// Uses a device from within a wake-up, as executors may that run tasks at once.
@@ -341,5 +475,6 @@ fn a_waker_may_use_the_device() {
     );
 }
 
+const DESCRIPTORS: usize = 256;
 const LINGER: Duration = Duration::from_secs(4);
 const BELL_LEN: u64 = 0x2000 + 16_384 * 64;

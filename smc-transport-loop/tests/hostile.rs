@@ -6,7 +6,7 @@ mod common;
 
 use std::fs::{File, Permissions};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::time::Duration;
 
@@ -19,7 +19,8 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
     SocketType, bind, connect, listen, recv, send, sendmsg, socket,
 };
-use smc_core::device::{DeviceError, Direct, Event, SubmitError};
+use smc_core::Domain;
+use smc_core::device::{Device, DeviceError, Direct, Event, MemoryLimit, SubmitError};
 use smc_transport_loop::LoopDevice;
 use smc_wire::types::{DmbToken, Gid};
 use tempfile::TempDir;
@@ -160,8 +161,6 @@ fn what_a_peer_offers_is_checked_before_it_is_mapped() {
     let read_only = unsealed(len);
     let all = SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE | SealFlags::SEAL;
     fcntl_add_seals(&read_only, all).unwrap();
-    let on_disk = tempfile::tempfile().unwrap();
-    on_disk.set_len(len).unwrap();
     let bad = [
         ("unsealed", len, unsealed(len)),
         ("may shrink", len, half_sealed),
@@ -187,7 +186,8 @@ fn what_a_peer_offers_is_checked_before_it_is_mapped() {
     attached.region().copy_in(LEN - 1, b"x").unwrap();
     assert!(!rogue.is_shunned());
     // What is not memory at all may be slow to close, and is the end.
-    let token = rogue.offer(101, len, &on_disk);
+    let (pipe, _) = rustix::pipe::pipe().unwrap();
+    let token = rogue.offer(101, len, &File::from(pipe));
     assert!(victim.try_attach(rogue.gid, token).is_err());
     assert!(rogue.is_shunned());
 }
@@ -225,6 +225,45 @@ fn a_scribbled_bell_harms_nobody() {
     dmb.arm();
     theirs.signal().unwrap();
     victim.wait(Event::Signalled(dmb.token()));
+}
+
+fn resident(file: &File) -> u64 {
+    file.metadata().unwrap().blocks() * 512
+}
+
+#[test]
+fn marks_of_buffers_that_do_not_exist_take_no_memory() {
+    let dir = TempDir::new().unwrap();
+    let victim = Party::in_dir(dir.path());
+    let bell = sealed(BELL_LEN);
+    bell.write_all_at(&[0xff; 32], 0xc0).unwrap();
+    bell.write_all_at(&[0xff; 2048], 0x1800).unwrap();
+    let before = resident(&bell);
+    let doorbell = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+    let rogue = Rogue::greet_with(&dir, victim.gid(), bell, doorbell.as_fd());
+    victim.drain();
+    assert_eq!(victim.device.peers(), 1);
+    assert_eq!(resident(&rogue.bell), before);
+}
+
+#[test]
+fn slots_take_no_more_memory_than_the_limit_leaves() {
+    let dir = TempDir::new().unwrap();
+    let victim = Party::in_dir(dir.path());
+    let limit = MemoryLimit::new(1 << 20);
+    victim.device.limit_memory(&limit);
+    let rogue = Rogue::greet(&dir, victim.gid());
+    victim.drain();
+    let before = resident(&rogue.bell);
+    // Buffers without memory, of which each has its slot on another page.
+    for index in (0..16_384).step_by(64) {
+        let memory = message(2, index, 5, LEN as u64);
+        send(&rogue.channel, &memory, SendFlags::empty()).unwrap();
+        victim.drain();
+    }
+    assert!(!rogue.is_shunned());
+    let pages = (resident(&rogue.bell) - before) / 4096;
+    assert!(pages <= 64, "{pages} pages");
 }
 
 #[test]
@@ -361,7 +400,7 @@ fn another_user() -> Option<u32> {
     None
 }
 
-/// A directory that all users can share, and a copy of this binary that they can run.
+/// A directory that users can share.
 fn shared_dir() -> TempDir {
     let dir = TempDir::new().unwrap();
     std::fs::set_permissions(dir.path(), Permissions::from_mode(0o1777)).unwrap();
@@ -386,11 +425,7 @@ fn start_as(user: u32, role: &str, dir: &TempDir) -> Option<Helper> {
 
 /// Tries all it can without being allowed.
 fn unwelcome(role: &Role) {
-    let us = Party::new(
-        LoopDevice::builder()
-            .runtime_dir(&role.dir)
-            .allow_users([0]),
-    );
+    let us = Party::new(LoopDevice::builder().domain(Domain::shared(&role.dir, [0])));
     role.say(us.gid());
     let them = role.hear_gid();
     role.say(match block_on(us.device.register(them, LEN)) {
@@ -410,7 +445,9 @@ fn other_users_are_refused() {
     let Some(user) = another_user() else { return };
     // The directory is closed.
     let dir = shared_dir();
-    let refused = LoopDevice::builder().runtime_dir(dir.path()).build();
+    let refused = LoopDevice::builder()
+        .domain(Domain::directory(dir.path()))
+        .build();
     assert!(
         matches!(refused, Err(DeviceError::RuntimeDir(_))),
         "open to all: {refused:?}"
@@ -419,21 +456,17 @@ fn other_users_are_refused() {
     for allowed in [None, Some(1234)] {
         let dir = shared_dir();
         let users = [allowed.unwrap_or(1)];
-        let us = Party::new(
-            LoopDevice::builder()
-                .runtime_dir(dir.path())
-                .allow_users(users),
-        );
+        let us = Party::new(LoopDevice::builder().domain(Domain::shared(dir.path(), users)));
         if allowed.is_none() {
-            let path = dir.path().join(socket_name(us.gid()));
+            let path = dir.path().join("0").join(socket_name(us.gid()));
             std::fs::set_permissions(path, Permissions::from_mode(0o600)).unwrap();
         }
         let mut helper = start_as(user, "unwelcome", &dir).unwrap();
         let them = helper.hear_gid();
         let reached = block_on(us.device.reach(them));
         assert!(
-            matches!(reached, Err(DeviceError::NotPermitted(_))),
-            "{reached:?}"
+            matches!(reached, Err(DeviceError::Unreachable { .. })),
+            "is not looked for: {reached:?}"
         );
         helper.tell(us.gid());
         us.wait_within(Duration::from_millis(100), |_| false);
@@ -449,11 +482,7 @@ fn other_users_are_refused() {
 
 /// Answers one signal.
 fn welcome(role: &Role) {
-    let us = Party::new(
-        LoopDevice::builder()
-            .runtime_dir(&role.dir)
-            .allow_users([0]),
-    );
+    let us = Party::new(LoopDevice::builder().domain(Domain::shared(&role.dir, [0])));
     role.say(us.gid());
     let (them, token) = (role.hear_gid(), role.hear_token());
     let dmb = us.register(them);
@@ -472,11 +501,7 @@ fn welcome(role: &Role) {
 fn other_users_can_be_allowed() {
     let Some(user) = another_user() else { return };
     let dir = shared_dir();
-    let us = Party::new(
-        LoopDevice::builder()
-            .runtime_dir(dir.path())
-            .allow_users([user]),
-    );
+    let us = Party::new(LoopDevice::builder().domain(Domain::shared(dir.path(), [user])));
     let mut helper = start_as(user, "welcome", &dir).unwrap();
     let them = helper.hear_gid();
     let dmb = us.register(them);
@@ -496,5 +521,7 @@ fn other_users_can_be_allowed() {
     helper.finish();
     us.wait(Event::PeerGone(them));
     drop(us);
-    assert_eq!(names(dir.path()), ["helper"]);
+    for user in [0, user] {
+        assert!(names(&dir.path().join(user.to_string())).is_empty());
+    }
 }

@@ -13,7 +13,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
-use smc_core::{Endpoint, Stream};
+use smc_core::{Domain, Endpoint, Stream};
 use smc_testkit::Rng;
 use smc_transport_loop::LoopDevice;
 use support::{On, builder, open_fds, wait_until_ready};
@@ -33,7 +33,7 @@ fn a_peer_killed_at_random_points() {
     // A peer that was killed before it met anybody is nobody's to clean up but the next one's.
     drop(
         LoopDevice::builder()
-            .runtime_dir(dir.path())
+            .domain(Domain::directory(dir.path()))
             .build()
             .unwrap(),
     );

@@ -7,6 +7,7 @@ mod common;
 mod support;
 
 use std::collections::HashMap;
+use std::io::IoSlice;
 use std::os::linux::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,11 +18,15 @@ use common::{Helper, PATIENCE, Party, Role};
 use futures_lite::future::block_on;
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use smc_core::device::{Attachment, Direct, Dmb};
+use smc_core::device::{Attachment, Device, Direct, Dmb, Fabric, Signal};
 use smc_core::mem::Region;
-use smc_core::{Endpoint, Mode};
+use smc_core::{Domain, Endpoint, Mode};
+use smc_testkit::middleware::{Trace, What};
+use smc_transport_loop::LoopDevice;
+use smc_wire::cdc::ProducerWord;
+use smc_wire::cursor::Cursor;
 use smc_wire::types::DeclineCode;
-use support::{On, builder, pattern};
+use support::{On, World, builder, connect, pattern};
 use tempfile::TempDir;
 
 /// What helpers do.
@@ -63,6 +68,7 @@ fn sink(role: &Role) {
 /// Serves a long answer to each client that connects, none of which may read it at first.
 fn flood(role: &Role) {
     let (cgroup, limit) = (role.hear().unwrap(), role.hear().unwrap());
+    let answer: usize = role.hear().unwrap().parse().unwrap();
     if !cgroup.is_empty() {
         std::fs::write(cgroup, std::process::id().to_string()).unwrap();
     }
@@ -75,7 +81,7 @@ fn flood(role: &Role) {
         let listener = endpoint.bind("127.0.0.1:0").await.unwrap();
         role.say(listener.local_addr().unwrap());
         tokio::spawn(async move {
-            let answer: Arc<[u8]> = ANSWER.map(pattern).collect();
+            let answer: Arc<[u8]> = (0..answer).map(pattern).collect();
             loop {
                 let (mut stream, _) = listener.accept().await.unwrap();
                 let answer = Arc::clone(&answer);
@@ -332,6 +338,60 @@ fn memory_of_a_crowd_of_connections_is_back_in_the_system_after_they_are_closed(
     server.finish();
 }
 
+#[test]
+fn pages_that_were_read_are_given_back_though_the_peer_takes_its_cursor_back() {
+    let _alone = alone();
+    if held_here().is_none() {
+        return;
+    }
+    let world = World::new(On::Smol, false);
+    let device = LoopDevice::builder()
+        .domain(Domain::directory(world.dir()))
+        .nocopy(false)
+        .build();
+    let (hostile, journal) = Trace::with_journal(Arc::new(device.unwrap()));
+    let client = On::Smol
+        .endpoint()
+        .domain(Domain::directory(world.dir()))
+        .device(Arc::clone(&hostile) as Arc<dyn Device>)
+        .build()
+        .unwrap();
+    let server = world.endpoint();
+    On::Smol.run(async {
+        let listener = server.bind("127.0.0.1:0").await.unwrap();
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        ours.write_all(&[1]).await.unwrap();
+        let moved = journal.take().into_iter().find_map(|it| match it.what {
+            What::Moved { to, at: 8, .. } => Some(to),
+            _ => None,
+        });
+        let token = moved.expect("a cursor");
+        let show = |cursor| {
+            let Fabric::Direct(device) = hostile.fabric() else {
+                panic!("SMC-D");
+            };
+            let word = ProducerWord { cursor }.to_ne().to_ne_bytes();
+            let word = [IoSlice::new(&word)];
+            device.move_data(token, 8, &word, Signal::Yes).unwrap();
+        };
+        // All but one byte of the ring, of which the peer has written one.
+        let count = u32::try_from(theirs.recv_buffer_size().unwrap() - 1).unwrap();
+        show(Cursor { wrap: 0, count });
+        let mut data = vec![0; count as usize];
+        theirs.read_exact(&mut data).await.unwrap();
+        assert!(held_here().unwrap() >= u64::from(count));
+        show(Cursor::START);
+        drop((ours, theirs));
+        let deadline = Instant::now() + PATIENCE;
+        let most = 2 * POOLED + BELLS;
+        while held_here().unwrap() > most {
+            let held = held_here().unwrap();
+            assert!(Instant::now() < deadline, "{held} bytes instead of {most}");
+            async_io::Timer::after(Duration::from_millis(5)).await;
+        }
+    });
+}
+
 fn connected_with_file_size_limit(bytes: u64) -> String {
     let dir = TempDir::new().unwrap();
     let mut server = Helper::start("sink", dir.path());
@@ -407,8 +467,8 @@ impl Drop for Cgroup {
     }
 }
 
-/// A hundred clients of a server that has 3 MB for each, of which nothing is read until all are
-/// connected. Returns how many streams were SMC, the sizes of the server's buffers, and what the
+/// A hundred clients of a server that has a long answer for each, of which nothing is read until all
+/// are connected. Returns how many streams were SMC, the sizes of the server's buffers, and what the
 /// server said of its memory before and after.
 struct Flood {
     smc: usize,
@@ -421,15 +481,16 @@ struct Flood {
 }
 
 impl Flood {
-    fn run(cgroup: Option<&Cgroup>, limit: Option<usize>) -> Self {
+    fn run(cgroup: Option<&Cgroup>, limit: Option<usize>, answer: usize) -> Self {
         let dir = TempDir::new().unwrap();
         let mut server = Helper::start("flood", dir.path());
         server.tell(cgroup.map(Cgroup::procs).unwrap_or_default());
         server.tell(limit.map(|bytes| bytes.to_string()).unwrap_or_default());
+        server.tell(answer);
         let addr = server.hear();
         let flood = runtime().block_on(async {
             let endpoint = endpoint(dir.path());
-            let answer: Vec<u8> = ANSWER.map(pattern).collect();
+            let answer: Vec<u8> = (0..answer).map(pattern).collect();
             let mut open = Vec::new();
             for _ in 0..100 {
                 open.push(endpoint.connect(&*addr).await.unwrap());
@@ -488,7 +549,7 @@ async fn settled_use(server: &mut Helper) -> usize {
 fn a_memory_limit_makes_buffers_smaller_and_then_leaves_tcp() {
     let _alone = alone();
     let limit = 4 << 20;
-    let flood = Flood::run(None, Some(limit));
+    let flood = Flood::run(None, Some(limit), 200_000);
     assert_eq!(flood.limit, limit);
     assert!(flood.used <= limit, "{} bytes", flood.used);
     assert!(flood.smc >= 10 && flood.smc < 100, "{} SMC", flood.smc);
@@ -504,7 +565,7 @@ fn a_memory_limit_makes_buffers_smaller_and_then_leaves_tcp() {
 #[test]
 fn without_memory_for_any_buffer_streams_are_tcp() {
     let _alone = alone();
-    let flood = Flood::run(None, Some(1 << 14));
+    let flood = Flood::run(None, Some(1 << 14), 200_000);
     assert_eq!((flood.smc, flood.used_after <= POOLS), (0, true));
 }
 
@@ -515,7 +576,7 @@ fn a_server_in_a_small_container_lives_through_a_flood() {
         Ok(cgroup) => cgroup,
         Err(why) => return println!("skipped: {why}"),
     };
-    let flood = Flood::run(Some(&cgroup), None);
+    let flood = Flood::run(Some(&cgroup), None, 3_000_000);
     assert_eq!(flood.limit, 64 << 20, "a quarter of the cgroup's");
     assert!(flood.used <= flood.limit, "{} bytes", flood.used);
     assert!(flood.smc >= 10, "{} SMC", flood.smc);
@@ -523,8 +584,6 @@ fn a_server_in_a_small_container_lives_through_a_flood() {
     assert!(largest > smallest, "{:?}", flood.sizes);
 }
 
-/// What the server sends to each client.
-const ANSWER: std::ops::Range<usize> = 0..3_000_000;
 /// What is kept of a hundred buffers on either side, and of the bells.
 const POOLS: usize = 2 * 100 * (1 << 16) + (1 << 18);
 const LONG: usize = 4 << 20;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use smc_core::device::Device;
 use smc_core::io::negotiate::Local;
-use smc_core::{Endpoint, Error};
+use smc_core::{Domain, Endpoint, Error};
 use smc_transport_loop::LoopDevice;
 use support::{On, World, connect};
 
@@ -27,12 +27,12 @@ fn run<F: Future<Output = ()>>(on: On, nocopy: bool, scenario: impl FnOnce(World
 }
 
 fn device(world: &World) -> Arc<LoopDevice> {
-    let device = LoopDevice::builder().runtime_dir(world.dir());
+    let device = LoopDevice::builder().domain(Domain::directory(world.dir()));
     Arc::new(device.nocopy(world.nocopy).build().unwrap())
 }
 
 fn endpoint(world: &World, devices: &[&Arc<LoopDevice>]) -> Result<Endpoint, Error> {
-    let local = Local::new().with_directory(world.dir());
+    let local = Local::in_domain(Domain::directory(world.dir()));
     let mut builder = world.on.endpoint().negotiation(Arc::new(local));
     for device in devices {
         builder = builder.device(Arc::clone(*device) as Arc<dyn Device>);

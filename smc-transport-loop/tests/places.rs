@@ -14,13 +14,21 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{Helper, PATIENCE, Role};
+use smc_core::Domain;
 use smc_core::Endpoint;
-use smc_core::io::negotiate::runtime_dir::RuntimeDirs;
 use smc_transport_loop::LoopDevice;
 
 /// Users that need not have accounts.
 const USER: u32 = 990;
 const OTHER: u32 = 991;
+
+/// Users who list each other, and one whom they do not list.
+const FIRST: u32 = 1001;
+const SECOND: u32 = 1002;
+const UNLISTED: u32 = 1003;
+
+/// The directory that they share.
+const SHARED: &str = "/run/shared";
 
 const SMC: &str = "SMC-D";
 /// Neither end knows of the other.
@@ -43,16 +51,25 @@ fn helper_process() {
         "idle" => idle(),
         "elevated" => elevated(),
         "search" => search(&role),
+        "users" => users(),
+        "squatted" => squatted(),
+        "containers" => containers(),
         other => panic!("no role {other}"),
     }
 }
 
 fn endpoint(role: &Role) -> Endpoint {
-    let device = LoopDevice::new().expect("a service starts");
+    let domain = match role.dir == Path::new("/") {
+        true => Domain::default(),
+        // All make the same call.
+        false => Domain::shared(&role.dir, [FIRST, SECOND]),
+    };
+    let device = LoopDevice::builder().domain(domain.clone()).build();
+    let device = device.expect("a service starts");
     if let Err(why) = device.runtime_dir() {
         role.say(format!("unpublished: {why}"));
     }
-    let endpoint = Endpoint::smol().device(Arc::new(device));
+    let endpoint = Endpoint::smol().domain(domain).device(Arc::new(device));
     // However busy this machine is.
     let endpoint = endpoint.answer_timeout(Duration::from_secs(60));
     endpoint.build().expect("endpoint")
@@ -378,8 +395,104 @@ fn elevated() {
 
 /// Says where it looks.
 fn search(role: &Role) {
-    role.say(format!("{:?}", RuntimeDirs::from_env().to_search()));
+    role.say(format!("{:?}", Domain::default().to_search()));
 }
+
+fn start_shared(role: &str, uid: u32) -> Helper {
+    Helper::start_with(role, Path::new(SHARED), |command| {
+        command.args(["--ignored"]).uid(uid).gid(uid);
+    })
+}
+
+/// Two users who have listed each other are SMC, and the third is TCP, in both directions.
+fn only_two_meet() {
+    let users = [FIRST, SECOND, UNLISTED];
+    let mut servers = users.map(|uid| start_shared("serve", uid));
+    let addresses = servers.each_mut().map(Helper::hear);
+    let mut clients = users.map(|uid| start_shared("dial", uid));
+    for (from, client) in users.iter().zip(&mut clients) {
+        for (to, at) in users.iter().zip(&addresses) {
+            let mode = mode_of(client, at);
+            let expected = match (*from, *to) {
+                (UNLISTED, UNLISTED) => SMC,
+                (UNLISTED, _) => "0x03010000 listener refused the offer: user 1003 is not allowed",
+                (_, UNLISTED) => "0x03010000 peer does not speak SMC: nothing announced",
+                _ => SMC,
+            };
+            assert!(mode.contains(expected), "{from} to {to}: {mode}");
+        }
+    }
+}
+
+#[test]
+fn users_who_list_each_other_meet_by_one_call() {
+    in_a_world("users");
+}
+
+fn users() {
+    make(SHARED, 0, 0o1777);
+    only_two_meet();
+}
+
+#[test]
+fn a_user_who_is_not_listed_and_takes_names_changes_nothing() {
+    in_a_world("squatted");
+}
+
+fn squatted() {
+    make(SHARED, 0, 0o1777);
+    make(&format!("{SHARED}/{FIRST}"), UNLISTED, 0o777);
+    fs::write(format!("{SHARED}/{SECOND}"), "").expect("file");
+    chown(format!("{SHARED}/{SECOND}"), Some(UNLISTED), Some(UNLISTED)).expect("owner");
+    for number in 0..1000 {
+        let path = format!("{SHARED}/{FIRST}-{number:016x}");
+        match number % 2 {
+            0 => make(&path, UNLISTED, 0o755),
+            _ => symlink(format!("{SHARED}/{UNLISTED}"), path).expect("link"),
+        }
+    }
+    only_two_meet();
+}
+
+#[test]
+fn containers_that_share_a_volume_meet() {
+    in_a_world("containers");
+}
+
+fn containers() {
+    make("/tmp/volume", 0, 0o1777);
+    let mut server = in_container("serve", FIRST);
+    let to = server.hear();
+    for uid in [FIRST, SECOND] {
+        let mode = mode_of(&mut in_container("dial", uid), &to);
+        assert!(mode.contains(SMC), "{uid}: {mode}");
+    }
+    let mode = mode_of(&mut in_container("dial", UNLISTED), &to);
+    assert!(mode.contains("user 1003 is not allowed"), "{mode}");
+    let mode = mode_of(&mut start("dial", FIRST, Env::Nothing), &to);
+    assert!(mode.contains(NOT_FOUND), "without the volume: {mode}");
+}
+
+/// A process that sees the volume, and `/tmp` and `/run` of its own.
+fn in_container(role: &str, uid: u32) -> Helper {
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--propagation", "private", "sh", "-c", CONTAINER]);
+    command.args(["sh", SHARED, "setpriv", "--clear-groups"]);
+    command.args([format!("--reuid={uid}"), format!("--regid={uid}")]);
+    command
+        .arg(std::env::current_exe().expect("own path"))
+        .args([
+            "helper_process",
+            "--exact",
+            "--ignored",
+            "--nocapture",
+            "--test-threads=1",
+        ]);
+    Helper::spawn(command, role, Path::new(SHARED))
+}
+
+const CONTAINER: &str = "mkdir -p \"$1\" && mount --bind /tmp/volume \"$1\" && \
+    mount -t tmpfs -o mode=1777 none /tmp && shift && exec \"$@\"";
 
 #[test]
 fn a_published_process_that_is_idle_sleeps() {

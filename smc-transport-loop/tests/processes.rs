@@ -7,6 +7,7 @@ mod common;
 use std::time::Duration;
 
 use common::{Helper, Party, Role, names, socket_name};
+use smc_core::Domain;
 use smc_core::device::Event;
 use smc_core::mem::sync::Ordering;
 use smc_transport_loop::LoopDevice;
@@ -29,7 +30,11 @@ fn helper_process() {
 
 /// Answers every word with the next number.
 fn echo(role: &Role, nocopy: bool) {
-    let party = Party::new(LoopDevice::builder().runtime_dir(&role.dir).nocopy(nocopy));
+    let party = Party::new(
+        LoopDevice::builder()
+            .domain(Domain::directory(&role.dir))
+            .nocopy(nocopy),
+    );
     role.say(party.gid());
     let peer = role.hear_gid();
     let theirs = role.hear_token();
@@ -65,7 +70,11 @@ fn idle(role: &Role) {
 
 fn ping_pong(role: &str, nocopy: bool) {
     let dir = TempDir::new().unwrap();
-    let party = Party::new(LoopDevice::builder().runtime_dir(dir.path()).nocopy(nocopy));
+    let party = Party::new(
+        LoopDevice::builder()
+            .domain(Domain::directory(dir.path()))
+            .nocopy(nocopy),
+    );
     let mut helper = Helper::start(role, dir.path());
     let peer = helper.hear_gid();
     let dmb = party.register(peer);

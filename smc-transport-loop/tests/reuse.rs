@@ -10,6 +10,7 @@ use std::thread;
 
 use common::{LEN, Party, names};
 use futures_lite::future::block_on;
+use smc_core::Domain;
 use smc_core::device::{DeviceError, Direct, Dmb, Event, SubmitError};
 use smc_core::mem::Region;
 use smc_transport_loop::LoopDevice;
@@ -132,7 +133,11 @@ fn long_buffers_are_zeroed_too() {
 #[test]
 fn without_a_pool_memory_is_given_back() {
     let dir = TempDir::new().unwrap();
-    let ours = Party::new(LoopDevice::builder().runtime_dir(dir.path()).pool(0, 0));
+    let ours = Party::new(
+        LoopDevice::builder()
+            .domain(Domain::directory(dir.path()))
+            .pool(0, 0),
+    );
     let theirs = Party::in_dir(dir.path());
     for _ in 0..100 {
         let dmb = ours.register(theirs.gid());

@@ -16,8 +16,7 @@ use std::time::Duration;
 use futures_lite::future::{poll_once, yield_now, zip};
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _, pin};
 use smc_core::io::Interest;
-use smc_core::io::negotiate::Local;
-use smc_core::{Endpoint, Policy, Stream};
+use smc_core::{Domain, Endpoint, Policy, Stream};
 use smc_testkit::middleware::{Fault, Faults};
 use smc_transport_loop::LoopDevice;
 use support::{On, World, connect};
@@ -42,14 +41,14 @@ fn run<F: Future<Output = ()>>(on: On, nocopy: bool, scenario: impl FnOnce(World
 /// An endpoint with a device that fails now and then.
 fn faulty(world: &World, seed: u64, faults: Faults) -> Endpoint {
     let device = LoopDevice::builder()
-        .runtime_dir(world.dir())
+        .domain(Domain::directory(world.dir()))
         .build()
         .unwrap();
     world
         .on
         .endpoint()
         .device(Fault::new(Arc::new(device), seed, faults))
-        .negotiation(Arc::new(Local::new().with_directory(world.dir())))
+        .domain(Domain::directory(world.dir()))
         .build()
         .unwrap()
 }

@@ -381,9 +381,10 @@ impl Parts {
         self.node.as_ref().is_some_and(|node| !node.exists())
     }
 
-    /// Whether objects of the device can no longer be destroyed.
+    /// Whether objects of the device can no longer be destroyed. The device is asked: it may be gone
+    /// before its event has been read.
     pub(crate) fn is_severed(&self) -> bool {
-        self.is_gone() && verbs::is_severed(&self.context)
+        verbs::is_severed(&self.context)
     }
 }
 

@@ -201,7 +201,7 @@ impl Core {
         }
         if writes.len() > WRITES_MAX {
             let why = "more than two writes in a post";
-            return Err(SubmitError::Device(DeviceError::Invalid(why)));
+            return Err(DeviceError::Invalid(why).into());
         }
         let mut requests = [WriteRequest::default(); WRITES_MAX];
         let mut count = 0;

@@ -67,8 +67,11 @@ impl Mr for Memory {
     }
 }
 
-/// Another address for memory. The part within a huge page stays: a device needs it to map the memory
-/// by pages of that size.
+/// Another address for memory, with 41 random bits. The part within a huge page stays: a device needs
+/// it to map the memory by pages of that size.
+///
+/// Two registrations may overlap, or have the same address: an address counts within the memory that
+/// the key of a request names, and nowhere else.
 fn random_address(region: &Region, random: u64) -> u64 {
     let within = region.as_ptr().as_ptr().addr() as u64 % HUGE_PAGE;
     // Peers may add to it, and it is not null.
@@ -84,9 +87,9 @@ pub(crate) fn request(
     let memory = write.from.as_any().downcast_ref::<Memory>();
     let memory = memory
         .filter(|memory| memory.registered.is_in(domain))
-        .ok_or(SubmitError::Device(DeviceError::Invalid(
+        .ok_or(DeviceError::Invalid(
             "memory is registered in another protection domain",
-        )))?;
+        ))?;
     let mut request = WriteRequest {
         rkey: write.rkey.0,
         to: write.to.0,
@@ -121,3 +124,22 @@ const HUGE_PAGE: u64 = 2 << 20;
 
 /// Huge pages to choose from: addresses have 62 bits.
 const ADDRESSES: u64 = 1 << 41;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn random_addresses_keep_the_place_in_a_huge_page_and_do_not_overflow() {
+        let region = Region::anonymous(3 * HUGE_PAGE as usize);
+        let real = region.as_ptr().as_ptr().addr() as u64;
+        for random in [0, 1, ADDRESSES - 1, ADDRESSES, u64::MAX] {
+            let at = random_address(&region, random);
+            assert_eq!(at % HUGE_PAGE, real % HUGE_PAGE);
+            assert!(at >= HUGE_PAGE);
+            assert!(at + (u32::MAX as u64) < 1 << 63);
+        }
+        let [first, second] = [5, 6].map(|random| random_address(&region, random));
+        assert_eq!(second - first, HUGE_PAGE);
+    }
+}

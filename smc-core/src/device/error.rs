@@ -148,7 +148,14 @@ pub enum SubmitError {
     /// The peer's device went away.
     #[error("peer device is gone")]
     PeerGone,
-    /// The device failed.
+    /// The device failed. Boxed, so that results of each write stay small.
     #[error(transparent)]
-    Device(#[from] DeviceError),
+    Device(Box<DeviceError>),
+}
+
+impl From<DeviceError> for SubmitError {
+    #[cold]
+    fn from(error: DeviceError) -> Self {
+        Self::Device(Box::new(error))
+    }
 }

@@ -236,10 +236,12 @@ pub trait Dmb: Send + Sync + Debug {
     /// nothing to do.
     fn arm(&self) {}
 
-    /// Says that the peer has written at most the first `len` bytes, as far as anybody knows.
+    /// Says that nothing beyond the first `len` bytes was read here, nor written by the peer, if
+    /// its word holds.
     ///
     /// Called before the buffer is dropped, perhaps. A device that gives the memory to the same
-    /// peer again need not zero more than that; without this it zeroes all.
+    /// peer again need not zero more than that, and no other pages are resident on behalf of this
+    /// process; without this it zeroes all.
     fn set_used(&self, len: usize) {
         let _ = len;
     }

@@ -151,7 +151,8 @@ pub enum FallbackCause {
         /// Why.
         problem: DirectoryProblem,
     },
-    /// The address was not proven to lead to the listener, which is in another network namespace.
+    /// The address was not proven to lead to the listener, which is in another network namespace or
+    /// belongs to another user.
     NotProven,
     /// The operating system has refused a step of the negotiation.
     Os(OsError),

@@ -11,7 +11,7 @@ use super::endpoint::{Endpoint, Inner};
 use super::groups::Groups;
 use super::lifetime::Lifetime;
 use super::memory::default_limit;
-use super::negotiate::{Local, Negotiation};
+use super::negotiate::{Domain, Local, Negotiation};
 use super::rdma::Ports;
 use super::runtime::Runtime;
 use crate::config::{Config, Policy};
@@ -64,6 +64,15 @@ impl Builder {
     pub(super) fn without_runtime(mut self, why: &'static str) -> Self {
         self.runtime = Some(Err(Error::misuse(why)));
         self
+    }
+
+    /// Sets which processes of this host clients and listeners find: those of this domain.
+    /// [`Domain::default`] if not given. Devices between processes take the same one.
+    ///
+    /// Short for [`Builder::negotiation`] with [`Local::in_domain`], which it replaces.
+    #[must_use]
+    pub fn domain(self, domain: Domain) -> Self {
+        self.negotiation(Arc::new(Local::in_domain(domain)))
     }
 
     /// Sets how clients and listeners find out that the other one speaks SMC.

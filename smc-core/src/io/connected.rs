@@ -112,7 +112,8 @@ pub(super) fn rdma_connection(
     path: RdmaPath,
     kept: Kept,
 ) -> Result<Arc<Conn>, Error> {
-    let slot = slot(endpoint, path.device)?;
+    // Its device may be gone: then the group goes on over another one, or ends the connection.
+    let slot = endpoint.slots.get(path.device.0).ok_or(NO_SUCH_DEVICE)?;
     let (Some(prepared), Some(membership)) = (kept.prepared, kept.membership) else {
         return Err(Error::Bug(
             "handshake ended without a buffer or a link group",
@@ -142,7 +143,8 @@ pub(super) fn rdma_connection(
         charge: None,
     });
     staged.adopt(&conn);
-    Ok(adopt(endpoint, slot, group, conn, None))
+    let lost = (!staged.is_bound()).then_some(Error::Closed(How::Aborted));
+    Ok(adopt(endpoint, slot, group, conn, lost))
 }
 
 /// Hands a connection to the driver of its device. One that was lost before ends behind what its peer
@@ -165,3 +167,5 @@ fn adopt(
     }
     conn
 }
+
+const NO_SUCH_DEVICE: DeviceError = DeviceError::Invalid("endpoint has no such device");

@@ -40,6 +40,11 @@ use crate::proto::handshake;
 /// endpoint in a `static` needs a runtime that lasts as long as it, and not that of one `#[tokio::test]`.
 /// A runtime that exists and does not run, such as tokio's of one thread outside of `block_on`, cannot
 /// be told from a busy one: there everything waits until it runs again.
+///
+/// **Fork.** A child process of `fork` that goes on without `exec` has none of the threads, and shares
+/// sockets, names and buffers with its parent. In the child, nothing made before may be used or dropped:
+/// that would take wake-ups and data from the parent, and end its connections. What could only wait says
+/// so: the methods above fail with [`Error::Misuse`]. Build another endpoint there, of other devices.
 #[derive(Clone)]
 pub struct Endpoint {
     inner: Arc<Inner>,

@@ -105,6 +105,7 @@ impl ReadSide {
         }
     }
 
+    #[inline]
     pub(crate) fn try_read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Smc(half) => now_or_never(half.try_read(buf)),
@@ -190,6 +191,7 @@ impl WriteSide {
 impl WriteSide {
     /// Waits until a reservation can have `least` bytes, one at least. Returns which it has, of
     /// `most`; none if that is 0.
+    #[inline]
     pub(crate) fn poll_room(
         &mut self,
         cx: &mut Context<'_>,

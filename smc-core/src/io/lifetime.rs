@@ -6,14 +6,27 @@ use std::sync::OnceLock;
 use std::task::Poll;
 
 use event_listener::{Event, EventListener};
+use rustix::process::{Pid, getpid};
 
 use crate::error::Error;
 
 /// Whether an endpoint makes streams, and why it does not any more.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Lifetime {
     end: OnceLock<Error>,
     ended: Event,
+    /// The one that has the tasks.
+    process: Pid,
+}
+
+impl Default for Lifetime {
+    fn default() -> Self {
+        Self {
+            end: OnceLock::new(),
+            ended: Event::new(),
+            process: getpid(),
+        }
+    }
 }
 
 impl Lifetime {
@@ -27,7 +40,11 @@ impl Lifetime {
     ///
     /// Why nothing is set up any more.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        self.end.get().map_or(Ok(()), |why| Err(why.clone()))
+        match self.end.get() {
+            Some(why) => Err(why.clone()),
+            None if self.process != getpid() => Err(FORKED),
+            None => Ok(()),
+        }
     }
 
     /// Does something that may wait, until the end at most.
@@ -62,6 +79,9 @@ impl Lifetime {
 pub(crate) const TASKS_ENDED: Error =
     Error::misuse("the runtime of the endpoint has ended, or a task of the endpoint has panicked");
 
+/// In a child process of `fork`, which has no thread that would run the tasks.
+const FORKED: Error = Error::misuse("the endpoint was made before `fork`, in another process");
+
 /// By [`Endpoint::close`](super::Endpoint::close).
 pub(crate) const ENDPOINT_CLOSED: Error = Error::misuse("the endpoint is closed");
 
@@ -70,6 +90,17 @@ mod tests {
     use futures_lite::future::block_on;
 
     use super::*;
+
+    #[test]
+    fn in_a_child_process_nothing_is_set_up() {
+        let lifetime = Lifetime {
+            // Larger than any that there is.
+            process: Pid::from_raw(i32::MAX).unwrap(),
+            ..Lifetime::default()
+        };
+        let done = block_on(lifetime.until_end(std::future::pending::<()>()));
+        assert!(matches!(done, Err(Error::Misuse(_))), "{done:?}");
+    }
 
     #[test]
     fn what_comes_to_its_end_after_the_endpoint_is_not_given_out() {

@@ -13,7 +13,7 @@ use std::time::Duration;
 use atomic_waker::AtomicWaker;
 use event_listener::{Event, IntoNotification as _};
 
-use self::admission::Admission;
+use self::admission::{Admission, Source};
 use super::endpoint::Inner;
 use super::lifetime::{Lifetime, TASKS_ENDED};
 use super::negotiate::{Published, Verdict};
@@ -48,9 +48,10 @@ pub struct Refused {
 ///
 /// Handshakes run on their own, so a slow client holds up no other. As many are under way as the
 /// endpoint allows, and further ones wait for a place, as many as the backlog. Of both, one source
-/// address (of IPv6: one /64 network) has half at most, unless the client is a process of this host
-/// that was found beside TCP. What comes beyond is closed, or TCP if the client can be told. A client that says in TCP's handshake that it speaks SMC, and then nothing
-/// within a second, is closed too. A client that does not speak SMC goes straight to
+/// address (of IPv6: one /64 network) has half at most. Of clients on this host that were found beside
+/// TCP each other user has half at most, and the own user may have all. What comes beyond is closed, or
+/// TCP if the client can be told. A client that says in TCP's handshake that it speaks SMC, and then
+/// nothing within a second, is closed too. A client that does not speak SMC goes straight to
 /// [`Listener::accept`], however many handshakes are under way. Clients whose handshake
 /// fails for good never appear there. A client that has confirmed does, as with TCP, also if it has
 /// closed, or its process has ended, before the listener's part is done: its stream has what it has
@@ -394,9 +395,11 @@ impl Service {
                 return None;
             }
         };
-        // Of a client that was found beside TCP more is known than where it comes from.
-        let address = aside.is_none().then(|| peer.ip());
-        let mut entrant = self.admission.enter(address)?;
+        let source = match &aside {
+            None => Some(Source::of_address(peer.ip())),
+            Some(aside) => Source::of_client(aside.credentials()),
+        };
+        let mut entrant = self.admission.enter(source)?;
         let queue = Arc::clone(queue);
         let endpoint = Arc::clone(&self.endpoint);
         Some(Box::pin(async move {

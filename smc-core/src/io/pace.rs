@@ -48,6 +48,16 @@ impl Pace {
         if len < LONG || !self.can_choose {
             return copy(By::Caches);
         }
+        self.copy_long(len, copy)
+    }
+
+    /// The same for as many bytes as are worth a choice.
+    #[inline(never)]
+    fn copy_long<E>(
+        &mut self,
+        len: usize,
+        copy: impl FnOnce(By) -> Result<(), E>,
+    ) -> Result<(), E> {
         let (by, is_timed) = self.next();
         if !is_timed {
             return copy(by);

@@ -33,11 +33,18 @@ pub(crate) fn poll_until<H: Half, T>(
         cx.waker().wake_by_ref();
         return Poll::Pending;
     }
+    let mut is_armed = false;
     loop {
         match attempt(half) {
             Ok(Some(found)) => {
                 half.spin().hit();
                 return Poll::Ready(Ok(found));
+            }
+            Ok(None) if is_armed => {
+                return match half.conn().may_wait() {
+                    Ok(()) => Poll::Pending,
+                    Err(error) => Poll::Ready(Err(error)),
+                };
             }
             Ok(None) => half.conn().look_around(),
             Err(error) => return Poll::Ready(Err(error)),
@@ -48,21 +55,12 @@ pub(crate) fn poll_until<H: Half, T>(
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
-            Step::Park => break,
+            Step::Park => {
+                half.register(cx.waker());
+                half.conn().watch_set_up();
+                half.arm();
+                is_armed = true;
+            }
         }
-    }
-    half.register(cx.waker());
-    half.conn().watch_set_up();
-    half.arm();
-    match attempt(half) {
-        Ok(Some(found)) => {
-            half.spin().hit();
-            Poll::Ready(Ok(found))
-        }
-        Ok(None) => match half.conn().may_wait() {
-            Ok(()) => Poll::Pending,
-            Err(error) => Poll::Ready(Err(error)),
-        },
-        Err(error) => Poll::Ready(Err(error)),
     }
 }

@@ -423,7 +423,8 @@ impl Drop for Receiver {
         if let Some(pins) = &self.pins {
             pins.stop();
         }
-        self.conn.stop_reading(self.half.consumer());
+        self.conn
+            .stop_reading(self.half.consumer(), self.half.high_water());
     }
 }
 

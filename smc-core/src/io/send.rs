@@ -90,19 +90,16 @@ impl Sender {
 
     /// Writes what there is space for: `None` if there is none now.
     pub(crate) fn try_write(&mut self, bufs: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
-        let space = len_usize(self.look()?);
-        let wanted: usize = bufs.iter().map(|buf| buf.len()).sum();
-        if wanted == 0 {
-            return Ok(Some(0));
-        }
+        let space = self.look()?;
         match &mut self.way {
-            _ if space == 0 => Ok(None),
-            Way::Direct(window) => window.write(&self.conn, bufs, wanted.min(space), space),
-            Way::Staged(staged) => match staged.write(bufs) {
+            Way::Direct(window) if space > 0 => window.write(&self.conn, bufs, space),
+            _ if bufs.iter().all(|buf| buf.is_empty()) => Ok(Some(0)),
+            Way::Staged(staged) if space > 0 => match staged.write(bufs) {
                 // The peer has closed this moment.
                 0 => self.conn.write_end().map(|()| None),
                 count => Ok(Some(count)),
             },
+            _ => Ok(None),
         }
     }
 
@@ -125,39 +122,41 @@ impl Sender {
         least: usize,
         most: usize,
     ) -> Poll<Result<Room, Error>> {
-        let ring = match &self.way {
-            Way::Direct(window) => window.half.ring().size(),
-            Way::Staged(staged) => staged.capacity(),
-        };
-        if least > len_usize(ring) {
-            return Poll::Ready(Err(NEVER_FITS));
-        }
         poll_until(self, cx, |half| half.try_room(least, most))
     }
 
     fn try_room(&mut self, least: usize, most: usize) -> Result<Option<Room>, Error> {
         let space = len_usize(self.look()?);
-        let is_mapped = self.is_mapped();
-        match &mut self.way {
-            Way::Direct(window) => {
-                if space < least {
-                    if space > 0 {
-                        window.ask(&self.conn);
-                    }
-                    return Ok(None);
-                }
-                let until_end = window.until_end();
-                if is_mapped && until_end >= least {
-                    return Ok(Some(Room {
-                        len: most.min(space).min(until_end),
-                        is_in_place: true,
-                    }));
-                }
+        if space < least {
+            return self.lacks_room(least, space);
+        }
+        if let (Way::Direct(window), true) = (&self.way, self.is_mapped()) {
+            let until_end = window.until_end();
+            if until_end >= least {
+                return Ok(Some(Room {
+                    len: most.min(space).min(until_end),
+                    is_in_place: true,
+                }));
             }
-            Way::Staged(_) if space < least => return Ok(None),
-            Way::Staged(_) => {}
         }
         Ok(Some(Room::private(space, least, most)))
+    }
+
+    /// There is `space` for less than `least`: now, or ever.
+    #[cold]
+    fn lacks_room(&mut self, least: usize, space: usize) -> Result<Option<Room>, Error> {
+        let ring = match &self.way {
+            Way::Direct(window) => window.half.ring().size(),
+            Way::Staged(staged) => staged.capacity(),
+        };
+        if least > len_usize(ring) {
+            return Err(NEVER_FITS);
+        }
+        match &mut self.way {
+            Way::Direct(window) if space > 0 => window.ask(&self.conn),
+            _ => {}
+        }
+        Ok(None)
     }
 
     /// Whether a reservation is in the peer's memory.
@@ -205,10 +204,10 @@ impl Sender {
         if len == 0 {
             return Ok(());
         }
-        let space = len_usize(self.look()?);
+        let space = self.look()?;
         match &mut self.way {
-            Way::Direct(window) if len <= space => {
-                window.show(&self.conn, len, space);
+            Way::Direct(window) if len <= len_usize(space) => {
+                window.show(&self.conn, len_u32(len), space);
                 Ok(())
             }
             _ => Err(NOT_RESERVED),
@@ -302,16 +301,23 @@ impl Window {
     fn look(&mut self, conn: &Conn) -> Result<u32, Error> {
         let raw = conn.local.consumer().load(Ordering::Acquire);
         if raw != self.seen {
-            let word = ConsumerWord::from_ne(raw);
-            if let Err(what) = self.half.handle_consumer(word.cursor) {
-                return Err(conn.misbehaved(what));
-            }
-            if !word.state_flags.is_empty() {
-                conn.note_peer();
-            }
-            self.seen = raw;
+            self.take_consumer(conn, raw)?;
         }
         Ok(self.half.space())
+    }
+
+    /// The peer has changed its consumer word, which it does once for many writes.
+    #[inline(never)]
+    fn take_consumer(&mut self, conn: &Conn, raw: u64) -> Result<(), Error> {
+        let word = ConsumerWord::from_ne(raw);
+        if let Err(what) = self.half.handle_consumer(word.cursor) {
+            return Err(conn.misbehaved(what));
+        }
+        if !word.state_flags.is_empty() {
+            conn.note_peer();
+        }
+        self.seen = raw;
+        Ok(())
     }
 
     /// Tells the peer that there is not enough space.
@@ -323,62 +329,74 @@ impl Window {
         }
     }
 
-    /// Writes `count` bytes, for which there is space.
+    /// Writes as much as there is `space` for.
     fn write(
         &mut self,
         conn: &Conn,
         bufs: &[IoSlice<'_>],
-        count: usize,
-        space: usize,
+        space: u32,
     ) -> Result<Option<usize>, Error> {
-        match self.put(conn, bufs, count) {
-            Ok(()) => {}
+        match self.put(conn, bufs, space) {
+            Ok(0) => Ok(Some(0)),
+            Ok(count) => {
+                self.show(conn, count, space);
+                Ok(Some(len_usize(count)))
+            }
+            Err(error) => self.refuse(conn, error),
+        }
+    }
+
+    /// The device has not taken data.
+    #[cold]
+    fn refuse(&mut self, conn: &Conn, error: SubmitError) -> Result<Option<usize>, Error> {
+        match error {
             // Space, yet the device is busy, and no report will come of that.
-            Err(SubmitError::WouldBlock) => {
+            SubmitError::WouldBlock => {
                 self.refused = Some(conn.times_asked());
                 conn.ask_again();
-                return Ok(None);
+                Ok(None)
             }
-            Err(error) => {
+            error => {
                 conn.submit_failed(error);
                 conn.write_end()?;
-                return Err(Error::Bug("device refused data of a live connection"));
+                Err(Error::Bug("device refused data of a live connection"))
             }
         }
-        self.show(conn, count, space);
-        Ok(Some(count))
     }
 
     /// Shows the peer `count` bytes that were put into its ring, which had `space`.
     #[inline(always)]
-    fn show(&mut self, conn: &Conn, count: usize, space: usize) {
+    fn show(&mut self, conn: &Conn, count: u32, space: u32) {
         let full = count == space;
         if full != self.blocked {
             self.blocked = full;
             self.has_asked = false;
             conn.say_blocked(full);
         }
-        let producer = self.half.commit(len_u32(count));
+        let producer = self.half.commit(count);
         conn.say_producer(producer);
     }
 
-    fn put(&mut self, conn: &Conn, bufs: &[IoSlice<'_>], count: usize) -> Result<(), SubmitError> {
+    /// Copies into the ring as much as there is `space` for. Returns how many bytes that is.
+    #[inline(always)]
+    fn put(&mut self, conn: &Conn, bufs: &[IoSlice<'_>], space: u32) -> Result<u32, SubmitError> {
         let ring = self.half.ring().size();
         let mut at = self.half.at();
-        let mut left = count;
+        let mut count = 0;
         for buf in bufs {
-            let part = &buf[..buf.len().min(left)];
+            let part = &buf[..buf.len().min(len_usize(space - count))];
             if part.is_empty() {
                 continue;
             }
-            self.pace.copy(part.len(), |by| conn.put(by, at, part))?;
-            left -= part.len();
+            self.pace
+                .copy(part.len(), move |by| conn.put(by, at, part))?;
+            count += len_u32(part.len());
             at += len_u32(part.len());
             if at >= ring {
                 at -= ring;
             }
         }
-        Ok(())
+        Ok(count)
     }
 }
 

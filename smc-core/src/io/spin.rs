@@ -60,8 +60,15 @@ impl Spin {
     }
 
     /// Something was found.
+    #[inline]
     pub(crate) fn hit(&mut self) {
         self.finds += 1;
+        if self.looks > 0 || self.since.is_some() || self.asleep.is_some() {
+            self.hit_after_misses();
+        }
+    }
+
+    fn hit_after_misses(&mut self) {
         if self.looks > 0 {
             FINDS.set(FINDS.get().saturating_add(1));
         }

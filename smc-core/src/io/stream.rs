@@ -46,7 +46,7 @@ use crate::proto::conn::State;
 /// [`Endpoint::close`](super::Endpoint::close) for all streams that were dropped. If received data
 /// was not read, the peer sees a reset, as with TCP.
 ///
-/// Behaviour of closing: RFC 7609 section 4.8, as a table in [`State`].
+/// How a stream ends is in docs/spec/closing.md, as a table in [`State`] and in RFC 7609 section 4.
 #[derive(Debug)]
 pub struct Stream {
     // The sides go first, so that the reading one has left its position when the handle closes.
@@ -645,8 +645,9 @@ impl AsyncWrite for Stream {
     /// before they read, with more under way than fits the buffers, wait for each other;
     /// [`Stream::shutdown_how`] does not wait.
     /// On TCP it does not wait either, as the system delivers. Writing is shut down from the first
-    /// poll on, and the time runs from there, also if the future is dropped (behaviour of closing,
-    /// 6.9): closing again waits for what is left of it, and from its beginning once it was over.
+    /// poll on, and the time runs from there, also if the future is dropped
+    /// (docs/spec/closing.md#waiting-for-delivery): closing again waits for what is left of it, and
+    /// from its beginning once it was over.
     ///
     /// # Errors
     ///

@@ -22,15 +22,32 @@ pub(crate) const CAN_CHOOSE: bool = cfg!(target_arch = "x86_64");
 /// # Safety
 ///
 /// `to` is in a region that lives, with room for all of `data` behind it.
+#[inline]
 pub(super) unsafe fn into_region(data: &[u8], to: NonNull<u8>) {
+    if data.len() > PIECE {
+        // SAFETY: as the caller promised.
+        return unsafe { pieces_into_region(data, to) };
+    }
+    // SAFETY: as the caller promised, there is room for all of `data` behind `to`. `data` is a live
+    // reference of this process and so cannot overlap memory that only regions touch. Another
+    // process may read or write the destination meanwhile; readers are told by a cursor, which is
+    // stored with release ordering after this copy, which bytes are settled.
+    unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to.as_ptr(), data.len()) };
+}
+
+/// As [`into_region`], for more than one piece.
+///
+/// # Safety
+///
+/// As there.
+#[inline(never)]
+unsafe fn pieces_into_region(data: &[u8], to: NonNull<u8>) {
     for (index, piece) in data.chunks(PIECE).enumerate() {
-        let to = to.as_ptr().wrapping_add(index * PIECE);
-        // SAFETY: there is room for all of `data` behind the first `to`, so for this piece of it
-        // here. `data` is a live reference of this process and so cannot overlap memory that only
-        // regions touch. Another process may read or write the destination meanwhile; readers are
-        // told by a cursor, which is stored with release ordering after this copy, which bytes are
-        // settled.
-        unsafe { std::ptr::copy_nonoverlapping(piece.as_ptr(), to, piece.len()) };
+        // SAFETY: the pieces before this one are as long, and there is room for all of `data` behind
+        // the first `to`.
+        let to = unsafe { to.add(index * PIECE) };
+        // SAFETY: as just said, there is room for this piece.
+        unsafe { into_region(piece, to) };
     }
 }
 
@@ -39,7 +56,28 @@ pub(super) unsafe fn into_region(data: &[u8], to: NonNull<u8>) {
 /// # Safety
 ///
 /// `from` is in a region that lives, with as many bytes behind it as `to` has.
+#[inline]
 pub(super) unsafe fn out_of_region(from: NonNull<u8>, to: &mut [u8]) {
+    if to.len() > PIECE {
+        // SAFETY: as the caller promised.
+        return unsafe { pieces_out_of_region(from, to) };
+    }
+    // SAFETY: as the caller promised, as much as `to` holds is behind `from`; `to` is an exclusive
+    // borrow and cannot overlap. A peer that writes meanwhile can only make the copied bytes
+    // arbitrary, which any `u8` may be.
+    unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_mut_ptr(), to.len()) };
+    // The compiler sees no write to the region between here and the use of the copy. It could leave
+    // the copy out, and read the region again after the caller has checked what it read before.
+    compiler_fence(Ordering::SeqCst);
+}
+
+/// As [`out_of_region`], for more than one piece.
+///
+/// # Safety
+///
+/// As there.
+#[inline(never)]
+unsafe fn pieces_out_of_region(from: NonNull<u8>, to: &mut [u8]) {
     let len = to.len();
     for (index, piece) in to.chunks_mut(PIECE).enumerate() {
         let at = index * PIECE;
@@ -47,15 +85,12 @@ pub(super) unsafe fn out_of_region(from: NonNull<u8>, to: &mut [u8]) {
             let ahead = from.as_ptr().wrapping_add(at + AHEAD);
             prefetch(ahead, PIECE.min(len - at - AHEAD));
         }
-        let from = from.as_ptr().wrapping_add(at);
-        // SAFETY: as much as `to` holds is behind the first `from`, so a piece of it is here; `to`
-        // is an exclusive borrow and cannot overlap. A peer that writes meanwhile can only make the
-        // copied bytes arbitrary, which any `u8` may be.
-        unsafe { std::ptr::copy_nonoverlapping(from, piece.as_mut_ptr(), piece.len()) };
+        // SAFETY: the pieces before this one are as long, and as much as `to` holds is behind the
+        // first `from`.
+        let from = unsafe { from.add(at) };
+        // SAFETY: as just said, a piece is behind it.
+        unsafe { out_of_region(from, piece) };
     }
-    // The compiler sees no write to the region between here and the use of the copy. It could leave
-    // the copy out, and read the region again after the caller has checked what it read before.
-    compiler_fence(Ordering::SeqCst);
 }
 
 /// As [`into_region`], past the caches.

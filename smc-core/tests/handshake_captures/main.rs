@@ -338,7 +338,7 @@ fn confirm_link_that_is_lost() {
         let mut client = Client::new(replay.now, host.config(), &path);
         replay.drive(&mut client, &end, &[accept]);
         assert_eq!(client.state(), Some("CONFIRM LINK"));
-        client.handle_terminated(replay.now);
+        client.handle_terminated();
         replay.now += Duration::from_millis(500);
         replay.run(&mut client, &[theirs]);
         assert_eq!(replay.declined(), Some(DeclineCode::TIMEOUT_CL));

@@ -43,6 +43,22 @@ fn rubbish_ends_the_channel_and_nothing_else() {
 }
 
 #[test]
+fn a_client_that_does_not_introduce_itself_is_ended() {
+    run(|world| async move {
+        let server = world.server("127.0.0.1:0");
+        let silent = RawChannel::to(&world);
+        silent.until_ended(&world).await;
+        // One that has done so may be silent.
+        let board = RawBoard::new();
+        let channel = RawChannel::to(&world).introduce(Some(board.file()));
+        RawChannel::to(&world).until_ended(&world).await;
+        assert!(!channel.is_ended());
+        let _dialled = world.dial(&*world.client(), server.at()).await;
+        assert_eq!(server.accept().await, announced());
+    });
+}
+
+#[test]
 fn only_a_sealed_file_of_the_right_length_is_a_board() {
     run(|world| async move {
         let server = world.server("127.0.0.1:0");

@@ -9,6 +9,7 @@ mod namespaces;
 mod processes;
 mod raw;
 mod scenarios;
+mod users;
 
 use std::fs;
 use std::future::poll_fn;
@@ -24,6 +25,7 @@ use std::time::Duration;
 
 use futures_lite::FutureExt;
 use rustix::net::{AddressFamily, SocketType, sockopt};
+use smc_core::Domain;
 use smc_core::error::FallbackCause;
 use smc_core::io::negotiate::{
     Aside, Candidate, Client, Local, Negotiation, Offer, Published, Verdict,
@@ -79,7 +81,12 @@ impl World {
     }
 
     fn local(&self) -> Local {
-        Local::new().with_directory(&self.dir.path)
+        Local::in_domain(Domain::directory(&self.dir.path))
+    }
+
+    /// In the directory as one that users share.
+    fn shared(&self, users: &[u32]) -> Local {
+        Local::in_domain(Domain::shared(&self.dir.path, users.iter().copied()))
     }
 
     fn client(&self) -> Arc<dyn Client> {

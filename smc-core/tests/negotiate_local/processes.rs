@@ -1,13 +1,12 @@
 //! Several processes, also of several users.
 
 use std::net::TcpListener;
-use std::os::unix::fs::chown;
+use std::os::unix::fs::{MetadataExt as _, chown};
 use std::os::unix::process::CommandExt;
 use std::process::{Command, ExitStatus};
 
 use rustix::net::sockopt;
 use rustix::process::{Signal, Uid};
-use smc_core::io::negotiate::runtime_dir::RuntimeDirs;
 use smc_core::io::negotiate::{Credentials, Withdrawn};
 
 use super::child::{self, Child, Where, say, stay};
@@ -117,18 +116,18 @@ fn users_are_kept_apart() {
         return println!("skipped: why: needs root to become another user");
     }
     run(|world| async move {
-        world.open_to_all();
-        let strict = world.server("127.0.0.1:0");
+        world.share();
+        let options = SocketOptions::default();
+        let strict = world.server_with(loopback(0), &options, &world.shared(&[]));
         let to = strict.at().to_string();
-        let Some(mut stranger) = world.child_as(OTHER, "dials", &to) else {
+        let Some(mut other) = world.child_as(OTHER, "dials", &to) else {
             return;
         };
-        assert_eq!(stranger.line(), "plain", "not let in");
+        assert_eq!(other.line(), "plain", "not let in");
         assert_eq!(strict.accept().await, Heard::Plain);
         drop(strict);
 
-        let open = world.local().allow_uid(OTHER);
-        let server = world.server_with(loopback(0), &SocketOptions::default(), &open);
+        let server = world.server_with(loopback(0), &options, &world.shared(&[OTHER]));
         let to = server.at().to_string();
         let Some(mut guest) = world.child_as(OTHER, "dials", &to) else {
             return;
@@ -143,7 +142,8 @@ fn users_are_kept_apart() {
             .try_into()
             .unwrap();
         let cookie = sockopt::socket_cookie(&victim).unwrap();
-        let path = world.dir.path.join(world.names().pop().unwrap());
+        let own = world.dir.path.join("0");
+        let path = own.join(names(&own).pop().unwrap());
         let args = format!("{} {from} {to} {cookie}", path.display());
         let Some(mut forger) = world.child_as(OTHER, "forges", &args) else {
             return;
@@ -160,20 +160,24 @@ fn listeners_of_strangers_are_not_believed() {
         return println!("skipped: why: needs root to become another user");
     }
     run(|world| async move {
-        // Root trusts a directory of its own, and still not a socket in it that is not its own.
-        world.open_to_all();
-        fs::set_permissions(&world.dir.path, fs::Permissions::from_mode(0o1777)).unwrap();
-        let Some(mut stranger) = world.child_as(OTHER, "listens", "127.0.0.1:0") else {
+        world.share();
+        let Some(mut other) = world.child_as(OTHER, "listens", "127.0.0.1:0") else {
             return;
         };
-        let to = stranger.line().parse().unwrap();
-        fs::set_permissions(&world.dir.path, fs::Permissions::from_mode(0o755)).unwrap();
-        assert_eq!(world.names().len(), 1);
-        let candidate = world.client().look_up(to).await.unwrap();
-        assert!(Announced::to(&*candidate).is_none());
-        let friendly = world.local().allow_uid(OTHER).client(&world.rt);
+        let to: SocketAddr = other.line().parse().unwrap();
+        let strict = world.shared(&[]).client(&world.rt);
+        assert!(strict.look_up(to).await.is_err(), "is not looked for");
+        let friendly = world.shared(&[OTHER]).client(&world.rt);
         let candidate = friendly.look_up(to).await.unwrap();
         assert_eq!(Announced::to(&*candidate).is_some(), kernel_says());
+
+        // Root trusts a directory of its own, and still not a socket in it that is not its own.
+        let args = format!(". {} 1", to.port());
+        let mut impostor = world.child(Where::As(OTHER), "impersonates", &args);
+        assert_eq!(impostor.line(), "published");
+        fs::set_permissions(&world.dir.path, fs::Permissions::from_mode(0o755)).unwrap();
+        let candidate = world.client().look_up(to).await.unwrap();
+        assert!(Announced::to(&*candidate).is_none());
     });
 }
 
@@ -183,18 +187,20 @@ fn a_forged_name_gets_no_offer() {
         return println!("skipped: why: needs root to become another user");
     }
     run(|world| async move {
-        // The directory belongs to a user who is allowed, and who publishes there what is root's.
-        world.open_to_all();
-        chown(&world.dir.path, Some(OTHER), Some(OTHER)).unwrap();
+        // A user who is allowed publishes in its directory what is root's.
+        world.share();
+        let theirs = world.dir.path.join(OTHER.to_string());
+        fs::create_dir(&theirs).unwrap();
+        chown(&theirs, Some(OTHER), Some(OTHER)).unwrap();
         let plain = TcpListener::bind(loopback(0)).unwrap();
         let cookie = sockopt::socket_cookie(&plain).unwrap();
         let to = plain.local_addr().unwrap();
-        let args = format!("{} {cookie}", to.port());
+        let args = format!("{OTHER} {} {cookie}", to.port());
         let Some(mut forger) = world.child_as(OTHER, "impersonates", &args) else {
             return;
         };
         assert_eq!(forger.line(), "published");
-        let client = world.local().allow_uid(OTHER).client(&world.rt);
+        let client = world.shared(&[OTHER]).client(&world.rt);
         let candidate = client.look_up(to).await.unwrap();
         let refused = Announced::try_with(bound_to(own_address()), &*candidate, PROPOSAL);
         let cause = FallbackCause::NotOwner {
@@ -258,7 +264,7 @@ fn users_without_a_number_are_not_taken_for_each_other() {
         return println!("skipped: why: no user namespaces here: {tried:?}");
     }
     run(|world| async move {
-        world.open_to_all();
+        world.share();
         let path = world.dir.path.join("socket");
         let _socket = listen_at(&path);
         fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
@@ -274,15 +280,21 @@ fn users_without_a_number_are_not_taken_for_each_other() {
 #[ignore = "started by other tests"]
 fn judges() {
     let Some(args) = child::args() else { return };
-    let dir = Path::new(&args[0]);
-    say(&match RuntimeDirs::at(dir).check(dir) {
-        Err(error) => error.problem.to_string(),
-        Ok(_) => "is right".to_owned(),
-    });
-    let channel = RawChannel::at(&dir.join("socket"));
-    say(&match Credentials::of_peer(&channel) {
-        Err(error) => error.kind().to_string(),
-        Ok(peer) => peer.uid.to_string(),
+    run_in(&args[0], |world| async move {
+        let options = SocketOptions::default();
+        let bound = world.rt.bind(loopback(0), &options, &mut |_| Ok(()));
+        let acceptor = bound.unwrap();
+        let at = acceptor.local_addr().unwrap();
+        let published = world.local().publish(&world.rt, at, acceptor.fd());
+        say(&match published {
+            Err(FallbackCause::Directory { problem, .. }) => problem.to_string(),
+            other => format!("{other:?}"),
+        });
+        let channel = RawChannel::at(&world.dir.path.join("socket"));
+        say(&match Credentials::of_peer(&channel) {
+            Err(error) => error.kind().to_string(),
+            Ok(peer) => peer.uid.to_string(),
+        });
     });
 }
 
@@ -293,7 +305,7 @@ fn announces() {
     let Some(args) = child::args() else { return };
     let (from, to) = (args[1].parse().unwrap(), args[2].parse().unwrap());
     run_in(&args[0], |world| async move {
-        let candidate = guest(&world).look_up(to).await.unwrap();
+        let candidate = guest(&world).client(&world.rt).look_up(to).await.unwrap();
         let announced = Announced::with(bound_to(from), &*candidate, PROPOSAL);
         let mut offer = announced.unwrap().offer;
         say("announced");
@@ -309,7 +321,7 @@ fn dials() {
     let Some(args) = child::args() else { return };
     let to = args[1].parse().unwrap();
     run_in(&args[0], |world| async move {
-        let dialled = world.dial(&*guest(&world), to).await;
+        let dialled = world.dial(&*guest(&world).client(&world.rt), to).await;
         say(if dialled.offer.is_some() {
             "offered"
         } else {
@@ -326,8 +338,7 @@ fn listens() {
     let Some(args) = child::args() else { return };
     let at = args[1].parse().unwrap();
     run_in(&args[0], |world| async move {
-        let local = world.local().allow_uid(0);
-        let server = world.server_with(at, &SocketOptions::default(), &local);
+        let server = world.server_with(at, &SocketOptions::default(), &guest(&world));
         say(&server.at().to_string());
         let (_socket, mut verdict) = server.accept_stream().await;
         say(match Heard::of(&mut verdict) {
@@ -342,15 +353,15 @@ fn listens() {
     });
 }
 
-/// `<directory> <port> <cookie>`: publishes a listener that another process has.
+/// `<directory> <name in it> <port> <cookie>`: publishes a listener that another process has.
 #[test]
 #[ignore = "started by other tests"]
 fn impersonates() {
     let Some(args) = child::args() else { return };
     let netns = rustix::fs::stat("/proc/thread-self/ns/net").unwrap().st_ino;
-    let (port, cookie): (u16, u64) = (args[1].parse().unwrap(), args[2].parse().unwrap());
+    let (port, cookie): (u16, u64) = (args[2].parse().unwrap(), args[3].parse().unwrap());
     let name = format!("l-{port}-7f000001-{netns:x}-{cookie:x}-00000001.sock");
-    let _socket = listen_at(&Path::new(&args[0]).join(name));
+    let _socket = listen_at(&Path::new(&args[0]).join(&args[1]).join(name));
     say("published");
     stay();
 }
@@ -386,9 +397,9 @@ impl World {
         Child::try_start(place, &format!("processes::{test}"), &[&dir, args])
     }
 
-    /// Lets other users read the directory.
-    fn open_to_all(&self) {
-        fs::set_permissions(&self.dir.path, fs::Permissions::from_mode(0o755)).unwrap();
+    /// Lets users share the directory.
+    fn share(&self) {
+        fs::set_permissions(&self.dir.path, fs::Permissions::from_mode(0o1777)).unwrap();
     }
 }
 
@@ -397,8 +408,13 @@ fn run_in<F: Future<Output = ()>>(dir: &str, scenario: impl FnOnce(World) -> F) 
     run_once(TempDir::of_parent(dir), scenario);
 }
 
-fn guest(world: &World) -> Arc<dyn Client> {
-    world.local().allow_uid(0).client(&world.rt)
+/// Where a process finds its parent: as another user in a directory that they share.
+fn guest(world: &World) -> Local {
+    let owner = fs::metadata(&world.dir.path).unwrap().uid();
+    match owner == rustix::process::geteuid().as_raw() {
+        true => world.local(),
+        false => world.shared(&[owner]),
+    }
 }
 
 /// A user without any rights, who need not have an account.

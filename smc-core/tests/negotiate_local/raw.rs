@@ -88,6 +88,12 @@ pub(super) fn hello() -> Vec<u8> {
     [&b"\x01SMCL\x04"[..], &stat.st_ino.to_le_bytes()].concat()
 }
 
+impl From<OwnedFd> for RawChannel {
+    fn from(socket: OwnedFd) -> Self {
+        Self(socket)
+    }
+}
+
 impl AsFd for RawChannel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()

@@ -2,6 +2,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 
+use smc_core::Domain;
 use smc_core::io::negotiate::{Assume, Chain, Delivery, Local, Negotiation, Never, Withdrawn};
 use smc_core::io::runtime::SocketOptions;
 use smc_testkit::port::HeldPort;
@@ -574,7 +575,7 @@ fn a_directory_that_others_can_write_to_is_not_used() {
         fs::set_permissions(&world.dir.path, fs::Permissions::from_mode(0o777)).unwrap();
         assert!(world.client().look_up(server.at()).await.is_err());
         fs::write(world.dir.path.join("file"), "").unwrap();
-        let file = Local::new().with_directory(world.dir.path.join("file"));
+        let file = Local::in_domain(Domain::directory(world.dir.path.join("file")));
         assert!(file.client(&world.rt).look_up(server.at()).await.is_err());
         assert!(
             file.publish(&world.rt, server.at(), server.acceptor.fd())

@@ -9,7 +9,7 @@ use smc_core::io::negotiate::option::SynOption;
 use smc_core::io::negotiate::{Chain, Local, Negotiation};
 use smc_core::io::runtime::Runtime;
 use smc_core::wire::types::DeclineCode;
-use smc_core::{Endpoint, FallbackCause, FallbackReason, Policy, Stream};
+use smc_core::{Domain, Endpoint, FallbackCause, FallbackReason, Policy, Stream};
 use smc_testkit::memory_device::MemFabric;
 
 use crate::lab::{Lab, in_lab};
@@ -125,7 +125,7 @@ fn the_same_host_first_then_the_option(_: Lab) {
         async move {
             let option = SynOption::load().unwrap();
             let chain = |directory: &PathBuf| {
-                let local = Local::new().with_directory(directory);
+                let local = Local::in_domain(Domain::directory(directory));
                 let links: [Arc<dyn Negotiation>; 2] = [Arc::new(local), Arc::new(option.clone())];
                 Arc::new(Chain::new(links))
             };

@@ -28,6 +28,7 @@ in_lab! {
     two_instances_do_no_harm,
     what_is_missing_is_named,
     a_cgroup_that_went_away,
+    a_directory_that_other_users_can_change,
 }
 
 fn a_user_without_privileges(lab: Lab) {
@@ -315,3 +316,36 @@ fn in_time<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
 }
 
 const NOBODY: u32 = 65534;
+
+fn a_directory_that_other_users_can_change(lab: Lab) {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+    let dir = "/sys/fs/bpf/theirs";
+    let setup = Setup::new().cgroup(&lab.cgroup).directory(dir);
+    // A file of the same name elsewhere, which a link leads to.
+    let other = tempfile::TempDir::new().unwrap();
+    let kept = other.path().join("map");
+    fs::write(&kept, "kept").unwrap();
+    fs::set_permissions(&kept, fs::Permissions::from_mode(0o600)).unwrap();
+    let refused = |what: &str| {
+        for error in [setup.install().unwrap_err(), setup.undo().unwrap_err()] {
+            assert!(error.to_string().contains(what), "{error}");
+        }
+        assert_eq!(fs::metadata(&kept).unwrap().mode() & 0o777, 0o600);
+    };
+    fs::create_dir(dir).unwrap();
+    chown(dir, Some(NOBODY), None).unwrap();
+    refused("belongs to user");
+    chown(dir, Some(0), None).unwrap();
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o1777)).unwrap();
+    refused("has mode 1777");
+    fs::remove_dir(dir).unwrap();
+    symlink(other.path(), dir).unwrap();
+    let error = setup.undo().unwrap_err();
+    assert!(error.to_string().contains(dir), "{error}");
+    assert!(kept.exists());
+    fs::remove_file(dir).unwrap();
+    // Where only directories above are open to other users, it is installed.
+    fs::set_permissions("/sys/fs/bpf", fs::Permissions::from_mode(0o1777)).unwrap();
+    assert!(setup.install().unwrap().is_new);
+    assert!(setup.undo().unwrap());
+}

@@ -13,7 +13,7 @@ use smc_core::FallbackCause;
 use smc_core::device::{Access, RdmaAddress, RoceKind};
 use smc_core::io::Endpoint;
 use smc_core::io::runtime::{Socket, SocketOptions};
-use smc_core::proto::group::{DeviceIndex, MAX_FIRST_CONTACTS, NoGroup};
+use smc_core::proto::group::{DeviceIndex, MAX_ALL_FIRST_CONTACTS, MAX_FIRST_CONTACTS, NoGroup};
 use smc_core::proto::handshake::{Config, Interface, Offer, Path, RdmaConfig, RdmaPort, Subnet};
 use smc_core::wire::cdc::{CdcR, ProducerFlags};
 use smc_core::wire::cursor::Cursor;
@@ -91,6 +91,31 @@ fn clients_that_fall_silent_leave_links_to_others() {
         transfer(&mut ours, &mut theirs, 1000).await;
         world.sleep(Duration::from_secs(10)).await;
         assert_eq!(b.links().len(), 1);
+    });
+}
+
+#[test]
+fn clients_of_very_many_addresses_that_fall_silent_leave_links_to_peers() {
+    let world = World::new(46);
+    let (a, b) = (world.device("a0", 1), world.device("b0", 2));
+    let (client, server) = (world.endpoint(&[&a]), world.endpoint(&[&b]));
+    world.block_on(async {
+        let listener = listen(&server).await;
+        let _first = connect(&client, &listener).await;
+        let mut sockets = Vec::new();
+        for from in 3..103 {
+            sockets.push(silent(&world, from, 1).await);
+        }
+        world.sleep(Duration::from_millis(100)).await;
+        assert_eq!(b.links().len(), 1 + MAX_ALL_FIRST_CONTACTS);
+        for _ in MAX_ALL_FIRST_CONTACTS..sockets.len() {
+            let (stream, _) = listener.accept().await.expect("accepts");
+            let reason = stream.fallback_reason().expect("it is TCP");
+            assert_eq!(reason.cause, FallbackCause::NoGroup(NoGroup::Full));
+        }
+        let (mut ours, mut theirs) = connect(&client, &listener).await;
+        assert!(is_smcr(&ours), "{}", ours.mode());
+        transfer(&mut ours, &mut theirs, 1000).await;
     });
 }
 

@@ -9,6 +9,7 @@ mod hostile;
 mod links;
 mod meddler;
 mod memory;
+mod set_ups;
 mod simulation;
 mod streams;
 mod world;

@@ -1,9 +1,12 @@
 //! A device whose user sees other messages than its peer has sent.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::task::{Wake, Waker};
 
 use async_trait::async_trait;
+use futures_lite::future::block_on;
 use smc_core::device::{
     Access, Device, DeviceError, Doorbell, Event, Fabric, Identity, Inbound, Limits, Link,
     LinkAddress, Mr, OpId, PendingLink, ProtectionDomain, Rdma, RdmaAddress, Route, SubmitError,
@@ -12,7 +15,7 @@ use smc_core::device::{
 use smc_core::mem::Region;
 use smc_core::wire::cdc::CdcR;
 use smc_core::wire::types::{Qpn, Rkey, RmbAddr};
-use smc_testkit::memory_rdma::MemoryRdma;
+use smc_testkit::memory_rdma::{MemoryRdma, RdmaWire};
 
 /// What becomes of a message: those that are seen instead of it.
 type Meddling = Box<dyn FnMut(&[u8]) -> Vec<Vec<u8>> + Send>;
@@ -83,15 +86,30 @@ impl Device for Meddler {
     }
 
     fn drain(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {
-        self.inner.drain(&mut |event| match event {
-            Event::Received { link, message } => {
-                for message in self.seen(&message) {
-                    let message = Inbound::new(&message);
-                    sink(Event::Received { link, message });
+        loop {
+            let (mut may_be_disarmed, mut is_silent) = (false, true);
+            self.inner.drain(&mut |event| {
+                may_be_disarmed = true;
+                let mut sink = |event| {
+                    is_silent = false;
+                    sink(event);
+                };
+                match event {
+                    Event::Received { link, message } => {
+                        for message in self.seen(&message) {
+                            let message = Inbound::new(&message);
+                            sink(Event::Received { link, message });
+                        }
+                    }
+                    event => sink(event),
                 }
+            })?;
+            if !(is_silent && may_be_disarmed) {
+                return Ok(());
             }
-            event => sink(event),
-        })
+            // A drain that hands out nothing leaves the device armed.
+            self.inner.arm()?;
+        }
     }
 
     fn arm(&self) -> Result<(), DeviceError> {
@@ -197,5 +215,49 @@ impl Link for MeddledLink {
 impl fmt::Debug for Meddler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.inner.fmt(f)
+    }
+}
+
+/// Drain, arm, drain, park: what comes after that has to wake, whatever the second drain kept back.
+#[test]
+fn a_drain_that_hands_out_nothing_leaves_the_device_armed() {
+    struct Bell(AtomicBool);
+    impl Wake for Bell {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let wire = RdmaWire::new(1);
+    let (a, b) = (wire.device("a0"), Meddler::new(wire.device("b0")));
+    block_on(async {
+        let [to_b, to_a] = [rdma(&a), &*b].map(|device| async {
+            let at = device.addresses().remove(0);
+            let domain = device.protection_domain().await.expect("a domain");
+            domain.open_link(&at).await.expect("a queue pair")
+        });
+        let (to_b, to_a) = (to_b.await, to_a.await);
+        let ends = (to_b.local(), to_a.local());
+        let to_b = to_b.connect(ends.1, Route::Direct).await.expect("connects");
+        let _to_a = to_a.connect(ends.0, Route::Direct).await.expect("connects");
+
+        let bell = Arc::new(Bell(AtomicBool::new(false)));
+        let Doorbell::Waker(doorbell) = b.doorbell() else {
+            panic!("memory devices wake");
+        };
+        doorbell.register(&Waker::from(Arc::clone(&bell)));
+        b.meddle(|_| Vec::new());
+        to_b.post(OpId(1), &[], &[1; 44]).expect("has room");
+        b.arm().expect("works");
+        b.drain(&mut |event| panic!("{event:?} is handed out"))
+            .expect("works");
+        to_b.post(OpId(2), &[], &[2; 44]).expect("has room");
+        assert!(bell.0.load(Ordering::Relaxed), "a lost wake-up");
+    });
+}
+
+fn rdma(device: &MemoryRdma) -> &dyn Rdma {
+    match device.fabric() {
+        Fabric::Rdma(rdma) => rdma,
+        _ => unreachable!("it is one"),
     }
 }

@@ -82,30 +82,24 @@ impl Device for MemoryRdma {
     }
 
     fn drain(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {
-        let count = {
-            let mut state = self.shared.lock();
-            let Some(member) = state.devices.get_mut(&self.id) else {
-                return Err(DeviceError::Gone("removed"));
-            };
-            if member.news.is_empty() {
-                // Stays armed: this is how the second drain before parking ends.
-                return if member.is_gone {
-                    Err(DeviceError::Gone("removed"))
-                } else {
-                    Ok(())
-                };
-            }
-            member.is_armed = false;
-            member.news.len()
-        };
-        for _ in 0..count {
+        // Those that were there when it began.
+        let mut left = None;
+        while left != Some(0) {
             let event = {
                 let mut state = self.shared.lock();
-                let member = state.devices.get_mut(&self.id);
-                // Closing a link takes its events out of the list.
-                let Some(event) = member.and_then(|member| member.news.pop_front()) else {
-                    break;
+                let Some(member) = state.devices.get_mut(&self.id) else {
+                    return Err(DeviceError::Gone("removed"));
                 };
+                // Closing a link takes its events out of the list at any time.
+                let Some(event) = member.news.pop_front() else {
+                    // Stays armed if nothing came: this is how the second drain before parking ends.
+                    return match member.is_gone && left.is_none() {
+                        true => Err(DeviceError::Gone("removed")),
+                        false => Ok(()),
+                    };
+                };
+                left = Some(left.map_or(member.news.len(), |left| left - 1));
+                member.is_armed = false;
                 state.reported(self.id, &event);
                 event
             };

@@ -1,12 +1,15 @@
 mod faults;
 
+use std::hint::spin_loop;
 use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread;
 use std::time::Duration;
 
 use smc_core::device::{
-    Access, Device, DeviceError, Event, Inbound, Limits, Link, LinkAddress, LinkFailure,
+    Access, Device, DeviceError, Doorbell, Event, Inbound, Limits, Link, LinkAddress, LinkFailure,
     MESSAGE_MAX, Mr, OpId, PendingLink, Piece, ProtectionDomain, Rdma, RdmaAddress, RoceKind,
     Route, SENDS_MAX, SubmitError, Write,
 };
@@ -291,6 +294,57 @@ fn a_device_can_be_its_own_peer() {
         drained(&device),
         [received(&other, &[4; 44]), sent(&one, 4)]
     );
+}
+
+/// The driver parks then, and what comes later has to wake it.
+#[test]
+fn a_drain_whose_events_are_taken_away_leaves_the_device_armed() {
+    let world = World::new(28);
+    let Doorbell::Waker(doorbell) = world.b.doorbell() else {
+        panic!("memory devices wake");
+    };
+    let bell = Arc::new(Bell::default());
+    for round in 0..2000 {
+        let (to_b, to_a) = connect(
+            open_in(&*world.domain_a, &world.a),
+            open_in(&*world.domain_b, &world.b),
+        );
+        to_b.post(OpId(round), &[], b"taken away").unwrap();
+        world.b.arm().unwrap();
+        let (ready, mut count) = (AtomicUsize::new(0), 0);
+        // Threads that have slept do not go on at the same time.
+        let meet = || {
+            ready.fetch_add(1, Ordering::SeqCst);
+            while ready.load(Ordering::SeqCst) < 2 {
+                thread::yield_now();
+            }
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                meet();
+                (0..round % 64).for_each(|_| spin_loop());
+                to_a.close();
+            });
+            meet();
+            world.b.drain(&mut |_| count += 1).unwrap();
+        });
+        if count == 0 {
+            bell.0.store(false, Ordering::Relaxed);
+            doorbell.register(&Waker::from(Arc::clone(&bell)));
+            world.post(round, 0, b"data").unwrap();
+            assert!(bell.0.load(Ordering::Relaxed), "a lost wake-up");
+        }
+        let _all = (drained(&world.a), drained(&world.b));
+    }
+}
+
+#[derive(Default)]
+struct Bell(AtomicBool);
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 #[test]

@@ -1,10 +1,11 @@
 use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
 
 use async_trait::async_trait;
 use smc_core::device::{
-    Access, Device, DeviceError, Direct, Event, LinkFailure, OpId, Piece, Route, Signal,
+    Access, Device, DeviceError, Direct, Doorbell, Event, LinkFailure, OpId, Piece, Route, Signal,
     SubmitError, Write,
 };
 use smc_core::mem::Region;
@@ -299,6 +300,44 @@ fn a_peer_dies_on_time() {
     drop(peer);
     faulty.drain(&mut |event| events.push(event)).unwrap();
     assert_eq!(events, [Event::PeerGone(gid)]);
+}
+
+/// Drain, arm, drain, park: what comes after that has to wake, whatever the second drain kept back.
+#[test]
+fn a_drain_that_hands_out_nothing_leaves_the_device_armed() {
+    let fabric = MemFabric::new(7);
+    let faulty = Fault::new(fabric.device("mem0"), 1, Faults::default());
+    let [dead, other] = ["mem1", "mem2"].map(|name| fabric.device(name));
+    now(direct(&*faulty).reach(dead.gid())).unwrap();
+    let _from_dead = now(dead.register(direct(&*faulty).gid(), 1 << 14)).unwrap();
+    let from_other = now(direct(&*faulty).register(other.gid(), 1 << 14)).unwrap();
+    faulty.lose_peers();
+    faulty.drain(&mut |_| {}).unwrap();
+
+    let Doorbell::Waker(doorbell) = faulty.doorbell() else {
+        panic!("memory devices wake");
+    };
+    let bell = Arc::new(Bell::default());
+    doorbell.register(&Waker::from(Arc::clone(&bell)));
+    // That was reported before.
+    dead.leave();
+    faulty.arm().unwrap();
+    faulty
+        .drain(&mut |event| panic!("{event:?} is handed out"))
+        .unwrap();
+    from_other.arm();
+    let signalled = other.move_data(from_other.token(), 0, &[], Signal::Yes);
+    signalled.unwrap();
+    assert!(bell.0.load(Ordering::Relaxed), "a lost wake-up");
+}
+
+#[derive(Default)]
+struct Bell(AtomicBool);
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 fn now<T>(future: impl Future<Output = T>) -> T {

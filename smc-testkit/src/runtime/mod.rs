@@ -22,12 +22,14 @@
 //! [`Doorbell::Waker`](smc_core::device::Doorbell::Waker), as
 //! [`MemDevice`](crate::memory_device::MemDevice) does.
 
+mod ending;
 mod executor;
 mod net;
 mod options;
 mod pipe;
 mod socket;
 
+pub use ending::EndingRuntime;
 pub use executor::Stall;
 pub use options::Options;
 
@@ -79,6 +81,12 @@ impl VirtualRuntime {
             core: Arc::clone(&self.core),
             net: Arc::clone(&self.net),
         })
+    }
+
+    /// What an endpoint takes whose runtime is to end before those of others.
+    #[must_use]
+    pub fn ending(&self) -> Arc<EndingRuntime> {
+        EndingRuntime::new(self.handle())
     }
 
     /// Runs a future to its end, and all spawned tasks meanwhile. They stay for the next call.

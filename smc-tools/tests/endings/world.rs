@@ -6,6 +6,7 @@ use std::path::Path;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use smc_core::Domain;
 use smc_core::Endpoint;
 use smc_core::device::Device;
 use smc_core::io::negotiate::{Assume, Local, Negotiation};
@@ -81,7 +82,7 @@ impl Fabric {
         };
         let negotiation: Arc<dyn Negotiation> = match self.on_tcp {
             true => Arc::new(Assume::new()),
-            false => Arc::new(Local::new().with_directory(dir)),
+            false => Arc::new(Local::in_domain(Domain::directory(dir))),
         };
         let endpoint = builder
             .device(self.device(dir))
@@ -93,7 +94,9 @@ impl Fabric {
     fn device(self, dir: &Path) -> Arc<dyn Device> {
         match self.device {
             Kind::Loop => {
-                let builder = LoopDevice::builder().runtime_dir(dir).nocopy(self.nocopy);
+                let builder = LoopDevice::builder()
+                    .domain(Domain::directory(dir))
+                    .nocopy(self.nocopy);
                 Arc::new(builder.build().unwrap())
             }
             Kind::Ism => {

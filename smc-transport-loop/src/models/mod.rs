@@ -52,7 +52,7 @@ impl Sides {
             account.clone(),
         );
         let peer = Arc::new(Peer::new(Gid::emulated(1), 1, None, owner, None, None));
-        let permits = Permits::new(8, account);
+        let permits = Permits::new(8, account.clone());
         let (dmb, new) = (peer.owner.register(LEN, permits.take().unwrap())).unwrap();
         let new = new.expect("the first buffer has new memory");
         dmb.set_delivered();
@@ -60,7 +60,7 @@ impl Sides {
         let with = RingWith::Eventfd(Arc::clone(&eventfd));
         let ringer = Arc::new(Ringer::new(Gid::emulated(2), ringers, with));
         let tokens = Arc::new(Tokens::default());
-        let mut remote = Remote::new(ringer, Arc::clone(&tokens));
+        let mut remote = Remote::new(ringer, Arc::clone(&tokens), &account);
         remote.install(new.index, new.number, Ok(new.mapping));
         let target = tokens.with(dmb.token(), |target| Ok(Arc::clone(target)));
         let sides = Self {

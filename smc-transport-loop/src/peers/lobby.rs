@@ -1,6 +1,5 @@
 //! How peers are let in, listened to, and buried.
 
-use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,36 +13,24 @@ use smc_core::io::negotiate::passed::{Passed, PeerSocket};
 use smc_core::mem::sync::Ordering;
 use smc_wire::types::Gid;
 
-use super::{OpenError, Peers, new_bell};
+use super::waiting::Waiting;
+use super::{OpenError, Peers, new_bell, share};
 use crate::bell;
 use crate::channel::{self, Message, Received};
 use crate::directory::socket_name;
-use crate::doorbell::{Rang, check_eventfd, new_eventfd};
+use crate::doorbell::{Rang, check_eventfd};
 use crate::lock;
 use crate::outbox::Way;
 use crate::peer::{Incoming, Peer};
 use crate::region::Mapping;
 use crate::remote::{Remote, RingWith, Ringer};
 
-/// Those who have connected and not said who they are, which takes no time unless they mean harm.
+/// Connections that are not those of peers: not yet, or no more.
 #[derive(Debug, Default)]
 pub(super) struct Lobby {
-    ///
-    /// By number, so the first has been silent for longest.
-    strangers: BTreeMap<u64, PeerSocket>,
+    waiting: Waiting<PeerSocket>,
     /// Peers that died a moment ago, with a connection that ends when their socket does.
     dying: HashMap<u64, (Gid, PeerSocket)>,
-    /// Given up to accept, and close, a connection when there is no descriptor left.
-    spare: Option<OwnedFd>,
-}
-
-impl Lobby {
-    pub(super) fn new(spare: OwnedFd) -> Self {
-        Self {
-            spare: Some(spare),
-            ..Self::default()
-        }
-    }
 }
 
 impl Peers {
@@ -60,10 +47,10 @@ impl Peers {
         lobby: &mut Lobby,
         mut events: Option<&mut Vec<Event>>,
     ) -> Result<(), DeviceError> {
-        self.doorbell.rang_inside(|rang| match rang {
+        let result = self.doorbell.rang_inside(|rang| match rang {
             Rang::Listener => self.accept(lobby),
             Rang::Stranger(id) => {
-                if let Some(socket) = lobby.strangers.remove(&id) {
+                if let Some(socket) = lobby.waiting.remove(id) {
                     self.doorbell.forget_channel(&socket);
                     self.meet(lobby, socket);
                 }
@@ -100,38 +87,41 @@ impl Peers {
             Rang::Dying(id) => {
                 if let Some((gid, socket)) = lobby.dying.remove(&id) {
                     self.doorbell.forget_channel(&socket);
-                    self.dirs.remove_if_stale(&socket_name(gid));
+                    self.domain.remove_if_stale(&socket_name(gid));
                 }
             }
             _ => {}
-        })
+        });
+        if let Some(left) = lobby.waiting.time_left(Instant::now()) {
+            lock(&self.publication).ring_after(left);
+        }
+        result
     }
 
     fn accept(&self, lobby: &mut Lobby) {
-        let accept = || lock(&self.publication).accept();
         lock(&self.publication).tend();
+        while let Some(late) = lobby.waiting.remove_late(Instant::now()) {
+            self.doorbell.forget_channel(&late);
+        }
         for _ in 0..MAX_ACCEPTS {
-            match accept() {
+            match self.accept_next() {
                 Ok(socket) => self.meet(lobby, socket),
-                Err(Errno::INTR | Errno::CONNABORTED) => {}
-                Err(error @ (Errno::MFILE | Errno::NFILE)) => {
-                    // Before the peer hears of it.
-                    self.note(OsError::new("accept a peer device", &error.into()));
-                    // Else the listener would ring on and on. The peer sees the connection end.
-                    lobby.spare = None;
-                    let refused = accept();
-                    if refused.is_ok() {
-                        // There may be others, of whom the driver might not hear again.
-                        self.doorbell.ring_own();
-                    }
-                    drop(refused);
-                    lobby.spare = new_eventfd().ok();
-                    return;
-                }
+                Err(Errno::INTR | Errno::CONNABORTED | Errno::MFILE | Errno::NFILE) => {}
                 Err(_) => return,
             }
         }
         self.doorbell.ring_own();
+    }
+
+    fn accept_next(&self) -> Result<PeerSocket, Errno> {
+        // Locked, so that what is lacking is known before the peer sees its connection end.
+        let mut shortage = lock(&self.shortage);
+        let result = lock(&self.publication).accept();
+        if let Err(errno @ (Errno::MFILE | Errno::NFILE)) = result {
+            let error = OsError::new("accept a peer device", &errno.into());
+            *shortage = Some((Instant::now(), error));
+        }
+        result
     }
 
     /// Hears who has connected. Whoever gives a wrong answer is shown the door without a word.
@@ -139,7 +129,7 @@ impl Peers {
         let Ok(credentials) = Credentials::of_peer(&socket) else {
             return;
         };
-        if !self.policy.allows(credentials.uid) {
+        if !self.domain.allows(credentials.uid) {
             return;
         }
         match channel::receive(&socket) {
@@ -158,13 +148,13 @@ impl Peers {
                 self.note(OsError::new("receive the bell of a peer device", &error));
             }
             Received::Nothing => {
-                // Whoever is not up to anything speaks at once.
-                if lobby.strangers.len() >= MAX_STRANGERS {
-                    lobby.strangers.pop_first();
-                }
                 let id = self.next_id.fetch_add(1, Ordering::Relaxed);
                 if self.doorbell.watch_stranger(&socket, id).is_ok() {
-                    lobby.strangers.insert(id, socket);
+                    let now = Instant::now();
+                    let too_many = lobby.waiting.add(id, credentials.uid, socket, now);
+                    if let Some(oldest) = too_many {
+                        self.doorbell.forget_channel(&oldest);
+                    }
                 }
             }
             _ => {}
@@ -195,13 +185,13 @@ impl Peers {
         let bell = new_bell(&self.noted(bell.map_err(OpenError::from))?)?;
         check_eventfd(eventfd.as_fd())?;
         let ring_with = match peer.owner.way() {
-            Way::Channel(outbox) if !self.policy.is_own(credentials.uid) => {
+            Way::Channel(outbox) if !share::is_own(credentials.uid) => {
                 RingWith::Channel(Arc::clone(outbox))
             }
             _ => RingWith::Eventfd(Arc::new(eventfd)),
         };
         let ringer = Arc::new(Ringer::new(gid, bell, ring_with));
-        let remote = Remote::new(ringer, Arc::clone(&self.tokens));
+        let remote = Remote::new(ringer, Arc::clone(&self.tokens), &self.account);
         self.doorbell.watch_incoming(&socket, peer.id)?;
         let incoming = Incoming {
             channel: Some(socket),
@@ -245,7 +235,7 @@ impl Peers {
         peer.collect(events);
         self.close(peer);
         events.push(Event::PeerGone(peer.gid));
-        if !self.dirs.remove_if_stale(&socket_name(peer.gid)) {
+        if !self.domain.remove_if_stale(&socket_name(peer.gid)) {
             self.remove_when_stale(lobby, peer.gid);
         }
     }
@@ -254,13 +244,13 @@ impl Peers {
     /// listener may still be there. A connection that nobody accepts ends together with it; if the
     /// process lives after all, it ends the connection because of what it hears.
     fn remove_when_stale(&self, lobby: &mut Lobby, gid: Gid) {
-        let Ok(socket) = self.dirs.connect(&socket_name(gid)) else {
-            self.dirs.remove_if_stale(&socket_name(gid));
+        let Ok(socket) = self.domain.connect(&socket_name(gid)) else {
+            self.domain.remove_if_stale(&socket_name(gid));
             return;
         };
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let is_watched = channel::send(&socket, Message::Look, &[]).is_ok()
-            && lobby.dying.len() < MAX_STRANGERS
+            && lobby.dying.len() < MAX_DYING
             && self.doorbell.watch_dying(&socket, id).is_ok();
         if is_watched {
             lobby.dying.insert(id, (gid, socket));
@@ -270,5 +260,5 @@ impl Peers {
 
 /// Connections taken in a row; the rest waits for the next drain.
 const MAX_ACCEPTS: usize = 64;
-/// Connections that may be silent at a time.
-const MAX_STRANGERS: usize = 64;
+/// Connections to peers that died a moment ago.
+const MAX_DYING: usize = 64;

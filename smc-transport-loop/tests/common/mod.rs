@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use futures_lite::future::block_on;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use smc_core::Domain;
 use smc_core::device::{
     Attachment, Device, DeviceError, Direct, Dmb, Doorbell, Event, Signal, SubmitError,
 };
@@ -42,7 +43,7 @@ impl Party {
     }
 
     pub fn in_dir(dir: &Path) -> Self {
-        Self::new(LoopDevice::builder().runtime_dir(dir))
+        Self::new(LoopDevice::builder().domain(Domain::directory(dir)))
     }
 
     pub fn gid(&self) -> Gid {
@@ -321,6 +322,19 @@ pub fn socket_name(gid: Gid) -> String {
 /// Descriptors that this process has open.
 pub fn open_descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("/proc").count()
+}
+
+/// Waits until this process has at most so many descriptors open: some are closed by another thread.
+pub fn wait_descriptors(most: usize) {
+    let deadline = Instant::now() + PATIENCE;
+    while open_descriptors() > most {
+        assert!(
+            Instant::now() < deadline,
+            "{} descriptors are open instead of {most}",
+            open_descriptors()
+        );
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Mappings of memory files in this process.

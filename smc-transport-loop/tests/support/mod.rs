@@ -12,8 +12,7 @@ use std::time::Duration;
 use futures_lite::FutureExt as _;
 use futures_lite::future::zip;
 use smc_core::io::Builder;
-use smc_core::io::negotiate::Local;
-use smc_core::{Endpoint, Listener, Stream};
+use smc_core::{Domain, Endpoint, Listener, Stream};
 use smc_transport_loop::LoopDevice;
 use tempfile::TempDir;
 
@@ -93,12 +92,12 @@ impl World {
 
 pub(crate) fn builder(on: On, nocopy: bool, dir: &Path) -> Builder {
     let device = LoopDevice::builder()
-        .runtime_dir(dir)
+        .domain(Domain::directory(dir))
         .nocopy(nocopy)
         .build()
         .unwrap();
     on.endpoint()
-        .negotiation(Arc::new(Local::new().with_directory(dir)))
+        .domain(Domain::directory(dir))
         .device(Arc::new(device))
 }
 

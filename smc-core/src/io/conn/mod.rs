@@ -71,6 +71,9 @@ pub(crate) struct Conn {
     is_error_taken: AtomicBool,
     /// Where the reading half stopped when it was dropped.
     read_until: AtomicU64,
+    /// Bytes from the start of our ring that the reading half may have read; all, before it was
+    /// dropped.
+    high_water: AtomicU32,
     linger: Mutex<Option<Duration>>,
     /// What the application wants of `TCP_NODELAY`.
     pub(crate) nodelay: AtomicBool,
@@ -178,6 +181,7 @@ impl Conn {
             failure: OnceLock::new(),
             is_error_taken: AtomicBool::new(false),
             read_until: AtomicU64::new(NOT_DROPPED),
+            high_water: AtomicU32::new(u32::MAX),
             linger: Mutex::new(None),
             nodelay: AtomicBool::new(false),
             reader: AtomicWaker::new(),
@@ -316,6 +320,7 @@ impl Conn {
     }
 
     /// What writing comes to.
+    #[cold]
     pub(crate) fn write_end(&self) -> Result<(), Error> {
         match self.closing().write_end() {
             WriteEnd::Open => Ok(()),
@@ -363,6 +368,7 @@ impl Conn {
     ///
     /// [`How::Runtime`] when there will be none.
     pub(crate) fn may_wait(&self) -> Result<(), Error> {
+        self.say_without_driver();
         match self.slot.is_abandoned() {
             true => Err(Error::Closed(How::Runtime)),
             false => Ok(()),
@@ -537,8 +543,10 @@ impl Conn {
         }
     }
 
-    /// The reading half is going away having read up to `cursor`.
-    pub(crate) fn stop_reading(&self, cursor: Cursor) {
+    /// The reading half is going away having read up to `cursor`, and never more than the first
+    /// `high_water` bytes of the ring.
+    pub(crate) fn stop_reading(&self, cursor: Cursor, high_water: u32) {
+        self.high_water.store(high_water, Ordering::Release);
         self.read_until
             .store(ProducerWord { cursor }.to_ne(), Ordering::Release);
     }
@@ -602,6 +610,7 @@ impl Conn {
     }
 
     /// The peer broke the rules of the data path; only this connection ends.
+    #[cold]
     pub(crate) fn misbehaved(&self, what: PeerMisbehaved) -> Error {
         self.kill(Error::PeerMisbehaved(what));
         self.failure()
@@ -662,9 +671,14 @@ impl Drop for Conn {
             return;
         };
         let written = ProducerWord::from_ne(self.local.producer().load(Ordering::Acquire)).cursor;
-        if written.wrap == 0 {
-            dmb.set_used(HEADER_LEN.saturating_add(len_usize(written.count)));
+        if written.wrap != 0 {
+            return;
         }
+        // The peer can take its word back, and reading has made pages resident: the word can only
+        // add to what was read.
+        let read = self.high_water.load(Ordering::Acquire);
+        let used = read.max(written.count).min(self.local_ring.size());
+        dmb.set_used(HEADER_LEN.saturating_add(len_usize(used)));
     }
 }
 

@@ -89,7 +89,7 @@ impl Conn {
             PeerElement::Moved { token, base, .. } => {
                 self.producer.store(word, Ordering::SeqCst);
                 if self.is_left_to_driver() {
-                    return;
+                    return self.say_without_driver();
                 }
                 self.move_word(*token, *base, PRODUCER_AT, word)
             }
@@ -147,11 +147,15 @@ impl Conn {
             change(&mut consumer.word);
             if consumer.is_owed || self.producer_owed.load(Ordering::SeqCst) > 0 {
                 consumer.is_owed = true;
-                return;
+                None
+            } else {
+                let said = self.store_consumer(consumer.word);
+                consumer.is_owed = said == Err(SubmitError::WouldBlock);
+                Some(said)
             }
-            let said = self.store_consumer(consumer.word);
-            consumer.is_owed = said == Err(SubmitError::WouldBlock);
-            said
+        };
+        let Some(said) = said else {
+            return self.say_without_driver();
         };
         let said = match (said, &self.peer) {
             (Ok(()), PeerElement::Mapped { attachment, .. }) if signal => attachment.signal(),
@@ -205,10 +209,11 @@ impl Conn {
     }
 
     /// The device would not take data: the connection is over, unless the peer ended it before.
+    #[cold]
     pub(crate) fn submit_failed(&self, error: SubmitError) {
         self.note_peer();
         let cause = match error {
-            SubmitError::Device(error) => Error::Device(error),
+            SubmitError::Device(error) => Error::Device(*error),
             _ => Error::Closed(How::Aborted),
         };
         self.kill(cause);
@@ -287,6 +292,14 @@ impl Conn {
     pub(crate) fn ask_again(&self) {
         self.slot
             .owe(self.key(), self.producer.load(Ordering::SeqCst));
+        self.say_without_driver();
+    }
+
+    /// Says what is owed if the driver has ended and does not.
+    pub(crate) fn say_without_driver(&self) {
+        if self.slot.is_abandoned() && self.is_owing() {
+            let _asked = self.say_again();
+        }
     }
 
     fn try_say_again(&self) -> Result<(), SubmitError> {

@@ -121,7 +121,7 @@ impl Slot {
 
     /// Whether the driver has ended: nothing tells connections what happens.
     pub(crate) fn is_abandoned(&self) -> bool {
-        self.abandoned.load(Ordering::Acquire)
+        self.abandoned.load(Ordering::SeqCst)
     }
 
     /// Starts to hand signals to a connection. Signals that came before are not lost: a half looks
@@ -204,9 +204,11 @@ impl Slot {
     /// The driver ended, most likely with its runtime: the last word of peers would not be read.
     /// Streams that the application still has go on as far as they can without waiting.
     fn abandon(&self) {
-        self.abandoned.store(true, Ordering::Release);
+        // Before looking at what is owed; a connection that comes to owe something looks at this.
+        self.abandoned.store(true, Ordering::SeqCst);
         self.close_links();
         for conn in self.connections() {
+            conn.say_without_driver();
             if conn.is_released() {
                 conn.kill(Error::Closed(How::Endpoint));
             } else {

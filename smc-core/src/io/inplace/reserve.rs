@@ -72,6 +72,7 @@ impl<'a> Reservation<'a> {
     }
 
     /// As [`Reservation::wait`] for use in a poll function.
+    #[inline]
     pub(crate) fn poll(
         side: &'a mut WriteSide,
         cx: &mut Context<'_>,
@@ -148,16 +149,22 @@ impl<'a> Reservation<'a> {
     /// What [`Reservation::write_at`] has written is in it. May be called again at any time.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         if self.is_in_place() && !self.side.is_trusted() {
-            let mut buffer = Buffer::private(self.side, self.len);
-            if let (true, Buffer::Private { bytes, .. }) = (self.is_touched, &mut buffer) {
-                self.side.copy_room(&mut bytes[..self.len]);
-            }
-            self.buffer = buffer;
+            self.leave_place();
         }
         match &mut self.buffer {
             Buffer::InPlace => self.side.room_mut(self.len),
             Buffer::Private { bytes, .. } => &mut bytes[..self.len],
         }
+    }
+
+    /// Goes on in a buffer of ours, with what was written.
+    #[inline(never)]
+    fn leave_place(&mut self) {
+        let mut buffer = Buffer::private(self.side, self.len);
+        if let (true, Buffer::Private { bytes, .. }) = (self.is_touched, &mut buffer) {
+            self.side.copy_room(&mut bytes[..self.len]);
+        }
+        self.buffer = buffer;
     }
 
     /// Sends the first `len` bytes, and gives the rest of the reservation up.
@@ -244,6 +251,7 @@ impl fmt::Debug for Reservation<'_> {
 }
 
 impl Buffer {
+    #[inline(never)]
     fn private(side: &mut WriteSide, len: usize) -> Self {
         let mut bytes = std::mem::take(side.spare());
         if bytes.len() < len {

@@ -2,7 +2,8 @@
 //!
 //! A handshake takes a place, of which there are as many as the endpoint allows. Set-ups that find
 //! none wait, in the order in which they came; those that wait are bounded as well. Of both, one
-//! source address of a network has half at most. Plain TCP connections need none of it.
+//! source has half at most: an address of a network, or another user of this host. Plain TCP connections
+//! need none of it.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -13,6 +14,7 @@ use std::task::{Poll, Waker};
 use hashbrown::HashMap;
 use hashbrown::hash_map::Entry;
 
+use crate::io::negotiate::Credentials;
 use crate::source::source;
 
 /// The places of one listener.
@@ -39,15 +41,33 @@ struct Waiting {
     waker: Option<Waker>,
 }
 
-/// Set-ups of one source address.
+/// Set-ups of one source.
 #[derive(Debug, Default)]
 struct Count {
     waiting: usize,
     places: usize,
 }
 
-/// An IPv4 address, or the network part of an IPv6 one: a host has all of the rest.
-type Source = IpAddr;
+/// Where clients come from that have a share together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Source {
+    /// An IPv4 address, or the network part of an IPv6 one: a host has all of the rest.
+    Address(IpAddr),
+    /// Another user of this host.
+    User(u32),
+}
+
+impl Source {
+    pub(super) fn of_address(address: IpAddr) -> Self {
+        Self::Address(source(address))
+    }
+
+    /// Of a client that was found beside TCP. Those of the own user may have all places.
+    pub(super) fn of_client(client: Option<Credentials>) -> Option<Self> {
+        let uid = client?.uid;
+        (uid != Credentials::own().uid).then_some(Self::User(uid))
+    }
+}
 
 impl Admission {
     pub(super) fn new(max_places: usize, max_waiting: usize) -> Arc<Self> {
@@ -67,10 +87,8 @@ impl Admission {
         self.lock().waiting.len() < self.max_waiting
     }
 
-    /// Lets a set-up in, to wait for a place. `address` is that of a client that is only known by it.
-    /// `None` if too many from there wait already.
-    pub(super) fn enter(self: &Arc<Self>, address: Option<IpAddr>) -> Option<Entrant> {
-        let source = address.map(source);
+    /// Lets a set-up in, to wait for a place. `None` if too many from there wait already.
+    pub(super) fn enter(self: &Arc<Self>, source: Option<Source>) -> Option<Entrant> {
         let mut state = self.lock();
         if let Some(source) = source {
             let count = state.sources.entry(source).or_default();
@@ -198,8 +216,13 @@ mod tests {
 
     use super::*;
 
-    fn address(last: u8) -> Option<IpAddr> {
-        Some(Ipv4Addr::new(10, 0, 0, last).into())
+    fn address(last: u8) -> Option<Source> {
+        Some(Source::of_address(Ipv4Addr::new(10, 0, 0, last).into()))
+    }
+
+    fn client(uid: u32) -> Option<Source> {
+        let own = Credentials::own();
+        Source::of_client(Some(Credentials { uid, ..own }))
     }
 
     fn try_place(entrant: &mut Entrant) -> bool {
@@ -260,19 +283,37 @@ mod tests {
     }
 
     #[test]
-    fn clients_of_this_host_may_have_all_places() {
+    fn clients_of_the_own_user_may_have_all_places() {
         let admission = Admission::new(4, 4);
-        let mut all = [(); 4].map(|()| admission.enter(None).unwrap());
+        let own = client(Credentials::own().uid);
+        let mut all = [(); 4].map(|()| admission.enter(own).unwrap());
         assert!(all.iter_mut().all(try_place));
+    }
+
+    #[test]
+    fn another_user_has_half_of_the_places() {
+        let other = Credentials::own().uid + 1;
+        let admission = Admission::new(4, 8);
+        let mut all = [(); 4].map(|()| admission.enter(client(other)).unwrap());
+        assert_eq!(all.each_mut().map(try_place), [true, true, false, false]);
+        let mut rest = [client(other + 1), address(1)].map(|from| admission.enter(from).unwrap());
+        assert!(rest.iter_mut().all(try_place));
+        let more = [(); 3].map(|()| admission.enter(client(other)));
+        assert_eq!(more.each_ref().map(Option::is_some), [true, true, false]);
+        assert!(admission.enter(address(1)).is_some());
     }
 
     #[test]
     fn a_network_of_version_6_is_one_source() {
         let admission = Admission::new(1, 2);
-        let _one = admission.enter(Some("2001:db8::1".parse().unwrap()));
-        let second = admission.enter(Some("2001:db8::2".parse().unwrap()));
+        let enter = |address: &str| {
+            let address = address.parse().unwrap();
+            admission.enter(Some(Source::of_address(address)))
+        };
+        let _one = enter("2001:db8::1");
+        let second = enter("2001:db8::2");
         assert!(second.is_none());
-        let other = admission.enter(Some("2001:db8:0:1::1".parse().unwrap()));
+        let other = enter("2001:db8:0:1::1");
         assert!(other.is_some());
     }
 }

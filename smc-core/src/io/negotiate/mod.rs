@@ -3,7 +3,8 @@
 //! Kernels announce SMC with a TCP option, which ordinary sockets cannot set. So it is a pluggable
 //! step of endpoints and listeners, a [`Negotiation`]:
 //!
-//! - [`Local`]: on the same host, through a directory that only the user can reach. The default.
+//! - [`Local`]: on the same host, through directories that only its
+//!   [`Domain`] can change. The default.
 //! - `SynOption`: by that TCP option, and so with kernels; see `option` (feature `syn-option`).
 //! - [`Assume`]: both ends were told by configuration.
 //! - [`Never`]: nobody does.
@@ -49,6 +50,7 @@ pub use early::{Early, Precedent};
 pub use local::Local;
 #[cfg(feature = "syn-option")]
 pub use option::SynOption;
+pub use runtime_dir::Domain;
 
 use std::fmt::Debug;
 use std::io;

@@ -6,28 +6,35 @@
 //! closed by a thread of its own, and not looked at in any way that could wait.
 //!
 //! What waits to be closed is counted by the user who passed it. From a user of whom 64 descriptors
-//! wait nothing more is received, and while 256 of all users wait no connection is accepted
-//! ([`has_room`]): the process keeps descriptors for everything else.
+//! wait nothing more is received, and their connections are refused. While so many of all users wait
+//! that they are half of those that the process may have, no connection is accepted ([`has_room`]).
 
-use std::collections::{BTreeMap, VecDeque};
+mod closing;
+mod listener;
+mod reserve;
+
+pub use closing::has_room;
+pub use listener::Listener;
+pub use reserve::{NotAccepted, Reserve};
+
 use std::fmt;
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 use nix::sys::socket::{setsockopt, sockopt};
 use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, fcntl_get_seals, readlinkat, statx};
 use rustix::io::Errno;
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, Shutdown, recvmsg, shutdown,
-    sockopt::set_socket_linger,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, Shutdown, SocketType, recv,
+    recvmsg, shutdown, sockopt::socket_type,
 };
 
+use self::closing::{Content, MAX_WAITING, close_elsewhere, is_full};
 use super::Credentials;
 
-/// A UNIX socket that keeps packet boundaries, to a process that may mean harm.
+/// A UNIX socket to a process that may mean harm, of the type `SOCK_SEQPACKET` or `SOCK_STREAM`.
 ///
 /// Dropping it ends the connection at once, for all who share the socket, and never waits whatever
 /// was passed over it and not received.
@@ -52,6 +59,12 @@ impl PeerSocket {
     fn user(&self) -> u32 {
         *self.user.get_or_init(|| user_of(self.as_fd()))
     }
+
+    /// Whether nothing can be received from this user now, because too much of what they have passed
+    /// waits to be closed.
+    fn is_of_no_use(&self) -> bool {
+        is_full(self.user())
+    }
 }
 
 impl AsFd for PeerSocket {
@@ -69,8 +82,8 @@ impl Drop for PeerSocket {
         };
         // From here on nothing can be added to what is unread.
         let ended = shutdown(&socket, Shutdown::Both);
-        if ended.is_err() || !is_emptied(&socket, user) {
-            close_elsewhere(socket, user);
+        if ended.is_err() || !is_emptied(&socket) {
+            close_elsewhere(Content::Unread(socket), user);
         }
     }
 }
@@ -116,16 +129,9 @@ pub enum Passed {
     Lost,
 }
 
-impl Passed {
-    fn new(fd: OwnedFd, user: u32) -> Self {
-        // Only memory files have seals.
-        if fcntl_get_seals(&fd).is_ok() || is_eventfd(fd.as_fd()) {
-            Self::File(fd)
-        } else {
-            close_elsewhere(fd, user);
-            Self::Unsuitable
-        }
-    }
+/// Whether closing it does not wait: a memory file, of which only those have seals, or an eventfd.
+fn is_harmless(fd: &OwnedFd) -> bool {
+    fcntl_get_seals(fd).is_ok() || is_eventfd(fd.as_fd())
 }
 
 /// Receives a packet without waiting.
@@ -135,11 +141,8 @@ impl Passed {
 /// As `recvmsg(2)`; [`WouldBlock`](io::ErrorKind::WouldBlock) if there is nothing now. If too many
 /// descriptors that this user has passed wait to be closed: the connection has to be ended then.
 pub fn receive(socket: &PeerSocket, buf: &mut [u8]) -> io::Result<Packet> {
-    receive_from(socket.as_fd(), socket.user(), buf)
-}
-
-fn receive_from(socket: BorrowedFd<'_>, user: u32, buf: &mut [u8]) -> io::Result<Packet> {
-    if WAITING.load(Ordering::Relaxed) >= MAX_WAITING && closers().waiting_of(user) >= MAX_WAITING {
+    if socket.is_of_no_use() {
+        let user = socket.user();
         let why =
             format!("{MAX_WAITING} descriptors that user {user} has passed are not closed yet");
         return Err(io::Error::other(why));
@@ -154,11 +157,22 @@ fn receive_from(socket: BorrowedFd<'_>, user: u32, buf: &mut [u8]) -> io::Result
             result => break result?,
         }
     };
-    let mut passed = Vec::new();
+    let (mut passed, mut unsuitable) = (Vec::new(), Vec::new());
     for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = message {
-            passed.extend(rights.map(|fd| Passed::new(fd, user)));
+        let RecvAncillaryMessage::ScmRights(rights) = message else {
+            continue;
+        };
+        for fd in rights {
+            if is_harmless(&fd) {
+                passed.push(Passed::File(fd));
+            } else {
+                passed.push(Passed::Unsuitable);
+                unsuitable.push(fd);
+            }
         }
+    }
+    if !unsuitable.is_empty() {
+        close_elsewhere(Content::Passed(unsuitable), socket.user());
     }
     // There was room in `space`, so it is descriptors that this process lacks.
     if received.flags.contains(ReturnFlags::CTRUNC) {
@@ -188,132 +202,72 @@ pub fn is_eventfd(fd: BorrowedFd<'_>) -> bool {
     }
 }
 
-/// Whether there are descriptors enough to accept another connection; false while very many wait to
-/// be closed.
-#[must_use]
-pub fn has_room() -> bool {
-    WAITING.load(Ordering::Relaxed) < MAX_WAITING_OF_ALL
-}
-
 /// The user at the other end; the overflow user if the system does not say.
 fn user_of(socket: BorrowedFd<'_>) -> u32 {
     Credentials::of_peer(&socket).map_or(u32::MAX, |peer| peer.uid)
 }
 
-/// Closes a descriptor on another thread, because that may wait.
-fn close_elsewhere(fd: OwnedFd, user: u32) {
-    WAITING.fetch_add(1, Ordering::Relaxed);
-    let mut closers = closers();
-    let closer = closers.0.entry(user).or_default();
-    closer.queue.push_back(fd);
-    closer.waiting += 1;
-    if closer.threads >= MAX_THREADS {
-        return;
-    }
-    let thread = std::thread::Builder::new().name("smc-close".into());
-    // Without a thread it waits for the next one that can be had.
-    if thread.spawn(move || close_all(user)).is_ok() {
-        closer.threads += 1;
-    }
-}
-
-fn close_all(user: u32) {
-    loop {
-        let next = closers().next(user);
-        let Some(fd) = next else { return };
-        // Fails for what is not a socket.
-        let _ = set_socket_linger(&fd, None);
-        drop(fd);
-        WAITING.fetch_sub(1, Ordering::Relaxed);
-        if let Some(closer) = closers().0.get_mut(&user) {
-            closer.waiting -= 1;
-        }
-    }
-}
-
-/// Receives what is left in a socket that was shut down; whether that was all.
-fn is_emptied(socket: &OwnedFd, user: u32) -> bool {
+/// Receives what is left in a socket that was shut down, up to a packet with descriptors; whether that
+/// was all.
+///
+/// No descriptor is received: if this process had no room for one, the system would close it here.
+fn is_emptied(socket: &OwnedFd) -> bool {
     // Every packet carries a time from now on, so empty ones differ from the end.
     if setsockopt(socket, sockopt::ReceiveTimestamp, &true).is_err() {
         return false;
     }
+    // Bytes of a stream have none.
+    let space = match socket_type(socket) {
+        Ok(SocketType::STREAM) => 0,
+        _ => TIME_SPACE,
+    };
+    let mut bytes = [0; UNREAD_LEN];
     for _ in 0..MAX_UNREAD {
-        // What is not received here stays in the queue, so nothing is closed.
-        let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
-        let mut nowhere = RecvAncillaryBuffer::default();
-        match recvmsg(socket, &mut [], &mut nowhere, flags) {
-            Ok(next) if next.bytes == 0 && !next.flags.contains(ReturnFlags::CTRUNC) => {
-                return true;
-            }
-            Ok(_) => {}
+        let next = match peek(socket, &mut bytes, space) {
             // The other side closed with something unread, which is said once.
             Err(Errno::INTR | Errno::CONNRESET) => continue,
             Err(Errno::NOTCONN) => return true,
             Err(_) => return false,
+            Ok((_, is_cut)) if is_cut => return false,
+            Ok((len, _)) => len,
+        };
+        if next == 0 && !has_more(socket) {
+            return true;
         }
-        if receive_from(socket.as_fd(), user, &mut []).is_err() {
+        // No more than was looked at: what follows in a stream may have come with descriptors.
+        if recv(socket, &mut bytes[..next], RecvFlags::DONTWAIT).is_err() {
             return false;
         }
     }
     false
 }
 
-/// What waits to be closed, by user.
-#[derive(Debug)]
-struct Closers(BTreeMap<u32, Closer>);
-
-#[derive(Debug, Default)]
-struct Closer {
-    queue: VecDeque<OwnedFd>,
-    threads: usize,
-    /// With those that threads are closing.
-    waiting: usize,
+/// Whether there is a packet, if only an empty one, in a socket whose packets carry times.
+fn has_more(socket: &OwnedFd) -> bool {
+    peek(socket, &mut [0], 0) != Ok((0, false))
 }
 
-impl Closers {
-    fn waiting_of(&self, user: u32) -> usize {
-        self.0.get(&user).map_or(0, |closer| closer.waiting)
-    }
-
-    /// The next for a thread; `None` ends it.
-    fn next(&mut self, user: u32) -> Option<OwnedFd> {
-        let closer = self.0.get_mut(&user)?;
-        let next = closer.queue.pop_front();
-        if next.is_none() {
-            closer.threads -= 1;
-            if closer.threads == 0 {
-                self.0.remove(&user);
-            }
-        }
-        next
-    }
+/// Looks at the next packet, or at the next bytes of a stream. Returns their number, and whether more
+/// came with them than fits the space. All of it stays in the queue, so nothing is closed.
+fn peek(socket: &OwnedFd, bytes: &mut [u8], space: usize) -> Result<(usize, bool), Errno> {
+    let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+    let mut times = [MaybeUninit::uninit(); TIME_SPACE];
+    let mut control = RecvAncillaryBuffer::new(&mut times[..space]);
+    let next = recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, flags)?;
+    Ok((next.bytes, next.flags.contains(ReturnFlags::CTRUNC)))
 }
-
-fn closers() -> MutexGuard<'static, Closers> {
-    CLOSERS.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-static CLOSERS: Mutex<Closers> = Mutex::new(Closers(BTreeMap::new()));
-
-/// All that waits to be closed.
-static WAITING: AtomicUsize = AtomicUsize::new(0);
-
-/// Threads that close what a user has passed; each can be held up for long.
-const MAX_THREADS: usize = 4;
-
-/// Descriptors of a user that wait to be closed: nothing more is received then. What the last packet
-/// brought, and a socket for each of the user's connections, may come on top.
-const MAX_WAITING: usize = 64;
-
-/// Descriptors of all users: no connection is accepted then. A quarter of what a process may have
-/// open by default.
-const MAX_WAITING_OF_ALL: usize = 256;
 
 /// Descriptors that a packet can carry.
 const SCM_MAX_FD: usize = 253;
 
 /// Packets that are received to close a socket; more are left to a thread.
 const MAX_UNREAD: usize = 1024;
+
+/// Bytes of a stream that are received at a time to close it.
+const UNREAD_LEN: usize = 4096;
+
+/// Control space for a packet's time, which is as long as credentials, and for no descriptor.
+const TIME_SPACE: usize = rustix::cmsg_space!(ScmCredentials(1));
 
 #[cfg(test)]
 mod tests;

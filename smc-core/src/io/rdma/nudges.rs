@@ -4,10 +4,10 @@ use std::time::{Duration, Instant};
 
 /// The times of a moved connection's nudges ([`Transmit::nudge`]).
 ///
-/// A Linux peer holds new data back while a CDC of the connection is in flight (behaviour 4.5). If
-/// that CDC is on a link whose failure its device does not report, each write is held back, and
-/// goes only with the next reason to push. There is no sign of it, so it is asked: soon after
-/// data went either way, and ever less often while none does.
+/// A Linux peer holds new data back while a CDC of the connection is in flight
+/// (docs/spec/data-path.md#corking). If that CDC is on a link whose failure its device does not
+/// report, each write is held back, and goes only with the next reason to push. There is no sign of
+/// it, so it is asked: soon after data went either way, and ever less often while none does.
 ///
 /// [`Transmit::nudge`]: crate::proto::conn::staged::Transmit::nudge
 #[derive(Debug)]

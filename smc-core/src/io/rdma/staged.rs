@@ -193,8 +193,6 @@ impl Staged {
         let staging = self.staging.size().ring_r();
         let transmit = Transmit::new(staging, ring, peer.token, peer.offset(), autocork);
         self.space.store(transmit.space(), Ordering::Release);
-        // A handshake binds once.
-        let _first = self.peer_ring.set(ring);
         self.tx().bound = Some(Bound {
             transmit,
             rtoken,
@@ -203,6 +201,14 @@ impl Staged {
             posted: VecDeque::new(),
             arrived: Cursor::START,
         });
+        self.bind_for_reading(peer);
+    }
+
+    /// The peer's RMB is known, but nothing can be written there. What came before counts.
+    pub(super) fn bind_for_reading(&self, peer: &PeerRmb) {
+        let ring = peer.size.ring_r();
+        // A handshake binds once.
+        let _first = self.peer_ring.set(ring);
         let early = {
             let mut rx = self.rx();
             let open = Rx::Open(Arrivals::new(self.rmb.size().ring_r(), ring));
@@ -220,6 +226,11 @@ impl Staged {
         for cdc in early {
             self.arrived(&cdc, device, link);
         }
+    }
+
+    /// Whether anything can be sent to the peer.
+    pub(crate) fn is_bound(&self) -> bool {
+        self.tx().bound.is_some()
     }
 
     /// The link that the connection is bound to.

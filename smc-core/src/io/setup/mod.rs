@@ -260,7 +260,7 @@ async fn drive(
         let mut terminated = group.map(|_| endpoint.groups.listen_terminated());
         if group.is_some_and(|group| endpoint.groups.is_terminating(group)) {
             told = group;
-            machine.handle_terminated(endpoint.runtime.now());
+            machine.handle_terminated();
             continue;
         }
         let mut timer = machine.poll_timeout().map(|at| endpoint.deadlines.at(at));

@@ -6,6 +6,8 @@ use crate::error::PeerMisbehaved;
 #[derive(Clone, Debug)]
 pub struct RecvHalf {
     ring: Ring,
+    /// Progress, in bytes, above which an update is worth it.
+    least_update: u32,
     peer_producer: Cursor,
     consumer: Cursor,
     /// Arrived and not read yet.
@@ -16,6 +18,7 @@ pub struct RecvHalf {
     urgent: Option<u32>,
     /// The urgent byte was read, so the peer has to hear of it.
     urgent_read: bool,
+    high_water: u32,
 }
 
 impl RecvHalf {
@@ -24,12 +27,14 @@ impl RecvHalf {
     pub fn new(ring: Ring) -> Self {
         Self {
             ring,
+            least_update: least_update(ring.size()),
             peer_producer: Cursor::START,
             consumer: Cursor::START,
             readable: 0,
             unconfirmed: 0,
             urgent: None,
             urgent_read: false,
+            high_water: 0,
         }
     }
 
@@ -63,6 +68,13 @@ impl RecvHalf {
         self.peer_producer
     }
 
+    /// Bytes from the start of the ring that have ever been readable; all of it once the peer has
+    /// gone round.
+    #[must_use]
+    pub fn high_water(&self) -> u32 {
+        self.high_water
+    }
+
     /// Whether an urgent byte is among the readable ones; it is delivered in line.
     #[must_use]
     pub fn has_urgent(&self) -> bool {
@@ -84,6 +96,10 @@ impl RecvHalf {
             return Err(PeerMisbehaved::PassedTheSpace);
         }
         self.readable = self.readable.saturating_add(arrived);
+        self.high_water = match cursor.wrap == self.peer_producer.wrap {
+            true => self.high_water.max(cursor.count),
+            false => self.ring.size(),
+        };
         self.peer_producer = cursor;
         Ok(arrived)
     }
@@ -118,7 +134,7 @@ impl RecvHalf {
         if self.urgent_read {
             return self.unconfirmed > 0;
         }
-        if self.unconfirmed <= self.least() {
+        if self.unconfirmed <= self.least_update {
             return false;
         }
         let size = self.ring.size();
@@ -129,7 +145,7 @@ impl RecvHalf {
     /// Whether [`RecvHalf::is_update_due`] could hold for a peer that waits; cheap to ask.
     #[must_use]
     pub fn may_owe_update(&self) -> bool {
-        self.urgent_read || self.unconfirmed > self.least()
+        self.urgent_read || self.unconfirmed > self.least_update
     }
 
     /// Bytes read that the peer does not know of.
@@ -164,10 +180,6 @@ impl RecvHalf {
     pub fn confirm_held(&mut self, shown: u32) {
         self.unconfirmed = self.unconfirmed.saturating_sub(shown);
     }
-
-    fn least(&self) -> u32 {
-        least_update(self.ring.size())
-    }
 }
 
 /// Progress, in bytes, above which an update is worth it.
@@ -176,5 +188,5 @@ pub(super) fn least_update(size: u32) -> u32 {
 }
 
 /// Least progress, in bytes, that is worth an update of its own (half of Linux's smallest send
-/// buffer; behaviour of window updates).
+/// buffer; docs/spec/data-path.md#window-update).
 const UPDATE_MIN: u32 = 2304;

@@ -47,6 +47,27 @@ fn positions_go_round_for_many_rings() {
 }
 
 #[test]
+fn the_high_water_mark_stays_however_often_the_peer_goes_round() {
+    let (mut send, mut recv) = pair(7);
+    let mut pass = |count| {
+        let producer = send.commit(count);
+        recv.handle_producer(producer).unwrap();
+        recv.consume(count);
+        send.handle_consumer(recv.confirm()).unwrap();
+        (producer, recv.high_water())
+    };
+    assert_eq!(pass(3), (Cursor { wrap: 0, count: 3 }, 3));
+    assert_eq!(pass(2), (Cursor { wrap: 0, count: 5 }, 5));
+    assert_eq!(pass(2), (Cursor { wrap: 1, count: 0 }, 7));
+    for _ in 1..u16::MAX {
+        assert_eq!(pass(7).1, 7);
+    }
+    let wrapped = Cursor { wrap: 0, count: 0 };
+    assert_eq!(pass(7), (wrapped, 7), "wraps have wrapped");
+    assert_eq!(pass(1), (Cursor { wrap: 0, count: 1 }, 7));
+}
+
+#[test]
 fn a_producer_that_passes_the_free_space_is_refused() {
     let mut recv = RecvHalf::new(ring(100));
     recv.handle_producer(Cursor { wrap: 0, count: 60 }).unwrap();

@@ -13,7 +13,8 @@
 //!   the next one creator.
 //! * A creator that takes longer than [`CREATOR_PATIENCE`] is no longer waited for: the first of
 //!   those that wait becomes a creator too, and the others wait for that one.
-//! * A server has no more than [`MAX_FIRST_CONTACTS`] of SMC-R under way with clients of one address.
+//! * A server has no more than [`MAX_FIRST_CONTACTS`] of SMC-R under way with clients of one address,
+//!   and no more than [`MAX_ALL_FIRST_CONTACTS`] in all.
 //! * So there may be several groups with one peer, also because both ends may create one at the
 //!   same time.
 //! * A connection counts from the moment of joining, so a limit is never overshot.
@@ -33,7 +34,8 @@
 mod registry;
 
 pub use registry::{
-    CLIENT_IDLE_LIFETIME, CREATOR_PATIENCE, IDLE_LIFETIME, MAX_FIRST_CONTACTS, Registry,
+    CLIENT_IDLE_LIFETIME, CREATOR_PATIENCE, IDLE_LIFETIME, MAX_ALL_FIRST_CONTACTS,
+    MAX_FIRST_CONTACTS, Registry,
 };
 
 use core::net::IpAddr;
@@ -265,8 +267,9 @@ pub enum NoGroup {
     /// There is no group to join ([`Intent::Join`]): client and server are out of sync.
     #[error("no link group to join")]
     Missing,
-    /// A server has [`MAX_FIRST_CONTACTS`] under way with clients of this address.
-    #[error("too many first contacts under way with clients of this address")]
+    /// A server has [`MAX_FIRST_CONTACTS`] under way with clients of this address, or so many with all
+    /// ([`MAX_ALL_FIRST_CONTACTS`]) that this address gets no more.
+    #[error("too many first contacts under way")]
     Full,
 }
 

@@ -9,6 +9,7 @@ use super::{
     Admission, Cause, DeviceIndex, GroupId, Intent, Key, NoGroup, Output, Seat, Snapshot, State,
     Terminated, Terms, Waiter,
 };
+use crate::shares::Shares;
 
 /// The link groups of an endpoint.
 ///
@@ -29,7 +30,7 @@ pub struct Registry {
     /// When waiters run out of patience.
     patience: BTreeSet<(Instant, Waiter)>,
     /// A server's first contacts of SMC-R under way, by where the client comes from.
-    first_contacts: HashMap<IpAddr, usize>,
+    first_contacts: Shares<IpAddr, MAX_ALL_FIRST_CONTACTS, MAX_FIRST_CONTACTS>,
     outputs: VecDeque<Output>,
     last_group: u32,
     last_waiter: u64,
@@ -414,11 +415,9 @@ impl Registry {
     /// Creates a group as a server. The client may be one that never confirms, and until it is
     /// found out it takes a link and a buffer.
     fn create_within_limit(&mut self, key: Key) -> Result<Seat, NoGroup> {
-        let from = key.source();
-        let under_way = from.and_then(|from| self.first_contacts.get(&from));
-        match under_way.is_some_and(|count| *count >= MAX_FIRST_CONTACTS) {
-            true => Err(NoGroup::Full),
-            false => Ok(self.create(key)),
+        match key.source() {
+            Some(from) if !self.first_contacts.has_room(&from) => Err(NoGroup::Full),
+            _ => Ok(self.create(key)),
         }
     }
 
@@ -442,8 +441,7 @@ impl Registry {
         slot.groups = slot.groups.saturating_add(1);
         slot.creators = slot.creators.saturating_add(1);
         if let Some(from) = key.source() {
-            let count = self.first_contacts.entry(from).or_default();
-            *count = count.saturating_add(1);
+            self.first_contacts.take(from);
         }
         Seat::Created(group)
     }
@@ -479,12 +477,7 @@ impl Registry {
             slot.creators = slot.creators.saturating_sub(1);
         }
         if let Some(from) = key.source() {
-            if let Some(count) = self.first_contacts.get_mut(&from) {
-                *count = count.saturating_sub(1);
-                if *count == 0 {
-                    self.first_contacts.remove(&from);
-                }
-            }
+            self.first_contacts.give_back(&from);
         }
     }
 
@@ -691,5 +684,9 @@ pub const CREATOR_PATIENCE: Duration = Duration::from_secs(2);
 /// First contacts of SMC-R that a server has under way with clients of one IPv4 address, or of 64
 /// bits of IPv6: a quarter of the links that a device has room for if nothing else is said.
 pub const MAX_FIRST_CONTACTS: usize = 32;
+
+/// First contacts of SMC-R that a server has under way with all clients: half of those links. An
+/// address has no more of them than are left free, so that a few addresses do not keep others out.
+pub const MAX_ALL_FIRST_CONTACTS: usize = 64;
 
 const GROUP_STEP: u32 = 0x100;

@@ -44,7 +44,7 @@ pub(super) trait Expect: Sized + Debug + Send {
 
     fn timeout(self, common: &mut Common) -> Next<Self>;
 
-    fn terminated(self, now: Instant, common: &mut Common) -> Next<Self>;
+    fn terminated(self, common: &mut Common) -> Next<Self>;
 }
 
 /// The next state, or none at the end.
@@ -254,8 +254,8 @@ impl<S: Expect> Machine for Engine<S> {
         self.step(|state, common| state.done(now, done, common));
     }
 
-    fn handle_terminated(&mut self, now: Instant) {
-        self.step(|state, common| state.terminated(now, common));
+    fn handle_terminated(&mut self) {
+        self.step(|state, common| state.terminated(common));
     }
 
     fn handle_timeout(&mut self, now: Instant) {
@@ -312,8 +312,8 @@ macro_rules! delegate_machine {
                 self.0.handle_done(now, done);
             }
 
-            fn handle_terminated(&mut self, now: ::std::time::Instant) {
-                self.0.handle_terminated(now);
+            fn handle_terminated(&mut self) {
+                self.0.handle_terminated();
             }
 
             fn handle_timeout(&mut self, now: ::std::time::Instant) {

@@ -26,7 +26,7 @@ pub trait Machine: std::fmt::Debug + Send {
 
     /// The link group that [`Done::Entered`] brought was terminated
     /// ([`group::Output::Terminate`](crate::proto::group::Output::Terminate)).
-    fn handle_terminated(&mut self, now: Instant);
+    fn handle_terminated(&mut self);
 
     /// Time has passed.
     fn handle_timeout(&mut self, now: Instant);

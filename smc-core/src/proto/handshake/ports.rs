@@ -58,7 +58,7 @@ impl RdmaConfig {
     }
 
     /// The port for a connection in this version: the first on its physical network with a
-    /// suitable address (behaviour of set-up, PNET ID and choice of the RDMA device).
+    /// suitable address (docs/spec/handshake.md#port).
     pub(super) fn port(&self, version: Version, path: &Path) -> Option<&RdmaPort> {
         if path.vlan_unknown || !(version.is_v2() || self.v1) {
             return None;

@@ -205,7 +205,7 @@ impl PeerRmb {
     }
 }
 
-/// What was negotiated for the links of a new group (behaviour of set-up, v2.1 negotiation).
+/// What was negotiated for the links of a new group (docs/spec/handshake.md#negotiation).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_structs, reason = "what v2.1 negotiates")]
 pub struct LinkTerms {

@@ -9,7 +9,8 @@ pub struct LlcConfig {
     /// How long a link may receive no message before it is tested; `None` for never. 30 s.
     pub test_link: Option<Duration>,
     /// Requests about our keys that may be unanswered at a time, at least 1. Default 1, which is
-    /// what peers are known to expect; Linux answers any number (behaviour 8.7).
+    /// what peers are known to expect; Linux answers any number
+    /// (docs/spec/llc.md#flows).
     pub rkeys_in_flight: usize,
     /// Links we want in a link group besides what was negotiated, 1 or 2. Default 2.
     pub max_links: u8,
@@ -32,7 +33,7 @@ impl Default for LlcConfig {
     }
 }
 
-/// How long to wait for what (behaviour 3.2).
+/// How long to wait for what (docs/spec/llc.md#flows).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Timeouts {
@@ -51,7 +52,8 @@ pub struct Timeouts {
     /// The same, until it is said again to a peer that may be adding a link. 200 ms: Linux is back
     /// from that after some 30 ms.
     pub farewell_again: Duration,
-    /// The same for the answer to one: the peer acknowledges only by luck (behaviour 2.6). 100 ms.
+    /// The same for the answer to one: the peer acknowledges only by luck
+    /// (docs/spec/link-groups.md#end). 100 ms.
     pub farewell_answer: Duration,
 }
 

@@ -350,7 +350,7 @@ impl LinkGroup {
     }
 
     /// The link for a new connection, as the server assigns them: `connections` is the number that
-    /// the group has now (behaviour 2.2). `None` without an active link.
+    /// the group has now (docs/spec/link-groups.md#assignment). `None` without an active link.
     #[must_use]
     pub fn assign(&self, connections: usize) -> Option<LinkId> {
         let regular = || self.active().filter(|link| !link.is_asymmetric);

@@ -21,7 +21,7 @@ impl fmt::Display for LinkId {
 }
 
 transitions! {
-    /// States of a link (behaviour 2.5).
+    /// States of a link (docs/spec/link-groups.md#link-states).
     #[non_exhaustive]
     pub enum LinkState {
         /// Nothing is there.
@@ -113,7 +113,7 @@ impl Link {
     }
 }
 
-/// What the links of a group have in common (behaviour 2.4).
+/// What the links of a group have in common (docs/spec/link-groups.md#types).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GroupType {

@@ -4,8 +4,9 @@ use smc_wire::llc::MESSAGE_LEN;
 
 use super::{LinkId, OpTag, Output};
 
-/// Linux has one place for what exceeds 44 bytes, for all links of a group together (behaviour
-/// 3.1). Flows follow each other, so that at most one message has to wait for its predecessor.
+/// Linux has one place for what exceeds 44 bytes, for all links of a group together
+/// (docs/spec/llc.md#delivery). Flows follow each other, so that at most one message has to wait
+/// for its predecessor.
 #[derive(Debug, Default)]
 pub(super) struct Mail {
     last: u64,

@@ -132,7 +132,7 @@ impl LinkGroup {
         self.terms.max_links.min(self.config.max_links)
     }
 
-    /// Step 3 of 3.4.1: whether a further link of this kind has a place.
+    /// Whether a further link of this kind has a place (docs/spec/llc.md#adding-as-server, step 3).
     pub(super) fn has_slot(&self, kind: GroupType) -> bool {
         self.links.len() < SLOTS
             && self.kind != GroupType::Symmetric
@@ -191,5 +191,5 @@ fn is_port_of(port: &Candidate, link: &LinkInfo) -> bool {
             .is_some_and(|local| local.mac == port.address.mac)
 }
 
-/// Links that exist at a time: two, and one that comes or goes (behaviour 2.1).
+/// Links that exist at a time: two, and one that comes or goes (docs/spec/link-groups.md#limits).
 const SLOTS: usize = 3;

@@ -4,7 +4,7 @@ use smc_wire::types::{Rkey, RmbAddr};
 
 use super::LinkId;
 
-/// Most RMBs of the peer that a link group knows (behaviour 2.3).
+/// Most RMBs of the peer that a link group knows (docs/spec/link-groups.md#limits).
 pub const RTOKENS_MAX: usize = 255;
 
 /// Most names that are kept of a buffer: a group has three links at a time, so that a handshake can

@@ -67,7 +67,8 @@ pub struct Overflow;
 /// Most messages that wait on one link: what a peer with all its RMBs can ask for, twice.
 pub const WAITING_MAX: usize = 1024;
 
-/// How long messages wait for room before the link has to be taken down (behaviour 3.2).
+/// How long messages wait for room before the link has to be taken down
+/// (docs/spec/link-groups.md#queue-pair).
 pub const SLOT_PATIENCE: Duration = Duration::from_secs(10);
 
 impl<C: Copy + Eq + Hash> Default for SendSlots<C> {

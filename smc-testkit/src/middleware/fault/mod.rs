@@ -302,19 +302,27 @@ impl Device for Fault {
     delegate_device!();
 
     fn drain(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {
-        let mut came = Vec::new();
-        let result = self.inner.drain(&mut |event| came.push(event));
-        let can_hold = matches!(self.inner.doorbell(), Doorbell::Waker(_));
-        let (out, is_holding) = {
-            let mut state = self.state();
-            (state.sift(came, can_hold), !state.held.is_empty())
-        };
-        if is_holding {
-            // The driver has registered its waker: it comes again for what is held back.
-            self.ring();
+        loop {
+            let mut came = Vec::new();
+            let result = self.inner.drain(&mut |event| came.push(event));
+            let can_hold = matches!(self.inner.doorbell(), Doorbell::Waker(_));
+            let may_be_disarmed = !came.is_empty();
+            let (out, is_holding) = {
+                let mut state = self.state();
+                (state.sift(came, can_hold), !state.held.is_empty())
+            };
+            if is_holding {
+                // The driver has registered its waker: it comes again for what is held back.
+                self.ring();
+            }
+            let is_silent = out.is_empty() && !is_holding;
+            out.into_iter().for_each(&mut *sink);
+            if result.is_err() || !(is_silent && may_be_disarmed) {
+                return result;
+            }
+            // A drain that hands out nothing leaves the device armed.
+            self.inner.arm()?;
         }
-        out.into_iter().for_each(sink);
-        result
     }
 
     fn arm(&self) -> Result<(), DeviceError> {

@@ -11,8 +11,8 @@ use std::task::{Context, Poll, ready};
 use anyhow::{Context as _, Result, ensure};
 use futures_lite::{AsyncBufRead, AsyncRead, AsyncWrite};
 use smc_core::device::Device;
-use smc_core::io::negotiate::{Assume, Local};
-use smc_core::{Endpoint, Mode, Policy, Stream};
+use smc_core::io::negotiate::Assume;
+use smc_core::{Domain, Endpoint, Mode, Policy, Stream};
 use smc_transport_ism::{IsmDevice, Place};
 use smc_transport_loop::LoopDevice;
 
@@ -225,7 +225,7 @@ fn endpoint(cell: &Cell, dir: &Path) -> Result<Endpoint> {
     }
     let builder = builder.device(device(cell, dir)?);
     Ok(match &cell.settings.apart {
-        None => builder.negotiation(Arc::new(Local::new().with_directory(dir))),
+        None => builder.domain(Domain::directory(dir)),
         // The two know of each other.
         Some(_) => builder.negotiation(Arc::new(Assume::new())),
     }
@@ -236,7 +236,9 @@ fn endpoint(cell: &Cell, dir: &Path) -> Result<Endpoint> {
 fn device(cell: &Cell, dir: &Path) -> Result<Arc<dyn Device>> {
     let in_place = is_in_place(cell.transport);
     if !is_ism(cell.transport) {
-        let device = LoopDevice::builder().runtime_dir(dir).nocopy(in_place);
+        let device = LoopDevice::builder()
+            .domain(Domain::directory(dir))
+            .nocopy(in_place);
         return Ok(Arc::new(device.build()?));
     }
     let buffers = 2 * cell.case.connections();

@@ -18,10 +18,10 @@ use super::message::{ToClient, ToListener};
 use super::netns::NetNs;
 use super::packet::{MANY, Received, receive, send};
 use super::pause::Pause;
-use super::{Local, is_own, lock};
+use super::{is_own, lock};
 use crate::error::{FallbackCause, Limit, OsError, Refusal};
 use crate::io::negotiate::passed::PeerSocket;
-use crate::io::negotiate::runtime_dir::OpenDir;
+use crate::io::negotiate::runtime_dir::{Domain, OpenDir};
 use crate::io::negotiate::{Credentials, Early, Precedent};
 use crate::io::runtime::{Runtime, Watch};
 
@@ -70,14 +70,15 @@ struct Cards {
 }
 
 impl Channel {
-    /// Connects to a listener and introduces this process.
+    /// Connects to a listener and introduces this process, if [`Self::announces`] is so.
     pub(super) fn open(
-        config: &Local,
+        domain: &Domain,
         runtime: &dyn Runtime,
         dir: &OpenDir,
         entry: &Arc<Entry>,
         netns: NetNs,
         pause: Arc<Pause>,
+        target: Option<Found>,
     ) -> Result<Arc<Self>, FallbackCause> {
         let name = entry.to_string();
         let failed = |operation| {
@@ -90,9 +91,11 @@ impl Channel {
         let uid = credentials
             .map_err(failed("look up the owner of the listener's socket"))?
             .uid;
-        if !config.allows(uid) {
+        if !domain.allows(uid) {
             return Err(FallbackCause::User { uid });
         }
+        let foreign = !is_own(uid);
+        check_owner(uid, foreign, target.map(|target| target.uid))?;
         let (board, file) = Board::create()
             .map_err(|error| OsError::new("create memory for the listener", &error))?;
         let hello = ToListener::Hello { netns }.encode();
@@ -107,7 +110,7 @@ impl Channel {
             fd,
             entry: entry.clone(),
             uid,
-            foreign: !is_own(uid),
+            foreign,
             board,
             cards: Mutex::new(Cards {
                 fresh: 0,
@@ -133,6 +136,11 @@ impl Channel {
     /// Whether the listener is known to be gone.
     pub(super) fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Relaxed) || self.board.is_closed()
+    }
+
+    /// User of the process that announces the listener.
+    pub(super) fn uid(&self) -> u32 {
+        self.uid
     }
 
     /// Whether the listener belongs to another user.

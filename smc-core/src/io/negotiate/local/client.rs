@@ -1,7 +1,10 @@
 //! The client side: finding listeners and announcing connections to them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::fs::symlink_metadata;
+use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::{self, ThreadId};
@@ -11,23 +14,24 @@ use async_trait::async_trait;
 use event_listener::Event;
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
+use rustix::process::geteuid;
 
 use super::board::{Announcement, MAX_PROPOSAL};
-use super::channel::Channel;
+use super::channel::{Announced, Channel};
 use super::diag::{Diag, Found};
 use super::directory::{Directory, Entry};
 use super::netns::{NetNs, canonical, has_scope, is_local, is_routable};
-use super::offer::LocalOffer;
-use super::{Local, lock, proof};
+use super::offer::{Connection, LocalOffer};
+use super::{is_own, lock, proof};
 use crate::error::{FallbackCause, Limit, OsError};
-use crate::io::negotiate::runtime_dir::RuntimeDirs;
+use crate::io::negotiate::runtime_dir::Domain;
 use crate::io::negotiate::{Candidate, Client, Early, Offer, Precedent};
 use crate::io::runtime::{Runtime, Unconnected};
 
 /// Everything an endpoint remembers about the listeners of this host.
 #[derive(Clone, Debug)]
 pub(super) struct LocalClient {
-    config: Arc<Local>,
+    domain: Domain,
     runtime: Arc<dyn Runtime>,
     known: Arc<Known>,
 }
@@ -35,7 +39,7 @@ pub(super) struct LocalClient {
 #[derive(Debug)]
 struct Known {
     directories: Mutex<Directories>,
-    channels: Mutex<HashMap<(NetNs, String), Arc<Channel>>>,
+    channels: Mutex<Channels>,
     /// Of the network namespace that was used last, where the kernel offers it.
     diag: Mutex<Option<(NetNs, Option<Diag>)>>,
     proofs: Mutex<HashMap<ProofKey, Proof>>,
@@ -43,14 +47,16 @@ struct Known {
     routes: Mutex<HashMap<(ThreadId, SocketAddr), Route>>,
 }
 
+type Channels = HashMap<(NetNs, String), Arc<Channel>>;
+
 /// A listener and the directory of its name.
 type Named = (Arc<Path>, Arc<Entry>);
 
 /// Where listeners are looked for.
 #[derive(Debug)]
 struct Directories {
-    rule: RuntimeDirs,
-    /// By the rule, as of a moment ago.
+    domain: Domain,
+    /// Those of the domain, as of a moment ago.
     known: Vec<Directory>,
     /// Their paths.
     searched: Arc<[PathBuf]>,
@@ -60,16 +66,16 @@ struct Directories {
 }
 
 impl Directories {
-    /// The directories by the rule, with what is known of those that were there before.
+    /// The directories of the domain, with what is known of those that were there before.
     fn refresh(&mut self, now: Instant) {
         if now < self.until {
             return;
         }
         self.until = now + DIRECTORIES_LAST;
-        self.unusable = self.rule.unusable().map(FallbackCause::from);
+        self.unusable = self.domain.unusable().map(FallbackCause::from);
         let mut old = std::mem::take(&mut self.known);
         self.known
-            .extend(self.rule.to_search().into_iter().map(|path| {
+            .extend(self.domain.to_search().into_iter().map(|path| {
                 let at = old.iter().position(|known| **known.path() == *path);
                 at.map_or_else(|| Directory::new(path), |at| old.swap_remove(at))
             }));
@@ -107,16 +113,16 @@ enum Proof {
 }
 
 impl LocalClient {
-    pub(super) fn new(config: Local, runtime: Arc<dyn Runtime>) -> Self {
+    pub(super) fn new(domain: Domain, runtime: Arc<dyn Runtime>) -> Self {
         let directories = Directories {
-            rule: config.directories(),
+            domain: domain.clone(),
             known: Vec::new(),
             searched: Arc::default(),
             unusable: None,
             until: runtime.now(),
         };
         Self {
-            config: Arc::new(config),
+            domain,
             runtime,
             known: Arc::new(Known {
                 directories: Mutex::new(directories),
@@ -136,13 +142,15 @@ impl LocalClient {
     /// Listeners that may get connections to `to`, at least one, or why there is none.
     fn listeners_at(&self, to: SocketAddr) -> Result<Vec<Named>, FallbackCause> {
         let mut found: Vec<Named> = Vec::new();
+        // The same listener may be in several directories.
+        let mut names = HashSet::new();
         let mut unread = None;
         let mut directories = lock(&self.known.directories);
         directories.refresh(self.runtime.now());
-        let Directories { rule, known, .. } = &mut *directories;
+        let Directories { domain, known, .. } = &mut *directories;
         for directory in known {
             let path = Arc::clone(directory.path());
-            let entries = match directory.entries(rule) {
+            let entries = match directory.entries(domain) {
                 Ok(entries) => entries,
                 Err(error) => {
                     unread = Some(FallbackCause::Os(error));
@@ -151,8 +159,7 @@ impl LocalClient {
             };
             for entry in entries {
                 let fits = entry.port == to.port() && entry.scope.covers(to.ip());
-                // The same listener may be in several directories.
-                if fits && !found.iter().any(|(_, known)| known == entry) {
+                if fits && names.insert(Arc::clone(entry)) {
                     found.push((Arc::clone(&path), Arc::clone(entry)));
                 }
             }
@@ -165,11 +172,14 @@ impl LocalClient {
         }
     }
 
+    /// The channel to a listener, if its process is the one that `target` belongs to, as far as users
+    /// can be told apart.
     fn channel(
         &self,
         dir: &Path,
         entry: &Arc<Entry>,
         netns: NetNs,
+        target: Option<Found>,
     ) -> Result<Arc<Channel>, FallbackCause> {
         let name = entry.to_string();
         let mut channels = lock(&self.known.channels);
@@ -177,19 +187,21 @@ impl LocalClient {
         let mut pause = Arc::default();
         if let Some(channel) = channels.get(&key) {
             if !channel.is_dead() {
-                return Ok(channel.clone());
+                return channel.announces(target).map(|()| channel.clone());
             }
             pause = Arc::clone(channel.pause());
         }
         channels.retain(|_, channel| !channel.is_dead());
-        let dir = lock(&self.known.directories).rule.open(dir)?;
-        match Channel::open(&self.config, &*self.runtime, &dir, entry, netns, pause) {
+        make_room(&mut channels, owner(target))?;
+        let dir = lock(&self.known.directories).domain.open(dir)?;
+        let (domain, runtime) = (&self.domain, &*self.runtime);
+        match Channel::open(domain, runtime, &dir, entry, netns, pause, target) {
             Ok(channel) => {
                 channels.insert(key, channel.clone());
                 Ok(channel)
             }
             Err(FallbackCause::Os(error)) if is_stale(&error) => {
-                lock(&self.known.directories).rule.remove_if_stale(&key.1);
+                lock(&self.known.directories).domain.remove_if_stale(&key.1);
                 Err(self.not_announced())
             }
             Err(cause) => Err(cause),
@@ -279,6 +291,32 @@ impl LocalClient {
         to: SocketAddr,
         from: SocketAddr,
     ) -> Result<Option<Found>, OsError> {
+        let found = self.find(netns, to, from)?;
+        Ok(found.ok().flatten().filter(Found::is_listening))
+    }
+
+    /// Whether the other end of a connection is in this network namespace, at the address that it was
+    /// made to; `None` where the kernel cannot say.
+    pub(super) fn is_here(&self, netns: NetNs, to: SocketAddr, from: SocketAddr) -> Option<bool> {
+        // The task may have moved to a thread that lives elsewhere.
+        let found = match NetNs::current() == Ok(netns) {
+            true => self.find(netns, to, from).ok()?.ok()?,
+            false => return None,
+        };
+        Some(found.is_some_and(|found| found.has_peer()))
+    }
+
+    /// As [`Diag::find`].
+    ///
+    /// # Errors
+    ///
+    /// When there is nothing to ask the kernel with.
+    fn find(
+        &self,
+        netns: NetNs,
+        local: SocketAddr,
+        peer: SocketAddr,
+    ) -> Result<io::Result<Option<Found>>, OsError> {
         let mut diag = lock(&self.known.diag);
         if diag
             .as_ref()
@@ -292,8 +330,10 @@ impl LocalClient {
             *diag = Some((netns, opened.ok()));
         }
         let open = diag.as_mut().and_then(|(_, open)| open.as_mut());
-        let found = open.and_then(|open| open.find(to, from).ok()?);
-        Ok(found.filter(|found| found.listening))
+        Ok(open.map_or_else(
+            || Err(io::ErrorKind::Unsupported.into()),
+            |open| open.find(local, peer),
+        ))
     }
 }
 
@@ -315,9 +355,8 @@ impl Client for LocalClient {
         let mut cause = None;
         if !own_host {
             let mut proven = Vec::new();
-            for (dir, entry) in listeners.into_iter().take(MAX_LISTENERS) {
-                let channel = self.channel(&dir, &entry, netns);
-                match channel.and_then(|channel| channel.announces(None).map(|()| channel)) {
+            for (dir, entry) in first(listeners, None) {
+                match self.channel(&dir, &entry, netns, None) {
                     Ok(channel) if self.leads_to(&channel, netns, to.ip()).await => {
                         proven.push((dir, entry));
                     }
@@ -376,10 +415,16 @@ struct LocalCandidate {
 }
 
 impl LocalCandidate {
-    fn channel(&self, dir: &Path, entry: &Arc<Entry>) -> Result<Arc<Channel>, FallbackCause> {
+    fn channel(
+        &self,
+        (dir, entry): &Named,
+        target: Option<Found>,
+    ) -> Result<Arc<Channel>, FallbackCause> {
         match &self.channel {
-            Some(channel) if !channel.is_dead() => Ok(Arc::clone(channel)),
-            _ => self.client.channel(dir, entry, self.netns),
+            Some(channel) if !channel.is_dead() => {
+                channel.announces(target).map(|()| Arc::clone(channel))
+            }
+            _ => self.client.channel(dir, entry, self.netns, target),
         }
     }
 }
@@ -387,10 +432,15 @@ impl LocalCandidate {
 impl Candidate for LocalCandidate {
     fn precedent(&self) -> Option<Precedent> {
         // With several, each would have to have its own.
-        let [(dir, entry)] = &*self.listeners else {
+        let [(_, entry)] = &*self.listeners else {
             return None;
         };
-        let channel = self.channel(dir, entry).ok()?;
+        // One that is not open yet has none.
+        let open = || {
+            let key = (self.netns, entry.to_string());
+            lock(&self.client.known.channels).get(&key).cloned()
+        };
+        let channel = self.channel.clone().or_else(open)?;
         channel.precedent().filter(|_| !channel.pause().is_silent())
     }
 
@@ -406,16 +456,19 @@ impl Candidate for LocalCandidate {
         }
         let now = self.client.runtime.now();
         let from = canonical(socket.local);
-        let target = match (self.own_host, self.target) {
+        // A listener of another user gets nothing of a port that has changed hands.
+        let known = self.target.filter(|target| is_own(target.uid));
+        let target = match (self.own_host, known) {
             (true, None) => self.client.target(self.netns, self.to, from)?,
             (_, target) => target,
         };
         let is_target = |entry: &Entry| target.is_none_or(|target| target.cookie == entry.cookie);
         let chosen = self.listeners.iter().filter(|(_, entry)| is_target(entry));
+        let chosen = first(chosen.cloned().collect(), target);
         let mut announced = Vec::with_capacity(1);
         let mut cause = None;
-        for (dir, entry) in chosen.take(MAX_LISTENERS) {
-            let channel = match self.channel(dir, entry) {
+        for named in chosen {
+            let channel = match self.channel(&named, target) {
                 Ok(channel) if channel.pause().may_ask(now) => channel,
                 Ok(_) => {
                     cause = Some(FallbackCause::BackOff);
@@ -426,10 +479,6 @@ impl Candidate for LocalCandidate {
                     continue;
                 }
             };
-            if let Err(refused) = channel.announces(target) {
-                cause = Some(refused);
-                continue;
-            }
             let cookie = match channel.is_foreign() {
                 true => cookie(socket)?,
                 false => 0,
@@ -443,6 +492,7 @@ impl Candidate for LocalCandidate {
                 Ok(made) => announced.push(made),
                 Err(failed) => cause = Some(failed),
             }
+            let (dir, entry) = &named;
             if let (None, Some(target), false) = (self.target, target, entry.shared) {
                 self.client.remember(self, target, dir, &channel);
             }
@@ -451,10 +501,54 @@ impl Candidate for LocalCandidate {
             true => Err(cause.unwrap_or_else(|| self.client.not_announced())),
             false => {
                 let runtime = Arc::clone(&self.client.runtime);
-                let offer = LocalOffer::new(announced, early.cloned(), runtime, now);
+                let is_foreign = |made: &Announced| made.conversation.channel.is_foreign();
+                let connection = announced.iter().any(is_foreign).then(|| Connection {
+                    client: self.client.clone(),
+                    netns: self.netns,
+                    to: self.to,
+                    from,
+                });
+                let offer = LocalOffer::new(announced, early.cloned(), runtime, now, connection);
                 Ok(Box::new(offer))
             }
         }
+    }
+}
+
+/// The user whose process is to be at the other end of a channel.
+fn owner(target: Option<Found>) -> u32 {
+    target.map_or_else(|| geteuid().as_raw(), |target| target.uid)
+}
+
+/// Those names that are looked at. Of many, these are the ones that the owner of the listening socket
+/// has made, as far as there are such: others may have made the rest to hide them.
+fn first(mut names: Vec<Named>, target: Option<Found>) -> Vec<Named> {
+    if names.len() > MAX_LISTENERS {
+        let owner = owner(target);
+        names.sort_by_cached_key(|(dir, entry)| {
+            let file = symlink_metadata(dir.join(entry.to_string()));
+            !file.is_ok_and(|file| file.uid() == owner)
+        });
+        names.truncate(MAX_LISTENERS);
+    }
+    names
+}
+
+/// Ends channels that no connection uses, if this is another user who has as many as one may have.
+fn make_room(channels: &mut Channels, uid: u32) -> Result<(), FallbackCause> {
+    let is_full = |channels: &Channels| {
+        let of_user = channels.values().filter(|channel| channel.uid() == uid);
+        !is_own(uid) && of_user.count() >= MAX_OF_ONE
+    };
+    if is_full(channels) {
+        channels.retain(|_, channel| channel.uid() != uid || Arc::strong_count(channel) > 1);
+    }
+    match is_full(channels) {
+        true => {
+            let what = "limit of channels to listeners of one user";
+            Err(FallbackCause::Full(Limit::new(what, MAX_OF_ONE as u64)))
+        }
+        false => Ok(()),
     }
 }
 
@@ -472,6 +566,9 @@ fn is_stale(error: &OsError) -> bool {
 
 /// Listeners of one port that get an announcement, where the kernel does not say which is it.
 const MAX_LISTENERS: usize = 32;
+
+/// Channels to listeners of another user.
+const MAX_OF_ONE: usize = 64;
 
 /// How long a listener is taken for the one that gets the connections to its address. Another one
 /// may have come, or the thread may have moved to another namespace: whoever is not answered then

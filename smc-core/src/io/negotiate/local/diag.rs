@@ -10,8 +10,9 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 
+use rustix::net::netlink::{self, SocketAddrNetlink};
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, send, socket_with,
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, connect, recv, send, socket_with,
 };
 
 /// A channel to the kernel, for the network namespace in which it was opened.
@@ -26,7 +27,33 @@ pub(super) struct Diag {
 pub(super) struct Found {
     pub(super) cookie: u64,
     pub(super) uid: u32,
-    pub(super) listening: bool,
+    pub(super) state: State,
+}
+
+/// What a TCP socket is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Listening,
+    Established,
+    /// Connected to the peer, and not established yet, or not any more.
+    Connected,
+    /// Without a peer that has answered.
+    Unconnected,
+}
+
+impl Found {
+    pub(super) fn is_listening(&self) -> bool {
+        self.state == State::Listening
+    }
+
+    /// Whether another socket has answered it, or has connected to it.
+    pub(super) fn has_peer(&self) -> bool {
+        matches!(self.state, State::Established | State::Connected)
+    }
+
+    pub(super) fn is_established(&self) -> bool {
+        self.state == State::Established
+    }
 }
 
 impl Diag {
@@ -34,6 +61,8 @@ impl Diag {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let protocol = Some(netlink::SOCK_DIAG);
         let fd = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, protocol)?;
+        // From then on nothing gets here but what the kernel says.
+        connect(&fd, &SocketAddrNetlink::new(0, 0))?;
         Ok(Self { fd, sequence: 0 })
     }
 
@@ -129,7 +158,12 @@ fn parse(answer: &[u8]) -> io::Result<Option<Found>> {
     Ok(Some(Found {
         cookie: u64::from(high) << 32 | u64::from(low),
         uid: field(16 + 64)?,
-        listening: state == TCP_LISTEN,
+        state: match state {
+            TCP_LISTEN => State::Listening,
+            TCP_ESTABLISHED => State::Established,
+            TCP_SYN_SENT | TCP_CLOSE => State::Unconnected,
+            _ => State::Connected,
+        },
     }))
 }
 
@@ -145,16 +179,38 @@ const SOCK_DIAG_BY_FAMILY: u16 = 20;
 const NLM_F_REQUEST: u16 = 1;
 const NLMSG_ERROR: u16 = 2;
 const IPPROTO_TCP: u8 = 6;
+const TCP_ESTABLISHED: u8 = 1;
+const TCP_SYN_SENT: u8 = 2;
+const TCP_CLOSE: u8 = 7;
 const TCP_LISTEN: u8 = 10;
 
 #[cfg(test)]
 mod tests {
     use std::net::{Ipv4Addr, Ipv6Addr, TcpListener, TcpStream};
 
+    use rustix::io::Errno;
     use rustix::net::sockopt::socket_cookie;
+    use rustix::net::{getsockname, sendto};
     use smc_testkit::port::HeldPort;
 
     use super::*;
+
+    #[test]
+    fn nothing_but_the_kernel_answers() {
+        let diag = Diag::open().unwrap();
+        let own: SocketAddrNetlink = getsockname(&diag.fd).unwrap().try_into().unwrap();
+        let other = socket_with(
+            AddressFamily::NETLINK,
+            SocketType::RAW,
+            SocketFlags::CLOEXEC,
+            Some(netlink::SOCK_DIAG),
+        );
+        let sent = sendto(other.unwrap(), b"forged", SendFlags::empty(), &own);
+        if sent == Err(Errno::PERM) {
+            return println!("skipped: why: needs CAP_NET_ADMIN to send to another process");
+        }
+        assert_eq!(sent, Err(Errno::CONNREFUSED));
+    }
 
     #[test]
     fn both_ends_and_the_listener_are_found() {
@@ -172,13 +228,13 @@ mod tests {
                 Ok(found) => found.unwrap(),
                 Err(error) => return println!("skipped: why: no sock_diag here: {error}"),
             };
-            assert!(found.listening);
+            assert_eq!(found.state, State::Listening);
             assert_eq!(found.cookie, socket_cookie(&listener).unwrap());
 
             let client = TcpStream::connect(to).unwrap();
             let from = client.local_addr().unwrap();
             let found = diag.find(from, to).unwrap().unwrap();
-            assert!(!found.listening);
+            assert_eq!(found.state, State::Established);
             assert_eq!(found.cookie, socket_cookie(&client).unwrap());
             assert_eq!(found.uid, rustix::process::geteuid().as_raw());
 

@@ -6,6 +6,7 @@
 
 use std::fmt::{self, Display};
 use std::fs::Metadata;
+use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ use std::time::{Duration, SystemTime};
 
 use super::netns::NetNs;
 use crate::error::OsError;
-use crate::io::negotiate::runtime_dir::{RuntimeDirs, names};
+use crate::io::negotiate::runtime_dir::{Domain, names};
 
 /// The listeners of one directory, read again only when it has changed.
 #[derive(Debug)]
@@ -45,13 +46,13 @@ impl Directory {
         &self.path
     }
 
-    /// The listeners now. None if the directory may not be used, or its names may not be read.
+    /// The listeners now. None if the directory may not be used.
     ///
     /// # Errors
     ///
-    /// When there are no descriptors, or there is no memory, to read the names with.
-    pub(super) fn entries(&mut self, dirs: &RuntimeDirs) -> Result<&[Arc<Entry>], OsError> {
-        match dirs.check(&self.path) {
+    /// When this process may not read the names, or has no descriptor or memory left to read them with.
+    pub(super) fn entries(&mut self, domain: &Domain) -> Result<&[Arc<Entry>], OsError> {
+        match domain.check(&self.path) {
             Ok(found) => self.refresh(&found)?,
             Err(_) => self.read = None,
         }
@@ -73,7 +74,10 @@ impl Directory {
             Ok(names) => names,
             Err(error) => {
                 let error = OsError::new("read the runtime directory", &error).at(&self.path);
-                return if error.is_lack() { Err(error) } else { Ok(()) };
+                return match error.is_lack() || error.kind() == ErrorKind::PermissionDenied {
+                    true => Err(error),
+                    false => Ok(()),
+                };
             }
         };
         let entries = names.filter_map(|name| Entry::parse(&name)).map(Arc::new);
@@ -89,7 +93,7 @@ impl Directory {
 }
 
 /// A listener as its name tells.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Entry {
     /// `SO_REUSEPORT`: of connections to one address, some may go to other listeners.
     pub(super) shared: bool,
@@ -143,7 +147,7 @@ impl Display for Entry {
 }
 
 /// The addresses that a listener listens on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Scope {
     /// All addresses of both families.
     Any,

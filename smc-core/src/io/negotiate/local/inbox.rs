@@ -1,5 +1,6 @@
 //! The channels of a listener, and the boards on which its clients announce connections.
 
+use std::collections::VecDeque;
 use std::io;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
@@ -15,33 +16,39 @@ use rustix::io::Errno;
 use super::board::{Announcement, Board, Card, Turn, Voice};
 use super::diag::Diag;
 use super::directory::{Entry, Scope};
+use super::is_own;
 use super::message::{MAX_LEN, NONCE_LEN, ToClient, ToListener};
 use super::netns::canonical;
 use super::packet::{MANY, Received, receive, send};
-use super::{Local, is_own};
 use crate::error::{FallbackCause, OsError, Refusal};
 use crate::io::negotiate::Credentials;
 use crate::io::negotiate::passed::PeerSocket;
-use crate::io::negotiate::runtime_dir::Publication;
+use crate::io::negotiate::runtime_dir::{Domain, Publication};
 use crate::mem::sync::{AtomicBool, Ordering};
+use crate::shares::Shares;
 
 /// The channels of a listener and what came on them.
 #[derive(Debug)]
 pub(super) struct Inbox {
-    config: Local,
+    domain: Domain,
     entry: Entry,
     /// `None` when closed.
     publication: Option<Publication>,
     /// The listener and all channels.
     all: OwnedFd,
     channels: HashMap<u64, Channel>,
+    /// Channels of users other than the listener's.
+    of_others: Shares<u32, MAX_OF_OTHERS, MAX_OF_ONE>,
+    /// Channels on which there was no HELLO, and until when it has to come; the oldest first. Some
+    /// have said it meanwhile, or have ended.
+    silent: VecDeque<(u64, Instant)>,
     next_channel: u64,
     /// Channels by the time of their last connection, the latest at the end.
     recent: Vec<u64>,
     /// Why the connection that was looked for last was not claimed, if it was offered.
     cause: Option<FallbackCause>,
-    /// Why clients cannot be taken in at the moment.
-    trouble: Option<OsError>,
+    /// What this process lacked when a client was not taken in, and when that was.
+    shortage: Option<(Instant, OsError)>,
     /// When clients are shown next that the listener works.
     next_beat: Option<Instant>,
     /// Handshakes that wait for what a client says, by channel and card.
@@ -103,8 +110,6 @@ pub(super) struct Collected {
     pub(super) proofs: Vec<Proof>,
     /// Handshakes that have news.
     pub(super) wakers: Vec<Waker>,
-    /// No descriptor was left for a new channel.
-    pub(super) exhausted: bool,
     /// There is more to do.
     pub(super) more: bool,
     /// Packets that were read, and channels that were taken in, each as [`COST`] of them.
@@ -113,7 +118,7 @@ pub(super) struct Collected {
 
 impl Inbox {
     pub(super) fn new(
-        config: Local,
+        domain: Domain,
         entry: Entry,
         publication: Publication,
         at: SocketAddr,
@@ -124,15 +129,17 @@ impl Inbox {
         let at = canonical(at);
         let works = |diag: &mut Diag| matches!(diag.find(at, (at.ip(), 1).into()), Ok(Some(_)));
         Ok(Self {
-            config,
+            domain,
             entry,
             publication: Some(publication),
             all,
             channels: HashMap::new(),
+            of_others: Shares::default(),
+            silent: VecDeque::new(),
             next_channel: 0,
             recent: Vec::new(),
             cause: None,
-            trouble: None,
+            shortage: None,
             next_beat: None,
             waiting: HashMap::new(),
             diag: Diag::open()
@@ -162,6 +169,10 @@ impl Inbox {
     /// Takes in what has come, as far as is good for one call: see [`Collected::more`]. Costs one
     /// system call if that is nothing.
     pub(super) fn collect(&mut self) -> Collected {
+        self.collect_at(Instant::now())
+    }
+
+    fn collect_at(&mut self, now: Instant) -> Collected {
         let mut collected = Collected::default();
         loop {
             let mut space = [const { MaybeUninit::uninit() }; EVENTS];
@@ -179,17 +190,20 @@ impl Inbox {
             for event in events {
                 let data = event.data;
                 if data == LISTENER {
-                    self.welcome(&mut collected);
+                    self.welcome(now, &mut collected);
                 } else {
                     self.read(data.u64(), &mut collected);
                 }
             }
             has_others |= self.next_channel > before;
             collected.more |= has_others;
-            if !has_others || collected.exhausted || collected.spent >= BUDGET {
+            if !has_others || collected.spent >= BUDGET {
                 break;
             }
             collected.more = false;
+        }
+        if collected.spent > 0 {
+            self.end_silent(now, &mut collected);
         }
         collected
     }
@@ -224,12 +238,16 @@ impl Inbox {
 
     /// Why the connection that was looked for last was not claimed, if that is known.
     pub(super) fn take_cause(&mut self) -> Option<FallbackCause> {
-        let trouble = || self.trouble.clone().map(FallbackCause::Os);
+        let recent = |(at, _): &&(Instant, _)| at.elapsed() < SHORTAGE_LASTS;
+        let shortage = || {
+            let (_, error) = self.shortage.as_ref().filter(recent)?;
+            Some(FallbackCause::Os(error.clone()))
+        };
         let unpublished = || {
             let publication = self.publication.as_ref()?;
             publication.error().cloned().map(FallbackCause::from)
         };
-        self.cause.take().or_else(trouble).or_else(unpublished)
+        self.cause.take().or_else(shortage).or_else(unpublished)
     }
 
     /// Tells whoever announced this connection that it is plain by policy.
@@ -281,7 +299,8 @@ impl Inbox {
     ///
     /// Those of the listener's user are: what they claim wrongly is a connection that they cannot
     /// use, because nobody else gets a byte of the handshake. Of others the socket at the other end
-    /// has to be the one that was announced, and theirs.
+    /// has to be the one that was announced, and theirs, and connected: where the other end is not in
+    /// this namespace, the kernel finds a listening socket that has the address.
     fn comes_from(&mut self, channel: u64, announcement: &Announcement, now: Instant) -> bool {
         let Some(channel) = self.channels.get(&channel) else {
             return false;
@@ -297,7 +316,9 @@ impl Inbox {
                 let diag = self.diag.as_mut();
                 let found = diag.map(|diag| diag.find(announcement.from, announcement.to));
                 matches!(found, Some(Ok(Some(found)))
-                    if found.cookie == announcement.cookie && found.uid == uid)
+                    if found.is_established()
+                        && found.cookie == announcement.cookie
+                        && found.uid == uid)
             }
         }
     }
@@ -359,16 +380,17 @@ impl Inbox {
             channel.dead.store(true, Ordering::Release);
             channel.board.iter().for_each(Board::close);
         }
+        self.of_others = Shares::default();
+        self.silent.clear();
         self.recent.clear();
         self.waiting.drain().map(|(_, waker)| waker).collect()
     }
 
     /// Takes new channels in.
-    fn welcome(&mut self, collected: &mut Collected) {
+    fn welcome(&mut self, now: Instant, collected: &mut Collected) {
         if let Some(publication) = &mut self.publication {
             publication.tend();
         }
-        self.trouble = None;
         while collected.spent < BUDGET {
             collected.spent += COST;
             let Some(publication) = &mut self.publication else {
@@ -377,22 +399,23 @@ impl Inbox {
             let fd = match publication.accept() {
                 Ok(fd) => fd,
                 Err(Errno::INTR | Errno::CONNABORTED) => continue,
+                Err(Errno::AGAIN) => return,
                 Err(error) => {
                     let error = OsError::new("accept a client's channel", &error.into());
-                    if error.is_lack() {
-                        self.trouble = Some(error);
-                        collected.exhausted = true;
+                    if !error.is_lack() {
+                        return;
                     }
-                    return;
+                    self.shortage = Some((now, error));
+                    continue;
                 }
             };
             let Ok(client) = Credentials::of_peer(&fd) else {
                 continue;
             };
             let uid = client.uid;
-            let refusal = match self.config.allows(uid) {
+            let refusal = match self.domain.allows(uid) {
                 false => Some(Refusal::User { uid }),
-                true if self.channels.len() >= share(uid, MAX_CHANNELS) => Some(Refusal::Full),
+                true if !self.has_room(uid) => Some(Refusal::Full),
                 true => None,
             };
             if let Some(refusal) = refusal {
@@ -412,11 +435,39 @@ impl Inbox {
                     proofs: 0,
                     dead: Arc::default(),
                 };
+                if !channel.own {
+                    self.of_others.take(uid);
+                }
                 self.channels.insert(key, channel);
+                self.silent.push_back((key, now + HELLO_WITHIN));
             }
         }
         // There may be others.
         collected.more = true;
+    }
+
+    /// Whether a client of this user may have a channel. Other users cannot keep out the listener's
+    /// own, nor each other.
+    fn has_room(&self, uid: u32) -> bool {
+        self.channels.len() < MAX_CHANNELS && (is_own(uid) || self.of_others.has_room(&uid))
+    }
+
+    /// Ends channels on which HELLO has not come in time.
+    fn end_silent(&mut self, now: Instant, collected: &mut Collected) {
+        while let Some((key, until)) = self.silent.front().copied() {
+            let channel = self.channels.get(&key);
+            let is_silent = channel.is_some_and(|it| matches!(it.home, Home::Unknown));
+            if is_silent && until > now {
+                if let Some(publication) = &self.publication {
+                    publication.ring_after(until - now);
+                }
+                return;
+            }
+            self.silent.pop_front();
+            if is_silent {
+                self.end(key, collected);
+            }
+        }
     }
 
     /// Takes in the packets of a channel.
@@ -505,14 +556,12 @@ impl Inbox {
             return;
         };
         channel.dead.store(true, Ordering::Release);
+        if !channel.own {
+            self.of_others.give_back(&channel.client.uid);
+        }
         self.recent.retain(|recent| *recent != key);
         self.wake_all(key, collected);
     }
-}
-
-/// How much of what there is a user may fill. Guests cannot crowd out the listener's own user.
-fn share(uid: u32, of: usize) -> usize {
-    if is_own(uid) { of } else { of / 4 }
 }
 
 fn data(channel: u64) -> epoll::EventData {
@@ -533,10 +582,21 @@ const COST: usize = 8;
 
 /// Packets that are read in one call: some milliseconds of work. All channels that other users can
 /// have together do not send more before each was looked at.
-const BUDGET: usize = PACKETS * MAX_CHANNELS / 4;
+const BUDGET: usize = PACKETS * MAX_OF_OTHERS;
 
 /// Clients of a listener.
 const MAX_CHANNELS: usize = 1024;
+
+/// Clients of other users than the listener's, and of one of them.
+const MAX_OF_OTHERS: usize = MAX_CHANNELS / 2;
+const MAX_OF_ONE: usize = MAX_CHANNELS / 4;
+
+/// How long a client may take to say HELLO, which it does in the call in which it connects.
+const HELLO_WITHIN: Duration = Duration::from_secs(1);
+
+/// For how long a channel that was not accepted may explain that a connection is not announced:
+/// about as long as a set-up may take.
+const SHORTAGE_LASTS: Duration = Duration::from_secs(10);
 
 /// How often clients are shown that the listener works, while it does. Much shorter than they wait
 /// for a sign of it.
@@ -553,11 +613,14 @@ const PROOF_LASTS: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv4Addr, TcpListener, TcpStream};
+
+    use rustix::net::sockopt::socket_cookie;
+    use smc_testkit::user::run_as;
     use tempfile::TempDir;
 
     use super::*;
     use crate::io::negotiate::local::netns::NetNs;
-    use crate::io::negotiate::runtime_dir::RuntimeDirs;
 
     /// A listener's inbox with nothing behind it.
     fn inbox(dir: &TempDir) -> Inbox {
@@ -570,20 +633,39 @@ mod tests {
             cookie: 1,
             salt: 1,
         };
-        let dirs = RuntimeDirs::at(dir.path());
-        let publication = Publication::new(dirs, entry.to_string(), false).unwrap();
-        Inbox::new(Local::new(), entry, publication, at).unwrap()
+        let domain = domain(dir);
+        let publication = Publication::new(domain.clone(), entry.to_string()).unwrap();
+        Inbox::new(domain, entry, publication, at).unwrap()
+    }
+
+    /// A user who is allowed.
+    const OTHER: u32 = 990;
+
+    /// Of the user of these tests and of another one.
+    fn domain(dir: &TempDir) -> Domain {
+        Domain::shared(dir.path(), [0, OTHER])
     }
 
     /// A client that has introduced itself.
     fn client(dir: &TempDir, inbox: &Inbox) -> PeerSocket {
-        let dirs = RuntimeDirs::at(dir.path());
-        let client = dirs.connect(&inbox.entry.to_string()).unwrap();
+        let domain = domain(dir);
+        let client = domain.connect(&inbox.entry.to_string()).unwrap();
         let (_board, file) = Board::create().unwrap();
+        introduce(&client, inbox, &file);
+        client
+    }
+
+    fn introduce(client: &PeerSocket, inbox: &Inbox, board: &OwnedFd) {
         let netns = inbox.entry.netns;
         let hello = ToListener::Hello { netns }.encode();
-        send(client.as_fd(), &hello, Some(file.as_fd())).unwrap();
-        client
+        send(client.as_fd(), &hello, Some(board.as_fd())).unwrap();
+    }
+
+    /// Announces a connection as a client does.
+    fn announce(board: &Board, announcement: Announcement) {
+        let card = board.card(0).unwrap();
+        assert!(card.offer(announcement, b"PROPOSAL", None).is_some());
+        assert!(board.enter(announcement.from.port(), 0));
     }
 
     /// Sends packets until there is no room; how many that were.
@@ -594,6 +676,71 @@ mod tests {
             count += 1;
         }
         count
+    }
+
+    #[test]
+    fn a_client_has_a_second_to_say_hello() {
+        let dir = TempDir::new().unwrap();
+        let mut inbox = inbox(&dir);
+        let silent = domain(&dir);
+        let silent = silent.connect(&inbox.entry.to_string()).unwrap();
+        let _client = client(&dir, &inbox);
+        let start = Instant::now();
+        while inbox.collect_at(start).more {}
+        assert_eq!(inbox.channels.len(), 2);
+        let mut look_after = |time| {
+            inbox.end_silent(start + time, &mut Collected::default());
+            inbox.channels.len()
+        };
+        assert_eq!(look_after(HELLO_WITHIN - Duration::from_millis(1)), 2);
+        assert_eq!(look_after(HELLO_WITHIN), 1);
+        assert_eq!(inbox.recent.len(), 1);
+        assert!(inbox.silent.is_empty());
+        let mut buf = [0; MAX_LEN];
+        assert!(matches!(receive(&silent, &mut buf), Received::End));
+    }
+
+    #[test]
+    fn a_user_who_listens_where_a_connection_comes_from_cannot_claim_it() {
+        if !rustix::process::geteuid().is_root() {
+            return println!("skipped: why: needs root to become another user");
+        }
+        let dir = TempDir::new().unwrap();
+        let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(dir.path(), open).unwrap();
+        let mut inbox = inbox(&dir);
+        let server = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let to = server.local_addr().unwrap();
+        let mut diag = Diag::open().unwrap();
+        if let Err(error) = diag.find(to, to) {
+            return println!("skipped: why: no sock_diag here: {error}");
+        }
+        inbox.diag = Some(diag);
+        let user = run_as(OTHER, || {
+            let client = domain(&dir).connect(&inbox.entry.to_string()).unwrap();
+            (
+                client,
+                TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap(),
+                TcpStream::connect(to).unwrap(),
+            )
+        });
+        let (client, listening, connected) = user.unwrap();
+        let (board, file) = Board::create().unwrap();
+        introduce(&client, &inbox, &file);
+        while inbox.collect().more {}
+        let mut is_claimed = |from, cookie: Result<u64, Errno>| {
+            let cookie = cookie.unwrap();
+            announce(&board, Announcement { cookie, from, to });
+            let claimed = inbox.claim((from, to), Instant::now()).is_some();
+            board.leave(from.port(), 0);
+            claimed
+        };
+        // The socket of the connection is on another host, or in another network namespace: of those
+        // here it is the listening one that a packet to this address would go to.
+        let from = listening.local_addr().unwrap();
+        assert!(!is_claimed(from, socket_cookie(&listening)));
+        let from = connected.local_addr().unwrap();
+        assert!(is_claimed(from, socket_cookie(&connected)));
     }
 
     #[test]

@@ -25,8 +25,8 @@
 //! very addresses that it names, of a channel whose client is alive. A client that does not want the
 //! answer any more takes its offer back, so the port is worth nothing afterwards. Of a client of
 //! another user the offer also names the cookie of its socket, a number that no other socket of this
-//! boot has: the listener asks the kernel (`diag`) for the socket at the other end of what it
-//! accepted, and compares. Processes of the same user are believed.
+//! boot has: the listener asks the kernel (`diag`) for the connected socket at the other end of what
+//! it accepted, and compares. Processes of the same user are believed.
 //!
 //! **A client that waits for nobody.** The right to decide about an offer exists once: a listener
 //! takes it by its answer, or refuses it, or the client takes it back, by one atomic change of the
@@ -38,16 +38,18 @@
 //! Bytes on TCP before an offer was taken come from another server than the listener, and end the
 //! wait.
 //!
-//! **One user meddling with another's connections.** Both sides look at the credentials of the
-//! channel (`SO_PEERCRED`). By default only the same user is served, and the directory belongs to
-//! that user and no other one can write to it, which is checked. Other users can be let in
-//! ([`Local::allow_uid`]). A client announces a connection to them only if the listening socket that
-//! will get it belongs to the user at the other end of the channel: the cookie in a name is public,
-//! and users who may write to the directory can write any name. A listener believes an announcement
-//! of theirs only if the socket at the other end belongs to them. The kernel says whose the sockets
-//! are. It does not say which process has one: processes of the same user can publish a name for each
-//! other's listeners, and get what clients send there; and they can claim each other's connections,
-//! of which they get nothing but their own handshake.
+//! **One user meddling with another's connections.** Both sides look at the credentials of the channel
+//! (`SO_PEERCRED`). By default only the same user is served, and the directory belongs to that user and
+//! no other one can write to it, which is checked. Other users can be let in ([`Domain::shared`]). A
+//! client announces a connection to them only if the listening socket that will get it belongs to the
+//! user at the other end of the channel: the cookie in a name is public, and users write any name into
+//! their directories. A listener believes an announcement of theirs only if the socket at the other end
+//! belongs to them. The kernel says whose the sockets are. Where packets are led elsewhere on their
+//! way, the listener does not get the connection at all: so a client asks the kernel again once it is
+//! connected, and takes its offer to another user back unless there is a socket at the other end that
+//! was not there before. It does not say which process has one: processes of the same user can publish
+//! a name for each other's listeners, and get what clients send there; and they can claim each other's
+//! connections, of which they get nothing but their own handshake.
 //!
 //! **Other network namespaces with the same addresses.** The namespace of a listener is in its
 //! name, that of a client in its first message. Addresses that are the client's own host's
@@ -62,7 +64,8 @@
 //! **Wildcards, and several listeners on one port.** The kernel says which listening socket a
 //! connection between two addresses will go to, also among sockets that share a port; only that
 //! one gets the announcement. Where the kernel does not say, all get it, each on a card of its
-//! board, and one that takes it has the connection. What the kernel said is remembered for a moment.
+//! board, and one that takes it has the connection. What the kernel said is remembered for a moment,
+//! unless it was a socket of another user.
 //!
 //! **Listeners that died.** Nobody answers on their channels, which clients see at once, and their
 //! names are removed by the next process that stumbles over them.
@@ -70,11 +73,11 @@
 //! **Names that are removed while the listener lives.** They are published again, see
 //! [`Publication`](super::runtime_dir::Publication).
 //!
-//! **Floods, rubbish, and memory that changes.** Channels are limited in number and boards in
-//! length. A file that could shrink is no board; packets that are not exactly right end the channel.
-//! Of a board each side copies out what it looks at, within bounds of its own, and checks the copy.
-//! Whatever goes wrong, also a lack of cards, means plain TCP for that connection. A card is used
-//! again only when the listener has let go of it.
+//! **Floods, rubbish, and memory that changes.** Channels are limited in number, also those of a client
+//! to listeners of one other user, and boards in length. A file that could shrink is no board; packets
+//! that are not exactly right end the channel. Of a board each side copies out what it looks at, within
+//! bounds of its own, and checks the copy. Whatever goes wrong, also a lack of cards, means plain TCP
+//! for that connection. A card is used again only when the listener has let go of it.
 //!
 //! On a kernel without `sock_diag` for TCP neither cookie nor owner can be compared, so other users
 //! are not served, and their listeners get no announcements.
@@ -96,70 +99,46 @@ mod server;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::process::geteuid;
 
-use super::runtime_dir::RuntimeDirs;
+use super::runtime_dir::Domain;
 use super::{Client, Negotiation, Published};
 use crate::error::{FallbackCause, OsError};
 use crate::io::runtime::Runtime;
 
-/// Negotiation between processes of one host, through a directory that only they can reach.
+/// Negotiation between processes of one host, through directories that only they can change.
 ///
 /// See the [module](self) for how, and for what it protects against.
-///
-/// ```
-/// use smc_core::io::negotiate::Local;
-///
-/// let same_user = Local::new();
-/// let with_a_service = Local::new().with_directory("/run/service/smc").allow_uid(990);
-/// ```
 #[derive(Clone, Debug, Default)]
 pub struct Local {
-    directory: Option<PathBuf>,
-    uids: Vec<u32>,
+    domain: Domain,
 }
 
 impl Local {
-    /// Between processes of the same user, in the [`RuntimeDirs`] of the environment.
+    /// Between the processes of [`Domain::default`].
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Uses this directory, which is made if it does not exist, those above it not. It has to be on a
-    /// local file system, and as [`RuntimeDirs::at`] says.
+    /// Between the processes of this domain.
+    ///
+    /// Processes of other users have to be in the same network namespace, with a kernel that says
+    /// whose TCP sockets are (`sock_diag`).
     #[must_use]
-    pub fn with_directory(mut self, path: impl Into<PathBuf>) -> Self {
-        self.directory = Some(path.into());
-        self
-    }
-
-    /// Talks to processes of this user too. They have to be able to read the directory, and to be in
-    /// the same network namespace, with a kernel that says whose TCP sockets are (`sock_diag`).
-    #[must_use]
-    pub fn allow_uid(mut self, uid: u32) -> Self {
-        self.uids.push(uid);
-        self
-    }
-
-    fn directories(&self) -> RuntimeDirs {
-        let dirs = self.directory.as_ref();
-        dirs.map_or_else(RuntimeDirs::from_env, RuntimeDirs::at)
-            .allow_users(self.uids.iter().copied())
-    }
-
-    /// Whether processes of this user are talked to.
-    fn allows(&self, uid: u32) -> bool {
-        is_own(uid) || self.uids.contains(&uid)
+    pub fn in_domain(domain: Domain) -> Self {
+        Self { domain }
     }
 }
 
 impl Negotiation for Local {
     fn client(&self, runtime: &Arc<dyn Runtime>) -> Arc<dyn Client> {
-        Arc::new(client::LocalClient::new(self.clone(), runtime.clone()))
+        Arc::new(client::LocalClient::new(
+            self.domain.clone(),
+            runtime.clone(),
+        ))
     }
 
     fn publish(
@@ -172,7 +151,7 @@ impl Negotiation for Local {
             |error: io::ErrorKind| OsError::new("announce the listener", &error.into());
         let tcp = listener.ok_or_else(|| unsupported(io::ErrorKind::Unsupported))?;
         Ok(Arc::new(server::Listening::publish(
-            self.clone(),
+            self.domain.clone(),
             runtime,
             at,
             tcp,

@@ -1,12 +1,15 @@
 //! A client's offer: its card, and the handshake on it.
 
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
 use super::board::{State, Voice};
 use super::channel::Announced;
+use super::client::LocalClient;
+use super::netns::NetNs;
 use crate::error::FallbackCause;
 use crate::io::negotiate::{Aside, Delivery, Early, Offer, Precedent, Withdrawn};
 use crate::io::runtime::{Runtime, Socket};
@@ -26,6 +29,17 @@ pub(super) struct LocalOffer {
     cause: Option<FallbackCause>,
     runtime: Arc<dyn Runtime>,
     since: Instant,
+    /// Announced to another user, who has to have got it.
+    connection: Option<Connection>,
+}
+
+/// The connection that was announced.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) client: LocalClient,
+    pub(super) netns: NetNs,
+    pub(super) to: SocketAddr,
+    pub(super) from: SocketAddr,
 }
 
 impl LocalOffer {
@@ -34,6 +48,7 @@ impl LocalOffer {
         early: Option<Early>,
         runtime: Arc<dyn Runtime>,
         since: Instant,
+        connection: Option<Connection>,
     ) -> Self {
         Self {
             announced,
@@ -43,6 +58,7 @@ impl LocalOffer {
             cause: None,
             runtime,
             since,
+            connection,
         }
     }
 
@@ -54,6 +70,14 @@ impl LocalOffer {
         let mut answer = vec![0; self.heard];
         let count = taker.card.hear(Voice::Listener, 0, &mut answer)?;
         (count > 0 && taker.state() == State::Taken).then_some(answer)
+    }
+
+    /// Whether the connection has got to a socket at its address, as far as the kernel can say: a
+    /// packet filter may have led it elsewhere.
+    fn has_arrived(&self) -> Option<bool> {
+        let connection = self.connection.as_ref()?;
+        let client = &connection.client;
+        client.is_here(connection.netns, connection.to, connection.from)
     }
 
     fn take_back(&mut self) -> Withdrawn {
@@ -105,8 +129,31 @@ impl LocalOffer {
 }
 
 impl Offer for LocalOffer {
+    /// A listener of another user gets the stream only if the connection is with a socket here. When it
+    /// was announced there was none with these addresses but the listening one.
     fn connected(&mut self, _socket: &dyn Socket) -> Delivery {
-        Delivery::Delivered
+        if self.connection.is_none() {
+            return Delivery::Delivered;
+        }
+        let mut has_arrived = self.has_arrived();
+        if has_arrived != Some(true) && self.take_back() == Withdrawn::Taken {
+            // A listener accepts a connection before it takes the offer.
+            has_arrived = self.has_arrived();
+        }
+        match (has_arrived, self.outcome) {
+            (Some(true), None | Some(Withdrawn::Taken)) => Delivery::Delivered,
+            // Taken, and perhaps rightly: it can be neither this stream nor TCP.
+            (None, Some(Withdrawn::Taken)) => {
+                self.announced.clear();
+                Delivery::Delivered
+            }
+            _ => {
+                self.announced.clear();
+                self.outcome = Some(Withdrawn::Free);
+                self.cause = Some(FallbackCause::NotProven);
+                Delivery::Plain
+            }
+        }
     }
 
     fn withdraw(&mut self) -> Withdrawn {

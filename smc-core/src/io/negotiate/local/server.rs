@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use atomic_waker::AtomicWaker;
 use rustix::fs::fstat;
@@ -20,9 +20,9 @@ use super::directory::{Entry, Scope};
 use super::inbox::{Claimed, Collected, Inbox, Pair, Proof};
 use super::message::ToClient;
 use super::netns::{NetNs, canonical};
-use super::{Local, is_own, lock, proof};
+use super::{is_own, lock, proof};
 use crate::error::{FallbackCause, OsError};
-use crate::io::negotiate::runtime_dir::Publication;
+use crate::io::negotiate::runtime_dir::{Domain, Publication};
 use crate::io::negotiate::{Aside, Credentials, Published, Verdict};
 use crate::io::runtime::{Runtime, Socket, SocketOptions, Watch};
 use crate::mem::sync::{AtomicBool, Ordering};
@@ -48,7 +48,7 @@ struct Shared {
 
 impl Listening {
     pub(super) fn publish(
-        config: Local,
+        domain: Domain,
         runtime: &Arc<dyn Runtime>,
         at: SocketAddr,
         tcp: BorrowedFd<'_>,
@@ -65,16 +65,14 @@ impl Listening {
             cookie: socket_cookie(tcp).map_err(inspect)?,
             salt: u32::from_ne_bytes(salt),
         };
-        let dirs = config.directories();
-        dirs.sweep(|name| Entry::parse(name).is_some());
-        let for_all = !config.uids.is_empty();
+        domain.sweep(|name| Entry::parse(name).is_some());
         let failed = |error: io::Error| OsError::new("announce the listener", &error);
-        let publication = Publication::new(dirs, entry.to_string(), for_all).map_err(failed)?;
+        let publication = Publication::new(domain.clone(), entry.to_string()).map_err(failed)?;
         // A directory that was configured has to be right. The default ones may become so.
-        if let (Some(error), Some(_)) = (publication.error(), &config.directory) {
+        if let (Some(error), false) = (publication.error(), domain.is_default()) {
             return Err(error.clone().into());
         }
-        let inbox = Inbox::new(config, entry, publication, at).map_err(failed)?;
+        let inbox = Inbox::new(domain, entry, publication, at).map_err(failed)?;
         let watch = runtime.watch(inbox.bell()).map_err(failed)?;
         let shared = Arc::new(Shared {
             runtime: runtime.clone(),
@@ -191,17 +189,12 @@ impl Shared {
             }
             loop {
                 let collected = lock(&self.inbox).collect();
-                let (exhausted, more) = (collected.exhausted, collected.more);
+                let more = collected.more;
                 self.act(collected);
-                if exhausted {
-                    self.runtime
-                        .timer(self.runtime.now() + WHEN_EXHAUSTED)
-                        .await;
-                } else if !more {
+                if !more {
                     break;
-                } else {
-                    yield_now().await;
                 }
+                yield_now().await;
                 if self.closed.load(Ordering::Acquire) {
                     return;
                 }
@@ -385,6 +378,3 @@ async fn yield_now() {
     })
     .await;
 }
-
-/// How long to wait when there are no descriptors left for a new channel.
-const WHEN_EXHAUSTED: Duration = Duration::from_millis(100);

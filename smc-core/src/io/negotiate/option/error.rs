@@ -31,6 +31,18 @@ pub enum SetupError {
         /// The nearest directory that exists.
         path: PathBuf,
     },
+    /// Users other than root and the one who installs can change what is in the directory.
+    #[error(
+        "{path} belongs to user {uid} and has mode {mode:04o}: others can change what is in it"
+    )]
+    UnsafeDirectory {
+        /// Where it was to be pinned.
+        path: PathBuf,
+        /// Its owner.
+        uid: u32,
+        /// Its permissions.
+        mode: u32,
+    },
     /// Nothing is pinned there.
     #[error("nothing is pinned in {directory} (as root: smc setup)")]
     NotInstalled {
@@ -131,7 +143,9 @@ impl SetupError {
 impl From<SetupError> for io::Error {
     fn from(error: SetupError) -> Self {
         let kind = match &error {
-            SetupError::NotPermitted { .. } => io::ErrorKind::PermissionDenied,
+            SetupError::NotPermitted { .. } | SetupError::UnsafeDirectory { .. } => {
+                io::ErrorKind::PermissionDenied
+            }
             SetupError::NotInstalled { .. } => io::ErrorKind::NotFound,
             SetupError::AlreadyAttached { .. } => io::ErrorKind::AlreadyExists,
             SetupError::Io { source, .. } => source.kind(),

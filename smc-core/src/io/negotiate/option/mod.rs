@@ -1,7 +1,7 @@
 //! Negotiation with the TCP option that kernels use, and so with kernels.
 //!
 //! A kernel's `AF_SMC` socket announces itself with an option in the SYN, and answers with the same
-//! option in the SYN-ACK (wire format: TCP option). Ordinary sockets cannot set options, but a
+//! option in the SYN-ACK (docs/spec/tcp-option.md). Ordinary sockets cannot set options, but a
 //! small eBPF program of type `sock_ops`, attached to a cgroup, can, for the sockets of all
 //! processes in it. `program` has it, instruction by instruction.
 //!

@@ -6,12 +6,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{AtFlags, Mode, OFlags, fstat, open, openat, unlinkat};
 use rustix::io::Errno;
 
 use super::bpf::{self, LinkInfo, Map};
 use super::cgroup::Cgroup;
 use super::error::SetupError;
 use super::{SynOption, is_missing, program};
+use crate::io::negotiate::runtime_dir::by_fd;
 
 /// Lets processes without privileges send the option: what `smc setup` does.
 ///
@@ -47,7 +49,8 @@ impl Setup {
         self
     }
 
-    /// Pins in this directory of a bpf file system.
+    /// Pins in this directory of a bpf file system. It is made unless it is there; it has to belong to
+    /// root or to the user who installs, and no other user may write to it.
     #[must_use]
     pub fn directory(mut self, path: impl Into<PathBuf>) -> Self {
         self.directory = path.into();
@@ -84,7 +87,7 @@ impl Setup {
             refuse_second(&cgroup)?;
             self.pin(&cgroup)?;
         }
-        self.permit()?;
+        self.permit(&Directory::open(&self.directory)?)?;
         Ok(Installed {
             is_new,
             status: self.status()?,
@@ -142,8 +145,15 @@ impl Setup {
     ///
     /// # Errors
     ///
-    /// [`SetupError::Foreign`] if something else is pinned there; if it cannot be removed.
+    /// [`SetupError::Foreign`] if something else is pinned there; [`SetupError::UnsafeDirectory`]; if it
+    /// cannot be removed.
     pub fn undo(&self) -> Result<bool, SetupError> {
+        let directory = match Directory::open(&self.directory) {
+            Err(SetupError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                return Ok(false);
+            }
+            directory => directory?,
+        };
         let link = self.link()?;
         if let Some((link, info)) = &link {
             let program = bpf::program(info.program).and_then(|fd| bpf::program_info(&fd));
@@ -155,9 +165,9 @@ impl Setup {
             let path = self.link_path();
             bpf::detach(link).map_err(SetupError::file("detach", &path))?;
         }
-        let map = self.remove(&self.map())?;
-        let link = self.remove(&self.link_path())?;
-        // Somebody else may have put something there, and is welcome.
+        let map = directory.remove(MAP)?;
+        let link = directory.remove(LINK)?;
+        // It stays if there is something else in it.
         let _ = fs::remove_dir(&self.directory);
         Ok(map || link)
     }
@@ -193,28 +203,35 @@ impl Setup {
     }
 
     fn pin(&self, cgroup: &Cgroup) -> Result<(), SetupError> {
-        let (map, link) = load(cgroup)?;
-        let mut directory = DirBuilder::new();
-        directory.recursive(true).mode(0o755);
-        let created = directory.create(&self.directory);
+        let created = DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(&self.directory);
         created.map_err(SetupError::file("make", &self.directory))?;
-        // The map last: who finds it finds a program that runs.
+        let directory = Directory::open(&self.directory)?;
+        let (map, link) = load(cgroup)?;
+        // The map last: a process that finds it finds a program that runs.
         let (link_path, map_path) = (self.link_path(), self.map());
-        bpf::pin(&link, &link_path).map_err(SetupError::file("pin", &link_path))?;
-        bpf::pin(&map, &map_path).map_err(|error| {
-            let _ = fs::remove_file(&link_path);
+        bpf::pin(&link, &directory.by_fd(LINK)).map_err(SetupError::file("pin", &link_path))?;
+        bpf::pin(&map, &directory.by_fd(MAP)).map_err(|error| {
+            let _ = directory.remove(LINK);
             SetupError::file("pin", &map_path)(error)
         })
     }
 
-    fn permit(&self) -> Result<(), SetupError> {
-        let map = self.map();
+    fn permit(&self, directory: &Directory<'_>) -> Result<(), SetupError> {
+        let path = self.map();
+        // The file that has the name now: no link is followed, neither here nor below.
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let map = openat(&directory.fd, MAP, flags, Mode::empty());
+        let map = map.map_err(|error| SetupError::file("open", &path)(error.into()))?;
+        let map = by_fd(&map);
         if self.group.is_some() {
             let changed = std::os::unix::fs::chown(&map, None, self.group);
-            changed.map_err(SetupError::file("change the group of", &map))?;
+            changed.map_err(SetupError::file("change the group of", &path))?;
         }
         let changed = fs::set_permissions(&map, Permissions::from_mode(self.mode));
-        changed.map_err(SetupError::file("change the mode of", &map))
+        changed.map_err(SetupError::file("change the mode of", &path))
     }
 
     /// The link that is pinned, if there is one.
@@ -227,14 +244,6 @@ impl Setup {
         };
         let info = bpf::link_info(&link).map_err(SetupError::file("look at", &path))?;
         Ok(Some((link, info)))
-    }
-
-    fn remove(&self, path: &Path) -> Result<bool, SetupError> {
-        match fs::remove_file(path) {
-            Ok(()) => Ok(true),
-            Err(error) if is_missing(&error) => Ok(false),
-            Err(error) => Err(SetupError::file("remove", path)(error)),
-        }
     }
 
     fn map(&self) -> PathBuf {
@@ -299,6 +308,47 @@ pub struct Status {
     pub is_frozen: Option<bool>,
     /// A directory on the way to the map that keeps out users whom the map itself lets in.
     pub closed: Option<PathBuf>,
+}
+
+/// A directory in which only root and this user can put, rename or remove something.
+struct Directory<'a> {
+    path: &'a Path,
+    fd: OwnedFd,
+}
+
+impl<'a> Directory<'a> {
+    fn open(path: &'a Path) -> Result<Self, SetupError> {
+        let failed = |error: Errno| SetupError::file("open", path)(error.into());
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd = open(path, flags, Mode::empty()).map_err(failed)?;
+        let found = fstat(&fd).map_err(failed)?;
+        let is_own = [0, rustix::process::geteuid().as_raw()].contains(&found.st_uid);
+        if !is_own || found.st_mode & 0o022 != 0 {
+            return Err(SetupError::UnsafeDirectory {
+                path: path.to_owned(),
+                uid: found.st_uid,
+                mode: found.st_mode & 0o7777,
+            });
+        }
+        Ok(Self { path, fd })
+    }
+
+    /// Leads to a name in this directory, whatever its own path leads to now.
+    fn by_fd(&self, name: &str) -> PathBuf {
+        by_fd(&self.fd).join(name)
+    }
+
+    /// Whether there was such a name.
+    fn remove(&self, name: &str) -> Result<bool, SetupError> {
+        match unlinkat(&self.fd, name, AtFlags::empty()) {
+            Ok(()) => Ok(true),
+            Err(Errno::NOENT) => Ok(false),
+            Err(error) => {
+                let path = self.path.join(name);
+                Err(SetupError::file("remove", &path)(error.into()))
+            }
+        }
+    }
 }
 
 /// The map that is pinned in a directory.

@@ -8,12 +8,11 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
-use rustix::net::{SocketFlags, accept_with};
 
 use super::socket::Named;
 use super::watch::{Timer, Watcher};
-use super::{OpenDir, RuntimeDirError, RuntimeDirs};
-use crate::io::negotiate::passed::{self, PeerSocket};
+use super::{Domain, OpenDir, RuntimeDirError};
+use crate::io::negotiate::passed::{self, NotAccepted, PeerSocket, Reserve};
 
 /// A listening `SOCK_SEQPACKET` socket that is published in the runtime directories.
 ///
@@ -21,18 +20,18 @@ use crate::io::negotiate::passed::{self, PeerSocket};
 /// tells, by a thread that all publications of the process share; without it, or while there is no
 /// directory to be had, it looks about once a second. A look makes
 /// some twenty system calls, and there are ten a second at most whatever is done to the path. Each
-/// begins with the checks of [`RuntimeDirs`]. A name that another process has given to a socket of
+/// begins with the checks of [`Domain`]. A name that another process has given to a socket of
 /// its own meanwhile is left alone.
 ///
 /// Dropping it removes the name, if the name is still its own.
 #[derive(Debug)]
 pub struct Publication {
-    dirs: RuntimeDirs,
+    domain: Domain,
     name: String,
-    for_all: bool,
     /// A file and its inode that have to be in the directory.
     companion: Option<(&'static str, (u64, u64))>,
     sockets: Vec<Named>,
+    reserve: Reserve,
     /// Accepted from sockets that have lost their names.
     pending: VecDeque<PeerSocket>,
     /// All sockets and the timer.
@@ -48,7 +47,7 @@ pub struct Publication {
 }
 
 impl Publication {
-    /// Publishes a socket, for the processes of this user or for those of all.
+    /// Publishes a socket. Other users can connect to it if the domain has others.
     ///
     /// Succeeds also if no directory can be used; [`Publication::error`] is the reason then, and it
     /// is tried again every second.
@@ -56,8 +55,8 @@ impl Publication {
     /// # Errors
     ///
     /// When there are no descriptors left.
-    pub fn new(dirs: RuntimeDirs, name: String, for_all: bool) -> io::Result<Self> {
-        let mut publication = Self::unpublished(dirs, name, for_all)?;
+    pub fn new(domain: Domain, name: String) -> io::Result<Self> {
+        let mut publication = Self::unpublished(domain, name)?;
         publication.look();
         Ok(publication)
     }
@@ -69,25 +68,25 @@ impl Publication {
     /// # Errors
     ///
     /// When there is no such directory or file, or there are no descriptors left.
-    pub fn beside(dirs: RuntimeDirs, name: String, companion: &'static str) -> io::Result<Self> {
-        let dir = dirs.open_to_publish(None)?;
+    pub fn beside(domain: Domain, name: String, companion: &'static str) -> io::Result<Self> {
+        let dir = domain.open_to_publish(None)?;
         let inode = dir.first().ok_or(Errno::NOENT)?.inode(companion)?;
-        let mut publication = Self::unpublished(dirs, name, false)?;
+        let mut publication = Self::unpublished(domain, name)?;
         publication.companion = Some((companion, inode));
         publication.look();
         Ok(publication)
     }
 
-    fn unpublished(dirs: RuntimeDirs, name: String, for_all: bool) -> io::Result<Self> {
+    fn unpublished(domain: Domain, name: String) -> io::Result<Self> {
         let bell = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let timer = Arc::new(Timer::new()?);
         epoll::add(&bell, timer.as_fd(), TIMER, epoll::EventFlags::IN)?;
         Ok(Self {
-            dirs,
+            domain,
             name,
-            for_all,
             companion: None,
             sockets: Vec::new(),
+            reserve: Reserve::new()?,
             pending: VecDeque::new(),
             bell,
             timer,
@@ -102,6 +101,11 @@ impl Publication {
     #[must_use]
     pub fn bell(&self) -> BorrowedFd<'_> {
         self.bell.as_fd()
+    }
+
+    /// Makes the bell readable after this time, unless it is earlier anyhow.
+    pub fn ring_after(&self, time: Duration) {
+        self.timer.start(time);
     }
 
     /// The directories in which it is published now, the preferred one first.
@@ -141,8 +145,12 @@ impl Publication {
     ///
     /// # Errors
     ///
-    /// As `accept(2)`; `AGAIN` if there is none, or while none is accepted because too many descriptors
-    /// that were passed to this process [wait to be closed](passed::has_room).
+    /// As `accept(2)`; `AGAIN` if there is none. With `CONNABORTED`, `MFILE` and `NFILE` one was closed,
+    /// and there may be another one.
+    ///
+    /// While none can be accepted, there are none: too many descriptors that were passed to this
+    /// process [wait to be closed](passed::has_room), or there is no descriptor with which a
+    /// connection could be [closed](Reserve) either.
     pub fn accept(&mut self) -> Result<PeerSocket, Errno> {
         if let Some(pending) = self.pending.pop_front() {
             if !self.pending.is_empty() {
@@ -151,17 +159,26 @@ impl Publication {
             }
             return Ok(pending);
         }
-        if !passed::has_room() {
+        if self.is_paused || !passed::has_room() {
             self.pause(true);
             return Err(Errno::AGAIN);
         }
-        for named in &self.sockets {
-            match accept(&named.socket) {
-                Err(Errno::AGAIN) => {}
-                result => return result,
+        let sockets = self.sockets.iter();
+        let mut each = sockets.map(|named| self.reserve.accept(&named.socket));
+        let next = each.find(|next| match next {
+            Ok(_) => true,
+            Err(refused) => refused.errno != Errno::AGAIN,
+        });
+        match next {
+            Some(Ok(socket)) => Ok(socket),
+            Some(Err(NotAccepted { errno, is_waiting })) => {
+                if is_waiting {
+                    self.pause(true);
+                }
+                Err(errno)
             }
+            None => Err(Errno::AGAIN),
         }
-        Err(Errno::AGAIN)
     }
 
     /// Has the bell ring for those who connect no more, or again.
@@ -174,7 +191,7 @@ impl Publication {
             let _ = epoll::modify(&self.bell, &named.socket, SOCKET, flags);
         }
         if on {
-            self.timer.start(INTERVAL);
+            self.timer.start(PAUSE);
         }
         self.is_paused = on;
     }
@@ -186,7 +203,7 @@ impl Publication {
         }
         let _ = epoll::delete(&self.bell, self.timer.as_fd());
         for named in self.sockets.drain(..) {
-            named.remove(&self.dirs, &self.name);
+            named.remove(&self.domain, &self.name);
         }
     }
 
@@ -194,9 +211,14 @@ impl Publication {
     fn look(&mut self) {
         let spare = self.sockets.iter().find(|named| named.is_spare);
         let spare = spare.map(|named| named.dir.clone());
-        let found = self.dirs.open_to_publish(spare.as_deref());
+        let found = self.domain.open_to_publish(spare.as_deref());
         let (dirs, mut error) = match found {
             Ok(dirs) => (dirs, None),
+            // That says nothing about the names.
+            Err(error) if error.lack().is_some() && !self.sockets.is_empty() => {
+                self.timer.start(INTERVAL);
+                return;
+            }
             Err(error) => (Vec::new(), Some(error)),
         };
         let (kept, lost): (Vec<_>, Vec<_>) = std::mem::take(&mut self.sockets)
@@ -224,12 +246,14 @@ impl Publication {
         lost.into_iter().for_each(|named| self.retire(named));
 
         self.timer.set_delay(delay);
+        let watcher = self.watcher.take().filter(|watcher| !watcher.has_ended());
+        self.watcher = watcher.or_else(|| Watcher::shared().ok());
         let is_watched = dirs.iter().all(|dir| self.watch(dir).is_ok());
         let is_good = !self.sockets.is_empty() && !self.sockets.iter().any(|named| named.is_spare);
         // What happened before it was watched, no event tells.
         let is_lost = self.sockets.iter().any(|named| {
             !self
-                .dirs
+                .domain
                 .open(&named.dir)
                 .is_ok_and(|dir| named.has_name(&dir, &self.name))
         });
@@ -248,12 +272,21 @@ impl Publication {
                 return Err(Errno::STALE);
             }
         }
-        let named = Named::bind(dir, &self.name, self.for_all)?;
+        let named = Named::bind(dir, &self.name, self.domain.has_others())?;
         if let Err(errno) = epoll::add(&self.bell, &named.socket, SOCKET, epoll::EventFlags::IN) {
-            named.remove(&self.dirs, &self.name);
+            named.remove(&self.domain, &self.name);
             return Err(errno);
         }
         Ok(named)
+    }
+
+    /// Has another watcher tell what happens.
+    #[cfg(test)]
+    pub(super) fn watch_by(&mut self, watcher: &Arc<Watcher>) {
+        if let Some(other) = self.watcher.replace(Arc::clone(watcher)) {
+            other.forget(&self.timer);
+        }
+        self.look();
     }
 
     #[cfg(test)]
@@ -263,9 +296,13 @@ impl Publication {
 
     /// Takes leave of a socket, but not of those who have connected to it.
     fn retire(&mut self, named: Named) {
-        named.remove(&self.dirs, &self.name);
-        while let Ok(pending) = accept(&named.socket) {
-            self.pending.push_back(pending);
+        named.remove(&self.domain, &self.name);
+        loop {
+            match self.reserve.accept(&named.socket) {
+                Ok(pending) => self.pending.push_back(pending),
+                Err(refused) if refused.errno == Errno::CONNABORTED => {}
+                Err(_) => return,
+            }
         }
     }
 
@@ -304,11 +341,6 @@ impl Drop for Publication {
     }
 }
 
-fn accept(socket: &OwnedFd) -> Result<PeerSocket, Errno> {
-    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    accept_with(socket, flags).map(PeerSocket::from)
-}
-
 const TIMER: epoll::EventData = epoll::EventData::new_u64(0);
 const SOCKET: epoll::EventData = epoll::EventData::new_u64(1);
 
@@ -320,6 +352,9 @@ const MAX_ABOVE: usize = 16;
 
 /// How often to look where no event tells that it has become possible, or necessary, to publish.
 const INTERVAL: Duration = Duration::from_millis(800);
+
+/// How long no connection is accepted for which there is no descriptor.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// From an event to the look after it.
 const MIN_DELAY: Duration = Duration::from_millis(100);

@@ -6,19 +6,19 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, chmod, fchmod, fstat, openat, renameat,
-    renameat_with, statat, unlinkat,
+    renameat_with, statat, unlink, unlinkat,
 };
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use rustix::process::geteuid;
 
-use super::{OpenDir, RuntimeDirs};
-use crate::io::negotiate::passed::PeerSocket;
+use super::{Domain, OpenDir};
+use crate::io::negotiate::passed::{Listener, PeerSocket};
 
 /// A listening socket and the name that was given to it.
 #[derive(Debug)]
 pub(super) struct Named {
-    pub(super) socket: OwnedFd,
+    pub(super) socket: Listener,
     /// The directory.
     pub(super) dir: PathBuf,
     pub(super) is_spare: bool,
@@ -46,7 +46,7 @@ impl Named {
         };
         match named() {
             Ok(inode) => Ok(Self {
-                socket,
+                socket: socket.into(),
                 dir: dir.path.clone(),
                 is_spare: dir.is_spare,
                 inode,
@@ -66,8 +66,8 @@ impl Named {
     }
 
     /// Removes the name, unless another socket has it by now.
-    pub(super) fn remove(&self, dirs: &RuntimeDirs, name: &str) {
-        let Ok(dir) = dirs.open(&self.dir) else {
+    pub(super) fn remove(&self, domain: &Domain, name: &str) {
+        let Ok(dir) = domain.open(&self.dir) else {
             return;
         };
         if self.has_name(&dir, name) {
@@ -93,7 +93,7 @@ impl OpenDir {
     ///
     /// # Errors
     ///
-    /// As [`RuntimeDirs::connect`].
+    /// As [`Domain::connect`].
     pub(in crate::io::negotiate) fn connect(&self, name: &str) -> Result<PeerSocket, Errno> {
         let socket = PeerSocket::from(seqpacket()?);
         self.connect_to(&socket, name)?;
@@ -149,7 +149,7 @@ impl OpenDir {
     }
 }
 
-impl RuntimeDirs {
+impl Domain {
     /// Connects to the socket of this name, without waiting.
     ///
     /// # Errors
@@ -175,20 +175,19 @@ impl RuntimeDirs {
         Err(failed)
     }
 
-    /// Removes this name where its process has ended; false if a process has it.
+    /// Removes this name where its process has ended; false if a process has it. Names of other users
+    /// are left to them.
     pub fn remove_if_stale(&self, name: &str) -> bool {
-        let dirs = self.to_search();
-        let dirs = dirs.iter().filter_map(|path| self.open(path).ok());
+        let dirs = self.own_directories();
         let alive = dirs.filter(|dir| dir.remove_if_stale(name) == Stale::Alive);
         alive.count() == 0
     }
 
-    /// Removes the names that processes have left behind when they were killed, of those that
-    /// `is_ours` knows. Looks at 4096 names of a directory.
+    /// Removes the names that processes of the own user have left behind when they were killed, of
+    /// those that `is_ours` knows. Looks at 4096 names of a directory.
     pub fn sweep(&self, is_ours: impl Fn(&str) -> bool) {
-        for path in self.to_search() {
-            let Ok(dir) = self.open(&path) else { continue };
-            for name in names(&path).into_iter().flatten() {
+        for dir in self.own_directories() {
+            for name in names(&dir.path).into_iter().flatten() {
                 if is_ours(name.strip_prefix(DRAFT).unwrap_or(&name)) {
                     dir.remove_if_stale(&name);
                 }
@@ -212,7 +211,8 @@ pub(in crate::io::negotiate) fn names(dir: &Path) -> io::Result<impl Iterator<It
 ///
 /// # Errors
 ///
-/// As `bind(2)`, `open(2)` and `chmod(2)`; `STALE` if another file has the name already.
+/// As `bind(2)`, `open(2)` and `chmod(2)`; `STALE` if another file has the name already. When a
+/// descriptor or memory is lacking, the name is removed.
 pub fn bind_with_mode(socket: impl AsFd, path: &Path, mode: u32) -> Result<OwnedFd, Errno> {
     let mode = Mode::from_raw_mode(mode);
     // An umask that takes away access of the owner is meant to; and each change of a file wakes those
@@ -224,7 +224,14 @@ pub fn bind_with_mode(socket: impl AsFd, path: &Path, mode: u32) -> Result<Owned
     };
     fchmod(&socket, first)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    let file = open_socket(CWD, path)?;
+    let file = match open_socket(CWD, path) {
+        // Of what has the name, nothing else is known than that `bind` made it a moment ago.
+        Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => {
+            let _ = unlink(path);
+            return Err(errno);
+        }
+        file => file?,
+    };
     if is_private {
         return Ok(file);
     }
@@ -251,7 +258,7 @@ fn open_socket(dir: impl AsFd, path: &Path) -> Result<OwnedFd, Errno> {
 
 /// The path of an open file, which leads to it whatever its name is now, and is shorter than the 107
 /// bytes that an address holds.
-fn by_fd(file: &OwnedFd) -> PathBuf {
+pub(in crate::io::negotiate) fn by_fd(file: &OwnedFd) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_raw_fd()).into()
 }
 

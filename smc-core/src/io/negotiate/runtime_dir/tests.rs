@@ -1,17 +1,29 @@
 use std::fs::{self, Permissions};
 use std::os::fd::AsFd;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{RenameFlags, renameat_with};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
 use tempfile::TempDir;
 
+use super::domain::{Places, SPARES_LAST, own};
 use super::socket::Named;
+use super::watch::Watcher;
 use super::*;
+use crate::error::DirectoryProblem;
+
+mod shared;
 
 const NAME: &str = "d-1.sock";
+
+/// Users that need not have accounts.
+const OTHER: u32 = 991;
+const THIRD: u32 = 992;
 
 /// A parent for directories, with places of its own for `/run` and `/tmp`.
 struct World(TempDir);
@@ -36,18 +48,17 @@ impl World {
         path
     }
 
-    /// Those without `/run`, which is another one for root.
-    fn dirs(&self) -> RuntimeDirs {
-        RuntimeDirs {
-            given: None,
-            must_exist: false,
-            session: None,
-            run: self.at("no run"),
+    /// That of the user without `/run`, which is another one for root.
+    fn usual(&self) -> Domain {
+        self.usual_with("no run", None)
+    }
+
+    fn usual_with(&self, run: &str, session: Option<PathBuf>) -> Domain {
+        Domain::at(Places::Usual {
+            session,
+            run: self.at(run),
             tmp: self.at("tmp"),
-            own: geteuid().as_raw(),
-            others: Vec::new(),
-            found: Arc::default(),
-        }
+        })
     }
 
     /// Names of the directories for temporary files that are the user's.
@@ -58,8 +69,8 @@ impl World {
     }
 }
 
-fn publish(dirs: &RuntimeDirs) -> Publication {
-    Publication::new(dirs.clone(), NAME.into(), false).unwrap()
+fn publish(domain: &Domain) -> Publication {
+    Publication::new(domain.clone(), NAME.into()).unwrap()
 }
 
 /// Waits for the bell; false if it is silent for so long.
@@ -81,40 +92,59 @@ fn tend_until(publication: &mut Publication, holds: impl Fn(&Publication) -> boo
     }
 }
 
-fn can_be_found(publication: &mut Publication, dirs: &RuntimeDirs) {
-    dirs.connect(NAME).unwrap();
+fn can_be_found(publication: &mut Publication, domain: &Domain) {
+    domain.connect(NAME).unwrap();
     publication.accept().unwrap();
 }
 
 #[test]
 fn a_name_that_is_removed_is_published_again() {
     let world = World::new();
-    let dirs = RuntimeDirs::at(world.at("dir"));
-    let mut publication = publish(&dirs);
+    let domain = Domain::directory(world.at("dir"));
+    let mut publication = publish(&domain);
     let path = world.at("dir").join(NAME);
     for _ in 0..3 {
-        can_be_found(&mut publication, &dirs);
+        can_be_found(&mut publication, &domain);
         fs::remove_file(&path).unwrap();
         tend_until(&mut publication, |_| path.exists());
     }
-    can_be_found(&mut publication, &dirs);
+    can_be_found(&mut publication, &domain);
+}
+
+#[test]
+fn a_name_is_published_again_when_events_can_be_read_no_more() {
+    let world = World::new();
+    let domain = Domain::directory(world.at("dir"));
+    let mut publication = publish(&domain);
+    let watcher = Watcher::start().unwrap();
+    publication.watch_by(&watcher);
+    // Once the next event is read there is none.
+    watcher.fail();
+    let path = world.at("dir").join(NAME);
+    for _ in 0..3 {
+        fs::remove_file(&path).unwrap();
+        tend_until(&mut publication, |_| path.exists());
+        can_be_found(&mut publication, &domain);
+    }
+    assert!(watcher.has_ended());
+    assert!(!Watcher::shared().unwrap().has_ended());
 }
 
 #[test]
 fn a_directory_that_is_removed_or_renamed_must_exist_again() {
     let world = World::new();
     world.make("above", 0o700);
-    let dirs = RuntimeDirs::at(world.at("above/dir"));
-    let mut publication = publish(&dirs);
+    let domain = Domain::directory(world.at("above/dir"));
+    let mut publication = publish(&domain);
     let path = world.at("above/dir").join(NAME);
 
     fs::remove_dir_all(world.at("above/dir")).unwrap();
     tend_until(&mut publication, |_| path.exists());
-    can_be_found(&mut publication, &dirs);
+    can_be_found(&mut publication, &domain);
 
     fs::rename(world.at("above/dir"), world.at("above/moved")).unwrap();
     tend_until(&mut publication, |_| path.exists());
-    can_be_found(&mut publication, &dirs);
+    can_be_found(&mut publication, &domain);
 
     // Directories above it are not made.
     fs::rename(world.at("above"), world.at("moved")).unwrap();
@@ -123,7 +153,7 @@ fn a_directory_that_is_removed_or_renamed_must_exist_again() {
     });
     world.make("above", 0o700);
     tend_until(&mut publication, |_| path.exists());
-    can_be_found(&mut publication, &dirs);
+    can_be_found(&mut publication, &domain);
     assert_eq!(
         world.at("above/dir").metadata().unwrap().mode() & 0o777,
         0o700
@@ -133,8 +163,8 @@ fn a_directory_that_is_removed_or_renamed_must_exist_again() {
 #[test]
 fn a_directory_that_others_can_write_is_not_published_in_again() {
     let world = World::new();
-    let dirs = RuntimeDirs::at(world.at("dir"));
-    let mut publication = publish(&dirs);
+    let domain = Domain::directory(world.at("dir"));
+    let mut publication = publish(&domain);
     fs::remove_dir_all(world.at("dir")).unwrap();
     world.make("dir", 0o777);
     tend_until(&mut publication, |publication| {
@@ -149,15 +179,15 @@ fn a_directory_that_others_can_write_is_not_published_in_again() {
     tend_until(&mut publication, |publication| {
         publication.error().is_none()
     });
-    can_be_found(&mut publication, &dirs);
+    can_be_found(&mut publication, &domain);
 }
 
 #[test]
 fn a_name_of_another_socket_is_neither_replaced_nor_removed() {
     let world = World::new();
-    let dirs = RuntimeDirs::at(world.at("dir"));
+    let domain = Domain::directory(world.at("dir"));
     let path = world.at("dir").join(NAME);
-    let mut publication = publish(&dirs);
+    let mut publication = publish(&domain);
     fs::remove_file(&path).unwrap();
     let _other = UnixListener::bind(&path).unwrap();
     tend_until(&mut publication, |publication| {
@@ -171,8 +201,8 @@ fn a_name_of_another_socket_is_neither_replaced_nor_removed() {
 #[test]
 fn a_link_in_the_place_of_a_new_name_changes_no_other_file() {
     let world = World::new();
-    let dirs = RuntimeDirs::at(world.make("dir", 0o700));
-    let dir = dirs.open(&world.at("dir")).unwrap();
+    let domain = Domain::directory(world.make("dir", 0o700));
+    let dir = domain.open(&world.at("dir")).unwrap();
     let secret = world.at("secret");
     fs::write(&secret, "").unwrap();
     fs::set_permissions(&secret, Permissions::from_mode(0o600)).unwrap();
@@ -202,10 +232,15 @@ fn a_link_in_the_place_of_a_new_name_changes_no_other_file() {
 #[test]
 fn the_mode_of_a_name_does_not_depend_on_the_umask() {
     let world = World::new();
-    let dirs = RuntimeDirs::at(world.at("dir"));
-    for (for_all, mode) in [(false, 0o600), (true, 0o666)] {
-        let _publication = Publication::new(dirs.clone(), NAME.into(), for_all).unwrap();
-        let found = world.at("dir").join(NAME).symlink_metadata().unwrap();
+    let domain = Domain::directory(world.at("dir"));
+    world.make("shared", 0o1777);
+    let shared = Domain::shared(world.at("shared"), [OTHER]);
+    for (domain, dir, mode) in [
+        (domain, "dir".into(), 0o600),
+        (shared, format!("shared/{}", own()), 0o666),
+    ] {
+        let _publication = publish(&domain);
+        let found = world.at(&dir).join(NAME).symlink_metadata().unwrap();
         assert_eq!(found.mode() & 0o7777, mode);
     }
 }
@@ -213,13 +248,13 @@ fn the_mode_of_a_name_does_not_depend_on_the_umask() {
 #[test]
 fn sockets_behind_links_are_not_connected_to() {
     let world = World::new();
-    let others = RuntimeDirs::at(world.at("others"));
+    let others = Domain::directory(world.at("others"));
     let mut publication = publish(&others);
-    let dirs = RuntimeDirs::at(world.make("dir", 0o700));
+    let domain = Domain::directory(world.make("dir", 0o700));
     symlink(world.at("others").join(NAME), world.at("dir").join(NAME)).unwrap();
-    assert_eq!(dirs.connect(NAME).unwrap_err(), Errno::LOOP);
+    assert_eq!(domain.connect(NAME).unwrap_err(), Errno::LOOP);
     // Nor is the link taken for a name that was left behind.
-    assert!(!dirs.remove_if_stale(NAME));
+    assert!(!domain.remove_if_stale(NAME));
     assert!(world.at("dir").join(NAME).is_symlink());
     can_be_found(&mut publication, &others);
 }
@@ -227,11 +262,11 @@ fn sockets_behind_links_are_not_connected_to() {
 #[test]
 fn dropping_removes_the_name_and_no_other() {
     let world = World::new();
-    let dirs = RuntimeDirs::at(world.at("dir"));
+    let domain = Domain::directory(world.at("dir"));
     let path = world.at("dir").join(NAME);
-    drop(publish(&dirs));
+    drop(publish(&domain));
     assert!(!path.exists());
-    let publication = publish(&dirs);
+    let publication = publish(&domain);
     fs::remove_file(&path).unwrap();
     let _other = UnixListener::bind(&path).unwrap();
     drop(publication);
@@ -241,15 +276,15 @@ fn dropping_removes_the_name_and_no_other() {
 #[test]
 fn connections_that_wait_are_kept_when_the_name_is_lost() {
     let world = World::new();
-    let dirs = RuntimeDirs::at(world.at("dir"));
-    let mut publication = publish(&dirs);
-    let _clients = [dirs.connect(NAME).unwrap(), dirs.connect(NAME).unwrap()];
+    let domain = Domain::directory(world.at("dir"));
+    let mut publication = publish(&domain);
+    let _clients = [domain.connect(NAME).unwrap(), domain.connect(NAME).unwrap()];
     let path = world.at("dir").join(NAME);
     fs::remove_file(&path).unwrap();
     while !path.exists() {
         publication.tend();
     }
-    let _client = dirs.connect(NAME).unwrap();
+    let _client = domain.connect(NAME).unwrap();
     for _ in 0..3 {
         assert!(rings(&publication, 30, 0));
         publication.accept().unwrap();
@@ -260,14 +295,14 @@ fn connections_that_wait_are_kept_when_the_name_is_lost() {
 #[test]
 fn names_of_others_that_come_and_go_are_no_reason_to_look() {
     let world = World::new();
-    let dirs = RuntimeDirs::at(world.at("dir"));
-    let mut publication = publish(&dirs);
+    let domain = Domain::directory(world.at("dir"));
+    let mut publication = publish(&domain);
     for count in 0..100 {
-        let other = Publication::new(dirs.clone(), format!("d-{count}-other.sock"), false);
+        let other = Publication::new(domain.clone(), format!("d-{count}-other.sock"));
         drop(other.unwrap());
         fs::write(world.at("dir/file"), "").unwrap();
         fs::remove_file(world.at("dir/file")).unwrap();
-        dirs.connect(NAME).unwrap();
+        domain.connect(NAME).unwrap();
         publication.accept().unwrap();
     }
     assert!(!publication.is_to_look());
@@ -281,12 +316,12 @@ fn a_name_that_belongs_to_a_file_is_published_beside_that_file_only() {
     let world = World::new();
     world.make("dir", 0o700);
     fs::write(world.at("dir/memory"), "").unwrap();
-    let dirs = RuntimeDirs::existing(world.at("dir"));
-    let mut publication = Publication::beside(dirs.clone(), NAME.into(), "memory").unwrap();
+    let domain = Domain::existing(world.at("dir"));
+    let mut publication = Publication::beside(domain.clone(), NAME.into(), "memory").unwrap();
     let path = world.at("dir").join(NAME);
     fs::remove_file(&path).unwrap();
     tend_until(&mut publication, |_| path.exists());
-    can_be_found(&mut publication, &dirs);
+    can_be_found(&mut publication, &domain);
 
     fs::rename(world.at("dir"), world.at("old")).unwrap();
     tend_until(&mut publication, |publication| {
@@ -306,15 +341,15 @@ fn a_name_that_belongs_to_a_file_is_published_beside_that_file_only() {
     tend_until(&mut publication, |publication| {
         publication.error().is_none()
     });
-    can_be_found(&mut publication, &dirs);
+    can_be_found(&mut publication, &domain);
 }
 
 #[test]
 fn any_number_of_changes_before_a_look_is_one_look() {
     let world = World::new();
     world.make("above", 0o700);
-    let dirs = RuntimeDirs::at(world.at("above/dir"));
-    let mut publication = publish(&dirs);
+    let domain = Domain::directory(world.at("above/dir"));
+    let mut publication = publish(&domain);
     for _ in 0..1000 {
         for mode in [0o755, 0o700] {
             world.make("above", mode);
@@ -324,13 +359,13 @@ fn any_number_of_changes_before_a_look_is_one_look() {
     assert!(rings(&publication, 30, 0));
     publication.tend();
     assert!(!publication.is_to_look());
-    can_be_found(&mut publication, &dirs);
+    can_be_found(&mut publication, &domain);
 }
 
 #[test]
 fn looks_are_further_apart_if_a_name_is_lost_again_and_again() {
     let world = World::new();
-    let mut publication = publish(&RuntimeDirs::at(world.at("dir")));
+    let mut publication = publish(&Domain::directory(world.at("dir")));
     let mut delays: Vec<_> = (0..5)
         .map(|_| publication.next_delay(true).as_millis())
         .collect();
@@ -341,27 +376,27 @@ fn looks_are_further_apart_if_a_name_is_lost_again_and_again() {
 #[test]
 fn a_dead_name_is_replaced() {
     let world = World::new();
-    let dirs = RuntimeDirs::at(world.at("dir"));
+    let domain = Domain::directory(world.at("dir"));
     world.make("dir", 0o700);
     let path = world.at("dir").join(NAME);
     drop(UnixListener::bind(&path).unwrap());
     drop(UnixListener::bind(world.at("dir").join(format!(".{NAME}"))).unwrap());
-    let mut publication = publish(&dirs);
-    can_be_found(&mut publication, &dirs);
+    let mut publication = publish(&domain);
+    can_be_found(&mut publication, &domain);
     assert_eq!(names(&world.at("dir")).unwrap().collect::<Vec<_>>(), [NAME]);
 }
 
 #[test]
 fn only_names_without_a_process_are_swept() {
     let world = World::new();
-    let dirs = RuntimeDirs::at(world.at("dir"));
-    let _alive = publish(&dirs);
+    let domain = Domain::directory(world.at("dir"));
+    let _alive = publish(&domain);
     let at = |name: &str| world.at("dir").join(name);
     for name in ["d-dead.sock", ".d-draft.sock", "other.sock"] {
         drop(UnixListener::bind(at(name)).unwrap());
     }
     fs::write(at("d-file.sock"), "").unwrap();
-    dirs.sweep(|name| name.starts_with("d-"));
+    domain.sweep(|name| name.starts_with("d-"));
     let mut left: Vec<_> = names(&world.at("dir")).unwrap().collect();
     left.sort_unstable();
     assert_eq!(left, [NAME, "d-file.sock", "other.sock"]);
@@ -370,20 +405,20 @@ fn only_names_without_a_process_are_swept() {
 #[test]
 fn paths_longer_than_an_address_will_do() {
     let world = World::new();
-    let dirs = RuntimeDirs::at(world.at(&"x".repeat(200)));
-    let mut publication = publish(&dirs);
-    can_be_found(&mut publication, &dirs);
-    let dir = dirs.open(&world.at(&"x".repeat(200))).unwrap();
+    let domain = Domain::directory(world.at(&"x".repeat(200)));
+    let mut publication = publish(&domain);
+    can_be_found(&mut publication, &domain);
+    let dir = domain.open(&world.at(&"x".repeat(200))).unwrap();
     dir.connect(NAME).unwrap();
 }
 
 #[test]
 fn a_session_of_which_others_may_not_know_is_not_the_only_place() {
     let world = World::new();
-    let (without, mut with) = (world.dirs(), world.dirs());
-    with.session = Some(world.at("session"));
+    let session = Some(world.at("session"));
+    let (without, with) = (world.usual(), world.usual_with("no run", session));
     let mut publication = publish(&with);
-    let own = format!("tmp/smc-{}", geteuid().as_raw());
+    let own = format!("tmp/smc-{}", own());
     let expected = [world.at("session/smc"), world.at(&own)];
     assert_eq!(publication.directories().collect::<Vec<_>>(), expected);
     can_be_found(&mut publication, &with);
@@ -394,33 +429,31 @@ fn a_session_of_which_others_may_not_know_is_not_the_only_place() {
 
 #[test]
 fn a_directory_of_the_system_is_the_only_place() {
-    if !geteuid().is_root() {
+    if own() != 0 {
         return println!("skipped: why: needs root to have a directory of root");
     }
     let world = World::new();
-    let mut dirs = world.dirs();
-    dirs.session = Some(world.at("session"));
-    dirs.run = world.at("run");
-    let publication = publish(&dirs);
+    let domain = world.usual_with("run", Some(world.at("session")));
+    let publication = publish(&domain);
     let places: Vec<_> = publication.directories().collect();
     assert_eq!(places, [world.at("run/smc-0")]);
     assert!(world.temporary().is_empty());
     drop(publication);
     // Others could have made it there.
     world.make("run", 0o777);
-    let publication = publish(&dirs);
+    let publication = publish(&domain);
     assert!(
         !publication
             .directories()
-            .any(|dir| dir.starts_with(&dirs.run))
+            .any(|dir| dir.starts_with(world.at("run")))
     );
 }
 
 #[test]
 fn a_place_that_is_taken_leads_to_one_with_a_random_name() {
     let world = World::new();
-    let dirs = world.dirs();
-    let own = format!("tmp/smc-{}", dirs.own);
+    let domain = world.usual();
+    let own = format!("tmp/smc-{}", own());
     world.make(&own, 0o777);
     // What others may have put there: a link, a file, a directory that they can write to.
     let trap = world.make("trap", 0o700);
@@ -429,14 +462,14 @@ fn a_place_that_is_taken_leads_to_one_with_a_random_name() {
     world.make(&format!("{own}-0000000000000003"), 0o755);
     world.make(&format!("{own}-4"), 0o700);
 
-    let mut first = publish(&dirs);
-    let mut second = Publication::new(dirs.clone(), "d-2.sock".into(), false).unwrap();
+    let mut first = publish(&domain);
+    let mut second = Publication::new(domain.clone(), "d-2.sock".into()).unwrap();
     let places: Vec<_> = first.directories().chain(second.directories()).collect();
     assert_eq!(places[0], places[1]);
     assert!(places[0].to_str().unwrap().contains("/smc-"), "{places:?}");
-    assert_eq!(dirs.to_search().last().unwrap(), places[0]);
-    assert_eq!(dirs.to_search().len(), 4, "{:?}", dirs.to_search());
-    can_be_found(&mut first, &dirs);
+    assert_eq!(domain.to_search().last().unwrap(), places[0]);
+    assert_eq!(domain.to_search().len(), 4, "{:?}", domain.to_search());
+    can_be_found(&mut first, &domain);
     assert_eq!(
         names(&trap).unwrap().count() + names(&world.at(&own)).unwrap().count(),
         0
@@ -449,7 +482,7 @@ fn a_place_that_is_taken_leads_to_one_with_a_random_name() {
             publication.directories().eq([world.at(&own)])
         });
     }
-    can_be_found(&mut first, &dirs);
+    can_be_found(&mut first, &domain);
     drop((first, second));
     let names = world.temporary();
     assert_eq!(names.len(), 5, "no random name is left behind: {names:?}");
@@ -458,15 +491,15 @@ fn a_place_that_is_taken_leads_to_one_with_a_random_name() {
 #[test]
 fn what_a_search_has_found_is_remembered_for_a_moment() {
     let world = World::new();
-    let dirs = world.dirs();
-    let own = format!("tmp/smc-{}", dirs.own);
+    let domain = world.usual();
+    let own = format!("tmp/smc-{}", own());
     world.make(&own, 0o777);
     let spare = world.make(&format!("{own}-0000000000000001"), 0o700);
     loop {
         let since = Instant::now();
-        assert!(dirs.to_search().contains(&spare));
+        assert!(domain.to_search().contains(&spare));
         fs::remove_dir(&spare).unwrap();
-        let (again, copied) = (dirs.to_search(), dirs.clone().to_search());
+        let (again, copied) = (domain.to_search(), domain.clone().to_search());
         let is_soon = since.elapsed() < SPARES_LAST;
         world.make(&format!("{own}-0000000000000001"), 0o700);
         if is_soon {
@@ -476,17 +509,17 @@ fn what_a_search_has_found_is_remembered_for_a_moment() {
     }
     // One that this process makes is known at once.
     fs::remove_dir(&spare).unwrap();
-    let publication = publish(&dirs);
+    let publication = publish(&domain);
     let place = publication.directories().next().unwrap();
-    assert!(dirs.to_search().contains(&place.to_owned()));
+    assert!(domain.to_search().contains(&place.to_owned()));
 }
 
 #[test]
 fn without_a_place_there_is_a_reason() {
     let world = World::new();
-    let dirs = RuntimeDirs::at(world.at("tmp/file"));
+    let domain = Domain::directory(world.at("tmp/file"));
     fs::write(world.at("tmp/file"), "").unwrap();
-    let mut publication = publish(&dirs);
+    let mut publication = publish(&domain);
     let error = publication.error().unwrap().clone();
     assert_eq!(error.problem, DirectoryProblem::NotDirectory);
     assert_eq!(*error.path, *world.at("tmp/file"));
@@ -494,5 +527,5 @@ fn without_a_place_there_is_a_reason() {
     tend_until(&mut publication, |publication| {
         publication.error().is_none()
     });
-    can_be_found(&mut publication, &dirs);
+    can_be_found(&mut publication, &domain);
 }

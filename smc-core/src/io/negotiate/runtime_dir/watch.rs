@@ -82,31 +82,44 @@ impl Timer {
     }
 }
 
-/// The instance of inotify of this process and who is interested in its events.
+/// An instance of inotify and who is interested in its events.
 #[derive(Debug)]
 pub(super) struct Watcher {
     inotify: OwnedFd,
-    timers: Mutex<HashMap<i32, Vec<Weak<Timer>>>>,
+    /// None when its events could not be read any more: nothing is watched.
+    timers: Mutex<Option<Timers>>,
 }
 
+type Timers = HashMap<i32, Vec<Weak<Timer>>>;
+
 impl Watcher {
-    /// The one of this process, which stays once it is there.
+    /// The one of this process, which stays as long as it works.
     pub(super) fn shared() -> io::Result<Arc<Self>> {
         let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(watcher) = &*shared {
+        if let Some(watcher) = shared.as_ref().filter(|watcher| !watcher.has_ended()) {
             return Ok(Arc::clone(watcher));
         }
+        let watcher = Self::start()?;
+        *shared = Some(Arc::clone(&watcher));
+        Ok(watcher)
+    }
+
+    pub(super) fn start() -> io::Result<Arc<Self>> {
         let watcher = Arc::new(Self {
             inotify: inotify::init(CreateFlags::CLOEXEC)?,
-            timers: Mutex::default(),
+            timers: Mutex::new(Some(Timers::new())),
         });
         let dispatching = Arc::clone(&watcher);
         thread::Builder::new()
             .name("smc-watch".into())
             .stack_size(STACK)
             .spawn(move || dispatching.dispatch())?;
-        *shared = Some(Arc::clone(&watcher));
         Ok(watcher)
+    }
+
+    /// Whether it tells of no more events.
+    pub(super) fn has_ended(&self) -> bool {
+        self.lock().is_none()
     }
 
     /// Starts the timer when the file or directory is renamed or removed, or its owner or mode
@@ -130,6 +143,7 @@ impl Watcher {
             | WatchFlags::MASK_ADD;
         // Locked, so that its event is not dispatched before the timer is known.
         let mut timers = self.lock();
+        let timers = timers.as_mut().ok_or(Errno::BADF)?;
         let watch = inotify::add_watch(&self.inotify, path, flags)?;
         let interested = timers.entry(watch).or_default();
         if !interested.iter().any(|known| is(known, timer)) {
@@ -138,31 +152,55 @@ impl Watcher {
         Ok(())
     }
 
-    /// Reads events and starts the timers that they concern.
+    /// Reads events and starts the timers that they concern; all of them when it cannot go on, so
+    /// that others watch from then on, or look now and then.
     fn dispatch(&self) {
         let mut space = [MaybeUninit::uninit(); 4096];
         let mut events = Reader::new(&self.inotify, &mut space);
         loop {
-            let event = match events.next() {
-                Ok(event) => event,
-                Err(Errno::INTR) => continue,
-                Err(_) => return,
-            };
+            let event = events.next();
+            if let Err(Errno::INTR) = event {
+                continue;
+            }
             let mut timers = self.lock();
-            let concerned: Vec<_> = if event.events().contains(ReadFlags::QUEUE_OVERFLOW) {
-                timers.drain().flat_map(|(_, timers)| timers).collect()
-            } else {
-                timers.remove(&event.wd()).unwrap_or_default()
+            let concerned: Vec<_> = match (&event, timers.as_mut()) {
+                (Ok(event), Some(timers))
+                    if !event.events().contains(ReadFlags::QUEUE_OVERFLOW) =>
+                {
+                    timers.remove(&event.wd()).unwrap_or_default()
+                }
+                (Ok(_), Some(timers)) => timers.drain().flat_map(|(_, timers)| timers).collect(),
+                _ => timers
+                    .take()
+                    .into_iter()
+                    .flatten()
+                    .flat_map(|(_, timers)| timers)
+                    .collect(),
             };
             drop(timers);
             let timers = concerned.iter().filter_map(Weak::upgrade);
             timers.for_each(|timer| timer.event());
+            if event.is_err() {
+                return;
+            }
         }
+    }
+
+    /// Has the reading of events fail when there are none.
+    #[cfg(test)]
+    pub(super) fn fail(&self) {
+        let flags = rustix::fs::fcntl_getfl(&self.inotify).expect("a descriptor has flags");
+        let failing = rustix::fs::fcntl_setfl(&self.inotify, flags | rustix::fs::OFlags::NONBLOCK);
+        failing.expect("inotify can be read without waiting");
     }
 
     /// Forgets a timer, and what is of interest to no other one.
     pub(super) fn forget(&self, timer: &Arc<Timer>) {
-        self.lock().retain(|watch, timers| {
+        let mut timers = self.lock();
+        let Some(timers) = timers.as_mut() else {
+            return;
+        };
+        timers.retain(|watch, timers| {
             timers.retain(|known| !is(known, timer));
             if timers.is_empty() {
                 let _ = inotify::remove_watch(&self.inotify, *watch);
@@ -171,7 +209,7 @@ impl Watcher {
         });
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<i32, Vec<Weak<Timer>>>> {
+    fn lock(&self) -> MutexGuard<'_, Option<Timers>> {
         self.timers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -27,7 +27,7 @@ use crate::device::{
 use crate::mem::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::proto::conn::staged::TransmitConfig;
 use crate::proto::group::{DeviceIndex, Key};
-use crate::proto::handshake::Role;
+use crate::proto::handshake::{PeerRmb, Role};
 use crate::proto::links::{
     self, FirstLinkError, GroupType, LinkGroup, LinkId, LinkInfo, LinkState, LlcConfig, Output,
     RkeyError, RmbId, RmbKey, RtokenId,
@@ -364,18 +364,40 @@ impl RdmaGroup {
         .await
     }
 
-    /// Enters the peer's RMB in the table.
+    /// Enters the peer's RMB in the table. Without a place there, or when the group has ended, what
+    /// has arrived can be read, and nothing can be sent.
     pub(super) fn bind(
         self: &Arc<Self>,
         staged: &Staged,
         link: LinkId,
-        peer: &crate::proto::handshake::PeerRmb,
+        peer: &PeerRmb,
     ) -> Result<(), links::TableFull> {
+        match self.enter(staged, link, peer) {
+            Ok(rtoken) => {
+                staged.bind(peer, rtoken, TransmitConfig::default());
+                if self.can_move() {
+                    staged.keep_spare();
+                }
+                Ok(())
+            }
+            Err(full) => {
+                staged.bind_for_reading(peer);
+                Err(full)
+            }
+        }
+    }
+
+    fn enter(
+        self: &Arc<Self>,
+        staged: &Staged,
+        link: LinkId,
+        peer: &PeerRmb,
+    ) -> Result<RtokenId, links::TableFull> {
         if self.is_over() {
             return Err(links::TableFull);
         }
         let now_on = staged.link();
-        let rtoken = self.step(|state| {
+        self.step(|state| {
             let rtoken = state.machine.add_rtoken(link, peer.rkey, peer.addr)?;
             // The link of the handshake may have failed. Then the peer should have told of others.
             let is_told = |on| state.machine.rtoken(rtoken, on).is_some();
@@ -384,12 +406,7 @@ impl RdmaGroup {
             }
             state.machine.release_rtoken(rtoken);
             Err(links::TableFull)
-        })?;
-        staged.bind(peer, rtoken, TransmitConfig::default());
-        if self.can_move() {
-            staged.keep_spare();
-        }
-        Ok(())
+        })
     }
 
     /// Whether there is more than one link for connections.

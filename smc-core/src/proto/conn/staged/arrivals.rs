@@ -7,7 +7,8 @@ use crate::error::PeerMisbehaved;
 /// The receiving side of one SMC-R connection: what of a CDC is news.
 ///
 /// CDCs come twice, late or not at all when a connection moves between links, so that sequence
-/// number and cursors are compared with what is known (behaviour of receiving a CDC).
+/// number and cursors are compared with what is known
+/// (docs/spec/data-path.md#receiving).
 #[derive(Clone, Debug)]
 pub struct Arrivals {
     /// Our element, which the peer's producer cursor is about.

@@ -2,8 +2,9 @@
 //! ring, and a CDC message behind each write says what is there.
 //!
 //! - [`Transmit`]: what to write where, which CDC follows, and what has to be done again when the
-//!   connection moves to another link (behaviour of sending, corking and failover);
-//! - [`Arrivals`]: which parts of a received CDC are news (behaviour of receiving).
+//!   connection moves to another link (docs/spec/data-path.md#sending and
+//!   docs/spec/failover.md#moving-a-connection);
+//! - [`Arrivals`]: which parts of a received CDC are news (docs/spec/data-path.md#receiving).
 //!
 //! The other parts of a connection are those of SMC-D: [`RecvHalf`](super::RecvHalf) is fed with
 //! the words that [`Arrivals`] lets through, and [`Closing`](super::Closing) with the flags.

@@ -56,8 +56,9 @@ pub struct Transmit {
     ///
     /// The newest may still be in the receive queue of the peer's old device when the validation
     /// comes in that of another one, and a Linux peer would take it for lost and kill the
-    /// connection. Linux says one less too (behaviour 4.8). Nothing is missed by that: the full CDC
-    /// behind the validation says all that the late one says, whose data was written before it.
+    /// connection. Linux says one less too (docs/spec/failover.md#validation). Nothing is missed by
+    /// that: the full CDC behind the validation says all that the late one says, whose data was
+    /// written before it.
     validated: u16,
     said: Level,
     due: Due,
@@ -426,8 +427,8 @@ impl Transmit {
     /// Has the peer push what it holds back.
     ///
     /// A Linux peer holds data back while earlier data is in flight. On a link that failed without
-    /// its noticing that is for ever; but a wish for an update makes it try (behaviour 4.4). It
-    /// says nothing if there is nothing.
+    /// its noticing that is for ever; but a wish for an update makes it try
+    /// (docs/spec/data-path.md#receiving). It says nothing if there is nothing.
     pub fn nudge(&mut self) {
         self.due.nudge = true;
     }
@@ -470,7 +471,7 @@ impl Transmit {
     /// ([`SENDING_DONE`](StateFlags::SENDING_DONE)).
     ///
     /// What is completed is in the peer's memory and among what it has received: it gets there
-    /// whatever becomes of this side (behaviour of closing, 6.9).
+    /// whatever becomes of this side (docs/spec/closing.md#waiting-for-delivery).
     #[must_use]
     pub fn delivery(&self) -> Delivery {
         let has_end = self.completed_state.contains(StateFlags::SENDING_DONE);

@@ -193,9 +193,9 @@ fn an_idle_group_outlives_that_of_its_server() {
     }
 }
 
-#[test]
-fn first_contacts_of_one_address_are_limited() {
-    let of = |client: IpAddr, peer: u16| Key::Rdma {
+/// That of a server's group with a client at this address.
+fn key_at(client: IpAddr, peer: u16) -> Key {
+    Key::Rdma {
         role: Role::Server,
         version: Version::V2,
         peer: PeerId::new(peer, Mac::ZERO),
@@ -204,7 +204,41 @@ fn first_contacts_of_one_address_are_limited() {
         vlan: 0,
         client: Some(client),
         qpn: None,
+    }
+}
+
+#[test]
+fn first_contacts_of_all_addresses_are_limited_and_some_are_left_for_another_one() {
+    let mut f = Fixture::new();
+    let enter = |f: &mut Fixture, host: u8, peer: u16| {
+        let key = key_at(IpAddr::from([10, 0, 0, host]), peer);
+        match f.registry.enter(f.now, key, Intent::JoinOrCreate) {
+            Admission::Now(seat) => seat.map(|seat| seat.group()),
+            waits @ Admission::Wait(_) => panic!("{waits:?}"),
+        }
     };
+    let mut groups = Vec::new();
+    // Three addresses with as many clients as they like.
+    for peer in 0..100 {
+        groups.extend((1..4).filter_map(|host| enter(&mut f, host, peer).ok()));
+    }
+    let each = MAX_ALL_FIRST_CONTACTS / 4;
+    assert_eq!(groups.len(), 3 * each);
+    groups.push(enter(&mut f, 4, 0).unwrap());
+    // Very many addresses with one each.
+    groups.extend((5..200).filter_map(|host| enter(&mut f, host, 0).ok()));
+    assert_eq!(groups.len(), MAX_ALL_FIRST_CONTACTS);
+    assert_eq!(enter(&mut f, 200, 0), Err(NoGroup::Full));
+    // One that is established is none any more.
+    f.registry.establish(groups[0], terms()).unwrap();
+    groups.push(enter(&mut f, 200, 0).unwrap());
+    groups.into_iter().for_each(|group| f.leave(group));
+    f.advance(IDLE_LIFETIME);
+    assert!(f.registry.is_empty());
+}
+
+#[test]
+fn first_contacts_of_one_address_are_limited() {
     let ip = |text: &str| text.parse::<IpAddr>().unwrap();
     for (here, neighbour, there) in [
         (ip("10.0.0.1"), ip("10.0.0.1"), ip("10.0.0.2")),
@@ -219,18 +253,19 @@ fn first_contacts_of_one_address_are_limited() {
             .map(|peer| {
                 match f
                     .registry
-                    .enter(f.now, of(here, peer), Intent::JoinOrCreate)
+                    .enter(f.now, key_at(here, peer), Intent::JoinOrCreate)
                 {
                     Admission::Now(Ok(seat)) => seat.group(),
                     other => panic!("{other:?}"),
                 }
             })
             .collect();
-        let enter = |f: &mut Fixture, from, intent| f.registry.enter(f.now, of(from, 100), intent);
+        let enter =
+            |f: &mut Fixture, from, intent| f.registry.enter(f.now, key_at(from, 100), intent);
         let full = Admission::Now(Err(NoGroup::Full));
         assert_eq!(enter(&mut f, neighbour, Intent::JoinOrCreate), full);
         // One that waits finds no place either when its time is over.
-        let first = of(here, 0);
+        let first = key_at(here, 0);
         let waits = f.registry.enter(f.now, first, Intent::JoinOrCreate);
         assert!(matches!(waits, Admission::Wait(_)));
         f.advance(CREATOR_PATIENCE);
@@ -246,11 +281,14 @@ fn first_contacts_of_one_address_are_limited() {
             panic!("there is room");
         };
         assert_eq!(
-            f.registry.enter(f.now, of(here, 101), Intent::JoinOrCreate),
+            f.registry
+                .enter(f.now, key_at(here, 101), Intent::JoinOrCreate),
             full
         );
         f.registry.terminate(creators[1], Cause::LinksDown);
-        let Admission::Now(Ok(last)) = f.registry.enter(f.now, of(here, 101), Intent::JoinOrCreate)
+        let Admission::Now(Ok(last)) =
+            f.registry
+                .enter(f.now, key_at(here, 101), Intent::JoinOrCreate)
         else {
             panic!("there is room");
         };

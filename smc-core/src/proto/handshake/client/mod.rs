@@ -15,7 +15,7 @@ use super::{Config, Done, Established, Path};
 use crate::error::{Error, PeerMisbehaved, Phase};
 use crate::proto::group::Intent;
 
-/// The client's side of the handshake (behaviour of set-up, client ladder).
+/// The client's side of the handshake (docs/spec/handshake.md#client).
 ///
 /// To be made when the TCP connection is there and it is known that the server speaks SMC; if it
 /// does not, the stream is TCP without a handshake, for the reason
@@ -141,11 +141,11 @@ impl Expect for State {
         })
     }
 
-    fn terminated(self, now: Instant, common: &mut Common) -> Next<Self> {
+    fn terminated(self, _common: &mut Common) -> Next<Self> {
         match self {
             Self::Accept(_) => Ok(Some(self)),
             Self::Direct(state) => state.terminated(),
-            Self::Rdma(state) => state.terminated(now, common),
+            Self::Rdma(state) => state.terminated(),
             Self::Opening(_) => Ok(Some(self)),
         }
     }

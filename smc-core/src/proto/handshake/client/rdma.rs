@@ -60,7 +60,7 @@ fn route(accepted: &Accepted, port: &RdmaPort, end: &RdmaEnd) -> Result<Route, D
     }
 }
 
-/// The limits of the new link group (behaviour of set-up, v2.1 negotiation).
+/// The limits of the new link group (docs/spec/handshake.md#negotiation).
 fn link_terms(accepted: &Accepted) -> Result<LinkTerms, DeclineCode> {
     let fixed = LinkTerms::fixed(accepted.version);
     let Some(stated) = accepted.stated else {
@@ -286,11 +286,12 @@ impl Expect {
         })
     }
 
-    pub(super) fn terminated(self, now: Instant, common: &mut Common) -> Next<State> {
+    pub(super) fn terminated(self) -> Next<State> {
         match self.step {
-            Step::Seat | Step::Late(..) => Ok(Some(State::Rdma(Box::new(self)))),
-            // The server has given up; it may say why.
-            Step::Confirming(..) => unconfirmed(now, self.chosen, ConfirmFailure::LinkDown, common),
+            // CONFIRM LINK fails, unless it came before: then the server may have sent data.
+            Step::Seat | Step::Confirming(..) | Step::Late(..) => {
+                Ok(Some(State::Rdma(Box::new(self))))
+            }
             _ => Err(Failure::decline(group_terminated())),
         }
     }

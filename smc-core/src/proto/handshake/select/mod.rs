@@ -218,7 +218,7 @@ impl Selection {
     }
 
     /// Our devices on the fabrics of the offer, in the order of the offer: the native device
-    /// first, then the list (behaviour of set-up, server scan).
+    /// first, then the list (docs/spec/handshake.md#device-scan).
     fn v2_candidates(&self, config: &Config) -> VecDeque<DirectCandidate> {
         let candidate = |entry, peer, device: &DirectDevice| DirectCandidate {
             device: *device,

@@ -5,7 +5,7 @@ use smc_wire::types::{DeclineCode, Eid, Release};
 
 use crate::proto::handshake::{Config, RdmaConfig};
 
-/// What remains of an offer after screening (behaviour of set-up, version screening).
+/// What remains of an offer after screening (docs/spec/handshake.md#screening).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Screened {
     pub(super) d_v2: bool,

@@ -16,7 +16,7 @@ use super::select::{Candidate, Selection};
 use super::{Config, Done, Path};
 use crate::error::{Error, FallbackCause, FallbackReason, PeerMisbehaved, Phase, SetupStep};
 
-/// The server's side of the handshake (behaviour of set-up, server ladder).
+/// The server's side of the handshake (docs/spec/handshake.md#server).
 ///
 /// To be made for an accepted connection whose client is known to speak SMC.
 #[derive(Debug)]
@@ -109,11 +109,11 @@ impl Expect for State {
         }
     }
 
-    fn terminated(self, now: Instant, common: &mut Common) -> Next<Self> {
+    fn terminated(self, common: &mut Common) -> Next<Self> {
         match self {
             Self::Proposal(_) => Ok(Some(self)),
             Self::Direct(state) => state.terminated(common),
-            Self::Rdma(state) => state.terminated(now, common),
+            Self::Rdma(state) => state.terminated(common),
         }
     }
 }

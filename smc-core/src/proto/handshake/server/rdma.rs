@@ -9,7 +9,7 @@ use smc_wire::types::{DeclineCode, FeatureMask, GroupId, PeerId, Release};
 
 use super::{State, Walk};
 use crate::device::{LinkAddress, Route};
-use crate::error::{Error, FallbackReason, How, PeerMisbehaved, Phase, SetupStep};
+use crate::error::{Error, FallbackReason, PeerMisbehaved, Phase, SetupStep};
 use crate::proto::group::{Intent, NoGroup, Seat, Terms};
 use crate::proto::handshake::engine::{
     Common, Failure, Next, after, group_terminated, no_group, of_device, too_late, unasked,
@@ -206,8 +206,10 @@ impl Expect {
                 if pending.accepted.seat.is_first_contact() {
                     return Err(Failure::decline(DeclineCode::ERR_RTOK));
                 }
-                // The client is in SMC mode already: there is nothing to fall back to.
-                Err(Error::Closed(How::Aborted).into())
+                // The client is in SMC mode already, and its data may have arrived: nothing can be
+                // sent to it, and the connection ends behind that.
+                common.establish(pending.finish(&candidate));
+                Ok(None)
             }
             (Step::Connecting(pending, _), Done::LinkConnected(Ok(()))) => {
                 // From here on the client may decline whenever we do.
@@ -272,13 +274,8 @@ impl Expect {
         }
     }
 
-    pub(super) fn terminated(self, now: Instant, common: &mut Common) -> Next<State> {
+    pub(super) fn terminated(self, common: &mut Common) -> Next<State> {
         match self.step {
-            // In the last case the client may still decline and go on with TCP; if it confirms,
-            // there is no place for its buffer.
-            Step::Seat(_) | Step::Late(..) | Step::Confirm(..) | Step::Opening(..) => {
-                Ok(Some(State::Rdma(Box::new(self))))
-            }
             Step::Link(walk, _) | Step::Rmb(walk, ..) | Step::Rkey(walk, ..) => {
                 walk.failed(group_terminated(), common)
             }
@@ -288,11 +285,9 @@ impl Expect {
             {
                 Err(Failure::decline(group_terminated()))
             }
-            Step::Confirming(..) => {
-                unconfirmed(now, self.candidate, ConfirmFailure::LinkDown, common)
-            }
-            // The client may have confirmed already, and then no longer reads TCP.
-            _ => Err(Error::Closed(How::Aborted).into()),
+            // Until CONFIRM comes the client may decline and go on with TCP. It may also have
+            // confirmed, sent its data and ended: whatever is awaited tells which.
+            step => Ok(Some(Self::of(self.candidate, step))),
         }
     }
 }
@@ -347,7 +342,7 @@ fn accept(
     )))
 }
 
-/// The client has to repeat what ACCEPT says (behaviour of set-up, CONFIRM checks).
+/// The client has to repeat what ACCEPT says (docs/spec/handshake.md#confirm-checks).
 fn check_limits(
     candidate: &RdmaCandidate,
     accepted: &Accepted,

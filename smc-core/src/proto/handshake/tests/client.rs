@@ -1,4 +1,4 @@
-//! The client ladder, row by row.
+//! The steps of a client, row by row (docs/spec/handshake.md#client).
 
 use smc_wire::Bounded;
 use smc_wire::clc::Terms as ClcTerms;
@@ -132,11 +132,11 @@ fn c7_only_v1_and_no_prefix() {
     assert_eq!(f.client.fallback(), local(DeclineCode::CNFERR));
 }
 
-// 1.3: contents of PROPOSAL
+// Contents of PROPOSAL (docs/spec/handshake.md#offer)
 
 #[test]
 fn proposal_is_byte_for_byte_the_known_one() {
-    // Synthetic vector of the wire format: v2.1, SMC-D only, one UEID, no SEID, loopback only.
+    // Synthetic vector: v2.1, SMC-D only, one UEID, no SEID, loopback only.
     let vector = unhex(
         "e2d4c3d90100e026000000000000000000000000000000000000000000000000000000000000000000000000
          000000000000001c000000000000000000000000000000000000000000000000000000000102001000000040

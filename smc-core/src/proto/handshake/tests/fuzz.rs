@@ -152,7 +152,7 @@ fn survive(machine: &mut dyn Machine, start: Instant, events: &[Event]) {
             }
             Event::Done(_) => {}
             Event::Closed => machine.handle_closed(),
-            Event::Terminated => machine.handle_terminated(now),
+            Event::Terminated => machine.handle_terminated(),
             Event::Seconds(seconds) => {
                 now += SECOND * u32::try_from(*seconds).unwrap();
                 machine.handle_timeout(now);

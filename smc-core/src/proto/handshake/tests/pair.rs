@@ -492,9 +492,9 @@ fn group_terminated_under_a_set_up() {
     let mut pair = Pair::new(host(), host());
     pair.client.faults.stall = Some("register");
     pair.settle();
-    pair.server.machine.handle_terminated(pair.now);
+    pair.server.machine.handle_terminated();
     pair.server.settle(pair.now);
-    pair.client.machine.handle_terminated(pair.now);
+    pair.client.machine.handle_terminated();
     pair.run();
     assert_eq!(pair.client.fallback(), local(DeclineCode::NOACTLINK));
     assert_eq!(pair.server.fallback(), peer(DeclineCode::NOACTLINK));
@@ -503,7 +503,7 @@ fn group_terminated_under_a_set_up() {
     let mut pair = Pair::new(host(), host());
     pair.server.faults.stall = Some("attach");
     pair.settle();
-    pair.server.machine.handle_terminated(pair.now);
+    pair.server.machine.handle_terminated();
     pair.run();
     pair.client.established();
     pair.server.established();
@@ -512,7 +512,7 @@ fn group_terminated_under_a_set_up() {
     let mut pair = Pair::new(host(), host());
     pair.server.faults.stall = Some("register");
     pair.settle();
-    pair.server.machine.handle_terminated(pair.now);
+    pair.server.machine.handle_terminated();
     pair.run();
     assert_eq!(pair.server.fallback(), local(DeclineCode::NOACTLINK));
     assert_eq!(pair.client.fallback(), peer(DeclineCode::NOACTLINK));

@@ -1,5 +1,5 @@
-//! DELETE LINK for a single link (behaviour 3.8), and the asymmetric link that is no longer needed
-//! (3.9).
+//! DELETE LINK for a single link (docs/spec/llc.md#one-link), and the asymmetric link that is no
+//! longer needed (docs/spec/llc.md#asymmetric-link).
 
 use std::time::Instant;
 
@@ -254,7 +254,8 @@ impl LinkGroup {
         self.role == Role::Server && links.any(|link| link.is_named && link.info.number == number)
     }
 
-    /// 3.9: with two links that share nothing, the third is too many.
+    /// With two links that share nothing, the third is too many
+    /// (docs/spec/llc.md#asymmetric-link).
     pub(in crate::proto::links) fn remove_asymmetric(&mut self, now: Instant) {
         if self.kind != GroupType::Symmetric {
             return;

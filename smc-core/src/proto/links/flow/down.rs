@@ -1,4 +1,4 @@
-//! Links that fail, and where their connections go (behaviour 7.1, 7.2).
+//! Links that fail, and where their connections go (docs/spec/failover.md#link-failure).
 
 use std::time::Instant;
 
@@ -132,7 +132,8 @@ impl LinkGroup {
     }
 
     /// The link that takes the connections of another one. After a failure of a port or a device,
-    /// links at the same port of the same device are no help (behaviour 7.2).
+    /// links at the same port of the same device are no help
+    /// (docs/spec/failover.md#link-failure).
     pub(in crate::proto::links) fn survivor(
         &self,
         link: LinkId,

@@ -1,4 +1,4 @@
-//! The end of a link group (behaviour 2.6): DELETE LINK for all links.
+//! The end of a link group (docs/spec/link-groups.md#end): DELETE LINK for all links.
 
 use std::time::Instant;
 
@@ -170,7 +170,8 @@ impl LinkGroup {
     }
 
     /// Whether the peer may be in the midst of adding a link. Linux takes what comes then for the
-    /// end of that link only, and nothing else until it has cleared up (behaviour 3.2).
+    /// end of that link only, and nothing else until it has cleared up
+    /// (docs/spec/llc.md#flows).
     const fn may_be_misheard(&self) -> bool {
         matches!(
             self.flow,

@@ -1,4 +1,4 @@
-//! CONFIRM LINK on the first link (behaviour 1.5, 1.11, 3.3).
+//! CONFIRM LINK on the first link (docs/spec/llc.md#first-link).
 
 use std::time::Instant;
 

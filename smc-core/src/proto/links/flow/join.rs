@@ -1,4 +1,4 @@
-//! ADD LINK as a client (behaviour 3.4.2).
+//! ADD LINK as a client (docs/spec/llc.md#adding-as-client).
 
 use std::time::Instant;
 
@@ -180,7 +180,7 @@ impl LinkGroup {
         });
     }
 
-    /// Steps 1 to 6: where to open the link, and what it would make of the group.
+    /// Steps 1 to 3: where to open the link, and what it would make of the group.
     fn port_for_join(
         &self,
         over: LinkId,

@@ -9,7 +9,7 @@
 //!
 //! A change of the links waits until no rkey request of ours is unanswered, and no further one
 //! begins while a change is wanted, so neither starves the other. The peer's requests about keys
-//! are answered at once, always (behaviour 3.2, 8.8). Every flow has a time at which it ends.
+//! are answered at once, always (docs/spec/llc.md#flows). Every flow has a time at which it ends.
 
 mod delete;
 mod down;

@@ -1,4 +1,4 @@
-//! ADD LINK as a server (behaviour 3.4.1).
+//! ADD LINK as a server (docs/spec/llc.md#adding-as-server).
 
 use std::time::Instant;
 
@@ -69,7 +69,7 @@ pub(in crate::proto::links) struct Offer {
     /// What the group becomes.
     kind: GroupType,
     telling: Telling,
-    trigger: Trigger,
+    pub(super) trigger: Trigger,
 }
 
 impl Offer {
@@ -82,11 +82,16 @@ impl Offer {
     }
 
     pub(in crate::proto::links) fn is_telling(&self, over: LinkId, number: LinkNumber) -> bool {
-        self.stage == OfferStage::Telling && self.over == over && self.number == number
+        self.stage == OfferStage::Telling && self.is_meant(over, number)
+    }
+
+    /// Whether an answer is about it. One offer is out at a time, so its answer need not name the link.
+    fn is_meant(&self, over: LinkId, number: LinkNumber) -> bool {
+        self.over == over && [self.number, LinkNumber::NONE].contains(&number)
     }
 
     /// Whether the client knows of it.
-    fn is_said(&self) -> bool {
+    pub(super) fn is_said(&self) -> bool {
         !matches!(self.stage, OfferStage::Opening | OfferStage::Mapping)
     }
 
@@ -151,7 +156,8 @@ impl LinkGroup {
         }
     }
 
-    /// An ADD LINK that cannot be accepted, for clients that wait for one (behaviour 3.4.4).
+    /// An ADD LINK that cannot be accepted, for clients that wait for one
+    /// (docs/spec/llc.md#nothing-to-offer).
     fn send_hollow_offer(&mut self, over: LinkId) {
         let Some(local) = self.link(over).and_then(|info| info.local) else {
             return;
@@ -228,9 +234,7 @@ impl LinkGroup {
     ) {
         let mut offer = match self.flow.take() {
             Some(Flow::Offer(offer))
-                if offer.stage == OfferStage::Offered
-                    && offer.over == over
-                    && offer.number == answer.link =>
+                if offer.stage == OfferStage::Offered && offer.is_meant(over, answer.link) =>
             {
                 offer
             }

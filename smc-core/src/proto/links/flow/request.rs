@@ -1,4 +1,5 @@
-//! A client would like another link: REQUEST ADD LINK (v2), invitation (v1) (behaviour 3.6).
+//! A client would like another link: REQUEST ADD LINK (v2), invitation (v1)
+//! (docs/spec/llc.md#request-add-link).
 
 use std::time::Instant;
 
@@ -70,11 +71,16 @@ impl LinkGroup {
     /// REQUEST ADD LINK.
     pub(in crate::proto::links) fn hear_request(&mut self, over: LinkId, message: &RequestAddLink) {
         let kind = MessageType::RequestAddLink;
+        let is_established = self.is_established_link(over);
         match (self.role, &message.step) {
-            (Role::Server, RequestAddLinkStep::Request { .. }) => match self.flow {
-                // The ADD LINK under way is the answer.
+            (Role::Server, RequestAddLinkStep::Request { .. }) => match &mut self.flow {
+                // The ADD LINK that is about to be sent is the answer, unless it cannot be made.
+                Some(Flow::Offer(offer)) if !offer.is_said() => {
+                    offer.trigger = Trigger::Requested(over);
+                }
+                // The ADD LINK under way is.
                 Some(Flow::First(_) | Flow::Offer(_)) => self.dropped(kind, DropReason::Busy),
-                _ if !self.is_established_link(over) => self.dropped(kind, DropReason::NoLink),
+                _ if !is_established => self.dropped(kind, DropReason::NoLink),
                 _ => self.wanted.add = Some(Trigger::Requested(over)),
             },
             (Role::Client, RequestAddLinkStep::Response { .. }) => match self.flow {

@@ -1,4 +1,5 @@
-//! CONFIRM RKEY and DELETE RKEY, ours and the peer's (behaviour 3.7, 8.6 to 8.8).
+//! CONFIRM RKEY and DELETE RKEY, ours and the peer's (docs/spec/llc.md#confirm-rkey and
+//! docs/spec/llc.md#delete-rkey).
 
 use std::time::Instant;
 
@@ -374,7 +375,7 @@ impl LinkGroup {
     }
 }
 
-/// Most further links that CONFIRM RKEY may state (behaviour 3.7).
+/// Most further links that CONFIRM RKEY may state (docs/spec/llc.md#confirm-rkey).
 const FURTHER_MAX: u8 = 3;
 
 /// Keys that fit into a DELETE RKEY of 44 bytes.

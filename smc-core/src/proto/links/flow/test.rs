@@ -1,4 +1,4 @@
-//! TEST LINK (behaviour 3.10).
+//! TEST LINK (docs/spec/llc.md#test-link).
 
 use std::time::Instant;
 

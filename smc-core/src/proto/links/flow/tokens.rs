@@ -1,4 +1,4 @@
-//! The keys of all RMBs on a link that is being added (behaviour 3.5).
+//! The keys of all RMBs on a link that is being added (docs/spec/llc.md#keys-of-a-new-link).
 
 use smc_wire::llc::{AddLinkCont, Rtoken, Step};
 use smc_wire::types::LinkNumber;

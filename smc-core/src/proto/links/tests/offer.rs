@@ -1,5 +1,7 @@
+use smc_wire::llc::MessageType;
+
 use super::*;
-use crate::device::LinkFailure;
+use crate::device::{LinkFailure, RoceKind};
 
 fn default(ports: [usize; 2], terms: Terms) -> World {
     World::connected(ports, terms, LlcConfig::default())
@@ -201,6 +203,62 @@ fn a_request_without_a_place_for_it_is_answered() {
     world.settle();
     assert_eq!(world.said(), ["C:REQUEST_ADD_LINK", "S:REQUEST_ADD_LINK'"]);
     assert!(world.hosts[CLIENT].group.flow.is_none());
+}
+
+#[test]
+fn a_request_during_an_offer_that_fails_before_it_is_sent_is_answered() {
+    for is_mapping in [false, true] {
+        let mut world = World::v2([2, 1]);
+        world.contact(Terms::v2_1(2, 255));
+        world.confirm();
+        match is_mapping {
+            false => assert!(world.hosts[SERVER].stuck.insert(1)),
+            true => world.hosts[SERVER].map_time = 3_600 * SECOND,
+        }
+        world.establish();
+        world.advance(4 * SECOND);
+        let port = World::v2([1, 2]).hosts[CLIENT].ports[1].clone();
+        world.hosts[CLIENT].ports.push(port);
+        world.said();
+        world.set_port(CLIENT, 1, true);
+        world.advance(2 * SECOND);
+        assert_eq!(world.said(), ["C:REQUEST_ADD_LINK", "S:REQUEST_ADD_LINK'"]);
+        assert!(world.hosts[CLIENT].group.flow.is_none());
+        let unanswered = Notice::Unanswered(MessageType::RequestAddLink);
+        assert!(!world.took(CLIENT, &Output::Notice(unanswered)));
+    }
+}
+
+/// Linux does not look at the number, and RFC 7609 does not say that an answer has it.
+#[test]
+fn an_answer_without_the_number_of_the_link_is_one_to_the_offer() {
+    for terms in [Terms::V1, Terms::v2_1(2, 255)] {
+        for is_accepted in [true, false] {
+            let version = match terms.dialect.is_v2() {
+                true => RoceKind::V2,
+                false => RoceKind::V1,
+            };
+            let ports = if is_accepted { [2, 2] } else { [1, 1] };
+            let mut world = World::new(ports, version, LlcConfig::default());
+            world.hosts[CLIENT].edit = Some(|message| {
+                // ADD LINK and ADD LINK CONT.
+                match message[0] & 0x1f {
+                    0x02 => message[31] = 0,
+                    0x03 => message[4] = 0,
+                    _ => {}
+                }
+            });
+            world.connect(terms);
+            let expected = if is_accepted {
+                GroupType::Symmetric
+            } else {
+                GroupType::Single
+            };
+            assert_eq!(world.kinds(), [expected; 2]);
+            assert!(world.hosts[SERVER].group.flow.is_none(), "at once");
+            world.assert_agreed();
+        }
+    }
 }
 
 #[test]

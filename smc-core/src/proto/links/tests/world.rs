@@ -48,9 +48,13 @@ pub(super) struct Host {
     pub(super) activated: BTreeSet<LinkId>,
     /// Sees messages before its group does; true keeps them from it.
     pub(super) filter: Option<fn(&[u8]) -> bool>,
+    /// Changes what its group says.
+    pub(super) edit: Option<fn(&mut [u8])>,
     terminated: bool,
     /// Connections leave their links only after this time.
     pub(super) move_time: Duration,
+    /// RMBs are registered only after this time.
+    pub(super) map_time: Duration,
 }
 
 #[derive(Clone)]
@@ -95,8 +99,10 @@ impl World {
             stuck: BTreeSet::new(),
             activated: BTreeSet::new(),
             filter: None,
+            edit: None,
             terminated: false,
             move_time: MS,
+            map_time: MS,
         };
         let start = Instant::now();
         Self {
@@ -166,7 +172,8 @@ impl World {
         world
     }
 
-    fn connect(&mut self, terms: Terms) {
+    /// First contact, and what follows from it.
+    pub(super) fn connect(&mut self, terms: Terms) {
         self.contact(terms);
         self.confirm();
         for side in [SERVER, CLIENT] {
@@ -228,7 +235,8 @@ impl World {
                 }
                 Output::Map { device, rmbs } => {
                     assert!(!rmbs.is_empty());
-                    self.later(MS, Event::Mapped(side, device.0, rmbs));
+                    let wait = self.hosts[side].map_time;
+                    self.later(wait, Event::Mapped(side, device.0, rmbs));
                 }
                 Output::Move { from, .. } => {
                     let wait = self.hosts[side].move_time;
@@ -258,7 +266,10 @@ impl World {
         }
     }
 
-    fn transmit(&mut self, from: Side, link: LinkId, message: Vec<u8>, tag: OpTag) {
+    fn transmit(&mut self, from: Side, link: LinkId, mut message: Vec<u8>, tag: OpTag) {
+        if let Some(edit) = self.hosts[from].edit {
+            edit(&mut message);
+        }
         let Some(qp) = self.hosts[from].qps.get(&link) else {
             panic!("{link} of {from} does not exist");
         };

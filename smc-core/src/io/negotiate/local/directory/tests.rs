@@ -58,8 +58,8 @@ fn scopes_cover_what_the_socket_gets() {
 
 #[test]
 fn changes_are_seen_at_once() {
-    let dir = TempDir::new("changes");
-    let mut directory = Directory::new(dir.0.clone());
+    let dir = TempDir::new();
+    let mut directory = Directory::new(dir.path.clone());
     for salt in 0..50 {
         let entry = Entry {
             port: 1,
@@ -69,21 +69,21 @@ fn changes_are_seen_at_once() {
             cookie: 1,
             salt,
         };
-        fs::write(dir.0.join(entry.to_string()), "").unwrap();
+        fs::write(dir.path.join(entry.to_string()), "").unwrap();
         assert_eq!(
-            directory.entries(&dirs()).unwrap().len(),
+            directory.entries(&dir.domain()).unwrap().len(),
             usize::try_from(salt + 1).unwrap()
         );
     }
-    fs::write(dir.0.join("something else"), "").unwrap();
-    assert_eq!(directory.entries(&dirs()).unwrap().len(), 50);
-    fs::remove_dir_all(&dir.0).unwrap();
-    assert!(directory.entries(&dirs()).unwrap().is_empty());
+    fs::write(dir.path.join("something else"), "").unwrap();
+    assert_eq!(directory.entries(&dir.domain()).unwrap().len(), 50);
+    fs::remove_dir_all(&dir.path).unwrap();
+    assert!(directory.entries(&dir.domain()).unwrap().is_empty());
 }
 
 #[test]
 fn a_directory_that_others_can_change_is_not_looked_at() {
-    let dir = TempDir::new("trust");
+    let dir = TempDir::new();
     let name = Entry {
         port: 1,
         scope: Scope::Any,
@@ -93,42 +93,46 @@ fn a_directory_that_others_can_change_is_not_looked_at() {
         salt: 1,
     }
     .to_string();
-    fs::write(dir.0.join(name), "").unwrap();
-    let mut directory = Directory::new(dir.0.clone());
-    assert_eq!(directory.entries(&dirs()).unwrap().len(), 1);
-    fs::set_permissions(&dir.0, fs::Permissions::from_mode(0o770)).unwrap();
-    assert!(directory.entries(&dirs()).unwrap().is_empty(), "mode");
-    fs::set_permissions(&dir.0, fs::Permissions::from_mode(0o700)).unwrap();
+    fs::write(dir.path.join(name), "").unwrap();
+    let mut directory = Directory::new(dir.path.clone());
+    assert_eq!(directory.entries(&dir.domain()).unwrap().len(), 1);
+    fs::set_permissions(&dir.path, fs::Permissions::from_mode(0o770)).unwrap();
+    assert!(directory.entries(&dir.domain()).unwrap().is_empty(), "mode");
+    fs::set_permissions(&dir.path, fs::Permissions::from_mode(0o700)).unwrap();
 
-    let link = dir.0.with_extension("link");
-    symlink(&dir.0, &link).unwrap();
+    let link = dir
+        .path
+        .with_file_name(format!("{}-0000000000000001", own_user()));
+    symlink(&dir.path, &link).unwrap();
     assert!(
         Directory::new(link.clone())
-            .entries(&dirs())
+            .entries(&dir.domain())
             .unwrap()
             .is_empty(),
         "link"
     );
-    fs::remove_file(link).unwrap();
 }
 
-fn dirs() -> RuntimeDirs {
-    RuntimeDirs::default_places()
+/// The directory of this user in a shared one.
+struct TempDir {
+    base: tempfile::TempDir,
+    path: PathBuf,
 }
-
-struct TempDir(PathBuf);
 
 impl TempDir {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("smc-test-{}-{name}", std::process::id()));
+    fn new() -> Self {
+        let base = tempfile::tempdir().unwrap();
+        let path = base.path().join(own_user().to_string());
         fs::create_dir(&path).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
-        Self(path)
+        Self { base, path }
+    }
+
+    fn domain(&self) -> Domain {
+        Domain::shared(self.base.path(), [])
     }
 }
 
-impl Drop for TempDir {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
+fn own_user() -> u32 {
+    rustix::process::geteuid().as_raw()
 }

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Reads as Linux does, and tells of it as Linux does (behaviour 4.6): after reading, never
-/// without.
+/// Reads as Linux does, and tells of it as Linux does: after reading, never without
+/// (docs/spec/data-path.md#window-update).
 struct Reader {
     ring: Ring,
     producer: Cursor,

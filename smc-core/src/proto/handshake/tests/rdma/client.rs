@@ -1,4 +1,4 @@
-//! The client ladder for SMC-R, row by row.
+//! The steps of a client with SMC-R, row by row (docs/spec/handshake.md#client-with-smc-r).
 
 use smc_wire::clc::{Body, RdmaEnd, Terms};
 
@@ -278,11 +278,9 @@ fn r11_server_declines_instead() {
 #[test]
 fn r11_group_terminated_by_the_server_which_then_declines() {
     let mut f = Fixture::confirming();
-    f.client.machine.handle_terminated(f.now);
-    f.client.settle(f.now);
-    assert_eq!(f.client.machine.state(), Some("late DECLINE"));
-    // The work still comes to its end.
+    f.client.machine.handle_terminated();
     f.done(Done::LinkConfirmed(Err(ConfirmFailure::LinkDown)));
+    assert_eq!(f.client.machine.state(), Some("late DECLINE"));
     let bytes = late_decline(DeclineCode::RMBE_EC);
     f.client.receive(f.now, &bytes, usize::MAX);
     f.client.settle(f.now);

@@ -212,7 +212,7 @@ impl Crowd {
                         _ if !is_in => {}
                         Some(_) => side.release(self.now),
                         None => {
-                            side.machine.handle_terminated(self.now);
+                            side.machine.handle_terminated();
                             side.settle(self.now);
                         }
                     }

@@ -1,4 +1,4 @@
-//! The server ladder for SMC-R, row by row.
+//! The steps of a server with SMC-R, row by row (docs/spec/handshake.md#server).
 
 use smc_wire::Bounded;
 use smc_wire::clc::{Body, IpArea, RdmaEnd, Terms};
@@ -425,13 +425,20 @@ fn s14_tcp_may_be_closed_early() {
 #[test]
 fn s14_group_that_ends_under_a_set_up() {
     let mut f = Fixture::confirming();
-    f.server.machine.handle_terminated(f.now);
+    f.server.machine.handle_terminated();
+    f.done(Done::LinkConfirmed(Err(ConfirmFailure::LinkDown)));
     f.wait(LATE_DECLINE_TIMEOUT);
     assert_eq!(f.server.fallback(), local(DeclineCode::TIMEOUT_CL));
 
+    // The client was confirmed before, and may have sent data.
+    let mut f = Fixture::confirming();
+    f.server.machine.handle_terminated();
+    f.done(Done::LinkConfirmed(Ok(())));
+    assert!(f.server.established().first_contact);
+
     // The client may still decline, and go on with TCP.
     let (mut f, _) = Fixture::accepted();
-    f.server.machine.handle_terminated(f.now);
+    f.server.machine.handle_terminated();
     f.server.settle(f.now);
     f.receive(&declining());
     assert_eq!(f.server.fallback(), peer(DeclineCode::RMBE_EC));
@@ -440,7 +447,7 @@ fn s14_group_that_ends_under_a_set_up() {
         let (mut f, _) = Fixture::accepted();
         f.server.faults.stall = Some(stall);
         f.receive(&accept_bytes(&confirm()));
-        f.server.machine.handle_terminated(f.now);
+        f.server.machine.handle_terminated();
         f.server.settle(f.now);
         assert_eq!(f.server.fallback(), local(DeclineCode::NOACTLINK));
     }

@@ -1,4 +1,4 @@
-//! The server ladder, row by row.
+//! The steps of a server, row by row (docs/spec/handshake.md#server).
 
 mod completion;
 mod screening;

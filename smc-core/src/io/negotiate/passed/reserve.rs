@@ -1,0 +1,96 @@
+//! Accepting connections when there may be no descriptor left for them.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
+use rustix::net::{SocketFlags, accept_with};
+
+use super::PeerSocket;
+
+/// A descriptor that is let go to close a connection for which there is none (`EMFILE`, `ENFILE`).
+///
+/// A listening socket stays readable while a connection waits. One that can be neither accepted nor
+/// closed would wake its owner again and again.
+#[derive(Debug)]
+pub struct Reserve(Option<OwnedFd>);
+
+/// Why a connection was not accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct NotAccepted {
+    /// As `accept(2)`; `AGAIN` if there is none.
+    pub errno: Errno,
+    /// It still waits, and the listening socket stays readable: leave that alone for a while. Else a
+    /// connection for which there was no descriptor is closed, and there may be another one.
+    pub is_waiting: bool,
+}
+
+impl Reserve {
+    /// Takes a descriptor.
+    ///
+    /// # Errors
+    ///
+    /// When there is none left, as `eventfd(2)`.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self(Some(take()?)))
+    }
+
+    /// Accepts a connection of a nonblocking UNIX socket. Does not wait.
+    ///
+    /// # Errors
+    ///
+    /// [`NotAccepted`]. With `CONNABORTED` one is ended, as also of a user of whom too many descriptors
+    /// [wait to be closed](super::receive), and there may be another one. With `MFILE` and `NFILE` the
+    /// peer sees the end of its connection, unless that still waits: the reserve is not safe from other
+    /// threads and processes, which may be faster to take what was let go, nor from a limit that is
+    /// lowered.
+    pub fn accept(&mut self, listener: impl AsFd) -> Result<PeerSocket, NotAccepted> {
+        let errno = match accept(&listener) {
+            Ok(socket) => {
+                self.restore();
+                if !socket.is_of_no_use() {
+                    return Ok(socket);
+                }
+                drop(socket);
+                Errno::CONNABORTED
+            }
+            Err(errno) => errno,
+        };
+        let (errno, is_waiting) = match errno {
+            Errno::AGAIN | Errno::INTR | Errno::CONNABORTED => (errno, false),
+            // Without a descriptor the system does not say whether there is a connection.
+            Errno::MFILE | Errno::NFILE => match self.close_next(&listener) {
+                Ok(()) => (errno, self.0.is_none()),
+                Err(Errno::AGAIN) => (Errno::AGAIN, false),
+                Err(_) => (errno, true),
+            },
+            _ => (errno, true),
+        };
+        Err(NotAccepted { errno, is_waiting })
+    }
+
+    /// Closes the next connection in place of the reserve.
+    fn close_next(&mut self, listener: impl AsFd) -> Result<(), Errno> {
+        self.0 = None;
+        let closed = accept(listener).map(drop);
+        self.restore();
+        closed
+    }
+
+    fn restore(&mut self) {
+        if self.0.is_none() {
+            self.0 = take().ok();
+        }
+    }
+}
+
+pub(super) fn accept(listener: impl AsFd) -> Result<PeerSocket, Errno> {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    accept_with(listener, flags).map(PeerSocket::from)
+}
+
+fn take() -> Result<OwnedFd, Errno> {
+    eventfd(0, EventfdFlags::CLOEXEC)
+}

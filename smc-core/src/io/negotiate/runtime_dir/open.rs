@@ -1,0 +1,254 @@
+//! Opening and making the directories of a domain.
+
+use std::fs::Metadata;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, chmod, fstat, mkdirat, openat, statat};
+use rustix::io::Errno;
+
+use super::domain::{Domain, Found, Places, in_session, own, system, user_session};
+use super::error::RuntimeDirError;
+use super::home::Home;
+use super::socket::by_fd;
+use crate::error::DirectoryProblem;
+
+/// A directory that was opened and checked.
+#[derive(Debug)]
+pub(in crate::io::negotiate) struct OpenDir {
+    pub(in crate::io::negotiate) path: PathBuf,
+    pub(super) fd: OwnedFd,
+    /// Under a random name, as another user has taken the usual one.
+    pub(super) is_spare: bool,
+    mode: u32,
+}
+
+/// From where a directory is opened.
+struct Origin<'a> {
+    /// The directory of a shared domain.
+    base: Option<OwnedFd>,
+    /// The rest of the path.
+    name: &'a Path,
+}
+
+impl Origin<'_> {
+    fn fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.base.as_ref().map_or(CWD, AsFd::as_fd)
+    }
+}
+
+impl Domain {
+    /// Whether the files of the directory `path` may be used.
+    ///
+    /// # Errors
+    ///
+    /// When it does not exist, is not a directory, belongs to another user than the one whose it is
+    /// to be, or others may write to it.
+    pub(in crate::io::negotiate) fn check(&self, path: &Path) -> Result<Metadata, RuntimeDirError> {
+        if let Places::Shared(base) = &*self.places {
+            let found = std::fs::metadata(base);
+            let found = found.map_err(|error| inspect_failed(base, &error))?;
+            self.judge_base(base, (&found).into())?;
+        }
+        self.inspect(path)
+    }
+
+    /// As [`Domain::check`], without the directory of a shared domain.
+    pub(super) fn inspect(&self, path: &Path) -> Result<Metadata, RuntimeDirError> {
+        let found = match *self.places {
+            Places::One { .. } => std::fs::metadata(path),
+            _ => std::fs::symlink_metadata(path),
+        };
+        let found = found.map_err(|error| inspect_failed(path, &error))?;
+        self.judge(path, (&found).into())?;
+        Ok(found)
+    }
+
+    /// Opens a directory that is there and may be used.
+    pub(in crate::io::negotiate) fn open(&self, path: &Path) -> Result<OpenDir, RuntimeDirError> {
+        self.open_at(&self.origin(path)?, path)
+    }
+
+    fn origin<'a>(&self, path: &'a Path) -> Result<Origin<'a>, RuntimeDirError> {
+        let Places::Shared(base) = &*self.places else {
+            return Ok(Origin {
+                base: None,
+                name: path,
+            });
+        };
+        let failed = |operation| move |errno| RuntimeDirError::os(base, operation, errno);
+        let fd = match openat(CWD, base, DIRECTORY, Mode::empty()) {
+            Err(Errno::NOTDIR) => {
+                let problem = DirectoryProblem::NotDirectory;
+                return Err(RuntimeDirError::new(base, problem));
+            }
+            opened => opened.map_err(failed("open"))?,
+        };
+        let stat = fstat(&fd).map_err(failed("inspect"))?;
+        self.judge_base(base, (&stat).into())?;
+        Ok(Origin {
+            base: Some(fd),
+            name: path.file_name().map_or(path, Path::new),
+        })
+    }
+
+    fn open_at(&self, origin: &Origin<'_>, path: &Path) -> Result<OpenDir, RuntimeDirError> {
+        let flags = match *self.places {
+            // One that was given may be a link.
+            Places::One { .. } => DIRECTORY,
+            // Others can make links in /tmp and in a shared directory.
+            _ => DIRECTORY | OFlags::NOFOLLOW,
+        };
+        let failed = |operation| move |errno| RuntimeDirError::os(path, operation, errno);
+        let fd = match openat(origin.fd(), origin.name, flags, Mode::empty()) {
+            Ok(fd) => fd,
+            Err(Errno::NOTDIR | Errno::LOOP) => {
+                // With the owner of the file or link, if that is another user.
+                let found = statat(origin.fd(), origin.name, AtFlags::SYMLINK_NOFOLLOW);
+                let found = found.map_err(failed("inspect"))?;
+                self.judge(path, (&found).into())?;
+                let problem = DirectoryProblem::NotDirectory;
+                return Err(RuntimeDirError::new(path, problem));
+            }
+            Err(errno) => return Err(failed("open")(errno)),
+        };
+        let stat: Stat = fstat(&fd).map_err(failed("inspect"))?;
+        self.judge(path, (&stat).into())?;
+        Ok(OpenDir {
+            path: path.to_owned(),
+            fd,
+            is_spare: false,
+            mode: stat.st_mode,
+        })
+    }
+
+    /// The directories of the own user that are there and may be used.
+    pub(super) fn own_directories(&self) -> impl Iterator<Item = OpenDir> {
+        let mut paths = self.to_search();
+        if let Places::Shared(base) = &*self.places {
+            paths.retain(|path| Home::in_shared(base, own()).has(path));
+        }
+        let opened = paths.into_iter().map(|path| self.open(&path));
+        opened.filter_map(Result::ok)
+    }
+
+    /// Makes and opens the directories to publish in; at least one.
+    pub(super) fn open_to_publish(
+        &self,
+        spare: Option<&Path>,
+    ) -> Result<Vec<OpenDir>, RuntimeDirError> {
+        match &*self.places {
+            Places::One {
+                path,
+                must_exist: true,
+            } => Ok(vec![self.open(path)?]),
+            Places::One { path, .. } => Ok(vec![self.make_and_open(path)?]),
+            Places::Shared(base) => {
+                let home = Home::in_shared(base, own());
+                Ok(vec![self.open_home(&home, spare)?])
+            }
+            Places::Usual { session, run, tmp } => {
+                let home = || self.open_home(&Home::in_tmp(tmp), spare);
+                self.open_usual(session.as_deref(), run, home)
+            }
+        }
+    }
+
+    fn open_usual(
+        &self,
+        session: Option<&Path>,
+        run: &Path,
+        open_home: impl FnOnce() -> Result<OpenDir, RuntimeDirError>,
+    ) -> Result<Vec<OpenDir>, RuntimeDirError> {
+        if let Ok(dir) = self.open_system(run) {
+            return Ok(vec![dir]);
+        }
+        let mut dirs = Vec::new();
+        if let Some(session) = session {
+            dirs.extend(self.open_in_session(&in_session(session)));
+        }
+        let user_session = user_session(run);
+        if dirs.iter().any(|dir: &OpenDir| dir.path == user_session) {
+            return Ok(dirs);
+        }
+        match self.open_in_session(&user_session) {
+            Ok(dir) => dirs.push(dir),
+            Err(_) => match open_home() {
+                Ok(dir) => dirs.push(dir),
+                Err(error) if dirs.is_empty() => return Err(error),
+                Err(_) => {}
+            },
+        }
+        Ok(dirs)
+    }
+
+    fn open_system(&self, run: &Path) -> Result<OpenDir, RuntimeDirError> {
+        let found = std::fs::symlink_metadata(run);
+        let found = found.map_err(|error| inspect_failed(run, &error))?;
+        Found::from(&found).judge(run, found.uid() == 0, false)?;
+        self.make_and_open(&system(run))
+    }
+
+    fn open_in_session(&self, path: &Path) -> Result<OpenDir, RuntimeDirError> {
+        // The session of another user may have been inherited, through `sudo` and the like.
+        self.open(path.parent().unwrap_or(path))?;
+        self.make_and_open(path)
+    }
+
+    /// The own directory in one that others can write to.
+    ///
+    /// `spare`: the directory with a random name that is used already, which need not be searched.
+    fn open_home(&self, home: &Home<'_>, spare: Option<&Path>) -> Result<OpenDir, RuntimeDirError> {
+        let taken = match self.make_and_open(&home.path()) {
+            Ok(dir) => return Ok(dir),
+            Err(error) => error,
+        };
+        let used = spare.and_then(|path| self.open(path).ok());
+        let existing = used.or_else(|| {
+            let spares = self.find_spares(std::slice::from_ref(home)).into_iter();
+            spares.filter_map(|path| self.open(&path).ok()).next()
+        });
+        let spare = existing.or_else(|| {
+            self.forget_spares();
+            self.make_and_open(&home.new_spare()?).ok()
+        });
+        let spare = spare.map(|dir| OpenDir {
+            is_spare: true,
+            ..dir
+        });
+        // With the owner who is in the way, which is what can be done something about.
+        spare.ok_or(taken)
+    }
+
+    /// Directories above it are not made: their mode and owner are for the user to decide, and a path
+    /// that was misspelt is an error.
+    fn make_and_open(&self, path: &Path) -> Result<OpenDir, RuntimeDirError> {
+        let origin = self.origin(path)?;
+        let dir = match mkdirat(origin.fd(), origin.name, Mode::RWXU) {
+            Ok(()) | Err(Errno::EXIST) => self.open_at(&origin, path)?,
+            Err(errno) => self
+                .open_at(&origin, path)
+                .map_err(|_| RuntimeDirError::os(path, "make", errno))?,
+        };
+        if self.has_others() && dir.mode & OTHERS == 0 {
+            // Not by `mkdirat`, which the umask of the process concerns.
+            chmod(by_fd(&dir.fd), FOR_OTHERS)
+                .map_err(|errno| RuntimeDirError::os(path, "open to others", errno))?;
+        }
+        Ok(dir)
+    }
+}
+
+fn inspect_failed(path: &Path, error: &std::io::Error) -> RuntimeDirError {
+    let errno = Errno::from_io_error(error).unwrap_or(Errno::IO);
+    RuntimeDirError::os(path, "inspect", errno)
+}
+
+const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+
+/// What a mode allows to group and others.
+const OTHERS: u32 = 0o077;
+
+/// Of a directory in which other users look for sockets.
+const FOR_OTHERS: Mode = Mode::from_raw_mode(0o755);

@@ -1,0 +1,213 @@
+//! Directories that several users share.
+
+use super::*;
+
+/// A shared directory.
+struct Shared(World);
+
+impl Shared {
+    fn new() -> Self {
+        let world = World::new();
+        world.make("base", 0o1777);
+        Self(world)
+    }
+
+    fn base(&self) -> PathBuf {
+        self.0.at("base")
+    }
+
+    fn at(&self, name: impl ToString) -> PathBuf {
+        self.base().join(name.to_string())
+    }
+
+    /// Makes a directory in it; for another user as root alone.
+    fn make(&self, name: impl ToString, uid: u32, mode: u32) -> PathBuf {
+        let path = self.0.make(&format!("base/{}", name.to_string()), mode);
+        chown(&path, Some(uid), Some(uid)).unwrap();
+        path
+    }
+
+    fn of(&self, users: &[u32]) -> Domain {
+        Domain::shared(self.base(), users.iter().copied())
+    }
+
+    fn mode(&self, name: impl ToString) -> u32 {
+        self.at(name).metadata().unwrap().mode() & 0o7777
+    }
+}
+
+fn is_root() -> bool {
+    let is_root = own() == 0;
+    if !is_root {
+        println!("skipped: why: needs root to give a directory to another user");
+    }
+    is_root
+}
+
+#[test]
+fn each_user_has_a_directory_in_which_only_that_user_can_write() {
+    let shared = Shared::new();
+    let alone = shared.of(&[own()]);
+    let mut publication = publish(&alone);
+    assert_eq!(
+        publication.directories().collect::<Vec<_>>(),
+        [shared.at(own())]
+    );
+    assert_eq!(shared.mode(own()), 0o700, "there are no others");
+    can_be_found(&mut publication, &alone);
+
+    // Opened by the first process that has others.
+    let with_others = shared.of(&[own(), OTHER, THIRD]);
+    let mut second = Publication::new(with_others.clone(), "d-2.sock".into()).unwrap();
+    assert_eq!(shared.mode(own()), 0o755);
+    can_be_found(&mut publication, &with_others);
+    alone.connect("d-2.sock").unwrap();
+    second.accept().unwrap();
+
+    // What an administrator lets others do is left as it is.
+    shared.0.make(&format!("base/{}", own()), 0o710);
+    let _third = Publication::new(with_others, "d-3.sock".into()).unwrap();
+    assert_eq!(shared.mode(own()), 0o710);
+}
+
+#[test]
+fn a_directory_of_a_user_that_is_removed_is_made_again() {
+    let shared = Shared::new();
+    let domain = shared.of(&[OTHER]);
+    let mut publication = publish(&domain);
+    let path = shared.at(own()).join(NAME);
+    for _ in 0..2 {
+        fs::remove_dir_all(shared.at(own())).unwrap();
+        tend_until(&mut publication, |_| path.exists());
+        assert_eq!(shared.mode(own()), 0o755);
+        can_be_found(&mut publication, &domain);
+    }
+}
+
+#[test]
+fn a_shared_directory_is_not_made_and_has_to_be_sticky() {
+    let shared = Shared::new();
+    let base = shared.base();
+    let domain = shared.of(&[OTHER]);
+    let problem = |publication: &Publication| {
+        let error = publication.error().unwrap();
+        assert_eq!(*error.path, *base);
+        assert_eq!(*domain.unusable().unwrap().path, *base, "to a client");
+        error.problem.clone()
+    };
+    fs::remove_dir(&base).unwrap();
+    let mut publication = publish(&domain);
+    assert!(matches!(problem(&publication), DirectoryProblem::Os(_)));
+    assert!(!base.exists());
+
+    fs::write(&base, "").unwrap();
+    assert_eq!(problem(&publish(&domain)), DirectoryProblem::NotDirectory);
+    fs::remove_file(&base).unwrap();
+
+    shared.0.make("base", 0o777);
+    let writable = DirectoryProblem::Writable { mode: 0o777 };
+    assert_eq!(problem(&publish(&domain)), writable);
+    assert_eq!(domain.connect(NAME).unwrap_err(), Errno::NOENT);
+
+    for mode in [0o1777, 0o755] {
+        shared.0.make("base", mode);
+        tend_until(&mut publication, |publication| {
+            publication.error().is_none()
+        });
+        can_be_found(&mut publication, &domain);
+    }
+}
+
+#[test]
+fn a_shared_directory_of_a_user_who_is_not_listed_is_not_used() {
+    if !is_root() {
+        return;
+    }
+    let shared = Shared::new();
+    for (owner, is_right) in [(OTHER, true), (THIRD, false), (0, true)] {
+        chown(shared.base(), Some(owner), Some(owner)).unwrap();
+        let publication = publish(&shared.of(&[OTHER]));
+        let problem = publication.error().map(|error| error.problem.clone());
+        let expected = DirectoryProblem::Owner { uid: owner };
+        assert_eq!(problem, (!is_right).then_some(expected));
+    }
+}
+
+#[test]
+fn only_directories_of_users_who_are_listed_are_looked_in() {
+    if !is_root() {
+        return;
+    }
+    let shared = Shared::new();
+    let domain = shared.of(&[OTHER]);
+    shared.make(THIRD, THIRD, 0o755);
+    assert_eq!(domain.to_search(), [shared.at(0), shared.at(OTHER)]);
+    let sees = |name: &dyn ToString| domain.check(&shared.at(name.to_string())).is_ok();
+    shared.make(OTHER, OTHER, 0o755);
+    assert!(sees(&OTHER));
+    assert!(!sees(&THIRD), "of a user who is not listed");
+    for mode in [0o775, 0o757, 0o1777] {
+        shared.make(OTHER, OTHER, mode);
+        assert!(!sees(&OTHER), "others can write: {mode:o}");
+    }
+    shared.make(OTHER, THIRD, 0o755);
+    assert!(!sees(&OTHER), "made by another user");
+    fs::remove_dir(shared.at(OTHER)).unwrap();
+    symlink(shared.make("real", OTHER, 0o755), shared.at(OTHER)).unwrap();
+    assert!(!sees(&OTHER), "a link");
+    assert!(domain.open(&shared.at(OTHER)).is_err());
+    shared.make(0, OTHER, 0o755);
+    assert!(!sees(&0), "the own one, made by another user");
+}
+
+#[test]
+fn a_name_that_another_user_has_taken_leads_to_one_with_a_random_name() {
+    if !is_root() {
+        return;
+    }
+    let shared = Shared::new();
+    let domain = shared.of(&[OTHER]);
+    // What a user who is not listed can make.
+    shared.make(0, THIRD, 0o755);
+    shared.make("0-0000000000000001", THIRD, 0o755);
+    symlink(shared.base(), shared.at("0-0000000000000002")).unwrap();
+    fs::write(shared.at("0-0000000000000003"), "").unwrap();
+    let mut publication = publish(&domain);
+    let place = publication.directories().next().unwrap().to_owned();
+    assert_eq!(place.parent(), Some(&*shared.base()));
+    assert_eq!(place.metadata().unwrap().mode() & 0o7777, 0o755);
+    assert_eq!(
+        domain.to_search(),
+        [shared.at(0), shared.at(OTHER), place.clone()]
+    );
+    can_be_found(&mut publication, &domain);
+    // Those of other users are found the same way.
+    shared.make(OTHER, THIRD, 0o755);
+    let theirs = shared.make(format!("{OTHER}-00000000000000ff"), OTHER, 0o755);
+    shared.make(format!("{OTHER}-00000000000000fe"), THIRD, 0o755);
+    let fresh = shared.of(&[OTHER]);
+    assert_eq!(fresh.to_search()[2..], [place.clone(), theirs]);
+
+    fs::remove_dir(shared.at(0)).unwrap();
+    tend_until(&mut publication, |publication| {
+        publication.directories().eq([shared.at(0)])
+    });
+    can_be_found(&mut publication, &domain);
+    assert!(!place.exists(), "no random name is left behind");
+}
+
+#[test]
+fn names_of_other_users_are_left_to_them() {
+    if !is_root() {
+        return;
+    }
+    let shared = Shared::new();
+    shared.make(OTHER, OTHER, 0o755);
+    let theirs = shared.at(OTHER).join(NAME);
+    drop(UnixListener::bind(&theirs).unwrap());
+    let domain = shared.of(&[OTHER]);
+    assert_eq!(domain.connect(NAME).unwrap_err(), Errno::CONNREFUSED);
+    assert!(domain.remove_if_stale(NAME));
+    domain.sweep(|_| true);
+    assert!(theirs.exists());
+}

@@ -1,0 +1,104 @@
+//! Limited places for which others compete.
+
+use core::hash::Hash;
+
+use hashbrown::HashMap;
+
+/// Places, counted by who has them: `TOTAL` in all, and `EACH` at most for one.
+///
+/// One also has no more than are left free, as with the dynamic thresholds of buffers that ports of
+/// a switch share. So some stay free however many each of a few others takes: with `n` that take all
+/// they get, at least one in `n + 1`.
+#[derive(Debug)]
+pub(crate) struct Shares<K, const TOTAL: usize, const EACH: usize> {
+    taken: usize,
+    by_holder: HashMap<K, usize>,
+}
+
+impl<K, const TOTAL: usize, const EACH: usize> Default for Shares<K, TOTAL, EACH> {
+    fn default() -> Self {
+        Self {
+            taken: 0,
+            by_holder: HashMap::new(),
+        }
+    }
+}
+
+impl<K: Eq + Hash, const TOTAL: usize, const EACH: usize> Shares<K, TOTAL, EACH> {
+    /// Whether there is a place for this one.
+    pub(crate) fn has_room(&self, holder: &K) -> bool {
+        let has = self.by_holder.get(holder).copied().unwrap_or_default();
+        let free = TOTAL.saturating_sub(self.taken);
+        has < free.min(EACH)
+    }
+
+    /// Takes a place, also if there is no room.
+    pub(crate) fn take(&mut self, holder: K) {
+        let count = self.by_holder.entry(holder).or_default();
+        *count = count.saturating_add(1);
+        self.taken = self.taken.saturating_add(1);
+    }
+
+    /// Gives a place back, if this one has any.
+    pub(crate) fn give_back(&mut self, holder: &K) {
+        let Some(count) = self.by_holder.get_mut(holder) else {
+            return;
+        };
+        *count = count.saturating_sub(1);
+        if *count == 0 {
+            self.by_holder.remove(holder);
+        }
+        self.taken = self.taken.saturating_sub(1);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.taken == 0 && self.by_holder.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Takes places in turn until there is room for none; how many each has.
+    fn fill<const N: usize>(shares: &mut Shares<usize, 64, 32>) -> [usize; N] {
+        let mut has = [0; N];
+        loop {
+            let before = has;
+            for (holder, count) in has.iter_mut().enumerate() {
+                if shares.has_room(&holder) {
+                    shares.take(holder);
+                    *count += 1;
+                }
+            }
+            if has == before {
+                return has;
+            }
+        }
+    }
+
+    #[test]
+    fn places_stay_free_for_another_one_however_much_each_takes() {
+        assert_eq!(fill(&mut Shares::default()), [32]);
+        let mut shares = Shares::default();
+        assert_eq!(fill(&mut shares), [22, 21]);
+        assert!(shares.has_room(&2));
+        let mut shares = Shares::default();
+        assert_eq!(fill(&mut shares), [8; 7]);
+        assert!(shares.has_room(&7));
+    }
+
+    #[test]
+    fn places_that_are_given_back_are_for_others() {
+        let mut shares = Shares::default();
+        let [count] = fill(&mut shares);
+        for _ in 0..count {
+            shares.give_back(&0);
+        }
+        assert!(shares.is_empty());
+        shares.give_back(&0);
+        assert!(shares.is_empty());
+        assert_eq!(fill(&mut shares), [count]);
+    }
+}
