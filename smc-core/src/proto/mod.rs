@@ -13,6 +13,8 @@
         clippy::indexing_slicing,
         clippy::arithmetic_side_effects,
         clippy::as_conversions,
+        clippy::disallowed_methods,
+        clippy::disallowed_types,
         clippy::panic,
         clippy::unwrap_used
     )
