@@ -3,11 +3,9 @@
 use core::fmt;
 use core::str::FromStr;
 
+use crate::cdc::CdcD;
 use crate::cursor::Ring;
 use crate::types::{ParseError, ParseErrorKind};
-
-/// Bytes at the start of a DMB element that hold the CDC block and not payload.
-pub const DMBE_HEADER: u32 = 32;
 
 /// Size of an RMB or DMB element: 2^(code + 14) bytes, 16 KiB to 512 MiB.
 ///
@@ -86,10 +84,11 @@ impl SizeCode {
         Ring::from_size_code(self.bytes())
     }
 
-    /// The ring in a DMB element: all but the 32-byte CDC block.
+    /// The ring in a DMB element: all but the CDC block.
     #[must_use]
     pub fn ring_d(self) -> Ring {
-        Ring::from_size_code(self.bytes().wrapping_sub(DMBE_HEADER))
+        let ring = self.byte_len().saturating_sub(CdcD::LEN);
+        Ring::from_size_code(u32::try_from(ring).unwrap_or(u32::MAX))
     }
 }
 

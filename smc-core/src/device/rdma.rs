@@ -348,7 +348,7 @@ pub enum LinkFailure {
 pub const SENDS_MAX: usize = 16;
 
 /// Usual size of a message in bytes.
-pub const SHORT_LEN: usize = 44;
+pub const SHORT_LEN: usize = smc_wire::llc::MESSAGE_LEN;
 
 /// Longest message in bytes (SMC-R version 2).
 pub const MESSAGE_MAX: usize = 8192;

@@ -1,5 +1,7 @@
 //! One DMB element: the CDC block of 32 bytes, then the payload ring.
 
+use smc_wire::cdc::{CdcD, ConsumerWord, ProducerWord};
+
 use super::sync::{AtomicU64, Ordering};
 use super::{By, OutOfBounds, Region};
 
@@ -20,7 +22,7 @@ impl Element {
     ///
     /// [`OutOfBounds`] when it is too short for a CDC block and one byte, or not aligned to 8.
     pub fn new(region: Region) -> Result<Self, OutOfBounds> {
-        region.word(CONSUMER_WORD)?;
+        region.word(ConsumerWord::OFFSET)?;
         let ring_len = region.len().saturating_sub(HEADER_LEN);
         if ring_len == 0 {
             return Err(OutOfBounds {
@@ -47,13 +49,13 @@ impl Element {
     /// The word with the producer cursor (bytes 8 to 15).
     #[must_use]
     pub fn producer(&self) -> &AtomicU64 {
-        self.word(PRODUCER_WORD)
+        self.word(ProducerWord::OFFSET)
     }
 
     /// The word with the consumer cursor and all flags (bytes 16 to 23).
     #[must_use]
     pub fn consumer(&self) -> &AtomicU64 {
-        self.word(CONSUMER_WORD)
+        self.word(ConsumerWord::OFFSET)
     }
 
     /// Copies `data` into the ring at offset `at`, going on at the start where the ring ends.
@@ -221,7 +223,4 @@ impl TrustPeers {
 }
 
 /// Length of the CDC block in bytes; the ring begins behind it.
-pub const HEADER_LEN: usize = 32;
-
-const PRODUCER_WORD: usize = 8;
-const CONSUMER_WORD: usize = 16;
+pub const HEADER_LEN: usize = CdcD::LEN;

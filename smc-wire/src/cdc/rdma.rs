@@ -8,6 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use super::flags::{ProducerFlags, StateFlags};
 use crate::cursor::Cursor;
 use crate::error::{DecodeError, DecodeErrorKind, EmitError, MessageKind};
+use crate::llc::MESSAGE_LEN;
 use crate::types::AlertToken;
 
 /// CDC message of SMC-R, 44 bytes (docs/spec/cdc.md#cdc-message; RFC 7609 appendix A.4).
@@ -42,8 +43,8 @@ pub struct CdcR {
 }
 
 impl CdcR {
-    /// Bytes on the wire.
-    pub const LEN: usize = 44;
+    /// Bytes on the wire: as many as an LLC message has.
+    pub const LEN: usize = MESSAGE_LEN;
     /// The leading bytes that mean something; a receiver drops anything shorter.
     pub const SIGNIFICANT_LEN: usize = 26;
     /// The first byte, which tells a CDC from LLC messages on the same queue pair.

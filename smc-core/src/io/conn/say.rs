@@ -91,7 +91,7 @@ impl Conn {
                 if self.is_left_to_driver() {
                     return self.say_without_driver();
                 }
-                self.move_word(*token, *base, PRODUCER_AT, word)
+                self.move_word(*token, *base, ProducerWord::OFFSET, word)
             }
             PeerElement::Staged(_) => Err(NOT_HERE),
             PeerElement::Lost { .. } => Err(SubmitError::PeerGone),
@@ -179,17 +179,23 @@ impl Conn {
                 Ok(())
             }
             PeerElement::Moved { token, base, .. } => {
-                self.move_word(*token, *base, CONSUMER_AT, word)
+                self.move_word(*token, *base, ConsumerWord::OFFSET, word)
             }
             PeerElement::Staged(_) => Err(NOT_HERE),
             PeerElement::Lost { .. } => Err(SubmitError::PeerGone),
         }
     }
 
-    fn move_word(&self, token: DmbToken, base: u32, at: u32, word: u64) -> Result<(), SubmitError> {
+    fn move_word(
+        &self,
+        token: DmbToken,
+        base: u32,
+        at: usize,
+        word: u64,
+    ) -> Result<(), SubmitError> {
         self.move_data(
             token,
-            base.saturating_add(at),
+            base.saturating_add(len_u32(at)),
             &word.to_ne_bytes(),
             Signal::Yes,
         )
@@ -312,7 +318,7 @@ impl Conn {
             match &self.peer {
                 PeerElement::Mapped { attachment, .. } => attachment.signal()?,
                 PeerElement::Moved { token, base, .. } => {
-                    self.move_word(*token, *base, PRODUCER_AT, word)?;
+                    self.move_word(*token, *base, ProducerWord::OFFSET, word)?;
                 }
                 PeerElement::Staged(_) => return Err(NOT_HERE),
                 PeerElement::Lost { .. } => return Err(SubmitError::PeerGone),
@@ -361,7 +367,3 @@ const WAITS: ProducerFlags = ProducerFlags::WRITER_BLOCKED.union(ProducerFlags::
 
 /// What is staged does not go through words in the peer's memory.
 const NOT_HERE: SubmitError = SubmitError::UnknownToken;
-
-/// Where the words are in an element, in bytes.
-const PRODUCER_AT: u32 = 8;
-const CONSUMER_AT: u32 = 16;
