@@ -21,7 +21,7 @@ use rustix::net::{
     SocketFlags, SocketType, connect, sendmsg, socket, socketpair,
 };
 use smc_core::Domain;
-use smc_core::io::negotiate::passed::{PeerSocket, has_room, receive};
+use smc_core::io::negotiate::passed::{PeerSocket, has_descriptors, receive};
 use smc_core::io::negotiate::runtime_dir::Publication;
 use smc_testkit::limits::limit_descriptors;
 use smc_testkit::user::run_as;
@@ -87,7 +87,7 @@ fn refuses_one_user_only() {
     let domain = Domain::shared(dir.path(), [OTHER]);
     let mut publication = Publication::new(domain.clone(), "name.sock".into()).unwrap();
     let accept = |publication: &mut Publication| {
-        publication.tend();
+        publication.handle_events();
         publication.accept().map(drop)
     };
     let client = domain.connect("name.sock").unwrap();
@@ -111,7 +111,7 @@ fn refuses_one_user_only() {
             assert_eq!(accept(&mut publication), Ok(()));
         }
     }
-    assert!(has_room());
+    assert!(has_descriptors());
 }
 
 fn seqpacket() -> OwnedFd {
@@ -119,7 +119,7 @@ fn seqpacket() -> OwnedFd {
 }
 
 fn is_readable(publication: &Publication, time: Duration) -> bool {
-    is_ready(publication.bell(), PollFlags::IN, time)
+    is_ready(publication.epoll_fd(), PollFlags::IN, time)
 }
 
 fn is_ready(fd: BorrowedFd<'_>, flags: PollFlags, time: Duration) -> bool {
@@ -154,12 +154,12 @@ fn a_peer_cannot_use_up_descriptors_by_such_as_are_slow_to_close() {
     let refused = refused.expect("some are refused");
     assert!(refused.to_string().contains("64 descriptors"), "{refused}");
     assert!(received <= 2 * MAX_WAITING, "{received}");
-    assert!(has_room(), "others are accepted all the same");
+    assert!(has_descriptors(), "others are accepted all the same");
     refuses_one_user_only();
 
     // Connections that are refused wait to be closed as well, until none is accepted.
     let bell = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-    while has_room() {
+    while has_descriptors() {
         let (peer, ours) = pair();
         pass(&peer, &[bell.as_fd()]);
         drop(PeerSocket::from(ours));
@@ -169,7 +169,7 @@ fn a_peer_cannot_use_up_descriptors_by_such_as_are_slow_to_close() {
     let mut publication = Publication::new(domain.clone(), "name.sock".into()).unwrap();
     let _client = domain.connect("name.sock").unwrap();
     assert!(is_readable(&publication, Duration::ZERO));
-    publication.tend();
+    publication.handle_events();
     assert_eq!(publication.accept().unwrap_err(), Errno::AGAIN);
     assert!(
         !is_readable(&publication, Duration::ZERO),
@@ -180,7 +180,7 @@ fn a_peer_cannot_use_up_descriptors_by_such_as_are_slow_to_close() {
     drop(readers);
     let accepted = loop {
         assert!(is_readable(&publication, Duration::from_secs(60)));
-        publication.tend();
+        publication.handle_events();
         if let Ok(accepted) = publication.accept() {
             break accepted;
         }

@@ -28,17 +28,17 @@ fn who_connects_is_turned_away_and_nothing_rings_on_and_on() {
     let dir = tempfile::tempdir().unwrap();
     let domain = Domain::directory(dir.path());
     let mut publication = Publication::new(domain.clone(), "name.sock".into()).unwrap();
-    let is_quiet = |publication: &Publication| !is_readable(publication.bell(), Duration::ZERO);
+    let is_quiet = |publication: &Publication| !is_readable(publication.epoll_fd(), Duration::ZERO);
     let connect = || domain.connect("name.sock").unwrap();
     // Nothing has to be looked after, but those who connect.
     while !is_quiet(&publication) {
-        publication.tend();
+        publication.handle_events();
     }
     let waiting = [(); 3].map(|()| connect());
     limit_descriptors(64);
     let all = take_all();
     assert!(!is_quiet(&publication));
-    publication.tend();
+    publication.handle_events();
     for client in &waiting {
         assert!(!is_readable(client.as_fd(), Duration::ZERO));
         assert_eq!(publication.accept().unwrap_err(), Errno::MFILE);
@@ -51,19 +51,19 @@ fn who_connects_is_turned_away_and_nothing_rings_on_and_on() {
     drop(all);
     let client = connect();
     limit_descriptors(3);
-    publication.tend();
+    publication.handle_events();
     assert_eq!(publication.accept().unwrap_err(), Errno::MFILE);
     assert_eq!(publication.accept().unwrap_err(), Errno::AGAIN);
     assert!(is_quiet(&publication));
     // Nor is the name lost when it is looked after.
-    assert!(is_readable(publication.bell(), Duration::from_secs(60)));
-    publication.tend();
+    assert!(is_readable(publication.epoll_fd(), Duration::from_secs(60)));
+    publication.handle_events();
     assert!(dir.path().join("name.sock").exists());
     assert!(!is_readable(client.as_fd(), Duration::ZERO));
     limit_descriptors(64);
     let accepted = loop {
-        assert!(is_readable(publication.bell(), Duration::from_secs(60)));
-        publication.tend();
+        assert!(is_readable(publication.epoll_fd(), Duration::from_secs(60)));
+        publication.handle_events();
         if let Ok(accepted) = publication.accept() {
             break accepted;
         }
@@ -74,9 +74,11 @@ fn who_connects_is_turned_away_and_nothing_rings_on_and_on() {
     let client = connect();
     let _all = take_all();
     loop {
-        publication.tend();
+        publication.handle_events();
         match publication.accept() {
-            Err(Errno::AGAIN) => assert!(is_readable(publication.bell(), Duration::from_secs(60))),
+            Err(Errno::AGAIN) => {
+                assert!(is_readable(publication.epoll_fd(), Duration::from_secs(60)))
+            }
             result => break assert_eq!(result.unwrap_err(), Errno::MFILE),
         }
     }

@@ -96,7 +96,7 @@ impl Peers {
         domain.sweep(is_socket_name);
         let publication = Publication::new(domain.clone(), socket_name(gid));
         let publication = publication.map_err(|error| DeviceError::os("publish device", &error))?;
-        let doorbell = Arc::new(Doorbell::new(publication.bell())?);
+        let doorbell = Arc::new(Doorbell::new(publication.epoll_fd())?);
         let tokens = Arc::new(Tokens::default());
         let mappings = Permits::new(max_mappings, account.clone());
         let own = own_peer(gid, &doorbell, &tokens, keep, &mappings, account.clone())?;

@@ -395,7 +395,7 @@ fn elevated() {
 
 /// Says where it looks.
 fn search(role: &Role) {
-    role.say(format!("{:?}", Domain::default().to_search()));
+    role.say(format!("{:?}", Domain::default().search_paths()));
 }
 
 fn start_shared(role: &str, uid: u32) -> Helper {

@@ -9,19 +9,19 @@ use std::time::{Duration, Instant};
 use super::conn::Kinship;
 use super::deadlines::Deadline;
 use super::endpoint::Inner;
-use super::negotiate::{Aside, Credentials, Withdrawn};
+use super::negotiate::{Credentials, SideChannel, Withdrawn};
 use super::runtime::{Runtime, Socket};
 use super::spin::{Spin, Step};
 
 /// The way of one handshake.
 pub(super) enum Carrier<'a> {
     Tcp(&'a dyn Socket),
-    Aside(Beside<'a>),
+    SideChannel(Beside<'a>),
 }
 
 /// A way beside TCP, which only processes of one host have.
 pub(super) struct Beside<'a> {
-    aside: &'a mut dyn Aside,
+    side_channel: &'a mut dyn SideChannel,
     kinship: Kinship,
     /// Something was sent that the other side may not have noticed.
     sent: bool,
@@ -29,8 +29,8 @@ pub(super) struct Beside<'a> {
     plain: Option<&'a dyn Socket>,
     /// A client's: until when it waits for a sign of the server. A server's: when it gives one.
     timer: Option<Deadline>,
-    /// A client's: the signs that it has seen, from when on TCP is looked at, too.
-    signs: Option<u64>,
+    /// A client's: the progress that it has seen, from when on TCP is looked at, too.
+    progress: Option<u64>,
     spin: Spin,
     endpoint: &'a Inner,
 }
@@ -39,30 +39,30 @@ impl<'a> Carrier<'a> {
     /// For a client whose PROPOSAL was delivered.
     pub(super) fn client(
         endpoint: &'a Inner,
-        aside: &'a mut dyn Aside,
+        side_channel: &'a mut dyn SideChannel,
         plain: &'a dyn Socket,
     ) -> Self {
-        Self::beside(endpoint, aside, Kinship::Client, Some(plain))
+        Self::beside(endpoint, side_channel, Kinship::Client, Some(plain))
     }
 
     /// For a server that such a client came to.
-    pub(super) fn server(endpoint: &'a Inner, aside: &'a mut dyn Aside) -> Self {
-        Self::beside(endpoint, aside, Kinship::Server, None)
+    pub(super) fn server(endpoint: &'a Inner, side_channel: &'a mut dyn SideChannel) -> Self {
+        Self::beside(endpoint, side_channel, Kinship::Server, None)
     }
 
     fn beside(
         endpoint: &'a Inner,
-        aside: &'a mut dyn Aside,
+        side_channel: &'a mut dyn SideChannel,
         kinship: Kinship,
         plain: Option<&'a dyn Socket>,
     ) -> Self {
-        Self::Aside(Beside {
-            aside,
+        Self::SideChannel(Beside {
+            side_channel,
             kinship,
             sent: false,
             plain,
             timer: None,
-            signs: None,
+            progress: None,
             spin: Spin::new(endpoint.config.polling),
             endpoint,
         })
@@ -72,7 +72,7 @@ impl<'a> Carrier<'a> {
     pub(super) fn kinship(&self) -> Kinship {
         match self {
             Self::Tcp(_) => Kinship::Stranger,
-            Self::Aside(beside) => beside.kinship,
+            Self::SideChannel(beside) => beside.kinship,
         }
     }
 
@@ -80,7 +80,7 @@ impl<'a> Carrier<'a> {
     pub(super) fn credentials(&self) -> Option<Credentials> {
         match self {
             Self::Tcp(_) => None,
-            Self::Aside(beside) => beside.aside.credentials(),
+            Self::SideChannel(beside) => beside.side_channel.credentials(),
         }
     }
 
@@ -93,9 +93,9 @@ impl<'a> Carrier<'a> {
     ) -> io::Result<()> {
         let socket = match self {
             Self::Tcp(socket) => socket,
-            Self::Aside(beside) => {
+            Self::SideChannel(beside) => {
                 beside.sent = true;
-                return beside.aside.send(message);
+                return beside.side_channel.send(message);
             }
         };
         let mut timer = None;
@@ -119,18 +119,18 @@ impl<'a> Carrier<'a> {
 
     /// Has the other side notice what was sent.
     pub(super) fn flush(&mut self) {
-        if let Self::Aside(beside) = self {
+        if let Self::SideChannel(beside) = self {
             if std::mem::take(&mut beside.sent) {
-                beside.aside.flush();
+                beside.side_channel.flush();
             }
         }
     }
 
     /// While the device works on the answer: lets the client see that.
-    pub(super) fn show_work(&mut self, cx: &mut Context<'_>) {
+    pub(super) fn publish_progress(&mut self, cx: &mut Context<'_>) {
         match self {
-            Self::Aside(beside) if matches!(beside.kinship, Kinship::Server) => {
-                beside.show_work(cx);
+            Self::SideChannel(beside) if matches!(beside.kinship, Kinship::Server) => {
+                beside.publish_progress(cx);
             }
             _ => {}
         }
@@ -140,7 +140,7 @@ impl<'a> Carrier<'a> {
     pub(super) fn is_confirmed(&self) -> bool {
         match self {
             Self::Tcp(_) => false,
-            Self::Aside(beside) => beside.aside.is_confirmed(),
+            Self::SideChannel(beside) => beside.side_channel.is_confirmed(),
         }
     }
 
@@ -152,14 +152,14 @@ impl<'a> Carrier<'a> {
     ) -> Poll<io::Result<usize>> {
         match self {
             Self::Tcp(socket) => socket.poll_read(cx, buf),
-            Self::Aside(beside) => beside.poll_read(cx, buf),
+            Self::SideChannel(beside) => beside.poll_read(cx, buf),
         }
     }
 }
 
 impl Beside<'_> {
     fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
-        let read = self.poll_aside(cx, buf);
+        let read = self.poll_side_channel(cx, buf);
         if read.is_ready() {
             self.plain = None;
             self.spin.hit();
@@ -167,7 +167,11 @@ impl Beside<'_> {
         read
     }
 
-    fn poll_aside(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
+    fn poll_side_channel(
+        &mut self,
+        cx: &mut Context<'_>,
+        buf: &mut [u8],
+    ) -> Poll<io::Result<usize>> {
         loop {
             if let Some(read) = self.read(buf) {
                 return Poll::Ready(read);
@@ -182,22 +186,22 @@ impl Beside<'_> {
             }
         }
         match self.watch(cx) {
-            Sign::None => self.aside.poll_read(cx, buf),
+            Sign::None => self.side_channel.poll_read(cx, buf),
             // Perhaps it is what follows an answer.
             Sign::Plain => Poll::Ready(self.read(buf).unwrap_or(Ok(0))),
-            Sign::Silent => match self.aside.withdraw() {
+            Sign::Silent => match self.side_channel.withdraw() {
                 Withdrawn::Free => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
                 // The answer has come this moment, or there is no other way than to wait for it.
                 Withdrawn::Taken => {
                     self.plain = None;
-                    self.aside.poll_read(cx, buf)
+                    self.side_channel.poll_read(cx, buf)
                 }
             },
         }
     }
 
     fn read(&mut self, buf: &mut [u8]) -> Option<io::Result<usize>> {
-        match self.aside.try_read(buf) {
+        match self.side_channel.try_read(buf) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
             read => Some(read),
         }
@@ -217,7 +221,7 @@ impl Beside<'_> {
         // Hardly ever there is anything on TCP: at first it is not looked at.
         let first = PATIENCE.min(config.answer_timeout);
         loop {
-            if self.signs.is_some() && socket.poll_readable(cx).is_ready() {
+            if self.progress.is_some() && socket.poll_readable(cx).is_ready() {
                 return Sign::Plain;
             }
             let timer = self
@@ -228,9 +232,9 @@ impl Beside<'_> {
             }
             // A task that is late was kept from running, and so the server may have been.
             let is_late = timer.is_overdue(LATE);
-            let signs = self.aside.signs();
-            let wait = match self.signs.replace(signs) {
-                Some(before) if before == signs && !is_late => return Sign::Silent,
+            let progress = self.side_channel.progress();
+            let wait = match self.progress.replace(progress) {
+                Some(before) if before == progress && !is_late => return Sign::Silent,
                 Some(_) => config.answer_timeout,
                 None => config.answer_timeout - first,
             };
@@ -238,18 +242,18 @@ impl Beside<'_> {
         }
     }
 
-    fn show_work(&mut self, cx: &mut Context<'_>) {
+    fn publish_progress(&mut self, cx: &mut Context<'_>) {
         let Inner {
             runtime, deadlines, ..
         } = self.endpoint;
         loop {
             let next = self
                 .timer
-                .get_or_insert_with(|| deadlines.at(runtime.now() + SHOW_WORK));
+                .get_or_insert_with(|| deadlines.at(runtime.now() + PROGRESS_INTERVAL));
             if Pin::new(next).poll(cx).is_pending() {
                 return;
             }
-            self.aside.show_work();
+            self.side_channel.publish_progress();
             self.timer = None;
         }
     }
@@ -268,7 +272,7 @@ enum Sign {
 const LATE: Duration = Duration::from_millis(20);
 
 /// How often a server shows that it works. Clients wait several times as long for a sign of it.
-const SHOW_WORK: Duration = Duration::from_millis(40);
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(40);
 
 /// How long a client waits for an answer before it looks at TCP, too. That costs system calls, and
 /// whoever is announced to answers.

@@ -380,12 +380,12 @@ impl Service {
             (Ok(published), _) => match published.dismiss(&*socket, peer) {
                 Verdict::Plain(_) => Verdict::Plain(self.full()),
                 // It counts on an answer that would have to wait.
-                Verdict::Clc | Verdict::Aside(_) => return None,
+                Verdict::Clc | Verdict::SideChannel(_) => return None,
             },
         };
-        let aside = match (verdict, policy) {
+        let side_channel = match (verdict, policy) {
             (Verdict::Clc, _) => None,
-            (Verdict::Aside(aside), _) => Some(aside),
+            (Verdict::SideChannel(side_channel), _) => Some(side_channel),
             (Verdict::Plain(cause), Policy::Require) => {
                 queue.refuse(peer, cause.into());
                 return None;
@@ -395,22 +395,22 @@ impl Service {
                 return None;
             }
         };
-        let source = match &aside {
+        let source = match &side_channel {
             None => Some(Source::of_address(peer.ip())),
-            Some(aside) => Source::of_client(aside.credentials()),
+            Some(side_channel) => Source::of_client(side_channel.credentials()),
         };
         let mut entrant = self.admission.enter(source)?;
         let queue = Arc::clone(queue);
         let endpoint = Arc::clone(&self.endpoint);
         Some(Box::pin(async move {
             let set_up = async {
-                if aside.is_none() {
+                if side_channel.is_none() {
                     setup::first_byte(&endpoint, &*socket).await?;
                 }
                 entrant.place().await;
                 match policy {
-                    Policy::Never => setup::decline_all(&endpoint, socket, aside).await,
-                    _ => setup::accept(&endpoint, socket, peer, aside).await,
+                    Policy::Never => setup::decline_all(&endpoint, socket, side_channel).await,
+                    _ => setup::accept(&endpoint, socket, peer, side_channel).await,
                 }
             };
             // As in the kernel: what fails for good is not shown to the application.

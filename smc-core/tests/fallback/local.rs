@@ -120,10 +120,10 @@ fn a_listener_that_stops_before_its_answer_leaves_its_client_plain() {
     world.block_on(async {
         let local = Local::in_domain(Domain::directory(dir.path()));
         let published = local.publish(&world.rt, at, acceptor.fd()).unwrap();
-        let (stream, (raw, mut aside)) = future::zip(client.connect(at), async {
+        let (stream, (raw, mut side_channel)) = future::zip(client.connect(at), async {
             let raw = Raw::accept(&*acceptor).await;
             match published.verdict(raw.socket(), raw.peer_addr()) {
-                Verdict::Aside(aside) => (raw, aside),
+                Verdict::SideChannel(side_channel) => (raw, side_channel),
                 verdict => panic!("{verdict:?}"),
             }
         })
@@ -133,8 +133,8 @@ fn a_listener_that_stops_before_its_answer_leaves_its_client_plain() {
         assert!(matches!(cause, FallbackCause::NoAnswer { .. }), "{cause}");
         // As it goes on.
         let decline = decline_v2(DeclineCode::NOSMCDEV);
-        assert!(aside.send(&decline).is_err() && aside.is_withdrawn());
-        drop(aside);
+        assert!(side_channel.send(&decline).is_err() && side_channel.is_withdrawn());
+        drop(side_channel);
         world.talk(stream, Some(raw), b"").await;
     });
 }
@@ -159,16 +159,20 @@ fn a_slow_listener_that_works_is_waited_for() {
         let published = local.publish(&world.rt, at, acceptor.fd()).unwrap();
         let (stream, raw) = future::zip(client.connect(at), async {
             let raw = Raw::accept(&*acceptor).await;
-            let Verdict::Aside(mut aside) = published.verdict(raw.socket(), raw.peer_addr()) else {
+            let Verdict::SideChannel(mut side_channel) =
+                published.verdict(raw.socket(), raw.peer_addr())
+            else {
                 panic!("the offer is not seen");
             };
             let until = world.rt.now() + 5 * ANSWER;
             while world.rt.now() < until {
-                aside.show_work();
+                side_channel.publish_progress();
                 world.sleep(ANSWER / 10).await;
             }
-            aside.send(&decline_v2(DeclineCode::MAX_DMB)).unwrap();
-            aside.flush();
+            side_channel
+                .send(&decline_v2(DeclineCode::MAX_DMB))
+                .unwrap();
+            side_channel.flush();
             raw
         })
         .await;

@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use smc_core::FallbackCause;
 use smc_core::io::negotiate::{
-    Aside, Candidate, Client, Delivery, Early, Negotiation, Offer, Published, Verdict, Withdrawn,
+    Candidate, Client, Delivery, EarlyConfirm, Negotiation, Offer, Published, SideChannel, Verdict,
+    Withdrawn,
 };
 use smc_core::io::runtime::{Runtime, Socket, Timer, Unconnected};
 
@@ -134,7 +135,7 @@ impl Negotiation for Scripted {
 impl Published for Scripted {
     fn verdict(&self, _socket: &dyn Socket, _peer: SocketAddr) -> Verdict {
         match self.far() {
-            Some(far) => Verdict::Aside(Box::new(far)),
+            Some(far) => Verdict::SideChannel(Box::new(far)),
             None => Verdict::Plain(FallbackCause::NotOffered),
         }
     }
@@ -166,7 +167,7 @@ impl Candidate for ScriptedClient {
         &self,
         _socket: &Unconnected<'_>,
         proposal: &[u8],
-        _early: Option<&Early>,
+        _early: Option<&EarlyConfirm>,
     ) -> Result<Box<dyn Offer>, FallbackCause> {
         let Scripted { orders, seen } = &self.scripted;
         if orders.finds != Finds::Listener {
@@ -208,12 +209,12 @@ impl Offer for ScriptedOffer {
         self.orders.withdrawn
     }
 
-    fn aside(&mut self) -> Option<&mut dyn Aside> {
+    fn side_channel(&mut self) -> Option<&mut dyn SideChannel> {
         Some(self)
     }
 }
 
-impl Aside for ScriptedOffer {
+impl SideChannel for ScriptedOffer {
     fn send(&mut self, message: &[u8]) -> io::Result<()> {
         self.near.send(message)
     }

@@ -41,7 +41,7 @@ pub(crate) enum Step {
 #[derive(Debug)]
 pub(crate) struct Raw {
     socket: Arc<dyn Socket>,
-    aside: Option<Pipe>,
+    side_channel: Option<Pipe>,
 }
 
 /// How a stream ended.
@@ -57,7 +57,7 @@ impl Raw {
         let socket = rt.connect(to, &options, &mut |_| Ok(())).await.unwrap();
         Self {
             socket,
-            aside: None,
+            side_channel: None,
         }
     }
 
@@ -65,14 +65,14 @@ impl Raw {
         let (socket, _) = poll_fn(|cx| acceptor.poll_accept(cx)).await.unwrap();
         Self {
             socket,
-            aside: None,
+            side_channel: None,
         }
     }
 
     /// Goes on with the handshake beside TCP.
-    pub(crate) fn beside(self, aside: Pipe) -> Self {
+    pub(crate) fn beside(self, side_channel: Pipe) -> Self {
         Self {
-            aside: Some(aside),
+            side_channel: Some(side_channel),
             ..self
         }
     }
@@ -93,7 +93,7 @@ impl Raw {
                         rt.timer(rt.now() + Duration::from_micros(200)).await;
                     }
                 }
-                Step::SendsWith(bytes, data) if self.aside.is_some() => {
+                Step::SendsWith(bytes, data) if self.side_channel.is_some() => {
                     self.tell(bytes).await;
                     self.send(data).await;
                 }
@@ -105,7 +105,7 @@ impl Raw {
                         rt.timer(rt.now() + Duration::from_micros(200)).await;
                     }
                 }
-                Step::LetsGo => self.aside = None,
+                Step::LetsGo => self.side_channel = None,
                 Step::HangsUp => return None,
                 Step::Resets => {
                     self.socket.set_linger(Some(Duration::ZERO)).unwrap();
@@ -118,8 +118,8 @@ impl Raw {
 
     /// Writes a part of the handshake.
     async fn tell(&self, bytes: &[u8]) {
-        match &self.aside {
-            Some(aside) => aside.say(bytes),
+        match &self.side_channel {
+            Some(side_channel) => side_channel.say(bytes),
             None => self.send(bytes).await,
         }
     }
@@ -135,8 +135,8 @@ impl Raw {
 
     /// Reads exactly one message of the handshake.
     pub(crate) async fn message(&self) -> Vec<u8> {
-        if let Some(aside) = &self.aside {
-            return aside.message().await;
+        if let Some(side_channel) = &self.side_channel {
+            return side_channel.message().await;
         }
         let mut message = self.exactly(HEADER_LEN).await;
         let header = message.first_chunk().unwrap();

@@ -7,7 +7,7 @@ use std::mem::take;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 
-use smc_core::io::negotiate::Aside;
+use smc_core::io::negotiate::SideChannel;
 use smc_core::wire::clc::HEADER_LEN;
 
 use crate::messages::length;
@@ -125,7 +125,7 @@ impl Pipe {
     }
 }
 
-impl Aside for Pipe {
+impl SideChannel for Pipe {
     fn send(&mut self, message: &[u8]) -> io::Result<()> {
         if self.is_withdrawn {
             return Err(io::ErrorKind::ConnectionAborted.into());

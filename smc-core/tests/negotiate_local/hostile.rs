@@ -118,9 +118,9 @@ fn a_board_that_lies_spoils_its_own_connections() {
         let (socket, from) = bound();
         board.announce(3, 0, from, server.at(), PROPOSAL);
         rustix::net::connect(&socket, &server.at()).unwrap();
-        let (aside, said_first) = server.accept_aside().await;
+        let (side_channel, said_first) = server.accept_side_channel().await;
         assert_eq!((said_first, board.state(3)), (PROPOSAL.to_vec(), CLAIMED));
-        drop(aside);
+        drop(side_channel);
 
         // More than there is room for, or less than was read already.
         let card = place(4);
@@ -129,20 +129,20 @@ fn a_board_that_lies_spoils_its_own_connections() {
             board.announce(4, 0, from, server.at(), PROPOSAL);
             board.set(card + 16, lie);
             rustix::net::connect(&socket, &server.at()).unwrap();
-            let (mut aside, first) = server.accept_aside().await;
+            let (mut side_channel, first) = server.accept_side_channel().await;
             assert!(first.len() <= 1344, "{}", first.len());
             for next in [0, 1, u64::MAX >> 1, 1 << 40] {
                 board.set(card + 16, next);
                 board.set(card, next);
-                let rest = said(&mut *aside);
+                let rest = said(&mut *side_channel);
                 assert!(first.len() + rest.len() <= 2 * 1344);
             }
             // What the listener says is its own business, wherever that is said to end.
             board.set(card + 72, u64::MAX >> 1);
-            assert!(aside.send(b"ACCEPT").is_err());
-            aside.flush();
+            assert!(side_channel.send(b"ACCEPT").is_err());
+            side_channel.flush();
             board.set(card + 16, 1 << 63);
-            assert_eq!(hear(&mut *aside, 1).await, b"", "has hung up");
+            assert_eq!(hear(&mut *side_channel, 1).await, b"", "has hung up");
         }
 
         // Index and cards that lead nowhere, and cards of others' connections.
@@ -238,11 +238,11 @@ fn whoever_claims_another_connection_gets_nothing_of_it() {
         board.announce(0, 0, from.try_into().unwrap(), server.at(), b"forged");
         let victim = connect(socket, server.at());
         let (_socket, mut verdict) = server.accept_stream().await;
-        let Verdict::Aside(aside) = &mut verdict else {
+        let Verdict::SideChannel(side_channel) = &mut verdict else {
             panic!("{verdict:?}")
         };
-        let said = said(&mut **aside);
-        tell(&mut **aside, b"ACCEPT");
+        let said = said(&mut **side_channel);
+        tell(&mut **side_channel, b"ACCEPT");
         victim.set_nonblocking(true).unwrap();
         let read = (&victim).read(&mut [0; 8]).unwrap_err();
         assert_eq!(read.kind(), io::ErrorKind::WouldBlock, "not a byte");
@@ -269,10 +269,10 @@ fn rings_for_unknown_cards_are_borne() {
         let (socket, from) = bound();
         board.announce(0, 0, from, server.at(), PROPOSAL);
         rustix::net::connect(&socket, &server.at()).unwrap();
-        let (mut aside, said) = server.accept_aside().await;
+        let (mut side_channel, said) = server.accept_side_channel().await;
         assert_eq!(said, PROPOSAL);
         // Rung in vain: what was said is still nothing.
-        let heard = async { Some(hear(&mut *aside, 1).await) };
+        let heard = async { Some(hear(&mut *side_channel, 1).await) };
         let rings = async {
             for _ in 0..20 {
                 channel.send(&look(0), None);
@@ -285,7 +285,7 @@ fn rings_for_unknown_cards_are_borne() {
         assert_eq!(server.accept().await, announced());
         assert!(!channel.is_ended());
         drop(channel);
-        assert_eq!(hear(&mut *aside, 1).await, b"");
+        assert_eq!(hear(&mut *side_channel, 1).await, b"");
     });
 }
 

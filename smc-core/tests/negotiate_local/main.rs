@@ -28,7 +28,7 @@ use rustix::net::{AddressFamily, SocketType, sockopt};
 use smc_core::Domain;
 use smc_core::error::FallbackCause;
 use smc_core::io::negotiate::{
-    Aside, Candidate, Client, Local, Negotiation, Offer, Published, Verdict,
+    Candidate, Client, Local, Negotiation, Offer, Published, SideChannel, Verdict,
 };
 use smc_core::io::runtime::tokio::TokioRuntime;
 use smc_core::io::runtime::{Acceptor, Runtime, Socket, SocketOptions, Unconnected};
@@ -171,11 +171,11 @@ impl Server {
     }
 
     /// The next connection, which has a handshake beside TCP, with what its client has said.
-    async fn accept_aside(&self) -> (Box<dyn Aside>, Vec<u8>) {
+    async fn accept_side_channel(&self) -> (Box<dyn SideChannel>, Vec<u8>) {
         match self.accept_stream().await.1 {
-            Verdict::Aside(mut aside) => {
-                let said = said(&mut *aside);
-                (aside, said)
+            Verdict::SideChannel(mut side_channel) => {
+                let said = said(&mut *side_channel);
+                (side_channel, said)
             }
             verdict => panic!("{verdict:?}"),
         }
@@ -194,7 +194,7 @@ enum Heard {
     Plain,
     OnTcp,
     /// It is announced, and the client has said this.
-    Aside(Vec<u8>),
+    SideChannel(Vec<u8>),
 }
 
 impl Heard {
@@ -202,33 +202,33 @@ impl Heard {
         match verdict {
             Verdict::Plain(_) => Self::Plain,
             Verdict::Clc => Self::OnTcp,
-            Verdict::Aside(aside) => Self::Aside(said(&mut **aside)),
+            Verdict::SideChannel(side_channel) => Self::SideChannel(said(&mut **side_channel)),
             verdict => panic!("{verdict:?}"),
         }
     }
 }
 
 fn announced() -> Heard {
-    Heard::Aside(PROPOSAL.to_vec())
+    Heard::SideChannel(PROPOSAL.to_vec())
 }
 
 /// What there is to be read now.
-fn said(aside: &mut dyn Aside) -> Vec<u8> {
+fn said(side_channel: &mut dyn SideChannel) -> Vec<u8> {
     let mut all = Vec::new();
     let mut part = [0; 100];
-    while let Ok(count @ 1..) = aside.try_read(&mut part) {
+    while let Ok(count @ 1..) = side_channel.try_read(&mut part) {
         all.extend(&part[..count]);
     }
     all
 }
 
 /// Reads so many bytes, or what there is until the end.
-async fn hear(aside: &mut dyn Aside, count: usize) -> Vec<u8> {
+async fn hear(side_channel: &mut dyn SideChannel, count: usize) -> Vec<u8> {
     let mut all = Vec::new();
     while all.len() < count {
         let mut part = [0; 100];
         let room = (count - all.len()).min(part.len());
-        match poll_fn(|cx| aside.poll_read(cx, &mut part[..room])).await {
+        match poll_fn(|cx| side_channel.poll_read(cx, &mut part[..room])).await {
             Ok(0) => break,
             read => all.extend(&part[..read.unwrap()]),
         }
@@ -237,9 +237,9 @@ async fn hear(aside: &mut dyn Aside, count: usize) -> Vec<u8> {
 }
 
 /// Says something that the other side notices.
-fn tell(aside: &mut dyn Aside, message: &[u8]) {
-    aside.send(message).unwrap();
-    aside.flush();
+fn tell(side_channel: &mut dyn SideChannel, message: &[u8]) {
+    side_channel.send(message).unwrap();
+    side_channel.flush();
 }
 
 /// An offer of a connection that was not made.
@@ -297,13 +297,17 @@ fn own_address() -> SocketAddr {
 
 /// Whether an offer has not been answered, and still can be.
 fn is_open(offer: &mut dyn Offer) -> bool {
-    let read = offer.aside().unwrap().try_read(&mut [0; 8]);
+    let read = offer.side_channel().unwrap().try_read(&mut [0; 8]);
     read.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
 }
 
 /// Waits until an offer cannot be answered any more.
 async fn until_lost(offer: &mut dyn Offer) {
-    assert_eq!(hear(offer.aside().unwrap(), 1).await, b"", "was answered");
+    assert_eq!(
+        hear(offer.side_channel().unwrap(), 1).await,
+        b"",
+        "was answered"
+    );
 }
 
 fn poll_once<T>(mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> Poll<T> {

@@ -98,15 +98,15 @@ fn a_stopped_client_holds_nobody_up() {
         let mut caller = world.child(Where::Here, "dials", &server.at().to_string());
         assert_eq!(caller.line(), "offered");
         caller.stop();
-        let (mut aside, said) = server.accept_aside().await;
+        let (mut side_channel, said) = server.accept_side_channel().await;
         assert_eq!(said, PROPOSAL);
-        tell(&mut *aside, b"ACCEPT");
+        tell(&mut *side_channel, b"ACCEPT");
         let client = world.client();
         let _dialled = world.dial(&*client, server.at()).await;
         assert_eq!(server.accept().await, announced());
         // Its end is noticed by who waits for its answer.
         caller.kill();
-        assert_eq!(hear(&mut *aside, 1).await, b"");
+        assert_eq!(hear(&mut *side_channel, 1).await, b"");
     });
 }
 

@@ -31,10 +31,10 @@ fn an_announced_client_is_recognised() {
                 let offer = dialled.offer.as_mut().unwrap();
                 assert_eq!(offer.connected(&*dialled.socket), Delivery::Delivered);
                 assert!(is_open(&mut **offer));
-                let (aside, said) = server.accept_aside().await;
+                let (side_channel, said) = server.accept_side_channel().await;
                 assert_eq!(said, PROPOSAL);
                 assert!(is_open(&mut **offer));
-                drop(aside);
+                drop(side_channel);
                 until_lost(&mut **offer).await;
                 assert_eq!(offer.withdraw(), Withdrawn::Taken);
             }
@@ -49,8 +49,8 @@ fn messages_go_both_ways_and_end() {
         let client = world.client();
         for _ in 0..3 {
             let mut dialled = world.dial(&*client, server.at()).await;
-            let ours = dialled.offer.as_mut().unwrap().aside().unwrap();
-            let (mut theirs, _) = server.accept_aside().await;
+            let ours = dialled.offer.as_mut().unwrap().side_channel().unwrap();
+            let (mut theirs, _) = server.accept_side_channel().await;
             // Each waits before the other one speaks.
             let us = async {
                 assert_eq!(hear(ours, 6).await, b"ACCEPT");
@@ -82,14 +82,14 @@ fn a_way_beside_tcp_has_room_for_a_handshake_and_not_for_more() {
         let server = world.server("127.0.0.1:0");
         let mut dialled = world.dial(&*world.client(), server.at()).await;
         let offer = dialled.offer.as_mut().unwrap();
-        let (mut theirs, _) = server.accept_aside().await;
+        let (mut theirs, _) = server.accept_side_channel().await;
         // CONFIRM and ACCEPT have 512 bytes at most.
         tell(&mut *theirs, &[8; 512]);
-        tell(offer.aside().unwrap(), &[7; 512]);
+        tell(offer.side_channel().unwrap(), &[7; 512]);
         assert_eq!(hear(&mut *theirs, 512).await, [7; 512]);
-        assert_eq!(hear(offer.aside().unwrap(), 512).await, [8; 512]);
+        assert_eq!(hear(offer.side_channel().unwrap(), 512).await, [8; 512]);
         assert!(theirs.send(&[9]).is_err());
-        assert!(offer.aside().unwrap().send(&[9; 1000]).is_err());
+        assert!(offer.side_channel().unwrap().send(&[9; 1000]).is_err());
         assert!(is_open(&mut **offer), "nothing of it arrives");
 
         let long = [1; 4096];
@@ -110,20 +110,20 @@ fn clients_of_one_process_do_not_hear_each_other() {
         let mut asides = Vec::new();
         for _ in 0..dialled.len() {
             let (socket, verdict) = server.accept_stream().await;
-            let Verdict::Aside(mut aside) = verdict else {
+            let Verdict::SideChannel(mut side_channel) = verdict else {
                 panic!("{verdict:?}")
             };
-            assert_eq!(said(&mut *aside), PROPOSAL);
+            assert_eq!(said(&mut *side_channel), PROPOSAL);
             tell(
-                &mut *aside,
+                &mut *side_channel,
                 &socket.peer_addr().unwrap().port().to_le_bytes(),
             );
-            asides.push(aside);
+            asides.push(side_channel);
         }
         for dialled in &mut dialled {
             let port = dialled.socket.local_addr().unwrap().port();
-            let aside = dialled.offer.as_mut().unwrap().aside().unwrap();
-            assert_eq!(hear(aside, 2).await, port.to_le_bytes());
+            let side_channel = dialled.offer.as_mut().unwrap().side_channel().unwrap();
+            assert_eq!(hear(side_channel, 2).await, port.to_le_bytes());
         }
     });
 }
@@ -238,7 +238,7 @@ fn an_offer_can_be_taken_back_until_it_is_answered() {
         let client = world.client();
         let mut dialled = world.dial(&*client, server.at()).await;
         let offer = dialled.offer.as_mut().unwrap();
-        let (mut theirs, _) = server.accept_aside().await;
+        let (mut theirs, _) = server.accept_side_channel().await;
         assert!(!theirs.is_withdrawn());
         assert_eq!(offer.withdraw(), Withdrawn::Free);
         assert!(theirs.send(b"ACCEPT").is_err());
@@ -247,11 +247,11 @@ fn an_offer_can_be_taken_back_until_it_is_answered() {
 
         let mut dialled = world.dial(&*client, server.at()).await;
         let offer = dialled.offer.as_mut().unwrap();
-        let (mut theirs, _) = server.accept_aside().await;
+        let (mut theirs, _) = server.accept_side_channel().await;
         tell(&mut *theirs, b"ACCEPT");
         assert_eq!(offer.withdraw(), Withdrawn::Taken);
         assert!(!theirs.is_withdrawn());
-        assert_eq!(hear(offer.aside().unwrap(), 6).await, b"ACCEPT");
+        assert_eq!(hear(offer.side_channel().unwrap(), 6).await, b"ACCEPT");
     });
 }
 
@@ -260,15 +260,15 @@ fn a_listener_that_works_shows_it() {
     run(|world| async move {
         let server = world.server("127.0.0.1:0");
         let mut dialled = world.dial(&*world.client(), server.at()).await;
-        let offer = dialled.offer.as_mut().unwrap().aside().unwrap();
-        let before = offer.signs();
-        let (theirs, _) = server.accept_aside().await;
-        let claimed = offer.signs();
+        let offer = dialled.offer.as_mut().unwrap().side_channel().unwrap();
+        let before = offer.progress();
+        let (theirs, _) = server.accept_side_channel().await;
+        let claimed = offer.progress();
         assert_ne!(claimed, before);
         world
             .until(|| {
-                theirs.show_work();
-                offer.signs() != claimed
+                theirs.publish_progress();
+                offer.progress() != claimed
             })
             .await;
     });
@@ -281,7 +281,7 @@ fn a_listener_that_was_silent_is_not_asked_for_a_moment() {
         let client = world.client();
         let mut dialled = world.dial(&*client, server.at()).await;
         let offer = dialled.offer.as_mut().unwrap();
-        assert_eq!(offer.aside().unwrap().withdraw(), Withdrawn::Free);
+        assert_eq!(offer.side_channel().unwrap().withdraw(), Withdrawn::Free);
         let asked = world.dial(&*client, server.at()).await;
         assert!(asked.offer.is_none());
         assert_eq!(server.accept().await, Heard::Plain);
@@ -293,10 +293,10 @@ fn a_listener_that_was_silent_is_not_asked_for_a_moment() {
             world.pause().await;
             asked = world.dial(&*client, server.at()).await;
         }
-        let (mut theirs, _) = server.accept_aside().await;
+        let (mut theirs, _) = server.accept_side_channel().await;
         tell(&mut *theirs, b"ACCEPT");
         let offer = asked.offer.as_mut().unwrap();
-        assert_eq!(hear(offer.aside().unwrap(), 6).await, b"ACCEPT");
+        assert_eq!(hear(offer.side_channel().unwrap(), 6).await, b"ACCEPT");
         for _ in 0..3 {
             let _dialled = world.dial(&*client, server.at()).await;
             assert_eq!(server.accept().await, announced());
@@ -515,25 +515,25 @@ fn cards_that_a_listener_holds_on_to_are_not_used_again() {
             let Some(offer) = world.dial(&*client, server.at()).await.offer else {
                 break;
             };
-            let (aside, said) = server.accept_aside().await;
+            let (side_channel, said) = server.accept_side_channel().await;
             assert_eq!(said, PROPOSAL);
-            held.push(aside);
+            held.push(side_channel);
             drop(offer);
             assert!(held.len() <= CARDS);
         }
         assert!(held.len() > CARDS / 2, "{}", held.len());
         assert_eq!(server.accept().await, Heard::Plain, "no card was left");
         // What is written on those reaches nobody else's connection.
-        for mut aside in held {
-            assert_eq!(said(&mut *aside), b"");
-            assert!(aside.send(b"late").is_err());
+        for mut side_channel in held {
+            assert_eq!(said(&mut *side_channel), b"");
+            assert!(side_channel.send(b"late").is_err());
         }
         let mut dialled = world.dial(&*client, server.at()).await;
-        let (mut aside, said) = server.accept_aside().await;
+        let (mut side_channel, said) = server.accept_side_channel().await;
         assert_eq!(said, PROPOSAL);
-        tell(&mut *aside, b"now");
+        tell(&mut *side_channel, b"now");
         let offer = dialled.offer.as_mut().unwrap();
-        assert_eq!(hear(offer.aside().unwrap(), 3).await, b"now");
+        assert_eq!(hear(offer.side_channel().unwrap(), 3).await, b"now");
     });
 }
 

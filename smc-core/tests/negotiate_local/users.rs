@@ -30,10 +30,10 @@ fn a_stream_goes_to_no_listener_that_has_not_got_its_connection() {
                 let (socket, _) = server.accept_stream().await;
                 let mut verdict = server.published.verdict(&*socket, from);
                 assert_eq!(Heard::of(&mut verdict), announced());
-                let Verdict::Aside(mut aside) = verdict else {
+                let Verdict::SideChannel(mut side_channel) = verdict else {
                     unreachable!("it was announced")
                 };
-                tell(&mut *aside, b"ACCEPT");
+                tell(&mut *side_channel, b"ACCEPT");
                 drop(plain);
             }
             assert_eq!(dialled.connected(), Delivery::Plain);

@@ -68,7 +68,7 @@ impl Directory {
         let (slot, publication) = files.take_slot(room.slots())?;
         drop(lock);
         let doorbell = Doorbell::new()?;
-        doorbell.watch(publication.bell(), LISTENER)?;
+        doorbell.watch(publication.epoll_fd(), LISTENER)?;
         let directory = Self {
             room,
             files,
@@ -82,7 +82,7 @@ impl Directory {
 
     /// Accepts those who connected.
     fn accept(&self) {
-        lock(&self.publication).tend();
+        lock(&self.publication).handle_events();
         let accept = || lock(&self.publication).accept();
         for _ in 0..MAX_ACCEPTS {
             match accept() {

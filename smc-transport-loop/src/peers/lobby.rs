@@ -93,13 +93,13 @@ impl Peers {
             _ => {}
         });
         if let Some(left) = lobby.waiting.time_left(Instant::now()) {
-            lock(&self.publication).ring_after(left);
+            lock(&self.publication).wake_after(left);
         }
         result
     }
 
     fn accept(&self, lobby: &mut Lobby) {
-        lock(&self.publication).tend();
+        lock(&self.publication).handle_events();
         while let Some(late) = lobby.waiting.remove_late(Instant::now()) {
             self.doorbell.forget_channel(&late);
         }

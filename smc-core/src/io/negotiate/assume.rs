@@ -7,7 +7,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 use super::{
-    Candidate, Client, Delivery, Early, Negotiation, Offer, Published, Verdict, Withdrawn,
+    Candidate, Client, Delivery, EarlyConfirm, Negotiation, Offer, Published, Verdict, Withdrawn,
 };
 use crate::error::FallbackCause;
 use crate::io::runtime::{Runtime, Socket, Unconnected};
@@ -56,7 +56,7 @@ impl Candidate for Assume {
         &self,
         _socket: &Unconnected<'_>,
         _proposal: &[u8],
-        _early: Option<&Early>,
+        _early: Option<&EarlyConfirm>,
     ) -> Result<Box<dyn Offer>, FallbackCause> {
         Ok(Box::new(*self))
     }

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use super::{Candidate, Client, Early, Negotiation, Offer, Precedent, Published, Verdict};
+use super::{
+    CachedHandshake, Candidate, Client, EarlyConfirm, Negotiation, Offer, Published, Verdict,
+};
 use crate::error::FallbackCause;
 use crate::io::runtime::{Runtime, Socket, Unconnected};
 
@@ -97,7 +99,7 @@ impl Candidate for Candidates {
         &self,
         socket: &Unconnected<'_>,
         proposal: &[u8],
-        early: Option<&Early>,
+        early: Option<&EarlyConfirm>,
     ) -> Result<Box<dyn Offer>, FallbackCause> {
         let mut causes = Vec::new();
         for candidate in &self.0 {
@@ -109,8 +111,10 @@ impl Candidate for Candidates {
         Err(first(causes))
     }
 
-    fn precedent(&self) -> Option<Precedent> {
-        self.0.iter().find_map(|candidate| candidate.precedent())
+    fn cached_handshake(&self) -> Option<CachedHandshake> {
+        self.0
+            .iter()
+            .find_map(|candidate| candidate.cached_handshake())
     }
 
     fn needs_address(&self) -> bool {

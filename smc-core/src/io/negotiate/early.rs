@@ -16,7 +16,7 @@ use smc_wire::types::{DmbToken, Gid};
 
 /// What a handshake of SMC-D came to, in a link group that was there before.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Precedent {
+pub struct CachedHandshake {
     accept: Direct,
     confirm: Direct,
 }
@@ -28,7 +28,7 @@ struct Direct {
     end: DirectEnd,
 }
 
-impl Precedent {
+impl CachedHandshake {
     /// From the two messages. `None` if the next handshake is not going to be like that, or not
     /// over SMC-D.
     #[must_use]
@@ -65,9 +65,9 @@ impl Precedent {
 
     /// What to say for a connection that has this receive buffer.
     #[must_use]
-    pub fn confirm(mut self, buffer: DmbToken) -> Option<Early> {
+    pub fn confirm(mut self, buffer: DmbToken) -> Option<EarlyConfirm> {
         self.confirm.end.dmb = buffer;
-        Some(Early {
+        Some(EarlyConfirm {
             accept: self.accept.emit(Step::Accept)?,
             confirm: self.confirm.emit(Step::Confirm)?,
         })
@@ -76,13 +76,13 @@ impl Precedent {
 
 /// A CONFIRM, and the ACCEPT that it is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Early {
+pub struct EarlyConfirm {
     /// What the listener is expected to say; of its buffer only the size.
     pub(super) accept: Vec<u8>,
     pub(super) confirm: Vec<u8>,
 }
 
-impl Early {
+impl EarlyConfirm {
     /// Whether this ACCEPT is the one that was expected, so that the CONFIRM holds.
     #[must_use]
     pub fn answers(&self, accept: &[u8]) -> bool {
@@ -170,13 +170,13 @@ mod tests {
         emit(&message(step, gid, dmb)).unwrap()
     }
 
-    fn precedent() -> Precedent {
-        Precedent::new(&bytes(Step::Accept, 1, 10), &bytes(Step::Confirm, 2, 20)).unwrap()
+    fn cached_handshake() -> CachedHandshake {
+        CachedHandshake::new(&bytes(Step::Accept, 1, 10), &bytes(Step::Confirm, 2, 20)).unwrap()
     }
 
     #[test]
     fn the_same_answer_with_another_buffer_is_expected() {
-        let early = precedent().confirm(DmbToken(21)).unwrap();
+        let early = cached_handshake().confirm(DmbToken(21)).unwrap();
         assert_eq!(early.confirm, bytes(Step::Confirm, 2, 21));
         assert!(early.answers(&bytes(Step::Accept, 1, 11)));
         assert!(
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn what_was_said_is_said_but_for_the_number_of_the_group() {
-        let early = precedent().confirm(DmbToken(21)).unwrap();
+        let early = cached_handshake().confirm(DmbToken(21)).unwrap();
         assert!(early.says(&bytes(Step::Confirm, 2, 21)));
         let mut other = message(Step::Confirm, 2, 21);
         let Body::D(end) = &mut other.body else {
@@ -220,8 +220,8 @@ mod tests {
             }),
             ..first
         };
-        assert_eq!(Precedent::new(&emit(&first).unwrap(), &confirm), None);
-        assert_eq!(Precedent::new(&accept, b"DECLINE"), None);
-        assert_eq!(Precedent::new(&confirm, &accept), None);
+        assert_eq!(CachedHandshake::new(&emit(&first).unwrap(), &confirm), None);
+        assert_eq!(CachedHandshake::new(&accept, b"DECLINE"), None);
+        assert_eq!(CachedHandshake::new(&confirm, &accept), None);
     }
 }

@@ -17,14 +17,14 @@
 //!   offer(socket, PROPOSAL) before it connects
 //!   connect  ---------------- TCP ----------------  accept
 //!   connected(socket)       how to go on            verdict(socket)
-//!   aside  <---------- beside TCP ----------------> Verdict::Aside
+//!   side_channel  <---------- beside TCP ----------------> Verdict::SideChannel
 //!   withdraw                nobody may answer now
 //! ```
 //!
 //! The rules that keep plain TCP plain:
 //!
 //! - A server sends CLC only if [`Published::verdict`] said so about this very connection.
-//! - A handshake whose PROPOSAL was delivered beside TCP stays beside it ([`Aside`]): TCP carries
+//! - A handshake whose PROPOSAL was delivered beside TCP stays beside it ([`SideChannel`]): TCP carries
 //!   what the application sends and nothing else. Bytes on it mean a plain server, unless the
 //!   offer was taken.
 //! - A client that does not want to wait any longer takes its offer back ([`Offer::withdraw`]).
@@ -46,7 +46,7 @@ pub mod runtime_dir;
 pub use assume::{Assume, Never};
 pub use chain::Chain;
 pub use credentials::{Credentials, is_ambiguous_user};
-pub use early::{Early, Precedent};
+pub use early::{CachedHandshake, EarlyConfirm};
 pub use local::Local;
 #[cfg(feature = "syn-option")]
 pub use option::SynOption;
@@ -115,7 +115,7 @@ pub trait Candidate: Debug + Send + Sync {
     /// earlier offer then. Does not wait.
     ///
     /// `early` is a CONFIRM for the case that the listener answers as expected. Whether it held shows
-    /// in [`Aside::is_confirmed`]; who cannot say it leaves it out.
+    /// in [`SideChannel::is_confirmed`]; who cannot say it leaves it out.
     ///
     /// # Errors
     ///
@@ -124,11 +124,11 @@ pub trait Candidate: Debug + Send + Sync {
         &self,
         socket: &Unconnected<'_>,
         proposal: &[u8],
-        early: Option<&Early>,
+        early: Option<&EarlyConfirm>,
     ) -> Result<Box<dyn Offer>, FallbackCause>;
 
     /// What the last handshake with the same listener came to, if the next may count on the same.
-    fn precedent(&self) -> Option<Precedent> {
+    fn cached_handshake(&self) -> Option<CachedHandshake> {
         None
     }
 
@@ -154,7 +154,7 @@ pub trait Offer: Debug + Send + Sync {
     }
 
     /// Where the handshake goes on after [`Delivery::Delivered`]; the PROPOSAL was sent already.
-    fn aside(&mut self) -> Option<&mut dyn Aside> {
+    fn side_channel(&mut self) -> Option<&mut dyn SideChannel> {
         None
     }
 }
@@ -162,8 +162,8 @@ pub trait Offer: Debug + Send + Sync {
 /// The messages of one handshake that pass beside its TCP connection.
 ///
 /// Dropping it, or the [`Offer`] that has it, says that no more will come.
-pub trait Aside: Debug + Send {
-    /// Sends a message, or holds it back until [`Aside::flush`]. Does not wait.
+pub trait SideChannel: Debug + Send {
+    /// Sends a message, or holds it back until [`SideChannel::flush`]. Does not wait.
     ///
     /// # Errors
     ///
@@ -185,7 +185,7 @@ pub trait Aside: Debug + Send {
     /// [`WouldBlock`](io::ErrorKind::WouldBlock) if nothing is there yet.
     fn try_read(&mut self, buf: &mut [u8]) -> io::Result<usize>;
 
-    /// As [`Aside::try_read`], waiting. Keeps one waker, the last one given.
+    /// As [`SideChannel::try_read`], waiting. Keeps one waker, the last one given.
     ///
     /// # Errors
     ///
@@ -198,8 +198,8 @@ pub trait Aside: Debug + Send {
     }
 
     /// Client: a number that changes as long as the server works, on this handshake or on others.
-    /// Without a change for some time, the offer is [withdrawn](Aside::withdraw).
-    fn signs(&self) -> u64 {
+    /// Without a change for some time, the offer is [withdrawn](SideChannel::withdraw).
+    fn progress(&self) -> u64 {
         0
     }
 
@@ -208,8 +208,8 @@ pub trait Aside: Debug + Send {
         Withdrawn::Taken
     }
 
-    /// Server: lets the client see that its offer is being worked on, by [`Aside::signs`].
-    fn show_work(&self) {}
+    /// Server: lets the client see that its offer is being worked on, by [`SideChannel::progress`].
+    fn publish_progress(&self) {}
 
     /// Server: whether the client has withdrawn its offer, so that the connection is plain TCP.
     /// Sending fails then.
@@ -222,7 +222,7 @@ pub trait Aside: Debug + Send {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Delivery {
-    /// It was delivered: the handshake goes on beside TCP ([`Offer::aside`]).
+    /// It was delivered: the handshake goes on beside TCP ([`Offer::side_channel`]).
     Delivered,
     /// It has to be sent on TCP: the server is known to expect it.
     OnTcp,
@@ -269,5 +269,5 @@ pub enum Verdict {
     /// The client speaks CLC on TCP, the PROPOSAL first, and waits for the answer.
     Clc,
     /// The same beside TCP, where the PROPOSAL is to be read already.
-    Aside(Box<dyn Aside>),
+    SideChannel(Box<dyn SideChannel>),
 }

@@ -7,13 +7,13 @@
 //!
 //! What waits to be closed is counted by the user who passed it. From a user of whom 64 descriptors
 //! wait nothing more is received, and their connections are refused. While so many of all users wait
-//! that they are half of those that the process may have, no connection is accepted ([`has_room`]).
+//! that they are half of those that the process may have, no connection is accepted ([`has_descriptors`]).
 
 mod closing;
 mod listener;
 mod reserve;
 
-pub use closing::has_room;
+pub use closing::has_descriptors;
 pub use listener::Listener;
 pub use reserve::{NotAccepted, Reserve};
 

@@ -15,7 +15,7 @@ use crate::config::Policy;
 use crate::error::{Error, FallbackCause, FallbackReason};
 use crate::io::carrier::Carrier;
 use crate::io::endpoint::{ConnectOptions, Inner};
-use crate::io::negotiate::{self, Candidate, Delivery, Precedent, Withdrawn};
+use crate::io::negotiate::{self, CachedHandshake, Candidate, Delivery, Withdrawn};
 use crate::io::runtime::{Socket, SocketOptions, Unconnected};
 use crate::io::stream::Stream;
 use crate::proto::group::Key;
@@ -51,7 +51,9 @@ pub(crate) async fn connect(
         None => Err(FallbackCause::Policy),
     };
     let early = match (&candidate, &offer) {
-        (Ok(candidate), Ok(_)) => prepare_early(endpoint, &config, candidate.precedent()).await,
+        (Ok(candidate), Ok(_)) => {
+            prepare_early(endpoint, &config, candidate.cached_handshake()).await
+        }
         _ => None,
     };
     let attempt = Attempt {
@@ -193,7 +195,7 @@ impl From<Error> for Failed {
 
 /// A handshake that begins with its end.
 struct Confirmed {
-    words: negotiate::Early,
+    words: negotiate::EarlyConfirm,
     done: Early,
 }
 
@@ -202,13 +204,13 @@ struct Confirmed {
 async fn prepare_early(
     endpoint: &Inner,
     config: &Config,
-    precedent: Option<Precedent>,
+    cached_handshake: Option<CachedHandshake>,
 ) -> Option<Confirmed> {
-    let precedent = precedent?;
-    let (peer, size) = (precedent.server(), precedent.size());
+    let cached_handshake = cached_handshake?;
+    let (peer, size) = (cached_handshake.server(), cached_handshake.size());
     let mut devices = config.devices.iter();
-    let device = devices.find(|device| device.gid == precedent.client())?;
-    let peer_size = precedent.server_size();
+    let device = devices.find(|device| device.gid == cached_handshake.client())?;
+    let peer_size = cached_handshake.server_size();
     if size != config.buffer.min(device.max_buffer).min(peer_size) {
         return None;
     }
@@ -221,7 +223,7 @@ async fn prepare_early(
         return None;
     };
     Some(Confirmed {
-        words: precedent.confirm(dmb.token())?,
+        words: cached_handshake.confirm(dmb.token())?,
         done: Early {
             device,
             peer,
@@ -263,12 +265,12 @@ async fn answered(
     mut announced: Box<dyn negotiate::Offer>,
     kept: Kept,
 ) -> Result<Stream, Failed> {
-    let Some(aside) = announced.aside() else {
+    let Some(side_channel) = announced.side_channel() else {
         let why = "a PROPOSAL was delivered, with no way for the answer";
         return Err(Error::Bug(why).into());
     };
     let machine = Client::announced(endpoint.runtime.now(), config, offer);
-    let mut carrier = Carrier::client(endpoint, aside, &*socket);
+    let mut carrier = Carrier::client(endpoint, side_channel, &*socket);
     let shaken = shake_hands_on(
         endpoint,
         &mut carrier,
@@ -291,7 +293,9 @@ async fn answered(
         }
         shaken => shaken.map_err(|error| Failed {
             error,
-            was_confirmed: announced.aside().is_some_and(|aside| aside.is_confirmed()),
+            was_confirmed: announced
+                .side_channel()
+                .is_some_and(|side_channel| side_channel.is_confirmed()),
         }),
     }
 }

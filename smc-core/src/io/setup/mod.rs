@@ -18,7 +18,7 @@ use super::carrier::Carrier;
 use super::connected::{direct_connection, rdma_connection};
 use super::deadlines::Deadline;
 use super::endpoint::Inner;
-use super::negotiate::Aside;
+use super::negotiate::SideChannel;
 use super::runtime::Socket;
 use super::stream::Stream;
 use crate::error::{Error, FallbackCause, FallbackReason, How, Phase};
@@ -52,20 +52,22 @@ pub(crate) async fn accept(
     endpoint: &Arc<Inner>,
     socket: Arc<dyn Socket>,
     peer: SocketAddr,
-    aside: Option<Box<dyn Aside>>,
+    side_channel: Option<Box<dyn SideChannel>>,
 ) -> Result<Stream, Error> {
     let now = endpoint.runtime.now();
     let config = handshake_config(endpoint, None)?;
-    let path = path(endpoint, &config, &*socket, peer, aside.is_some());
+    let path = path(endpoint, &config, &*socket, peer, side_channel.is_some());
     let machine = Server::new(now, config, path);
-    match aside {
-        Some(mut aside) => {
-            let mut carrier = Carrier::server(endpoint, &mut *aside);
+    match side_channel {
+        Some(mut side_channel) => {
+            let mut carrier = Carrier::server(endpoint, &mut *side_channel);
             let kept = Kept::default();
             let smc = Arc::clone(&socket);
             let shaken = shake_hands_on(endpoint, &mut carrier, smc, peer, machine, kept).await;
             match shaken {
-                Err(_) if aside.is_withdrawn() => Ok(plain(socket, FallbackCause::Withdrawn)),
+                Err(_) if side_channel.is_withdrawn() => {
+                    Ok(plain(socket, FallbackCause::Withdrawn))
+                }
                 shaken => shaken,
             }
         }
@@ -77,21 +79,21 @@ pub(crate) async fn accept(
 pub(crate) async fn decline_all(
     endpoint: &Arc<Inner>,
     socket: Arc<dyn Socket>,
-    aside: Option<Box<dyn Aside>>,
+    side_channel: Option<Box<dyn SideChannel>>,
 ) -> Result<Stream, Error> {
     // Without a device of any kind, so that it can only end in a DECLINE.
     let mut config = Config::new(Vec::new());
     (config.host, config.timeouts) = (endpoint.handshake.host, endpoint.handshake.timeouts);
     let mut machine = Server::new(endpoint.runtime.now(), Arc::new(config), Path::default());
-    let mut aside = aside;
-    let mut carrier = match &mut aside {
-        Some(aside) => Carrier::server(endpoint, &mut **aside),
+    let mut side_channel = side_channel;
+    let mut carrier = match &mut side_channel {
+        Some(side_channel) => Carrier::server(endpoint, &mut **side_channel),
         None => Carrier::Tcp(&*socket),
     };
     let outcome = drive(endpoint, &mut carrier, &mut machine, &mut Kept::default()).await;
     match outcome {
         Ok(Outcome::Tcp(_)) => Ok(plain(socket, FallbackCause::Policy)),
-        Err(_) if aside.is_some_and(|aside| aside.is_withdrawn()) => {
+        Err(_) if side_channel.is_some_and(|side_channel| side_channel.is_withdrawn()) => {
             Ok(plain(socket, FallbackCause::Policy))
         }
         Err(error) => Err(error),
@@ -167,7 +169,7 @@ async fn shake_hands_on(
                     (early, fallback.reason)
                 }
                 Carrier::Tcp(_) => (Vec::new(), fallback.reason),
-                Carrier::Aside(_) => (Vec::new(), explained(endpoint, fallback.reason)),
+                Carrier::SideChannel(_) => (Vec::new(), explained(endpoint, fallback.reason)),
             };
             Ok(Stream::tcp(socket, early, reason))
         }
@@ -272,7 +274,7 @@ async fn drive(
             }
             let input = poll_input(cx, endpoint, carrier, machine, kept, &mut work, &mut timer);
             if input.is_pending() && work.is_some() {
-                carrier.show_work(cx);
+                carrier.publish_progress(cx);
             }
             input
         })

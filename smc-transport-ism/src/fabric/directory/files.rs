@@ -93,7 +93,7 @@ impl Files {
                 _ => continue,
             }
             let domain = Domain::existing(&self.path);
-            let publication = Publication::beside(domain, socket_name(slot), MEMORY)
+            let publication = Publication::with_companion(domain, socket_name(slot), MEMORY)
                 .map_err(|error| DeviceError::os_at("listen in", &self.path, &error))?;
             return match publication.error() {
                 None => Ok((slot, publication)),

@@ -46,7 +46,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use crate::error::Refusal;
-use crate::io::negotiate::Early;
+use crate::io::negotiate::EarlyConfirm;
 use crate::mem::sync::{AtomicU64, Ordering, fence};
 use crate::mem::{MemoryError, Region};
 
@@ -195,7 +195,7 @@ impl Card {
         &self,
         announcement: Announcement,
         message: &[u8],
-        early: Option<&Early>,
+        early: Option<&EarlyConfirm>,
     ) -> Option<Turn> {
         let turn = Turn((self.word(STATE).load(Ordering::Relaxed) >> 8).wrapping_add(1) & TURNS);
         for at in [HEARD, ASKED, WAITS, ANSWERED, REFUSAL] {
@@ -214,7 +214,7 @@ impl Card {
         Some(turn)
     }
 
-    fn say_early(&self, early: Option<&Early>) -> Option<()> {
+    fn say_early(&self, early: Option<&EarlyConfirm>) -> Option<()> {
         let lengths = match early {
             Some(early) => {
                 for (at, message) in [(EARLY, &early.accept), (EARLY_CONFIRM, &early.confirm)] {
@@ -233,14 +233,14 @@ impl Card {
     }
 
     /// Listener: what the client has said early, if it has.
-    pub(super) fn early(&self) -> Option<Early> {
+    pub(super) fn early(&self) -> Option<EarlyConfirm> {
         let lengths = self.word(EARLY_LEN).load(Ordering::Relaxed);
         let read = |at, len: u64| {
             let mut message = vec![0; usize::try_from(len & 0xff).ok()?.min(EARLY_MAX)];
             self.region.copy_out(at, &mut message).ok()?;
             Some(message)
         };
-        (lengths != 0).then_some(Early {
+        (lengths != 0).then_some(EarlyConfirm {
             accept: read(EARLY, lengths)?,
             confirm: read(EARLY_CONFIRM, lengths >> 8)?,
         })
@@ -594,7 +594,7 @@ mod tests {
     fn what_is_said_early_is_for_one_turn_and_one_length() {
         let (client, listener) = pair();
         let (ours, theirs) = (client.card(2).unwrap(), listener.card(2).unwrap());
-        let early = Early {
+        let early = EarlyConfirm {
             accept: vec![1; 78],
             confirm: vec![2; EARLY_MAX],
         };
@@ -602,7 +602,7 @@ mod tests {
         assert_eq!(theirs.early(), Some(early.clone()));
         ours.offer(announcement(), b"", None).unwrap();
         assert_eq!(theirs.early(), None);
-        let long = Early {
+        let long = EarlyConfirm {
             accept: vec![1; EARLY_MAX + 1],
             ..early
         };

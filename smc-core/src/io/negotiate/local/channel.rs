@@ -22,7 +22,7 @@ use super::{is_own, lock};
 use crate::error::{FallbackCause, Limit, OsError, Refusal};
 use crate::io::negotiate::passed::PeerSocket;
 use crate::io::negotiate::runtime_dir::{Domain, OpenDir};
-use crate::io::negotiate::{Credentials, Early, Precedent};
+use crate::io::negotiate::{CachedHandshake, Credentials, EarlyConfirm};
 use crate::io::runtime::{Runtime, Watch};
 
 /// A channel. Many connections use it at a time, each with an id of its own.
@@ -39,7 +39,7 @@ pub(super) struct Channel {
     next_id: AtomicU64,
     dead: AtomicBool,
     inbox: Mutex<Inbox>,
-    precedent: Mutex<Option<Precedent>>,
+    cached_handshake: Mutex<Option<CachedHandshake>>,
     pause: Arc<Pause>,
     /// Why the listener has ended the channel, if it has said so.
     refusal: OnceLock<Refusal>,
@@ -120,7 +120,7 @@ impl Channel {
             next_id: AtomicU64::new(u64::from(CARDS)),
             dead: AtomicBool::new(false),
             inbox: Mutex::default(),
-            precedent: Mutex::default(),
+            cached_handshake: Mutex::default(),
             pause,
             refusal: OnceLock::new(),
             reader: AtomicWaker::new(),
@@ -173,12 +173,12 @@ impl Channel {
     }
 
     /// What the last handshake came to.
-    pub(super) fn precedent(&self) -> Option<Precedent> {
-        lock(&self.precedent).clone()
+    pub(super) fn cached_handshake(&self) -> Option<CachedHandshake> {
+        lock(&self.cached_handshake).clone()
     }
 
-    pub(super) fn set_precedent(&self, precedent: Option<Precedent>) {
-        *lock(&self.precedent) = precedent;
+    pub(super) fn set_cached_handshake(&self, cached_handshake: Option<CachedHandshake>) {
+        *lock(&self.cached_handshake) = cached_handshake;
     }
 
     /// Tells the listener something, if there is room for it now.
@@ -199,7 +199,7 @@ impl Channel {
         self: &Arc<Self>,
         announcement: Announcement,
         proposal: &[u8],
-        early: Option<&Early>,
+        early: Option<&EarlyConfirm>,
     ) -> Result<Announced, FallbackCause> {
         let full = |what, limit: u32| FallbackCause::Full(Limit::new(what, limit.into()));
         let card = lock(&self.cards).take(&self.board);
@@ -422,7 +422,7 @@ impl Announced {
     }
 
     /// A number that changes as long as the listener works.
-    pub(super) fn signs(&self) -> u64 {
+    pub(super) fn progress(&self) -> u64 {
         let claimed = u64::from(self.state() != State::Offered);
         self.conversation
             .channel

@@ -25,7 +25,7 @@ use super::offer::{Connection, LocalOffer};
 use super::{is_own, lock, proof};
 use crate::error::{FallbackCause, Limit, OsError};
 use crate::io::negotiate::runtime_dir::Domain;
-use crate::io::negotiate::{Candidate, Client, Early, Offer, Precedent};
+use crate::io::negotiate::{CachedHandshake, Candidate, Client, EarlyConfirm, Offer};
 use crate::io::runtime::{Runtime, Unconnected};
 
 /// Everything an endpoint remembers about the listeners of this host.
@@ -75,7 +75,7 @@ impl Directories {
         self.unusable = self.domain.unusable().map(FallbackCause::from);
         let mut old = std::mem::take(&mut self.known);
         self.known
-            .extend(self.domain.to_search().into_iter().map(|path| {
+            .extend(self.domain.search_paths().into_iter().map(|path| {
                 let at = old.iter().position(|known| **known.path() == *path);
                 at.map_or_else(|| Directory::new(path), |at| old.swap_remove(at))
             }));
@@ -430,7 +430,7 @@ impl LocalCandidate {
 }
 
 impl Candidate for LocalCandidate {
-    fn precedent(&self) -> Option<Precedent> {
+    fn cached_handshake(&self) -> Option<CachedHandshake> {
         // With several, each would have to have its own.
         let [(_, entry)] = &*self.listeners else {
             return None;
@@ -441,14 +441,16 @@ impl Candidate for LocalCandidate {
             lock(&self.client.known.channels).get(&key).cloned()
         };
         let channel = self.channel.clone().or_else(open)?;
-        channel.precedent().filter(|_| !channel.pause().is_silent())
+        channel
+            .cached_handshake()
+            .filter(|_| !channel.pause().is_silent())
     }
 
     fn offer(
         &self,
         socket: &Unconnected<'_>,
         proposal: &[u8],
-        early: Option<&Early>,
+        early: Option<&EarlyConfirm>,
     ) -> Result<Box<dyn Offer>, FallbackCause> {
         if proposal.len() > MAX_PROPOSAL {
             let limit = Limit::new("limit of bytes of a PROPOSAL", MAX_PROPOSAL as u64);

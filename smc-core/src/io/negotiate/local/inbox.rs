@@ -124,7 +124,12 @@ impl Inbox {
         at: SocketAddr,
     ) -> io::Result<Self> {
         let all = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&all, publication.bell(), LISTENER, epoll::EventFlags::IN)?;
+        epoll::add(
+            &all,
+            publication.epoll_fd(),
+            LISTENER,
+            epoll::EventFlags::IN,
+        )?;
         // It is offered if the kernel knows at least the listener itself.
         let at = canonical(at);
         let works = |diag: &mut Diag| matches!(diag.find(at, (at.ip(), 1).into()), Ok(Some(_)));
@@ -389,7 +394,7 @@ impl Inbox {
     /// Takes new channels in.
     fn welcome(&mut self, now: Instant, collected: &mut Collected) {
         if let Some(publication) = &mut self.publication {
-            publication.tend();
+            publication.handle_events();
         }
         while collected.spent < BUDGET {
             collected.spent += COST;
@@ -459,7 +464,7 @@ impl Inbox {
             let is_silent = channel.is_some_and(|it| matches!(it.home, Home::Unknown));
             if is_silent && until > now {
                 if let Some(publication) = &self.publication {
-                    publication.ring_after(until - now);
+                    publication.wake_after(until - now);
                 }
                 return;
             }

@@ -9,7 +9,7 @@
 //! nothing else, and the channel says only that there is news on a card, to a side that sleeps.
 //!
 //! A client that has been through a handshake with a listener writes down with its next offer what
-//! it will confirm, if the answer is as it was ([`Early`](super::Early)). The listener's end is complete
+//! it will confirm, if the answer is as it was ([`EarlyConfirm`](super::EarlyConfirm)). The listener's end is complete
 //! then as soon as it has answered.
 //!
 //! No step waits for the other side, except that a client asks a listener in *another network

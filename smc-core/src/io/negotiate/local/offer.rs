@@ -11,7 +11,9 @@ use super::channel::Announced;
 use super::client::LocalClient;
 use super::netns::NetNs;
 use crate::error::FallbackCause;
-use crate::io::negotiate::{Aside, Delivery, Early, Offer, Precedent, Withdrawn};
+use crate::io::negotiate::{
+    CachedHandshake, Delivery, EarlyConfirm, Offer, SideChannel, Withdrawn,
+};
 use crate::io::runtime::{Runtime, Socket};
 
 /// A connection that was announced to one listener or more.
@@ -24,7 +26,7 @@ pub(super) struct LocalOffer {
     /// Bytes of the answer that were read.
     heard: usize,
     /// What was confirmed already, in case of the expected answer.
-    early: Option<Early>,
+    early: Option<EarlyConfirm>,
     /// Why one of them does not answer.
     cause: Option<FallbackCause>,
     runtime: Arc<dyn Runtime>,
@@ -45,7 +47,7 @@ pub(super) struct Connection {
 impl LocalOffer {
     pub(super) fn new(
         announced: Vec<Announced>,
-        early: Option<Early>,
+        early: Option<EarlyConfirm>,
         runtime: Arc<dyn Runtime>,
         since: Instant,
         connection: Option<Connection>,
@@ -164,14 +166,14 @@ impl Offer for LocalOffer {
         self.cause.clone().unwrap_or(FallbackCause::PlainServer)
     }
 
-    fn aside(&mut self) -> Option<&mut dyn Aside> {
+    fn side_channel(&mut self) -> Option<&mut dyn SideChannel> {
         Some(self)
     }
 }
 
-impl Aside for LocalOffer {
-    fn signs(&self) -> u64 {
-        let each = self.announced.iter().map(Announced::signs);
+impl SideChannel for LocalOffer {
+    fn progress(&self) -> u64 {
+        let each = self.announced.iter().map(Announced::progress);
         each.fold(0, u64::wrapping_add)
     }
 
@@ -195,14 +197,17 @@ impl Aside for LocalOffer {
             }
             // The listener has the stream, and hears nothing else any more.
             for announced in &self.announced {
-                announced.conversation.channel.set_precedent(None);
+                announced.conversation.channel.set_cached_handshake(None);
             }
             return Err(io::ErrorKind::ConnectionAborted.into());
         }
         let answer = self.answer();
         let taker = self.taker().ok_or(io::ErrorKind::NotConnected)?;
-        let precedent = answer.and_then(|answer| Precedent::new(&answer, message));
-        taker.conversation.channel.set_precedent(precedent);
+        let cached_handshake = answer.and_then(|answer| CachedHandshake::new(&answer, message));
+        taker
+            .conversation
+            .channel
+            .set_cached_handshake(cached_handshake);
         taker.card.say(Voice::Client, message)
     }
 
@@ -213,7 +218,8 @@ impl Aside for LocalOffer {
     }
 
     fn is_confirmed(&self) -> bool {
-        let answers = |early: &Early| self.answer().is_some_and(|answer| early.answers(&answer));
+        let answers =
+            |early: &EarlyConfirm| self.answer().is_some_and(|answer| early.answers(&answer));
         self.early.as_ref().is_some_and(answers)
     }
 

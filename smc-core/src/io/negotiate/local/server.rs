@@ -23,7 +23,7 @@ use super::netns::{NetNs, canonical};
 use super::{is_own, lock, proof};
 use crate::error::{FallbackCause, OsError};
 use crate::io::negotiate::runtime_dir::{Domain, Publication};
-use crate::io::negotiate::{Aside, Credentials, Published, Verdict};
+use crate::io::negotiate::{Credentials, Published, SideChannel, Verdict};
 use crate::io::runtime::{Runtime, Socket, SocketOptions, Watch};
 use crate::mem::sync::{AtomicBool, Ordering};
 
@@ -102,7 +102,7 @@ impl Published for Listening {
                 turn,
                 client,
                 dead,
-            }) => Verdict::Aside(Box::new(ListenerAside {
+            }) => Verdict::SideChannel(Box::new(ListenerSideChannel {
                 shared: Arc::clone(&self.shared),
                 channel,
                 card,
@@ -240,7 +240,7 @@ impl Shared {
 }
 
 /// The listener's end of a handshake.
-struct ListenerAside {
+struct ListenerSideChannel {
     shared: Arc<Shared>,
     channel: u64,
     card: Card,
@@ -264,7 +264,7 @@ enum Fate {
     Withdrawn,
 }
 
-impl Aside for ListenerAside {
+impl SideChannel for ListenerSideChannel {
     fn send(&mut self, message: &[u8]) -> io::Result<()> {
         if self.fate == Fate::Withdrawn {
             return Err(io::ErrorKind::ConnectionAborted.into());
@@ -289,7 +289,7 @@ impl Aside for ListenerAside {
         Some(self.client)
     }
 
-    fn show_work(&self) {
+    fn publish_progress(&self) {
         lock(&self.shared.inbox).beat(self.shared.runtime.now());
     }
 
@@ -323,7 +323,7 @@ impl Aside for ListenerAside {
     }
 }
 
-impl ListenerAside {
+impl ListenerSideChannel {
     /// Takes the offer, unless the client has taken it back.
     fn decide(&mut self) {
         self.fate = match self.card.take(self.turn) {
@@ -344,7 +344,7 @@ impl ListenerAside {
     }
 }
 
-impl Drop for ListenerAside {
+impl Drop for ListenerSideChannel {
     fn drop(&mut self) {
         if self.fate == Fate::Open {
             // There is no answer, and no TCP either: the connection ends.
@@ -357,9 +357,9 @@ impl Drop for ListenerAside {
     }
 }
 
-impl fmt::Debug for ListenerAside {
+impl fmt::Debug for ListenerSideChannel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ListenerAside")
+        f.debug_struct("ListenerSideChannel")
             .field("channel", &self.channel)
             .field("card", &self.card.number())
             .finish_non_exhaustive()

@@ -81,7 +81,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::{
-    Candidate, Client, Delivery, Early, Negotiation, Offer, Published, Verdict, Withdrawn,
+    Candidate, Client, Delivery, EarlyConfirm, Negotiation, Offer, Published, Verdict, Withdrawn,
 };
 use crate::error::{FallbackCause, OsError};
 use crate::io::runtime::{Runtime, Socket, Unconnected};
@@ -308,7 +308,7 @@ impl Candidate for SynOption {
         &self,
         socket: &Unconnected<'_>,
         _proposal: &[u8],
-        _early: Option<&Early>,
+        _early: Option<&EarlyConfirm>,
     ) -> Result<Box<dyn Offer>, FallbackCause> {
         let failed = |error: &io::Error| OsError::new("mark the socket for the SMC option", error);
         let fd = socket

@@ -33,7 +33,7 @@ pub(super) enum Content {
 /// Whether there are descriptors enough to accept another connection; false while so many wait to be
 /// closed that it is half of those that the process may have (`RLIMIT_NOFILE`).
 #[must_use]
-pub fn has_room() -> bool {
+pub fn has_descriptors() -> bool {
     let waiting = WAITING.load(Ordering::Relaxed);
     waiting < MAX_WAITING
         || getrlimit(Resource::Nofile)

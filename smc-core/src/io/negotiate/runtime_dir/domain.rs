@@ -10,7 +10,7 @@ use rustix::process::geteuid;
 
 use super::elevated;
 use super::error::RuntimeDirError;
-use super::home::Home;
+use super::user_dir::UserDir;
 use crate::error::DirectoryProblem;
 use crate::io::negotiate::is_ambiguous_user;
 
@@ -35,7 +35,7 @@ use crate::io::negotiate::is_ambiguous_user;
 /// other user can write to it. A user is the effective one of the process at that time.
 #[derive(Clone, Debug)]
 pub struct Domain {
-    pub(super) places: Arc<Places>,
+    pub(super) locations: Arc<Locations>,
     /// Whether the program has not said which.
     pub(super) is_default: bool,
     /// Users who are allowed; the own one always is.
@@ -46,9 +46,9 @@ pub struct Domain {
 
 /// Where the directories are.
 #[derive(Debug)]
-pub(super) enum Places {
+pub(super) enum Locations {
     /// Those of the own user, wherever the system has a place for them.
-    Usual {
+    Standard {
         /// `$XDG_RUNTIME_DIR`.
         session: Option<PathBuf>,
         run: PathBuf,
@@ -85,21 +85,21 @@ impl Default for Domain {
     /// What is missing is made when a socket is published, for the user alone; directories above it
     /// are not. Where none can be used, streams are TCP and say why.
     fn default() -> Self {
-        let places = match elevated::is_elevated() {
-            true => Places::usual(None),
-            false => Places::of_environment(),
+        let locations = match elevated::is_elevated() {
+            true => Locations::standard(None),
+            false => Locations::of_environment(),
         };
         Self {
             is_default: true,
-            ..Self::at(places)
+            ..Self::at(locations)
         }
     }
 }
 
-impl Places {
+impl Locations {
     /// Those that do not depend on the environment.
-    pub(super) fn usual(session: Option<PathBuf>) -> Self {
-        Self::Usual {
+    pub(super) fn standard(session: Option<PathBuf>) -> Self {
+        Self::Standard {
             session,
             run: "/run".into(),
             tmp: "/tmp".into(),
@@ -117,7 +117,7 @@ impl Places {
                 path,
                 must_exist: false,
             },
-            None => Self::usual(set("XDG_RUNTIME_DIR")),
+            None => Self::standard(set("XDG_RUNTIME_DIR")),
         }
     }
 }
@@ -129,7 +129,7 @@ impl Domain {
     /// link. It has to be on a local file system.
     #[must_use]
     pub fn directory(path: impl Into<PathBuf>) -> Self {
-        Self::at(Places::One {
+        Self::at(Locations::One {
             path: path.into(),
             must_exist: false,
         })
@@ -139,7 +139,7 @@ impl Domain {
     /// removed.
     #[must_use]
     pub fn existing(path: impl Into<PathBuf>) -> Self {
-        Self::at(Places::One {
+        Self::at(Locations::One {
             path: path.into(),
             must_exist: true,
         })
@@ -166,13 +166,13 @@ impl Domain {
     pub fn shared(path: impl Into<PathBuf>, users: impl IntoIterator<Item = u32>) -> Self {
         Self {
             others: users.into_iter().collect(),
-            ..Self::at(Places::Shared(path.into()))
+            ..Self::at(Locations::Shared(path.into()))
         }
     }
 
-    pub(super) fn at(places: Places) -> Self {
+    pub(super) fn at(locations: Locations) -> Self {
         Self {
-            places: Arc::new(places),
+            locations: Arc::new(locations),
             is_default: false,
             others: Arc::default(),
             spares: Arc::default(),
@@ -210,20 +210,20 @@ impl Domain {
     /// it that all processes of the user have in common. That are 65,536 entries at most, and what
     /// is found is remembered for a second.
     #[must_use]
-    pub fn to_search(&self) -> Vec<PathBuf> {
-        let mut paths = match &*self.places {
-            Places::One { path, .. } => return vec![path.clone()],
-            Places::Shared(_) => Vec::new(),
-            Places::Usual { session, run, .. } => {
+    pub fn search_paths(&self) -> Vec<PathBuf> {
+        let mut paths = match &*self.locations {
+            Locations::One { path, .. } => return vec![path.clone()],
+            Locations::Shared(_) => Vec::new(),
+            Locations::Standard { session, run, .. } => {
                 let session = session.as_deref().map(in_session);
                 let paths = [Some(system(run)), session, Some(user_session(run))];
                 paths.into_iter().flatten().collect()
             }
         };
-        let homes = self.homes();
-        paths.extend(homes.iter().map(Home::path));
+        let user_dirs = self.user_dirs();
+        paths.extend(user_dirs.iter().map(UserDir::path));
         paths.dedup();
-        if homes.iter().any(|home| self.is_taken(home)) && !self.has_common() {
+        if user_dirs.iter().any(|user_dir| self.is_taken(user_dir)) && !self.has_common() {
             paths.extend(self.recent_spares());
         }
         paths
@@ -232,7 +232,7 @@ impl Domain {
     /// Whether one of the usual directories is there that all processes of the user know and no
     /// other user can take.
     fn has_common(&self) -> bool {
-        let Places::Usual { run, .. } = &*self.places else {
+        let Locations::Standard { run, .. } = &*self.locations else {
             return false;
         };
         let common = [system(run), user_session(run)];
@@ -241,57 +241,57 @@ impl Domain {
 
     /// Why this user has no directory at all, if it is not that there is none yet.
     ///
-    /// Reads directories as [`Domain::to_search`] does.
+    /// Reads directories as [`Domain::search_paths`] does.
     pub(in crate::io::negotiate) fn unusable(&self) -> Option<RuntimeDirError> {
-        let paths = self.to_search();
+        let paths = self.search_paths();
         if paths.iter().any(|path| self.check(path).is_ok()) {
             return None;
         }
-        let is_telling = |error: &RuntimeDirError| match (&error.problem, &*self.places) {
-            (DirectoryProblem::Os(_), Places::Usual { .. }) => false,
-            (DirectoryProblem::Os(_), Places::Shared(base)) if *error.path == **base => true,
+        let is_relevant = |error: &RuntimeDirError| match (&error.problem, &*self.locations) {
+            (DirectoryProblem::Os(_), Locations::Standard { .. }) => false,
+            (DirectoryProblem::Os(_), Locations::Shared(base)) if *error.path == **base => true,
             (DirectoryProblem::Os(error), _) => error.kind() != io::ErrorKind::NotFound,
             _ => true,
         };
         let mut errors = paths.iter().filter_map(|path| self.check(path).err());
-        errors.find(is_telling)
+        errors.find(is_relevant)
     }
 
     /// The directories that have another name if another user has taken theirs.
-    fn homes(&self) -> Vec<Home<'_>> {
-        match &*self.places {
-            Places::One { .. } => Vec::new(),
-            Places::Usual { tmp, .. } => vec![Home::in_tmp(tmp)],
-            Places::Shared(base) => {
+    fn user_dirs(&self) -> Vec<UserDir<'_>> {
+        match &*self.locations {
+            Locations::One { .. } => Vec::new(),
+            Locations::Standard { tmp, .. } => vec![UserDir::in_tmp(tmp)],
+            Locations::Shared(base) => {
                 let users = std::iter::once(own()).chain(self.others());
-                users.map(|uid| Home::in_shared(base, uid)).collect()
+                users.map(|uid| UserDir::in_shared(base, uid)).collect()
             }
         }
     }
 
     /// The directory of a shared domain, whose owner can rename and remove what is in it.
-    pub(super) fn judge_base(&self, base: &Path, found: Found) -> Result<(), RuntimeDirError> {
+    pub(super) fn check_base(&self, base: &Path, found: DirStat) -> Result<(), RuntimeDirError> {
         let is_permitted = found.uid == 0 || self.allows(found.uid);
         let is_sticky = found.mode & STICKY != 0;
-        found.judge(base, is_permitted, is_sticky)
+        found.check(base, is_permitted, is_sticky)
     }
 
     /// A directory of the user whose it is to be.
-    pub(super) fn judge(&self, path: &Path, found: Found) -> Result<(), RuntimeDirError> {
-        let owner = match *self.places {
-            Places::Shared(_) => {
-                let homes = self.homes();
-                let home = homes.iter().find(|home| home.has(path));
-                home.map(|home| home.uid)
+    pub(super) fn check_stat(&self, path: &Path, found: DirStat) -> Result<(), RuntimeDirError> {
+        let owner = match *self.locations {
+            Locations::Shared(_) => {
+                let user_dirs = self.user_dirs();
+                let user_dir = user_dirs.iter().find(|user_dir| user_dir.has(path));
+                user_dir.map(|user_dir| user_dir.uid)
             }
             _ => Some(own()),
         };
-        found.judge(path, Some(found.uid) == owner, false)
+        found.check(path, Some(found.uid) == owner, false)
     }
 
     /// Whether something that cannot be used is in the place of a directory.
-    fn is_taken(&self, home: &Home<'_>) -> bool {
-        let error = self.inspect(&home.path()).err();
+    fn is_taken(&self, user_dir: &UserDir<'_>) -> bool {
+        let error = self.inspect(&user_dir.path()).err();
         error.as_ref().is_some_and(RuntimeDirError::is_in_the_way)
     }
 
@@ -302,14 +302,14 @@ impl Domain {
         match &*found {
             Some((at, spares)) if at.elapsed() < SPARES_LAST => spares.clone(),
             _ => {
-                let spares = self.find_spares(&self.homes());
+                let spares = self.find_spares(&self.user_dirs());
                 *found = Some((Instant::now(), spares.clone()));
                 spares
             }
         }
     }
 
-    pub(super) fn forget_spares(&self) {
+    pub(super) fn clear_spares(&self) {
         *self.lock_spares() = None;
     }
 
@@ -318,9 +318,9 @@ impl Domain {
     }
 
     /// Directories with a random name, user by user, in the order of the names, so that processes
-    /// choose the same. All homes have the same parent.
-    pub(super) fn find_spares(&self, homes: &[Home<'_>]) -> Vec<PathBuf> {
-        let Some(parent) = homes.first().map(|home| home.parent) else {
+    /// choose the same. All `user_dirs` have the same parent.
+    pub(super) fn find_spares(&self, user_dirs: &[UserDir<'_>]) -> Vec<PathBuf> {
+        let Some(parent) = user_dirs.first().map(|user_dir| user_dir.parent) else {
             return Vec::new();
         };
         let entries = std::fs::read_dir(parent);
@@ -328,7 +328,9 @@ impl Domain {
         let named = entries.filter_map(|entry| {
             let name = entry.file_name();
             let name = name.to_str()?;
-            let user = homes.iter().position(|home| home.is_spare(name))?;
+            let user = user_dirs
+                .iter()
+                .position(|user_dir| user_dir.is_spare(name))?;
             Some((user, entry.path()))
         });
         let mut found: Vec<_> = named.filter(|(_, path)| self.is_spare(path)).collect();
@@ -337,12 +339,12 @@ impl Domain {
             let of_user = found.iter().filter(move |(other, _)| *other == user);
             of_user.map(|(_, path)| path.clone()).take(MAX_SPARES)
         };
-        (0..homes.len()).flat_map(of).collect()
+        (0..user_dirs.len()).flat_map(of).collect()
     }
 
     /// Whether it may be used, and looks as if it was made under a random name.
     fn is_spare(&self, path: &Path) -> bool {
-        let is_shared = matches!(*self.places, Places::Shared(_));
+        let is_shared = matches!(*self.locations, Locations::Shared(_));
         let found = self.inspect(path);
         found.is_ok_and(|found| is_shared || found.mode() & 0o7777 == 0o700)
     }
@@ -350,12 +352,12 @@ impl Domain {
 
 /// What the system says of a directory.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Found {
+pub(super) struct DirStat {
     pub(super) uid: u32,
     pub(super) mode: u32,
 }
 
-impl From<&Metadata> for Found {
+impl From<&Metadata> for DirStat {
     fn from(found: &Metadata) -> Self {
         Self {
             uid: found.uid(),
@@ -364,7 +366,7 @@ impl From<&Metadata> for Found {
     }
 }
 
-impl From<&Stat> for Found {
+impl From<&Stat> for DirStat {
     fn from(found: &Stat) -> Self {
         Self {
             uid: found.st_uid,
@@ -373,9 +375,9 @@ impl From<&Stat> for Found {
     }
 }
 
-impl Found {
+impl DirStat {
     /// A directory that no other user can change.
-    pub(super) fn judge(
+    pub(super) fn check(
         self,
         path: &Path,
         is_permitted: bool,

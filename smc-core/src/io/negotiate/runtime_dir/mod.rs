@@ -7,10 +7,10 @@
 mod domain;
 mod elevated;
 mod error;
-mod home;
 mod open;
 mod publication;
 mod socket;
+mod user_dir;
 mod watch;
 
 pub use domain::Domain;

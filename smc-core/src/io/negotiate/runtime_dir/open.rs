@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, chmod, fstat, mkdirat, openat, statat};
 use rustix::io::Errno;
 
-use super::domain::{Domain, Found, Places, in_session, own, system, user_session};
+use super::domain::{DirStat, Domain, Locations, in_session, own, system, user_session};
 use super::error::RuntimeDirError;
-use super::home::Home;
 use super::socket::by_fd;
+use super::user_dir::UserDir;
 use crate::error::DirectoryProblem;
 
 /// A directory that was opened and checked.
@@ -46,22 +46,22 @@ impl Domain {
     /// When it does not exist, is not a directory, belongs to another user than the one whose it is
     /// to be, or others may write to it.
     pub(in crate::io::negotiate) fn check(&self, path: &Path) -> Result<Metadata, RuntimeDirError> {
-        if let Places::Shared(base) = &*self.places {
+        if let Locations::Shared(base) = &*self.locations {
             let found = std::fs::metadata(base);
             let found = found.map_err(|error| inspect_failed(base, &error))?;
-            self.judge_base(base, (&found).into())?;
+            self.check_base(base, (&found).into())?;
         }
         self.inspect(path)
     }
 
     /// As [`Domain::check`], without the directory of a shared domain.
     pub(super) fn inspect(&self, path: &Path) -> Result<Metadata, RuntimeDirError> {
-        let found = match *self.places {
-            Places::One { .. } => std::fs::metadata(path),
+        let found = match *self.locations {
+            Locations::One { .. } => std::fs::metadata(path),
             _ => std::fs::symlink_metadata(path),
         };
         let found = found.map_err(|error| inspect_failed(path, &error))?;
-        self.judge(path, (&found).into())?;
+        self.check_stat(path, (&found).into())?;
         Ok(found)
     }
 
@@ -71,7 +71,7 @@ impl Domain {
     }
 
     fn origin<'a>(&self, path: &'a Path) -> Result<Origin<'a>, RuntimeDirError> {
-        let Places::Shared(base) = &*self.places else {
+        let Locations::Shared(base) = &*self.locations else {
             return Ok(Origin {
                 base: None,
                 name: path,
@@ -86,7 +86,7 @@ impl Domain {
             opened => opened.map_err(failed("open"))?,
         };
         let stat = fstat(&fd).map_err(failed("inspect"))?;
-        self.judge_base(base, (&stat).into())?;
+        self.check_base(base, (&stat).into())?;
         Ok(Origin {
             base: Some(fd),
             name: path.file_name().map_or(path, Path::new),
@@ -94,9 +94,9 @@ impl Domain {
     }
 
     fn open_at(&self, origin: &Origin<'_>, path: &Path) -> Result<OpenDir, RuntimeDirError> {
-        let flags = match *self.places {
+        let flags = match *self.locations {
             // One that was given may be a link.
-            Places::One { .. } => DIRECTORY,
+            Locations::One { .. } => DIRECTORY,
             // Others can make links in /tmp and in a shared directory.
             _ => DIRECTORY | OFlags::NOFOLLOW,
         };
@@ -107,14 +107,14 @@ impl Domain {
                 // With the owner of the file or link, if that is another user.
                 let found = statat(origin.fd(), origin.name, AtFlags::SYMLINK_NOFOLLOW);
                 let found = found.map_err(failed("inspect"))?;
-                self.judge(path, (&found).into())?;
+                self.check_stat(path, (&found).into())?;
                 let problem = DirectoryProblem::NotDirectory;
                 return Err(RuntimeDirError::new(path, problem));
             }
             Err(errno) => return Err(failed("open")(errno)),
         };
         let stat: Stat = fstat(&fd).map_err(failed("inspect"))?;
-        self.judge(path, (&stat).into())?;
+        self.check_stat(path, (&stat).into())?;
         Ok(OpenDir {
             path: path.to_owned(),
             fd,
@@ -125,9 +125,9 @@ impl Domain {
 
     /// The directories of the own user that are there and may be used.
     pub(super) fn own_directories(&self) -> impl Iterator<Item = OpenDir> {
-        let mut paths = self.to_search();
-        if let Places::Shared(base) = &*self.places {
-            paths.retain(|path| Home::in_shared(base, own()).has(path));
+        let mut paths = self.search_paths();
+        if let Locations::Shared(base) = &*self.locations {
+            paths.retain(|path| UserDir::in_shared(base, own()).has(path));
         }
         let opened = paths.into_iter().map(|path| self.open(&path));
         opened.filter_map(Result::ok)
@@ -138,28 +138,28 @@ impl Domain {
         &self,
         spare: Option<&Path>,
     ) -> Result<Vec<OpenDir>, RuntimeDirError> {
-        match &*self.places {
-            Places::One {
+        match &*self.locations {
+            Locations::One {
                 path,
                 must_exist: true,
             } => Ok(vec![self.open(path)?]),
-            Places::One { path, .. } => Ok(vec![self.make_and_open(path)?]),
-            Places::Shared(base) => {
-                let home = Home::in_shared(base, own());
-                Ok(vec![self.open_home(&home, spare)?])
+            Locations::One { path, .. } => Ok(vec![self.make_and_open(path)?]),
+            Locations::Shared(base) => {
+                let user_dir = UserDir::in_shared(base, own());
+                Ok(vec![self.open_user_dir(&user_dir, spare)?])
             }
-            Places::Usual { session, run, tmp } => {
-                let home = || self.open_home(&Home::in_tmp(tmp), spare);
-                self.open_usual(session.as_deref(), run, home)
+            Locations::Standard { session, run, tmp } => {
+                let user_dir = || self.open_user_dir(&UserDir::in_tmp(tmp), spare);
+                self.open_standard(session.as_deref(), run, user_dir)
             }
         }
     }
 
-    fn open_usual(
+    fn open_standard(
         &self,
         session: Option<&Path>,
         run: &Path,
-        open_home: impl FnOnce() -> Result<OpenDir, RuntimeDirError>,
+        open_user_dir: impl FnOnce() -> Result<OpenDir, RuntimeDirError>,
     ) -> Result<Vec<OpenDir>, RuntimeDirError> {
         if let Ok(dir) = self.open_system(run) {
             return Ok(vec![dir]);
@@ -174,7 +174,7 @@ impl Domain {
         }
         match self.open_in_session(&user_session) {
             Ok(dir) => dirs.push(dir),
-            Err(_) => match open_home() {
+            Err(_) => match open_user_dir() {
                 Ok(dir) => dirs.push(dir),
                 Err(error) if dirs.is_empty() => return Err(error),
                 Err(_) => {}
@@ -186,7 +186,7 @@ impl Domain {
     fn open_system(&self, run: &Path) -> Result<OpenDir, RuntimeDirError> {
         let found = std::fs::symlink_metadata(run);
         let found = found.map_err(|error| inspect_failed(run, &error))?;
-        Found::from(&found).judge(run, found.uid() == 0, false)?;
+        DirStat::from(&found).check(run, found.uid() == 0, false)?;
         self.make_and_open(&system(run))
     }
 
@@ -199,19 +199,23 @@ impl Domain {
     /// The own directory in one that others can write to.
     ///
     /// `spare`: the directory with a random name that is used already, which need not be searched.
-    fn open_home(&self, home: &Home<'_>, spare: Option<&Path>) -> Result<OpenDir, RuntimeDirError> {
-        let taken = match self.make_and_open(&home.path()) {
+    fn open_user_dir(
+        &self,
+        user_dir: &UserDir<'_>,
+        spare: Option<&Path>,
+    ) -> Result<OpenDir, RuntimeDirError> {
+        let taken = match self.make_and_open(&user_dir.path()) {
             Ok(dir) => return Ok(dir),
             Err(error) => error,
         };
         let used = spare.and_then(|path| self.open(path).ok());
         let existing = used.or_else(|| {
-            let spares = self.find_spares(std::slice::from_ref(home)).into_iter();
+            let spares = self.find_spares(std::slice::from_ref(user_dir)).into_iter();
             spares.filter_map(|path| self.open(&path).ok()).next()
         });
         let spare = existing.or_else(|| {
-            self.forget_spares();
-            self.make_and_open(&home.new_spare()?).ok()
+            self.clear_spares();
+            self.make_and_open(&user_dir.new_spare()?).ok()
         });
         let spare = spare.map(|dir| OpenDir {
             is_spare: true,

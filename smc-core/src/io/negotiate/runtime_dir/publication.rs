@@ -35,7 +35,7 @@ pub struct Publication {
     /// Accepted from sockets that have lost their names.
     pending: VecDeque<PeerSocket>,
     /// All sockets and the timer.
-    bell: OwnedFd,
+    epoll: OwnedFd,
     timer: Arc<Timer>,
     /// `None` where there is no inotify.
     watcher: Option<Arc<Watcher>>,
@@ -57,7 +57,7 @@ impl Publication {
     /// When there are no descriptors left.
     pub fn new(domain: Domain, name: String) -> io::Result<Self> {
         let mut publication = Self::unpublished(domain, name)?;
-        publication.look();
+        publication.refresh();
         Ok(publication)
     }
 
@@ -68,19 +68,23 @@ impl Publication {
     /// # Errors
     ///
     /// When there is no such directory or file, or there are no descriptors left.
-    pub fn beside(domain: Domain, name: String, companion: &'static str) -> io::Result<Self> {
+    pub fn with_companion(
+        domain: Domain,
+        name: String,
+        companion: &'static str,
+    ) -> io::Result<Self> {
         let dir = domain.open_to_publish(None)?;
         let inode = dir.first().ok_or(Errno::NOENT)?.inode(companion)?;
         let mut publication = Self::unpublished(domain, name)?;
         publication.companion = Some((companion, inode));
-        publication.look();
+        publication.refresh();
         Ok(publication)
     }
 
     fn unpublished(domain: Domain, name: String) -> io::Result<Self> {
-        let bell = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let timer = Arc::new(Timer::new()?);
-        epoll::add(&bell, timer.as_fd(), TIMER, epoll::EventFlags::IN)?;
+        epoll::add(&epoll, timer.as_fd(), TIMER, epoll::EventFlags::IN)?;
         Ok(Self {
             domain,
             name,
@@ -88,7 +92,7 @@ impl Publication {
             sockets: Vec::new(),
             reserve: Reserve::new()?,
             pending: VecDeque::new(),
-            bell,
+            epoll,
             timer,
             watcher: Watcher::shared().ok(),
             lost: None,
@@ -99,12 +103,12 @@ impl Publication {
 
     /// Readable when there is something to be accepted or to be looked after. Level-triggered.
     #[must_use]
-    pub fn bell(&self) -> BorrowedFd<'_> {
-        self.bell.as_fd()
+    pub fn epoll_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
     }
 
     /// Makes the bell readable after this time, unless it is earlier anyhow.
-    pub fn ring_after(&self, time: Duration) {
+    pub fn wake_after(&self, time: Duration) {
         self.timer.start(time);
     }
 
@@ -121,21 +125,21 @@ impl Publication {
 
     /// Publishes again what was lost. To be called before [`Publication::accept`] when the bell is
     /// readable. Does not wait.
-    pub fn tend(&mut self) {
+    pub fn handle_events(&mut self) {
         let mut space = [const { MaybeUninit::uninit() }; EVENTS];
         let at_once = Timespec {
             tv_sec: 0,
             tv_nsec: 0,
         };
-        let Ok((events, _)) = epoll::wait(&self.bell, &mut space, Some(&at_once)) else {
+        let Ok((events, _)) = epoll::wait(&self.epoll, &mut space, Some(&at_once)) else {
             return;
         };
         for event in events {
             let data = event.data;
-            if data == TIMER && self.timer.has_run_out() {
-                self.look();
+            if data == TIMER && self.timer.take_expiration() {
+                self.refresh();
                 if self.is_paused {
-                    self.pause(!passed::has_room());
+                    self.pause(!passed::has_descriptors());
                 }
             }
         }
@@ -149,7 +153,7 @@ impl Publication {
     /// and there may be another one.
     ///
     /// While none can be accepted, there are none: too many descriptors that were passed to this
-    /// process [wait to be closed](passed::has_room), or there is no descriptor with which a
+    /// process [wait to be closed](passed::has_descriptors), or there is no descriptor with which a
     /// connection could be [closed](Reserve) either.
     pub fn accept(&mut self) -> Result<PeerSocket, Errno> {
         if let Some(pending) = self.pending.pop_front() {
@@ -159,7 +163,7 @@ impl Publication {
             }
             return Ok(pending);
         }
-        if self.is_paused || !passed::has_room() {
+        if self.is_paused || !passed::has_descriptors() {
             self.pause(true);
             return Err(Errno::AGAIN);
         }
@@ -188,10 +192,10 @@ impl Publication {
             false => epoll::EventFlags::IN,
         };
         for named in &self.sockets {
-            let _ = epoll::modify(&self.bell, &named.socket, SOCKET, flags);
+            let _ = epoll::modify(&self.epoll, &named.socket, SOCKET, flags);
         }
         if on {
-            self.timer.start(PAUSE);
+            self.timer.start(PAUSE_TIME);
         }
         self.is_paused = on;
     }
@@ -199,16 +203,16 @@ impl Publication {
     /// Removes the name, if it is still that of this socket, and does not publish it again.
     pub fn close(&mut self) {
         if let Some(watcher) = self.watcher.take() {
-            watcher.forget(&self.timer);
+            watcher.remove(&self.timer);
         }
-        let _ = epoll::delete(&self.bell, self.timer.as_fd());
+        let _ = epoll::delete(&self.epoll, self.timer.as_fd());
         for named in self.sockets.drain(..) {
             named.remove(&self.domain, &self.name);
         }
     }
 
     /// Makes sure that the socket has its name where it should have.
-    fn look(&mut self) {
+    fn refresh(&mut self) {
         let spare = self.sockets.iter().find(|named| named.is_spare);
         let spare = spare.map(|named| named.dir.clone());
         let found = self.domain.open_to_publish(spare.as_deref());
@@ -243,7 +247,7 @@ impl Publication {
         self.sockets
             .sort_by_key(|named| dirs.iter().position(|dir| dir.path == named.dir));
         // After the new ones are there, so that a client finds one of them.
-        lost.into_iter().for_each(|named| self.retire(named));
+        lost.into_iter().for_each(|named| self.unpublish(named));
 
         self.timer.set_delay(delay);
         let watcher = self.watcher.take().filter(|watcher| !watcher.has_ended());
@@ -273,7 +277,7 @@ impl Publication {
             }
         }
         let named = Named::bind(dir, &self.name, self.domain.has_others())?;
-        if let Err(errno) = epoll::add(&self.bell, &named.socket, SOCKET, epoll::EventFlags::IN) {
+        if let Err(errno) = epoll::add(&self.epoll, &named.socket, SOCKET, epoll::EventFlags::IN) {
             named.remove(&self.domain, &self.name);
             return Err(errno);
         }
@@ -282,20 +286,20 @@ impl Publication {
 
     /// Has another watcher tell what happens.
     #[cfg(test)]
-    pub(super) fn watch_by(&mut self, watcher: &Arc<Watcher>) {
+    pub(super) fn set_watcher(&mut self, watcher: &Arc<Watcher>) {
         if let Some(other) = self.watcher.replace(Arc::clone(watcher)) {
-            other.forget(&self.timer);
+            other.remove(&self.timer);
         }
-        self.look();
+        self.refresh();
     }
 
     #[cfg(test)]
-    pub(super) fn is_to_look(&self) -> bool {
+    pub(super) fn is_refresh_scheduled(&self) -> bool {
         self.timer.is_started()
     }
 
     /// Takes leave of a socket, but not of those who have connected to it.
-    fn retire(&mut self, named: Named) {
+    fn unpublish(&mut self, named: Named) {
         named.remove(&self.domain, &self.name);
         loop {
             match self.reserve.accept(&named.socket) {
@@ -311,9 +315,9 @@ impl Publication {
         let watcher = self.watcher.as_ref().ok_or(Errno::NOSYS)?;
         watcher.watch(&dir.path.join(&self.name), &self.timer)?;
         watcher.watch(&dir.path, &self.timer)?;
-        for above in dir.path.ancestors().skip(1).take(MAX_ABOVE) {
+        for above in dir.path.ancestors().skip(1).take(MAX_ANCESTORS) {
             // One that cannot be read cannot be watched.
-            let _ = watcher.watch_above(above, &self.timer);
+            let _ = watcher.watch_ancestor(above, &self.timer);
         }
         Ok(())
     }
@@ -348,13 +352,13 @@ const SOCKET: epoll::EventData = epoll::EventData::new_u64(1);
 const EVENTS: usize = 4;
 
 /// Directories above the runtime directory that are watched.
-const MAX_ABOVE: usize = 16;
+const MAX_ANCESTORS: usize = 16;
 
 /// How often to look where no event tells that it has become possible, or necessary, to publish.
 const INTERVAL: Duration = Duration::from_millis(800);
 
 /// How long no connection is accepted for which there is no descriptor.
-const PAUSE: Duration = Duration::from_millis(100);
+const PAUSE_TIME: Duration = Duration::from_millis(100);
 
 /// From an event to the look after it.
 const MIN_DELAY: Duration = Duration::from_millis(100);

@@ -159,7 +159,7 @@ impl Domain {
     /// followed. As `open(2)` when this process has no descriptor left.
     pub fn connect(&self, name: &str) -> Result<PeerSocket, Errno> {
         let mut failed = Errno::NOENT;
-        for path in self.to_search() {
+        for path in self.search_paths() {
             let connected = match self.open(&path) {
                 Ok(dir) => dir.connect(name),
                 // In a directory that cannot be used there is no socket.

@@ -11,7 +11,7 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 use tempfile::TempDir;
 
-use super::domain::{Places, SPARES_LAST, own};
+use super::domain::{Locations, SPARES_LAST, own};
 use super::socket::Named;
 use super::watch::Watcher;
 use super::*;
@@ -25,7 +25,7 @@ const NAME: &str = "d-1.sock";
 const OTHER: u32 = 991;
 const THIRD: u32 = 992;
 
-/// A parent for directories, with places of its own for `/run` and `/tmp`.
+/// A parent for directories, with locations of its own for `/run` and `/tmp`.
 struct World(TempDir);
 
 impl World {
@@ -54,7 +54,7 @@ impl World {
     }
 
     fn usual_with(&self, run: &str, session: Option<PathBuf>) -> Domain {
-        Domain::at(Places::Usual {
+        Domain::at(Locations::Standard {
             session,
             run: self.at(run),
             tmp: self.at("tmp"),
@@ -74,25 +74,25 @@ fn publish(domain: &Domain) -> Publication {
 }
 
 /// Waits for the bell; false if it is silent for so long.
-fn rings(publication: &Publication, seconds: i64, nanoseconds: i64) -> bool {
+fn is_readable(publication: &Publication, seconds: i64, nanoseconds: i64) -> bool {
     let time = Timespec {
         tv_sec: seconds,
         tv_nsec: nanoseconds,
     };
-    let bell = publication.bell();
-    let mut fds = [PollFd::from_borrowed_fd(bell.as_fd(), PollFlags::IN)];
+    let epoll = publication.epoll_fd();
+    let mut fds = [PollFd::from_borrowed_fd(epoll.as_fd(), PollFlags::IN)];
     poll(&mut fds, Some(&time)).unwrap() > 0
 }
 
 /// Does what an owner does until a condition holds.
-fn tend_until(publication: &mut Publication, holds: impl Fn(&Publication) -> bool) {
+fn handle_events_until(publication: &mut Publication, holds: impl Fn(&Publication) -> bool) {
     while !holds(publication) {
-        assert!(rings(publication, 30, 0), "is not told");
-        publication.tend();
+        assert!(is_readable(publication, 30, 0), "is not told");
+        publication.handle_events();
     }
 }
 
-fn can_be_found(publication: &mut Publication, domain: &Domain) {
+fn assert_connects(publication: &mut Publication, domain: &Domain) {
     domain.connect(NAME).unwrap();
     publication.accept().unwrap();
 }
@@ -104,11 +104,11 @@ fn a_name_that_is_removed_is_published_again() {
     let mut publication = publish(&domain);
     let path = world.at("dir").join(NAME);
     for _ in 0..3 {
-        can_be_found(&mut publication, &domain);
+        assert_connects(&mut publication, &domain);
         fs::remove_file(&path).unwrap();
-        tend_until(&mut publication, |_| path.exists());
+        handle_events_until(&mut publication, |_| path.exists());
     }
-    can_be_found(&mut publication, &domain);
+    assert_connects(&mut publication, &domain);
 }
 
 #[test]
@@ -117,14 +117,14 @@ fn a_name_is_published_again_when_events_can_be_read_no_more() {
     let domain = Domain::directory(world.at("dir"));
     let mut publication = publish(&domain);
     let watcher = Watcher::start().unwrap();
-    publication.watch_by(&watcher);
+    publication.set_watcher(&watcher);
     // Once the next event is read there is none.
     watcher.fail();
     let path = world.at("dir").join(NAME);
     for _ in 0..3 {
         fs::remove_file(&path).unwrap();
-        tend_until(&mut publication, |_| path.exists());
-        can_be_found(&mut publication, &domain);
+        handle_events_until(&mut publication, |_| path.exists());
+        assert_connects(&mut publication, &domain);
     }
     assert!(watcher.has_ended());
     assert!(!Watcher::shared().unwrap().has_ended());
@@ -139,21 +139,21 @@ fn a_directory_that_is_removed_or_renamed_must_exist_again() {
     let path = world.at("above/dir").join(NAME);
 
     fs::remove_dir_all(world.at("above/dir")).unwrap();
-    tend_until(&mut publication, |_| path.exists());
-    can_be_found(&mut publication, &domain);
+    handle_events_until(&mut publication, |_| path.exists());
+    assert_connects(&mut publication, &domain);
 
     fs::rename(world.at("above/dir"), world.at("above/moved")).unwrap();
-    tend_until(&mut publication, |_| path.exists());
-    can_be_found(&mut publication, &domain);
+    handle_events_until(&mut publication, |_| path.exists());
+    assert_connects(&mut publication, &domain);
 
     // Directories above it are not made.
     fs::rename(world.at("above"), world.at("moved")).unwrap();
-    tend_until(&mut publication, |publication| {
+    handle_events_until(&mut publication, |publication| {
         publication.error().is_some()
     });
     world.make("above", 0o700);
-    tend_until(&mut publication, |_| path.exists());
-    can_be_found(&mut publication, &domain);
+    handle_events_until(&mut publication, |_| path.exists());
+    assert_connects(&mut publication, &domain);
     assert_eq!(
         world.at("above/dir").metadata().unwrap().mode() & 0o777,
         0o700
@@ -167,7 +167,7 @@ fn a_directory_that_others_can_write_is_not_published_in_again() {
     let mut publication = publish(&domain);
     fs::remove_dir_all(world.at("dir")).unwrap();
     world.make("dir", 0o777);
-    tend_until(&mut publication, |publication| {
+    handle_events_until(&mut publication, |publication| {
         publication.error().is_some()
     });
     let writable = DirectoryProblem::Writable { mode: 0o777 };
@@ -176,10 +176,10 @@ fn a_directory_that_others_can_write_is_not_published_in_again() {
     assert_eq!(names(&world.at("dir")).unwrap().count(), 0);
 
     world.make("dir", 0o700);
-    tend_until(&mut publication, |publication| {
+    handle_events_until(&mut publication, |publication| {
         publication.error().is_none()
     });
-    can_be_found(&mut publication, &domain);
+    assert_connects(&mut publication, &domain);
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn a_name_of_another_socket_is_neither_replaced_nor_removed() {
     let mut publication = publish(&domain);
     fs::remove_file(&path).unwrap();
     let _other = UnixListener::bind(&path).unwrap();
-    tend_until(&mut publication, |publication| {
+    handle_events_until(&mut publication, |publication| {
         publication.error().is_some()
     });
     assert_eq!(publication.directories().count(), 0);
@@ -256,7 +256,7 @@ fn sockets_behind_links_are_not_connected_to() {
     // Nor is the link taken for a name that was left behind.
     assert!(!domain.remove_if_stale(NAME));
     assert!(world.at("dir").join(NAME).is_symlink());
-    can_be_found(&mut publication, &others);
+    assert_connects(&mut publication, &others);
 }
 
 #[test]
@@ -282,11 +282,11 @@ fn connections_that_wait_are_kept_when_the_name_is_lost() {
     let path = world.at("dir").join(NAME);
     fs::remove_file(&path).unwrap();
     while !path.exists() {
-        publication.tend();
+        publication.handle_events();
     }
     let _client = domain.connect(NAME).unwrap();
     for _ in 0..3 {
-        assert!(rings(&publication, 30, 0));
+        assert!(is_readable(&publication, 30, 0));
         publication.accept().unwrap();
     }
     assert_eq!(publication.accept().unwrap_err(), Errno::AGAIN);
@@ -305,10 +305,10 @@ fn names_of_others_that_come_and_go_are_no_reason_to_look() {
         domain.connect(NAME).unwrap();
         publication.accept().unwrap();
     }
-    assert!(!publication.is_to_look());
-    assert!(!rings(&publication, 0, 0));
+    assert!(!publication.is_refresh_scheduled());
+    assert!(!is_readable(&publication, 0, 0));
     fs::remove_file(world.at("dir").join(NAME)).unwrap();
-    assert!(rings(&publication, 30, 0));
+    assert!(is_readable(&publication, 30, 0));
 }
 
 #[test]
@@ -317,31 +317,32 @@ fn a_name_that_belongs_to_a_file_is_published_beside_that_file_only() {
     world.make("dir", 0o700);
     fs::write(world.at("dir/memory"), "").unwrap();
     let domain = Domain::existing(world.at("dir"));
-    let mut publication = Publication::beside(domain.clone(), NAME.into(), "memory").unwrap();
+    let mut publication =
+        Publication::with_companion(domain.clone(), NAME.into(), "memory").unwrap();
     let path = world.at("dir").join(NAME);
     fs::remove_file(&path).unwrap();
-    tend_until(&mut publication, |_| path.exists());
-    can_be_found(&mut publication, &domain);
+    handle_events_until(&mut publication, |_| path.exists());
+    assert_connects(&mut publication, &domain);
 
     fs::rename(world.at("dir"), world.at("old")).unwrap();
-    tend_until(&mut publication, |publication| {
+    handle_events_until(&mut publication, |publication| {
         publication.error().is_some()
     });
     assert!(!world.at("dir").exists());
     world.make("dir", 0o700);
     fs::write(world.at("dir/memory"), "another one").unwrap();
     for _ in 0..2 {
-        assert!(rings(&publication, 30, 0), "looks now and then");
-        publication.tend();
+        assert!(is_readable(&publication, 30, 0), "looks now and then");
+        publication.handle_events();
     }
     assert!(!path.exists());
 
     fs::remove_dir_all(world.at("dir")).unwrap();
     fs::rename(world.at("old"), world.at("dir")).unwrap();
-    tend_until(&mut publication, |publication| {
+    handle_events_until(&mut publication, |publication| {
         publication.error().is_none()
     });
-    can_be_found(&mut publication, &domain);
+    assert_connects(&mut publication, &domain);
 }
 
 #[test]
@@ -356,10 +357,10 @@ fn any_number_of_changes_before_a_look_is_one_look() {
             world.make("above/dir", mode);
         }
     }
-    assert!(rings(&publication, 30, 0));
-    publication.tend();
-    assert!(!publication.is_to_look());
-    can_be_found(&mut publication, &domain);
+    assert!(is_readable(&publication, 30, 0));
+    publication.handle_events();
+    assert!(!publication.is_refresh_scheduled());
+    assert_connects(&mut publication, &domain);
 }
 
 #[test]
@@ -382,7 +383,7 @@ fn a_dead_name_is_replaced() {
     drop(UnixListener::bind(&path).unwrap());
     drop(UnixListener::bind(world.at("dir").join(format!(".{NAME}"))).unwrap());
     let mut publication = publish(&domain);
-    can_be_found(&mut publication, &domain);
+    assert_connects(&mut publication, &domain);
     assert_eq!(names(&world.at("dir")).unwrap().collect::<Vec<_>>(), [NAME]);
 }
 
@@ -407,7 +408,7 @@ fn paths_longer_than_an_address_will_do() {
     let world = World::new();
     let domain = Domain::directory(world.at(&"x".repeat(200)));
     let mut publication = publish(&domain);
-    can_be_found(&mut publication, &domain);
+    assert_connects(&mut publication, &domain);
     let dir = domain.open(&world.at(&"x".repeat(200))).unwrap();
     dir.connect(NAME).unwrap();
 }
@@ -421,10 +422,10 @@ fn a_session_of_which_others_may_not_know_is_not_the_only_place() {
     let own = format!("tmp/smc-{}", own());
     let expected = [world.at("session/smc"), world.at(&own)];
     assert_eq!(publication.directories().collect::<Vec<_>>(), expected);
-    can_be_found(&mut publication, &with);
-    can_be_found(&mut publication, &without);
+    assert_connects(&mut publication, &with);
+    assert_connects(&mut publication, &without);
     drop(publication);
-    can_be_found(&mut publish(&without), &with);
+    assert_connects(&mut publish(&without), &with);
 }
 
 #[test]
@@ -435,8 +436,8 @@ fn a_directory_of_the_system_is_the_only_place() {
     let world = World::new();
     let domain = world.usual_with("run", Some(world.at("session")));
     let publication = publish(&domain);
-    let places: Vec<_> = publication.directories().collect();
-    assert_eq!(places, [world.at("run/smc-0")]);
+    let locations: Vec<_> = publication.directories().collect();
+    assert_eq!(locations, [world.at("run/smc-0")]);
     assert!(world.temporary().is_empty());
     drop(publication);
     // Others could have made it there.
@@ -464,12 +465,20 @@ fn a_place_that_is_taken_leads_to_one_with_a_random_name() {
 
     let mut first = publish(&domain);
     let mut second = Publication::new(domain.clone(), "d-2.sock".into()).unwrap();
-    let places: Vec<_> = first.directories().chain(second.directories()).collect();
-    assert_eq!(places[0], places[1]);
-    assert!(places[0].to_str().unwrap().contains("/smc-"), "{places:?}");
-    assert_eq!(domain.to_search().last().unwrap(), places[0]);
-    assert_eq!(domain.to_search().len(), 4, "{:?}", domain.to_search());
-    can_be_found(&mut first, &domain);
+    let locations: Vec<_> = first.directories().chain(second.directories()).collect();
+    assert_eq!(locations[0], locations[1]);
+    assert!(
+        locations[0].to_str().unwrap().contains("/smc-"),
+        "{locations:?}"
+    );
+    assert_eq!(domain.search_paths().last().unwrap(), locations[0]);
+    assert_eq!(
+        domain.search_paths().len(),
+        4,
+        "{:?}",
+        domain.search_paths()
+    );
+    assert_connects(&mut first, &domain);
     assert_eq!(
         names(&trap).unwrap().count() + names(&world.at(&own)).unwrap().count(),
         0
@@ -478,11 +487,11 @@ fn a_place_that_is_taken_leads_to_one_with_a_random_name() {
     // When the place is free, it is used.
     fs::remove_dir(world.at(&own)).unwrap();
     for publication in [&mut first, &mut second] {
-        tend_until(publication, |publication| {
+        handle_events_until(publication, |publication| {
             publication.directories().eq([world.at(&own)])
         });
     }
-    can_be_found(&mut first, &domain);
+    assert_connects(&mut first, &domain);
     drop((first, second));
     let names = world.temporary();
     assert_eq!(names.len(), 5, "no random name is left behind: {names:?}");
@@ -497,9 +506,9 @@ fn what_a_search_has_found_is_remembered_for_a_moment() {
     let spare = world.make(&format!("{own}-0000000000000001"), 0o700);
     loop {
         let since = Instant::now();
-        assert!(domain.to_search().contains(&spare));
+        assert!(domain.search_paths().contains(&spare));
         fs::remove_dir(&spare).unwrap();
-        let (again, copied) = (domain.to_search(), domain.clone().to_search());
+        let (again, copied) = (domain.search_paths(), domain.clone().search_paths());
         let is_soon = since.elapsed() < SPARES_LAST;
         world.make(&format!("{own}-0000000000000001"), 0o700);
         if is_soon {
@@ -511,7 +520,7 @@ fn what_a_search_has_found_is_remembered_for_a_moment() {
     fs::remove_dir(&spare).unwrap();
     let publication = publish(&domain);
     let place = publication.directories().next().unwrap();
-    assert!(domain.to_search().contains(&place.to_owned()));
+    assert!(domain.search_paths().contains(&place.to_owned()));
 }
 
 #[test]
@@ -524,8 +533,8 @@ fn without_a_place_there_is_a_reason() {
     assert_eq!(error.problem, DirectoryProblem::NotDirectory);
     assert_eq!(*error.path, *world.at("tmp/file"));
     fs::remove_file(world.at("tmp/file")).unwrap();
-    tend_until(&mut publication, |publication| {
+    handle_events_until(&mut publication, |publication| {
         publication.error().is_none()
     });
-    can_be_found(&mut publication, &domain);
+    assert_connects(&mut publication, &domain);
 }

@@ -73,11 +73,11 @@ impl Timer {
     }
 
     /// Whether it has run out since the last time.
-    pub(super) fn has_run_out(&self) -> bool {
+    pub(super) fn take_expiration(&self) -> bool {
         rustix::io::read(&self.fd, &mut [0; 8]).is_ok()
     }
 
-    fn event(&self) {
+    fn schedule(&self) {
         self.start(Duration::from_millis(self.delay.load(Ordering::Relaxed)));
     }
 }
@@ -130,7 +130,7 @@ impl Watcher {
 
     /// As [`Watcher::watch`], without changes of owner and mode: of a directory those of its entries
     /// are reported too, and other users have entries in `/tmp`.
-    pub(super) fn watch_above(&self, path: &Path, timer: &Arc<Timer>) -> Result<(), Errno> {
+    pub(super) fn watch_ancestor(&self, path: &Path, timer: &Arc<Timer>) -> Result<(), Errno> {
         self.add(path, timer, WatchFlags::empty())
     }
 
@@ -146,7 +146,7 @@ impl Watcher {
         let timers = timers.as_mut().ok_or(Errno::BADF)?;
         let watch = inotify::add_watch(&self.inotify, path, flags)?;
         let interested = timers.entry(watch).or_default();
-        if !interested.iter().any(|known| is(known, timer)) {
+        if !interested.iter().any(|known| is_timer(known, timer)) {
             interested.push(Arc::downgrade(timer));
         }
         Ok(())
@@ -179,7 +179,7 @@ impl Watcher {
             };
             drop(timers);
             let timers = concerned.iter().filter_map(Weak::upgrade);
-            timers.for_each(|timer| timer.event());
+            timers.for_each(|timer| timer.schedule());
             if event.is_err() {
                 return;
             }
@@ -195,13 +195,13 @@ impl Watcher {
     }
 
     /// Forgets a timer, and what is of interest to no other one.
-    pub(super) fn forget(&self, timer: &Arc<Timer>) {
+    pub(super) fn remove(&self, timer: &Arc<Timer>) {
         let mut timers = self.lock();
         let Some(timers) = timers.as_mut() else {
             return;
         };
         timers.retain(|watch, timers| {
-            timers.retain(|known| !is(known, timer));
+            timers.retain(|known| !is_timer(known, timer));
             if timers.is_empty() {
                 let _ = inotify::remove_watch(&self.inotify, *watch);
             }
@@ -214,7 +214,7 @@ impl Watcher {
     }
 }
 
-fn is(known: &Weak<Timer>, timer: &Arc<Timer>) -> bool {
+fn is_timer(known: &Weak<Timer>, timer: &Arc<Timer>) -> bool {
     std::ptr::eq(known.as_ptr(), Arc::as_ptr(timer))
 }
 

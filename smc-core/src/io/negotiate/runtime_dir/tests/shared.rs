@@ -54,13 +54,13 @@ fn each_user_has_a_directory_in_which_only_that_user_can_write() {
         [shared.at(own())]
     );
     assert_eq!(shared.mode(own()), 0o700, "there are no others");
-    can_be_found(&mut publication, &alone);
+    assert_connects(&mut publication, &alone);
 
     // Opened by the first process that has others.
     let with_others = shared.of(&[own(), OTHER, THIRD]);
     let mut second = Publication::new(with_others.clone(), "d-2.sock".into()).unwrap();
     assert_eq!(shared.mode(own()), 0o755);
-    can_be_found(&mut publication, &with_others);
+    assert_connects(&mut publication, &with_others);
     alone.connect("d-2.sock").unwrap();
     second.accept().unwrap();
 
@@ -78,9 +78,9 @@ fn a_directory_of_a_user_that_is_removed_is_made_again() {
     let path = shared.at(own()).join(NAME);
     for _ in 0..2 {
         fs::remove_dir_all(shared.at(own())).unwrap();
-        tend_until(&mut publication, |_| path.exists());
+        handle_events_until(&mut publication, |_| path.exists());
         assert_eq!(shared.mode(own()), 0o755);
-        can_be_found(&mut publication, &domain);
+        assert_connects(&mut publication, &domain);
     }
 }
 
@@ -111,10 +111,10 @@ fn a_shared_directory_is_not_made_and_has_to_be_sticky() {
 
     for mode in [0o1777, 0o755] {
         shared.0.make("base", mode);
-        tend_until(&mut publication, |publication| {
+        handle_events_until(&mut publication, |publication| {
             publication.error().is_none()
         });
-        can_be_found(&mut publication, &domain);
+        assert_connects(&mut publication, &domain);
     }
 }
 
@@ -141,7 +141,7 @@ fn only_directories_of_users_who_are_listed_are_looked_in() {
     let shared = Shared::new();
     let domain = shared.of(&[OTHER]);
     shared.make(THIRD, THIRD, 0o755);
-    assert_eq!(domain.to_search(), [shared.at(0), shared.at(OTHER)]);
+    assert_eq!(domain.search_paths(), [shared.at(0), shared.at(OTHER)]);
     let sees = |name: &dyn ToString| domain.check(&shared.at(name.to_string())).is_ok();
     shared.make(OTHER, OTHER, 0o755);
     assert!(sees(&OTHER));
@@ -177,22 +177,22 @@ fn a_name_that_another_user_has_taken_leads_to_one_with_a_random_name() {
     assert_eq!(place.parent(), Some(&*shared.base()));
     assert_eq!(place.metadata().unwrap().mode() & 0o7777, 0o755);
     assert_eq!(
-        domain.to_search(),
+        domain.search_paths(),
         [shared.at(0), shared.at(OTHER), place.clone()]
     );
-    can_be_found(&mut publication, &domain);
+    assert_connects(&mut publication, &domain);
     // Those of other users are found the same way.
     shared.make(OTHER, THIRD, 0o755);
     let theirs = shared.make(format!("{OTHER}-00000000000000ff"), OTHER, 0o755);
     shared.make(format!("{OTHER}-00000000000000fe"), THIRD, 0o755);
     let fresh = shared.of(&[OTHER]);
-    assert_eq!(fresh.to_search()[2..], [place.clone(), theirs]);
+    assert_eq!(fresh.search_paths()[2..], [place.clone(), theirs]);
 
     fs::remove_dir(shared.at(0)).unwrap();
-    tend_until(&mut publication, |publication| {
+    handle_events_until(&mut publication, |publication| {
         publication.directories().eq([shared.at(0)])
     });
-    can_be_found(&mut publication, &domain);
+    assert_connects(&mut publication, &domain);
     assert!(!place.exists(), "no random name is left behind");
 }
 

@@ -5,13 +5,13 @@ use super::domain::own;
 /// The directory of a user: `<parent>/<prefix><uid>`, or that with `-<random>` behind it if another
 /// user has taken it.
 #[derive(Debug)]
-pub(super) struct Home<'a> {
+pub(super) struct UserDir<'a> {
     pub(super) parent: &'a Path,
     prefix: &'static str,
     pub(super) uid: u32,
 }
 
-impl<'a> Home<'a> {
+impl<'a> UserDir<'a> {
     /// That of the own user in `/tmp`.
     pub(super) fn in_tmp(tmp: &'a Path) -> Self {
         Self {
