@@ -39,7 +39,7 @@ pub enum Error {
     TimedOut(Phase),
     /// The connection has ended.
     #[error("connection {0}")]
-    Closed(How),
+    Closed(CloseReason),
     /// The caller asked for something that makes no sense.
     #[error("misuse: {0}")]
     Misuse(Cow<'static, str>),
@@ -115,10 +115,10 @@ impl std::fmt::Display for Phase {
     }
 }
 
-/// How a connection ended.
+/// Why a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum How {
+pub enum CloseReason {
     /// The peer reset it: closed with unread data, or aborted.
     Reset,
     /// The peer's host, process or device went away, or the link group was terminated.
@@ -134,7 +134,7 @@ pub enum How {
     Runtime,
 }
 
-impl std::fmt::Display for How {
+impl std::fmt::Display for CloseReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Reset => "reset by peer",
@@ -206,11 +206,13 @@ impl From<Error> for io::Error {
             Error::Malformed(_) | Error::PeerMisbehaved(_) => io::ErrorKind::InvalidData,
             Error::Declined(_) => io::ErrorKind::ConnectionRefused,
             Error::TimedOut(_) => io::ErrorKind::TimedOut,
-            Error::Closed(How::Reset | How::DuringHandshake) => io::ErrorKind::ConnectionReset,
-            Error::Closed(How::Aborted | How::Endpoint | How::Runtime) => {
+            Error::Closed(CloseReason::Reset | CloseReason::DuringHandshake) => {
+                io::ErrorKind::ConnectionReset
+            }
+            Error::Closed(CloseReason::Aborted | CloseReason::Endpoint | CloseReason::Runtime) => {
                 io::ErrorKind::ConnectionAborted
             }
-            Error::Closed(How::Local) => io::ErrorKind::BrokenPipe,
+            Error::Closed(CloseReason::Local) => io::ErrorKind::BrokenPipe,
             Error::Misuse(_) => io::ErrorKind::InvalidInput,
             Error::Device(DeviceError::Gone(_) | DeviceError::PeerGone) => {
                 io::ErrorKind::ConnectionAborted

@@ -11,7 +11,7 @@ use super::mode::Mode;
 use super::runtime::Socket;
 use super::setup::{Kept, slot};
 use crate::device::DeviceError;
-use crate::error::{Error, How, PeerMisbehaved, Phase};
+use crate::error::{CloseReason, Error, PeerMisbehaved, Phase};
 use crate::mem::Element;
 use crate::proto::group::GroupId;
 use crate::proto::handshake::{DirectPath, Established, PeerAccess, RdmaPath};
@@ -69,8 +69,10 @@ pub(super) fn direct_connection(
         }
         (_, attachment) => {
             let why = match attachment {
-                Some(Ok(_) | Err(DeviceError::Unreachable { .. })) => Error::Closed(How::Aborted),
-                Some(Err(error)) if error.is_peer_gone() => Error::Closed(How::Aborted),
+                Some(Ok(_) | Err(DeviceError::Unreachable { .. })) => {
+                    Error::Closed(CloseReason::Aborted)
+                }
+                Some(Err(error)) if error.is_peer_gone() => Error::Closed(CloseReason::Aborted),
                 Some(Err(error)) => Error::Device(error),
                 None => Error::TimedOut(Phase::Device),
             };
@@ -143,7 +145,7 @@ pub(super) fn rdma_connection(
         charge: None,
     });
     staged.adopt(&conn);
-    let lost = (!staged.is_bound()).then_some(Error::Closed(How::Aborted));
+    let lost = (!staged.is_bound()).then_some(Error::Closed(CloseReason::Aborted));
     Ok(adopt(endpoint, slot, group, conn, lost))
 }
 
@@ -158,7 +160,7 @@ fn adopt(
 ) -> Arc<Conn> {
     slot.adopt(&conn);
     // The group may have ended before the driver knew of the connection.
-    let ended = || Error::Closed(How::Aborted);
+    let ended = || Error::Closed(CloseReason::Aborted);
     let lost = lost.or_else(|| (!endpoint.groups.is_usable(group)).then(ended));
     if let Some(why) = lost {
         // How a peer that is still there finds out.

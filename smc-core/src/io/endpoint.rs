@@ -36,7 +36,7 @@ use crate::proto::handshake;
 /// none. When that runtime ends, so do its tasks: [`Endpoint::connect`], [`Endpoint::bind`],
 /// [`Endpoint::listen_on`] and [`Listener::accept`] fail with [`Error::Misuse`]. SMC streams give
 /// what there is to read, and take what there is space for; whatever would wait, also what waits at
-/// that moment, fails with [`How::Runtime`](crate::error::How::Runtime) (`ConnectionAborted`). So an
+/// that moment, fails with [`CloseReason::Runtime`](crate::error::CloseReason::Runtime) (`ConnectionAborted`). So an
 /// endpoint in a `static` needs a runtime that lasts as long as it, and not that of one `#[tokio::test]`.
 /// A runtime that exists and does not run, such as tokio's of one thread outside of `block_on`, cannot
 /// be told from a busy one: there everything waits until it runs again.

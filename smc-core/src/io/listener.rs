@@ -21,7 +21,7 @@ use super::runtime::{Acceptor, Runtime, Socket, Task};
 use super::setup;
 use super::stream::Stream;
 use crate::config::Policy;
-use crate::error::{Error, FallbackCause, FallbackReason, How, Limit};
+use crate::error::{CloseReason, Error, FallbackCause, FallbackReason, Limit};
 
 /// Options of a listener that differ from one to the next.
 #[derive(Clone, Debug, Default)]
@@ -168,7 +168,7 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         // Nothing is accepted any more that could hear of this.
-        self.queue.end(Error::Closed(How::Local));
+        self.queue.end(Error::Closed(CloseReason::Local));
     }
 }
 

@@ -17,7 +17,7 @@ use super::poll::{Half, poll_until};
 use super::rdma::Staged;
 use super::spin::Spin;
 use crate::device::SubmitError;
-use crate::error::{Error, How, Phase};
+use crate::error::{CloseReason, Error, Phase};
 use crate::mem::sync::Ordering;
 use crate::mem::{Element, RingWriter, TrustPeers};
 use crate::proto::conn::SendHalf;
@@ -271,7 +271,7 @@ impl Sender {
         match (self.conn.delivery(), self.conn.killed()) {
             (Delivery::Done, _) => Ok(Some(())),
             (_, Some(error)) => Err(error),
-            (Delivery::Lost, None) => Err(Error::Closed(How::Reset)),
+            (Delivery::Lost, None) => Err(Error::Closed(CloseReason::Reset)),
             (Delivery::Pending, None) => Ok(None),
         }
     }

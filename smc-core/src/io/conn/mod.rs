@@ -25,7 +25,7 @@ use super::mode::Mode;
 use super::rdma::{Staged, StagedHandle};
 use super::runtime::Socket;
 use crate::device::Dmb;
-use crate::error::{Error, How, PeerMisbehaved};
+use crate::error::{CloseReason, Error, PeerMisbehaved};
 use crate::mem::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::mem::{Element, HEADER_LEN};
 use crate::proto::conn::staged::Delivery;
@@ -314,7 +314,7 @@ impl Conn {
         match self.closing().read_end() {
             ReadEnd::Open => None,
             ReadEnd::Eof => Some(Ok(())),
-            ReadEnd::Reset => Some(Err(Error::Closed(How::Reset))),
+            ReadEnd::Reset => Some(Err(Error::Closed(CloseReason::Reset))),
             ReadEnd::Aborted => Some(Err(self.failure())),
         }
     }
@@ -324,8 +324,8 @@ impl Conn {
     pub(crate) fn write_end(&self) -> Result<(), Error> {
         match self.closing().write_end() {
             WriteEnd::Open => Ok(()),
-            WriteEnd::Shut => Err(Error::Closed(How::Local)),
-            WriteEnd::Reset => Err(Error::Closed(How::Reset)),
+            WriteEnd::Shut => Err(Error::Closed(CloseReason::Local)),
+            WriteEnd::Reset => Err(Error::Closed(CloseReason::Reset)),
             WriteEnd::Aborted => Err(self.failure()),
         }
     }
@@ -339,14 +339,14 @@ impl Conn {
         self.failure
             .get()
             .cloned()
-            .unwrap_or(Error::Closed(How::Aborted))
+            .unwrap_or(Error::Closed(CloseReason::Aborted))
     }
 
     /// The error that ended the connection, once.
     pub(crate) fn take_error(&self) -> Option<Error> {
         self.note_peer();
         let is_reset = self.closing().is_aborted_by_peer();
-        let reset = is_reset.then_some(Error::Closed(How::Reset));
+        let reset = is_reset.then_some(Error::Closed(CloseReason::Reset));
         let error = self.failure.get().cloned().or(reset)?;
         let is_taken = self.is_error_taken.swap(true, Ordering::Relaxed);
         (!is_taken).then_some(error)
@@ -366,11 +366,11 @@ impl Conn {
     ///
     /// # Errors
     ///
-    /// [`How::Runtime`] when there will be none.
+    /// [`CloseReason::Runtime`] when there will be none.
     pub(crate) fn may_wait(&self) -> Result<(), Error> {
         self.say_without_driver();
         match self.slot.is_abandoned() {
-            true => Err(Error::Closed(How::Runtime)),
+            true => Err(Error::Closed(CloseReason::Runtime)),
             false => Ok(()),
         }
     }
@@ -483,10 +483,10 @@ impl Conn {
         }
         match &self.buffer {
             // A peer that closes speaks before its TCP connection ends.
-            LocalBuffer::Dmb(_) => self.kill(Error::Closed(How::Aborted)),
+            LocalBuffer::Dmb(_) => self.kill(Error::Closed(CloseReason::Aborted)),
             // There is nothing to say on TCP any more but that set-up has failed.
             LocalBuffer::Rmb(_) if self.has_tcp_data(waker) => {
-                self.kill(Error::Closed(How::Aborted));
+                self.kill(Error::Closed(CloseReason::Aborted));
             }
             // Here the end of TCP may overtake what the peer says on the link.
             LocalBuffer::Rmb(_) => {
@@ -589,7 +589,7 @@ impl Conn {
             Delivery::Done => Closing::end,
             Delivery::Pending | Delivery::Lost => Closing::kill,
         };
-        self.stop(Error::Closed(How::Endpoint), stop);
+        self.stop(Error::Closed(CloseReason::Endpoint), stop);
     }
 
     fn stop(&self, cause: Error, stop: impl FnOnce(&mut Closing) -> Option<StateFlags>) {
@@ -618,7 +618,7 @@ impl Conn {
 
     /// The peer's device went away. What it said before it went still counts.
     pub(crate) fn peer_gone(&self) {
-        self.lose(Error::Closed(How::Aborted));
+        self.lose(Error::Closed(CloseReason::Aborted));
     }
 
     /// The peer cannot be told anything any more. What it has said until now counts.

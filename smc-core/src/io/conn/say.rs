@@ -10,7 +10,7 @@ use smc_wire::types::DmbToken;
 use super::super::rdma::Staged;
 use super::{Conn, len_u32, len_usize};
 use crate::device::{Attachment, Signal, SubmitError};
-use crate::error::{Error, How, Phase};
+use crate::error::{CloseReason, Error, Phase};
 use crate::mem::sync::Ordering;
 use crate::mem::{By, Element, HEADER_LEN};
 
@@ -220,7 +220,7 @@ impl Conn {
         self.note_peer();
         let cause = match error {
             SubmitError::Device(error) => Error::Device(*error),
-            _ => Error::Closed(How::Aborted),
+            _ => Error::Closed(CloseReason::Aborted),
         };
         self.kill(cause);
     }

@@ -20,7 +20,7 @@ use super::deadlines::Deadline;
 use super::groups::Groups;
 use super::rdma::{RdmaGroup, Wire};
 use crate::device::{Device, DeviceError, Event};
-use crate::error::{Error, How};
+use crate::error::{CloseReason, Error};
 use crate::mem::sync::{AtomicBool, AtomicUsize, Ordering};
 use crate::proto::group::{Cause, DeviceIndex, GroupId};
 use crate::proto::links::LinkId;
@@ -141,7 +141,7 @@ impl Slot {
         }
         // Those of SMC-R may have moved to another device.
         if self.is_gone() && conn.staged().is_none() {
-            conn.kill(Error::Closed(How::Aborted));
+            conn.kill(Error::Closed(CloseReason::Aborted));
         }
     }
 
@@ -160,7 +160,7 @@ impl Slot {
     /// The application dropped the stream; the peer's last word is still to come.
     pub(crate) fn linger(&self, conn: &Arc<Conn>) {
         if self.is_abandoned() {
-            conn.kill(Error::Closed(How::Endpoint));
+            conn.kill(Error::Closed(CloseReason::Endpoint));
             return;
         }
         self.table().released.push(Arc::downgrade(conn));
@@ -196,7 +196,7 @@ impl Slot {
         let is_unused = self.has_lost_endpoint.load(Ordering::Acquire);
         if is_unused && left.iter().all(is_over) {
             for conn in left {
-                conn.kill(Error::Closed(How::Endpoint));
+                conn.kill(Error::Closed(CloseReason::Endpoint));
             }
         }
     }
@@ -210,7 +210,7 @@ impl Slot {
         for conn in self.connections() {
             conn.say_without_driver();
             if conn.is_released() {
-                conn.kill(Error::Closed(How::Endpoint));
+                conn.kill(Error::Closed(CloseReason::Endpoint));
             } else {
                 conn.wake();
             }
@@ -311,7 +311,7 @@ impl Slot {
                 // It may have closed before.
                 Cause::PeerGone | Cause::DeviceGone => conn.peer_gone(),
                 Cause::Shutdown => conn.end(),
-                _ => conn.kill(Error::Closed(How::Aborted)),
+                _ => conn.kill(Error::Closed(CloseReason::Aborted)),
             }
         }
     }
@@ -343,10 +343,10 @@ impl Slot {
             conn.grow_up();
         }
         for conn in self.overdue(now) {
-            conn.kill(Error::Closed(How::Aborted));
+            conn.kill(Error::Closed(CloseReason::Aborted));
         }
         for conn in self.still_silent(now) {
-            conn.kill(Error::Closed(How::Aborted));
+            conn.kill(Error::Closed(CloseReason::Aborted));
         }
         for (conn, due) in self.owing(now) {
             match due {

@@ -17,7 +17,7 @@ use super::memory::Buffer;
 use super::nudges::Nudges;
 use super::wire::{Taken, Wire};
 use crate::device::{Mr, Write};
-use crate::error::{Error, How};
+use crate::error::{CloseReason, Error};
 use crate::mem::sync::{AtomicBool, AtomicU32, Ordering};
 use crate::proto::conn::staged::{
     Arrival, Arrivals, Delivery, News, PeerWrite, PostId, Transmit, TransmitConfig,
@@ -277,7 +277,9 @@ impl Staged {
                 }
                 // What is missing may be among the events of another device.
                 Ok(Arrival::Missed { .. }) if !last => self.group.look_around_patiently(here),
-                Ok(Arrival::Missed { .. }) => return self.fail(Error::Closed(How::Aborted)),
+                Ok(Arrival::Missed { .. }) => {
+                    return self.fail(Error::Closed(CloseReason::Aborted));
+                }
                 Ok(Arrival::Validated) => return self.peer_is_on(link),
                 Ok(Arrival::Stale) => return,
                 Err(what) => return self.fail(Error::PeerMisbehaved(what)),
@@ -600,7 +602,7 @@ impl Staged {
                 bound.transmit.kill();
             }
             drop(tx);
-            self.fail(Error::Closed(How::Aborted));
+            self.fail(Error::Closed(CloseReason::Aborted));
         }
         last != Some(Taken::Later)
     }

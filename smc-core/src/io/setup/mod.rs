@@ -21,7 +21,7 @@ use super::endpoint::Inner;
 use super::negotiate::SideChannel;
 use super::runtime::Socket;
 use super::stream::Stream;
-use crate::error::{Error, FallbackCause, FallbackReason, How, Phase};
+use crate::error::{CloseReason, Error, FallbackCause, FallbackReason, Phase};
 use crate::proto::handshake::{
     Config, CrossingDecline, Established, Fallback, Machine, Output, Path, Server, Transport,
 };
@@ -358,9 +358,9 @@ async fn without_crossing_decline(endpoint: &Inner, socket: &dyn Socket) -> Vec<
     filter.release().unwrap_or_default()
 }
 
-impl From<How> for Error {
-    fn from(how: How) -> Self {
-        Self::Closed(how)
+impl From<CloseReason> for Error {
+    fn from(reason: CloseReason) -> Self {
+        Self::Closed(reason)
     }
 }
 

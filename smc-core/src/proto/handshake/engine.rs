@@ -13,7 +13,7 @@ use smc_wire::types::{DeclineCode, Version};
 use super::inbox::Inbox;
 use super::{Config, Done, Established, Fallback, Machine, Output, Work};
 use crate::device::DeviceError;
-use crate::error::{Error, FallbackCause, FallbackReason, How, SetupStep};
+use crate::error::{CloseReason, Error, FallbackCause, FallbackReason, SetupStep};
 use crate::proto::group::{GroupId, NoGroup};
 
 /// A machine over the states of one side.
@@ -231,7 +231,7 @@ impl<S: Expect> Machine for Engine<S> {
     }
 
     fn handle_closed(&mut self) {
-        let error = Error::Closed(How::DuringHandshake);
+        let error = Error::Closed(CloseReason::DuringHandshake);
         if self.live().is_some_and(S::outlives_tcp) {
             self.common.closed = Some(error);
         } else {

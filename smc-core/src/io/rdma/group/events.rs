@@ -11,7 +11,7 @@ use smc_wire::llc::DeleteLinkReason;
 use super::super::super::runtime::Timer;
 use super::{ENDPOINT_ENDS, RdmaGroup};
 use crate::device::{Inbound, LinkFailure, OpId};
-use crate::error::{Error, How};
+use crate::error::{CloseReason, Error};
 use crate::mem::sync::Ordering;
 use crate::proto::group::{Cause, DeviceIndex};
 use crate::proto::links::{LinkId, OpTag, Posted};
@@ -137,11 +137,11 @@ impl RdmaGroup {
     }
 
     /// Ends all connections; each leaves the group by itself.
-    pub(super) fn kill_members(self: &Arc<Self>, how: How) {
+    pub(super) fn kill_members(self: &Arc<Self>, reason: CloseReason) {
         for staged in self.members() {
-            match how {
-                How::Endpoint => staged.end(),
-                how => staged.kill(Error::Closed(how)),
+            match reason {
+                CloseReason::Endpoint => staged.end(),
+                reason => staged.kill(Error::Closed(reason)),
             }
         }
     }

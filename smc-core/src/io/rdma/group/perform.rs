@@ -9,7 +9,7 @@ use super::{ENDPOINT_ENDS, NO_LINK, RdmaGroup, State};
 use crate::device::{
     DeviceError, LinkAddress, LinkFailure, PendingLink, ProtectionDomain, RdmaAddress, Route,
 };
-use crate::error::How;
+use crate::error::CloseReason;
 use crate::mem::sync::Ordering;
 use crate::proto::group::{Cause, DeviceIndex, Key};
 use crate::proto::handshake::Role;
@@ -89,8 +89,8 @@ impl RdmaGroup {
             Output::Full(is_full) => self.groups.set_full(self.id, is_full),
             Output::Terminate(cause) => {
                 self.kill_members(match cause {
-                    links::Cause::Local(ENDPOINT_ENDS) => How::Endpoint,
-                    _ => How::Aborted,
+                    links::Cause::Local(ENDPOINT_ENDS) => CloseReason::Endpoint,
+                    _ => CloseReason::Aborted,
                 });
                 let cause = match cause {
                     links::Cause::LinksLost(_) => Cause::LinksDown,
@@ -110,7 +110,7 @@ impl RdmaGroup {
                 drop(state);
                 wakers.into_iter().for_each(Waker::wake);
                 self.groups.forget_rdma(self.id);
-                self.kill_members(How::Aborted);
+                self.kill_members(CloseReason::Aborted);
                 self.retire_finished();
             }
             Output::Notice(_) => {}

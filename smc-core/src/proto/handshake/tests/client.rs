@@ -7,7 +7,7 @@ use smc_wire::size::SizeCode;
 use smc_wire::types::{FeatureMask, GroupId, Offer as Types, OsType, PnetId, Release, Version};
 
 use super::*;
-use crate::error::{FallbackCause, How, IoError, PeerMisbehaved, Phase};
+use crate::error::{CloseReason, FallbackCause, IoError, PeerMisbehaved, Phase};
 
 struct Fixture {
     client: Side,
@@ -336,7 +336,10 @@ fn c11_server_closes_or_resets() {
     let mut f = Fixture::waiting(host());
     f.client.machine.handle_closed();
     f.client.settle(f.now);
-    assert_eq!(*f.client.error(), Error::Closed(How::DuringHandshake));
+    assert_eq!(
+        *f.client.error(),
+        Error::Closed(CloseReason::DuringHandshake)
+    );
 
     let mut f = Fixture::waiting(host());
     let reset = Error::from(std::io::Error::from(std::io::ErrorKind::ConnectionReset));
@@ -524,5 +527,8 @@ fn bytes_are_not_wanted_during_work() {
     assert_eq!(f.client.machine.handle_bytes(f.now, b"anything"), 0);
     f.client.machine.handle_closed();
     f.client.settle(f.now);
-    assert_eq!(*f.client.error(), Error::Closed(How::DuringHandshake));
+    assert_eq!(
+        *f.client.error(),
+        Error::Closed(CloseReason::DuringHandshake)
+    );
 }

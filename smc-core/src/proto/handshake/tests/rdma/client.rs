@@ -3,7 +3,7 @@
 use smc_wire::clc::{Body, RdmaEnd, Terms};
 
 use super::*;
-use crate::error::{How, PeerMisbehaved};
+use crate::error::{CloseReason, PeerMisbehaved};
 
 struct Fixture {
     client: Side,
@@ -318,13 +318,19 @@ fn r11_tcp_may_be_closed_early() {
         let mut f = Fixture::confirming();
         f.client.machine.handle_closed();
         f.done(Done::LinkConfirmed(Err(failure)));
-        assert_eq!(*f.client.error(), Error::Closed(How::DuringHandshake));
+        assert_eq!(
+            *f.client.error(),
+            Error::Closed(CloseReason::DuringHandshake)
+        );
     }
     let mut f = Fixture::confirming();
     f.done(Done::LinkConfirmed(Err(ConfirmFailure::TimedOut)));
     f.client.machine.handle_closed();
     f.client.settle(f.now);
-    assert_eq!(*f.client.error(), Error::Closed(How::DuringHandshake));
+    assert_eq!(
+        *f.client.error(),
+        Error::Closed(CloseReason::DuringHandshake)
+    );
 }
 
 #[test]

@@ -5,7 +5,7 @@ use smc_wire::clc::{Body, IpArea, RdmaEnd, Terms};
 use smc_wire::types::Offer as Types;
 
 use super::*;
-use crate::error::{How, PeerMisbehaved, Phase};
+use crate::error::{CloseReason, PeerMisbehaved, Phase};
 
 struct Fixture {
     server: Side,
@@ -419,7 +419,10 @@ fn s14_tcp_may_be_closed_early() {
     let mut f = Fixture::confirming();
     f.server.machine.handle_closed();
     f.done(Done::LinkConfirmed(Err(ConfirmFailure::TimedOut)));
-    assert_eq!(*f.server.error(), Error::Closed(How::DuringHandshake));
+    assert_eq!(
+        *f.server.error(),
+        Error::Closed(CloseReason::DuringHandshake)
+    );
 }
 
 #[test]

@@ -75,7 +75,10 @@ fn s12_client_hangs_up_after_accept() {
     f.accepts(&proposal(&host()));
     f.server.machine.handle_closed();
     f.server.settle(f.now);
-    assert_eq!(*f.server.error(), Error::Closed(How::DuringHandshake));
+    assert_eq!(
+        *f.server.error(),
+        Error::Closed(CloseReason::DuringHandshake)
+    );
     assert_eq!(f.server.groups.borrow().registry.snapshots(), []);
 }
 

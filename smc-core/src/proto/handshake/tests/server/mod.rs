@@ -15,7 +15,7 @@ use smc_wire::types::{
 };
 
 use super::*;
-use crate::error::{How, PeerMisbehaved, Phase};
+use crate::error::{CloseReason, PeerMisbehaved, Phase};
 
 struct Fixture {
     server: Side,

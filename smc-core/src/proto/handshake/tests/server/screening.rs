@@ -77,7 +77,10 @@ fn s4_client_closes() {
     f.receive(&bytes(&proposal(&host()))[..9]);
     f.server.machine.handle_closed();
     f.server.settle(f.now);
-    assert_eq!(*f.server.error(), Error::Closed(How::DuringHandshake));
+    assert_eq!(
+        *f.server.error(),
+        Error::Closed(CloseReason::DuringHandshake)
+    );
 }
 
 #[test]
