@@ -7,7 +7,7 @@ use std::sync::Arc;
 use loom::thread;
 use smc_core::device::SubmitError;
 use smc_core::mem::Region;
-use smc_core::mem::sync::model::{Twist, check, with};
+use smc_core::mem::sync::model::{Mutation, check, with};
 use smc_wire::types::{DmbToken, Gid};
 
 use crate::shared::{Place, Plan, Room, Tag, join};
@@ -20,25 +20,25 @@ fn memory_is_used_again_only_when_a_move_is_over() {
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn a_turn_that_is_taken_out_of_order_is_overlooked() {
-    uses(Some(Twist::NoSeqCst), None, &[Room::moves]);
+    uses(Some(Mutation::NoSeqCst), None, &[Room::moves]);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn an_owner_that_withdraws_out_of_order_overlooks_a_turn() {
-    uses(None, Some(Twist::NoSeqCst), &[Room::moves]);
+    uses(None, Some(Mutation::NoSeqCst), &[Room::moves]);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn a_turn_that_ends_without_release_may_go_on() {
-    uses(Some(Twist::NoRelease), None, &[Room::moves]);
+    uses(Some(Mutation::NoRelease), None, &[Room::moves]);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn an_owner_without_acquire_does_not_see_that_a_turn_is_over() {
-    uses(None, Some(Twist::NoAcquire), &[Room::moves]);
+    uses(None, Some(Mutation::NoAcquire), &[Room::moves]);
 }
 
 #[test]
@@ -49,13 +49,13 @@ fn memory_is_used_again_only_when_a_longer_use_is_over() {
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn a_use_that_begins_out_of_order_is_overlooked() {
-    uses(Some(Twist::NoSeqCst), None, &[Room::stays]);
+    uses(Some(Mutation::NoSeqCst), None, &[Room::stays]);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn a_use_that_ends_without_release_may_go_on() {
-    uses(Some(Twist::NoRelease), None, &[Room::stays]);
+    uses(Some(Mutation::NoRelease), None, &[Room::stays]);
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn memory_is_used_again_only_when_two_moves_are_over() {
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn of_two_moves_one_that_begins_out_of_order_is_overlooked() {
-    uses(Some(Twist::NoSeqCst), None, &[Room::moves, Room::moves]);
+    uses(Some(Mutation::NoSeqCst), None, &[Room::moves, Room::moves]);
 }
 
 /// One way to write a byte of a buffer.
@@ -95,7 +95,7 @@ impl Room {
 
 /// The owner takes a buffer back, and writes there itself once it may, while threads of a peer
 /// write it.
-fn uses(using: Option<Twist>, owning: Option<Twist>, writes: &'static [Write]) {
+fn uses(using: Option<Mutation>, owning: Option<Mutation>, writes: &'static [Write]) {
     check(move || {
         let room = Arc::new(Room::make(Region::anonymous(LEN), PLAN).unwrap());
         let [owner, writer] = [0, 1].map(|n| join(&room, n, Gid::new(7, n.into())).unwrap());

@@ -7,7 +7,7 @@ use loom::thread::{self, yield_now};
 use smc_wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord, StateFlags};
 use smc_wire::cursor::Ring;
 
-use super::sync::model::{Twist, check, with};
+use super::sync::model::{Mutation, check, with};
 use super::*;
 use crate::proto::conn::{RecvHalf, SendHalf};
 
@@ -19,25 +19,25 @@ fn what_is_read_is_what_was_written() {
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn a_producer_word_without_release_shows_bytes_too_early() {
-    ring(Some(Twist::NoRelease), None);
+    ring(Some(Mutation::NoRelease), None);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn a_producer_word_read_without_acquire_shows_bytes_too_early() {
-    ring(None, Some(Twist::NoAcquire));
+    ring(None, Some(Mutation::NoAcquire));
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn a_consumer_word_without_release_frees_bytes_too_early() {
-    ring(None, Some(Twist::NoRelease));
+    ring(None, Some(Mutation::NoRelease));
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn a_consumer_word_read_without_acquire_frees_bytes_too_early() {
-    ring(Some(Twist::NoAcquire), None);
+    ring(Some(Mutation::NoAcquire), None);
 }
 
 #[test]
@@ -48,17 +48,17 @@ fn the_end_comes_behind_all_data() {
 #[test]
 #[should_panic(expected = "the end came before the data")]
 fn an_end_without_release_overtakes_data() {
-    end(Some(Twist::NoRelease), None);
+    end(Some(Mutation::NoRelease), None);
 }
 
 #[test]
 #[should_panic(expected = "the end came before the data")]
 fn an_end_read_without_acquire_overtakes_data() {
-    end(None, Some(Twist::NoAcquire));
+    end(None, Some(Mutation::NoAcquire));
 }
 
 /// More than fits goes through the ring, past its end, in pieces.
-fn ring(writing: Option<Twist>, reading: Option<Twist>) {
+fn ring(writing: Option<Mutation>, reading: Option<Mutation>) {
     check(move || {
         let (mut writer, mut reader) = ends();
         let sender = thread::spawn(move || {
@@ -86,7 +86,7 @@ fn ring(writing: Option<Twist>, reading: Option<Twist>) {
 }
 
 /// A reader that has seen the flag for the end looks for data once more, and then has all.
-fn end(writing: Option<Twist>, reading: Option<Twist>) {
+fn end(writing: Option<Mutation>, reading: Option<Mutation>) {
     check(move || {
         let (mut writer, mut reader) = ends();
         let sender = thread::spawn(move || {

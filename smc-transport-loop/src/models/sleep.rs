@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use loom::thread;
 use smc_core::device::Dmb;
-use smc_core::mem::sync::model::{Twist, check, with};
+use smc_core::mem::sync::model::{Mutation, check, with};
 use smc_core::mem::sync::{AtomicBool, Ordering};
 
 use super::Sides;
@@ -17,13 +17,13 @@ fn a_reader_that_sleeps_is_reported() {
 #[test]
 #[should_panic(expected = "neither seen nor reported")]
 fn a_writer_without_fence_does_not_see_that_the_reader_sleeps() {
-    reader(Some(Twist::NoFence), None);
+    reader(Some(Mutation::NoFence), None);
 }
 
 #[test]
 #[should_panic(expected = "neither seen nor reported")]
 fn a_reader_that_sleeps_without_fence_does_not_see_what_was_written() {
-    reader(None, Some(Twist::NoFence));
+    reader(None, Some(Mutation::NoFence));
 }
 
 #[test]
@@ -34,18 +34,18 @@ fn a_driver_that_sleeps_is_rung() {
 #[test]
 #[should_panic(expected = "neither reported nor rung")]
 fn a_ringer_without_one_order_does_not_see_that_the_driver_sleeps() {
-    driver(Some(Twist::NoSeqCst), None);
+    driver(Some(Mutation::NoSeqCst), None);
 }
 
 #[test]
 #[should_panic(expected = "neither reported nor rung")]
 fn a_driver_that_sleeps_without_one_order_does_not_see_what_was_reported() {
-    driver(None, Some(Twist::NoSeqCst));
+    driver(None, Some(Mutation::NoSeqCst));
 }
 
 #[test]
 fn a_driver_and_its_ringer_do_without_fences() {
-    let both = Some(Twist::NoFence);
+    let both = Some(Mutation::NoFence);
     driver(both, both);
 }
 
@@ -57,13 +57,13 @@ fn whoever_sleeps_is_woken() {
 #[test]
 #[should_panic(expected = "asleep for good")]
 fn without_fences_of_the_writer_sleep_may_be_for_good() {
-    all(1, Some(Twist::NoFence), None, TAKES_CARE);
+    all(1, Some(Mutation::NoFence), None, TAKES_CARE);
 }
 
 #[test]
 #[should_panic(expected = "asleep for good")]
 fn without_fences_of_the_sleepers_sleep_may_be_for_good() {
-    all(1, None, Some(Twist::NoFence), TAKES_CARE);
+    all(1, None, Some(Mutation::NoFence), TAKES_CARE);
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn a_driver_has_to_look_again() {
 }
 
 /// A reader looks, asks for a report, and looks again, while the peer writes once.
-fn reader(writing: Option<Twist>, reading: Option<Twist>) {
+fn reader(writing: Option<Mutation>, reading: Option<Mutation>) {
     check(move || {
         let sides = Sides::new();
         let writer = sides.attach();
@@ -111,7 +111,7 @@ fn reader(writing: Option<Twist>, reading: Option<Twist>) {
 }
 
 /// The driver collects, asks for the doorbell, and collects again, while the peer reports once.
-fn driver(writing: Option<Twist>, driving: Option<Twist>) {
+fn driver(writing: Option<Mutation>, driving: Option<Mutation>) {
     check(move || {
         let sides = Sides::new();
         sides.dmb.arm();
@@ -132,7 +132,7 @@ fn driver(writing: Option<Twist>, driving: Option<Twist>) {
 }
 
 /// Reader and driver each in a thread of its own, and a peer that writes some times.
-fn all(times: u8, writing: Option<Twist>, sleeping: Option<Twist>, care: Care) {
+fn all(times: u8, writing: Option<Mutation>, sleeping: Option<Mutation>, care: Care) {
     check(move || {
         let sides = Arc::new(Sides::new());
         let waker = Arc::new(Waker::default());
@@ -187,7 +187,7 @@ const TAKES_CARE: Care = Care {
     driver_looks_again: true,
 };
 
-const IN_ORDER: Option<Twist> = Some(Twist::InOrder);
+const IN_ORDER: Option<Mutation> = Some(Mutation::InOrder);
 
 /// Of the reader's task.
 #[derive(Default)]

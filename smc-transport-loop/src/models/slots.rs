@@ -6,7 +6,7 @@ use std::sync::Arc;
 use loom::thread;
 use smc_core::device::{Attachment, Dmb, SubmitError};
 use smc_core::mem::HEADER_LEN;
-use smc_core::mem::sync::model::{Twist, check, with};
+use smc_core::mem::sync::model::{Mutation, check, with};
 
 use super::{DATA, LEN, Sides};
 use crate::bell::{Bell, Notice};
@@ -19,19 +19,19 @@ fn memory_is_used_again_only_when_the_peer_is_done_with_it() {
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn a_use_that_begins_out_of_order_is_overlooked() {
-    writes(Some(Twist::NoSeqCst), None);
+    writes(Some(Mutation::NoSeqCst), None);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn an_owner_that_withdraws_out_of_order_overlooks_a_use() {
-    writes(None, Some(Twist::NoSeqCst));
+    writes(None, Some(Mutation::NoSeqCst));
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn a_use_that_ends_without_release_may_go_on() {
-    writes(Some(Twist::NoRelease), None);
+    writes(Some(Mutation::NoRelease), None);
 }
 
 #[test]
@@ -42,13 +42,13 @@ fn memory_is_used_again_only_when_attachments_are_gone() {
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn an_attachment_made_out_of_order_is_overlooked() {
-    attachments(Some(Twist::NoSeqCst), None);
+    attachments(Some(Mutation::NoSeqCst), None);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn an_owner_that_withdraws_out_of_order_overlooks_an_attachment() {
-    attachments(None, Some(Twist::NoSeqCst));
+    attachments(None, Some(Mutation::NoSeqCst));
 }
 
 #[test]
@@ -59,13 +59,13 @@ fn pages_are_given_back_by_the_last_to_let_go() {
 #[test]
 #[should_panic(expected = "pages are kept for good")]
 fn an_attachment_that_ends_without_fence_does_not_see_that_it_is_awaited() {
-    departures(Some(Twist::NoFence), None);
+    departures(Some(Mutation::NoFence), None);
 }
 
 #[test]
 #[should_panic(expected = "pages are kept for good")]
 fn an_owner_that_waits_without_fence_overlooks_that_an_attachment_ended() {
-    departures(None, Some(Twist::NoFence));
+    departures(None, Some(Mutation::NoFence));
 }
 
 #[test]
@@ -76,25 +76,25 @@ fn a_notice_is_read_in_one_piece() {
 #[test]
 #[should_panic(expected = "a notice of two registrations")]
 fn an_owner_without_fence_mixes_notices() {
-    notices(Some(Twist::NoFence), None);
+    notices(Some(Mutation::NoFence), None);
 }
 
 #[test]
 #[should_panic(expected = "a notice of two registrations")]
 fn an_owner_without_release_mixes_notices() {
-    notices(Some(Twist::NoRelease), None);
+    notices(Some(Mutation::NoRelease), None);
 }
 
 #[test]
 #[should_panic(expected = "a notice of two registrations")]
 fn a_ringer_without_fence_mixes_notices() {
-    notices(None, Some(Twist::NoFence));
+    notices(None, Some(Mutation::NoFence));
 }
 
 #[test]
 #[should_panic(expected = "a notice of two registrations")]
 fn a_ringer_without_acquire_mixes_notices() {
-    notices(None, Some(Twist::NoAcquire));
+    notices(None, Some(Mutation::NoAcquire));
 }
 
 #[test]
@@ -105,13 +105,13 @@ fn a_slot_that_changed_is_seen_or_announced() {
 #[test]
 #[should_panic(expected = "neither seen nor announced")]
 fn an_owner_out_of_order_does_not_see_that_the_ringer_has_looked() {
-    changes(Some(Twist::NoSeqCst), None);
+    changes(Some(Mutation::NoSeqCst), None);
 }
 
 #[test]
 #[should_panic(expected = "neither seen nor announced")]
 fn a_ringer_that_looks_out_of_order_does_not_see_what_changed() {
-    changes(None, Some(Twist::NoSeqCst));
+    changes(None, Some(Mutation::NoSeqCst));
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn bits_of_several_ringers_are_each_taken_once() {
 }
 
 /// The owner drops its buffer and makes another one while the peer writes the first by copying.
-fn writes(using: Option<Twist>, owning: Option<Twist>) {
+fn writes(using: Option<Mutation>, owning: Option<Mutation>) {
     reuse(using, owning, |sides| {
         let target = Arc::clone(&sides.target);
         Box::new(
@@ -147,7 +147,7 @@ fn writes(using: Option<Twist>, owning: Option<Twist>) {
 }
 
 /// The same with a peer that attaches the buffer and writes through its mapping.
-fn attachments(using: Option<Twist>, owning: Option<Twist>) {
+fn attachments(using: Option<Mutation>, owning: Option<Mutation>) {
     reuse(using, owning, |sides| {
         let target = Arc::clone(&sides.target);
         Box::new(move || {
@@ -159,8 +159,8 @@ fn attachments(using: Option<Twist>, owning: Option<Twist>) {
 }
 
 fn reuse(
-    using: Option<Twist>,
-    owning: Option<Twist>,
+    using: Option<Mutation>,
+    owning: Option<Mutation>,
     user: impl Fn(&Sides) -> Box<dyn FnOnce()> + Send + Sync + 'static,
 ) {
     check(move || {
@@ -185,7 +185,7 @@ fn reuse(
 }
 
 /// The owner drops its buffer while the peer lets go of it, and then does what its driver does.
-fn departures(using: Option<Twist>, owning: Option<Twist>) {
+fn departures(using: Option<Mutation>, owning: Option<Mutation>) {
     check(move || {
         let sides = Sides::new();
         let attachment = sides.target.attach().unwrap();
@@ -199,7 +199,7 @@ fn departures(using: Option<Twist>, owning: Option<Twist>) {
 }
 
 /// The owner takes a slot back and offers it again while the ringer reads what it says.
-fn notices(owning: Option<Twist>, reading: Option<Twist>) {
+fn notices(owning: Option<Mutation>, reading: Option<Mutation>) {
     check(move || {
         let sides = Sides::new();
         let [owned, rung] = [(); 2].map(|()| sides.bell.slot(1).unwrap());
@@ -224,7 +224,7 @@ fn notices(owning: Option<Twist>, reading: Option<Twist>) {
 }
 
 /// The ringer, told to look, does so while the owner marks another slot.
-fn changes(owning: Option<Twist>, looking: Option<Twist>) {
+fn changes(owning: Option<Mutation>, looking: Option<Mutation>) {
     check(move || {
         let Sides { bell, .. } = Sides::new();
         let bell: Arc<Bell> = Arc::new(bell);

@@ -15,7 +15,7 @@ use loom::sync::atomic::Ordering;
 /// How memory is, in a scope, other than code asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Twist {
+pub enum Mutation {
     /// Better: accesses to words happen one after the other, and only the order of steps is tried.
     ///
     /// Loom lets a store of one thread go without an order to a change by another thread that read
@@ -41,17 +41,17 @@ pub fn check(model: impl Fn() + Send + Sync + 'static) {
     builder.check(model);
 }
 
-/// Runs code of the calling thread with a twist, or as it is.
-pub fn with<T>(twist: Option<Twist>, code: impl FnOnce() -> T) -> T {
-    let before = TWIST.with(|current| current.replace(twist));
+/// Runs code of the calling thread with a mutation, or as it is.
+pub fn with<T>(mutation: Option<Mutation>, code: impl FnOnce() -> T) -> T {
+    let before = MUTATION.with(|current| current.replace(mutation));
     let done = code();
-    TWIST.with(|current| current.set(before));
+    MUTATION.with(|current| current.set(before));
     done
 }
 
-/// A fence, or what the twist of the thread leaves of it.
+/// A fence, or what the mutation of the thread leaves of it.
 pub fn fence(order: Ordering) {
-    if twist() != Some(Twist::NoFence) {
+    if mutation() != Some(Mutation::NoFence) {
         loom_atomic::fence(match order {
             Ordering::SeqCst => if_seq_cst(Ordering::AcqRel),
             order => order,
@@ -71,14 +71,14 @@ impl AtomicU64 {
     }
 
     pub fn load(&self, order: Ordering) -> u64 {
-        if twist() == Some(Twist::InOrder) {
+        if mutation() == Some(Mutation::InOrder) {
             return self.0.fetch_or(0, Ordering::SeqCst);
         }
         self.0.load(weak(order, Ordering::Acquire))
     }
 
     pub fn store(&self, value: u64, order: Ordering) {
-        if twist() == Some(Twist::InOrder) {
+        if mutation() == Some(Mutation::InOrder) {
             self.0.swap(value, Ordering::SeqCst);
         } else {
             self.0.store(value, weak(order, Ordering::Release));
@@ -136,19 +136,19 @@ impl AtomicU64 {
 /// The ordering that is left of one. `most` is the strongest below `SeqCst` for such an access.
 fn weak(order: Ordering, most: Ordering) -> Ordering {
     let order = match order {
-        _ if twist() == Some(Twist::InOrder) => Ordering::SeqCst,
+        _ if mutation() == Some(Mutation::InOrder) => Ordering::SeqCst,
         Ordering::SeqCst => if_seq_cst(most),
         order => order,
     };
     let is_strong = matches!(order, Ordering::AcqRel | Ordering::SeqCst);
-    match twist() {
-        Some(Twist::NoRelease) if most != Ordering::Acquire => match order {
+    match mutation() {
+        Some(Mutation::NoRelease) if most != Ordering::Acquire => match order {
             Ordering::Release => Ordering::Relaxed,
             _ if is_strong && most == Ordering::AcqRel => Ordering::Acquire,
             _ if is_strong => Ordering::Relaxed,
             order => order,
         },
-        Some(Twist::NoAcquire) if most != Ordering::Release => match order {
+        Some(Mutation::NoAcquire) if most != Ordering::Release => match order {
             Ordering::Acquire => Ordering::Relaxed,
             _ if is_strong && most == Ordering::AcqRel => Ordering::Release,
             _ if is_strong => Ordering::Relaxed,
@@ -159,18 +159,18 @@ fn weak(order: Ordering, most: Ordering) -> Ordering {
 }
 
 fn if_seq_cst(else_this: Ordering) -> Ordering {
-    if twist() == Some(Twist::NoSeqCst) {
+    if mutation() == Some(Mutation::NoSeqCst) {
         else_this
     } else {
         Ordering::SeqCst
     }
 }
 
-fn twist() -> Option<Twist> {
-    TWIST.with(Cell::get)
+fn mutation() -> Option<Mutation> {
+    MUTATION.with(Cell::get)
 }
 
 loom::thread_local! {
     /// Of the thread of the model.
-    static TWIST: Cell<Option<Twist>> = Cell::new(None);
+    static MUTATION: Cell<Option<Mutation>> = Cell::new(None);
 }
