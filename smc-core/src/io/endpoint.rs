@@ -318,11 +318,11 @@ impl Endpoint {
 
     /// The SMC connections there are, those that wait for the peer's last word included.
     #[must_use]
-    pub fn connections(&self) -> Vec<Connection> {
+    pub fn connections(&self) -> Vec<ConnectionInfo> {
         let slots = self.inner.slots.iter();
         slots
             .flat_map(|slot| slot.connections())
-            .map(|conn| Connection {
+            .map(|conn| ConnectionInfo {
                 mode: conn.mode.clone(),
                 state: conn.state(),
                 local: conn.socket.local_addr().ok(),
@@ -396,7 +396,7 @@ impl fmt::Debug for Endpoint {
 /// An SMC connection as tools see it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct Connection {
+pub struct ConnectionInfo {
     /// What carries it.
     pub mode: Mode,
     /// Where it is in its life.

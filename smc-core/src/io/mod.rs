@@ -39,7 +39,7 @@ mod target;
 mod tcp;
 
 pub use builder::Builder;
-pub use endpoint::{ConnectOptions, Connection, Endpoint};
+pub use endpoint::{ConnectOptions, ConnectionInfo, Endpoint};
 pub use inplace::{ReadGuard, Reservation};
 pub use listener::{ListenOptions, Listener, Refused};
 pub use mode::Mode;
