@@ -6,7 +6,7 @@ use smc_wire::size::SizeCode;
 use smc_wire::types::{Eid, HostName, PnetId};
 
 use super::deadlines::Deadlines;
-use super::driver::{Driver, Slot, claim};
+use super::device_driver::{Driver, Slot, claim};
 use super::endpoint::{Endpoint, Inner};
 use super::groups::Groups;
 use super::lifetime::Lifetime;

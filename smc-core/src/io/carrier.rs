@@ -6,12 +6,12 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
+use super::busy_poll::{Spin, Step};
 use super::conn::Kinship;
 use super::deadlines::Deadline;
 use super::endpoint::Inner;
 use super::negotiate::{Credentials, SideChannel, Withdrawn};
 use super::runtime::{Runtime, Socket};
-use super::spin::{Spin, Step};
 
 /// The way of one handshake.
 pub(super) enum Carrier<'a> {

@@ -9,7 +9,7 @@ use rustix::net::sockopt;
 
 use super::builder::Builder;
 use super::deadlines::Deadlines;
-use super::driver::Slot;
+use super::device_driver::Slot;
 use super::groups::Groups;
 use super::lifetime::{ENDPOINT_CLOSED, Lifetime};
 use super::listener::{ListenOptions, Listener};

@@ -13,7 +13,7 @@ use hashbrown::{HashMap, HashSet};
 use smc_wire::types::{AlertToken, Gid};
 
 use super::deadlines::{Deadline, Deadlines};
-use super::driver::Slot;
+use super::device_driver::Slot;
 use super::rdma::{Ports, RdmaGroup};
 use super::runtime::Runtime;
 use crate::device::{DeviceError, MemoryLimit, PeerEvent, RdmaAddress};

@@ -9,7 +9,7 @@ use event_listener::Event;
 use smc_wire::size::SizeCode;
 
 use super::conn::Conn;
-use super::inplace::ReadGuard;
+use super::in_place::ReadGuard;
 use super::recv::Receiver;
 use super::send::{NEVER_FITS, Room, Sender};
 use super::tcp::{TcpReader, TcpWriter};

@@ -7,7 +7,7 @@ use smc_wire::size::SizeCode;
 use smc_wire::types::DmbToken;
 
 use super::cgroup;
-use super::driver::Slot;
+use super::device_driver::Slot;
 use super::endpoint::Inner;
 use crate::config::MEMORY_SHARE;
 use crate::device::{Charge, DeviceError, KeepsMemory, MemoryLimit};

@@ -8,10 +8,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use smc_wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord};
 
+use super::busy_poll::Spin;
 use super::conn::{Conn, len_u32, len_usize};
-use super::inplace::{Pins, ReadGuard};
-use super::poll::{Half, poll_until};
-use super::spin::Spin;
+use super::half::{Half, poll_until};
+use super::in_place::{Pins, ReadGuard};
 use crate::error::{Error, PeerMisbehaved};
 use crate::mem::TrustPeers;
 use crate::mem::sync::Ordering;

@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use smc_wire::cdc::ConsumerWord;
 
+use super::busy_poll::Spin;
 use super::conn::{Conn, PeerElement, len_u32, len_usize};
+use super::copy_mode::Pace;
 use super::deadlines::Deadline;
-use super::inplace::PRIVATE_MAX;
-use super::pace::Pace;
-use super::poll::{Half, poll_until};
+use super::half::{Half, poll_until};
+use super::in_place::PRIVATE_MAX;
 use super::rdma::Staged;
-use super::spin::Spin;
 use crate::device::SubmitError;
 use crate::error::{CloseReason, Error, Phase};
 use crate::mem::sync::Ordering;

@@ -15,7 +15,7 @@ use std::task::{Context, Poll};
 use futures_io::{AsyncBufRead, AsyncRead, AsyncWrite};
 
 use super::halves::{ReadSide, Side, WriteSide};
-use super::inplace::{ReadGuard, Reservation};
+use super::in_place::{ReadGuard, Reservation};
 use super::mode::Mode;
 use super::stream::{Shared, Stream, try_read_buf};
 use crate::error::FallbackReason;

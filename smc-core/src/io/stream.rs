@@ -12,9 +12,9 @@ use rustix::net::sockopt;
 
 use super::conn::{Conn, Handle};
 use super::halves::{ReadSide, Side, WriteSide};
-use super::inplace::{ReadGuard, Reservation};
+use super::in_place::{ReadGuard, Reservation};
 use super::mode::Mode;
-use super::ready::{Interest, Readiness};
+use super::readiness::{Interest, Readiness};
 use super::recv::Receiver;
 use super::runtime::Socket;
 use super::send::Sender;
@@ -332,7 +332,7 @@ impl Stream {
     ///
     /// When the runtime's reactor is gone.
     pub async fn ready(&self, interest: Interest) -> io::Result<Readiness> {
-        super::ready::wait(interest, &self.read, &self.write).await
+        super::readiness::wait(interest, &self.read, &self.write).await
     }
 
     /// Waits until a read would not wait, because there is data, the end, or an error. Any number

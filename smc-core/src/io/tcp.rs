@@ -7,7 +7,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 
-use super::inplace::ReadGuard;
+use super::in_place::ReadGuard;
 use super::runtime::Socket;
 
 /// Reads from the TCP socket, after what set-up has read from it already.

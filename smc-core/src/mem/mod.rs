@@ -14,15 +14,15 @@ pub mod sync;
 
 mod copy;
 mod element;
+mod mapped;
 #[cfg(smc_loom)]
 mod shadow;
-mod shared;
 
 pub(crate) use copy::{By, CAN_CHOOSE};
 pub(crate) use element::RingWriter;
 pub use element::{Element, HEADER_LEN, TrustPeers};
-pub(crate) use shared::WipedOnFork;
-pub use shared::{MemoryError, check_file_size, memory_file};
+pub(crate) use mapped::WipedOnFork;
+pub use mapped::{MemoryError, check_file_size, memory_file};
 
 use std::any::Any;
 use std::fmt;

@@ -1,9 +1,9 @@
 //! One SMC connection as its two halves, the driver and tools share it.
 
-mod say;
+mod publish;
 
-use say::Consumer;
-pub(crate) use say::{Asked, PeerElement};
+use publish::Consumer;
+pub(crate) use publish::{Asked, PeerElement};
 
 use std::fmt;
 use std::net::{Shutdown, SocketAddr};
@@ -18,7 +18,7 @@ use smc_wire::cursor::{Cursor, Ring};
 use smc_wire::types::{AlertToken, DmbToken};
 
 use super::deadlines::Deadline;
-use super::driver::Slot;
+use super::device_driver::Slot;
 use super::groups::Membership;
 use super::memory::PeerCharge;
 use super::mode::Mode;
@@ -36,7 +36,7 @@ use crate::proto::group::GroupId;
 ///
 /// Both halves read what the peer says in [`Conn::local`]. What we say to the peer is two words:
 /// the producer word belongs to the writing half alone; the consumer word is put together by both
-/// halves and by closing; [`say`] has both.
+/// halves and by closing; [`publish`] has both.
 pub(crate) struct Conn {
     /// Our element, written by the peer.
     pub(crate) local: Element,

@@ -17,16 +17,16 @@
 //! out before it is closed, because the peer knows that it arrived; and only when it is closed,
 //! and sends nothing of the staging rings any more, its connections go on over another one.
 
-mod group;
+mod conn;
+mod link_group;
+mod link_sender;
 mod memory;
-mod nudges;
+mod persist_timer;
 mod ports;
-mod staged;
-mod wire;
 pub(crate) mod work;
 
-pub(crate) use group::RdmaGroup;
-pub use group::RdmaGroupInfo;
+pub(crate) use conn::{Staged, StagedHandle};
+pub(crate) use link_group::RdmaGroup;
+pub use link_group::RdmaGroupInfo;
+pub(crate) use link_sender::Wire;
 pub(crate) use ports::Ports;
-pub(crate) use staged::{Staged, StagedHandle};
-pub(crate) use wire::Wire;

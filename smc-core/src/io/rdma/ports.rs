@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use smc_wire::types::{Mac, PeerId, PnetId};
 
-use super::super::driver::Slot;
+use super::super::device_driver::Slot;
 use super::super::runtime::{InterfaceAddress, Runtime};
 use crate::device::{RdmaAddress, RoceKind};
 use crate::proto::group::DeviceIndex;

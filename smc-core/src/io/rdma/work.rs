@@ -6,8 +6,8 @@ use smc_wire::size::SizeCode;
 use smc_wire::types::GroupId;
 
 use super::super::endpoint::Inner;
-use super::group::RdmaGroup;
-use super::staged::StagedHandle;
+use super::conn::StagedHandle;
+use super::link_group::RdmaGroup;
 use crate::device::{DeviceError, LinkAddress, RdmaAddress, Route};
 use crate::proto::group::DeviceIndex;
 use crate::proto::handshake::{

@@ -13,9 +13,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use super::build_conn::{direct_connection, rdma_connection};
 use super::builder::recv_buffer_size;
 use super::carrier::Carrier;
-use super::connected::{direct_connection, rdma_connection};
 use super::deadlines::Deadline;
 use super::endpoint::Inner;
 use super::negotiate::SideChannel;

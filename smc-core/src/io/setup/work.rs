@@ -6,7 +6,7 @@ use smc_wire::size::SizeCode;
 use smc_wire::types::Gid;
 
 use crate::device::{Attachment, Charge, DeviceError, Direct, Dmb};
-use crate::io::driver::Slot;
+use crate::io::device_driver::Slot;
 use crate::io::endpoint::Inner;
 use crate::io::groups::Membership;
 use crate::io::negotiate::Credentials;

@@ -4,7 +4,7 @@ use std::net::{Shutdown, SocketAddr};
 use std::sync::Arc;
 
 use super::conn::{Conn, Kinship, LocalBuffer, Parts, PeerElement, len_u32};
-use super::driver::Slot;
+use super::device_driver::Slot;
 use super::endpoint::Inner;
 use super::memory::PeerCharge;
 use super::mode::Mode;

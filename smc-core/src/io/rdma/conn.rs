@@ -11,11 +11,11 @@ use smc_wire::cursor::{Cursor, Ring};
 use smc_wire::types::{AlertToken, Rkey, RmbAddr};
 
 use super::super::conn::{Conn, len_u32, len_usize};
-use super::super::driver::Slot;
-use super::group::RdmaGroup;
+use super::super::device_driver::Slot;
+use super::link_group::RdmaGroup;
+use super::link_sender::{Taken, Wire};
 use super::memory::Buffer;
-use super::nudges::Nudges;
-use super::wire::{Taken, Wire};
+use super::persist_timer::Nudges;
 use crate::device::{Mr, Write};
 use crate::error::{CloseReason, Error};
 use crate::mem::sync::{AtomicBool, AtomicU32, Ordering};

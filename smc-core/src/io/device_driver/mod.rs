@@ -1,10 +1,10 @@
 //! One task per device that hands the device's events to the connections concerned.
 
-mod owing;
-mod serving;
+mod busy_retries;
+mod claims;
 mod task;
 
-pub(crate) use serving::claim;
+pub(crate) use claims::claim;
 pub(crate) use task::Driver;
 
 use std::collections::VecDeque;
@@ -24,7 +24,7 @@ use crate::error::{CloseReason, Error};
 use crate::mem::sync::{AtomicBool, AtomicUsize, Ordering};
 use crate::proto::group::{Cause, DeviceIndex, GroupId};
 use crate::proto::links::LinkId;
-use owing::{Due, Owing};
+use busy_retries::{Due, Owing};
 
 /// A device of an endpoint with the connections that use it.
 pub(crate) struct Slot {
@@ -574,7 +574,7 @@ impl Drop for Slot {
     fn drop(&mut self) {
         // The driver finds nothing to upgrade to and ends.
         self.driver.wake();
-        serving::release();
+        claims::release();
     }
 }
 

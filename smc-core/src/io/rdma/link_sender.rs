@@ -7,7 +7,7 @@ use std::time::Instant;
 use smc_wire::llc::MessageType;
 use smc_wire::types::AlertToken;
 
-use super::super::driver::Slot;
+use super::super::device_driver::Slot;
 use crate::device::{Link, OpId, SHORT_LEN, SubmitError, Write};
 use crate::mem::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::proto::group::DeviceIndex;

@@ -1,7 +1,7 @@
 //! One SMC-R link group: its links, its connections, and what its machine wants done.
 
 mod events;
-mod perform;
+mod outputs;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -16,11 +16,11 @@ use smc_wire::llc::DeleteLinkReason;
 use smc_wire::size::SizeCode;
 use smc_wire::types::{AlertToken, GroupId, Rkey, RmbAddr};
 
-use super::super::driver::Slot;
+use super::super::device_driver::Slot;
 use super::super::groups::Groups;
+use super::conn::{Staged, StagedHandle};
+use super::link_sender::Wire;
 use super::memory::{Buffer, Pool};
-use super::staged::{Staged, StagedHandle};
-use super::wire::Wire;
 use crate::device::{
     Access, DeviceError, LinkAddress, PendingLink, ProtectionDomain, RdmaAddress, Route,
 };

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+use super::busy_poll::{Spin, Step};
 use super::conn::Conn;
-use super::spin::{Spin, Step};
 use crate::error::Error;
 
 /// A half of an SMC stream.

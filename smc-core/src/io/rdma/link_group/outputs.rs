@@ -4,7 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::task::Waker;
 
-use super::super::wire::Wire;
+use super::super::link_sender::Wire;
 use super::{ENDPOINT_ENDS, NO_LINK, RdmaGroup, State};
 use crate::device::{
     DeviceError, LinkAddress, LinkFailure, PendingLink, ProtectionDomain, RdmaAddress, Route,
