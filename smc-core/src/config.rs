@@ -28,7 +28,7 @@ pub type PolicyFn = dyn Fn(&SocketAddr) -> Policy + Send + Sync;
 
 /// Settings of an endpoint; [`crate::io::Builder`] makes them.
 #[derive(Clone)]
-pub(crate) struct Config {
+pub(crate) struct EndpointConfig {
     pub(crate) policy: Arc<PolicyFn>,
     /// Code of the receive buffer's size.
     pub(crate) recv_buffer: SizeCode,
@@ -47,7 +47,7 @@ pub(crate) struct Config {
     pub(crate) trust: Option<TrustPeers>,
 }
 
-impl Default for Config {
+impl Default for EndpointConfig {
     fn default() -> Self {
         Self {
             policy: Arc::new(|_| Policy::Prefer),
@@ -67,9 +67,9 @@ impl Default for Config {
     }
 }
 
-impl fmt::Debug for Config {
+impl fmt::Debug for EndpointConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Config")
+        f.debug_struct("EndpointConfig")
             .field("recv_buffer", &self.recv_buffer)
             .field("ueids", &self.ueids)
             .field("polling", &self.polling)

@@ -16,26 +16,26 @@ pub struct MemoryLimit(Arc<Counter>);
 struct Counter {
     limit: usize,
     used: AtomicUsize,
-    kept: Mutex<KeptCharges>,
-    users: Mutex<Vec<Weak<dyn KeepsMemory>>>,
+    deferred: Mutex<DeferredCharges>,
+    users: Mutex<Vec<Weak<dyn TrimMemory>>>,
 }
 
 /// Something that keeps memory for later, charged to a limit.
-pub(crate) trait KeepsMemory: Send + Sync {
+pub(crate) trait TrimMemory: Send + Sync {
     /// Gives back what is not in use.
-    fn give_back(&self);
+    fn trim(&self);
 }
 
 /// Charges whose connections have ended.
 #[derive(Default)]
-struct KeptCharges {
-    charges: Vec<KeptCharge>,
+struct DeferredCharges {
+    charges: Vec<DeferredCharge>,
     /// With how many it is looked which of them are needed.
-    look_at: usize,
+    sweep_at: usize,
 }
 
 /// Not a [`Charge`], as it would keep the limit that it is in.
-struct KeptCharge {
+struct DeferredCharge {
     bytes: usize,
     is_needed: Box<dyn Fn() -> bool + Send + Sync>,
 }
@@ -47,7 +47,7 @@ impl MemoryLimit {
         Self(Arc::new(Counter {
             limit: bytes,
             used: AtomicUsize::new(0),
-            kept: Mutex::default(),
+            deferred: Mutex::default(),
             users: Mutex::default(),
         }))
     }
@@ -101,35 +101,35 @@ impl MemoryLimit {
         }
     }
 
-    /// Gives up the charges that were [kept](Charge::keep_while) and are not needed any more.
-    pub(crate) fn settle(&self) {
-        self.settle_if(|_| true);
+    /// Gives up the charges that were [deferred](Charge::defer_while) and are not needed any more.
+    pub(crate) fn release_unneeded(&self) {
+        self.release_unneeded_if(|_| true);
     }
 
     /// From now on `user` is asked as well when memory is short.
-    pub(crate) fn add_user(&self, user: Weak<dyn KeepsMemory>) {
+    pub(crate) fn add_user(&self, user: Weak<dyn TrimMemory>) {
         let mut users = self.users();
         users.retain(|user| user.strong_count() > 0);
         users.push(user);
     }
 
     /// Has all that keep memory for later give it back.
-    pub(crate) fn give_back(&self) {
+    pub(crate) fn trim(&self) {
         let users: Vec<_> = self.users().iter().filter_map(Weak::upgrade).collect();
         // Without the lock: a user that is gone meanwhile is dropped here.
-        users.iter().for_each(|user| user.give_back());
+        users.iter().for_each(|user| user.trim());
     }
 
-    fn users(&self) -> MutexGuard<'_, Vec<Weak<dyn KeepsMemory>>> {
+    fn users(&self) -> MutexGuard<'_, Vec<Weak<dyn TrimMemory>>> {
         self.0.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn settle_if(&self, is_due: impl Fn(&KeptCharges) -> bool) {
-        let mut kept = self.kept();
-        if !is_due(&kept) {
+    fn release_unneeded_if(&self, is_due: impl Fn(&DeferredCharges) -> bool) {
+        let mut deferred = self.deferred();
+        if !is_due(&deferred) {
             return;
         }
-        kept.charges.retain(|charge| {
+        deferred.charges.retain(|charge| {
             let is_needed = (charge.is_needed)();
             if !is_needed {
                 self.subtract(charge.bytes);
@@ -137,11 +137,14 @@ impl MemoryLimit {
             is_needed
         });
         // So that looking costs each of them a constant.
-        kept.look_at = kept.charges.len().saturating_mul(2).max(LOOK_AT_MIN);
+        deferred.sweep_at = deferred.charges.len().saturating_mul(2).max(SWEEP_MIN);
     }
 
-    fn kept(&self) -> MutexGuard<'_, KeptCharges> {
-        self.0.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    fn deferred(&self) -> MutexGuard<'_, DeferredCharges> {
+        self.0
+            .deferred
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     fn add(&self, bytes: usize) -> Result<(), DeviceError> {
@@ -201,17 +204,17 @@ impl Charge {
 
     /// Keeps the charge as long as `is_needed` says so. It is asked now and when memory is short, and
     /// must not charge anything itself.
-    pub(crate) fn keep_while(mut self, is_needed: impl Fn() -> bool + Send + Sync + 'static) {
+    pub(crate) fn defer_while(mut self, is_needed: impl Fn() -> bool + Send + Sync + 'static) {
         let Some(limit) = self.limit.clone().filter(|_| is_needed()) else {
             return;
         };
         // From here on it is that of the entry.
         let bytes = std::mem::take(&mut self.bytes);
-        limit.kept().charges.push(KeptCharge {
+        limit.deferred().charges.push(DeferredCharge {
             bytes,
             is_needed: Box::new(is_needed),
         });
-        limit.settle_if(|kept| kept.charges.len() > kept.look_at);
+        limit.release_unneeded_if(|deferred| deferred.charges.len() > deferred.sweep_at);
     }
 
     /// Charges no more than so much.
@@ -279,8 +282,8 @@ impl Charge {
     }
 }
 
-/// With fewer kept charges it is not looked which of them are needed, unless memory is short.
-const LOOK_AT_MIN: usize = 64;
+/// With fewer deferred charges it is not looked which of them are needed, unless memory is short.
+const SWEEP_MIN: usize = 64;
 
 #[cfg(test)]
 mod tests {
@@ -289,29 +292,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_charge_that_is_kept_stays_until_it_is_not_needed() {
+    fn a_deferred_charge_stays_until_it_is_not_needed() {
         let limit = MemoryLimit::new(100);
         let is_needed = Arc::new(AtomicBool::new(true));
         let needed = || {
             let is_needed = Arc::clone(&is_needed);
             move || is_needed.load(Ordering::Relaxed)
         };
-        limit.charge(60).unwrap().keep_while(needed());
-        limit.settle();
+        limit.charge(60).unwrap().defer_while(needed());
+        limit.release_unneeded();
         assert_eq!(limit.used(), 60);
         is_needed.store(false, Ordering::Relaxed);
         assert_eq!(limit.used(), 60);
-        limit.settle();
+        limit.release_unneeded();
         assert_eq!(limit.used(), 0);
-        limit.charge(60).unwrap().keep_while(needed());
+        limit.charge(60).unwrap().defer_while(needed());
         assert_eq!(limit.used(), 0);
     }
 
     #[test]
-    fn all_that_share_a_limit_give_back_what_they_keep() {
+    fn all_users_of_a_limit_trim_their_memory() {
         struct User(Mutex<Option<Charge>>);
-        impl KeepsMemory for User {
-            fn give_back(&self) {
+        impl TrimMemory for User {
+            fn trim(&self) {
                 self.0.lock().unwrap().take();
             }
         }
@@ -321,11 +324,11 @@ mod tests {
             Arc::new(User(Mutex::new(Some(charge))))
         });
         for user in &users {
-            let user: Arc<dyn KeepsMemory> = Arc::clone(user) as _;
+            let user: Arc<dyn TrimMemory> = Arc::clone(user) as _;
             limit.add_user(Arc::downgrade(&user));
         }
         assert_eq!(limit.used(), 70);
-        limit.give_back();
+        limit.trim();
         assert_eq!(limit.used(), 0);
     }
 
@@ -377,12 +380,12 @@ mod tests {
         let account = MemoryAccount::default();
         let (first, second) = (MemoryLimit::new(100), MemoryLimit::new(50));
         account.limit_by(&first);
-        let kept = account.charge(60).unwrap();
+        let deferred = account.charge(60).unwrap();
         account.limit_by(&second);
         let charged = account.charge(40).unwrap();
         assert!(account.charge(20).is_err());
         assert_eq!((first.used(), second.used()), (60, 40));
-        drop((kept, charged));
+        drop((deferred, charged));
         assert_eq!((first.used(), second.used()), (0, 0));
     }
 }

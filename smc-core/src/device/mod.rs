@@ -25,7 +25,7 @@ mod rdma;
 
 pub use error::{DeviceError, SubmitError};
 pub use event::{Event, PeerEvent};
-pub(crate) use memory::KeepsMemory;
+pub(crate) use memory::TrimMemory;
 pub use memory::{Charge, MemoryAccount, MemoryLimit};
 pub use nocopy::{Attachment, Nocopy, PeerEvents};
 pub use rdma::{

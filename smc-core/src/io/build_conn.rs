@@ -1,15 +1,15 @@
-//! From what a handshake has agreed on and brought to a connection.
+//! From what a handshake has agreed on and gained to a connection.
 
 use std::net::{Shutdown, SocketAddr};
 use std::sync::Arc;
 
-use super::conn::{Conn, Kinship, LocalBuffer, Parts, PeerElement, len_u32};
-use super::device_driver::Slot;
-use super::endpoint::Inner;
+use super::conn::{Conn, LocalBuffer, Parts, PeerElement, PeerLocality, len_u32};
+use super::device_driver::DeviceDriver;
+use super::endpoint::EndpointInner;
 use super::memory::PeerCharge;
 use super::mode::Mode;
 use super::runtime::Socket;
-use super::setup::{Kept, slot};
+use super::setup::{HandshakeResources, driver};
 use crate::device::DeviceError;
 use crate::error::{CloseReason, Error, PeerMisbehaved, Phase};
 use crate::mem::Element;
@@ -18,16 +18,16 @@ use crate::proto::handshake::{DirectPath, Established, PeerAccess, RdmaPath};
 
 /// Puts an SMC-D connection together and hands it to the driver.
 pub(super) fn direct_connection(
-    endpoint: &Inner,
+    endpoint: &EndpointInner,
     socket: Arc<dyn Socket>,
     peer_addr: SocketAddr,
     established: &Established,
     path: DirectPath,
-    kept: Kept,
-    kinship: Kinship,
+    resources: HandshakeResources,
+    locality: PeerLocality,
 ) -> Result<Arc<Conn>, Error> {
-    let slot = slot(endpoint, path.device)?;
-    let (Some(dmb), Some(membership)) = (kept.dmb, kept.membership) else {
+    let driver = driver(endpoint, path.device)?;
+    let (Some(dmb), Some(membership)) = (resources.dmb, resources.membership) else {
         return Err(Error::Bug(
             "handshake ended without a buffer or a link group",
         ));
@@ -40,8 +40,8 @@ pub(super) fn direct_connection(
     let ring = path.peer_buffer.size.ring_d();
     // A client keeps to the size of our buffer, for which there was memory.
     let peer_len = path.peer_buffer.size.byte_len();
-    let charge = PeerCharge::new(kept.charge, peer_len, slot, path.peer_buffer.token);
-    let (peer, lost) = match (path.access, kept.attachment) {
+    let charge = PeerCharge::new(resources.charge, peer_len, driver, path.peer_buffer.token);
+    let (peer, lost) = match (path.access, resources.attachment) {
         _ if charge.is_err() => (
             PeerElement::Lost { ring },
             charge.as_ref().err().cloned().map(Error::Device),
@@ -83,7 +83,7 @@ pub(super) fn direct_connection(
         version: established.version,
         release: established.release,
         nocopy: path.access == PeerAccess::Attached,
-        device: Arc::clone(slot.name()),
+        device: Arc::clone(driver.name()),
         chid: path.chid,
         peer: path.peer,
         eid: established.eid,
@@ -97,75 +97,75 @@ pub(super) fn direct_connection(
         mode,
         peer_addr,
         socket,
-        slot: Arc::clone(slot),
+        driver: Arc::clone(driver),
         membership,
-        kinship,
+        locality,
         charge: charge.ok(),
     });
-    Ok(adopt(endpoint, slot, group, conn, lost))
+    Ok(register(endpoint, driver, group, conn, lost))
 }
 
 /// Puts an SMC-R connection together. What the peer has said since it knows the token is there.
 pub(super) fn rdma_connection(
-    endpoint: &Inner,
+    endpoint: &EndpointInner,
     socket: Arc<dyn Socket>,
     peer_addr: SocketAddr,
     established: &Established,
     path: RdmaPath,
-    kept: Kept,
+    resources: HandshakeResources,
 ) -> Result<Arc<Conn>, Error> {
     // Its device may be gone: then the group goes on over another one, or ends the connection.
-    let slot = endpoint.slots.get(path.device.0).ok_or(NO_SUCH_DEVICE)?;
-    let (Some(prepared), Some(membership)) = (kept.prepared, kept.membership) else {
+    let driver = endpoint.drivers.get(path.device.0).ok_or(NO_SUCH_DEVICE)?;
+    let (Some(prepared), Some(membership)) = (resources.prepared, resources.membership) else {
         return Err(Error::Bug(
             "handshake ended without a buffer or a link group",
         ));
     };
-    let staged = Arc::clone(prepared.handle().staged());
+    let rdma_conn = Arc::clone(prepared.handle().rdma_conn());
     let mode = Mode::SmcR {
         version: established.version,
         release: established.release,
-        device: Arc::clone(slot.name()),
+        device: Arc::clone(driver.name()),
         local: path.link.gid,
         peer: path.peer.gid,
         eid: established.eid,
     };
     let group = established.group;
     let conn = Conn::new(Parts {
-        local: staged.rmb().element().clone(),
-        local_ring: staged.rmb().size().ring_r(),
+        local: rdma_conn.rmb().element().clone(),
+        local_ring: rdma_conn.rmb().size().ring_r(),
         buffer: LocalBuffer::Rmb(Arc::clone(prepared.handle())),
-        peer: PeerElement::Staged(Arc::clone(&staged)),
+        peer: PeerElement::Rdma(Arc::clone(&rdma_conn)),
         mode,
         peer_addr,
         socket,
-        slot: Arc::clone(slot),
+        driver: Arc::clone(driver),
         membership,
-        kinship: Kinship::Stranger,
+        locality: PeerLocality::Unknown,
         charge: None,
     });
-    staged.adopt(&conn);
-    let lost = (!staged.is_bound()).then_some(Error::Closed(CloseReason::Aborted));
-    Ok(adopt(endpoint, slot, group, conn, lost))
+    rdma_conn.set_conn(&conn);
+    let lost = (!rdma_conn.is_bound()).then_some(Error::Closed(CloseReason::Aborted));
+    Ok(register(endpoint, driver, group, conn, lost))
 }
 
 /// Hands a connection to the driver of its device. One that was lost before ends behind what its peer
 /// has written.
-fn adopt(
-    endpoint: &Inner,
-    slot: &Slot,
+fn register(
+    endpoint: &EndpointInner,
+    driver: &DeviceDriver,
     group: GroupId,
     conn: Arc<Conn>,
     lost: Option<Error>,
 ) -> Arc<Conn> {
-    slot.adopt(&conn);
+    driver.add_conn(&conn);
     // The group may have ended before the driver knew of the connection.
     let ended = || Error::Closed(CloseReason::Aborted);
     let lost = lost.or_else(|| (!endpoint.groups.is_usable(group)).then(ended));
     if let Some(why) = lost {
         // How a peer that is still there finds out.
         let _best_effort = conn.socket.shutdown(Shutdown::Both);
-        conn.lose(why);
+        conn.abort_unreachable(why);
     }
     conn
 }

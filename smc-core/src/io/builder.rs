@@ -6,15 +6,15 @@ use smc_wire::size::SizeCode;
 use smc_wire::types::{Eid, HostName, PnetId};
 
 use super::deadlines::Deadlines;
-use super::device_driver::{Driver, Slot, claim};
-use super::endpoint::{Endpoint, Inner};
+use super::device_driver::{DeviceDriver, DriverTask, claim};
+use super::endpoint::{Endpoint, EndpointInner};
 use super::groups::Groups;
 use super::lifetime::Lifetime;
 use super::memory::default_limit;
 use super::negotiate::{Domain, Local, Negotiation};
 use super::rdma::Ports;
 use super::runtime::Runtime;
-use crate::config::{Config, Policy};
+use crate::config::{EndpointConfig, Policy};
 use crate::device::{Device, MemoryLimit};
 use crate::error::Error;
 use crate::mem::TrustPeers;
@@ -35,7 +35,7 @@ pub struct Builder {
     max_conns: Option<u8>,
     llc: LlcConfig,
     memory: Option<usize>,
-    config: Config,
+    config: EndpointConfig,
 }
 
 impl Builder {
@@ -308,11 +308,11 @@ impl Builder {
             llc,
             memory.clone(),
         );
-        let slots: Vec<_> = devices
+        let drivers: Vec<_> = devices
             .into_iter()
             .enumerate()
             .map(|(index, device)| {
-                Slot::new(
+                DeviceDriver::new(
                     device,
                     DeviceIndex(index),
                     Arc::clone(&groups),
@@ -320,16 +320,16 @@ impl Builder {
                 )
             })
             .collect();
-        groups.set_slots(&slots);
-        slots.iter().try_for_each(claim)?;
-        slots
+        groups.set_drivers(&drivers);
+        drivers.iter().try_for_each(claim)?;
+        drivers
             .iter()
-            .for_each(|slot| slot.device().limit_memory(&memory));
-        for slot in &slots {
-            runtime.spawn(Box::pin(Driver::new(slot, Arc::clone(&runtime))?));
+            .for_each(|driver| driver.device().limit_memory(&memory));
+        for driver in &drivers {
+            runtime.spawn(Box::pin(DriverTask::new(driver, Arc::clone(&runtime))?));
         }
-        let handshake = Arc::new(handshake_config(&config, &slots));
-        let inner = Inner {
+        let handshake = Arc::new(handshake_config(&config, &drivers));
+        let inner = EndpointInner {
             offer: Mutex::default(),
             lifetime,
             deadlines,
@@ -339,7 +339,7 @@ impl Builder {
             handshake,
             negotiation,
             negotiator: client,
-            slots,
+            drivers,
             groups,
         };
         Ok(Endpoint::new(inner))
@@ -347,25 +347,25 @@ impl Builder {
 }
 
 /// What the handshake has to know of our devices and settings.
-fn handshake_config(config: &Config, slots: &[Arc<Slot>]) -> handshake::Config {
-    let devices = slots.iter().enumerate().filter_map(|(index, slot)| {
-        let direct = slot.device().fabric().direct()?;
-        let limit = slot.device().limits().max_dmb_len;
+fn handshake_config(config: &EndpointConfig, drivers: &[Arc<DeviceDriver>]) -> handshake::Config {
+    let devices = drivers.iter().enumerate().filter_map(|(index, driver)| {
+        let direct = driver.device().fabric().direct()?;
+        let limit = driver.device().limits().max_dmb_len;
         let max_buffer = (0..=SizeCode::MAX.code())
             .filter_map(SizeCode::new)
             .take_while(|size| size.byte_len() <= limit)
             .last()
             .unwrap_or(SizeCode::MIN);
         let device = DirectDevice::new(DeviceIndex(index), direct.gid(), direct.chid())
-            .with_pnet_id(slot.device().identity().pnet_id)
+            .with_pnet_id(driver.device().identity().pnet_id)
             .with_nocopy(direct.nocopy().is_some())
             .with_max_buffer(max_buffer);
         Some(device)
     });
     let mut handshake = handshake::Config::new(devices.collect());
-    let native = slots
+    let native = drivers
         .iter()
-        .find_map(|slot| slot.device().fabric().direct()?.seid());
+        .find_map(|driver| driver.device().fabric().direct()?.seid());
     handshake.seid = config.seid_enabled.then(|| native.unwrap_or(DEFAULT_SEID));
     handshake.ueids.clone_from(&config.ueids);
     handshake.pnet_ids.clone_from(&config.pnet_ids);

@@ -6,23 +6,24 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use super::busy_poll::{Spin, Step};
-use super::conn::Kinship;
+use super::busy_poll::{BusyPoll, PollStep};
+use super::conn::PeerLocality;
 use super::deadlines::Deadline;
-use super::endpoint::Inner;
+use super::endpoint::EndpointInner;
 use super::negotiate::{Credentials, SideChannel, Withdrawn};
 use super::runtime::{Runtime, Socket};
+use crate::proto::handshake::Role;
 
 /// The way of one handshake.
 pub(super) enum Carrier<'a> {
     Tcp(&'a dyn Socket),
-    SideChannel(Beside<'a>),
+    SideChannel(SideChannelCarrier<'a>),
 }
 
 /// A way beside TCP, which only processes of one host have.
-pub(super) struct Beside<'a> {
+pub(super) struct SideChannelCarrier<'a> {
     side_channel: &'a mut dyn SideChannel,
-    kinship: Kinship,
+    locality: PeerLocality,
     /// Something was sent that the other side may not have noticed.
     sent: bool,
     /// A client's, until it has heard something: bytes on it come from a plain server.
@@ -31,48 +32,61 @@ pub(super) struct Beside<'a> {
     timer: Option<Deadline>,
     /// A client's: the progress that it has seen, from when on TCP is looked at, too.
     progress: Option<u64>,
-    spin: Spin,
-    endpoint: &'a Inner,
+    busy_poll: BusyPoll,
+    endpoint: &'a EndpointInner,
 }
 
 impl<'a> Carrier<'a> {
     /// For a client whose PROPOSAL was delivered.
     pub(super) fn client(
-        endpoint: &'a Inner,
+        endpoint: &'a EndpointInner,
         side_channel: &'a mut dyn SideChannel,
         plain: &'a dyn Socket,
     ) -> Self {
-        Self::beside(endpoint, side_channel, Kinship::Client, Some(plain))
+        Self::beside(
+            endpoint,
+            side_channel,
+            PeerLocality::SameHost(Role::Client),
+            Some(plain),
+        )
     }
 
     /// For a server that such a client came to.
-    pub(super) fn server(endpoint: &'a Inner, side_channel: &'a mut dyn SideChannel) -> Self {
-        Self::beside(endpoint, side_channel, Kinship::Server, None)
+    pub(super) fn server(
+        endpoint: &'a EndpointInner,
+        side_channel: &'a mut dyn SideChannel,
+    ) -> Self {
+        Self::beside(
+            endpoint,
+            side_channel,
+            PeerLocality::SameHost(Role::Server),
+            None,
+        )
     }
 
     fn beside(
-        endpoint: &'a Inner,
+        endpoint: &'a EndpointInner,
         side_channel: &'a mut dyn SideChannel,
-        kinship: Kinship,
+        locality: PeerLocality,
         plain: Option<&'a dyn Socket>,
     ) -> Self {
-        Self::SideChannel(Beside {
+        Self::SideChannel(SideChannelCarrier {
             side_channel,
-            kinship,
+            locality,
             sent: false,
             plain,
             timer: None,
             progress: None,
-            spin: Spin::new(endpoint.config.polling),
+            busy_poll: BusyPoll::new(endpoint.config.polling),
             endpoint,
         })
     }
 
     /// What the way says about the other side.
-    pub(super) fn kinship(&self) -> Kinship {
+    pub(super) fn locality(&self) -> PeerLocality {
         match self {
-            Self::Tcp(_) => Kinship::Stranger,
-            Self::SideChannel(beside) => beside.kinship,
+            Self::Tcp(_) => PeerLocality::Unknown,
+            Self::SideChannel(beside) => beside.locality,
         }
     }
 
@@ -129,7 +143,9 @@ impl<'a> Carrier<'a> {
     /// While the device works on the answer: lets the client see that.
     pub(super) fn publish_progress(&mut self, cx: &mut Context<'_>) {
         match self {
-            Self::SideChannel(beside) if matches!(beside.kinship, Kinship::Server) => {
+            Self::SideChannel(beside)
+                if matches!(beside.locality, PeerLocality::SameHost(Role::Server)) =>
+            {
                 beside.publish_progress(cx);
             }
             _ => {}
@@ -157,12 +173,12 @@ impl<'a> Carrier<'a> {
     }
 }
 
-impl Beside<'_> {
+impl SideChannelCarrier<'_> {
     fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
         let read = self.poll_side_channel(cx, buf);
         if read.is_ready() {
             self.plain = None;
-            self.spin.hit();
+            self.busy_poll.hit();
         }
         read
     }
@@ -176,20 +192,20 @@ impl Beside<'_> {
             if let Some(read) = self.read(buf) {
                 return Poll::Ready(read);
             }
-            match self.spin.miss() {
-                Step::Again => {}
-                Step::Yield => {
+            match self.busy_poll.miss() {
+                PollStep::Again => {}
+                PollStep::Yield => {
                     cx.waker().wake_by_ref();
                     return Poll::Pending;
                 }
-                Step::Park => break,
+                PollStep::Park => break,
             }
         }
         match self.watch(cx) {
-            Sign::None => self.side_channel.poll_read(cx, buf),
+            AnswerState::None => self.side_channel.poll_read(cx, buf),
             // Perhaps it is what follows an answer.
-            Sign::Plain => Poll::Ready(self.read(buf).unwrap_or(Ok(0))),
-            Sign::Silent => match self.side_channel.withdraw() {
+            AnswerState::Plain => Poll::Ready(self.read(buf).unwrap_or(Ok(0))),
+            AnswerState::Silent => match self.side_channel.withdraw() {
                 Withdrawn::Free => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
                 // The answer has come this moment, or there is no other way than to wait for it.
                 Withdrawn::Taken => {
@@ -208,33 +224,33 @@ impl Beside<'_> {
     }
 
     /// Whether an answer is still to be expected.
-    fn watch(&mut self, cx: &mut Context<'_>) -> Sign {
+    fn watch(&mut self, cx: &mut Context<'_>) -> AnswerState {
         let Some(socket) = self.plain else {
-            return Sign::None;
+            return AnswerState::None;
         };
-        let Inner {
+        let EndpointInner {
             runtime,
             deadlines,
             config,
             ..
         } = self.endpoint;
         // Hardly ever there is anything on TCP: at first it is not looked at.
-        let first = PATIENCE.min(config.answer_timeout);
+        let first = PLAIN_CHECK_DELAY.min(config.answer_timeout);
         loop {
             if self.progress.is_some() && socket.poll_readable(cx).is_ready() {
-                return Sign::Plain;
+                return AnswerState::Plain;
             }
             let timer = self
                 .timer
                 .get_or_insert_with(|| deadlines.at(runtime.now() + first));
             if Pin::new(&mut *timer).poll(cx).is_pending() {
-                return Sign::None;
+                return AnswerState::None;
             }
             // A task that is late was kept from running, and so the server may have been.
             let is_late = timer.is_overdue(LATE);
             let progress = self.side_channel.progress();
             let wait = match self.progress.replace(progress) {
-                Some(before) if before == progress && !is_late => return Sign::Silent,
+                Some(before) if before == progress && !is_late => return AnswerState::Silent,
                 Some(_) => config.answer_timeout,
                 None => config.answer_timeout - first,
             };
@@ -243,7 +259,7 @@ impl Beside<'_> {
     }
 
     fn publish_progress(&mut self, cx: &mut Context<'_>) {
-        let Inner {
+        let EndpointInner {
             runtime, deadlines, ..
         } = self.endpoint;
         loop {
@@ -260,7 +276,7 @@ impl Beside<'_> {
 }
 
 /// What a client has seen of the server besides an answer.
-enum Sign {
+enum AnswerState {
     None,
     /// Something has come on TCP, where nothing should.
     Plain,
@@ -276,4 +292,4 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(40);
 
 /// How long a client waits for an answer before it looks at TCP, too. That costs system calls, and
 /// whoever is announced to answers.
-const PATIENCE: Duration = Duration::from_millis(10);
+const PLAIN_CHECK_DELAY: Duration = Duration::from_millis(10);

@@ -26,7 +26,7 @@ pub(crate) struct Deadlines {
     runtime: Arc<dyn Runtime>,
     pending: Mutex<Pending>,
     /// Something comes before what the task waits for.
-    news: AtomicBool,
+    is_rescheduled: AtomicBool,
     task: AtomicWaker,
 }
 
@@ -47,14 +47,14 @@ impl Deadlines {
         let deadlines = Arc::new(Self {
             runtime: Arc::clone(runtime),
             pending: Mutex::default(),
-            news: AtomicBool::new(false),
+            is_rescheduled: AtomicBool::new(false),
             task: AtomicWaker::new(),
         });
-        let keeper = Keeper {
+        let timer_task = TimerTask {
             deadlines: Arc::downgrade(&deadlines),
             lifetime: Arc::clone(lifetime),
         };
-        runtime.spawn(Box::pin(keep(keeper)));
+        runtime.spawn(Box::pin(run_timer(timer_task)));
         deadlines
     }
 
@@ -83,14 +83,14 @@ impl Deadlines {
         // A waker may own a task, which is not to be dropped with the lock held.
         drop(old);
         if is_sooner {
-            self.news.store(true, Ordering::Release);
+            self.is_rescheduled.store(true, Ordering::Release);
             self.task.wake();
         }
         true
     }
 
     /// Nothing tells the time any more.
-    fn give_up(&self) {
+    fn end(&self) {
         let mut pending = self.pending();
         pending.is_over = true;
         let left = std::mem::take(&mut pending.by_time);
@@ -134,21 +134,21 @@ impl fmt::Debug for Deadlines {
 }
 
 /// The task that waits for the earliest.
-async fn keep(keeper: Keeper) {
+async fn run_timer(timer_task: TimerTask) {
     let mut timer = None;
     poll_fn(|cx| {
         loop {
-            let Some(deadlines) = keeper.deadlines.upgrade() else {
+            let Some(deadlines) = timer_task.deadlines.upgrade() else {
                 return Poll::Ready(());
             };
             deadlines.task.register(cx.waker());
-            deadlines.news.store(false, Ordering::Release);
+            deadlines.is_rescheduled.store(false, Ordering::Release);
             let next = deadlines.wake_due();
             timer = next.map(|at| deadlines.runtime.timer(at));
             let is_due = timer
                 .as_mut()
                 .is_some_and(|timer| timer.as_mut().poll(cx).is_ready());
-            if !is_due && !deadlines.news.load(Ordering::Acquire) {
+            if !is_due && !deadlines.is_rescheduled.load(Ordering::Acquire) {
                 return Poll::Pending;
             }
         }
@@ -157,16 +157,16 @@ async fn keep(keeper: Keeper) {
 }
 
 /// What the task has: dropped with it, also if it was never polled.
-struct Keeper {
+struct TimerTask {
     deadlines: Weak<Deadlines>,
     lifetime: Arc<Lifetime>,
 }
 
-impl Drop for Keeper {
+impl Drop for TimerTask {
     fn drop(&mut self) {
         if let Some(deadlines) = self.deadlines.upgrade() {
             self.lifetime.end(TASKS_ENDED);
-            deadlines.give_up();
+            deadlines.end();
         }
     }
 }

@@ -9,7 +9,7 @@ use rustix::net::sockopt;
 
 use super::builder::Builder;
 use super::deadlines::Deadlines;
-use super::device_driver::Slot;
+use super::device_driver::DeviceDriver;
 use super::groups::Groups;
 use super::lifetime::{ENDPOINT_CLOSED, Lifetime};
 use super::listener::{ListenOptions, Listener};
@@ -20,8 +20,8 @@ use super::runtime::{Acceptor, Runtime, SocketOptions};
 use super::setup;
 use super::stream::Stream;
 use super::target::{IntoTarget, Target};
-use crate::config::{Config, Policy};
-use crate::device::{Device, KeepsMemory, MemoryLimit};
+use crate::config::{EndpointConfig, Policy};
+use crate::device::{Device, MemoryLimit, TrimMemory};
 use crate::error::Error;
 use crate::proto::conn::State;
 use crate::proto::group::Snapshot;
@@ -47,16 +47,16 @@ use crate::proto::handshake;
 /// so: the methods above fail with [`Error::Misuse`]. Build another endpoint there, of other devices.
 #[derive(Clone)]
 pub struct Endpoint {
-    inner: Arc<Inner>,
+    inner: Arc<EndpointInner>,
 }
 
-pub(crate) struct Inner {
-    pub(crate) config: Config,
+pub(crate) struct EndpointInner {
+    pub(crate) config: EndpointConfig,
     pub(crate) runtime: Arc<dyn Runtime>,
     pub(crate) handshake: Arc<handshake::Config>,
     pub(crate) negotiation: Arc<dyn Negotiation>,
     pub(crate) negotiator: Arc<dyn negotiate::Client>,
-    pub(crate) slots: Vec<Arc<Slot>>,
+    pub(crate) drivers: Vec<Arc<DeviceDriver>>,
     pub(crate) groups: Arc<Groups>,
     /// What buffers are charged to.
     pub(crate) memory: MemoryLimit,
@@ -67,16 +67,18 @@ pub(crate) struct Inner {
     pub(crate) offer: Mutex<Option<(Arc<handshake::Config>, Arc<handshake::Offer>)>>,
 }
 
-impl Drop for Inner {
+impl Drop for EndpointInner {
     fn drop(&mut self) {
-        self.slots.iter().for_each(|slot| slot.lose_endpoint());
+        self.drivers
+            .iter()
+            .for_each(|driver| driver.handle_endpoint_dropped());
     }
 }
 
 impl Endpoint {
-    pub(super) fn new(inner: Inner) -> Self {
+    pub(super) fn new(inner: EndpointInner) -> Self {
         let inner = Arc::new(inner);
-        let keeper: Arc<dyn KeepsMemory> = Arc::clone(&inner) as _;
+        let keeper: Arc<dyn TrimMemory> = Arc::clone(&inner) as _;
         inner.memory.add_user(Arc::downgrade(&keeper));
         Self { inner }
     }
@@ -290,13 +292,13 @@ impl Endpoint {
 
     /// The devices in order of preference.
     pub fn devices(&self) -> impl Iterator<Item = &Arc<dyn Device>> {
-        self.inner.slots.iter().map(|slot| slot.device())
+        self.inner.drivers.iter().map(|driver| driver.device())
     }
 
     /// The limit on the memory of connections, with what is used of it now.
     #[must_use]
     pub fn memory(&self) -> &MemoryLimit {
-        self.inner.memory.settle();
+        self.inner.memory.release_unneeded();
         &self.inner.memory
     }
 
@@ -319,9 +321,9 @@ impl Endpoint {
     /// The SMC connections there are, those that wait for the peer's last word included.
     #[must_use]
     pub fn connections(&self) -> Vec<ConnectionInfo> {
-        let slots = self.inner.slots.iter();
-        slots
-            .flat_map(|slot| slot.connections())
+        let drivers = self.inner.drivers.iter();
+        drivers
+            .flat_map(|driver| driver.connections())
             .map(|conn| ConnectionInfo {
                 mode: conn.mode.clone(),
                 state: conn.state(),
@@ -352,15 +354,17 @@ impl Endpoint {
     /// listener is dropped, and clients wait there until then. TCP streams go on. Closing twice is no
     /// error.
     pub async fn close(&self) {
-        let Inner { groups, slots, .. } = &*self.inner;
+        let EndpointInner {
+            groups, drivers, ..
+        } = &*self.inner;
         self.inner.lifetime.end(ENDPOINT_CLOSED);
         let until = self.inner.runtime.now() + self.inner.config.close_timeout;
-        let is_delivered = || slots.iter().all(|slot| slot.await_delivery());
+        let is_delivered = || drivers.iter().all(|driver| driver.await_delivery());
         groups.wait_until(until, is_delivered).await;
         let until = until.min(self.inner.runtime.now() + DELETIONS);
         let is_settled = || {
             groups.all_rdma().iter().all(|group| group.is_settled())
-                && !slots.iter().any(|slot| slot.has_released_rdma())
+                && !drivers.iter().any(|driver| driver.has_released_rdma())
         };
         groups.wait_until(until, is_settled).await;
         self.shutdown();
@@ -387,7 +391,7 @@ impl Endpoint {
 impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Endpoint")
-            .field("devices", &self.inner.slots)
+            .field("devices", &self.inner.drivers)
             .field("config", &self.inner.config)
             .finish_non_exhaustive()
     }

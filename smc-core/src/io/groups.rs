@@ -13,7 +13,7 @@ use hashbrown::{HashMap, HashSet};
 use smc_wire::types::{AlertToken, Gid};
 
 use super::deadlines::{Deadline, Deadlines};
-use super::device_driver::Slot;
+use super::device_driver::DeviceDriver;
 use super::rdma::{Ports, RdmaGroup};
 use super::runtime::Runtime;
 use crate::device::{DeviceError, MemoryLimit, PeerEvent, RdmaAddress};
@@ -30,7 +30,7 @@ pub(crate) struct Groups {
     inner: Mutex<Inner>,
     runtime: Arc<dyn Runtime>,
     deadlines: Arc<Deadlines>,
-    slots: OnceLock<Vec<Weak<Slot>>>,
+    drivers: OnceLock<Vec<Weak<DeviceDriver>>>,
     ports: Ports,
     llc: LlcConfig,
     /// What buffers of SMC-R are charged to.
@@ -51,8 +51,8 @@ struct Inner {
 }
 
 enum Waiting {
-    Asleep(Option<Waker>),
-    Answered(Result<Seat, NoGroup>),
+    Pending(Option<Waker>),
+    Ready(Result<Seat, NoGroup>),
 }
 
 impl Groups {
@@ -71,7 +71,7 @@ impl Groups {
             inner: Mutex::new(inner),
             runtime,
             deadlines,
-            slots: OnceLock::new(),
+            drivers: OnceLock::new(),
             ports,
             llc,
             memory,
@@ -99,10 +99,10 @@ impl Groups {
     }
 
     /// Says which devices there are, once.
-    pub(crate) fn set_slots(&self, slots: &[Arc<Slot>]) {
-        let weak = slots.iter().map(Arc::downgrade).collect();
+    pub(crate) fn set_drivers(&self, drivers: &[Arc<DeviceDriver>]) {
+        let weak = drivers.iter().map(Arc::downgrade).collect();
         // An endpoint is built once.
-        let _first = self.slots.set(weak);
+        let _first = self.drivers.set(weak);
     }
 
     /// Takes a place in a group, waiting for whoever is just creating it.
@@ -117,7 +117,7 @@ impl Groups {
         let admission = self.step(|inner| {
             let admission = inner.registry.enter(now, key, intent);
             if let Admission::Wait(waiter) = admission {
-                inner.waiting.insert(waiter, Waiting::Asleep(None));
+                inner.waiting.insert(waiter, Waiting::Pending(None));
             }
             admission
         });
@@ -152,14 +152,14 @@ impl Groups {
             groups: self,
             waiter,
         };
-        let mut patience: Option<(Instant, Deadline)> = None;
+        let mut timeout: Option<(Instant, Deadline)> = None;
         poll_fn(|cx| {
             loop {
                 let deadline = {
                     let mut inner = self.lock();
                     match inner.waiting.get_mut(&guard.waiter) {
-                        Some(Waiting::Answered(seat)) => return Poll::Ready(*seat),
-                        Some(Waiting::Asleep(waker)) => *waker = Some(cx.waker().clone()),
+                        Some(Waiting::Ready(seat)) => return Poll::Ready(*seat),
+                        Some(Waiting::Pending(waker)) => *waker = Some(cx.waker().clone()),
                         None => return Poll::Ready(Err(NoGroup::Missing)),
                     }
                     inner.registry.deadline(guard.waiter)
@@ -168,12 +168,12 @@ impl Groups {
                     return Poll::Pending;
                 };
                 // It moves when another creator begins.
-                let (_, timer) = match patience.take().filter(|(set, _)| *set == at) {
-                    Some(set) => patience.insert(set),
-                    None => patience.insert((at, self.deadlines.at(at))),
+                let (_, timer) = match timeout.take().filter(|(set, _)| *set == at) {
+                    Some(set) => timeout.insert(set),
+                    None => timeout.insert((at, self.deadlines.at(at))),
                 };
                 ready!(Pin::new(timer).poll(cx));
-                patience = None;
+                timeout = None;
                 let now = self.runtime.now();
                 self.step(|inner| inner.registry.handle_timeout(now));
             }
@@ -237,14 +237,14 @@ impl Groups {
     }
 
     /// Its last link is closed.
-    pub(crate) fn forget_rdma(&self, group: GroupId) {
+    pub(crate) fn remove_rdma(&self, group: GroupId) {
         // Dropped after the lock.
         let _group = self.rdma_groups().remove(&group);
-        self.note_end();
+        self.notify_ended();
     }
 
     /// Somebody may wait for the end of a connection or a group, or for a delivery.
-    pub(crate) fn note_end(&self) {
+    pub(crate) fn notify_ended(&self) {
         self.ended.notify(usize::MAX);
     }
 
@@ -299,8 +299,8 @@ impl Groups {
 
     /// Where further links of a group could be opened.
     pub(crate) fn candidates(&self, like: &RdmaAddress) -> Vec<Candidate> {
-        let slots: Vec<_> = self.slots().collect();
-        self.ports.candidates(&*self.runtime, &slots, like)
+        let drivers: Vec<_> = self.drivers().collect();
+        self.ports.candidates(&*self.runtime, &drivers, like)
     }
 
     /// A device has other addresses than before.
@@ -362,8 +362,8 @@ impl Groups {
             while let Some(output) = inner.registry.poll_output() {
                 match output {
                     Output::Ready { waiter, seat } => {
-                        let answer = Waiting::Answered(seat);
-                        if let Some(Waiting::Asleep(Some(waker))) =
+                        let answer = Waiting::Ready(seat);
+                        if let Some(Waiting::Pending(Some(waker))) =
                             inner.waiting.insert(waiter, answer)
                         {
                             woken.push(waker);
@@ -383,8 +383,8 @@ impl Groups {
             self.end(output);
         }
         if sooner {
-            for slot in self.slots() {
-                slot.call_driver();
+            for driver in self.drivers() {
+                driver.wake_task();
             }
         }
         result
@@ -395,8 +395,8 @@ impl Groups {
             Output::Terminate { group, key, cause } => {
                 match key.device() {
                     Some(device) => {
-                        if let Some(slot) = self.slot(device) {
-                            slot.group_ended(group, cause);
+                        if let Some(driver) = self.driver(device) {
+                            driver.group_ended(group, cause);
                         }
                     }
                     None => self.end_rdma(group, cause),
@@ -404,7 +404,7 @@ impl Groups {
                 self.terminated.notify(usize::MAX);
             }
             Output::Removed { group, cause, .. } => self.end_rdma(group, cause),
-            Output::TellPeer { device, peer } => self.tell_peer(device, peer),
+            Output::TellPeer { device, peer } => self.notify_peer(device, peer),
             Output::Ready { .. } => {}
         }
     }
@@ -415,23 +415,23 @@ impl Groups {
         }
     }
 
-    fn tell_peer(&self, device: DeviceIndex, peer: Gid) {
-        let Some(slot) = self.slot(device) else {
+    fn notify_peer(&self, device: DeviceIndex, peer: Gid) {
+        let Some(driver) = self.driver(device) else {
             return;
         };
-        let direct = slot.device().fabric().direct();
+        let direct = driver.device().fabric().direct();
         if let Some(events) = direct.and_then(|direct| direct.peer_events()) {
             // A peer that cannot be told finds out when it uses the group.
             let _best_effort = events.signal_event(peer, PeerEvent::Shutdown);
         }
     }
 
-    pub(crate) fn slot(&self, device: DeviceIndex) -> Option<Arc<Slot>> {
-        self.slots.get()?.get(device.0)?.upgrade()
+    pub(crate) fn driver(&self, device: DeviceIndex) -> Option<Arc<DeviceDriver>> {
+        self.drivers.get()?.get(device.0)?.upgrade()
     }
 
-    fn slots(&self) -> impl Iterator<Item = Arc<Slot>> {
-        self.slots
+    fn drivers(&self) -> impl Iterator<Item = Arc<DeviceDriver>> {
+        self.drivers
             .get()
             .into_iter()
             .flatten()
@@ -489,7 +489,7 @@ impl Drop for CancelOnDrop<'_> {
         let waiter = self.waiter;
         self.groups
             .step(|inner| match inner.waiting.remove(&waiter) {
-                Some(Waiting::Answered(Ok(seat))) => inner.registry.leave(now, seat.group()),
+                Some(Waiting::Ready(Ok(seat))) => inner.registry.leave(now, seat.group()),
                 Some(_) => inner.registry.cancel(now, waiter),
                 None => {}
             });

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use super::busy_poll::{Spin, Step};
+use super::busy_poll::{BusyPoll, PollStep};
 use super::conn::Conn;
 use crate::error::Error;
 
 /// A half of an SMC stream.
 pub(crate) trait Half {
     fn conn(&self) -> &Arc<Conn>;
-    fn spin(&mut self) -> &mut Spin;
+    fn busy_poll(&mut self) -> &mut BusyPoll;
     fn register(&self, waker: &Waker);
 
     /// Asks for a report of what the half waits for. Look again afterwards.
@@ -29,7 +29,7 @@ pub(crate) fn poll_until<H: Half, T>(
     cx: &mut Context<'_>,
     mut attempt: impl FnMut(&mut H) -> Result<Option<T>, Error>,
 ) -> Poll<Result<T, Error>> {
-    if half.spin().is_spent() {
+    if half.busy_poll().is_budget_spent() {
         cx.waker().wake_by_ref();
         return Poll::Pending;
     }
@@ -37,27 +37,27 @@ pub(crate) fn poll_until<H: Half, T>(
     loop {
         match attempt(half) {
             Ok(Some(found)) => {
-                half.spin().hit();
+                half.busy_poll().hit();
                 return Poll::Ready(Ok(found));
             }
             Ok(None) if is_armed => {
-                return match half.conn().may_wait() {
+                return match half.conn().check_can_wait() {
                     Ok(()) => Poll::Pending,
                     Err(error) => Poll::Ready(Err(error)),
                 };
             }
-            Ok(None) => half.conn().look_around(),
+            Ok(None) => half.conn().poll_device(),
             Err(error) => return Poll::Ready(Err(error)),
         }
-        match half.spin().miss() {
-            Step::Again => {}
-            Step::Yield => {
+        match half.busy_poll().miss() {
+            PollStep::Again => {}
+            PollStep::Yield => {
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
-            Step::Park => {
+            PollStep::Park => {
                 half.register(cx.waker());
-                half.conn().watch_set_up();
+                half.conn().watch_tcp();
                 half.arm();
                 is_armed = true;
             }

@@ -11,7 +11,7 @@ use smc_wire::size::SizeCode;
 use super::conn::Conn;
 use super::in_place::ReadGuard;
 use super::recv::Receiver;
-use super::send::{NEVER_FITS, Room, Sender};
+use super::send::{NEVER_FITS, ReservedSpace, Sender};
 use super::tcp::{TcpReader, TcpWriter};
 use crate::error::Error;
 
@@ -192,25 +192,25 @@ impl WriteSide {
     /// Waits until a reservation can have `least` bytes, one at least. Returns which it has, of
     /// `most`; none if that is 0.
     #[inline]
-    pub(crate) fn poll_room(
+    pub(crate) fn poll_space(
         &mut self,
         cx: &mut Context<'_>,
         least: usize,
         most: usize,
-    ) -> Poll<io::Result<Room>> {
+    ) -> Poll<io::Result<ReservedSpace>> {
         if least > most {
             return Poll::Ready(Err(LEAST_IS_MORE.into()));
         }
         let least = least.max(1);
         match self {
-            _ if most == 0 => Poll::Ready(Ok(Room {
+            _ if most == 0 => Poll::Ready(Ok(ReservedSpace {
                 len: 0,
                 is_in_place: matches!(self, Self::Smc(half) if half.is_mapped()),
             })),
-            Self::Smc(half) => half.poll_room(cx, least, most).map_err(io::Error::from),
+            Self::Smc(half) => half.poll_space(cx, least, most).map_err(io::Error::from),
             // It has no ring: the longest that there is bounds what is made in memory.
             Self::Tcp(_) if least > SizeCode::MAX.byte_len() => Poll::Ready(Err(NEVER_FITS.into())),
-            Self::Tcp(_) => Poll::Ready(Ok(Room::private(most, least, most))),
+            Self::Tcp(_) => Poll::Ready(Ok(ReservedSpace::private(most, least, most))),
         }
     }
 
@@ -225,22 +225,22 @@ impl WriteSide {
         }
     }
 
-    pub(crate) fn copy_room(&mut self, to: &mut [u8]) {
+    pub(crate) fn copy_reserved(&mut self, to: &mut [u8]) {
         if let Self::Smc(half) = self {
-            half.copy_room(to);
+            half.copy_reserved(to);
         }
     }
 
-    pub(crate) fn room_mut(&mut self, len: usize) -> &mut [u8] {
+    pub(crate) fn reserved_mut(&mut self, len: usize) -> &mut [u8] {
         match self {
-            Self::Smc(half) => half.room_mut(len),
+            Self::Smc(half) => half.reserved_mut(len),
             Self::Tcp(_) => &mut [],
         }
     }
 
-    pub(crate) fn commit_room(&mut self, len: usize) -> io::Result<()> {
+    pub(crate) fn commit_reserved(&mut self, len: usize) -> io::Result<()> {
         match self {
-            Self::Smc(half) => Ok(half.commit_room(len)?),
+            Self::Smc(half) => Ok(half.commit_reserved(len)?),
             Self::Tcp(_) => Err(NOT_MAPPED.into()),
         }
     }
@@ -257,13 +257,13 @@ impl WriteSide {
 /// A side behind a lock of its own: methods with `&mut` do without it, methods with `&` may be
 /// called from several tasks.
 #[derive(Debug)]
-pub(crate) struct Side<S> {
+pub(crate) struct LockedSide<S> {
     half: Mutex<S>,
     /// Tasks that wait for a TCP socket. SMC has those of a connection in [`Conn`].
     waiters: OnceLock<Arc<Waiters>>,
 }
 
-impl<S> Side<S> {
+impl<S> LockedSide<S> {
     pub(crate) fn new(side: S) -> Self {
         Self {
             half: Mutex::new(side),
@@ -284,7 +284,7 @@ impl<S> Side<S> {
     }
 }
 
-impl<S: Ready> Side<S> {
+impl<S: Ready> LockedSide<S> {
     /// Waits until the side would not have to wait. Any number of tasks may wait.
     pub(crate) async fn ready(&self) -> io::Result<()> {
         let conn = self.lock().conn();
@@ -297,12 +297,12 @@ impl<S: Ready> Side<S> {
     async fn ready_smc(&self, conn: &Arc<Conn>) -> io::Result<()> {
         while !self.lock().is_ready() {
             let changed = conn.listen();
-            conn.watch_set_up();
+            conn.watch_tcp();
             conn.arm();
             if self.lock().is_ready() {
                 break;
             }
-            conn.may_wait()?;
+            conn.check_can_wait()?;
             changed.await;
         }
         Ok(())
@@ -343,7 +343,7 @@ impl<S: Ready> Side<S> {
     }
 }
 
-impl Side<ReadSide> {
+impl LockedSide<ReadSide> {
     /// Copies what comes next without taking it; waits until there is something. Any number of
     /// tasks may wait.
     pub(crate) async fn peek(&self, buf: &mut [u8]) -> io::Result<usize> {

@@ -13,8 +13,8 @@ use std::time::Duration;
 use atomic_waker::AtomicWaker;
 use event_listener::{Event, IntoNotification as _};
 
-use self::admission::{Admission, Source};
-use super::endpoint::Inner;
+use self::admission::{AdmissionControl, Source};
+use super::endpoint::EndpointInner;
 use super::lifetime::{Lifetime, TASKS_ENDED};
 use super::negotiate::{Published, Verdict};
 use super::runtime::{Acceptor, Runtime, Socket, Task};
@@ -65,7 +65,7 @@ pub struct Listener {
 
 impl Listener {
     pub(crate) fn new(
-        endpoint: Arc<Inner>,
+        endpoint: Arc<EndpointInner>,
         acceptor: Arc<dyn Acceptor>,
         published: Result<Arc<dyn Published>, FallbackCause>,
         backlog: u32,
@@ -76,8 +76,8 @@ impl Listener {
             state: Mutex::default(),
             changed: Event::new(),
             ended: Event::new(),
-            accepting: AtomicWaker::new(),
-            taking: AtomicWaker::new(),
+            accept_waker: AtomicWaker::new(),
+            accept_task_waker: AtomicWaker::new(),
             max_ready,
             lifetime: Arc::clone(&endpoint.lifetime),
         });
@@ -85,16 +85,16 @@ impl Listener {
         let service = Arc::new(Service {
             acceptor,
             published,
-            admission: Admission::new(endpoint.config.max_handshakes, max_ready),
+            admission: AdmissionControl::new(endpoint.config.max_handshakes, max_ready),
             endpoint,
         });
-        let intake = Intake(Arc::clone(&queue));
-        let taking_in = take_in(
+        let accept_task = AcceptTask(Arc::clone(&queue));
+        let accepting_all = accept_loop(
             Arc::clone(&queue),
             Arc::downgrade(&service),
             Arc::clone(&runtime),
         );
-        runtime.spawn(Box::pin(intake.run(taking_in)));
+        runtime.spawn(Box::pin(accept_task.run(accepting_all)));
         Ok(Self {
             queue,
             local,
@@ -132,7 +132,7 @@ impl Listener {
         if let Some(next) = self.queue.take() {
             return Poll::Ready(next);
         }
-        self.queue.accepting.register(cx.waker());
+        self.queue.accept_waker.register(cx.waker());
         match self.queue.take() {
             Some(next) => Poll::Ready(next),
             None => Poll::Pending,
@@ -188,11 +188,11 @@ struct Queue {
     /// For handshakes under way, which end with the queue.
     ended: Event,
     /// For the one in `poll_accept`.
-    accepting: AtomicWaker,
-    /// For the intake, which waits for room or the end.
-    taking: AtomicWaker,
+    accept_waker: AtomicWaker,
+    /// For the accept_task, which waits for room or the end.
+    accept_task_waker: AtomicWaker,
     max_ready: usize,
-    /// The endpoint's. The queue ends when the intake hears of its end, and gives out nothing before.
+    /// The endpoint's. The queue ends when the accept_task hears of its end, and gives out nothing before.
     lifetime: Arc<Lifetime>,
 }
 
@@ -212,7 +212,7 @@ impl Queue {
         }
         let next = state.ready.pop_front()?;
         drop(state);
-        self.taking.wake();
+        self.accept_task_waker.wake();
         Some(next)
     }
 
@@ -236,8 +236,8 @@ impl Queue {
         drop(unaccepted);
         self.ended.notify(usize::MAX);
         self.changed.notify(usize::MAX);
-        self.accepting.wake();
-        self.taking.wake();
+        self.accept_waker.wake();
+        self.accept_task_waker.wake();
     }
 
     fn put(&self, next: io::Result<(Stream, SocketAddr)>) {
@@ -251,7 +251,7 @@ impl Queue {
         drop(state);
         // One more than those that are on their way already.
         self.changed.notify(1_usize.additional());
-        self.accepting.wake();
+        self.accept_waker.wake();
     }
 
     /// Counts a client that is closed because it would be TCP.
@@ -262,8 +262,8 @@ impl Queue {
     }
 
     /// Waits until another connection may be taken up. `None` at the end.
-    fn poll_room(&self, cx: &mut Context<'_>) -> Poll<Option<()>> {
-        self.taking.register(cx.waker());
+    fn poll_capacity(&self, cx: &mut Context<'_>) -> Poll<Option<()>> {
+        self.accept_task_waker.register(cx.waker());
         let state = self.lock();
         if state.end.is_some() {
             Poll::Ready(None)
@@ -299,20 +299,20 @@ struct Service {
     acceptor: Arc<dyn Acceptor>,
     /// Or why clients cannot find the listener.
     published: Result<Arc<dyn Published>, FallbackCause>,
-    admission: Arc<Admission>,
-    endpoint: Arc<Inner>,
+    admission: Arc<AdmissionControl>,
+    endpoint: Arc<EndpointInner>,
 }
 
 /// What the task of a listener ends: dropped with it, also if it was never polled.
-struct Intake(Arc<Queue>);
+struct AcceptTask(Arc<Queue>);
 
-impl Intake {
+impl AcceptTask {
     async fn run(self, work: impl Future<Output = ()>) {
         let _why = self.0.lifetime.until_end(work).await;
     }
 }
 
-impl Drop for Intake {
+impl Drop for AcceptTask {
     fn drop(&mut self) {
         let why = self.0.lifetime.check().err();
         self.0.end(why.unwrap_or(TASKS_ENDED));
@@ -320,10 +320,10 @@ impl Drop for Intake {
 }
 
 /// The task that takes TCP connections up, for as long as there is a listener.
-async fn take_in(queue: Arc<Queue>, service: Weak<Service>, runtime: Arc<dyn Runtime>) {
-    while poll_fn(|cx| queue.poll_room(cx)).await.is_some() {
+async fn accept_loop(queue: Arc<Queue>, service: Weak<Service>, runtime: Arc<dyn Runtime>) {
+    while poll_fn(|cx| queue.poll_capacity(cx)).await.is_some() {
         let next = poll_fn(|cx| {
-            let open = !matches!(queue.poll_room(cx), Poll::Ready(None));
+            let open = !matches!(queue.poll_capacity(cx), Poll::Ready(None));
             match service.upgrade().filter(|_| open) {
                 None => Poll::Ready(None),
                 Some(service) => {
@@ -335,7 +335,7 @@ async fn take_in(queue: Arc<Queue>, service: Weak<Service>, runtime: Arc<dyn Run
         match next.await {
             None => return,
             Some((service, Ok((socket, peer)))) => {
-                let set_up = service.take_up(&queue, socket, peer);
+                let set_up = service.start_set_up(&queue, socket, peer);
                 drop(service);
                 if let Some(mut set_up) = set_up {
                     // Many come to their end at once, and cost no task.
@@ -350,7 +350,7 @@ async fn take_in(queue: Arc<Queue>, service: Weak<Service>, runtime: Arc<dyn Run
             Some((service, Err(error))) => {
                 drop(service);
                 queue.put(Err(error));
-                runtime.timer(runtime.now() + PAUSE).await;
+                runtime.timer(runtime.now() + ACCEPT_RETRY_DELAY).await;
             }
         }
     }
@@ -363,7 +363,7 @@ impl Service {
     }
 
     /// What is left to be done for a connection until it is a stream.
-    fn take_up(
+    fn start_set_up(
         &self,
         queue: &Arc<Queue>,
         socket: Arc<dyn Socket>,
@@ -399,15 +399,15 @@ impl Service {
             None => Some(Source::of_address(peer.ip())),
             Some(side_channel) => Source::of_client(side_channel.credentials()),
         };
-        let mut entrant = self.admission.enter(source)?;
+        let mut permit = self.admission.enter(source)?;
         let queue = Arc::clone(queue);
         let endpoint = Arc::clone(&self.endpoint);
         Some(Box::pin(async move {
             let set_up = async {
                 if side_channel.is_none() {
-                    setup::first_byte(&endpoint, &*socket).await?;
+                    setup::await_first_byte(&endpoint, &*socket).await?;
                 }
-                entrant.place().await;
+                permit.place().await;
                 match policy {
                     Policy::Never => setup::decline_all(&endpoint, socket, side_channel).await,
                     _ => setup::accept(&endpoint, socket, peer, side_channel).await,
@@ -425,4 +425,4 @@ impl Service {
 }
 
 /// After an error of `accept(2)`, which most often is a lack of descriptors.
-const PAUSE: Duration = Duration::from_millis(20);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(20);

@@ -7,10 +7,10 @@ use smc_wire::size::SizeCode;
 use smc_wire::types::DmbToken;
 
 use super::cgroup;
-use super::device_driver::Slot;
-use super::endpoint::Inner;
+use super::device_driver::DeviceDriver;
+use super::endpoint::EndpointInner;
 use crate::config::MEMORY_SHARE;
-use crate::device::{Charge, DeviceError, KeepsMemory, MemoryLimit};
+use crate::device::{Charge, DeviceError, MemoryLimit, TrimMemory};
 
 /// The limit of all endpoints of this process that have none of their own.
 pub(crate) fn default_limit() -> MemoryLimit {
@@ -23,16 +23,16 @@ pub(crate) fn default_limit() -> MemoryLimit {
     limit.clone()
 }
 
-impl Inner {
+impl EndpointInner {
     /// Whether memory allows a buffer of ours of this size, with what the peer's buffer is charged.
     ///
     /// Called before a handshake says anything about either, when a smaller size or TCP is still
     /// possible. The device charges our buffer.
     pub(crate) fn admit(&self, own: SizeCode, peer: usize) -> Result<Charge, DeviceError> {
         self.try_admit(own, peer).or_else(|_| {
-            self.memory.settle();
+            self.memory.release_unneeded();
             if own == SizeCode::MIN {
-                self.memory.give_back();
+                self.memory.trim();
             }
             self.try_admit(own, peer)
         })
@@ -50,12 +50,12 @@ impl Inner {
     }
 }
 
-impl KeepsMemory for Inner {
+impl TrimMemory for EndpointInner {
     /// What is kept for later connections. Those then have to make it anew, so a smaller buffer comes
     /// first.
-    fn give_back(&self) {
-        for slot in &self.slots {
-            slot.device().trim_memory();
+    fn trim(&self) {
+        for driver in &self.drivers {
+            driver.device().trim_memory();
         }
         for group in self.groups.all_rdma() {
             group.trim_pool();
@@ -71,7 +71,7 @@ impl KeepsMemory for Inner {
 pub(crate) struct PeerCharge {
     /// Taken when dropped.
     charge: Option<Charge>,
-    slot: Arc<Slot>,
+    driver: Arc<DeviceDriver>,
     token: DmbToken,
 }
 
@@ -80,13 +80,13 @@ impl PeerCharge {
     pub(crate) fn new(
         mut charge: Charge,
         len: usize,
-        slot: &Arc<Slot>,
+        driver: &Arc<DeviceDriver>,
         token: DmbToken,
     ) -> Result<Self, DeviceError> {
         charge.resize(len)?;
         Ok(Self {
             charge: Some(charge),
-            slot: Arc::clone(slot),
+            driver: Arc::clone(driver),
             token,
         })
     }
@@ -94,16 +94,16 @@ impl PeerCharge {
 
 impl Drop for PeerCharge {
     fn drop(&mut self) {
-        let (slot, token) = (Arc::downgrade(&self.slot), self.token);
+        let (driver, token) = (Arc::downgrade(&self.driver), self.token);
         let is_offered = move || {
-            let slot = slot.upgrade();
-            slot.is_some_and(|slot| {
-                let direct = slot.device().fabric().direct();
+            let driver = driver.upgrade();
+            driver.is_some_and(|driver| {
+                let direct = driver.device().fabric().direct();
                 direct.is_some_and(|direct| direct.is_offered(token))
             })
         };
         if let Some(charge) = self.charge.take() {
-            charge.keep_while(is_offered);
+            charge.defer_while(is_offered);
         }
     }
 }

@@ -6,7 +6,7 @@ use std::ops::BitOr;
 use std::pin::pin;
 use std::task::Poll;
 
-use super::halves::{ReadSide, Side, WriteSide};
+use super::halves::{LockedSide, ReadSide, WriteSide};
 
 /// Which directions to wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,8 +52,8 @@ pub struct Readiness {
 /// Waits until one of the directions of interest is ready.
 pub(crate) async fn wait(
     interest: Interest,
-    read: &Side<ReadSide>,
-    write: &Side<WriteSide>,
+    read: &LockedSide<ReadSide>,
+    write: &LockedSide<WriteSide>,
 ) -> io::Result<Readiness> {
     let mut reading = pin!(read.ready());
     let mut writing = pin!(write.ready());

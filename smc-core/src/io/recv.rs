@@ -8,10 +8,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use smc_wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord};
 
-use super::busy_poll::Spin;
+use super::busy_poll::BusyPoll;
 use super::conn::{Conn, len_u32, len_usize};
 use super::half::{Half, poll_until};
-use super::in_place::{Pins, ReadGuard};
+use super::in_place::{ReadGuard, RetainedRanges};
 use crate::error::{Error, PeerMisbehaved};
 use crate::mem::TrustPeers;
 use crate::mem::sync::Ordering;
@@ -27,19 +27,19 @@ pub(crate) struct Receiver {
     /// The consumer word as it was looked at last.
     consumer_seen: u64,
     /// The peer waits for more space than it knows of.
-    is_asked: bool,
+    is_update_requested: bool,
     /// The application shut reading down.
     shut: bool,
-    spin: Spin,
+    busy_poll: BusyPoll,
     /// Copies of the next bytes in the ring, for `fill_buf`; the ring still has them.
-    staged: Vec<u8>,
+    fill_copy: Vec<u8>,
     /// Bytes that `fill_buf` has shown and that were not consumed since: of the copies, the last.
     shown: usize,
     trust: Option<TrustPeers>,
     /// What guards in place have in common; there from the first one on.
-    pins: Option<Arc<Pins>>,
-    /// Guards are held, so that `pins` has the window.
-    is_holding: bool,
+    retained: Option<Arc<RetainedRanges>>,
+    /// Guards are held, so that `retained` has the window.
+    has_guards: bool,
 }
 
 impl Receiver {
@@ -49,14 +49,14 @@ impl Receiver {
             conn,
             producer_seen: 0,
             consumer_seen: 0,
-            is_asked: false,
+            is_update_requested: false,
             shut: false,
-            spin: Spin::new(polling),
-            staged: Vec::new(),
+            busy_poll: BusyPoll::new(polling),
+            fill_copy: Vec::new(),
             shown: 0,
             trust,
-            pins: None,
-            is_holding: false,
+            retained: None,
+            has_guards: false,
         }
     }
 
@@ -66,7 +66,7 @@ impl Receiver {
         if buf.is_empty() {
             return Ok(Some(0));
         }
-        let Some(readable) = self.look(buf.len())? else {
+        let Some(readable) = self.read_available(buf.len())? else {
             return Ok(None);
         };
         if readable == 0 {
@@ -74,7 +74,7 @@ impl Receiver {
         }
         let count = readable.min(buf.len());
         self.copy_out(0, &mut buf[..count])?;
-        self.unstage();
+        self.discard_fill_copy();
         self.consume(count);
         Ok(Some(count))
     }
@@ -88,7 +88,7 @@ impl Receiver {
         if wanted == 0 {
             return Ok(Some(0));
         }
-        let Some(readable) = self.look(wanted)? else {
+        let Some(readable) = self.read_available(wanted)? else {
             return Ok(None);
         };
         let mut done = 0;
@@ -97,14 +97,14 @@ impl Receiver {
             self.copy_out(done, &mut buf[..count])?;
             done += count;
         }
-        self.unstage();
+        self.discard_fill_copy();
         self.consume(done);
         Ok(Some(done))
     }
 
     /// Copies what is there without consuming it.
     pub(crate) fn try_peek(&mut self, buf: &mut [u8]) -> Result<Option<usize>, Error> {
-        let Some(readable) = self.look(buf.len())? else {
+        let Some(readable) = self.read_available(buf.len())? else {
             return Ok(None);
         };
         let count = readable.min(buf.len());
@@ -147,7 +147,7 @@ impl Receiver {
 
     /// Bytes that a read of `wanted` would give now.
     pub(crate) fn available(&mut self, wanted: usize) -> usize {
-        match self.look(wanted) {
+        match self.read_available(wanted) {
             Ok(readable) => readable.unwrap_or(0).min(wanted),
             Err(_) => 0,
         }
@@ -155,15 +155,15 @@ impl Receiver {
 
     /// Whether a read would not wait; also true when it would fail.
     pub(crate) fn is_ready(&mut self) -> bool {
-        !matches!(self.look(1), Ok(None))
+        !matches!(self.read_available(1), Ok(None))
     }
 
     /// The next bytes, as a copy of ours, or in place if peers are trusted.
     pub(crate) fn poll_fill_buf(&mut self, cx: &mut Context<'_>) -> Poll<Result<&[u8], Error>> {
-        if self.shown > 0 && !self.staged.is_empty() {
-            return Poll::Ready(Ok(&self.staged[self.staged.len() - self.shown..]));
+        if self.shown > 0 && !self.fill_copy.is_empty() {
+            return Poll::Ready(Ok(&self.fill_copy[self.fill_copy.len() - self.shown..]));
         }
-        let readable = match poll_until(self, cx, |half| half.look(STAGE)) {
+        let readable = match poll_until(self, cx, |half| half.read_available(FILL_BUF_MAX)) {
             Poll::Ready(Ok(readable)) => readable,
             Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
             Poll::Pending => return Poll::Pending,
@@ -174,12 +174,12 @@ impl Receiver {
             self.shown = slice.as_ref().map_or(0, |slice| slice.len());
             return Poll::Ready(slice.map_err(|_| Error::Bug("read cursor outside of the ring")));
         }
-        let mut staged = std::mem::take(&mut self.staged);
-        staged.resize(readable.min(STAGE), 0);
-        let copied = self.copy_out(0, &mut staged);
-        self.staged = staged;
-        self.shown = self.staged.len();
-        Poll::Ready(copied.map(|()| self.staged.as_slice()))
+        let mut fill_copy = std::mem::take(&mut self.fill_copy);
+        fill_copy.resize(readable.min(FILL_BUF_MAX), 0);
+        let copied = self.copy_out(0, &mut fill_copy);
+        self.fill_copy = fill_copy;
+        self.shown = self.fill_copy.len();
+        Poll::Ready(copied.map(|()| self.fill_copy.as_slice()))
     }
 
     /// Takes `count` bytes off what `poll_fill_buf` showed; more than that counts as all of it.
@@ -201,7 +201,7 @@ impl Receiver {
     fn try_read_guard(&mut self, max: usize) -> Result<Option<ReadGuard>, Error> {
         let readable = match max {
             0 => 0,
-            _ => match self.look(max)? {
+            _ => match self.read_available(max)? {
                 Some(readable) => readable,
                 None => return Ok(None),
             },
@@ -210,25 +210,25 @@ impl Receiver {
             return Ok(Some(ReadGuard::private(Bytes::new())));
         }
         let count = readable.min(max);
-        if self.pins.is_none() {
-            self.pins = Pins::new(&self.conn, self.trust);
+        if self.retained.is_none() {
+            self.retained = RetainedRanges::new(&self.conn, self.trust);
         }
-        let Some(pins) = &self.pins else {
+        let Some(retained) = &self.retained else {
             let mut copy = vec![0; count];
             self.copy_out(0, &mut copy)?;
-            self.unstage();
+            self.discard_fill_copy();
             self.consume(count);
             return Ok(Some(ReadGuard::private(copy.into())));
         };
-        if !self.is_holding {
-            pins.begin(self.half.confirmed(), self.half.unconfirmed());
-            self.is_holding = true;
+        if !self.has_guards {
+            retained.begin(self.half.confirmed(), self.half.unconfirmed());
+            self.has_guards = true;
         }
         let at = len_usize(self.half.at());
         let count = count.min(len_usize(self.half.ring().size()) - at);
         self.half.consume(len_u32(count));
-        let guard = pins.hold(at, count);
-        self.unstage();
+        let guard = retained.retain(at, count);
+        self.discard_fill_copy();
         Ok(Some(guard))
     }
 
@@ -241,25 +241,25 @@ impl Receiver {
     /// Bytes to read: `None` if there are none now, 0 at end of stream.
     ///
     /// Looks at the peer's cursor only if less than `wanted` is known to be there.
-    fn look(&mut self, wanted: usize) -> Result<Option<usize>, Error> {
+    fn read_available(&mut self, wanted: usize) -> Result<Option<usize>, Error> {
         if self.shut {
             return Ok(Some(0));
         }
         if len_usize(self.half.readable()) < wanted || self.half.readable() == 0 {
-            self.look_at_producer()?;
+            self.read_producer()?;
         }
         if self.half.readable() > 0 {
             return Ok(Some(len_usize(self.half.readable())));
         }
-        self.show_all_read();
-        self.look_at_flags();
+        self.publish_all_read();
+        self.read_flags();
         if !self.conn.ended() {
             return Ok(None);
         }
         // The peer stores its producer word before its flags: what it wrote before the end that is
         // known now is there now. An end that comes later has its own data before it.
         let end = self.conn.read_end();
-        self.look_at_producer()?;
+        self.read_producer()?;
         if self.half.readable() > 0 {
             return Ok(Some(len_usize(self.half.readable())));
         }
@@ -271,7 +271,7 @@ impl Receiver {
     }
 
     /// Shows the peer that everything was read, however little that is, if it waits for that.
-    fn show_all_read(&mut self) {
+    fn publish_all_read(&mut self) {
         if self.half.readable() > 0 || !self.conn.take_update_wanted() {
             return;
         }
@@ -279,23 +279,23 @@ impl Receiver {
         if self.conn.local.producer().load(Ordering::Acquire) != self.producer_seen {
             self.conn.want_update();
         } else if self.half.unconfirmed() > 0 {
-            self.conn.say_consumer(self.half.confirm());
+            self.conn.publish_consumer(self.half.confirm());
         }
     }
 
     #[inline(always)]
-    fn look_at_producer(&mut self) -> Result<(), Error> {
+    fn read_producer(&mut self) -> Result<(), Error> {
         let word = self.conn.local.producer().load(Ordering::Acquire);
         if word == self.producer_seen {
             return Ok(());
         }
-        self.take_producer(word)
+        self.handle_producer_word(word)
     }
 
-    fn take_producer(&mut self, word: u64) -> Result<(), Error> {
-        if self.is_holding {
+    fn handle_producer_word(&mut self, word: u64) -> Result<(), Error> {
+        if self.has_guards {
             // After the look: what the peer has written may be where it was shown space.
-            self.take_window();
+            self.reclaim_window();
         }
         match self
             .half
@@ -309,40 +309,40 @@ impl Receiver {
         }
     }
 
-    fn look_at_flags(&mut self) {
+    fn read_flags(&mut self) {
         let raw = self.conn.local.consumer().load(Ordering::Acquire);
         if raw != self.consumer_seen {
-            self.take_flags(raw);
+            self.handle_flags(raw);
         }
-        if self.is_asked {
-            self.show_all();
+        if self.is_update_requested {
+            self.publish_all();
         }
     }
 
-    fn take_flags(&mut self, raw: u64) {
+    fn handle_flags(&mut self, raw: u64) {
         self.consumer_seen = raw;
         let word = ConsumerWord::from_ne(raw);
         if word.producer_flags.contains(ProducerFlags::URGENT_PRESENT) {
             self.half.handle_urgent();
         }
         // Over a link each wish is an event of its own.
-        self.is_asked = self.conn.staged().is_none()
+        self.is_update_requested = self.conn.rdma().is_none()
             && word
                 .producer_flags
                 .contains(ProducerFlags::UPDATE_REQUESTED);
         if !word.state_flags.is_empty() {
-            self.conn.note_peer();
+            self.conn.handle_peer_flags();
         }
     }
 
     /// Shows the peer that everything was read, however little that is.
     #[cold]
-    fn show_all(&mut self) {
-        if self.is_holding {
+    fn publish_all(&mut self) {
+        if self.has_guards {
             // A peer that waits is shown all that can be.
             self.pass(0);
         } else if self.half.unconfirmed() > 0 {
-            self.conn.say_consumer(self.half.confirm());
+            self.conn.publish_consumer(self.half.confirm());
         }
     }
 
@@ -358,44 +358,44 @@ impl Receiver {
     }
 
     /// Forgets the copies for `fill_buf`, because the ring is read past them.
-    fn unstage(&mut self) {
-        self.staged.clear();
+    fn discard_fill_copy(&mut self) {
+        self.fill_copy.clear();
         self.shown = 0;
     }
 
     fn consume(&mut self, count: usize) {
         let count = self.half.consume(len_u32(count));
-        if self.is_holding {
+        if self.has_guards {
             return self.pass(count);
         }
-        self.show_all_read();
+        self.publish_all_read();
         if !self.half.may_owe_update() {
             return;
         }
         let word = ConsumerWord::from_ne(self.conn.local.consumer().load(Ordering::Relaxed));
         let blocked = word.producer_flags.contains(ProducerFlags::WRITER_BLOCKED);
         if self.half.is_update_due(blocked) {
-            self.conn.say_consumer(self.half.confirm());
+            self.conn.publish_consumer(self.half.confirm());
         }
     }
 
     /// Has read what is not needed any more, while there are guards.
     #[cold]
     fn pass(&mut self, count: u32) {
-        if let Some(pins) = &self.pins {
-            pins.pass(count);
+        if let Some(retained) = &self.retained {
+            retained.pass(count);
         }
-        self.take_window();
+        self.reclaim_window();
     }
 
     /// Hears what the peer was shown while guards were held, and goes on with that itself if none
     /// is left.
     #[cold]
-    fn take_window(&mut self) {
-        if let Some(pins) = &self.pins {
-            let (shown, is_ours) = pins.take_shown();
+    fn reclaim_window(&mut self) {
+        if let Some(retained) = &self.retained {
+            let (shown, is_ours) = retained.take_shown();
             self.half.confirm_held(shown);
-            self.is_holding = !is_ours;
+            self.has_guards = !is_ours;
         }
     }
 
@@ -409,8 +409,8 @@ impl Half for Receiver {
         &self.conn
     }
 
-    fn spin(&mut self) -> &mut Spin {
-        &mut self.spin
+    fn busy_poll(&mut self) -> &mut BusyPoll {
+        &mut self.busy_poll
     }
 
     fn register(&self, waker: &Waker) {
@@ -420,8 +420,8 @@ impl Half for Receiver {
 
 impl Drop for Receiver {
     fn drop(&mut self) {
-        if let Some(pins) = &self.pins {
-            pins.stop();
+        if let Some(retained) = &self.retained {
+            retained.stop();
         }
         self.conn
             .stop_reading(self.half.consumer(), self.half.high_water());
@@ -429,4 +429,4 @@ impl Drop for Receiver {
 }
 
 /// Most that `fill_buf` copies at a time: fits a second level cache beside what it is used for.
-const STAGE: usize = 64 * 1024;
+const FILL_BUF_MAX: usize = 64 * 1024;

@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use smc_wire::cdc::ConsumerWord;
 
-use super::busy_poll::Spin;
+use super::busy_poll::BusyPoll;
 use super::conn::{Conn, PeerElement, len_u32, len_usize};
-use super::copy_mode::Pace;
+use super::copy_mode::CopyModeSelector;
 use super::deadlines::Deadline;
 use super::half::{Half, poll_until};
 use super::in_place::PRIVATE_MAX;
-use super::rdma::Staged;
+use super::rdma::RdmaConn;
 use crate::device::SubmitError;
 use crate::error::{CloseReason, Error, Phase};
 use crate::mem::sync::Ordering;
@@ -27,8 +27,8 @@ use crate::proto::conn::staged::Delivery;
 #[derive(Debug)]
 pub(crate) struct Sender {
     conn: Arc<Conn>,
-    way: Way,
-    spin: Spin,
+    path: SendPath,
+    busy_poll: BusyPoll,
     trust: Option<TrustPeers>,
     /// A buffer for reservations that are not in place.
     pub(crate) spare: Box<[u8]>,
@@ -38,50 +38,50 @@ pub(crate) struct Sender {
 
 /// Where what is written goes first.
 #[derive(Debug)]
-enum Way {
+enum SendPath {
     /// Into the peer's element.
-    Direct(Window),
+    Direct(SendWindow),
     /// Into a ring of ours, from which links write it into the peer's.
-    Staged(Arc<Staged>),
+    Rdma(Arc<RdmaConn>),
 }
 
 /// What the writing half knows of the peer's element.
 #[derive(Debug)]
-struct Window {
+struct SendWindow {
     half: SendHalf,
     /// The peer's consumer word as it was looked at last.
     seen: u64,
     /// The peer was told that we wait for space.
     blocked: bool,
     /// It was told as well that we wait for more than there is.
-    has_asked: bool,
-    /// The device refused data when it had been asked again so many times.
-    refused: Option<u32>,
+    has_requested_update: bool,
+    /// The device refused_at data when it had been asked again so many times.
+    refused_at: Option<u32>,
     /// We alone write there.
     writer: RingWriter,
-    pace: Pace,
+    copy_mode: CopyModeSelector,
 }
 
 impl Sender {
     pub(crate) fn new(conn: Arc<Conn>, polling: Duration, trust: Option<TrustPeers>) -> Self {
-        let way = match conn.peer() {
+        let path = match conn.peer() {
             PeerElement::Mapped { ring, .. }
             | PeerElement::Moved { ring, .. }
-            | PeerElement::Lost { ring } => Way::Direct(Window {
+            | PeerElement::Lost { ring } => SendPath::Direct(SendWindow {
                 half: SendHalf::new(*ring),
                 seen: 0,
                 blocked: false,
-                has_asked: false,
-                refused: None,
+                has_requested_update: false,
+                refused_at: None,
                 writer: RingWriter::new(),
-                pace: Pace::new(matches!(conn.peer(), PeerElement::Mapped { .. })),
+                copy_mode: CopyModeSelector::new(matches!(conn.peer(), PeerElement::Mapped { .. })),
             }),
-            PeerElement::Staged(staged) => Way::Staged(Arc::clone(staged)),
+            PeerElement::Rdma(rdma) => SendPath::Rdma(Arc::clone(rdma)),
         };
         Self {
             conn,
-            way,
-            spin: Spin::new(polling),
+            path,
+            busy_poll: BusyPoll::new(polling),
             trust,
             spare: Box::default(),
             delivery_deadline: None,
@@ -90,11 +90,11 @@ impl Sender {
 
     /// Writes what there is space for: `None` if there is none now.
     pub(crate) fn try_write(&mut self, bufs: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
-        let space = self.look()?;
-        match &mut self.way {
-            Way::Direct(window) if space > 0 => window.write(&self.conn, bufs, space),
+        let space = self.read_space()?;
+        match &mut self.path {
+            SendPath::Direct(window) if space > 0 => window.write(&self.conn, bufs, space),
             _ if bufs.iter().all(|buf| buf.is_empty()) => Ok(Some(0)),
-            Way::Staged(staged) if space > 0 => match staged.write(bufs) {
+            SendPath::Rdma(rdma) if space > 0 => match rdma.write(bufs) {
                 // The peer has closed this moment.
                 0 => self.conn.write_end().map(|()| None),
                 count => Ok(Some(count)),
@@ -116,44 +116,48 @@ impl Sender {
     /// # Errors
     ///
     /// [`Error::Misuse`] when there is never space for so many.
-    pub(crate) fn poll_room(
+    pub(crate) fn poll_space(
         &mut self,
         cx: &mut Context<'_>,
         least: usize,
         most: usize,
-    ) -> Poll<Result<Room, Error>> {
-        poll_until(self, cx, |half| half.try_room(least, most))
+    ) -> Poll<Result<ReservedSpace, Error>> {
+        poll_until(self, cx, |half| half.try_reserve(least, most))
     }
 
-    fn try_room(&mut self, least: usize, most: usize) -> Result<Option<Room>, Error> {
-        let space = len_usize(self.look()?);
+    fn try_reserve(&mut self, least: usize, most: usize) -> Result<Option<ReservedSpace>, Error> {
+        let space = len_usize(self.read_space()?);
         if space < least {
-            return self.lacks_room(least, space);
+            return self.handle_lack_of_space(least, space);
         }
-        if let (Way::Direct(window), true) = (&self.way, self.is_mapped()) {
+        if let (SendPath::Direct(window), true) = (&self.path, self.is_mapped()) {
             let until_end = window.until_end();
             if until_end >= least {
-                return Ok(Some(Room {
+                return Ok(Some(ReservedSpace {
                     len: most.min(space).min(until_end),
                     is_in_place: true,
                 }));
             }
         }
-        Ok(Some(Room::private(space, least, most)))
+        Ok(Some(ReservedSpace::private(space, least, most)))
     }
 
     /// There is `space` for less than `least`: now, or ever.
     #[cold]
-    fn lacks_room(&mut self, least: usize, space: usize) -> Result<Option<Room>, Error> {
-        let ring = match &self.way {
-            Way::Direct(window) => window.half.ring().size(),
-            Way::Staged(staged) => staged.capacity(),
+    fn handle_lack_of_space(
+        &mut self,
+        least: usize,
+        space: usize,
+    ) -> Result<Option<ReservedSpace>, Error> {
+        let ring = match &self.path {
+            SendPath::Direct(window) => window.half.ring().size(),
+            SendPath::Rdma(rdma) => rdma.capacity(),
         };
         if least > len_usize(ring) {
             return Err(NEVER_FITS);
         }
-        match &mut self.way {
-            Way::Direct(window) if space > 0 => window.ask(&self.conn),
+        match &mut self.path {
+            SendPath::Direct(window) if space > 0 => window.request_space(&self.conn),
             _ => {}
         }
         Ok(None)
@@ -170,44 +174,44 @@ impl Sender {
 
     /// Copies into a reservation in place, at `offset`.
     pub(crate) fn put_at(&mut self, offset: usize, data: &[u8]) -> Result<(), Error> {
-        let (element, window) = self.room()?;
+        let (element, window) = self.mapped()?;
         let at = len_usize(window.half.at()) + offset;
         let put = window
-            .pace
-            .copy(data.len(), |by| element.write_by(by, at, data));
+            .copy_mode
+            .copy(data.len(), |mode| element.write_with(mode, at, data));
         put.map_err(|_| NOT_RESERVED)
     }
 
     /// Copies out of a reservation in place.
-    pub(crate) fn copy_room(&mut self, to: &mut [u8]) {
-        if let Ok((element, window)) = self.room() {
+    pub(crate) fn copy_reserved(&mut self, to: &mut [u8]) {
+        if let Ok((element, window)) = self.mapped() {
             // It was reserved, so it is inside.
             let _inside = element.read(len_usize(window.half.at()), to);
         }
     }
 
     /// The first `len` bytes of a reservation in place; none unless peers are trusted.
-    pub(crate) fn room_mut(&mut self, len: usize) -> &mut [u8] {
+    pub(crate) fn reserved_mut(&mut self, len: usize) -> &mut [u8] {
         let trust = self.trust;
-        match (self.room(), trust) {
+        match (self.mapped(), trust) {
             (Ok((element, window)), Some(trust)) if len > 0 => {
                 let at = len_usize(window.half.at());
-                let room = window.writer.slice_mut(element, at, len, trust);
-                room.unwrap_or_default()
+                let space = window.writer.slice_mut(element, at, len, trust);
+                space.unwrap_or_default()
             }
             _ => &mut [],
         }
     }
 
     /// Sends the first `len` bytes of a reservation in place.
-    pub(crate) fn commit_room(&mut self, len: usize) -> Result<(), Error> {
+    pub(crate) fn commit_reserved(&mut self, len: usize) -> Result<(), Error> {
         if len == 0 {
             return Ok(());
         }
-        let space = self.look()?;
-        match &mut self.way {
-            Way::Direct(window) if len <= len_usize(space) => {
-                window.show(&self.conn, len_u32(len), space);
+        let space = self.read_space()?;
+        match &mut self.path {
+            SendPath::Direct(window) if len <= len_usize(space) => {
+                window.publish(&self.conn, len_u32(len), space);
                 Ok(())
             }
             _ => Err(NOT_RESERVED),
@@ -215,9 +219,11 @@ impl Sender {
     }
 
     /// The peer's element and what we know of it, if it is mapped.
-    fn room(&mut self) -> Result<(&Element, &mut Window), Error> {
-        match (self.conn.peer(), &mut self.way) {
-            (PeerElement::Mapped { element, .. }, Way::Direct(window)) => Ok((element, window)),
+    fn mapped(&mut self) -> Result<(&Element, &mut SendWindow), Error> {
+        match (self.conn.peer(), &mut self.path) {
+            (PeerElement::Mapped { element, .. }, SendPath::Direct(window)) => {
+                Ok((element, window))
+            }
             _ => Err(NOT_RESERVED),
         }
     }
@@ -233,11 +239,11 @@ impl Sender {
 
     /// Whether a write would not wait; also true when it would fail.
     pub(crate) fn is_ready(&mut self) -> bool {
-        match (self.look(), &self.way) {
+        match (self.read_space(), &self.path) {
             (Ok(0), _) => false,
             // Only the driver knows when a busy device may be asked again.
-            (Ok(_), Way::Direct(window)) if window.refused.is_some() => {
-                window.refused != Some(self.conn.times_asked())
+            (Ok(_), SendPath::Direct(window)) if window.refused_at.is_some() => {
+                window.refused_at != Some(self.conn.retries())
             }
             _ => true,
         }
@@ -268,7 +274,7 @@ impl Sender {
     }
 
     fn try_shutdown(&self) -> Result<Option<()>, Error> {
-        match (self.conn.delivery(), self.conn.killed()) {
+        match (self.conn.delivery(), self.conn.abort_cause()) {
             (Delivery::Done, _) => Ok(Some(())),
             (_, Some(error)) => Err(error),
             (Delivery::Lost, None) => Err(Error::Closed(CloseReason::Reset)),
@@ -278,10 +284,10 @@ impl Sender {
 
     /// Bytes that can be written now, after a look at what the peer said.
     #[inline(always)]
-    fn look(&mut self) -> Result<u32, Error> {
-        let space = match &mut self.way {
-            Way::Direct(window) => window.look(&self.conn)?,
-            Way::Staged(staged) => staged.space(),
+    fn read_space(&mut self) -> Result<u32, Error> {
+        let space = match &mut self.path {
+            SendPath::Direct(window) => window.read_space(&self.conn)?,
+            SendPath::Rdma(rdma) => rdma.space(),
         };
         if self.conn.ended() {
             self.conn.write_end()?;
@@ -290,7 +296,7 @@ impl Sender {
     }
 }
 
-impl Window {
+impl SendWindow {
     /// Bytes from the write position to the end of the ring.
     fn until_end(&self) -> usize {
         len_usize(self.half.ring().size().saturating_sub(self.half.at()))
@@ -298,34 +304,34 @@ impl Window {
 
     /// Space in the peer's ring.
     #[inline(always)]
-    fn look(&mut self, conn: &Conn) -> Result<u32, Error> {
+    fn read_space(&mut self, conn: &Conn) -> Result<u32, Error> {
         let raw = conn.local.consumer().load(Ordering::Acquire);
         if raw != self.seen {
-            self.take_consumer(conn, raw)?;
+            self.handle_consumer_word(conn, raw)?;
         }
         Ok(self.half.space())
     }
 
     /// The peer has changed its consumer word, which it does once for many writes.
     #[inline(never)]
-    fn take_consumer(&mut self, conn: &Conn, raw: u64) -> Result<(), Error> {
+    fn handle_consumer_word(&mut self, conn: &Conn, raw: u64) -> Result<(), Error> {
         let word = ConsumerWord::from_ne(raw);
         if let Err(what) = self.half.handle_consumer(word.cursor) {
             return Err(conn.misbehaved(what));
         }
         if !word.state_flags.is_empty() {
-            conn.note_peer();
+            conn.handle_peer_flags();
         }
         self.seen = raw;
         Ok(())
     }
 
     /// Tells the peer that there is not enough space.
-    fn ask(&mut self, conn: &Conn) {
-        if !self.has_asked {
-            self.has_asked = true;
+    fn request_space(&mut self, conn: &Conn) {
+        if !self.has_requested_update {
+            self.has_requested_update = true;
             self.blocked = true;
-            conn.ask_for_space();
+            conn.request_update();
         }
     }
 
@@ -336,50 +342,55 @@ impl Window {
         bufs: &[IoSlice<'_>],
         space: u32,
     ) -> Result<Option<usize>, Error> {
-        match self.put(conn, bufs, space) {
+        match self.copy_payload(conn, bufs, space) {
             Ok(0) => Ok(Some(0)),
             Ok(count) => {
-                self.show(conn, count, space);
+                self.publish(conn, count, space);
                 Ok(Some(len_usize(count)))
             }
-            Err(error) => self.refuse(conn, error),
+            Err(error) => self.handle_refusal(conn, error),
         }
     }
 
     /// The device has not taken data.
     #[cold]
-    fn refuse(&mut self, conn: &Conn, error: SubmitError) -> Result<Option<usize>, Error> {
+    fn handle_refusal(&mut self, conn: &Conn, error: SubmitError) -> Result<Option<usize>, Error> {
         match error {
             // Space, yet the device is busy, and no report will come of that.
             SubmitError::WouldBlock => {
-                self.refused = Some(conn.times_asked());
-                conn.ask_again();
+                self.refused_at = Some(conn.retries());
+                conn.schedule_retry();
                 Ok(None)
             }
             error => {
-                conn.submit_failed(error);
+                conn.handle_submit_error(error);
                 conn.write_end()?;
-                Err(Error::Bug("device refused data of a live connection"))
+                Err(Error::Bug("device refused_at data of a live connection"))
             }
         }
     }
 
     /// Shows the peer `count` bytes that were put into its ring, which had `space`.
     #[inline(always)]
-    fn show(&mut self, conn: &Conn, count: u32, space: u32) {
+    fn publish(&mut self, conn: &Conn, count: u32, space: u32) {
         let full = count == space;
         if full != self.blocked {
             self.blocked = full;
-            self.has_asked = false;
-            conn.say_blocked(full);
+            self.has_requested_update = false;
+            conn.publish_blocked(full);
         }
         let producer = self.half.commit(count);
-        conn.say_producer(producer);
+        conn.publish_producer(producer);
     }
 
     /// Copies into the ring as much as there is `space` for. Returns how many bytes that is.
     #[inline(always)]
-    fn put(&mut self, conn: &Conn, bufs: &[IoSlice<'_>], space: u32) -> Result<u32, SubmitError> {
+    fn copy_payload(
+        &mut self,
+        conn: &Conn,
+        bufs: &[IoSlice<'_>],
+        space: u32,
+    ) -> Result<u32, SubmitError> {
         let ring = self.half.ring().size();
         let mut at = self.half.at();
         let mut count = 0;
@@ -388,8 +399,8 @@ impl Window {
             if part.is_empty() {
                 continue;
             }
-            self.pace
-                .copy(part.len(), move |by| conn.put(by, at, part))?;
+            self.copy_mode
+                .copy(part.len(), move |mode| conn.write_payload(mode, at, part))?;
             count += len_u32(part.len());
             at += len_u32(part.len());
             if at >= ring {
@@ -405,32 +416,32 @@ impl Half for Sender {
         &self.conn
     }
 
-    fn spin(&mut self) -> &mut Spin {
-        &mut self.spin
+    fn busy_poll(&mut self) -> &mut BusyPoll {
+        &mut self.busy_poll
     }
 
     fn register(&self, waker: &Waker) {
         self.conn.register_writer(waker);
     }
 
-    /// What is staged becomes space, and is delivered, when it is completed.
+    /// What is rdma becomes space, and is delivered, when it is completed.
     fn arm(&self) {
-        match &self.way {
-            Way::Direct(_) => self.conn.arm(),
-            Way::Staged(staged) => staged.await_sent(),
+        match &self.path {
+            SendPath::Direct(_) => self.conn.arm(),
+            SendPath::Rdma(rdma) => rdma.await_sent(),
         }
     }
 }
 
 /// What a reservation can have.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Room {
+pub(crate) struct ReservedSpace {
     pub(crate) len: usize,
     /// In the peer's memory.
     pub(crate) is_in_place: bool,
 }
 
-impl Room {
+impl ReservedSpace {
     /// A buffer of ours, where there is `space` for what is in it.
     pub(crate) fn private(space: usize, least: usize, most: usize) -> Self {
         Self {

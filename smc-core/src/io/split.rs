@@ -14,7 +14,7 @@ use std::task::{Context, Poll};
 
 use futures_io::{AsyncBufRead, AsyncRead, AsyncWrite};
 
-use super::halves::{ReadSide, Side, WriteSide};
+use super::halves::{LockedSide, ReadSide, WriteSide};
 use super::in_place::{ReadGuard, Reservation};
 use super::mode::Mode;
 use super::stream::{Shared, Stream, try_read_buf};
@@ -23,14 +23,14 @@ use crate::error::FallbackReason;
 /// The reading half of [`Stream::split`].
 #[derive(Debug)]
 pub struct ReadHalf<'a> {
-    side: &'a mut Side<ReadSide>,
+    side: &'a mut LockedSide<ReadSide>,
     shared: &'a Shared,
 }
 
 /// The writing half of [`Stream::split`].
 #[derive(Debug)]
 pub struct WriteHalf<'a> {
-    side: &'a mut Side<WriteSide>,
+    side: &'a mut LockedSide<WriteSide>,
     shared: &'a Shared,
 }
 
@@ -38,34 +38,34 @@ pub struct WriteHalf<'a> {
 #[derive(Debug)]
 pub struct OwnedReadHalf {
     // Goes before the handle in `shared`, see `Stream`.
-    side: Side<ReadSide>,
+    side: LockedSide<ReadSide>,
     shared: Arc<Shared>,
 }
 
 /// The writing half of [`Stream::into_split`]. Dropping it shuts writing down.
 #[derive(Debug)]
 pub struct OwnedWriteHalf {
-    side: Option<Side<WriteSide>>,
+    side: Option<LockedSide<WriteSide>>,
     shared: Arc<Shared>,
     shutdown_on_drop: bool,
 }
 
 impl<'a> ReadHalf<'a> {
-    pub(crate) fn new(side: &'a mut Side<ReadSide>, shared: &'a Shared) -> Self {
+    pub(crate) fn new(side: &'a mut LockedSide<ReadSide>, shared: &'a Shared) -> Self {
         Self { side, shared }
     }
 
-    fn read_side(&self) -> &Side<ReadSide> {
+    fn read_side(&self) -> &LockedSide<ReadSide> {
         self.side
     }
 
-    pub(crate) fn read_side_mut(&mut self) -> &mut Side<ReadSide> {
+    pub(crate) fn read_side_mut(&mut self) -> &mut LockedSide<ReadSide> {
         self.side
     }
 }
 
 impl OwnedReadHalf {
-    pub(crate) fn new(side: Side<ReadSide>, shared: Arc<Shared>) -> Self {
+    pub(crate) fn new(side: LockedSide<ReadSide>, shared: Arc<Shared>) -> Self {
         Self { side, shared }
     }
 
@@ -78,31 +78,31 @@ impl OwnedReadHalf {
         reunite(self, write)
     }
 
-    fn read_side(&self) -> &Side<ReadSide> {
+    fn read_side(&self) -> &LockedSide<ReadSide> {
         &self.side
     }
 
-    pub(crate) fn read_side_mut(&mut self) -> &mut Side<ReadSide> {
+    pub(crate) fn read_side_mut(&mut self) -> &mut LockedSide<ReadSide> {
         &mut self.side
     }
 }
 
 impl<'a> WriteHalf<'a> {
-    pub(crate) fn new(side: &'a mut Side<WriteSide>, shared: &'a Shared) -> Self {
+    pub(crate) fn new(side: &'a mut LockedSide<WriteSide>, shared: &'a Shared) -> Self {
         Self { side, shared }
     }
 
-    fn write_side(&self) -> &Side<WriteSide> {
+    fn write_side(&self) -> &LockedSide<WriteSide> {
         self.side
     }
 
-    fn write_side_mut(&mut self) -> &mut Side<WriteSide> {
+    fn write_side_mut(&mut self) -> &mut LockedSide<WriteSide> {
         self.side
     }
 }
 
 impl OwnedWriteHalf {
-    pub(crate) fn new(side: Side<WriteSide>, shared: Arc<Shared>) -> Self {
+    pub(crate) fn new(side: LockedSide<WriteSide>, shared: Arc<Shared>) -> Self {
         Self {
             side: Some(side),
             shared,
@@ -124,13 +124,13 @@ impl OwnedWriteHalf {
         self.shutdown_on_drop = false;
     }
 
-    fn write_side(&self) -> &Side<WriteSide> {
+    fn write_side(&self) -> &LockedSide<WriteSide> {
         self.side
             .as_ref()
             .expect("only reunite takes the side, and it takes the half as well")
     }
 
-    fn write_side_mut(&mut self) -> &mut Side<WriteSide> {
+    fn write_side_mut(&mut self) -> &mut LockedSide<WriteSide> {
         self.side
             .as_mut()
             .expect("only reunite takes the side, and it takes the half as well")

@@ -11,7 +11,7 @@ use futures_io::{AsyncBufRead, AsyncRead, AsyncWrite};
 use rustix::net::sockopt;
 
 use super::conn::{Conn, Handle};
-use super::halves::{ReadSide, Side, WriteSide};
+use super::halves::{LockedSide, ReadSide, WriteSide};
 use super::in_place::{ReadGuard, Reservation};
 use super::mode::Mode;
 use super::readiness::{Interest, Readiness};
@@ -50,8 +50,8 @@ use crate::proto::conn::State;
 #[derive(Debug)]
 pub struct Stream {
     // The sides go first, so that the reading one has left its position when the handle closes.
-    read: Side<ReadSide>,
-    write: Side<WriteSide>,
+    read: LockedSide<ReadSide>,
+    write: LockedSide<WriteSide>,
     shared: Arc<Shared>,
 }
 
@@ -71,12 +71,12 @@ impl Stream {
             smc: Some(Handle(Arc::clone(&conn))),
         };
         Self {
-            read: Side::new(ReadSide::Smc(Receiver::new(
+            read: LockedSide::new(ReadSide::Smc(Receiver::new(
                 Arc::clone(&conn),
                 polling,
                 trust,
             ))),
-            write: Side::new(WriteSide::Smc(Sender::new(conn, polling, trust))),
+            write: LockedSide::new(WriteSide::Smc(Sender::new(conn, polling, trust))),
             shared: Arc::new(shared),
         }
     }
@@ -85,8 +85,8 @@ impl Stream {
     pub(crate) fn tcp(socket: Arc<dyn Socket>, early: Vec<u8>, reason: FallbackReason) -> Self {
         let mode = Mode::Tcp { reason };
         Self {
-            read: Side::new(ReadSide::Tcp(TcpReader::new(Arc::clone(&socket), early))),
-            write: Side::new(WriteSide::Tcp(TcpWriter::new(Arc::clone(&socket)))),
+            read: LockedSide::new(ReadSide::Tcp(TcpReader::new(Arc::clone(&socket), early))),
+            write: LockedSide::new(WriteSide::Tcp(TcpWriter::new(Arc::clone(&socket)))),
             shared: Arc::new(Shared {
                 mode,
                 socket,
@@ -96,13 +96,13 @@ impl Stream {
     }
 
     #[cfg(feature = "tokio")]
-    pub(crate) fn read_side_mut(&mut self) -> &mut Side<ReadSide> {
+    pub(crate) fn read_side_mut(&mut self) -> &mut LockedSide<ReadSide> {
         &mut self.read
     }
 
     pub(crate) fn from_halves(
-        read: Side<ReadSide>,
-        write: Side<WriteSide>,
+        read: LockedSide<ReadSide>,
+        write: LockedSide<WriteSide>,
         shared: Arc<Shared>,
     ) -> Self {
         Self {

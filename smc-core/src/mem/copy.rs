@@ -6,16 +6,16 @@ use super::sync::{Ordering, compiler_fence};
 
 /// How data gets into memory that another processor reads next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum By {
+pub(crate) enum CopyMode {
     /// Into the caches of this processor, where the other one fetches it: the fastest way if they
     /// share a cache.
-    Caches,
+    Temporal,
     /// To memory past them: faster if they have none in common.
-    Memory,
+    NonTemporal,
 }
 
 /// Whether there are two ways.
-pub(crate) const CAN_CHOOSE: bool = cfg!(target_arch = "x86_64");
+pub(crate) const HAS_NON_TEMPORAL: bool = cfg!(target_arch = "x86_64");
 
 /// Copies all of `data`.
 ///
@@ -99,7 +99,7 @@ unsafe fn pieces_out_of_region(from: NonNull<u8>, to: &mut [u8]) {
 ///
 /// As there.
 #[cfg(target_arch = "x86_64")]
-pub(super) unsafe fn past_caches(data: &[u8], to: NonNull<u8>) {
+pub(super) unsafe fn non_temporal_into_region(data: &[u8], to: NonNull<u8>) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
 
     // Whole lines are written at once.
@@ -134,7 +134,7 @@ pub(super) unsafe fn past_caches(data: &[u8], to: NonNull<u8>) {
 ///
 /// As there.
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) unsafe fn past_caches(data: &[u8], to: NonNull<u8>) {
+pub(super) unsafe fn non_temporal_into_region(data: &[u8], to: NonNull<u8>) {
     // SAFETY: as the caller promised.
     unsafe { into_region(data, to) };
 }

@@ -3,7 +3,7 @@
 use smc_wire::cdc::{CdcD, ConsumerWord, ProducerWord};
 
 use super::sync::{AtomicU64, Ordering};
-use super::{By, OutOfBounds, Region};
+use super::{CopyMode, OutOfBounds, Region};
 
 /// A receive buffer element as both sides see it.
 ///
@@ -64,16 +64,21 @@ impl Element {
     ///
     /// [`OutOfBounds`] when `at` is not inside the ring or the data is longer than the ring.
     pub fn write(&self, at: usize, data: &[u8]) -> Result<(), OutOfBounds> {
-        self.write_by(By::Caches, at, data)
+        self.write_with(CopyMode::Temporal, at, data)
     }
 
     /// The same by one of two ways.
     #[inline(always)]
-    pub(crate) fn write_by(&self, by: By, at: usize, data: &[u8]) -> Result<(), OutOfBounds> {
+    pub(crate) fn write_with(
+        &self,
+        mode: CopyMode,
+        at: usize,
+        data: &[u8],
+    ) -> Result<(), OutOfBounds> {
         let (first, second) = data.split_at(self.until_end(at, data.len())?);
-        let copy = match by {
-            By::Caches => Region::copy_in,
-            By::Memory => Region::copy_in_past_caches,
+        let copy = match mode {
+            CopyMode::Temporal => Region::copy_in,
+            CopyMode::NonTemporal => Region::copy_in_non_temporal,
         };
         copy(&self.region, HEADER_LEN + at, first)?;
         if second.is_empty() {

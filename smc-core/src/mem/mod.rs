@@ -18,7 +18,7 @@ mod mapped;
 #[cfg(smc_loom)]
 mod shadow;
 
-pub(crate) use copy::{By, CAN_CHOOSE};
+pub(crate) use copy::{CopyMode, HAS_NON_TEMPORAL};
 pub(crate) use element::RingWriter;
 pub use element::{Element, HEADER_LEN, TrustPeers};
 pub(crate) use mapped::WipedOnFork;
@@ -163,10 +163,10 @@ impl Region {
     /// As [`Region::copy_in`] for long data, which goes to memory past the caches of this processor,
     /// where that can be done. It is there before what is written after it, but may be there before
     /// what was written earlier.
-    pub(crate) fn copy_in_past_caches(&self, at: usize, data: &[u8]) -> Result<(), OutOfBounds> {
+    pub(crate) fn copy_in_non_temporal(&self, at: usize, data: &[u8]) -> Result<(), OutOfBounds> {
         let to = self.at(at, data.len())?;
         // SAFETY: `at` checked that all of `data` fits behind `to`, and the region keeps it mapped.
-        unsafe { copy::past_caches(data, to) };
+        unsafe { copy::non_temporal_into_region(data, to) };
         #[cfg(smc_loom)]
         self.shadow.written(to, data);
         Ok(())

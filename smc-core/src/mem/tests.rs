@@ -45,7 +45,7 @@ fn a_part_shares_the_memory() {
 #[test]
 fn long_data_is_copied_whole_wherever_it_lies_and_whichever_way() {
     let data: Vec<u8> = (0..6 * PIECE + 5).map(|at| (at % 251) as u8).collect();
-    for copy in [Region::copy_in, Region::copy_in_past_caches] {
+    for copy in [Region::copy_in, Region::copy_in_non_temporal] {
         for at in [0, 1, 24, 63, PIECE - 1] {
             for len in [1, 15, 64, 100, PIECE - 1, PIECE, PIECE + 1, data.len()] {
                 let region = Region::anonymous(8 * PIECE);
@@ -70,12 +70,18 @@ fn past_the_caches_data_goes_on_at_the_start_of_the_ring() {
     let ring = 6 * PIECE + 1;
     let element = Element::new(Region::anonymous(HEADER_LEN + ring)).unwrap();
     let data: Vec<u8> = (0..ring).map(|at| (at % 251) as u8).collect();
-    element.write_by(By::Memory, ring - 70, &data).unwrap();
+    element
+        .write_with(CopyMode::NonTemporal, ring - 70, &data)
+        .unwrap();
     let mut out = vec![0; ring];
     element.read(ring - 70, &mut out).unwrap();
     assert!(out == data);
     assert_eq!(element.producer().load(Ordering::Relaxed), 0);
-    assert!(element.write_by(By::Memory, ring, &data[..1]).is_err());
+    assert!(
+        element
+            .write_with(CopyMode::NonTemporal, ring, &data[..1])
+            .is_err()
+    );
 }
 
 #[test]

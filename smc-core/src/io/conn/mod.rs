@@ -3,7 +3,7 @@
 mod publish;
 
 use publish::Consumer;
-pub(crate) use publish::{Asked, PeerElement};
+pub(crate) use publish::{PeerElement, RetryResult};
 
 use std::fmt;
 use std::net::{Shutdown, SocketAddr};
@@ -18,11 +18,11 @@ use smc_wire::cursor::{Cursor, Ring};
 use smc_wire::types::{AlertToken, DmbToken};
 
 use super::deadlines::Deadline;
-use super::device_driver::Slot;
+use super::device_driver::DeviceDriver;
 use super::groups::Membership;
 use super::memory::PeerCharge;
 use super::mode::Mode;
-use super::rdma::{Staged, StagedHandle};
+use super::rdma::{RdmaConn, RdmaConnHandle};
 use super::runtime::Socket;
 use crate::device::Dmb;
 use crate::error::{CloseReason, Error, PeerMisbehaved};
@@ -31,6 +31,7 @@ use crate::mem::{Element, HEADER_LEN};
 use crate::proto::conn::staged::Delivery;
 use crate::proto::conn::{Closing, ReadEnd, State, WriteEnd};
 use crate::proto::group::GroupId;
+use crate::proto::handshake::Role;
 
 /// The shared part of a connection.
 ///
@@ -45,24 +46,24 @@ pub(crate) struct Conn {
     pub(crate) peer_addr: SocketAddr,
     pub(crate) socket: Arc<dyn Socket>,
     /// Says how TCP is closed, and whether it is looked at.
-    kinship: Kinship,
+    locality: PeerLocality,
     /// Nothing is wrong with TCP yet, as far as anybody has looked.
-    young: AtomicBool,
+    tcp_watch_deferred: AtomicBool,
     buffer: LocalBuffer,
     peer: PeerElement,
     /// The last producer word that was moved.
     producer: AtomicU64,
     /// Not zero: the device was too busy for it, and the driver tries again.
-    producer_owed: AtomicU32,
+    producer_pending: AtomicU32,
     /// How often the driver has asked a device again that was busy.
-    times_asked: AtomicU32,
+    retries: AtomicU32,
     consumer: Mutex<Consumer>,
     /// Waits at the TCP socket until then.
-    rouse: OnceLock<Waker>,
+    tcp_waker: OnceLock<Waker>,
     /// The peer has written something to our element.
-    spoken: AtomicBool,
+    has_peer_sent: AtomicBool,
     /// SMC-R: TCP has ended, and the peer has not said anything.
-    doubted: AtomicBool,
+    half_open: AtomicBool,
     /// Some end has come; details in `closing`. Checked on each call, so kept apart.
     ended: AtomicBool,
     closing: Mutex<Closing>,
@@ -80,7 +81,7 @@ pub(crate) struct Conn {
     reader: AtomicWaker,
     writer: AtomicWaker,
     changed: Event,
-    slot: Arc<Slot>,
+    driver: Arc<DeviceDriver>,
     group: GroupId,
     /// Leaves the link group when the connection has ended.
     membership: Mutex<Option<Membership>>,
@@ -93,18 +94,16 @@ pub(crate) enum LocalBuffer {
     /// SMC-D: the device's.
     Dmb(Arc<dyn Dmb>),
     /// SMC-R: with everything else that the connection has in its link group.
-    Rmb(Arc<StagedHandle>),
+    Rmb(Arc<RdmaConnHandle>),
 }
 
 /// Whether the peer is a process of this host, by a handshake that only those can make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kinship {
-    /// It is, and we connected to it.
-    Client,
-    /// It is, and it connected to us.
-    Server,
-    /// Nobody knows.
-    Stranger,
+pub(crate) enum PeerLocality {
+    /// On this host; the role is that of this side.
+    SameHost(Role),
+    /// Not known.
+    Unknown,
 }
 
 /// Names a connection among those of a device.
@@ -118,7 +117,7 @@ impl ConnKey {
     }
 
     /// SMC-R: what CDC messages name. A device is for either, so the two never meet.
-    pub(crate) fn staged(token: AlertToken) -> Self {
+    pub(crate) fn rdma(token: AlertToken) -> Self {
         Self(token.get().into())
     }
 }
@@ -132,9 +131,9 @@ pub(crate) struct Parts {
     pub(crate) mode: Mode,
     pub(crate) peer_addr: SocketAddr,
     pub(crate) socket: Arc<dyn Socket>,
-    pub(crate) slot: Arc<Slot>,
+    pub(crate) driver: Arc<DeviceDriver>,
     pub(crate) membership: Membership,
-    pub(crate) kinship: Kinship,
+    pub(crate) locality: PeerLocality,
     /// For the peer's buffer, with SMC-D.
     pub(crate) charge: Option<PeerCharge>,
 }
@@ -149,12 +148,12 @@ impl Conn {
             mode,
             peer_addr,
             socket,
-            slot,
+            driver,
             membership,
-            kinship,
+            locality,
             charge,
         } = parts;
-        if kinship == Kinship::Client {
+        if locality == PeerLocality::SameHost(Role::Client) {
             // Nobody reads from TCP any more: no need to keep the port in TIME_WAIT, also if this
             // process is killed. One end that closes hard is enough.
             let _best_effort = socket.set_linger(Some(Duration::ZERO));
@@ -165,17 +164,17 @@ impl Conn {
             mode,
             peer_addr,
             socket,
-            kinship,
-            young: AtomicBool::new(kinship != Kinship::Stranger),
+            locality,
+            tcp_watch_deferred: AtomicBool::new(locality != PeerLocality::Unknown),
             buffer,
             peer,
             producer: AtomicU64::new(0),
-            producer_owed: AtomicU32::new(0),
-            times_asked: AtomicU32::new(0),
+            producer_pending: AtomicU32::new(0),
+            retries: AtomicU32::new(0),
             consumer: Mutex::default(),
-            rouse: OnceLock::new(),
-            spoken: AtomicBool::new(false),
-            doubted: AtomicBool::new(false),
+            tcp_waker: OnceLock::new(),
+            has_peer_sent: AtomicBool::new(false),
+            half_open: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             closing: Mutex::new(Closing::new()),
             failure: OnceLock::new(),
@@ -187,7 +186,7 @@ impl Conn {
             reader: AtomicWaker::new(),
             writer: AtomicWaker::new(),
             changed: Event::new(),
-            slot,
+            driver,
             group: membership.seat().group(),
             membership: Mutex::new(Some(membership)),
             _charge: charge,
@@ -197,7 +196,7 @@ impl Conn {
     pub(crate) fn key(&self) -> ConnKey {
         match &self.buffer {
             LocalBuffer::Dmb(dmb) => ConnKey::direct(dmb.token()),
-            LocalBuffer::Rmb(handle) => ConnKey::staged(handle.staged().token()),
+            LocalBuffer::Rmb(handle) => ConnKey::rdma(handle.rdma_conn().token()),
         }
     }
 
@@ -209,11 +208,11 @@ impl Conn {
         }
     }
 
-    /// What is staged on its way to the peer, if this is SMC-R.
-    pub(crate) fn staged(&self) -> Option<&Arc<Staged>> {
+    /// What is rdma on its way to the peer, if this is SMC-R.
+    pub(crate) fn rdma(&self) -> Option<&Arc<RdmaConn>> {
         match &self.buffer {
             LocalBuffer::Dmb(_) => None,
-            LocalBuffer::Rmb(handle) => Some(handle.staged()),
+            LocalBuffer::Rmb(handle) => Some(handle.rdma_conn()),
         }
     }
 
@@ -223,7 +222,7 @@ impl Conn {
 
     /// Whether the application has said all that it has to say: the stream was dropped, or shut down
     /// for writing.
-    pub(crate) fn has_said_all(&self) -> bool {
+    pub(crate) fn is_write_closed(&self) -> bool {
         let closing = self.closing();
         closing.is_released() || closing.is_shut()
     }
@@ -231,24 +230,24 @@ impl Conn {
     /// Whether everything that was written, and that the stream has ended, is in the peer's memory,
     /// or never will be. If it is not, the driver is told when it may be.
     pub(crate) fn await_delivery(&self) -> bool {
-        match self.staged() {
-            Some(staged) if self.is_released() => staged.await_delivery(),
+        match self.rdma() {
+            Some(rdma) if self.is_released() => rdma.await_delivery(),
             // What it still reads has this side send, too.
-            Some(staged) => {
-                staged.await_sent();
+            Some(rdma) => {
+                rdma.await_sent();
                 self.delivery() != Delivery::Pending
             }
-            None => self.slot.is_gone() || self.delivery() != Delivery::Pending,
+            None => self.driver.is_gone() || self.delivery() != Delivery::Pending,
         }
     }
 
     /// What became of everything written and of the shutdown behind it.
     pub(crate) fn delivery(&self) -> Delivery {
-        match self.staged() {
-            Some(staged) => staged.delivery(),
-            None if !self.is_owing() => Delivery::Done,
+        match self.rdma() {
+            Some(rdma) => rdma.delivery(),
+            None if !self.has_pending() => Delivery::Done,
             None => {
-                self.note_peer();
+                self.handle_peer_flags();
                 // The device may be gone too, and the driver with it: no later event ends the wait.
                 match self.closing().is_aborted_by_peer() {
                     true => Delivery::Lost,
@@ -260,7 +259,7 @@ impl Conn {
 
     /// How long a closing stream waits for delivery.
     pub(crate) fn close_deadline(&self) -> Deadline {
-        self.slot.close_deadline()
+        self.driver.close_deadline()
     }
 
     pub(crate) fn group(&self) -> GroupId {
@@ -277,7 +276,7 @@ impl Conn {
             PeerElement::Mapped { ring, .. }
             | PeerElement::Moved { ring, .. }
             | PeerElement::Lost { ring } => *ring,
-            PeerElement::Staged(staged) => staged.peer_ring(),
+            PeerElement::Rdma(rdma) => rdma.peer_ring(),
         }
     }
 
@@ -292,14 +291,14 @@ impl Conn {
     // ---- What the peer says --------------------------------------------------------------------
 
     /// Looks at the peer's flags. Returns whether the connection has come to some end.
-    pub(crate) fn note_peer(&self) -> bool {
+    pub(crate) fn handle_peer_flags(&self) -> bool {
         let word = ConsumerWord::from_ne(self.local.consumer().load(Ordering::Acquire));
         if !word.state_flags.is_empty() {
             let news = self.closing().handle_peer(word.state_flags);
             if news {
                 self.ended.store(true, Ordering::Release);
                 self.wake();
-                self.finish_if_over();
+                self.release_if_closed();
             }
         }
         self.ended()
@@ -331,7 +330,7 @@ impl Conn {
     }
 
     /// Why the connection was ended by this side, if it was.
-    pub(crate) fn killed(&self) -> Option<Error> {
+    pub(crate) fn abort_cause(&self) -> Option<Error> {
         self.closing().is_killed().then(|| self.failure())
     }
 
@@ -344,7 +343,7 @@ impl Conn {
 
     /// The error that ended the connection, once.
     pub(crate) fn take_error(&self) -> Option<Error> {
-        self.note_peer();
+        self.handle_peer_flags();
         let is_reset = self.closing().is_aborted_by_peer();
         let reset = is_reset.then_some(Error::Closed(CloseReason::Reset));
         let error = self.failure.get().cloned().or(reset)?;
@@ -367,9 +366,9 @@ impl Conn {
     /// # Errors
     ///
     /// [`CloseReason::Runtime`] when there will be none.
-    pub(crate) fn may_wait(&self) -> Result<(), Error> {
-        self.say_without_driver();
-        match self.slot.is_abandoned() {
+    pub(crate) fn check_can_wait(&self) -> Result<(), Error> {
+        self.publish_without_driver();
+        match self.driver.is_stopped() {
             true => Err(Error::Closed(CloseReason::Runtime)),
             false => Ok(()),
         }
@@ -385,7 +384,7 @@ impl Conn {
         match &self.buffer {
             LocalBuffer::Dmb(dmb) => dmb.arm(),
             // Every message is reported.
-            LocalBuffer::Rmb(handle) => handle.staged().arm(),
+            LocalBuffer::Rmb(handle) => handle.rdma_conn().arm(),
         }
     }
 
@@ -393,21 +392,21 @@ impl Conn {
     pub(crate) fn take_update_wanted(&self) -> bool {
         match &self.buffer {
             LocalBuffer::Dmb(_) => false,
-            LocalBuffer::Rmb(handle) => handle.staged().take_update_wanted(),
+            LocalBuffer::Rmb(handle) => handle.rdma_conn().take_update_wanted(),
         }
     }
 
     /// The wish is still open.
     pub(crate) fn want_update(&self) {
         if let LocalBuffer::Rmb(handle) = &self.buffer {
-            handle.staged().want_update();
+            handle.rdma_conn().want_update();
         }
     }
 
     /// Sees whether the device has news: on links they do not show in memory by themselves.
-    pub(crate) fn look_around(&self) {
+    pub(crate) fn poll_device(&self) {
         if let LocalBuffer::Rmb(handle) = &self.buffer {
-            handle.staged().look_around(&self.slot);
+            handle.rdma_conn().poll_device(&self.driver);
         }
     }
 
@@ -419,29 +418,29 @@ impl Conn {
     }
 
     /// For the driver: a message of ours has arrived, which made room.
-    pub(crate) fn sent(&self) {
+    pub(crate) fn handle_sent(&self) {
         let (is_released, is_shut) = {
             let closing = self.closing();
             (closing.is_released(), closing.is_shut())
         };
         if is_released {
-            self.finish_if_over();
+            self.release_if_closed();
         } else {
             self.writer.wake();
             self.changed.notify(usize::MAX);
         }
         if is_released || is_shut {
-            self.slot.note_delivery();
+            self.driver.note_delivery();
         }
     }
 
     /// For the driver: the peer signalled.
-    pub(crate) fn signalled(self: &Arc<Self>) {
+    pub(crate) fn handle_signal(self: &Arc<Self>) {
         if self.closing().is_released() {
-            self.note_peer();
+            self.handle_peer_flags();
             self.arm();
-            self.watch_set_up();
-            self.note_peer();
+            self.watch_tcp();
+            self.handle_peer_flags();
             self.discard_arrivals();
             // What the peer has made room for was posted, and its completion is awaited.
             self.await_delivery();
@@ -459,53 +458,55 @@ impl Conn {
         let word = self.local.producer().load(Ordering::Acquire);
         let before = self.read_until.swap(word, Ordering::AcqRel);
         if word != before {
-            handle.staged().discard(ProducerWord::from_ne(word).cursor);
+            handle
+                .rdma_conn()
+                .discard(ProducerWord::from_ne(word).cursor);
         }
     }
 
     /// Until the peer has said anything, only the TCP connection tells whether set-up has ended
     /// well at its end too: it may have failed there after our last message. To be called before
     /// sleeping.
-    pub(crate) fn watch_set_up(self: &Arc<Self>) {
+    pub(crate) fn watch_tcp(self: &Arc<Self>) {
         // Without its runtime a socket tells nothing.
-        if !self.is_silent() || self.is_young() || self.slot.is_abandoned() {
+        if !self.is_peer_silent() || self.is_tcp_watch_deferred() || self.driver.is_stopped() {
             return;
         }
         // Always the same one: a socket may wake a waker that is replaced by another.
-        let rouse = || Waker::from(Arc::new(Rouse(Arc::downgrade(self))));
-        let waker = self.rouse.get_or_init(rouse);
+        let tcp_waker = || Waker::from(Arc::new(TcpEventWaker(Arc::downgrade(self))));
+        let waker = self.tcp_waker.get_or_init(tcp_waker);
         let ended = self
             .socket
             .poll_readable(&mut Context::from_waker(waker))
             .is_ready();
-        if !ended || !self.is_silent() {
+        if !ended || !self.is_peer_silent() {
             return;
         }
         match &self.buffer {
             // A peer that closes speaks before its TCP connection ends.
-            LocalBuffer::Dmb(_) => self.kill(Error::Closed(CloseReason::Aborted)),
+            LocalBuffer::Dmb(_) => self.abort(Error::Closed(CloseReason::Aborted)),
             // There is nothing to say on TCP any more but that set-up has failed.
             LocalBuffer::Rmb(_) if self.has_tcp_data(waker) => {
-                self.kill(Error::Closed(CloseReason::Aborted));
+                self.abort(Error::Closed(CloseReason::Aborted));
             }
             // Here the end of TCP may overtake what the peer says on the link.
             LocalBuffer::Rmb(_) => {
-                if !self.doubted.swap(true, Ordering::AcqRel) {
-                    self.slot.doubt(self);
+                if !self.half_open.swap(true, Ordering::AcqRel) {
+                    self.driver.start_half_open_timeout(self);
                 }
             }
         }
     }
 
     /// Whether nobody should look at TCP yet.
-    pub(crate) fn is_young(&self) -> bool {
-        self.young.load(Ordering::Relaxed)
+    pub(crate) fn is_tcp_watch_deferred(&self) -> bool {
+        self.tcp_watch_deferred.load(Ordering::Relaxed)
     }
 
     /// For the driver: from now on TCP is looked at, as long as the peer is silent.
-    pub(crate) fn grow_up(self: &Arc<Self>) {
-        self.young.store(false, Ordering::Relaxed);
-        self.watch_set_up();
+    pub(crate) fn start_tcp_watch(self: &Arc<Self>) {
+        self.tcp_watch_deferred.store(false, Ordering::Relaxed);
+        self.watch_tcp();
     }
 
     fn has_tcp_data(&self, waker: &Waker) -> bool {
@@ -516,19 +517,19 @@ impl Conn {
     }
 
     /// Whether the peer has not said anything yet.
-    pub(crate) fn is_silent(&self) -> bool {
-        if self.spoken.load(Ordering::Relaxed) {
+    pub(crate) fn is_peer_silent(&self) -> bool {
+        if self.has_peer_sent.load(Ordering::Relaxed) {
             return false;
         }
-        let spoken = match &self.buffer {
+        let has_peer_sent = match &self.buffer {
             LocalBuffer::Dmb(_) => {
                 let words = [self.local.producer(), self.local.consumer()];
                 words.iter().any(|word| word.load(Ordering::Acquire) != 0)
             }
-            LocalBuffer::Rmb(handle) => handle.staged().has_heard(),
+            LocalBuffer::Rmb(handle) => handle.rdma_conn().has_received(),
         };
-        self.spoken.store(spoken, Ordering::Relaxed);
-        !spoken
+        self.has_peer_sent.store(has_peer_sent, Ordering::Relaxed);
+        !has_peer_sent
     }
 
     // ---- Ending --------------------------------------------------------------------------------
@@ -538,7 +539,7 @@ impl Conn {
         let flags = self.closing().shutdown_write();
         if let Some(flags) = flags {
             self.ended.store(true, Ordering::Release);
-            self.say_flags(flags);
+            self.publish_flags(flags);
             self.wake();
         }
     }
@@ -560,81 +561,81 @@ impl Conn {
         let read = ProducerWord::from_ne(self.read_until.load(Ordering::Acquire));
         let unread = written.cursor != read.cursor;
         let zero_linger = self.linger() == Some(Duration::ZERO);
-        self.note_peer();
+        self.handle_peer_flags();
         let flags = self.closing().close(unread || zero_linger);
         self.ended.store(true, Ordering::Release);
-        match (flags, self.staged()) {
+        match (flags, self.rdma()) {
             // A peer that closes as well knows by this that it was read, however little that is.
-            (Some(flags), Some(staged)) if !unread => staged.say_end(read.cursor, flags),
-            (Some(flags), _) => self.say_flags(flags),
+            (Some(flags), Some(rdma)) if !unread => rdma.publish_close(read.cursor, flags),
+            (Some(flags), _) => self.publish_flags(flags),
             (None, _) => {}
         }
-        self.finish_if_over();
+        self.release_if_closed();
         if !self.closing().is_finished() {
             self.arm();
-            self.watch_set_up();
-            self.note_peer();
-            self.slot.linger(self);
+            self.watch_tcp();
+            self.handle_peer_flags();
+            self.driver.linger(self);
         }
     }
 
     /// Nobody is left at the other end, or it cannot be trusted to go on.
-    pub(crate) fn kill(&self, cause: Error) {
-        self.stop(cause, Closing::kill);
+    pub(crate) fn abort(&self, cause: Error) {
+        self.terminate(cause, Closing::kill);
     }
 
     /// Its endpoint ends. What was shut down for writing, and delivered, is closed in order.
-    pub(crate) fn end(&self) {
+    pub(crate) fn end_with_endpoint(&self) {
         let stop = match self.delivery() {
             Delivery::Done => Closing::end,
             Delivery::Pending | Delivery::Lost => Closing::kill,
         };
-        self.stop(Error::Closed(CloseReason::Endpoint), stop);
+        self.terminate(Error::Closed(CloseReason::Endpoint), stop);
     }
 
-    fn stop(&self, cause: Error, stop: impl FnOnce(&mut Closing) -> Option<StateFlags>) {
+    fn terminate(&self, cause: Error, stop: impl FnOnce(&mut Closing) -> Option<StateFlags>) {
         let flags = stop(&mut self.closing());
         // Set once; a later cause says less than the first.
         let _later = self.failure.set(cause);
         self.ended.store(true, Ordering::Release);
-        match (flags, self.staged()) {
-            (Some(flags), _) => self.say_flags(flags),
+        match (flags, self.rdma()) {
+            (Some(flags), _) => self.publish_flags(flags),
             // Our last word may still wait behind data that cannot go.
-            (None, Some(staged)) if staged.is_owing() => {
-                staged.say_flags(StateFlags::ABORTED);
+            (None, Some(rdma)) if rdma.has_pending() => {
+                rdma.publish_flags(StateFlags::ABORTED);
             }
             (None, _) => {}
         }
         self.wake();
-        self.finish_if_over();
+        self.release_if_closed();
     }
 
     /// The peer broke the rules of the data path; only this connection ends.
     #[cold]
     pub(crate) fn misbehaved(&self, what: PeerMisbehaved) -> Error {
-        self.kill(Error::PeerMisbehaved(what));
+        self.abort(Error::PeerMisbehaved(what));
         self.failure()
     }
 
     /// The peer's device went away. What it said before it went still counts.
-    pub(crate) fn peer_gone(&self) {
-        self.lose(Error::Closed(CloseReason::Aborted));
+    pub(crate) fn handle_peer_gone(&self) {
+        self.abort_unreachable(Error::Closed(CloseReason::Aborted));
     }
 
     /// The peer cannot be told anything any more. What it has said until now counts.
-    pub(crate) fn lose(&self, cause: Error) {
-        self.note_peer();
-        self.kill(cause);
+    pub(crate) fn abort_unreachable(&self, cause: Error) {
+        self.handle_peer_flags();
+        self.abort(cause);
     }
 
     /// Lets go of everything that belongs to others once both sides have said their last word.
-    fn finish_if_over(&self) {
+    fn release_if_closed(&self) {
         // The peer has not seen our last word as long as a busy device, or a link, owes it, and the
         // driver tries again.
-        let is_gone = self.slot.is_gone() && self.staged().is_none();
-        let is_lost = is_gone || self.slot.is_abandoned();
-        let is_owing = self.is_owing() && !is_lost;
-        if !self.closing().is_finished() || is_owing {
+        let is_gone = self.driver.is_gone() && self.rdma().is_none();
+        let is_lost = is_gone || self.driver.is_stopped();
+        let has_pending = self.has_pending() && !is_lost;
+        if !self.closing().is_finished() || has_pending {
             return;
         }
         let membership = self
@@ -646,10 +647,10 @@ impl Conn {
             return;
         }
         drop(membership);
-        if self.kinship == Kinship::Stranger {
+        if self.locality == PeerLocality::Unknown {
             let _best_effort = self.socket.shutdown(Shutdown::Both);
         }
-        self.slot.forget(self.key());
+        self.driver.remove(self.key());
     }
 
     pub(crate) fn linger(&self) -> Option<Duration> {
@@ -693,14 +694,14 @@ impl fmt::Debug for Conn {
 }
 
 /// Rouses a connection when something happens on its TCP socket.
-struct Rouse(Weak<Conn>);
+struct TcpEventWaker(Weak<Conn>);
 
-impl Wake for Rouse {
+impl Wake for TcpEventWaker {
     fn wake(self: Arc<Self>) {
         let Some(conn) = self.0.upgrade() else { return };
         if conn.is_released() {
             // Not here and now: whoever wakes may be in the middle of polling that socket.
-            conn.slot.look_at(&conn);
+            conn.driver.note_tcp_event(&conn);
         } else {
             conn.wake();
         }

@@ -7,19 +7,19 @@ use smc_wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord, StateFlags};
 use smc_wire::cursor::{Cursor, Ring};
 use smc_wire::types::DmbToken;
 
-use super::super::rdma::Staged;
+use super::super::rdma::RdmaConn;
 use super::{Conn, len_u32, len_usize};
 use crate::device::{Attachment, Signal, SubmitError};
 use crate::error::{CloseReason, Error, Phase};
 use crate::mem::sync::Ordering;
-use crate::mem::{By, Element, HEADER_LEN};
+use crate::mem::{CopyMode, Element, HEADER_LEN};
 
 /// What the peer should see as consumer word.
 #[derive(Default)]
 pub(super) struct Consumer {
     word: ConsumerWord,
     /// The device was too busy for it, and the driver tries again.
-    is_owed: bool,
+    is_pending: bool,
 }
 
 /// The peer's element, which we write.
@@ -42,8 +42,8 @@ pub(crate) enum PeerElement {
         /// Its payload part.
         ring: Ring,
     },
-    /// SMC-R: links write there what was staged.
-    Staged(Arc<Staged>),
+    /// SMC-R: links write there what was rdma.
+    Rdma(Arc<RdmaConn>),
     /// It could not be reached any more when set-up ended: there is only what the peer has written.
     Lost {
         /// Its payload part.
@@ -54,10 +54,15 @@ pub(crate) enum PeerElement {
 impl Conn {
     /// Copies payload into the peer's ring at `at`, by this way where it is mapped; the caller knows
     /// that it fits.
-    pub(crate) fn put(&self, by: By, at: u32, data: &[u8]) -> Result<(), SubmitError> {
+    pub(crate) fn write_payload(
+        &self,
+        mode: CopyMode,
+        at: u32,
+        data: &[u8],
+    ) -> Result<(), SubmitError> {
         match &self.peer {
             PeerElement::Mapped { element, .. } => element
-                .write_by(by, len_usize(at), data)
+                .write_with(mode, len_usize(at), data)
                 .map_err(|_| SubmitError::OutOfBounds),
             PeerElement::Moved { token, base, ring } => {
                 let until_end = len_usize(ring.size().saturating_sub(at)).min(data.len());
@@ -69,15 +74,15 @@ impl Conn {
                 }
                 self.move_data(*token, start, second, Signal::No)
             }
-            PeerElement::Staged(_) => Err(NOT_HERE),
+            PeerElement::Rdma(_) => Err(NOT_DIRECT),
             PeerElement::Lost { .. } => Err(SubmitError::PeerGone),
         }
     }
 
     /// Shows the peer how far we have written, and tells it. Only the writing half does.
-    pub(crate) fn say_producer(&self, cursor: Cursor) {
+    pub(crate) fn publish_producer(&self, cursor: Cursor) {
         let word = ProducerWord { cursor }.to_ne();
-        let said = match &self.peer {
+        let result = match &self.peer {
             PeerElement::Mapped {
                 element,
                 attachment,
@@ -88,51 +93,51 @@ impl Conn {
             }
             PeerElement::Moved { token, base, .. } => {
                 self.producer.store(word, Ordering::SeqCst);
-                if self.is_left_to_driver() {
-                    return self.say_without_driver();
+                if self.is_deferred_to_driver() {
+                    return self.publish_without_driver();
                 }
                 self.move_word(*token, *base, ProducerWord::OFFSET, word)
             }
-            PeerElement::Staged(_) => Err(NOT_HERE),
+            PeerElement::Rdma(_) => Err(NOT_DIRECT),
             PeerElement::Lost { .. } => Err(SubmitError::PeerGone),
         };
-        match said {
+        match result {
             Ok(()) => {}
             Err(SubmitError::WouldBlock) => {
-                self.producer_owed.store(1, Ordering::SeqCst);
-                self.ask_again();
+                self.producer_pending.store(1, Ordering::SeqCst);
+                self.schedule_retry();
             }
-            Err(error) => self.submit_failed(error),
+            Err(error) => self.handle_submit_error(error),
         }
     }
 
     /// Shows the peer how far we have read, and tells it.
-    pub(crate) fn say_consumer(&self, cursor: Cursor) {
+    pub(crate) fn publish_consumer(&self, cursor: Cursor) {
         match &self.peer {
-            PeerElement::Staged(staged) => staged.say_consumer(cursor),
-            _ => self.say(true, |word| word.cursor = cursor),
+            PeerElement::Rdma(rdma) => rdma.publish_consumer(cursor),
+            _ => self.publish(true, |word| word.cursor = cursor),
         }
     }
 
     /// Sets the flag for a writer that waits for any space, or clears both flags for one that
     /// waits; the next signal tells of it.
-    pub(crate) fn say_blocked(&self, blocked: bool) {
-        self.say(false, |word| match blocked {
+    pub(crate) fn publish_blocked(&self, blocked: bool) {
+        self.publish(false, |word| match blocked {
             true => word.producer_flags.insert(ProducerFlags::WRITER_BLOCKED),
-            false => word.producer_flags.remove(WAITS),
+            false => word.producer_flags.remove(BLOCKED_FLAGS),
         });
     }
 
     /// Tells the peer that the writer waits for more space than it knows of: the peer shows all
     /// that it has read, however little that is.
-    pub(crate) fn ask_for_space(&self) {
-        self.say(true, |word| word.producer_flags.insert(WAITS));
+    pub(crate) fn request_update(&self) {
+        self.publish(true, |word| word.producer_flags.insert(BLOCKED_FLAGS));
     }
 
-    pub(super) fn say_flags(&self, flags: StateFlags) {
+    pub(super) fn publish_flags(&self, flags: StateFlags) {
         match &self.peer {
-            PeerElement::Staged(staged) => staged.say_flags(flags),
-            _ => self.say(true, |word| word.state_flags.insert(flags)),
+            PeerElement::Rdma(rdma) => rdma.publish_flags(flags),
+            _ => self.publish(true, |word| word.state_flags.insert(flags)),
         }
     }
 
@@ -141,33 +146,33 @@ impl Conn {
     /// Both halves and closing do so, each for a part of the word, and the peer must never see an
     /// older word after a newer one: that takes a lock. It is held for one store, and only when
     /// the window is updated, the ring is full, or something ends.
-    fn say(&self, signal: bool, change: impl Fn(&mut ConsumerWord)) {
-        let said = {
+    fn publish(&self, signal: bool, change: impl Fn(&mut ConsumerWord)) {
+        let result = {
             let mut consumer = self.consumer();
             change(&mut consumer.word);
-            if consumer.is_owed || self.producer_owed.load(Ordering::SeqCst) > 0 {
-                consumer.is_owed = true;
+            if consumer.is_pending || self.producer_pending.load(Ordering::SeqCst) > 0 {
+                consumer.is_pending = true;
                 None
             } else {
-                let said = self.store_consumer(consumer.word);
-                consumer.is_owed = said == Err(SubmitError::WouldBlock);
-                Some(said)
+                let result = self.store_consumer(consumer.word);
+                consumer.is_pending = result == Err(SubmitError::WouldBlock);
+                Some(result)
             }
         };
-        let Some(said) = said else {
-            return self.say_without_driver();
+        let Some(result) = result else {
+            return self.publish_without_driver();
         };
-        let said = match (said, &self.peer) {
+        let result = match (result, &self.peer) {
             (Ok(()), PeerElement::Mapped { attachment, .. }) if signal => attachment.signal(),
-            (said, _) => said,
+            (result, _) => result,
         };
-        match said {
+        match result {
             Ok(()) => {}
             Err(SubmitError::WouldBlock) => {
-                self.consumer().is_owed = true;
-                self.ask_again();
+                self.consumer().is_pending = true;
+                self.schedule_retry();
             }
-            Err(error) => self.submit_failed(error),
+            Err(error) => self.handle_submit_error(error),
         }
     }
 
@@ -181,7 +186,7 @@ impl Conn {
             PeerElement::Moved { token, base, .. } => {
                 self.move_word(*token, *base, ConsumerWord::OFFSET, word)
             }
-            PeerElement::Staged(_) => Err(NOT_HERE),
+            PeerElement::Rdma(_) => Err(NOT_DIRECT),
             PeerElement::Lost { .. } => Err(SubmitError::PeerGone),
         }
     }
@@ -208,7 +213,7 @@ impl Conn {
         data: &[u8],
         signal: Signal,
     ) -> Result<(), SubmitError> {
-        let Some(direct) = self.slot.device().fabric().direct() else {
+        let Some(direct) = self.driver.device().fabric().direct() else {
             return Err(SubmitError::UnknownToken);
         };
         direct.move_data(token, at, &[IoSlice::new(data)], signal)
@@ -216,102 +221,102 @@ impl Conn {
 
     /// The device would not take data: the connection is over, unless the peer ended it before.
     #[cold]
-    pub(crate) fn submit_failed(&self, error: SubmitError) {
-        self.note_peer();
+    pub(crate) fn handle_submit_error(&self, error: SubmitError) {
+        self.handle_peer_flags();
         let cause = match error {
             SubmitError::Device(error) => Error::Device(*error),
             _ => Error::Closed(CloseReason::Aborted),
         };
-        self.kill(cause);
+        self.abort(cause);
     }
 
     /// The driver owes the peer an older producer word. It stores the newest it finds, and is told
     /// of this one by the count.
-    fn is_left_to_driver(&self) -> bool {
-        let counted = |owed: u32| (owed > 0).then(|| owed.wrapping_add(1).max(1));
-        self.producer_owed
+    fn is_deferred_to_driver(&self) -> bool {
+        let counted = |pending: u32| (pending > 0).then(|| pending.wrapping_add(1).max(1));
+        self.producer_pending
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, counted)
             .is_ok()
     }
 
-    pub(crate) fn is_owing(&self) -> bool {
-        if let PeerElement::Staged(staged) = &self.peer {
-            return staged.is_owing();
+    pub(crate) fn has_pending(&self) -> bool {
+        if let PeerElement::Rdma(rdma) = &self.peer {
+            return rdma.has_pending();
         }
-        self.producer_owed.load(Ordering::SeqCst) > 0 || self.consumer().is_owed
+        self.producer_pending.load(Ordering::SeqCst) > 0 || self.consumer().is_pending
     }
 
     /// For the driver: stores the words that the device was too busy for, in their order, and
     /// lets the writer try again.
-    pub(crate) fn say_again(&self) -> Asked {
-        let is_owing = self.is_owing();
-        let asked = match self.try_say_again() {
-            Err(SubmitError::WouldBlock) => Asked::Refused,
+    pub(crate) fn retry_pending(&self) -> RetryResult {
+        let has_pending = self.has_pending();
+        let retried = match self.try_publish_pending() {
+            Err(SubmitError::WouldBlock) => RetryResult::Busy,
             Err(error) => {
-                self.owe_nothing();
-                self.submit_failed(error);
-                self.finish_if_over();
-                Asked::Nothing
+                self.clear_pending();
+                self.handle_submit_error(error);
+                self.release_if_closed();
+                RetryResult::Nothing
             }
             Ok(()) => {
-                self.finish_if_over();
-                self.slot.note_delivery();
-                if is_owing {
-                    Asked::Taken
+                self.release_if_closed();
+                self.driver.note_delivery();
+                if has_pending {
+                    RetryResult::Accepted
                 } else {
-                    Asked::Nothing
+                    RetryResult::Nothing
                 }
             }
         };
-        // Writers may wait for a place of their own, or until nothing is owed.
-        self.times_asked.fetch_add(1, Ordering::Release);
+        // Writers may wait for a place of their own, or until nothing is pending.
+        self.retries.fetch_add(1, Ordering::Release);
         self.writer.wake();
         self.changed.notify(usize::MAX);
-        asked
+        retried
     }
 
-    /// For the driver: the device had its time to take what it is owed, or data of the writer. The
-    /// connection is over, and the device is owed the last word.
-    pub(crate) fn give_up(&self) {
-        self.lose(Error::TimedOut(Phase::Device));
+    /// For the driver: the device had its time to take what it is pending, or data of the writer. The
+    /// connection is over, and the device is pending the last word.
+    pub(crate) fn handle_busy_timeout(&self) {
+        self.abort_unreachable(Error::TimedOut(Phase::Device));
     }
 
     /// For the driver: the peer cannot be told any more that the connection is over.
-    pub(crate) fn forget_last_word(&self) {
-        self.owe_nothing();
-        self.finish_if_over();
-        self.slot.note_delivery();
+    pub(crate) fn drop_pending(&self) {
+        self.clear_pending();
+        self.release_if_closed();
+        self.driver.note_delivery();
     }
 
-    /// How often the driver has asked a busy device again.
-    pub(crate) fn times_asked(&self) -> u32 {
-        self.times_asked.load(Ordering::Acquire)
+    /// How often the driver has retried a busy device again.
+    pub(crate) fn retries(&self) -> u32 {
+        self.retries.load(Ordering::Acquire)
     }
 
-    fn owe_nothing(&self) {
-        self.producer_owed.store(0, Ordering::SeqCst);
-        self.consumer().is_owed = false;
+    fn clear_pending(&self) {
+        self.producer_pending.store(0, Ordering::SeqCst);
+        self.consumer().is_pending = false;
     }
 
     /// The device was too busy for data, or for a word: the driver asks it again, and wakes the
     /// writer.
-    pub(crate) fn ask_again(&self) {
-        self.slot
-            .owe(self.key(), self.producer.load(Ordering::SeqCst));
-        self.say_without_driver();
+    pub(crate) fn schedule_retry(&self) {
+        self.driver
+            .schedule_retry(self.key(), self.producer.load(Ordering::SeqCst));
+        self.publish_without_driver();
     }
 
-    /// Says what is owed if the driver has ended and does not.
-    pub(crate) fn say_without_driver(&self) {
-        if self.slot.is_abandoned() && self.is_owing() {
-            let _asked = self.say_again();
+    /// Says what is pending if the driver has ended and does not.
+    pub(crate) fn publish_without_driver(&self) {
+        if self.driver.is_stopped() && self.has_pending() {
+            let _asked = self.retry_pending();
         }
     }
 
-    fn try_say_again(&self) -> Result<(), SubmitError> {
+    fn try_publish_pending(&self) -> Result<(), SubmitError> {
         loop {
-            let owed = self.producer_owed.load(Ordering::SeqCst);
-            if owed == 0 {
+            let pending = self.producer_pending.load(Ordering::SeqCst);
+            if pending == 0 {
                 break;
             }
             let word = self.producer.load(Ordering::SeqCst);
@@ -320,29 +325,32 @@ impl Conn {
                 PeerElement::Moved { token, base, .. } => {
                     self.move_word(*token, *base, ProducerWord::OFFSET, word)?;
                 }
-                PeerElement::Staged(_) => return Err(NOT_HERE),
+                PeerElement::Rdma(_) => return Err(NOT_DIRECT),
                 PeerElement::Lost { .. } => return Err(SubmitError::PeerGone),
             }
-            let none =
-                self.producer_owed
-                    .compare_exchange(owed, 0, Ordering::SeqCst, Ordering::SeqCst);
+            let none = self.producer_pending.compare_exchange(
+                pending,
+                0,
+                Ordering::SeqCst,
+                Ordering::SeqCst,
+            );
             if none.is_ok() {
                 break;
             }
         }
         {
             let mut consumer = self.consumer();
-            if !consumer.is_owed {
+            if !consumer.is_pending {
                 return Ok(());
             }
             self.store_consumer(consumer.word)?;
-            consumer.is_owed = false;
+            consumer.is_pending = false;
         }
         match &self.peer {
             PeerElement::Mapped { attachment, .. } => attachment
                 .signal()
-                .inspect_err(|_| self.consumer().is_owed = true),
-            PeerElement::Moved { .. } | PeerElement::Staged(_) | PeerElement::Lost { .. } => Ok(()),
+                .inspect_err(|_| self.consumer().is_pending = true),
+            PeerElement::Moved { .. } | PeerElement::Rdma(_) | PeerElement::Lost { .. } => Ok(()),
         }
     }
 
@@ -353,17 +361,18 @@ impl Conn {
 
 /// What came of asking a busy device again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Asked {
-    /// It has taken all words that it was owed.
-    Taken,
+pub(crate) enum RetryResult {
+    /// It has taken all words that it was pending.
+    Accepted,
     /// It is as busy as before.
-    Refused,
+    Busy,
     /// There was no word for it; there may be data, which the writer has.
     Nothing,
 }
 
 /// Flags of a writer that waits: for any space, and for all that there is.
-const WAITS: ProducerFlags = ProducerFlags::WRITER_BLOCKED.union(ProducerFlags::UPDATE_REQUESTED);
+const BLOCKED_FLAGS: ProducerFlags =
+    ProducerFlags::WRITER_BLOCKED.union(ProducerFlags::UPDATE_REQUESTED);
 
-/// What is staged does not go through words in the peer's memory.
-const NOT_HERE: SubmitError = SubmitError::UnknownToken;
+/// What is rdma does not go through words in the peer's memory.
+const NOT_DIRECT: SubmitError = SubmitError::UnknownToken;

@@ -1,88 +1,90 @@
-//! Connections for which the device was too busy, and when it is asked again.
+//! Connections for which the device was too busy, and when it is result again.
 
 use std::time::{Duration, Instant};
 
 use hashbrown::HashMap;
 
-use crate::io::conn::{Asked, ConnKey};
+use crate::io::conn::{ConnKey, RetryResult};
 
-/// Connections that wait for a busy device.
+/// Connections that backoff for a busy device.
 ///
-/// A device is asked again soon at first, then ever less often. After [`BUSY_MAX`] the connection ends:
-/// a hostile peer may keep the device busy. From then on the device is only asked, seldom, to take the
-/// last word, for [`LAST_WORD_MAX`].
+/// A device is result again soon at first, then ever less often. After [`BUSY_TIMEOUT`] the connection ends:
+/// a hostile peer may keep the device busy. From then on the device is only result, seldom, to take the
+/// last word, for [`ABORT_TIMEOUT`].
 #[derive(Debug, Default)]
-pub(super) struct Owing(HashMap<ConnKey, Wait>);
+pub(super) struct BusyRetries(HashMap<ConnKey, Backoff>);
 
 #[derive(Debug)]
-struct Wait {
-    /// The pauses before the device was asked, since it has taken something of the connection. Time
-    /// in which it was not asked, as while the process was stopped, does not count.
-    waited: Duration,
-    has_ended: bool,
+struct Backoff {
+    /// The pauses before the device was result, since it has taken something of the connection. Time
+    /// in which it was not result, as while the process was stopped, does not count.
+    elapsed: Duration,
+    has_timed_out: bool,
     /// Where the connection had written to then.
     written: u64,
     pause: Duration,
-    /// When it is asked again, if `is_open`.
+    /// When it is result again, if `is_scheduled`.
     at: Instant,
-    is_open: bool,
+    is_scheduled: bool,
 }
 
-impl Wait {
+impl Backoff {
     fn new(written: u64, now: Instant) -> Self {
         Self {
-            waited: Duration::ZERO,
-            has_ended: false,
+            elapsed: Duration::ZERO,
+            has_timed_out: false,
             written,
-            pause: SOON,
-            at: now + SOON,
-            is_open: true,
+            pause: BACKOFF_MIN,
+            at: now + BACKOFF_MIN,
+            is_scheduled: true,
         }
     }
 
     fn next(&mut self, now: Instant) -> Due {
-        self.waited += self.pause;
-        let (due, longest) = match (self.has_ended, self.waited) {
-            (false, waited) if waited < BUSY_MAX => (Due::Ask, SELDOM),
+        self.elapsed += self.pause;
+        let (due, longest) = match (self.has_timed_out, self.elapsed) {
+            (false, elapsed) if elapsed < BUSY_TIMEOUT => (Due::Retry, BACKOFF_MAX),
             (false, _) => {
-                self.has_ended = true;
-                self.waited = Duration::ZERO;
-                (Due::End, SELDOM)
+                self.has_timed_out = true;
+                self.elapsed = Duration::ZERO;
+                (Due::TimedOut, BACKOFF_MAX)
             }
-            (true, waited) if waited < LAST_WORD_MAX => (Due::Ask, LAST_WORD_SELDOM),
-            (true, _) => (Due::Forget, SELDOM),
+            (true, elapsed) if elapsed < ABORT_TIMEOUT => (Due::Retry, ABORT_BACKOFF_MAX),
+            (true, _) => (Due::Drop, BACKOFF_MAX),
         };
-        self.is_open = due == Due::End;
+        self.is_scheduled = due == Due::TimedOut;
         self.pause = (self.pause * 2).min(longest);
         self.at = now + self.pause;
         due
     }
 
-    /// Whether the connection may still want the answer to when the device was asked last.
+    /// Whether the connection may still want the answer to when the device was result last.
     fn is_recent(&self, now: Instant) -> bool {
-        self.is_open || now <= self.at + RECENT
+        self.is_scheduled || now <= self.at + BACKOFF_RESET
     }
 }
 
 /// What is due for a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Due {
-    /// The device may be asked again.
-    Ask,
+    /// The device may be result again.
+    Retry,
     /// It had its time.
-    End,
+    TimedOut,
     /// It had its time for the last word, too.
-    Forget,
+    Drop,
 }
 
-impl Owing {
+impl BusyRetries {
     /// The device has refused something of a connection, which has `written` up to there.
     pub(super) fn add(&mut self, key: ConnKey, written: u64, now: Instant) {
         match self.0.get_mut(&key) {
-            Some(wait) if wait.has_ended => wait.is_open = true,
-            Some(wait) if wait.written == written && wait.is_recent(now) => wait.is_open = true,
+            Some(backoff) if backoff.has_timed_out => backoff.is_scheduled = true,
+            Some(backoff) if backoff.written == written && backoff.is_recent(now) => {
+                backoff.is_scheduled = true
+            }
             _ => {
-                self.0.insert(key, Wait::new(written, now));
+                self.0.insert(key, Backoff::new(written, now));
             }
         }
     }
@@ -90,29 +92,29 @@ impl Owing {
     /// Takes the connections for which something is due.
     pub(super) fn due(&mut self, now: Instant) -> Vec<(ConnKey, Due)> {
         let mut due = Vec::new();
-        self.0.retain(|key, wait| {
-            if wait.is_open && wait.at <= now {
-                due.push((*key, wait.next(now)));
+        self.0.retain(|key, backoff| {
+            if backoff.is_scheduled && backoff.at <= now {
+                due.push((*key, backoff.next(now)));
             }
-            wait.is_recent(now)
+            backoff.is_recent(now)
         });
         due
     }
 
-    /// What the device has answered.
-    pub(super) fn answered(&mut self, key: ConnKey, asked: Asked, now: Instant) {
-        let Some(wait) = self.0.get_mut(&key) else {
+    /// What the device has handle_result.
+    pub(super) fn handle_result(&mut self, key: ConnKey, result: RetryResult, now: Instant) {
+        let Some(backoff) = self.0.get_mut(&key) else {
             return;
         };
-        match asked {
-            // The writer may have asked for more meanwhile.
-            Asked::Taken => {
-                let is_open = wait.is_open;
-                *wait = Wait::new(wait.written, now);
-                wait.is_open = is_open;
+        match result {
+            // The writer may have result for more meanwhile.
+            RetryResult::Accepted => {
+                let is_scheduled = backoff.is_scheduled;
+                *backoff = Backoff::new(backoff.written, now);
+                backoff.is_scheduled = is_scheduled;
             }
-            Asked::Refused => wait.is_open = true,
-            Asked::Nothing => {}
+            RetryResult::Busy => backoff.is_scheduled = true,
+            RetryResult::Nothing => {}
         }
     }
 
@@ -120,21 +122,21 @@ impl Owing {
         self.0.remove(&key);
     }
 
-    /// When the device has to be asked next.
+    /// When the device has to be result next.
     pub(super) fn next(&self) -> Option<Instant> {
-        let open = self.0.values().filter(|wait| wait.is_open);
-        open.map(|wait| wait.at).min()
+        let open = self.0.values().filter(|backoff| backoff.is_scheduled);
+        open.map(|backoff| backoff.at).min()
     }
 }
 
-/// How soon a busy device is asked again, at first and at last.
-const SOON: Duration = Duration::from_millis(1);
-const SELDOM: Duration = Duration::from_millis(64);
+/// How soon a busy device is result again, at first and at last.
+const BACKOFF_MIN: Duration = Duration::from_millis(1);
+const BACKOFF_MAX: Duration = Duration::from_millis(64);
 /// For how long a device may take nothing of a connection. None is known that is busy for a second,
 /// and a guest that stands still is taken for dead after 15.
-const BUSY_MAX: Duration = Duration::from_secs(20);
-/// For how long it may then not take the last word, and how seldom it is asked.
-const LAST_WORD_MAX: Duration = Duration::from_secs(600);
-const LAST_WORD_SELDOM: Duration = Duration::from_secs(10);
+const BUSY_TIMEOUT: Duration = Duration::from_secs(20);
+/// For how long it may then not take the last word, and how seldom it is result.
+const ABORT_TIMEOUT: Duration = Duration::from_secs(600);
+const ABORT_BACKOFF_MAX: Duration = Duration::from_secs(10);
 /// How soon a writer that was woken comes back with what the device refuses.
-const RECENT: Duration = Duration::from_secs(1);
+const BACKOFF_RESET: Duration = Duration::from_secs(1);

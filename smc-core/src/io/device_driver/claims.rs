@@ -3,22 +3,22 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use super::Slot;
+use super::DeviceDriver;
 use crate::error::Error;
 
 /// The devices that serve an endpoint now, of all endpoints.
-static SERVING: Mutex<Vec<Serving>> = Mutex::new(Vec::new());
+static CLAIMS: Mutex<Vec<Claim>> = Mutex::new(Vec::new());
 
-/// A slot is gone, and with it the hold on its device.
-static FREED: Condvar = Condvar::new();
+/// A driver is gone, and with it the hold on its device.
+static RELEASED: Condvar = Condvar::new();
 
-struct Serving {
-    /// Address of the device object, which lives as long as its slot.
+struct Claim {
+    /// Address of the device object, which lives as long as its driver.
     device: usize,
-    slot: Weak<Slot>,
+    driver: Weak<DeviceDriver>,
 }
 
-/// Makes `slot` the one consumer of its device, for as long as it exists: each event is handed out
+/// Makes `driver` the one consumer of its device, for as long as it exists: each event is handed out
 /// once, so a second consumer would take those of the first.
 ///
 /// Blocks for a moment if the device has a consumer: tasks of an endpoint that is gone may be ending
@@ -28,63 +28,63 @@ struct Serving {
 /// # Errors
 ///
 /// [`Error::Misuse`] when the device keeps its consumer.
-pub(crate) fn claim(slot: &Arc<Slot>) -> Result<(), Error> {
-    let device = Arc::as_ptr(slot.device()).cast::<()>().addr();
-    let until = Instant::now() + ENDING;
+pub(crate) fn claim(driver: &Arc<DeviceDriver>) -> Result<(), Error> {
+    let device = Arc::as_ptr(driver.device()).cast::<()>().addr();
+    let until = Instant::now() + CLAIM_TIMEOUT;
     loop {
-        let Some(consumer) = enter(device, slot) else {
+        let Some(consumer) = try_claim(device, driver) else {
             return Ok(());
         };
         // With the list unlocked: it may be dropped here, which takes it off the list.
         if let Some(consumer) = consumer.upgrade() {
-            consumer.let_go();
+            consumer.release_to_other_endpoint();
         }
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return Err(Error::misuse(IN_USE));
         }
-        let serving = lock();
-        if consumer_of(&serving, device).is_some() {
-            let woken = FREED.wait_timeout(serving, left.min(LOOK_AGAIN));
+        let claims = lock();
+        if consumer_of(&claims, device).is_some() {
+            let woken = RELEASED.wait_timeout(claims, left.min(CLAIM_RETRY));
             drop(woken.unwrap_or_else(PoisonError::into_inner));
         }
     }
 }
 
-/// Puts a slot on the list, unless its device has a consumer. Returns that.
-fn enter(device: usize, slot: &Arc<Slot>) -> Option<Weak<Slot>> {
-    let mut serving = lock();
-    serving.retain(|other| other.slot.strong_count() > 0);
-    let consumer = consumer_of(&serving, device).cloned();
+/// Puts a driver on the list, unless its device has a consumer. Returns that.
+fn try_claim(device: usize, driver: &Arc<DeviceDriver>) -> Option<Weak<DeviceDriver>> {
+    let mut claims = lock();
+    claims.retain(|other| other.driver.strong_count() > 0);
+    let consumer = consumer_of(&claims, device).cloned();
     if consumer.is_none() {
-        let slot = Arc::downgrade(slot);
-        serving.push(Serving { device, slot });
+        let driver = Arc::downgrade(driver);
+        claims.push(Claim { device, driver });
     }
     consumer
 }
 
 /// The consumer of a device.
-fn consumer_of(serving: &[Serving], device: usize) -> Option<&Weak<Slot>> {
-    let consumer = serving.iter().find(|other| other.device == device)?;
-    (consumer.slot.strong_count() > 0).then_some(&consumer.slot)
+fn consumer_of(claims: &[Claim], device: usize) -> Option<&Weak<DeviceDriver>> {
+    let consumer = claims.iter().find(|other| other.device == device)?;
+    (consumer.driver.strong_count() > 0).then_some(&consumer.driver)
 }
 
-/// For a slot that is being dropped: its device is free.
+/// For a driver that is being dropped: its device is free.
 pub(super) fn release() {
     // A thread that has just found the device in use waits before this goes on.
     drop(lock());
-    FREED.notify_all();
+    RELEASED.notify_all();
 }
 
-fn lock() -> MutexGuard<'static, Vec<Serving>> {
-    SERVING.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock() -> MutexGuard<'static, Vec<Claim>> {
+    CLAIMS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 const IN_USE: &str = "the device serves another endpoint, or is given twice: a device object has \
                       one endpoint at a time, and is free when that and its streams are gone";
 
 /// How long tasks of an endpoint that is gone may take to end, on a busy machine.
-const ENDING: Duration = Duration::from_secs(1);
+const CLAIM_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How soon that is tried again: what it waits for comes with no report to this thread.
-const LOOK_AGAIN: Duration = Duration::from_millis(5);
+const CLAIM_RETRY: Duration = Duration::from_millis(5);

@@ -5,7 +5,7 @@ mod claims;
 mod task;
 
 pub(crate) use claims::claim;
-pub(crate) use task::Driver;
+pub(crate) use task::DriverTask;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -18,16 +18,16 @@ use smc_wire::types::{Gid, Qpn};
 use super::conn::{Conn, ConnKey};
 use super::deadlines::Deadline;
 use super::groups::Groups;
-use super::rdma::{RdmaGroup, Wire};
+use super::rdma::{LinkSender, RdmaGroup};
 use crate::device::{Device, DeviceError, Event};
 use crate::error::{CloseReason, Error};
 use crate::mem::sync::{AtomicBool, AtomicUsize, Ordering};
 use crate::proto::group::{Cause, DeviceIndex, GroupId};
 use crate::proto::links::LinkId;
-use busy_retries::{Due, Owing};
+use busy_retries::{BusyRetries, Due};
 
 /// A device of an endpoint with the connections that use it.
-pub(crate) struct Slot {
+pub(crate) struct DeviceDriver {
     device: Arc<dyn Device>,
     /// The device's name, shared by the modes of its streams.
     name: Arc<str>,
@@ -35,23 +35,23 @@ pub(crate) struct Slot {
     groups: Arc<Groups>,
     table: Mutex<Table>,
     /// The table has work that the driver has to come for.
-    news: AtomicBool,
-    driver: AtomicWaker,
+    has_work: AtomicBool,
+    task_waker: AtomicWaker,
     /// Whose queue pairs those of the device are.
     links: Mutex<HashMap<Qpn, (Weak<RdmaGroup>, LinkId)>>,
     /// Links to be closed when everything that they have received was handed out.
-    closing: Mutex<Vec<(Arc<Wire>, Weak<RdmaGroup>)>>,
+    closing: Mutex<Vec<(Arc<LinkSender>, Weak<RdmaGroup>)>>,
     /// Held while events are handed out: the device has one consumer at a time.
     draining: Mutex<()>,
     /// Links on which somebody waits for the completion of a post.
     awaiting: AtomicUsize,
     /// The driver is awake and will look at `awaiting` before it sleeps.
-    passing: AtomicBool,
+    in_pass: AtomicBool,
     gone: AtomicBool,
     /// The endpoint is gone, with its listeners and all that was being set up.
-    has_lost_endpoint: AtomicBool,
-    /// See [`Self::is_abandoned`].
-    abandoned: AtomicBool,
+    is_endpoint_dropped: AtomicBool,
+    /// See [`Self::is_stopped`].
+    stopped: AtomicBool,
     close_timeout: Duration,
 }
 
@@ -65,16 +65,16 @@ struct Table {
     /// Dropped since the driver looked last.
     released: Vec<Weak<Conn>>,
     /// Dropped, and something happened on their TCP sockets.
-    rousing: Vec<Weak<Conn>>,
+    tcp_events: Vec<Weak<Conn>>,
     /// Whose TCP connection is not looked at before the time given, the earliest first.
-    young: VecDeque<(Instant, Weak<Conn>)>,
+    deferred_tcp_watches: VecDeque<(Instant, Weak<Conn>)>,
     /// TCP has ended before the peer has said anything; until when it may, the earliest first.
-    doubted: VecDeque<(Instant, Weak<Conn>)>,
+    half_open: VecDeque<(Instant, Weak<Conn>)>,
     /// Those of which a busy device has not taken everything.
-    owing: Owing,
+    retries: BusyRetries,
 }
 
-impl Slot {
+impl DeviceDriver {
     pub(crate) fn new(
         device: Arc<dyn Device>,
         index: DeviceIndex,
@@ -88,16 +88,16 @@ impl Slot {
             index,
             groups,
             table: Mutex::default(),
-            news: AtomicBool::new(false),
-            driver: AtomicWaker::new(),
+            has_work: AtomicBool::new(false),
+            task_waker: AtomicWaker::new(),
             links: Mutex::default(),
             closing: Mutex::default(),
             draining: Mutex::default(),
             awaiting: AtomicUsize::new(0),
-            passing: AtomicBool::new(false),
+            in_pass: AtomicBool::new(false),
             gone: AtomicBool::new(false),
-            has_lost_endpoint: AtomicBool::new(false),
-            abandoned: AtomicBool::new(false),
+            is_endpoint_dropped: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
             close_timeout,
         })
     }
@@ -120,97 +120,99 @@ impl Slot {
     }
 
     /// Whether the driver has ended: nothing tells connections what happens.
-    pub(crate) fn is_abandoned(&self) -> bool {
-        self.abandoned.load(Ordering::SeqCst)
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::SeqCst)
     }
 
     /// Starts to hand signals to a connection. Signals that came before are not lost: a half looks
     /// at the memory before it sleeps.
-    pub(crate) fn adopt(&self, conn: &Arc<Conn>) {
-        let young = {
+    pub(crate) fn add_conn(&self, conn: &Arc<Conn>) {
+        let deferred_tcp_watches = {
             let mut table = self.table();
             table.conns.insert(conn.key(), Arc::clone(conn));
-            if conn.is_young() {
-                let until = self.groups.runtime().now() + YOUNG;
-                table.young.push_back((until, Arc::downgrade(conn)));
+            if conn.is_tcp_watch_deferred() {
+                let until = self.groups.runtime().now() + TCP_WATCH_DELAY;
+                table
+                    .deferred_tcp_watches
+                    .push_back((until, Arc::downgrade(conn)));
             }
-            table.young.len()
+            table.deferred_tcp_watches.len()
         };
-        if young == 1 {
-            self.call_driver();
+        if deferred_tcp_watches == 1 {
+            self.wake_task();
         }
         // Those of SMC-R may have moved to another device.
-        if self.is_gone() && conn.staged().is_none() {
-            conn.kill(Error::Closed(CloseReason::Aborted));
+        if self.is_gone() && conn.rdma().is_none() {
+            conn.abort(Error::Closed(CloseReason::Aborted));
         }
     }
 
     /// The connection has ended for both sides.
-    pub(crate) fn forget(&self, key: ConnKey) {
+    pub(crate) fn remove(&self, key: ConnKey) {
         // Dropped after the lock: dropping a connection unregisters its buffer.
         let conn = {
             let mut table = self.table();
-            table.owing.remove(key);
+            table.retries.remove(key);
             table.conns.remove(&key)
         };
         drop(conn);
-        self.groups.note_end();
+        self.groups.notify_ended();
     }
 
     /// The application dropped the stream; the peer's last word is still to come.
     pub(crate) fn linger(&self, conn: &Arc<Conn>) {
-        if self.is_abandoned() {
-            conn.kill(Error::Closed(CloseReason::Endpoint));
+        if self.is_stopped() {
+            conn.abort(Error::Closed(CloseReason::Endpoint));
             return;
         }
         self.table().released.push(Arc::downgrade(conn));
-        self.call_driver();
+        self.wake_task();
     }
 
     /// TCP has ended, and the peer has not said anything yet: it has to do so soon.
-    pub(crate) fn doubt(&self, conn: &Arc<Conn>) {
-        let until = self.groups.runtime().now() + LAST_WORD_WAIT;
-        let doubted = (until, Arc::downgrade(conn));
-        self.table().doubted.push_back(doubted);
-        self.call_driver();
+    pub(crate) fn start_half_open_timeout(&self, conn: &Arc<Conn>) {
+        let until = self.groups.runtime().now() + HALF_OPEN_TIMEOUT;
+        let half_open = (until, Arc::downgrade(conn));
+        self.table().half_open.push_back(half_open);
+        self.wake_task();
     }
 
     /// Something happened on the TCP socket of a dropped connection.
-    pub(crate) fn look_at(&self, conn: &Arc<Conn>) {
-        self.table().rousing.push(Arc::downgrade(conn));
-        self.call_driver();
+    pub(crate) fn note_tcp_event(&self, conn: &Arc<Conn>) {
+        self.table().tcp_events.push(Arc::downgrade(conn));
+        self.wake_task();
     }
 
     /// The endpoint is gone: only streams still use the device.
-    pub(crate) fn lose_endpoint(&self) {
-        self.has_lost_endpoint.store(true, Ordering::Release);
+    pub(crate) fn handle_endpoint_dropped(&self) {
+        self.is_endpoint_dropped.store(true, Ordering::Release);
     }
 
     /// Another endpoint wants the device. If only streams are left that were dropped, they do not
     /// wait for the last words of their peers: those of SMC-D have said theirs, behind all that was
     /// written.
-    pub(crate) fn let_go(&self) {
-        self.look_around();
-        let is_over = |conn: &Arc<Conn>| conn.is_released() && conn.staged().is_none();
+    pub(crate) fn release_to_other_endpoint(&self) {
+        self.poll_device();
+        let is_over = |conn: &Arc<Conn>| conn.is_released() && conn.rdma().is_none();
         let left = self.connections();
-        let is_unused = self.has_lost_endpoint.load(Ordering::Acquire);
+        let is_unused = self.is_endpoint_dropped.load(Ordering::Acquire);
         if is_unused && left.iter().all(is_over) {
             for conn in left {
-                conn.kill(Error::Closed(CloseReason::Endpoint));
+                conn.abort(Error::Closed(CloseReason::Endpoint));
             }
         }
     }
 
     /// The driver ended, most likely with its runtime: the last word of peers would not be read.
     /// Streams that the application still has go on as far as they can without waiting.
-    fn abandon(&self) {
+    fn stop(&self) {
         // Before looking at what is owed; a connection that comes to owe something looks at this.
-        self.abandoned.store(true, Ordering::SeqCst);
+        self.stopped.store(true, Ordering::SeqCst);
         self.close_links();
         for conn in self.connections() {
-            conn.say_without_driver();
+            conn.publish_without_driver();
             if conn.is_released() {
-                conn.kill(Error::Closed(CloseReason::Endpoint));
+                conn.abort(Error::Closed(CloseReason::Endpoint));
             } else {
                 conn.wake();
             }
@@ -218,18 +220,18 @@ impl Slot {
     }
 
     /// The device was too busy for something of this connection, which has `written` up to there.
-    pub(crate) fn owe(&self, key: ConnKey, written: u64) {
+    pub(crate) fn schedule_retry(&self, key: ConnKey, written: u64) {
         let now = self.groups.runtime().now();
-        self.table().owing.add(key, written, now);
-        self.call_driver();
+        self.table().retries.add(key, written, now);
+        self.wake_task();
     }
 
     /// Whether everything written to streams that were dropped, or shut down for writing, is in the
-    /// peers' memory. If it is not, [`Groups::note_end`] is called when it may be.
+    /// peers' memory. If it is not, [`Groups::notify_ended`] is called when it may be.
     pub(crate) fn await_delivery(&self) -> bool {
-        let mut all_said = self.connections();
-        all_said.retain(|conn| conn.has_said_all());
-        all_said.iter().all(|conn| conn.await_delivery())
+        let mut closed = self.connections();
+        closed.retain(|conn| conn.is_write_closed());
+        closed.iter().all(|conn| conn.await_delivery())
     }
 
     /// Whether an SMC-R connection that was dropped has not come to its end yet.
@@ -237,12 +239,12 @@ impl Slot {
         let conns = self.connections();
         conns
             .iter()
-            .any(|conn| conn.staged().is_some() && conn.is_released())
+            .any(|conn| conn.rdma().is_some() && conn.is_released())
     }
 
     /// A connection that was dropped, or shut down for writing, may have been delivered.
     pub(crate) fn note_delivery(&self) {
-        self.groups.note_end();
+        self.groups.notify_ended();
     }
 
     pub(crate) fn connections(&self) -> Vec<Arc<Conn>> {
@@ -269,7 +271,7 @@ impl Slot {
             Event::Signalled(token) => {
                 let conn = self.table().conns.get(&ConnKey::direct(token)).cloned();
                 if let Some(conn) = conn {
-                    conn.signalled();
+                    conn.handle_signal();
                 }
             }
             Event::PeerGone(peer) => self.peer_gone(peer),
@@ -309,9 +311,9 @@ impl Slot {
         for conn in self.members(group) {
             match cause {
                 // It may have closed before.
-                Cause::PeerGone | Cause::DeviceGone => conn.peer_gone(),
-                Cause::Shutdown => conn.end(),
-                _ => conn.kill(Error::Closed(CloseReason::Aborted)),
+                Cause::PeerGone | Cause::DeviceGone => conn.handle_peer_gone(),
+                Cause::Shutdown => conn.end_with_endpoint(),
+                _ => conn.abort(Error::Closed(CloseReason::Aborted)),
             }
         }
     }
@@ -334,68 +336,68 @@ impl Slot {
     }
 
     /// What the driver was called for. Returns when it has to come again.
-    fn housekeeping(&self, now: Instant) -> Option<Instant> {
-        let rousing = std::mem::take(&mut self.table().rousing);
-        for conn in rousing.iter().filter_map(Weak::upgrade) {
-            conn.signalled();
+    fn handle_timeouts(&self, now: Instant) -> Option<Instant> {
+        let tcp_events = std::mem::take(&mut self.table().tcp_events);
+        for conn in tcp_events.iter().filter_map(Weak::upgrade) {
+            conn.handle_signal();
         }
-        for conn in self.grown_up(now) {
-            conn.grow_up();
+        for conn in self.due_tcp_watches(now) {
+            conn.start_tcp_watch();
         }
         for conn in self.overdue(now) {
-            conn.kill(Error::Closed(CloseReason::Aborted));
+            conn.abort(Error::Closed(CloseReason::Aborted));
         }
-        for conn in self.still_silent(now) {
-            conn.kill(Error::Closed(CloseReason::Aborted));
+        for conn in self.expired_half_open(now) {
+            conn.abort(Error::Closed(CloseReason::Aborted));
         }
-        for (conn, due) in self.owing(now) {
+        for (conn, due) in self.due_retries(now) {
             match due {
-                Due::Ask => {
-                    let asked = conn.say_again();
-                    self.table().owing.answered(conn.key(), asked, now);
+                Due::Retry => {
+                    let result = conn.retry_pending();
+                    self.table().retries.handle_result(conn.key(), result, now);
                 }
-                Due::End => conn.give_up(),
-                Due::Forget => conn.forget_last_word(),
+                Due::TimedOut => conn.handle_busy_timeout(),
+                Due::Drop => conn.drop_pending(),
             }
         }
         let table = self.table();
         let lingering = table.lingering.front().map(|(until, _)| *until);
-        let doubted = table.doubted.front().map(|(until, _)| *until);
-        let young = table.young.front().map(|(until, _)| *until);
+        let half_open = table.half_open.front().map(|(until, _)| *until);
+        let deferred_tcp_watches = table.deferred_tcp_watches.front().map(|(until, _)| *until);
         lingering
             .into_iter()
-            .chain(young)
-            .chain(doubted)
-            .chain(table.owing.next())
+            .chain(deferred_tcp_watches)
+            .chain(half_open)
+            .chain(table.retries.next())
             .min()
     }
 
-    /// Connections that are not young any more.
-    fn grown_up(&self, now: Instant) -> Vec<Arc<Conn>> {
+    /// Connections that are not deferred_tcp_watches any more.
+    fn due_tcp_watches(&self, now: Instant) -> Vec<Arc<Conn>> {
         let mut grown = Vec::new();
         let mut table = self.table();
-        while let Some((until, conn)) = table.young.front() {
+        while let Some((until, conn)) = table.deferred_tcp_watches.front() {
             match conn.upgrade() {
                 Some(conn) if *until <= now => grown.push(conn),
                 Some(_) => break,
                 None => {}
             }
-            table.young.pop_front();
+            table.deferred_tcp_watches.pop_front();
         }
         grown
     }
 
     /// Connections whose TCP has ended and whose peer has had its time to say something.
-    fn still_silent(&self, now: Instant) -> Vec<Arc<Conn>> {
+    fn expired_half_open(&self, now: Instant) -> Vec<Arc<Conn>> {
         let mut silent = Vec::new();
         let mut table = self.table();
-        while let Some((until, conn)) = table.doubted.front() {
-            match conn.upgrade().filter(|conn| conn.is_silent()) {
+        while let Some((until, conn)) = table.half_open.front() {
+            match conn.upgrade().filter(|conn| conn.is_peer_silent()) {
                 Some(conn) if *until <= now => silent.push(conn),
                 Some(_) => break,
                 None => {}
             }
-            table.doubted.pop_front();
+            table.half_open.pop_front();
         }
         silent
     }
@@ -428,9 +430,9 @@ impl Slot {
     }
 
     /// Connections of which a busy device has not taken everything, where something is due.
-    fn owing(&self, now: Instant) -> Vec<(Arc<Conn>, Due)> {
+    fn due_retries(&self, now: Instant) -> Vec<(Arc<Conn>, Due)> {
         let mut table = self.table();
-        let due = table.owing.due(now);
+        let due = table.retries.due(now);
         let found = due.into_iter().filter_map(|(key, due)| {
             let conn = table.conns.get(&key)?;
             Some((Arc::clone(conn), due))
@@ -441,13 +443,13 @@ impl Slot {
     /// Somebody waits for the completion of a post on another link.
     pub(crate) fn await_sent(&self) {
         self.awaiting.fetch_add(1, Ordering::SeqCst);
-        if !self.passing.load(Ordering::SeqCst) {
-            self.call_driver();
+        if !self.in_pass.load(Ordering::SeqCst) {
+            self.wake_task();
         }
     }
 
     /// What was waited for on a link is completed, or the link is down.
-    pub(crate) fn await_sent_no_more(&self) {
+    pub(crate) fn end_await_sent(&self) {
         self.awaiting.fetch_sub(1, Ordering::SeqCst);
     }
 
@@ -460,22 +462,22 @@ impl Slot {
         }
     }
 
-    pub(crate) fn call_driver(&self) {
-        if !self.news.swap(true, Ordering::AcqRel) {
-            self.driver.wake();
+    pub(crate) fn wake_task(&self) {
+        if !self.has_work.swap(true, Ordering::AcqRel) {
+            self.task_waker.wake();
         }
     }
 
     /// Hands out what the device has, on behalf of somebody who looks for it. Returns whether that
     /// was possible: nothing is done if somebody else is at it.
-    pub(crate) fn look_around(&self) -> bool {
+    pub(crate) fn poll_device(&self) -> bool {
         let is_quiet = match self.draining.try_lock() {
             Ok(_one) => self.drain_and_arm(),
             Err(_) => return false,
         };
         // There is more than can be done here, or the device has failed.
         if !is_quiet {
-            self.call_driver();
+            self.wake_task();
         }
         true
     }
@@ -495,9 +497,9 @@ impl Slot {
 
     /// The same for somebody who cannot do without what the device has. Whoever is at it is waited
     /// for, though not without end: they may be waiting for us.
-    pub(crate) fn look_around_patiently(&self) {
-        for _ in 0..PATIENCE {
-            if self.look_around() {
+    pub(crate) fn poll_device_blocking(&self) {
+        for _ in 0..BLOCKING_POLLS_MAX {
+            if self.poll_device() {
                 return;
             }
             std::thread::yield_now();
@@ -518,13 +520,13 @@ impl Slot {
 
     /// Has a link closed as soon as everything that it has received was handed out, and its group
     /// told so: what the peer knows to have arrived must not get lost.
-    pub(crate) fn close_link(&self, wire: Arc<Wire>, group: &Arc<RdmaGroup>) {
-        let closing = (wire, Arc::downgrade(group));
+    pub(crate) fn close_link(&self, sender: Arc<LinkSender>, group: &Arc<RdmaGroup>) {
+        let closing = (sender, Arc::downgrade(group));
         self.closing().push(closing);
-        if self.is_gone() || self.is_abandoned() {
+        if self.is_gone() || self.is_stopped() {
             self.close_links();
         } else {
-            self.call_driver();
+            self.wake_task();
         }
     }
 
@@ -533,13 +535,13 @@ impl Slot {
         self.close_all(closing);
     }
 
-    fn close_all(&self, closing: Vec<(Arc<Wire>, Weak<RdmaGroup>)>) {
-        for (wire, group) in closing {
-            wire.link().close();
-            wire.set_closed();
-            self.remove_link(wire.link().qpn());
+    fn close_all(&self, closing: Vec<(Arc<LinkSender>, Weak<RdmaGroup>)>) {
+        for (sender, group) in closing {
+            sender.link().close();
+            sender.set_closed();
+            self.remove_link(sender.link().qpn());
             if let Some(group) = group.upgrade() {
-                group.closed(wire.id());
+                group.closed(sender.id());
             }
         }
     }
@@ -553,7 +555,7 @@ impl Slot {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn closing(&self) -> MutexGuard<'_, Vec<(Arc<Wire>, Weak<RdmaGroup>)>> {
+    fn closing(&self) -> MutexGuard<'_, Vec<(Arc<LinkSender>, Weak<RdmaGroup>)>> {
         self.closing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -562,18 +564,18 @@ impl Slot {
     }
 }
 
-impl std::fmt::Debug for Slot {
+impl std::fmt::Debug for DeviceDriver {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Slot")
+        f.debug_struct("DeviceDriver")
             .field("device", &self.name)
             .finish_non_exhaustive()
     }
 }
 
-impl Drop for Slot {
+impl Drop for DeviceDriver {
     fn drop(&mut self) {
         // The driver finds nothing to upgrade to and ends.
-        self.driver.wake();
+        self.task_waker.wake();
         claims::release();
     }
 }
@@ -583,11 +585,11 @@ const PASSES_MAX: usize = 4;
 
 /// How long a connection of this host goes without a look at its TCP connection: most have heard of
 /// their peer by then.
-const YOUNG: Duration = Duration::from_millis(20);
+const TCP_WATCH_DELAY: Duration = Duration::from_millis(20);
 
 /// How long a peer whose TCP connection has ended has for its first word: its last one may be on
 /// its way, and its link may have to be given up first.
-const LAST_WORD_WAIT: Duration = Duration::from_secs(5);
+const HALF_OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Looks at whether somebody else has finished with a device.
-const PATIENCE: usize = 10_000;
+const BLOCKING_POLLS_MAX: usize = 10_000;

@@ -6,30 +6,33 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-use super::{PASSES_MAX, Slot};
+use super::{DeviceDriver, PASSES_MAX};
 use crate::device::{DeviceError, Doorbell};
 use crate::io::runtime::{Runtime, Timer, Watch};
 use crate::mem::sync::Ordering;
 
 /// The driver's task: drain, arm, drain, park; for as long as the endpoint or a stream lives.
-pub(crate) struct Driver {
-    slot: Weak<Slot>,
+pub(crate) struct DriverTask {
+    driver: Weak<DeviceDriver>,
     runtime: Arc<dyn Runtime>,
     watch: Option<Box<dyn Watch>>,
     timer: Option<(Instant, Timer)>,
 }
 
-impl Driver {
+impl DriverTask {
     /// # Errors
     ///
     /// When the device's doorbell cannot be watched.
-    pub(crate) fn new(slot: &Arc<Slot>, runtime: Arc<dyn Runtime>) -> std::io::Result<Self> {
-        let watch = match slot.device.doorbell() {
+    pub(crate) fn new(
+        driver: &Arc<DeviceDriver>,
+        runtime: Arc<dyn Runtime>,
+    ) -> std::io::Result<Self> {
+        let watch = match driver.device.doorbell() {
             Doorbell::Fd(fd) => Some(runtime.watch(fd)?),
             Doorbell::Waker(_) | Doorbell::Spin => None,
         };
         Ok(Self {
-            slot: Arc::downgrade(slot),
+            driver: Arc::downgrade(driver),
             runtime,
             watch,
             timer: None,
@@ -37,28 +40,28 @@ impl Driver {
     }
 
     /// One pass. Returns whether the driver may sleep.
-    fn pass(&mut self, slot: &Slot, cx: &mut Context<'_>) -> Result<bool, DeviceError> {
-        if let Doorbell::Waker(bell) = slot.device.doorbell() {
+    fn pass(&mut self, driver: &DeviceDriver, cx: &mut Context<'_>) -> Result<bool, DeviceError> {
+        if let Doorbell::Waker(bell) = driver.device.doorbell() {
             bell.register(cx.waker());
         }
         // What rang until here is found by the first drain. What rings from here on wakes.
-        let has_rung = self.poll_bell(cx)?;
-        slot.passing.store(true, Ordering::SeqCst);
-        let next = self.keep_house(slot, cx);
-        let closing = std::mem::take(&mut *slot.closing());
-        let drained = slot.drain();
-        slot.close_all(closing);
-        slot.passing.store(false, Ordering::SeqCst);
+        let has_rung = self.poll_doorbell(cx)?;
+        driver.in_pass.store(true, Ordering::SeqCst);
+        let next = self.handle_timeouts(driver, cx);
+        let closing = std::mem::take(&mut *driver.closing());
+        let drained = driver.drain();
+        driver.close_all(closing);
+        driver.in_pass.store(false, Ordering::SeqCst);
         drained?;
-        slot.arm()?;
-        if slot.drain()? || (has_rung && self.poll_bell(cx)?) {
+        driver.arm()?;
+        if driver.drain()? || (has_rung && self.poll_doorbell(cx)?) {
             return Ok(false);
         }
-        Ok(self.sleep_until(next, cx) && !matches!(slot.device.doorbell(), Doorbell::Spin))
+        Ok(self.sleep_until(next, cx) && !matches!(driver.device.doorbell(), Doorbell::Spin))
     }
 
     /// Whether the doorbell has rung since this was asked last; else it wakes from now on.
-    fn poll_bell(&self, cx: &mut Context<'_>) -> Result<bool, DeviceError> {
+    fn poll_doorbell(&self, cx: &mut Context<'_>) -> Result<bool, DeviceError> {
         match self.watch.as_ref().map(|watch| watch.poll_readable(cx)) {
             Some(Poll::Ready(Ok(()))) => Ok(true),
             Some(Poll::Ready(Err(_))) => Err(DeviceError::Gone("doorbell cannot be watched")),
@@ -67,21 +70,22 @@ impl Driver {
     }
 
     /// Does what has to be done besides handing out events. Returns when to come again.
-    fn keep_house(&self, slot: &Slot, cx: &Context<'_>) -> Option<Instant> {
-        slot.driver.register(cx.waker());
-        slot.news.store(false, Ordering::Release);
+    fn handle_timeouts(&self, driver: &DeviceDriver, cx: &Context<'_>) -> Option<Instant> {
+        driver.task_waker.register(cx.waker());
+        driver.has_work.store(false, Ordering::Release);
         let now = self.runtime.now();
-        slot.housekeeping(now)
+        driver
+            .handle_timeouts(now)
             .into_iter()
-            .chain(slot.groups.next_timeout(now))
+            .chain(driver.groups.next_timeout(now))
             .min()
     }
 
     /// One pass without a device: connections that have moved to another one are still looked
     /// after here.
-    fn pass_without_device(&mut self, slot: &Slot, cx: &mut Context<'_>) -> bool {
-        let next = self.keep_house(slot, cx);
-        slot.close_links();
+    fn pass_without_device(&mut self, driver: &DeviceDriver, cx: &mut Context<'_>) -> bool {
+        let next = self.handle_timeouts(driver, cx);
+        driver.close_links();
         self.sleep_until(next, cx)
     }
 
@@ -104,33 +108,33 @@ impl Driver {
     }
 }
 
-impl Drop for Driver {
+impl Drop for DriverTask {
     fn drop(&mut self) {
-        if let Some(slot) = self.slot.upgrade() {
-            slot.abandon();
+        if let Some(driver) = self.driver.upgrade() {
+            driver.stop();
         }
     }
 }
 
-impl Future for Driver {
+impl Future for DriverTask {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        let Some(slot) = self.slot.upgrade() else {
+        let Some(driver) = self.driver.upgrade() else {
             return Poll::Ready(());
         };
-        let is_rdma = slot.device.fabric().rdma().is_some();
+        let is_rdma = driver.device.fabric().rdma().is_some();
         for _ in 0..PASSES_MAX {
-            let may_sleep = if is_rdma && slot.is_gone() {
-                Ok(self.pass_without_device(&slot, cx))
+            let may_sleep = if is_rdma && driver.is_gone() {
+                Ok(self.pass_without_device(&driver, cx))
             } else {
-                self.pass(&slot, cx)
+                self.pass(&driver, cx)
             };
             match may_sleep {
                 Ok(true) => return Poll::Pending,
                 Ok(false) => {}
                 Err(_) => {
-                    slot.device_gone();
+                    driver.device_gone();
                     if !is_rdma {
                         return Poll::Ready(());
                     }

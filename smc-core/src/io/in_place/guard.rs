@@ -44,7 +44,7 @@ enum Inner {
 
 /// A part of the ring that is not given back.
 struct Part {
-    pins: Arc<Pins>,
+    retained: Arc<RetainedRanges>,
     /// Offset in the ring.
     at: usize,
     /// Position as [`Held`] counts.
@@ -153,15 +153,15 @@ impl Part {
         if self.len == 0 {
             return &[];
         }
-        self.pins
+        self.retained
             .element
-            .slice(self.at, self.len, self.pins.trust)
+            .slice(self.at, self.len, self.retained.trust)
             .expect("guards are made inside of the ring and only split")
     }
 
     fn split_to(&mut self, len: usize) -> Self {
         let first = Self {
-            pins: Arc::clone(&self.pins),
+            retained: Arc::clone(&self.retained),
             at: self.at,
             start: self.start,
             len,
@@ -175,7 +175,7 @@ impl Part {
 
 impl Drop for Part {
     fn drop(&mut self) {
-        self.pins.let_go(self.start, len_u32(self.len));
+        self.retained.release(self.start, len_u32(self.len));
     }
 }
 
@@ -184,7 +184,7 @@ impl Drop for Part {
 /// While anything is held, it is this that tells the peer what is free, and not the reading half:
 /// whoever drops a guard does so. One at a time, and never under the lock, since telling the peer
 /// may wake others and thereby drop guards.
-pub(crate) struct Pins {
+pub(crate) struct RetainedRanges {
     element: Element,
     trust: TrustPeers,
     /// A buffer that was dropped would be used for another connection.
@@ -197,12 +197,12 @@ pub(crate) struct Pins {
 struct State {
     held: Held,
     /// Somebody tells the peer, and will look again afterwards.
-    is_telling: bool,
+    is_publishing: bool,
     /// The reading half is gone: nobody wants more.
     is_over: bool,
 }
 
-impl Pins {
+impl RetainedRanges {
     /// For a connection whose ring can be looked at; `None` if guards have to be copies.
     pub(crate) fn new(conn: &Arc<Conn>, trust: Option<TrustPeers>) -> Option<Arc<Self>> {
         Some(Arc::new(Self {
@@ -212,7 +212,7 @@ impl Pins {
             conn: Arc::downgrade(conn),
             state: Mutex::new(State {
                 held: Held::new(conn.local_ring()),
-                is_telling: false,
+                is_publishing: false,
                 is_over: false,
             }),
         }))
@@ -224,11 +224,11 @@ impl Pins {
     }
 
     /// `len` bytes at offset `at` of the ring were read, and are held from now on.
-    pub(crate) fn hold(self: &Arc<Self>, at: usize, len: usize) -> ReadGuard {
+    pub(crate) fn retain(self: &Arc<Self>, at: usize, len: usize) -> ReadGuard {
         let start = self.state().held.hold(len_u32(len));
-        self.tell();
+        self.publish();
         ReadGuard(Inner::InPlace(Part {
-            pins: Arc::clone(self),
+            retained: Arc::clone(self),
             at,
             start,
             len,
@@ -238,7 +238,7 @@ impl Pins {
     /// `len` bytes were read and are not needed any more.
     pub(crate) fn pass(&self, len: u32) {
         self.state().held.pass(len);
-        self.tell();
+        self.publish();
     }
 
     /// How many bytes the peer was shown since the last call, and whether the reading half has the
@@ -246,7 +246,7 @@ impl Pins {
     pub(crate) fn take_shown(&self) -> (u32, bool) {
         let mut state = self.state();
         let shown = state.held.take_shown();
-        (shown, state.held.is_empty() && !state.is_telling)
+        (shown, state.held.is_empty() && !state.is_publishing)
     }
 
     /// The reading half goes: the connection may end at any time from now on.
@@ -254,27 +254,27 @@ impl Pins {
         self.state().is_over = true;
     }
 
-    fn let_go(&self, start: u64, len: u32) {
+    fn release(&self, start: u64, len: u32) {
         let freed = self.state().held.let_go(start, len);
         if freed > 0 {
-            self.tell();
+            self.publish();
         }
     }
 
     /// Tells the peer what is free, if that is due.
-    fn tell(&self) {
+    fn publish(&self) {
         let Some(conn) = self.conn.upgrade() else {
             return;
         };
-        while let Some(cursor) = self.begin_telling(&conn) {
-            conn.say_consumer(cursor);
-            self.state().is_telling = false;
+        while let Some(cursor) = self.begin_publish(&conn) {
+            conn.publish_consumer(cursor);
+            self.state().is_publishing = false;
         }
     }
 
-    fn begin_telling(&self, conn: &Conn) -> Option<Cursor> {
+    fn begin_publish(&self, conn: &Conn) -> Option<Cursor> {
         let mut state = self.state();
-        if state.is_over || state.is_telling {
+        if state.is_over || state.is_publishing {
             return None;
         }
         let word = ConsumerWord::from_ne(conn.local.consumer().load(Ordering::Acquire));
@@ -283,7 +283,7 @@ impl Pins {
         if !state.held.is_update_due(is_blocked, producer.cursor) {
             return None;
         }
-        state.is_telling = true;
+        state.is_publishing = true;
         Some(state.held.show())
     }
 
@@ -292,8 +292,8 @@ impl Pins {
     }
 }
 
-impl fmt::Debug for Pins {
+impl fmt::Debug for RetainedRanges {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pins").finish_non_exhaustive()
+        f.debug_struct("RetainedRanges").finish_non_exhaustive()
     }
 }

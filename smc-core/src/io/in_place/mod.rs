@@ -3,8 +3,8 @@
 mod guard;
 mod reserve;
 
-pub(crate) use guard::Pins;
 pub use guard::ReadGuard;
+pub(crate) use guard::RetainedRanges;
 pub use reserve::Reservation;
 
 /// Most that a reservation has where it is a buffer of ours, in bytes.

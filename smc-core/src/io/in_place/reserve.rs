@@ -6,7 +6,7 @@ use std::io::{self, IoSlice};
 use std::task::{Context, Poll, ready};
 
 use super::super::halves::WriteSide;
-use super::super::send::Room;
+use super::super::send::ReservedSpace;
 use super::PRIVATE_MAX;
 use crate::error::Error;
 
@@ -67,8 +67,8 @@ impl<'a> Reservation<'a> {
         least: usize,
         most: usize,
     ) -> io::Result<Self> {
-        let room = poll_fn(|cx| side.poll_room(cx, least, most)).await?;
-        Ok(Self::new(side, room))
+        let space = poll_fn(|cx| side.poll_space(cx, least, most)).await?;
+        Ok(Self::new(side, space))
     }
 
     /// As [`Reservation::wait`] for use in a poll function.
@@ -79,11 +79,11 @@ impl<'a> Reservation<'a> {
         least: usize,
         most: usize,
     ) -> Poll<io::Result<Self>> {
-        let room = ready!(side.poll_room(cx, least, most))?;
-        Poll::Ready(Ok(Self::new(side, room)))
+        let space = ready!(side.poll_space(cx, least, most))?;
+        Poll::Ready(Ok(Self::new(side, space)))
     }
 
-    fn new(side: &'a mut WriteSide, Room { len, is_in_place }: Room) -> Self {
+    fn new(side: &'a mut WriteSide, ReservedSpace { len, is_in_place }: ReservedSpace) -> Self {
         let buffer = if is_in_place {
             Buffer::InPlace
         } else {
@@ -152,7 +152,7 @@ impl<'a> Reservation<'a> {
             self.leave_place();
         }
         match &mut self.buffer {
-            Buffer::InPlace => self.side.room_mut(self.len),
+            Buffer::InPlace => self.side.reserved_mut(self.len),
             Buffer::Private { bytes, .. } => &mut bytes[..self.len],
         }
     }
@@ -162,7 +162,7 @@ impl<'a> Reservation<'a> {
     fn leave_place(&mut self) {
         let mut buffer = Buffer::private(self.side, self.len);
         if let (true, Buffer::Private { bytes, .. }) = (self.is_touched, &mut buffer) {
-            self.side.copy_room(&mut bytes[..self.len]);
+            self.side.copy_reserved(&mut bytes[..self.len]);
         }
         self.buffer = buffer;
     }
@@ -170,7 +170,7 @@ impl<'a> Reservation<'a> {
     /// Sends the first `len` bytes, and gives the rest of the reservation up.
     ///
     /// In place that is a store or two and does not wait. A buffer of ours is passed on as by
-    /// `write_all`, which may wait where a device is busy or a socket has no room.
+    /// `write_all`, which may wait where a device is busy or a socket has no space.
     ///
     /// **Cancellation.** Dropped before it is ready, it has sent nothing over SMC; over TCP it may
     /// have sent a part, as `write_all`.
@@ -195,7 +195,7 @@ impl<'a> Reservation<'a> {
             return Poll::Ready(Err(misuse.into()));
         }
         match &mut self.buffer {
-            Buffer::InPlace => self.side.commit_room(len)?,
+            Buffer::InPlace => self.side.commit_reserved(len)?,
             Buffer::Private { bytes, done } => {
                 while *done < len {
                     let rest = IoSlice::new(&bytes[*done..len]);

@@ -19,7 +19,7 @@ use crate::source::source;
 
 /// The places of one listener.
 #[derive(Debug)]
-pub(super) struct Admission {
+pub(super) struct AdmissionControl {
     state: Mutex<State>,
     max_places: usize,
     max_waiting: usize,
@@ -69,7 +69,7 @@ impl Source {
     }
 }
 
-impl Admission {
+impl AdmissionControl {
     pub(super) fn new(max_places: usize, max_waiting: usize) -> Arc<Self> {
         Arc::new(Self {
             state: Mutex::default(),
@@ -88,7 +88,7 @@ impl Admission {
     }
 
     /// Lets a set-up in, to wait for a place. `None` if too many from there wait already.
-    pub(super) fn enter(self: &Arc<Self>, source: Option<Source>) -> Option<Entrant> {
+    pub(super) fn enter(self: &Arc<Self>, source: Option<Source>) -> Option<AdmissionPermit> {
         let mut state = self.lock();
         if let Some(source) = source {
             let count = state.sources.entry(source).or_default();
@@ -102,7 +102,7 @@ impl Admission {
         let waker = None;
         state.waiting.insert(id, Waiting { source, waker });
         drop(state);
-        Some(Entrant {
+        Some(AdmissionPermit {
             admission: Arc::clone(self),
             id,
             source,
@@ -152,13 +152,13 @@ impl Admission {
 
 /// A set-up that was let in. Dropping it gives back what it has.
 #[derive(Debug)]
-pub(super) struct Entrant {
-    admission: Arc<Admission>,
+pub(super) struct AdmissionPermit {
+    admission: Arc<AdmissionControl>,
     id: u64,
     source: Option<Source>,
 }
 
-impl Entrant {
+impl AdmissionPermit {
     /// Waits for a place.
     pub(super) async fn place(&mut self) {
         poll_fn(|cx| {
@@ -182,7 +182,7 @@ impl Entrant {
     }
 }
 
-impl Drop for Entrant {
+impl Drop for AdmissionPermit {
     fn drop(&mut self) {
         let wakers = {
             let mut state = self.admission.lock();
@@ -225,13 +225,13 @@ mod tests {
         Source::of_client(Some(Credentials { uid, ..own }))
     }
 
-    fn try_place(entrant: &mut Entrant) -> bool {
-        block_on(poll_once(entrant.place())).is_some()
+    fn try_place(permit: &mut AdmissionPermit) -> bool {
+        block_on(poll_once(permit.place())).is_some()
     }
 
     #[test]
     fn one_source_has_half_of_the_places() {
-        let admission = Admission::new(4, 100);
+        let admission = AdmissionControl::new(4, 100);
         let mut all: Vec<_> = (0..4)
             .map(|_| admission.enter(address(1)).unwrap())
             .collect();
@@ -255,7 +255,7 @@ mod tests {
 
     #[test]
     fn a_place_that_its_owner_has_not_heard_of_is_given_on() {
-        let admission = Admission::new(1, 100);
+        let admission = AdmissionControl::new(1, 100);
         let mut all: Vec<_> = (0..3)
             .map(|last| admission.enter(address(last)).unwrap())
             .collect();
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn those_that_wait_are_bounded_and_one_source_has_half() {
-        let admission = Admission::new(1, 4);
+        let admission = AdmissionControl::new(1, 4);
         let enter = |last| admission.enter(address(last));
         let _first = [enter(1).unwrap(), enter(1).unwrap()];
         assert!(enter(1).is_none());
@@ -284,7 +284,7 @@ mod tests {
 
     #[test]
     fn clients_of_the_own_user_may_have_all_places() {
-        let admission = Admission::new(4, 4);
+        let admission = AdmissionControl::new(4, 4);
         let own = client(Credentials::own().uid);
         let mut all = [(); 4].map(|()| admission.enter(own).unwrap());
         assert!(all.iter_mut().all(try_place));
@@ -293,7 +293,7 @@ mod tests {
     #[test]
     fn another_user_has_half_of_the_places() {
         let other = Credentials::own().uid + 1;
-        let admission = Admission::new(4, 8);
+        let admission = AdmissionControl::new(4, 8);
         let mut all = [(); 4].map(|()| admission.enter(client(other)).unwrap());
         assert_eq!(all.each_mut().map(try_place), [true, true, false, false]);
         let mut rest = [client(other + 1), address(1)].map(|from| admission.enter(from).unwrap());
@@ -305,7 +305,7 @@ mod tests {
 
     #[test]
     fn a_network_of_version_6_is_one_source() {
-        let admission = Admission::new(1, 2);
+        let admission = AdmissionControl::new(1, 2);
         let enter = |address: &str| {
             let address = address.parse().unwrap();
             admission.enter(Some(Source::of_address(address)))

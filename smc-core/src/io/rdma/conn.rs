@@ -11,11 +11,11 @@ use smc_wire::cursor::{Cursor, Ring};
 use smc_wire::types::{AlertToken, Rkey, RmbAddr};
 
 use super::super::conn::{Conn, len_u32, len_usize};
-use super::super::device_driver::Slot;
+use super::super::device_driver::DeviceDriver;
 use super::link_group::RdmaGroup;
-use super::link_sender::{Taken, Wire};
+use super::link_sender::{LinkSender, PostResult};
 use super::memory::Buffer;
-use super::persist_timer::Nudges;
+use super::persist_timer::PersistTimer;
 use crate::device::{Mr, Write};
 use crate::error::{CloseReason, Error};
 use crate::mem::sync::{AtomicBool, AtomicU32, Ordering};
@@ -30,7 +30,7 @@ use crate::proto::links::{LinkId, RmbId, RtokenId};
 ///
 /// It is there before the connection: from the moment the peer may know the token, its messages
 /// count.
-pub(crate) struct Staged {
+pub(crate) struct RdmaConn {
     group: Arc<RdmaGroup>,
     token: AlertToken,
     rmb: Arc<Buffer>,
@@ -50,9 +50,9 @@ pub(crate) struct Staged {
     /// The peer has not said anything over that other link yet.
     awaited: AtomicBool,
     /// The peer has said something.
-    heard: AtomicBool,
+    received: AtomicBool,
     /// It has sent data since it was nudged last.
-    news: AtomicBool,
+    has_new_data: AtomicBool,
     /// It has said that nothing more comes, behind everything that did.
     done: AtomicBool,
     /// Bytes at the start of the RMB that the peer may have written.
@@ -72,12 +72,12 @@ enum Rx {
 /// What we say.
 struct Tx {
     /// The link that the connection uses; none before the first one of a group is connected.
-    wire: Option<Arc<Wire>>,
+    sender: Option<Arc<LinkSender>>,
     bound: Option<Bound>,
     /// The link to which the peer has moved the connection last.
     peer_on: Option<LinkId>,
     /// Once the connection has moved, until the peer has nothing more to send.
-    nudges: Option<Nudges>,
+    persist_timer: Option<PersistTimer>,
 }
 
 /// What is known once the peer's RMB is.
@@ -95,13 +95,13 @@ struct Bound {
     arrived: Cursor,
 }
 
-impl Staged {
+impl RdmaConn {
     pub(super) fn new(
         group: Arc<RdmaGroup>,
         token: AlertToken,
         (rmb_id, rmb): (RmbId, Arc<Buffer>),
         staging: Arc<Buffer>,
-        wire: Option<Arc<Wire>>,
+        sender: Option<Arc<LinkSender>>,
     ) -> Self {
         Self {
             group,
@@ -112,17 +112,17 @@ impl Staged {
             staging,
             rx: Mutex::new(Rx::Early(VecDeque::new())),
             tx: Mutex::new(Tx {
-                wire,
+                sender,
                 bound: None,
                 peer_on: None,
-                nudges: None,
+                persist_timer: None,
             }),
             peer_ring: OnceLock::new(),
             update_wanted: AtomicBool::new(false),
             moved: AtomicBool::new(false),
             awaited: AtomicBool::new(false),
-            heard: AtomicBool::new(false),
-            news: AtomicBool::new(false),
+            received: AtomicBool::new(false),
+            has_new_data: AtomicBool::new(false),
             done: AtomicBool::new(false),
             dirty: AtomicU32::new(0),
             conn: OnceLock::new(),
@@ -157,15 +157,15 @@ impl Staged {
     }
 
     /// The connection came about; what the peer has said so far is in the RMB already.
-    pub(crate) fn adopt(&self, conn: &Arc<Conn>) {
+    pub(crate) fn set_conn(&self, conn: &Arc<Conn>) {
         // A connection is made once.
         let _first = self.conn.set(Arc::downgrade(conn));
-        conn.note_peer();
+        conn.handle_peer_flags();
     }
 
     /// Whether the peer has said anything.
-    pub(crate) fn has_heard(&self) -> bool {
-        self.heard.load(Ordering::Acquire)
+    pub(crate) fn has_received(&self) -> bool {
+        self.received.load(Ordering::Acquire)
     }
 
     /// How much of the RMB has to be zeroed before somebody else uses it.
@@ -174,17 +174,17 @@ impl Staged {
     }
 
     /// Sees what the device of the connection has. That was `first` when it was set up.
-    pub(crate) fn look_around(&self, first: &Slot) {
+    pub(crate) fn poll_device(&self, first: &DeviceDriver) {
         if !first.is_gone() {
-            first.look_around();
+            first.poll_device();
         }
     }
 
     // ---- Set-up --------------------------------------------------------------------------------
 
     /// The link, when the group's first one is connected after the RMB was made.
-    pub(super) fn set_wire(&self, wire: &Arc<Wire>) {
-        self.tx().wire = Some(Arc::clone(wire));
+    pub(super) fn set_sender(&self, sender: &Arc<LinkSender>) {
+        self.tx().sender = Some(Arc::clone(sender));
     }
 
     /// The peer's RMB is known. What came before counts from now on.
@@ -219,12 +219,12 @@ impl Staged {
         };
         let here = self
             .tx()
-            .wire
+            .sender
             .as_ref()
-            .map(|wire| (wire.device(), wire.id()));
+            .map(|sender| (sender.device(), sender.id()));
         let (device, link) = here.unwrap_or((DeviceIndex(0), LinkId(0)));
         for cdc in early {
-            self.arrived(&cdc, device, link);
+            self.handle_cdc(&cdc, device, link);
         }
     }
 
@@ -235,7 +235,7 @@ impl Staged {
 
     /// The link that the connection is bound to.
     pub(super) fn link(&self) -> Option<LinkId> {
-        self.tx().wire.as_ref().map(|wire| wire.id())
+        self.tx().sender.as_ref().map(|sender| sender.id())
     }
 
     pub(super) fn rtoken(&self) -> Option<RtokenId> {
@@ -245,7 +245,7 @@ impl Staged {
     // ---- Receiving -----------------------------------------------------------------------------
 
     /// The peer sent a message about this connection, over this link.
-    pub(super) fn arrived(&self, cdc: &CdcR, here: DeviceIndex, link: LinkId) {
+    pub(super) fn handle_cdc(&self, cdc: &CdcR, here: DeviceIndex, link: LinkId) {
         for last in [false, true] {
             let arrival = {
                 let mut rx = self.rx();
@@ -269,14 +269,14 @@ impl Staged {
             };
             match arrival {
                 Ok(Arrival::News(news)) => {
-                    self.heard(&news);
+                    self.handle_update(&news);
                     if self.awaited.load(Ordering::Relaxed) {
                         self.peer_is_on(link);
                     }
                     return;
                 }
                 // What is missing may be among the events of another device.
-                Ok(Arrival::Missed { .. }) if !last => self.group.look_around_patiently(here),
+                Ok(Arrival::Missed { .. }) if !last => self.group.poll_other_devices(here),
                 Ok(Arrival::Missed { .. }) => {
                     return self.fail(Error::Closed(CloseReason::Aborted));
                 }
@@ -303,8 +303,9 @@ impl Staged {
             _ => self.rmb.size().ring_r().size(),
         };
         self.dirty.fetch_max(reach, Ordering::AcqRel);
-        self.heard.store(true, Ordering::Release);
-        self.news.fetch_or(news.arrived > 0, Ordering::Relaxed);
+        self.received.store(true, Ordering::Release);
+        self.has_new_data
+            .fetch_or(news.arrived > 0, Ordering::Relaxed);
         self.done
             .fetch_or(!news.state.is_empty(), Ordering::Relaxed);
         if news.wants_update {
@@ -312,7 +313,7 @@ impl Staged {
         }
     }
 
-    fn heard(&self, news: &News) {
+    fn handle_update(&self, news: &News) {
         let is_closed = news
             .state
             .intersects(StateFlags::CLOSED | StateFlags::ABORTED);
@@ -336,9 +337,9 @@ impl Staged {
         }
         if let Some(conn) = self.conn() {
             if !news.state.is_empty() {
-                conn.note_peer();
+                conn.handle_peer_flags();
             }
-            conn.signalled();
+            conn.handle_signal();
         }
     }
 
@@ -346,7 +347,7 @@ impl Staged {
     fn peer_is_on(&self, link: LinkId) {
         let mut tx = self.tx();
         tx.peer_on = Some(link);
-        if tx.wire.as_ref().is_none_or(|wire| wire.id() != link) {
+        if tx.sender.as_ref().is_none_or(|sender| sender.id() != link) {
             return;
         }
         self.awaited.store(false, Ordering::Relaxed);
@@ -386,8 +387,8 @@ impl Staged {
 
     /// Has the completion of what is on its way wake the writer.
     pub(crate) fn await_sent(&self) {
-        if let Some(wire) = &self.tx().wire {
-            wire.await_sent();
+        if let Some(sender) = &self.tx().sender {
+            sender.await_sent();
         }
     }
 
@@ -413,8 +414,8 @@ impl Staged {
                 break;
             }
         }
-        let is_sooner = |nudges: &mut Nudges| nudges.hurry(self.group.now());
-        let is_sooner = tx.nudges.as_mut().is_some_and(is_sooner);
+        let is_sooner = |persist_timer: &mut PersistTimer| persist_timer.restart(self.group.now());
+        let is_sooner = tx.persist_timer.as_mut().is_some_and(is_sooner);
         self.push(tx, false);
         if is_sooner {
             self.group.wake();
@@ -422,7 +423,7 @@ impl Staged {
         done
     }
 
-    pub(crate) fn say_consumer(&self, cursor: Cursor) {
+    pub(crate) fn publish_consumer(&self, cursor: Cursor) {
         let mut tx = self.tx();
         if let Some(bound) = &mut tx.bound {
             bound.transmit.set_consumer(cursor);
@@ -430,7 +431,7 @@ impl Staged {
         }
     }
 
-    pub(crate) fn say_flags(&self, flags: StateFlags) {
+    pub(crate) fn publish_flags(&self, flags: StateFlags) {
         let mut tx = self.tx();
         if let Some(bound) = &mut tx.bound {
             bound.transmit.set_flags(flags);
@@ -438,8 +439,8 @@ impl Staged {
         }
     }
 
-    /// As `say_flags`, with how far everything was read.
-    pub(crate) fn say_end(&self, cursor: Cursor, flags: StateFlags) {
+    /// As `publish_flags`, with how far everything was read.
+    pub(crate) fn publish_close(&self, cursor: Cursor, flags: StateFlags) {
         let mut tx = self.tx();
         if let Some(bound) = &mut tx.bound {
             bound.transmit.set_consumer(cursor);
@@ -462,7 +463,7 @@ impl Staged {
     }
 
     /// Whether the peer has not been told everything yet and still can be.
-    pub(crate) fn is_owing(&self) -> bool {
+    pub(crate) fn has_pending(&self) -> bool {
         let tx = self.tx();
         match &tx.bound {
             Some(bound) => !bound.transmit.is_flushed() && !self.group.is_over(),
@@ -490,10 +491,10 @@ impl Staged {
     }
 
     /// A message of ours was completed on this link.
-    pub(super) fn sent(&self, link: LinkId) {
+    pub(super) fn handle_sent(&self, link: LinkId) {
         {
             let mut tx = self.tx();
-            if tx.wire.as_ref().is_none_or(|wire| wire.id() != link) {
+            if tx.sender.as_ref().is_none_or(|sender| sender.id() != link) {
                 return;
             }
             let Some(bound) = &mut tx.bound else { return };
@@ -505,20 +506,24 @@ impl Staged {
             self.push(tx, false);
         }
         if let Some(conn) = self.conn() {
-            conn.sent();
+            conn.handle_sent();
         }
     }
 
-    /// Nudges the peer if that is due. Returns when it will be.
-    pub(super) fn nudge(&self, now: Instant) -> Option<Instant> {
+    /// PersistTimer the peer if that is due. Returns when it will be.
+    pub(super) fn probe_if_due(&self, now: Instant) -> Option<Instant> {
         let mut tx = self.tx();
         if self.done.load(Ordering::Relaxed) {
-            tx.nudges = None;
+            tx.persist_timer = None;
         }
-        let Tx { nudges, bound, .. } = &mut *tx;
-        let (nudges, bound) = (nudges.as_mut()?, bound.as_mut()?);
-        let is_due = nudges.is_due(now, self.news.swap(false, Ordering::Relaxed));
-        let next = nudges.at();
+        let Tx {
+            persist_timer,
+            bound,
+            ..
+        } = &mut *tx;
+        let (persist_timer, bound) = (persist_timer.as_mut()?, bound.as_mut()?);
+        let is_due = persist_timer.is_due(now, self.has_new_data.swap(false, Ordering::Relaxed));
+        let next = persist_timer.at();
         if is_due {
             bound.transmit.nudge();
             self.push(tx, false);
@@ -534,15 +539,15 @@ impl Staged {
     }
 
     /// The group moves the connection to another link.
-    pub(super) fn move_to(&self, from: LinkId, to: &Arc<Wire>) {
+    pub(super) fn move_to(&self, from: LinkId, to: &Arc<LinkSender>) {
         let mut tx = self.tx();
-        match &tx.wire {
-            Some(wire) if wire.id() == from => wire.forget(self.token),
+        match &tx.sender {
+            Some(sender) if sender.id() == from => sender.remove(self.token),
             _ => return,
         }
-        tx.wire = Some(Arc::clone(to));
+        tx.sender = Some(Arc::clone(to));
         self.moved.store(true, Ordering::Release);
-        tx.nudges = Some(Nudges::new(self.group.now()));
+        tx.persist_timer = Some(PersistTimer::new(self.group.now()));
         let is_peer_there = tx.peer_on == Some(to.id());
         self.awaited.store(!is_peer_there, Ordering::Relaxed);
         if let Some(bound) = &mut tx.bound {
@@ -557,7 +562,7 @@ impl Staged {
         self.push(tx, false);
         if let Some(conn) = self.conn() {
             // A writer that waits for completions waits for those of the new link from now on.
-            conn.sent();
+            conn.handle_sent();
         }
     }
 
@@ -565,7 +570,7 @@ impl Staged {
     /// more.
     fn push(&self, mut tx: MutexGuard<'_, Tx>, in_turn: bool) -> bool {
         let Tx {
-            wire: Some(wire),
+            sender: Some(sender),
             bound: Some(bound),
             ..
         } = &mut *tx
@@ -573,30 +578,30 @@ impl Staged {
             return true;
         };
         if bound.to.is_none() {
-            bound.to = self.group.rtoken(bound.rtoken, wire.id());
+            bound.to = self.group.rtoken(bound.rtoken, sender.id());
         }
         if bound.from.is_none() {
-            bound.from = self.staging.mr(wire.device());
+            bound.from = self.staging.mr(sender.device());
         }
         let now = self.group.now();
         let mut last = None;
-        while wire
-            .post(now, self.token, in_turn, |post_on_wire| {
-                last = bound.post(post_on_wire);
-                last == Some(Taken::Yes)
+        while sender
+            .post(now, self.token, in_turn, |post_on_link| {
+                last = bound.post(post_on_link);
+                last == Some(PostResult::Posted)
             })
             .unwrap_or(false)
         {
             if in_turn {
-                wire.wait(self.token);
+                sender.wait(self.token);
                 break;
             }
         }
         self.space.store(bound.transmit.space(), Ordering::Release);
         if bound.transmit.is_held() {
-            wire.await_sent();
+            sender.await_sent();
         }
-        if last == Some(Taken::NoWay) {
+        if last == Some(PostResult::Unreachable) {
             // Nor will there be one later.
             if self.is_released() {
                 bound.transmit.kill();
@@ -604,37 +609,37 @@ impl Staged {
             drop(tx);
             self.fail(Error::Closed(CloseReason::Aborted));
         }
-        last != Some(Taken::Later)
+        last != Some(PostResult::Queued)
     }
 
     // ---- Ending --------------------------------------------------------------------------------
 
     fn fail(&self, cause: Error) {
         if let Some(conn) = self.conn() {
-            conn.kill(cause);
+            conn.abort(cause);
         }
     }
 
     /// The link group ended.
-    pub(super) fn kill(&self, cause: Error) {
+    pub(super) fn abort(&self, cause: Error) {
         self.fail(cause);
     }
 
     /// The endpoint ended.
-    pub(super) fn end(&self) {
+    pub(super) fn end_with_endpoint(&self) {
         if let Some(conn) = self.conn() {
-            conn.end();
+            conn.end_with_endpoint();
         }
     }
 
     /// Nobody uses the connection any more. Returns whether it can go now.
     pub(super) fn release(&self) -> bool {
         self.released.store(true, Ordering::Release);
-        let can_go = self.can_go();
-        if !can_go {
+        let is_finished = self.is_finished();
+        if !is_finished {
             self.await_sent();
         }
-        can_go
+        is_finished
     }
 
     /// Whether nobody uses the connection any more.
@@ -643,13 +648,14 @@ impl Staged {
     }
 
     /// Whether the application has let go of the connection, though somebody may be about to.
-    pub(super) fn is_left(&self) -> bool {
-        let is_left = |conn: &Weak<Conn>| conn.upgrade().is_none_or(|conn| conn.is_released());
-        self.is_released() || self.conn.get().is_some_and(is_left)
+    pub(super) fn is_stream_dropped(&self) -> bool {
+        let is_stream_dropped =
+            |conn: &Weak<Conn>| conn.upgrade().is_none_or(|conn| conn.is_released());
+        self.is_released() || self.conn.get().is_some_and(is_stream_dropped)
     }
 
     /// Whether nobody uses the connection, everything was said, and nothing is outstanding.
-    pub(super) fn can_go(&self) -> bool {
+    pub(super) fn is_finished(&self) -> bool {
         self.is_released() && self.is_delivered()
     }
 
@@ -669,13 +675,13 @@ impl Staged {
         }
         let tx = self.tx();
         let is_idle = |bound: &Bound| bound.posted.is_empty() && bound.transmit.is_idle();
-        tx.wire.is_none() || tx.bound.as_ref().is_none_or(is_idle)
+        tx.sender.is_none() || tx.bound.as_ref().is_none_or(is_idle)
     }
 
     /// Takes the connection off its link for good.
-    pub(super) fn leave_wire(&self) {
-        if let Some(wire) = &self.tx().wire {
-            wire.forget(self.token);
+    pub(super) fn leave_link(&self) {
+        if let Some(sender) = &self.tx().sender {
+            sender.remove(self.token);
         }
     }
 
@@ -692,38 +698,38 @@ impl Staged {
     }
 }
 
-impl fmt::Debug for Staged {
+impl fmt::Debug for RdmaConn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Staged")
+        f.debug_struct("RdmaConn")
             .field("token", &self.token)
             .field("space", &self.space())
             .finish_non_exhaustive()
     }
 }
 
-/// The hold on a [`Staged`]; dropping it gives the RMB back once the peer has let go of it.
+/// The hold on a [`RdmaConn`]; dropping it gives the RMB back once the peer has let go of it.
 #[derive(Debug)]
-pub(crate) struct StagedHandle(Arc<Staged>);
+pub(crate) struct RdmaConnHandle(Arc<RdmaConn>);
 
-impl StagedHandle {
-    pub(super) fn new(staged: Arc<Staged>) -> Self {
-        Self(staged)
+impl RdmaConnHandle {
+    pub(super) fn new(conn: Arc<RdmaConn>) -> Self {
+        Self(conn)
     }
 
-    pub(crate) fn staged(&self) -> &Arc<Staged> {
+    pub(crate) fn rdma_conn(&self) -> &Arc<RdmaConn> {
         &self.0
     }
 }
 
-impl Drop for Staged {
+impl Drop for RdmaConn {
     fn drop(&mut self) {
         self.group.give_back_token(self.token);
     }
 }
 
-impl Drop for StagedHandle {
+impl Drop for RdmaConnHandle {
     fn drop(&mut self) {
-        self.0.group.let_go(&self.0);
+        self.0.group.release(&self.0);
     }
 }
 
@@ -731,27 +737,27 @@ impl Bound {
     /// Posts what is next, if anything.
     fn post(
         &mut self,
-        post_on_wire: &mut dyn FnMut(&[Write<'_>], &[u8]) -> Taken,
-    ) -> Option<Taken> {
+        post_on_link: &mut dyn FnMut(&[Write<'_>], &[u8]) -> PostResult,
+    ) -> Option<PostResult> {
         let mut post = self.transmit.poll_post()?;
         let is_abort = post.cdc.state_flags.contains(StateFlags::ABORTED);
         let taken = match (&self.from, self.to) {
             (Some(from), Some(to)) => {
                 let writes = post.spans.map(|span| write(&span, &**from, to));
                 let count = post.writes().count();
-                post_on_wire(&writes[..count], &post.cdc.to_bytes())
+                post_on_link(&writes[..count], &post.cdc.to_bytes())
             }
-            _ if post.payload() == 0 => post_on_wire(&[], &post.cdc.to_bytes()),
+            _ if post.payload() == 0 => post_on_link(&[], &post.cdc.to_bytes()),
             // Nothing can be written without a key on this link, but an abort can be told, behind
             // what has arrived.
             _ if is_abort => {
                 post.cdc.producer = self.arrived;
-                post_on_wire(&[], &post.cdc.to_bytes())
+                post_on_link(&[], &post.cdc.to_bytes())
             }
-            _ => Taken::NoWay,
+            _ => PostResult::Unreachable,
         };
         match taken {
-            Taken::Yes => {
+            PostResult::Posted => {
                 let flags = post.cdc.producer_flags;
                 let is_validation = flags.contains(ProducerFlags::FAILOVER_VALIDATION);
                 let says = if is_validation {
@@ -761,7 +767,9 @@ impl Bound {
                 };
                 self.posted.push_back((post.id, says));
             }
-            Taken::Later | Taken::Never | Taken::NoWay => self.transmit.unpost(),
+            PostResult::Queued | PostResult::LinkDown | PostResult::Unreachable => {
+                self.transmit.unpost()
+            }
         }
         Some(taken)
     }

@@ -7,24 +7,24 @@ use std::time::Instant;
 use smc_wire::llc::MessageType;
 use smc_wire::types::AlertToken;
 
-use super::super::device_driver::Slot;
+use super::super::device_driver::DeviceDriver;
 use crate::device::{Link, OpId, SHORT_LEN, SubmitError, Write};
 use crate::mem::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::proto::group::DeviceIndex;
 use crate::proto::links::{LinkId, OpTag, Overflow, Posted, SendSlots, Turn};
 
 /// A link as connections see it: it takes a bounded number of posts, and turns are fair.
-pub(crate) struct Wire {
+pub(crate) struct LinkSender {
     id: LinkId,
     device: DeviceIndex,
     link: Arc<dyn Link>,
     posts: Mutex<Posts>,
-    slot: Weak<Slot>,
+    driver: Weak<DeviceDriver>,
     down: AtomicBool,
     /// The queue pair sends and receives nothing any more.
     closed: AtomicBool,
     /// When the group was last told that something came, in milliseconds since `since`.
-    heard: AtomicU64,
+    last_activity: AtomicU64,
     since: Instant,
 }
 
@@ -38,24 +38,24 @@ struct Posts {
 
 /// What became of a post.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Taken {
+pub(crate) enum PostResult {
     /// It is on its way.
-    Yes,
+    Posted,
     /// No room; a turn comes.
-    Later,
+    Queued,
     /// The link is down; the group moves its connections or ends.
-    Never,
+    LinkDown,
     /// The connection cannot use this link, and no other either.
-    NoWay,
+    Unreachable,
 }
 
-impl Wire {
-    /// `slot` is that of the device.
+impl LinkSender {
+    /// `driver` is that of the device.
     pub(crate) fn new(
         id: LinkId,
         device: DeviceIndex,
         link: Arc<dyn Link>,
-        slot: &Arc<Slot>,
+        driver: &Arc<DeviceDriver>,
         now: Instant,
     ) -> Self {
         Self {
@@ -63,10 +63,10 @@ impl Wire {
             device,
             link,
             posts: Mutex::default(),
-            slot: Arc::downgrade(slot),
+            driver: Arc::downgrade(driver),
             down: AtomicBool::new(false),
             closed: AtomicBool::new(false),
-            heard: AtomicU64::new(0),
+            last_activity: AtomicU64::new(0),
             since: now,
         }
     }
@@ -97,15 +97,15 @@ impl Wire {
     }
 
     /// Whether the group has to be told that something came: now and then is enough.
-    pub(crate) fn is_news(&self, now: Instant) -> bool {
+    pub(crate) fn take_activity_due(&self, now: Instant) -> bool {
         let at = now.saturating_duration_since(self.since).as_millis();
         let at = u64::try_from(at).unwrap_or(u64::MAX);
-        let before = self.heard.load(Ordering::Relaxed);
-        let is_news = at >= before.saturating_add(HEARD_AGAIN);
-        if is_news {
-            self.heard.store(at, Ordering::Relaxed);
+        let before = self.last_activity.load(Ordering::Relaxed);
+        let is_due = at >= before.saturating_add(ACTIVITY_INTERVAL);
+        if is_due {
+            self.last_activity.store(at, Ordering::Relaxed);
         }
-        is_news
+        is_due
     }
 
     /// Lets a connection post what `fill` gives, if there is room: `fill` is asked only then.
@@ -116,7 +116,7 @@ impl Wire {
         now: Instant,
         token: AlertToken,
         in_turn: bool,
-        fill: impl FnOnce(&mut dyn FnMut(&[Write<'_>], &[u8]) -> Taken) -> T,
+        fill: impl FnOnce(&mut dyn FnMut(&[Write<'_>], &[u8]) -> PostResult) -> T,
     ) -> Option<T> {
         let mut posts = self.lock();
         if self.is_down() {
@@ -139,15 +139,15 @@ impl Wire {
             match link.post(slots.next_op(), writes, message) {
                 Ok(()) => {
                     slots.posted(now, Posted::Cdc(token));
-                    Taken::Yes
+                    PostResult::Posted
                 }
                 Err(SubmitError::WouldBlock) => {
                     slots.wait(token);
                     is_full = true;
-                    Taken::Later
+                    PostResult::Queued
                 }
                 // The device reports the link as down.
-                Err(_) => Taken::Never,
+                Err(_) => PostResult::LinkDown,
             }
         });
         if is_full {
@@ -162,11 +162,11 @@ impl Wire {
     }
 
     /// A connection is gone or was moved.
-    pub(crate) fn forget(&self, token: AlertToken) {
+    pub(crate) fn remove(&self, token: AlertToken) {
         self.lock().slots.forget(token);
     }
 
-    /// A message of the link group; [`Wire::next_turn`] posts it.
+    /// A message of the link group; [`LinkSender::next_turn`] posts it.
     pub(crate) fn queue(&self, now: Instant, tag: OpTag, message: Vec<u8>) -> Result<(), Overflow> {
         self.lock().slots.queue(now, tag, message)
     }
@@ -217,15 +217,15 @@ impl Wire {
             return;
         };
         if posts.awaited.replace(last).is_none() {
-            if let Some(slot) = self.slot.upgrade() {
-                slot.await_sent();
+            if let Some(driver) = self.driver.upgrade() {
+                driver.await_sent();
             }
         }
     }
 
-    fn await_no_more(&self) {
-        if let Some(slot) = self.slot.upgrade() {
-            slot.await_sent_no_more();
+    fn end_await(&self) {
+        if let Some(driver) = self.driver.upgrade() {
+            driver.end_await_sent();
         }
     }
 
@@ -238,7 +238,7 @@ impl Wire {
         let mut posts = self.lock();
         if posts.awaited.is_some_and(|awaited| awaited <= op) {
             posts.awaited = None;
-            self.await_no_more();
+            self.end_await();
         }
         posts.slots.completed(now, op)
     }
@@ -248,7 +248,7 @@ impl Wire {
         let mut posts = self.lock();
         self.down.store(true, Ordering::Release);
         if posts.awaited.take().is_some() {
-            self.await_no_more();
+            self.end_await();
         }
         drop(posts.slots.fail());
     }
@@ -263,17 +263,17 @@ impl Wire {
     }
 }
 
-impl Drop for Wire {
+impl Drop for LinkSender {
     fn drop(&mut self) {
         if self.lock().awaited.is_some() {
-            self.await_no_more();
+            self.end_await();
         }
     }
 }
 
-impl fmt::Debug for Wire {
+impl fmt::Debug for LinkSender {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Wire")
+        f.debug_struct("LinkSender")
             .field("id", &self.id)
             .field("link", &self.link)
             .finish_non_exhaustive()
@@ -292,4 +292,4 @@ fn is_routine(message: &[u8]) -> bool {
 }
 
 /// How often the group is told that a link is alive, in milliseconds.
-const HEARD_AGAIN: u64 = 1000;
+const ACTIVITY_INTERVAL: u64 = 1000;

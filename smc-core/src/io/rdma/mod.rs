@@ -6,12 +6,12 @@
 //!                                              |  |
 //!                                         CDC  |  | posts in turn
 //!                                              v  v
-//!   Sender ---- write ----> Staged ---------> Wire ---> device::Link
+//!   Sender ---- write ----> RdmaConn ---------> LinkSender ---> device::Link
 //!   Receiver <-- words in front of the RMB's ring
 //! ```
 //!
 //! A handshake gets there through `work`. Locks are taken in this order: a connection's, its
-//! wire's; the group's own is a leaf. None is held while something is waited for.
+//! sender's; the group's own is a leaf. None is held while something is waited for.
 //!
 //! A link that is given up goes through the driver of its device: what it has received is handed
 //! out before it is closed, because the peer knows that it arrived; and only when it is closed,
@@ -25,8 +25,8 @@ mod persist_timer;
 mod ports;
 pub(crate) mod work;
 
-pub(crate) use conn::{Staged, StagedHandle};
+pub(crate) use conn::{RdmaConn, RdmaConnHandle};
 pub(crate) use link_group::RdmaGroup;
 pub use link_group::RdmaGroupInfo;
-pub(crate) use link_sender::Wire;
+pub(crate) use link_sender::LinkSender;
 pub(crate) use ports::Ports;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// The times of a moved connection's nudges ([`Transmit::nudge`]).
+/// The times of a moved connection's persist_timer ([`Transmit::nudge`]).
 ///
 /// A Linux peer holds new data back while a CDC of the connection is in flight
 /// (docs/spec/data-path.md#corking). If that CDC is on a link whose failure its device does not
@@ -11,16 +11,16 @@ use std::time::{Duration, Instant};
 ///
 /// [`Transmit::nudge`]: crate::proto::conn::staged::Transmit::nudge
 #[derive(Debug)]
-pub(super) struct Nudges {
+pub(super) struct PersistTimer {
     at: Instant,
-    wait: Duration,
+    interval: Duration,
 }
 
-impl Nudges {
+impl PersistTimer {
     pub(super) fn new(now: Instant) -> Self {
         Self {
-            at: now + SHORTEST,
-            wait: SHORTEST,
+            at: now + INTERVAL_MIN,
+            interval: INTERVAL_MIN,
         }
     }
 
@@ -32,19 +32,19 @@ impl Nudges {
     pub(super) fn is_due(&mut self, now: Instant, has_data: bool) -> bool {
         let is_due = self.at <= now;
         if is_due {
-            self.wait = match has_data {
-                true => SHORTEST,
-                false => LONGEST.min(self.wait * 2),
+            self.interval = match has_data {
+                true => INTERVAL_MIN,
+                false => INTERVAL_MAX.min(self.interval * 2),
             };
-            self.at = now + self.wait;
+            self.at = now + self.interval;
         }
         is_due
     }
 
     /// We have written something that may have an answer. Returns whether the next one is sooner
     /// now.
-    pub(super) fn hurry(&mut self, now: Instant) -> bool {
-        let soon = now + SHORTEST;
+    pub(super) fn restart(&mut self, now: Instant) -> bool {
+        let soon = now + INTERVAL_MIN;
         let is_sooner = soon < self.at;
         if is_sooner {
             *self = Self::new(now);
@@ -53,29 +53,29 @@ impl Nudges {
     }
 }
 
-const SHORTEST: Duration = Duration::from_millis(50);
-const LONGEST: Duration = Duration::from_secs(2);
+const INTERVAL_MIN: Duration = Duration::from_millis(50);
+const INTERVAL_MAX: Duration = Duration::from_secs(2);
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_silent_peer_is_nudged_less_and_less_until_there_is_something() {
+    fn the_interval_backs_off_for_a_silent_peer_and_restarts_with_data() {
         let start = Instant::now();
-        let mut nudges = Nudges::new(start);
-        assert!(!nudges.is_due(start, true));
+        let mut persist_timer = PersistTimer::new(start);
+        assert!(!persist_timer.is_due(start, true));
         let mut at = start;
-        for wait in [50, 100, 200, 400, 800, 1600, 2000, 2000] {
-            assert_eq!(nudges.at() - at, Duration::from_millis(wait));
-            at = nudges.at();
-            assert!(nudges.is_due(at, false));
+        for interval in [50, 100, 200, 400, 800, 1600, 2000, 2000] {
+            assert_eq!(persist_timer.at() - at, Duration::from_millis(interval));
+            at = persist_timer.at();
+            assert!(persist_timer.is_due(at, false));
         }
-        assert!(nudges.hurry(at));
-        assert!(!nudges.hurry(at), "not put off by every write");
-        assert_eq!(nudges.at() - at, SHORTEST);
-        assert!(nudges.is_due(nudges.at(), false));
-        assert!(nudges.is_due(nudges.at(), true));
-        assert_eq!(nudges.wait, SHORTEST);
+        assert!(persist_timer.restart(at));
+        assert!(!persist_timer.restart(at), "not put off by every write");
+        assert_eq!(persist_timer.at() - at, INTERVAL_MIN);
+        assert!(persist_timer.is_due(persist_timer.at(), false));
+        assert!(persist_timer.is_due(persist_timer.at(), true));
+        assert_eq!(persist_timer.interval, INTERVAL_MIN);
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use smc_wire::types::{Mac, PeerId, PnetId};
 
-use super::super::device_driver::Slot;
+use super::super::device_driver::DeviceDriver;
 use super::super::runtime::{InterfaceAddress, Runtime};
 use crate::device::{RdmaAddress, RoceKind};
 use crate::proto::group::DeviceIndex;
@@ -54,11 +54,11 @@ impl Ports {
     pub(crate) fn config(
         &self,
         runtime: &dyn Runtime,
-        slots: &[Arc<Slot>],
+        drivers: &[Arc<DeviceDriver>],
         base: &Arc<Config>,
     ) -> Arc<Config> {
         let mut known = self.lock();
-        let known = self.known(&mut known, runtime, slots);
+        let known = self.known(&mut known, runtime, drivers);
         let config = known.config.get_or_insert_with(|| {
             let Some(rdma) = self.rdma_config(&known.ports) else {
                 return Arc::clone(base);
@@ -88,12 +88,12 @@ impl Ports {
     pub(crate) fn candidates(
         &self,
         runtime: &dyn Runtime,
-        slots: &[Arc<Slot>],
+        drivers: &[Arc<DeviceDriver>],
         like: &RdmaAddress,
     ) -> Vec<Candidate> {
         let ports = {
             let mut known = self.lock();
-            Arc::clone(&self.known(&mut known, runtime, slots).ports)
+            Arc::clone(&self.known(&mut known, runtime, drivers).ports)
         };
         let first = ports.iter().find(|port| port.address.gid == like.gid);
         let pnet_id = first.and_then(|port| port.pnet_id);
@@ -121,14 +121,14 @@ impl Ports {
     pub(crate) fn path(
         &self,
         runtime: &dyn Runtime,
-        slots: &[Arc<Slot>],
+        drivers: &[Arc<DeviceDriver>],
         local: Option<SocketAddr>,
         peer: SocketAddr,
     ) -> Path {
         let Some(local) = local else {
             return Path::default();
         };
-        let all = self.interfaces(runtime, slots, local.ip());
+        let all = self.interfaces(runtime, drivers, local.ip());
         let path = match interface_of(&all, local.ip()) {
             Some(name) => {
                 let pnet_id = self.pnet_id(name);
@@ -145,12 +145,12 @@ impl Ports {
     fn interfaces(
         &self,
         runtime: &dyn Runtime,
-        slots: &[Arc<Slot>],
+        drivers: &[Arc<DeviceDriver>],
         address: IpAddr,
     ) -> Arc<Vec<InterfaceAddress>> {
         let now = runtime.now();
         let mut known = self.lock();
-        let all = Arc::clone(&self.known(&mut known, runtime, slots).interfaces);
+        let all = Arc::clone(&self.known(&mut known, runtime, drivers).interfaces);
         let age = |known: &Known| now.saturating_duration_since(known.at);
         let is_old = known
             .as_ref()
@@ -170,29 +170,34 @@ impl Ports {
         &self,
         known: &'a mut Option<Known>,
         runtime: &dyn Runtime,
-        slots: &[Arc<Slot>],
+        drivers: &[Arc<DeviceDriver>],
     ) -> &'a mut Known {
         known.get_or_insert_with(|| {
             let interfaces = runtime.interfaces();
             Known {
                 at: runtime.now(),
-                ports: Arc::new(self.look(&interfaces, slots)),
+                ports: Arc::new(self.look(&interfaces, drivers)),
                 interfaces: Arc::new(interfaces),
                 config: None,
             }
         })
     }
 
-    fn look(&self, all: &[InterfaceAddress], slots: &[Arc<Slot>]) -> Vec<RdmaPort> {
+    fn look(&self, all: &[InterfaceAddress], drivers: &[Arc<DeviceDriver>]) -> Vec<RdmaPort> {
         let mut ports = Vec::new();
-        for (index, slot) in slots.iter().enumerate() {
-            let Some(rdma) = slot.device().fabric().rdma().filter(|_| !slot.is_gone()) else {
+        for (index, driver) in drivers.iter().enumerate() {
+            let Some(rdma) = driver
+                .device()
+                .fabric()
+                .rdma()
+                .filter(|_| !driver.is_gone())
+            else {
                 continue;
             };
             for address in rdma.addresses() {
                 let interface = address.interface.clone().unwrap_or_default();
                 let subnets = subnets_of(all, &interface);
-                let own = slot.device().identity().pnet_id;
+                let own = driver.device().identity().pnet_id;
                 let pnet_id = own.or_else(|| self.pnet_id(&interface));
                 let port = RdmaPort::new(DeviceIndex(index), address, subnets);
                 ports.push(port.with_pnet_id(pnet_id).with_gateway(true));

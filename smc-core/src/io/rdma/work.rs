@@ -5,8 +5,8 @@ use std::sync::Arc;
 use smc_wire::size::SizeCode;
 use smc_wire::types::GroupId;
 
-use super::super::endpoint::Inner;
-use super::conn::StagedHandle;
+use super::super::endpoint::EndpointInner;
+use super::conn::RdmaConnHandle;
 use super::link_group::RdmaGroup;
 use crate::device::{DeviceError, LinkAddress, RdmaAddress, Route};
 use crate::proto::group::DeviceIndex;
@@ -18,23 +18,23 @@ use crate::proto::links::{self, FirstLinkError, LinkId, LinkState, PeerEnd, Rkey
 /// What a handshake has of its link group. Dropping it gives the connection's buffers back.
 #[derive(Clone, Debug)]
 pub(crate) struct Prepared {
-    handle: Arc<StagedHandle>,
+    handle: Arc<RdmaConnHandle>,
     keys: Vec<RmbKey>,
     link: LinkId,
 }
 
 impl Prepared {
-    pub(crate) fn handle(&self) -> &Arc<StagedHandle> {
+    pub(crate) fn handle(&self) -> &Arc<RdmaConnHandle> {
         &self.handle
     }
 
     fn group(&self) -> &Arc<RdmaGroup> {
-        self.handle.staged().group()
+        self.handle.rdma_conn().group()
     }
 }
 
 pub(crate) async fn open_link(
-    endpoint: &Inner,
+    endpoint: &EndpointInner,
     group: GroupId,
     device: DeviceIndex,
     address: &RdmaAddress,
@@ -44,7 +44,7 @@ pub(crate) async fn open_link(
 }
 
 pub(crate) async fn prepare_rmb(
-    endpoint: &Inner,
+    endpoint: &EndpointInner,
     group: GroupId,
     choice: LinkChoice,
     size: SizeCode,
@@ -62,8 +62,8 @@ pub(crate) async fn prepare_rmb(
     let link = link.and_then(|link| group.link(link));
     let link = link.ok_or(RmbError::NoLink)?;
     let address = link.local.ok_or(RmbError::NoLink)?;
-    // What the group keeps is charged already, and nothing of the peer's is to this process.
-    if !group.keeps(size) {
+    // What the group has_pooled_rmb is charged already, and nothing of the peer's is to this process.
+    if !group.has_pooled_rmb(size) {
         drop(endpoint.admit(size, 0)?);
     }
     let staging = endpoint.config.send_buffer;
@@ -71,15 +71,15 @@ pub(crate) async fn prepare_rmb(
     let key = keys.iter().find(|key| key.device == link.device);
     let key = *key.ok_or(RmbError::NoLink)?;
     if choice == LinkChoice::First {
-        group.add_rmb(handle.staged(), &keys);
+        group.add_rmb(handle.rdma_conn(), &keys);
     }
     let local = LocalRmb {
         device: link.device,
         link: address,
         rkey: key.rkey,
         addr: key.addr,
-        token: handle.staged().token(),
-        size: handle.staged().rmb().size(),
+        token: handle.rdma_conn().token(),
+        size: handle.rdma_conn().rmb().size(),
         index: 1,
     };
     let prepared = Prepared {
@@ -92,10 +92,10 @@ pub(crate) async fn prepare_rmb(
 
 pub(crate) async fn confirm_rkey(prepared: Option<&Prepared>) -> Result<(), RkeyFailure> {
     let prepared = prepared.ok_or(RkeyFailure::LinkDown)?;
-    let staged = prepared.handle.staged();
+    let conn = prepared.handle.rdma_conn();
     let told = prepared
         .group()
-        .confirm_rkey(staged, prepared.link, &prepared.keys)
+        .confirm_rkey(conn, prepared.link, &prepared.keys)
         .await;
     told.map_err(|error| match error {
         RkeyError::TimedOut | RkeyError::NoTurn => RkeyFailure::TimedOut,
@@ -113,13 +113,13 @@ pub(crate) async fn confirm_rkey(prepared: Option<&Prepared>) -> Result<(), Rkey
 
 pub(crate) fn bind_peer(prepared: Option<&Prepared>, rmb: &PeerRmb) -> Result<(), TableFull> {
     let prepared = prepared.ok_or_else(TableFull::new)?;
-    let staged = prepared.handle.staged();
-    let bound = prepared.group().bind(staged, prepared.link, rmb);
+    let conn = prepared.handle.rdma_conn();
+    let bound = prepared.group().bind(conn, prepared.link, rmb);
     bound.map_err(|_| TableFull::new())
 }
 
 pub(crate) async fn connect_link(
-    endpoint: &Inner,
+    endpoint: &EndpointInner,
     group: GroupId,
     peer: LinkAddress,
     route: Route,
@@ -136,7 +136,10 @@ pub(crate) async fn connect_link(
     group.connect_first(peer, route, agreed).await
 }
 
-pub(crate) async fn confirm_link(endpoint: &Inner, group: GroupId) -> Result<(), ConfirmFailure> {
+pub(crate) async fn confirm_link(
+    endpoint: &EndpointInner,
+    group: GroupId,
+) -> Result<(), ConfirmFailure> {
     let group = endpoint.groups.rdma(group);
     let group = group.ok_or(ConfirmFailure::LinkDown)?;
     let confirmed = group.confirm_first().await;

@@ -19,7 +19,7 @@ use rustix::net::{
 
 use super::{Acceptor, BeforeListen, Socket, SocketOptions, Unconnected, Watch};
 
-/// A descriptor that a reactor looks after. Keeps one waker per side, the last one given.
+/// A descriptor that a reactor looks after. Keeps one waker per direction, the last one given.
 pub(super) trait Registered: AsFd + Debug + Send + Sync + Sized + 'static {
     /// What a descriptor is registered with.
     type Reactor: Clone + Debug + Send + Sync;
@@ -31,15 +31,15 @@ pub(super) trait Registered: AsFd + Debug + Send + Sync + Sized + 'static {
     fn poll_io<T>(
         &self,
         cx: &mut Context<'_>,
-        side: Side,
-        op: impl FnMut(BorrowedFd<'_>) -> io::Result<Done<T>>,
+        direction: Direction,
+        op: impl FnMut(BorrowedFd<'_>) -> io::Result<IoDone<T>>,
     ) -> Poll<io::Result<T>>;
 
     /// Tries `op` once.
     fn try_io<T>(
         &self,
-        side: Side,
-        op: impl FnOnce(BorrowedFd<'_>) -> io::Result<Done<T>>,
+        direction: Direction,
+        op: impl FnOnce(BorrowedFd<'_>) -> io::Result<IoDone<T>>,
     ) -> io::Result<T>;
 
     /// Waits until the descriptor became readable since the last time this was ready.
@@ -48,14 +48,14 @@ pub(super) trait Registered: AsFd + Debug + Send + Sync + Sized + 'static {
 
 /// Which readiness an operation waits for.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Side {
+pub(super) enum Direction {
     Read,
     Write,
 }
 
 /// A finished operation.
 #[derive(Debug)]
-pub(super) struct Done<T> {
+pub(super) struct IoDone<T> {
     /// Its result.
     pub(super) value: T,
     /// Whether it is certain that the next one would block. Edge-triggered reactors save a
@@ -134,8 +134,8 @@ impl<R: Registered> TcpSocket<R> {
     fn poll_io<T>(
         &self,
         cx: &mut Context<'_>,
-        side: Side,
-        mut op: impl FnMut(BorrowedFd<'_>) -> io::Result<Done<T>>,
+        direction: Direction,
+        mut op: impl FnMut(BorrowedFd<'_>) -> io::Result<IoDone<T>>,
     ) -> Poll<io::Result<T>> {
         while self.registered.get().is_none() {
             match op(self.fd.as_fd()) {
@@ -145,16 +145,16 @@ impl<R: Registered> TcpSocket<R> {
                 Err(error) => return Poll::Ready(Err(error)),
             }
         }
-        self.registered()?.poll_io(cx, side, op)
+        self.registered()?.poll_io(cx, direction, op)
     }
 
     fn try_io<T>(
         &self,
-        side: Side,
-        op: impl FnOnce(BorrowedFd<'_>) -> io::Result<Done<T>>,
+        direction: Direction,
+        op: impl FnOnce(BorrowedFd<'_>) -> io::Result<IoDone<T>>,
     ) -> io::Result<T> {
         match self.registered.get() {
-            Some(registered) => registered.try_io(side, op),
+            Some(registered) => registered.try_io(direction, op),
             None => op(self.fd.as_fd()).map(|done| done.value),
         }
     }
@@ -162,13 +162,13 @@ impl<R: Registered> TcpSocket<R> {
 
 impl<R: Registered> Socket for TcpSocket<R> {
     fn poll_read(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
-        self.poll_io(cx, Side::Read, |fd| read(fd, &mut *buf))
+        self.poll_io(cx, Direction::Read, |fd| read(fd, &mut *buf))
     }
 
     fn poll_peek(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
-        self.poll_io(cx, Side::Read, |fd| {
+        self.poll_io(cx, Direction::Read, |fd| {
             let (value, _) = rustix::net::recv(fd, &mut *buf, RecvFlags::PEEK)?;
-            Ok(Done {
+            Ok(IoDone {
                 value,
                 exhausted: false,
             })
@@ -176,25 +176,25 @@ impl<R: Registered> Socket for TcpSocket<R> {
     }
 
     fn poll_write(&self, cx: &mut Context<'_>, bufs: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
-        self.poll_io(cx, Side::Write, |fd| write(fd, bufs))
+        self.poll_io(cx, Direction::Write, |fd| write(fd, bufs))
     }
 
     fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.poll_io(cx, Side::Read, |fd| {
+        self.poll_io(cx, Direction::Read, |fd| {
             probe(fd, PollFlags::IN | PollFlags::RDHUP)
         })
     }
 
     fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.poll_io(cx, Side::Write, |fd| probe(fd, PollFlags::OUT))
+        self.poll_io(cx, Direction::Write, |fd| probe(fd, PollFlags::OUT))
     }
 
     fn try_read(&self, buf: &mut [u8]) -> io::Result<usize> {
-        self.try_io(Side::Read, |fd| read(fd, buf))
+        self.try_io(Direction::Read, |fd| read(fd, buf))
     }
 
     fn try_write(&self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.try_io(Side::Write, |fd| write(fd, bufs))
+        self.try_io(Direction::Write, |fd| write(fd, bufs))
     }
 
     fn shutdown(&self, how: Shutdown) -> io::Result<()> {
@@ -268,9 +268,9 @@ impl<R: Registered> TcpAcceptor<R> {
 
 impl<R: Registered> Acceptor for TcpAcceptor<R> {
     fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<(Arc<dyn Socket>, SocketAddr)>> {
-        let (fd, peer) = ready!(self.0.poll_io(cx, Side::Read, |fd| {
+        let (fd, peer) = ready!(self.0.poll_io(cx, Direction::Read, |fd| {
             let value = rustix::net::acceptfrom_with(fd, FLAGS)?;
-            Ok(Done {
+            Ok(IoDone {
                 value,
                 exhausted: false,
             })
@@ -352,7 +352,7 @@ pub(super) fn lookup(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
 }
 
 /// Whether the descriptor is ready for `what` at this moment.
-fn probe(fd: BorrowedFd<'_>, what: PollFlags) -> io::Result<Done<()>> {
+fn probe(fd: BorrowedFd<'_>, what: PollFlags) -> io::Result<IoDone<()>> {
     let mut fds = [PollFd::from_borrowed_fd(fd, what)];
     match rustix::event::poll(
         &mut fds,
@@ -362,23 +362,23 @@ fn probe(fd: BorrowedFd<'_>, what: PollFlags) -> io::Result<Done<()>> {
         }),
     )? {
         0 => Err(io::ErrorKind::WouldBlock.into()),
-        _ => Ok(Done {
+        _ => Ok(IoDone {
             value: (),
             exhausted: false,
         }),
     }
 }
 
-fn read(fd: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<Done<usize>> {
+fn read(fd: BorrowedFd<'_>, buf: &mut [u8]) -> io::Result<IoDone<usize>> {
     let asked = buf.len();
     let (value, _) = rustix::net::recv(fd, buf, RecvFlags::empty())?;
-    Ok(Done {
+    Ok(IoDone {
         value,
         exhausted: 0 < value && value < asked,
     })
 }
 
-fn write(fd: BorrowedFd<'_>, bufs: &[IoSlice<'_>]) -> io::Result<Done<usize>> {
+fn write(fd: BorrowedFd<'_>, bufs: &[IoSlice<'_>]) -> io::Result<IoDone<usize>> {
     let (value, exhausted) = match bufs {
         [] => (0, false),
         [one] => {
@@ -392,7 +392,7 @@ fn write(fd: BorrowedFd<'_>, bufs: &[IoSlice<'_>]) -> io::Result<Done<usize>> {
             (sent, sent < many.iter().map(|buf| buf.len()).sum())
         }
     };
-    Ok(Done {
+    Ok(IoDone {
         value,
         exhausted: exhausted && value > 0,
     })

@@ -13,7 +13,7 @@ use async_io::Async;
 use async_trait::async_trait;
 
 use super::connect::{self, Begun};
-use super::net::{self, Done, FdWatch, Registered, Side, TcpAcceptor, TcpSocket};
+use super::net::{self, Direction, FdWatch, IoDone, Registered, TcpAcceptor, TcpSocket};
 use super::{
     Acceptor, BeforeConnect, BeforeListen, Runtime, Socket, SocketOptions, Task, Timer, Watch,
 };
@@ -121,10 +121,10 @@ struct Io {
 }
 
 impl Io {
-    fn poll_ready(&self, cx: &mut Context<'_>, side: Side) -> Poll<io::Result<()>> {
-        match side {
-            Side::Read => self.source.poll_readable(cx),
-            Side::Write => self.source.poll_writable(cx),
+    fn poll_ready(&self, cx: &mut Context<'_>, direction: Direction) -> Poll<io::Result<()>> {
+        match direction {
+            Direction::Read => self.source.poll_readable(cx),
+            Direction::Write => self.source.poll_writable(cx),
         }
     }
 }
@@ -149,17 +149,17 @@ impl Registered for Io {
     fn poll_io<T>(
         &self,
         cx: &mut Context<'_>,
-        side: Side,
-        mut op: impl FnMut(BorrowedFd<'_>) -> io::Result<Done<T>>,
+        direction: Direction,
+        mut op: impl FnMut(BorrowedFd<'_>) -> io::Result<IoDone<T>>,
     ) -> Poll<io::Result<T>> {
         let [for_reading, for_writing] = &self.waits;
-        let waits = match side {
-            Side::Read => for_reading,
-            Side::Write => for_writing,
+        let waits = match direction {
+            Direction::Read => for_reading,
+            Direction::Write => for_writing,
         };
         loop {
             if waits.load(Ordering::Relaxed) {
-                ready!(self.poll_ready(cx, side))?;
+                ready!(self.poll_ready(cx, direction))?;
                 waits.store(false, Ordering::Relaxed);
             }
             match op(self.as_fd()) {
@@ -175,14 +175,14 @@ impl Registered for Io {
 
     fn try_io<T>(
         &self,
-        _side: Side,
-        op: impl FnOnce(BorrowedFd<'_>) -> io::Result<Done<T>>,
+        _side: Direction,
+        op: impl FnOnce(BorrowedFd<'_>) -> io::Result<IoDone<T>>,
     ) -> io::Result<T> {
         op(self.as_fd()).map(|done| done.value)
     }
 
     /// The reactor looks at the level each time it is asked again, so nothing can be missed.
     fn poll_edge(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.poll_ready(cx, Side::Read)
+        self.poll_ready(cx, Direction::Read)
     }
 }

@@ -13,7 +13,7 @@ use ::tokio::runtime::{Handle, TryCurrentError};
 use async_trait::async_trait;
 
 use super::connect::{self, Begun};
-use super::net::{self, Done, FdWatch, Registered, Side, TcpAcceptor, TcpSocket};
+use super::net::{self, Direction, FdWatch, IoDone, Registered, TcpAcceptor, TcpSocket};
 use super::{
     Acceptor, BeforeConnect, BeforeListen, Runtime, Socket, SocketOptions, Task, Timer, Watch,
 };
@@ -159,16 +159,16 @@ impl Registered for Io {
     fn poll_io<T>(
         &self,
         cx: &mut Context<'_>,
-        side: Side,
-        mut op: impl FnMut(BorrowedFd<'_>) -> io::Result<Done<T>>,
+        direction: Direction,
+        mut op: impl FnMut(BorrowedFd<'_>) -> io::Result<IoDone<T>>,
     ) -> Poll<io::Result<T>> {
         loop {
-            let mut guard = ready!(match side {
-                Side::Read => self.fd.poll_read_ready(cx),
-                Side::Write => self.fd.poll_write_ready(cx),
+            let mut guard = ready!(match direction {
+                Direction::Read => self.fd.poll_read_ready(cx),
+                Direction::Write => self.fd.poll_write_ready(cx),
             })?;
             match op(self.as_fd()) {
-                Ok(Done { value, exhausted }) => {
+                Ok(IoDone { value, exhausted }) => {
                     if exhausted {
                         guard.clear_ready();
                     }
@@ -183,12 +183,12 @@ impl Registered for Io {
 
     fn try_io<T>(
         &self,
-        side: Side,
-        op: impl FnOnce(BorrowedFd<'_>) -> io::Result<Done<T>>,
+        direction: Direction,
+        op: impl FnOnce(BorrowedFd<'_>) -> io::Result<IoDone<T>>,
     ) -> io::Result<T> {
-        let interest = match side {
-            Side::Read => Interest::READABLE,
-            Side::Write => Interest::WRITABLE,
+        let interest = match direction {
+            Direction::Read => Interest::READABLE,
+            Direction::Write => Interest::WRITABLE,
         };
         self.fd
             .try_io(interest, |fd| op(fd.as_fd()))

@@ -9,12 +9,12 @@ use std::task::Poll;
 
 use smc_wire::types::DeclineCode;
 
-use super::work::{Early, Kept, register};
-use super::{handshake_config, path, plain, shake_hands, shake_hands_on};
+use super::work::{EarlyWork, HandshakeResources, register};
+use super::{handshake_config, path, plain, run_handshake, run_handshake_on_tcp};
 use crate::config::Policy;
 use crate::error::{Error, FallbackCause, FallbackReason};
 use crate::io::carrier::Carrier;
-use crate::io::endpoint::{ConnectOptions, Inner};
+use crate::io::endpoint::{ConnectOptions, EndpointInner};
 use crate::io::negotiate::{self, CachedHandshake, Candidate, Delivery, Withdrawn};
 use crate::io::runtime::{Socket, SocketOptions, Unconnected};
 use crate::io::stream::Stream;
@@ -23,7 +23,7 @@ use crate::proto::handshake::{Client, Config, Machine, Offer, Output, Path};
 
 /// Connects and sets the stream up.
 pub(crate) async fn connect(
-    endpoint: &Arc<Inner>,
+    endpoint: &Arc<EndpointInner>,
     to: SocketAddr,
     options: &ConnectOptions,
 ) -> Result<Stream, Error> {
@@ -77,7 +77,7 @@ pub(crate) async fn connect(
 }
 
 /// What there is to offer: the same as long as the configuration is.
-fn offer_of(endpoint: &Inner, config: &Arc<Config>) -> Result<Arc<Offer>, DeclineCode> {
+fn offer_of(endpoint: &EndpointInner, config: &Arc<Config>) -> Result<Arc<Offer>, DeclineCode> {
     let mut latest = endpoint
         .offer
         .lock()
@@ -94,7 +94,7 @@ fn offer_of(endpoint: &Inner, config: &Arc<Config>) -> Result<Arc<Offer>, Declin
 
 /// What connecting once takes.
 struct Attempt<'a> {
-    endpoint: &'a Arc<Inner>,
+    endpoint: &'a Arc<EndpointInner>,
     to: SocketAddr,
     options: &'a ConnectOptions,
     config: &'a Arc<Config>,
@@ -111,7 +111,11 @@ struct Failed {
 }
 
 impl Attempt<'_> {
-    async fn make(&self, first: Option<&[u8]>, early: Option<Confirmed>) -> Result<Stream, Failed> {
+    async fn make(
+        &self,
+        first: Option<&[u8]>,
+        early: Option<PreparedEarly>,
+    ) -> Result<Stream, Failed> {
         let Self {
             endpoint,
             to,
@@ -127,7 +131,7 @@ impl Attempt<'_> {
             (Delivery::OnTcp, ..) => {
                 let path = path(endpoint, config, &*socket, to, false);
                 let machine = Client::new(endpoint.runtime.now(), Arc::clone(config), &path);
-                shake_hands(endpoint, socket, to, machine).await?
+                run_handshake_on_tcp(endpoint, socket, to, machine).await?
             }
             // Whether there is a port for the connection shows only when it is there.
             (Delivery::Plain, Err(_), announced)
@@ -137,12 +141,12 @@ impl Attempt<'_> {
             }
             (_, Err(reason), _) => Stream::tcp(socket, Vec::new(), reason.clone()),
             (Delivery::Delivered, Ok(offer), Ok(announced)) => {
-                let kept = Kept {
+                let resources = HandshakeResources {
                     early: early.map(|early| early.done),
-                    ..Kept::default()
+                    ..HandshakeResources::default()
                 };
                 let offer = (Arc::clone(config), Arc::clone(offer));
-                answered(endpoint, socket, to, offer, announced, kept).await?
+                await_answer(endpoint, socket, to, offer, announced, resources).await?
             }
             (Delivery::Delivered | Delivery::Plain, _, announced) => {
                 plain(socket, plain_cause(announced))
@@ -155,7 +159,7 @@ impl Attempt<'_> {
     async fn open(
         &self,
         first: Option<&[u8]>,
-        early: Option<&Confirmed>,
+        early: Option<&PreparedEarly>,
     ) -> Result<(Arc<dyn Socket>, Announced), Error> {
         let mut announced = Err(match &self.candidate {
             Ok(_) => FallbackCause::not_announced(),
@@ -171,7 +175,7 @@ impl Attempt<'_> {
         };
         let mut offer = |socket: &Unconnected<'_>| {
             if let (Some(first), Ok(candidate)) = (first, &self.candidate) {
-                announced = candidate.offer(socket, first, early.map(|early| &early.words));
+                announced = candidate.offer(socket, first, early.map(|early| &early.confirm));
             }
             Ok(())
         };
@@ -194,18 +198,18 @@ impl From<Error> for Failed {
 }
 
 /// A handshake that begins with its end.
-struct Confirmed {
-    words: negotiate::EarlyConfirm,
-    done: Early,
+struct PreparedEarly {
+    confirm: negotiate::EarlyConfirm,
+    done: EarlyWork,
 }
 
 /// Takes a seat in the link group and registers a buffer, if the handshake is likely to be as the one
 /// before.
 async fn prepare_early(
-    endpoint: &Inner,
+    endpoint: &EndpointInner,
     config: &Config,
     cached_handshake: Option<CachedHandshake>,
-) -> Option<Confirmed> {
+) -> Option<PreparedEarly> {
     let cached_handshake = cached_handshake?;
     let (peer, size) = (cached_handshake.server(), cached_handshake.size());
     let mut devices = config.devices.iter();
@@ -222,9 +226,9 @@ async fn prepare_early(
     let Poll::Ready(Ok((dmb, charge))) = registered else {
         return None;
     };
-    Some(Confirmed {
-        words: cached_handshake.confirm(dmb.token())?,
-        done: Early {
+    Some(PreparedEarly {
+        confirm: cached_handshake.confirm(dmb.token())?,
+        done: EarlyWork {
             device,
             peer,
             size,
@@ -236,7 +240,7 @@ async fn prepare_early(
 
 /// What a client sends that has nothing to offer. A server that waits for CLC on TCP has to hear it,
 /// or it would take the application's data for rubbish.
-fn decline(endpoint: &Inner, config: &Arc<Config>) -> Option<Vec<u8>> {
+fn decline(endpoint: &EndpointInner, config: &Arc<Config>) -> Option<Vec<u8>> {
     let now = endpoint.runtime.now();
     let mut machine = Client::new(now, Arc::clone(config), &Path::default());
     match machine.poll_output() {
@@ -248,7 +252,7 @@ fn decline(endpoint: &Inner, config: &Arc<Config>) -> Option<Vec<u8>> {
 /// The offer, or why there is none.
 type Announced = Result<Box<dyn negotiate::Offer>, FallbackCause>;
 
-/// Why a connection is plain TCP of which the server was not told beforehand.
+/// Why a connection is plain TCP of which the server was not reported beforehand.
 fn plain_cause(announced: Announced) -> FallbackCause {
     announced.map_or_else(|cause| cause, |announced| announced.cause())
 }
@@ -257,13 +261,13 @@ fn plain_cause(announced: Announced) -> FallbackCause {
 ///
 /// The connection may have reached somebody else, who does not know of the offer. So nothing is
 /// sent on TCP, and as long as the offer was not taken the stream can still become plain.
-async fn answered(
-    endpoint: &Arc<Inner>,
+async fn await_answer(
+    endpoint: &Arc<EndpointInner>,
     socket: Arc<dyn Socket>,
     to: SocketAddr,
     (config, offer): (Arc<Config>, Arc<Offer>),
     mut announced: Box<dyn negotiate::Offer>,
-    kept: Kept,
+    resources: HandshakeResources,
 ) -> Result<Stream, Failed> {
     let Some(side_channel) = announced.side_channel() else {
         let why = "a PROPOSAL was delivered, with no way for the answer";
@@ -271,15 +275,15 @@ async fn answered(
     };
     let machine = Client::announced(endpoint.runtime.now(), config, offer);
     let mut carrier = Carrier::client(endpoint, side_channel, &*socket);
-    let shaken = shake_hands_on(
+    let outcome = run_handshake(
         endpoint,
         &mut carrier,
         Arc::clone(&socket),
         to,
         machine,
-        kept,
+        resources,
     );
-    match shaken.await {
+    match outcome.await {
         Err(error) if announced.withdraw() == Withdrawn::Free => {
             let within = match error {
                 Error::Io(error) if error.kind() == io::ErrorKind::TimedOut => {
@@ -291,7 +295,7 @@ async fn answered(
             let silent = within.map(|within| FallbackCause::NoAnswer { within });
             Ok(plain(socket, silent.unwrap_or_else(|| announced.cause())))
         }
-        shaken => shaken.map_err(|error| Failed {
+        outcome => outcome.map_err(|error| Failed {
             error,
             was_confirmed: announced
                 .side_channel()

@@ -4,7 +4,7 @@ mod connect;
 mod work;
 
 pub(crate) use connect::connect;
-pub(super) use work::{Kept, slot};
+pub(super) use work::{HandshakeResources, driver};
 
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ use super::build_conn::{direct_connection, rdma_connection};
 use super::builder::recv_buffer_size;
 use super::carrier::Carrier;
 use super::deadlines::Deadline;
-use super::endpoint::Inner;
+use super::endpoint::EndpointInner;
 use super::negotiate::SideChannel;
 use super::runtime::Socket;
 use super::stream::Stream;
@@ -25,7 +25,7 @@ use crate::error::{CloseReason, Error, FallbackCause, FallbackReason, Phase};
 use crate::proto::handshake::{
     Config, CrossingDecline, Established, Fallback, Machine, Output, Path, Server, Transport,
 };
-use work::{Brought, carry_out};
+use work::{WorkResult, execute};
 
 /// A stream that is plain TCP without a handshake.
 pub(crate) fn plain(socket: Arc<dyn Socket>, cause: FallbackCause) -> Stream {
@@ -34,7 +34,10 @@ pub(crate) fn plain(socket: Arc<dyn Socket>, cause: FallbackCause) -> Stream {
 
 /// Waits for the first byte of a client that is known to speak CLC on TCP. Clients send PROPOSAL as
 /// soon as they are connected, so a silent one is given up long before its handshake would be.
-pub(crate) async fn first_byte(endpoint: &Inner, socket: &dyn Socket) -> Result<(), Error> {
+pub(crate) async fn await_first_byte(
+    endpoint: &EndpointInner,
+    socket: &dyn Socket,
+) -> Result<(), Error> {
     let wait = FIRST_BYTE_WAIT.min(endpoint.handshake.timeouts.message);
     let mut timer = pin!(endpoint.deadlines.at(endpoint.runtime.now() + wait));
     poll_fn(|cx| match socket.poll_readable(cx) {
@@ -49,7 +52,7 @@ pub(crate) async fn first_byte(endpoint: &Inner, socket: &dyn Socket) -> Result<
 
 /// Sets the stream up on a connection that was accepted.
 pub(crate) async fn accept(
-    endpoint: &Arc<Inner>,
+    endpoint: &Arc<EndpointInner>,
     socket: Arc<dyn Socket>,
     peer: SocketAddr,
     side_channel: Option<Box<dyn SideChannel>>,
@@ -61,23 +64,24 @@ pub(crate) async fn accept(
     match side_channel {
         Some(mut side_channel) => {
             let mut carrier = Carrier::server(endpoint, &mut *side_channel);
-            let kept = Kept::default();
+            let resources = HandshakeResources::default();
             let smc = Arc::clone(&socket);
-            let shaken = shake_hands_on(endpoint, &mut carrier, smc, peer, machine, kept).await;
-            match shaken {
+            let outcome =
+                run_handshake(endpoint, &mut carrier, smc, peer, machine, resources).await;
+            match outcome {
                 Err(_) if side_channel.is_withdrawn() => {
                     Ok(plain(socket, FallbackCause::Withdrawn))
                 }
-                shaken => shaken,
+                outcome => outcome,
             }
         }
-        None => shake_hands(endpoint, socket, peer, machine).await,
+        None => run_handshake_on_tcp(endpoint, socket, peer, machine).await,
     }
 }
 
 /// Hears a client that speaks CLC and declines: nobody wants SMC for this connection.
 pub(crate) async fn decline_all(
-    endpoint: &Arc<Inner>,
+    endpoint: &Arc<EndpointInner>,
     socket: Arc<dyn Socket>,
     side_channel: Option<Box<dyn SideChannel>>,
 ) -> Result<Stream, Error> {
@@ -90,7 +94,13 @@ pub(crate) async fn decline_all(
         Some(side_channel) => Carrier::server(endpoint, &mut **side_channel),
         None => Carrier::Tcp(&*socket),
     };
-    let outcome = drive(endpoint, &mut carrier, &mut machine, &mut Kept::default()).await;
+    let outcome = drive(
+        endpoint,
+        &mut carrier,
+        &mut machine,
+        &mut HandshakeResources::default(),
+    )
+    .await;
     match outcome {
         Ok(Outcome::Tcp(_)) => Ok(plain(socket, FallbackCause::Policy)),
         Err(_) if side_channel.is_some_and(|side_channel| side_channel.is_withdrawn()) => {
@@ -102,9 +112,12 @@ pub(crate) async fn decline_all(
 }
 
 /// What handshakes that begin now may use.
-fn handshake_config(endpoint: &Inner, recv_buffer: Option<usize>) -> Result<Arc<Config>, Error> {
+fn handshake_config(
+    endpoint: &EndpointInner,
+    recv_buffer: Option<usize>,
+) -> Result<Arc<Config>, Error> {
     let ports = endpoint.groups.ports();
-    let config = ports.config(&*endpoint.runtime, &endpoint.slots, &endpoint.handshake);
+    let config = ports.config(&*endpoint.runtime, &endpoint.drivers, &endpoint.handshake);
     let Some(len) = recv_buffer else {
         return Ok(config);
     };
@@ -117,13 +130,13 @@ fn handshake_config(endpoint: &Inner, recv_buffer: Option<usize>) -> Result<Arc<
 /// What the handshake has to know about a TCP connection. Only processes of one host have a way
 /// beside it.
 fn path(
-    endpoint: &Inner,
+    endpoint: &EndpointInner,
     config: &Config,
     socket: &dyn Socket,
     peer: SocketAddr,
-    is_beside: bool,
+    has_side_channel: bool,
 ) -> Path {
-    let mut path = match (&config.rdma, is_beside) {
+    let mut path = match (&config.rdma, has_side_channel) {
         (None, true) => Path::default(),
         (None, false) => match socket.local_addr() {
             Ok(local) => Path::default().with_addresses(local.ip(), peer.ip()),
@@ -132,35 +145,35 @@ fn path(
         (Some(_), _) => {
             let ports = endpoint.groups.ports();
             let local = socket.local_addr().ok();
-            ports.path(&*endpoint.runtime, &endpoint.slots, local, peer)
+            ports.path(&*endpoint.runtime, &endpoint.drivers, local, peer)
         }
     };
-    path.same_host = is_beside;
+    path.same_host = has_side_channel;
     path
 }
 
 /// Drives a handshake over TCP to its end and makes a stream of what came of it.
-async fn shake_hands(
-    endpoint: &Arc<Inner>,
+async fn run_handshake_on_tcp(
+    endpoint: &Arc<EndpointInner>,
     socket: Arc<dyn Socket>,
     peer: SocketAddr,
     machine: impl Machine,
 ) -> Result<Stream, Error> {
     let mut carrier = Carrier::Tcp(&*socket);
-    let kept = Kept::default();
+    let resources = HandshakeResources::default();
     let socket = Arc::clone(&socket);
-    shake_hands_on(endpoint, &mut carrier, socket, peer, machine, kept).await
+    run_handshake(endpoint, &mut carrier, socket, peer, machine, resources).await
 }
 
-async fn shake_hands_on(
-    endpoint: &Arc<Inner>,
+async fn run_handshake(
+    endpoint: &Arc<EndpointInner>,
     carrier: &mut Carrier<'_>,
     socket: Arc<dyn Socket>,
     peer: SocketAddr,
     mut machine: impl Machine,
-    mut kept: Kept,
+    mut resources: HandshakeResources,
 ) -> Result<Stream, Error> {
-    let outcome = drive(endpoint, carrier, &mut machine, &mut kept).await?;
+    let outcome = drive(endpoint, carrier, &mut machine, &mut resources).await?;
     match outcome {
         Outcome::Tcp(fallback) => {
             let (early, reason) = match &*carrier {
@@ -169,18 +182,26 @@ async fn shake_hands_on(
                     (early, fallback.reason)
                 }
                 Carrier::Tcp(_) => (Vec::new(), fallback.reason),
-                Carrier::SideChannel(_) => (Vec::new(), explained(endpoint, fallback.reason)),
+                Carrier::SideChannel(_) => {
+                    (Vec::new(), with_local_cause(endpoint, fallback.reason))
+                }
             };
             Ok(Stream::tcp(socket, early, reason))
         }
         Outcome::Smc(established) => {
-            let kinship = carrier.kinship();
+            let locality = carrier.locality();
             let conn = match established.transport {
-                Transport::Direct(path) => {
-                    direct_connection(endpoint, socket, peer, &established, path, kept, kinship)?
-                }
+                Transport::Direct(path) => direct_connection(
+                    endpoint,
+                    socket,
+                    peer,
+                    &established,
+                    path,
+                    resources,
+                    locality,
+                )?,
                 Transport::Rdma(path) => {
-                    rdma_connection(endpoint, socket, peer, &established, path, kept)?
+                    rdma_connection(endpoint, socket, peer, &established, path, resources)?
                 }
             };
             Ok(Stream::smc(
@@ -194,7 +215,7 @@ async fn shake_hands_on(
 
 /// A peer of this host whose device was not let in by ours declines or is gone. It cannot know why,
 /// and we can. For handshakes beside TCP: devices of other hosts do not come to ours.
-fn explained(endpoint: &Inner, reason: FallbackReason) -> FallbackReason {
+fn with_local_cause(endpoint: &EndpointInner, reason: FallbackReason) -> FallbackReason {
     let may_be_ours = match &reason.cause {
         FallbackCause::PeerDeclined(_) => true,
         FallbackCause::Device { error, .. } => error.is_peer_gone(),
@@ -203,7 +224,10 @@ fn explained(endpoint: &Inner, reason: FallbackReason) -> FallbackReason {
     if !may_be_ours {
         return reason;
     }
-    let devices = endpoint.slots.iter().map(|slot| slot.device().fabric());
+    let devices = endpoint
+        .drivers
+        .iter()
+        .map(|driver| driver.device().fabric());
     let mut lacks = devices.filter_map(|fabric| fabric.direct()?.shortage());
     let cause = lacks.next().map_or(reason.cause, FallbackCause::Os);
     FallbackReason { cause, ..reason }
@@ -215,14 +239,14 @@ enum Outcome {
 }
 
 async fn drive(
-    endpoint: &Arc<Inner>,
+    endpoint: &Arc<EndpointInner>,
     carrier: &mut Carrier<'_>,
     machine: &mut impl Machine,
-    kept: &mut Kept,
+    resources: &mut HandshakeResources,
 ) -> Result<Outcome, Error> {
-    let mut work: Option<Pin<Box<dyn Future<Output = Brought> + Send>>> = None;
+    let mut work: Option<Pin<Box<dyn Future<Output = WorkResult> + Send>>> = None;
     // The group of ours of which the machine knows that it was terminated.
-    let mut told = None;
+    let mut reported = None;
     loop {
         while let Some(output) = machine.poll_output() {
             match output {
@@ -232,17 +256,18 @@ async fn drive(
                         machine.handle_io_error(error.into());
                     }
                 }
-                Output::Work(asked) => match kept.done_early(&asked) {
+                Output::Work(asked) => match resources.take_early(&asked) {
                     Some(done) => machine.handle_done(endpoint.runtime.now(), done),
                     None => {
-                        let (prepared, client) = (kept.prepared.clone(), carrier.credentials());
+                        let (prepared, client) =
+                            (resources.prepared.clone(), carrier.credentials());
                         let endpoint = Arc::clone(endpoint);
-                        work = Some(Box::pin(carry_out(endpoint, asked, prepared, client)));
+                        work = Some(Box::pin(execute(endpoint, asked, prepared, client)));
                     }
                 },
                 Output::Discard => {
                     work = None;
-                    *kept = Kept::default();
+                    *resources = HandshakeResources::default();
                 }
                 Output::OutOfSync(group) => endpoint.groups.out_of_sync(group),
                 Output::Established(established) => {
@@ -257,11 +282,14 @@ async fn drive(
             }
         }
         carrier.flush();
-        let group = kept.membership.as_ref().map(|seat| seat.seat().group());
-        let group = group.filter(|group| told != Some(*group));
+        let group = resources
+            .membership
+            .as_ref()
+            .map(|seat| seat.seat().group());
+        let group = group.filter(|group| reported != Some(*group));
         let mut terminated = group.map(|_| endpoint.groups.listen_terminated());
         if group.is_some_and(|group| endpoint.groups.is_terminating(group)) {
-            told = group;
+            reported = group;
             machine.handle_terminated();
             continue;
         }
@@ -272,7 +300,9 @@ async fn drive(
                 terminated = None;
                 return Poll::Ready(());
             }
-            let input = poll_input(cx, endpoint, carrier, machine, kept, &mut work, &mut timer);
+            let input = poll_input(
+                cx, endpoint, carrier, machine, resources, &mut work, &mut timer,
+            );
             if input.is_pending() && work.is_some() {
                 carrier.publish_progress(cx);
             }
@@ -285,16 +315,16 @@ async fn drive(
 /// Waits for whatever comes first and gives it to the machine.
 fn poll_input(
     cx: &mut Context<'_>,
-    endpoint: &Inner,
+    endpoint: &EndpointInner,
     carrier: &mut Carrier<'_>,
     machine: &mut impl Machine,
-    kept: &mut Kept,
-    work: &mut Option<Pin<Box<dyn Future<Output = Brought> + Send>>>,
+    resources: &mut HandshakeResources,
+    work: &mut Option<Pin<Box<dyn Future<Output = WorkResult> + Send>>>,
     timer: &mut Option<Deadline>,
 ) -> Poll<()> {
-    if let Some(Poll::Ready((brought, done))) = work.as_mut().map(|work| work.as_mut().poll(cx)) {
+    if let Some(Poll::Ready((gained, done))) = work.as_mut().map(|work| work.as_mut().poll(cx)) {
         *work = None;
-        kept.take(brought);
+        resources.take(gained);
         machine.handle_done(endpoint.runtime.now(), done);
         return Poll::Ready(());
     }
@@ -333,7 +363,7 @@ fn poll_input(
 }
 
 /// Takes a DECLINE that crossed ours off the stream. Returns what else was read.
-async fn without_crossing_decline(endpoint: &Inner, socket: &dyn Socket) -> Vec<u8> {
+async fn without_crossing_decline(endpoint: &EndpointInner, socket: &dyn Socket) -> Vec<u8> {
     let mut filter = CrossingDecline::new(endpoint.runtime.now());
     while let Some(until) = filter.poll_timeout() {
         let mut timer = endpoint.runtime.timer(until);

@@ -6,34 +6,34 @@ use smc_wire::size::SizeCode;
 use smc_wire::types::Gid;
 
 use crate::device::{Attachment, Charge, DeviceError, Direct, Dmb};
-use crate::io::device_driver::Slot;
-use crate::io::endpoint::Inner;
+use crate::io::device_driver::DeviceDriver;
+use crate::io::endpoint::EndpointInner;
 use crate::io::groups::Membership;
 use crate::io::negotiate::Credentials;
 use crate::io::rdma::work::{self as rdma, Prepared};
 use crate::proto::group::{DeviceIndex, Intent, Key};
 use crate::proto::handshake::{Done, Work};
 
-/// What the work of a handshake has brought. Dropping it releases all of it.
+/// What the work of a handshake has gained. Dropping it releases all of it.
 #[derive(Default)]
-pub(in crate::io) struct Kept {
+pub(in crate::io) struct HandshakeResources {
     /// The peer's buffer, or why it could not be attached.
     pub(in crate::io) attachment: Option<Result<Arc<dyn Attachment>, DeviceError>>,
     pub(in crate::io) dmb: Option<Arc<dyn Dmb>>,
     /// For the peer's buffer.
     pub(in crate::io) charge: Charge,
     pub(in crate::io) prepared: Option<Prepared>,
-    pub(super) early: Option<Early>,
+    pub(super) early: Option<EarlyWork>,
     // Last: with the last connection its group may end.
     pub(in crate::io) membership: Option<Membership>,
 }
 
-/// What a piece of work has brought, and what the machine has to hear of it.
-pub(super) type Brought = (Kept, Done);
+/// What a piece of work has gained, and what the machine has to hear of it.
+pub(super) type WorkResult = (HandshakeResources, Done);
 /// What was done before it was asked for, so that a CONFIRM could be given in advance. The server
 /// may use the connection and end before its answer is read, and with it the link group: by then
 /// this side has its buffer and its seat.
-pub(super) struct Early {
+pub(super) struct EarlyWork {
     pub(super) device: DeviceIndex,
     pub(super) peer: Gid,
     pub(super) size: SizeCode,
@@ -42,9 +42,9 @@ pub(super) struct Early {
     pub(super) membership: Option<Membership>,
 }
 
-impl Kept {
+impl HandshakeResources {
     /// What comes of a piece of work that was done in advance.
-    pub(super) fn done_early(&mut self, work: &Work) -> Option<Done> {
+    pub(super) fn take_early(&mut self, work: &Work) -> Option<Done> {
         let early = self.early.as_mut()?;
         match *work {
             Work::Enter {
@@ -68,29 +68,29 @@ impl Kept {
         }
     }
 
-    pub(super) fn take(&mut self, brought: Self) {
-        self.attachment = brought.attachment.or_else(|| self.attachment.take());
-        if brought.dmb.is_some() {
-            (self.dmb, self.charge) = (brought.dmb, brought.charge);
+    pub(super) fn take(&mut self, gained: Self) {
+        self.attachment = gained.attachment.or_else(|| self.attachment.take());
+        if gained.dmb.is_some() {
+            (self.dmb, self.charge) = (gained.dmb, gained.charge);
         }
-        self.prepared = brought.prepared.or_else(|| self.prepared.take());
-        self.membership = brought.membership.or_else(|| self.membership.take());
+        self.prepared = gained.prepared.or_else(|| self.prepared.take());
+        self.membership = gained.membership.or_else(|| self.membership.take());
     }
 }
 
-pub(super) async fn carry_out(
-    endpoint: Arc<Inner>,
+pub(super) async fn execute(
+    endpoint: Arc<EndpointInner>,
     work: Work,
     prepared: Option<Prepared>,
     client: Option<Credentials>,
-) -> Brought {
-    let mut kept = Kept::default();
+) -> WorkResult {
+    let mut resources = HandshakeResources::default();
     let done = match work {
         Work::Reach { device, peer } => Done::Reached(reach(&endpoint, device, peer, client).await),
         Work::Enter { key, intent } => {
             Done::Entered(endpoint.groups.enter(key, intent).await.map(|membership| {
                 let seat = membership.seat();
-                kept.membership = Some(membership);
+                resources.membership = Some(membership);
                 seat
             }))
         }
@@ -103,7 +103,7 @@ pub(super) async fn carry_out(
             let registered = register(&endpoint, device, peer, size, peer_size).await;
             Done::Registered(registered.map(|(dmb, charge)| {
                 let token = dmb.token();
-                (kept.dmb, kept.charge) = (Some(dmb), charge);
+                (resources.dmb, resources.charge) = (Some(dmb), charge);
                 token
             }))
         }
@@ -120,7 +120,7 @@ pub(super) async fn carry_out(
             };
             let len = attachment.as_ref().map(|it| it.region().len());
             let done = Done::Attached(len.map_err(DeviceError::clone));
-            kept.attachment = Some(attachment);
+            resources.attachment = Some(attachment);
             done
         }
         Work::Open { group, terms } => Done::Opened(endpoint.groups.establish(group, terms)),
@@ -133,7 +133,7 @@ pub(super) async fn carry_out(
         Work::PrepareRmb { group, link, size } => {
             let rmb = Box::pin(rdma::prepare_rmb(&endpoint, group, link, size)).await;
             Done::RmbPrepared(rmb.map(|(prepared, local)| {
-                kept.prepared = Some(prepared);
+                resources.prepared = Some(prepared);
                 local
             }))
         }
@@ -153,12 +153,12 @@ pub(super) async fn carry_out(
             Done::LinkConfirmed(Box::pin(rdma::confirm_link(&endpoint, group)).await)
         }
     };
-    (kept, done)
+    (resources, done)
 }
 
 /// Whether data gets to the client's device, and the device is that client's.
 async fn reach(
-    endpoint: &Inner,
+    endpoint: &EndpointInner,
     device: DeviceIndex,
     peer: Gid,
     client: Option<Credentials>,
@@ -175,7 +175,7 @@ async fn reach(
 
 /// Registers a receive buffer, if there is memory for it and for what is written to the peer's.
 pub(super) async fn register(
-    endpoint: &Inner,
+    endpoint: &EndpointInner,
     device: DeviceIndex,
     peer: Gid,
     size: SizeCode,
@@ -187,18 +187,21 @@ pub(super) async fn register(
     Ok((dmb, charge))
 }
 
-pub(in crate::io) fn slot(
-    endpoint: &Inner,
+pub(in crate::io) fn driver(
+    endpoint: &EndpointInner,
     device: DeviceIndex,
-) -> Result<&Arc<Slot>, DeviceError> {
-    match endpoint.slots.get(device.0) {
-        Some(slot) if !slot.is_gone() => Ok(slot),
+) -> Result<&Arc<DeviceDriver>, DeviceError> {
+    match endpoint.drivers.get(device.0) {
+        Some(driver) if !driver.is_gone() => Ok(driver),
         _ => Err(DeviceError::Gone("device was removed")),
     }
 }
 
-pub(super) fn direct(endpoint: &Inner, device: DeviceIndex) -> Result<&dyn Direct, DeviceError> {
-    let fabric = slot(endpoint, device)?.device().fabric();
+pub(super) fn direct(
+    endpoint: &EndpointInner,
+    device: DeviceIndex,
+) -> Result<&dyn Direct, DeviceError> {
+    let fabric = driver(endpoint, device)?.device().fabric();
     fabric.direct().ok_or(NOT_DIRECT)
 }
 

@@ -28,43 +28,48 @@ impl RdmaGroup {
                 was_awaited && !state.machine.awaits_deletions()
             });
             if is_awaited {
-                self.groups.note_end();
+                self.groups.notify_ended();
             }
             return;
         }
         // What cannot be read is dropped, as in the kernel.
         if let Ok(cdc) = CdcR::parse(bytes) {
-            let staged = self.lock_members().get(&cdc.token).cloned();
-            if let Some(staged) = staged {
-                staged.arrived(&cdc, here, link);
-                if staged.can_go() {
-                    self.retire(&staged);
+            let conn = self.lock_members().get(&cdc.token).cloned();
+            if let Some(conn) = conn {
+                conn.handle_cdc(&cdc, here, link);
+                if conn.is_finished() {
+                    self.retire(&conn);
                 }
             }
         }
-        if self.wire(link).is_some_and(|wire| wire.is_news(now)) {
+        if self
+            .sender(link)
+            .is_some_and(|sender| sender.take_activity_due(now))
+        {
             self.step(|state| state.machine.handle_received(now, link));
         }
     }
 
     pub(crate) fn sent(self: &Arc<Self>, link: LinkId, op: OpId) {
-        let Some(wire) = self.wire(link) else { return };
+        let Some(sender) = self.sender(link) else {
+            return;
+        };
         let now = self.now();
-        for done in wire.completed(now, op) {
+        for done in sender.completed(now, op) {
             match done {
                 Posted::Llc(tag) => self.llc_sent(link, tag),
                 Posted::Cdc(token) => {
-                    let staged = self.lock_members().get(&token).cloned();
-                    if let Some(staged) = staged {
-                        staged.sent(link);
-                        if staged.can_go() {
-                            self.retire(&staged);
+                    let conn = self.lock_members().get(&token).cloned();
+                    if let Some(conn) = conn {
+                        conn.handle_sent(link);
+                        if conn.is_finished() {
+                            self.retire(&conn);
                         }
                     }
                 }
             }
         }
-        self.pump(&wire);
+        self.pump(&sender);
     }
 
     fn llc_sent(self: &Arc<Self>, link: LinkId, tag: OpTag) {
@@ -74,16 +79,16 @@ impl RdmaGroup {
 
     /// The device says so: the queue pair sends and receives nothing any more.
     pub(crate) fn link_down(self: &Arc<Self>, link: LinkId, cause: LinkFailure) {
-        if let Some(wire) = self.wire(link) {
-            wire.set_closed();
+        if let Some(sender) = self.sender(link) {
+            sender.set_closed();
         }
         self.give_up(link, cause);
         self.closed(link);
     }
 
     pub(super) fn give_up(self: &Arc<Self>, link: LinkId, cause: LinkFailure) {
-        if let Some(wire) = self.wire(link) {
-            wire.fail();
+        if let Some(sender) = self.sender(link) {
+            sender.fail();
         }
         let now = self.now();
         self.step(|state| state.machine.handle_link_down(now, link, cause));
@@ -137,19 +142,19 @@ impl RdmaGroup {
     }
 
     /// Ends all connections; each leaves the group by itself.
-    pub(super) fn kill_members(self: &Arc<Self>, reason: CloseReason) {
-        for staged in self.members() {
+    pub(super) fn abort_members(self: &Arc<Self>, reason: CloseReason) {
+        for conn in self.members() {
             match reason {
-                CloseReason::Endpoint => staged.end(),
-                reason => staged.kill(Error::Closed(reason)),
+                CloseReason::Endpoint => conn.end_with_endpoint(),
+                reason => conn.abort(Error::Closed(reason)),
             }
         }
     }
 
     pub(super) fn retire_finished(self: &Arc<Self>) {
-        for staged in self.members() {
-            if staged.can_go() {
-                self.retire(&staged);
+        for conn in self.members() {
+            if conn.is_finished() {
+                self.retire(&conn);
             }
         }
     }
@@ -157,12 +162,15 @@ impl RdmaGroup {
     /// Does what is due. Returns when something will be.
     pub(super) fn handle_timeouts(self: &Arc<Self>) -> Option<Instant> {
         let now = self.now();
-        let wires: Vec<_> = self.lock_wires().values().cloned().collect();
+        let senders: Vec<_> = self.lock_senders().values().cloned().collect();
         let mut next = None;
-        for wire in wires {
-            match wire.poll_timeout() {
+        for sender in senders {
+            match sender.poll_timeout() {
                 Some(at) if at <= now => {
-                    self.give_up(wire.id(), LinkFailure::QueuePair("posts are not completed"));
+                    self.give_up(
+                        sender.id(),
+                        LinkFailure::QueuePair("posts are not completed"),
+                    );
                 }
                 at => next = next.into_iter().chain(at).min(),
             }
@@ -173,22 +181,25 @@ impl RdmaGroup {
         }
         next.into_iter()
             .chain(self.lock().machine.poll_timeout())
-            .chain(self.nudge_members(now))
+            .chain(self.probe_members(now))
             .min()
     }
 
     /// Connections that have moved, and are not over, ask their peers to push what they hold back.
-    fn nudge_members(&self, now: Instant) -> Option<Instant> {
+    fn probe_members(&self, now: Instant) -> Option<Instant> {
         if !self.has_moved.load(Ordering::Relaxed) {
             return None;
         }
         let members = self.members();
-        members.iter().filter_map(|staged| staged.nudge(now)).min()
+        members
+            .iter()
+            .filter_map(|conn| conn.probe_if_due(now))
+            .min()
     }
 }
 
 /// The group's task: its timers, until it is over.
-pub(super) async fn tend(group: Weak<RdmaGroup>) {
+pub(super) async fn run_timers(group: Weak<RdmaGroup>) {
     let mut timer: Option<(Instant, Timer)> = None;
     poll_fn(|cx| {
         let Some(group) = group.upgrade() else {

@@ -16,10 +16,10 @@ use smc_wire::llc::DeleteLinkReason;
 use smc_wire::size::SizeCode;
 use smc_wire::types::{AlertToken, GroupId, Rkey, RmbAddr};
 
-use super::super::device_driver::Slot;
+use super::super::device_driver::DeviceDriver;
 use super::super::groups::Groups;
-use super::conn::{Staged, StagedHandle};
-use super::link_sender::Wire;
+use super::conn::{RdmaConn, RdmaConnHandle};
+use super::link_sender::LinkSender;
 use super::memory::{Buffer, Pool};
 use crate::device::{
     Access, DeviceError, LinkAddress, PendingLink, ProtectionDomain, RdmaAddress, Route,
@@ -44,10 +44,10 @@ pub(crate) struct RdmaGroup {
     role: Role,
     groups: Arc<Groups>,
     state: Mutex<State>,
-    wires: Mutex<BTreeMap<LinkId, Arc<Wire>>>,
-    /// What keeps the peers of other groups out of this one's memory, on each device.
+    senders: Mutex<BTreeMap<LinkId, Arc<LinkSender>>>,
+    /// What has_pooled_rmb the peers of other groups out of this one's memory, on each device.
     domains: Mutex<BTreeMap<DeviceIndex, Arc<dyn ProtectionDomain>>>,
-    members: Mutex<HashMap<AlertToken, Arc<Staged>>>,
+    members: Mutex<HashMap<AlertToken, Arc<RdmaConn>>>,
     /// RMBs that the peer may still write.
     retiring: Mutex<BTreeMap<RmbId, (Arc<Buffer>, usize)>>,
     pool: Pool,
@@ -79,24 +79,24 @@ struct State {
 
 /// Something that a set-up waits for.
 enum Answer<T> {
-    Open(Option<Waker>),
-    Given(T),
+    Pending(Option<Waker>),
+    Ready(T),
 }
 
 impl<T> Default for Answer<T> {
     fn default() -> Self {
-        Self::Open(None)
+        Self::Pending(None)
     }
 }
 
 impl<T: Copy> Answer<T> {
     /// Returns who waits for it. The first answer counts.
-    fn give(&mut self, value: T) -> Option<Waker> {
+    fn set(&mut self, value: T) -> Option<Waker> {
         match self {
-            Self::Given(_) => None,
-            Self::Open(waker) => {
+            Self::Ready(_) => None,
+            Self::Pending(waker) => {
                 let waker = waker.take();
-                *self = Self::Given(value);
+                *self = Self::Ready(value);
                 waker
             }
         }
@@ -104,8 +104,8 @@ impl<T: Copy> Answer<T> {
 
     fn poll(&mut self, cx: &Context<'_>) -> Poll<T> {
         match self {
-            Self::Given(value) => Poll::Ready(*value),
-            Self::Open(waker) => {
+            Self::Ready(value) => Poll::Ready(*value),
+            Self::Pending(waker) => {
                 *waker = Some(cx.waker().clone());
                 Poll::Pending
             }
@@ -138,7 +138,7 @@ impl RdmaGroup {
                 named: VecDeque::new(),
                 moving: Vec::new(),
             }),
-            wires: Mutex::default(),
+            senders: Mutex::default(),
             domains: Mutex::default(),
             members: Mutex::default(),
             retiring: Mutex::default(),
@@ -149,7 +149,7 @@ impl RdmaGroup {
             task: AtomicWaker::new(),
         });
         let weak = Arc::downgrade(&group);
-        groups.runtime().spawn(Box::pin(events::tend(weak)));
+        groups.runtime().spawn(Box::pin(events::run_timers(weak)));
         group
     }
 
@@ -187,7 +187,8 @@ impl RdmaGroup {
     /// nor the peer's DELETE RKEY.
     pub(crate) fn is_settled(&self) -> bool {
         let members = self.members();
-        !members.iter().any(|staged| staged.is_left()) && !self.lock().machine.awaits_deletions()
+        !members.iter().any(|conn| conn.is_stream_dropped())
+            && !self.lock().machine.awaits_deletions()
     }
 
     fn links(&self) -> Vec<LinkInfo> {
@@ -199,13 +200,13 @@ impl RdmaGroup {
     }
 
     /// Sees what the devices of the other links have, for somebody who misses something.
-    pub(super) fn look_around_patiently(&self, here: DeviceIndex) {
+    pub(super) fn poll_other_devices(&self, here: DeviceIndex) {
         let mut devices: Vec<_> = self.links().iter().map(|link| link.device).collect();
         devices.sort_unstable();
         devices.dedup();
         devices.retain(|device| *device != here);
-        for slot in devices.into_iter().filter_map(|at| self.slot(at)) {
-            slot.look_around_patiently();
+        for driver in devices.into_iter().filter_map(|at| self.driver(at)) {
+            driver.poll_device_blocking();
         }
     }
 
@@ -246,9 +247,9 @@ impl RdmaGroup {
         });
         let link = link.ok_or(NO_LINK)?;
         self.connect(link, peer, route).await?;
-        let wire = self.wire(link).ok_or(NO_LINK)?;
-        for staged in self.members() {
-            staged.set_wire(&wire);
+        let sender = self.sender(link).ok_or(NO_LINK)?;
+        for conn in self.members() {
+            conn.set_sender(&sender);
         }
         Ok(())
     }
@@ -294,7 +295,7 @@ impl RdmaGroup {
         link: LinkId,
         size: SizeCode,
         staging: SizeCode,
-    ) -> Result<(StagedHandle, Vec<RmbKey>), DeviceError> {
+    ) -> Result<(RdmaConnHandle, Vec<RmbKey>), DeviceError> {
         if self.is_over() {
             return Err(NO_LINK);
         }
@@ -314,11 +315,11 @@ impl RdmaGroup {
         }
         let id = RmbId(self.next_rmb.fetch_add(1, Ordering::Relaxed));
         let token = self.groups.take_token()?;
-        let wire = self.wire(link);
-        let staged = Staged::new(Arc::clone(self), token, (id, rmb), staging, wire);
-        let staged = Arc::new(staged);
-        self.lock_members().insert(token, Arc::clone(&staged));
-        let handle = StagedHandle::new(staged);
+        let sender = self.sender(link);
+        let conn = RdmaConn::new(Arc::clone(self), token, (id, rmb), staging, sender);
+        let conn = Arc::new(conn);
+        self.lock_members().insert(token, Arc::clone(&conn));
+        let handle = RdmaConnHandle::new(conn);
         // From here on it is moved when the link fails, but not if it had failed before.
         let is_usable = |link: LinkInfo| link.state.is_usable();
         if self.link(link).is_some_and(is_usable) {
@@ -329,13 +330,13 @@ impl RdmaGroup {
     }
 
     /// The RMB of the first connection, which the handshake tells the peer.
-    pub(super) fn add_rmb(self: &Arc<Self>, staged: &Staged, keys: &[RmbKey]) {
-        self.step(|state| state.machine.add_rmb(staged.rmb_id(), keys));
+    pub(super) fn add_rmb(self: &Arc<Self>, conn: &RdmaConn, keys: &[RmbKey]) {
+        self.step(|state| state.machine.add_rmb(conn.rmb_id(), keys));
     }
 
     /// Gives back the memory that no connection uses.
     /// Whether there is an unused RMB of this size.
-    pub(crate) fn keeps(&self, size: SizeCode) -> bool {
+    pub(crate) fn has_pooled_rmb(&self, size: SizeCode) -> bool {
         self.pool.has(size, Access::RemoteWrite)
     }
 
@@ -346,17 +347,17 @@ impl RdmaGroup {
     /// Tells the peer of the RMB of a further connection.
     pub(super) async fn confirm_rkey(
         self: &Arc<Self>,
-        staged: &Staged,
+        conn: &RdmaConn,
         link: LinkId,
         keys: &[RmbKey],
     ) -> Result<(), RkeyError> {
-        let rmb = staged.rmb_id();
+        let rmb = conn.rmb_id();
         let now = self.now();
         self.step(|state| {
             state.rkeys.insert(rmb, Answer::default());
             state.machine.confirm_rkey(now, rmb, link, keys);
         });
-        let guard = ForgetAnswer(self, rmb);
+        let guard = RemoveAnswer(self, rmb);
         poll_fn(|cx| match guard.0.lock().rkeys.get_mut(&rmb) {
             Some(answer) => answer.poll(cx),
             None => Poll::Ready(Err(RkeyError::Ended)),
@@ -368,20 +369,20 @@ impl RdmaGroup {
     /// has arrived can be read, and nothing can be sent.
     pub(super) fn bind(
         self: &Arc<Self>,
-        staged: &Staged,
+        conn: &RdmaConn,
         link: LinkId,
         peer: &PeerRmb,
     ) -> Result<(), links::TableFull> {
-        match self.enter(staged, link, peer) {
+        match self.enter(conn, link, peer) {
             Ok(rtoken) => {
-                staged.bind(peer, rtoken, TransmitConfig::default());
+                conn.bind(peer, rtoken, TransmitConfig::default());
                 if self.can_move() {
-                    staged.keep_spare();
+                    conn.keep_spare();
                 }
                 Ok(())
             }
             Err(full) => {
-                staged.bind_for_reading(peer);
+                conn.bind_for_reading(peer);
                 Err(full)
             }
         }
@@ -389,14 +390,14 @@ impl RdmaGroup {
 
     fn enter(
         self: &Arc<Self>,
-        staged: &Staged,
+        conn: &RdmaConn,
         link: LinkId,
         peer: &PeerRmb,
     ) -> Result<RtokenId, links::TableFull> {
         if self.is_over() {
             return Err(links::TableFull);
         }
-        let now_on = staged.link();
+        let now_on = conn.link();
         self.step(|state| {
             let rtoken = state.machine.add_rtoken(link, peer.rkey, peer.addr)?;
             // The link of the handshake may have failed. Then the peer should have told of others.
@@ -417,33 +418,33 @@ impl RdmaGroup {
     }
 
     /// Nobody uses the connection any more.
-    pub(super) fn let_go(self: &Arc<Self>, staged: &Arc<Staged>) {
-        if staged.release() {
-            self.retire(staged);
+    pub(super) fn release(self: &Arc<Self>, conn: &Arc<RdmaConn>) {
+        if conn.release() {
+            self.retire(conn);
         }
     }
 
     /// Takes the keys of a connection back from the peer; its RMB is free when the peer agrees.
-    fn retire(self: &Arc<Self>, staged: &Arc<Staged>) {
-        let rtoken = staged.rtoken();
+    fn retire(self: &Arc<Self>, conn: &Arc<RdmaConn>) {
+        let rtoken = conn.rtoken();
         {
             // At once, so that nobody sees a group that has settled in between.
             let mut state = self.lock();
-            if self.lock_members().remove(&staged.token()).is_none() {
+            if self.lock_members().remove(&conn.token()).is_none() {
                 return;
             }
             if let Some(rtoken) = rtoken {
                 state.machine.release_rtoken(rtoken);
             }
         }
-        staged.leave_wire();
-        self.pool.give_back(Arc::clone(staged.staging()), 0);
-        let rmb = staged.rmb_id();
-        let retiring = (Arc::clone(staged.rmb()), staged.dirty());
+        conn.leave_link();
+        self.pool.give_back(Arc::clone(conn.staging()), 0);
+        let rmb = conn.rmb_id();
+        let retiring = (Arc::clone(conn.rmb()), conn.dirty());
         self.lock_retiring().insert(rmb, retiring);
         let now = self.now();
         self.step(|state| state.machine.delete_rkey(now, rmb));
-        self.groups.note_end();
+        self.groups.notify_ended();
     }
 
     // ---- Parts ---------------------------------------------------------------------------------
@@ -452,18 +453,20 @@ impl RdmaGroup {
         self.groups.give_back_token(token);
     }
 
-    fn slot(&self, device: DeviceIndex) -> Option<Arc<Slot>> {
-        self.groups.slot(device).filter(|slot| !slot.is_gone())
+    fn driver(&self, device: DeviceIndex) -> Option<Arc<DeviceDriver>> {
+        self.groups
+            .driver(device)
+            .filter(|driver| !driver.is_gone())
     }
 
-    fn wire(&self, link: LinkId) -> Option<Arc<Wire>> {
-        self.lock_wires().get(&link).cloned()
+    fn sender(&self, link: LinkId) -> Option<Arc<LinkSender>> {
+        self.lock_senders().get(&link).cloned()
     }
 
     /// The connections and set-ups, in the order in which they came.
-    fn members(&self) -> Vec<Arc<Staged>> {
+    fn members(&self) -> Vec<Arc<RdmaConn>> {
         let mut members: Vec<_> = self.lock_members().values().cloned().collect();
-        members.sort_unstable_by_key(|staged| staged.rmb_id());
+        members.sort_unstable_by_key(|conn| conn.rmb_id());
         members
     }
 
@@ -475,11 +478,11 @@ impl RdmaGroup {
         self.domains.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lock_wires(&self) -> MutexGuard<'_, BTreeMap<LinkId, Arc<Wire>>> {
-        self.wires.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock_senders(&self) -> MutexGuard<'_, BTreeMap<LinkId, Arc<LinkSender>>> {
+        self.senders.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lock_members(&self) -> MutexGuard<'_, HashMap<AlertToken, Arc<Staged>>> {
+    fn lock_members(&self) -> MutexGuard<'_, HashMap<AlertToken, Arc<RdmaConn>>> {
         self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -522,9 +525,9 @@ impl fmt::Debug for RdmaGroup {
 }
 
 /// A set-up waits for an answer no more.
-struct ForgetAnswer<'a>(&'a Arc<RdmaGroup>, RmbId);
+struct RemoveAnswer<'a>(&'a Arc<RdmaGroup>, RmbId);
 
-impl Drop for ForgetAnswer<'_> {
+impl Drop for RemoveAnswer<'_> {
     fn drop(&mut self) {
         self.0.lock().rkeys.remove(&self.1);
     }

@@ -4,7 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::task::Waker;
 
-use super::super::link_sender::Wire;
+use super::super::link_sender::LinkSender;
 use super::{ENDPOINT_ENDS, NO_LINK, RdmaGroup, State};
 use crate::device::{
     DeviceError, LinkAddress, LinkFailure, PendingLink, ProtectionDomain, RdmaAddress, Route,
@@ -43,13 +43,13 @@ impl RdmaGroup {
                     }
                 }
             };
-            self.carry_out(output);
+            self.apply_output(output);
         }
         self.task.wake();
         result
     }
 
-    fn carry_out(self: &Arc<Self>, output: Output) {
+    fn apply_output(self: &Arc<Self>, output: Output) {
         match output {
             Output::Send { link, message, tag } => self.send(link, message, tag),
             Output::Open {
@@ -62,20 +62,20 @@ impl RdmaGroup {
             Output::Activate(_) => {
                 self.publish_links();
                 if self.can_move() {
-                    self.members().iter().for_each(|staged| staged.keep_spare());
+                    self.members().iter().for_each(|conn| conn.keep_spare());
                 }
             }
             Output::Deactivate(_) => self.publish_links(),
             Output::Move { from, to } => self.start_move(from, to),
             Output::Close(link) => self.close(link),
             Output::FirstLink(result) => {
-                let waker = self.lock().first_link.give(result);
+                let waker = self.lock().first_link.set(result);
                 waker.into_iter().for_each(Waker::wake);
             }
             Output::RkeyConfirmed { rmb, result } => {
                 let mut state = self.lock();
                 let answer = state.rkeys.get_mut(&rmb);
-                let waker = answer.and_then(|answer| answer.give(result));
+                let waker = answer.and_then(|answer| answer.set(result));
                 drop(state);
                 waker.into_iter().for_each(Waker::wake);
             }
@@ -88,7 +88,7 @@ impl RdmaGroup {
             }
             Output::Full(is_full) => self.groups.set_full(self.id, is_full),
             Output::Terminate(cause) => {
-                self.kill_members(match cause {
+                self.abort_members(match cause {
                     links::Cause::Local(ENDPOINT_ENDS) => CloseReason::Endpoint,
                     _ => CloseReason::Aborted,
                 });
@@ -102,15 +102,15 @@ impl RdmaGroup {
             Output::Ended => {
                 self.over.store(true, Ordering::Release);
                 let mut state = self.lock();
-                let waker = state.first_link.give(Err(FirstLinkError::LinkDown));
+                let waker = state.first_link.set(Err(FirstLinkError::LinkDown));
                 let answers = state.rkeys.values_mut();
-                let wakers = answers.filter_map(|answer| answer.give(Err(RkeyError::Ended)));
+                let wakers = answers.filter_map(|answer| answer.set(Err(RkeyError::Ended)));
                 let wakers: Vec<_> = wakers.chain(waker).collect();
                 state.moving.clear();
                 drop(state);
                 wakers.into_iter().for_each(Waker::wake);
-                self.groups.forget_rdma(self.id);
-                self.kill_members(CloseReason::Aborted);
+                self.groups.remove_rdma(self.id);
+                self.abort_members(CloseReason::Aborted);
                 self.retire_finished();
             }
             Output::Notice(_) => {}
@@ -118,18 +118,20 @@ impl RdmaGroup {
     }
 
     fn send(self: &Arc<Self>, link: LinkId, message: Vec<u8>, tag: OpTag) {
-        let Some(wire) = self.wire(link) else { return };
-        if wire.queue(self.now(), tag, message).is_err() {
+        let Some(sender) = self.sender(link) else {
+            return;
+        };
+        if sender.queue(self.now(), tag, message).is_err() {
             return self.give_up(link, LinkFailure::QueuePair("too many messages wait"));
         }
-        self.pump(&wire);
+        self.pump(&sender);
     }
 
     /// Lets those post that wait, as far as there is room.
-    pub(super) fn pump(self: &Arc<Self>, wire: &Arc<Wire>) {
-        while let Some(token) = wire.next_turn(self.now()) {
-            let staged = self.lock_members().get(&token).cloned();
-            if staged.is_some_and(|staged| !staged.take_turn()) {
+    pub(super) fn pump(self: &Arc<Self>, sender: &Arc<LinkSender>) {
+        while let Some(token) = sender.next_turn(self.now()) {
+            let conn = self.lock_members().get(&token).cloned();
+            if conn.is_some_and(|conn| !conn.take_turn()) {
                 break;
             }
         }
@@ -168,16 +170,16 @@ impl RdmaGroup {
     fn map_later(self: &Arc<Self>, device: DeviceIndex, rmbs: Vec<RmbId>) {
         self.spawn(async move |group| {
             let mut keys = Vec::new();
-            for staged in group.members() {
-                let id = staged.rmb_id();
+            for conn in group.members() {
+                let id = conn.rmb_id();
                 if !rmbs.contains(&id) {
                     continue;
                 }
                 let Ok(domain) = group.domain(device).await else {
                     break;
                 };
-                let mapped = staged.rmb().register(device, &*domain).await;
-                let staging = staged.staging().register(device, &*domain).await;
+                let mapped = conn.rmb().register(device, &*domain).await;
+                let staging = conn.staging().register(device, &*domain).await;
                 if let (Ok(mr), Ok(_)) = (mapped, staging) {
                     keys.push((id, mr.rkey(), mr.addr()));
                 }
@@ -208,11 +210,11 @@ impl RdmaGroup {
         &self,
         device: DeviceIndex,
     ) -> Result<Arc<dyn ProtectionDomain>, DeviceError> {
-        let slot = self.slot(device).ok_or(NO_DEVICE)?;
+        let driver = self.driver(device).ok_or(NO_DEVICE)?;
         if let Some(domain) = self.lock_domains().get(&device) {
             return Ok(Arc::clone(domain));
         }
-        let rdma = slot.device().fabric().rdma().ok_or(NO_DEVICE)?;
+        let rdma = driver.device().fabric().rdma().ok_or(NO_DEVICE)?;
         let domain = rdma.protection_domain().await?;
         // Another task may have been quicker; all use the same one.
         let mut domains = self.lock_domains();
@@ -227,13 +229,19 @@ impl RdmaGroup {
         route: Route,
     ) -> Result<(), DeviceError> {
         let (device, pending) = self.lock().pending.remove(&link).ok_or(NO_LINK)?;
-        let slot = self.slot(device).ok_or(NO_DEVICE)?;
+        let driver = self.driver(device).ok_or(NO_DEVICE)?;
         let qpn = pending.local().qpn;
-        slot.add_link(qpn, self, link);
+        driver.add_link(qpn, self, link);
         match pending.connect(peer, route).await {
             Ok(connected) => {
-                let wire = Arc::new(Wire::new(link, device, connected, &slot, self.now()));
-                self.lock_wires().insert(link, wire);
+                let sender = Arc::new(LinkSender::new(
+                    link,
+                    device,
+                    connected,
+                    &driver,
+                    self.now(),
+                ));
+                self.lock_senders().insert(link, sender);
                 if self.link(link).is_none() {
                     // Nobody wants it any more, and nobody knew that it was there.
                     self.close(link);
@@ -242,7 +250,7 @@ impl RdmaGroup {
                 Ok(())
             }
             Err(error) => {
-                slot.remove_link(qpn);
+                driver.remove_link(qpn);
                 Err(error)
             }
         }
@@ -251,49 +259,49 @@ impl RdmaGroup {
     pub(super) fn close(self: &Arc<Self>, link: LinkId) {
         let pending = self.lock().pending.remove(&link);
         drop(pending);
-        let wire = self.lock_wires().remove(&link);
-        if let Some(wire) = wire {
-            wire.fail();
-            self.close_wire(wire);
+        let sender = self.lock_senders().remove(&link);
+        if let Some(sender) = sender {
+            sender.fail();
+            self.close_sender(sender);
         }
     }
 
-    fn close_wire(self: &Arc<Self>, wire: Arc<Wire>) {
-        match self.groups.slot(wire.device()) {
-            Some(slot) => slot.close_link(wire, self),
+    fn close_sender(self: &Arc<Self>, sender: Arc<LinkSender>) {
+        match self.groups.driver(sender.device()) {
+            Some(driver) => driver.close_link(sender, self),
             // The endpoint is gone, and nobody hands anything out any more.
             None => {
-                wire.link().close();
-                self.closed(wire.id());
+                sender.link().close();
+                self.closed(sender.id());
             }
         }
     }
 
     /// The connections of a link have to go to another one.
     fn start_move(self: &Arc<Self>, from: LinkId, to: LinkId) {
-        let wire = self.wire(from);
-        match wire.filter(|wire| !wire.is_closed()) {
+        let sender = self.sender(from);
+        match sender.filter(|sender| !sender.is_closed()) {
             None => self.move_members(from, to),
-            Some(wire) => {
-                wire.fail();
+            Some(sender) => {
+                sender.fail();
                 self.lock().moving.push((from, to));
-                self.close_wire(wire);
+                self.close_sender(sender);
             }
         }
     }
 
     pub(super) fn move_members(self: &Arc<Self>, from: LinkId, to: LinkId) {
-        let target = self.wire(to).filter(|wire| !wire.is_down());
+        let target = self.sender(to).filter(|sender| !sender.is_down());
         let target = target.or_else(|| {
             // That one has failed meanwhile.
             let mut links = self.links().into_iter();
             let other = links.find(|link| link.state == LinkState::Active && link.id != from)?;
-            self.wire(other.id)
+            self.sender(other.id)
         });
         if let Some(target) = target {
             self.has_moved.store(true, Ordering::Relaxed);
-            for staged in self.members() {
-                staged.move_to(from, &target);
+            for conn in self.members() {
+                conn.move_to(from, &target);
             }
             self.pump(&target);
         }
