@@ -88,7 +88,7 @@ mod fabric;
 #[cfg(smc_loom)]
 mod models;
 mod node;
-mod owned;
+mod owned_buffers;
 mod peers;
 mod random;
 mod region;

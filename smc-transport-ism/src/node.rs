@@ -10,7 +10,7 @@ use smc_wire::types::{DmbToken, Gid};
 
 use crate::fabric::{Fabric, News, Unmet};
 use crate::lock;
-use crate::owned::{IsmDmb, Lease, Owned};
+use crate::owned_buffers::{IsmDmb, Lease, Owned};
 use crate::peers::Peers;
 use crate::shared::{GRANULE, Newcomer, Phase, Room, Sleep, Tag, Target};
 

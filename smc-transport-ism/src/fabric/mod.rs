@@ -8,7 +8,7 @@ mod directory;
 mod doorbell;
 mod ivshmem;
 mod place;
-mod ringer;
+mod notifier;
 
 pub use ivshmem::{Server, ServerBuilder};
 pub use place::Place;

@@ -15,7 +15,7 @@ use smc_core::io::negotiate::passed::{PeerSocket, is_eventfd};
 use super::protocol::{self, Heard, Reader};
 use super::{SERVER_GONE, slot_of};
 use crate::fabric::doorbell::Doorbell;
-use crate::fabric::ringer::Ringer;
+use crate::fabric::notifier::Ringer;
 use crate::fabric::{Fabric, News, Unmet};
 use crate::lock;
 use crate::region::{adopt, os, os_at};

@@ -1,6 +1,6 @@
 //! The server: makes the memory and tells machines and processes of each other.
 
-mod outbox;
+mod send_queue;
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -18,10 +18,10 @@ use smc_core::device::DeviceError;
 use smc_core::io::negotiate::passed::{Listener, PeerSocket, Reserve};
 use smc_core::io::negotiate::runtime_dir::bind_with_mode;
 
-use self::outbox::Outbox;
+use self::send_queue::Outbox;
 use super::{BEAT, SILENCE, protocol, slot_of};
 use crate::fabric::doorbell::new_eventfd;
-use crate::fabric::ringer::Ringer;
+use crate::fabric::notifier::Ringer;
 use crate::lock;
 use crate::region::{map, memory_file, os, os_at};
 use crate::shared::{Phase, Plan, Room, Sleep, Tag};
