@@ -71,16 +71,16 @@ impl Builder {
         self
     }
 
-    /// Goes to the fabric, after making it if need be, and takes a slot there.
+    /// Opens the fabric, creates it if necessary, and takes a slot there.
     ///
-    /// May wait for some milliseconds while another device does the same.
+    /// May block for some milliseconds while another device does the same.
     ///
     /// # Errors
     ///
     /// [`DeviceError::NotPermitted`] when the place is not safe to use, or another device has the
     /// GID; [`DeviceError::Invalid`] when the memory there is too small, has not been laid out, or
-    /// is of another version, and for options that make no sense; [`DeviceError::Exhausted`] when
-    /// the fabric has no slot left; else what the system refused.
+    /// is of another version, and for invalid options; [`DeviceError::Exhausted`] when
+    /// the fabric has no slot left; else the error of the system call.
     pub fn build(self) -> Result<IsmDevice, DeviceError> {
         if self.max_dmbs == 0 {
             return Err(DeviceError::Invalid("a device without buffers"));
@@ -94,7 +94,7 @@ impl Builder {
             Some(pnet_id) => Identity::new(self.name).with_pnet_id(pnet_id),
             None => Identity::new(self.name),
         };
-        let (fabric, slot) = self.place.enter()?;
+        let (fabric, slot) = self.place.open()?;
         let limits = Limits::new(self.max_dmbs, self.max_dmb_size.byte_len());
         let node = Node::join(fabric, slot, gid, limits)?;
         Ok(IsmDevice::new(identity, node))

@@ -18,12 +18,12 @@ use crate::shared::Target;
 
 /// An SMC-D device whose peers use the same shared memory.
 ///
-/// See the [crate documentation](crate). Dropping the device ends all that goes on with its peers;
-/// buffers and attachments that are left keep their memory.
+/// See the [crate documentation](crate). Dropping the device ends the communication with its peers;
+/// remaining buffers and attachments keep their memory.
 pub struct IsmDevice {
     identity: Identity,
     node: Arc<Node>,
-    /// Kept for the next drain, so that draining does not allocate.
+    /// Reused by the next drain, so that draining does not allocate.
     events: Mutex<Vec<Event>>,
 }
 
@@ -48,19 +48,19 @@ impl IsmDevice {
         self.node.tag().slot
     }
 
-    /// The random number that the fabric was given when it was made.
+    /// The random number that the fabric got when it was created.
     #[must_use]
     pub fn fabric_id(&self) -> u128 {
-        self.node.room().fabric()
+        self.node.memory().fabric()
     }
 
     /// Number of other devices that are live on the fabric.
     #[must_use]
     pub fn others(&self) -> usize {
-        self.node.room().others(self.node.tag()).count()
+        self.node.memory().others(self.node.tag()).count()
     }
 
-    /// Number of devices that this one has had to do with, and that have not gone since.
+    /// Number of live devices that this one has communicated with.
     #[must_use]
     pub fn peers(&self) -> usize {
         self.node.peers().len()
@@ -121,11 +121,11 @@ impl Direct for IsmDevice {
     }
 
     fn chid(&self) -> Chid {
-        self.node.room().chid()
+        self.node.memory().chid()
     }
 
     async fn reach(&self, peer: Gid) -> Result<(), DeviceError> {
-        self.node.meet(peer).map(|_| ())
+        self.node.connect_peer(peer).map(|_| ())
     }
 
     async fn register(&self, peer: Gid, len: usize) -> Result<Arc<dyn Dmb>, DeviceError> {
@@ -143,11 +143,11 @@ impl Direct for IsmDevice {
     }
 
     fn is_offered(&self, token: DmbToken) -> bool {
-        self.node.room().is_offered(token, self.node.tag())
+        self.node.memory().is_offered(token, self.node.tag())
     }
 
     fn nocopy(&self) -> Option<&dyn Nocopy> {
-        if self.node.room().nocopy() {
+        if self.node.memory().nocopy() {
             Some(self)
         } else {
             None
@@ -163,7 +163,11 @@ impl Direct for IsmDevice {
 impl Nocopy for IsmDevice {
     async fn attach(&self, peer: Gid, token: DmbToken) -> Result<Arc<dyn Attachment>, DeviceError> {
         let (target, lease) = self.node.attach(peer, token)?;
-        let region = self.node.room().lend(target.place, lease).ok_or(UNKNOWN)?;
+        let region = self
+            .node
+            .memory()
+            .region_of(target.run, lease)
+            .ok_or(UNKNOWN)?;
         Ok(Arc::new(IsmAttachment {
             target,
             region,
@@ -192,7 +196,7 @@ impl Attachment for IsmAttachment {
     }
 
     fn signal(&self) -> Result<(), SubmitError> {
-        if !self.node.room().is_live(self.target.owner) {
+        if !self.node.memory().is_live(self.target.owner) {
             return Err(SubmitError::PeerGone);
         }
         self.node.signal(self.target);
@@ -207,7 +211,7 @@ impl fmt::Debug for IsmDevice {
             .field("gid", &format_args!("{}", self.gid()))
             .field("chid", &self.chid())
             .field("slot", &self.slot())
-            .field("nocopy", &self.node.room().nocopy())
+            .field("nocopy", &self.node.memory().nocopy())
             .field("limits", &self.node.limits())
             .field("peers", &self.peers())
             .field("dmbs", &self.dmbs())

@@ -13,41 +13,41 @@
 //!  +-------------------+       +--------------------+       +--------------------+
 //!     |      |  eventfd           |  BAR 2    |  BAR 0: doorbell    |        |
 //!     v      +----------------<---|-----------+------------->-------|--------+
-//!  [ header | slots: GID, sleeping, ready bits, mail | granules: claim, token, .. | data ]
+//!  [ header | slots: GID, sleeping, ready, mailbox | granules: claim, token, .. | data ]
 //!                                  memory of the fabric
 //! ```
 //!
 //! # How it works
 //!
-//! * A *fabric* ([`Place`]) is some memory and a way to wake whoever uses it: a directory of files
-//!   and sockets, or an ivshmem [`Server`] with QEMU's `ivshmem-doorbell` devices. It gives each
-//!   device a *slot*; the slot's generation counts up each time it is taken.
-//! * Memory for buffers is given out in runs of *granules* of 16 KiB, by compare and swap on one
-//!   word per granule that names the owner and its generation. There is no lock that somebody could
-//!   die with, and what a dead device has left is taken back by whoever needs it, once nobody
-//!   writes there any more.
-//! * A token has 40 random bits and names the place of its buffer, which says who may write it.
-//!   [`move_data`] is one copy and a few words; with *nocopy*, which the maker of a fabric switches
-//!   on, streams write in place.
-//! * A signal sets a bit only for a buffer that was [armed], and rings only a device that sleeps.
-//! * The CHID is 0xFF00 to 0xFFFE, from the random number of the fabric, so devices of two fabrics
-//!   mostly see at once that they cannot meet. The GID has 128 random bits.
-//! * The end of a process, guest or server is noticed by the fabric, and reported as
-//!   [`Event::PeerGone`] or [`Event::DeviceGone`]; see `docs/ism.md` for how soon.
+//! * A *fabric* ([`Place`]) is shared memory and a way to wake its devices: a directory of files
+//!   and sockets, or an ivshmem [`Server`] with QEMU's `ivshmem-doorbell` devices. It assigns each
+//!   device a *slot*; the slot's generation is incremented each time the slot is taken.
+//! * Buffers are allocated as runs of *granules* of 16 KiB, by compare and swap on one word per
+//!   granule that names the owner and its generation. There is no lock that a dead process could
+//!   hold. A device that needs memory reclaims what dead devices have left, once no writer uses it.
+//! * A token has 40 random bits and the granule index of its buffer; the granule names the writer
+//!   that may use it. [`move_data`] is one copy and a few words; with *nocopy*, an option set when
+//!   the fabric is created, streams write in place.
+//! * A signal sets a bit only for a buffer that was [armed], and wakes only a device that sleeps.
+//! * The CHID is 0xFF00 to 0xFFFE, from the random id of the fabric, so devices of two fabrics
+//!   mostly detect at once that they have no common memory. The GID has 128 random bits.
+//! * The fabric detects the end of a process, guest or server, and reports it as
+//!   [`Event::PeerGone`] or [`Event::DeviceGone`]; `docs/ism.md` states the delays.
 //!
-//! # Whom it trusts
+//! # Trust model
 //!
-//! All who can use the memory can read and write all of it, so they have to be trusted with each
-//! other's *data*. They need not be trusted otherwise: whatever is in the memory is checked before
-//! it is used, so that nobody can make a device touch memory that is not the fabric's, panic, or
-//! wait. Give guests that must not see each other's data fabrics of their own.
+//! Every process that maps the memory can read and write all of it, so the processes have to trust
+//! each other with their *data*. No other trust is needed: a device checks every value of the
+//! shared memory before use, so that no value makes it access memory outside the fabric, panic, or
+//! block. Guests that must not see each other's data need separate fabrics.
 //!
-//! A process that forks with a device open must not use it in the child. The child has the slot of its
-//! parent, and at a server it cannot ring: asynchronous I/O, by which that is done, is not inherited.
+//! A process that forks with a device open must not use it in the child. The child has the slot of
+//! its parent, and with an ivshmem server it cannot notify peers: the asynchronous I/O context for
+//! that is not inherited.
 //!
 //! # Example
 //!
-//! Two devices, here in one process. A stream does all this by itself.
+//! Two devices, here in one process. A stream does these steps itself.
 //!
 //! ```
 //! use std::io::IoSlice;
@@ -100,7 +100,7 @@ pub use fabric::{Place, Server, ServerBuilder};
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks a mutex. What it guards is changed in steps that do not panic, so poison says nothing.
+/// Locks a mutex. Its data is changed in steps that do not panic, so poison has no meaning.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,4 @@
-//! What a device does on its fabric. Buffers and attachments keep it alive.
+//! The state of a device on its fabric. Buffers and attachments have references to it.
 
 use std::io::IoSlice;
 use std::sync::{Arc, Mutex};
@@ -8,70 +8,70 @@ use smc_core::mem::sync::{AtomicBool, Ordering};
 use smc_core::mem::{WORDWISE_MAX, gather};
 use smc_wire::types::{DmbToken, Gid};
 
-use crate::fabric::{Fabric, News, Unmet};
+use crate::fabric::{ConnectError, Fabric, FabricEvent};
 use crate::lock;
-use crate::owned_buffers::{IsmDmb, Lease, Owned};
+use crate::owned_buffers::{IsmDmb, Lease, OwnedBuffers};
 use crate::peers::Peers;
-use crate::shared::{GRANULE, Newcomer, Phase, Room, Sleep, Tag, Target};
+use crate::shared::{FabricMemory, GRANULE, JoinRequest, Phase, Sleep, Tag, Target};
 
-/// A device as its fabric sees it.
+/// A device on its fabric.
 #[derive(Debug)]
 pub(crate) struct Node {
     fabric: Arc<dyn Fabric>,
-    /// That of the fabric, which is asked for it too often to ask.
-    room: Arc<Room>,
+    /// That of `fabric`, stored here to avoid a virtual call on the data path.
+    memory: Arc<FabricMemory>,
     tag: Tag,
     gid: Gid,
     limits: Limits,
-    owned: Owned,
+    owned: OwnedBuffers,
     account: MemoryAccount,
     peers: Peers,
-    /// Why the device no longer works.
+    /// The error with which the device has failed.
     gone: Mutex<Option<DeviceError>>,
     is_gone: AtomicBool,
 }
 
 impl Node {
-    /// Takes a slot that the fabric has given us.
+    /// Takes the slot that the fabric has assigned.
     pub(crate) fn join(
         fabric: Arc<dyn Fabric>,
         slot: u16,
         gid: Gid,
         limits: Limits,
     ) -> Result<Arc<Self>, DeviceError> {
-        let room = fabric.room();
-        let granules = room.granules() as usize;
-        // Halved as long as the memory has no room for two.
+        let memory = fabric.memory();
+        let granules = memory.granules() as usize;
+        // Halved until the memory has space for two.
         let mut longest = limits.max_dmb_len;
         while longest > GRANULE && longest * 2 > granules * GRANULE {
             longest /= 2;
         }
-        let tag = room.join(Newcomer {
+        let tag = memory.join(JoinRequest {
             slot,
             port: fabric.port(),
-            beats: fabric.beats(),
+            has_heartbeat: fabric.has_heartbeat(),
             gid,
         })?;
         fabric.joined(tag);
         let node = Arc::new(Self {
-            room: Arc::clone(fabric.room()),
+            memory: Arc::clone(fabric.memory()),
             fabric,
             tag,
             gid,
             limits: Limits::new(limits.max_dmbs, longest),
-            owned: Owned::new(limits.max_dmbs),
+            owned: OwnedBuffers::new(limits.max_dmbs),
             account: MemoryAccount::default(),
             peers: Peers::default(),
             gone: Mutex::default(),
             is_gone: AtomicBool::new(false),
         });
-        // Whoever had the slot before is gone, which may be news.
-        node.tell_others();
+        // The previous device of the slot is gone; its peers may not have detected that.
+        node.notify_others();
         Ok(node)
     }
 
-    pub(crate) fn room(&self) -> &Room {
-        &self.room
+    pub(crate) fn memory(&self) -> &FabricMemory {
+        &self.memory
     }
 
     pub(crate) fn fabric(&self) -> &dyn Fabric {
@@ -90,7 +90,7 @@ impl Node {
         self.limits
     }
 
-    pub(crate) fn owned(&self) -> &Owned {
+    pub(crate) fn owned(&self) -> &OwnedBuffers {
         &self.owned
     }
 
@@ -102,25 +102,25 @@ impl Node {
         &self.peers
     }
 
-    /// Makes sure that the peer with a GID is there, and that its end is noticed.
-    pub(crate) fn meet(&self, gid: Gid) -> Result<Tag, DeviceError> {
+    /// Ensures that the peer with a GID is live, and that its end is detected.
+    pub(crate) fn connect_peer(&self, gid: Gid) -> Result<Tag, DeviceError> {
         self.check()?;
         let unreachable = |why| DeviceError::Unreachable { peer: gid, why };
-        let Some(peer) = self.room().by_gid(gid) else {
+        let Some(peer) = self.memory().by_gid(gid) else {
             return Err(unreachable("no such device on the fabric"));
         };
-        match self.fabric.meet(peer) {
+        match self.fabric.connect_peer(peer) {
             Ok(()) => {}
-            Err(Unmet::Dead) => {
-                self.bury(peer);
+            Err(ConnectError::Dead) => {
+                self.mark_dead(peer);
                 return Err(unreachable("its process has ended"));
             }
-            Err(Unmet::Busy) => return Err(unreachable("it does not accept connections")),
-            Err(Unmet::Failed(error)) => return Err(error),
+            Err(ConnectError::Busy) => return Err(unreachable("it does not accept connections")),
+            Err(ConnectError::Failed(error)) => return Err(error),
         }
         self.peers.watch(peer, gid);
-        // It may have left between the look and the watch.
-        if self.room().is_live(peer) {
+        // It may have left between the lookup and the watch.
+        if self.memory().is_live(peer) {
             Ok(peer)
         } else {
             Err(unreachable("it has just left"))
@@ -131,40 +131,40 @@ impl Node {
     pub(crate) fn register(self: &Arc<Self>, peer: Gid, len: usize) -> Result<IsmDmb, DeviceError> {
         let order = order_of(len).filter(|_| len <= self.limits.max_dmb_len);
         let order = order.ok_or(DeviceError::Invalid("length of a buffer"))?;
-        let writer = self.meet(peer)?;
+        let writer = self.connect_peer(peer)?;
         self.owned.count()?;
-        self.place_buffer(writer, order)
+        self.allocate_buffer(writer, order)
             .inspect_err(|_| self.owned.uncount())
     }
 
-    fn place_buffer(self: &Arc<Self>, writer: Tag, order: u8) -> Result<IsmDmb, DeviceError> {
-        let room = self.room();
-        self.owned.give_back(self);
+    fn allocate_buffer(self: &Arc<Self>, writer: Tag, order: u8) -> Result<IsmDmb, DeviceError> {
+        let memory = self.memory();
+        self.owned.release_unused(self);
         let charge = self.account.charge(GRANULE << order)?;
-        let place = match room.take(self.tag, order) {
-            Some(place) => Some(place),
+        let run = match memory.allocate(self.tag, order) {
+            Some(run) => Some(run),
             None => {
-                // What the dead have left behind.
+                // Reclaims memory of dead devices.
                 let fabric = &self.fabric;
-                room.sweep(|tag| tag != self.tag && (room.is_dead(tag) || fabric.is_dead(tag)));
-                room.take(self.tag, order)
+                memory.sweep(|tag| tag != self.tag && (memory.is_dead(tag) || fabric.is_dead(tag)));
+                memory.allocate(self.tag, order)
             }
         };
-        let Some(place) = place else {
+        let Some(run) = run else {
             return Err(match order {
                 0 => DeviceError::Exhausted,
                 _ => DeviceError::NoMemory,
             });
         };
         let lease = Arc::new(());
-        let offered = room.offer(place, writer).and_then(|token| {
-            let region = room.lend(place, Lease::new(&lease, self));
+        let offered = memory.offer(run, writer).and_then(|token| {
+            let region = memory.region_of(run, Lease::new(&lease, self));
             Ok((token, region.ok_or(DeviceError::NoMemory)?))
         });
-        let (token, region) = offered.inspect_err(|_| room.give_back(self.tag, place))?;
-        self.owned.insert(place, token);
+        let (token, region) = offered.inspect_err(|_| memory.release(self.tag, run))?;
+        self.owned.insert(run, token);
         let node = Arc::clone(self);
-        Ok(IsmDmb::new(node, place, token, region, lease, charge))
+        Ok(IsmDmb::new(node, run, token, region, lease, charge))
     }
 
     /// Writes into a peer's buffer.
@@ -178,32 +178,32 @@ impl Node {
         if self.is_gone.load(Ordering::Acquire) {
             return Err(self.why_gone().into());
         }
-        let room = self.room();
-        let moved = room.using(token, self.tag, |turn| {
-            write(room, turn.target, at, data)?;
-            if signal == Signal::Yes && turn.must_signal() {
-                self.report(turn.target);
+        let memory = self.memory();
+        let moved = memory.with_access(token, self.tag, |access| {
+            write(memory, access.target, at, data)?;
+            if signal == Signal::Yes && access.must_signal() {
+                self.signal_owner(access.target);
             }
             Ok(())
         });
         if moved == Err(SubmitError::UnknownToken) {
-            self.left_buffer(token);
+            self.signal_withdrawn(token);
         }
         moved
     }
 
-    /// The owner of a buffer that is gone may wait for the moves before this one.
+    /// The owner of a withdrawn buffer may wait for earlier moves.
     #[cold]
-    fn left_buffer(&self, token: DmbToken) {
-        if let Some(target) = self.room().withdrawn(token, self.tag) {
-            self.left(target);
+    fn signal_withdrawn(&self, token: DmbToken) {
+        if let Some(target) = self.memory().withdrawn(token, self.tag) {
+            self.signal_use_ended(target);
         }
     }
 
-    /// A use of a buffer has ended: the owner may wait for that.
-    fn left(&self, target: Target) {
-        if self.room().is_awaited(target.place.first) {
-            self.report(target);
+    /// A use of a buffer has ended; signals the owner if it waits for that.
+    fn signal_use_ended(&self, target: Target) {
+        if self.memory().is_armed(target.run.first) {
+            self.signal_owner(target);
         }
     }
 
@@ -212,18 +212,18 @@ impl Node {
         self: &Arc<Self>,
         peer: Gid,
         token: DmbToken,
-    ) -> Result<(Target, Use), DeviceError> {
-        let owner = self.meet(peer).map_err(|error| match error {
-            // It was on the fabric when it made the buffer.
+    ) -> Result<(Target, UseGuard), DeviceError> {
+        let owner = self.connect_peer(peer).map_err(|error| match error {
+            // It was on the fabric when it registered the buffer.
             DeviceError::Unreachable { .. } => DeviceError::PeerGone,
             error => error,
         })?;
-        let target = match self.room().begin_use(token, self.tag) {
+        let target = match self.memory().begin_use(token, self.tag) {
             Ok(target) => target,
             Err(SubmitError::PeerGone) => return Err(DeviceError::PeerGone),
             Err(_) => return Err(UNKNOWN),
         };
-        let lease = Use {
+        let lease = UseGuard {
             node: Arc::clone(self),
             target,
         };
@@ -233,121 +233,125 @@ impl Node {
         Ok((target, lease))
     }
 
-    /// Tells the owner of a buffer that it was written, if it wants to know.
+    /// After a write: signals the owner of a buffer, if the buffer is armed.
     pub(crate) fn signal(&self, target: Target) {
-        if self.room().must_signal(target.place.first) {
-            self.report(target);
+        if self.memory().must_signal(target.run.first) {
+            self.signal_owner(target);
         }
     }
 
-    /// Reports a buffer whose owner wants to hear of it.
+    /// Sets the ready bit of a buffer and notifies its owner.
     #[cold]
-    fn report(&self, target: Target) {
-        self.room().set_ready(target.owner.slot, target.place.first);
-        self.ring(target.owner);
+    fn signal_owner(&self, target: Target) {
+        self.memory().set_ready(target.owner.slot, target.run.first);
+        self.notify(target.owner);
     }
 
     /// Sends an event to a peer.
     pub(crate) fn post(&self, peer: Gid, event: PeerEvent) -> Result<(), SubmitError> {
-        let peer = self.meet(peer).map_err(|error| match error {
+        let peer = self.connect_peer(peer).map_err(|error| match error {
             DeviceError::Unreachable { .. } => SubmitError::PeerGone,
             error => error.into(),
         })?;
         let Some((_, bit)) = EVENTS.into_iter().find(|(known, _)| *known == event) else {
             return Err(DeviceError::Invalid("unknown event").into());
         };
-        self.room().post(peer.slot, self.tag.slot, bit);
-        self.ring(peer);
+        self.memory().post(peer.slot, self.tag.slot, bit);
+        self.notify(peer);
         Ok(())
     }
 
-    /// Hands all that happened to `events`, without waiting.
+    /// Appends all pending events to `events`, without blocking.
     pub(crate) fn drain(&self, events: &mut Vec<Event>) -> Result<(), DeviceError> {
         self.check()?;
-        let (room, slot) = (self.room(), self.tag.slot);
+        let (memory, slot) = (self.memory(), self.tag.slot);
         let mut must_check = false;
-        let looked = self.fabric.look(&mut |News::Left(peer)| {
-            room.bury(peer);
+        let polled = self.fabric.poll_events(&mut |FabricEvent::PeerLeft(peer)| {
+            memory.mark_dead(peer);
             must_check = true;
         });
-        if let Err(error) = looked {
+        if let Err(error) = polled {
             self.fail(error);
             events.push(Event::DeviceGone);
             return Ok(());
         }
         // Not `||`: the flag has to be taken either way.
-        if room.take_look(slot) | must_check {
-            if !room.is_live(self.tag) {
+        if memory.take_peers_changed(slot) | must_check {
+            if !memory.is_live(self.tag) {
                 self.fail(DeviceError::Gone("the fabric counts the device as dead"));
                 events.push(Event::DeviceGone);
                 return Ok(());
             }
-            self.peers.check(room, events);
+            self.peers.check(memory, events);
         }
         let mut has_left = false;
-        room.take_ready(slot, |first| match self.owned.token(first) {
+        memory.take_ready(slot, |first| match self.owned.token(first) {
             Some(token) => events.push(Event::Signalled(token)),
             None => has_left = true,
         });
         if has_left {
-            self.owned.give_back(self);
+            self.owned.release_unused(self);
         }
-        room.take_mail(slot, |from, bits| self.open_mail(from, bits, events));
+        memory.take_events(slot, |from, bits| {
+            self.handle_peer_events(from, bits, events)
+        });
         if !events.is_empty() {
-            room.wake(slot);
-        } else if room.sleep_of(slot) == Sleep::Rung {
-            // The driver sleeps if it gets no event, and no ring would wake it.
-            self.fabric.ring(self.tag);
+            memory.wake(slot);
+        } else if memory.sleep_of(slot) == Sleep::Notified {
+            // Without an event the driver sleeps, and peers send no second notification.
+            self.fabric.notify(self.tag);
         }
         Ok(())
     }
 
-    /// Asks to be rung from now on.
+    /// Requests notifications from now on.
     pub(crate) fn arm(&self) -> Result<(), DeviceError> {
         self.check()?;
-        self.room().sleep(self.tag.slot);
+        self.memory().sleep(self.tag.slot);
         self.fabric.arm();
         Ok(())
     }
 
-    /// The device is given up by its user. Peers learn it; buffers that are left keep their memory.
+    /// The user has dropped the device. Peers are notified; remaining buffers keep their memory.
     pub(crate) fn leave(&self) {
         self.fail(DeviceError::Gone("the device was dropped"));
         self.peers.clear();
-        if self.room().is_live(self.tag) {
-            self.room().set_phase(self.tag, Phase::Leaving);
-            self.tell_others();
+        if self.memory().is_live(self.tag) {
+            self.memory().set_phase(self.tag, Phase::Leaving);
+            self.notify_others();
         }
     }
 
-    fn open_mail(&self, from: u16, bits: u64, events: &mut Vec<Event>) {
-        let sender = self.room().occupant(from);
-        let gid = sender.and_then(|(tag, _)| self.peers.gid(tag).or_else(|| self.room().gid(tag)));
+    fn handle_peer_events(&self, from: u16, bits: u64, events: &mut Vec<Event>) {
+        let sender = self.memory().occupant(from);
+        let gid =
+            sender.and_then(|(tag, _)| self.peers.gid(tag).or_else(|| self.memory().gid(tag)));
         let Some(from) = gid else { return };
         let sent = EVENTS.into_iter().filter(|(_, bit)| bits & bit != 0);
         events.extend(sent.map(|(event, _)| Event::Peer { from, event }));
     }
 
-    fn ring(&self, peer: Tag) {
-        if self.room().must_ring(peer.slot) {
-            self.fabric.ring(peer);
+    fn notify(&self, peer: Tag) {
+        if self.memory().must_notify(peer.slot) {
+            self.fabric.notify(peer);
         }
     }
 
-    fn tell_others(&self) {
-        for peer in self.room().others(self.tag) {
-            self.room().ask_to_look(peer.slot);
-            // Whoever knows us is woken if we die between noting that we ring and doing so.
-            let _ = self.fabric.meet(peer);
-            self.ring(peer);
+    fn notify_others(&self) {
+        for peer in self.memory().others(self.tag) {
+            self.memory().set_peers_changed(peer.slot);
+            // A connected peer is woken by the end of file if this process is killed between
+            // `must_notify` and `notify`.
+            let _ = self.fabric.connect_peer(peer);
+            self.notify(peer);
         }
     }
 
-    /// Marks a peer as dead for all, and has our own driver report it.
-    fn bury(&self, peer: Tag) {
-        if self.room().bury(peer) {
-            self.room().ask_to_look(self.tag.slot);
-            self.ring(self.tag);
+    /// Marks a peer as dead in the shared memory, and wakes our own driver to report it.
+    fn mark_dead(&self, peer: Tag) {
+        if self.memory().mark_dead(peer) {
+            self.memory().set_peers_changed(self.tag.slot);
+            self.notify(self.tag);
         }
     }
 
@@ -369,46 +373,51 @@ impl Node {
     }
 }
 
-/// A use of a peer's buffer that has begun, and ends when this is dropped.
+/// A use of a peer's buffer, which ends when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Use {
+pub(crate) struct UseGuard {
     node: Arc<Node>,
     target: Target,
 }
 
-impl Drop for Use {
+impl Drop for UseGuard {
     fn drop(&mut self) {
         let Self { node, target } = self;
-        node.room().end_use(target.place.first, node.tag);
-        node.left(*target);
+        node.memory().end_use(target.run.first, node.tag);
+        node.signal_use_ended(*target);
     }
 }
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // Unless another device has the slot already.
-        self.room().bury(self.tag);
+        // No effect if another device has the slot already.
+        self.memory().mark_dead(self.tag);
     }
 }
 
-fn write(room: &Room, target: Target, at: u32, data: &[IoSlice<'_>]) -> Result<(), SubmitError> {
+fn write(
+    memory: &FabricMemory,
+    target: Target,
+    at: u32,
+    data: &[IoSlice<'_>],
+) -> Result<(), SubmitError> {
     let mut at = usize::try_from(at).map_err(|_| SubmitError::OutOfBounds)?;
     if let [one] = data {
-        return room.copy_in(target.place, at, one);
+        return memory.copy_in(target.run, at, one);
     }
     let total = data
         .iter()
         .try_fold(at, |end, part| end.checked_add(part.len()));
-    if total.is_none_or(|end| end > target.place.len()) {
+    if total.is_none_or(|end| end > target.run.len()) {
         return Err(SubmitError::OutOfBounds);
     }
-    // Short ones together, so that their words arrive as those of one write.
+    // Short parts are gathered, so that their words are written as by one write.
     let mut gathered = [0; WORDWISE_MAX];
     if let Some(len) = gather(data, &mut gathered) {
-        return room.copy_in(target.place, at, &gathered[..len]);
+        return memory.copy_in(target.run, at, &gathered[..len]);
     }
     for part in data {
-        room.copy_in(target.place, at, part)?;
+        memory.copy_in(target.run, at, part)?;
         at += part.len();
     }
     Ok(())
@@ -422,13 +431,13 @@ fn order_of(len: usize) -> Option<u8> {
     is_size.then_some(order)
 }
 
-/// There is no buffer of this name for us.
+/// The token names no buffer of which this device is the writer.
 pub(crate) const UNKNOWN: DeviceError = DeviceError::Invalid("no such buffer for this device");
 
-/// Events with their bits in a mailbox.
+/// Events with their bits in an event mailbox.
 const EVENTS: [(PeerEvent, u64); 3] = [
     (PeerEvent::TestRequest, 1),
     (PeerEvent::TestResponse, 2),
-    // Last: what came before is still heard.
+    // Last: earlier events are still delivered.
     (PeerEvent::Shutdown, 4),
 ];

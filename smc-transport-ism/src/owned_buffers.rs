@@ -1,6 +1,6 @@
-//! Our own buffers.
+//! The buffers that a device owns.
 //!
-//! Which buffers there are is known from a private table; the shared memory only tells others.
+//! The authoritative table is private; the shared memory only publishes the buffers to peers.
 
 use std::sync::{Arc, Mutex};
 
@@ -11,11 +11,11 @@ use smc_wire::types::DmbToken;
 
 use crate::lock;
 use crate::node::Node;
-use crate::shared::Place;
+use crate::shared::GranuleRun;
 
 /// The buffers of a device.
 #[derive(Debug)]
-pub(crate) struct Owned {
+pub(crate) struct OwnedBuffers {
     max: usize,
     table: Mutex<Table>,
 }
@@ -25,14 +25,14 @@ struct Table {
     registered: usize,
     /// By first granule.
     tokens: HashMap<u32, DmbToken>,
-    /// Dropped, but still used by the peer, or by somebody here who has the region.
-    waiting: Vec<Waiting>,
+    /// Dropped, but still used by the peer, or by a clone of the region in this process.
+    pending: Vec<PendingRelease>,
 }
 
-/// Memory to be given back.
+/// Memory to be released when its last user has ended.
 #[derive(Debug)]
-struct Waiting {
-    place: Place,
+struct PendingRelease {
+    run: GranuleRun,
     lease: Arc<()>,
     _charge: Charge,
 }
@@ -40,15 +40,15 @@ struct Waiting {
 /// Shared by the regions of a buffer, and dropped with the last of them.
 #[derive(Debug)]
 pub(crate) struct Lease {
-    /// Taken when dropped.
-    held: Option<Arc<()>>,
+    /// `None` after drop.
+    references: Option<Arc<()>>,
     node: Arc<Node>,
 }
 
 impl Lease {
-    pub(crate) fn new(held: &Arc<()>, node: &Arc<Node>) -> Self {
+    pub(crate) fn new(references: &Arc<()>, node: &Arc<Node>) -> Self {
         Self {
-            held: Some(Arc::clone(held)),
+            references: Some(Arc::clone(references)),
             node: Arc::clone(node),
         }
     }
@@ -56,12 +56,12 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.held.take();
-        self.node.owned().give_back(&self.node);
+        self.references.take();
+        self.node.owned().release_unused(&self.node);
     }
 }
 
-impl Owned {
+impl OwnedBuffers {
     pub(crate) fn new(max: usize) -> Self {
         Self {
             max,
@@ -79,7 +79,7 @@ impl Owned {
         lock(&self.table).tokens.get(&first).copied()
     }
 
-    /// Counts one more buffer, which [`Owned::uncount`] takes back.
+    /// Counts one more buffer; [`OwnedBuffers::uncount`] reverts that.
     pub(crate) fn count(&self) -> Result<(), DeviceError> {
         let mut table = lock(&self.table);
         if table.registered >= self.max {
@@ -93,39 +93,41 @@ impl Owned {
         lock(&self.table).registered -= 1;
     }
 
-    pub(crate) fn insert(&self, place: Place, token: DmbToken) {
-        lock(&self.table).tokens.insert(place.first, token);
+    pub(crate) fn insert(&self, run: GranuleRun, token: DmbToken) {
+        lock(&self.table).tokens.insert(run.first, token);
     }
 
-    /// A buffer was dropped: its memory is given back as soon as nobody uses it.
-    fn release(&self, node: &Node, waiting: Waiting) {
+    /// A buffer was dropped: its memory is released as soon as it has no user.
+    fn release(&self, node: &Node, pending: PendingRelease) {
         let mut table = lock(&self.table);
-        table.tokens.remove(&waiting.place.first);
-        table.waiting.push(waiting);
-        table.give_back(node);
+        table.tokens.remove(&pending.run.first);
+        table.pending.push(pending);
+        table.release_unused(node);
         table.registered -= 1;
     }
 
-    /// Gives back what was waiting for its users.
-    pub(crate) fn give_back(&self, node: &Node) {
-        lock(&self.table).give_back(node);
+    /// Releases pending memory that has no user any more.
+    pub(crate) fn release_unused(&self, node: &Node) {
+        lock(&self.table).release_unused(node);
     }
 }
 
 impl Table {
-    fn give_back(&mut self, node: &Node) {
-        self.waiting.retain_mut(|Waiting { place, lease, .. }| {
-            let mut is_used = || Arc::get_mut(lease).is_none() || node.room().is_used(place.first);
-            if is_used() {
-                // The peer signals when it has let go.
-                node.room().want(*place);
+    fn release_unused(&mut self, node: &Node) {
+        self.pending
+            .retain_mut(|PendingRelease { run, lease, .. }| {
+                let mut is_used =
+                    || Arc::get_mut(lease).is_none() || node.memory().is_used(run.first);
                 if is_used() {
-                    return true;
+                    // The peer signals at the end of its use.
+                    node.memory().arm(*run);
+                    if is_used() {
+                        return true;
+                    }
                 }
-            }
-            node.room().give_back(node.tag(), *place);
-            false
-        });
+                node.memory().release(node.tag(), *run);
+                false
+            });
     }
 }
 
@@ -133,9 +135,9 @@ impl Table {
 #[derive(Debug)]
 pub(crate) struct IsmDmb {
     token: DmbToken,
-    place: Place,
+    run: GranuleRun,
     region: Region,
-    /// Shared by the clones of the region, which may outlive the buffer. Taken when dropped.
+    /// Shared by the clones of the region, which may outlive the buffer. `None` after drop.
     lease: Option<Arc<()>>,
     charge: Charge,
     node: Arc<Node>,
@@ -145,7 +147,7 @@ impl IsmDmb {
     /// `lease` is shared by `region`.
     pub(crate) fn new(
         node: Arc<Node>,
-        place: Place,
+        run: GranuleRun,
         token: DmbToken,
         region: Region,
         lease: Arc<()>,
@@ -153,7 +155,7 @@ impl IsmDmb {
     ) -> Self {
         Self {
             token,
-            place,
+            run,
             region,
             lease: Some(lease),
             charge,
@@ -172,22 +174,22 @@ impl Dmb for IsmDmb {
     }
 
     fn arm(&self) {
-        self.node.room().want(self.place);
+        self.node.memory().arm(self.run);
     }
 }
 
 impl Drop for IsmDmb {
     fn drop(&mut self) {
-        self.node.room().withdraw(self.place);
-        // Gives up our own share of the lease.
+        self.node.memory().withdraw(self.run);
+        // Drops our own reference to the lease.
         self.region = Region::anonymous(0);
         if let Some(lease) = self.lease.take() {
-            let waiting = Waiting {
-                place: self.place,
+            let pending = PendingRelease {
+                run: self.run,
                 lease,
                 _charge: std::mem::take(&mut self.charge),
             };
-            self.node.owned().release(&self.node, waiting);
+            self.node.owned().release(&self.node, pending);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The peers that a device has to do with.
+//! The peers that a device communicates with.
 
 use std::sync::Mutex;
 
@@ -7,7 +7,7 @@ use smc_core::device::Event;
 use smc_wire::types::Gid;
 
 use crate::lock;
-use crate::shared::{Room, Tag};
+use crate::shared::{FabricMemory, Tag};
 
 /// Peers whose end has to be reported.
 #[derive(Debug, Default)]
@@ -29,10 +29,10 @@ impl Peers {
         lock(&self.0).get(&tag).copied()
     }
 
-    /// Reports those that have gone.
-    pub(crate) fn check(&self, room: &Room, events: &mut Vec<Event>) {
+    /// Reports the peers that are gone.
+    pub(crate) fn check(&self, memory: &FabricMemory, events: &mut Vec<Event>) {
         lock(&self.0).retain(|tag, gid| {
-            let is_live = room.is_live(*tag);
+            let is_live = memory.is_live(*tag);
             if !is_live {
                 events.push(Event::PeerGone(*gid));
             }
@@ -40,7 +40,7 @@ impl Peers {
         });
     }
 
-    /// Forgets all of them.
+    /// Removes all peers.
     pub(crate) fn clear(&self) {
         lock(&self.0).clear();
     }

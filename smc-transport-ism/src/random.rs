@@ -1,4 +1,4 @@
-//! Numbers that nobody can guess.
+//! Unpredictable numbers.
 
 use smc_core::device::DeviceError;
 use smc_core::random::bytes;

@@ -20,18 +20,19 @@ use smc_core::device::DeviceError;
 use smc_core::mem::Region;
 use smc_core::mem::sync::AtomicU64;
 
-/// Maps a part of a file or device, which must be known to have it for good: the fabrics check that
-/// before they come here. The offset is a multiple of the page size.
+/// Maps a part of a file or device, which must not become shorter: the fabrics check that before
+/// the call. The offset is a multiple of the page size.
 pub(crate) fn map(file: impl AsFd, offset: u64, len: usize) -> Result<Region, DeviceError> {
-    // SAFETY: the caller knows that what is mapped does not go away, and uses it by the region.
+    // SAFETY: the caller guarantees that the mapped range stays, and accesses it by the region
+    // only.
     let region = unsafe { Region::map(file, offset, len) };
     region.map_err(|error| DeviceError::os("map the fabric's memory", &error))
 }
 
-/// Length in bytes of words that belong together: two lines.
+/// Length in bytes of a group of words: two cache lines.
 pub(crate) const WORDS_LEN: usize = 128;
 
-/// Words of a region that belong together, found with one look at its bounds.
+/// A group of words of a region, with one check of its bounds.
 #[cfg(not(smc_loom))]
 pub(crate) type Words<'a> = &'a [AtomicU64; WORDS_LEN / 8];
 
@@ -40,7 +41,7 @@ pub(crate) type Words<'a> = &'a [AtomicU64; WORDS_LEN / 8];
 #[inline]
 pub(crate) fn words(region: &Region, at: usize) -> Option<Words<'_>> {
     const { assert!(size_of::<AtomicU64>() == 8, "words of the memory itself") };
-    // The last one: what is before it is inside as well, and aligned as it is.
+    // The last word: those before it are inside as well, and have the same alignment.
     let last = at.checked_add(WORDS_LEN - 8)?;
     region.word(last).ok()?;
     // SAFETY: inside of the mapping, as just checked.
@@ -72,7 +73,7 @@ impl std::ops::Index<usize> for Words<'_> {
         assert!(index < WORDS_LEN / 8, "no such word");
         self.region
             .word(self.at + index * 8)
-            .expect("`words` looked at the last one")
+            .expect("`words` checked the last one")
     }
 }
 
@@ -91,8 +92,8 @@ impl Registers {
     /// Reads the register at an offset, which must be a multiple of 4; `None` outside.
     pub(crate) fn read(&self, offset: usize) -> Option<u32> {
         let register = self.register(offset)?;
-        // SAFETY: in bounds and aligned as checked. What it reads is up to the device; reading the
-        // registers that this crate knows has no other effect.
+        // SAFETY: in bounds and aligned as checked. The device determines the value; a read of the
+        // registers that this crate uses has no side effect.
         Some(unsafe { register.read_volatile() })
     }
 
@@ -148,10 +149,10 @@ unsafe impl<T> Ioctl for VfioCall<'_, T> {
 ///
 /// # Safety
 ///
-/// It has to be that one.
+/// `T` must be that structure.
 unsafe fn vfio<T>(fd: BorrowedFd<'_>, number: Opcode, argument: &mut T) -> rustix::io::Result<i32> {
-    // SAFETY: descriptors of VFIO take the number with this structure, as the caller promises;
-    // others refuse it without a look at the argument.
+    // SAFETY: descriptors of VFIO take the number with this structure, as the caller guarantees;
+    // others refuse it without access to the argument.
     unsafe { ioctl(fd, VfioCall { number, argument }) }
 }
 
@@ -180,7 +181,7 @@ pub(crate) fn vfio_device(group: BorrowedFd<'_>, address: &CStr) -> rustix::io::
     place.copy_from_slice(bytes);
     // SAFETY: `VFIO_GROUP_GET_DEVICE_FD` reads a string up to its end.
     let fd = unsafe { vfio(group, VFIO + 6, &mut name) }?;
-    // SAFETY: the call has made this descriptor for us.
+    // SAFETY: the call has created this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -204,12 +205,12 @@ pub(crate) fn vfio_region(device: BorrowedFd<'_>, index: u32) -> rustix::io::Res
         size: 0,
         offset: 0,
     };
-    // SAFETY: `VFIO_DEVICE_GET_REGION_INFO` writes as much of the structure as `argsz` says.
+    // SAFETY: `VFIO_DEVICE_GET_REGION_INFO` writes at most `argsz` bytes of the structure.
     unsafe { vfio(device, VFIO + 8, &mut info) }?;
     Ok((info.offset, info.size))
 }
 
-/// Has the first MSI-X interrupt of a device written to an eventfd.
+/// Connects the first MSI-X interrupt of a device to an eventfd.
 pub(crate) fn vfio_set_interrupt(
     device: BorrowedFd<'_>,
     eventfd: &OwnedFd,
@@ -234,26 +235,26 @@ pub(crate) fn vfio_set_interrupt(
         count: 1,
         eventfd: eventfd.as_raw_fd(),
     };
-    // SAFETY: `VFIO_DEVICE_SET_IRQS` reads as much of the structure as `argsz` says.
+    // SAFETY: `VFIO_DEVICE_SET_IRQS` reads at most `argsz` bytes of the structure.
     unsafe { vfio(device, VFIO + 10, &mut set) }.map(drop)
 }
 
-/// Asynchronous I/O (`io_setup(2)`), for polls that are complete at once.
+/// A context of asynchronous I/O (`io_setup(2)`), for polls that complete at once.
 #[derive(Debug)]
-pub(crate) struct Polls(libc::c_ulong);
+pub(crate) struct AioContext(libc::c_ulong);
 
-impl Polls {
-    /// With place for at least this many answers.
-    pub(crate) fn new(answers: u32) -> rustix::io::Result<Self> {
+impl AioContext {
+    /// With capacity for at least this many completions.
+    pub(crate) fn new(completions: u32) -> rustix::io::Result<Self> {
         let mut context: libc::c_ulong = 0;
         // SAFETY: `io_setup` writes the number of a new context to the variable.
-        let made = unsafe { libc::syscall(libc::SYS_io_setup, answers, &raw mut context) };
+        let made = unsafe { libc::syscall(libc::SYS_io_setup, completions, &raw mut context) };
         errno(made)?;
         Ok(Self(context))
     }
 
-    /// Polls a descriptor that is readable, and has the answer add 1 to `eventfd`. Never waits;
-    /// `AGAIN` if there is no place for another answer.
+    /// Submits a poll of a readable descriptor, whose completion adds 1 to `eventfd`. Never blocks;
+    /// `AGAIN` if there is no space for another completion.
     pub(crate) fn submit(
         &self,
         ready: BorrowedFd<'_>,
@@ -292,50 +293,50 @@ impl Polls {
         let mut requests = [&raw mut request];
         let count: libc::c_long = 1;
         // SAFETY: `io_submit` reads one address of a request, and the request; it writes a key
-        // there. A poll has no memory that it would use later.
+        // there. A poll has no buffer that it would access later.
         let submitted =
             unsafe { libc::syscall(libc::SYS_io_submit, self.0, count, requests.as_mut_ptr()) };
         errno(submitted)
     }
 
-    /// Takes answers out, to make place for others.
+    /// Removes completions, to make space for others.
     pub(crate) fn reap(&self) {
         /// As `struct io_event`.
-        type Answer = [u64; 4];
-        let mut answers: [Answer; ANSWERS] = [[0; 4]; ANSWERS];
-        let (least, most): (libc::c_long, usize) = (0, ANSWERS);
+        type Completion = [u64; 4];
+        let mut completions: [Completion; COMPLETIONS] = [[0; 4]; COMPLETIONS];
+        let (least, most): (libc::c_long, usize) = (0, COMPLETIONS);
         let forever = std::ptr::null_mut::<libc::timespec>();
-        // SAFETY: `io_getevents` writes to as many answers as there are at most. It does not wait for
-        // more than the least number, which is none.
+        // SAFETY: `io_getevents` writes at most `COMPLETIONS` completions. It does not block,
+        // because the minimum is zero.
         let _taken = unsafe {
             libc::syscall(
                 libc::SYS_io_getevents,
                 self.0,
                 least,
                 most,
-                answers.as_mut_ptr(),
+                completions.as_mut_ptr(),
                 forever,
             )
         };
     }
 }
 
-impl Drop for Polls {
+impl Drop for AioContext {
     fn drop(&mut self) {
         let context = self.0;
         let destroy = move || {
             // SAFETY: the context was made by `new`, and its only user has just been dropped.
             unsafe { libc::syscall(libc::SYS_io_destroy, context) }
         };
-        // The system takes some 30 ms, which an executor must not wait, unless no thread can be had:
-        // a context that is left takes from what the whole system has.
+        // The call takes some 30 ms, which must not block an executor, unless no thread can be
+        // created: a context that remains uses up a limit of the whole system.
         if std::thread::Builder::new().spawn(destroy).is_err() {
             destroy();
         }
     }
 }
 
-/// What a system call says that gives -1 for an error.
+/// The result of a system call that returns -1 for an error.
 fn errno(result: libc::c_long) -> rustix::io::Result<()> {
     if result >= 0 {
         return Ok(());
@@ -344,12 +345,12 @@ fn errno(result: libc::c_long) -> rustix::io::Result<()> {
     Err(Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }
 
-/// A fresh zeroed memory file, sealed so that it keeps its length.
+/// A new zeroed memory file, sealed so that it keeps its length.
 pub(crate) fn memory_file(len: usize) -> Result<OwnedFd, DeviceError> {
     Ok(smc_core::mem::memory_file(NAME, len)?)
 }
 
-/// Maps all of a memory file that another process made, if that is safe; see [`Region::adopt`].
+/// Maps a memory file that another process created, if that is safe; see [`Region::adopt`].
 pub(crate) fn adopt(file: impl AsFd) -> Result<Region, DeviceError> {
     let stat = fstat(&file).map_err(|error| os("inspect memory file", error))?;
     let len = usize::try_from(stat.st_size).unwrap_or(0);
@@ -360,7 +361,7 @@ pub(crate) fn os(what: &'static str, error: Errno) -> DeviceError {
     DeviceError::os(what, &error.into())
 }
 
-/// The same of a step that is about a path.
+/// The same, with the path of the operation.
 pub(crate) fn os_at(what: &'static str, path: &Path, error: Errno) -> DeviceError {
     DeviceError::os_at(what, path, &error.into())
 }
@@ -368,8 +369,8 @@ pub(crate) fn os_at(what: &'static str, path: &Path, error: Errno) -> DeviceErro
 /// The first number of VFIO's calls: `_IO(';', 100)`.
 const VFIO: Opcode = 0x3b64;
 
-/// Answers that are taken out at a time.
-const ANSWERS: usize = 64;
+/// Completions that are removed at a time.
+const COMPLETIONS: usize = 64;
 
 /// Shown in `/proc/PID/maps`.
 const NAME: &str = "smc-ism";

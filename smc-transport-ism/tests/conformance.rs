@@ -1,4 +1,4 @@
-//! The rules that every SMC-D device has to keep, on both fabrics of a host and in both modes.
+//! The conformance suite for SMC-D devices, on both fabrics of a host and in both modes.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -33,8 +33,8 @@ impl Fabric {
             return pair;
         }
         let serving = Arc::new(serving);
-        let held = Arc::clone(&serving);
-        pair.keeping(held)
+        let shared = Arc::clone(&serving);
+        pair.keeping(shared)
             .with_removal(move |_| drop(serving.lock().unwrap().take()))
     }
 }

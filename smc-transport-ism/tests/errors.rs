@@ -1,6 +1,6 @@
-//! What a device that cannot be made says of why.
+//! Error messages of a device that cannot be created.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs::{Permissions, create_dir, set_permissions, write};
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -9,12 +9,12 @@ use std::path::Path;
 use smc_transport_ism::{IsmDevice, Place};
 use tempfile::TempDir;
 
-/// A name, what is in the place of the fabric, and what the device says.
+/// A name, what is in the place of the fabric, and the error message.
 type Row = (&'static str, fn(&Path), &'static str);
 
 #[test]
 fn errors_have_operation_path_and_errno() {
-    // What is made of a fresh directory, and what the device says; `{}` stands for its path.
+    // The contents of a new directory, and the error message; `{}` stands for its path.
     let rows: [Row; 4] = [
         (
             "a file",
@@ -48,14 +48,14 @@ fn errors_have_operation_path_and_errno() {
             "make the fabric's memory in {}: is a directory (os error 21)",
         ),
     ];
-    for (name, prepare, said) in rows {
+    for (name, prepare, message) in rows {
         let dir = TempDir::new().unwrap();
         let path = dir.path().join("fabric");
         prepare(&path);
         let error = IsmDevice::builder(Place::directory(&path))
             .build()
             .unwrap_err();
-        let said = said.replace("{}", &path.display().to_string());
-        assert_eq!(error.to_string(), said, "{name}");
+        let message = message.replace("{}", &path.display().to_string());
+        assert_eq!(error.to_string(), message, "{name}");
     }
 }

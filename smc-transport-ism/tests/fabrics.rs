@@ -1,4 +1,4 @@
-//! Coming to a fabric and leaving it, with all that can be wrong there.
+//! Joining and leaving a fabric, with the possible errors.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -49,7 +49,7 @@ fn devices_of_one_fabric_have_its_chid_and_different_gids() {
 }
 
 #[test]
-fn a_directory_whose_parent_is_missing_is_named_and_neither_is_made() {
+fn a_directory_whose_parent_is_missing_is_named_and_neither_is_created() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("no/such");
     let error = build(Place::directory(&path)).unwrap_err().to_string();
@@ -62,7 +62,7 @@ fn a_directory_whose_parent_is_missing_is_named_and_neither_is_made() {
 }
 
 #[test]
-fn a_device_is_told_when_a_peer_leaves_and_its_slot_is_taken_again() {
+fn a_device_reports_a_peer_that_leaves_and_its_slot_is_reused() {
     for kind in [Kind::Directory, Kind::Server] {
         let world = World::new(kind, false);
         let (stays, leaves) = (world.device(), world.device());
@@ -72,7 +72,7 @@ fn a_device_is_told_when_a_peer_leaves_and_its_slot_is_taken_again() {
         await_event(&stays, |event| *event == Event::PeerGone(gid));
         assert!(block_on(stays.reach(gid)).is_err());
         assert_eq!(stays.peers(), 0);
-        // The server gives all numbers once, and so comes to all slots.
+        // The server assigns numbers in order, and so reaches all slots.
         let next = loop {
             let next = world.device();
             if next.slot() == slot {
@@ -85,7 +85,7 @@ fn a_device_is_told_when_a_peer_leaves_and_its_slot_is_taken_again() {
 }
 
 #[test]
-fn a_device_whose_name_was_removed_is_found_again() {
+fn a_device_whose_socket_file_was_removed_publishes_it_again() {
     let world = World::new(Kind::Directory, false);
     let device = world.device();
     let name = world.address().join("0.sock");
@@ -103,7 +103,7 @@ fn a_device_whose_name_was_removed_is_found_again() {
 }
 
 #[test]
-fn a_device_does_not_come_to_a_directory_with_other_memory() {
+fn a_device_does_not_publish_its_socket_in_a_directory_with_other_memory() {
     let world = World::new(Kind::Directory, false);
     let old = world.device();
     for name in ["0.sock", "memory", "lock"] {
@@ -148,7 +148,7 @@ fn two_devices_with_one_gid() {
             other => panic!("{other:?}"),
         }
         drop(first);
-        // The end of the first may take a moment to be known.
+        // The end of the first may be detected with a delay.
         while device().is_err() {
             std::thread::yield_now();
         }
@@ -184,22 +184,22 @@ fn used_up_memory_is_exhausted_or_short() {
         let (owner, writer) = (world.device(), world.device());
         let register = |len| block_on(owner.register(writer.gid(), len));
         let longest = owner.limits().max_dmb_len;
-        let mut kept = Vec::new();
+        let mut dmbs = Vec::new();
         let short = loop {
             match register(longest) {
-                Ok(dmb) => kept.push(dmb),
+                Ok(dmb) => dmbs.push(dmb),
                 Err(error) => break error,
             }
         };
         assert_eq!(short, DeviceError::NoMemory);
         let none = loop {
             match register(1 << 14) {
-                Ok(dmb) => kept.push(dmb),
+                Ok(dmb) => dmbs.push(dmb),
                 Err(error) => break error,
             }
         };
         assert_eq!(none, DeviceError::Exhausted);
-        kept.clear();
+        dmbs.clear();
         register(longest).unwrap();
         assert_eq!(owner.dmbs(), 0);
     }
@@ -223,7 +223,7 @@ fn memory_that_is_too_small() {
 }
 
 #[test]
-fn a_header_that_somebody_wrote_over() {
+fn a_corrupted_header() {
     let dir = tempfile::tempdir().unwrap();
     let place = Place::directory(dir.path()).with_len(2 << 20);
     let there = build(place.clone()).unwrap();
@@ -240,18 +240,18 @@ fn a_header_that_somebody_wrote_over() {
             Err(DeviceError::Invalid(why)) => assert!(why.contains(expected), "{why}"),
             other => panic!("{other:?}"),
         }
-        // Who is there already does not care.
+        // Devices that have opened the fabric before are not affected.
         there.drain(&mut |_| {}).unwrap();
         file.write_all_at(&before, at).unwrap();
     }
     drop(there);
-    // When all have gone the memory is made anew, whatever is in it.
+    // When all devices have gone, the memory is created again, whatever is in it.
     file.write_all_at(&[0x55; 4096], 0).unwrap();
     build(place).unwrap();
 }
 
 #[test]
-fn a_device_that_is_counted_as_dead_says_so() {
+fn a_device_that_is_marked_as_dead_reports_it() {
     let dir = tempfile::tempdir().unwrap();
     let place = Place::directory(dir.path()).with_len(2 << 20);
     let (victim, other) = (build(place.clone()).unwrap(), build(place).unwrap());
@@ -261,7 +261,7 @@ fn a_device_that_is_counted_as_dead_says_so() {
         .write_all_at(&(99_u64 << 32 | 2).to_ne_bytes(), 0x1000)
         .unwrap();
     let gid = victim.gid();
-    // Whoever comes tells all to look.
+    // A device that joins makes all others check their peers.
     let _third = build(Place::directory(dir.path())).unwrap();
     await_event(&other, |event| *event == Event::PeerGone(gid));
     await_event(&victim, |event| *event == Event::DeviceGone);

@@ -1,4 +1,4 @@
-//! What a user of the memory can do to the devices of others by writing over its words.
+//! Effects of a hostile process that overwrites words of the shared memory.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -34,7 +34,7 @@ impl Memory {
         self.0.write_all_at(&word.to_ne_bytes(), at).unwrap();
     }
 
-    /// Slots and granules, and the length of a slot, by which `docs/ism.md` has them.
+    /// Slots and granules, and the length of a slot, as in `docs/ism.md`.
     fn layout(&self) -> (u64, u64, u64) {
         let (slots, granules) = (self.word(0x28), self.word(0x30));
         let ready = granules.div_ceil(64);
@@ -42,7 +42,7 @@ impl Memory {
         (slots, granules, slot_len.next_multiple_of(64))
     }
 
-    /// Says of all granules that the live device of a slot moves data there, and uses them.
+    /// Marks all granules as locked and used by the live device of a slot.
     fn occupy(&self, slot: u16) {
         let (slots, granules, slot_len) = self.layout();
         let generation = self.word(0x1000 + u64::from(slot) * slot_len) >> 32;
@@ -56,7 +56,7 @@ impl Memory {
 }
 
 #[test]
-fn words_that_keep_streams_from_moving_end_them_after_few_tries() {
+fn streams_whose_moves_are_blocked_time_out_after_few_tries() {
     const STREAMS: usize = 4;
     On::Smol.run(async {
         let world = World::new(Kind::Directory, false);
@@ -77,7 +77,7 @@ fn words_that_keep_streams_from_moving_end_them_after_few_tries() {
             async_io::Timer::after(Duration::from_secs(60)).await;
             panic!("streams wait without end");
         };
-        // Each in a task of its own, which is woken for its stream only.
+        // Each in its own task, which is woken for its stream only.
         let writing = pairs.into_iter().map(|(mut ours, theirs)| {
             smol::spawn(async move {
                 let written = ours.write_all(b"data").await;

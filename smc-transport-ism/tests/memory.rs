@@ -1,4 +1,4 @@
-//! Memory of a fabric that is free again when both sides have let go of it.
+//! Memory of a fabric is free again when both sides have released it.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -33,7 +33,7 @@ fn drain(device: &IsmDevice) {
 }
 
 #[test]
-fn memory_is_free_for_others_when_the_peer_lets_go_last() {
+fn memory_is_free_for_others_when_the_peer_releases_it_last() {
     let world = World::with_len(Kind::Directory, true, 4 << 20);
     let (ours, theirs) = (world.device(), world.device());
     let (dmbs, attached): (Vec<_>, Vec<_>) = take_all(&ours, &theirs).into_iter().unzip();
@@ -60,7 +60,7 @@ fn memory_is_free_for_others_when_a_region_is_dropped_last() {
 }
 
 #[test]
-fn a_memory_limit_makes_buffers_smaller_and_then_leaves_tcp() {
+fn a_memory_limit_makes_buffers_smaller_and_then_causes_fallback() {
     On::Smol.run(async {
         let world = World::new(Kind::Directory, false);
         let client = world.endpoint(On::Smol);

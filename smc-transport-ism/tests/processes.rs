@@ -19,7 +19,7 @@ use smc_transport_ism::IsmDevice;
 use smc_wire::types::Gid;
 use support::{Kind, On, World, await_event, builder, pattern, place, wait_until_ready};
 
-/// What other processes do; a test that does nothing in the process of the tests.
+/// Entry point of child processes; does nothing in the process of the tests.
 #[test]
 fn other_process() {
     let Ok(arguments) = env::var(ROLE) else {
@@ -28,7 +28,7 @@ fn other_process() {
     let mut words = arguments.split(' ');
     let mut next = || words.next().unwrap().to_owned();
     match next().as_str() {
-        "hoard" => hoard(&next(), &next()),
+        "exhaust" => exhaust(&next(), &next()),
         "serve" => On::Tokio.run(async move { serve(&next(), &next()).await }),
         "join" => join(&next()),
         "limited" => limited(&next(), &next()),
@@ -36,7 +36,7 @@ fn other_process() {
     }
 }
 
-/// Makes a fabric with a limit on the length of files, which does not do.
+/// Fails to create a fabric because of a limit on the length of files.
 fn limited(fabric: &str, limit: &str) {
     let limits = Rlimit {
         current: Some(limit.parse().unwrap()),
@@ -58,17 +58,17 @@ fn a_limit_on_the_length_of_files_is_an_error_that_names_it() {
     wait_until_ready(&mut other.0);
 }
 
-/// Takes all the memory of a fabric and keeps it.
-fn hoard(fabric: &str, peer: &str) {
+/// Allocates all the memory of a fabric and does not release it.
+fn exhaust(fabric: &str, peer: &str) {
     let device = IsmDevice::builder(place(Path::new(fabric)))
         .build()
         .unwrap();
     let peer: Gid = peer.parse().unwrap();
-    let mut kept = Vec::new();
+    let mut dmbs = Vec::new();
     let mut len = device.limits().max_dmb_len;
     while len >= 1 << 14 {
         match block_on(device.register(peer, len)) {
-            Ok(dmb) => kept.push(dmb),
+            Ok(dmb) => dmbs.push(dmb),
             Err(DeviceError::NoMemory | DeviceError::Exhausted) => len /= 2,
             Err(error) => panic!("{error}"),
         }
@@ -77,7 +77,7 @@ fn hoard(fabric: &str, peer: &str) {
     std::thread::park();
 }
 
-/// Echoes whatever comes, on any number of streams.
+/// Echoes all received data, on any number of streams.
 async fn serve(fabric: &str, runtime_dir: &str) {
     let device = IsmDevice::builder(place(Path::new(fabric)))
         .build()
@@ -95,7 +95,7 @@ async fn serve(fabric: &str, runtime_dir: &str) {
     }
 }
 
-/// Comes to a fabric and goes again, without end.
+/// Joins and leaves a fabric, without end.
 fn join(fabric: &str) {
     println!("ready");
     loop {
@@ -110,7 +110,7 @@ fn streams_between_processes_and_a_server_that_is_killed() {
         for nocopy in [false, true] {
             On::Tokio.run(async {
                 let world = World::new(kind, nocopy);
-                // Makes the fabric, with the options that it is to have.
+                // Creates the fabric with its options.
                 let client = world.endpoint(On::Tokio);
                 let [mut doomed, mut other] = [0, 1].map(|_| {
                     start(&format!(
@@ -142,15 +142,15 @@ fn streams_between_processes_and_a_server_that_is_killed() {
     }
 }
 
-/// Sends so many bytes and gets them back.
+/// Sends `len` bytes and receives them back.
 async fn echo(stream: &mut Stream, len: usize) -> std::io::Result<()> {
     let sent: Vec<u8> = (0..len).map(pattern).collect();
-    let mut heard = vec![0; len];
-    for (out, back) in sent.chunks(10_000).zip(heard.chunks_mut(10_000)) {
+    let mut received = vec![0; len];
+    for (out, back) in sent.chunks(10_000).zip(received.chunks_mut(10_000)) {
         stream.write_all(out).await?;
         stream.read_exact(back).await?;
     }
-    assert!(sent == heard);
+    assert!(sent == received);
     Ok(())
 }
 
@@ -160,46 +160,46 @@ fn memory_of_a_process_that_was_killed_is_taken_back() {
         let world = World::with_len(kind, false, 4 << 20);
         let (ours, third) = (world.device(), world.device());
         for _ in 0..3 {
-            let mut hoarder = start(&format!(
-                "hoard {} {}",
+            let mut child = start(&format!(
+                "exhaust {} {}",
                 world.address().display(),
                 ours.gid()
             ));
-            let gid: Gid = wait_until_ready(&mut hoarder.0).parse().unwrap();
+            let gid: Gid = wait_until_ready(&mut child.0).parse().unwrap();
             block_on(ours.reach(gid)).unwrap();
             let register = |len| block_on(ours.register(third.gid(), len));
             assert_eq!(register(1 << 14).unwrap_err(), DeviceError::Exhausted);
-            drop(hoarder);
+            drop(child);
             await_event(&ours, |event| *event == Event::PeerGone(gid));
             register(ours.limits().max_dmb_len).unwrap();
         }
     }
 }
 
-/// Nobody had to do with the hoarder, so nobody was told of its end.
+/// No device was connected to the child, so none was notified of its end.
 #[test]
-fn the_end_of_a_stranger_is_found_out_when_it_matters() {
+fn the_end_of_an_unconnected_process_is_detected_when_its_memory_is_needed() {
     let world = World::with_len(Kind::Directory, false, 4 << 20);
     let (ours, third) = (world.device(), world.device());
-    let mut hoarder = start(&format!(
-        "hoard {} {}",
+    let mut child = start(&format!(
+        "exhaust {} {}",
         world.address().display(),
         third.gid()
     ));
-    wait_until_ready(&mut hoarder.0);
-    drop(hoarder);
+    wait_until_ready(&mut child.0);
+    drop(child);
     block_on(ours.register(third.gid(), ours.limits().max_dmb_len)).unwrap();
 }
 
 #[test]
-fn processes_killed_while_they_come_and_go() {
+fn processes_killed_while_they_join_and_leave() {
     for kind in [Kind::Directory, Kind::Server] {
         let world = World::with_len(kind, false, 4 << 20);
         let (ours, peer) = (world.device(), world.device());
         for round in 0..15_u32 {
             let mut child = start(&format!("join {}", world.address().display()));
             wait_until_ready(&mut child.0);
-            // At odd moments of what it does.
+            // At different moments of its loop.
             (0..round * 20_000).for_each(|_| std::hint::spin_loop());
             drop(child);
             ours.drain(&mut |_| {}).unwrap();

@@ -41,7 +41,7 @@ impl Host {
     }
 
     fn endpoint(&self, devices: &[&str]) -> Endpoint {
-        // As between machines: nothing is known of the peer but that it speaks SMC.
+        // As between machines: the only information about the peer is that it supports SMC.
         let mut builder = Endpoint::smol().negotiation(Arc::new(Assume::new()));
         for name in devices {
             builder = builder.device(self.device(name));
@@ -49,15 +49,15 @@ impl Host {
         builder.build().unwrap()
     }
 
-    /// By which device of the server endpoints with these devices meet; `None` for TCP.
-    async fn meeting(&self, client: &[&str], server: &[&str]) -> Option<String> {
+    /// The server's device that endpoints with these devices select; `None` for TCP.
+    async fn selected(&self, client: &[&str], server: &[&str]) -> Option<String> {
         let (client, server) = (self.endpoint(client), self.endpoint(server));
         let listener = server.bind("127.0.0.1:0").await.unwrap();
         let (mut client, mut server) = connect(&client, &listener).await;
         client.write_all(b"hello").await.unwrap();
-        let mut heard = [0; 5];
-        server.read_exact(&mut heard).await.unwrap();
-        assert_eq!(&heard, b"hello");
+        let mut received = [0; 5];
+        server.read_exact(&mut received).await.unwrap();
+        assert_eq!(&received, b"hello");
         assert_eq!(name(&client), name(&server));
         name(&server)
     }
@@ -76,7 +76,7 @@ fn name(stream: &Stream) -> Option<String> {
 }
 
 #[test]
-fn endpoints_meet_on_what_they_have_in_common() {
+fn endpoints_select_a_common_device() {
     On::Smol.run(async {
         let host = Host::new();
         let cases: [(&[&str], &[&str], Option<&str>); 8] = [
@@ -90,26 +90,26 @@ fn endpoints_meet_on_what_they_have_in_common() {
             (&["a"], &["b"], None),
         ];
         for (client, server, expected) in cases {
-            let met = host.meeting(client, server).await;
-            assert_eq!(met.as_deref(), expected, "{client:?} and {server:?}");
+            let selected = host.selected(client, server).await;
+            assert_eq!(selected.as_deref(), expected, "{client:?} and {server:?}");
         }
     });
 }
 
-/// A pair of entries for each, and room for eight entries: the fifth device is not offered.
+/// Each device needs two of eight entries: the fifth device is not offered.
 #[test]
 fn four_devices_fit_the_proposal() {
     On::Smol.run(async {
         let host = Host::new();
         let all = ["a", "b", "c", "d", "e"];
-        assert_eq!(host.meeting(&all, &["d"]).await.as_deref(), Some("d"));
-        assert_eq!(host.meeting(&all, &["e"]).await, None);
+        assert_eq!(host.selected(&all, &["d"]).await.as_deref(), Some("d"));
+        assert_eq!(host.selected(&all, &["e"]).await, None);
     });
 }
 
-/// Two hosts have fabrics of one name that are not the same.
+/// Two hosts have different fabrics with the same name.
 #[test]
-fn fabrics_of_two_hosts_do_not_meet() {
+fn fabrics_of_two_hosts_have_no_common_device() {
     On::Smol.run(async {
         let (here, there) = (Host::new(), Host::new());
         let (client, server) = (here.endpoint(&["a"]), there.endpoint(&["a"]));

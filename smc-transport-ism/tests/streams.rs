@@ -1,4 +1,4 @@
-//! Streams over fabrics, each end with an endpoint and a device of its own.
+//! Streams over fabrics; each end has its own endpoint and device.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -26,8 +26,8 @@ scenarios! {
     half_close_then_the_answer
     an_abort_resets_the_peer
     fifty_connections
-    streams_keep_the_rules
-    a_used_up_fabric_means_tcp
+    streams_conform_to_the_model
+    an_exhausted_device_causes_fallback
     a_dropped_endpoint_ends_its_streams
 }
 
@@ -48,11 +48,11 @@ async fn echo_of_small_messages(world: World, on: On) {
     for i in 0..1000_usize {
         let message = [pattern(i); 14];
         client.write_all(&message).await.unwrap();
-        let mut heard = [0; 14];
-        server.read_exact(&mut heard).await.unwrap();
-        server.write_all(&heard).await.unwrap();
-        client.read_exact(&mut heard).await.unwrap();
-        assert_eq!(heard, message);
+        let mut received = [0; 14];
+        server.read_exact(&mut received).await.unwrap();
+        server.write_all(&received).await.unwrap();
+        client.read_exact(&mut received).await.unwrap();
+        assert_eq!(received, message);
     }
 }
 
@@ -63,7 +63,7 @@ async fn a_long_stream_both_ways_at_once(world: World, on: On) {
 
 /// Sends and checks the pattern at once, in pieces of `piece` bytes.
 async fn both_ways(stream: Stream, piece: usize) {
-    // All of 100 MB where it takes no time.
+    // 100 MB only in release builds, where this is fast.
     const LEN: usize = if cfg!(debug_assertions) { 10 } else { 100 } * 1_000_000;
     // The pattern repeats every 64 KiB.
     let lap: Vec<u8> = (0..65_536 + piece).map(pattern).collect();
@@ -110,7 +110,7 @@ async fn half_close_then_the_answer(world: World, on: On) {
 
 async fn an_abort_resets_the_peer(world: World, on: On) {
     let (mut client, server) = world.pair(on).await;
-    client.write_all(b"nobody reads this").await.unwrap();
+    client.write_all(b"this is not read").await.unwrap();
     drop(server);
     let error = client.read(&mut [0; 8]).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
@@ -131,17 +131,17 @@ async fn fifty_connections(world: World, on: On) {
     for round in 0..5_usize {
         for (index, (client, server)) in pairs.iter_mut().enumerate() {
             let message = [pattern(round * 50 + index); 1000];
-            let mut heard = [0; 1000];
+            let mut received = [0; 1000];
             client.write_all(&message).await.unwrap();
-            server.read_exact(&mut heard).await.unwrap();
-            server.write_all(&heard).await.unwrap();
-            client.read_exact(&mut heard).await.unwrap();
-            assert_eq!(heard, message);
+            server.read_exact(&mut received).await.unwrap();
+            server.write_all(&received).await.unwrap();
+            client.read_exact(&mut received).await.unwrap();
+            assert_eq!(received, message);
         }
     }
 }
 
-async fn streams_keep_the_rules(world: World, on: On) {
+async fn streams_conform_to_the_model(world: World, on: On) {
     let (client, server) = (world.endpoint(on), world.endpoint(on));
     let listener = server.bind("127.0.0.1:0").await.unwrap();
     let runtime: Arc<dyn Runtime> = Arc::new(SmolRuntime::new());
@@ -153,7 +153,7 @@ async fn streams_keep_the_rules(world: World, on: On) {
     }
 }
 
-async fn a_used_up_fabric_means_tcp(world: World, on: On) {
+async fn an_exhausted_device_causes_fallback(world: World, on: On) {
     let device = |dmbs| {
         let device = IsmDevice::builder(world.place()).max_dmbs(dmbs).build();
         Arc::new(device.unwrap())
@@ -166,11 +166,11 @@ async fn a_used_up_fabric_means_tcp(world: World, on: On) {
     };
     let (client, server) = (endpoint(100), endpoint(2));
     let listener = server.bind("127.0.0.1:0").await.unwrap();
-    let mut kept = Vec::new();
+    let mut pairs = Vec::new();
     for _ in 0..2 {
         let pair = connect(&client, &listener).await;
         assert!(pair.0.mode().is_smc());
-        kept.push(pair);
+        pairs.push(pair);
     }
     let (mut client, mut server) = connect(&client, &listener).await;
     match server.mode() {
@@ -182,9 +182,9 @@ async fn a_used_up_fabric_means_tcp(world: World, on: On) {
         mode => panic!("{mode}"),
     }
     client.write_all(b"all the same").await.unwrap();
-    let mut heard = [0; 12];
-    server.read_exact(&mut heard).await.unwrap();
-    assert_eq!(&heard, b"all the same");
+    let mut received = [0; 12];
+    server.read_exact(&mut received).await.unwrap();
+    assert_eq!(&received, b"all the same");
 }
 
 async fn a_dropped_endpoint_ends_its_streams(world: World, on: On) {

@@ -1,14 +1,14 @@
 //! The file fabric: devices of processes that share a directory.
 //!
 //! ```text
-//! lock      held while a device comes
+//! lock      locked while a device joins
 //! memory    the shared memory
-//! 0.sock    where the device of slot 0 listens; and so on
+//! 0.sock    listening socket of the device of slot 0; and so on
 //! ```
 //!
-//! A device connects to each peer that it has to do with. Either may send a byte on the connection,
-//! which is all a doorbell has to say; that the connection ends says that the peer is gone. A
-//! socket that refuses connections is that of a process that has ended.
+//! A device connects to each peer that it communicates with. Either side may send a byte on the
+//! connection as a doorbell; end of file means that the peer is gone. A socket that refuses
+//! connections belongs to a process that has ended.
 
 mod files;
 mod hello;
@@ -27,17 +27,17 @@ use smc_core::io::negotiate::passed::{self, PeerSocket};
 use smc_core::io::negotiate::runtime_dir::Publication;
 
 use super::doorbell::Doorbell;
-use super::{Fabric, News, Unmet};
+use super::{ConnectError, Fabric, FabricEvent};
 use crate::lock;
 use crate::region::os_at;
-use crate::shared::{Plan, Room, Tag};
+use crate::shared::{FabricMemory, FabricOptions, Tag};
 use files::Files;
 use hello::Hello;
 
 /// One device's end of a file fabric.
 #[derive(Debug)]
 pub(crate) struct Directory {
-    room: Arc<Room>,
+    memory: Arc<FabricMemory>,
     files: Files,
     publication: Mutex<Publication>,
     doorbell: Doorbell,
@@ -55,22 +55,26 @@ struct Conns {
 #[derive(Debug)]
 struct Conn {
     socket: PeerSocket,
-    /// `None` until the one who connected has said who he is.
+    /// `None` until the hello of an accepted connection has arrived.
     peer: Option<Tag>,
 }
 
 impl Directory {
-    /// Goes into a directory, after making it and its memory if need be.
-    pub(crate) fn enter(path: &Path, len: usize, plan: Plan) -> Result<(Self, u16), DeviceError> {
+    /// Opens a directory, and creates it and its memory if necessary.
+    pub(crate) fn open(
+        path: &Path,
+        len: usize,
+        options: FabricOptions,
+    ) -> Result<(Self, u16), DeviceError> {
         let files = Files::open(path)?;
         let lock = files.lock()?;
-        let room = Arc::new(files.memory(len, plan)?);
-        let (slot, publication) = files.take_slot(room.slots())?;
+        let memory = Arc::new(files.memory(len, options)?);
+        let (slot, publication) = files.take_slot(memory.slots())?;
         drop(lock);
         let doorbell = Doorbell::new()?;
         doorbell.watch(publication.epoll_fd(), LISTENER)?;
         let directory = Self {
-            room,
+            memory,
             files,
             publication: Mutex::new(publication),
             doorbell,
@@ -80,7 +84,7 @@ impl Directory {
         Ok((directory, slot))
     }
 
-    /// Accepts those who connected.
+    /// Accepts pending connections.
     fn accept(&self) {
         lock(&self.publication).handle_events();
         let accept = || lock(&self.publication).accept();
@@ -91,7 +95,7 @@ impl Directory {
                 Err(_) => return,
             }
         }
-        self.doorbell.ring_own();
+        self.doorbell.notify_self();
     }
 
     fn admit(&self, socket: PeerSocket) {
@@ -99,8 +103,8 @@ impl Directory {
             return;
         }
         let mut conns = lock(&self.conns);
-        let strangers = conns.by_id.values().filter(|conn| conn.peer.is_none());
-        if strangers.count() >= MAX_STRANGERS {
+        let unidentified = conns.by_id.values().filter(|conn| conn.peer.is_none());
+        if unidentified.count() >= MAX_UNIDENTIFIED {
             return;
         }
         let _ = self.add(&mut conns, socket, None);
@@ -122,8 +126,8 @@ impl Directory {
         Ok(())
     }
 
-    /// Reads what came on a connection. Returns the peer if it has ended.
-    fn listen(&self, id: u64) -> Option<Tag> {
+    /// Handles the input of a connection. Returns the peer if it has ended.
+    fn handle_input(&self, id: u64) -> Option<Tag> {
         let mut conns = lock(&self.conns);
         for _ in 0..MAX_MESSAGES {
             let conn = conns.by_id.get_mut(&id)?;
@@ -134,25 +138,25 @@ impl Directory {
                 Ok(packet) if packet.len == 1 && conn.peer.is_some() => {}
                 Ok(packet) if packet.len == hello::LEN && conn.peer.is_none() => {
                     let hello = Hello::parse(&bytes[..hello::LEN]);
-                    let known = hello.filter(|hello| hello.fabric == self.room.fabric());
+                    let known = hello.filter(|hello| hello.fabric == self.memory.fabric());
                     let Some(peer) = known.map(|hello| hello.from) else {
                         return self.close(&mut conns, id);
                     };
                     conn.peer = Some(peer);
                     conns.by_peer.entry(peer).or_insert(id);
                 }
-                // The end, an error, or something that no device says.
+                // End of file, an error, or a message that no device sends.
                 Ok(_) | Err(_) => return self.close(&mut conns, id),
             }
         }
-        self.doorbell.ring_own();
+        self.doorbell.notify_self();
         None
     }
 
     /// Closes a connection. Returns the peer unless there is another connection to it.
     fn close(&self, conns: &mut Conns, id: u64) -> Option<Tag> {
         if let Some(conn) = conns.by_id.get(&id) {
-            self.doorbell.forget(&conn.socket);
+            self.doorbell.unwatch(&conn.socket);
         }
         conns.remove(id)
     }
@@ -165,7 +169,8 @@ impl Conns {
         if self.by_peer.get(&peer) == Some(&id) {
             self.by_peer.remove(&peer);
         }
-        // Two that connect to each other at once have two, and end both when they end.
+        // Two devices that connect to each other at the same time have two connections, and
+        // close both when they end.
         let other = self.by_id.iter().find(|(_, conn)| conn.peer == Some(peer));
         match other {
             Some((other, _)) => {
@@ -178,36 +183,36 @@ impl Conns {
 }
 
 impl Fabric for Directory {
-    fn room(&self) -> &Arc<Room> {
-        &self.room
+    fn memory(&self) -> &Arc<FabricMemory> {
+        &self.memory
     }
 
     fn joined(&self, tag: Tag) {
         let _ = self.own.set(tag);
     }
 
-    fn meet(&self, peer: Tag) -> Result<(), Unmet> {
+    fn connect_peer(&self, peer: Tag) -> Result<(), ConnectError> {
         let Some(own) = self.own.get() else {
-            return Err(Unmet::Failed(DeviceError::Gone(
+            return Err(ConnectError::Failed(DeviceError::Gone(
                 "the device has not joined",
             )));
         };
         if peer == *own {
             return Ok(());
         }
-        // Locked until the peer is known, so that there is one connection to each from here.
+        // Locked until the peer is inserted, so that this device opens one connection per peer.
         let mut conns = lock(&self.conns);
         if conns.by_peer.contains_key(&peer) {
             return Ok(());
         }
         let socket = match self.files.connect(peer.slot) {
             Ok(socket) => socket,
-            Err(Errno::NOENT | Errno::CONNREFUSED) => return Err(Unmet::Dead),
-            Err(Errno::AGAIN) => return Err(Unmet::Busy),
+            Err(Errno::NOENT | Errno::CONNREFUSED) => return Err(ConnectError::Dead),
+            Err(Errno::AGAIN) => return Err(ConnectError::Busy),
             Err(error) => {
                 let path = self.files.socket_path(peer.slot);
                 let failed = os_at("connect to peer", &path, error);
-                return Err(Unmet::Failed(failed));
+                return Err(ConnectError::Failed(failed));
             }
         };
         if !is_own_user(&socket) {
@@ -215,51 +220,55 @@ impl Fabric for Directory {
                 "the peer device of {} belongs to another user",
                 self.files.socket_path(peer.slot).display()
             );
-            return Err(Unmet::Failed(DeviceError::NotPermitted(why.into())));
+            return Err(ConnectError::Failed(DeviceError::NotPermitted(why.into())));
         }
         let hello = Hello {
             from: *own,
-            fabric: self.room.fabric(),
+            fabric: self.memory.fabric(),
         };
-        match send(&socket, &hello.to_bytes(), SAY) {
+        match send(&socket, &hello.to_bytes(), SEND_FLAGS) {
             Ok(_) => {}
-            Err(Errno::PIPE | Errno::CONNRESET) => return Err(Unmet::Dead),
+            Err(Errno::PIPE | Errno::CONNRESET) => return Err(ConnectError::Dead),
             Err(error) => {
                 let path = self.files.socket_path(peer.slot);
-                return Err(Unmet::Failed(os_at("greet peer", &path, error)));
+                return Err(ConnectError::Failed(os_at(
+                    "send hello to peer",
+                    &path,
+                    error,
+                )));
             }
         }
         self.add(&mut conns, socket, Some(peer))
-            .map_err(Unmet::Failed)
+            .map_err(ConnectError::Failed)
     }
 
-    fn ring(&self, peer: Tag) {
+    fn notify(&self, peer: Tag) {
         if self.own.get() == Some(&peer) {
-            self.doorbell.ring_own();
+            self.doorbell.notify_self();
             return;
         }
         let conns = lock(&self.conns);
         let conn = conns.by_peer.get(&peer).and_then(|id| conns.by_id.get(id));
         match conn {
-            // A full socket has enough in it to be woken by; an error means that the peer is on
-            // its way out, which its end of the connection says.
+            // A full socket wakes the peer anyway; after an error the peer closes the connection
+            // soon, which is detected.
             Some(conn) => {
-                let _ = send(&conn.socket, &[0], SAY);
+                let _ = send(&conn.socket, &[0], SEND_FLAGS);
             }
             None => {
                 drop(conns);
-                // The greeting rings.
-                let _ = self.meet(peer);
+                // The hello wakes the peer.
+                let _ = self.connect_peer(peer);
             }
         }
     }
 
-    fn look(&self, each: &mut dyn FnMut(News)) -> Result<(), DeviceError> {
-        self.doorbell.rang(|id| match id {
+    fn poll_events(&self, each: &mut dyn FnMut(FabricEvent)) -> Result<(), DeviceError> {
+        self.doorbell.poll(|id| match id {
             LISTENER => self.accept(),
             id => {
-                if let Some(peer) = self.listen(id) {
-                    each(News::Left(peer));
+                if let Some(peer) = self.handle_input(id) {
+                    each(FabricEvent::PeerLeft(peer));
                 }
             }
         })
@@ -270,7 +279,7 @@ impl Fabric for Directory {
     }
 
     fn is_dead(&self, peer: Tag) -> bool {
-        self.room.is_dead(peer) || self.meet(peer) == Err(Unmet::Dead)
+        self.memory.is_dead(peer) || self.connect_peer(peer) == Err(ConnectError::Dead)
     }
 }
 
@@ -279,11 +288,12 @@ fn is_own_user(socket: &PeerSocket) -> bool {
     Credentials::of_peer(&socket.as_fd()).is_ok_and(|peer| peer.uid == own)
 }
 
-const SAY: SendFlags = SendFlags::NOSIGNAL.union(SendFlags::DONTWAIT);
+const SEND_FLAGS: SendFlags = SendFlags::NOSIGNAL.union(SendFlags::DONTWAIT);
 /// The id of the listener; connections have larger ones.
 const LISTENER: u64 = 0;
-/// What others can do without end must not hold the driver; the rest is done next time.
+/// Input that peers can produce without end must not occupy the driver; the rest is handled by the
+/// next call.
 const MAX_ACCEPTS: usize = 256;
 const MAX_MESSAGES: usize = 4096;
-/// Connections of those who have not said who they are.
-const MAX_STRANGERS: usize = 64;
+/// Accepted connections whose hello is missing.
+const MAX_UNIDENTIFIED: usize = 64;

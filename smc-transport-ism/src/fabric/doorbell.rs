@@ -1,4 +1,5 @@
-//! What the driver of a device waits on: an epoll set with an eventfd of our own in it.
+//! The doorbell that the driver of a device waits on: an epoll set with an eventfd of our own in
+//! it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -32,29 +33,29 @@ impl Doorbell {
     }
 
     /// Wakes our own driver.
-    pub(crate) fn ring_own(&self) {
-        // It is watched for edges and never read; a full counter makes no edge, but is 2^64 away.
+    pub(crate) fn notify_self(&self) {
+        // Edge-triggered and never read. A full counter makes no edge, but needs 2^64 writes.
         let _ = rustix::io::write(&self.own, &1_u64.to_ne_bytes());
     }
 
-    /// Watches a descriptor for input, until it is read.
+    /// Watches a descriptor for input, level-triggered.
     pub(crate) fn watch(&self, fd: impl AsFd, id: u64) -> Result<(), DeviceError> {
         self.add(fd, id, EventFlags::IN | EventFlags::RDHUP)
     }
 
-    /// Watches an eventfd, which need not be read.
+    /// Watches an eventfd, edge-triggered, so that it need not be read.
     pub(crate) fn watch_edges(&self, fd: impl AsFd, id: u64) -> Result<(), DeviceError> {
         self.add(fd, id, EventFlags::IN | EventFlags::ET)
     }
 
-    /// A descriptor that others share has to be taken out before it is closed.
-    pub(crate) fn forget(&self, fd: impl AsFd) {
+    /// Stops watching a descriptor. Necessary before the close of one that other processes share.
+    pub(crate) fn unwatch(&self, fd: impl AsFd) {
         let _ = epoll::delete(&self.set, fd);
     }
 
-    /// Hands the ids of what rang to `each`, without waiting. Drivers may wait for edges, so what
-    /// is left when there is very much rings again.
-    pub(crate) fn rang(&self, mut each: impl FnMut(u64)) -> Result<(), DeviceError> {
+    /// Passes the ids of ready descriptors to `each`, without blocking. Drivers may be
+    /// edge-triggered, so the doorbell is rung again if events are left.
+    pub(crate) fn poll(&self, mut each: impl FnMut(u64)) -> Result<(), DeviceError> {
         for _ in 0..MAX_ROUNDS {
             let mut events = [epoll::Event {
                 flags: EventFlags::empty(),
@@ -63,7 +64,7 @@ impl Doorbell {
             let count = match epoll::wait(&self.set, &mut events[..], Some(&NOW)) {
                 Ok(count) => count,
                 Err(Errno::INTR) => continue,
-                Err(error) => return Err(os("look at doorbell", error)),
+                Err(error) => return Err(os("poll doorbell", error)),
             };
             events[..count]
                 .iter()
@@ -74,7 +75,7 @@ impl Doorbell {
                 return Ok(());
             }
         }
-        self.ring_own();
+        self.notify_self();
         Ok(())
     }
 
@@ -94,7 +95,7 @@ pub(crate) fn new_eventfd() -> Result<OwnedFd, DeviceError> {
 const OWN: u64 = u64::MAX;
 
 const EVENTS_PER_ROUND: usize = 64;
-/// What rings again and again must not hold the driver; it comes back.
+/// Descriptors that stay ready must not occupy the driver; the rest is handled by the next call.
 const MAX_ROUNDS: usize = 16;
 const NOW: Timespec = Timespec {
     tv_sec: 0,

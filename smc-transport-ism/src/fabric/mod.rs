@@ -1,14 +1,13 @@
 //! Fabrics: memory that several peers share, and a way to interrupt a peer.
 //!
-//! A fabric gives a device its slot, which nobody else has at the same time, wakes devices, and
-//! tells which of them are gone, by what the operating system knows and not by what the shared
-//! memory says.
+//! A fabric assigns a device its exclusive slot, wakes devices, and reports which of them are gone.
+//! For that it relies on the operating system and not on the contents of the shared memory.
 
 mod directory;
 mod doorbell;
 mod ivshmem;
-mod place;
 mod notifier;
+mod place;
 
 pub use ivshmem::{Server, ServerBuilder};
 pub use place::Place;
@@ -19,58 +18,59 @@ use std::sync::Arc;
 
 use smc_core::device::DeviceError;
 
-use crate::shared::{Room, Tag};
+use crate::shared::{FabricMemory, Tag};
 
 /// One device's end of a fabric.
 pub(crate) trait Fabric: Send + Sync + Debug {
     /// The shared memory.
-    fn room(&self) -> &Arc<Room>;
+    fn memory(&self) -> &Arc<FabricMemory>;
 
-    /// What the fabric calls the device, where that is not its slot.
+    /// The port number that the fabric uses for the device, if this differs from its slot.
     fn port(&self) -> u16 {
         0
     }
 
-    /// Whether the device shows that it is alive, because its end would not be noticed.
-    fn beats(&self) -> bool {
+    /// Whether the device sends heartbeats, because its end would not be detected otherwise.
+    fn has_heartbeat(&self) -> bool {
         false
     }
 
     /// The device has taken its slot under this tag.
     fn joined(&self, tag: Tag);
 
-    /// Makes sure that a peer can be rung and that its death is noticed.
-    fn meet(&self, peer: Tag) -> Result<(), Unmet>;
+    /// Ensures that a peer can be notified and that its end is detected.
+    fn connect_peer(&self, peer: Tag) -> Result<(), ConnectError>;
 
-    /// Wakes the device of a slot. Never waits; whoever cannot be woken is gone, or will be told.
-    fn ring(&self, peer: Tag);
+    /// Wakes the device of a slot without blocking. A device that cannot be woken is gone, or is
+    /// notified again by the server.
+    fn notify(&self, peer: Tag);
 
-    /// Hands what happened to `each`, without waiting.
-    fn look(&self, each: &mut dyn FnMut(News)) -> Result<(), DeviceError>;
+    /// Passes pending events to `each`, without blocking.
+    fn poll_events(&self, each: &mut dyn FnMut(FabricEvent)) -> Result<(), DeviceError>;
 
     /// The device is about to sleep.
     fn arm(&self) {}
 
-    /// Becomes readable when there is something for [`Fabric::look`], or the device was rung.
+    /// Becomes readable when [`Fabric::poll_events`] has work, or the device was notified.
     fn doorbell(&self) -> BorrowedFd<'_>;
 
-    /// Whether a device is known to have ended, although the shared memory may say otherwise.
+    /// Whether a device is known to have ended, even if the shared memory does not state it.
     fn is_dead(&self, peer: Tag) -> bool;
 }
 
-/// Something that a fabric noticed.
+/// An event that a fabric has detected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum News {
+pub(crate) enum FabricEvent {
     /// A peer's process or machine has ended.
-    Left(Tag),
+    PeerLeft(Tag),
 }
 
-/// Why a peer cannot be met.
+/// Why a peer cannot be connected.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Unmet {
+pub(crate) enum ConnectError {
     /// It has ended.
     Dead,
-    /// It is there, but has too much to do; it may help to try again.
+    /// It is overloaded; a retry may succeed.
     Busy,
     Failed(DeviceError),
 }

@@ -8,7 +8,7 @@ use smc_core::device::DeviceError;
 use super::Fabric;
 use super::directory::Directory;
 use super::ivshmem::{Client, Guest};
-use crate::shared::Plan;
+use crate::shared::FabricOptions;
 
 /// Where a device finds its fabric.
 #[derive(Clone, Debug)]
@@ -19,7 +19,7 @@ enum Kind {
     Directory {
         path: PathBuf,
         len: usize,
-        plan: Plan,
+        options: FabricOptions,
     },
     Server(PathBuf),
     Pci(Option<String>),
@@ -28,7 +28,7 @@ enum Kind {
 impl Place {
     /// A fabric of processes, in a directory: a file of memory, and a socket for each device.
     ///
-    /// The first device makes both, for the own user alone; so does the first one after all have
+    /// The first device creates both, for the own user alone; so does the first one after all have
     /// gone. Containers have to mount the same directory; it is best on a file system in memory
     /// (tmpfs), such as `/dev/shm`.
     #[must_use]
@@ -36,7 +36,7 @@ impl Place {
         Self(Kind::Directory {
             path: path.into(),
             len: LEN,
-            plan: Plan {
+            options: FabricOptions {
                 slots: SLOTS,
                 nocopy: false,
             },
@@ -50,12 +50,12 @@ impl Place {
     }
 
     /// An ivshmem fabric, for a process in a guest: the first ivshmem device on the PCI bus that no
-    /// other process uses, and whose server has not said that it ends.
+    /// other process uses, and whose server has not ended.
     ///
-    /// A device whose driver is vfio-pci, which takes a virtual IOMMU, has an interrupt; the process
-    /// must be allowed to open its group in `/dev/vfio`. Another one must be bound to no driver: the
-    /// process must be allowed to write to its files in sysfs, as root is, and a thread looks for
-    /// news while the device sleeps.
+    /// A device whose driver is vfio-pci, which needs a virtual IOMMU, has an interrupt; the
+    /// process must be allowed to open its group in `/dev/vfio`. Any other device must be bound to
+    /// no driver: the process must be allowed to write to its files in sysfs, as root is, and a
+    /// thread polls for notifications while the device sleeps.
     #[must_use]
     pub fn guest() -> Self {
         Self(Kind::Pci(None))
@@ -67,11 +67,11 @@ impl Place {
         Self(Kind::Pci(Some(address.into())))
     }
 
-    /// How much memory a new fabric gets, in bytes; 64 MiB if not given.
+    /// Memory of a new fabric in bytes; 64 MiB if not given.
     ///
-    /// All of it is allocated when the fabric is made: memory that turns out to be missing later
-    /// would end the processes that use it. It is shared by all buffers of all devices. Of no
-    /// meaning but for [`Place::directory`].
+    /// All of it is allocated when the fabric is created: a page that is missing later would kill
+    /// the processes that use it. It is shared by all buffers of all devices. Has an effect for
+    /// [`Place::directory`] only.
     #[must_use]
     pub fn with_len(mut self, bytes: usize) -> Self {
         if let Kind::Directory { len, .. } = &mut self.0 {
@@ -80,32 +80,32 @@ impl Place {
         self
     }
 
-    /// How many devices there can be on a new fabric, up to 1024; 64 if not given. Of no
-    /// meaning but for [`Place::directory`].
+    /// Maximum number of devices on a new fabric, up to 1024; 64 if not given. Has an effect for
+    /// [`Place::directory`] only.
     #[must_use]
     pub fn with_devices(mut self, devices: u16) -> Self {
-        if let Kind::Directory { plan, .. } = &mut self.0 {
-            plan.slots = devices;
+        if let Kind::Directory { options, .. } = &mut self.0 {
+            options.slots = devices;
         }
         self
     }
 
     /// Whether devices of a new fabric write in place in their peers' buffers
-    /// ([`smc_core::device::Nocopy`]); false if not given. The memory says so, thus all devices of
-    /// a fabric agree. Of no meaning but for [`Place::directory`].
+    /// ([`smc_core::device::Nocopy`]); false if not given. A flag in the memory states it, so all
+    /// devices of a fabric agree. Has an effect for [`Place::directory`] only.
     #[must_use]
     pub fn with_nocopy(mut self, on: bool) -> Self {
-        if let Kind::Directory { plan, .. } = &mut self.0 {
-            plan.nocopy = on;
+        if let Kind::Directory { options, .. } = &mut self.0 {
+            options.nocopy = on;
         }
         self
     }
 
-    /// Goes there. Returns the slot that the device may take.
-    pub(crate) fn enter(&self) -> Result<(Arc<dyn Fabric>, u16), DeviceError> {
+    /// Opens the fabric. Returns the slot that the device may take.
+    pub(crate) fn open(&self) -> Result<(Arc<dyn Fabric>, u16), DeviceError> {
         match &self.0 {
-            Kind::Directory { path, len, plan } => {
-                let (directory, slot) = Directory::enter(path, *len, *plan)?;
+            Kind::Directory { path, len, options } => {
+                let (directory, slot) = Directory::open(path, *len, *options)?;
                 Ok((Arc::new(directory), slot))
             }
             Kind::Server(path) => {

@@ -1,19 +1,21 @@
-//! Granules: the memory for buffers, and who uses it.
+//! Granules: the allocation of buffers, and their users.
 //!
 //! A buffer is a run of 2^n granules that begins at a multiple of its length. There is no lock and
-//! no list: each granule has a word that says whose it is, taken and given back by compare and
-//! swap. A device that dies in the middle of it leaves granules with its tag, which anybody may
-//! take back once the tag is known to be dead. Memory that a peer may still be writing is left
-//! alone until that peer has finished, or is dead itself.
+//! no free list: each granule has a word that names its owner, changed by compare and swap. A
+//! device that ends during an allocation leaves granules with its tag, which any device may
+//! reclaim once the tag is known to be dead. Memory that a peer may still write is not reclaimed
+//! before that peer has finished, or is dead itself.
 //!
-//! A writer says that it uses a buffer in one of two words. A move takes the *turn*, if nobody has
-//! it, and gives it up by a plain store, for only who has it writes there; with a second move at the
-//! same time, and for uses that last longer, the writer counts its *users*.
+//! A writer marks a buffer as used in one of two words. A move takes the *write lock*, if it is
+//! free, and releases it by a plain store: this is the fast path without contention. A second move
+//! at the same time does not wait for the lock. It increments the count of *users*, and so does a
+//! use that lasts longer.
 //!
-//! One pair of accesses needs that one of two sides sees what the other just wrote: *turn or users,
-//! token*. The writer takes its turn or counts itself in, and looks whether the buffer and its owner
-//! are still there; the owner takes the token away, or somebody marks it as dead, and looks for turn
-//! and users. All of these are sequentially consistent. The crate's `models` try them.
+//! One pair of accesses requires that at least one of two sides sees the store of the other: *write
+//! lock or users* and *token*. The writer takes the lock or increments the count, and then checks
+//! that the buffer and its owner are still valid. The owner clears the token, or a device marks the
+//! owner as dead, and then that device checks lock and users. All of these accesses are
+//! sequentially consistent. The crate's `models` verify them.
 
 use std::any::Any;
 
@@ -25,18 +27,18 @@ use smc_wire::types::DmbToken;
 
 use super::layout::{GRANULE, granule};
 use super::slots::Tag;
-use super::{MIX, Room};
+use super::{FabricMemory, MIX};
 use crate::region::{Words, words};
 
 /// A run of granules: the memory of one buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Place {
+pub(crate) struct GranuleRun {
     pub(crate) first: u32,
     /// The run has 2^order granules.
     pub(crate) order: u8,
 }
 
-impl Place {
+impl GranuleRun {
     /// Length in bytes.
     pub(crate) fn len(self) -> usize {
         GRANULE << self.order
@@ -47,10 +49,10 @@ impl Place {
     }
 }
 
-/// Whose a granule is.
+/// The owner of a granule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Claim {
-    /// Nobody's. Its bytes are zero unless it was used before.
+    /// Without owner. Its bytes are zero unless it was used before.
     Free { used: bool },
     /// Part of a run of 2^order granules of a device.
     Taken { owner: Tag, order: u8 },
@@ -65,7 +67,7 @@ impl Claim {
         }
     }
 
-    /// Nonsense counts as memory that nobody may have.
+    /// `None` for an invalid word: such memory is never allocated.
     fn of_word(word: u64) -> Option<Self> {
         let order = (word >> 8 & 0xff).try_into().ok()?;
         match word & 0xff {
@@ -80,37 +82,37 @@ impl Claim {
     }
 }
 
-impl Room {
-    /// Takes a run of granules and zeroes what was used before. `None` if there is no free run.
+impl FabricMemory {
+    /// Allocates a run of granules and zeroes those used before. `None` if there is no free run.
     ///
-    /// Short runs are sought from the end and long ones from the start, so that the former do not
-    /// break up the room for the latter.
-    pub(crate) fn take(&self, owner: Tag, order: u8) -> Option<Place> {
+    /// The search for short runs begins at the end and the search for long ones at the start, which
+    /// reduces fragmentation.
+    pub(crate) fn allocate(&self, owner: Tag, order: u8) -> Option<GranuleRun> {
         let step = 1_u32.checked_shl(order.into())?;
         let runs = self.granules() / step;
         (0..runs).find_map(|run| {
             let run = if order < SHORT { runs - 1 - run } else { run };
-            let place = Place {
+            let run = GranuleRun {
                 first: run * step,
                 order,
             };
-            self.take_place(owner, place).then_some(place)
+            self.claim_run(owner, run).then_some(run)
         })
     }
 
-    fn take_place(&self, owner: Tag, place: Place) -> bool {
+    fn claim_run(&self, owner: Tag, run: GranuleRun) -> bool {
         let taken = Claim::Taken {
             owner,
-            order: place.order,
+            order: run.order,
         };
         let is_free = |index| matches!(self.claim(index), Some(Claim::Free { .. }));
-        if !place.granules().all(is_free) {
+        if !run.granules().all(is_free) {
             return false;
         }
-        for index in place.granules() {
-            let Some(used) = self.take_granule(index, taken) else {
-                // Somebody was faster. What was taken may have been zeroed already or not.
-                for index in place.first..index {
+        for index in run.granules() {
+            let Some(used) = self.claim_granule(index, taken) else {
+                // Another device was faster. The granules taken so far may be zeroed or not.
+                for index in run.first..index {
                     self.swap_claim(index, taken, Claim::Free { used: true });
                 }
                 return false;
@@ -120,12 +122,12 @@ impl Room {
                 debug_assert!(zeroed.is_ok(), "granules are inside of the memory");
             }
         }
-        self.granule(place.first)[granule::TOKEN].store(0, Ordering::SeqCst);
+        self.granule(run.first)[granule::TOKEN].store(0, Ordering::SeqCst);
         true
     }
 
-    /// Takes one granule, and says whether it was used before. `None` if it is somebody's.
-    fn take_granule(&self, index: u32, taken: Claim) -> Option<bool> {
+    /// Takes one granule; returns whether it was used before. `None` if it has an owner.
+    fn claim_granule(&self, index: u32, taken: Claim) -> Option<bool> {
         match self.claim(index) {
             Some(free @ Claim::Free { used }) => {
                 self.swap_claim(index, free, taken).then_some(used)
@@ -134,19 +136,19 @@ impl Room {
         }
     }
 
-    /// Gives a run back that nobody uses.
-    pub(crate) fn give_back(&self, owner: Tag, place: Place) {
+    /// Releases a run that has no user.
+    pub(crate) fn release(&self, owner: Tag, run: GranuleRun) {
         let taken = Claim::Taken {
             owner,
-            order: place.order,
+            order: run.order,
         };
-        for index in place.granules() {
-            // If the word is not what we wrote, somebody wrote over it; it is not ours to mend.
+        for index in run.granules() {
+            // A word of another value was overwritten by another process, and is left as it is.
             self.swap_claim(index, taken, Claim::Free { used: true });
         }
     }
 
-    /// Takes back what dead devices have left behind. `is_dead` is asked once per device.
+    /// Reclaims the granules of dead devices. Calls `is_dead` once per device.
     pub(crate) fn sweep(&self, mut is_dead: impl FnMut(Tag) -> bool) -> u32 {
         let mut known: HashMap<Tag, bool> = HashMap::new();
         let mut freed = 0;
@@ -166,62 +168,64 @@ impl Room {
         freed
     }
 
-    /// Offers the buffer of a place to one writer. Returns its token.
-    pub(crate) fn offer(&self, place: Place, writer: Tag) -> Result<DmbToken, DeviceError> {
+    /// Offers the buffer of a run to one writer. Returns its token.
+    pub(crate) fn offer(&self, run: GranuleRun, writer: Tag) -> Result<DmbToken, DeviceError> {
         let token = loop {
-            let token = token_of(place.first, crate::random::word()?);
+            let token = token_of(run.first, crate::random::word()?);
             if token.0 != 0 {
                 break token;
             }
         };
-        let words = self.granule(place.first);
-        words[granule::WANT].store(0, Ordering::Relaxed);
+        let words = self.granule(run.first);
+        words[granule::ARMED].store(0, Ordering::Relaxed);
         words[granule::WRITER].store(writer.bits(), Ordering::Relaxed);
         words[granule::TOKEN].store(token.0, Ordering::SeqCst);
         Ok(token)
     }
 
-    /// No use of the buffer may begin any more.
-    pub(crate) fn withdraw(&self, place: Place) {
-        self.granule(place.first)[granule::TOKEN].store(0, Ordering::SeqCst);
-        settle();
+    /// Clears the token: no use of the buffer can begin afterwards.
+    pub(crate) fn withdraw(&self, run: GranuleRun) {
+        self.granule(run.first)[granule::TOKEN].store(0, Ordering::SeqCst);
+        seqcst_fence_for_loom();
     }
 
-    /// Whether a writer that is not dead uses the buffer that began here.
+    /// Whether a writer that is not dead uses the buffer that begins here.
     pub(crate) fn is_used(&self, first: u32) -> bool {
         let words = self.granule(first);
-        [granule::USERS, granule::TURN].into_iter().any(|word| {
-            let users = words[word].load(Ordering::SeqCst);
-            users & COUNT != 0 && !self.is_dead(Tag::of_bits(users))
-        })
+        [granule::USERS, granule::WRITE_LOCK]
+            .into_iter()
+            .any(|word| {
+                let users = words[word].load(Ordering::SeqCst);
+                users & COUNT != 0 && !self.is_dead(Tag::of_bits(users))
+            })
     }
 
-    /// Owner: asks to hear of the next signal. A look at the buffer has to follow.
-    pub(crate) fn want(&self, place: Place) {
-        self.granule(place.first)[granule::WANT].store(1, Ordering::Relaxed);
+    /// Owner: requests the next signal. The caller has to poll the buffer afterwards.
+    pub(crate) fn arm(&self, run: GranuleRun) {
+        self.granule(run.first)[granule::ARMED].store(1, Ordering::Relaxed);
         fence(Ordering::SeqCst);
     }
 
-    /// Writer: after a write, whether the owner wants to hear of it.
+    /// Writer: after a write, whether the owner has to be signalled.
     #[inline]
     pub(crate) fn must_signal(&self, first: u32) -> bool {
-        takes_want(self.granule(first))
+        take_armed(self.granule(first))
     }
 
-    /// Writer: after a use has ended, whether the owner wants to hear of it. The wish stays: the
-    /// memory may be that of another buffer already.
-    pub(crate) fn is_awaited(&self, first: u32) -> bool {
+    /// Writer: after a use has ended, whether the owner has to be signalled. The word stays set:
+    /// the memory may belong to another buffer already.
+    pub(crate) fn is_armed(&self, first: u32) -> bool {
         fence(Ordering::SeqCst);
-        self.granule(first)[granule::WANT].load(Ordering::Relaxed) != 0
+        self.granule(first)[granule::ARMED].load(Ordering::Relaxed) != 0
     }
 
-    /// Whether a buffer is still registered for this writer, by a device that is there.
+    /// Whether a buffer is still registered for this writer, by a live device.
     pub(crate) fn is_offered(&self, token: DmbToken, writer: Tag) -> bool {
         let offered = self.offered(token, writer);
         offered.is_ok_and(|(first, words)| self.look_up(first, words, token).is_ok())
     }
 
-    /// Whose memory a token names that is no buffer for this writer any more.
+    /// Run and owner of a withdrawn buffer of this writer.
     pub(crate) fn withdrawn(&self, token: DmbToken, writer: Tag) -> Option<Target> {
         let first = index_of(token);
         if first >= self.granules() {
@@ -232,48 +236,48 @@ impl Room {
             && words[granule::WRITER].load(Ordering::Relaxed) == writer.bits();
         match self.claim(first)? {
             Claim::Taken { owner, order } if is_withdrawn && self.is_live(owner) => Some(Target {
-                place: Place { first, order },
+                run: GranuleRun { first, order },
                 owner,
             }),
             _ => None,
         }
     }
 
-    /// Writer: uses the buffer of a token for as long as `then` takes.
+    /// Writer: uses the buffer of a token during the call of `then`.
     #[inline]
-    pub(crate) fn using<T>(
+    pub(crate) fn with_access<T>(
         &self,
         token: DmbToken,
         writer: Tag,
-        then: impl FnOnce(Turn<'_>) -> Result<T, SubmitError>,
+        then: impl FnOnce(BufferAccess<'_>) -> Result<T, SubmitError>,
     ) -> Result<T, SubmitError> {
         let (first, words) = self.offered(token, writer)?;
-        let is_alone = self.takes_turn(words, writer);
-        if !is_alone {
+        let is_locked = self.try_lock(words, writer);
+        if !is_locked {
             self.count_in(words, writer)?;
         }
         let done = match self.look_up(first, words, token) {
-            Ok(target) => then(Turn { target, words }),
+            Ok(target) => then(BufferAccess { target, words }),
             Err(refused) => Err(refused.into()),
         };
-        if is_alone {
-            words[granule::TURN].store(0, Ordering::Release);
+        if is_locked {
+            words[granule::WRITE_LOCK].store(0, Ordering::Release);
         } else {
             count_out(words, writer);
         }
         done
     }
 
-    /// Writer: begins to use the buffer of a token. What comes back has to be ended with
-    /// [`Room::end_use`].
+    /// Writer: begins to use the buffer of a token. The use has to be ended with
+    /// [`FabricMemory::end_use`].
     pub(crate) fn begin_use(&self, token: DmbToken, writer: Tag) -> Result<Target, SubmitError> {
         let (first, words) = self.offered(token, writer)?;
         self.count_in(words, writer)?;
-        let looked = self.look_up(first, words, token);
-        if looked.is_err() {
+        let found = self.look_up(first, words, token);
+        if found.is_err() {
             count_out(words, writer);
         }
-        Ok(looked?)
+        Ok(found?)
     }
 
     /// Writer: all accesses of a use are over.
@@ -281,8 +285,8 @@ impl Room {
         count_out(self.granule(first), writer);
     }
 
-    /// Where the buffer of a token is, if it is for this writer. A stranger must not be able to say
-    /// that he uses it, so this comes first.
+    /// The first granule of a token's buffer, if it is for this writer. This check comes first, so
+    /// that another device cannot mark the buffer as used.
     #[inline]
     fn offered(&self, token: DmbToken, writer: Tag) -> Result<(u32, Words<'_>), Refused> {
         let first = index_of(token);
@@ -299,43 +303,57 @@ impl Room {
         }
     }
 
-    /// Whether it is the writer's turn, which ends when the word is 0 again.
+    /// Tries to take the write lock, which is free again when the word is 0.
     #[inline]
-    fn takes_turn(&self, words: Words<'_>, writer: Tag) -> bool {
-        let turn = writer.bits() | MOVING;
-        match words[granule::TURN].compare_exchange(0, turn, Ordering::SeqCst, Ordering::Relaxed) {
+    fn try_lock(&self, words: Words<'_>, writer: Tag) -> bool {
+        let locked = writer.bits() | LOCKED;
+        match words[granule::WRITE_LOCK].compare_exchange(
+            0,
+            locked,
+            Ordering::SeqCst,
+            Ordering::Relaxed,
+        ) {
             Ok(_) => {
-                settle();
+                seqcst_fence_for_loom();
                 true
             }
-            Err(now) => self.inherits_turn(words, now, turn),
+            Err(now) => self.take_over_lock(words, now, locked),
         }
     }
 
-    /// Whether who has the turn is dead, and it is ours now.
+    /// Takes over the write lock of a dead writer, if it is one.
     #[cold]
-    fn inherits_turn(&self, words: Words<'_>, now: u64, turn: u64) -> bool {
+    fn take_over_lock(&self, words: Words<'_>, now: u64, locked: u64) -> bool {
         self.is_dead(Tag::of_bits(now))
-            && words[granule::TURN]
-                .compare_exchange(now, turn, Ordering::SeqCst, Ordering::Relaxed)
+            && words[granule::WRITE_LOCK]
+                .compare_exchange(now, locked, Ordering::SeqCst, Ordering::Relaxed)
                 .is_ok()
     }
 
-    /// The memory of a place; `lease` is dropped together with the last clone of it.
-    pub(crate) fn lend<T: Any + Send + Sync>(&self, place: Place, lease: T) -> Option<Region> {
-        let place = self.all.part(self.layout.data(place.first), place.len());
-        Some(place.ok()?.leased(lease))
+    /// The memory of a run; `lease` is dropped together with the last clone of the region.
+    pub(crate) fn region_of<T: Any + Send + Sync>(
+        &self,
+        run: GranuleRun,
+        lease: T,
+    ) -> Option<Region> {
+        let run = self.all.part(self.layout.data(run.first), run.len());
+        Some(run.ok()?.leased(lease))
     }
 
-    /// Copies into the buffer of a place.
+    /// Copies into the buffer of a run.
     #[inline]
-    pub(crate) fn copy_in(&self, place: Place, at: usize, data: &[u8]) -> Result<(), SubmitError> {
+    pub(crate) fn copy_in(
+        &self,
+        run: GranuleRun,
+        at: usize,
+        data: &[u8],
+    ) -> Result<(), SubmitError> {
         let end = at.checked_add(data.len());
-        if end.is_none_or(|end| end > place.len()) {
+        if end.is_none_or(|end| end > run.len()) {
             return Err(SubmitError::OutOfBounds);
         }
         self.all
-            .copy_in(self.layout.data(place.first) + at, data)
+            .copy_in(self.layout.data(run.first) + at, data)
             .map_err(|_| SubmitError::OutOfBounds)
     }
 
@@ -351,11 +369,11 @@ impl Room {
         if !self.is_live(owner) {
             return Err(Refused::Gone);
         }
-        let place = Place { first, order };
-        if first % (1 << order) != 0 || place.granules().end > self.granules() {
+        let run = GranuleRun { first, order };
+        if first % (1 << order) != 0 || run.granules().end > self.granules() {
             return Err(Refused::Unknown);
         }
-        Ok(Target { place, owner })
+        Ok(Target { run, owner })
     }
 
     fn count_in(&self, words: Words<'_>, writer: Tag) -> Result<(), Refused> {
@@ -370,7 +388,7 @@ impl Room {
             } else if now & COUNT == 0 || self.is_dead(Tag::of_bits(now)) {
                 writer.bits() + 1
             } else {
-                // The writer of an earlier buffer is just finding out that it is gone.
+                // The writer of an earlier buffer is about to detect that the buffer is gone.
                 std::hint::spin_loop();
                 continue;
             };
@@ -378,7 +396,7 @@ impl Room {
                 .compare_exchange(now, next, Ordering::SeqCst, Ordering::Relaxed)
                 .is_ok()
             {
-                settle();
+                seqcst_fence_for_loom();
                 return Ok(());
             }
         }
@@ -409,48 +427,48 @@ impl Room {
 
 /// A use of a buffer that lasts as long as one call.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Turn<'a> {
+pub(crate) struct BufferAccess<'a> {
     pub(crate) target: Target,
     words: Words<'a>,
 }
 
-impl Turn<'_> {
-    /// After a write, whether the owner wants to hear of it.
+impl BufferAccess<'_> {
+    /// After a write, whether the owner has to be signalled.
     #[inline]
     pub(crate) fn must_signal(self) -> bool {
-        takes_want(self.words)
+        take_armed(self.words)
     }
 }
 
-/// Gives a sequentially consistent access its place before those that follow. They have it anyway;
-/// but to loom, only fences have one.
+/// A fence for loom, which gives a total order to sequentially consistent fences only, and not to
+/// accesses. Outside of models the accesses are ordered without it.
 #[inline]
-fn settle() {
+fn seqcst_fence_for_loom() {
     #[cfg(smc_loom)]
     fence(Ordering::SeqCst);
 }
 
-/// Writer: one use less.
+/// Writer: decrements the count of users.
 fn count_out(words: Words<'_>, writer: Tag) {
     let users = &words[granule::USERS];
     let _ = users.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |now| {
-        // Else somebody wrote over it.
+        // Otherwise another process has overwritten it.
         (now & !COUNT == writer.bits() && now & COUNT != 0).then(|| now - 1)
     });
 }
 
-/// Writer: after a write, whether the owner wanted to hear of it until now.
+/// Writer: after a write, takes the armed flag.
 #[inline]
-fn takes_want(words: Words<'_>) -> bool {
+fn take_armed(words: Words<'_>) -> bool {
     fence(Ordering::SeqCst);
-    let want = &words[granule::WANT];
-    want.load(Ordering::Relaxed) != 0 && want.swap(0, Ordering::SeqCst) != 0
+    let armed = &words[granule::ARMED];
+    armed.load(Ordering::Relaxed) != 0 && armed.swap(0, Ordering::SeqCst) != 0
 }
 
 /// A buffer that is being used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
-    pub(crate) place: Place,
+    pub(crate) run: GranuleRun,
     pub(crate) owner: Tag,
 }
 
@@ -473,22 +491,22 @@ impl From<Refused> for SubmitError {
     }
 }
 
-/// A token: 40 random bits, and the place hidden under them, so that it is found without a table.
+/// A token: 40 random bits, and the granule index masked with them, so that no table is needed.
 fn token_of(first: u32, random: u64) -> DmbToken {
     let high = random & !PLACE;
     DmbToken(high | (u64::from(first) ^ mix(high)) & PLACE)
 }
 
 fn index_of(token: DmbToken) -> u32 {
-    let place = (token.0 ^ mix(token.0 & !PLACE)) & PLACE;
-    u32::try_from(place).expect("24 bits")
+    let run = (token.0 ^ mix(token.0 & !PLACE)) & PLACE;
+    u32::try_from(run).expect("24 bits")
 }
 
 fn mix(high: u64) -> u64 {
     high.wrapping_mul(MIX) >> 40
 }
 
-/// Bits of a token that hold the place.
+/// Bits of a token that contain the granule index.
 const PLACE: u64 = (1 << 24) - 1;
 /// Kinds of claims, in the low byte of a word.
 const USED: u64 = 1;
@@ -497,10 +515,10 @@ const TAKEN: u64 = 2;
 const MAX_ORDER: u8 = 15;
 /// Runs of fewer than 2^SHORT granules count as short.
 const SHORT: u8 = 3;
-/// Bits of `users` that count. Those of `turn` are [`MOVING`] while somebody has it.
+/// The count in `users`. The same bits of the write lock are [`LOCKED`] while it is taken.
 const COUNT: u64 = 0xffff;
-const MOVING: u64 = 1;
-/// Looks at whether another writer has let go of the count. A move that was not counted by then is
+const LOCKED: u64 = 1;
+/// Attempts to count a use while another writer has the count. A move that was not counted is
 /// tried again later.
 const COUNT_TRIES: usize = 100;
 
@@ -509,7 +527,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_name_places() {
+    fn tokens_contain_the_granule_index() {
         for first in [0, 1, 77, 4095, (1 << 24) - 1] {
             for random in [0, 1, u64::MAX, 0x0123_4567_89ab_cdef] {
                 assert_eq!(index_of(token_of(first, random)), first);
@@ -518,8 +536,8 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_too_late_takes_nothing() {
-        let room = super::super::tests::room();
+    fn a_second_claim_of_a_granule_fails() {
+        let memory = super::super::tests::memory();
         let taken = |slot| Claim::Taken {
             owner: Tag {
                 slot,
@@ -527,36 +545,36 @@ mod tests {
             },
             order: 0,
         };
-        assert_eq!(room.take_granule(3, taken(1)), Some(false));
-        // Somebody who has seen the granule free a moment ago.
-        assert_eq!(room.take_granule(3, taken(2)), None);
-        assert_eq!(room.claim(3), Some(taken(1)), "the claim was stolen");
-        assert!(room.swap_claim(3, taken(1), Claim::Free { used: true }));
-        assert_eq!(room.take_granule(3, taken(2)), Some(true));
+        assert_eq!(memory.claim_granule(3, taken(1)), Some(false));
+        // Another device that has seen the granule free a moment ago.
+        assert_eq!(memory.claim_granule(3, taken(2)), None);
+        assert_eq!(memory.claim(3), Some(taken(1)), "the claim was stolen");
+        assert!(memory.swap_claim(3, taken(1), Claim::Free { used: true }));
+        assert_eq!(memory.claim_granule(3, taken(2)), Some(true));
     }
 
     #[test]
-    fn a_claim_of_a_slot_that_there_is_not_names_no_owner() {
-        let room = super::super::tests::room();
+    fn a_claim_with_an_invalid_slot_names_no_owner() {
+        let memory = super::super::tests::memory();
         let join = |slot, gid| {
-            super::super::tests::join(&room, slot, smc_wire::types::Gid::new(7, gid)).unwrap()
+            super::super::tests::join(&memory, slot, smc_wire::types::Gid::new(7, gid)).unwrap()
         };
         let (owner, writer) = (join(0, 1), join(1, 2));
-        let place = room.take(owner, 0).unwrap();
-        let token = room.offer(place, writer).unwrap();
-        room.withdraw(place);
-        assert!(room.withdrawn(token, writer).is_some());
+        let run = memory.allocate(owner, 0).unwrap();
+        let token = memory.offer(run, writer).unwrap();
+        memory.withdraw(run);
+        assert!(memory.withdrawn(token, writer).is_some());
         let taken = |owner| Claim::Taken { owner, order: 0 };
         let nowhere = Tag {
             slot: 0xffff,
             generation: 1,
         };
-        assert!(room.swap_claim(place.first, taken(owner), taken(nowhere)));
-        assert!(room.withdrawn(token, writer).is_none());
+        assert!(memory.swap_claim(run.first, taken(owner), taken(nowhere)));
+        assert!(memory.withdrawn(token, writer).is_none());
     }
 
     #[test]
-    fn claims_survive_their_words_and_nonsense_is_none() {
+    fn claims_round_trip_and_invalid_words_are_none() {
         let owner = Tag {
             slot: 700,
             generation: 0xdead_beef,

@@ -1,37 +1,37 @@
-//! Where things are in the shared memory.
+//! Layout of the shared memory.
 //!
 //! ```text
-//! 0x0000  header: magic, version, length, fabric id (two words), slots, granules, flags, beat
+//! 0x0000  header: magic, version, length, fabric id (two words), slots, granules, flags, heartbeat
 //! 0x1000  slots, one per device that can be on the fabric:
 //!    +0x000   state        generation << 32 | phase
 //!    +0x008   GID, two words
-//!    +0x018   beat         counted up by a device whose death nobody else would notice
-//!    +0x020   port         by what the fabric calls the device
-//!    +0x040   sleeping     owner: 1 before it parks, 2 when it is awake;  ringer: 1 to 0, and rings
-//!    +0x048   look         anybody: 1 when something about the peers changed
-//!    +0x080   mail, summary: a bit per slot with mail
-//!    +0x100   mail, a word per sending slot, a bit per kind of event
+//!    +0x018   heartbeat    incremented by a device whose end the fabric cannot detect
+//!    +0x020   port         the number that the fabric uses for the device
+//!    +0x040   sleeping     owner: 1 before it parks, 2 when awake; notifier: 1 to 0, then notifies
+//!    +0x048   changed      any device: 1 when a peer has joined or left
+//!    +0x080   mailbox, summary: a bit per slot with events
+//!    +0x100   mailbox, a word per sending slot, a bit per kind of event
 //!    ..       ready, summary: a bit per word of `ready`
 //!    ..       ready, a bit per granule: the buffer that begins there was written
 //! ..      granules, two lines of 64 bytes per 16 KiB of data, the second one for what the owner
-//!         writes while the writer is at it:
-//!    +0       claim        whose the granule is
-//!    +8       writer       who may write the buffer that begins here
-//!    +16      users        who uses it now, and how often
+//!         writes while the writer uses the first one:
+//!    +0       claim        the owner of the granule
+//!    +8       writer       the device that may write the buffer that begins here
+//!    +16      users        its current user, and the count of uses
 //!    +24      token        of the buffer that begins here; 0 if there is none
-//!    +32      turn         who moves data there now, without being counted; 0 if nobody does
-//!    +64      want         owner: 1 to hear of the next signal; ringer: 0 when it sets `ready`
+//!    +32      write lock   the device that moves data there now, without a count; 0 if free
+//!    +64      armed        owner: 1 to request a signal; notifier: 0 when it sets `ready`
 //! ..      data: the granules themselves, from the start of a page
 //! ```
 //!
-//! The offsets follow from the length of the memory and the number of slots alone, so a header that
-//! somebody wrote over leads to an error and never to another place.
+//! The offsets follow from the length of the memory and the number of slots alone, so a corrupted
+//! header leads to an error and never to another offset.
 
 use smc_core::device::DeviceError;
 
 use crate::region::WORDS_LEN;
 
-/// Where things are, in bytes from the start.
+/// Offsets in bytes from the start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub(crate) len: usize,
@@ -43,7 +43,7 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// For memory of `len` bytes with room for `slots` devices.
+    /// For memory of `len` bytes with `slots` devices.
     pub(crate) fn new(len: usize, slots: u16) -> Result<Self, DeviceError> {
         if slots == 0 || slots > MAX_SLOTS {
             return Err(DeviceError::Invalid("number of devices of a fabric"));
@@ -66,7 +66,7 @@ impl Layout {
 
     fn with_granules(len: usize, slots: u16, granules: u32) -> Self {
         let words = words(granules);
-        let slot_len = MAIL + 8 * (usize::from(slots) + words.div_ceil(64) + words);
+        let slot_len = MAILBOX + 8 * (usize::from(slots) + words.div_ceil(64) + words);
         let slot_len = slot_len.next_multiple_of(64);
         let granules_at = SLOTS_AT + usize::from(slots) * slot_len;
         let data_at = granules_at + granules as usize * GRANULE_LINE;
@@ -80,20 +80,20 @@ impl Layout {
         }
     }
 
-    /// Something of a slot, which must be below the number of slots.
+    /// A field of a slot, which must be below the number of slots.
     pub(crate) fn slot(&self, slot: u16, field: usize) -> usize {
         debug_assert!(slot < self.slots);
         SLOTS_AT + usize::from(slot) * self.slot_len + field
     }
 
-    /// The word with the mail that one slot has for another.
-    pub(crate) fn mail(&self, to: u16, from: u16) -> usize {
-        self.slot(to, MAIL + 8 * usize::from(from))
+    /// The mailbox word for events from one slot to another.
+    pub(crate) fn mailbox(&self, to: u16, from: u16) -> usize {
+        self.slot(to, MAILBOX + 8 * usize::from(from))
     }
 
     /// A word of the summary of ready buffers.
     pub(crate) fn ready_summary(&self, slot: u16, word: usize) -> usize {
-        self.slot(slot, MAIL + 8 * (usize::from(self.slots) + word))
+        self.slot(slot, MAILBOX + 8 * (usize::from(self.slots) + word))
     }
 
     /// A word of the ready buffers.
@@ -128,7 +128,7 @@ fn words(granules: u32) -> usize {
     (granules as usize).div_ceil(64)
 }
 
-/// The smallest buffer, and the unit in which memory is given out.
+/// The smallest buffer, and the unit of allocation.
 pub(crate) const GRANULE: usize = 1 << 14;
 
 /// Words of the header.
@@ -141,7 +141,7 @@ pub(crate) mod header {
     pub(crate) const SLOTS: usize = 0x28;
     pub(crate) const GRANULES: usize = 0x30;
     pub(crate) const FLAGS: usize = 0x38;
-    pub(crate) const BEAT: usize = 0x40;
+    pub(crate) const HEARTBEAT: usize = 0x40;
 }
 
 /// Words of a slot.
@@ -149,11 +149,11 @@ pub(crate) mod slot {
     pub(crate) const STATE: usize = 0x00;
     pub(crate) const GID_HI: usize = 0x08;
     pub(crate) const GID_LO: usize = 0x10;
-    pub(crate) const BEAT: usize = 0x18;
+    pub(crate) const HEARTBEAT: usize = 0x18;
     pub(crate) const PORT: usize = 0x20;
     pub(crate) const SLEEPING: usize = 0x40;
-    pub(crate) const LOOK: usize = 0x48;
-    pub(crate) const MAIL_SUMMARY: usize = 0x80;
+    pub(crate) const PEERS_CHANGED: usize = 0x48;
+    pub(crate) const MAILBOX_SUMMARY: usize = 0x80;
 }
 
 /// Words of a granule, by their number.
@@ -162,21 +162,21 @@ pub(crate) mod granule {
     pub(crate) const WRITER: usize = 1;
     pub(crate) const USERS: usize = 2;
     pub(crate) const TOKEN: usize = 3;
-    pub(crate) const TURN: usize = 4;
+    pub(crate) const WRITE_LOCK: usize = 4;
     /// The first one of the second line.
-    pub(crate) const WANT: usize = 8;
+    pub(crate) const ARMED: usize = 8;
 }
 
-const MAIL: usize = 0x100;
+const MAILBOX: usize = 0x100;
 const SLOTS_AT: usize = 0x1000;
 const GRANULE_LINE: usize = WORDS_LEN;
 const PAGE: usize = 0x1000;
 
-/// As many as the summary of mail has bits.
+/// The number of bits of the mailbox summary.
 pub(crate) const MAX_SLOTS: u16 = 1024;
-/// A token has 24 bits for the place.
+/// A token has 24 bits for the granule index.
 pub(crate) const MAX_GRANULES: usize = 1 << 24;
-/// Fewer buffers than this serve nobody.
+/// With fewer buffers a fabric is of no use.
 const MIN_GRANULES: u32 = 8;
 const TOO_SMALL: DeviceError = DeviceError::Invalid("the fabric's memory is too small");
 

@@ -1,18 +1,18 @@
-//! The room: what is in the shared memory, in words of our own.
+//! The shared memory of a fabric.
 //!
-//! Everything here can be changed by every other user of the memory at any moment. So each value is
-//! read once, checked, and then used; places follow from [`Layout`], which is private. What others
-//! can bring about by writing nonsense is that calls fail, that wake-ups are missed or come without
-//! reason, and that data is wrong: never an access outside of the memory, a panic, or a wait.
+//! Every process that maps the memory can change everything in it at any time. So each value is
+//! read once, checked, and then used; offsets follow from [`Layout`], which is private. Invalid
+//! values can cause failed calls, missed or spurious wake-ups, and wrong data, but never an access
+//! outside of the memory, a panic, or a wait without end.
 
 mod bits;
 mod granules;
 mod layout;
 mod slots;
 
-pub(crate) use granules::{Place, Target};
+pub(crate) use granules::{GranuleRun, Target};
 pub(crate) use layout::GRANULE;
-pub(crate) use slots::{Newcomer, Phase, Sleep, Tag};
+pub(crate) use slots::{JoinRequest, Phase, Sleep, Tag};
 #[cfg(test)]
 #[cfg(smc_loom)]
 pub(crate) use tests::join;
@@ -26,32 +26,32 @@ use layout::{Layout, header};
 
 /// The shared memory of a fabric.
 #[derive(Debug)]
-pub(crate) struct Room {
+pub(crate) struct FabricMemory {
     all: Region,
     layout: Layout,
     fabric: u128,
     nocopy: bool,
 }
 
-/// What the maker of a fabric decides.
+/// Options that are set when a fabric is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Plan {
+pub(crate) struct FabricOptions {
     /// Devices that can be on the fabric at a time.
     pub(crate) slots: u16,
     /// Whether peers' buffers are written in place.
     pub(crate) nocopy: bool,
 }
 
-impl Room {
-    /// Lays out fresh, zeroed memory that nobody else looks at yet.
-    pub(crate) fn make(all: Region, plan: Plan) -> Result<Self, DeviceError> {
-        let layout = Layout::new(all.len(), plan.slots)?;
+impl FabricMemory {
+    /// Initialises new, zeroed memory that no other process uses yet.
+    pub(crate) fn create(all: Region, options: FabricOptions) -> Result<Self, DeviceError> {
+        let layout = Layout::new(all.len(), options.slots)?;
         let fabric = crate::random::id()?;
-        let room = Self {
+        let memory = Self {
             all,
             layout,
             fabric,
-            nocopy: plan.nocopy,
+            nocopy: options.nocopy,
         };
         let [hi, lo] = halves(fabric);
         let words = [
@@ -61,17 +61,17 @@ impl Room {
             (header::FABRIC_LO, lo),
             (header::SLOTS, layout.slots.into()),
             (header::GRANULES, layout.granules.into()),
-            (header::FLAGS, if plan.nocopy { NOCOPY } else { 0 }),
+            (header::FLAGS, if options.nocopy { NOCOPY } else { 0 }),
             (header::MAGIC, MAGIC),
         ];
         for (at, word) in words {
-            room.word(at).store(word, Ordering::Release);
+            memory.word(at).store(word, Ordering::Release);
         }
-        Ok(room)
+        Ok(memory)
     }
 
-    /// Looks at memory that somebody else laid out.
-    pub(crate) fn find(all: Region) -> Result<Self, DeviceError> {
+    /// Opens memory that another process has initialised.
+    pub(crate) fn open(all: Region) -> Result<Self, DeviceError> {
         let word = |at| {
             let word = all.load(at, Ordering::Acquire);
             word.map_err(|_| DeviceError::Invalid("the fabric's memory is too small"))
@@ -86,7 +86,7 @@ impl Room {
         // The memory may be longer, as BARs have lengths of their own.
         let len = usize::try_from(word(header::LEN)?).unwrap_or(usize::MAX);
         if len > all.len() {
-            return bad("the fabric's memory is shorter than it says");
+            return bad("the fabric's memory is shorter than its header states");
         }
         let slots = u16::try_from(word(header::SLOTS)?).unwrap_or(0);
         let layout = Layout::new(len, slots)?;
@@ -95,7 +95,7 @@ impl Room {
         }
         let flags = word(header::FLAGS)?;
         if flags & !NOCOPY != 0 {
-            return bad("the fabric's memory wants something unknown");
+            return bad("the fabric's memory has unknown flags");
         }
         let [hi, lo] = [word(header::FABRIC_HI)?, word(header::FABRIC_LO)?];
         Ok(Self {
@@ -106,13 +106,13 @@ impl Room {
         })
     }
 
-    /// 128 random bits that tell fabrics apart.
+    /// 128 random bits that identify the fabric.
     pub(crate) fn fabric(&self) -> u128 {
         self.fabric
     }
 
     /// The CHID of all devices of the fabric: 0xFF00 to 0xFFFE, from the fabric's id. Devices of
-    /// two fabrics mostly have different ones, and find out at once that they cannot meet.
+    /// two fabrics mostly have different ones, and detect at once that they share no memory.
     pub(crate) fn chid(&self) -> Chid {
         let [hi, lo] = halves(self.fabric);
         let mixed = (hi ^ lo).wrapping_mul(MIX) >> 32;
@@ -135,30 +135,30 @@ impl Room {
         self.layout.granules
     }
 
-    /// The beat of whoever keeps the fabric; see [`Room::beat_keeper`].
-    pub(crate) fn keeper_beat(&self) -> u64 {
-        self.word(header::BEAT).load(Ordering::Relaxed)
+    /// The heartbeat of the ivshmem server; see [`FabricMemory::bump_server_heartbeat`].
+    pub(crate) fn server_heartbeat(&self) -> u64 {
+        self.word(header::HEARTBEAT).load(Ordering::Relaxed)
     }
 
-    /// Shows that whoever keeps the fabric is alive.
-    pub(crate) fn beat_keeper(&self) {
-        self.word(header::BEAT).fetch_add(1, Ordering::Relaxed);
+    /// Increments the heartbeat of the ivshmem server.
+    pub(crate) fn bump_server_heartbeat(&self) {
+        self.word(header::HEARTBEAT).fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Says that nobody keeps the fabric any more.
-    pub(crate) fn end_keeper(&self) {
-        self.word(header::BEAT).store(ENDED, Ordering::SeqCst);
+    /// Marks the ivshmem server as ended.
+    pub(crate) fn mark_server_ended(&self) {
+        self.word(header::HEARTBEAT).store(ENDED, Ordering::SeqCst);
     }
 
-    /// Whether whoever kept the fabric has said that this is over.
-    pub(crate) fn has_keeper_ended(&self) -> bool {
-        self.word(header::BEAT).load(Ordering::SeqCst) == ENDED
+    /// Whether the ivshmem server has marked itself as ended.
+    pub(crate) fn has_server_ended(&self) -> bool {
+        self.word(header::HEARTBEAT).load(Ordering::SeqCst) == ENDED
     }
 
     fn word(&self, at: usize) -> &AtomicU64 {
         self.all
             .word(at)
-            .expect("places of the layout are inside of the memory and multiples of 8")
+            .expect("offsets of the layout are inside of the memory and multiples of 8")
     }
 }
 
@@ -173,11 +173,11 @@ fn as_word(len: usize) -> u64 {
 
 /// "SMC ISM" and a zero, in native byte order: memory of the other order is something else.
 const MAGIC: u64 = u64::from_be_bytes(*b"SMC ISM\0");
-/// Of the layout, the only one that is known. In version 1, granules had no `turn`.
+/// Of the layout, the only one that is supported. In version 1, granules had no write lock.
 const VERSION: u64 = 2;
-/// The beat of a server that has ended.
+/// The heartbeat of a server that has ended.
 const ENDED: u64 = u64::MAX;
-/// Flag of the header: buffers are attached rather than moved to.
+/// Flag of the header: buffers are attached instead of `move_data`.
 const NOCOPY: u64 = 1;
 /// An odd number with its bits well spread.
 const MIX: u64 = 0x9e37_79b9_7f4a_7c15;

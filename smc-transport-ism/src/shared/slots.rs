@@ -1,14 +1,14 @@
-//! Slots: who is on the fabric, who sleeps, and what was signalled to whom.
+//! Slots: the devices of the fabric, their sleep states, signals and events.
 
 use smc_core::device::DeviceError;
 use smc_core::mem::sync::{Ordering, fence};
 use smc_wire::types::Gid;
 
-use super::Room;
+use super::FabricMemory;
 use super::bits::{ones, take};
 use super::layout::slot;
 
-/// A device on the fabric: its slot, and how often the slot was taken before.
+/// A device on the fabric: its slot, and the generation of the slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Tag {
     pub(crate) slot: u16,
@@ -30,44 +30,44 @@ impl Tag {
     }
 }
 
-/// How far the device of a slot is.
+/// Life cycle of the device of a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// It sets itself up; nobody may use it yet.
+    /// The device initialises its slot; peers must not use it yet.
     Joining,
     Live,
-    /// It is gone for its peers, but somebody still holds buffers of it.
+    /// The device is gone for its peers, but its process still uses buffers of it.
     Leaving,
-    /// Its buffers may be taken.
+    /// The buffers of the device may be reclaimed.
     Dead,
 }
 
-/// A device that takes a slot.
+/// Parameters of a device that takes a slot.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Newcomer {
+pub(crate) struct JoinRequest {
     pub(crate) slot: u16,
-    /// What the fabric calls it.
+    /// The number that the fabric uses for the device.
     pub(crate) port: u16,
-    /// Whether it shows that it is alive, see [`Room::beat`].
-    pub(crate) beats: bool,
+    /// Whether the device sends heartbeats, see [`FabricMemory::bump_heartbeat`].
+    pub(crate) has_heartbeat: bool,
     pub(crate) gid: Gid,
 }
 
 /// Whether the driver of a device sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sleep {
-    /// It has asked to be rung.
+    /// It requests a notification.
     Asleep,
-    /// It was asleep, and somebody has rung.
-    Rung,
-    /// It looks by itself.
+    /// It was asleep, and a peer has notified it.
+    Notified,
+    /// It polls by itself.
     Awake,
 }
 
-impl Room {
-    /// Takes a slot that is ours by what the fabric says, whoever had it before.
-    pub(crate) fn join(&self, newcomer: Newcomer) -> Result<Tag, DeviceError> {
-        let Newcomer { slot, gid, .. } = newcomer;
+impl FabricMemory {
+    /// Takes the slot that the fabric has assigned, whatever device had it before.
+    pub(crate) fn join(&self, request: JoinRequest) -> Result<Tag, DeviceError> {
+        let JoinRequest { slot, gid, .. } = request;
         if slot >= self.slots() {
             return Err(DeviceError::Invalid(
                 "the fabric has no slot for this device",
@@ -82,20 +82,21 @@ impl Room {
         self.set_phase(tag, Phase::Joining);
         self.slot_word(slot, slot::SLEEPING)
             .store(AWAKE, Ordering::SeqCst);
-        self.slot_word(slot, slot::LOOK).store(0, Ordering::SeqCst);
-        // Not zero from the start: it may be killed before the first beat.
-        self.slot_word(slot, slot::BEAT)
-            .store(newcomer.beats.into(), Ordering::SeqCst);
+        self.slot_word(slot, slot::PEERS_CHANGED)
+            .store(0, Ordering::SeqCst);
+        // Not zero from the start: the process may be killed before the first heartbeat.
+        self.slot_word(slot, slot::HEARTBEAT)
+            .store(request.has_heartbeat.into(), Ordering::SeqCst);
         self.take_ready(slot, |_| {});
-        self.take_mail(slot, |_, _| {});
+        self.take_events(slot, |_, _| {});
         self.slot_word(slot, slot::PORT)
-            .store(newcomer.port.into(), Ordering::Relaxed);
+            .store(request.port.into(), Ordering::Relaxed);
         self.slot_word(slot, slot::GID_HI)
             .store(gid.hi().0, Ordering::Relaxed);
         self.slot_word(slot, slot::GID_LO)
             .store(gid.lo().0, Ordering::Relaxed);
         self.set_phase(tag, Phase::Live);
-        // Both of two devices with one GID see each other, or at least one does.
+        // Of two devices with the same GID, at least one sees the other.
         fence(Ordering::SeqCst);
         if self.others(tag).any(|other| self.gid(other) == Some(gid)) {
             self.set_phase(tag, Phase::Dead);
@@ -106,15 +107,14 @@ impl Room {
         Ok(tag)
     }
 
-    /// Says how far a device is, on its own behalf.
+    /// Sets the phase of the own device.
     pub(crate) fn set_phase(&self, tag: Tag, phase: Phase) {
         self.slot_word(tag.slot, slot::STATE)
             .store(state(tag, phase), Ordering::SeqCst);
     }
 
-    /// Marks a device as dead that is known to be so. False if that was known, or another device
-    /// has the slot.
-    pub(crate) fn bury(&self, tag: Tag) -> bool {
+    /// Marks a device as dead. False if it was marked before, or another device has the slot.
+    pub(crate) fn mark_dead(&self, tag: Tag) -> bool {
         let word = self.slot_word(tag.slot, slot::STATE);
         [Phase::Live, Phase::Leaving, Phase::Joining]
             .iter()
@@ -125,7 +125,7 @@ impl Room {
             })
     }
 
-    /// The device that has a slot, and how far it is; `None` for an empty one, or nonsense.
+    /// The device that has a slot, and its phase; `None` for an empty slot or an invalid word.
     pub(crate) fn occupant(&self, slot: u16) -> Option<(Tag, Phase)> {
         let state = self.slot_word(slot, slot::STATE).load(Ordering::SeqCst);
         let tag = Tag {
@@ -150,7 +150,7 @@ impl Room {
                 == state(tag, Phase::Live)
     }
 
-    /// Whether nobody can use buffers of the device any more.
+    /// Whether the device is dead, so that no use of its buffers can begin.
     pub(crate) fn is_dead(&self, tag: Tag) -> bool {
         match (tag.slot < self.slots())
             .then(|| self.occupant(tag.slot))
@@ -172,7 +172,7 @@ impl Room {
         self.is_live(tag).then_some(gid)
     }
 
-    /// By what the fabric calls a device.
+    /// The number that the fabric uses for a device.
     pub(crate) fn port(&self, slot: u16) -> Option<u16> {
         let port = self.slot_word(slot, slot::PORT).load(Ordering::Relaxed);
         u16::try_from(port).ok()
@@ -196,43 +196,44 @@ impl Room {
         self.live().filter(move |other| other.slot != tag.slot)
     }
 
-    /// Owner: asks to be rung from now on. A look has to follow.
+    /// Owner: requests a notification from now on. The caller has to poll afterwards.
     pub(crate) fn sleep(&self, slot: u16) {
         self.slot_word(slot, slot::SLEEPING)
             .store(ASLEEP, Ordering::SeqCst);
         fence(Ordering::SeqCst);
     }
 
-    /// Owner: is awake and will look by itself.
+    /// Owner: is awake and polls by itself.
     pub(crate) fn wake(&self, slot: u16) {
         self.slot_word(slot, slot::SLEEPING)
             .store(AWAKE, Ordering::Relaxed);
     }
 
-    /// Owner: what has become of its wish to be rung.
+    /// Owner: its sleep state.
     pub(crate) fn sleep_of(&self, slot: u16) -> Sleep {
         match self.slot_word(slot, slot::SLEEPING).load(Ordering::SeqCst) {
             ASLEEP => Sleep::Asleep,
             AWAKE => Sleep::Awake,
-            _ => Sleep::Rung,
+            _ => Sleep::Notified,
         }
     }
 
-    /// Ringer: whether a device has to be rung. Whoever is told so has to do it.
-    pub(crate) fn must_ring(&self, slot: u16) -> bool {
+    /// Peer: whether the device has to be notified. After `true` the caller must notify it.
+    pub(crate) fn must_notify(&self, slot: u16) -> bool {
         let word = self.slot_word(slot, slot::SLEEPING);
-        word.compare_exchange(ASLEEP, RUNG, Ordering::SeqCst, Ordering::SeqCst)
+        word.compare_exchange(ASLEEP, NOTIFIED, Ordering::SeqCst, Ordering::SeqCst)
             .is_ok()
     }
 
-    /// Tells a device that something about its peers changed.
-    pub(crate) fn ask_to_look(&self, slot: u16) {
-        self.slot_word(slot, slot::LOOK).store(1, Ordering::SeqCst);
+    /// Sets the flag of a device that its peers have changed.
+    pub(crate) fn set_peers_changed(&self, slot: u16) {
+        self.slot_word(slot, slot::PEERS_CHANGED)
+            .store(1, Ordering::SeqCst);
     }
 
-    /// Whether something about the peers changed.
-    pub(crate) fn take_look(&self, slot: u16) -> bool {
-        take(self.slot_word(slot, slot::LOOK)) != 0
+    /// Takes the flag that the peers have changed.
+    pub(crate) fn take_peers_changed(&self, slot: u16) -> bool {
+        take(self.slot_word(slot, slot::PEERS_CHANGED)) != 0
     }
 
     /// Marks a buffer of a device as written.
@@ -244,10 +245,11 @@ impl Room {
             .fetch_or(1 << (word % 64), Ordering::SeqCst);
     }
 
-    /// Hands the buffers that were written since the last time to `each`.
+    /// Passes the buffers that were written since the last call to `each`.
     ///
-    /// First the bits of the summary are taken, then those under them: whoever sets a bit that was
-    /// just passed sets its summary bit afterwards, so the next call finds it.
+    /// First the bits of the summary are taken, then those of their words: a writer sets the
+    /// summary bit after the bit of the word, so the next call finds a bit that was set too late
+    /// for this one.
     pub(crate) fn take_ready(&self, slot: u16, mut each: impl FnMut(u32)) {
         for group in 0..self.layout.summary_words() {
             for word in ones(take(self.word(self.layout.ready_summary(slot, group)))) {
@@ -265,39 +267,40 @@ impl Room {
         }
     }
 
-    /// Leaves events, as bits, for another device.
+    /// Posts events, as bits, to the mailbox of another device.
     pub(crate) fn post(&self, to: u16, from: u16, events: u64) {
-        self.word(self.layout.mail(to, from))
+        self.word(self.layout.mailbox(to, from))
             .fetch_or(events, Ordering::SeqCst);
-        self.mail_summary(to, from / 64)
+        self.mailbox_summary(to, from / 64)
             .fetch_or(1 << (from % 64), Ordering::SeqCst);
     }
 
-    /// Hands what others left to `each`: sending slot and events.
-    pub(crate) fn take_mail(&self, slot: u16, mut each: impl FnMut(u16, u64)) {
+    /// Passes the contents of the mailbox to `each`: sending slot and events.
+    pub(crate) fn take_events(&self, slot: u16, mut each: impl FnMut(u16, u64)) {
         for group in 0..self.slots().div_ceil(64) {
-            for bit in ones(take(self.mail_summary(slot, group))) {
+            for bit in ones(take(self.mailbox_summary(slot, group))) {
                 let from = group * 64 + u16::try_from(bit).expect("a word has 64 bits");
                 if from < self.slots() {
-                    each(from, take(self.word(self.layout.mail(slot, from))));
+                    each(from, take(self.word(self.layout.mailbox(slot, from))));
                 }
             }
         }
     }
 
-    /// Shows that a device is alive whose death nobody else would notice.
-    pub(crate) fn beat(&self, slot: u16) {
-        self.slot_word(slot, slot::BEAT)
+    /// Increments the heartbeat of a device.
+    pub(crate) fn bump_heartbeat(&self, slot: u16) {
+        self.slot_word(slot, slot::HEARTBEAT)
             .fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The beat of a device.
-    pub(crate) fn beat_of(&self, slot: u16) -> u64 {
-        self.slot_word(slot, slot::BEAT).load(Ordering::Relaxed)
+    /// The heartbeat of a device.
+    pub(crate) fn heartbeat_of(&self, slot: u16) -> u64 {
+        self.slot_word(slot, slot::HEARTBEAT)
+            .load(Ordering::Relaxed)
     }
 
-    fn mail_summary(&self, slot: u16, group: u16) -> &smc_core::mem::sync::AtomicU64 {
-        self.slot_word(slot, slot::MAIL_SUMMARY + 8 * usize::from(group))
+    fn mailbox_summary(&self, slot: u16, group: u16) -> &smc_core::mem::sync::AtomicU64 {
+        self.slot_word(slot, slot::MAILBOX_SUMMARY + 8 * usize::from(group))
     }
 
     fn slot_word(&self, slot: u16, field: usize) -> &smc_core::mem::sync::AtomicU64 {
@@ -318,6 +321,6 @@ fn state(tag: Tag, phase: Phase) -> u64 {
 const PHASE: u64 = 0xffff_ffff;
 
 /// Values of `sleeping`.
-const RUNG: u64 = 0;
+const NOTIFIED: u64 = 0;
 const ASLEEP: u64 = 1;
 const AWAKE: u64 = 2;

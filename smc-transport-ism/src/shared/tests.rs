@@ -8,44 +8,44 @@ use super::*;
 use crate::region::{adopt, memory_file};
 
 const LEN: usize = 1 << 20;
-const PLAN: Plan = Plan {
+const OPTIONS: FabricOptions = FabricOptions {
     slots: 8,
     nocopy: false,
 };
 
-pub(super) fn room() -> Room {
+pub(super) fn memory() -> FabricMemory {
     let file = memory_file(LEN).unwrap();
-    Room::make(adopt(file).unwrap(), PLAN).unwrap()
+    FabricMemory::create(adopt(file).unwrap(), OPTIONS).unwrap()
 }
 
 fn gid(n: u64) -> Gid {
     Gid::new(7, n)
 }
 
-pub(crate) fn join(room: &Room, slot: u16, gid: Gid) -> Result<Tag, DeviceError> {
-    room.join(Newcomer {
+pub(crate) fn join(memory: &FabricMemory, slot: u16, gid: Gid) -> Result<Tag, DeviceError> {
+    memory.join(JoinRequest {
         slot,
         port: 0,
-        beats: false,
+        has_heartbeat: false,
         gid,
     })
 }
 
 /// Two views of one memory, the second after `change`.
-fn find_after(change: impl FnOnce(&Region)) -> Result<Room, DeviceError> {
+fn find_after(change: impl FnOnce(&Region)) -> Result<FabricMemory, DeviceError> {
     let file = memory_file(LEN).unwrap();
     let all = adopt(file).unwrap();
-    Room::make(all.clone(), PLAN).unwrap();
+    FabricMemory::create(all.clone(), OPTIONS).unwrap();
     change(&all);
-    Room::find(all)
+    FabricMemory::open(all)
 }
 
 #[test]
-fn what_was_made_is_found() {
+fn created_memory_can_be_opened() {
     let file = memory_file(LEN).unwrap();
     let all = adopt(file).unwrap();
-    let made = Room::make(all.clone(), PLAN).unwrap();
-    let found = Room::find(all).unwrap();
+    let made = FabricMemory::create(all.clone(), OPTIONS).unwrap();
+    let found = FabricMemory::open(all).unwrap();
     assert_eq!(found.fabric(), made.fabric());
     assert_eq!(found.layout, made.layout);
     assert_eq!((found.chid(), found.nocopy()), (made.chid(), false));
@@ -53,11 +53,11 @@ fn what_was_made_is_found() {
 }
 
 #[test]
-fn a_header_that_is_wrong_says_so() {
+fn an_invalid_header_is_an_error_that_names_the_field() {
     let set = |at: usize, value: u64| {
         move |all: &Region| all.store(at, value, Ordering::Relaxed).unwrap()
     };
-    let why = |result: Result<Room, DeviceError>| match result {
+    let why = |result: Result<FabricMemory, DeviceError>| match result {
         Err(DeviceError::Invalid(why)) => why,
         other => panic!("{other:?}"),
     };
@@ -66,104 +66,104 @@ fn a_header_that_is_wrong_says_so() {
         (header::MAGIC, 0x1234, "not the memory of a fabric"),
         (header::VERSION, 1, "another version"),
         (header::VERSION, 3, "another version"),
-        (header::LEN, 2 << 20, "shorter than it says"),
+        (header::LEN, 2 << 20, "shorter than its header states"),
         (header::LEN, 4096, "too small"),
-        (header::LEN, u64::MAX, "shorter than it says"),
+        (header::LEN, u64::MAX, "shorter than its header states"),
         (header::SLOTS, 0, "number of devices"),
         (header::SLOTS, u64::MAX, "number of devices"),
         (header::SLOTS, 200, "contradicts itself"),
         (header::GRANULES, 3, "contradicts itself"),
-        (header::FLAGS, 6, "something unknown"),
+        (header::FLAGS, 6, "unknown flags"),
     ];
     for (at, value, expected) in cases {
-        let said = why(find_after(set(at, value)));
-        assert!(said.contains(expected), "{at:#x} = {value}: {said}");
+        let error = why(find_after(set(at, value)));
+        assert!(error.contains(expected), "{at:#x} = {value}: {error}");
     }
 }
 
 #[test]
 fn a_slot_has_a_new_generation_each_time() {
-    let room = room();
-    let first = join(&room, 3, gid(1)).unwrap();
-    assert_eq!(room.by_gid(gid(1)), Some(first));
-    let second = join(&room, 3, gid(2)).unwrap();
+    let memory = memory();
+    let first = join(&memory, 3, gid(1)).unwrap();
+    assert_eq!(memory.by_gid(gid(1)), Some(first));
+    let second = join(&memory, 3, gid(2)).unwrap();
     assert_ne!(first.generation, second.generation);
-    assert!(room.is_dead(first) && room.is_live(second));
-    assert_eq!(room.by_gid(gid(1)), None);
-    assert!(!room.bury(first), "another device has the slot");
-    assert!(room.bury(second));
-    assert_eq!(room.live().count(), 0);
-    assert!(join(&room, PLAN.slots, gid(3)).is_err());
+    assert!(memory.is_dead(first) && memory.is_live(second));
+    assert_eq!(memory.by_gid(gid(1)), None);
+    assert!(!memory.mark_dead(first), "another device has the slot");
+    assert!(memory.mark_dead(second));
+    assert_eq!(memory.live().count(), 0);
+    assert!(join(&memory, OPTIONS.slots, gid(3)).is_err());
 }
 
 #[test]
-fn two_devices_with_one_gid_are_one_too_many() {
-    let room = room();
-    let first = join(&room, 0, gid(1)).unwrap();
-    match join(&room, 1, gid(1)) {
+fn a_second_device_with_the_same_gid_is_rejected() {
+    let memory = memory();
+    let first = join(&memory, 0, gid(1)).unwrap();
+    match join(&memory, 1, gid(1)) {
         Err(DeviceError::NotPermitted(_)) => {}
         other => panic!("{other:?}"),
     }
-    assert_eq!(room.by_gid(gid(1)), Some(first));
-    room.bury(first);
-    join(&room, 1, gid(1)).unwrap();
+    assert_eq!(memory.by_gid(gid(1)), Some(first));
+    memory.mark_dead(first);
+    join(&memory, 1, gid(1)).unwrap();
 }
 
 #[test]
 fn runs_are_aligned_and_do_not_overlap() {
-    let room = room();
-    let owner = join(&room, 0, gid(1)).unwrap();
+    let memory = memory();
+    let owner = join(&memory, 0, gid(1)).unwrap();
     let mut seen = HashSet::new();
-    let mut places = Vec::new();
+    let mut runs = Vec::new();
     for order in [0, 1, 2, 3, 0, 2, 1, 0] {
-        let place = room.take(owner, order).unwrap();
-        assert_eq!(place.first % (1 << order), 0);
-        for index in place.first..place.first + (1 << order) {
+        let run = memory.allocate(owner, order).unwrap();
+        assert_eq!(run.first % (1 << order), 0);
+        for index in run.first..run.first + (1 << order) {
             assert!(seen.insert(index), "{index} is given out twice");
         }
-        places.push(place);
+        runs.push(run);
     }
-    while let Some(place) = room.take(owner, 0) {
-        assert!(seen.insert(place.first));
-        places.push(place);
+    while let Some(run) = memory.allocate(owner, 0) {
+        assert!(seen.insert(run.first));
+        runs.push(run);
     }
-    assert_eq!(seen.len(), room.granules() as usize);
-    for place in places {
-        room.give_back(owner, place);
+    assert_eq!(seen.len(), memory.granules() as usize);
+    for run in runs {
+        memory.release(owner, run);
     }
-    assert!(room.take(owner, 4).is_some(), "all is free again");
+    assert!(memory.allocate(owner, 4).is_some(), "all is free again");
 }
 
 #[test]
-fn what_was_used_is_zeroed() {
-    let room = room();
-    let owner = join(&room, 0, gid(1)).unwrap();
-    let place = room.take(owner, 1).unwrap();
-    room.copy_in(place, GRANULE - 4, &[0xff; 8]).unwrap();
-    room.give_back(owner, place);
-    let again = room.take(owner, 1).unwrap();
-    assert_eq!(again, place);
+fn reused_memory_is_zeroed() {
+    let memory = memory();
+    let owner = join(&memory, 0, gid(1)).unwrap();
+    let run = memory.allocate(owner, 1).unwrap();
+    memory.copy_in(run, GRANULE - 4, &[0xff; 8]).unwrap();
+    memory.release(owner, run);
+    let again = memory.allocate(owner, 1).unwrap();
+    assert_eq!(again, run);
     let mut bytes = vec![1; again.len()];
-    let region = room.lend(again, ()).unwrap();
+    let region = memory.region_of(again, ()).unwrap();
     region.copy_out(0, &mut bytes).unwrap();
     assert!(bytes.iter().all(|byte| *byte == 0));
 }
 
 #[test]
 fn threads_never_get_the_same_memory() {
-    let room = room();
+    let memory = memory();
     std::thread::scope(|scope| {
         for slot in 0..4_u16 {
-            let room = &room;
+            let memory = &memory;
             scope.spawn(move || {
-                let owner = join(room, slot, gid(slot.into())).unwrap();
+                let owner = join(memory, slot, gid(slot.into())).unwrap();
                 let mark = [u8::try_from(slot).unwrap() + 1; 64];
                 for round in 0..2000_u32 {
                     let order = u8::try_from(round % 3).unwrap();
-                    let Some(place) = room.take(owner, order) else {
+                    let Some(run) = memory.allocate(owner, order) else {
                         continue;
                     };
-                    let region = room.lend(place, ()).unwrap();
+                    let region = memory.region_of(run, ()).unwrap();
                     let mut seen = [1; 64];
                     region.copy_out(0, &mut seen).unwrap();
                     assert_eq!(seen, [0; 64], "memory that is not zeroed");
@@ -171,16 +171,16 @@ fn threads_never_get_the_same_memory() {
                     std::thread::yield_now();
                     region.copy_out(0, &mut seen).unwrap();
                     assert_eq!(seen, mark, "memory that two have");
-                    let token = room.offer(place, owner).unwrap();
-                    let target = room.begin_use(token, owner).unwrap();
-                    room.end_use(place.first, owner);
+                    let token = memory.offer(run, owner).unwrap();
+                    let target = memory.begin_use(token, owner).unwrap();
+                    memory.end_use(run.first, owner);
                     assert_eq!(
-                        (target.place, target.owner),
-                        (place, owner),
+                        (target.run, target.owner),
+                        (run, owner),
                         "a claim was stolen"
                     );
-                    room.withdraw(place);
-                    room.give_back(owner, place);
+                    memory.withdraw(run);
+                    memory.release(owner, run);
                 }
             });
         }
@@ -189,98 +189,106 @@ fn threads_never_get_the_same_memory() {
 
 #[test]
 fn only_the_writer_that_was_named_may_write() {
-    let room = room();
-    let [owner, writer, other] = [0, 1, 2].map(|slot| join(&room, slot, gid(slot.into())).unwrap());
-    let place = room.take(owner, 0).unwrap();
-    let token = room.offer(place, writer).unwrap();
+    let memory = memory();
+    let [owner, writer, other] =
+        [0, 1, 2].map(|slot| join(&memory, slot, gid(slot.into())).unwrap());
+    let run = memory.allocate(owner, 0).unwrap();
+    let token = memory.offer(run, writer).unwrap();
     let unknown = Err(SubmitError::UnknownToken);
-    assert_eq!(room.begin_use(token, other), unknown);
-    assert_eq!(room.begin_use(token, owner), unknown);
-    assert_eq!(room.begin_use(DmbToken(token.0 ^ 1 << 30), writer), unknown);
-    assert_eq!(room.begin_use(DmbToken(0), writer), unknown);
-    let target = room.begin_use(token, writer).unwrap();
-    assert_eq!((target.place, target.owner), (place, owner));
-    assert!(room.is_used(place.first));
-    room.withdraw(place);
-    assert!(room.is_used(place.first), "a use lasts until it is ended");
-    assert_eq!(room.begin_use(token, writer), unknown);
-    room.end_use(place.first, writer);
-    assert!(!room.is_used(place.first));
+    assert_eq!(memory.begin_use(token, other), unknown);
+    assert_eq!(memory.begin_use(token, owner), unknown);
+    assert_eq!(
+        memory.begin_use(DmbToken(token.0 ^ 1 << 30), writer),
+        unknown
+    );
+    assert_eq!(memory.begin_use(DmbToken(0), writer), unknown);
+    let target = memory.begin_use(token, writer).unwrap();
+    assert_eq!((target.run, target.owner), (run, owner));
+    assert!(memory.is_used(run.first));
+    memory.withdraw(run);
+    assert!(memory.is_used(run.first), "a use lasts until it is ended");
+    assert_eq!(memory.begin_use(token, writer), unknown);
+    memory.end_use(run.first, writer);
+    assert!(!memory.is_used(run.first));
     // Once more than it was begun.
-    room.end_use(place.first, writer);
-    assert!(!room.is_used(place.first));
+    memory.end_use(run.first, writer);
+    assert!(!memory.is_used(run.first));
 }
 
 #[test]
 fn a_writer_of_an_earlier_generation_may_not_write() {
-    let room = room();
-    let owner = join(&room, 0, gid(1)).unwrap();
-    let before = join(&room, 1, gid(2)).unwrap();
-    let place = room.take(owner, 0).unwrap();
-    let token = room.offer(place, before).unwrap();
-    let after = join(&room, 1, gid(3)).unwrap();
-    assert_eq!(room.begin_use(token, after), Err(SubmitError::UnknownToken));
+    let memory = memory();
+    let owner = join(&memory, 0, gid(1)).unwrap();
+    let before = join(&memory, 1, gid(2)).unwrap();
+    let run = memory.allocate(owner, 0).unwrap();
+    let token = memory.offer(run, before).unwrap();
+    let after = join(&memory, 1, gid(3)).unwrap();
+    assert_eq!(
+        memory.begin_use(token, after),
+        Err(SubmitError::UnknownToken)
+    );
 }
 
 #[test]
-fn the_dead_leave_their_memory_to_others_when_nobody_uses_it() {
-    let room = room();
-    let [owner, writer, heir] = [0, 1, 2].map(|slot| join(&room, slot, gid(slot.into())).unwrap());
+fn memory_of_a_dead_device_is_reclaimed_when_its_last_use_ends() {
+    let memory = memory();
+    let [owner, writer, heir] =
+        [0, 1, 2].map(|slot| join(&memory, slot, gid(slot.into())).unwrap());
     let mut tokens = Vec::new();
-    while let Some(place) = room.take(owner, 0) {
-        tokens.push(room.offer(place, writer).unwrap());
+    while let Some(run) = memory.allocate(owner, 0) {
+        tokens.push(memory.offer(run, writer).unwrap());
     }
-    let used = room.begin_use(tokens[0], writer).unwrap();
-    room.bury(owner);
+    let used = memory.begin_use(tokens[0], writer).unwrap();
+    memory.mark_dead(owner);
     assert_eq!(
-        room.begin_use(tokens[1], writer),
+        memory.begin_use(tokens[1], writer),
         Err(SubmitError::PeerGone)
     );
-    assert_eq!(room.take(heir, 0), None);
+    assert_eq!(memory.allocate(heir, 0), None);
 
-    let is_dead = |tag| room.is_dead(tag);
-    assert_eq!(room.sweep(is_dead), room.granules() - 1);
-    assert!(room.is_used(used.place.first));
-    room.end_use(used.place.first, writer);
-    assert_eq!(room.sweep(is_dead), 1);
-    assert_eq!(room.sweep(is_dead), 0);
-    assert!(room.take(heir, 4).is_some());
+    let is_dead = |tag| memory.is_dead(tag);
+    assert_eq!(memory.sweep(is_dead), memory.granules() - 1);
+    assert!(memory.is_used(used.run.first));
+    memory.end_use(used.run.first, writer);
+    assert_eq!(memory.sweep(is_dead), 1);
+    assert_eq!(memory.sweep(is_dead), 0);
+    assert!(memory.allocate(heir, 4).is_some());
 }
 
 #[test]
 fn a_dead_writer_uses_nothing() {
-    let room = room();
-    let [owner, writer] = [0, 1].map(|slot| join(&room, slot, gid(slot.into())).unwrap());
-    let place = room.take(owner, 0).unwrap();
-    let token = room.offer(place, writer).unwrap();
-    room.begin_use(token, writer).unwrap();
-    assert!(room.is_used(place.first));
-    room.bury(writer);
-    assert!(!room.is_used(place.first));
-    // Its traces do not disturb the next writer.
-    let next = join(&room, 1, gid(5)).unwrap();
-    let token = room.offer(place, next).unwrap();
-    room.begin_use(token, next).unwrap();
-    room.end_use(place.first, next);
-    assert!(!room.is_used(place.first));
+    let memory = memory();
+    let [owner, writer] = [0, 1].map(|slot| join(&memory, slot, gid(slot.into())).unwrap());
+    let run = memory.allocate(owner, 0).unwrap();
+    let token = memory.offer(run, writer).unwrap();
+    memory.begin_use(token, writer).unwrap();
+    assert!(memory.is_used(run.first));
+    memory.mark_dead(writer);
+    assert!(!memory.is_used(run.first));
+    // Its words do not disturb the next writer.
+    let next = join(&memory, 1, gid(5)).unwrap();
+    let token = memory.offer(run, next).unwrap();
+    memory.begin_use(token, next).unwrap();
+    memory.end_use(run.first, next);
+    assert!(!memory.is_used(run.first));
 }
 
 #[test]
 fn of_two_moves_at_the_same_time_the_second_is_counted() {
-    let room = room();
-    let [owner, writer] = [0, 1].map(|slot| join(&room, slot, gid(slot.into())).unwrap());
-    let place = room.take(owner, 0).unwrap();
-    let token = room.offer(place, writer).unwrap();
-    let is_used = || room.is_used(place.first);
-    let moved = room.using(token, writer, |_| {
-        room.using(token, writer, |turn| {
-            assert_eq!((turn.target.place, turn.target.owner), (place, owner));
+    let memory = memory();
+    let [owner, writer] = [0, 1].map(|slot| join(&memory, slot, gid(slot.into())).unwrap());
+    let run = memory.allocate(owner, 0).unwrap();
+    let token = memory.offer(run, writer).unwrap();
+    let is_used = || memory.is_used(run.first);
+    let moved = memory.with_access(token, writer, |_| {
+        memory.with_access(token, writer, |access| {
+            assert_eq!((access.target.run, access.target.owner), (run, owner));
             Ok(())
         })?;
         assert!(is_used(), "the first move is not over");
-        room.withdraw(place);
+        memory.withdraw(run);
         assert!(is_used(), "a move lasts until it is ended");
-        let late = room.using(token, writer, |_| Ok(()));
+        let late = memory.with_access(token, writer, |_| Ok(()));
         assert_eq!(late, Err(SubmitError::UnknownToken));
         assert!(is_used(), "the first move is not over");
         Ok(())
@@ -288,68 +296,72 @@ fn of_two_moves_at_the_same_time_the_second_is_counted() {
     assert_eq!(moved, Ok(()));
     assert!(!is_used());
     assert_eq!(
-        room.using(token, writer, |_| Ok(())),
+        memory.with_access(token, writer, |_| Ok(())),
         Err(SubmitError::UnknownToken)
     );
 }
 
 #[test]
-fn a_move_that_comes_too_late_leaves_no_trace() {
-    let room = room();
-    let [owner, writer] = [0, 1].map(|slot| join(&room, slot, gid(slot.into())).unwrap());
-    let place = room.take(owner, 0).unwrap();
-    let token = room.offer(place, writer).unwrap();
-    room.bury(owner);
-    let late = room.using(token, writer, |_| Ok(()));
+fn a_move_after_the_end_of_the_owner_leaves_no_user() {
+    let memory = memory();
+    let [owner, writer] = [0, 1].map(|slot| join(&memory, slot, gid(slot.into())).unwrap());
+    let run = memory.allocate(owner, 0).unwrap();
+    let token = memory.offer(run, writer).unwrap();
+    memory.mark_dead(owner);
+    let late = memory.with_access(token, writer, |_| Ok(()));
     assert_eq!(late, Err(SubmitError::PeerGone));
-    assert!(!room.is_used(place.first));
+    assert!(!memory.is_used(run.first));
 }
 
 #[test]
-fn who_was_in_a_move_before_disturbs_the_next_writer_as_long_as_it_lives() {
-    let room = room();
+fn the_write_lock_of_an_earlier_writer_is_taken_over_only_when_that_is_dead() {
+    let memory = memory();
     let [owner, before, writer] =
-        [0, 1, 2].map(|slot| join(&room, slot, gid(slot.into())).unwrap());
-    let place = room.take(owner, 0).unwrap();
-    let token = room.offer(place, writer).unwrap();
-    let turn = || room.word(room.layout.granule(place.first) + 8 * granule::TURN);
-    turn().store(before.bits() | 1, Ordering::SeqCst);
-    assert!(room.is_used(place.first));
+        [0, 1, 2].map(|slot| join(&memory, slot, gid(slot.into())).unwrap());
+    let run = memory.allocate(owner, 0).unwrap();
+    let token = memory.offer(run, writer).unwrap();
+    let lock = || memory.word(memory.layout.granule(run.first) + 8 * granule::WRITE_LOCK);
+    lock().store(before.bits() | 1, Ordering::SeqCst);
+    assert!(memory.is_used(run.first));
     // Counted instead.
-    room.using(token, writer, |_| Ok(())).unwrap();
-    assert_eq!(turn().load(Ordering::SeqCst), before.bits() | 1);
-    assert!(room.is_used(place.first));
-    room.bury(before);
-    assert!(!room.is_used(place.first), "the dead use nothing");
-    room.using(token, writer, |_| Ok(())).unwrap();
-    assert_eq!(turn().load(Ordering::SeqCst), 0, "the turn is free again");
+    memory.with_access(token, writer, |_| Ok(())).unwrap();
+    assert_eq!(lock().load(Ordering::SeqCst), before.bits() | 1);
+    assert!(memory.is_used(run.first));
+    memory.mark_dead(before);
+    assert!(!memory.is_used(run.first), "the dead use nothing");
+    memory.with_access(token, writer, |_| Ok(())).unwrap();
+    assert_eq!(
+        lock().load(Ordering::SeqCst),
+        0,
+        "the write lock is free again"
+    );
 }
 
 #[test]
-fn bits_and_mail_arrive_once() {
-    let room = room();
-    for granule in [0, 1, room.granules() - 1] {
-        room.set_ready(2, granule);
+fn ready_bits_and_events_arrive_once() {
+    let memory = memory();
+    for granule in [0, 1, memory.granules() - 1] {
+        memory.set_ready(2, granule);
     }
     let ready = |slot| {
         let mut seen = Vec::new();
-        room.take_ready(slot, |granule| seen.push(granule));
+        memory.take_ready(slot, |granule| seen.push(granule));
         seen
     };
     assert_eq!(ready(1), []);
-    assert_eq!(ready(2), [0, 1, room.granules() - 1]);
+    assert_eq!(ready(2), [0, 1, memory.granules() - 1]);
     assert_eq!(ready(2), []);
-    room.post(2, 5, 1);
-    room.post(2, 5, 4);
-    let mut mail = Vec::new();
-    room.take_mail(2, |from, events| mail.push((from, events)));
-    room.take_mail(2, |from, events| mail.push((from, events)));
-    assert_eq!(mail, [(5, 5)]);
+    memory.post(2, 5, 1);
+    memory.post(2, 5, 4);
+    let mut seen = Vec::new();
+    memory.take_events(2, |from, events| seen.push((from, events)));
+    memory.take_events(2, |from, events| seen.push((from, events)));
+    assert_eq!(seen, [(5, 5)]);
 }
 
-/// Whatever is in the memory, calls end, and nothing outside is touched.
+/// With any contents of the memory, calls return, and nothing outside is accessed.
 #[test]
-fn nonsense_in_the_memory_is_survived() {
+fn random_words_in_the_memory_cause_no_panic_and_no_wait() {
     let mut random = 0x5eed_u64;
     let mut next = move || {
         random ^= random << 13;
@@ -358,13 +370,13 @@ fn nonsense_in_the_memory_is_survived() {
         random
     };
     for round in 0..200 {
-        let room = room();
-        let [owner, writer] = [0, 1].map(|slot| join(&room, slot, gid(slot.into())).unwrap());
-        let place = room.take(owner, 1).unwrap();
-        let token = room.offer(place, writer).unwrap();
-        let target = room.begin_use(token, writer).unwrap();
+        let memory = memory();
+        let [owner, writer] = [0, 1].map(|slot| join(&memory, slot, gid(slot.into())).unwrap());
+        let run = memory.allocate(owner, 1).unwrap();
+        let token = memory.offer(run, writer).unwrap();
+        let target = memory.begin_use(token, writer).unwrap();
         // All words in front of the data, or a few of them.
-        let words = room.layout.data(0) / 8;
+        let words = memory.layout.data(0) / 8;
         let count = if round % 2 == 0 { words } else { 40 };
         for index in 0..count {
             let at = if count == words {
@@ -378,58 +390,58 @@ fn nonsense_in_the_memory_is_survived() {
                 2 => next() & 0xff,
                 _ => next(),
             };
-            room.word(at * 8).store(value, Ordering::Relaxed);
+            memory.word(at * 8).store(value, Ordering::Relaxed);
         }
-        for slot in 0..room.slots() {
-            room.occupant(slot);
-            room.take_ready(slot, |granule| assert!(granule < room.granules()));
-            room.take_mail(slot, |from, _| assert!(from < room.slots()));
-            room.take_look(slot);
-            room.must_ring(slot);
-            room.sleep_of(slot);
+        for slot in 0..memory.slots() {
+            memory.occupant(slot);
+            memory.take_ready(slot, |granule| assert!(granule < memory.granules()));
+            memory.take_events(slot, |from, _| assert!(from < memory.slots()));
+            memory.take_peers_changed(slot);
+            memory.must_notify(slot);
+            memory.sleep_of(slot);
         }
-        let live: Vec<_> = room.live().collect();
+        let live: Vec<_> = memory.live().collect();
         for tag in live {
-            room.gid(tag);
+            memory.gid(tag);
         }
-        room.must_signal(place.first);
-        room.copy_in(target.place, 0, &[1; 100]).unwrap();
-        room.end_use(place.first, writer);
-        let _ = room.begin_use(token, writer);
+        memory.must_signal(run.first);
+        memory.copy_in(target.run, 0, &[1; 100]).unwrap();
+        memory.end_use(run.first, writer);
+        let _ = memory.begin_use(token, writer);
         for token in std::iter::once(token).chain((0..20).map(|_| DmbToken(next()))) {
-            let _ = room.begin_use(token, writer);
-            if let Some(target) = room.withdrawn(token, writer) {
-                room.set_ready(target.owner.slot, target.place.first);
+            let _ = memory.begin_use(token, writer);
+            if let Some(target) = memory.withdrawn(token, writer) {
+                memory.set_ready(target.owner.slot, target.run.first);
             }
-            let _ = room.using(token, writer, |turn| {
-                turn.must_signal();
-                room.copy_in(turn.target.place, 0, &[1; 100])
+            let _ = memory.with_access(token, writer, |access| {
+                access.must_signal();
+                memory.copy_in(access.target.run, 0, &[1; 100])
             });
         }
-        for index in 0..room.granules() {
-            room.is_used(index);
+        for index in 0..memory.granules() {
+            memory.is_used(index);
         }
-        room.sweep(|tag| room.is_dead(tag));
+        memory.sweep(|tag| memory.is_dead(tag));
         for order in 0..16 {
-            room.take(owner, order);
+            memory.allocate(owner, order);
         }
-        room.give_back(owner, place);
-        let _ = join(&room, 2, gid(9));
+        memory.release(owner, run);
+        let _ = join(&memory, 2, gid(9));
     }
 }
 
-/// Offsets that this test and its neighbours name are those of the layout.
+/// The fields of slots and granules are in order and do not overlap.
 #[test]
 fn fields_do_not_overlap() {
     let fields = [
         slot::STATE,
         slot::GID_HI,
         slot::GID_LO,
-        slot::BEAT,
+        slot::HEARTBEAT,
         slot::PORT,
         slot::SLEEPING,
-        slot::LOOK,
-        slot::MAIL_SUMMARY,
+        slot::PEERS_CHANGED,
+        slot::MAILBOX_SUMMARY,
     ];
     assert!(fields.windows(2).all(|two| two[0] + 8 <= two[1]));
     let fields = [
@@ -437,8 +449,8 @@ fn fields_do_not_overlap() {
         granule::WRITER,
         granule::USERS,
         granule::TOKEN,
-        granule::TURN,
-        granule::WANT,
+        granule::WRITE_LOCK,
+        granule::ARMED,
     ];
     assert!(fields.windows(2).all(|two| two[0] < two[1]));
 }

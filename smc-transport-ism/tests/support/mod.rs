@@ -1,4 +1,4 @@
-//! Fabrics, and endpoints in pairs on them.
+//! Test fabrics, and pairs of endpoints on them.
 
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
@@ -53,14 +53,14 @@ impl On {
     }
 }
 
-/// Of what kind a fabric is.
+/// The kind of a fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Directory,
     Server,
 }
 
-/// A fabric of its own, with a directory for it.
+/// A fabric for one test, in a temporary directory.
 #[derive(Debug)]
 pub(crate) struct World {
     pub(crate) kind: Kind,
@@ -100,7 +100,7 @@ impl World {
             .with_len(self.len)
     }
 
-    /// What another process needs to be on this fabric.
+    /// The path by which another process opens this fabric.
     pub(crate) fn address(&self) -> PathBuf {
         self.dir().join(match self.kind {
             Kind::Directory => "fabric",
@@ -179,7 +179,7 @@ pub(crate) fn pattern(i: usize) -> u8 {
     ((7 * i + 13 * (i >> 8)) & 255) as u8
 }
 
-/// Drains a device, as its driver would, until it has reported an event that is wanted.
+/// Drains a device, as its driver would, until it has reported the expected event.
 pub(crate) fn await_event(device: &IsmDevice, wanted: impl Fn(&Event) -> bool) {
     let deadline = std::time::Instant::now() + Duration::from_secs(20);
     let mut seen = false;
@@ -194,7 +194,7 @@ pub(crate) fn await_event(device: &IsmDevice, wanted: impl Fn(&Event) -> bool) {
     }
 }
 
-/// Reads a child's output until it says that it is ready; gives what it said with it.
+/// Reads a child's output until its `ready` line; returns the rest of that line.
 pub(crate) fn wait_until_ready(child: &mut Child) -> String {
     let output = BufReader::new(child.stdout.take().unwrap());
     let mut lines = output.lines().map_while(Result::ok);

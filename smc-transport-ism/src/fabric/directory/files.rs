@@ -22,7 +22,7 @@ use smc_core::io::negotiate::runtime_dir::Publication;
 use smc_core::mem::{Region, check_file_size};
 
 use crate::region::{map, os_at};
-use crate::shared::{Plan, Room};
+use crate::shared::{FabricMemory, FabricOptions};
 
 /// An open directory.
 #[derive(Debug)]
@@ -32,8 +32,8 @@ pub(super) struct Files {
 }
 
 impl Files {
-    /// Opens a directory, after making it, but none above it, if need be, and checks that only we can
-    /// change it.
+    /// Opens a directory, and checks that only the own user can change it. Creates it if necessary,
+    /// but not its parents.
     pub(super) fn open(path: &Path) -> Result<Self, DeviceError> {
         match DirBuilder::new().mode(0o700).create(path) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => {
@@ -52,7 +52,7 @@ impl Files {
         })
     }
 
-    /// Keeps others from coming until the result is dropped.
+    /// Prevents other devices from joining until the result is dropped.
     pub(super) fn lock(&self) -> Result<OwnedFd, DeviceError> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = openat(&self.dir, LOCK, flags, Mode::RUSR | Mode::WUSR);
@@ -67,20 +67,24 @@ impl Files {
             }
         }
         Err(DeviceError::NotPermitted(
-            "somebody holds the lock of the fabric".into(),
+            "another process holds the lock of the fabric".into(),
         ))
     }
 
-    /// The memory that is there, or new one if nobody uses it any more. Takes the lock.
-    pub(super) fn memory(&self, len: usize, plan: Plan) -> Result<Room, DeviceError> {
+    /// The existing memory, or new memory if no process uses that. The caller has the lock.
+    pub(super) fn memory(
+        &self,
+        len: usize,
+        options: FabricOptions,
+    ) -> Result<FabricMemory, DeviceError> {
         if self.is_in_use() {
-            return Room::find(self.open_memory()?);
+            return FabricMemory::open(self.open_memory()?);
         }
         let _ = unlinkat(&self.dir, MEMORY, AtFlags::empty());
-        self.make_memory(len, plan)
+        self.make_memory(len, options)
     }
 
-    /// A slot that nobody has, and its socket. Takes the lock.
+    /// A free slot, and its socket. The caller has the lock.
     ///
     /// The socket is published again if its name is removed, but not in a directory with other
     /// memory.
@@ -88,8 +92,8 @@ impl Files {
         for slot in 0..slots {
             match self.connect(slot) {
                 Err(Errno::NOENT) => {}
-                Err(Errno::CONNREFUSED) => self.leave_slot(slot),
-                // A process that is there, or one that we cannot tell.
+                Err(Errno::CONNREFUSED) => self.remove_socket(slot),
+                // The process is alive, or its state is unknown.
                 _ => continue,
             }
             let domain = Domain::existing(&self.path);
@@ -105,8 +109,8 @@ impl Files {
 
     /// Connects to the device of a slot.
     ///
-    /// `CONNREFUSED` if its process is dead, `NOENT` if there is none, `AGAIN` if it has too much
-    /// to do.
+    /// `CONNREFUSED` if its process is dead, `NOENT` if there is none, `AGAIN` if its backlog is
+    /// full.
     pub(super) fn connect(&self, slot: u16) -> Result<PeerSocket, Errno> {
         let socket = PeerSocket::from(seqpacket()?);
         connect(&socket, &self.address(slot)?)?;
@@ -114,7 +118,7 @@ impl Files {
     }
 
     /// Removes the socket of a slot.
-    pub(super) fn leave_slot(&self, slot: u16) {
+    pub(super) fn remove_socket(&self, slot: u16) {
         let _ = unlinkat(&self.dir, socket_name(slot), AtFlags::empty());
     }
 
@@ -131,7 +135,7 @@ impl Files {
         let mut in_use = false;
         for slot in slots {
             match self.connect(slot) {
-                Err(Errno::CONNREFUSED | Errno::NOENT) => self.leave_slot(slot),
+                Err(Errno::CONNREFUSED | Errno::NOENT) => self.remove_socket(slot),
                 _ => in_use = true,
             }
         }
@@ -147,26 +151,32 @@ impl Files {
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(DeviceError::Invalid("the fabric's memory is not a file"));
         }
-        // Whoever can write the file can shorten it, which would end all who use it.
+        // A user that can write the file can truncate it, which would kill all processes that map
+        // it.
         check_owner(&stat, &path)?;
         let len = usize::try_from(stat.st_size).unwrap_or(0);
         map(file, 0, len)
     }
 
-    /// Makes the memory under another name, so that nobody ever sees a part of it.
-    fn make_memory(&self, len: usize, plan: Plan) -> Result<Room, DeviceError> {
+    /// Creates the memory under another name, so that no process sees it incomplete.
+    fn make_memory(&self, len: usize, options: FabricOptions) -> Result<FabricMemory, DeviceError> {
         let failed = |error| os_at("make the fabric's memory in", &self.path, error);
         let _ = unlinkat(&self.dir, DRAFT, AtFlags::empty());
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = openat(&self.dir, DRAFT, flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
-        let made = self.fill_memory(&file, len, plan);
+        let made = self.fill_memory(&file, len, options);
         if made.is_err() {
             let _ = unlinkat(&self.dir, DRAFT, AtFlags::empty());
         }
         made
     }
 
-    fn fill_memory(&self, file: &OwnedFd, len: usize, plan: Plan) -> Result<Room, DeviceError> {
+    fn fill_memory(
+        &self,
+        file: &OwnedFd,
+        len: usize,
+        options: FabricOptions,
+    ) -> Result<FabricMemory, DeviceError> {
         let failed = |error| os_at("make the fabric's memory in", &self.path, error);
         let bytes = u64::try_from(len).map_err(|_| DeviceError::NoMemory)?;
         if bytes == 0 {
@@ -175,18 +185,18 @@ impl Files {
         check_file_size(bytes).map_err(|error| {
             DeviceError::os_at("make the fabric's memory in", &self.path, &error)
         })?;
-        // A page that cannot be had when it is touched would end the process.
+        // A page that cannot be allocated on first access would kill the process.
         fallocate(file, FallocateFlags::empty(), 0, bytes).map_err(failed)?;
-        let room = Room::make(map(file, 0, len)?, plan)?;
+        let memory = FabricMemory::create(map(file, 0, len)?, options)?;
         renameat(&self.dir, DRAFT, &self.dir, MEMORY).map_err(failed)?;
-        Ok(room)
+        Ok(memory)
     }
 
     pub(super) fn socket_path(&self, slot: u16) -> PathBuf {
         self.path.join(socket_name(slot))
     }
 
-    /// By way of the open directory, so that a long path does no harm.
+    /// Relative to the open directory, because the length of a socket address is limited.
     fn address(&self, slot: u16) -> rustix::io::Result<SocketAddrUnix> {
         let dir = self.dir.as_raw_fd();
         SocketAddrUnix::new(format!("/proc/self/fd/{dir}/{}", socket_name(slot)))
@@ -220,6 +230,6 @@ const LOCK: &str = "lock";
 const MEMORY: &str = "memory";
 const DRAFT: &str = "memory.new";
 const SOCKET: &str = ".sock";
-/// Coming takes some milliseconds, mostly for making memory.
+/// Joining takes some milliseconds, mostly for allocating memory.
 const LOCK_TRIES: u32 = 5000;
 const LOCK_WAIT: Duration = Duration::from_millis(1);

@@ -1,8 +1,8 @@
-//! What a device says first on a connection to another one.
+//! The first message of a device on a connection to another one.
 
 use crate::shared::Tag;
 
-/// Who connects.
+/// Identifies the device that connects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Hello {
     pub(super) from: Tag,
@@ -36,7 +36,7 @@ impl Hello {
 }
 
 pub(super) const LEN: usize = 32;
-/// With the version of what is said.
+/// Contains the version of the message format.
 const MAGIC: &[u8; 4] = b"SMI1";
 
 #[cfg(test)]
@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_greeting_arrives_as_it_was_said() {
+    fn a_hello_round_trips() {
         let hello = Hello {
             from: Tag {
                 slot: 0x0102,

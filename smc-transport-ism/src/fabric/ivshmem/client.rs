@@ -1,4 +1,4 @@
-//! A process of the host as a client of the server.
+//! A process of the host as a client of the ivshmem server.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -12,40 +12,40 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connec
 use smc_core::device::DeviceError;
 use smc_core::io::negotiate::passed::{PeerSocket, is_eventfd};
 
-use super::protocol::{self, Heard, Reader};
+use super::protocol::{self, Reader, Received};
 use super::{SERVER_GONE, slot_of};
 use crate::fabric::doorbell::Doorbell;
-use crate::fabric::notifier::Ringer;
-use crate::fabric::{Fabric, News, Unmet};
+use crate::fabric::notifier::EventfdNotifier;
+use crate::fabric::{ConnectError, Fabric, FabricEvent};
 use crate::lock;
 use crate::region::{adopt, os, os_at};
-use crate::shared::{Room, Tag};
+use crate::shared::{FabricMemory, Tag};
 
 /// A process's end of an ivshmem fabric.
 #[derive(Debug)]
 pub(crate) struct Client {
-    room: Arc<Room>,
+    memory: Arc<FabricMemory>,
     doorbell: Doorbell,
-    ringer: Ringer,
-    line: Mutex<Line>,
+    notifier: EventfdNotifier,
+    server: Mutex<ServerConnection>,
 }
 
-/// What the server says.
+/// The connection to the server.
 #[derive(Debug)]
-struct Line {
+struct ServerConnection {
     socket: PeerSocket,
     reader: Reader,
     own: u16,
     slots: u16,
-    /// By slot: number, and by what it is rung.
+    /// By slot: number and eventfd of the device.
     eventfds: HashMap<u16, (u16, OwnedFd)>,
-    /// Slots whose devices have gone since [`Client::look`] was called last.
+    /// Slots whose devices have left since the last call of [`Client::poll_events`].
     left: Vec<u16>,
     is_closed: bool,
 }
 
 impl Client {
-    /// Connects to a server. Waits for its greeting, but not for long.
+    /// Connects to a server. Blocks for its handshake, with a timeout.
     pub(crate) fn connect(path: &Path) -> Result<(Self, u16), DeviceError> {
         let failed = |error| match error {
             Errno::NOENT | Errno::CONNREFUSED => DeviceError::Gone("no ivshmem server there"),
@@ -57,79 +57,79 @@ impl Client {
         let address = SocketAddrUnix::new(path).map_err(failed)?;
         connect(&socket, &address).map_err(failed)?;
 
-        let mut greeting = Greeting::new(&socket);
-        if greeting.number()?.0 != protocol::VERSION {
+        let mut handshake = Handshake::new(&socket);
+        if handshake.number()?.0 != protocol::VERSION {
             return Err(DeviceError::Invalid(
                 "the ivshmem server has another version",
             ));
         }
-        let own = u16::try_from(greeting.number()?.0)
+        let own = u16::try_from(handshake.number()?.0)
             .map_err(|_| DeviceError::PeerMisbehaved("the server gave no number"))?;
-        let (protocol::MEMORY, Some(memory)) = greeting.number()? else {
+        let (protocol::MEMORY, Some(memory_file)) = handshake.number()? else {
             return Err(DeviceError::PeerMisbehaved("the server gave no memory"));
         };
-        let room = Arc::new(Room::find(adopt(&memory)?)?);
-        let slot = slot_of(&room, own);
+        let memory = Arc::new(FabricMemory::open(adopt(&memory_file)?)?);
+        let slot = slot_of(&memory, own);
         let mut eventfds = HashMap::new();
         while !eventfds.contains_key(&slot) {
-            if let (Ok(port), Some(eventfd)) = greeting.peer()? {
+            if let (Ok(port), Some(eventfd)) = handshake.peer()? {
                 if !is_eventfd(eventfd.as_fd()) {
                     return Err(DeviceError::PeerMisbehaved(
                         "the server gave something else than an eventfd",
                     ));
                 }
-                // One vector is enough, and we ring the first.
-                let of_slot = eventfds.entry(slot_of(&room, port));
+                // One vector is enough: only the first is used.
+                let of_slot = eventfds.entry(slot_of(&memory, port));
                 of_slot.or_insert((port, eventfd));
             }
         }
-        let reader = greeting.reader;
+        let reader = handshake.reader;
 
         let doorbell = Doorbell::new()?;
         if let Some((_, eventfd)) = eventfds.get(&slot) {
-            doorbell.watch_edges(eventfd, RUNG)?;
+            doorbell.watch_edges(eventfd, NOTIFIED)?;
         }
         doorbell.watch(&socket, SERVER)?;
-        let line = Line {
+        let server = ServerConnection {
             socket,
             reader,
             own,
-            slots: room.slots(),
+            slots: memory.slots(),
             eventfds,
             left: Vec::new(),
             is_closed: false,
         };
         let client = Self {
-            room,
+            memory,
             doorbell,
-            ringer: Ringer::new()?,
-            line: Mutex::new(line),
+            notifier: EventfdNotifier::new()?,
+            server: Mutex::new(server),
         };
         Ok((client, slot))
     }
 
-    /// What devices are rung by, as any client has it.
+    /// The eventfds of all devices, as every client has them.
     #[cfg(test)]
     pub(super) fn eventfds(&self) -> Vec<OwnedFd> {
-        let line = lock(&self.line);
-        let eventfds = line.eventfds.values();
+        let server = lock(&self.server);
+        let eventfds = server.eventfds.values();
         eventfds
             .map(|(_, eventfd)| eventfd.try_clone().unwrap())
             .collect()
     }
 }
 
-impl Line {
-    /// Takes in what the server has said.
-    fn listen(&mut self) {
+impl ServerConnection {
+    /// Handles the messages that the server has sent.
+    fn receive_messages(&mut self) {
         for _ in 0..MAX_MESSAGES {
             match self.reader.receive(&self.socket) {
-                Heard::Nothing => return,
-                Heard::Closed => {
+                Received::Nothing => return,
+                Received::Closed => {
                     self.is_closed = true;
                     return;
                 }
-                Heard::Number(port, eventfd) => {
+                Received::Number(port, eventfd) => {
                     let Ok(port) = u16::try_from(port) else {
                         continue;
                     };
@@ -152,53 +152,57 @@ impl Line {
 }
 
 impl Fabric for Client {
-    fn room(&self) -> &Arc<Room> {
-        &self.room
+    fn memory(&self) -> &Arc<FabricMemory> {
+        &self.memory
     }
 
     fn port(&self) -> u16 {
-        lock(&self.line).own
+        lock(&self.server).own
     }
 
     fn joined(&self, _: Tag) {}
 
-    fn meet(&self, peer: Tag) -> Result<(), Unmet> {
-        let mut line = lock(&self.line);
-        if !line.eventfds.contains_key(&peer.slot) {
-            line.listen();
+    fn connect_peer(&self, peer: Tag) -> Result<(), ConnectError> {
+        let mut server = lock(&self.server);
+        if !server.eventfds.contains_key(&peer.slot) {
+            server.receive_messages();
         }
-        if line.eventfds.contains_key(&peer.slot) {
+        if server.eventfds.contains_key(&peer.slot) {
             Ok(())
         } else {
-            // Who has ended is marked in the memory, by the server.
-            Err(Unmet::Busy)
+            // The server marks ended devices in the memory.
+            Err(ConnectError::Busy)
         }
     }
 
-    fn ring(&self, peer: Tag) {
-        let mut line = lock(&self.line);
-        if !line.eventfds.contains_key(&peer.slot) {
-            line.listen();
+    fn notify(&self, peer: Tag) {
+        let mut server = lock(&self.server);
+        if !server.eventfds.contains_key(&peer.slot) {
+            server.receive_messages();
         }
-        if let Some((_, eventfd)) = line.eventfds.get(&peer.slot) {
-            self.ringer.ring(eventfd);
+        if let Some((_, eventfd)) = server.eventfds.get(&peer.slot) {
+            self.notifier.notify(eventfd);
         }
     }
 
-    fn look(&self, each: &mut dyn FnMut(News)) -> Result<(), DeviceError> {
-        let mut has_word = false;
-        self.doorbell.rang(|id| has_word |= id == SERVER)?;
-        let mut line = lock(&self.line);
-        if has_word {
-            line.listen();
+    fn poll_events(&self, each: &mut dyn FnMut(FabricEvent)) -> Result<(), DeviceError> {
+        let mut is_server_readable = false;
+        self.doorbell
+            .poll(|id| is_server_readable |= id == SERVER)?;
+        let mut server = lock(&self.server);
+        if is_server_readable {
+            server.receive_messages();
         }
-        let left = std::mem::take(&mut line.left);
-        let is_closed = line.is_closed;
-        drop(line);
-        // The server has said so in the memory first; a device that came since is another one.
-        let gone = left.into_iter().filter_map(|slot| self.room.occupant(slot));
-        gone.filter(|(tag, _)| self.room.is_dead(*tag))
-            .for_each(|(tag, _)| each(News::Left(tag)));
+        let left = std::mem::take(&mut server.left);
+        let is_closed = server.is_closed;
+        drop(server);
+        // The server has marked them in the memory before; a device that joined since is another
+        // one.
+        let gone = left
+            .into_iter()
+            .filter_map(|slot| self.memory.occupant(slot));
+        gone.filter(|(tag, _)| self.memory.is_dead(*tag))
+            .for_each(|(tag, _)| each(FabricEvent::PeerLeft(tag)));
         if is_closed {
             return Err(SERVER_GONE);
         }
@@ -210,39 +214,39 @@ impl Fabric for Client {
     }
 
     fn is_dead(&self, peer: Tag) -> bool {
-        self.room.is_dead(peer)
+        self.memory.is_dead(peer)
     }
 }
 
-/// What the server says first, which is waited for.
-struct Greeting<'a> {
+/// The first messages of the server, received with a timeout.
+struct Handshake<'a> {
     socket: &'a PeerSocket,
     reader: Reader,
     until: Instant,
 }
 
-impl<'a> Greeting<'a> {
+impl<'a> Handshake<'a> {
     fn new(socket: &'a PeerSocket) -> Self {
         Self {
             socket,
             reader: Reader::default(),
-            until: Instant::now() + PATIENCE,
+            until: Instant::now() + HANDSHAKE_TIMEOUT,
         }
     }
 
     fn number(&mut self) -> Result<(i64, Option<OwnedFd>), DeviceError> {
         loop {
-            // Before a look: a server may go on saying other things for ever.
+            // Before each receive: a server may send other messages without end.
             let left = self.until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(DeviceError::Gone(
-                    "the ivshmem server has not said in time what a client needs",
+                    "the ivshmem server has not completed the handshake in time",
                 ));
             }
             match self.reader.receive(self.socket) {
-                Heard::Number(number, descriptor) => return Ok((number, descriptor)),
-                Heard::Closed => return Err(DeviceError::Exhausted),
-                Heard::Nothing => {}
+                Received::Number(number, descriptor) => return Ok((number, descriptor)),
+                Received::Closed => return Err(DeviceError::Exhausted),
+                Received::Nothing => {}
             }
             let left = Timespec::try_from(left).ok();
             let socket = self.socket.as_fd();
@@ -259,13 +263,13 @@ impl<'a> Greeting<'a> {
     }
 }
 
-/// Ids of what rings.
+/// Ids in the epoll set.
 const SERVER: u64 = 0;
-const RUNG: u64 = 1;
-/// A server that talks without end must not hold the driver.
+const NOTIFIED: u64 = 1;
+/// A server that sends without end must not occupy the driver.
 const MAX_MESSAGES: usize = 4096;
-/// For the greeting of the server.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// For the first messages of the server.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[cfg(test)]
 mod tests;

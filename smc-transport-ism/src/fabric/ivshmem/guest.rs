@@ -9,15 +9,15 @@ use super::pci::Pci;
 use super::poll::Poller;
 use super::{SERVER_GONE, slot_of};
 use crate::fabric::doorbell::Doorbell;
-use crate::fabric::{Fabric, News, Unmet};
-use crate::shared::{Room, Tag};
+use crate::fabric::{ConnectError, Fabric, FabricEvent};
+use crate::shared::{FabricMemory, Tag};
 
 /// A guest's end of an ivshmem fabric.
 ///
-/// The guest hears nothing from the server but through the memory: who has ended is marked there.
+/// The server communicates with the guest through the memory only: it marks ended devices there.
 #[derive(Debug)]
 pub(crate) struct Guest {
-    room: Arc<Room>,
+    memory: Arc<FabricMemory>,
     doorbell: Arc<Doorbell>,
     poller: Poller,
     pci: Pci,
@@ -30,23 +30,22 @@ impl Guest {
     }
 
     fn start(pci: Pci) -> Result<(Self, u16), DeviceError> {
-        let room = Arc::new(Room::find(pci.memory().clone())?);
-        if room.has_keeper_ended() {
+        let memory = Arc::new(FabricMemory::open(pci.memory().clone())?);
+        if memory.has_server_ended() {
             return Err(SERVER_GONE);
         }
-        let slot = slot_of(&room, pci.id());
+        let slot = slot_of(&memory, pci.id());
         let doorbell = Arc::new(Doorbell::new()?);
-        let must_look = match pci.interrupt() {
+        let must_poll = match pci.interrupt() {
             Some(interrupt) => {
-                doorbell.watch_edges(interrupt, RUNG)?;
+                doorbell.watch_edges(interrupt, NOTIFIED)?;
                 false
             }
             None => true,
         };
-        let bell = Arc::clone(&doorbell);
-        let poller = Poller::start(Arc::clone(&room), slot, bell, must_look)?;
+        let poller = Poller::start(Arc::clone(&memory), slot, Arc::clone(&doorbell), must_poll)?;
         let guest = Self {
-            room,
+            memory,
             doorbell,
             poller,
             pci,
@@ -56,37 +55,37 @@ impl Guest {
 }
 
 impl Fabric for Guest {
-    fn room(&self) -> &Arc<Room> {
-        &self.room
+    fn memory(&self) -> &Arc<FabricMemory> {
+        &self.memory
     }
 
     fn port(&self) -> u16 {
         self.pci.id()
     }
 
-    fn beats(&self) -> bool {
+    fn has_heartbeat(&self) -> bool {
         true
     }
 
     fn joined(&self, _: Tag) {}
 
-    fn meet(&self, _: Tag) -> Result<(), Unmet> {
+    fn connect_peer(&self, _: Tag) -> Result<(), ConnectError> {
         Ok(())
     }
 
-    fn ring(&self, peer: Tag) {
-        let Some(port) = self.room.port(peer.slot) else {
+    fn notify(&self, peer: Tag) {
+        let Some(port) = self.memory.port(peer.slot) else {
             return;
         };
         if port == self.pci.id() {
-            self.doorbell.ring_own();
-        } else if slot_of(&self.room, port) == peer.slot {
-            self.pci.ring(port);
+            self.doorbell.notify_self();
+        } else if slot_of(&self.memory, port) == peer.slot {
+            self.pci.notify(port);
         }
     }
 
-    fn look(&self, _: &mut dyn FnMut(News)) -> Result<(), DeviceError> {
-        self.doorbell.rang(|_| {})?;
+    fn poll_events(&self, _: &mut dyn FnMut(FabricEvent)) -> Result<(), DeviceError> {
+        self.doorbell.poll(|_| {})?;
         if self.poller.is_server_gone() {
             return Err(SERVER_GONE);
         }
@@ -102,9 +101,9 @@ impl Fabric for Guest {
     }
 
     fn is_dead(&self, peer: Tag) -> bool {
-        self.room.is_dead(peer)
+        self.memory.is_dead(peer)
     }
 }
 
 /// The id of the interrupt.
-const RUNG: u64 = 0;
+const NOTIFIED: u64 = 0;

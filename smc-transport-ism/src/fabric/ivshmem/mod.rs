@@ -1,9 +1,9 @@
-//! ivshmem: memory that QEMU shows to guests as a PCI device, and processes of the host.
+//! ivshmem: memory that QEMU presents to guests as a PCI device, and processes of the host.
 //!
-//! A server makes the memory, and gives each machine or process that connects a number, and an
-//! eventfd for each of the others. The slot is the number modulo the count of slots: numbers are
-//! not given twice, because QEMU crashes if the number of somebody who went comes back. A guest sees the memory as BAR 2 of the device,
-//! and rings by writing to a register in BAR 0.
+//! A server creates the memory, and assigns each machine or process that connects a number, and an
+//! eventfd for each of the others. The slot is the number modulo the count of slots. Numbers are
+//! not reused, because QEMU crashes if the number of a client that has left appears again. A guest
+//! sees the memory as BAR 2 of the device, and notifies peers by writing to a register in BAR 0.
 
 mod client;
 mod guest;
@@ -21,16 +21,16 @@ use std::time::Duration;
 
 use smc_core::device::DeviceError;
 
-use crate::shared::Room;
+use crate::shared::FabricMemory;
 
-/// The slot of the device that the server gave a number.
-fn slot_of(room: &Room, port: u16) -> u16 {
-    port % room.slots()
+/// The slot of the device to which the server assigned a number.
+fn slot_of(memory: &FabricMemory, port: u16) -> u16 {
+    port % memory.slots()
 }
 
-/// What is told of a fabric whose server has ended.
+/// The error of a fabric whose server has ended.
 const SERVER_GONE: DeviceError = DeviceError::Gone("the ivshmem server has ended");
-/// How often those show that they are alive whose end nobody would tell: guests and the server.
-const BEAT: Duration = Duration::from_secs(1);
-/// For how long they may fail to.
-const SILENCE: Duration = Duration::from_secs(15);
+/// Interval of the heartbeats of guests and of the server, whose end the other side cannot detect.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
+/// Without a heartbeat for this time, a guest or server counts as dead.
+const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(15);

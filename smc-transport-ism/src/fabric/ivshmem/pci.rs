@@ -1,4 +1,4 @@
-//! An ivshmem device of a guest, by way of sysfs, or of VFIO if its driver is vfio-pci.
+//! An ivshmem device of a guest, accessed by sysfs, or by VFIO if its driver is vfio-pci.
 
 use std::fs;
 use std::os::fd::OwnedFd;
@@ -20,7 +20,7 @@ pub(super) struct Pci {
     id: u16,
 }
 
-/// The way to the registers.
+/// The access to the registers.
 #[derive(Debug)]
 enum Access {
     Sysfs {
@@ -32,8 +32,8 @@ enum Access {
 }
 
 impl Pci {
-    /// Opens a device by its address, such as `0000:00:04.0`, and has it started; without one the
-    /// first ivshmem device that nobody uses and that can be started.
+    /// Opens a device by its address, such as `0000:00:04.0`, and calls `start`; without an
+    /// address, uses the first ivshmem device that no process uses and that `start` accepts.
     pub(super) fn open<T>(
         address: Option<&str>,
         start: impl Fn(Self) -> Result<T, DeviceError>,
@@ -45,8 +45,8 @@ impl Pci {
             return start(Self::open_at(&Path::new(DEVICES).join(address))?);
         }
         let entries = fs::read_dir(DEVICES);
-        let entries = entries
-            .map_err(|error| DeviceError::os_at("look for PCI devices in", DEVICES, &error))?;
+        let entries =
+            entries.map_err(|error| DeviceError::os_at("list PCI devices in", DEVICES, &error))?;
         let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
         paths.sort();
         let mut last = DeviceError::Gone("no ivshmem device on the PCI bus");
@@ -59,7 +59,7 @@ impl Pci {
         Err(last)
     }
 
-    /// The number that the server gave the machine.
+    /// The number that the server has assigned to the machine.
     pub(super) fn id(&self) -> u16 {
         self.id
     }
@@ -68,8 +68,8 @@ impl Pci {
         &self.memory
     }
 
-    /// Rings the machine or process with a number.
-    pub(super) fn ring(&self, id: u16) {
+    /// Notifies the machine or process with a number.
+    pub(super) fn notify(&self, id: u16) {
         let value = u32::from(id) << 16;
         match &self.registers {
             Access::Sysfs { registers, .. } => registers.write(DOORBELL, value),
@@ -77,7 +77,7 @@ impl Pci {
         }
     }
 
-    /// What the device's interrupt writes to, if it has one.
+    /// The eventfd of the device's interrupt, if it has one.
     pub(super) fn interrupt(&self) -> Option<&OwnedFd> {
         match &self.registers {
             Access::Sysfs { .. } => None,
@@ -127,7 +127,7 @@ fn id_of(register: Option<u32>) -> Result<u16, DeviceError> {
     id.ok_or(DeviceError::Gone("the ivshmem device has no number"))
 }
 
-/// Maps a BAR. It stays as long as it is while the device is there.
+/// Maps a BAR. Its length does not change while the device exists.
 fn map_bar(path: &PathBuf) -> Result<(OwnedFd, Region), DeviceError> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::SYNC;
     let file = openat(CWD, path, flags, Mode::empty());

@@ -1,9 +1,9 @@
-//! A thread that does for a guest what no interrupt does: it looks whether the device was rung, and
-//! shows that the device is alive.
+//! A polling thread for guests without interrupts: it checks whether the device was notified, and
+//! sends the heartbeats of the device.
 //!
-//! It looks only while the driver sleeps: at first every few tens of microseconds, then ever less
-//! often, so that an idle guest is woken some hundred times a second at most. A busy driver looks
-//! by itself and does not need it.
+//! It polls only while the driver sleeps: at first every few tens of microseconds, then with
+//! increasing intervals, so that an idle guest is woken some hundred times a second at most. A
+//! running driver polls by itself and does not need the thread.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use smc_core::device::DeviceError;
 use smc_core::mem::sync::{AtomicBool, Ordering};
 
-use super::{BEAT, SILENCE};
+use super::{HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT};
 use crate::fabric::doorbell::Doorbell;
 use crate::lock;
-use crate::shared::{Room, Sleep};
+use crate::shared::{FabricMemory, Sleep};
 
 /// The thread; it ends when this is dropped.
 #[derive(Debug)]
@@ -26,11 +26,11 @@ pub(super) struct Poller {
 
 #[derive(Debug)]
 struct Shared {
-    room: Arc<Room>,
+    memory: Arc<FabricMemory>,
     slot: u16,
     doorbell: Arc<Doorbell>,
-    /// Whether the device is rung by nothing else.
-    must_look: bool,
+    /// Whether the device has no interrupt.
+    must_poll: bool,
     state: Mutex<State>,
     changed: Condvar,
     is_server_gone: AtomicBool,
@@ -43,18 +43,18 @@ struct State {
 }
 
 impl Poller {
-    /// Starts to show that the device is alive, and, if it has no interrupts, to look.
+    /// Starts to send heartbeats, and to poll if the device has no interrupt.
     pub(super) fn start(
-        room: Arc<Room>,
+        memory: Arc<FabricMemory>,
         slot: u16,
         doorbell: Arc<Doorbell>,
-        must_look: bool,
+        must_poll: bool,
     ) -> Result<Self, DeviceError> {
         let shared = Arc::new(Shared {
-            room,
+            memory,
             slot,
             doorbell,
-            must_look,
+            must_poll,
             state: Mutex::default(),
             changed: Condvar::new(),
             is_server_gone: AtomicBool::new(false),
@@ -75,15 +75,15 @@ impl Poller {
 
     /// The driver is about to sleep.
     pub(super) fn arm(&self) {
-        if self.shared.must_look {
+        if self.shared.must_poll {
             lock(&self.shared.state).is_armed = true;
             self.shared.changed.notify_one();
         }
     }
 
-    /// Whether the server has said that it ends, or not shown for long that it is alive.
+    /// Whether the server has ended, or its heartbeats have stopped.
     pub(super) fn is_server_gone(&self) -> bool {
-        self.shared.room.has_keeper_ended() || self.shared.is_server_gone.load(Ordering::Acquire)
+        self.shared.memory.has_server_ended() || self.shared.is_server_gone.load(Ordering::Acquire)
     }
 }
 
@@ -99,62 +99,62 @@ impl Drop for Poller {
 
 impl Shared {
     fn run(&self) {
-        let mut server = (self.room.keeper_beat(), Instant::now());
-        let mut next_beat = Instant::now();
-        let mut pause = SHORTEST;
+        let mut server = (self.memory.server_heartbeat(), Instant::now());
+        let mut next_heartbeat = Instant::now();
+        let mut pause = MIN_POLL_INTERVAL;
         loop {
             let now = Instant::now();
-            if now >= next_beat {
-                next_beat = now + BEAT;
-                self.room.beat(self.slot);
-                self.look_after_server(&mut server, now);
+            if now >= next_heartbeat {
+                next_heartbeat = now + HEARTBEAT_INTERVAL;
+                self.memory.bump_heartbeat(self.slot);
+                self.check_server_heartbeat(&mut server, now);
             }
             let mut state = lock(&self.state);
             if state.is_over {
                 return;
             }
-            match self.room.sleep_of(self.slot) {
-                // Again and again until the driver has looked, which it shows by another word: a
-                // ring that it misses must not be the last one.
-                Sleep::Rung if self.must_look => {
+            match self.memory.sleep_of(self.slot) {
+                // Repeated until the driver has polled and changed the word: a notification that
+                // it misses must not be the last one.
+                Sleep::Notified if self.must_poll => {
                     state.is_armed = true;
-                    self.doorbell.ring_own();
+                    self.doorbell.notify_self();
                 }
                 Sleep::Awake => state.is_armed = false,
-                Sleep::Rung | Sleep::Asleep => {}
+                Sleep::Notified | Sleep::Asleep => {}
             }
-            let until_beat = next_beat.saturating_duration_since(now);
+            let until_heartbeat = next_heartbeat.saturating_duration_since(now);
             let is_armed = state.is_armed;
             let time = if is_armed {
-                pause.min(until_beat)
+                pause.min(until_heartbeat)
             } else {
-                until_beat
+                until_heartbeat
             };
             let waited = self.changed.wait_timeout(state, time);
             let (state, waited) = waited.unwrap_or_else(PoisonError::into_inner);
             if is_armed && waited.timed_out() {
-                pause = (pause * 5 / 4).min(LONGEST);
+                pause = (pause * 5 / 4).min(MAX_POLL_INTERVAL);
             } else if state.is_armed {
-                pause = SHORTEST;
+                pause = MIN_POLL_INTERVAL;
             }
         }
     }
 
-    fn look_after_server(&self, (beat, since): &mut (u64, Instant), now: Instant) {
-        let current = self.room.keeper_beat();
-        if current != *beat {
-            (*beat, *since) = (current, now);
-        } else if now.duration_since(*since) > SILENCE
+    fn check_server_heartbeat(&self, (heartbeat, since): &mut (u64, Instant), now: Instant) {
+        let current = self.memory.server_heartbeat();
+        if current != *heartbeat {
+            (*heartbeat, *since) = (current, now);
+        } else if now.duration_since(*since) > HEARTBEAT_TIMEOUT
             && !self.is_server_gone.swap(true, Ordering::AcqRel)
         {
-            self.doorbell.ring_own();
+            self.doorbell.notify_self();
         }
     }
 }
 
-/// Between two looks.
-const SHORTEST: Duration = Duration::from_micros(50);
-const LONGEST: Duration = Duration::from_millis(2);
+/// Time between two polls.
+const MIN_POLL_INTERVAL: Duration = Duration::from_micros(50);
+const MAX_POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 #[cfg(test)]
 mod tests {
@@ -162,29 +162,32 @@ mod tests {
     use smc_core::mem::Region;
 
     use super::*;
-    use crate::shared::Plan;
+    use crate::shared::FabricOptions;
 
     #[test]
-    fn a_sleeping_driver_is_rung_until_it_has_looked() {
-        let plan = Plan {
+    fn a_sleeping_driver_is_notified_until_it_has_polled() {
+        let options = FabricOptions {
             slots: 2,
             nocopy: false,
         };
-        let room = Arc::new(Room::make(Region::anonymous(1 << 20), plan).unwrap());
+        let memory = Arc::new(FabricMemory::create(Region::anonymous(1 << 20), options).unwrap());
         let doorbell = Arc::new(Doorbell::new().unwrap());
-        let bell = Arc::clone(&doorbell);
-        let poller = Poller::start(Arc::clone(&room), 0, bell, true).unwrap();
-        room.sleep(0);
+        let poller = Poller::start(Arc::clone(&memory), 0, Arc::clone(&doorbell), true).unwrap();
+        memory.sleep(0);
         poller.arm();
-        assert!(room.must_ring(0));
-        let patience = Timespec {
+        assert!(memory.must_notify(0));
+        let timeout = Timespec {
             tv_sec: 10,
             tv_nsec: 0,
         };
-        for ring in 0..3 {
+        for round in 0..3 {
             let mut fds = [PollFd::from_borrowed_fd(doorbell.as_fd(), PollFlags::IN)];
-            assert_eq!(poll(&mut fds, Some(&patience)).unwrap(), 1, "ring {ring}");
-            doorbell.rang(|_| {}).unwrap();
+            assert_eq!(
+                poll(&mut fds, Some(&timeout)).unwrap(),
+                1,
+                "notification {round}"
+            );
+            doorbell.poll(|_| {}).unwrap();
         }
     }
 }

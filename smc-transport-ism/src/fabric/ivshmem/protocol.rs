@@ -1,10 +1,10 @@
-//! What an ivshmem server and its clients say: numbers of 64 bits, little-endian, some of them with
-//! a descriptor.
+//! The protocol of an ivshmem server: numbers of 64 bits, little-endian, some of them with a
+//! descriptor.
 //!
 //! ```text
 //! version 0 | own id | -1 + memory | for every other: id + eventfd | own id + own eventfd
-//! later:  id + eventfd   somebody came
-//!         id             somebody went
+//! later:  id + eventfd   a client has joined
+//!         id             a client has left
 //! ```
 
 use std::io::{ErrorKind, IoSlice};
@@ -15,12 +15,12 @@ use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use smc_core::io::negotiate::passed::{self, Passed, PeerSocket};
 
-/// The version of the protocol; there is no other.
+/// The only version of the protocol.
 pub(super) const VERSION: i64 = 0;
 /// Instead of an id, with the memory.
 pub(super) const MEMORY: i64 = -1;
 
-/// Sends a number, without waiting; `AGAIN` if there is no room.
+/// Sends a number, without blocking; `AGAIN` if the socket has no space.
 pub(super) fn send(
     socket: impl AsFd,
     number: i64,
@@ -37,7 +37,7 @@ pub(super) fn send(
     loop {
         match sendmsg(&socket, &[IoSlice::new(&bytes)], &mut ancillary, flags) {
             Ok(LEN) => return Ok(()),
-            // What is left of a number cannot be said later.
+            // The rest of a number cannot be sent later.
             Ok(_) => return Err(Errno::AGAIN),
             Err(Errno::INTR) => {}
             Err(error) => return Err(error),
@@ -45,7 +45,7 @@ pub(super) fn send(
     }
 }
 
-/// Puts numbers together out of what comes.
+/// Assembles numbers from received bytes.
 #[derive(Debug, Default)]
 pub(super) struct Reader {
     bytes: [u8; LEN],
@@ -53,24 +53,24 @@ pub(super) struct Reader {
     descriptor: Option<OwnedFd>,
 }
 
-/// What a connection had to give.
+/// The result of a receive.
 #[derive(Debug)]
-pub(super) enum Heard {
+pub(super) enum Received {
     Number(i64, Option<OwnedFd>),
-    /// Nothing now.
+    /// No complete number yet.
     Nothing,
     Closed,
 }
 
 impl Reader {
-    /// Receives a number without waiting.
-    pub(super) fn receive(&mut self, socket: &PeerSocket) -> Heard {
+    /// Receives a number without blocking.
+    pub(super) fn receive(&mut self, socket: &PeerSocket) -> Received {
         loop {
             let packet = match passed::receive(socket, &mut self.bytes[self.have..]) {
-                Ok(packet) if packet.is_overloaded(1) => return Heard::Closed,
+                Ok(packet) if packet.is_overloaded(1) => return Received::Closed,
                 Ok(packet) => packet,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Heard::Nothing,
-                Err(_) => return Heard::Closed,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Received::Nothing,
+                Err(_) => return Received::Closed,
             };
             for passed in packet.passed {
                 if let Passed::File(file) = passed {
@@ -78,13 +78,13 @@ impl Reader {
                 }
             }
             if packet.len == 0 {
-                return Heard::Closed;
+                return Received::Closed;
             }
             self.have += packet.len;
             if self.have >= LEN {
                 self.have = 0;
                 let number = i64::from_le_bytes(self.bytes);
-                return Heard::Number(number, self.descriptor.take());
+                return Received::Number(number, self.descriptor.take());
             }
         }
     }
@@ -102,31 +102,37 @@ mod tests {
     #[test]
     fn numbers_arrive_with_their_descriptors() {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let (talker, listener) =
+        let (sender, receiver) =
             socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
-        let listener = PeerSocket::from(listener);
+        let receiver = PeerSocket::from(receiver);
         let eventfd = new_eventfd().unwrap();
         let mut reader = Reader::default();
-        assert!(matches!(reader.receive(&listener), Heard::Nothing));
-        send(&talker, VERSION, None).unwrap();
-        send(&talker, 7, Some(eventfd.as_fd())).unwrap();
-        send(&talker, 7, None).unwrap();
+        assert!(matches!(reader.receive(&receiver), Received::Nothing));
+        send(&sender, VERSION, None).unwrap();
+        send(&sender, 7, Some(eventfd.as_fd())).unwrap();
+        send(&sender, 7, None).unwrap();
         // Half of a number.
-        let half = rustix::net::send(&talker, &MEMORY.to_le_bytes()[..3], SendFlags::empty());
+        let half = rustix::net::send(&sender, &MEMORY.to_le_bytes()[..3], SendFlags::empty());
         assert_eq!(half, Ok(3));
-        assert!(matches!(reader.receive(&listener), Heard::Number(0, None)));
         assert!(matches!(
-            reader.receive(&listener),
-            Heard::Number(7, Some(_))
+            reader.receive(&receiver),
+            Received::Number(0, None)
         ));
-        assert!(matches!(reader.receive(&listener), Heard::Number(7, None)));
-        assert!(matches!(reader.receive(&listener), Heard::Nothing));
-        rustix::net::send(&talker, &MEMORY.to_le_bytes()[3..], SendFlags::empty()).unwrap();
         assert!(matches!(
-            reader.receive(&listener),
-            Heard::Number(MEMORY, None)
+            reader.receive(&receiver),
+            Received::Number(7, Some(_))
         ));
-        drop(talker);
-        assert!(matches!(reader.receive(&listener), Heard::Closed));
+        assert!(matches!(
+            reader.receive(&receiver),
+            Received::Number(7, None)
+        ));
+        assert!(matches!(reader.receive(&receiver), Received::Nothing));
+        rustix::net::send(&sender, &MEMORY.to_le_bytes()[3..], SendFlags::empty()).unwrap();
+        assert!(matches!(
+            reader.receive(&receiver),
+            Received::Number(MEMORY, None)
+        ));
+        drop(sender);
+        assert!(matches!(reader.receive(&receiver), Received::Closed));
     }
 }

@@ -1,4 +1,4 @@
-//! The server: makes the memory and tells machines and processes of each other.
+//! The server: creates the memory and announces machines and processes to each other.
 
 mod send_queue;
 
@@ -18,36 +18,36 @@ use smc_core::device::DeviceError;
 use smc_core::io::negotiate::passed::{Listener, PeerSocket, Reserve};
 use smc_core::io::negotiate::runtime_dir::bind_with_mode;
 
-use self::send_queue::Outbox;
-use super::{BEAT, SILENCE, protocol, slot_of};
+use self::send_queue::SendQueue;
+use super::{HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, protocol, slot_of};
 use crate::fabric::doorbell::new_eventfd;
-use crate::fabric::notifier::Ringer;
+use crate::fabric::notifier::EventfdNotifier;
 use crate::lock;
 use crate::region::{map, memory_file, os, os_at};
-use crate::shared::{Phase, Plan, Room, Sleep, Tag};
+use crate::shared::{FabricMemory, FabricOptions, Phase, Sleep, Tag};
 
 /// The server of an ivshmem fabric, for QEMU (`ivshmem-doorbell`) and processes of the host.
 ///
-/// It makes the memory, sealed so that it keeps its length, and tells its clients of each other. It
-/// is also who notices the end of a client and says so in the memory, for guests hear of it there
-/// only. The server is not a device itself; a process can have both.
+/// It creates the memory, sealed so that it keeps its length, and announces its clients to each
+/// other. It also detects the end of a client and marks it in the memory, which is the only way to
+/// inform guests. The server is not a device itself; a process can have both.
 ///
 /// When it is dropped, the fabric ends: all devices report it at once, and new ones need a new
-/// server. Of one whose process was killed, devices of guests report it after 15 seconds. QEMU goes
-/// on with the old memory until its machine is started anew.
+/// server. If its process is killed, devices of guests report it after 15 seconds. QEMU continues
+/// to use the old memory until its machine is restarted.
 ///
-/// QEMU crashes when the number of a client that went is given to another one, so each of the 65,536
-/// numbers is used once while anybody is connected; then nobody else is let in. It takes two
-/// descriptors for each client; without any left, connections are closed.
+/// QEMU crashes when the number of a client that has left is assigned to another one, so each of
+/// the 65,536 numbers is used once while any client is connected; then new clients are rejected.
+/// The server uses two descriptors for each client; without free ones, connections are closed.
 ///
-/// Whoever can connect to the socket can read and write all of the memory.
+/// Every process that can connect to the socket can read and write all of the memory.
 #[derive(Debug)]
 pub struct Server {
-    listener: Named,
-    memory: Arc<OwnedFd>,
-    room: Room,
+    listener: BoundSocket,
+    memory_file: Arc<OwnedFd>,
+    memory: FabricMemory,
     stop: OwnedFd,
-    ringer: Ringer,
+    notifier: EventfdNotifier,
     reserve: Mutex<Reserve>,
     clients: Mutex<Clients>,
 }
@@ -55,7 +55,7 @@ pub struct Server {
 #[derive(Debug, Default)]
 struct Clients {
     by_slot: HashMap<u16, Client>,
-    /// Smaller numbers were given before.
+    /// Smaller numbers were assigned before.
     next: u32,
 }
 
@@ -64,7 +64,7 @@ struct Clients {
 pub struct ServerBuilder {
     path: PathBuf,
     len: usize,
-    plan: Plan,
+    options: FabricOptions,
     mode: u32,
 }
 
@@ -72,16 +72,16 @@ pub struct ServerBuilder {
 struct Client {
     /// Its number.
     port: u16,
-    outbox: Outbox,
+    queue: SendQueue,
     eventfd: Arc<OwnedFd>,
-    /// The device there, its last beat, and when it came.
-    beat: (Option<Tag>, u64, Instant),
-    /// At the last look somebody was about to ring it.
-    is_rung: bool,
+    /// The device of the client, its last heartbeat, and the time of that.
+    heartbeat: (Option<Tag>, u64, Instant),
+    /// At the last check it was marked as notified.
+    was_notified: bool,
 }
 
 impl ServerBuilder {
-    /// Length of the memory in bytes; 64 MiB if not given. QEMU wants a power of two.
+    /// Length of the memory in bytes; 64 MiB if not given. QEMU requires a power of two.
     #[must_use]
     pub fn len(mut self, bytes: usize) -> Self {
         self.len = bytes;
@@ -91,14 +91,14 @@ impl ServerBuilder {
     /// How many clients there can be, up to 1024; 64 if not given.
     #[must_use]
     pub fn devices(mut self, devices: u16) -> Self {
-        self.plan.slots = devices;
+        self.options.slots = devices;
         self
     }
 
     /// Whether devices write in place in their peers' buffers; false if not given.
     #[must_use]
     pub fn nocopy(mut self, on: bool) -> Self {
-        self.plan.nocopy = on;
+        self.options.nocopy = on;
         self
     }
 
@@ -109,30 +109,30 @@ impl ServerBuilder {
         self
     }
 
-    /// Makes the memory and listens.
+    /// Creates the memory and listens.
     ///
-    /// A socket that a server left behind is replaced.
+    /// A stale socket of an earlier server is replaced.
     ///
     /// # Errors
     ///
-    /// [`DeviceError::Invalid`] for a length or number that makes no sense,
-    /// [`DeviceError::NotPermitted`] when another server listens there, else what the system
-    /// refused.
+    /// [`DeviceError::Invalid`] for an invalid length or number,
+    /// [`DeviceError::NotPermitted`] when another server listens there, else the error of the
+    /// system call.
     pub fn bind(self) -> Result<Server, DeviceError> {
         if !self.len.is_power_of_two() {
             return Err(DeviceError::Invalid(
                 "length of the memory is no power of two",
             ));
         }
-        let memory = memory_file(self.len)?;
-        let room = Room::make(map(&memory, 0, self.len)?, self.plan)?;
+        let memory_file = memory_file(self.len)?;
+        let memory = FabricMemory::create(map(&memory_file, 0, self.len)?, self.options)?;
         let reserve = Reserve::new().map_err(|error| DeviceError::os("make eventfd", &error))?;
         Ok(Server {
-            listener: Named::listen(self.path, self.mode)?,
-            memory: Arc::new(memory),
-            room,
+            listener: BoundSocket::listen(self.path, self.mode)?,
+            memory_file: Arc::new(memory_file),
+            memory,
             stop: new_eventfd()?,
-            ringer: Ringer::new()?,
+            notifier: EventfdNotifier::new()?,
             reserve: Mutex::new(reserve),
             clients: Mutex::default(),
         })
@@ -146,7 +146,7 @@ impl Server {
         ServerBuilder {
             path: path.into(),
             len: crate::fabric::place::LEN,
-            plan: Plan {
+            options: FabricOptions {
                 slots: crate::fabric::place::SLOTS,
                 nocopy: false,
             },
@@ -163,7 +163,7 @@ impl Server {
     /// The random number of the fabric.
     #[must_use]
     pub fn fabric_id(&self) -> u128 {
-        self.room.fabric()
+        self.memory.fabric()
     }
 
     /// Number of machines and processes that are connected.
@@ -175,32 +175,32 @@ impl Server {
     /// Number of devices that are in use.
     #[must_use]
     pub fn devices(&self) -> usize {
-        self.room.live().count()
+        self.memory.live().count()
     }
 
     /// Serves until [`Server::stop`] is called. Blocks the thread.
     ///
     /// # Errors
     ///
-    /// When the system cannot wait for clients.
+    /// When `poll(2)` fails.
     pub fn run(&self) -> Result<(), DeviceError> {
-        let mut next_beat = Instant::now();
+        let mut next_heartbeat = Instant::now();
         let mut can_accept = true;
         loop {
             let now = Instant::now();
-            if now >= next_beat {
-                next_beat = now + BEAT;
+            if now >= next_heartbeat {
+                next_heartbeat = now + HEARTBEAT_INTERVAL;
                 can_accept = true;
-                self.room.beat_keeper();
-                self.bury_silent(now);
-                self.ring_again();
-                self.tell_again();
+                self.memory.bump_server_heartbeat();
+                self.mark_silent_dead(now);
+                self.retry_notifications();
+                self.flush_clients();
             }
-            let left = next_beat.saturating_duration_since(now);
+            let left = next_heartbeat.saturating_duration_since(now);
             match self.wait(left, can_accept)? {
-                Woken::Stopped => return Ok(()),
-                Woken::For { is_new, ended } => {
-                    ended.into_iter().for_each(|slot| self.dismiss(slot));
+                Wakeup::Stopped => return Ok(()),
+                Wakeup::For { is_new, ended } => {
+                    ended.into_iter().for_each(|slot| self.remove_client(slot));
                     if is_new {
                         can_accept = self.accept();
                     }
@@ -209,23 +209,23 @@ impl Server {
         }
     }
 
-    /// Has [`Server::run`] return, on whatever thread it is.
+    /// Makes [`Server::run`] return, on any thread.
     pub fn stop(&self) {
         let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
     }
 
-    /// Waits for clients that go and, if they can be accepted, for those that come.
-    fn wait(&self, time: Duration, can_accept: bool) -> Result<Woken, DeviceError> {
+    /// Waits for clients that leave and, if `can_accept`, for new connections.
+    fn wait(&self, time: Duration, can_accept: bool) -> Result<Wakeup, DeviceError> {
         let clients = lock(&self.clients);
         let sockets: Vec<_> = clients
             .by_slot
             .iter()
             .map(|(slot, client)| {
-                let flags = match client.outbox.is_full() {
+                let flags = match client.queue.is_full() {
                     true => PollFlags::IN | PollFlags::OUT,
                     false => PollFlags::IN,
                 };
-                (*slot, Arc::clone(client.outbox.socket()), flags)
+                (*slot, Arc::clone(client.queue.socket()), flags)
             })
             .collect();
         drop(clients);
@@ -248,31 +248,31 @@ impl Server {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(os("wait for clients", error)),
         }
-        let has_rung = |fd: &PollFd<'_>| !fd.revents().is_empty();
-        if has_rung(&fds[0]) {
-            return Ok(Woken::Stopped);
+        let is_ready = |fd: &PollFd<'_>| !fd.revents().is_empty();
+        if is_ready(&fds[0]) {
+            return Ok(Wakeup::Stopped);
         }
-        // Clients have nothing to say: what comes is the end, or what would ring until it is read.
+        // Clients send nothing: input is end of file, or data that would keep the socket readable.
         let mut ended = Vec::new();
         let mut clients = lock(&self.clients);
         for ((slot, ..), fd) in sockets.iter().zip(&fds[2..]) {
             if fd.revents() == PollFlags::OUT {
-                clients.tell(*slot);
-            } else if has_rung(fd) {
+                clients.flush(*slot);
+            } else if is_ready(fd) {
                 ended.push(*slot);
             }
         }
-        Ok(Woken::For {
-            is_new: has_rung(&fds[1]),
+        Ok(Wakeup::For {
+            is_new: is_ready(&fds[1]),
             ended,
         })
     }
 
-    /// Accepts those who connected. Returns whether it is of use to try again soon.
+    /// Accepts pending connections. Returns whether a new attempt soon can succeed.
     fn accept(&self) -> bool {
         for _ in 0..MAX_ACCEPTS {
             match lock(&self.reserve).accept(&self.listener.socket) {
-                // Closed if there is no room for it: QEMU says that the server sent nothing.
+                // Closed if there is no free slot: QEMU reports that the server sent nothing.
                 Ok(socket) => drop(self.admit(socket)),
                 Err(refused) if refused.errno == Errno::AGAIN => return true,
                 Err(refused) if refused.is_waiting => return false,
@@ -284,107 +284,110 @@ impl Server {
 
     fn admit(&self, socket: PeerSocket) -> Result<(), DeviceError> {
         let mut clients = lock(&self.clients);
-        let (port, slot) = clients.number(&self.room).ok_or(DeviceError::Exhausted)?;
+        let (port, slot) = clients.number(&self.memory).ok_or(DeviceError::Exhausted)?;
         clients.next = u32::from(port) + 1;
         let eventfd = Arc::new(new_eventfd()?);
-        let failed = |error| os("greet client", error);
+        let failed = |error| os("send handshake to client", error);
         let own = i64::from(port);
-        let mut outbox = Outbox::new(socket).map_err(failed)?;
-        outbox.push(protocol::VERSION, None);
-        outbox.push(own, None);
-        outbox.push(protocol::MEMORY, Some(&self.memory));
+        let mut queue = SendQueue::new(socket).map_err(failed)?;
+        queue.push(protocol::VERSION, None);
+        queue.push(own, None);
+        queue.push(protocol::MEMORY, Some(&self.memory_file));
         for client in clients.by_slot.values() {
-            outbox.push(client.port.into(), Some(&client.eventfd));
+            queue.push(client.port.into(), Some(&client.eventfd));
         }
-        outbox.flush().map_err(failed)?;
+        queue.flush().map_err(failed)?;
         for client in clients.by_slot.values_mut() {
-            client.outbox.push(own, Some(&eventfd));
-            let _ = client.outbox.flush();
+            client.queue.push(own, Some(&eventfd));
+            let _ = client.queue.flush();
         }
-        // Last, so that others that read know of it before it is seen in the memory.
-        outbox.push(own, Some(&eventfd));
-        if let Err(error) = outbox.flush() {
-            clients.tell_left(port);
+        // Last, so that other clients have received the number before the device appears in the
+        // memory.
+        queue.push(own, Some(&eventfd));
+        if let Err(error) = queue.flush() {
+            clients.announce_left(port);
             return Err(failed(error));
         }
         let client = Client {
             port,
-            outbox,
+            queue,
             eventfd,
-            beat: (None, 0, Instant::now()),
-            is_rung: false,
+            heartbeat: (None, 0, Instant::now()),
+            was_notified: false,
         };
         clients.by_slot.insert(slot, client);
         Ok(())
     }
 
-    fn dismiss(&self, slot: u16) {
+    fn remove_client(&self, slot: u16) {
         let mut clients = lock(&self.clients);
         let Some(gone) = clients.by_slot.remove(&slot) else {
             return;
         };
-        if let Some((tag, _)) = self.room.occupant(slot) {
-            self.bury(tag, &clients);
+        if let Some((tag, _)) = self.memory.occupant(slot) {
+            self.mark_dead(tag, &clients);
         }
-        clients.tell_left(gone.port);
+        clients.announce_left(gone.port);
     }
 
-    /// Counts devices as dead that used to show that they are alive and no longer do.
-    fn bury_silent(&self, now: Instant) {
+    /// Marks devices as dead whose heartbeats have stopped.
+    fn mark_silent_dead(&self, now: Instant) {
         let mut clients = lock(&self.clients);
         let mut silent = Vec::new();
         for (slot, client) in &mut clients.by_slot {
-            let beat = self.room.beat_of(*slot);
-            let Some((tag, Phase::Live | Phase::Leaving)) = self.room.occupant(*slot) else {
+            let heartbeat = self.memory.heartbeat_of(*slot);
+            let Some((tag, Phase::Live | Phase::Leaving)) = self.memory.occupant(*slot) else {
                 continue;
             };
-            // Another device there starts to count anew, and may do so with the same number.
-            if (client.beat.0, client.beat.1) != (Some(tag), beat) {
-                client.beat = (Some(tag), beat, now);
+            // Another device in the slot starts from the beginning, and may reach the same number.
+            if (client.heartbeat.0, client.heartbeat.1) != (Some(tag), heartbeat) {
+                client.heartbeat = (Some(tag), heartbeat, now);
             }
-            if beat != 0 && now.duration_since(client.beat.2) > SILENCE {
+            if heartbeat != 0 && now.duration_since(client.heartbeat.2) > HEARTBEAT_TIMEOUT {
                 silent.push(tag);
             }
         }
         for tag in silent {
-            self.bury(tag, &clients);
+            self.mark_dead(tag, &clients);
         }
     }
 
-    fn bury(&self, tag: Tag, clients: &Clients) {
-        if !self.room.bury(tag) {
+    fn mark_dead(&self, tag: Tag, clients: &Clients) {
+        if !self.memory.mark_dead(tag) {
             return;
         }
-        self.ring_all(clients);
+        self.notify_all(clients);
     }
 
-    /// Tells clients what could not be sent before, for whatever reason.
-    fn tell_again(&self) {
+    /// Sends the pending messages of all clients.
+    fn flush_clients(&self) {
         for client in lock(&self.clients).by_slot.values_mut() {
-            let _ = client.outbox.flush();
+            let _ = client.queue.flush();
         }
     }
 
-    /// Rings devices for which somebody wanted to do that and did not: it was killed before, or its
-    /// QEMU had not heard yet of the device. Nobody else does it then.
-    fn ring_again(&self) {
+    /// Notifies devices that were marked as notified by a peer which then did not notify them: it
+    /// was killed before, or its QEMU had not received the number of the device. No other peer does
+    /// it then.
+    fn retry_notifications(&self) {
         for (slot, client) in &mut lock(&self.clients).by_slot {
-            let is_rung = self.room.sleep_of(*slot) == Sleep::Rung;
-            if std::mem::replace(&mut client.is_rung, is_rung) && is_rung {
-                self.ringer.ring(&client.eventfd);
+            let was_notified = self.memory.sleep_of(*slot) == Sleep::Notified;
+            if std::mem::replace(&mut client.was_notified, was_notified) && was_notified {
+                self.notifier.notify(&client.eventfd);
             }
         }
     }
 
-    /// Has all devices look who is there.
-    fn ring_all(&self, clients: &Clients) {
-        for other in self.room.live() {
-            self.room.ask_to_look(other.slot);
+    /// Requests all devices to check their peers.
+    fn notify_all(&self, clients: &Clients) {
+        for other in self.memory.live() {
+            self.memory.set_peers_changed(other.slot);
             if let Some(client) = clients.by_slot.get(&other.slot) {
-                // Who wanted to ring it may be the one that is dead.
-                if self.room.must_ring(other.slot) || self.room.sleep_of(other.slot) == Sleep::Rung
+                // The peer that marked it as notified may be the dead one.
+                if self.memory.must_notify(other.slot)
+                    || self.memory.sleep_of(other.slot) == Sleep::Notified
                 {
-                    self.ringer.ring(&client.eventfd);
+                    self.notifier.notify(&client.eventfd);
                 }
             }
         }
@@ -392,56 +395,57 @@ impl Server {
 }
 
 impl Clients {
-    /// Sends what a client is yet to be told. One that is gone is noticed in another way.
-    fn tell(&mut self, slot: u16) {
+    /// Sends the pending messages of a client. The end of a client is detected elsewhere.
+    fn flush(&mut self, slot: u16) {
         if let Some(client) = self.by_slot.get_mut(&slot) {
-            let _ = client.outbox.flush();
+            let _ = client.queue.flush();
         }
     }
 
-    fn tell_left(&mut self, port: u16) {
+    fn announce_left(&mut self, port: u16) {
         for client in self.by_slot.values_mut() {
-            client.outbox.push_left(port);
-            let _ = client.outbox.flush();
+            client.queue.push_left(port);
+            let _ = client.queue.flush();
         }
     }
 
-    /// A number that was not given before, or that nobody who is there has heard of, and its slot.
-    fn number(&mut self, room: &Room) -> Option<(u16, u16)> {
+    /// A number that was not assigned before, or that no connected client has received, and its
+    /// slot.
+    fn number(&mut self, memory: &FabricMemory) -> Option<(u16, u16)> {
         if self.by_slot.is_empty() {
             self.next = 0;
         }
-        let ports = (self.next..=u16::MAX.into()).take(room.slots().into());
+        let ports = (self.next..=u16::MAX.into()).take(memory.slots().into());
         ports
             .filter_map(|port| u16::try_from(port).ok())
-            .map(|port| (port, slot_of(room, port)))
+            .map(|port| (port, slot_of(memory, port)))
             .find(|(_, slot)| !self.by_slot.contains_key(slot))
     }
 }
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Guests see nothing of the connections that close.
-        self.room.end_keeper();
-        self.ring_all(&lock(&self.clients));
+        // Guests have no connection whose close they could detect.
+        self.memory.mark_server_ended();
+        self.notify_all(&lock(&self.clients));
     }
 }
 
-enum Woken {
+enum Wakeup {
     Stopped,
     For { is_new: bool, ended: Vec<u16> },
 }
 
-/// A listening socket and its name, which goes with it.
+/// A listening socket and its name, which is removed with it.
 #[derive(Debug)]
-struct Named {
+struct BoundSocket {
     socket: Listener,
     path: PathBuf,
-    /// Device and number of the inode, which no other one gets while the socket is open.
+    /// Device and number of the inode, which are not reused while the socket is open.
     inode: (u64, u64),
 }
 
-impl Named {
+impl BoundSocket {
     fn listen(path: PathBuf, mode: u32) -> Result<Self, DeviceError> {
         let failed = |error| os_at("listen for ivshmem clients at", &path, error);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -470,9 +474,9 @@ impl Named {
     }
 }
 
-impl Drop for Named {
+impl Drop for BoundSocket {
     fn drop(&mut self) {
-        // Another server may have taken its place.
+        // Another server may have replaced it.
         let stat = lstat(&self.path);
         if stat.is_ok_and(|stat| (stat.st_dev, stat.st_ino) == self.inode) {
             let _ = unlink(&self.path);
@@ -480,7 +484,7 @@ impl Drop for Named {
     }
 }
 
-/// Connections that are accepted before clients that went are looked at.
+/// Connections that are accepted before clients that have left are handled.
 const MAX_ACCEPTS: usize = 64;
 
 #[cfg(test)]

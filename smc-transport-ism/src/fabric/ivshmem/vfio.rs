@@ -16,11 +16,11 @@ use crate::region::{
     map, os_at, vfio_device, vfio_region, vfio_set_container, vfio_set_interrupt, vfio_set_iommu,
 };
 
-/// A device that vfio-pci has.
+/// A device bound to vfio-pci.
 #[derive(Debug)]
 pub(super) struct Vfio {
     device: OwnedFd,
-    /// Where the registers are in the device's file.
+    /// Offset of the registers in the device's file.
     registers: u64,
     memory: Region,
     interrupt: OwnedFd,
@@ -44,7 +44,7 @@ impl Vfio {
         let address = address.map_err(|_| DeviceError::Invalid("address of a PCI device"))?;
 
         let container = open(&Path::new(DEVICES).join("vfio"))?;
-        // A group can be open once.
+        // A group can be opened only once.
         let group = match open(&Path::new(DEVICES).join(group)) {
             Err(DeviceError::Os(error)) if error.code() == Some(Errno::BUSY.raw_os_error()) => {
                 let why = "another process has the ivshmem device";
@@ -78,7 +78,7 @@ impl Vfio {
         &self.memory
     }
 
-    /// What the interrupt writes to.
+    /// The eventfd of the interrupt.
     pub(super) fn interrupt(&self) -> &OwnedFd {
         &self.interrupt
     }
@@ -99,7 +99,7 @@ impl Vfio {
     }
 }
 
-/// Lets the device be seen, and send interrupts, which are writes to memory.
+/// Enables memory access of the device, and bus mastering, which message-signalled interrupts need.
 fn enable(device: &OwnedFd) -> Result<(), Errno> {
     let (config, _) = vfio_region(device.as_fd(), CONFIG)?;
     let mut command = [0; 2];

@@ -6,13 +6,16 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 use super::*;
 use crate::fabric::doorbell::new_eventfd;
 use crate::region::{map, memory_file};
-use crate::shared::Plan;
+use crate::shared::FabricOptions;
 
 const LEN: usize = 2 << 20;
 
-/// Connects to a server that gives these descriptors: the memory, and what the client is rung by.
+/// Connects to a server that passes these descriptors: the memory and the client's eventfd.
 /// Returns the server's end as well.
-fn connect_to(memory: OwnedFd, bell: OwnedFd) -> Result<(Client, u16, UnixStream), DeviceError> {
+fn connect_to(
+    memory: OwnedFd,
+    doorbell: OwnedFd,
+) -> Result<(Client, u16, UnixStream), DeviceError> {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("sock");
     let listener = UnixListener::bind(&path).unwrap();
@@ -23,10 +26,10 @@ fn connect_to(memory: OwnedFd, bell: OwnedFd) -> Result<(Client, u16, UnixStream
                 (protocol::VERSION, None),
                 (0, None),
                 (protocol::MEMORY, Some(memory.as_fd())),
-                (0, Some(bell.as_fd())),
+                (0, Some(doorbell.as_fd())),
             ];
             for (number, descriptor) in numbers {
-                // The client may have had enough.
+                // The client may have closed the connection.
                 let _ = protocol::send(&client, number, descriptor);
             }
             client
@@ -38,11 +41,11 @@ fn connect_to(memory: OwnedFd, bell: OwnedFd) -> Result<(Client, u16, UnixStream
 
 fn laid_out_memory() -> OwnedFd {
     let memory = memory_file(LEN).unwrap();
-    let plan = Plan {
+    let options = FabricOptions {
         slots: 2,
         nocopy: false,
     };
-    Room::make(map(&memory, 0, LEN).unwrap(), plan).unwrap();
+    FabricMemory::create(map(&memory, 0, LEN).unwrap(), options).unwrap();
     memory
 }
 
@@ -56,51 +59,57 @@ fn unsealed_memory(flags: MemfdFlags) -> Result<OwnedFd, Errno> {
 #[test]
 fn only_a_memory_file_that_cannot_be_shortened_and_eventfds_are_taken_from_a_server() {
     assert!(connect_to(laid_out_memory(), new_eventfd().unwrap()).is_ok());
-    let other = |memory, bell| connect_to(memory, bell).unwrap_err().to_string();
-    let bell = || new_eventfd().unwrap();
+    let other = |memory, doorbell| connect_to(memory, doorbell).unwrap_err().to_string();
+    let doorbell = || new_eventfd().unwrap();
     let cases = [
         (
             unsealed_memory(MemfdFlags::empty()).unwrap(),
-            bell(),
+            doorbell(),
             "memory file is not sealed",
         ),
-        (bell(), bell(), "descriptor is not a memory file"),
+        (doorbell(), doorbell(), "descriptor is not a memory file"),
         (
             laid_out_memory(),
             laid_out_memory(),
             "the server gave something else than an eventfd",
         ),
     ];
-    for (memory, bell, why) in cases {
-        let said = other(memory, bell);
-        assert!(said.contains(why), "{said}, not {why}");
+    for (memory, doorbell, why) in cases {
+        let error = other(memory, doorbell);
+        assert!(error.contains(why), "{error}, not {why}");
     }
 }
 
 #[test]
-fn a_peer_of_which_a_server_tells_later_is_rung_by_an_eventfd_only() {
+fn for_a_peer_that_joins_later_only_an_eventfd_is_taken() {
     let (client, _, server) = connect_to(laid_out_memory(), new_eventfd().unwrap()).unwrap();
-    let tell = |descriptor: OwnedFd| {
+    let announce = |descriptor: OwnedFd| {
         protocol::send(&server, 1, Some(descriptor.as_fd())).unwrap();
-        client.look(&mut |_| {}).map(|()| client.eventfds().len())
+        client
+            .poll_events(&mut |_| {})
+            .map(|()| client.eventfds().len())
     };
-    assert_eq!(tell(laid_out_memory()), Ok(1), "its own is all that it has");
-    assert_eq!(tell(new_eventfd().unwrap()), Ok(2));
+    assert_eq!(
+        announce(laid_out_memory()),
+        Ok(1),
+        "its own is all that it has"
+    );
+    assert_eq!(announce(new_eventfd().unwrap()), Ok(2));
     let (socket, _other) = UnixStream::pair().unwrap();
-    assert_eq!(tell(socket.into()), Err(SERVER_GONE));
+    assert_eq!(announce(socket.into()), Err(SERVER_GONE));
 }
 
 #[test]
-fn a_server_that_goes_on_saying_other_things_is_not_heard_for_ever() {
+fn a_server_that_sends_other_messages_without_end_times_out() {
     let (server, client) = UnixStream::pair().unwrap();
     client.set_nonblocking(true).unwrap();
     let socket = PeerSocket::from(OwnedFd::from(client));
-    let mut greeting = Greeting::new(&socket);
+    let mut handshake = Handshake::new(&socket);
     protocol::send(&server, 5, None).unwrap();
-    assert_eq!(greeting.number().unwrap().0, 5);
-    greeting.until = Instant::now();
+    assert_eq!(handshake.number().unwrap().0, 5);
+    handshake.until = Instant::now();
     protocol::send(&server, 6, None).unwrap();
-    let error = greeting.number().unwrap_err().to_string();
+    let error = handshake.number().unwrap_err().to_string();
     assert!(error.contains("in time"), "{error}");
 }
 
@@ -118,9 +127,9 @@ fn huge_pages_are_not_taken_from_a_server() {
         SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL,
     )
     .unwrap();
-    // A page of the pool can be missing when it is touched, which would end the process.
-    let said = connect_to(memory, new_eventfd().unwrap())
+    // The pool can be empty at the first access of a page, which would kill the process.
+    let error = connect_to(memory, new_eventfd().unwrap())
         .unwrap_err()
         .to_string();
-    assert!(said.contains("pages of an unsuitable kind"), "{said}");
+    assert!(error.contains("pages of an unsuitable kind"), "{error}");
 }

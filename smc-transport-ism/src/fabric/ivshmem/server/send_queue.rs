@@ -1,4 +1,4 @@
-//! What a client is yet to be told.
+//! The messages that are pending for a client.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,18 +13,19 @@ use super::protocol;
 /// Numbers for a client, and the descriptors that belong to them.
 ///
 /// Descriptors that were not received yet count as open ones of the server's user, in all of its
-/// processes (`ETOOMANYREFS`). So a client has a few of them at a time, and more when it has read those.
+/// processes (`ETOOMANYREFS`). So a client is sent a few of them at a time, and more when it has
+/// read those.
 #[derive(Debug)]
-pub(super) struct Outbox {
+pub(super) struct SendQueue {
     socket: Arc<PeerSocket>,
     queue: VecDeque<(i64, Option<Arc<OwnedFd>>)>,
-    /// The socket takes more when the client reads.
+    /// The socket has no space until the client reads.
     is_full: bool,
 }
 
-impl Outbox {
+impl SendQueue {
     pub(super) fn new(socket: PeerSocket) -> Result<Self, Errno> {
-        // As little as the system allows for: some six numbers.
+        // The minimum of the system: some six numbers.
         set_socket_send_buffer_size(&socket, 1)?;
         Ok(Self {
             socket: Arc::new(socket),
@@ -41,12 +42,12 @@ impl Outbox {
         self.is_full
     }
 
-    /// Adds a number. At most two wait for each client there can be.
+    /// Adds a number. At most two are pending for each possible client.
     pub(super) fn push(&mut self, number: i64, descriptor: Option<&Arc<OwnedFd>>) {
         self.queue.push_back((number, descriptor.cloned()));
     }
 
-    /// Adds that a client has left, or has it that it never came.
+    /// Adds that a client has left, or removes a pending announcement of that client.
     pub(super) fn push_left(&mut self, port: u16) {
         let number = i64::from(port);
         let has_come =
@@ -57,11 +58,11 @@ impl Outbox {
         }
     }
 
-    /// Sends what the socket takes. Does not wait.
+    /// Sends as much as the socket accepts. Does not block.
     ///
     /// # Errors
     ///
-    /// As `sendmsg(2)`. What was not sent stays.
+    /// As `sendmsg(2)`. Unsent numbers stay in the queue.
     pub(super) fn flush(&mut self) -> Result<(), Errno> {
         self.is_full = false;
         while let Some((number, descriptor)) = self.queue.front() {

@@ -17,7 +17,7 @@ use smc_wire::types::Gid;
 use super::super::Client as Process;
 use super::*;
 use crate::fabric::Fabric as _;
-use crate::shared::Newcomer;
+use crate::shared::JoinRequest;
 
 fn server(dir: &Path, devices: u16) -> Server {
     let server = Server::builder(dir.join("sock")).len(2 << 20);
@@ -25,39 +25,41 @@ fn server(dir: &Path, devices: u16) -> Server {
 }
 
 /// A device of a process.
-fn newcomer(process: &Process, slot: u16) -> Newcomer {
-    Newcomer {
+fn request(process: &Process, slot: u16) -> JoinRequest {
+    JoinRequest {
         slot,
         port: process.port(),
-        beats: false,
+        has_heartbeat: false,
         gid: Gid::new(1, u64::from(slot) + 1),
     }
 }
 
-/// A client that is waited for.
+/// A new client, connected.
 fn connect(server: &Server) -> (Process, u16) {
     let path = server.path().to_owned();
     let connecting = thread::spawn(move || Process::connect(&path).unwrap());
     while !connecting.is_finished() {
         server.accept();
-        // Says what has to be said yet.
+        // Sends pending messages.
         server.wait(Duration::ZERO, false).unwrap();
         thread::yield_now();
     }
     connecting.join().unwrap()
 }
 
-/// The numbers of those who ended are known by their sockets.
-fn dismiss_ended(server: &Server, count: usize) {
+/// Removes clients that have closed their sockets, down to `count`.
+fn remove_ended(server: &Server, count: usize) {
     while server.clients() > count {
-        if let Woken::For { ended, .. } = server.wait(Duration::ZERO, true).unwrap() {
-            ended.into_iter().for_each(|slot| server.dismiss(slot));
+        if let Wakeup::For { ended, .. } = server.wait(Duration::ZERO, true).unwrap() {
+            ended
+                .into_iter()
+                .for_each(|slot| server.remove_client(slot));
         }
     }
 }
 
 #[test]
-fn a_link_in_the_place_of_the_new_socket_changes_no_other_file() {
+fn a_symlink_in_place_of_the_new_socket_changes_no_other_file() {
     let dir = tempfile::tempdir().unwrap();
     let [sock, link, secret] = ["sock", "link", "secret"].map(|name| dir.path().join(name));
     fs::write(&secret, "").unwrap();
@@ -74,7 +76,7 @@ fn a_link_in_the_place_of_the_new_socket_changes_no_other_file() {
             }
         });
         for _ in 0..10_000 {
-            let _ = Named::listen(sock.clone(), 0o666);
+            let _ = BoundSocket::listen(sock.clone(), 0o666);
             let _ = fs::remove_file(&sock);
         }
         is_done.store(true, Ordering::Relaxed);
@@ -84,7 +86,7 @@ fn a_link_in_the_place_of_the_new_socket_changes_no_other_file() {
 }
 
 #[test]
-fn numbers_are_given_once_while_anybody_could_have_heard_of_them() {
+fn numbers_are_not_reused_while_any_client_is_connected() {
     let dir = tempfile::tempdir().unwrap();
     let server = server(dir.path(), 2);
     let (stays, slot) = connect(&server);
@@ -93,43 +95,43 @@ fn numbers_are_given_once_while_anybody_could_have_heard_of_them() {
         let (leaves, slot) = connect(&server);
         assert_eq!((leaves.port(), slot), (number, 1));
         drop(leaves);
-        dismiss_ended(&server, 1);
+        remove_ended(&server, 1);
     }
     drop(stays);
-    dismiss_ended(&server, 0);
+    remove_ended(&server, 0);
     assert_eq!(connect(&server).0.port(), 0);
 }
 
 #[test]
-fn a_server_that_ends_says_so_in_the_memory_and_rings_who_sleeps() {
+fn a_server_that_ends_is_marked_in_the_memory_and_wakes_sleeping_devices() {
     let dir = tempfile::tempdir().unwrap();
     let server = server(dir.path(), 4);
     let processes = [connect(&server), connect(&server)];
-    let rooms = processes.each_ref().map(|(process, slot)| {
-        process.room().join(newcomer(process, *slot)).unwrap();
-        process.room()
+    let memories = processes.each_ref().map(|(process, slot)| {
+        process.memory().join(request(process, *slot)).unwrap();
+        process.memory()
     });
     let (asleep, awake) = (processes[0].1, processes[1].1);
-    rooms[0].sleep(asleep);
-    server.room.beat_keeper();
-    assert!(!rooms[0].has_keeper_ended());
+    memories[0].sleep(asleep);
+    server.memory.bump_server_heartbeat();
+    assert!(!memories[0].has_server_ended());
     drop(server);
-    assert!(rooms.iter().all(|room| room.has_keeper_ended()));
-    assert_eq!(rooms[0].sleep_of(asleep), Sleep::Rung);
-    assert_eq!(rooms[1].sleep_of(awake), Sleep::Awake);
-    assert!(rooms[1].take_look(awake));
+    assert!(memories.iter().all(|memory| memory.has_server_ended()));
+    assert_eq!(memories[0].sleep_of(asleep), Sleep::Notified);
+    assert_eq!(memories[1].sleep_of(awake), Sleep::Awake);
+    assert!(memories[1].take_peers_changed(awake));
 }
 
-/// Whether the driver of a device was rung since this was asked last.
-fn has_rung(process: &Process) -> bool {
-    let bell = process.doorbell();
-    let mut fds = [PollFd::new(&bell, PollFlags::IN)];
+/// Whether the driver of a device was notified since the last call.
+fn was_notified(process: &Process) -> bool {
+    let doorbell = process.doorbell();
+    let mut fds = [PollFd::new(&doorbell, PollFlags::IN)];
     let count = poll(&mut fds, Some(&Timespec::default())).unwrap();
-    process.look(&mut |_| {}).unwrap();
+    process.poll_events(&mut |_| {}).unwrap();
     count > 0
 }
 
-/// Does something that must not wait for anyone.
+/// Runs a call that must not block.
 fn at_once(name: &str, call: impl FnOnce() + Send + 'static) {
     let (done, is_done) = mpsc::channel();
     thread::spawn(move || {
@@ -141,102 +143,105 @@ fn at_once(name: &str, call: impl FnOnce() + Send + 'static) {
 }
 
 #[test]
-fn no_ring_waits_or_is_lost_when_a_client_fills_eventfds_that_block() {
+fn no_notification_blocks_or_is_lost_when_a_client_fills_blocking_eventfds() {
     let dir = tempfile::tempdir().unwrap();
     let server = Arc::new(server(dir.path(), 4));
-    let [(ringer, _), (sleeper, slot), (hostile, _)] = [(); 3].map(|()| connect(&server));
-    let ringer = Arc::new(ringer);
-    let room = Arc::clone(sleeper.room());
-    let tag = room.join(newcomer(&sleeper, slot)).unwrap();
-    // The flag and the counter are those of all who have the eventfd.
+    let [(notifier, _), (sleeper, slot), (hostile, _)] = [(); 3].map(|()| connect(&server));
+    let notifier = Arc::new(notifier);
+    let memory = Arc::clone(sleeper.memory());
+    let tag = memory.join(request(&sleeper, slot)).unwrap();
+    // The flag and the counter are shared by all clients that have the eventfd.
     for eventfd in hostile.eventfds() {
         let _ = rustix::io::read(&eventfd, &mut [0; 8]);
         rustix::io::write(&eventfd, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         fcntl_setfl(&eventfd, OFlags::empty()).unwrap();
     }
-    has_rung(&sleeper);
-    // More often than requests can be under way.
+    was_notified(&sleeper);
+    // More often than requests can be in flight.
     for round in 0..1000 {
-        let ringer = Arc::clone(&ringer);
-        at_once("a device that rings", move || ringer.ring(tag));
-        assert!(has_rung(&sleeper), "ring {round} of a device");
+        let notifier = Arc::clone(&notifier);
+        at_once("a device that notifies", move || notifier.notify(tag));
+        assert!(was_notified(&sleeper), "notification {round} of a device");
     }
-    room.sleep(slot);
+    memory.sleep(slot);
     let serving = Arc::clone(&server);
-    at_once("a server that has news", move || {
-        serving.ring_all(&lock(&serving.clients));
+    at_once("a server that notifies all devices", move || {
+        serving.notify_all(&lock(&serving.clients));
     });
-    assert!(has_rung(&sleeper), "ring of the server");
+    assert!(was_notified(&sleeper), "notification of the server");
     let serving = Arc::clone(&server);
-    at_once("a server that makes up for a ring", move || {
-        serving.ring_again();
-        serving.ring_again();
+    at_once("a server that repeats a notification", move || {
+        serving.retry_notifications();
+        serving.retry_notifications();
     });
-    assert!(has_rung(&sleeper), "second ring of the server");
+    assert!(was_notified(&sleeper), "second notification of the server");
 }
 
 #[test]
-fn a_ring_that_was_lost_is_made_up_for() {
+fn a_lost_notification_is_repeated() {
     let dir = tempfile::tempdir().unwrap();
     let server = server(dir.path(), 4);
     let (process, slot) = connect(&server);
-    let has_rung = || has_rung(&process);
-    let room = process.room();
-    room.join(newcomer(&process, slot)).unwrap();
-    room.sleep(slot);
-    server.ring_again();
-    has_rung();
+    let was_notified = || was_notified(&process);
+    let memory = process.memory();
+    memory.join(request(&process, slot)).unwrap();
+    memory.sleep(slot);
+    server.retry_notifications();
+    was_notified();
     // Killed right afterwards.
-    assert!(room.must_ring(slot));
-    server.ring_again();
-    assert!(!has_rung());
-    server.ring_again();
-    assert!(has_rung());
-    // Nor does it keep the server from ringing.
-    server.ring_all(&lock(&server.clients));
-    assert!(has_rung());
-    room.wake(slot);
-    server.ring_again();
-    server.ring_again();
-    server.ring_all(&lock(&server.clients));
-    assert!(!has_rung());
+    assert!(memory.must_notify(slot));
+    server.retry_notifications();
+    assert!(!was_notified());
+    server.retry_notifications();
+    assert!(was_notified());
+    // The mark of the dead peer does not prevent a notification by the server.
+    server.notify_all(&lock(&server.clients));
+    assert!(was_notified());
+    memory.wake(slot);
+    server.retry_notifications();
+    server.retry_notifications();
+    server.notify_all(&lock(&server.clients));
+    assert!(!was_notified());
 }
 
 #[test]
-fn who_beats_no_more_is_dead_and_who_never_does_is_not() {
+fn a_device_whose_heartbeats_stop_is_dead_and_one_that_never_sends_any_is_not() {
     let dir = tempfile::tempdir().unwrap();
     let server = server(dir.path(), 4);
-    let join = |process: &(Process, u16), beats| {
-        let newcomer = newcomer(&process.0, process.1);
+    let join = |process: &(Process, u16), has_heartbeat| {
+        let request = request(&process.0, process.1);
         process
             .0
-            .room()
-            .join(Newcomer { beats, ..newcomer })
+            .memory()
+            .join(JoinRequest {
+                has_heartbeat,
+                ..request
+            })
             .unwrap()
     };
     let processes = [connect(&server), connect(&server)];
-    let (beats, does_not) = (join(&processes[0], true), join(&processes[1], false));
+    let (has_heartbeat, does_not) = (join(&processes[0], true), join(&processes[1], false));
     let start = Instant::now();
     let later = |seconds| start + Duration::from_secs(seconds);
-    server.bury_silent(start);
-    server.bury_silent(later(14));
-    server.room.beat(beats.slot);
-    server.bury_silent(later(15));
-    server.bury_silent(later(29));
-    assert!(server.room.is_live(beats));
-    server.bury_silent(later(31));
-    assert!(server.room.is_dead(beats));
-    assert!(server.room.is_live(does_not));
-    // It begins with the number with which an earlier one may have ended.
+    server.mark_silent_dead(start);
+    server.mark_silent_dead(later(14));
+    server.memory.bump_heartbeat(has_heartbeat.slot);
+    server.mark_silent_dead(later(15));
+    server.mark_silent_dead(later(29));
+    assert!(server.memory.is_live(has_heartbeat));
+    server.mark_silent_dead(later(31));
+    assert!(server.memory.is_dead(has_heartbeat));
+    assert!(server.memory.is_live(does_not));
+    // Its first heartbeat may be the last one of the earlier device.
     let next = join(&processes[0], true);
-    server.bury_silent(later(60));
-    assert!(server.room.is_live(next));
-    server.bury_silent(later(80));
-    assert!(server.room.is_dead(next));
+    server.mark_silent_dead(later(60));
+    assert!(server.memory.is_live(next));
+    server.mark_silent_dead(later(80));
+    assert!(server.memory.is_dead(next));
 }
 
-/// Whether this is a process for this test alone, as descriptors are those of all tests. Else the test
-/// has run in such a one when this returns.
+/// Whether this is a process for this test alone, because all tests of a process share its
+/// descriptors. Otherwise the test has run in such a process when this returns.
 fn is_alone() -> bool {
     const ALONE: &str = "SMC_ISM_ALONE";
     if std::env::var_os(ALONE).is_some() {
@@ -250,7 +255,7 @@ fn is_alone() -> bool {
 }
 
 #[test]
-fn a_server_that_cannot_be_made_leaves_no_name_behind() {
+fn a_server_that_cannot_be_created_leaves_no_socket_file() {
     if !is_alone() {
         return;
     }
@@ -266,12 +271,12 @@ fn a_server_that_cannot_be_made_leaves_no_name_behind() {
         }
         assert!(path.symlink_metadata().is_err(), "{left} were left");
     }
-    // The memory, what it listens with, and what it rings by.
+    // The memory, the listening socket, and the asynchronous I/O context.
     assert!((3..100).contains(&missing), "{missing}");
 }
 
 #[test]
-fn a_server_that_ends_takes_its_own_name_along_and_no_other() {
+fn a_server_that_ends_removes_its_own_socket_file_and_no_other() {
     let dir = tempfile::tempdir().unwrap();
     let first = server(dir.path(), 2);
     let path = first.path().to_owned();
@@ -283,7 +288,7 @@ fn a_server_that_ends_takes_its_own_name_along_and_no_other() {
     assert!(path.symlink_metadata().is_err());
 }
 
-/// A connection with unsent data to one who does not read: closing it waits.
+/// A connection with unsent data to a peer that does not read: its close blocks.
 fn lingering() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -296,7 +301,7 @@ fn lingering() -> (TcpStream, TcpStream) {
 }
 
 #[test]
-fn a_client_that_says_anything_is_ended_whatever_it_passes() {
+fn a_client_that_sends_anything_is_removed_whatever_it_passes() {
     let dir = tempfile::tempdir().unwrap();
     let server = Arc::new(server(dir.path(), 4));
     let (stays, _) = connect(&server);
@@ -304,19 +309,19 @@ fn a_client_that_says_anything_is_ended_whatever_it_passes() {
     assert!(server.accept());
     assert_eq!(server.clients(), 2);
     let (slow, _far) = lingering();
-    // More than is looked at.
+    // More descriptors than are received.
     protocol::send(&client, 0, None).unwrap();
     for _ in 0..20 {
         protocol::send(&client, 0, Some(slow.as_fd())).unwrap();
     }
     drop(slow);
     let serving = Arc::clone(&server);
-    at_once("a server with a client that talks", move || {
-        dismiss_ended(&serving, 1);
+    at_once("a server with a client that sends", move || {
+        remove_ended(&serving, 1);
     });
     assert!(matches!(
         server.wait(Duration::ZERO, true).unwrap(),
-        Woken::For { is_new: false, ended } if ended.is_empty()
+        Wakeup::For { is_new: false, ended } if ended.is_empty()
     ));
     drop(stays);
 }
@@ -338,7 +343,7 @@ fn a_client_that_does_not_read_is_sent_few_descriptors_and_all_when_it_reads() {
     for client in &silent {
         assert!(unread(client) < 10, "{} numbers", unread(client));
     }
-    // Among those, one is told what it has missed: of the memory, of all, and of itself twice.
+    // A client that reads is sent the pending numbers: memory, all clients, and its own twice.
     let mut numbers = Vec::new();
     let mut bytes = [0; 8];
     silent[7].set_nonblocking(true).unwrap();
@@ -355,7 +360,7 @@ fn a_client_that_does_not_read_is_sent_few_descriptors_and_all_when_it_reads() {
 }
 
 #[test]
-fn a_server_without_descriptors_turns_clients_away_and_goes_on() {
+fn a_server_without_free_descriptors_closes_connections_and_continues() {
     if !is_alone() {
         return;
     }
@@ -377,25 +382,25 @@ fn a_server_without_descriptors_turns_clients_away_and_goes_on() {
     for socket in &waiting {
         super::connect(socket, &address).unwrap();
     }
-    let look = || match server.wait(Duration::ZERO, true).unwrap() {
-        Woken::For { is_new, ended } => (is_new, ended),
-        Woken::Stopped => panic!("nobody stops it"),
+    let poll_once = || match server.wait(Duration::ZERO, true).unwrap() {
+        Wakeup::For { is_new, ended } => (is_new, ended),
+        Wakeup::Stopped => panic!("nothing stops it"),
     };
-    assert_eq!(look(), (true, vec![]));
+    assert_eq!(poll_once(), (true, vec![]));
     assert!(server.accept());
     assert_eq!(
-        look(),
+        poll_once(),
         (false, vec![]),
-        "the server would be woken again and again"
+        "the server would be woken without end"
     );
     for socket in &waiting {
         assert_eq!(rustix::io::read(socket, &mut [0; 8]), Ok(0));
     }
     drop(stays);
-    // It leaves descriptors behind, which others may be faster to take.
+    // Its descriptors are free again, and other sockets may take them first.
     all.extend(std::iter::from_fn(|| socket().ok()));
-    assert_eq!(look().1.len(), 1, "the end of a client is noticed");
-    // Nor is the reserve of use when the limit is lowered.
+    assert_eq!(poll_once().1.len(), 1, "the end of a client is detected");
+    // With a lower limit the reserved descriptor is of no use either.
     let waiting = all.pop().unwrap();
     all.extend(std::iter::from_fn(|| socket().ok()));
     super::connect(&waiting, &address).unwrap();
@@ -406,7 +411,7 @@ fn a_server_without_descriptors_turns_clients_away_and_goes_on() {
     );
     assert!(matches!(
         server.wait(Duration::ZERO, false).unwrap(),
-        Woken::For { is_new: false, .. }
+        Wakeup::For { is_new: false, .. }
     ));
     drop(all);
     limit_descriptors(64);
