@@ -4,7 +4,7 @@
     missing_docs,
     unused_qualifications,
     clippy::unwrap_used,
-    reason = "functions of a benchmark, and what macros make of them"
+    reason = "benchmark functions, and the expansion of macros"
 )]
 
 use std::hint::black_box;

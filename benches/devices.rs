@@ -1,10 +1,10 @@
-//! Instructions of devices that move data, between two of them in one process.
+//! Instructions of devices that move data, between two devices of one process.
 
 #![allow(
     missing_docs,
     unused_qualifications,
     clippy::unwrap_used,
-    reason = "functions of a benchmark, and what macros make of them"
+    reason = "benchmark functions, and the expansion of macros"
 )]
 
 use std::hint::black_box;
@@ -19,7 +19,7 @@ use smc_transport_ism::{IsmDevice, Place};
 use smc_transport_loop::LoopDevice;
 use tempfile::TempDir;
 
-/// A writer with the buffer of a reader that is awake. Boxed, or moving it would count.
+/// A writer and the buffer of a reader that is awake. Boxed, or moving it would count.
 struct Pair<D> {
     writer: D,
     buffer: Arc<dyn Dmb>,
@@ -46,7 +46,7 @@ impl<D: Device + Direct> Pair<D> {
             _reader: reader,
             _dir: dir,
         };
-        // The first one is another thing.
+        // The first write includes set-up.
         pair.put(&[1; 100], Signal::Yes);
         Box::new(pair)
     }
@@ -76,7 +76,7 @@ fn by_loop() -> Box<Pair<LoopDevice>> {
     })
 }
 
-// Some of a stream's bytes.
+// Payload of a stream.
 #[library_benchmark]
 #[bench::data(ism())]
 fn ism_move_100(pair: Box<Pair<IsmDevice>>) -> Box<Pair<IsmDevice>> {
@@ -84,7 +84,7 @@ fn ism_move_100(pair: Box<Pair<IsmDevice>>) -> Box<Pair<IsmDevice>> {
     pair
 }
 
-// A cursor, with a signal for which nobody waits.
+// A cursor, with a signal for which no task waits.
 #[library_benchmark]
 #[bench::cursor(ism())]
 fn ism_move_8(pair: Box<Pair<IsmDevice>>) -> Box<Pair<IsmDevice>> {

@@ -1,12 +1,12 @@
-//! Instructions that the calls on a stream's way take, counted by callgrind: the same on a busy
-//! machine as on an idle one.
+//! Instructions on the data path of a stream, counted by callgrind: the same on a busy machine as
+//! on an idle one.
 
 #![allow(unsafe_code, reason = "the promise about peers is an unsafe function")]
 #![allow(
     missing_docs,
     unused_qualifications,
     clippy::unwrap_used,
-    reason = "functions of a benchmark, and what macros make of them"
+    reason = "benchmark functions, and the expansion of macros"
 )]
 
 use std::hint::black_box;
@@ -70,7 +70,7 @@ impl Pair {
         pair
     }
 
-    /// As with two messages, after the reader has held another.
+    /// As with two messages, after a guard of the reader was dropped.
     fn guarded() -> Box<Self> {
         let mut pair = Self::with(3, true);
         let guard = pair.runtime.block_on(pair.reader.read_guard(LEN));
@@ -119,7 +119,7 @@ fn stream_poll_write_100(mut pair: Box<Pair>) -> Box<Pair> {
     pair
 }
 
-// Memory of the peer, written once, and shown to it.
+// Memory of the peer, written in place and published.
 #[library_benchmark]
 #[bench::nocopy(Pair::with(0, true))]
 fn stream_reserve_commit_100(mut pair: Box<Pair>) -> Box<Pair> {
@@ -134,7 +134,7 @@ fn stream_reserve_commit_100(mut pair: Box<Pair>) -> Box<Pair> {
     pair
 }
 
-// A guard taken and released; the first of a stream makes what all of them have in common.
+// A guard taken and released; the first guard of a stream allocates their shared state.
 #[library_benchmark]
 #[bench::not_the_first(Pair::guarded())]
 fn stream_read_guard_100(mut pair: Box<Pair>) -> Box<Pair> {
@@ -170,7 +170,7 @@ fn stream_read_nothing(pair: Box<Pair>) -> Box<Pair> {
     pair
 }
 
-// A poll that finds nothing and goes to sleep.
+// A poll that finds nothing and parks.
 #[library_benchmark]
 #[bench::empty(Pair::with(0, true))]
 fn stream_poll_nothing(mut pair: Box<Pair>) -> Box<Pair> {

@@ -6,6 +6,6 @@
 //! cargo bench -p smc-benches
 //! ```
 //!
-//! It takes valgrind, too. `hot` is the way of a stream's bytes, `cdc` what accompanies them. Each
-//! run compares with the one before; `-- --save-baseline=main` and `-- --baseline=main` compare
-//! with one that has a name.
+//! Valgrind is needed, too. `hot` is the data path of a stream, `cdc` the codec of CDC messages.
+//! Each run compares with the one before; `-- --save-baseline=main` and `-- --baseline=main`
+//! compare with a named run.

@@ -19,7 +19,7 @@ pub enum Policy {
     Prefer,
     /// SMC or an error.
     Require,
-    /// Plain TCP; no peer hears of SMC.
+    /// Plain TCP; SMC is not announced to peers.
     Never,
 }
 
@@ -32,7 +32,7 @@ pub(crate) struct EndpointConfig {
     pub(crate) policy: Arc<PolicyFn>,
     /// Code of the receive buffer's size.
     pub(crate) recv_buffer: SizeCode,
-    /// The same with SMC-R.
+    /// Code of the RMB's size, with SMC-R.
     pub(crate) rmb: SizeCode,
     /// Code of the size of SMC-R's staging rings.
     pub(crate) send_buffer: SizeCode,
@@ -77,7 +77,7 @@ impl fmt::Debug for EndpointConfig {
     }
 }
 
-/// Polling is of no use where the peer can only run when we do not.
+/// Polling is useless on a single CPU, where the peer runs only while this process does not.
 fn default_polling() -> Duration {
     match std::thread::available_parallelism() {
         Ok(cpus) if cpus.get() > 1 => POLLING,
@@ -85,12 +85,12 @@ fn default_polling() -> Duration {
     }
 }
 
-/// Default receive buffer of SMC-D in bytes, as far as the device goes. Only what is used takes
-/// memory.
+/// Default receive buffer of SMC-D in bytes, limited by the device. Only pages that were touched
+/// take memory.
 ///
-/// In a bulk transfer the writer is ahead by about as much. Once that is more than a CPU's own cache
-/// holds, both find their lines in the one they share, instead of fetching them from each other's,
-/// which is up to three times faster.
+/// In a bulk transfer the writer is ahead by about this size. If the size exceeds a CPU's private
+/// cache, both ends find the lines in their shared cache instead of fetching them from the private
+/// cache of the other CPU, which is up to three times faster.
 pub const RECV_BUFFER: usize = 4 * 1024 * 1024;
 
 /// Default receive buffer of SMC-R in bytes: all of it is pinned, for each connection.
@@ -100,8 +100,8 @@ pub const RMB: usize = 1024 * 1024;
 pub const SEND_BUFFER: usize = 256 * 1024;
 
 /// Default limit on the memory of connections: this part of what the machine has, or the process's
-/// cgroups allow. One part in four leaves room for the application, and for TCP's buffers of the
-/// streams that fall back.
+/// cgroups allow. A quarter leaves memory for the application, and for TCP's buffers of the streams
+/// that fall back.
 pub const MEMORY_SHARE: u64 = 4;
 
 /// Default polling window: a little more than what a wake-up across CPUs costs.
@@ -110,10 +110,10 @@ pub const POLLING: Duration = Duration::from_micros(100);
 /// How long each message of the handshake may take (docs/spec/handshake.md#timers).
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(6);
 
-/// How long a listener on the same host may show no sign of itself before a connection is TCP.
+/// How long a listener on the same host may stay silent before a connection falls back to TCP.
 pub const ANSWER_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// How long the record of a closed connection waits for the peer's last word.
+/// How long a closed connection waits for the peer's close.
 pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Handshakes that a listener has under way at a time.

@@ -1,4 +1,4 @@
-//! Errors in families, and what a peer is told about each.
+//! Error types, and their mapping to [`io::Error`].
 
 mod fallback;
 mod os;
@@ -22,13 +22,13 @@ use crate::device::DeviceError;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The peer sent bytes that are not a message.
+    /// The peer sent bytes that are no valid message.
     #[error("malformed message: {0}")]
     Malformed(#[from] DecodeError),
     /// The peer sent a well-formed message that it should not have sent.
     #[error("peer misbehaved: {0}")]
     PeerMisbehaved(#[from] PeerMisbehaved),
-    /// SMC was required and did not come about.
+    /// SMC was required but is not possible.
     #[error("SMC required but declined: {0}")]
     Declined(FallbackReason),
     /// A device failed.
@@ -40,7 +40,7 @@ pub enum Error {
     /// The connection has ended.
     #[error("connection {0}")]
     Closed(CloseReason),
-    /// The caller asked for something that makes no sense.
+    /// The caller made an invalid request.
     #[error("misuse: {0}")]
     Misuse(Cow<'static, str>),
     /// The TCP connection failed.
@@ -51,7 +51,7 @@ pub enum Error {
     Bug(&'static str),
 }
 
-/// What a peer did wrong.
+/// A protocol violation of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PeerMisbehaved {
@@ -61,7 +61,7 @@ pub enum PeerMisbehaved {
     /// ACCEPT names a device that was not offered.
     #[error("accepted with a device that was not offered")]
     SelectedUnofferedDevice,
-    /// A cursor that the ring cannot have.
+    /// A cursor outside of the ring.
     #[error(transparent)]
     Cursor(#[from] CursorError),
     /// A producer cursor that passes the free space.
@@ -70,7 +70,7 @@ pub enum PeerMisbehaved {
     /// A consumer cursor that passes what was written.
     #[error("consumer cursor passes what was written")]
     PassedTheData,
-    /// The PROPOSAL promises an area that it does not have.
+    /// The PROPOSAL announces an area that it lacks.
     #[error("proposal lacks the area it announces")]
     MissingArea,
     /// The buffer described in the handshake cannot be used.
@@ -81,7 +81,7 @@ pub enum PeerMisbehaved {
     BadLink,
 }
 
-/// What was waited for when time ran out (docs/spec/handshake.md#timers).
+/// The step that timed out (docs/spec/handshake.md#timers).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Phase {
@@ -95,9 +95,9 @@ pub enum Phase {
     Confirm,
     /// A link group that another connection is creating.
     Group,
-    /// A device to do its part.
+    /// A device operation.
     Device,
-    /// The peer to have what was written, when a stream is closed.
+    /// Delivery of written data to the peer, when a stream is closed.
     Delivery,
 }
 
@@ -123,14 +123,14 @@ pub enum CloseReason {
     Reset,
     /// The peer's host, process or device went away, or the link group was terminated.
     Aborted,
-    /// We closed it or shut writing down.
+    /// This side closed it or shut writing down.
     Local,
-    /// TCP ended in the middle of the handshake.
+    /// TCP ended during the handshake.
     DuringHandshake,
     /// The endpoint was shut down.
     Endpoint,
-    /// The runtime of the endpoint has ended, or a task of the endpoint has panicked, so nothing would
-    /// wake a task that waits.
+    /// The runtime of the endpoint has ended, or a task of the endpoint has panicked, so a waiting
+    /// task would never be woken.
     Runtime,
 }
 
@@ -174,7 +174,7 @@ impl std::fmt::Display for IoError {
 }
 
 impl From<io::Error> for Error {
-    /// An error of ours that went through [`io::Error`] comes back as itself.
+    /// An [`Error`] inside of an [`io::Error`] is unwrapped.
     fn from(error: io::Error) -> Self {
         match error
             .get_ref()
@@ -187,7 +187,7 @@ impl From<io::Error> for Error {
 }
 
 impl From<Error> for io::Error {
-    /// The kinds that TCP users know; the cause stays as source.
+    /// Maps to the kinds of TCP errors; the cause stays as source.
     ///
     /// | error | kind |
     /// |---|---|

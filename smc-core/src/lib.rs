@@ -1,5 +1,5 @@
-//! Userspace Shared Memory Communications: byte streams with TCP's habits that move their data
-//! through shared memory or by RDMA.
+//! Userspace Shared Memory Communications: byte streams with the semantics of TCP that move their
+//! data through shared memory or by RDMA.
 //!
 //! A program connects and accepts as it would with TCP. Both ends then agree in a handshake of
 //! three messages (CLC) on a better path, if they have one; if anything is missing, the stream
@@ -77,7 +77,7 @@
 //!
 //! # Features
 //!
-//! None is on by default, and none changes what others do.
+//! None is on by default, and none changes the behaviour of others.
 //!
 //! | feature | adds |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! Numbers that nobody can guess, for tokens, names and nonces.
+//! Unpredictable random numbers, for tokens, names and nonces.
 
 use std::cell::RefCell;
 use std::io;
@@ -11,11 +11,12 @@ use crate::mem::WipedOnFork;
 
 /// Random bytes of the system, at most 256. Mostly without a system call.
 ///
-/// A child process of `fork` draws others than its parent, and knows none that its parent will draw.
+/// A child process of `fork` gets other numbers than its parent, and cannot know those of its
+/// parent.
 ///
 /// # Errors
 ///
-/// When the system has no randomness to give.
+/// When the system has no randomness.
 pub fn bytes<const N: usize>() -> io::Result<[u8; N]> {
     let of_stock = |stock: &RefCell<Option<WipedOnFork>>| {
         let mut stock = stock.borrow_mut();
@@ -23,7 +24,7 @@ pub fn bytes<const N: usize>() -> io::Result<[u8; N]> {
     };
     match STOCK.try_with(of_stock) {
         Ok(Some(taken)) => taken,
-        // There can be no stock, or the thread is at its end.
+        // There is no buffer, or the thread is ending.
         Ok(None) | Err(_) => {
             let mut bytes = [0; N];
             fill(&mut bytes)?;
@@ -32,7 +33,7 @@ pub fn bytes<const N: usize>() -> io::Result<[u8; N]> {
     }
 }
 
-/// A name for an emulated SMC-D device.
+/// A GID for an emulated SMC-D device.
 ///
 /// # Errors
 ///
@@ -53,7 +54,8 @@ pub fn is_emulated_gid(gid: Gid) -> bool {
     gid.hi().0 != 0 && gid.lo().0 != 0
 }
 
-/// Takes bytes off a stock, which is filled first if it has too few. Zeroed memory is an empty one.
+/// Takes bytes from a buffer, which is refilled first if it has too few. Zeroed memory is an empty
+/// buffer.
 fn take<const N: usize>(stock: &mut [u8]) -> io::Result<[u8; N]> {
     let too_many = || io::Error::from(io::ErrorKind::InvalidInput);
     let (left, bytes) = stock.split_first_chunk_mut().ok_or_else(too_many)?;
@@ -67,7 +69,7 @@ fn take<const N: usize>(stock: &mut [u8]) -> io::Result<[u8; N]> {
     let taken = bytes
         .get_mut(count..)
         .and_then(|rest| rest.first_chunk_mut());
-    // Nothing is left behind that would tell what was given out.
+    // Bytes that were given out are erased from the buffer.
     taken
         .map(|taken| std::mem::replace(taken, [0; N]))
         .ok_or_else(too_many)
@@ -78,7 +80,7 @@ fn fill(bytes: &mut [u8]) -> io::Result<()> {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     loop {
-        // As many come in one piece, once the system has collected enough randomness.
+        // Up to this size a call is not interrupted once the system's generator is initialised.
         match getrandom(&mut *bytes, GetRandomFlags::empty()) {
             Ok(_) => return Ok(()),
             Err(Errno::INTR) => {}
@@ -87,12 +89,11 @@ fn fill(bytes: &mut [u8]) -> io::Result<()> {
     }
 }
 
-/// Bytes that the system gives in one piece.
+/// Bytes that the system returns atomically.
 const AT_ONCE: usize = 256;
 
 thread_local! {
-    /// How many bytes are left, and random bytes that nothing has had yet, so that not each number
-    /// is a system call.
+    /// The number of bytes left, and unused random bytes, so that not each number is a system call.
     static STOCK: RefCell<Option<WipedOnFork>> =
         RefCell::new(WipedOnFork::new(size_of::<usize>() + AT_ONCE).ok());
 }

@@ -1,14 +1,14 @@
-//! Limited places for which others compete.
+//! A bounded number of places, shared fairly by their holders.
 
 use core::hash::Hash;
 
 use hashbrown::HashMap;
 
-/// Places, counted by who has them: `TOTAL` in all, and `EACH` at most for one.
+/// Places, counted by holder: `TOTAL` in all, and `EACH` at most for one.
 ///
-/// One also has no more than are left free, as with the dynamic thresholds of buffers that ports of
-/// a switch share. So some stay free however many each of a few others takes: with `n` that take all
-/// they get, at least one in `n + 1`.
+/// A holder also has no more than are left free, as with the dynamic buffer thresholds of
+/// shared-memory switches. So some places stay free whatever a few holders take: with `n` holders
+/// that take all they get, at least one in `n + 1`.
 #[derive(Debug)]
 pub(crate) struct Shares<K, const TOTAL: usize, const EACH: usize> {
     taken: usize,
@@ -25,21 +25,21 @@ impl<K, const TOTAL: usize, const EACH: usize> Default for Shares<K, TOTAL, EACH
 }
 
 impl<K: Eq + Hash, const TOTAL: usize, const EACH: usize> Shares<K, TOTAL, EACH> {
-    /// Whether there is a place for this one.
+    /// Whether this holder may take a place.
     pub(crate) fn has_room(&self, holder: &K) -> bool {
         let has = self.by_holder.get(holder).copied().unwrap_or_default();
         let free = TOTAL.saturating_sub(self.taken);
         has < free.min(EACH)
     }
 
-    /// Takes a place, also if there is no room.
+    /// Takes a place, also above the limits.
     pub(crate) fn take(&mut self, holder: K) {
         let count = self.by_holder.entry(holder).or_default();
         *count = count.saturating_add(1);
         self.taken = self.taken.saturating_add(1);
     }
 
-    /// Gives a place back, if this one has any.
+    /// Releases a place, if this holder has any.
     pub(crate) fn give_back(&mut self, holder: &K) {
         let Some(count) = self.by_holder.get_mut(holder) else {
             return;
@@ -61,7 +61,7 @@ impl<K: Eq + Hash, const TOTAL: usize, const EACH: usize> Shares<K, TOTAL, EACH>
 mod tests {
     use super::*;
 
-    /// Takes places in turn until there is room for none; how many each has.
+    /// Takes places in turn until none may be taken; returns the number of each holder.
     fn fill<const N: usize>(shares: &mut Shares<usize, 64, 32>) -> [usize; N] {
         let mut has = [0; N];
         loop {

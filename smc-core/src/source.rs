@@ -1,9 +1,9 @@
-//! What limits for one source address count.
+//! The source address that limits are counted for.
 
 use core::net::{IpAddr, Ipv6Addr};
 
-/// Where clients of this address come from: the address or, as a host may use any address of its
-/// network, the network of one of IPv6.
+/// The source of clients: the address or, as an IPv6 host may use any address of its network, the
+/// network of an IPv6 address.
 pub(crate) fn source(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => address.into(),
@@ -14,5 +14,5 @@ pub(crate) fn source(address: IpAddr) -> IpAddr {
     }
 }
 
-/// Of an IPv6 address.
+/// Host bits of an IPv6 address.
 const HOST_BITS: u32 = 64;

@@ -89,7 +89,7 @@ fn each_cause_is_told_by_what_happened() {
             plain(|client| client.policy(Policy::Never)),
             plain(|server| server),
             "0x03060000 policy is to use TCP",
-            "0x03010000 peer does not speak SMC: no offer for this connection",
+            "0x03010000 peer does not support SMC: no offer for this connection",
         ),
         (
             "a policy of the listener",
@@ -196,7 +196,7 @@ fn a_plain_server_is_the_usual_case_and_a_missing_directory_is_not() {
         let at = server.local_addr().unwrap();
         let client = builder(On::Tokio, true, dir.path()).build().unwrap();
         let text = format!(
-            "0x03010000 peer does not speak SMC: nothing announced at this address in {}",
+            "0x03010000 peer does not support SMC: nothing announced at this address in {}",
             dir.path().display()
         );
         assert_eq!(why(&client.connect(at).await.unwrap()), text);

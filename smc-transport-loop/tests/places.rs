@@ -416,7 +416,7 @@ fn only_two_meet() {
             let expected = match (*from, *to) {
                 (UNLISTED, UNLISTED) => SMC,
                 (UNLISTED, _) => "0x03010000 listener refused the offer: user 1003 is not allowed",
-                (_, UNLISTED) => "0x03010000 peer does not speak SMC: nothing announced",
+                (_, UNLISTED) => "0x03010000 peer does not support SMC: nothing announced",
                 _ => SMC,
             };
             assert!(mode.contains(expected), "{from} to {to}: {mode}");

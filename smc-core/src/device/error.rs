@@ -9,7 +9,7 @@ use crate::error::{Limit, OsError};
 use crate::io::negotiate::runtime_dir::RuntimeDirError;
 use crate::mem::MemoryError;
 
-/// Why a device could not do what it was asked.
+/// Why an operation of a device failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
@@ -19,12 +19,12 @@ pub enum DeviceError {
     /// Not enough memory for a buffer of this size; a smaller one may do.
     #[error("not enough memory for the buffer")]
     NoMemory,
-    /// No device with this GID on the fabric, or it does not want us.
+    /// No device with this GID is on the fabric, or it refuses this device.
     #[error("device {peer} cannot be reached: {why}")]
     Unreachable {
-        /// The device asked for.
+        /// The requested device.
         peer: Gid,
-        /// What stood in the way.
+        /// The obstacle.
         why: &'static str,
     },
     /// The peer's device went away.
@@ -36,7 +36,7 @@ pub enum DeviceError {
     /// The device itself can no longer work.
     #[error("device is gone: {0}")]
     Gone(&'static str),
-    /// An argument makes no sense for this device.
+    /// An argument is invalid for this device.
     #[error("invalid argument: {0}")]
     Invalid(&'static str),
     /// The peer broke the rules between devices.
@@ -51,19 +51,19 @@ pub enum DeviceError {
     /// A limit does not allow so much memory; with a smaller buffer it may.
     #[error("{needed} bytes are needed and {left} are left: {limit}")]
     OverLimit {
-        /// What there was to be, in bytes. Before a handshake promises anything it is the own buffer
-        /// and twice the peer's, as a device may charge its mapping of that besides.
+        /// The needed memory in bytes. Before a handshake commits to buffers it is the local buffer
+        /// and twice the peer's, as a device may also charge its mapping of the peer's buffer.
         needed: usize,
-        /// What was left of the limit, in bytes.
+        /// The rest of the limit in bytes.
         left: usize,
-        /// What is in the way.
+        /// The limit.
         limit: Limit,
     },
 }
 
 impl DeviceError {
-    /// Of attaching a buffer: whether the peer's device has gone, or has no such buffer (any more),
-    /// so that trying again is of no use.
+    /// For a failed attach: whether the peer's device is gone, or has no such buffer (any more), so
+    /// that a retry is useless.
     pub(crate) fn is_peer_gone(&self) -> bool {
         match self {
             Self::PeerGone | Self::Invalid(_) | Self::PeerMisbehaved(_) => true,
@@ -84,7 +84,7 @@ impl DeviceError {
         Self::Os(OsError::new(operation, error))
     }
 
-    /// The same with the path that it was about.
+    /// An operating system error with the step that failed and its path.
     #[must_use]
     pub fn os_at(operation: &'static str, path: impl AsRef<Path>, error: &io::Error) -> Self {
         Self::Os(OsError::new(operation, error).at(path))
@@ -105,7 +105,7 @@ impl DeviceError {
 }
 
 impl From<DeviceError> for io::Error {
-    /// With the kind of an error of the system; for others one that says the same. The cause stays as
+    /// An error of the system keeps its kind; others get the closest one. The cause stays as
     /// source.
     fn from(error: DeviceError) -> Self {
         let kind = match &error {
@@ -131,15 +131,15 @@ impl From<MemoryError> for DeviceError {
     }
 }
 
-/// Why a write or a signal was not taken.
+/// Why a write or a signal was not accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SubmitError {
-    /// No room now; try again later. A connection of which a device takes nothing for 20 seconds
-    /// ends.
+    /// No capacity now; try again later. A connection is aborted if the device accepts nothing from
+    /// it for 20 seconds.
     #[error("device is busy")]
     WouldBlock,
-    /// The token names no buffer that we may write.
+    /// The token names no buffer that this process may write.
     #[error("unknown buffer token")]
     UnknownToken,
     /// The write does not fit the buffer.
@@ -148,7 +148,7 @@ pub enum SubmitError {
     /// The peer's device went away.
     #[error("peer device is gone")]
     PeerGone,
-    /// The device failed. Boxed, so that results of each write stay small.
+    /// The device failed. Boxed, so that the result of a write stays small.
     #[error(transparent)]
     Device(Box<DeviceError>),
 }

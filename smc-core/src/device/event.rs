@@ -6,18 +6,18 @@ use super::{Inbound, LinkFailure, OpId};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
-    /// The peer wrote into this buffer of ours and signalled. Several signals may be reported as
-    /// one; a report without a write is harmless.
+    /// The peer wrote into this local buffer and signalled. Several signals may be reported as one;
+    /// a report without a write is harmless.
     Signalled(DmbToken),
     /// This buffer of the peer can no longer be written.
     BufferGone(DmbToken),
     /// The peer's device went away, with all its buffers: process ended, partition reset.
     PeerGone(Gid),
-    /// A peer sent an event of its own accord ([`super::PeerEvents`]).
+    /// A peer's device sent an event ([`super::PeerEvents`]).
     Peer {
-        /// Who sent it.
+        /// The sender.
         from: Gid,
-        /// What it says.
+        /// The event.
         event: PeerEvent,
     },
     /// A link received a message.
@@ -28,24 +28,24 @@ pub enum Event {
         message: Inbound,
     },
     /// A post has completed: the peer's device has the message and all data written before it, and
-    /// the memory written from is free again.
+    /// the source memory is free again.
     Sent {
         /// Our queue pair.
         link: Qpn,
         /// What was posted.
         op: OpId,
     },
-    /// A link can no longer be used. What was posted and not reported as sent may or may not have
-    /// arrived; nothing more is reported of this link.
+    /// A link can no longer be used. A post that was not reported as sent may or may not have
+    /// arrived; no more events of this link follow.
     LinkDown {
         /// Our queue pair.
         link: Qpn,
         /// Why.
         cause: LinkFailure,
     },
-    /// [`Rdma::addresses`](super::Rdma::addresses) has another answer than before.
+    /// The result of [`Rdma::addresses`](super::Rdma::addresses) has changed.
     AddressesChanged,
-    /// Our device was removed; all its connections end.
+    /// The device was removed; all its connections end.
     DeviceGone,
 }
 
@@ -53,9 +53,9 @@ pub enum Event {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PeerEvent {
-    /// The sender has no link group with us any more (code 0x80).
+    /// The sender has no link group with this device any more (code 0x80).
     Shutdown,
-    /// Asks for an answer (code 0x83, request).
+    /// Requests an answer (code 0x83, request).
     TestRequest,
     /// The answer (code 0x83, response).
     TestResponse,

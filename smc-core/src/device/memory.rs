@@ -1,4 +1,4 @@
-//! How much memory connections may take, and what they take.
+//! The limit on the memory of connections, and the charges to it.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -7,9 +7,9 @@ use super::DeviceError;
 use crate::error::Limit;
 use crate::mem::sync::{AtomicUsize, Ordering};
 
-/// A limit on memory, and what is charged to it. Clones are the same limit.
+/// A limit on memory, and the sum of its charges. Clones share the limit.
 ///
-/// [`Builder::memory_limit`](crate::io::Builder::memory_limit) says what is charged.
+/// [`Builder::memory_limit`](crate::io::Builder::memory_limit) lists what is charged.
 #[derive(Clone)]
 pub struct MemoryLimit(Arc<Counter>);
 
@@ -20,28 +20,28 @@ struct Counter {
     users: Mutex<Vec<Weak<dyn TrimMemory>>>,
 }
 
-/// Something that keeps memory for later, charged to a limit.
+/// A pool of unused memory that is charged to a limit.
 pub(crate) trait TrimMemory: Send + Sync {
-    /// Gives back what is not in use.
+    /// Releases memory that is not in use.
     fn trim(&self);
 }
 
-/// Charges whose connections have ended.
+/// Charges that outlive their connections.
 #[derive(Default)]
 struct DeferredCharges {
     charges: Vec<DeferredCharge>,
-    /// With how many it is looked which of them are needed.
+    /// Number of charges at which unneeded ones are swept.
     sweep_at: usize,
 }
 
-/// Not a [`Charge`], as it would keep the limit that it is in.
+/// Not a [`Charge`], as that would be a reference cycle with its limit.
 struct DeferredCharge {
     bytes: usize,
     is_needed: Box<dyn Fn() -> bool + Send + Sync>,
 }
 
 impl MemoryLimit {
-    /// A limit of so many bytes.
+    /// A limit of `bytes`.
     #[must_use]
     pub fn new(bytes: usize) -> Self {
         Self(Arc::new(Counter {
@@ -58,30 +58,30 @@ impl MemoryLimit {
         self.0.limit
     }
 
-    /// What is charged now, in bytes.
+    /// The sum of charges, in bytes.
     #[must_use]
     pub fn used(&self) -> usize {
         self.0.used.load(Ordering::Relaxed)
     }
 
-    /// What is left, in bytes.
+    /// The rest of the limit, in bytes.
     #[must_use]
     pub fn available(&self) -> usize {
         self.limit().saturating_sub(self.used())
     }
 
-    /// Charges so many bytes until the result is dropped.
+    /// Charges `bytes` until the result is dropped.
     ///
     /// # Errors
     ///
-    /// [`DeviceError::OverLimit`] when there is not as much left.
+    /// [`DeviceError::OverLimit`] when less is left.
     pub fn charge(&self, bytes: usize) -> Result<Charge, DeviceError> {
         let mut charge = self.charge_anyway(0);
         charge.resize(bytes)?;
         Ok(charge)
     }
 
-    /// The same for memory that is there anyhow. It may pass the limit.
+    /// As [`MemoryLimit::charge`] for memory that exists already. The sum may pass the limit.
     #[must_use]
     pub fn charge_anyway(&self, bytes: usize) -> Charge {
         self.0.used.fetch_add(bytes, Ordering::Relaxed);
@@ -91,7 +91,7 @@ impl MemoryLimit {
         }
     }
 
-    /// Why so many bytes cannot be charged.
+    /// The error for `bytes` that pass the limit.
     pub(crate) fn exceeded(&self, bytes: usize) -> DeviceError {
         let limit = u64::try_from(self.limit()).unwrap_or(u64::MAX);
         DeviceError::OverLimit {
@@ -101,22 +101,22 @@ impl MemoryLimit {
         }
     }
 
-    /// Gives up the charges that were [deferred](Charge::defer_while) and are not needed any more.
+    /// Ends the charges that were [deferred](Charge::defer_while) and are not needed any more.
     pub(crate) fn release_unneeded(&self) {
         self.release_unneeded_if(|_| true);
     }
 
-    /// From now on `user` is asked as well when memory is short.
+    /// Adds a pool that is trimmed when memory is short.
     pub(crate) fn add_user(&self, user: Weak<dyn TrimMemory>) {
         let mut users = self.users();
         users.retain(|user| user.strong_count() > 0);
         users.push(user);
     }
 
-    /// Has all that keep memory for later give it back.
+    /// Trims all pools that are charged to this limit.
     pub(crate) fn trim(&self) {
         let users: Vec<_> = self.users().iter().filter_map(Weak::upgrade).collect();
-        // Without the lock: a user that is gone meanwhile is dropped here.
+        // Outside of the lock: the last reference to a user may be dropped here.
         users.iter().for_each(|user| user.trim());
     }
 
@@ -136,7 +136,7 @@ impl MemoryLimit {
             }
             is_needed
         });
-        // So that looking costs each of them a constant.
+        // A sweep costs amortised constant time per charge.
         deferred.sweep_at = deferred.charges.len().saturating_mul(2).max(SWEEP_MIN);
     }
 
@@ -170,7 +170,7 @@ impl fmt::Debug for MemoryLimit {
     }
 }
 
-/// Memory that is charged to a [`MemoryLimit`] until this is dropped.
+/// A charge to a [`MemoryLimit`], which ends when it is dropped.
 #[derive(Debug, Default)]
 pub struct Charge {
     /// `None`: there is no limit.
@@ -179,18 +179,18 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// How much is charged, in bytes.
+    /// The size of the charge, in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Charges more, or less.
+    /// Changes the size of the charge.
     ///
     /// # Errors
     ///
-    /// [`DeviceError::OverLimit`] when there is not as much left; nothing is changed then. Charging
-    /// less always succeeds.
+    /// [`DeviceError::OverLimit`] when less is left; the charge is unchanged then. Shrinking always
+    /// succeeds.
     pub fn resize(&mut self, bytes: usize) -> Result<(), DeviceError> {
         if let Some(limit) = &self.limit {
             match bytes.checked_sub(self.bytes) {
@@ -202,13 +202,13 @@ impl Charge {
         Ok(())
     }
 
-    /// Keeps the charge as long as `is_needed` says so. It is asked now and when memory is short, and
-    /// must not charge anything itself.
+    /// Keeps the charge while `is_needed` returns true. It is called now and when memory is short,
+    /// and must not charge anything itself.
     pub(crate) fn defer_while(mut self, is_needed: impl Fn() -> bool + Send + Sync + 'static) {
         let Some(limit) = self.limit.clone().filter(|_| is_needed()) else {
             return;
         };
-        // From here on it is that of the entry.
+        // The entry owns the charge from here on.
         let bytes = std::mem::take(&mut self.bytes);
         limit.deferred().charges.push(DeferredCharge {
             bytes,
@@ -217,7 +217,7 @@ impl Charge {
         limit.release_unneeded_if(|deferred| deferred.charges.len() > deferred.sweep_at);
     }
 
-    /// Charges no more than so much.
+    /// Reduces the charge to at most `bytes`.
     pub fn shrink(&mut self, bytes: usize) {
         if bytes < self.bytes {
             if let Some(limit) = &self.limit {
@@ -234,15 +234,14 @@ impl Drop for Charge {
     }
 }
 
-/// What a device charges its memory to: the limit of its endpoint, once that is known. Clones are
-/// the same account.
+/// The account of a device: the limit of its endpoint, once that is known. Clones share the
+/// account.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryAccount(Arc<Mutex<Option<MemoryLimit>>>);
 
 impl MemoryAccount {
-    /// Sets the limit of what is charged from now on: what
-    /// [`Device::limit_memory`](super::Device::limit_memory) does. What was charged to the limit of
-    /// an earlier endpoint stays with that.
+    /// Sets the limit for later charges; for [`Device::limit_memory`](super::Device::limit_memory).
+    /// Earlier charges stay with the limit of the earlier endpoint.
     pub fn limit_by(&self, limit: &MemoryLimit) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(limit.clone());
     }
@@ -282,7 +281,7 @@ impl Charge {
     }
 }
 
-/// With fewer deferred charges it is not looked which of them are needed, unless memory is short.
+/// With fewer deferred charges no sweep happens, unless memory is short.
 const SWEEP_MIN: usize = 64;
 
 #[cfg(test)]
@@ -333,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_charged_is_given_back_and_never_more_than_the_limit() {
+    fn charges_are_released_and_never_pass_the_limit() {
         let limit = MemoryLimit::new(100);
         let mut first = limit.charge(60).unwrap();
         let refused = limit.charge(41).unwrap_err();
@@ -355,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_is_there_anyhow_may_pass_the_limit() {
+    fn memory_that_exists_already_may_pass_the_limit() {
         let limit = MemoryLimit::new(100);
         let over = limit.charge_anyway(150);
         assert_eq!((limit.used(), limit.available()), (150, 0));
@@ -376,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_limited_by_the_endpoint_that_it_serves_now() {
+    fn a_device_is_limited_by_its_current_endpoint() {
         let account = MemoryAccount::default();
         let (first, second) = (MemoryLimit::new(100), MemoryLimit::new(50));
         account.limit_by(&first);

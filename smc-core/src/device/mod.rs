@@ -1,17 +1,17 @@
-//! The provider surface: what a transport has to offer so that streams can run over it.
+//! The device traits: the interface of a transport, over which streams run.
 //!
-//! A [`Device`] says who it is, what it can do ([`Fabric`]), hands out what happened
-//! ([`Device::drain`]) and how to wait for more ([`Device::doorbell`]). SMC-D devices implement
-//! [`Direct`]: peers own buffers (DMBs) and move data into each other's. SMC-R devices implement
-//! [`Rdma`]: links are queue pairs, and data is written into registered memory of the peer.
-//! Optional abilities are `Option<&dyn Trait>`, so a device has all of one or nothing of it.
+//! A [`Device`] has an identity, a kind of fabric with its operations ([`Fabric`]), a queue of
+//! events ([`Device::drain`]) and a doorbell to wait on ([`Device::doorbell`]). SMC-D devices
+//! implement [`Direct`]: peers own buffers (DMBs) and move data into each other's. SMC-R devices
+//! implement [`Rdma`]: links are queue pairs, and data is written into registered memory of the
+//! peer. Optional abilities are `Option<&dyn Trait>`, so a device has all of one or nothing of it.
 //!
-//! Whoever waits for a device does so in one order: **drain, arm, drain, park** on the doorbell.
-//! The second drain is what makes a lost wake-up impossible: an event that came before
-//! [`Device::arm`] is found by it, an event that comes after rings the doorbell.
+//! A task waits for a device in one order: **drain, arm, drain, park** on the doorbell. The second
+//! drain prevents lost wake-ups: an event before [`Device::arm`] is found by it, an event after it
+//! rings the doorbell.
 //!
 //! Set-up calls are async; [`Direct::move_data`], [`Device::drain`] and [`Device::arm`] never
-//! block. Dropping what a call returned releases it. `smc-testkit` has the conformance suite that
+//! block. Dropping a returned object releases it. `smc-testkit` has the conformance suite that
 //! every device should pass.
 //!
 //! A device has exactly one consumer: a device object serves one endpoint at a time, and building
@@ -53,46 +53,47 @@ pub trait Device: Send + Sync + Debug + Any {
     /// Name and physical network, for selection, logs and tools.
     fn identity(&self) -> &Identity;
 
-    /// What the device can carry.
+    /// The device's limits.
     fn limits(&self) -> Limits;
 
     /// The kind of fabric with its operations.
     fn fabric(&self) -> Fabric<'_>;
 
-    /// Hands everything that happened since the last call to `sink`, without blocking.
+    /// Passes all events since the last call to `sink`, without blocking.
     ///
-    /// Work per call is in proportion to what happened, not to what exists. A drain that hands out
-    /// something may take back an earlier [`Device::arm`]; one that finds nothing must not.
+    /// The work per call is proportional to the number of events, not of objects. A drain that
+    /// reports an event may undo an earlier [`Device::arm`]; an empty drain must not.
     ///
     /// # Errors
     ///
-    /// A device that can no longer work says why; it is not drained again.
+    /// The reason why the device no longer works; it is not drained again.
     fn drain(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError>;
 
-    /// Asks that the next event rings the doorbell. An [`Event::Sent`] need not, unless that was
-    /// asked for ([`Rdma::arm_sent`]).
+    /// Requests that the next event rings the doorbell. An [`Event::Sent`] need not, unless
+    /// [`Rdma::arm_sent`] was called.
     ///
-    /// Events that came before may not ring, so drain once more before parking.
+    /// Earlier events may not ring, so drain once more before parking.
     ///
     /// # Errors
     ///
     /// As [`Device::drain`].
     fn arm(&self) -> Result<(), DeviceError>;
 
-    /// What to wait on.
+    /// The object to wait on.
     fn doorbell(&self) -> Doorbell<'_>;
 
-    /// Says what the device has to charge its memory to: buffers of ours as long as they are
-    /// registered, and what is kept of them later. Called by the endpoint that the device is given
-    /// to, before it has any; a [`MemoryAccount`] keeps it. Registering fails with [`DeviceError::OverLimit`] when there is
-    /// not as much left. A device whose memory is not that of this process has nothing to charge.
+    /// Sets the limit that the device charges its memory to: local buffers while they are
+    /// registered, and pooled memory of former ones. The endpoint calls this before it registers a
+    /// buffer; a [`MemoryAccount`] stores the limit. Registering fails with
+    /// [`DeviceError::OverLimit`] when less is left. A device that has no memory of this process
+    /// charges nothing.
     ///
-    /// What peers' buffers take of this process is charged for each connection by the endpoint.
+    /// The endpoint charges peers' buffers to this process for each connection.
     fn limit_memory(&self, limit: &MemoryLimit) {
         let _ = limit;
     }
 
-    /// Gives memory back that is only kept for later.
+    /// Releases pooled memory.
     fn trim_memory(&self) {}
 }
 
@@ -107,7 +108,7 @@ pub enum Fabric<'a> {
 }
 
 impl<'a> Fabric<'a> {
-    /// The SMC-D surface, if this is an SMC-D device.
+    /// The SMC-D operations, if this is an SMC-D device.
     #[must_use]
     pub fn direct(self) -> Option<&'a dyn Direct> {
         match self {
@@ -116,7 +117,7 @@ impl<'a> Fabric<'a> {
         }
     }
 
-    /// The SMC-R surface, if this is an SMC-R device.
+    /// The SMC-R operations, if this is an SMC-R device.
     #[must_use]
     pub fn rdma(self) -> Option<&'a dyn Rdma> {
         match self {
@@ -126,7 +127,7 @@ impl<'a> Fabric<'a> {
     }
 }
 
-/// What to wait on until a device has news.
+/// The object to wait on for the next event of a device.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Doorbell<'a> {
@@ -134,18 +135,18 @@ pub enum Doorbell<'a> {
     Fd(BorrowedFd<'a>),
     /// Woken from a thread of this process.
     Waker(&'a AtomicWaker),
-    /// The device cannot call: drain it again and again.
+    /// The device has no doorbell and has to be polled.
     Spin,
 }
 
-/// The SMC-D surface of a device.
+/// The SMC-D operations of a device.
 #[async_trait]
 pub trait Direct: Send + Sync + Debug {
-    /// Own address: 64 bits for ISM devices, 128 bits for emulated ones.
+    /// The local address: 64 bits for ISM devices, 128 bits for emulated ones.
     fn gid(&self) -> Gid;
 
-    /// The fabric the device is attached to. Only devices of equal CHID can talk. Emulated ISM
-    /// devices have 0xFF00 to 0xFFFF.
+    /// The fabric the device is attached to. Only devices of equal CHID can communicate. Emulated
+    /// ISM devices have 0xFF00 to 0xFFFF.
     fn chid(&self) -> Chid;
 
     /// The system EID, where the device defines one (native ISM). All devices of an endpoint share
@@ -158,23 +159,24 @@ pub trait Direct: Send + Sync + Debug {
     ///
     /// # Errors
     ///
-    /// [`DeviceError::Unreachable`] when no such device is on the fabric, or it refuses us.
+    /// [`DeviceError::Unreachable`] when no such device is on the fabric, or it refuses this
+    /// device.
     async fn reach(&self, peer: Gid) -> Result<(), DeviceError>;
 
-    /// The process behind a device that was reached, as the operating system says; `None` where the
-    /// fabric does not know. A client whose handshake runs beside TCP has to be that process.
+    /// The process that owns a reached device, according to the operating system; `None` where the
+    /// fabric does not know it. A client with a side-channel handshake has to be that process.
     fn process(&self, peer: Gid) -> Option<Credentials> {
         let _ = peer;
         None
     }
 
-    /// What this process lacked, descriptors or memory, when a peer's device could not be let in, if
-    /// that was a moment ago. The peer knows only that it was refused.
+    /// The recent failure of this process, for lack of descriptors or memory, to accept a peer's
+    /// device. The peer sees only a refusal.
     fn shortage(&self) -> Option<OsError> {
         None
     }
 
-    /// Makes a zeroed buffer of `len` bytes that `peer`, and nobody else, may write.
+    /// Makes a zeroed buffer of `len` bytes that `peer`, and no other device, may write.
     ///
     /// When this returns, the peer can already move data to the token or attach it: the token is
     /// sent to the peer right afterwards. `len` is one of the DMB sizes, 2^(14 + n).
@@ -203,67 +205,67 @@ pub trait Direct: Send + Sync + Debug {
         signal: Signal,
     ) -> Result<(), SubmitError>;
 
-    /// Whether a peer's buffer is still registered, as far as the fabric tells. Until it is not, what
-    /// was written there is charged to this process.
+    /// Whether a peer's buffer is still registered, as far as the fabric knows. Until it is not,
+    /// its pages are charged to this process.
     fn is_offered(&self, token: DmbToken) -> bool {
         let _ = token;
         false
     }
 
-    /// The ability to map the peer's buffer, where the fabric has it.
+    /// The operations to map the peer's buffer, where the fabric has them.
     fn nocopy(&self) -> Option<&dyn Nocopy> {
         None
     }
 
-    /// The ability to send events to a peer's device, where the fabric has it.
+    /// The operations to send events to a peer's device, where the fabric has them.
     fn peer_events(&self) -> Option<&dyn PeerEvents> {
         None
     }
 }
 
-/// A receive buffer of ours that one peer can write. Dropping it unregisters it.
+/// A local receive buffer that one peer can write. Dropping it unregisters it.
 pub trait Dmb: Send + Sync + Debug {
-    /// What the peer has to name to write into it. Not guessable where peers are not trusted.
+    /// The key that the peer needs to write into it. Not guessable where peers are not trusted.
     fn token(&self) -> DmbToken;
 
     /// The memory, all of it, aligned to 8.
     fn region(&self) -> &Region;
 
-    /// Asks that the next write with [`Signal::Yes`] is reported by [`Device::drain`].
+    /// Requests that [`Device::drain`] reports the next write with [`Signal::Yes`].
     ///
-    /// Writes that came before may not be reported, so look at the memory again afterwards: a
-    /// write is either seen by that look or reported. Devices that report every signal have
+    /// Earlier writes may not be reported, so the caller reads the memory once more afterwards: a
+    /// write is either visible to that read or reported. Devices that report every signal have
     /// nothing to do.
     fn arm(&self) {}
 
-    /// Says that nothing beyond the first `len` bytes was read here, nor written by the peer, if
-    /// its word holds.
+    /// Reports that nothing beyond the first `len` bytes was read locally, nor written by the peer
+    /// according to its producer cursor.
     ///
-    /// Called before the buffer is dropped, perhaps. A device that gives the memory to the same
-    /// peer again need not zero more than that, and no other pages are resident on behalf of this
-    /// process; without this it zeroes all.
+    /// May be called before the buffer is dropped. A device that reuses the memory for the same
+    /// peer then zeroes only these bytes, and no other pages are resident on behalf of this
+    /// process; without the call it zeroes all.
     fn set_used(&self, len: usize) {
         let _ = len;
     }
 }
 
-/// Whether a write tells the peer.
+/// Whether a write signals the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "a signal is given or not")]
 pub enum Signal {
-    /// The owner of the buffer is told after the data has arrived.
+    /// The owner of the buffer is signalled after the data has arrived.
     Yes,
-    /// Only the data is written.
+    /// Only the data is written, without a signal.
     No,
 }
 
-/// Who a device is.
+/// The identity of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Identity {
     /// For logs and tools, such as `loop0`.
     pub name: String,
-    /// The physical network the device belongs to, if it was given one.
+    /// The physical network of the device, if configured.
     pub pnet_id: Option<PnetId>,
 }
 
@@ -285,11 +287,11 @@ impl Identity {
     }
 }
 
-/// What a device can carry.
+/// The limits of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
-    /// Buffers that can be registered at a time.
+    /// Maximum number of registered buffers.
     pub max_dmbs: usize,
     /// Longest buffer in bytes.
     pub max_dmb_len: usize,

@@ -1,4 +1,4 @@
-//! The SMC-R surface of a device: queue pairs and registered memory.
+//! The SMC-R operations of a device: queue pairs and registered memory.
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -9,12 +9,12 @@ use smc_wire::types::{Mac, MtuCode, Psn, Qpn, Rkey, RmbAddr, RoceGid};
 use super::{DeviceError, SubmitError};
 use crate::mem::Region;
 
-/// The SMC-R surface of a device.
+/// The SMC-R operations of a device.
 ///
-/// Links are reliable connected queue pairs. Everything that happens on them is reported by
+/// Links are reliable connected queue pairs. Their events are reported by
 /// [`Device::drain`](super::Device::drain), under the number of the queue pair:
 /// [`Event::Received`](super::Event::Received), [`Event::Sent`](super::Event::Sent),
-/// [`Event::LinkDown`](super::Event::LinkDown). Ports that come and go are an
+/// [`Event::LinkDown`](super::Event::LinkDown). A change of the active ports is an
 /// [`Event::AddressesChanged`](super::Event::AddressesChanged).
 #[async_trait]
 pub trait Rdma: Send + Sync + Debug {
@@ -25,20 +25,21 @@ pub trait Rdma: Send + Sync + Debug {
     /// Allocates a protection domain. Each link group has one of its own on each of its devices, so
     /// that no peer can write into memory that is registered for another one.
     ///
-    /// It is there until it, its links and its registrations are dropped.
+    /// It exists until it, its links and its registrations are dropped.
     ///
     /// # Errors
     ///
     /// [`DeviceError::Exhausted`] when the device has none left, and others.
     async fn protection_domain(&self) -> Result<Arc<dyn ProtectionDomain>, DeviceError>;
 
-    /// Asks that the next [`Event::Sent`](super::Event::Sent) rings the doorbell, too.
+    /// Requests that the next [`Event::Sent`](super::Event::Sent) rings the doorbell, too.
     ///
-    /// That a message was sent is seldom news: it is found when the device is drained for the
-    /// answer. So [`Device::arm`](super::Device::arm) need not cover it, and whoever waits for room
-    /// asks. As with `arm`, what was sent before may not ring, so drain once more before parking.
+    /// A completion of a send is seldom urgent: the next drain, for a received message, finds it.
+    /// So [`Device::arm`](super::Device::arm) need not cover it, and a task that waits for send
+    /// capacity calls this. As with `arm`, earlier completions may not ring, so drain once more
+    /// before parking.
     ///
-    /// A device that rings for everything has nothing to do.
+    /// A device that rings for every event has nothing to do.
     ///
     /// # Errors
     ///
@@ -79,7 +80,7 @@ pub trait ProtectionDomain: Send + Sync + Debug {
 pub struct RdmaAddress {
     /// The GID.
     pub gid: RoceGid,
-    /// The kind of packets that go with it.
+    /// The RoCE version of its packets.
     pub kind: RoceKind,
     /// MAC of the port's network interface.
     pub mac: Mac,
@@ -87,7 +88,7 @@ pub struct RdmaAddress {
     pub mtu: MtuCode,
     /// Number of the port, from 1.
     pub port: u8,
-    /// The network interface that the GID belongs to, such as `eth0`.
+    /// The network interface of the GID, such as `eth0`.
     pub interface: Option<String>,
     /// VLAN of that interface, 0 without.
     pub vlan: u16,
@@ -124,7 +125,7 @@ impl RdmaAddress {
     }
 }
 
-/// How packets of a GID travel.
+/// The encapsulation of a GID's packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_enums, reason = "there are two kinds of RoCE")]
 pub enum RoceKind {
@@ -134,7 +135,7 @@ pub enum RoceKind {
     V2,
 }
 
-/// What each side tells the other about its end of a link.
+/// One end of a link, as exchanged in the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_structs, reason = "the protocol's own list")]
 pub struct LinkAddress {
@@ -144,16 +145,16 @@ pub struct LinkAddress {
     pub mac: Mac,
     /// The queue pair.
     pub qpn: Qpn,
-    /// First packet sequence number it sends.
+    /// Its first packet sequence number.
     pub psn: Psn,
-    /// Path MTU: its own before it has heard of the other, then the smaller of both.
+    /// Path MTU: the local one before the peer's is known, then the smaller of both.
     pub mtu: MtuCode,
 }
 
-/// A queue pair that does not know its peer yet.
+/// A queue pair that is not connected yet.
 #[async_trait]
 pub trait PendingLink: Send + Sync + Debug {
-    /// Our end, to be told to the peer.
+    /// The local end, to be sent to the peer.
     fn local(&self) -> LinkAddress;
 
     /// Connects to the peer's end. When this returns, messages of the peer are received, and
@@ -164,7 +165,7 @@ pub trait PendingLink: Send + Sync + Debug {
     /// # Errors
     ///
     /// [`DeviceError::Invalid`] for an address that cannot be reached, and others. The queue pair
-    /// is gone then.
+    /// is destroyed then.
     async fn connect(
         self: Box<Self>,
         peer: LinkAddress,
@@ -172,7 +173,7 @@ pub trait PendingLink: Send + Sync + Debug {
     ) -> Result<Arc<dyn Link>, DeviceError>;
 }
 
-/// Whether a router stands between the ends of a link.
+/// Whether a router is between the ends of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_enums, reason = "one flag on the wire")]
 pub enum Route {
@@ -182,9 +183,9 @@ pub enum Route {
     Gateway,
 }
 
-/// A connected queue pair. Dropping it destroys it; what was posted may or may not arrive.
+/// A connected queue pair. Dropping it destroys it; outstanding posts may or may not arrive.
 pub trait Link: Send + Sync + Debug {
-    /// Its number, under which events are reported.
+    /// Its number, which identifies its events.
     fn qpn(&self) -> Qpn;
 
     /// Posts writes into the peer's memory and a message behind them, as one chain, without
@@ -192,23 +193,23 @@ pub trait Link: Send + Sync + Debug {
     ///
     /// The peer receives the message, as a solicited one, after the data of the writes is in its
     /// memory. Its completion is reported as [`Event::Sent`](super::Event::Sent) with `op`, in the
-    /// order of the posts; until then the memory written from must stay as it is, and registered.
+    /// order of the posts; until then the source memory must stay unchanged and registered.
     ///
-    /// A link takes at least [`SENDS_MAX`] posts, with up to two writes each, before the first is
-    /// reported.
+    /// A link accepts at least [`SENDS_MAX`] posts, with up to two writes each, before the first
+    /// completion.
     ///
     /// # Errors
     ///
-    /// [`SubmitError::WouldBlock`] when there is no room now, [`SubmitError::OutOfBounds`] for a
+    /// [`SubmitError::WouldBlock`] when the send queue is full, [`SubmitError::OutOfBounds`] for a
     /// message over [`MESSAGE_MAX`] bytes or a piece outside of its memory,
     /// [`SubmitError::PeerGone`] on a link that is down. Nothing is sent then.
     fn post(&self, op: OpId, writes: &[Write<'_>], message: &[u8]) -> Result<(), SubmitError>;
 
-    /// Moves the queue pair to its error state: nothing more is sent or received, and nothing more
-    /// reported.
+    /// Moves the queue pair to its error state: it sends and receives nothing more, and no more
+    /// events follow.
     fn close(&self);
 
-    /// What the queue pair has counted.
+    /// The counters of the queue pair.
     fn counters(&self) -> LinkCounters {
         LinkCounters::default()
     }
@@ -219,40 +220,40 @@ pub trait Mr: Send + Sync + Debug {
     /// The memory.
     fn region(&self) -> &Region;
 
-    /// What a peer has to name to write into it.
+    /// The key that a peer needs to write into it.
     fn rkey(&self) -> Rkey;
 
-    /// The address that a peer has to use for the first byte. It need not be the memory's own, and
-    /// better says nothing of where that is.
+    /// The address that a peer uses for the first byte. It need not be the memory's own address,
+    /// and better does not reveal it.
     fn addr(&self) -> RmbAddr;
 
-    /// For the device that made it, to find its own type again.
+    /// For a downcast by the device that made it.
     fn as_any(&self) -> &dyn std::any::Any;
 }
 
-/// What registered memory is for.
+/// The use of registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_enums, reason = "the two uses SMC-R has")]
 pub enum Access {
-    /// Our links write from it.
+    /// Local links write from it.
     Local,
     /// Peers write into it.
     RemoteWrite,
 }
 
-/// One RDMA WRITE: up to two pieces of our memory that become one span of the peer's.
+/// One RDMA WRITE: up to two pieces of local memory that become one span of the peer's memory.
 #[derive(Clone, Copy, Debug)]
 #[expect(clippy::exhaustive_structs, reason = "arguments of one operation")]
 pub struct Write<'a> {
-    /// Our memory, registered in the protection domain of the link.
+    /// The local memory, registered in the protection domain of the link.
     pub from: &'a dyn Mr,
     /// The first piece.
     pub first: Piece,
-    /// What follows it, of length 0 if nothing does.
+    /// The second piece, of length 0 if there is none.
     pub second: Piece,
     /// Key of the peer's memory.
     pub rkey: Rkey,
-    /// Where in the peer's address space.
+    /// The address in the peer's address space.
     pub to: RmbAddr,
 }
 
@@ -266,18 +267,18 @@ pub struct Piece {
     pub len: u32,
 }
 
-/// Names a post, by choice of whoever posts.
+/// Identifies a post; chosen by the caller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[expect(clippy::exhaustive_structs, reason = "a plain number")]
 pub struct OpId(pub u64);
 
-/// What a queue pair has counted, as far as the device can tell.
+/// Counters of a queue pair, as far as the device has them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LinkCounters {
-    /// Messages of ours that met a peer without a receive buffer.
+    /// Sent messages that the peer had no receive buffer for (RNR).
     pub rnr: Option<u64>,
-    /// The least number of our receive buffers that were ever free.
+    /// The lowest number of free local receive buffers so far.
     pub receives_low: Option<u32>,
 }
 
@@ -292,7 +293,7 @@ pub enum Inbound {
 }
 
 impl Inbound {
-    /// Takes a message as the device received it.
+    /// Wraps a message as received by the device.
     #[must_use]
     pub fn new(message: &[u8]) -> Self {
         match message.try_into() {
@@ -311,10 +312,10 @@ impl Inbound {
     }
 }
 
-/// Why a link went down, and what that says of others.
+/// Why a link went down, and whether other links are affected.
 ///
-/// Connections move to another link of their group. After most failures that may be any, also one
-/// between the same two ports.
+/// Connections move to another link of their group: after most failures to any, even one between
+/// the same two ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LinkFailure {
@@ -324,27 +325,27 @@ pub enum LinkFailure {
     /// The peer had no receive buffer in all retries.
     #[error("peer has no receive buffer")]
     RnrExceeded,
-    /// The peer refused a write: key, address or length are not its own.
+    /// The peer's device refused a write: key, address or length are invalid.
     #[error("peer refused a write")]
     RemoteAccess,
-    /// The queue pair went to its error state, by us or by the device.
+    /// The queue pair went to its error state, by this side or by the device.
     #[error("queue pair was flushed")]
     Flushed,
-    /// Something else of this link alone, such as a request that the device could not carry out, or
+    /// Another failure of this link alone, such as a request that the device could not execute, or
     /// posts that do not complete.
     #[error("queue pair failed: {0}")]
     QueuePair(&'static str),
-    /// The port is not active, or the GID of the link is gone: links at the same port of the same
-    /// device are of no use any more.
+    /// The port is not active, or the GID of the link is gone: other links at the same port of the
+    /// same device are unusable.
     #[error("port went down")]
     PortDown,
-    /// The device was removed, or an event of it says that it or the queue pair has failed: links
-    /// at the same port of the same device are of no use any more.
+    /// The device was removed, or reported that it or the queue pair has failed: other links at the
+    /// same port of the same device are unusable.
     #[error("device failed: {0}")]
     Device(&'static str),
 }
 
-/// Posts that a link takes before the first completes: CDC and LLC messages together.
+/// Outstanding posts that a link accepts: CDC and LLC messages together.
 pub const SENDS_MAX: usize = 16;
 
 /// Usual size of a message in bytes.

@@ -10,28 +10,28 @@ use crate::device::DeviceError;
 use crate::proto::group::NoGroup;
 use crate::proto::handshake::{ConfirmFailure, RkeyFailure};
 
-/// Why a stream stays TCP: the codes that smc-tools show, and what really happened.
+/// Why a stream stays TCP: the codes that smc-tools show, and the cause.
 ///
 /// `Display` gives smcss's form, `<local>` or `<local>/<peer>` in hex, and the cause.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FallbackReason {
-    /// Our reason; [`DeclineCode::PEERDECL`] when the peer declined.
+    /// The local reason; [`DeclineCode::PEERDECL`] when the peer declined.
     pub local: DeclineCode,
     /// The peer's diagnosis, when it declined.
     pub peer: Option<DeclineCode>,
-    /// What happened. It is never sent: the peer gets the code alone.
+    /// The cause. It is never sent: the peer gets the code alone.
     pub cause: FallbackCause,
 }
 
 impl FallbackReason {
-    /// Our own reason, of which the code says everything.
+    /// A local reason without a further cause.
     #[must_use]
     pub const fn local(code: DeclineCode) -> Self {
         Self::because(code, FallbackCause::Code(code))
     }
 
-    /// Our own reason and its cause.
+    /// A local reason and its cause.
     #[must_use]
     pub const fn because(code: DeclineCode, cause: FallbackCause) -> Self {
         Self {
@@ -59,7 +59,7 @@ impl From<DeclineCode> for FallbackReason {
 }
 
 impl From<FallbackCause> for FallbackReason {
-    /// With the code that belongs to causes outside of a handshake.
+    /// Uses the code of a cause outside of a handshake.
     fn from(cause: FallbackCause) -> Self {
         let code = match &cause {
             FallbackCause::Code(code) => *code,
@@ -86,51 +86,51 @@ impl fmt::Display for FallbackReason {
     }
 }
 
-/// What happened that a stream is TCP.
+/// The cause of a fallback to TCP.
 ///
 /// `Display` is one clause in lower case, with error number, path, user and limit as far as they
 /// apply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FallbackCause {
-    /// A rule of the handshake that has a code of its own.
+    /// A rule of the handshake with a code of its own.
     Code(DeclineCode),
     /// The peer declined with this diagnosis.
     PeerDeclined(DeclineCode),
     /// [`Policy::Never`](crate::config::Policy::Never) applies to the address.
     Policy,
-    /// The endpoint has no device that works.
+    /// The endpoint has no working device.
     NoDevice,
-    /// The endpoint has devices for peers of its own host only, and this one is on another.
+    /// The endpoint has only devices for peers of its own host, and the peer is on another host.
     OtherHost,
     /// The ends have no EID in common.
     NoCommonEid,
-    /// No listener that speaks SMC is announced at the address: the usual plain server.
+    /// No SMC listener is announced at the address: a plain TCP server.
     NotAnnounced {
-        /// The runtime directories in which listeners were looked for; none where listeners are
-        /// found otherwise.
+        /// The searched runtime directories; none where listeners are found otherwise.
         searched: Arc<[PathBuf]>,
     },
-    /// The peer's half of TCP's handshake did not have the SMC option.
+    /// The peer's SYN or SYN-ACK did not have the SMC option.
     NoSynOption,
-    /// Listener: the client has made no offer for this connection: the usual plain client.
+    /// Listener: the client has made no offer for this connection: a plain TCP client.
     NotOffered,
     /// The listener has not answered within this time.
     NoAnswer {
-        /// For how long there was no sign of it.
+        /// The time without an answer.
         within: Duration,
     },
-    /// The listener has not answered an earlier connection, and is not asked again for a moment.
+    /// Back-off: the listener has not answered an earlier connection, and gets no offers for a
+    /// short time.
     BackOff,
-    /// The server has sent data in the place of an answer: another one has got the connection.
+    /// The server has sent data instead of an answer: another server has got the connection.
     PlainServer,
     /// The listener has ended before it answered.
     ListenerGone,
     /// The listener has refused the offer.
     Refused(Refusal),
-    /// Listener: the client has taken its offer back, as there was no answer in time.
+    /// Listener: the client has withdrawn its offer, as there was no answer in time.
     Withdrawn,
-    /// Processes of this user are not talked to.
+    /// Processes of this user are not permitted.
     User {
         /// Effective user of the other process.
         uid: u32,
@@ -139,33 +139,33 @@ pub enum FallbackCause {
     NotOwner {
         /// Effective user of the process that announces it.
         uid: u32,
-        /// To whom the socket belongs, where the kernel says it.
+        /// The owner of the socket, where the kernel reports it.
         owner: Option<u32>,
     },
-    /// No place is left.
+    /// A limit is reached.
     Full(Limit),
     /// A runtime directory cannot be used.
     Directory {
-        /// Which.
+        /// The directory.
         path: Arc<Path>,
         /// Why.
         problem: DirectoryProblem,
     },
-    /// The address was not proven to lead to the listener, which is in another network namespace or
+    /// The address is not proven to reach the listener, which is in another network namespace or
     /// belongs to another user.
     NotProven,
     /// The operating system has refused a step of the negotiation.
     Os(OsError),
     /// A device has failed.
     Device {
-        /// In which step.
+        /// The step that failed.
         step: SetupStep,
         /// Why.
         error: DeviceError,
     },
     /// A step has taken too long.
     TimedOut(SetupStep),
-    /// There is no seat in the link group.
+    /// The link group has no place for the connection.
     NoGroup(NoGroup),
     /// The link group was terminated during the handshake.
     GroupTerminated,
@@ -176,7 +176,7 @@ pub enum FallbackCause {
 }
 
 impl FallbackCause {
-    /// That no listener is announced, where none is looked for in directories.
+    /// No listener is announced, without a search in directories.
     pub(crate) fn not_announced() -> Self {
         let searched = Arc::default();
         Self::NotAnnounced { searched }
@@ -202,23 +202,25 @@ impl fmt::Display for FallbackCause {
             Self::OtherHost => f.write_str("endpoint has no device for peers of other hosts"),
             Self::NoCommonEid => f.write_str("no EID in common"),
             Self::NotAnnounced { searched } => {
-                f.write_str("peer does not speak SMC: nothing announced at this address")?;
+                f.write_str("peer does not support SMC: nothing announced at this address")?;
                 for (at, path) in searched.iter().enumerate() {
                     let before = if at == 0 { " in" } else { "," };
                     write!(f, "{before} {}", path.display())?;
                 }
                 Ok(())
             }
-            Self::NoSynOption => f.write_str("peer does not speak SMC: no option in its SYN"),
+            Self::NoSynOption => f.write_str("peer does not support SMC: no option in its SYN"),
             Self::NotOffered => {
-                f.write_str("peer does not speak SMC: no offer for this connection")
+                f.write_str("peer does not support SMC: no offer for this connection")
             }
             Self::NoAnswer { within } => write!(f, "listener has not answered within {within:?}"),
             Self::BackOff => f.write_str("listener has not answered lately"),
-            Self::PlainServer => f.write_str("peer does not speak SMC: data instead of an answer"),
+            Self::PlainServer => {
+                f.write_str("peer does not support SMC: data instead of an answer")
+            }
             Self::ListenerGone => f.write_str("listener has ended before it answered"),
             Self::Refused(refusal) => write!(f, "listener refused the offer: {refusal}"),
-            Self::Withdrawn => f.write_str("client has taken its offer back"),
+            Self::Withdrawn => f.write_str("client has withdrawn its offer"),
             Self::User { uid } => write!(f, "user {uid} is not allowed"),
             Self::NotOwner {
                 uid,
@@ -247,7 +249,7 @@ impl fmt::Display for FallbackCause {
     }
 }
 
-/// What a code says, as a clause.
+/// The description of a code, as a clause.
 fn described(code: DeclineCode) -> String {
     code.description().map(clause).unwrap_or_default()
 }
@@ -256,11 +258,11 @@ fn described(code: DeclineCode) -> String {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DirectoryProblem {
-    /// The operating system does not let it be used.
+    /// The operating system refused its use.
     Os(OsError),
-    /// The path is that of something else, or a symbolic link.
+    /// The path is not a directory, or is a symbolic link.
     NotDirectory,
-    /// It belongs to a user that is not trusted.
+    /// Its owner is not trusted.
     Owner {
         /// Its owner.
         uid: u32,
@@ -283,22 +285,22 @@ impl fmt::Display for DirectoryProblem {
     }
 }
 
-/// Why a listener has refused an offer, as far as it says so.
+/// Why a listener has refused an offer, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// It does not say.
+    /// No reason was given.
     Unknown,
-    /// Its policy for this client is TCP.
+    /// The listener's policy for this client is TCP.
     Policy,
-    /// It does not talk to this user.
+    /// This user is not permitted.
     User {
         /// Effective user of this process.
         uid: u32,
     },
-    /// It has as many clients as it can have.
+    /// The listener has its maximum of clients.
     Full,
-    /// It has no descriptor left.
+    /// The listener has no descriptor left.
     Descriptors,
     /// The connection is not the one that was announced.
     Identity,
@@ -323,7 +325,7 @@ impl fmt::Display for Refusal {
 pub enum SetupStep {
     /// Reaching the peer's device.
     Reach,
-    /// Getting a seat in a link group.
+    /// Joining or creating a link group.
     Enter,
     /// Registering the receive buffer.
     Register,

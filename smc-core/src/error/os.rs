@@ -8,10 +8,10 @@ use rustix::process::{Resource, getrlimit};
 
 use super::{IoError, clause};
 
-/// A step that the operating system refused: what was tried, where, and its answer.
+/// A failed system call: the step, the path, and the error.
 ///
 /// `Display` is one clause, such as `create socket /run/user/0/smc/a.sock: permission denied (os
-/// error 13)`. Where a limit of the process explains the answer, it is named with its value.
+/// error 13)`. Where a limit of the process explains the error, it is named with its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OsError {
     operation: &'static str,
@@ -21,7 +21,7 @@ pub struct OsError {
 }
 
 impl OsError {
-    /// An error of this step, which is named by a verb: `create socket`.
+    /// An error of this step, such as `create socket`.
     #[must_use]
     pub fn new(operation: &'static str, error: &io::Error) -> Self {
         let copy = match error.raw_os_error() {
@@ -36,26 +36,26 @@ impl OsError {
         }
     }
 
-    /// The same with the path that the step was about.
+    /// Adds the path of the step.
     #[must_use]
     pub fn at(mut self, path: impl AsRef<Path>) -> Self {
         self.path = Some(path.as_ref().into());
         self
     }
 
-    /// What was tried.
+    /// The step that failed.
     #[must_use]
     pub fn operation(&self) -> &'static str {
         self.operation
     }
 
-    /// The path that it was about, where there is one.
+    /// The path of the step, where there is one.
     #[must_use]
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
     }
 
-    /// The limit of the process that was in the way, where that is known.
+    /// The limit of the process that caused the error, where that is known.
     #[must_use]
     pub fn limit(&self) -> Option<Limit> {
         self.limit
@@ -73,15 +73,15 @@ impl OsError {
         self.error.0.raw_os_error()
     }
 
-    /// Whether the process or the system has run out of something: descriptors or memory. The answer
-    /// says nothing then about what the step was for.
+    /// Whether the process or the system lacks descriptors or memory. Such an error has no relation
+    /// to the object of the step.
     #[must_use]
     pub fn is_lack(&self) -> bool {
         let lacks = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
         self.errno().is_some_and(|errno| lacks.contains(&errno))
     }
 
-    /// The error number by its name, where there is one.
+    /// The error number as [`Errno`], where there is one.
     pub(crate) fn errno(&self) -> Option<Errno> {
         Errno::from_io_error(&self.error.0)
     }
@@ -109,7 +109,7 @@ impl std::error::Error for OsError {}
 pub struct Limit {
     /// Its name, such as `RLIMIT_NOFILE`.
     pub name: &'static str,
-    /// What it is set to; bytes where it is about memory.
+    /// Its value; bytes where it limits memory.
     pub value: u64,
 }
 
@@ -120,7 +120,7 @@ impl Limit {
         Self { name, value }
     }
 
-    /// The limit of this process that an error number is about.
+    /// The limit of this process that an error number refers to.
     fn behind(error: &io::Error) -> Option<Self> {
         let (name, resource) = match Errno::from_io_error(error)? {
             Errno::MFILE => ("RLIMIT_NOFILE", Resource::Nofile),

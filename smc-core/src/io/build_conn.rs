@@ -1,4 +1,4 @@
-//! From what a handshake has agreed on and gained to a connection.
+//! Builds a connection from the result of a handshake.
 
 use std::net::{Shutdown, SocketAddr};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::mem::Element;
 use crate::proto::group::GroupId;
 use crate::proto::handshake::{DirectPath, Established, PeerAccess, RdmaPath};
 
-/// Puts an SMC-D connection together and hands it to the driver.
+/// Builds an SMC-D connection and hands it to the driver.
 pub(super) fn direct_connection(
     endpoint: &EndpointInner,
     socket: Arc<dyn Socket>,
@@ -38,7 +38,7 @@ pub(super) fn direct_connection(
         .and_then(Element::new);
     let local = local.map_err(|_| DeviceError::Invalid("device registered too short a buffer"))?;
     let ring = path.peer_buffer.size.ring_d();
-    // A client keeps to the size of our buffer, for which there was memory.
+    // A client's buffer is not larger than the local one, for which memory was checked.
     let peer_len = path.peer_buffer.size.byte_len();
     let charge = PeerCharge::new(resources.charge, peer_len, driver, path.peer_buffer.token);
     let (peer, lost) = match (path.access, resources.attachment) {
@@ -105,7 +105,8 @@ pub(super) fn direct_connection(
     Ok(register(endpoint, driver, group, conn, lost))
 }
 
-/// Puts an SMC-R connection together. What the peer has said since it knows the token is there.
+/// Builds an SMC-R connection. CDC messages that arrived since the peer knows the token are in the
+/// RMB already.
 pub(super) fn rdma_connection(
     endpoint: &EndpointInner,
     socket: Arc<dyn Socket>,
@@ -114,7 +115,7 @@ pub(super) fn rdma_connection(
     path: RdmaPath,
     resources: HandshakeResources,
 ) -> Result<Arc<Conn>, Error> {
-    // Its device may be gone: then the group goes on over another one, or ends the connection.
+    // Its device may be gone: then the group fails over to another one, or ends the connection.
     let driver = endpoint.drivers.get(path.device.0).ok_or(NO_SUCH_DEVICE)?;
     let (Some(prepared), Some(membership)) = (resources.prepared, resources.membership) else {
         return Err(Error::Bug(
@@ -149,8 +150,8 @@ pub(super) fn rdma_connection(
     Ok(register(endpoint, driver, group, conn, lost))
 }
 
-/// Hands a connection to the driver of its device. One that was lost before ends behind what its peer
-/// has written.
+/// Hands a connection to the driver of its device. A connection that was lost before ends behind
+/// the data that its peer has written.
 fn register(
     endpoint: &EndpointInner,
     driver: &DeviceDriver,
@@ -163,7 +164,7 @@ fn register(
     let ended = || Error::Closed(CloseReason::Aborted);
     let lost = lost.or_else(|| (!endpoint.groups.is_usable(group)).then(ended));
     if let Some(why) = lost {
-        // How a peer that is still there finds out.
+        // Notifies a peer that still exists.
         let _best_effort = conn.socket.shutdown(Shutdown::Both);
         conn.abort_unreachable(why);
     }

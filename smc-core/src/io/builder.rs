@@ -22,7 +22,7 @@ use crate::proto::group::DeviceIndex;
 use crate::proto::handshake::{self, DEFAULT_SEID, DirectDevice};
 use crate::proto::links::LlcConfig;
 
-/// Puts an [`Endpoint`] together.
+/// Builds an [`Endpoint`].
 #[derive(Debug, Default)]
 pub struct Builder {
     devices: Vec<Arc<dyn Device>>,
@@ -41,11 +41,11 @@ pub struct Builder {
 impl Builder {
     /// Adds a device; those added first are preferred.
     ///
-    /// A device object serves one endpoint at a time ([`Builder::build`]). It can be given to
-    /// another one when the endpoint, its listeners and its streams were dropped. Streams of SMC-R
-    /// are closed in the background then, as long as the runtime runs tasks; [`Endpoint::close`]
-    /// waits for them. Building blocks for up to a second if the device is not free at once, for
-    /// tasks that are ending on other threads.
+    /// A device object serves one endpoint at a time ([`Builder::build`]). Another endpoint can use
+    /// it when the first one, its listeners and its streams were dropped. Streams of SMC-R are
+    /// closed in the background then, as long as the runtime runs tasks; [`Endpoint::close`] waits
+    /// for them. Building blocks for up to a second if the device is not free at once, for tasks
+    /// that are ending on other threads.
     #[must_use]
     pub fn device(mut self, device: Arc<dyn Device>) -> Self {
         self.devices.push(device);
@@ -59,15 +59,15 @@ impl Builder {
         self
     }
 
-    /// Building fails for this reason, unless a runtime is set later.
+    /// Makes building fail for this reason, unless a runtime is set later.
     #[cfg(feature = "runtime-tokio")]
     pub(super) fn without_runtime(mut self, why: &'static str) -> Self {
         self.runtime = Some(Err(Error::misuse(why)));
         self
     }
 
-    /// Sets which processes of this host clients and listeners find: those of this domain.
-    /// [`Domain::default`] if not given. Devices between processes take the same one.
+    /// Sets the domain: clients and listeners find only processes of the same domain on this host.
+    /// [`Domain::default`] if not given. Devices between processes need the same domain.
     ///
     /// Short for [`Builder::negotiation`] with [`Local::in_domain`], which it replaces.
     #[must_use]
@@ -75,7 +75,7 @@ impl Builder {
         self.negotiation(Arc::new(Local::in_domain(domain)))
     }
 
-    /// Sets how clients and listeners find out that the other one speaks SMC.
+    /// Sets how clients and listeners find out that the other end supports SMC.
     ///
     /// [`Local`] if not given.
     #[must_use]
@@ -101,8 +101,7 @@ impl Builder {
         self
     }
 
-    /// Adds a user-defined EID: endpoints with a common one can talk. Without any, the system EID
-    /// serves.
+    /// Adds a user-defined EID: endpoints need a common one. Without any, the system EID is used.
     #[must_use]
     pub fn ueid(mut self, eid: Eid) -> Self {
         self.config.ueids.push(eid);
@@ -116,29 +115,28 @@ impl Builder {
         self
     }
 
-    /// Adds the PNET ID of a network that we are attached to. Devices with another are not
-    /// offered.
+    /// Adds the PNET ID of an attached network. Devices with another one are not offered.
     #[must_use]
     pub fn pnet_id(mut self, id: PnetId) -> Self {
         self.config.pnet_ids.push(id);
         self
     }
 
-    /// Sets the size of receive buffers in bytes, rounded up to a power of two from 16 KiB to what
-    /// the device can; unless set [`RECV_BUFFER`](crate::config::RECV_BUFFER), or
+    /// Sets the size of receive buffers in bytes, rounded up to a power of two from 16 KiB to the
+    /// device's maximum; unless set [`RECV_BUFFER`](crate::config::RECV_BUFFER), or
     /// [`RMB`](crate::config::RMB) with SMC-R.
     ///
-    /// A client's is no larger than its server's, with SMC-D. What that means for memory is said
-    /// [there](crate#memory). There is no send buffer: what is written goes into the peer's receive
-    /// buffer.
+    /// A client's is no larger than its server's, with SMC-D. See [memory](crate#memory) for what
+    /// it means. SMC-D has no send buffer: data is written into the peer's receive buffer.
     #[must_use]
     pub fn recv_buffer(mut self, len: usize) -> Self {
         self.recv_buffer = Some(len);
         self
     }
 
-    /// Sets the size in bytes of the ring in which SMC-R keeps what was written until the peer has
-    /// it, rounded up to a power of two from 16 KiB. 256 KiB unless set; SMC-D has no such ring.
+    /// Sets the size in bytes of SMC-R's staging ring, which holds written data until the peer has
+    /// acknowledged it, rounded up to a power of two from 16 KiB. 256 KiB unless set; SMC-D has no
+    /// such ring.
     ///
     /// # Errors
     ///
@@ -155,15 +153,15 @@ impl Builder {
     /// ([`MEMORY_SHARE`](crate::config::MEMORY_SHARE)).
     ///
     /// As there is less left, new connections get smaller buffers, and then stay TCP with reason
-    /// 0x01010000. Connections that exist keep what they have.
+    /// 0x01010000. Existing connections keep their buffers.
     #[must_use]
     pub fn memory_limit(mut self, bytes: usize) -> Self {
         self.memory = Some(bytes);
         self
     }
 
-    /// Says which physical network an interface such as `eth0` is attached to: connections over it
-    /// use RDMA devices with the same PNET ID. Without, they use the RDMA port of that interface.
+    /// Sets the physical network of an interface such as `eth0`: connections over it use RDMA
+    /// devices with the same PNET ID. Without, they use the RDMA port of that interface.
     #[must_use]
     pub fn interface_pnet_id(mut self, interface: impl Into<String>, id: PnetId) -> Self {
         self.pnet.push((interface.into(), id));
@@ -195,8 +193,8 @@ impl Builder {
         self
     }
 
-    /// Sets how many requests about keys an SMC-R link group may have unanswered at a time. 1
-    /// unless set, which suits every peer; Linux and this library answer any number.
+    /// Sets how many RKEY requests an SMC-R link group may have outstanding. 1 unless set, which
+    /// suits every peer; Linux and this library answer any number.
     #[must_use]
     pub fn rkeys_in_flight(mut self, count: usize) -> Self {
         self.llc.rkeys_in_flight = count.max(1);
@@ -210,51 +208,51 @@ impl Builder {
         self
     }
 
-    /// Sets how long `connect` waits for a listener on the same host that shows no sign of itself,
-    /// before the stream is TCP; 200 ms unless set. A listener that is at work, on this connection
-    /// or on others, may take as long as [`Builder::handshake_timeout`] says. After such a silence
-    /// connections to the same listener are TCP at once, for at most two seconds.
+    /// Sets how long `connect` waits for a listener on the same host that stays silent, before the
+    /// stream is TCP; 200 ms unless set. A listener that makes progress, on this connection or on
+    /// others, may take as long as [`Builder::handshake_timeout`]. After a timeout, connections to
+    /// the same listener are TCP at once, for at most two seconds.
     ///
-    /// Handshakes over TCP, as with kernels, have no such limit: what a server says there may not
-    /// be taken for data.
+    /// Handshakes over TCP, as with kernels, have no such limit: the server's messages must not be
+    /// taken for data.
     #[must_use]
     pub fn answer_timeout(mut self, timeout: Duration) -> Self {
         self.config.answer_timeout = timeout.min(TIMEOUT_MAX);
         self
     }
 
-    /// Sets how long a closed connection waits for the peer's last word before it is aborted, and
-    /// how long closing a stream waits until the peer has what was written; 120 s unless set.
+    /// Sets how long a closed connection waits for the peer's close before it is aborted, and how
+    /// long closing a stream waits for delivery to the peer; 120 s unless set.
     #[must_use]
     pub fn close_timeout(mut self, timeout: Duration) -> Self {
         self.config.close_timeout = timeout.min(TIMEOUT_MAX);
         self
     }
 
-    /// Sets the longest time to look for data before sleeping; zero switches polling off.
+    /// Sets the maximum busy-poll window before a task parks; zero switches polling off.
     #[must_use]
     pub fn polling(mut self, window: Duration) -> Self {
         self.config.polling = window;
         self
     }
 
-    /// Sets how many handshakes a listener has under way at a time, half of them at most from one
-    /// source address of a network; 256 unless set. See [`Listener`](super::Listener).
+    /// Sets the maximum number of concurrent handshakes of a listener, half of them at most from
+    /// one source address of a network; 256 unless set. See [`Listener`](super::Listener).
     #[must_use]
     pub fn max_handshakes(mut self, count: usize) -> Self {
         self.config.max_handshakes = count.max(1);
         self
     }
 
-    /// Lets `fill_buf`, guards and reservations lend the peer's data and memory in place instead of
-    /// copying. The token says what is promised about peers.
+    /// Lets `fill_buf`, guards and reservations borrow the peer's data and memory in place instead
+    /// of copying. The token documents the promise about peers.
     #[must_use]
     pub fn trust_peers(mut self, trust: TrustPeers) -> Self {
         self.config.trust = Some(trust);
         self
     }
 
-    /// The endpoint. Starts one task per device on the runtime.
+    /// Builds the endpoint. Starts one task per device on the runtime.
     ///
     /// # Errors
     ///
@@ -264,9 +262,9 @@ impl Builder {
     ///
     /// # Panics
     ///
-    /// As the runtime itself does where it cannot do what is asked of it: a runtime of tokio that was
-    /// built without `enable_time` panics here, and one without `enable_io` when a device or a socket
-    /// is watched first, here, in [`Endpoint::bind`] or in [`Endpoint::connect`].
+    /// Panics where the runtime does: a tokio runtime without `enable_time` panics here, and one
+    /// without `enable_io` when a device or a socket is watched first, here, in [`Endpoint::bind`]
+    /// or in [`Endpoint::connect`].
     pub fn build(self) -> Result<Endpoint, Error> {
         let Self {
             devices,
@@ -282,7 +280,7 @@ impl Builder {
             mut config,
         } = self;
         let runtime = runtime.unwrap_or(Err(NO_RUNTIME))?;
-        // A runtime without timers would panic in a task otherwise, where it is not seen.
+        // Otherwise a runtime without timers would panic in a task, where the panic is not seen.
         drop(runtime.timer(runtime.now()));
         if let Some(len) = recv_buffer {
             config.recv_buffer = recv_buffer_size(len)?;
@@ -346,7 +344,7 @@ impl Builder {
     }
 }
 
-/// What the handshake has to know of our devices and settings.
+/// The devices and settings as the handshake needs them.
 fn handshake_config(config: &EndpointConfig, drivers: &[Arc<DeviceDriver>]) -> handshake::Config {
     let devices = drivers.iter().enumerate().filter_map(|(index, driver)| {
         let direct = driver.device().fabric().direct()?;
@@ -386,12 +384,12 @@ const NO_RUNTIME: Error = Error::misuse("an endpoint needs a runtime: give Build
 const RECV_BUFFER_TOO_LONG: Error = Error::misuse("receive buffers have at most 512 MiB");
 const SEND_BUFFER_TOO_LONG: Error = Error::misuse("send buffers have at most 512 MiB");
 
-/// UEIDs that Linux lets a system have; a PROPOSAL has room for eight.
+/// Linux's maximum of UEIDs; a PROPOSAL has space for eight.
 const UEIDS_MAX: usize = 4;
 
-/// As good as never, and no clock is too short for it.
+/// Practically infinite, and representable by every clock.
 const TIMEOUT_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// Of the time for a message, what device work may take: the peer should hear of a failure before
-/// its own time is over.
+/// The part of a message's timeout that device work may take: the peer should receive a failure
+/// before its own timeout.
 const WORK_SHARE: f32 = 5.0 / 6.0;

@@ -1,16 +1,16 @@
-//! How long to look again before going to sleep.
+//! Busy polling before a task parks.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// Polling before sleeping, adapted to whether it pays.
+/// Adaptive busy polling before parking.
 ///
-/// A cross-CPU wake-up costs tens of microseconds, a look at a cache line almost nothing. So a
-/// half that hits nothing polls again for a short while: a few times on the spot, then between
-/// turns of the executor, so that other tasks run, and of the processor, so that the peer runs if
-/// it has no other one. The window shrinks each time it passes in misses, down to nothing, and opens
-/// again when a sleep turns out to have been short. Where there is no processor to spare, or so many
-/// look that it does not pay, nobody polls for a while.
+/// A cross-CPU wake-up costs tens of microseconds, a read of a cache line almost nothing. So a half
+/// without data polls for a short window: a few times at once, then between polls of the executor,
+/// so that other tasks run, and after yielding the processor, so that a peer on the same processor
+/// runs. The window is halved each time it ends without a hit, down to zero, and is restored when a
+/// wait in the parked state turns out to have been short. Polling is suspended for a while where no
+/// processor is idle, or so many halves poll that it does not pay.
 #[derive(Clone, Debug)]
 pub(crate) struct BusyPoll {
     /// Longest window; zero switches polling off.
@@ -19,20 +19,20 @@ pub(crate) struct BusyPoll {
     polls: u32,
     window_start: Option<Instant>,
     parked_at: Option<Instant>,
-    /// Finds window_start the executor had its last turn.
+    /// Hits since the executor last ran other tasks.
     hits: u32,
-    /// The turn of the thread in which this half gave the executor its last one.
+    /// The turn of the thread in which this half last yielded to the executor.
     turn: u64,
 }
 
-/// What to do after a look that found nothing.
+/// What to do after a miss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PollStep {
-    /// Look again at once.
+    /// Poll again at once.
     Again,
-    /// Give the executor a turn, then look again.
+    /// Yield to the executor, then poll again.
     Yield,
-    /// Sleep until woken.
+    /// Park until woken.
     Park,
 }
 
@@ -49,8 +49,8 @@ impl BusyPoll {
         }
     }
 
-    /// Whether other tasks should have a turn before the next look: a fast peer gives a task so
-    /// much to do that it would never wait. The caller has to yield then.
+    /// Whether the poll budget is spent: with a fast peer a task could run without ever waiting.
+    /// The caller has to yield then.
     pub(crate) fn is_budget_spent(&mut self) -> bool {
         if self.hits < HITS_MAX {
             return false;
@@ -59,7 +59,7 @@ impl BusyPoll {
         true
     }
 
-    /// Something was found.
+    /// A poll found data.
     #[inline]
     pub(crate) fn hit(&mut self) {
         self.hits += 1;
@@ -90,7 +90,7 @@ impl BusyPoll {
         }
     }
 
-    /// Nothing was found.
+    /// A poll found nothing.
     pub(crate) fn miss(&mut self) -> PollStep {
         self.hits = 0;
         if self.window.is_zero() || self.parked_at.is_some() {
@@ -114,7 +114,7 @@ impl BusyPoll {
         let turn = TURN.get() + 1;
         TURN.set(turn);
         if !first && turn.wrapping_sub(self.turn) > POLLERS_MAX {
-            // Others look as well, so the executor is busy, and will be when news comes.
+            // Other halves poll as well, so the executor is busy, and will be when data arrives.
             note_contention(now);
             return self.park_after_miss(now);
         }
@@ -128,7 +128,7 @@ impl BusyPoll {
         self.park_after_miss(now)
     }
 
-    /// Nothing came within the window, or looking did not pay: the next one is shorter.
+    /// The window ended without a hit, or polling did not pay: the next window is shorter.
     fn park_after_miss(&mut self, now: Instant) -> PollStep {
         self.set_window(match self.window < WINDOW_MIN {
             true => Duration::ZERO,
@@ -147,24 +147,23 @@ impl BusyPoll {
     }
 }
 
-/// Looks before the executor gets a turn: about a microsecond.
+/// Polls before yielding to the executor: about a microsecond.
 const SPINS_MAX: u32 = 24;
 
-/// Finds in a row before others have a turn, as many as tokio's own streams have.
+/// Consecutive hits before other tasks run, as for tokio's own streams.
 const HITS_MAX: u32 = 128;
 
-/// Bound for clocks that stand still while tasks run, as virtual ones do.
+/// Bound of polls for clocks that do not advance while tasks run, as virtual ones.
 const POLLS_MAX: u32 = 20_000;
 
-/// What a wake-up takes: so much longer a sleep is than the time in which a look would have found
-/// what ended it.
+/// Latency of a wake-up: the time from an event to the next poll of a parked task.
 const WAKE_UP_LATENCY: Duration = Duration::from_micros(50);
 
-/// Windows below this are not worth their clock.
+/// Windows below this are not worth reading the clock.
 const WINDOW_MIN: Duration = Duration::from_micros(5);
 
-/// Another look in misses while others look as well. If that does not pay for long, nobody polls for a
-/// while.
+/// Counts a miss while other halves poll as well. If polling finds too little during a trial, it is
+/// suspended for a while.
 fn note_contention(now: Instant) {
     let (window_start, misses) = MISSES.get().unwrap_or((now, 0));
     MISSES.set(Some((window_start, misses + 1)));
@@ -177,7 +176,7 @@ fn note_contention(now: Instant) {
     }
 }
 
-/// Lets others have the processor: the peer may be waiting for this very one.
+/// Yields the processor: the peer may wait for the same one.
 fn yield_processor(now: Instant) {
     let lately = |at: Instant| now.duration_since(at) < YIELD_EVERY;
     if LAST_YIELD.get().is_some_and(lately) {
@@ -191,37 +190,37 @@ fn yield_processor(now: Instant) {
     }
 }
 
-/// Halves that look on one thread at a time. With more, each one polls seldom, and all together keep
-/// the executor from sleeping.
+/// Maximum of halves that poll on one thread. With more, each one polls seldom, and all together
+/// keep the executor from parking.
 const POLLERS_MAX: u64 = 3;
 
-/// How long looking is tried in company. It pays only if the peer tries at the same time.
+/// Duration of a trial of contended polling. It pays only if the peer polls at the same time.
 const CONTENTION_TRIAL: Duration = Duration::from_millis(1);
 
-/// How long nobody polls if it does not pay.
+/// How long contended polling is suspended if it does not pay.
 const CONTENTION_PAUSE: Duration = Duration::from_millis(4);
 
-/// The processor is not offered more often than this.
+/// The processor is not yielded more often than this.
 const YIELD_EVERY: Duration = Duration::from_micros(2);
 
-/// Somebody who keeps the processor for so long was not the peer.
+/// A thread that runs longer than this after a yield was not the peer.
 const YIELD_DELAY_MAX: Duration = Duration::from_micros(500);
 
-/// How long such company is expected to stay.
+/// How long polling is suspended then, as the processor is busy.
 const BUSY_CPU_PAUSE: Duration = Duration::from_millis(50);
 
 thread_local! {
-    /// The window that the latest half on this thread has come to: new ones begin with it.
+    /// The last window of a half on this thread: new ones begin with it.
     static LEARNED_WINDOW: Cell<Option<Duration>> = const { Cell::new(None) };
-    /// Counts the polls of all halves between which the executor had a turn.
+    /// Counts the polls of all halves after which the executor ran.
     static TURN: Cell<u64> = const { Cell::new(0) };
-    /// When the processor was offered last.
+    /// The time of the last yield of the processor.
     static LAST_YIELD: Cell<Option<Instant>> = const { Cell::new(None) };
-    /// What polls have found window_start the last trial ended.
+    /// Hits of polls since the last trial ended.
     static HITS: Cell<u32> = const { Cell::new(0) };
-    /// When the trial began, and the polls in misses and in company window_start.
+    /// Start of the trial, and the contended misses in it.
     static MISSES: Cell<Option<(Instant, u32)>> = const { Cell::new(None) };
-    /// Until when nobody polls.
+    /// Until when polling is suspended.
     static SUSPENDED: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
@@ -260,7 +259,7 @@ mod tests {
             busy_poll.parked_at = None;
         }
         assert_eq!(busy_poll.miss(), PollStep::Park);
-        // In time and without company, however busy this machine is.
+        // In time and without contention, however busy this machine is.
         busy_poll.parked_at = Some(Instant::now() + Duration::from_secs(60));
         SUSPENDED.set(None);
         busy_poll.hit();
@@ -268,7 +267,7 @@ mod tests {
         assert_eq!(busy_poll.miss(), PollStep::Again);
     }
 
-    /// Two polls in misses, a trial apart.
+    /// Two contended misses, a trial apart.
     fn contention_trial() {
         let start = Instant::now();
         note_contention(start);
@@ -280,7 +279,7 @@ mod tests {
         SUSPENDED.set(None);
         HITS.set(0);
         contention_trial();
-        let until = SUSPENDED.get().expect("looking was given up");
+        let until = SUSPENDED.get().expect("polling is suspended");
         // Later than this test can take.
         SUSPENDED.set(Some(until + Duration::from_secs(60)));
         assert_eq!(

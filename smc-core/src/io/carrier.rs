@@ -1,4 +1,4 @@
-//! What carries the messages of a handshake: its TCP connection, or a way beside it.
+//! The carrier of handshake messages: the TCP connection, or a side channel.
 
 use std::future::{Future, poll_fn};
 use std::io::{self, IoSlice};
@@ -14,23 +14,24 @@ use super::negotiate::{Credentials, SideChannel, Withdrawn};
 use super::runtime::{Runtime, Socket};
 use crate::proto::handshake::Role;
 
-/// The way of one handshake.
+/// The carrier of one handshake.
 pub(super) enum Carrier<'a> {
     Tcp(&'a dyn Socket),
     SideChannel(SideChannelCarrier<'a>),
 }
 
-/// A way beside TCP, which only processes of one host have.
+/// A side channel (out of band of TCP), which only processes of one host have.
 pub(super) struct SideChannelCarrier<'a> {
     side_channel: &'a mut dyn SideChannel,
     locality: PeerLocality,
-    /// Something was sent that the other side may not have noticed.
+    /// A message was sent and the peer not yet notified.
     sent: bool,
-    /// A client's, until it has heard something: bytes on it come from a plain server.
+    /// A client's, until it has received a message: bytes on it come from a plain server.
     plain: Option<&'a dyn Socket>,
-    /// A client's: until when it waits for a sign of the server. A server's: when it gives one.
+    /// A client's: the end of its wait for progress of the server. A server's: when it publishes
+    /// progress next.
     timer: Option<Deadline>,
-    /// A client's: the progress that it has seen, from when on TCP is looked at, too.
+    /// A client's: the last progress count of the server; set once TCP is polled, too.
     progress: Option<u64>,
     busy_poll: BusyPoll,
     endpoint: &'a EndpointInner,
@@ -51,7 +52,7 @@ impl<'a> Carrier<'a> {
         )
     }
 
-    /// For a server that such a client came to.
+    /// For a server that accepted such a client.
     pub(super) fn server(
         endpoint: &'a EndpointInner,
         side_channel: &'a mut dyn SideChannel,
@@ -82,7 +83,7 @@ impl<'a> Carrier<'a> {
         })
     }
 
-    /// What the way says about the other side.
+    /// The locality of the peer, as proven by the carrier.
     pub(super) fn locality(&self) -> PeerLocality {
         match self {
             Self::Tcp(_) => PeerLocality::Unknown,
@@ -90,7 +91,7 @@ impl<'a> Carrier<'a> {
         }
     }
 
-    /// A server's client, where the way shows which process that is.
+    /// The credentials of a server's client, where the carrier has them.
     pub(super) fn credentials(&self) -> Option<Credentials> {
         match self {
             Self::Tcp(_) => None,
@@ -131,7 +132,7 @@ impl<'a> Carrier<'a> {
         .await
     }
 
-    /// Has the other side notice what was sent.
+    /// Notifies the peer of sent messages.
     pub(super) fn flush(&mut self) {
         if let Self::SideChannel(beside) = self {
             if std::mem::take(&mut beside.sent) {
@@ -140,7 +141,7 @@ impl<'a> Carrier<'a> {
         }
     }
 
-    /// While the device works on the answer: lets the client see that.
+    /// Publishes progress to the client while the device works on the answer.
     pub(super) fn publish_progress(&mut self, cx: &mut Context<'_>) {
         match self {
             Self::SideChannel(beside)
@@ -152,7 +153,7 @@ impl<'a> Carrier<'a> {
         }
     }
 
-    /// Whether the other side has our CONFIRM already, by its answer that was read.
+    /// Whether the peer has the CONFIRM already, according to its answer.
     pub(super) fn is_confirmed(&self) -> bool {
         match self {
             Self::Tcp(_) => false,
@@ -160,7 +161,7 @@ impl<'a> Carrier<'a> {
         }
     }
 
-    /// Reads what comes; 0 at the end.
+    /// Reads received bytes; 0 at the end.
     pub(super) fn poll_read(
         &mut self,
         cx: &mut Context<'_>,
@@ -203,11 +204,11 @@ impl SideChannelCarrier<'_> {
         }
         match self.watch(cx) {
             AnswerState::None => self.side_channel.poll_read(cx, buf),
-            // Perhaps it is what follows an answer.
+            // It may be data behind an answer.
             AnswerState::Plain => Poll::Ready(self.read(buf).unwrap_or(Ok(0))),
             AnswerState::Silent => match self.side_channel.withdraw() {
                 Withdrawn::Free => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
-                // The answer has come this moment, or there is no other way than to wait for it.
+                // The answer has just arrived, or the offer can no longer be withdrawn.
                 Withdrawn::Taken => {
                     self.plain = None;
                     self.side_channel.poll_read(cx, buf)
@@ -223,7 +224,7 @@ impl SideChannelCarrier<'_> {
         }
     }
 
-    /// Whether an answer is still to be expected.
+    /// Checks whether an answer can still be expected.
     fn watch(&mut self, cx: &mut Context<'_>) -> AnswerState {
         let Some(socket) = self.plain else {
             return AnswerState::None;
@@ -234,7 +235,7 @@ impl SideChannelCarrier<'_> {
             config,
             ..
         } = self.endpoint;
-        // Hardly ever there is anything on TCP: at first it is not looked at.
+        // Data on TCP is rare, so TCP is not polled at first.
         let first = PLAIN_CHECK_DELAY.min(config.answer_timeout);
         loop {
             if self.progress.is_some() && socket.poll_readable(cx).is_ready() {
@@ -246,7 +247,7 @@ impl SideChannelCarrier<'_> {
             if Pin::new(&mut *timer).poll(cx).is_pending() {
                 return AnswerState::None;
             }
-            // A task that is late was kept from running, and so the server may have been.
+            // A late task was not scheduled in time, and so the server may not have been.
             let is_late = timer.is_overdue(LATE);
             let progress = self.side_channel.progress();
             let wait = match self.progress.replace(progress) {
@@ -275,21 +276,21 @@ impl SideChannelCarrier<'_> {
     }
 }
 
-/// What a client has seen of the server besides an answer.
+/// What a client knows of the server before an answer.
 enum AnswerState {
     None,
-    /// Something has come on TCP, where nothing should.
+    /// Unexpected data has arrived on TCP.
     Plain,
-    /// Nothing for too long a time.
+    /// The server made no progress until the timeout.
     Silent,
 }
 
-/// By how much a task is late that does not run as it should.
+/// Delay from which a task counts as not scheduled in time.
 const LATE: Duration = Duration::from_millis(20);
 
-/// How often a server shows that it works. Clients wait several times as long for a sign of it.
+/// Interval at which a server publishes progress. Clients wait several times as long.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(40);
 
-/// How long a client waits for an answer before it looks at TCP, too. That costs system calls, and
-/// whoever is announced to answers.
+/// How long a client waits for an answer before it polls TCP, too. Polling costs system calls, and
+/// announced listeners normally answer.
 const PLAIN_CHECK_DELAY: Duration = Duration::from_millis(10);

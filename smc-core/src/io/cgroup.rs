@@ -1,4 +1,4 @@
-//! Where the cgroups of this process are, and how much memory they allow.
+//! The cgroups of this process, and their memory limits.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ pub(crate) enum Hierarchy {
 }
 
 impl Mount {
-    /// The mount of a hierarchy that shows most of it, by the text of `/proc/self/mountinfo`.
+    /// The mount of a hierarchy with the shortest root, by the text of `/proc/self/mountinfo`.
     pub(crate) fn find(mounts: &str, hierarchy: Hierarchy) -> Option<Self> {
         let mounts = mounts.lines().filter_map(Self::parse);
         mounts
@@ -49,7 +49,7 @@ impl Mount {
         })
     }
 
-    /// Where a cgroup of the hierarchy is to be seen.
+    /// The path of a cgroup of the hierarchy.
     pub(crate) fn path_of(&self, cgroup: &str) -> Option<PathBuf> {
         let cgroup = Path::new(cgroup).strip_prefix(&self.root).ok()?;
         let is_below = !cgroup.starts_with("..");
@@ -80,10 +80,10 @@ impl Hierarchy {
     }
 }
 
-/// The memory in bytes that this process may use at most: that of the machine, or less if one of its
-/// cgroups allows less. `None` if nothing of that can be read.
+/// The memory in bytes that this process may use at most: that of the machine, or the lowest limit
+/// of its cgroups. `None` if neither can be read.
 ///
-/// `root` is where the file system is: `/` but for tests.
+/// `root` is the root of the file system: `/` except in tests.
 pub(crate) fn memory(root: &Path) -> Option<u64> {
     let below = |path: &Path| root.join(path.strip_prefix("/").unwrap_or(path));
     let read = |path: &str| fs::read_to_string(below(Path::new(path))).unwrap_or_default();
@@ -119,7 +119,7 @@ fn machine(meminfo: &str) -> Option<u64> {
     kibibytes.checked_mul(1024)
 }
 
-/// Blanks and the like are `\` and three octal digits in there.
+/// Decodes blanks and other special characters, which are `\` and three octal digits.
 fn unescape(field: &str) -> String {
     let mut parts = field.split('\\');
     let mut plain = parts.next().unwrap_or_default().to_owned();

@@ -1,32 +1,33 @@
-//! Which way long data goes into the peer's memory.
+//! The copy mode of long data: temporal or non-temporal (streaming) stores.
 
 use std::time::{Duration, Instant};
 
 use crate::mem::{CopyMode, HAS_NON_TEMPORAL};
 
-/// Copies through the caches of this processor or past them, whichever is faster at the time.
+/// Copies by temporal or non-temporal stores, whichever is faster at the time.
 ///
-/// Where both ends run on processors with a cache in common, a line is found there: nothing is faster.
-/// Where they do not, each line that is written is first taken away from the other processor, and
-/// each one that is read is fetched from it again, at a fraction of what memory gives. Which of the
-/// two it is changes whenever the scheduler moves one of them, so it is measured: some copies are
-/// timed, and while they are slow, or past the caches, a few go the other way now and then.
+/// If both ends run on processors with a shared cache, temporal stores are fastest: the reader
+/// finds the line there. If not, each written line is first invalidated in the other processor's
+/// cache, and each line that is read is fetched from it again, at a fraction of the memory
+/// bandwidth. The scheduler can move either end at any time, so the mode is measured: some copies
+/// are timed, and while they are slow, or non-temporal, a few trial copies use the other mode now
+/// and then.
 #[derive(Debug)]
 pub(crate) struct CopyModeSelector {
     mode: CopyMode,
-    /// Long copies since the latest trial.
+    /// Long copies since the last trial.
     copies: u32,
-    /// What they come to this way, in bytes a nanosecond.
+    /// Moving average of their rate in this mode, in bytes per nanosecond.
     average: f32,
-    /// Copies of a trial that are left, and what those before add up to.
+    /// Remaining copies of a trial, and the sum of the rates so far.
     trial: Option<(u32, f32)>,
-    /// Trials in a row that changed nothing.
+    /// Consecutive trials that changed nothing.
     failed_trials: u32,
     is_enabled: bool,
 }
 
 impl CopyModeSelector {
-    /// For memory that is ours to write, or that a device writes as it likes.
+    /// `is_mapped`: the memory is written by this process, and not by a device.
     pub(crate) fn new(is_mapped: bool) -> Self {
         Self {
             mode: CopyMode::Temporal,
@@ -51,7 +52,7 @@ impl CopyModeSelector {
         self.copy_long(len, copy)
     }
 
-    /// The same for as many bytes as are worth a choice.
+    /// As [`Self::copy`] for long data.
     #[inline(never)]
     fn copy_long<E>(
         &mut self,
@@ -68,7 +69,7 @@ impl CopyModeSelector {
         Ok(())
     }
 
-    /// How the next long copy goes, and whether to tell how long it handle_sample.
+    /// The mode of the next long copy, and whether to time it.
     fn next(&mut self) -> (CopyMode, bool) {
         if self.trial.is_some() {
             return (self.other(), true);
@@ -77,7 +78,7 @@ impl CopyModeSelector {
         (self.mode, self.copies % SAMPLE_INTERVAL == 0)
     }
 
-    /// The copy handle_sample so long.
+    /// Handles the duration of a timed copy.
     fn handle_sample(&mut self, len: usize, time: Duration) {
         let rate = len as f32 / time.as_nanos().max(1) as f32;
         match self.trial.take() {
@@ -100,10 +101,11 @@ impl CopyModeSelector {
         }
     }
 
-    /// A trial of the other way came to `rate`.
+    /// Ends a trial of the other mode with this average rate.
     fn decide(&mut self, rate: f32) {
         self.copies = 0;
-        // Past the caches a copy ends when memory has been told, not when the peer could read it.
+        // A non-temporal copy ends when its stores are issued, not when the peer could read the
+        // data.
         let is_better = match self.mode {
             CopyMode::Temporal => rate > self.average * NON_TEMPORAL_FACTOR,
             CopyMode::NonTemporal => rate * NON_TEMPORAL_FACTOR > self.average,
@@ -125,39 +127,40 @@ impl CopyModeSelector {
     }
 }
 
-/// From this length on, in bytes, a copy past the caches is worth its fence.
+/// From this length on, in bytes, a non-temporal copy outweighs its fence.
 const LONG_COPY_MIN: usize = 16 * 1024;
 
-/// One of so many long copies is timed.
+/// Of this many long copies one is timed.
 const SAMPLE_INTERVAL: u32 = 8;
 
-/// How many timed copies the average is of, about.
+/// Timed copies in the moving average, about.
 const AVERAGE_WINDOW: f32 = 8.0;
 
 /// Copies of a trial.
 const TRIAL_COPIES: u32 = 8;
 
-/// Copies before another trial, when those through the caches are slow.
+/// Copies before another trial, while temporal copies are slow.
 const TRIAL_INTERVAL_SLOW: u32 = 256;
 
-/// Copies before another trial, when those past the caches are average: the trial is slow then.
+/// Copies before another trial, while the mode is non-temporal: the trial is slow then.
 const TRIAL_INTERVAL_NON_TEMPORAL: u32 = 2048;
 
-/// Each trial in failed_trials doubles the copies before the next one, so often at most.
+/// Each failed trial doubles the copies before the next one, this often at most.
 const FAILED_TRIALS_MAX: u32 = 5;
 
-/// Bytes a nanosecond that leave nothing to be wished for, as memory does not give more.
+/// Rate, in bytes per nanosecond, that needs no trial, as memory is not faster.
 const RATE_GOOD: f32 = 12.0;
 
-/// A copy past the caches looks so much faster than it is, at least: 24 bytes a nanosecond were seen
-/// where the peer got 11, and 3 to 6 through the caches where they were slow.
+/// Least factor by which a non-temporal copy appears faster than it is: measured were 24 bytes per
+/// nanosecond where the peer got 11, and 3 to 6 by temporal stores where they were slow.
 const NON_TEMPORAL_FACTOR: f32 = 3.0;
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Makes long copies at these rates, in bytes a nanosecond. Returns how many went past the caches.
+    /// Makes long copies at these rates, in bytes per nanosecond. Returns how many were
+    /// non-temporal.
     fn run(copy_mode: &mut CopyModeSelector, copies: u32, temporal: u64, non_temporal: u64) -> u32 {
         let mut past = 0;
         for _ in 0..copies {
@@ -177,12 +180,12 @@ mod tests {
     }
 
     #[test]
-    fn with_a_cache_in_common_nothing_is_tried() {
+    fn with_a_shared_cache_there_are_no_trials() {
         assert_eq!(run(&mut CopyModeSelector::new(true), 100_000, 30, 24), 0);
     }
 
     #[test]
-    fn far_from_each_other_data_goes_past_the_caches() {
+    fn without_a_shared_cache_copies_are_non_temporal() {
         let mut copy_mode = CopyModeSelector::new(true);
         run(&mut copy_mode, 1000, 4, 20);
         assert_eq!(copy_mode.mode, CopyMode::NonTemporal);
@@ -191,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn moved_together_they_use_their_cache_again() {
+    fn copies_are_temporal_again_once_a_cache_is_shared() {
         let mut copy_mode = CopyModeSelector::new(true);
         run(&mut copy_mode, 1000, 4, 20);
         run(&mut copy_mode, 3000, 30, 24);
@@ -200,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_machine_stays_with_its_caches() {
+    fn a_slow_machine_keeps_temporal_copies() {
         let mut copy_mode = CopyModeSelector::new(true);
         let past = run(&mut copy_mode, 100_000, 5, 10);
         assert_eq!(copy_mode.mode, CopyMode::Temporal);
@@ -230,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_that_were_fast_for_ever_are_still_timed() {
+    fn timing_continues_when_the_count_wraps() {
         let mut copy_mode = CopyModeSelector::new(true);
         copy_mode.copies = u32::MAX - 20;
         run(&mut copy_mode, 1000, 4, 20);
@@ -238,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn short_copies_and_those_of_a_device_are_not_looked_at() {
+    fn short_copies_and_those_of_a_device_are_not_timed() {
         for (mut copy_mode, len) in [
             (CopyModeSelector::new(true), LONG_COPY_MIN - 1),
             (CopyModeSelector::new(false), LONG_COPY_MIN),

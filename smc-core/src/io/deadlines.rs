@@ -1,11 +1,11 @@
 //! Many deadlines on one timer.
 //!
-//! A set-up has a deadline for every message and meets it nearly always. A timer of the runtime for
-//! each would cost some runtimes a system call. Deadlines of one kind come in the order of their
-//! beginning, so the timer that waits for an earlier one, whatever has become of that, serves the
-//! next one too.
+//! A set-up has a deadline for every message and meets it nearly always. A runtime timer for each
+//! would cost some runtimes a system call. Deadlines of one kind are ordered by their start, so a
+//! timer that is armed for an earlier deadline, even if that was dropped, serves the next one too.
 //!
-//! The task that waits ends before its time with its runtime, by which the endpoint knows of that.
+//! The timer task ends early if its runtime ends, by which the endpoint detects the end of the
+//! runtime.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,7 +25,7 @@ use crate::mem::sync::{AtomicBool, Ordering};
 pub(crate) struct Deadlines {
     runtime: Arc<dyn Runtime>,
     pending: Mutex<Pending>,
-    /// Something comes before what the task waits for.
+    /// A deadline is earlier than the task's timer.
     is_rescheduled: AtomicBool,
     task: AtomicWaker,
 }
@@ -34,7 +34,7 @@ pub(crate) struct Deadlines {
 struct Pending {
     by_time: BTreeMap<(Instant, u64), Waker>,
     last: u64,
-    /// What the task waits for.
+    /// The time that the task's timer is armed for.
     armed: Option<Instant>,
     /// The task has ended with its runtime.
     is_over: bool,
@@ -42,7 +42,7 @@ struct Pending {
 
 impl Deadlines {
     /// Starts a task on the runtime, which ends with the last reference. If the runtime ends before
-    /// that, `lifetime` hears of it.
+    /// that, `lifetime` ends.
     pub(crate) fn new(runtime: &Arc<dyn Runtime>, lifetime: &Arc<Lifetime>) -> Arc<Self> {
         let deadlines = Arc::new(Self {
             runtime: Arc::clone(runtime),
@@ -67,7 +67,7 @@ impl Deadlines {
         }
     }
 
-    /// Returns whether the time will come.
+    /// Returns false if the timer task has ended.
     fn wait(&self, at: Instant, id: &mut Option<u64>, waker: &Waker) -> bool {
         let mut pending = self.pending();
         if pending.is_over {
@@ -80,7 +80,7 @@ impl Deadlines {
         let old = pending.by_time.insert((at, id), waker.clone());
         let is_sooner = pending.armed.is_none_or(|armed| at < armed);
         drop(pending);
-        // A waker may own a task, which is not to be dropped with the lock held.
+        // A waker may own a task, which must not be dropped with the lock held.
         drop(old);
         if is_sooner {
             self.is_rescheduled.store(true, Ordering::Release);
@@ -89,7 +89,7 @@ impl Deadlines {
         true
     }
 
-    /// Nothing tells the time any more.
+    /// Completes all deadlines: the timer task has ended.
     fn end(&self) {
         let mut pending = self.pending();
         pending.is_over = true;
@@ -98,7 +98,7 @@ impl Deadlines {
         left.into_values().for_each(Waker::wake);
     }
 
-    /// Wakes whoever is due. Returns what comes next.
+    /// Wakes the tasks whose deadline has passed. Returns the next deadline.
     fn wake_due(&self) -> Option<Instant> {
         let now = self.runtime.now();
         let mut due = Vec::new();
@@ -133,7 +133,7 @@ impl fmt::Debug for Deadlines {
     }
 }
 
-/// The task that waits for the earliest.
+/// The task that waits for the earliest deadline.
 async fn run_timer(timer_task: TimerTask) {
     let mut timer = None;
     poll_fn(|cx| {
@@ -156,7 +156,7 @@ async fn run_timer(timer_task: TimerTask) {
     .await;
 }
 
-/// What the task has: dropped with it, also if it was never polled.
+/// The state of the timer task: dropped with it, also if it was never polled.
 struct TimerTask {
     deadlines: Weak<Deadlines>,
     lifetime: Arc<Lifetime>,
@@ -171,17 +171,17 @@ impl Drop for TimerTask {
     }
 }
 
-/// One deadline. Dropping it takes it back.
+/// One deadline. Dropping it cancels it.
 #[derive(Debug)]
 pub(crate) struct Deadline {
     deadlines: Arc<Deadlines>,
     at: Instant,
-    /// While somebody waits.
+    /// Set while a task waits.
     id: Option<u64>,
 }
 
 impl Deadline {
-    /// Whether it passed longer ago than this.
+    /// Whether it passed more than `by` ago.
     pub(crate) fn is_overdue(&self, by: Duration) -> bool {
         self.deadlines.runtime.now() > self.at + by
     }

@@ -27,24 +27,26 @@ use crate::proto::conn::State;
 use crate::proto::group::Snapshot;
 use crate::proto::handshake;
 
-/// Makes streams: knows the devices, the settings and the runtime.
+/// Makes streams; has the devices, the settings and the runtime.
 ///
 /// Clones are the same endpoint. Streams and listeners live on when the endpoint is dropped.
 ///
-/// **Runtime.** An endpoint has tasks on the runtime that it was built on. They have to run for as
-/// long as it, a listener of it, or a stream is in use; those may be used on another runtime, or on
-/// none. When that runtime ends, so do its tasks: [`Endpoint::connect`], [`Endpoint::bind`],
-/// [`Endpoint::listen_on`] and [`Listener::accept`] fail with [`Error::Misuse`]. SMC streams give
-/// what there is to read, and take what there is space for; whatever would wait, also what waits at
-/// that moment, fails with [`CloseReason::Runtime`](crate::error::CloseReason::Runtime) (`ConnectionAborted`). So an
-/// endpoint in a `static` needs a runtime that lasts as long as it, and not that of one `#[tokio::test]`.
-/// A runtime that exists and does not run, such as tokio's of one thread outside of `block_on`, cannot
-/// be told from a busy one: there everything waits until it runs again.
+/// **Runtime.** An endpoint has tasks on the runtime that it was built on. They have to run while
+/// the endpoint, a listener of it, or a stream is in use; those may be used on another runtime, or
+/// on none. When that runtime ends, so do its tasks: [`Endpoint::connect`], [`Endpoint::bind`],
+/// [`Endpoint::listen_on`] and [`Listener::accept`] fail with [`Error::Misuse`]. SMC streams return
+/// received data, and accept data while there is space; every operation that would wait, or waits
+/// at that moment, fails with [`CloseReason::Runtime`](crate::error::CloseReason::Runtime)
+/// (`ConnectionAborted`). So an endpoint in a `static` needs a runtime that lasts as long as it,
+/// and not that of one `#[tokio::test]`. A runtime that exists and does not run, such as tokio's of
+/// one thread outside of `block_on`, cannot be distinguished from a busy one: operations wait until
+/// it runs again.
 ///
-/// **Fork.** A child process of `fork` that goes on without `exec` has none of the threads, and shares
-/// sockets, names and buffers with its parent. In the child, nothing made before may be used or dropped:
-/// that would take wake-ups and data from the parent, and end its connections. What could only wait says
-/// so: the methods above fail with [`Error::Misuse`]. Build another endpoint there, of other devices.
+/// **Fork.** A child process of `fork` that continues without `exec` has none of the threads, and
+/// shares sockets, names and buffers with its parent. In the child, no object made before may be
+/// used or dropped: that would take wake-ups and data from the parent, and end its connections.
+/// Operations that could only wait fail: the methods above return [`Error::Misuse`]. Build another
+/// endpoint there, with other devices.
 #[derive(Clone)]
 pub struct Endpoint {
     inner: Arc<EndpointInner>,
@@ -58,12 +60,12 @@ pub(crate) struct EndpointInner {
     pub(crate) negotiator: Arc<dyn negotiate::Client>,
     pub(crate) drivers: Vec<Arc<DeviceDriver>>,
     pub(crate) groups: Arc<Groups>,
-    /// What buffers are charged to.
+    /// The limit that buffers are charged to.
     pub(crate) memory: MemoryLimit,
     pub(crate) lifetime: Arc<Lifetime>,
-    /// Those of set-ups.
+    /// The deadlines of set-ups.
     pub(crate) deadlines: Arc<Deadlines>,
-    /// What connections to everywhere offer, and the configuration that it was made from.
+    /// The cached offer for any destination, and the configuration that it was made from.
     pub(crate) offer: Mutex<Option<(Arc<handshake::Config>, Arc<handshake::Offer>)>>,
 }
 
@@ -83,15 +85,15 @@ impl Endpoint {
         Self { inner }
     }
 
-    /// Starts to put an endpoint together.
+    /// A builder of an endpoint.
     #[must_use]
     pub fn builder() -> Builder {
         Builder::default()
     }
 
-    /// A builder with tokio's runtime of the calling task, which has to run as long as the endpoint
-    /// is in use (see [`Endpoint`]), with I/O and time enabled ([`Builder::build`]). Outside of one,
-    /// building fails.
+    /// A builder with tokio's runtime of the calling task, which has to run while the endpoint is
+    /// in use (see [`Endpoint`]), with I/O and time enabled ([`Builder::build`]). Outside of a
+    /// runtime, building fails.
     #[cfg(feature = "runtime-tokio")]
     #[must_use]
     pub fn tokio() -> Builder {
@@ -111,16 +113,16 @@ impl Endpoint {
         Self::builder().runtime(Arc::new(super::runtime::smol::SmolRuntime::new()))
     }
 
-    /// Connects to an address or a name. Of several addresses the first that answers is taken.
+    /// Connects to an address or a name. Several addresses are tried in order, until one succeeds.
     ///
-    /// Returns when the stream can be used: as SMC, or as TCP if SMC did not come about (see
-    /// [`Stream::mode`]). Dropping the future gives the attempt up.
+    /// Returns when the stream can be used: as SMC, or as TCP if SMC is not possible (see
+    /// [`Stream::mode`]). Dropping the future cancels the attempt.
     ///
     /// # Errors
     ///
-    /// As `connect(2)`; what made the handshake fail for good; [`Error::Declined`] if the policy
-    /// requires SMC; [`Error::Misuse`] for a target without a port, or if the endpoint is closed or
-    /// its runtime has ended.
+    /// As `connect(2)`; the error of a failed handshake; [`Error::Declined`] if the policy requires
+    /// SMC; [`Error::Misuse`] for a target without a port, or if the endpoint is closed or its
+    /// runtime has ended.
     pub async fn connect(&self, to: impl IntoTarget) -> Result<Stream, Error> {
         self.connect_with(to, &ConnectOptions::default()).await
     }
@@ -194,18 +196,18 @@ impl Endpoint {
         self.serve(acceptor, backlog)
     }
 
-    /// Listens on a socket that listens already, such as one of a service manager that starts a
-    /// service when the first client connects (`LISTEN_FDS` of systemd).
+    /// Accepts streams from a socket that listens already, such as one of a service manager that
+    /// starts a service when the first client connects (`LISTEN_FDS` of systemd).
     ///
-    /// The socket is made nonblocking, which shows in every process that shares it.
+    /// The socket is made nonblocking, also for other processes that share it.
     ///
     /// **Which clients get SMC.** The socket is published as one of [`Endpoint::bind`] is, so by
-    /// [`Local`](negotiate::Local) clients find it as soon as this returns; those that have
-    /// connected before are plain TCP. What has to be done before a socket listens
-    /// ([`Negotiation::prepare`]) is not done: a listener that `SynOption` has not marked in time
-    /// sends no TCP option, so clients that ask by option, kernels among them, are plain TCP. So
-    /// are clients in the network namespace of the socket if that is another one than ours, and all
-    /// clients if the socket belongs to another user, such as a service manager that runs as root.
+    /// [`Local`](negotiate::Local) clients find it as soon as this returns; clients that connected
+    /// before are plain TCP. Preparations before listening ([`Negotiation::prepare`]) are not done:
+    /// a listener that `SynOption` has not marked in time sends no TCP option, so clients that
+    /// request SMC by option, kernels among them, are plain TCP. So are clients in the network
+    /// namespace of the socket if that differs from this process's, and all clients if the socket
+    /// belongs to another user, such as a service manager that runs as root.
     ///
     /// ```
     /// # use smc_core::Endpoint;
@@ -233,12 +235,12 @@ impl Endpoint {
 
     /// As [`Endpoint::listen_on`] with options of its own.
     ///
-    /// The queue of TCP connections stays as long as it is unless a backlog is given.
+    /// The length of the TCP backlog is unchanged unless one is given.
     ///
     /// # Errors
     ///
-    /// As [`Endpoint::listen_on`]; [`Error::Misuse`] when `SO_REUSEPORT` is asked for and the socket
-    /// does not have it: that is set before a socket is bound.
+    /// As [`Endpoint::listen_on`]; [`Error::Misuse`] when `SO_REUSEPORT` is requested and the
+    /// socket does not have it: it has to be set before a socket is bound.
     pub fn listen_on_with(
         &self,
         listener: TcpListener,
@@ -256,7 +258,7 @@ impl Endpoint {
             return Err(Error::misuse("SO_REUSEPORT comes too late for this socket"));
         }
         if let Some(backlog) = options.backlog {
-            // Once more, which changes the length of its queue and nothing else.
+            // A second `listen(2)` changes only the length of the backlog.
             let backlog = i32::try_from(backlog).unwrap_or(i32::MAX);
             rustix::net::listen(&listener, backlog).map_err(io::Error::from)?;
         }
@@ -264,11 +266,11 @@ impl Endpoint {
         Ok(self.serve(acceptor, options.backlog.unwrap_or(BACKLOG))?)
     }
 
-    /// Accepts streams from a socket that listens.
+    /// Accepts streams from a listening socket.
     fn serve(&self, acceptor: Arc<dyn Acceptor>, backlog: u32) -> io::Result<Listener> {
         let local = acceptor.local_addr()?;
-        // Without devices too: clients that speak SMC have to hear that there are none. A listener
-        // that nobody can find is still a TCP listener.
+        // Without devices too: clients with SMC have to receive a DECLINE. A listener that clients
+        // cannot find is still a TCP listener.
         let negotiation = &self.inner.negotiation;
         let published = negotiation.publish(&self.inner.runtime, local, acceptor.fd());
         Listener::new(Arc::clone(&self.inner), acceptor, published, backlog)
@@ -295,21 +297,21 @@ impl Endpoint {
         self.inner.drivers.iter().map(|driver| driver.device())
     }
 
-    /// The limit on the memory of connections, with what is used of it now.
+    /// The limit on the memory of connections, with its current use.
     #[must_use]
     pub fn memory(&self) -> &MemoryLimit {
         self.inner.memory.release_unneeded();
         &self.inner.memory
     }
 
-    /// The link groups there are, in the order in which they came.
+    /// The link groups, in order of creation.
     #[must_use]
     pub fn link_groups(&self) -> Vec<Snapshot> {
         self.inner.groups.snapshots()
     }
 
-    /// The links of the SMC-R link groups there are, in the order in which the groups came. Those
-    /// that are just ending are among them.
+    /// The SMC-R link groups with their links, in order of creation, including groups that are just
+    /// ending.
     #[must_use]
     pub fn rdma_groups(&self) -> Vec<RdmaGroupInfo> {
         let groups = self.inner.groups.all_rdma();
@@ -318,7 +320,7 @@ impl Endpoint {
         groups
     }
 
-    /// The SMC connections there are, those that wait for the peer's last word included.
+    /// The SMC connections, including those that wait for the peer's close.
     #[must_use]
     pub fn connections(&self) -> Vec<ConnectionInfo> {
         let drivers = self.inner.drivers.iter();
@@ -334,25 +336,24 @@ impl Endpoint {
             .collect()
     }
 
-    /// Ends in order: waits until everything that was written to streams that were dropped, or shut
-    /// down for writing, is in the memory of their peers, then ends all link groups and tells the
-    /// peers so. Peers read it then, and the end of the stream, whether this end is still there or
-    /// not.
+    /// Closes the endpoint in order: waits until all data of streams that were dropped, or shut
+    /// down for writing, is in the memory of their peers, then terminates all link groups and
+    /// notifies the peers. Peers then read the data and the end of the stream, whether this end
+    /// still exists or not.
     ///
-    /// With SMC-D there is nothing to wait for, unless a device is busy. With SMC-R there is as long
-    /// as data is on its way, or the peer's buffer is full, at most the close timeout. After that
-    /// peers may read and close for a second at most, so that link groups end without open
-    /// connections.
+    /// With SMC-D this does not wait, unless a device is busy. With SMC-R it waits while data is in
+    /// flight, or the peer's buffer is full, at most for the close timeout. After that peers may
+    /// read and close for a second at most, so that link groups end without open connections.
     ///
-    /// Streams that the application still has end here, as by [`Endpoint::shutdown`]: those that were
-    /// shut down for writing in order, the others with an abort. To be called before a process ends:
-    /// what a runtime has not done by then is not done.
+    /// Streams in use end here, as by [`Endpoint::shutdown`]: those that were shut down for writing
+    /// in order, the others with an abort. Call this before a process ends: the runtime finishes no
+    /// work after that.
     ///
-    /// Nothing is set up any more, from the first poll on: [`Endpoint::connect`], [`Endpoint::bind`],
-    /// [`Endpoint::listen_on`] and [`Listener::accept`] fail with [`Error::Misuse`], also those that
-    /// wait at that moment. Streams that were not accepted end. A listening socket is open until its
-    /// listener is dropped, and clients wait there until then. TCP streams go on. Closing twice is no
-    /// error.
+    /// From the first poll on, set-ups fail: [`Endpoint::connect`], [`Endpoint::bind`],
+    /// [`Endpoint::listen_on`] and [`Listener::accept`] return [`Error::Misuse`], also calls that
+    /// wait at that moment. Streams that were not accepted end. A listening socket stays open until
+    /// its listener is dropped, and clients wait there until then. TCP streams continue. Closing
+    /// twice is no error.
     pub async fn close(&self) {
         let EndpointInner {
             groups, drivers, ..
@@ -368,21 +369,21 @@ impl Endpoint {
         };
         groups.wait_until(until, is_settled).await;
         self.shutdown();
-        let until = self.inner.runtime.now() + FAREWELL;
+        let until = self.inner.runtime.now() + TERMINATE_TIMEOUT;
         groups
             .wait_until(until, || groups.all_rdma().is_empty())
             .await;
     }
 
-    /// Ends all link groups and with them all SMC connections, at once.
+    /// Terminates all link groups and with them all SMC connections, at once.
     ///
-    /// Streams give what has arrived, then the end if the peer has said it, else `ConnectionAborted`.
-    /// Peers of streams that were shut down for writing, and have all that was written, see those
-    /// closed in order; peers of others see an abort. TCP streams go on.
+    /// Streams return received data, then end of stream if the peer has published it, else
+    /// `ConnectionAborted`. Peers of streams that were shut down for writing and delivered see
+    /// those closed in order; peers of others see an abort. TCP streams continue.
     ///
-    /// The endpoint can still be used. A stream to a peer that has not noticed the end yet may be TCP,
-    /// with reason 0x04000000 ([`SYNCERR`](smc_wire::types::DeclineCode::SYNCERR)). To end the endpoint
-    /// there is [`Endpoint::close`].
+    /// The endpoint can still be used. A stream to a peer that has not noticed the end yet may be
+    /// TCP, with reason 0x04000000 ([`SYNCERR`](smc_wire::types::DeclineCode::SYNCERR)).
+    /// [`Endpoint::close`] ends the endpoint.
     pub fn shutdown(&self) {
         self.inner.groups.shutdown();
     }
@@ -397,19 +398,19 @@ impl fmt::Debug for Endpoint {
     }
 }
 
-/// An SMC connection as tools see it.
+/// Information on an SMC connection, for tools.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ConnectionInfo {
-    /// What carries it.
+    /// Its mode.
     pub mode: Mode,
-    /// Where it is in its life.
+    /// Its state.
     pub state: State,
-    /// Our address of the TCP connection.
+    /// The local address of the TCP connection.
     pub local: Option<SocketAddr>,
     /// The peer's address.
     pub peer: SocketAddr,
-    /// Size of our receive buffer in bytes.
+    /// Size of the local receive buffer in bytes.
     pub recv_buffer: usize,
 }
 
@@ -417,7 +418,7 @@ pub struct ConnectionInfo {
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct ConnectOptions {
-    /// Instead of the endpoint's policy.
+    /// The policy, instead of the endpoint's.
     pub policy: Option<Policy>,
     /// Size of the receive buffer in bytes, rounded up to a power of two from 16 KiB.
     pub recv_buffer: Option<usize>,
@@ -454,12 +455,12 @@ impl ConnectOptions {
     }
 }
 
-/// How long peers of SMC-R may take to close, and to delete the keys of connections that have ended.
-/// Both sides do that after the last word of the other, so it takes no longer than a message there
-/// and back, unless the peer still reads, the link is dead, or the peer has other customs.
+/// How long SMC-R peers may take to close, and to delete the RKEYs of ended connections. Both sides
+/// do that after the peer's close, so it takes one round trip, unless the peer still reads, the
+/// link is dead, or the peer's implementation differs.
 const DELETIONS: Duration = Duration::from_secs(1);
 
-/// How long the last messages to peers may take.
-const FAREWELL: Duration = Duration::from_secs(3);
+/// How long the final messages to peers may take.
+const TERMINATE_TIMEOUT: Duration = Duration::from_secs(3);
 
 const BACKLOG: u32 = 1024;

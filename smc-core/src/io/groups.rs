@@ -25,7 +25,7 @@ use crate::proto::links::{Candidate, LlcConfig};
 
 /// The link groups of an endpoint.
 ///
-/// The lock is held for one step of the registry, never while anything is waited for.
+/// The lock is held for one step of the registry, never across an await.
 pub(crate) struct Groups {
     inner: Mutex<Inner>,
     runtime: Arc<dyn Runtime>,
@@ -33,15 +33,15 @@ pub(crate) struct Groups {
     drivers: OnceLock<Vec<Weak<DeviceDriver>>>,
     ports: Ports,
     llc: LlcConfig,
-    /// What buffers of SMC-R are charged to.
+    /// The limit that SMC-R buffers are charged to.
     memory: MemoryLimit,
-    /// The SMC-R groups, as long as their links exist.
+    /// The SMC-R groups, while their links exist.
     rdma: Mutex<BTreeMap<GroupId, Arc<RdmaGroup>>>,
-    /// Of the connections of SMC-R.
+    /// Alert tokens of SMC-R connections.
     tokens: Mutex<HashSet<AlertToken>>,
-    /// A connection or an SMC-R group has ended, or what was written to one has arrived.
+    /// Notified when a connection or an SMC-R group has ended, or written data was delivered.
     ended: Event,
-    /// A group was terminated, perhaps under set-ups.
+    /// Notified when a group was terminated, perhaps during set-ups.
     terminated: Event,
 }
 
@@ -98,16 +98,16 @@ impl Groups {
         &self.ports
     }
 
-    /// Says which devices there are, once.
+    /// Sets the drivers of the devices, once.
     pub(crate) fn set_drivers(&self, drivers: &[Arc<DeviceDriver>]) {
         let weak = drivers.iter().map(Arc::downgrade).collect();
         // An endpoint is built once.
         let _first = self.drivers.set(weak);
     }
 
-    /// Takes a place in a group, waiting for whoever is just creating it.
+    /// Joins or creates a group; waits while another set-up is creating it.
     ///
-    /// Dropping the future gives up the place.
+    /// Dropping the future cancels the request.
     pub(crate) async fn enter(
         self: &Arc<Self>,
         key: Key,
@@ -131,7 +131,7 @@ impl Groups {
         })
     }
 
-    /// Takes a place in a group that others may join at this moment.
+    /// Joins a group that is established now.
     pub(crate) fn join_now(self: &Arc<Self>, key: Key) -> Option<Membership> {
         let now = self.runtime.now();
         let seat = self.step(|inner| match inner.registry.enter(now, key, Intent::Join) {
@@ -167,7 +167,7 @@ impl Groups {
                 let Some(at) = deadline else {
                     return Poll::Pending;
                 };
-                // It moves when another creator begins.
+                // The deadline moves when another set-up starts to create the group.
                 let (_, timer) = match timeout.take().filter(|(set, _)| *set == at) {
                     Some(set) => timeout.insert(set),
                     None => timeout.insert((at, self.deadlines.at(at))),
@@ -216,7 +216,7 @@ impl Groups {
 
     // ---- SMC-R ---------------------------------------------------------------------------------
 
-    /// Makes the links' side of a group that a set-up has just created.
+    /// Creates the [`RdmaGroup`] of a group that a set-up has just created.
     pub(crate) fn start_rdma(self: &Arc<Self>, group: GroupId) -> Option<Arc<RdmaGroup>> {
         let key = self.lock().registry.snapshot(group)?.key;
         let Key::Rdma { role, .. } = key else {
@@ -231,25 +231,25 @@ impl Groups {
         self.rdma_groups().get(&group).cloned()
     }
 
-    /// All SMC-R groups that have links, those that are ending included.
+    /// All SMC-R groups that have links, including those that are ending.
     pub(crate) fn all_rdma(&self) -> Vec<Arc<RdmaGroup>> {
         self.rdma_groups().values().cloned().collect()
     }
 
-    /// Its last link is closed.
+    /// Removes a group whose last link is closed.
     pub(crate) fn remove_rdma(&self, group: GroupId) {
         // Dropped after the lock.
         let _group = self.rdma_groups().remove(&group);
         self.notify_ended();
     }
 
-    /// Somebody may wait for the end of a connection or a group, or for a delivery.
+    /// Notifies waiters of the end of a connection or a group, or of a delivery.
     pub(crate) fn notify_ended(&self) {
         self.ended.notify(usize::MAX);
     }
 
-    /// Waits until something holds that ends bring about, at most until the time given or the end of
-    /// the runtime.
+    /// Waits until a condition on ended connections or groups holds, at most until the time given
+    /// or the end of the runtime.
     pub(crate) async fn wait_until(&self, until: Instant, is_so: impl Fn() -> bool) {
         let mut timer = self.deadlines.at(until);
         while !is_so() {
@@ -275,13 +275,13 @@ impl Groups {
         self.step(|inner| inner.registry.set_full(group, is_full));
     }
 
-    /// A token that no connection of the endpoint has until it is given back. It is random: a peer
-    /// that knows some tokens knows no others.
+    /// A token that is unique among the connections of the endpoint until it is released. It is
+    /// random: a peer that knows some tokens cannot derive others.
     pub(crate) fn take_token(&self) -> Result<AlertToken, DeviceError> {
         loop {
             let random = crate::random::bytes();
             let random = random.map_err(|error| DeviceError::os("get random bytes", &error))?;
-            // Not zero, and next to never one that is taken.
+            // Not zero; a collision is very unlikely.
             let token = AlertToken::new(u32::from_ne_bytes(random));
             if let Some(token) = token.filter(|token| self.tokens().insert(*token)) {
                 return Ok(token);
@@ -297,13 +297,13 @@ impl Groups {
         self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where further links of a group could be opened.
+    /// Candidates for further links of a group.
     pub(crate) fn candidates(&self, like: &RdmaAddress) -> Vec<Candidate> {
         let drivers: Vec<_> = self.drivers().collect();
         self.ports.candidates(&*self.runtime, &drivers, like)
     }
 
-    /// A device has other addresses than before.
+    /// Handles a change of a device's addresses.
     pub(crate) fn addresses_changed(&self) {
         self.ports.refresh();
         for group in self.all_rdma() {
@@ -315,15 +315,15 @@ impl Groups {
         self.rdma.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether connections may (still) be in the group.
+    /// Whether the group exists and is not terminating.
     pub(crate) fn is_usable(&self, group: GroupId) -> bool {
         let snapshot = self.lock().registry.snapshot(group);
         snapshot.is_some_and(|group| group.state != State::Terminating)
     }
 
-    /// Whether an SMC-R group was ended from outside while somebody still has a seat in it.
+    /// Whether an SMC-R group was terminated while a set-up is a member.
     ///
-    /// Set-ups over SMC-D find out by themselves, when the device fails or the group cannot be
+    /// Set-ups over SMC-D detect it by themselves, when the device fails or the group cannot be
     /// opened, and may still become TCP until then.
     pub(crate) fn is_terminating(&self, group: GroupId) -> bool {
         let snapshot = self.lock().registry.snapshot(group);
@@ -332,7 +332,7 @@ impl Groups {
         })
     }
 
-    /// To be told when the next group is terminated.
+    /// A listener for the next termination of a group.
     pub(crate) fn listen_terminated(&self) -> EventListener {
         self.terminated.listen()
     }
@@ -341,7 +341,7 @@ impl Groups {
         self.lock().registry.snapshots()
     }
 
-    /// Does what is due. Returns when something will be.
+    /// Handles timeouts. Returns the next one.
     pub(crate) fn next_timeout(&self, now: Instant) -> Option<Instant> {
         let due = self.lock().registry.poll_timeout()?;
         if due > now {
@@ -351,7 +351,7 @@ impl Groups {
         self.lock().registry.poll_timeout()
     }
 
-    /// One mutation of the registry, and what comes of it.
+    /// One mutation of the registry, and its outputs.
     fn step<T>(&self, mutate: impl FnOnce(&mut Inner) -> T) -> T {
         let mut woken = Vec::new();
         let mut ended = Vec::new();
@@ -421,7 +421,7 @@ impl Groups {
         };
         let direct = driver.device().fabric().direct();
         if let Some(events) = direct.and_then(|direct| direct.peer_events()) {
-            // A peer that cannot be told finds out when it uses the group.
+            // A peer that is not notified detects it when it uses the group.
             let _best_effort = events.signal_event(peer, PeerEvent::Shutdown);
         }
     }
@@ -470,14 +470,14 @@ impl Drop for Membership {
     }
 }
 
-/// Takes back the wish for a place.
+/// Cancels a request for a place when dropped.
 struct CancelOnDrop<'a> {
     groups: &'a Groups,
     waiter: Waiter,
 }
 
 impl CancelOnDrop<'_> {
-    /// The place was taken.
+    /// The place was handed over.
     fn keep(&self) {
         self.groups.lock().waiting.remove(&self.waiter);
     }

@@ -1,4 +1,4 @@
-//! The one way in which a half waits.
+//! The wait loop of the two halves of an SMC stream.
 
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
@@ -13,17 +13,18 @@ pub(crate) trait Half {
     fn busy_poll(&mut self) -> &mut BusyPoll;
     fn register(&self, waker: &Waker);
 
-    /// Asks for a report of what the half waits for. Look again afterwards.
+    /// Requests a report of the event that the half waits for. The caller checks once more
+    /// afterwards.
     fn arm(&self) {
         self.conn().arm();
     }
 }
 
-/// Tries until `attempt` finds something, first by looking again, then asleep.
+/// Repeats `attempt` until it succeeds: first by busy polling, then parked.
 ///
-/// Before sleeping the waker is registered, then the device is asked to report the next write of
-/// the peer, then one more look is taken: a write is either seen by that look or reported. Without a
-/// runtime that hands reports out it is an error to sleep.
+/// Before parking the waker is registered, then the device is armed to report the next write of the
+/// peer, then `attempt` is made once more: a write is either visible to that attempt or reported.
+/// Without a running driver task it is an error to park.
 pub(crate) fn poll_until<H: Half, T>(
     half: &mut H,
     cx: &mut Context<'_>,

@@ -1,4 +1,4 @@
-//! Reading and writing whatever carries the stream: the one place that tells SMC and TCP apart.
+//! Reading and writing by mode of the stream: the one place that distinguishes SMC and TCP.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -45,8 +45,8 @@ impl ReadSide {
         }
     }
 
-    /// Bytes that a read of `wanted` would give now, or may well give where that is not known: what a
-    /// buffer that has to be made first need not be larger than.
+    /// Bytes that a read of `wanted` would return now, or the expected number where that is not
+    /// known: an upper bound for a temporary buffer.
     pub(crate) fn available(&mut self, wanted: usize) -> usize {
         match self {
             Self::Smc(half) => half.available(wanted),
@@ -65,7 +65,7 @@ impl ReadSide {
         }
     }
 
-    /// As [`ReadSide::poll_peek`] without waiting, for SMC; a TCP socket is asked with a waker.
+    /// As [`ReadSide::poll_peek`] without waiting, for SMC; a TCP socket is polled with a waker.
     fn try_peek(&mut self, buf: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Smc(half) => now_or_never(half.try_peek(buf)),
@@ -177,8 +177,8 @@ impl WriteSide {
         }
     }
 
-    /// As [`WriteSide::shutdown`], and waits until what was written gets to the peer whatever
-    /// becomes of this process.
+    /// As [`WriteSide::shutdown`], and waits until the delivery of written data does not depend on
+    /// this process.
     pub(crate) fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match self {
             Self::Smc(half) => half.poll_shutdown(cx).map_err(io::Error::from),
@@ -187,10 +187,10 @@ impl WriteSide {
     }
 }
 
-/// What a reservation asks of its side.
+/// Operations of reservations.
 impl WriteSide {
-    /// Waits until a reservation can have `least` bytes, one at least. Returns which it has, of
-    /// `most`; none if that is 0.
+    /// Waits until a reservation of at least `least` bytes, and one, is possible. Returns the
+    /// reserved space, at most `most`; empty if that is 0.
     #[inline]
     pub(crate) fn poll_space(
         &mut self,
@@ -208,7 +208,7 @@ impl WriteSide {
                 is_in_place: matches!(self, Self::Smc(half) if half.is_mapped()),
             })),
             Self::Smc(half) => half.poll_space(cx, least, most).map_err(io::Error::from),
-            // It has no ring: the longest that there is bounds what is made in memory.
+            // TCP has no ring: the maximum ring size bounds the private buffer.
             Self::Tcp(_) if least > SizeCode::MAX.byte_len() => Poll::Ready(Err(NEVER_FITS.into())),
             Self::Tcp(_) => Poll::Ready(Ok(ReservedSpace::private(most, least, most))),
         }
@@ -245,7 +245,7 @@ impl WriteSide {
         }
     }
 
-    /// A buffer for what is not in the peer's memory.
+    /// The buffer of reservations that are not in the peer's memory.
     pub(crate) fn spare(&mut self) -> &mut Box<[u8]> {
         match self {
             Self::Smc(half) => &mut half.spare,
@@ -254,12 +254,12 @@ impl WriteSide {
     }
 }
 
-/// A side behind a lock of its own: methods with `&mut` do without it, methods with `&` may be
-/// called from several tasks.
+/// A side with its own lock: methods with `&mut` do without it, methods with `&` may be called from
+/// several tasks.
 #[derive(Debug)]
 pub(crate) struct LockedSide<S> {
     half: Mutex<S>,
-    /// Tasks that wait for a TCP socket. SMC has those of a connection in [`Conn`].
+    /// Tasks that wait for a TCP socket. Those of SMC are in [`Conn`].
     waiters: OnceLock<Arc<Waiters>>,
 }
 
@@ -285,7 +285,7 @@ impl<S> LockedSide<S> {
 }
 
 impl<S: Ready> LockedSide<S> {
-    /// Waits until the side would not have to wait. Any number of tasks may wait.
+    /// Waits until the side is ready. Any number of tasks may wait.
     pub(crate) async fn ready(&self) -> io::Result<()> {
         let conn = self.lock().conn();
         match conn {
@@ -308,7 +308,7 @@ impl<S: Ready> LockedSide<S> {
         Ok(())
     }
 
-    /// Waits at a TCP socket, which keeps one waker: that of all tasks that wait here.
+    /// Waits at a TCP socket, which stores one waker: the shared one of all waiting tasks.
     async fn wait_tcp<T>(
         &self,
         mut attempt: impl FnMut(&mut S, &mut Context<'_>) -> Poll<io::Result<T>>,
@@ -325,8 +325,8 @@ impl<S: Ready> LockedSide<S> {
         }
     }
 
-    /// As an async method with `&self`, for a poll function: the waker of the last call is kept,
-    /// beside the tasks that wait in async methods.
+    /// As an async method with `&self`, for a poll function: stores the waker of the last call,
+    /// besides the tasks that wait in async methods.
     pub(crate) fn poll_shared<T>(
         &self,
         cx: &mut Context<'_>,
@@ -344,7 +344,7 @@ impl<S: Ready> LockedSide<S> {
 }
 
 impl LockedSide<ReadSide> {
-    /// Copies what comes next without taking it; waits until there is something. Any number of
+    /// Copies the next bytes without consuming them; waits until there are some. Any number of
     /// tasks may wait.
     pub(crate) async fn peek(&self, buf: &mut [u8]) -> io::Result<usize> {
         let conn = self.lock().conn();
@@ -379,7 +379,7 @@ impl Wake for Waiters {
     }
 }
 
-/// A side that can say whether it would have to wait.
+/// A side whose readiness can be checked.
 pub(crate) trait Ready {
     /// The connection, if this is SMC.
     fn conn(&self) -> Option<Arc<Conn>>;
@@ -442,5 +442,5 @@ fn now_or_never(result: Result<Option<usize>, Error>) -> io::Result<usize> {
 
 const LEAST_IS_MORE: Error = Error::misuse("reservation of at least more than it may have");
 
-/// Reservations ask first.
+/// Reservations check this first.
 const NOT_MAPPED: Error = Error::Bug("reservation in place on TCP");

@@ -1,4 +1,4 @@
-//! Until when an endpoint makes streams.
+//! The lifetime of an endpoint: until when it makes streams.
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -10,12 +10,12 @@ use rustix::process::{Pid, getpid};
 
 use crate::error::Error;
 
-/// Whether an endpoint makes streams, and why it does not any more.
+/// Whether an endpoint makes streams, and the reason why not.
 #[derive(Debug)]
 pub(crate) struct Lifetime {
     end: OnceLock<Error>,
     ended: Event,
-    /// The one that has the tasks.
+    /// The process that runs the tasks.
     process: Pid,
 }
 
@@ -30,7 +30,7 @@ impl Default for Lifetime {
 }
 
 impl Lifetime {
-    /// From now on nothing is set up, and what is being set up fails. The first cause stays.
+    /// Ends the lifetime: set-ups fail from now on. The first cause counts.
     pub(crate) fn end(&self, why: Error) {
         let _later = self.end.set(why);
         self.ended.notify(usize::MAX);
@@ -38,7 +38,7 @@ impl Lifetime {
 
     /// # Errors
     ///
-    /// Why nothing is set up any more.
+    /// The reason of the end.
     pub(crate) fn check(&self) -> Result<(), Error> {
         match self.end.get() {
             Some(why) => Err(why.clone()),
@@ -47,12 +47,11 @@ impl Lifetime {
         }
     }
 
-    /// Does something that may wait, until the end at most.
+    /// Runs `work` until the end at most.
     ///
     /// # Errors
     ///
-    /// Why nothing is set up any more; `work` is not polled again then, and what it has come to is
-    /// dropped.
+    /// The reason of the end; `work` is not polled again then, and its result is dropped.
     pub(crate) async fn until_end<T>(&self, work: impl Future<Output = T>) -> Result<T, Error> {
         let mut work = pin!(work);
         let mut ended: Option<EventListener> = None;
@@ -63,7 +62,8 @@ impl Lifetime {
                     return Poll::Ready(self.check().map(|()| done));
                 }
                 let ended = ended.get_or_insert_with(|| self.ended.listen());
-                // What it tells is looked at below, because the end may have come before it.
+                // The end is checked below, because it may have come before the listener was
+                // created.
                 let _woken = Pin::new(ended).poll(cx);
             }
             match self.check() {
@@ -92,9 +92,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn in_a_child_process_nothing_is_set_up() {
+    fn in_a_child_process_set_ups_fail() {
         let lifetime = Lifetime {
-            // Larger than any that there is.
+            // Larger than any process ID.
             process: Pid::from_raw(i32::MAX).unwrap(),
             ..Lifetime::default()
         };
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_to_its_end_after_the_endpoint_is_not_given_out() {
+    fn a_result_after_the_end_is_not_returned() {
         let lifetime = Lifetime::default();
         let work = async { lifetime.end(ENDPOINT_CLOSED) };
         let done = block_on(lifetime.until_end(work));

@@ -27,8 +27,8 @@ use crate::error::{CloseReason, Error, FallbackCause, FallbackReason, Limit};
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct ListenOptions {
-    /// TCP connections that may wait to be taken up, and streams that may wait for `accept`;
-    /// 1024 if not given. A socket that listens already keeps the length of its queue then.
+    /// TCP connections that may wait to be accepted, and streams that may wait for `accept`; 1024
+    /// if not given. A socket that listens already keeps the length of its backlog then.
     pub backlog: Option<u32>,
     /// `SO_REUSEPORT`.
     pub reuse_port: bool,
@@ -38,25 +38,25 @@ pub struct ListenOptions {
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Refused {
-    /// How many.
+    /// Their number.
     pub count: u64,
-    /// The last of them, and why it would have been TCP.
+    /// The last of them, and the reason why it would have been TCP.
     pub last: Option<(SocketAddr, FallbackReason)>,
 }
 
-/// Accepts streams, SMC from clients that speak it and TCP from all others.
+/// Accepts streams, SMC from clients that support it and TCP from all others.
 ///
-/// Handshakes run on their own, so a slow client holds up no other. As many are under way as the
-/// endpoint allows, and further ones wait for a place, as many as the backlog. Of both, one source
-/// address (of IPv6: one /64 network) has half at most. Of clients on this host that were found beside
-/// TCP each other user has half at most, and the own user may have all. What comes beyond is closed, or
-/// TCP if the client can be told. A client that says in TCP's handshake that it speaks SMC, and then
-/// nothing within a second, is closed too. A client that does not speak SMC goes straight to
-/// [`Listener::accept`], however many handshakes are under way. Clients whose handshake
-/// fails for good never appear there. A client that has confirmed does, as with TCP, also if it has
-/// closed, or its process has ended, before the listener's part is done: its stream has what it has
+/// Handshakes run concurrently, so a slow client delays no other. Their number is bounded by the
+/// endpoint, and further ones wait, bounded by the backlog. Of both, one source address (of IPv6:
+/// one /64 network) has half at most. Of clients with a side channel each other user has half at
+/// most, and the own user may have all. Clients beyond these limits are closed, or become TCP if
+/// the client can be notified. A client that announces SMC in TCP's handshake, and then sends
+/// nothing within a second, is closed too. A client without SMC is passed straight to
+/// [`Listener::accept`], however many handshakes are under way. Clients whose handshake fails never
+/// appear there. A client that has confirmed does, as with TCP, also if it has closed, or its
+/// process has ended, before the listener's set-up is complete: its stream has the data that it has
 /// written, and then the end. Where the policy requires SMC, clients that would be TCP are closed,
-/// which [`Listener::refused`] counts. Dropping the listener ends what has not been accepted.
+/// which [`Listener::refused`] counts. Dropping the listener closes streams that were not accepted.
 pub struct Listener {
     queue: Arc<Queue>,
     local: SocketAddr,
@@ -106,9 +106,9 @@ impl Listener {
     ///
     /// # Errors
     ///
-    /// As `accept(2)`, for example when there are no descriptors left; the listener goes on. It does
-    /// not when the endpoint was closed, its runtime has ended, or a task of it has panicked, as when
-    /// a policy ([`Builder::policy_for`](super::Builder::policy_for)) panics: then this is
+    /// As `accept(2)`, for example when there are no descriptors left; the listener continues. It
+    /// does not when the endpoint was closed, its runtime has ended, or a task of it has panicked,
+    /// as when a policy ([`Builder::policy_for`](super::Builder::policy_for)) panics: then this is
     /// [`Error::Misuse`] (`InvalidInput`) each time.
     pub async fn accept(&self) -> io::Result<(Stream, SocketAddr)> {
         loop {
@@ -151,8 +151,8 @@ impl Listener {
     /// The clients that were closed because the policy requires SMC
     /// ([`Policy::Require`]), and why the last of them would have been TCP.
     ///
-    /// [`Listener::accept`] does not show them. To be looked at, or logged from time to time, when
-    /// clients say that their connections end at once.
+    /// [`Listener::accept`] does not return them. Useful for logs, when clients report that their
+    /// connections end at once.
     #[must_use]
     pub fn refused(&self) -> Refused {
         self.queue.lock().refused.clone()
@@ -167,7 +167,7 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // Nothing is accepted any more that could hear of this.
+        // No call of `accept` is left that could return this.
         self.queue.end(Error::Closed(CloseReason::Local));
     }
 }
@@ -183,23 +183,24 @@ impl fmt::Debug for Listener {
 /// Streams between the end of their set-up and `accept`.
 struct Queue {
     state: Mutex<State>,
-    /// For tasks in `accept`.
+    /// Notifies tasks in `accept`.
     changed: Event,
-    /// For handshakes under way, which end with the queue.
+    /// Notifies running handshakes, which end with the queue.
     ended: Event,
-    /// For the one in `poll_accept`.
+    /// The waker of `poll_accept`.
     accept_waker: AtomicWaker,
-    /// For the accept_task, which waits for room or the end.
+    /// The waker of the accept task, which waits for capacity or the end.
     accept_task_waker: AtomicWaker,
     max_ready: usize,
-    /// The endpoint's. The queue ends when the accept_task hears of its end, and gives out nothing before.
+    /// The endpoint's lifetime. The queue ends when the accept task detects its end, and returns
+    /// nothing before.
     lifetime: Arc<Lifetime>,
 }
 
 #[derive(Default)]
 struct State {
     ready: VecDeque<io::Result<(Stream, SocketAddr)>>,
-    /// What `accept` comes to, if there is nothing more to accept.
+    /// The result of `accept` after the end.
     end: Option<Error>,
     refused: Refused,
 }
@@ -218,7 +219,7 @@ impl Queue {
 
     /// # Errors
     ///
-    /// Why there is nothing more to accept.
+    /// The reason of the end.
     fn check(&self, state: &State) -> Result<(), Error> {
         match &state.end {
             Some(why) => Err(why.clone()),
@@ -226,7 +227,7 @@ impl Queue {
         }
     }
 
-    /// Ends it, with what was not accepted. The first cause stays.
+    /// Ends the queue, with streams that were not accepted. The first cause counts.
     fn end(&self, why: Error) {
         let unaccepted = {
             let mut state = self.lock();
@@ -243,13 +244,13 @@ impl Queue {
     fn put(&self, next: io::Result<(Stream, SocketAddr)>) {
         let mut state = self.lock();
         if self.check(&state).is_err() {
-            // First: ending a stream may take long.
+            // Unlocked first: closing a stream may take long.
             drop(state);
             return;
         }
         state.ready.push_back(next);
         drop(state);
-        // One more than those that are on their way already.
+        // Notifies one task more than were notified before.
         self.changed.notify(1_usize.additional());
         self.accept_waker.wake();
     }
@@ -261,7 +262,7 @@ impl Queue {
         refused.last = Some((peer, why));
     }
 
-    /// Waits until another connection may be taken up. `None` at the end.
+    /// Waits until another connection may be accepted. `None` at the end.
     fn poll_capacity(&self, cx: &mut Context<'_>) -> Poll<Option<()>> {
         self.accept_task_waker.register(cx.waker());
         let state = self.lock();
@@ -274,7 +275,7 @@ impl Queue {
         }
     }
 
-    /// Does something for as long as there is something to accept; `None` if the end came before.
+    /// Runs `work` until the end at most; `None` if the end came before.
     async fn while_listening<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         let mut ended = self.ended.listen();
         if self.lock().end.is_some() {
@@ -293,17 +294,17 @@ impl Queue {
     }
 }
 
-/// What a listener lives on. It alone owns it, so that dropping the listener closes the socket and
-/// takes the name back at once, whenever its task gets to know.
+/// The resources of a listener. Only the listener owns them, so that dropping it closes the socket
+/// and withdraws the name at once, whenever its task is polled.
 struct Service {
     acceptor: Arc<dyn Acceptor>,
-    /// Or why clients cannot find the listener.
+    /// The publication, or why clients cannot find the listener.
     published: Result<Arc<dyn Published>, FallbackCause>,
     admission: Arc<AdmissionControl>,
     endpoint: Arc<EndpointInner>,
 }
 
-/// What the task of a listener ends: dropped with it, also if it was never polled.
+/// The guard of the accept task: dropped with it, also if it was never polled; ends the queue.
 struct AcceptTask(Arc<Queue>);
 
 impl AcceptTask {
@@ -319,7 +320,7 @@ impl Drop for AcceptTask {
     }
 }
 
-/// The task that takes TCP connections up, for as long as there is a listener.
+/// The task that accepts TCP connections, while the listener exists.
 async fn accept_loop(queue: Arc<Queue>, service: Weak<Service>, runtime: Arc<dyn Runtime>) {
     while poll_fn(|cx| queue.poll_capacity(cx)).await.is_some() {
         let next = poll_fn(|cx| {
@@ -338,7 +339,7 @@ async fn accept_loop(queue: Arc<Queue>, service: Weak<Service>, runtime: Arc<dyn
                 let set_up = service.start_set_up(&queue, socket, peer);
                 drop(service);
                 if let Some(mut set_up) = set_up {
-                    // Many come to their end at once, and cost no task.
+                    // Many complete at once, and need no task.
                     if poll_fn(|cx| Poll::Ready(set_up.as_mut().poll(cx)))
                         .await
                         .is_pending()
@@ -362,7 +363,7 @@ impl Service {
         FallbackCause::Full(Limit::new("limit of handshakes that wait", limit))
     }
 
-    /// What is left to be done for a connection until it is a stream.
+    /// Starts the set-up of a connection. Returns the rest of it, if any, as a task.
     fn start_set_up(
         &self,
         queue: &Arc<Queue>,
@@ -374,12 +375,12 @@ impl Service {
         let verdict = match (&self.published, policy) {
             (Err(_), Policy::Never) => Verdict::Plain(FallbackCause::Policy),
             (Err(cause), _) => Verdict::Plain(cause.clone()),
-            // A client that hoped for an answer must not wait for it.
+            // A client that waits for an answer has to be notified.
             (Ok(published), Policy::Never) => published.dismiss(&*socket, peer),
             (Ok(published), _) if is_open => published.verdict(&*socket, peer),
             (Ok(published), _) => match published.dismiss(&*socket, peer) {
                 Verdict::Plain(_) => Verdict::Plain(self.full()),
-                // It counts on an answer that would have to wait.
+                // The client expects an answer that would have to wait.
                 Verdict::Clc | Verdict::SideChannel(_) => return None,
             },
         };
@@ -413,7 +414,7 @@ impl Service {
                     _ => setup::accept(&endpoint, socket, peer, side_channel).await,
                 }
             };
-            // As in the kernel: what fails for good is not shown to the application.
+            // As in the kernel: failed set-ups are not reported to the application.
             if let Some(Ok(stream)) = queue.while_listening(set_up).await {
                 match (policy, stream.fallback_reason()) {
                     (Policy::Require, Some(why)) => queue.refuse(peer, why),
@@ -424,5 +425,5 @@ impl Service {
     }
 }
 
-/// After an error of `accept(2)`, which most often is a lack of descriptors.
+/// Delay after an error of `accept(2)`, most often a lack of descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(20);

@@ -1,4 +1,4 @@
-//! Memory of connections: the limit of a process, and what peers' buffers are charged.
+//! Memory of connections: the limit of a process, and the charges of peers' buffers.
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
@@ -12,7 +12,7 @@ use super::endpoint::EndpointInner;
 use crate::config::MEMORY_SHARE;
 use crate::device::{Charge, DeviceError, MemoryLimit, TrimMemory};
 
-/// The limit of all endpoints of this process that have none of their own.
+/// The shared limit of all endpoints of this process without their own.
 pub(crate) fn default_limit() -> MemoryLimit {
     static LIMIT: OnceLock<MemoryLimit> = OnceLock::new();
     let limit = LIMIT.get_or_init(|| {
@@ -24,10 +24,10 @@ pub(crate) fn default_limit() -> MemoryLimit {
 }
 
 impl EndpointInner {
-    /// Whether memory allows a buffer of ours of this size, with what the peer's buffer is charged.
+    /// Checks whether the limit allows a local buffer of this size, and charges the peer's buffer.
     ///
-    /// Called before a handshake says anything about either, when a smaller size or TCP is still
-    /// possible. The device charges our buffer.
+    /// Called before a handshake commits to either buffer, when a smaller size or TCP is still
+    /// possible. The device charges the local buffer.
     pub(crate) fn admit(&self, own: SizeCode, peer: usize) -> Result<Charge, DeviceError> {
         self.try_admit(own, peer).or_else(|_| {
             self.memory.release_unneeded();
@@ -41,7 +41,7 @@ impl EndpointInner {
     fn try_admit(&self, own: SizeCode, peer: usize) -> Result<Charge, DeviceError> {
         let (len, available) = (own.byte_len(), self.memory.available());
         let is_fair = own == SizeCode::MIN || len <= available / BUFFERS_LEFT;
-        // Twice, as a device may charge its mapping of the peer's buffer besides.
+        // Twice, as a device may also charge its mapping of the peer's buffer.
         let needed = peer.saturating_mul(2).saturating_add(len);
         if !is_fair || needed > available {
             return Err(self.memory.exceeded(needed));
@@ -51,8 +51,8 @@ impl EndpointInner {
 }
 
 impl TrimMemory for EndpointInner {
-    /// What is kept for later connections. Those then have to make it anew, so a smaller buffer comes
-    /// first.
+    /// Trims pooled buffers. Later connections then have to allocate them anew, so a smaller buffer
+    /// is tried first.
     fn trim(&self) {
         for driver in &self.drivers {
             driver.device().trim_memory();
@@ -63,10 +63,10 @@ impl TrimMemory for EndpointInner {
     }
 }
 
-/// What the peer's buffer of an SMC-D connection is charged: the system charges its pages to the
+/// The charge of the peer's buffer of an SMC-D connection: the system charges its pages to the
 /// process that writes them first.
 ///
-/// When this is dropped, the charge stays until the peer has let go of the buffer.
+/// When this is dropped, the charge stays until the peer has released the buffer.
 #[derive(Debug)]
 pub(crate) struct PeerCharge {
     /// Taken when dropped.
@@ -76,7 +76,7 @@ pub(crate) struct PeerCharge {
 }
 
 impl PeerCharge {
-    /// For a buffer of this length, which the peer has told by now.
+    /// For a buffer of this length, which is known by now.
     pub(crate) fn new(
         mut charge: Charge,
         len: usize,
@@ -108,6 +108,6 @@ impl Drop for PeerCharge {
     }
 }
 
-/// Of what is left, a buffer that is not the smallest takes at most this part, so that buffers get
-/// smaller before there is no memory at all.
+/// The fraction of the available memory for a buffer that is not the smallest, so that buffers get
+/// smaller before memory is exhausted.
 const BUFFERS_LEFT: usize = 64;

@@ -1,10 +1,11 @@
 //! The async shell: endpoints, listeners and streams over sockets, devices and a runtime.
 //!
-//! An [`Endpoint`] knows devices and settings; it makes [`Stream`]s by connecting or through a
+//! An [`Endpoint`] has devices and settings; it makes [`Stream`]s by connecting or through a
 //! [`Listener`]. Inside, `setup` drives the handshake of [`crate::proto`] over a `carrier`,
-//! `connected` makes a connection of what came of it, `conn` is that connection, `send` and `recv`
-//! are its two halves, `inplace` lends their memory out, `rdma` is what SMC-R has besides, `tcp` are the halves of a stream that
-//! stayed TCP, and `driver` is the task that hands a device's events to its connections.
+//! `build_conn` makes a connection of its result, `conn` is that connection, `send` and `recv` are
+//! its two halves, `in_place` borrows their memory, `rdma` has the parts of SMC-R, `tcp` has the
+//! halves of a stream that stayed TCP, and `device_driver` has the task that dispatches a device's
+//! events to its connections.
 
 pub mod negotiate;
 pub mod runtime;

@@ -5,7 +5,7 @@ use smc_wire::types::{Chid, Eid, Gid, Release, RoceGid, Version};
 
 use crate::error::FallbackReason;
 
-/// What carries a stream.
+/// The mode of a stream: SMC-D, SMC-R or TCP.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Mode {
@@ -16,10 +16,10 @@ pub enum Mode {
         version: Version,
         /// Release within version 2.
         release: Release,
-        /// Whether the peer's buffer is mapped for what we write, so that it is copied only once on
-        /// its way. The other direction is up to the peer's device.
+        /// Whether the peer's buffer is mapped for writing, so that data is copied only once. The
+        /// other direction depends on the peer's device.
         nocopy: bool,
-        /// Name of our device.
+        /// Name of the local device.
         device: Arc<str>,
         /// The fabric.
         chid: Chid,
@@ -35,9 +35,9 @@ pub enum Mode {
         version: Version,
         /// Release within version 2.
         release: Release,
-        /// Name of the device that our end of the connection's first link is on.
+        /// Name of the local device of the connection's first link.
         device: Arc<str>,
-        /// GID of that end.
+        /// GID of the local end.
         local: RoceGid,
         /// GID of the peer's end.
         peer: RoceGid,

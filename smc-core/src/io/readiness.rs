@@ -8,7 +8,7 @@ use std::task::Poll;
 
 use super::halves::{LockedSide, ReadSide, WriteSide};
 
-/// Which directions to wait for.
+/// The directions to wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interest(u8);
 
@@ -39,13 +39,13 @@ impl BitOr for Interest {
     }
 }
 
-/// Which directions would not wait.
+/// The directions that are ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Readiness {
-    /// A read gives data, the end, or an error.
+    /// A read returns data, the end, or an error.
     pub readable: bool,
-    /// A write takes data or gives an error.
+    /// A write accepts data or returns an error.
     pub writable: bool,
 }
 

@@ -17,28 +17,29 @@ use crate::mem::TrustPeers;
 use crate::mem::sync::Ordering;
 use crate::proto::conn::RecvHalf;
 
-/// Reads out of our element what the peer wrote.
+/// Reads from the local element, which the peer writes.
 #[derive(Debug)]
 pub(crate) struct Receiver {
     conn: Arc<Conn>,
     half: RecvHalf,
-    /// The producer word as it was looked at last.
+    /// The producer word as of the last read.
     producer_seen: u64,
-    /// The consumer word as it was looked at last.
+    /// The consumer word as of the last read.
     consumer_seen: u64,
-    /// The peer waits for more space than it knows of.
+    /// The peer has requested an update.
     is_update_requested: bool,
-    /// The application shut reading down.
+    /// The application has shut reading down.
     shut: bool,
     busy_poll: BusyPoll,
     /// Copies of the next bytes in the ring, for `fill_buf`; the ring still has them.
     fill_copy: Vec<u8>,
-    /// Bytes that `fill_buf` has shown and that were not consumed since: of the copies, the last.
+    /// Bytes that `fill_buf` has returned and that were not consumed since: of the copies, the
+    /// last.
     shown: usize,
     trust: Option<TrustPeers>,
-    /// What guards in place have in common; there from the first one on.
+    /// The shared state of guards in place; created for the first one.
     retained: Option<Arc<RetainedRanges>>,
-    /// Guards are held, so that `retained` has the window.
+    /// Guards retain ranges, so that `retained` has the window.
     has_guards: bool,
 }
 
@@ -60,7 +61,7 @@ impl Receiver {
         }
     }
 
-    /// Reads what is there: `None` if nothing is now, 0 at end of stream.
+    /// Reads received data: `None` if there is none now, 0 at end of stream.
     #[inline(always)]
     pub(crate) fn try_read(&mut self, buf: &mut [u8]) -> Result<Option<usize>, Error> {
         if buf.is_empty() {
@@ -102,7 +103,7 @@ impl Receiver {
         Ok(Some(done))
     }
 
-    /// Copies what is there without consuming it.
+    /// Copies received data without consuming it.
     pub(crate) fn try_peek(&mut self, buf: &mut [u8]) -> Result<Option<usize>, Error> {
         let Some(readable) = self.read_available(buf.len())? else {
             return Ok(None);
@@ -136,7 +137,7 @@ impl Receiver {
         poll_until(self, cx, |half| half.try_peek(buf))
     }
 
-    /// Waits until there is something to read or the stream has ended.
+    /// Waits until there is data to read or the stream has ended.
     pub(crate) fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
         poll_until(self, cx, |half| Ok(half.is_ready().then_some(())))
     }
@@ -145,7 +146,7 @@ impl Receiver {
         Arc::clone(&self.conn)
     }
 
-    /// Bytes that a read of `wanted` would give now.
+    /// Bytes that a read of `wanted` would return now.
     pub(crate) fn available(&mut self, wanted: usize) -> usize {
         match self.read_available(wanted) {
             Ok(readable) => readable.unwrap_or(0).min(wanted),
@@ -158,7 +159,7 @@ impl Receiver {
         !matches!(self.read_available(1), Ok(None))
     }
 
-    /// The next bytes, as a copy of ours, or in place if peers are trusted.
+    /// The next bytes, as a private copy, or in place if peers are trusted.
     pub(crate) fn poll_fill_buf(&mut self, cx: &mut Context<'_>) -> Poll<Result<&[u8], Error>> {
         if self.shown > 0 && !self.fill_copy.is_empty() {
             return Poll::Ready(Ok(&self.fill_copy[self.fill_copy.len() - self.shown..]));
@@ -182,14 +183,14 @@ impl Receiver {
         Poll::Ready(copied.map(|()| self.fill_copy.as_slice()))
     }
 
-    /// Takes `count` bytes off what `poll_fill_buf` showed; more than that counts as all of it.
+    /// Consumes `count` bytes of the slice that `poll_fill_buf` returned, at most all of it.
     pub(crate) fn consume_filled(&mut self, count: usize) {
         let count = count.min(self.shown);
         self.shown -= count;
         self.consume(count);
     }
 
-    /// Takes up to `max` bytes that lie in one piece off the stream, as a guard.
+    /// Reads up to `max` contiguous bytes, as a guard.
     pub(crate) fn poll_read_guard(
         &mut self,
         cx: &mut Context<'_>,
@@ -232,7 +233,7 @@ impl Receiver {
         Ok(Some(guard))
     }
 
-    /// Reads end from now on; what the peer still sends counts as unread.
+    /// Shuts reading down; data that the peer still sends counts as unread.
     pub(crate) fn shutdown(&mut self) {
         self.shut = true;
         self.conn.wake();
@@ -240,7 +241,7 @@ impl Receiver {
 
     /// Bytes to read: `None` if there are none now, 0 at end of stream.
     ///
-    /// Looks at the peer's cursor only if less than `wanted` is known to be there.
+    /// Reads the peer's cursor only if less than `wanted` is known to be available.
     fn read_available(&mut self, wanted: usize) -> Result<Option<usize>, Error> {
         if self.shut {
             return Ok(Some(0));
@@ -256,8 +257,8 @@ impl Receiver {
         if !self.conn.ended() {
             return Ok(None);
         }
-        // The peer stores its producer word before its flags: what it wrote before the end that is
-        // known now is there now. An end that comes later has its own data before it.
+        // The peer stores its producer word before its flags: all data before the end that is known
+        // now is visible now. A later end has its own data before it.
         let end = self.conn.read_end();
         self.read_producer()?;
         if self.half.readable() > 0 {
@@ -270,12 +271,12 @@ impl Receiver {
         }
     }
 
-    /// Shows the peer that everything was read, however little that is, if it waits for that.
+    /// Publishes that everything was read, however little that is, if the peer requested it.
     fn publish_all_read(&mut self) {
         if self.half.readable() > 0 || !self.conn.take_update_wanted() {
             return;
         }
-        // The wish is about all data that was there when it came.
+        // The request covers all data that had arrived with it.
         if self.conn.local.producer().load(Ordering::Acquire) != self.producer_seen {
             self.conn.want_update();
         } else if self.half.unconfirmed() > 0 {
@@ -294,7 +295,8 @@ impl Receiver {
 
     fn handle_producer_word(&mut self, word: u64) -> Result<(), Error> {
         if self.has_guards {
-            // After the look: what the peer has written may be where it was shown space.
+            // After the read of the word: the peer may have written to space that was published
+            // meanwhile.
             self.reclaim_window();
         }
         match self
@@ -325,7 +327,7 @@ impl Receiver {
         if word.producer_flags.contains(ProducerFlags::URGENT_PRESENT) {
             self.half.handle_urgent();
         }
-        // Over a link each wish is an event of its own.
+        // Over a link each request is a separate event.
         self.is_update_requested = self.conn.rdma().is_none()
             && word
                 .producer_flags
@@ -335,18 +337,18 @@ impl Receiver {
         }
     }
 
-    /// Shows the peer that everything was read, however little that is.
+    /// Publishes that everything was read, however little that is.
     #[cold]
     fn publish_all(&mut self) {
         if self.has_guards {
-            // A peer that waits is shown all that can be.
+            // A waiting peer gets an update as far as possible.
             self.pass(0);
         } else if self.half.unconfirmed() > 0 {
             self.conn.publish_consumer(self.half.confirm());
         }
     }
 
-    /// The bytes `skip` behind the read position; they are there.
+    /// Copies the bytes `skip` behind the read position; they have arrived.
     fn copy_out(&self, skip: usize, to: &mut [u8]) -> Result<(), Error> {
         let ring = len_usize(self.half.ring().size());
         let at = len_usize(self.half.at()) + skip;
@@ -357,7 +359,7 @@ impl Receiver {
             .map_err(|_| Error::Bug("read cursor outside of the ring"))
     }
 
-    /// Forgets the copies for `fill_buf`, because the ring is read past them.
+    /// Discards the copies for `fill_buf`, because the ring is read past them.
     fn discard_fill_copy(&mut self) {
         self.fill_copy.clear();
         self.shown = 0;
@@ -379,7 +381,7 @@ impl Receiver {
         }
     }
 
-    /// Has read what is not needed any more, while there are guards.
+    /// Frees `count` bytes while there are guards.
     #[cold]
     fn pass(&mut self, count: u32) {
         if let Some(retained) = &self.retained {
@@ -388,8 +390,8 @@ impl Receiver {
         self.reclaim_window();
     }
 
-    /// Hears what the peer was shown while guards were held, and goes on with that itself if none
-    /// is left.
+    /// Takes over the updates that guards have published, and takes the window back if no guard is
+    /// left.
     #[cold]
     fn reclaim_window(&mut self) {
         if let Some(retained) = &self.retained {
@@ -428,5 +430,6 @@ impl Drop for Receiver {
     }
 }
 
-/// Most that `fill_buf` copies at a time: fits a second level cache beside what it is used for.
+/// Maximum that `fill_buf` copies at a time: fits a second-level cache together with the
+/// destination.
 const FILL_BUF_MAX: usize = 64 * 1024;

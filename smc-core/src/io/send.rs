@@ -32,32 +32,32 @@ pub(crate) struct Sender {
     trust: Option<TrustPeers>,
     /// A buffer for reservations that are not in place.
     pub(crate) spare: Box<[u8]>,
-    /// Until when a closing stream waits for delivery; kept when a task stops waiting.
+    /// Until when a closing stream waits for delivery; unchanged when a task stops waiting.
     delivery_deadline: Option<Deadline>,
 }
 
-/// Where what is written goes first.
+/// Where written data is copied to.
 #[derive(Debug)]
 enum SendPath {
     /// Into the peer's element.
     Direct(SendWindow),
-    /// Into a ring of ours, from which links write it into the peer's.
+    /// Into the local staging ring, from which links write it into the peer's.
     Rdma(Arc<RdmaConn>),
 }
 
-/// What the writing half knows of the peer's element.
+/// The send window: the writing half's state of the peer's element.
 #[derive(Debug)]
 struct SendWindow {
     half: SendHalf,
-    /// The peer's consumer word as it was looked at last.
+    /// The peer's consumer word as of the last read.
     seen: u64,
-    /// The peer was told that we wait for space.
+    /// The flag of a blocked writer is published.
     blocked: bool,
-    /// It was told as well that we wait for more than there is.
+    /// The request for an update is published as well.
     has_requested_update: bool,
-    /// The device refused_at data when it had been asked again so many times.
+    /// The number of retries at the time when the device refused data.
     refused_at: Option<u32>,
-    /// We alone write there.
+    /// The exclusive right to write there.
     writer: RingWriter,
     copy_mode: CopyModeSelector,
 }
@@ -88,14 +88,14 @@ impl Sender {
         }
     }
 
-    /// Writes what there is space for: `None` if there is none now.
+    /// Writes as much as there is space for: `None` if there is none now.
     pub(crate) fn try_write(&mut self, bufs: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
         let space = self.read_space()?;
         match &mut self.path {
             SendPath::Direct(window) if space > 0 => window.write(&self.conn, bufs, space),
             _ if bufs.iter().all(|buf| buf.is_empty()) => Ok(Some(0)),
             SendPath::Rdma(rdma) if space > 0 => match rdma.write(bufs) {
-                // The peer has closed this moment.
+                // The peer has just closed.
                 0 => self.conn.write_end().map(|()| None),
                 count => Ok(Some(count)),
             },
@@ -111,7 +111,8 @@ impl Sender {
         poll_until(self, cx, |half| half.try_write(bufs))
     }
 
-    /// Waits until a reservation can have `least` bytes. Returns which it has, of `most`.
+    /// Waits until a reservation of at least `least` bytes is possible. Returns the reserved space,
+    /// at most `most`.
     ///
     /// # Errors
     ///
@@ -142,7 +143,7 @@ impl Sender {
         Ok(Some(ReservedSpace::private(space, least, most)))
     }
 
-    /// There is `space` for less than `least`: now, or ever.
+    /// Handles a lack of space: temporary, or permanent.
     #[cold]
     fn handle_lack_of_space(
         &mut self,
@@ -218,7 +219,7 @@ impl Sender {
         }
     }
 
-    /// The peer's element and what we know of it, if it is mapped.
+    /// The peer's element and the send window, if it is mapped.
     fn mapped(&mut self) -> Result<(&Element, &mut SendWindow), Error> {
         match (self.conn.peer(), &mut self.path) {
             (PeerElement::Mapped { element, .. }, SendPath::Direct(window)) => {
@@ -241,7 +242,7 @@ impl Sender {
     pub(crate) fn is_ready(&mut self) -> bool {
         match (self.read_space(), &self.path) {
             (Ok(0), _) => false,
-            // Only the driver knows when a busy device may be asked again.
+            // Only the driver schedules retries at a busy device.
             (Ok(_), SendPath::Direct(window)) if window.refused_at.is_some() => {
                 window.refused_at != Some(self.conn.retries())
             }
@@ -249,13 +250,13 @@ impl Sender {
         }
     }
 
-    /// Shuts writing down. The peer hears of it behind what was written.
+    /// Shuts writing down, behind the written data.
     pub(crate) fn shutdown(&mut self) {
         self.conn.shutdown_write();
     }
 
-    /// Shuts writing down, and waits until what was written needs no more of this side: it is in
-    /// the peer's memory, and so is the end behind it. That may take as long as the close timeout.
+    /// Shuts writing down, and waits until delivery does not depend on this side: the data is in
+    /// the peer's memory, and so is the end behind it. The close timeout bounds the wait.
     pub(crate) fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
         self.conn.shutdown_write();
         let delivered = poll_until(self, cx, |half| half.try_shutdown());
@@ -282,7 +283,7 @@ impl Sender {
         }
     }
 
-    /// Bytes that can be written now, after a look at what the peer said.
+    /// Bytes that can be written now, after reading the peer's updates.
     #[inline(always)]
     fn read_space(&mut self) -> Result<u32, Error> {
         let space = match &mut self.path {
@@ -312,7 +313,7 @@ impl SendWindow {
         Ok(self.half.space())
     }
 
-    /// The peer has changed its consumer word, which it does once for many writes.
+    /// Handles a changed consumer word of the peer, which happens once for many writes.
     #[inline(never)]
     fn handle_consumer_word(&mut self, conn: &Conn, raw: u64) -> Result<(), Error> {
         let word = ConsumerWord::from_ne(raw);
@@ -326,7 +327,7 @@ impl SendWindow {
         Ok(())
     }
 
-    /// Tells the peer that there is not enough space.
+    /// Requests an update from the peer, once.
     fn request_space(&mut self, conn: &Conn) {
         if !self.has_requested_update {
             self.has_requested_update = true;
@@ -352,11 +353,11 @@ impl SendWindow {
         }
     }
 
-    /// The device has not taken data.
+    /// Handles a refusal of data by the device.
     #[cold]
     fn handle_refusal(&mut self, conn: &Conn, error: SubmitError) -> Result<Option<usize>, Error> {
         match error {
-            // Space, yet the device is busy, and no report will come of that.
+            // There is space, but the device is busy, and does not report when it is not.
             SubmitError::WouldBlock => {
                 self.refused_at = Some(conn.retries());
                 conn.schedule_retry();
@@ -370,7 +371,7 @@ impl SendWindow {
         }
     }
 
-    /// Shows the peer `count` bytes that were put into its ring, which had `space`.
+    /// Publishes `count` bytes that were copied into the peer's ring, which had `space`.
     #[inline(always)]
     fn publish(&mut self, conn: &Conn, count: u32, space: u32) {
         let full = count == space;
@@ -424,7 +425,7 @@ impl Half for Sender {
         self.conn.register_writer(waker);
     }
 
-    /// What is rdma becomes space, and is delivered, when it is completed.
+    /// The completion of posts frees staging space, and is the delivery.
     fn arm(&self) {
         match &self.path {
             SendPath::Direct(_) => self.conn.arm(),
@@ -433,7 +434,7 @@ impl Half for Sender {
     }
 }
 
-/// What a reservation can have.
+/// The space of a reservation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReservedSpace {
     pub(crate) len: usize,
@@ -442,7 +443,7 @@ pub(crate) struct ReservedSpace {
 }
 
 impl ReservedSpace {
-    /// A buffer of ours, where there is `space` for what is in it.
+    /// A private buffer, with `space` for its content.
     pub(crate) fn private(space: usize, least: usize, most: usize) -> Self {
         Self {
             len: most.min(space.min(PRIVATE_MAX).max(least)),
@@ -455,5 +456,5 @@ impl ReservedSpace {
 pub(crate) const NEVER_FITS: Error =
     Error::misuse("reservation is longer than the ring that it is written to");
 
-/// Reservations are of space that is there, and nothing else is written while they last.
+/// A reservation is inside of the free space, and no other write happens during it.
 const NOT_RESERVED: Error = Error::Bug("reservation outside of the free space");

@@ -37,7 +37,7 @@ pub struct WriteHalf<'a> {
 /// The reading half of [`Stream::into_split`].
 #[derive(Debug)]
 pub struct OwnedReadHalf {
-    // Goes before the handle in `shared`, see `Stream`.
+    // Dropped before the handle in `shared`, see `Stream`.
     side: LockedSide<ReadSide>,
     shared: Arc<Shared>,
 }
@@ -140,7 +140,7 @@ impl OwnedWriteHalf {
 impl Drop for OwnedWriteHalf {
     fn drop(&mut self) {
         if let (true, Some(side)) = (self.shutdown_on_drop, &mut self.side) {
-            // Nobody is left to tell; the peer sees what became of the connection.
+            // The error cannot be returned; the peer sees the end of the connection.
             let _unseen = side.as_mut().shutdown();
         }
     }
@@ -156,7 +156,7 @@ fn reunite(read: OwnedReadHalf, mut write: OwnedWriteHalf) -> Result<Stream, Reu
     }
 }
 
-/// The halves are not of one stream; here they are again.
+/// The halves are not of one stream; both are returned.
 #[derive(Debug, thiserror::Error)]
 #[error("tried to reunite halves that are not from the same stream")]
 #[expect(

@@ -25,18 +25,18 @@ use crate::mem::TrustPeers;
 use crate::mem::sync::Ordering;
 use crate::proto::conn::State;
 
-/// A byte stream over SMC, or over plain TCP where SMC did not come about.
+/// A byte stream over SMC, or over plain TCP where SMC is not possible.
 ///
-/// Methods have the names and the meaning that they have on tokio's `TcpStream`. The traits of
-/// `futures-io` are always there, those of tokio with feature `tokio`.
+/// Methods have the names and the semantics of tokio's `TcpStream`. The traits of `futures-io` are
+/// always implemented, those of tokio with feature `tokio`.
 ///
 /// **Cancellation.** A read that is dropped before it is ready has taken nothing. A write that is
 /// dropped before it is ready has written nothing; `write_all` and the like may have written a
 /// part, as always.
 ///
-/// **End of stream.** A read gives 0 only after the peer shut down writing or closed in order.
-/// A peer that aborted gives `ConnectionReset`, one that went away `ConnectionAborted`, both after
-/// what it had written before.
+/// **End of stream.** A read returns 0 only after the peer shut down writing or closed in order.
+/// After an abort of the peer it returns `ConnectionReset`, after the loss of the peer
+/// `ConnectionAborted`, both after the data that was written before.
 ///
 /// **Drop.** Dropping closes in order, and does not wait. Over SMC-D everything written is in the
 /// peer's memory already. Over SMC-R what is in the send buffer goes on being sent as long as the
@@ -49,13 +49,14 @@ use crate::proto::conn::State;
 /// How a stream ends is in docs/spec/closing.md, as a table in [`State`] and in RFC 7609 section 4.
 #[derive(Debug)]
 pub struct Stream {
-    // The sides go first, so that the reading one has left its position when the handle closes.
+    // The sides are dropped first, so that the reading one has stored its position when the handle
+    // closes.
     read: LockedSide<ReadSide>,
     write: LockedSide<WriteSide>,
     shared: Arc<Shared>,
 }
 
-/// What both halves of a stream have in common.
+/// The shared part of both halves of a stream.
 #[derive(Debug)]
 pub(crate) struct Shared {
     mode: Mode,
@@ -112,7 +113,7 @@ impl Stream {
         }
     }
 
-    /// What carries the stream, and why if it is TCP.
+    /// The mode of the stream, with the reason if it is TCP.
     #[must_use]
     pub fn mode(&self) -> &Mode {
         &self.shared.mode
@@ -130,7 +131,7 @@ impl Stream {
         self.shared.smc.as_ref().map(|handle| handle.0.state())
     }
 
-    /// Our address of the TCP connection, which stays open as long as the stream.
+    /// The local address of the TCP connection, which stays open as long as the stream.
     ///
     /// # Errors
     ///
@@ -148,7 +149,7 @@ impl Stream {
         self.shared.peer_addr()
     }
 
-    /// Size in bytes of the ring that the peer writes: what we asked for or less.
+    /// Size in bytes of the local ring, which the peer writes: the requested size or less.
     ///
     /// `None` for TCP, where the system decides.
     #[must_use]
@@ -159,15 +160,15 @@ impl Stream {
             .map(|handle| handle.0.local.ring_len())
     }
 
-    /// Size in bytes of the ring that we write: the peer's choice. `None` for TCP.
+    /// Size in bytes of the peer's ring, which this side writes: the peer's choice. `None` for TCP.
     #[must_use]
     pub fn send_buffer_size(&self) -> Option<usize> {
         let ring = self.shared.smc.as_ref()?.0.peer_ring();
         usize::try_from(ring.size()).ok()
     }
 
-    /// The descriptor of the TCP socket, for looking at options. Data does not pass there when
-    /// the stream is SMC.
+    /// The descriptor of the TCP socket, for reading its options. Data does not pass there when the
+    /// stream is SMC.
     #[must_use]
     pub fn tcp_fd(&self) -> Option<BorrowedFd<'_>> {
         self.shared.socket.fd()
@@ -181,7 +182,7 @@ impl Stream {
         )
     }
 
-    /// Splits into halves that can go to different tasks. No lock is shared.
+    /// Splits into halves that can move to different tasks. No lock is shared.
     ///
     /// Dropping the writing half shuts writing down, unless it was forgotten.
     #[must_use]
@@ -203,7 +204,7 @@ impl Stream {
         self.read.peek(buf).await
     }
 
-    /// As [`Stream::peek`] for use in a poll function; keeps one waker, that of the last call of
+    /// As [`Stream::peek`] for use in a poll function; stores one waker, that of the last call of
     /// this or of [`Stream::poll_read_ready`].
     ///
     /// # Errors
@@ -354,7 +355,7 @@ impl Stream {
         self.write.ready().await
     }
 
-    /// Waits until a read would not wait; keeps one waker, that of the last call of this or of
+    /// Waits until a read would not wait; stores one waker, that of the last call of this or of
     /// [`Stream::poll_peek`].
     ///
     /// # Errors
@@ -364,7 +365,7 @@ impl Stream {
         self.read.poll_shared(cx, |side, cx| side.poll_ready(cx))
     }
 
-    /// Waits until a write would not wait; keeps one waker, that of the last call.
+    /// Waits until a write would not wait; stores one waker, that of the last call.
     ///
     /// # Errors
     ///
@@ -439,8 +440,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Whether small writes go out at once. SMC has nothing that would hold them back, so there the
-    /// setting is remembered and means nothing.
+    /// Whether small writes are sent at once. SMC does not delay them, so there the setting is
+    /// stored and has no effect.
     ///
     /// # Errors
     ///
@@ -481,7 +482,7 @@ impl Stream {
 
     /// Bounds how long closing may take; zero means that dropping the stream resets it.
     ///
-    /// SMC-D has nothing to wait for when it closes, so only zero makes a difference there.
+    /// SMC-D does not wait when it closes, so only zero has an effect there.
     ///
     /// # Errors
     ///
@@ -541,8 +542,8 @@ impl Stream {
         Ok(sockopt::set_ip_ttl(self.shared.tcp()?, ttl)?)
     }
 
-    /// Takes the error that ended the stream, if one did: `SO_ERROR`. Each later call gives `None`.
-    /// Over SMC that changes nothing for reading and writing, which fail as before.
+    /// Takes the error that ended the stream, if one did: `SO_ERROR`. Each later call returns
+    /// `None`. Over SMC that has no effect on reading and writing, which fail as before.
     ///
     /// # Errors
     ///
@@ -626,7 +627,7 @@ impl AsyncWrite for Stream {
         self.get_mut().write.as_mut().poll_write(cx, bufs)
     }
 
-    /// Ready at once, as with TCP: what was written goes out without being flushed.
+    /// Ready at once, as with TCP: written data is sent without a flush.
     ///
     /// Over SMC-D it is in the peer's memory. Over SMC-R it may still be in the send buffer
     /// ([`Builder::send_buffer`](super::Builder::send_buffer)), because the peer's buffer is full or
@@ -666,7 +667,7 @@ pub(crate) fn try_read_buf(
     limit: usize,
 ) -> io::Result<usize> {
     let before = buf.len();
-    // One byte at least: a read of none would not tell that there is nothing.
+    // One byte at least: an empty read would not report a lack of data.
     let room = side.available(limit).max(limit.min(1));
     buf.resize(before + room, 0);
     let read = side.try_read(&mut buf[before..]);

@@ -12,7 +12,7 @@ pub enum Target {
     Invalid(String),
 }
 
-/// Whatever names a [`Target`].
+/// Types that convert to a [`Target`].
 pub trait IntoTarget {
     /// The target.
     fn into_target(self) -> Target;
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_names_and_nonsense_are_told_apart() {
+    fn addresses_names_and_invalid_texts_are_distinguished() {
         let addr: SocketAddr = "[::1]:80".parse().unwrap();
         assert_eq!("[::1]:80".into_target(), Target::Addr(addr));
         assert_eq!(

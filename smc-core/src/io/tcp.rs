@@ -10,20 +10,20 @@ use bytes::Bytes;
 use super::in_place::ReadGuard;
 use super::runtime::Socket;
 
-/// Reads from the TCP socket, after what set-up has read from it already.
+/// Reads from the TCP socket, after the bytes that set-up has read already.
 #[derive(Debug)]
 pub(crate) struct TcpReader {
     socket: Arc<dyn Socket>,
-    /// Bytes taken off the socket that the application has not seen yet.
+    /// Bytes read from the socket that the application has not read yet.
     buffer: Vec<u8>,
     at: usize,
-    /// What the next read may well give, going by those before.
+    /// Expected length of the next read, estimated from earlier ones.
     expected: Expected,
     shut: bool,
 }
 
 impl TcpReader {
-    /// `early` are bytes of the application stream that set-up came across.
+    /// `early` are bytes of the application stream that set-up has read.
     pub(crate) fn new(socket: Arc<dyn Socket>, early: Vec<u8>) -> Self {
         Self {
             socket,
@@ -137,7 +137,7 @@ impl TcpReader {
         self.socket.shutdown(Shutdown::Read)
     }
 
-    /// Bytes that the next read may well give; what it gives, if it was read from the socket already.
+    /// Expected length of the next read; the exact one for buffered bytes.
     pub(crate) fn expected(&self) -> usize {
         match self.buffered().len() {
             0 => self.expected.0,
@@ -201,14 +201,14 @@ impl TcpWriter {
 
     pub(crate) fn shutdown(&self) -> io::Result<()> {
         match self.socket.shutdown(Shutdown::Write) {
-            // The peer was faster; as far as we are concerned writing is over.
+            // The peer has closed before; writing has ended for this side too.
             Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(()),
             done => done,
         }
     }
 }
 
-/// Bytes that a read may well give, from what others gave.
+/// Expected length of a read, estimated from earlier ones.
 #[derive(Debug)]
 struct Expected(usize);
 
@@ -219,7 +219,7 @@ impl Default for Expected {
 }
 
 impl Expected {
-    /// A read of `wanted` gave so much.
+    /// Handles a read of `wanted` that returned `count`.
     fn learn(&mut self, count: usize, wanted: usize) {
         if count == wanted && wanted >= self.0 {
             self.0 = wanted.saturating_mul(2);
@@ -229,7 +229,7 @@ impl Expected {
     }
 }
 
-/// No read is expected to give less than this.
+/// Minimum of the estimate.
 const EXPECTED_MIN: usize = 8 * 1024;
 
 /// What `fill_buf` reads at a time.
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_read_that_gave_what_was_asked_for_says_nothing() {
+    fn a_short_read_of_the_requested_length_changes_nothing() {
         let mut expected = Expected(32 * EXPECTED_MIN);
         for _ in 0..10 {
             expected.learn(9, 9);

@@ -4,34 +4,34 @@ use std::ptr::NonNull;
 
 use super::sync::{Ordering, compiler_fence};
 
-/// How data gets into memory that another processor reads next.
+/// The kind of stores that write memory which another processor reads next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CopyMode {
-    /// Into the caches of this processor, where the other one fetches it: the fastest way if they
-    /// share a cache.
+    /// Temporal stores, into the caches of this processor: the fastest way if both processors share
+    /// a cache.
     Temporal,
-    /// To memory past them: faster if they have none in common.
+    /// Non-temporal (streaming) stores, to memory past the caches: faster if they share none.
     NonTemporal,
 }
 
-/// Whether there are two ways.
+/// Whether the target has non-temporal stores.
 pub(crate) const HAS_NON_TEMPORAL: bool = cfg!(target_arch = "x86_64");
 
 /// Copies all of `data`.
 ///
 /// # Safety
 ///
-/// `to` is in a region that lives, with room for all of `data` behind it.
+/// `to` is in a live region, with space for all of `data` behind it.
 #[inline]
 pub(super) unsafe fn into_region(data: &[u8], to: NonNull<u8>) {
     if data.len() > PIECE {
         // SAFETY: as the caller promised.
         return unsafe { pieces_into_region(data, to) };
     }
-    // SAFETY: as the caller promised, there is room for all of `data` behind `to`. `data` is a live
-    // reference of this process and so cannot overlap memory that only regions touch. Another
-    // process may read or write the destination meanwhile; readers are told by a cursor, which is
-    // stored with release ordering after this copy, which bytes are settled.
+    // SAFETY: as the caller promised, there is space for all of `data` behind `to`. `data` is a
+    // live reference of this process and so cannot overlap memory that only regions touch. Another
+    // process may read or write the destination meanwhile; a cursor, which is stored with release
+    // ordering after this copy, publishes the bytes to readers.
     unsafe { std::ptr::copy_nonoverlapping(data.as_ptr(), to.as_ptr(), data.len()) };
 }
 
@@ -43,10 +43,10 @@ pub(super) unsafe fn into_region(data: &[u8], to: NonNull<u8>) {
 #[inline(never)]
 unsafe fn pieces_into_region(data: &[u8], to: NonNull<u8>) {
     for (index, piece) in data.chunks(PIECE).enumerate() {
-        // SAFETY: the pieces before this one are as long, and there is room for all of `data` behind
-        // the first `to`.
+        // SAFETY: the pieces before this one are as long, and there is space for all of `data`
+        // behind the first `to`.
         let to = unsafe { to.add(index * PIECE) };
-        // SAFETY: as just said, there is room for this piece.
+        // SAFETY: as above, there is space for this piece.
         unsafe { into_region(piece, to) };
     }
 }
@@ -88,12 +88,12 @@ unsafe fn pieces_out_of_region(from: NonNull<u8>, to: &mut [u8]) {
         // SAFETY: the pieces before this one are as long, and as much as `to` holds is behind the
         // first `from`.
         let from = unsafe { from.add(at) };
-        // SAFETY: as just said, a piece is behind it.
+        // SAFETY: as above, a piece is behind it.
         unsafe { out_of_region(from, piece) };
     }
 }
 
-/// As [`into_region`], past the caches.
+/// As [`into_region`], by non-temporal stores.
 ///
 /// # Safety
 ///
@@ -104,7 +104,7 @@ pub(super) unsafe fn non_temporal_into_region(data: &[u8], to: NonNull<u8>) {
 
     // Whole lines are written at once.
     let (head, rest) = data.split_at(to.align_offset(LINE).min(data.len()));
-    // SAFETY: `head` is the beginning of `data`, for all of which there is room.
+    // SAFETY: `head` is the beginning of `data`, for all of which there is space.
     unsafe { into_region(head, to) };
     let rest_to = to.as_ptr().wrapping_add(head.len());
     let words = rest.chunks_exact(size_of::<__m128i>());
@@ -114,9 +114,9 @@ pub(super) unsafe fn non_temporal_into_region(data: &[u8], to: NonNull<u8>) {
         // SAFETY: the chunk has the 16 bytes that are loaded, and they need no alignment.
         let word = unsafe { _mm_loadu_si128(word.as_ptr().cast()) };
         // SAFETY: this is as far behind the first `to` as the chunk is behind the start of `data`,
-        // so there is room for it. It is aligned: the head ended at a line, and only whole words
-        // are between that and here. That others may access it meanwhile is as in `into_region`.
-        // The fence that such stores need before later ones is below.
+        // so there is space for it. It is aligned: the head ended at a line, and only whole words
+        // are between that and here. Concurrent access is as in `into_region`. The fence that such
+        // stores need before later ones is below.
         unsafe { _mm_stream_si128(to.cast(), word) };
     }
     if let Some(to) = NonNull::new(rest_to.wrapping_add(rest.len() - tail.len())) {
@@ -128,7 +128,7 @@ pub(super) unsafe fn non_temporal_into_region(data: &[u8], to: NonNull<u8>) {
     unsafe { _mm_sfence() };
 }
 
-/// As [`into_region`]: there is nothing else.
+/// As [`into_region`]: the target has no other stores.
 ///
 /// # Safety
 ///
@@ -139,7 +139,7 @@ pub(super) unsafe fn non_temporal_into_region(data: &[u8], to: NonNull<u8>) {
     unsafe { into_region(data, to) };
 }
 
-/// Has bytes fetched that are read soon.
+/// Prefetches bytes that are read soon.
 #[cfg(target_arch = "x86_64")]
 fn prefetch(from: *const u8, len: usize) {
     use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
@@ -150,17 +150,18 @@ fn prefetch(from: *const u8, len: usize) {
     }
 }
 
-/// Leaves it to the processor, which guesses.
+/// Left to the hardware prefetcher.
 #[cfg(not(target_arch = "x86_64"))]
 fn prefetch(_from: *const u8, _len: usize) {}
 
-/// Bytes that are copied at a time. The C library copies more by `rep movsb`, which some processors do
-/// at a tenth of the speed if the destination lies a few bytes behind the source within a page.
+/// Bytes that are copied at a time. The C library copies more by `rep movsb`, which some processors
+/// execute at a tenth of the speed if the destination lies a few bytes behind the source within a
+/// page.
 pub(super) const PIECE: usize = 2048;
 
-/// So far ahead of a copy lines are fetched that come from another processor or from memory.
+/// Prefetch distance in bytes, for lines of another processor or of memory.
 const AHEAD: usize = 4 * PIECE;
 
-/// What caches have a line of.
+/// Length of a cache line in bytes.
 #[cfg(target_arch = "x86_64")]
 const LINE: usize = 64;

@@ -5,7 +5,7 @@ use smc_wire::cdc::{CdcD, ConsumerWord, ProducerWord};
 use super::sync::{AtomicU64, Ordering};
 use super::{CopyMode, OutOfBounds, Region};
 
-/// A receive buffer element as both sides see it.
+/// A receive buffer element, shared by both sides.
 ///
 /// Bytes 0 to 31 hold the CDC block that the writing side keeps up to date, the rest is the ring.
 /// Offsets into the ring are counts of a cursor, always less than [`Element::ring_len`].
@@ -16,7 +16,7 @@ pub struct Element {
 }
 
 impl Element {
-    /// Looks at a region as an element.
+    /// Wraps a region as an element.
     ///
     /// # Errors
     ///
@@ -58,7 +58,7 @@ impl Element {
         self.word(ConsumerWord::OFFSET)
     }
 
-    /// Copies `data` into the ring at offset `at`, going on at the start where the ring ends.
+    /// Copies `data` into the ring at offset `at`, with wrap-around.
     ///
     /// # Errors
     ///
@@ -67,7 +67,7 @@ impl Element {
         self.write_with(CopyMode::Temporal, at, data)
     }
 
-    /// The same by one of two ways.
+    /// As [`Element::write`], by stores of this kind.
     #[inline(always)]
     pub(crate) fn write_with(
         &self,
@@ -88,7 +88,7 @@ impl Element {
         }
     }
 
-    /// Copies bytes out of the ring from offset `at`, going on at the start where the ring ends.
+    /// Copies bytes out of the ring from offset `at`, with wrap-around.
     ///
     /// # Errors
     ///
@@ -111,11 +111,11 @@ impl Element {
     /// [`OutOfBounds`] when `at` is not inside the ring or `len` is longer than the ring.
     pub(crate) fn slice(&self, at: usize, len: usize, _: TrustPeers) -> Result<&[u8], OutOfBounds> {
         let len = self.until_end(at, len)?;
-        // SAFETY: whoever made the token promised that peers do not change bytes between telling
-        // us of them and being told that we read them. The callers of this method are between the
-        // two: `fill_buf`, whose borrow of the stream ends before it moves its consumer cursor,
-        // and guards, behind which the cursor is not moved, which also keep the buffer from being
-        // used again.
+        // SAFETY: the caller of `TrustPeers::new` promised that peers do not change bytes between
+        // publishing them and being notified that they were read. The callers of this method are
+        // between the two: `fill_buf`, whose borrow of the stream ends before it moves its consumer
+        // cursor, and guards, behind which the cursor is not moved, which also keep the buffer from
+        // being reused.
         unsafe { self.region.slice(HEADER_LEN + at, len) }
     }
 
@@ -139,7 +139,7 @@ impl Element {
         }
     }
 
-    /// Clears the CDC block, before a buffer is used for another connection.
+    /// Clears the CDC block, before a buffer is reused for another connection.
     pub fn reset(&self) {
         for at in (0..HEADER_LEN).step_by(8) {
             self.word(at).store(0, Ordering::Release);
@@ -147,14 +147,15 @@ impl Element {
     }
 }
 
-/// The right of the one who writes a ring to look at bytes of it that it has not shown yet.
+/// The exclusive right of the writer of a ring to borrow bytes that it has not published yet.
 ///
-/// Made once for each connection, and not to be cloned.
+/// Made once for each connection, and not cloned.
 #[derive(Debug)]
 pub(crate) struct RingWriter(());
 
 impl RingWriter {
-    /// The right of the caller, who alone writes the elements that it uses this for.
+    /// The right of the caller, which has to be the only writer of the elements that it is used
+    /// for.
     pub(crate) fn new() -> Self {
         Self(())
     }
@@ -175,17 +176,18 @@ impl RingWriter {
         let len = element.until_end(at, len)?;
         let start = element.region.at(HEADER_LEN + at, len)?;
         // SAFETY: in bounds as just checked, and initialised since regions start zeroed or written.
-        // The bytes are free, which is what callers borrow: whoever made the token promised that
-        // peers leave those of their rings alone. In this process the only writer of the ring is
-        // the one that has `self`, which is borrowed exclusively; a reader in this process touches bytes only after
-        // they were shown, and they are shown after the borrow has ended.
+        // The bytes are free, as callers borrow free space only: the caller of `TrustPeers::new`
+        // promised that peers do not touch free space of their rings. In this process the only
+        // writer of the ring owns `self`, which is borrowed exclusively; a reader in this process
+        // touches bytes only after they were published, and they are published after the borrow has
+        // ended.
         Ok(unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) })
     }
 }
 
-/// A promise about peers, which makes reading and writing in place possible.
+/// A promise about peers, which allows reading and writing in place.
 ///
-/// Memory that another process can write must not be looked at as `&[u8]`, because Rust may assume
+/// Memory that another process can write must not be borrowed as `&[u8]`, because Rust may assume
 /// that such bytes do not change; still less as `&mut [u8]`. With this token a caller promises that
 /// no peer changes them meanwhile. It goes to
 /// [`Builder::trust_peers`](crate::io::Builder::trust_peers).
@@ -193,9 +195,9 @@ impl RingWriter {
 /// | | without the token | with it |
 /// |---|---|---|
 /// | `fill_buf` | a copy | the peer's bytes where they are |
-/// | [`ReadGuard`](crate::io::ReadGuard) | a copy | the same, held |
+/// | [`ReadGuard`](crate::io::ReadGuard) | a copy | the same, retained |
 /// | [`Reservation::write_at`](crate::io::Reservation::write_at) and `io::Write` | straight into the peer's memory | the same |
-/// | [`Reservation::as_mut_slice`](crate::io::Reservation::as_mut_slice) | a buffer of ours, copied on commit | the peer's memory |
+/// | [`Reservation::as_mut_slice`](crate::io::Reservation::as_mut_slice) | a private buffer, copied on commit | the peer's memory |
 ///
 /// Nothing else changes: programs are written the same way with it and without it.
 #[derive(Clone, Copy, Debug)]
@@ -208,19 +210,18 @@ impl TrustPeers {
     ///
     /// All peers of the endpoint that is given this token must be programs that
     ///
-    /// - write a byte of our buffers only while it counts as free, that is before they show us a
-    ///   producer cursor behind it and after we showed them a consumer cursor behind it; also
-    ///   after a connection has ended, for as long as guards of it live;
-    /// - touch a byte of the buffers that they gave us to write only while it does not count as
-    ///   free, and do not write it even then, for as long as the connection lives.
+    /// - write a byte of local buffers only while it counts as free, that is before they publish a
+    ///   producer cursor behind it and after this side published a consumer cursor behind it; also
+    ///   after a connection has ended, while guards of it live;
+    /// - touch a byte of the buffers that this side writes only while it does not count as free,
+    ///   and do not write it even then, while the connection lives.
     ///
-    /// Peers of this library do; a hostile or broken program that runs as a permitted user need
-    /// not.
+    /// Peers of this library comply; a hostile or broken program of a permitted user may not.
     ///
-    /// Nor does a peer that goes on after its device was taken for dead. On an ISM fabric that is a
-    /// guest that stands still for 15 seconds, because it is paused, or a process in it that is
-    /// stopped: the buffers that it was writing are used for other connections, and it writes on.
-    /// Over such a device the promise includes that no peer stands still for so long.
+    /// Nor does a peer that continues after its device was declared dead. On an ISM fabric that is
+    /// a guest that is paused for 15 seconds, or a stopped process in it: its receive buffers are
+    /// reused for other connections while it may still write. Over such a device the promise
+    /// includes that no peer is paused for so long.
     #[must_use]
     pub unsafe fn new() -> Self {
         Self(())

@@ -1,4 +1,4 @@
-//! Memory that is mapped: files that other processes can map too, and pages of this one.
+//! Mapped memory: files that other processes can map too, and anonymous pages of this process.
 
 use std::ffi::c_void;
 use std::io;
@@ -18,7 +18,7 @@ use super::Region;
 
 impl Region {
     /// Fresh zeroed memory in a file that can be passed to another process, which
-    /// [adopts](Self::adopt) it. The file keeps its length for ever.
+    /// [adopts](Self::adopt) it. The file's length never changes.
     ///
     /// `name` shows in `/proc/PID/maps`. `len` is in bytes, more than none.
     ///
@@ -32,7 +32,7 @@ impl Region {
         Ok((region.map_err(|error| MemoryError::os(MAP, error))?, file))
     }
 
-    /// Fresh zeroed pages of this process, which the system takes back one by one if it is told to.
+    /// Fresh zeroed pages of this process, which can be returned to the system one by one.
     ///
     /// # Errors
     ///
@@ -47,12 +47,12 @@ impl Region {
 
     /// Maps a memory file that a peer made, if that is safe.
     ///
-    /// It has to be an ordinary memory file of exactly `len` bytes that can never shrink: touching
-    /// a mapping past the end of its file would end this process.
+    /// It has to be an ordinary memory file of exactly `len` bytes that can never shrink: an access
+    /// past the end of a mapped file ends the process (SIGBUS).
     ///
     /// # Errors
     ///
-    /// [`MemoryError::Unsafe`] for any other descriptor; else what the system refused.
+    /// [`MemoryError::Unsafe`] for any other descriptor; else the error of the system.
     pub fn adopt(file: BorrowedFd<'_>, len: usize) -> Result<Self, MemoryError> {
         let bad = MemoryError::Unsafe;
         let failed = |error| MemoryError::os("inspect memory file", error);
@@ -64,7 +64,7 @@ impl Region {
         if seals.intersects(SealFlags::WRITE | SealFlags::FUTURE_WRITE) {
             return Err(bad("memory file is sealed against writing"));
         }
-        // Huge pages come out of a pool that can run dry after they were mapped.
+        // Huge pages come out of a pool that can be exhausted after they were mapped.
         if fstatfs(file).map_err(failed)?.f_type != TMPFS {
             return Err(bad("memory file has pages of an unsuitable kind"));
         }
@@ -77,14 +77,14 @@ impl Region {
         region.map_err(|error| MemoryError::os(MAP, error))
     }
 
-    /// Maps `len` bytes of a file or device from `offset`, a multiple of the page size, for as long
-    /// as a region refers to them.
+    /// Maps `len` bytes of a file or device from `offset`, a multiple of the page size, while a
+    /// region refers to them.
     ///
     /// # Safety
     ///
-    /// The file must have these bytes for all that time: touching a mapping past the end of its file
-    /// ends the process. What is mapped may be written by others, and by this process through regions
-    /// only.
+    /// The file must have these bytes for all that time: an access past the end of a mapped file
+    /// ends the process. Other processes may write the mapping; this process accesses it through
+    /// regions only.
     ///
     /// # Errors
     ///
@@ -125,11 +125,11 @@ impl WipedOnFork {
         Ok(Self(mapping))
     }
 
-    /// The bytes, whatever was last written there in this process.
+    /// The bytes as last written by this process.
     pub(crate) fn bytes(&mut self) -> &mut [u8] {
         // SAFETY: the span is mapped, zeroed by the kernel at first, and belongs to this object,
-        // which is borrowed exclusively. No other process has it. In a child process it is zeroed
-        // within the call of `fork`, by the thread that would have to have it borrowed.
+        // which is borrowed exclusively. No other process maps it. In a child process it is zeroed
+        // within the call of `fork`, which the borrowing thread does not make.
         unsafe { std::slice::from_raw_parts_mut(self.0.start.as_ptr(), self.0.len) }
     }
 }
@@ -155,9 +155,9 @@ pub fn memory_file(name: &str, len: usize) -> Result<OwnedFd, MemoryError> {
     Ok(file)
 }
 
-/// Whether this process may make a file of so many bytes.
+/// Whether this process may create a file of `len` bytes.
 ///
-/// To be called before a file is given a length: beyond the limit on file sizes (`RLIMIT_FSIZE`) the
+/// Called before a file is given a length: beyond the limit on file sizes (`RLIMIT_FSIZE`) the
 /// system ends the process by SIGXFSZ.
 ///
 /// # Errors
@@ -170,14 +170,14 @@ pub fn check_file_size(len: u64) -> io::Result<()> {
     }
 }
 
-/// Why there is no memory to be shared.
+/// Why shared memory cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {
-    /// Whoever passed the file could end this process, or has made a mistake.
+    /// The file is unsafe to map: its sender could end this process, or made a mistake.
     #[error("{0}")]
     Unsafe(&'static str),
-    /// The system refused.
+    /// The system call failed.
     #[error("{what}")]
     #[non_exhaustive]
     Os {
@@ -221,19 +221,19 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Takes over what was just mapped.
+    /// Wraps a new mapping.
     fn new(start: *mut c_void, len: usize) -> rustix::io::Result<Self> {
         let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;
         Ok(Self { start, len })
     }
 
-    /// The same, as a region.
+    /// A new mapping as a region.
     fn region(start: *mut c_void, len: usize) -> rustix::io::Result<Region> {
         let owner = Arc::new(Self::new(start, len)?);
         let start = owner.start;
-        // SAFETY: the memory stays mapped while `owner` lives, and what is under it stays: pages
-        // of this process, or as the callers of `map` see to. Mappings start on a page, and this
-        // process reaches the memory through regions only.
+        // SAFETY: the memory stays mapped while `owner` lives, and its content stays accessible:
+        // pages of this process, or a file as required by `map`. Mappings start on a page, and this
+        // process accesses the memory through regions only.
         Ok(unsafe { Region::from_raw_parts(start, len, owner) })
     }
 }
@@ -247,7 +247,7 @@ impl Drop for Mapping {
     }
 }
 
-/// What a memory file must be sealed against before it is mapped; SEAL keeps the set as it is.
+/// Required seals of a memory file before it is mapped; SEAL makes the set final.
 const SEALS: SealFlags = SealFlags::SHRINK
     .union(SealFlags::GROW)
     .union(SealFlags::SEAL);

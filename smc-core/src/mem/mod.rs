@@ -2,8 +2,8 @@
 //!
 //! This is the only place of the crate with `unsafe` in it. A [`Region`] is a span of bytes that
 //! may be shared with another process, which can change any byte at any moment, also when it is
-//! buggy or hostile. So a region is never lent out as `&[u8]`: it offers copies, and loads and
-//! stores of whole words. What was copied out is private and can be checked before it is used.
+//! buggy or hostile. So a region is never borrowed as `&[u8]`: it offers copies, and loads and
+//! stores of whole words. Copied bytes are private and can be checked before they are used.
 
 #![allow(
     unsafe_code,
@@ -32,14 +32,14 @@ use std::sync::Arc;
 
 use sync::{AtomicU64, Ordering};
 
-/// A span of memory that others may read and write while we do.
+/// A span of memory that other processes may read and write concurrently.
 ///
 /// Clones refer to the same memory; the memory lives until the last clone is dropped.
 #[derive(Clone)]
 pub struct Region {
     start: NonNull<u8>,
     len: usize,
-    /// Dropped before the memory, whose address may then be that of other memory.
+    /// Dropped before the memory, whose address may then be reused.
     #[cfg(smc_loom)]
     shadow: Arc<shadow::Shadow>,
     owner: Arc<dyn Any + Send + Sync>,
@@ -57,12 +57,12 @@ impl Region {
     /// `len` is in bytes; the start is aligned to 8.
     #[must_use]
     pub fn anonymous(len: usize) -> Self {
-        // The allocator has zeroed pages that nobody has touched yet.
+        // The allocator returns zeroed pages that were not touched yet.
         let words = Box::leak(vec![0_u64; len.div_ceil(8)].into_boxed_slice());
         let words = NonNull::from(words);
         let owner = Arc::new(Words(words));
         // SAFETY: the memory is in the heap, aligned as its words are, and freed by `owner`, which
-        // nobody else knows.
+        // has no other reference.
         unsafe { Self::from_raw_parts(words.cast(), len, owner) }
     }
 
@@ -108,7 +108,7 @@ impl Region {
         self.start
     }
 
-    /// A part of the region that shares its memory and its life.
+    /// A part of the region that shares its memory and its lifetime.
     ///
     /// # Errors
     ///
@@ -160,9 +160,8 @@ impl Region {
         Ok(())
     }
 
-    /// As [`Region::copy_in`] for long data, which goes to memory past the caches of this processor,
-    /// where that can be done. It is there before what is written after it, but may be there before
-    /// what was written earlier.
+    /// As [`Region::copy_in`] for long data, by non-temporal stores where the target has them. They
+    /// are ordered before later stores, but not after earlier ones.
     pub(crate) fn copy_in_non_temporal(&self, at: usize, data: &[u8]) -> Result<(), OutOfBounds> {
         let to = self.at(at, data.len())?;
         // SAFETY: `at` checked that all of `data` fits behind `to`, and the region keeps it mapped.
@@ -246,8 +245,8 @@ impl Region {
     ///
     /// # Safety
     ///
-    /// Nobody, in no process, may write these bytes while the borrow lives. For memory that a peer
-    /// can write this is a promise about the peer: see [`TrustPeers`].
+    /// No process may write these bytes while the borrow lives. For memory that a peer can write
+    /// this is a promise about the peer: see [`TrustPeers`].
     ///
     /// # Errors
     ///
@@ -256,8 +255,8 @@ impl Region {
         let start = self.at(at, len)?;
         #[cfg(smc_loom)]
         self.shadow.borrowed(start, len);
-        // SAFETY: in bounds; initialised since regions start zeroed or written; the caller
-        // promises that nobody writes.
+        // SAFETY: in bounds; initialised since regions start zeroed or written; the caller promises
+        // that there is no concurrent write.
         Ok(unsafe { std::slice::from_raw_parts(start.as_ptr(), len) })
     }
 
@@ -306,7 +305,7 @@ fn is_word_aligned(at: NonNull<u8>) -> bool {
 #[error("span of {len} bytes at {at} does not fit a region of {size} bytes")]
 #[non_exhaustive]
 pub struct OutOfBounds {
-    /// Where the span was to start, in bytes.
+    /// Requested start of the span, in bytes.
     pub at: usize,
     /// Its length in bytes.
     pub len: usize,
@@ -317,8 +316,8 @@ pub struct OutOfBounds {
 /// Longest copy, in bytes, that [`Region::copy_in`] makes word by word: two CDC blocks.
 pub const WORDWISE_MAX: usize = 64;
 
-/// Copies several short slices into one buffer, so that their words can arrive as those of one write.
-/// Returns how many bytes that are, or `None` if there is one slice at most or no room for them.
+/// Copies several short slices into one buffer, so that their words arrive as those of one write.
+/// Returns how many bytes that are, or `None` if there is one slice at most or not enough space.
 pub fn gather(data: &[IoSlice<'_>], into: &mut [u8; WORDWISE_MAX]) -> Option<usize> {
     if data.len() < 2 {
         return None;

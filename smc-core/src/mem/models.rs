@@ -1,7 +1,7 @@
-//! The ring under loom: every order of steps, every value that a load may see.
+//! Loom models of the ring: every order of steps, every value that a load may return.
 //!
-//! Writer and reader are the shell's halves in short: what they do to the two elements, and to
-//! their cursors, is what those do, in the same order.
+//! Writer and reader are short versions of the stream halves: they access the two elements, and
+//! their cursors, in the same order.
 
 use loom::thread::{self, yield_now};
 use smc_wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord, StateFlags};
@@ -57,7 +57,7 @@ fn an_end_read_without_acquire_overtakes_data() {
     end(None, Some(Mutation::NoAcquire));
 }
 
-/// More than fits goes through the ring, past its end, in pieces.
+/// Data longer than the ring passes through it in pieces, with wrap-around.
 fn ring(writing: Option<Mutation>, reading: Option<Mutation>) {
     check(move || {
         let (mut writer, mut reader) = ends();
@@ -85,7 +85,8 @@ fn ring(writing: Option<Mutation>, reading: Option<Mutation>) {
     });
 }
 
-/// A reader that has seen the flag for the end looks for data once more, and then has all.
+/// A reader that has seen the end-of-stream flag reads the producer word once more, and then has
+/// all data.
 fn end(writing: Option<Mutation>, reading: Option<Mutation>) {
     check(move || {
         let (mut writer, mut reader) = ends();
@@ -118,7 +119,7 @@ struct Writer {
 }
 
 impl Writer {
-    /// Writes what there is space for.
+    /// Writes as much as there is space for.
     fn write(&mut self, data: &[u8]) -> usize {
         let raw = self.local.consumer().load(Ordering::Acquire);
         if raw != self.seen {
@@ -150,7 +151,7 @@ impl Writer {
         self.say();
     }
 
-    fn say(&self) {
+    fn publish_consumer(&self) {
         let word = self.word.to_ne();
         self.peer.consumer().store(word, Ordering::Release);
     }

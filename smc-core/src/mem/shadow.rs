@@ -1,9 +1,10 @@
-//! What a model knows of shared memory: which words are atomics, and who touched which byte when.
+//! Shadow state of shared memory in a model: which words are atomics, and which thread accessed
+//! which byte when.
 //!
-//! Bytes stay where they are. Each byte that is copied has a cell of loom beside it, which finds
-//! accesses that are not ordered. Each word that is used as an atomic is one of loom, because loads
-//! of those may see old values. Whatever several threads touch has to be touched once before they
-//! are spawned: to loom, memory that one thread is the first to touch is memory that it made.
+//! Each byte that is copied has a loom cell, which finds unordered accesses. Each word that is used
+//! as an atomic is a loom atomic, because its loads may return old values. Memory that several
+//! threads access has to be touched once before they are spawned: loom treats memory that a thread
+//! touches first as created by it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ptr::NonNull;
@@ -13,10 +14,10 @@ use loom::cell::UnsafeCell;
 
 use super::sync::{AtomicU64, Ordering};
 
-/// Of one span of memory, however many regions refer to it.
+/// Shadow of one span of memory, shared by all regions of it.
 #[derive(Default)]
 pub(super) struct Shadow {
-    /// By address. Both only grow, so that what is boxed stays where it is.
+    /// By address. Both only grow, so that boxed values do not move.
     words: Mutex<BTreeMap<usize, Arc<AtomicU64>>>,
     bytes: Mutex<BTreeMap<usize, Arc<Byte>>>,
 }
@@ -34,7 +35,7 @@ impl Shadow {
         shadow
     }
 
-    /// The word there, an atomic from now on.
+    /// The word at this address, an atomic from now on.
     pub(super) fn word(&self, at: NonNull<u8>) -> &AtomicU64 {
         let mut words = lock(&self.words);
         let word = words.entry(at.as_ptr().addr()).or_insert_with(|| {
@@ -46,7 +47,7 @@ impl Shadow {
         unsafe { &*Arc::as_ptr(word) }
     }
 
-    /// Bytes were copied from there; corrects those that belong to words.
+    /// Bytes were copied from this address; corrects those that belong to words.
     pub(super) fn read(&self, at: NonNull<u8>, to: &mut [u8]) {
         self.each(at, to.len(), |part, index| match part {
             Part::Word(word) => {
@@ -57,7 +58,7 @@ impl Shadow {
         });
     }
 
-    /// Bytes were copied there.
+    /// Bytes were copied to this address.
     pub(super) fn written(&self, at: NonNull<u8>, data: &[u8]) {
         self.each(at, data.len(), |part, index| match part {
             Part::Word(word) => {
@@ -77,7 +78,7 @@ impl Shadow {
         });
     }
 
-    /// As `written`, for those bytes that anybody has looked at.
+    /// As `written`, for bytes that were accessed before.
     pub(super) fn zeroed(&self, at: NonNull<u8>, len: usize) {
         let start = at.as_ptr().addr();
         for byte in touched(&self.bytes, start, len) {
@@ -88,7 +89,7 @@ impl Shadow {
         }
     }
 
-    /// Goes through words and bytes, with the position of each in the span.
+    /// Visits words and bytes, with the position of each in the span.
     fn each(&self, at: NonNull<u8>, len: usize, mut then: impl FnMut(Part<'_>, usize)) {
         let start = at.as_ptr().addr();
         let mut index = 0;
@@ -110,10 +111,10 @@ impl Shadow {
     }
 }
 
-/// Notes who touched a byte.
+/// Records the accesses to a byte.
 struct Byte(UnsafeCell<()>);
 
-// SAFETY: there is nothing in it to touch, and the threads of a model take turns.
+// SAFETY: it has no content, and the threads of a model run one at a time.
 unsafe impl Send for Byte {}
 // SAFETY: as above.
 unsafe impl Sync for Byte {}
@@ -123,7 +124,7 @@ enum Part<'a> {
     Byte(&'a Byte),
 }
 
-/// In the order of their addresses: each run of a model has to do the same.
+/// In the order of addresses: runs of a model have to be deterministic.
 fn touched<T>(all: &Mutex<BTreeMap<usize, Arc<T>>>, start: usize, len: usize) -> Vec<Arc<T>> {
     let all = lock(all);
     all.range(start..start + len)
@@ -131,7 +132,7 @@ fn touched<T>(all: &Mutex<BTreeMap<usize, Arc<T>>>, start: usize, len: usize) ->
         .collect()
 }
 
-/// Never held while a thread of the model may change.
+/// Never held at a point where loom may switch threads.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,8 +1,7 @@
-//! The atomics of this crate, in one place so that they can be found and swapped for a model.
+//! The atomics of this crate, in one place so that loom can replace them in a model.
 //!
 //! With `--cfg smc_loom` they are those of loom, which tries every order in which threads can take
-//! their steps and every value that a load may see: see `model`. Such a build does nothing but run
-//! models.
+//! their steps and every value that a load may see: see `model`. Such a build only runs models.
 
 #[cfg(not(smc_loom))]
 pub use std::sync::atomic::{
@@ -15,7 +14,7 @@ pub use {
     model::{AtomicU64, fence},
 };
 
-/// Keeps the compiler from moving accesses to memory past it; the processor does not see it.
+/// Prevents the compiler from moving memory accesses past it; it emits no instruction.
 pub use std::sync::atomic::compiler_fence;
 
 #[cfg(smc_loom)]

@@ -43,7 +43,7 @@ fn a_part_shares_the_memory() {
 }
 
 #[test]
-fn long_data_is_copied_whole_wherever_it_lies_and_whichever_way() {
+fn long_data_is_copied_whole_at_any_offset_in_both_modes() {
     let data: Vec<u8> = (0..6 * PIECE + 5).map(|at| (at % 251) as u8).collect();
     for copy in [Region::copy_in, Region::copy_in_non_temporal] {
         for at in [0, 1, 24, 63, PIECE - 1] {
@@ -66,7 +66,7 @@ fn long_data_is_copied_whole_wherever_it_lies_and_whichever_way() {
 }
 
 #[test]
-fn past_the_caches_data_goes_on_at_the_start_of_the_ring() {
+fn non_temporal_writes_wrap_around_in_the_ring() {
     let ring = 6 * PIECE + 1;
     let element = Element::new(Region::anonymous(HEADER_LEN + ring)).unwrap();
     let data: Vec<u8> = (0..ring).map(|at| (at % 251) as u8).collect();
@@ -87,12 +87,12 @@ fn past_the_caches_data_goes_on_at_the_start_of_the_ring() {
 #[test]
 fn a_child_process_draws_other_numbers_than_its_parent() {
     let numbers = || (0..100).map(|_| random::bytes::<16>());
-    // From here on this thread has some in stock.
+    // From here on this thread has buffered bytes.
     random::bytes::<16>().unwrap();
     let (mut ours, theirs) = UnixStream::pair().unwrap();
     let mut child = Command::new("true");
     // SAFETY: between `fork` and `exec` the child draws numbers and writes to a socket, which are
-    // system calls and copies: this thread has its stock, so that nothing has to be allocated.
+    // system calls and copies: this thread has its buffer, so that nothing has to be allocated.
     unsafe {
         child.pre_exec(move || numbers().try_for_each(|number| (&theirs).write_all(&number?)))
     };

@@ -48,7 +48,7 @@ impl Pipe {
         (one, other)
     }
 
-    /// The end of a server whose client has taken its offer back.
+    /// The end of a server whose client has withdrawn its offer.
     pub(crate) fn withdrawn(mut self) -> Self {
         self.is_withdrawn = true;
         self

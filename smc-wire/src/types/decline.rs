@@ -61,7 +61,7 @@ decline_codes! {
     0x0202_0000 TIMEOUT_AL "The ADD LINK exchange timed out.";
     0x0204_0000 TIMEOUT_OLD_4 "A wait timed out (another value of older Linux kernels).";
     0x0300_0000 CNFERR "The client's IP prefixes could not be determined and no v2 type is left.";
-    0x0301_0000 PEERNOSMC "The PROPOSAL offers nothing, or the peer does not speak SMC.";
+    0x0301_0000 PEERNOSMC "The PROPOSAL offers nothing, or the peer does not support SMC.";
     0x0302_0000 IPSEC "An IPsec policy applies to the connection.";
     0x0303_0000 NOSMCDEV "There is no device that could serve the connection.";
     0x0303_0001 NOSMCDDEV "Only SMC-D is offered and no device or EID matches.";

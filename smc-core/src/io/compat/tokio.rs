@@ -83,8 +83,8 @@ macro_rules! write {
     )+};
 }
 
-/// Reads into a buffer of which not all is clear. Clearing more than is going to be filled would cost
-/// more than the read, and clearing anything for nothing as much as one.
+/// Reads into a buffer that is only partly initialised. Initialising more than the read fills would
+/// cost more than the read.
 fn poll_read_smc(
     half: &mut Receiver,
     cx: &mut Context<'_>,
@@ -94,7 +94,7 @@ fn poll_read_smc(
     let mut room = half.available(wanted);
     if room == 0 {
         ready!(half.poll_ready(cx))?;
-        // At the end there is nothing, which takes a read to be told.
+        // At end of stream nothing is available; a read reports it.
         room = half.available(wanted).max(1);
     }
     let read = ready!(half.poll_read(cx, buf.initialize_unfilled_to(room)))?;
@@ -102,8 +102,8 @@ fn poll_read_smc(
     Poll::Ready(Ok(()))
 }
 
-/// The same where it is not known how much there is. Copying what there was costs less than clearing
-/// what there might be, until reads are long.
+/// As [`poll_read_smc`] where the available length is unknown. Copying the data costs less than
+/// initialising a buffer for the expected maximum, until reads are long.
 fn poll_read_tcp(
     half: &mut TcpReader,
     cx: &mut Context<'_>,
@@ -115,7 +115,7 @@ fn poll_read_tcp(
         buf.advance(read);
         return Poll::Ready(Ok(()));
     }
-    // Taken out meanwhile: a socket may be somebody's own, and read a stream in its turn.
+    // Taken out during the read: the `Socket` implementation may itself read a stream.
     let mut scratch = SCRATCH.try_with(Cell::take).unwrap_or_default();
     scratch.resize(SCRATCH_LEN, 0);
     let spare = &mut scratch[..room];
@@ -123,15 +123,15 @@ fn poll_read_tcp(
     if let Poll::Ready(Ok(count)) = read {
         buf.put_slice(&spare[..count]);
     }
-    let _gone_with_the_thread = SCRATCH.try_with(|cell| cell.set(scratch));
+    let _thread_is_ending = SCRATCH.try_with(|cell| cell.set(scratch));
     read.map_ok(|_count| ())
 }
 
-/// Fits a first level cache beside what it is copied to.
+/// Fits a first-level cache together with the destination.
 const SCRATCH_LEN: usize = 16 * 1024;
 
 thread_local! {
-    /// What TCP reads into where a buffer is not clear.
+    /// The buffer of TCP reads into uninitialised memory.
     static SCRATCH: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 

@@ -1,4 +1,4 @@
-//! One SMC connection as its two halves, the driver and tools share it.
+//! One SMC connection, shared by its two halves, the driver and tools.
 
 mod publish;
 
@@ -35,69 +35,70 @@ use crate::proto::handshake::Role;
 
 /// The shared part of a connection.
 ///
-/// Both halves read what the peer says in [`Conn::local`]. What we say to the peer is two words:
-/// the producer word belongs to the writing half alone; the consumer word is put together by both
+/// Both halves read the peer's updates in [`Conn::local`]. This side publishes two words to the
+/// peer: the producer word belongs to the writing half alone; the consumer word is composed by both
 /// halves and by closing; [`publish`] has both.
 pub(crate) struct Conn {
-    /// Our element, written by the peer.
+    /// The local element, written by the peer.
     pub(crate) local: Element,
     local_ring: Ring,
     pub(crate) mode: Mode,
     pub(crate) peer_addr: SocketAddr,
     pub(crate) socket: Arc<dyn Socket>,
-    /// Says how TCP is closed, and whether it is looked at.
+    /// Determines how TCP is closed, and whether it is watched.
     locality: PeerLocality,
-    /// Nothing is wrong with TCP yet, as far as anybody has looked.
+    /// The TCP connection is not watched yet: see `TCP_WATCH_DELAY`.
     tcp_watch_deferred: AtomicBool,
     buffer: LocalBuffer,
     peer: PeerElement,
-    /// The last producer word that was moved.
+    /// The producer word that was published last.
     producer: AtomicU64,
-    /// Not zero: the device was too busy for it, and the driver tries again.
+    /// Not zero: the device was busy, and the driver retries the producer word.
     producer_pending: AtomicU32,
-    /// How often the driver has asked a device again that was busy.
+    /// Number of retries of the driver at a busy device.
     retries: AtomicU32,
     consumer: Mutex<Consumer>,
-    /// Waits at the TCP socket until then.
+    /// The waker registered with the TCP socket.
     tcp_waker: OnceLock<Waker>,
-    /// The peer has written something to our element.
+    /// The peer has written to the local element.
     has_peer_sent: AtomicBool,
-    /// SMC-R: TCP has ended, and the peer has not said anything.
+    /// SMC-R: half-open; TCP has ended, and the peer has not sent a CDC message.
     half_open: AtomicBool,
-    /// Some end has come; details in `closing`. Checked on each call, so kept apart.
+    /// The connection has ended in some direction; details in `closing`. Checked on each call, so
+    /// kept apart.
     ended: AtomicBool,
     closing: Mutex<Closing>,
     failure: OnceLock<Error>,
-    /// The application has asked for the error that ended the connection, and has it.
+    /// The application has fetched the error that ended the connection.
     is_error_taken: AtomicBool,
-    /// Where the reading half stopped when it was dropped.
+    /// The position of the reading half when it was dropped.
     read_until: AtomicU64,
-    /// Bytes from the start of our ring that the reading half may have read; all, before it was
-    /// dropped.
+    /// Bytes from the start of the local ring that the reading half may have read; all, until it
+    /// was dropped.
     high_water: AtomicU32,
     linger: Mutex<Option<Duration>>,
-    /// What the application wants of `TCP_NODELAY`.
+    /// The application's setting of `TCP_NODELAY`.
     pub(crate) nodelay: AtomicBool,
     reader: AtomicWaker,
     writer: AtomicWaker,
     changed: Event,
     driver: Arc<DeviceDriver>,
     group: GroupId,
-    /// Leaves the link group when the connection has ended.
+    /// Dropped, to leave the link group, when the connection has ended.
     membership: Mutex<Option<Membership>>,
     /// For the peer's buffer, with SMC-D.
     _charge: Option<PeerCharge>,
 }
 
-/// Our receive buffer.
+/// The local receive buffer.
 pub(crate) enum LocalBuffer {
-    /// SMC-D: the device's.
+    /// SMC-D: a DMB of the device.
     Dmb(Arc<dyn Dmb>),
-    /// SMC-R: with everything else that the connection has in its link group.
+    /// SMC-R: an RMB, with the other resources of the connection in its link group.
     Rmb(Arc<RdmaConnHandle>),
 }
 
-/// Whether the peer is a process of this host, by a handshake that only those can make.
+/// Whether the peer is a process of this host, as proven by a side-channel handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PeerLocality {
     /// On this host; the role is that of this side.
@@ -106,23 +107,24 @@ pub(crate) enum PeerLocality {
     Unknown,
 }
 
-/// Names a connection among those of a device.
+/// Identifies a connection of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ConnKey(u64);
 
 impl ConnKey {
-    /// SMC-D: what signals name.
+    /// SMC-D: the token in signals.
     pub(crate) fn direct(token: DmbToken) -> Self {
         Self(token.0)
     }
 
-    /// SMC-R: what CDC messages name. A device is for either, so the two never meet.
+    /// SMC-R: the token in CDC messages. A device is either SMC-D or SMC-R, so the two never
+    /// collide.
     pub(crate) fn rdma(token: AlertToken) -> Self {
         Self(token.get().into())
     }
 }
 
-/// What a connection is made of when set-up has ended.
+/// The parts of a connection at the end of set-up.
 pub(crate) struct Parts {
     pub(crate) local: Element,
     pub(crate) local_ring: Ring,
@@ -154,8 +156,8 @@ impl Conn {
             charge,
         } = parts;
         if locality == PeerLocality::SameHost(Role::Client) {
-            // Nobody reads from TCP any more: no need to keep the port in TIME_WAIT, also if this
-            // process is killed. One end that closes hard is enough.
+            // TCP is not read any more: a reset avoids TIME_WAIT for the port, also if this process
+            // is killed. A reset by one end is enough.
             let _best_effort = socket.set_linger(Some(Duration::ZERO));
         }
         Arc::new(Self {
@@ -200,7 +202,7 @@ impl Conn {
         }
     }
 
-    /// Our receive buffer, if this is SMC-D.
+    /// The local receive buffer, if this is SMC-D.
     pub(crate) fn dmb(&self) -> Option<Arc<dyn Dmb>> {
         match &self.buffer {
             LocalBuffer::Dmb(dmb) => Some(Arc::clone(dmb)),
@@ -208,7 +210,7 @@ impl Conn {
         }
     }
 
-    /// What is rdma on its way to the peer, if this is SMC-R.
+    /// The SMC-R connection in its link group, if this is SMC-R.
     pub(crate) fn rdma(&self) -> Option<&Arc<RdmaConn>> {
         match &self.buffer {
             LocalBuffer::Dmb(_) => None,
@@ -220,19 +222,19 @@ impl Conn {
         self.closing().is_released()
     }
 
-    /// Whether the application has said all that it has to say: the stream was dropped, or shut down
-    /// for writing.
+    /// Whether the application writes nothing more: the stream was dropped, or shut down for
+    /// writing.
     pub(crate) fn is_write_closed(&self) -> bool {
         let closing = self.closing();
         closing.is_released() || closing.is_shut()
     }
 
-    /// Whether everything that was written, and that the stream has ended, is in the peer's memory,
-    /// or never will be. If it is not, the driver is told when it may be.
+    /// Whether all written data and the close behind it are in the peer's memory, or never will be.
+    /// Otherwise the driver is notified when they may be.
     pub(crate) fn await_delivery(&self) -> bool {
         match self.rdma() {
             Some(rdma) if self.is_released() => rdma.await_delivery(),
-            // What it still reads has this side send, too.
+            // Reading makes this side send, too.
             Some(rdma) => {
                 rdma.await_sent();
                 self.delivery() != Delivery::Pending
@@ -241,14 +243,14 @@ impl Conn {
         }
     }
 
-    /// What became of everything written and of the shutdown behind it.
+    /// The delivery state of all written data and of the shutdown behind it.
     pub(crate) fn delivery(&self) -> Delivery {
         match self.rdma() {
             Some(rdma) => rdma.delivery(),
             None if !self.has_pending() => Delivery::Done,
             None => {
                 self.handle_peer_flags();
-                // The device may be gone too, and the driver with it: no later event ends the wait.
+                // The device and its driver may be gone too: no later event ends the wait.
                 match self.closing().is_aborted_by_peer() {
                     true => Delivery::Lost,
                     false => Delivery::Pending,
@@ -257,7 +259,7 @@ impl Conn {
         }
     }
 
-    /// How long a closing stream waits for delivery.
+    /// The deadline of a closing stream for delivery.
     pub(crate) fn close_deadline(&self) -> Deadline {
         self.driver.close_deadline()
     }
@@ -270,7 +272,7 @@ impl Conn {
         self.local_ring
     }
 
-    /// The ring that we write at the peer.
+    /// The peer's ring, which this side writes.
     pub(crate) fn peer_ring(&self) -> Ring {
         match &self.peer {
             PeerElement::Mapped { ring, .. }
@@ -288,9 +290,9 @@ impl Conn {
         self.closing().state()
     }
 
-    // ---- What the peer says --------------------------------------------------------------------
+    // ---- Updates of the peer -------------------------------------------------------------------
 
-    /// Looks at the peer's flags. Returns whether the connection has come to some end.
+    /// Handles the peer's flags. Returns whether the connection has ended in some direction.
     pub(crate) fn handle_peer_flags(&self) -> bool {
         let word = ConsumerWord::from_ne(self.local.consumer().load(Ordering::Acquire));
         if !word.state_flags.is_empty() {
@@ -308,7 +310,7 @@ impl Conn {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// What reading comes to when no data is left: `None` while more may come.
+    /// The result of reading when no data is left: `None` while more may arrive.
     pub(crate) fn read_end(&self) -> Option<Result<(), Error>> {
         match self.closing().read_end() {
             ReadEnd::Open => None,
@@ -318,7 +320,7 @@ impl Conn {
         }
     }
 
-    /// What writing comes to.
+    /// The result of writing.
     #[cold]
     pub(crate) fn write_end(&self) -> Result<(), Error> {
         match self.closing().write_end() {
@@ -361,11 +363,11 @@ impl Conn {
         self.writer.register(waker);
     }
 
-    /// Whether there will be a report of what a task waits for; to be asked when it is registered.
+    /// Whether a waiting task will be woken; called when its waker is registered.
     ///
     /// # Errors
     ///
-    /// [`CloseReason::Runtime`] when there will be none.
+    /// [`CloseReason::Runtime`] when it will not.
     pub(crate) fn check_can_wait(&self) -> Result<(), Error> {
         self.publish_without_driver();
         match self.driver.is_stopped() {
@@ -374,12 +376,13 @@ impl Conn {
         }
     }
 
-    /// For any number of tasks that wait for a change.
+    /// A listener for changes, for any number of tasks.
     pub(crate) fn listen(&self) -> EventListener {
         self.changed.listen()
     }
 
-    /// Asks the device to report the next write of the peer. Look again afterwards.
+    /// Requests that the device reports the next write of the peer. The caller checks once more
+    /// afterwards.
     pub(crate) fn arm(&self) {
         match &self.buffer {
             LocalBuffer::Dmb(dmb) => dmb.arm(),
@@ -388,7 +391,7 @@ impl Conn {
         }
     }
 
-    /// Whether the peer waits to hear that everything was read; asked when it was.
+    /// Takes the peer's request for an update when everything is read; called when it is.
     pub(crate) fn take_update_wanted(&self) -> bool {
         match &self.buffer {
             LocalBuffer::Dmb(_) => false,
@@ -396,28 +399,28 @@ impl Conn {
         }
     }
 
-    /// The wish is still open.
+    /// Restores the peer's request for an update.
     pub(crate) fn want_update(&self) {
         if let LocalBuffer::Rmb(handle) = &self.buffer {
             handle.rdma_conn().want_update();
         }
     }
 
-    /// Sees whether the device has news: on links they do not show in memory by themselves.
+    /// Polls the device: on links, updates do not appear in memory by themselves.
     pub(crate) fn poll_device(&self) {
         if let LocalBuffer::Rmb(handle) = &self.buffer {
             handle.rdma_conn().poll_device(&self.driver);
         }
     }
 
-    /// The peer signalled, or something else changed.
+    /// Wakes all tasks: the peer signalled, or another state changed.
     pub(crate) fn wake(&self) {
         self.reader.wake();
         self.writer.wake();
         self.changed.notify(usize::MAX);
     }
 
-    /// For the driver: a message of ours has arrived, which made room.
+    /// For the driver: a sent message has completed, which freed staging space.
     pub(crate) fn handle_sent(&self) {
         let (is_released, is_shut) = {
             let closing = self.closing();
@@ -442,15 +445,15 @@ impl Conn {
             self.watch_tcp();
             self.handle_peer_flags();
             self.discard_arrivals();
-            // What the peer has made room for was posted, and its completion is awaited.
+            // Data for space that the peer freed was posted, and its completion is awaited.
             self.await_delivery();
         } else {
             self.wake();
         }
     }
 
-    /// SMC-R, when the application has let go: what still arrives must not keep the peer waiting
-    /// for space, because what we have to send may wait for the peer in the same way.
+    /// SMC-R, after the application dropped the stream: data that still arrives must not leave the
+    /// peer without space, because this side's unsent data may depend on the peer in the same way.
     fn discard_arrivals(&self) {
         let LocalBuffer::Rmb(handle) = &self.buffer else {
             return;
@@ -464,15 +467,15 @@ impl Conn {
         }
     }
 
-    /// Until the peer has said anything, only the TCP connection tells whether set-up has ended
-    /// well at its end too: it may have failed there after our last message. To be called before
-    /// sleeping.
+    /// Until the first CDC update of the peer, only the TCP connection shows whether set-up has
+    /// succeeded at the peer too: it may have failed there after the last handshake message. Called
+    /// before parking.
     pub(crate) fn watch_tcp(self: &Arc<Self>) {
-        // Without its runtime a socket tells nothing.
+        // Without its runtime a socket reports no events.
         if !self.is_peer_silent() || self.is_tcp_watch_deferred() || self.driver.is_stopped() {
             return;
         }
-        // Always the same one: a socket may wake a waker that is replaced by another.
+        // Always the same waker: a socket may wake a replaced one.
         let tcp_waker = || Waker::from(Arc::new(TcpEventWaker(Arc::downgrade(self))));
         let waker = self.tcp_waker.get_or_init(tcp_waker);
         let ended = self
@@ -483,13 +486,13 @@ impl Conn {
             return;
         }
         match &self.buffer {
-            // A peer that closes speaks before its TCP connection ends.
+            // A peer that closes publishes its flags before its TCP connection ends.
             LocalBuffer::Dmb(_) => self.abort(Error::Closed(CloseReason::Aborted)),
-            // There is nothing to say on TCP any more but that set-up has failed.
+            // Only a DECLINE can follow on TCP: set-up has failed.
             LocalBuffer::Rmb(_) if self.has_tcp_data(waker) => {
                 self.abort(Error::Closed(CloseReason::Aborted));
             }
-            // Here the end of TCP may overtake what the peer says on the link.
+            // Here the end of TCP may overtake the peer's messages on the link.
             LocalBuffer::Rmb(_) => {
                 if !self.half_open.swap(true, Ordering::AcqRel) {
                     self.driver.start_half_open_timeout(self);
@@ -498,12 +501,12 @@ impl Conn {
         }
     }
 
-    /// Whether nobody should look at TCP yet.
+    /// Whether the TCP watch has not started yet.
     pub(crate) fn is_tcp_watch_deferred(&self) -> bool {
         self.tcp_watch_deferred.load(Ordering::Relaxed)
     }
 
-    /// For the driver: from now on TCP is looked at, as long as the peer is silent.
+    /// For the driver: watches TCP from now on, while the peer is silent.
     pub(crate) fn start_tcp_watch(self: &Arc<Self>) {
         self.tcp_watch_deferred.store(false, Ordering::Relaxed);
         self.watch_tcp();
@@ -516,7 +519,7 @@ impl Conn {
         matches!(read, Poll::Ready(Ok(1..)))
     }
 
-    /// Whether the peer has not said anything yet.
+    /// Whether the peer has not published any update yet.
     pub(crate) fn is_peer_silent(&self) -> bool {
         if self.has_peer_sent.load(Ordering::Relaxed) {
             return false;
@@ -534,7 +537,7 @@ impl Conn {
 
     // ---- Ending --------------------------------------------------------------------------------
 
-    /// Shuts down writing; everything written is in the peer's memory already.
+    /// Shuts down writing, behind all written data.
     pub(crate) fn shutdown_write(&self) {
         let flags = self.closing().shutdown_write();
         if let Some(flags) = flags {
@@ -544,7 +547,7 @@ impl Conn {
         }
     }
 
-    /// The reading half is going away having read up to `cursor`, and never more than the first
+    /// The reading half is dropped after it read up to `cursor`, and never more than the first
     /// `high_water` bytes of the ring.
     pub(crate) fn stop_reading(&self, cursor: Cursor, high_water: u32) {
         self.high_water.store(high_water, Ordering::Release);
@@ -552,10 +555,10 @@ impl Conn {
             .store(ProducerWord { cursor }.to_ne(), Ordering::Release);
     }
 
-    /// The application has let go of the stream.
+    /// Closes the connection after the application dropped the stream.
     ///
-    /// Whatever was written is in the peer's memory, so nothing has to be waited for. The record
-    /// stays in the driver's table until the peer has said its last word too.
+    /// Written data is in the peer's memory, or sent in the background, so this does not wait. The
+    /// record stays in the driver's table until the peer has closed, too.
     pub(crate) fn close(self: &Arc<Self>) {
         let written = ProducerWord::from_ne(self.local.producer().load(Ordering::Acquire));
         let read = ProducerWord::from_ne(self.read_until.load(Ordering::Acquire));
@@ -565,7 +568,7 @@ impl Conn {
         let flags = self.closing().close(unread || zero_linger);
         self.ended.store(true, Ordering::Release);
         match (flags, self.rdma()) {
-            // A peer that closes as well knows by this that it was read, however little that is.
+            // The final cursor shows a closing peer that its data was read, however little that is.
             (Some(flags), Some(rdma)) if !unread => rdma.publish_close(read.cursor, flags),
             (Some(flags), _) => self.publish_flags(flags),
             (None, _) => {}
@@ -579,12 +582,13 @@ impl Conn {
         }
     }
 
-    /// Nobody is left at the other end, or it cannot be trusted to go on.
+    /// Aborts the connection: the peer is gone, or broke the protocol.
     pub(crate) fn abort(&self, cause: Error) {
         self.terminate(cause, Closing::kill);
     }
 
-    /// Its endpoint ends. What was shut down for writing, and delivered, is closed in order.
+    /// The endpoint ends. A stream that was shut down for writing, and delivered, is closed in
+    /// order; others are aborted.
     pub(crate) fn end_with_endpoint(&self) {
         let stop = match self.delivery() {
             Delivery::Done => Closing::end,
@@ -595,12 +599,12 @@ impl Conn {
 
     fn terminate(&self, cause: Error, stop: impl FnOnce(&mut Closing) -> Option<StateFlags>) {
         let flags = stop(&mut self.closing());
-        // Set once; a later cause says less than the first.
+        // Set once: the first cause counts.
         let _later = self.failure.set(cause);
         self.ended.store(true, Ordering::Release);
         match (flags, self.rdma()) {
             (Some(flags), _) => self.publish_flags(flags),
-            // Our last word may still wait behind data that cannot go.
+            // The close flags may still be queued behind data that cannot be sent.
             (None, Some(rdma)) if rdma.has_pending() => {
                 rdma.publish_flags(StateFlags::ABORTED);
             }
@@ -610,28 +614,28 @@ impl Conn {
         self.release_if_closed();
     }
 
-    /// The peer broke the rules of the data path; only this connection ends.
+    /// The peer violated the data-path protocol; only this connection is aborted.
     #[cold]
     pub(crate) fn misbehaved(&self, what: PeerMisbehaved) -> Error {
         self.abort(Error::PeerMisbehaved(what));
         self.failure()
     }
 
-    /// The peer's device went away. What it said before it went still counts.
+    /// The peer's device is gone. Its earlier updates still count.
     pub(crate) fn handle_peer_gone(&self) {
         self.abort_unreachable(Error::Closed(CloseReason::Aborted));
     }
 
-    /// The peer cannot be told anything any more. What it has said until now counts.
+    /// Aborts a connection whose peer is unreachable. The peer's earlier updates still count.
     pub(crate) fn abort_unreachable(&self, cause: Error) {
         self.handle_peer_flags();
         self.abort(cause);
     }
 
-    /// Lets go of everything that belongs to others once both sides have said their last word.
+    /// Releases the shared resources once both sides have closed.
     fn release_if_closed(&self) {
-        // The peer has not seen our last word as long as a busy device, or a link, owes it, and the
-        // driver tries again.
+        // The close flags are not delivered while they are pending at a busy device or a link, and
+        // the driver retries.
         let is_gone = self.driver.is_gone() && self.rdma().is_none();
         let is_lost = is_gone || self.driver.is_stopped();
         let has_pending = self.has_pending() && !is_lost;
@@ -675,8 +679,8 @@ impl Drop for Conn {
         if written.wrap != 0 {
             return;
         }
-        // The peer can take its word back, and reading has made pages resident: the word can only
-        // add to what was read.
+        // The peer can take its producer word back, and reading has made pages resident: the word
+        // can only add to the read length.
         let read = self.high_water.load(Ordering::Acquire);
         let used = read.max(written.count).min(self.local_ring.size());
         dmb.set_used(HEADER_LEN.saturating_add(len_usize(used)));
@@ -693,14 +697,14 @@ impl fmt::Debug for Conn {
     }
 }
 
-/// Rouses a connection when something happens on its TCP socket.
+/// Wakes a connection on an event of its TCP socket.
 struct TcpEventWaker(Weak<Conn>);
 
 impl Wake for TcpEventWaker {
     fn wake(self: Arc<Self>) {
         let Some(conn) = self.0.upgrade() else { return };
         if conn.is_released() {
-            // Not here and now: whoever wakes may be in the middle of polling that socket.
+            // Deferred to the driver: the caller may be polling that socket.
             conn.driver.note_tcp_event(&conn);
         } else {
             conn.wake();
@@ -708,7 +712,7 @@ impl Wake for TcpEventWaker {
     }
 }
 
-/// The application's hold on a connection; the last one dropped closes it.
+/// The application's handle of a connection; dropping the last one closes it.
 #[derive(Debug)]
 pub(crate) struct Handle(pub(crate) Arc<Conn>);
 
@@ -723,7 +727,7 @@ pub(crate) fn len_u32(len: usize) -> u32 {
     u32::try_from(len).unwrap_or(u32::MAX)
 }
 
-/// `usize` has at least 32 bits wherever there is memory to share.
+/// `usize` has at least 32 bits on all supported targets.
 pub(crate) fn len_usize(len: u32) -> usize {
     usize::try_from(len).unwrap_or(usize::MAX)
 }

@@ -1,4 +1,4 @@
-//! What we say to the peer: payload, and the two words of its CDC block.
+//! Publishing to the peer: payload, and the two words of its CDC block.
 
 use std::io::IoSlice;
 use std::sync::{Arc, MutexGuard, PoisonError};
@@ -14,37 +14,37 @@ use crate::error::{CloseReason, Error, Phase};
 use crate::mem::sync::Ordering;
 use crate::mem::{CopyMode, Element, HEADER_LEN};
 
-/// What the peer should see as consumer word.
+/// The consumer word for the peer.
 #[derive(Default)]
 pub(super) struct Consumer {
     word: ConsumerWord,
-    /// The device was too busy for it, and the driver tries again.
+    /// The device was busy for it, and the driver retries.
     is_pending: bool,
 }
 
-/// The peer's element, which we write.
+/// The peer's element, which this side writes.
 pub(crate) enum PeerElement {
-    /// Mapped: we write it ourselves.
+    /// Mapped: written by stores.
     Mapped {
         /// The memory.
         element: Element,
-        /// Keeps it mapped and tells the peer.
+        /// Keeps it mapped and signals the peer.
         attachment: Arc<dyn Attachment>,
         /// Its payload part.
         ring: Ring,
     },
-    /// The device moves data there.
+    /// Written by the device.
     Moved {
-        /// What the peer calls it.
+        /// The peer's token of it.
         token: DmbToken,
         /// Start of the element in the peer's buffer, in bytes.
         base: u32,
         /// Its payload part.
         ring: Ring,
     },
-    /// SMC-R: links write there what was rdma.
+    /// SMC-R: written by links from the staging ring.
     Rdma(Arc<RdmaConn>),
-    /// It could not be reached any more when set-up ended: there is only what the peer has written.
+    /// Unreachable since the end of set-up: only data that the peer has written can be read.
     Lost {
         /// Its payload part.
         ring: Ring,
@@ -52,8 +52,8 @@ pub(crate) enum PeerElement {
 }
 
 impl Conn {
-    /// Copies payload into the peer's ring at `at`, by this way where it is mapped; the caller knows
-    /// that it fits.
+    /// Copies payload into the peer's ring at `at`, in this mode where it is mapped; the caller has
+    /// checked the space.
     pub(crate) fn write_payload(
         &self,
         mode: CopyMode,
@@ -79,7 +79,7 @@ impl Conn {
         }
     }
 
-    /// Shows the peer how far we have written, and tells it. Only the writing half does.
+    /// Publishes the producer cursor and signals the peer. Only the writing half does.
     pub(crate) fn publish_producer(&self, cursor: Cursor) {
         let word = ProducerWord { cursor }.to_ne();
         let result = match &self.peer {
@@ -111,7 +111,7 @@ impl Conn {
         }
     }
 
-    /// Shows the peer how far we have read, and tells it.
+    /// Publishes the consumer cursor and signals the peer.
     pub(crate) fn publish_consumer(&self, cursor: Cursor) {
         match &self.peer {
             PeerElement::Rdma(rdma) => rdma.publish_consumer(cursor),
@@ -120,7 +120,7 @@ impl Conn {
     }
 
     /// Sets the flag for a writer that waits for any space, or clears both flags for one that
-    /// waits; the next signal tells of it.
+    /// waits; the next signal carries it.
     pub(crate) fn publish_blocked(&self, blocked: bool) {
         self.publish(false, |word| match blocked {
             true => word.producer_flags.insert(ProducerFlags::WRITER_BLOCKED),
@@ -128,8 +128,8 @@ impl Conn {
         });
     }
 
-    /// Tells the peer that the writer waits for more space than it knows of: the peer shows all
-    /// that it has read, however little that is.
+    /// Requests an update: the writer waits for more space than the peer has published, however
+    /// little was read since.
     pub(crate) fn request_update(&self) {
         self.publish(true, |word| word.producer_flags.insert(BLOCKED_FLAGS));
     }
@@ -141,11 +141,11 @@ impl Conn {
         }
     }
 
-    /// Changes the consumer word and stores it at the peer, not before the producer word.
+    /// Changes the consumer word and publishes it, not before the producer word.
     ///
     /// Both halves and closing do so, each for a part of the word, and the peer must never see an
-    /// older word after a newer one: that takes a lock. It is held for one store, and only when
-    /// the window is updated, the ring is full, or something ends.
+    /// older word after a newer one: that takes a lock. It is held for one store, and only when the
+    /// window is updated, the ring is full, or a direction ends.
     fn publish(&self, signal: bool, change: impl Fn(&mut ConsumerWord)) {
         let result = {
             let mut consumer = self.consumer();
@@ -219,7 +219,7 @@ impl Conn {
         direct.move_data(token, at, &[IoSlice::new(data)], signal)
     }
 
-    /// The device would not take data: the connection is over, unless the peer ended it before.
+    /// The device refused data: the connection is aborted, unless the peer ended it before.
     #[cold]
     pub(crate) fn handle_submit_error(&self, error: SubmitError) {
         self.handle_peer_flags();
@@ -230,8 +230,8 @@ impl Conn {
         self.abort(cause);
     }
 
-    /// The driver owes the peer an older producer word. It stores the newest it finds, and is told
-    /// of this one by the count.
+    /// The driver has an older producer word pending. It stores the newest one, and notices this
+    /// one by the count.
     fn is_deferred_to_driver(&self) -> bool {
         let counted = |pending: u32| (pending > 0).then(|| pending.wrapping_add(1).max(1));
         self.producer_pending
@@ -246,8 +246,8 @@ impl Conn {
         self.producer_pending.load(Ordering::SeqCst) > 0 || self.consumer().is_pending
     }
 
-    /// For the driver: stores the words that the device was too busy for, in their order, and
-    /// lets the writer try again.
+    /// For the driver: retries the words that the device was busy for, in order, and wakes the
+    /// writer.
     pub(crate) fn retry_pending(&self) -> RetryResult {
         let has_pending = self.has_pending();
         let retried = match self.try_publish_pending() {
@@ -268,27 +268,27 @@ impl Conn {
                 }
             }
         };
-        // Writers may wait for a place of their own, or until nothing is pending.
+        // Writers may wait for device capacity, or until no word is pending.
         self.retries.fetch_add(1, Ordering::Release);
         self.writer.wake();
         self.changed.notify(usize::MAX);
         retried
     }
 
-    /// For the driver: the device had its time to take what it is pending, or data of the writer. The
-    /// connection is over, and the device is pending the last word.
+    /// For the driver: the device stayed busy until the timeout. The connection is aborted, and
+    /// only the abort flag is retried.
     pub(crate) fn handle_busy_timeout(&self) {
         self.abort_unreachable(Error::TimedOut(Phase::Device));
     }
 
-    /// For the driver: the peer cannot be told any more that the connection is over.
+    /// For the driver: gives up publishing the abort flag.
     pub(crate) fn drop_pending(&self) {
         self.clear_pending();
         self.release_if_closed();
         self.driver.note_delivery();
     }
 
-    /// How often the driver has retried a busy device again.
+    /// Number of retries of the driver at a busy device.
     pub(crate) fn retries(&self) -> u32 {
         self.retries.load(Ordering::Acquire)
     }
@@ -298,15 +298,14 @@ impl Conn {
         self.consumer().is_pending = false;
     }
 
-    /// The device was too busy for data, or for a word: the driver asks it again, and wakes the
-    /// writer.
+    /// The device was busy for data, or for a word: the driver retries, and wakes the writer.
     pub(crate) fn schedule_retry(&self) {
         self.driver
             .schedule_retry(self.key(), self.producer.load(Ordering::SeqCst));
         self.publish_without_driver();
     }
 
-    /// Says what is pending if the driver has ended and does not.
+    /// Publishes pending words if the driver has ended.
     pub(crate) fn publish_without_driver(&self) {
         if self.driver.is_stopped() && self.has_pending() {
             let _asked = self.retry_pending();
@@ -359,20 +358,20 @@ impl Conn {
     }
 }
 
-/// What came of asking a busy device again.
+/// The result of a retry at a busy device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RetryResult {
-    /// It has taken all words that it was pending.
+    /// It accepted all pending words.
     Accepted,
-    /// It is as busy as before.
+    /// It is still busy.
     Busy,
-    /// There was no word for it; there may be data, which the writer has.
+    /// No word was pending; the writer may have data.
     Nothing,
 }
 
-/// Flags of a writer that waits: for any space, and for all that there is.
+/// Flags of a blocked writer: for any space, and for all free space.
 const BLOCKED_FLAGS: ProducerFlags =
     ProducerFlags::WRITER_BLOCKED.union(ProducerFlags::UPDATE_REQUESTED);
 
-/// What is rdma does not go through words in the peer's memory.
+/// SMC-R does not publish by words in the peer's memory.
 const NOT_DIRECT: SubmitError = SubmitError::UnknownToken;

@@ -1,4 +1,4 @@
-//! Connections for which the device was too busy, and when it is result again.
+//! Retries at busy devices, with exponential backoff.
 
 use std::time::{Duration, Instant};
 
@@ -6,24 +6,24 @@ use hashbrown::HashMap;
 
 use crate::io::conn::{ConnKey, RetryResult};
 
-/// Connections that backoff for a busy device.
+/// Connections that wait for a busy device.
 ///
-/// A device is result again soon at first, then ever less often. After [`BUSY_TIMEOUT`] the connection ends:
-/// a hostile peer may keep the device busy. From then on the device is only result, seldom, to take the
-/// last word, for [`ABORT_TIMEOUT`].
+/// Retries back off exponentially. After [`BUSY_TIMEOUT`] the connection is aborted: a hostile peer
+/// may keep the device busy. From then on only the abort flag is retried, at longer intervals, for
+/// [`ABORT_TIMEOUT`].
 #[derive(Debug, Default)]
 pub(super) struct BusyRetries(HashMap<ConnKey, Backoff>);
 
 #[derive(Debug)]
 struct Backoff {
-    /// The pauses before the device was result, since it has taken something of the connection. Time
-    /// in which it was not result, as while the process was stopped, does not count.
+    /// The sum of pauses since the device last accepted something of the connection. Time without
+    /// retries, as while the process was stopped, does not count.
     elapsed: Duration,
     has_timed_out: bool,
-    /// Where the connection had written to then.
+    /// The write position of the connection then.
     written: u64,
     pause: Duration,
-    /// When it is result again, if `is_scheduled`.
+    /// The time of the next retry, if `is_scheduled`.
     at: Instant,
     is_scheduled: bool,
 }
@@ -58,25 +58,25 @@ impl Backoff {
         due
     }
 
-    /// Whether the connection may still want the answer to when the device was result last.
+    /// Whether the entry is still relevant to the connection.
     fn is_recent(&self, now: Instant) -> bool {
         self.is_scheduled || now <= self.at + BACKOFF_RESET
     }
 }
 
-/// What is due for a connection.
+/// The action that is due for a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Due {
-    /// The device may be result again.
+    /// Retry at the device.
     Retry,
-    /// It had its time.
+    /// The device was busy for [`BUSY_TIMEOUT`].
     TimedOut,
-    /// It had its time for the last word, too.
+    /// The abort flag could not be published for [`ABORT_TIMEOUT`].
     Drop,
 }
 
 impl BusyRetries {
-    /// The device has refused something of a connection, which has `written` up to there.
+    /// Adds a connection, which has `written` up to there: the device was busy.
     pub(super) fn add(&mut self, key: ConnKey, written: u64, now: Instant) {
         match self.0.get_mut(&key) {
             Some(backoff) if backoff.has_timed_out => backoff.is_scheduled = true,
@@ -89,7 +89,7 @@ impl BusyRetries {
         }
     }
 
-    /// Takes the connections for which something is due.
+    /// Takes the connections with a due action.
     pub(super) fn due(&mut self, now: Instant) -> Vec<(ConnKey, Due)> {
         let mut due = Vec::new();
         self.0.retain(|key, backoff| {
@@ -101,13 +101,13 @@ impl BusyRetries {
         due
     }
 
-    /// What the device has handle_result.
+    /// Handles the result of a retry.
     pub(super) fn handle_result(&mut self, key: ConnKey, result: RetryResult, now: Instant) {
         let Some(backoff) = self.0.get_mut(&key) else {
             return;
         };
         match result {
-            // The writer may have result for more meanwhile.
+            // The writer may have scheduled a retry meanwhile.
             RetryResult::Accepted => {
                 let is_scheduled = backoff.is_scheduled;
                 *backoff = Backoff::new(backoff.written, now);
@@ -122,21 +122,21 @@ impl BusyRetries {
         self.0.remove(&key);
     }
 
-    /// When the device has to be result next.
+    /// The time of the next retry.
     pub(super) fn next(&self) -> Option<Instant> {
         let open = self.0.values().filter(|backoff| backoff.is_scheduled);
         open.map(|backoff| backoff.at).min()
     }
 }
 
-/// How soon a busy device is result again, at first and at last.
+/// Bounds of the backoff.
 const BACKOFF_MIN: Duration = Duration::from_millis(1);
 const BACKOFF_MAX: Duration = Duration::from_millis(64);
-/// For how long a device may take nothing of a connection. None is known that is busy for a second,
-/// and a guest that stands still is taken for dead after 15.
+/// How long a device may accept nothing of a connection. Known devices are busy for less than a
+/// second, and a paused guest is declared dead after 15.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(20);
-/// For how long it may then not take the last word, and how seldom it is result.
+/// How long the abort flag is retried then, and the maximum backoff.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(600);
 const ABORT_BACKOFF_MAX: Duration = Duration::from_secs(10);
-/// How soon a writer that was woken comes back with what the device refuses.
+/// An entry without a retry for this long starts over.
 const BACKOFF_RESET: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! Which devices of this process serve an endpoint.
+//! Claims of devices: each device object serves one endpoint at a time.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use super::DeviceDriver;
 use crate::error::Error;
 
-/// The devices that serve an endpoint now, of all endpoints.
+/// The claimed devices of this process.
 static CLAIMS: Mutex<Vec<Claim>> = Mutex::new(Vec::new());
 
-/// A driver is gone, and with it the hold on its device.
+/// Notified when a driver is dropped and its device released.
 static RELEASED: Condvar = Condvar::new();
 
 struct Claim {
@@ -18,12 +18,12 @@ struct Claim {
     driver: Weak<DeviceDriver>,
 }
 
-/// Makes `driver` the one consumer of its device, for as long as it exists: each event is handed out
-/// once, so a second consumer would take those of the first.
+/// Makes `driver` the one consumer of its device, while it exists: each event is reported once, so
+/// a second consumer would take events of the first.
 ///
-/// Blocks for a moment if the device has a consumer: tasks of an endpoint that is gone may be ending
-/// on other threads. On this thread none runs meanwhile, so what is left of such an endpoint is ended
-/// from here, as far as that can be.
+/// Blocks for up to a second if the device has a consumer: tasks of a dropped endpoint may be
+/// ending on other threads. Tasks of this thread do not run meanwhile, so their connections are
+/// closed from here, as far as possible.
 ///
 /// # Errors
 ///
@@ -35,7 +35,7 @@ pub(crate) fn claim(driver: &Arc<DeviceDriver>) -> Result<(), Error> {
         let Some(consumer) = try_claim(device, driver) else {
             return Ok(());
         };
-        // With the list unlocked: it may be dropped here, which takes it off the list.
+        // With the list unlocked: the consumer may be dropped here, which locks the list.
         if let Some(consumer) = consumer.upgrade() {
             consumer.release_to_other_endpoint();
         }
@@ -51,7 +51,7 @@ pub(crate) fn claim(driver: &Arc<DeviceDriver>) -> Result<(), Error> {
     }
 }
 
-/// Puts a driver on the list, unless its device has a consumer. Returns that.
+/// Adds a claim, unless the device has a consumer. Returns that.
 fn try_claim(device: usize, driver: &Arc<DeviceDriver>) -> Option<Weak<DeviceDriver>> {
     let mut claims = lock();
     claims.retain(|other| other.driver.strong_count() > 0);
@@ -69,9 +69,9 @@ fn consumer_of(claims: &[Claim], device: usize) -> Option<&Weak<DeviceDriver>> {
     (consumer.driver.strong_count() > 0).then_some(&consumer.driver)
 }
 
-/// For a driver that is being dropped: its device is free.
+/// Releases the device of a driver that is being dropped.
 pub(super) fn release() {
-    // A thread that has just found the device in use waits before this goes on.
+    // A thread that found the device in use waits on the condition before this continues.
     drop(lock());
     RELEASED.notify_all();
 }
@@ -83,8 +83,8 @@ fn lock() -> MutexGuard<'static, Vec<Claim>> {
 const IN_USE: &str = "the device serves another endpoint, or is given twice: a device object has \
                       one endpoint at a time, and is free when that and its streams are gone";
 
-/// How long tasks of an endpoint that is gone may take to end, on a busy machine.
+/// How long tasks of a dropped endpoint may take to end, on a busy machine.
 const CLAIM_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How soon that is tried again: what it waits for comes with no report to this thread.
+/// Interval of attempts: the end of a task does not notify this thread.
 const CLAIM_RETRY: Duration = Duration::from_millis(5);

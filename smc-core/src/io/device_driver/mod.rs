@@ -1,4 +1,4 @@
-//! One task per device that hands the device's events to the connections concerned.
+//! One driver per device: its task dispatches the device's events to connections.
 
 mod busy_retries;
 mod claims;
@@ -34,43 +34,44 @@ pub(crate) struct DeviceDriver {
     index: DeviceIndex,
     groups: Arc<Groups>,
     table: Mutex<Table>,
-    /// The table has work that the driver has to come for.
+    /// The table has work for the task.
     has_work: AtomicBool,
     task_waker: AtomicWaker,
-    /// Whose queue pairs those of the device are.
+    /// The owners of the device's queue pairs.
     links: Mutex<HashMap<Qpn, (Weak<RdmaGroup>, LinkId)>>,
-    /// Links to be closed when everything that they have received was handed out.
+    /// Links to be closed after their received messages were dispatched.
     closing: Mutex<Vec<(Arc<LinkSender>, Weak<RdmaGroup>)>>,
-    /// Held while events are handed out: the device has one consumer at a time.
+    /// Held while events are dispatched: the device has one consumer at a time.
     draining: Mutex<()>,
-    /// Links on which somebody waits for the completion of a post.
+    /// Number of links with a waiter for the completion of a post.
     awaiting: AtomicUsize,
-    /// The driver is awake and will look at `awaiting` before it sleeps.
+    /// The task is in a pass and will check `awaiting` before it parks.
     in_pass: AtomicBool,
     gone: AtomicBool,
-    /// The endpoint is gone, with its listeners and all that was being set up.
+    /// The endpoint was dropped, with its listeners and set-ups.
     is_endpoint_dropped: AtomicBool,
     /// See [`Self::is_stopped`].
     stopped: AtomicBool,
     close_timeout: Duration,
 }
 
-/// Connections by the token of our buffer, which is what signals name.
+/// Connections by the token of the local buffer, as in signals.
 #[derive(Default)]
 struct Table {
     conns: HashMap<ConnKey, Arc<Conn>>,
-    /// Dropped by the application, waiting for the peer's last word until the time given, the
-    /// earliest first.
+    /// Dropped by the application, waiting for the peer's close until the time given, the earliest
+    /// first.
     lingering: VecDeque<(Instant, Weak<Conn>)>,
-    /// Dropped since the driver looked last.
+    /// Dropped since the last pass.
     released: Vec<Weak<Conn>>,
-    /// Dropped, and something happened on their TCP sockets.
+    /// Dropped, with an event on their TCP sockets.
     tcp_events: Vec<Weak<Conn>>,
-    /// Whose TCP connection is not looked at before the time given, the earliest first.
+    /// With the start time of their TCP watch, the earliest first.
     deferred_tcp_watches: VecDeque<(Instant, Weak<Conn>)>,
-    /// TCP has ended before the peer has said anything; until when it may, the earliest first.
+    /// Half-open: TCP has ended before the peer's first update; with the end of the timeout, the
+    /// earliest first.
     half_open: VecDeque<(Instant, Weak<Conn>)>,
-    /// Those of which a busy device has not taken everything.
+    /// Connections with pending words or data at a busy device.
     retries: BusyRetries,
 }
 
@@ -119,13 +120,13 @@ impl DeviceDriver {
         self.gone.load(Ordering::Acquire)
     }
 
-    /// Whether the driver has ended: nothing tells connections what happens.
+    /// Whether the task has ended: no events are dispatched any more.
     pub(crate) fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::SeqCst)
     }
 
-    /// Starts to hand signals to a connection. Signals that came before are not lost: a half looks
-    /// at the memory before it sleeps.
+    /// Starts to dispatch signals to a connection. Earlier signals are not lost: a half reads the
+    /// memory before it parks.
     pub(crate) fn add_conn(&self, conn: &Arc<Conn>) {
         let deferred_tcp_watches = {
             let mut table = self.table();
@@ -141,13 +142,13 @@ impl DeviceDriver {
         if deferred_tcp_watches == 1 {
             self.wake_task();
         }
-        // Those of SMC-R may have moved to another device.
+        // SMC-R connections may have moved to another device.
         if self.is_gone() && conn.rdma().is_none() {
             conn.abort(Error::Closed(CloseReason::Aborted));
         }
     }
 
-    /// The connection has ended for both sides.
+    /// Removes a connection that both sides have closed.
     pub(crate) fn remove(&self, key: ConnKey) {
         // Dropped after the lock: dropping a connection unregisters its buffer.
         let conn = {
@@ -159,7 +160,7 @@ impl DeviceDriver {
         self.groups.notify_ended();
     }
 
-    /// The application dropped the stream; the peer's last word is still to come.
+    /// Waits for the peer's close of a stream that the application dropped.
     pub(crate) fn linger(&self, conn: &Arc<Conn>) {
         if self.is_stopped() {
             conn.abort(Error::Closed(CloseReason::Endpoint));
@@ -169,7 +170,8 @@ impl DeviceDriver {
         self.wake_task();
     }
 
-    /// TCP has ended, and the peer has not said anything yet: it has to do so soon.
+    /// Starts the timeout of a half-open connection: TCP has ended, and the peer has not sent an
+    /// update yet.
     pub(crate) fn start_half_open_timeout(&self, conn: &Arc<Conn>) {
         let until = self.groups.runtime().now() + HALF_OPEN_TIMEOUT;
         let half_open = (until, Arc::downgrade(conn));
@@ -177,20 +179,19 @@ impl DeviceDriver {
         self.wake_task();
     }
 
-    /// Something happened on the TCP socket of a dropped connection.
+    /// Notes an event on the TCP socket of a dropped connection.
     pub(crate) fn note_tcp_event(&self, conn: &Arc<Conn>) {
         self.table().tcp_events.push(Arc::downgrade(conn));
         self.wake_task();
     }
 
-    /// The endpoint is gone: only streams still use the device.
+    /// The endpoint was dropped: only streams still use the device.
     pub(crate) fn handle_endpoint_dropped(&self) {
         self.is_endpoint_dropped.store(true, Ordering::Release);
     }
 
-    /// Another endpoint wants the device. If only streams are left that were dropped, they do not
-    /// wait for the last words of their peers: those of SMC-D have said theirs, behind all that was
-    /// written.
+    /// Another endpoint requests the device. If only dropped streams are left, they do not wait for
+    /// the close of their peers: SMC-D streams have published their own, behind all written data.
     pub(crate) fn release_to_other_endpoint(&self) {
         self.poll_device();
         let is_over = |conn: &Arc<Conn>| conn.is_released() && conn.rdma().is_none();
@@ -203,10 +204,11 @@ impl DeviceDriver {
         }
     }
 
-    /// The driver ended, most likely with its runtime: the last word of peers would not be read.
-    /// Streams that the application still has go on as far as they can without waiting.
+    /// The task has ended, most likely with its runtime: the close of peers would not be read.
+    /// Streams in use go on as far as they can without waiting.
     fn stop(&self) {
-        // Before looking at what is owed; a connection that comes to owe something looks at this.
+        // Set before pending words are published; a connection with new pending words checks this
+        // flag.
         self.stopped.store(true, Ordering::SeqCst);
         self.close_links();
         for conn in self.connections() {
@@ -219,14 +221,14 @@ impl DeviceDriver {
         }
     }
 
-    /// The device was too busy for something of this connection, which has `written` up to there.
+    /// Schedules a retry for a connection, which has `written` up to there: the device was busy.
     pub(crate) fn schedule_retry(&self, key: ConnKey, written: u64) {
         let now = self.groups.runtime().now();
         self.table().retries.add(key, written, now);
         self.wake_task();
     }
 
-    /// Whether everything written to streams that were dropped, or shut down for writing, is in the
+    /// Whether all data written to streams that were dropped, or shut down for writing, is in the
     /// peers' memory. If it is not, [`Groups::notify_ended`] is called when it may be.
     pub(crate) fn await_delivery(&self) -> bool {
         let mut closed = self.connections();
@@ -234,7 +236,7 @@ impl DeviceDriver {
         closed.iter().all(|conn| conn.await_delivery())
     }
 
-    /// Whether an SMC-R connection that was dropped has not come to its end yet.
+    /// Whether a dropped SMC-R connection has not ended yet.
     pub(crate) fn has_released_rdma(&self) -> bool {
         let conns = self.connections();
         conns
@@ -251,7 +253,7 @@ impl DeviceDriver {
         self.table().conns.values().cloned().collect()
     }
 
-    /// Hands out what the device has. Returns whether there was anything.
+    /// Dispatches the device's events. Returns whether there was one.
     fn drain(&self) -> Result<bool, DeviceError> {
         let _one = self.draining.lock().unwrap_or_else(PoisonError::into_inner);
         self.drain_alone()
@@ -280,7 +282,8 @@ impl DeviceDriver {
                 event: crate::device::PeerEvent::Shutdown,
             } => self.groups.peer_shutdown(self.index, from),
             Event::DeviceGone => self.device_gone(),
-            // Connections notice a lost buffer when they write, tests are the device's business.
+            // Connections detect a lost buffer when they write; test events are handled by the
+            // device.
             Event::BufferGone(_) | Event::Peer { .. } => {}
             Event::Received { link, message } => {
                 if let Some((group, link)) = self.link(link) {
@@ -302,15 +305,16 @@ impl DeviceDriver {
     }
 
     fn peer_gone(&self, peer: Gid) {
-        // Ends the groups with that peer, which comes back here for their connections.
+        // Terminates the groups with that peer, which calls [`Self::group_ended`] for their
+        // connections.
         self.groups.peer_gone(self.index, peer);
     }
 
-    /// The link group ended under its connections.
+    /// Ends the connections of a terminated link group.
     pub(crate) fn group_ended(&self, group: GroupId, cause: Cause) {
         for conn in self.members(group) {
             match cause {
-                // It may have closed before.
+                // The peer may have closed before.
                 Cause::PeerGone | Cause::DeviceGone => conn.handle_peer_gone(),
                 Cause::Shutdown => conn.end_with_endpoint(),
                 _ => conn.abort(Error::Closed(CloseReason::Aborted)),
@@ -335,7 +339,7 @@ impl DeviceDriver {
         }
     }
 
-    /// What the driver was called for. Returns when it has to come again.
+    /// Handles queued work and timeouts. Returns the next timeout.
     fn handle_timeouts(&self, now: Instant) -> Option<Instant> {
         let tcp_events = std::mem::take(&mut self.table().tcp_events);
         for conn in tcp_events.iter().filter_map(Weak::upgrade) {
@@ -372,7 +376,7 @@ impl DeviceDriver {
             .min()
     }
 
-    /// Connections that are not deferred_tcp_watches any more.
+    /// Connections whose TCP watch starts now.
     fn due_tcp_watches(&self, now: Instant) -> Vec<Arc<Conn>> {
         let mut grown = Vec::new();
         let mut table = self.table();
@@ -387,7 +391,7 @@ impl DeviceDriver {
         grown
     }
 
-    /// Connections whose TCP has ended and whose peer has had its time to say something.
+    /// Half-open connections whose timeout has passed.
     fn expired_half_open(&self, now: Instant) -> Vec<Arc<Conn>> {
         let mut silent = Vec::new();
         let mut table = self.table();
@@ -402,7 +406,7 @@ impl DeviceDriver {
         silent
     }
 
-    /// Connections whose peer has not said its last word in time.
+    /// Connections whose peer has not closed in time.
     fn overdue(&self, now: Instant) -> Vec<Arc<Conn>> {
         let mut overdue = Vec::new();
         let mut table = self.table();
@@ -429,7 +433,7 @@ impl DeviceDriver {
         overdue
     }
 
-    /// Connections of which a busy device has not taken everything, where something is due.
+    /// Connections with a retry due at a busy device.
     fn due_retries(&self, now: Instant) -> Vec<(Arc<Conn>, Due)> {
         let mut table = self.table();
         let due = table.retries.due(now);
@@ -440,7 +444,7 @@ impl DeviceDriver {
         found.collect()
     }
 
-    /// Somebody waits for the completion of a post on another link.
+    /// Adds a link with a waiter for the completion of a post.
     pub(crate) fn await_sent(&self) {
         self.awaiting.fetch_add(1, Ordering::SeqCst);
         if !self.in_pass.load(Ordering::SeqCst) {
@@ -448,12 +452,12 @@ impl DeviceDriver {
         }
     }
 
-    /// What was waited for on a link is completed, or the link is down.
+    /// The awaited post of a link has completed, or the link is down.
     pub(crate) fn end_await_sent(&self) {
         self.awaiting.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Asks the device to ring for whatever somebody waits for.
+    /// Arms the doorbell, for completions too if there is a waiter.
     fn arm(&self) -> Result<(), DeviceError> {
         self.device.arm()?;
         match self.device.fabric().rdma() {
@@ -468,22 +472,22 @@ impl DeviceDriver {
         }
     }
 
-    /// Hands out what the device has, on behalf of somebody who looks for it. Returns whether that
-    /// was possible: nothing is done if somebody else is at it.
+    /// Dispatches the device's events on behalf of a polling task. Returns false if another thread
+    /// is draining the device.
     pub(crate) fn poll_device(&self) -> bool {
         let is_quiet = match self.draining.try_lock() {
             Ok(_one) => self.drain_and_arm(),
             Err(_) => return false,
         };
-        // There is more than can be done here, or the device has failed.
+        // More events are left, or the device has failed.
         if !is_quiet {
             self.wake_task();
         }
         true
     }
 
-    /// Hands out what the device has. The driver may be asleep, and what was armed for it taken
-    /// back, so it is armed again. Returns whether the driver can sleep on.
+    /// Dispatches the device's events. The driver task may be parked, and a drain may disarm the
+    /// doorbell, so it is armed again. Returns whether the task can stay parked.
     fn drain_and_arm(&self) -> bool {
         for _ in 0..PASSES_MAX {
             match self.drain_alone() {
@@ -495,8 +499,8 @@ impl DeviceDriver {
         false
     }
 
-    /// The same for somebody who cannot do without what the device has. Whoever is at it is waited
-    /// for, though not without end: they may be waiting for us.
+    /// As [`Self::poll_device`] for a caller that needs the events. Waits for another thread that
+    /// is draining, but not without bound: that thread may wait for the caller.
     pub(crate) fn poll_device_blocking(&self) {
         for _ in 0..BLOCKING_POLLS_MAX {
             if self.poll_device() {
@@ -506,10 +510,10 @@ impl DeviceDriver {
         }
     }
 
-    /// What a queue pair reports is for this link from now on.
+    /// Registers the link of a queue pair for its events.
     pub(crate) fn add_link(&self, qpn: Qpn, group: &Arc<RdmaGroup>, link: LinkId) {
         let mut links = self.links();
-        // A set-up that was given up leaves its link behind.
+        // A cancelled set-up leaves its link in the table.
         links.retain(|_, (group, _)| group.strong_count() > 0);
         links.insert(qpn, (Arc::downgrade(group), link));
     }
@@ -518,8 +522,8 @@ impl DeviceDriver {
         self.links().remove(&qpn);
     }
 
-    /// Has a link closed as soon as everything that it has received was handed out, and its group
-    /// told so: what the peer knows to have arrived must not get lost.
+    /// Closes a link after its received messages were dispatched, and notifies its group: data that
+    /// the peer knows to have arrived must not get lost.
     pub(crate) fn close_link(&self, sender: Arc<LinkSender>, group: &Arc<RdmaGroup>) {
         let closing = (sender, Arc::downgrade(group));
         self.closing().push(closing);
@@ -574,22 +578,22 @@ impl std::fmt::Debug for DeviceDriver {
 
 impl Drop for DeviceDriver {
     fn drop(&mut self) {
-        // The driver finds nothing to upgrade to and ends.
+        // The task cannot upgrade its reference any more and ends.
         self.task_waker.wake();
         claims::release();
     }
 }
 
-/// Passes in one turn of the executor.
+/// Passes in one poll of the task.
 const PASSES_MAX: usize = 4;
 
-/// How long a connection of this host goes without a look at its TCP connection: most have heard of
-/// their peer by then.
+/// Delay of the TCP watch of a connection on this host: most have received an update of their peer
+/// by then.
 const TCP_WATCH_DELAY: Duration = Duration::from_millis(20);
 
-/// How long a peer whose TCP connection has ended has for its first word: its last one may be on
-/// its way, and its link may have to be given up first.
+/// Timeout of a half-open connection: the peer's first update may be in flight, and a failed link
+/// may have to be removed first.
 const HALF_OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Looks at whether somebody else has finished with a device.
+/// Attempts to drain a device that another thread is draining.
 const BLOCKING_POLLS_MAX: usize = 10_000;

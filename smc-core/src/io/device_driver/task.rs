@@ -39,12 +39,12 @@ impl DriverTask {
         })
     }
 
-    /// One pass. Returns whether the driver may sleep.
+    /// One pass. Returns whether the task may park.
     fn pass(&mut self, driver: &DeviceDriver, cx: &mut Context<'_>) -> Result<bool, DeviceError> {
         if let Doorbell::Waker(bell) = driver.device.doorbell() {
             bell.register(cx.waker());
         }
-        // What rang until here is found by the first drain. What rings from here on wakes.
+        // Events until here are found by the first drain. Later events wake the task.
         let has_rung = self.poll_doorbell(cx)?;
         driver.in_pass.store(true, Ordering::SeqCst);
         let next = self.handle_timeouts(driver, cx);
@@ -60,7 +60,7 @@ impl DriverTask {
         Ok(self.sleep_until(next, cx) && !matches!(driver.device.doorbell(), Doorbell::Spin))
     }
 
-    /// Whether the doorbell has rung since this was asked last; else it wakes from now on.
+    /// Whether the doorbell has rung since the last call; otherwise registers the waker.
     fn poll_doorbell(&self, cx: &mut Context<'_>) -> Result<bool, DeviceError> {
         match self.watch.as_ref().map(|watch| watch.poll_readable(cx)) {
             Some(Poll::Ready(Ok(()))) => Ok(true),
@@ -69,7 +69,7 @@ impl DriverTask {
         }
     }
 
-    /// Does what has to be done besides handing out events. Returns when to come again.
+    /// Handles queued work and timeouts. Returns the next timeout.
     fn handle_timeouts(&self, driver: &DeviceDriver, cx: &Context<'_>) -> Option<Instant> {
         driver.task_waker.register(cx.waker());
         driver.has_work.store(false, Ordering::Release);
@@ -81,17 +81,17 @@ impl DriverTask {
             .min()
     }
 
-    /// One pass without a device: connections that have moved to another one are still looked
-    /// after here.
+    /// One pass without a device: connections that have moved to another device are still handled
+    /// here.
     fn pass_without_device(&mut self, driver: &DeviceDriver, cx: &mut Context<'_>) -> bool {
         let next = self.handle_timeouts(driver, cx);
         driver.close_links();
         self.sleep_until(next, cx)
     }
 
-    /// Sets the timer. Returns whether the time is still to come.
+    /// Sets the timer. Returns whether it is pending.
     ///
-    /// A timer that comes too early is left as it is: setting one can cost more than waking once.
+    /// A timer that is too early stays set: setting one can cost more than a wake-up.
     fn sleep_until(&mut self, at: Option<Instant>, cx: &mut Context<'_>) -> bool {
         let is_late = |set: Instant| at.is_some_and(|at| at < set);
         if self.timer.as_ref().is_none_or(|(set, _)| is_late(*set)) {
@@ -141,7 +141,7 @@ impl Future for DriverTask {
                 }
             }
         }
-        // Enough for one turn: other tasks want to run as well.
+        // The budget of one poll is spent: other tasks may run.
         cx.waker().wake_by_ref();
         Poll::Pending
     }

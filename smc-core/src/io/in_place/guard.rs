@@ -1,4 +1,4 @@
-//! Received data that is held after it was read.
+//! Received data that is retained after it was read.
 
 use std::fmt;
 use std::ops::Deref;
@@ -14,27 +14,26 @@ use crate::mem::sync::Ordering;
 use crate::mem::{Element, TrustPeers};
 use crate::proto::conn::Held;
 
-/// A piece of received data, which may be held, sent to other tasks and released in any order.
+/// A piece of received data, which may be retained, sent to other tasks and released in any order.
 ///
 /// [`Stream::read_guard`](super::super::Stream::read_guard) makes them. The stream has read past a
-/// guard when it gives it, so reading goes on behind it, by guards or otherwise.
+/// guard when it returns it, so reading continues behind it, by guards or otherwise.
 ///
-/// **Where the bytes are.** If the endpoint trusts its peers
-/// ([`TrustPeers`]) and the stream is SMC-D, a guard is the peer's bytes where the
-/// peer has written them: nothing is copied. Otherwise it is a private copy with the same
-/// interface, because memory that a peer can change at any time must not be looked at as `&[u8]`.
-/// [`ReadGuard::is_in_place`] tells.
+/// **Where the bytes are.** If the endpoint trusts its peers ([`TrustPeers`]) and the stream is
+/// SMC-D, a guard borrows the bytes where the peer has written them: nothing is copied. Otherwise
+/// it is a private copy with the same interface, because memory that a peer can change at any time
+/// must not be borrowed as `&[u8]`. [`ReadGuard::is_in_place`] reports which.
 ///
-/// **What holding costs.** A ring is freed from one end. The peer gets the space of guards in place
-/// back as soon as they are dropped, but only as far as the oldest one that is still held. So while
-/// a guard is held, the peer can send at most the rest of the ring
+/// **What retaining costs.** A ring is freed in order. The space of dropped guards in place is
+/// returned to the peer only up to the oldest guard that is still alive. So while a guard is alive,
+/// the peer can send at most the rest of the ring
 /// ([`Stream::recv_buffer_size`](super::super::Stream::recv_buffer_size) bytes from the start of
 /// the oldest guard), and then waits. *Do not wait for more than that before dropping the guard*:
-/// it would be for ever. What has to stay longer is copied by [`ReadGuard::detach`]. Private
-/// guards hold nothing back.
+/// that is a deadlock. [`ReadGuard::detach`] copies data that has to stay longer. Private guards
+/// retain no space.
 ///
 /// **After the end.** A guard stays valid when the stream is dropped, when the peer is gone, and
-/// when its endpoint is dropped. It keeps the receive buffer from being given back or used again.
+/// when its endpoint is dropped. It prevents the receive buffer from being released or reused.
 pub struct ReadGuard(Inner);
 
 enum Inner {
@@ -42,12 +41,12 @@ enum Inner {
     InPlace(Part),
 }
 
-/// A part of the ring that is not given back.
+/// A part of the ring that is retained.
 struct Part {
     retained: Arc<RetainedRanges>,
     /// Offset in the ring.
     at: usize,
-    /// Position as [`Held`] counts.
+    /// Position in the stream, as counted by [`Held`].
     start: u64,
     len: usize,
 }
@@ -78,14 +77,14 @@ impl ReadGuard {
         matches!(self.0, Inner::InPlace(_))
     }
 
-    /// Takes the first `at` bytes off, as a guard of their own; this one keeps the rest.
+    /// Splits the first `at` bytes off as a separate guard; this one keeps the rest.
     ///
-    /// Each gives its own part of the ring back.
+    /// Each releases its own part of the ring.
     ///
     /// # Panics
     ///
     /// If `at` is more than [`ReadGuard::len`].
-    #[must_use = "what is taken off is released when it is dropped"]
+    #[must_use = "the bytes that are split off are released when the guard is dropped"]
     pub fn split_to(&mut self, at: usize) -> Self {
         assert!(at <= self.len(), "{at} bytes of {}", self.len());
         match &mut self.0 {
@@ -94,7 +93,7 @@ impl ReadGuard {
         }
     }
 
-    /// The same bytes in private memory, with their part of the ring given back.
+    /// The same bytes in private memory; their part of the ring is released.
     ///
     /// Copies, unless they are private already.
     #[must_use]
@@ -105,8 +104,8 @@ impl ReadGuard {
         }
     }
 
-    /// Passes the guard on as [`Bytes`], without a copy. The last clone or slice of them that is
-    /// dropped releases all of it.
+    /// Converts the guard to [`Bytes`], without a copy. Dropping the last clone or slice of them
+    /// releases all of it.
     #[must_use]
     pub fn into_bytes(self) -> Bytes {
         match self.0 {
@@ -179,31 +178,32 @@ impl Drop for Part {
     }
 }
 
-/// What all guards of a connection and its reading half have in common.
+/// The ranges of the ring that guards retain, shared by the guards of a connection and its reading
+/// half.
 ///
-/// While anything is held, it is this that tells the peer what is free, and not the reading half:
-/// whoever drops a guard does so. One at a time, and never under the lock, since telling the peer
-/// may wake others and thereby drop guards.
+/// While a range is retained, this object publishes the consumer cursor, and not the reading half:
+/// in the drop of a guard. One thread at a time, and never under the lock, since publishing may
+/// wake tasks and thereby drop guards.
 pub(crate) struct RetainedRanges {
     element: Element,
     trust: TrustPeers,
-    /// A buffer that was dropped would be used for another connection.
+    /// Keeps the buffer from being reused for another connection.
     _buffer: Arc<dyn Dmb>,
-    /// Does not keep it: its socket goes when the stream does.
+    /// Weak: the socket is closed with the stream.
     conn: Weak<Conn>,
     state: Mutex<State>,
 }
 
 struct State {
     held: Held,
-    /// Somebody tells the peer, and will look again afterwards.
+    /// A thread is publishing, and checks for updates again afterwards.
     is_publishing: bool,
-    /// The reading half is gone: nobody wants more.
+    /// The reading half is dropped: no more updates are published.
     is_over: bool,
 }
 
 impl RetainedRanges {
-    /// For a connection whose ring can be looked at; `None` if guards have to be copies.
+    /// For a connection whose ring can be borrowed; `None` if guards have to be copies.
     pub(crate) fn new(conn: &Arc<Conn>, trust: Option<TrustPeers>) -> Option<Arc<Self>> {
         Some(Arc::new(Self {
             element: conn.local.clone(),
@@ -218,12 +218,12 @@ impl RetainedRanges {
         }))
     }
 
-    /// The reading half hands the window over; nothing is held now.
+    /// Takes the window over from the reading half; no range is retained yet.
     pub(crate) fn begin(&self, shown: Cursor, unconfirmed: u32) {
         self.state().held.begin(shown, unconfirmed);
     }
 
-    /// `len` bytes at offset `at` of the ring were read, and are held from now on.
+    /// Retains `len` bytes at offset `at` of the ring, which were read.
     pub(crate) fn retain(self: &Arc<Self>, at: usize, len: usize) -> ReadGuard {
         let start = self.state().held.hold(len_u32(len));
         self.publish();
@@ -235,13 +235,13 @@ impl RetainedRanges {
         }))
     }
 
-    /// `len` bytes were read and are not needed any more.
+    /// Frees `len` bytes, which were read, without a guard.
     pub(crate) fn pass(&self, len: u32) {
         self.state().held.pass(len);
         self.publish();
     }
 
-    /// How many bytes the peer was shown since the last call, and whether the reading half has the
+    /// The number of bytes published since the last call, and whether the reading half has the
     /// window back.
     pub(crate) fn take_shown(&self) -> (u32, bool) {
         let mut state = self.state();
@@ -249,7 +249,7 @@ impl RetainedRanges {
         (shown, state.held.is_empty() && !state.is_publishing)
     }
 
-    /// The reading half goes: the connection may end at any time from now on.
+    /// The reading half is dropped: the connection may end at any time.
     pub(crate) fn stop(&self) {
         self.state().is_over = true;
     }
@@ -261,7 +261,7 @@ impl RetainedRanges {
         }
     }
 
-    /// Tells the peer what is free, if that is due.
+    /// Publishes the consumer cursor, if that is due.
     fn publish(&self) {
         let Some(conn) = self.conn.upgrade() else {
             return;

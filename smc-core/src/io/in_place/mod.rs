@@ -1,4 +1,5 @@
-//! The in-place interface: writing into the peer's memory, and holding what it wrote into ours.
+//! The in-place interface: writing into the peer's memory, and retaining received data in local
+//! memory.
 
 mod guard;
 mod reserve;
@@ -7,5 +8,5 @@ pub use guard::ReadGuard;
 pub(crate) use guard::RetainedRanges;
 pub use reserve::Reservation;
 
-/// Most that a reservation has where it is a buffer of ours, in bytes.
+/// Maximum of a reservation in a private buffer, in bytes.
 pub(crate) const PRIVATE_MAX: usize = 64 * 1024;

@@ -10,25 +10,26 @@ use super::super::send::ReservedSpace;
 use super::PRIVATE_MAX;
 use crate::error::Error;
 
-/// Memory for the next bytes of a stream, which go out with [`Reservation::commit`].
+/// Memory for the next bytes of a stream, which [`Reservation::commit`] sends.
 ///
-/// It is one piece without gaps. [`Stream::reserve_exact`](super::super::Stream::reserve_exact) gives
-/// it the length that is asked for, [`reserve_at_least`](super::super::Stream::reserve_at_least) a
-/// length between two, and [`reserve`](super::super::Stream::reserve) what there is: down to one byte
-/// where the ring of the peer ends or has little space.
+/// It is one contiguous piece. [`Stream::reserve_exact`](super::super::Stream::reserve_exact)
+/// returns exactly the requested length,
+/// [`reserve_at_least`](super::super::Stream::reserve_at_least) a length between two bounds, and
+/// [`reserve`](super::super::Stream::reserve) the available length: down to one byte where the ring
+/// of the peer ends or has little space.
 ///
 /// **Where it is.** Over a device that maps the peer's buffer (SMC-D with nocopy) it is the peer's
-/// memory: [`Reservation::write_at`] and [`io::Write`] put bytes where the peer will read them.
-/// Where a reservation would have to go on at the start of the ring, it is a buffer of ours with the
-/// same interface, which committing copies. So it is without nocopy, with SMC-R and on TCP, where it
-/// has at most 64 KiB unless more was asked for as the least.
+/// memory: [`Reservation::write_at`] and [`io::Write`] write bytes where the peer will read them. A
+/// reservation that would wrap around in the ring is a private buffer with the same interface,
+/// which committing copies. So it is without nocopy, with SMC-R and on TCP, where it has at most 64
+/// KiB unless a larger minimum was requested.
 ///
-/// **As a slice.** A peer can write its memory at any time, so it must not be looked at as
-/// `&mut [u8]`, unless the endpoint trusts its peers not to
-/// ([`TrustPeers`](crate::mem::TrustPeers)). [`Reservation::as_mut_slice`] lends it out if they are
-/// trusted, and otherwise a buffer of ours that is copied once when it is committed.
+/// **As a slice.** A peer can write its memory at any time, so it must not be borrowed as `&mut
+/// [u8]`, unless the endpoint trusts its peers ([`TrustPeers`](crate::mem::TrustPeers)).
+/// [`Reservation::as_mut_slice`] borrows it if they are trusted, and otherwise a private buffer
+/// that is copied once when it is committed.
 ///
-/// **Nothing goes out by itself.** Dropping a reservation writes nothing, and the next one is at
+/// **Nothing is sent implicitly.** Dropping a reservation writes nothing, and the next one is at
 /// the same place. Bytes that were not written have no particular value; they may be those of
 /// earlier reservations.
 ///
@@ -56,7 +57,7 @@ pub struct Reservation<'a> {
 enum Buffer {
     /// In the peer's memory.
     InPlace,
-    /// In ours, of which so much was passed on.
+    /// In private memory, of which `done` bytes were sent.
     Private { bytes: Box<[u8]>, done: usize },
 }
 
@@ -104,19 +105,19 @@ impl<'a> Reservation<'a> {
         self.len
     }
 
-    /// Whether there is no space, because none was asked for or all was committed.
+    /// Whether there is no space, because none was requested or all was committed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether what is written goes straight into the peer's memory.
+    /// Whether data is written directly into the peer's memory.
     #[must_use]
     pub fn is_in_place(&self) -> bool {
         matches!(self.buffer, Buffer::InPlace)
     }
 
-    /// Bytes written through [`io::Write`], which writes one behind the other.
+    /// Bytes written through [`io::Write`], in sequence.
     #[must_use]
     pub fn written(&self) -> usize {
         self.written
@@ -133,7 +134,7 @@ impl<'a> Reservation<'a> {
             return Err(Error::misuse("write passes the end of the reservation").into());
         };
         match &mut self.buffer {
-            // Behind a full reservation the ring may be at its end, where it has no place.
+            // Behind a full reservation the ring may end, so there is no offset to write at.
             Buffer::InPlace if data.is_empty() => {}
             Buffer::InPlace => {
                 self.is_touched = true;
@@ -144,9 +145,9 @@ impl<'a> Reservation<'a> {
         Ok(())
     }
 
-    /// The memory itself: the peer's if it is mapped and trusted, otherwise a buffer of ours.
+    /// The memory itself: the peer's if it is mapped and trusted, otherwise a private buffer.
     ///
-    /// What [`Reservation::write_at`] has written is in it. May be called again at any time.
+    /// Data of [`Reservation::write_at`] is in it. May be called again at any time.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         if self.is_in_place() && !self.side.is_trusted() {
             self.leave_place();
@@ -157,7 +158,7 @@ impl<'a> Reservation<'a> {
         }
     }
 
-    /// Goes on in a buffer of ours, with what was written.
+    /// Switches to a private buffer, with the data written so far.
     #[inline(never)]
     fn leave_place(&mut self) {
         let mut buffer = Buffer::private(self.side, self.len);
@@ -167,10 +168,10 @@ impl<'a> Reservation<'a> {
         self.buffer = buffer;
     }
 
-    /// Sends the first `len` bytes, and gives the rest of the reservation up.
+    /// Sends the first `len` bytes, and drops the rest of the reservation.
     ///
-    /// In place that is a store or two and does not wait. A buffer of ours is passed on as by
-    /// `write_all`, which may wait where a device is busy or a socket has no space.
+    /// In place that is one or two stores and does not wait. A private buffer is sent as by
+    /// `write_all`, which may wait where a device is busy or a socket is full.
     ///
     /// **Cancellation.** Dropped before it is ready, it has sent nothing over SMC; over TCP it may
     /// have sent a part, as `write_all`.
@@ -213,7 +214,7 @@ impl<'a> Reservation<'a> {
     }
 }
 
-/// Writes one behind the other from the start; writes nothing where the reservation is full.
+/// Writes in sequence from the start; writes nothing where the reservation is full.
 impl io::Write for Reservation<'_> {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
         let count = data.len().min(self.len - self.written);

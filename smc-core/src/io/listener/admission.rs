@@ -1,9 +1,8 @@
-//! Which set-ups of a listener may be under way.
+//! Admission control of a listener's set-ups.
 //!
-//! A handshake takes a place, of which there are as many as the endpoint allows. Set-ups that find
-//! none wait, in the order in which they came; those that wait are bounded as well. Of both, one
-//! source has half at most: an address of a network, or another user of this host. Plain TCP connections
-//! need none of it.
+//! A handshake takes a place, whose number is a setting of the endpoint. Set-ups without a place
+//! wait in order of arrival; their number is bounded as well. Of both, one source has half at most:
+//! an address of a network, or another user of this host. Plain TCP connections need no place.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
@@ -37,7 +36,7 @@ struct State {
 #[derive(Debug)]
 struct Waiting {
     source: Option<Source>,
-    /// There once the set-up asks for a place.
+    /// Set once the set-up waits for a place.
     waker: Option<Waker>,
 }
 
@@ -48,10 +47,11 @@ struct Count {
     places: usize,
 }
 
-/// Where clients come from that have a share together.
+/// The source of clients that share a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Source {
-    /// An IPv4 address, or the network part of an IPv6 one: a host has all of the rest.
+    /// An IPv4 address, or the network part of an IPv6 one: a host may use any address of its
+    /// network.
     Address(IpAddr),
     /// Another user of this host.
     User(u32),
@@ -62,7 +62,7 @@ impl Source {
         Self::Address(source(address))
     }
 
-    /// Of a client that was found beside TCP. Those of the own user may have all places.
+    /// Of a client with a side channel. Those of the own user may have all places.
     pub(super) fn of_client(client: Option<Credentials>) -> Option<Self> {
         let uid = client?.uid;
         (uid != Credentials::own().uid).then_some(Self::User(uid))
@@ -82,12 +82,12 @@ impl AdmissionControl {
         self.max_waiting
     }
 
-    /// Whether another set-up may be let in.
+    /// Whether another set-up may enter.
     pub(super) fn is_open(&self) -> bool {
         self.lock().waiting.len() < self.max_waiting
     }
 
-    /// Lets a set-up in, to wait for a place. `None` if too many from there wait already.
+    /// Admits a set-up, to wait for a place. `None` if too many of this source wait already.
     pub(super) fn enter(self: &Arc<Self>, source: Option<Source>) -> Option<AdmissionPermit> {
         let mut state = self.lock();
         if let Some(source) = source {
@@ -109,7 +109,7 @@ impl AdmissionControl {
         })
     }
 
-    /// Gives free places to those that ask for one. Wake them without the lock.
+    /// Grants free places to waiting set-ups. The caller wakes them without the lock.
     fn grant(&self, state: &mut State) -> Vec<Waker> {
         let State {
             waiting,
@@ -150,7 +150,7 @@ impl AdmissionControl {
     }
 }
 
-/// A set-up that was let in. Dropping it gives back what it has.
+/// The permit of an admitted set-up. Dropping it releases its place.
 #[derive(Debug)]
 pub(super) struct AdmissionPermit {
     admission: Arc<AdmissionControl>,
@@ -170,7 +170,7 @@ impl AdmissionPermit {
                 let wakers = self.admission.grant(&mut state);
                 (state.waiting.contains_key(&self.id), wakers)
             };
-            // Not this task, which is running.
+            // Except for this task, which is running.
             let others = wakers.iter().filter(|waker| !waker.will_wake(cx.waker()));
             others.for_each(Waker::wake_by_ref);
             match is_waiting {
@@ -186,7 +186,7 @@ impl Drop for AdmissionPermit {
     fn drop(&mut self) {
         let wakers = {
             let mut state = self.admission.lock();
-            // A place may have been given that the set-up has not heard of.
+            // A place may have been granted before the set-up was polled again.
             let is_waiting = state.waiting.remove(&self.id).is_some();
             if let Some(Entry::Occupied(mut count)) =
                 self.source.map(|source| state.sources.entry(source))
@@ -244,7 +244,7 @@ mod tests {
             .collect();
         let placed = others.iter_mut().map(try_place).collect::<Vec<_>>();
         assert_eq!(placed, [true, true, false]);
-        // The oldest that may have it has the next place.
+        // The next place is granted to the oldest permit below the limit.
         drop(all.remove(0));
         assert!(try_place(&mut all[1]));
         assert!(!try_place(&mut others[2]));
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_its_owner_has_not_heard_of_is_given_on() {
+    fn a_granted_place_of_a_dropped_permit_is_granted_again() {
         let admission = AdmissionControl::new(1, 100);
         let mut all: Vec<_> = (0..3)
             .map(|last| admission.enter(address(last)).unwrap())
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_wait_are_bounded_and_one_source_has_half() {
+    fn waiting_set_ups_are_bounded_and_one_source_has_half() {
         let admission = AdmissionControl::new(1, 4);
         let enter = |last| admission.enter(address(last));
         let _first = [enter(1).unwrap(), enter(1).unwrap()];

@@ -155,7 +155,7 @@ impl Published for PublishedMany {
     }
 }
 
-/// The first cause that is more than that the peer does not speak SMC.
+/// The first cause that is more than that the peer does not support SMC.
 fn first(causes: Vec<FallbackCause>) -> FallbackCause {
     let usual = |cause: &FallbackCause| {
         matches!(

@@ -226,7 +226,7 @@ pub enum Delivery {
     Delivered,
     /// It has to be sent on TCP: the server is known to expect it.
     OnTcp,
-    /// The server does not speak SMC: this connection is plain TCP.
+    /// The server does not support SMC: this connection is plain TCP.
     Plain,
 }
 

@@ -26,10 +26,10 @@ use crate::proto::group::DeviceIndex;
 use crate::proto::handshake::PeerRmb;
 use crate::proto::links::{LinkId, RmbId, RtokenId};
 
-/// What a connection has in its link group: our RMB, the staging ring, and what is on its way.
+/// The resources of a connection in its link group: the local RMB, the staging ring, and
+/// outstanding posts.
 ///
-/// It is there before the connection: from the moment the peer may know the token, its messages
-/// count.
+/// It exists before the connection: once the peer may know the token, its messages count.
 pub(crate) struct RdmaConn {
     group: Arc<RdmaGroup>,
     token: AlertToken,
@@ -39,48 +39,48 @@ pub(crate) struct RdmaConn {
     rx: Mutex<Rx>,
     tx: Mutex<Tx>,
     peer_ring: OnceLock<Ring>,
-    /// Space in the staging ring, for a look without a lock.
+    /// Space in the staging ring, readable without a lock.
     space: AtomicU32,
-    /// The peer wants to hear when everything is read.
+    /// The peer has requested an update when everything is read.
     update_wanted: AtomicBool,
-    /// The connection was moved to another link. From then on the peer hears each time when
-    /// everything is read: posts that it has outstanding on the old link may never complete, and
-    /// a Linux peer holds its last data back behind them until our consumer cursor moves.
+    /// The connection was moved to another link. From then on the peer gets an update each time
+    /// everything is read: its outstanding posts on the old link may never complete, and a Linux
+    /// peer corks its last data behind them until the consumer cursor of this side moves.
     moved: AtomicBool,
-    /// The peer has not said anything over that other link yet.
+    /// The peer has not sent anything over the new link yet.
     awaited: AtomicBool,
-    /// The peer has said something.
+    /// The peer has sent a CDC message.
     received: AtomicBool,
-    /// It has sent data since it was nudged last.
+    /// The peer has sent data since the last probe.
     has_new_data: AtomicBool,
-    /// It has said that nothing more comes, behind everything that did.
+    /// The peer has published the end of its data.
     done: AtomicBool,
     /// Bytes at the start of the RMB that the peer may have written.
     dirty: AtomicU32,
     conn: OnceLock<Weak<Conn>>,
-    /// Nobody uses the connection any more; it lives on until nothing is outstanding.
+    /// The connection is released; it exists until no post is outstanding.
     released: AtomicBool,
 }
 
-/// What the peer said.
+/// The receiving state.
 enum Rx {
-    /// The peer's ring is not known yet.
+    /// The peer's ring is not known yet: early messages are queued.
     Early(VecDeque<CdcR>),
     Open(Arrivals),
 }
 
-/// What we say.
+/// The sending state.
 struct Tx {
-    /// The link that the connection uses; none before the first one of a group is connected.
+    /// The link of the connection; none before the first one of a group is connected.
     sender: Option<Arc<LinkSender>>,
     bound: Option<Bound>,
-    /// The link to which the peer has moved the connection last.
+    /// The last link that the peer has moved the connection to.
     peer_on: Option<LinkId>,
-    /// Once the connection has moved, until the peer has nothing more to send.
+    /// Set once the connection has moved, until the peer has closed.
     persist_timer: Option<PersistTimer>,
 }
 
-/// What is known once the peer's RMB is.
+/// The sending state once the peer's RMB is known.
 struct Bound {
     transmit: Transmit,
     rtoken: RtokenId,
@@ -88,10 +88,9 @@ struct Bound {
     from: Option<Arc<dyn Mr>>,
     /// The peer's RMB on this link.
     to: Option<(Rkey, RmbAddr)>,
-    /// Posted on this link and not completed, the oldest first, with what each says to have
-    /// written.
+    /// Outstanding posts on this link, the oldest first, with the producer cursor of each.
     posted: VecDeque<(PostId, Cursor)>,
-    /// What the peer is known to have.
+    /// The producer cursor that is known to have arrived.
     arrived: Cursor,
 }
 
@@ -150,30 +149,30 @@ impl RdmaConn {
         &self.group
     }
 
-    /// The peer's ring; an empty one, of a byte, as long as it is not known.
+    /// The peer's ring; a placeholder while it is not known.
     pub(crate) fn peer_ring(&self) -> Ring {
         let unknown = || self.rmb.size().ring_r();
         self.peer_ring.get().copied().unwrap_or_else(unknown)
     }
 
-    /// The connection came about; what the peer has said so far is in the RMB already.
+    /// Sets the connection; earlier updates of the peer are in the RMB already.
     pub(crate) fn set_conn(&self, conn: &Arc<Conn>) {
         // A connection is made once.
         let _first = self.conn.set(Arc::downgrade(conn));
         conn.handle_peer_flags();
     }
 
-    /// Whether the peer has said anything.
+    /// Whether the peer has sent a CDC message.
     pub(crate) fn has_received(&self) -> bool {
         self.received.load(Ordering::Acquire)
     }
 
-    /// How much of the RMB has to be zeroed before somebody else uses it.
+    /// Bytes of the RMB that have to be zeroed before it is reused.
     pub(super) fn dirty(&self) -> usize {
         len_usize(self.dirty.load(Ordering::Acquire))
     }
 
-    /// Sees what the device of the connection has. That was `first` when it was set up.
+    /// Polls the device of the connection, which was `first` at set-up.
     pub(crate) fn poll_device(&self, first: &DeviceDriver) {
         if !first.is_gone() {
             first.poll_device();
@@ -182,12 +181,12 @@ impl RdmaConn {
 
     // ---- Set-up --------------------------------------------------------------------------------
 
-    /// The link, when the group's first one is connected after the RMB was made.
+    /// Sets the link, when the group's first one is connected after the RMB was made.
     pub(super) fn set_sender(&self, sender: &Arc<LinkSender>) {
         self.tx().sender = Some(Arc::clone(sender));
     }
 
-    /// The peer's RMB is known. What came before counts from now on.
+    /// Sets the peer's RMB, and handles early messages.
     pub(super) fn bind(&self, peer: &PeerRmb, rtoken: RtokenId, autocork: TransmitConfig) {
         let ring = peer.size.ring_r();
         let staging = self.staging.size().ring_r();
@@ -204,7 +203,7 @@ impl RdmaConn {
         self.bind_for_reading(peer);
     }
 
-    /// The peer's RMB is known, but nothing can be written there. What came before counts.
+    /// Sets the peer's RMB for receiving only, and handles early messages.
     pub(super) fn bind_for_reading(&self, peer: &PeerRmb) {
         let ring = peer.size.ring_r();
         // A handshake binds once.
@@ -228,12 +227,12 @@ impl RdmaConn {
         }
     }
 
-    /// Whether anything can be sent to the peer.
+    /// Whether data can be sent to the peer.
     pub(crate) fn is_bound(&self) -> bool {
         self.tx().bound.is_some()
     }
 
-    /// The link that the connection is bound to.
+    /// The link of the connection.
     pub(super) fn link(&self) -> Option<LinkId> {
         self.tx().sender.as_ref().map(|sender| sender.id())
     }
@@ -244,7 +243,7 @@ impl RdmaConn {
 
     // ---- Receiving -----------------------------------------------------------------------------
 
-    /// The peer sent a message about this connection, over this link.
+    /// Handles a CDC message of the peer for this connection, received over this link.
     pub(super) fn handle_cdc(&self, cdc: &CdcR, here: DeviceIndex, link: LinkId) {
         for last in [false, true] {
             let arrival = {
@@ -252,7 +251,7 @@ impl RdmaConn {
                 match &mut *rx {
                     Rx::Early(early) => {
                         if early.len() >= EARLY_MAX {
-                            // Each says everything that those before it said.
+                            // Each message includes the state of those before it.
                             early.pop_back();
                         }
                         early.push_back(*cdc);
@@ -275,7 +274,7 @@ impl RdmaConn {
                     }
                     return;
                 }
-                // What is missing may be among the events of another device.
+                // The missing message may be among the events of another device.
                 Ok(Arrival::Missed { .. }) if !last => self.group.poll_other_devices(here),
                 Ok(Arrival::Missed { .. }) => {
                     return self.fail(Error::Closed(CloseReason::Aborted));
@@ -287,7 +286,7 @@ impl RdmaConn {
         }
     }
 
-    /// Puts the peer's words where the reading half looks for them; under the lock, so that they
+    /// Stores the peer's words where the reading half reads them; under the lock, so that they
     /// never go back.
     fn store(&self, news: &News) {
         let element = self.rmb.element();
@@ -329,7 +328,7 @@ impl RdmaConn {
                     bound.transmit.uncork();
                 }
                 if is_closed {
-                    // Its buffer may soon belong to somebody else.
+                    // The peer's buffer may soon be reused.
                     bound.transmit.handle_peer_closed();
                 }
                 self.push(tx, false);
@@ -343,7 +342,7 @@ impl RdmaConn {
         }
     }
 
-    /// The peer uses this link for the connection, be it before or after us.
+    /// The peer uses this link for the connection, before or after this side.
     fn peer_is_on(&self, link: LinkId) {
         let mut tx = self.tx();
         tx.peer_on = Some(link);
@@ -357,7 +356,7 @@ impl RdmaConn {
         }
     }
 
-    /// Whether the peer waits to hear that everything was read; asked when it was.
+    /// Takes the peer's request for an update when everything is read; called when it is.
     pub(crate) fn take_update_wanted(&self) -> bool {
         if self.moved.load(Ordering::Relaxed) {
             return true;
@@ -366,7 +365,7 @@ impl RdmaConn {
             && self.update_wanted.swap(false, Ordering::AcqRel)
     }
 
-    /// The wish is still open.
+    /// Restores the peer's request for an update.
     pub(crate) fn want_update(&self) {
         self.update_wanted.store(true, Ordering::Release);
     }
@@ -378,21 +377,21 @@ impl RdmaConn {
         self.space.load(Ordering::Acquire)
     }
 
-    /// Before sleeping: without space the completion of what is on its way has to wake.
+    /// Before parking: without space, the completion of outstanding posts has to wake the writer.
     pub(crate) fn arm(&self) {
         if self.space() == 0 {
             self.await_sent();
         }
     }
 
-    /// Has the completion of what is on its way wake the writer.
+    /// Requests that the completion of outstanding posts wakes the writer.
     pub(crate) fn await_sent(&self) {
         if let Some(sender) = &self.tx().sender {
             sender.await_sent();
         }
     }
 
-    /// Takes what there is space for. Returns how many bytes that were.
+    /// Copies as many bytes as there is space for. Returns their number.
     pub(crate) fn write(&self, bufs: &[IoSlice<'_>]) -> usize {
         let mut tx = self.tx();
         let Some(bound) = &mut tx.bound else { return 0 };
@@ -404,7 +403,7 @@ impl RdmaConn {
             if part.is_empty() {
                 continue;
             }
-            // The ring has the size that the machine knows.
+            // The ring has the size that the machine assumes.
             if element.write(len_usize(transmit.at()), part).is_err() {
                 break;
             }
@@ -439,7 +438,7 @@ impl RdmaConn {
         }
     }
 
-    /// As `publish_flags`, with how far everything was read.
+    /// As `publish_flags`, with the consumer cursor.
     pub(crate) fn publish_close(&self, cursor: Cursor, flags: StateFlags) {
         let mut tx = self.tx();
         if let Some(bound) = &mut tx.bound {
@@ -449,8 +448,8 @@ impl RdmaConn {
         }
     }
 
-    /// Nobody reads what has arrived up to here: it makes room for more, because the peer may have
-    /// to send all of its own before it hears our end. That will be an abort.
+    /// Frees unread data up to here, because the peer may have to send all of its own before it
+    /// receives this side's close. That will be an abort.
     pub(crate) fn discard(&self, until: Cursor) {
         let mut tx = self.tx();
         if let Some(bound) = &mut tx.bound {
@@ -462,7 +461,7 @@ impl RdmaConn {
         }
     }
 
-    /// Whether the peer has not been told everything yet and still can be.
+    /// Whether updates for the peer are pending that can still be sent.
     pub(crate) fn has_pending(&self) -> bool {
         let tx = self.tx();
         match &tx.bound {
@@ -471,26 +470,26 @@ impl RdmaConn {
         }
     }
 
-    /// Size of the staging ring: the most that there can be space for.
+    /// Size of the staging ring: the maximum of space.
     pub(crate) fn capacity(&self) -> u32 {
         self.staging.size().ring_r().size()
     }
 
-    /// What became of everything written and of the shutdown behind it.
+    /// The delivery state of all written data and of the shutdown behind it.
     pub(crate) fn delivery(&self) -> Delivery {
         let tx = self.tx();
         let bound = tx.bound.as_ref();
         bound.map_or(Delivery::Done, |bound| bound.transmit.delivery())
     }
 
-    /// It is our turn on the link: one message.
+    /// Posts one message in the connection's turn on the link.
     ///
-    /// Returns whether the link could take more.
+    /// Returns whether the link could accept more.
     pub(super) fn take_turn(&self) -> bool {
         self.push(self.tx(), true)
     }
 
-    /// A message of ours was completed on this link.
+    /// Handles the completion of a post on this link.
     pub(super) fn handle_sent(&self, link: LinkId) {
         {
             let mut tx = self.tx();
@@ -510,7 +509,7 @@ impl RdmaConn {
         }
     }
 
-    /// PersistTimer the peer if that is due. Returns when it will be.
+    /// Probes the peer if that is due. Returns the time of the next probe.
     pub(super) fn probe_if_due(&self, now: Instant) -> Option<Instant> {
         let mut tx = self.tx();
         if self.done.load(Ordering::Relaxed) {
@@ -531,14 +530,14 @@ impl RdmaConn {
         Some(next)
     }
 
-    /// The group has another link, to which the connection could move.
+    /// Reserves resources for a failover: the group has another link.
     pub(super) fn keep_spare(&self) {
         if let Some(bound) = &mut self.tx().bound {
             bound.transmit.keep_spare();
         }
     }
 
-    /// The group moves the connection to another link.
+    /// Moves the connection to another link.
     pub(super) fn move_to(&self, from: LinkId, to: &Arc<LinkSender>) {
         let mut tx = self.tx();
         match &tx.sender {
@@ -561,13 +560,13 @@ impl RdmaConn {
         }
         self.push(tx, false);
         if let Some(conn) = self.conn() {
-            // A writer that waits for completions waits for those of the new link from now on.
+            // A writer that waits for completions waits for those of the new link now.
             conn.handle_sent();
         }
     }
 
-    /// Posts what there is to post, as far as there is room. Returns whether the link could take
-    /// more.
+    /// Posts pending messages, as far as there is send capacity. Returns whether the link could
+    /// accept more.
     fn push(&self, mut tx: MutexGuard<'_, Tx>, in_turn: bool) -> bool {
         let Tx {
             sender: Some(sender),
@@ -602,7 +601,7 @@ impl RdmaConn {
             sender.await_sent();
         }
         if last == Some(PostResult::Unreachable) {
-            // Nor will there be one later.
+            // No other link can become usable either.
             if self.is_released() {
                 bound.transmit.kill();
             }
@@ -632,7 +631,7 @@ impl RdmaConn {
         }
     }
 
-    /// Nobody uses the connection any more. Returns whether it can go now.
+    /// Releases the connection. Returns whether it can be removed now.
     pub(super) fn release(&self) -> bool {
         self.released.store(true, Ordering::Release);
         let is_finished = self.is_finished();
@@ -642,33 +641,33 @@ impl RdmaConn {
         is_finished
     }
 
-    /// Whether nobody uses the connection any more.
+    /// Whether the connection was released.
     pub(super) fn is_released(&self) -> bool {
         self.released.load(Ordering::Acquire)
     }
 
-    /// Whether the application has let go of the connection, though somebody may be about to.
+    /// Whether the application has dropped the stream, also before the connection is released.
     pub(super) fn is_stream_dropped(&self) -> bool {
         let is_stream_dropped =
             |conn: &Weak<Conn>| conn.upgrade().is_none_or(|conn| conn.is_released());
         self.is_released() || self.conn.get().is_some_and(is_stream_dropped)
     }
 
-    /// Whether nobody uses the connection, everything was said, and nothing is outstanding.
+    /// Whether the connection is released, everything is sent, and no post is outstanding.
     pub(super) fn is_finished(&self) -> bool {
         self.is_released() && self.is_delivered()
     }
 
     /// As [`Conn::await_delivery`].
     pub(crate) fn await_delivery(&self) -> bool {
-        // The completion of a post may not be reported otherwise, and may come before it is asked for.
+        // The completion of a post may not be reported without a request, and may come before it.
         self.is_delivered() || {
             self.await_sent();
             self.is_delivered()
         }
     }
 
-    /// Whether everything was said and has arrived, or never will.
+    /// Whether everything was sent and delivered, or never will be.
     fn is_delivered(&self) -> bool {
         if self.group.is_over() {
             return true;
@@ -678,7 +677,7 @@ impl RdmaConn {
         tx.sender.is_none() || tx.bound.as_ref().is_none_or(is_idle)
     }
 
-    /// Takes the connection off its link for good.
+    /// Removes the connection from its link.
     pub(super) fn leave_link(&self) {
         if let Some(sender) = &self.tx().sender {
             sender.remove(self.token);
@@ -707,7 +706,7 @@ impl fmt::Debug for RdmaConn {
     }
 }
 
-/// The hold on a [`RdmaConn`]; dropping it gives the RMB back once the peer has let go of it.
+/// The handle of an [`RdmaConn`]; dropping it releases the RMB once the peer has confirmed that.
 #[derive(Debug)]
 pub(crate) struct RdmaConnHandle(Arc<RdmaConn>);
 
@@ -734,7 +733,7 @@ impl Drop for RdmaConnHandle {
 }
 
 impl Bound {
-    /// Posts what is next, if anything.
+    /// Makes the next post, if any.
     fn post(
         &mut self,
         post_on_link: &mut dyn FnMut(&[Write<'_>], &[u8]) -> PostResult,
@@ -748,8 +747,8 @@ impl Bound {
                 post_on_link(&writes[..count], &post.cdc.to_bytes())
             }
             _ if post.payload() == 0 => post_on_link(&[], &post.cdc.to_bytes()),
-            // Nothing can be written without a key on this link, but an abort can be told, behind
-            // what has arrived.
+            // Without an RKEY on this link nothing can be written, but an abort can be sent, behind
+            // the delivered data.
             _ if is_abort => {
                 post.cdc.producer = self.arrived;
                 post_on_link(&[], &post.cdc.to_bytes())
@@ -787,5 +786,6 @@ fn write<'a>(span: &PeerWrite, from: &'a dyn Mr, (rkey, base): (Rkey, RmbAddr)) 
     }
 }
 
-/// Messages kept for a connection whose handshake has not come to the peer's RMB yet.
+/// Maximum of queued messages for a connection whose handshake has not exchanged the peer's RMB
+/// yet.
 const EARLY_MAX: usize = 64;

@@ -1,4 +1,4 @@
-//! A connected queue pair with those who post to it.
+//! A connected queue pair with the queue of its users.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -13,7 +13,8 @@ use crate::mem::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::proto::group::DeviceIndex;
 use crate::proto::links::{LinkId, OpTag, Overflow, Posted, SendSlots, Turn};
 
-/// A link as connections see it: it takes a bounded number of posts, and turns are fair.
+/// The sending side of a link, shared by connections: the number of outstanding posts is bounded,
+/// and turns are round-robin.
 pub(crate) struct LinkSender {
     id: LinkId,
     device: DeviceIndex,
@@ -23,25 +24,25 @@ pub(crate) struct LinkSender {
     down: AtomicBool,
     /// The queue pair sends and receives nothing any more.
     closed: AtomicBool,
-    /// When the group was last told that something came, in milliseconds since `since`.
+    /// The time of the last activity that was reported to the group, in milliseconds since `since`.
     last_activity: AtomicU64,
     since: Instant,
 }
 
-/// What was posted.
+/// Outstanding posts.
 #[derive(Default)]
 struct Posts {
     slots: SendSlots<AlertToken>,
-    /// Somebody waits until this one is completed. Of others that is found out sooner or later.
+    /// A task waits for the completion of this post. Other completions need not wake a task.
     awaited: Option<OpId>,
 }
 
-/// What became of a post.
+/// The result of a post.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PostResult {
-    /// It is on its way.
+    /// It was posted.
     Posted,
-    /// No room; a turn comes.
+    /// No send capacity; the connection is queued for a turn.
     Queued,
     /// The link is down; the group moves its connections or ends.
     LinkDown,
@@ -96,7 +97,8 @@ impl LinkSender {
         self.closed.store(true, Ordering::Release);
     }
 
-    /// Whether the group has to be told that something came: now and then is enough.
+    /// Whether received activity has to be reported to the group: once per [`ACTIVITY_INTERVAL`] is
+    /// enough.
     pub(crate) fn take_activity_due(&self, now: Instant) -> bool {
         let at = now.saturating_duration_since(self.since).as_millis();
         let at = u64::try_from(at).unwrap_or(u64::MAX);
@@ -108,9 +110,9 @@ impl LinkSender {
         is_due
     }
 
-    /// Lets a connection post what `fill` gives, if there is room: `fill` is asked only then.
+    /// Lets a connection post the result of `fill`, which is called only if there is send capacity.
     ///
-    /// `in_turn` says that it was given a turn; otherwise those that wait go first.
+    /// `in_turn`: the connection has a turn; otherwise waiting connections come first.
     pub(crate) fn post<T>(
         &self,
         now: Instant,
@@ -156,22 +158,22 @@ impl LinkSender {
         Some(filled)
     }
 
-    /// A connection that had its turn has more to post.
+    /// Queues a connection again that had its turn and has more to post.
     pub(crate) fn wait(&self, token: AlertToken) {
         self.lock().slots.wait(token);
     }
 
-    /// A connection is gone or was moved.
+    /// Removes a connection that ended or was moved.
     pub(crate) fn remove(&self, token: AlertToken) {
         self.lock().slots.forget(token);
     }
 
-    /// A message of the link group; [`LinkSender::next_turn`] posts it.
+    /// Queues a message of the link group; [`LinkSender::next_turn`] posts it.
     pub(crate) fn queue(&self, now: Instant, tag: OpTag, message: Vec<u8>) -> Result<(), Overflow> {
         self.lock().slots.queue(now, tag, message)
     }
 
-    /// Posts waiting messages of the link group, then says which connection may post.
+    /// Posts queued messages of the link group, then returns the connection that may post.
     pub(crate) fn next_turn(&self, now: Instant) -> Option<AlertToken> {
         let mut posts = self.lock();
         if self.is_down() {
@@ -207,7 +209,7 @@ impl LinkSender {
         }
     }
 
-    /// Somebody waits for the completion of what was posted so far.
+    /// Requests a wake-up for the completion of the posts so far.
     pub(crate) fn await_sent(&self) {
         self.await_last(&mut self.lock());
     }
@@ -229,7 +231,7 @@ impl LinkSender {
         }
     }
 
-    /// What is completed now, the oldest first.
+    /// The posts that are completed now, the oldest first.
     pub(crate) fn completed(
         &self,
         now: Instant,
@@ -243,7 +245,7 @@ impl LinkSender {
         posts.slots.completed(now, op)
     }
 
-    /// Nothing is posted from now on, and nothing completed.
+    /// Sets the link down: nothing is posted or completed from now on.
     pub(crate) fn fail(&self) {
         let mut posts = self.lock();
         self.down.store(true, Ordering::Release);
@@ -253,7 +255,7 @@ impl LinkSender {
         drop(posts.slots.fail());
     }
 
-    /// When the link counts as stuck.
+    /// The time from which the link counts as stuck.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
         self.lock().slots.poll_timeout()
     }
@@ -280,8 +282,8 @@ impl fmt::Debug for LinkSender {
     }
 }
 
-/// Whether this is a message of the link group as every connection brings some: their completion
-/// is of no interest to anybody.
+/// Whether this is a routine message of the link group, which every connection causes: no task
+/// waits for its completion.
 fn is_routine(message: &[u8]) -> bool {
     let kind = message.first().copied().and_then(MessageType::from_byte);
     let is_routine = matches!(
@@ -291,5 +293,5 @@ fn is_routine(message: &[u8]) -> bool {
     is_routine && message.len() <= SHORT_LEN
 }
 
-/// How often the group is told that a link is alive, in milliseconds.
+/// Interval at which activity of a link is reported to the group, in milliseconds.
 const ACTIVITY_INTERVAL: u64 = 1000;

@@ -1,5 +1,5 @@
-//! Memory that devices may touch: RMBs, which peers write, and staging rings, which our links write
-//! from. A link group keeps what its connections have used and hands it out again.
+//! Memory that devices may access: RMBs, which peers write, and staging rings, which local links
+//! read from. A link group pools the buffers of its former connections.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -11,8 +11,8 @@ use crate::proto::group::DeviceIndex;
 
 /// A ring of registered memory.
 ///
-/// In front of the ring, and not registered, is room for a CDC block: where the device of SMC-D
-/// puts what the peer says, here our driver does.
+/// In front of the ring, and not registered, is space for a CDC block: the device of SMC-D writes
+/// the peer's words there, the driver of SMC-R does the same.
 #[derive(Debug)]
 pub(crate) struct Buffer {
     element: Element,
@@ -21,7 +21,7 @@ pub(crate) struct Buffer {
     size: SizeCode,
     access: Access,
     registrations: Mutex<Vec<(DeviceIndex, Arc<dyn Mr>)>>,
-    // Last: the memory is gone then.
+    // Dropped last, after the memory.
     _charge: Charge,
 }
 
@@ -55,7 +55,7 @@ impl Buffer {
         self.size
     }
 
-    /// The registration with a device, if it was registered there.
+    /// The registration with a device, if any.
     pub(crate) fn mr(&self, device: DeviceIndex) -> Option<Arc<dyn Mr>> {
         let registrations = self.registrations();
         let found = registrations.iter().find(|(at, _)| *at == device);
@@ -73,7 +73,7 @@ impl Buffer {
         }
         let mr = domain.register(&self.ring, self.access).await?;
         let mut registrations = self.registrations();
-        // Whoever was quicker has told its key to the peer.
+        // The key of a faster task may have been sent to the peer.
         if let Some((_, mr)) = registrations.iter().find(|(at, _)| *at == device) {
             return Ok(Arc::clone(mr));
         }
@@ -81,8 +81,7 @@ impl Buffer {
         Ok(mr)
     }
 
-    /// Nobody uses the buffer now. It has to be as new before somebody else does: so much of it was
-    /// written.
+    /// Clears a buffer for the next connection, as far as it was written.
     fn clear(&self, dirty: usize) {
         self.element.reset();
         // The span is within the region.
@@ -100,7 +99,7 @@ impl Buffer {
 #[derive(Debug)]
 pub(crate) struct Pool {
     free: Mutex<Vec<Arc<Buffer>>>,
-    /// What buffers are charged to, also while nothing uses them.
+    /// The limit that buffers are charged to, also while they are unused.
     limit: MemoryLimit,
 }
 
@@ -130,19 +129,20 @@ impl Pool {
         }
     }
 
-    /// Gives back the memory of all buffers.
+    /// Frees all buffers.
     pub(crate) fn trim(&self) {
         let free = std::mem::take(&mut *self.lock());
         // Outside of the lock: memory is deregistered.
         drop(free);
     }
 
-    /// Whether a buffer of this size is kept.
+    /// Whether the pool has a buffer of this size.
     pub(crate) fn has(&self, size: SizeCode, access: Access) -> bool {
         self.lock().iter().any(|buffer| buffer.is(size, access))
     }
 
-    /// A buffer of this size. An RMB is zeroed as far as its last user knew it to be written.
+    /// A buffer of this size. An RMB is zeroed as far as its former connection knew it to be
+    /// written.
     pub(crate) fn take(&self, size: SizeCode, access: Access) -> Result<Arc<Buffer>, DeviceError> {
         let reused = {
             let mut free = self.lock();
@@ -155,13 +155,13 @@ impl Pool {
         }
     }
 
-    /// Gives a buffer back. Nobody may write it any more: the peer has confirmed that it forgot the
-    /// key, or the link is gone.
+    /// Returns a buffer to the pool. It must not be writable any more: the peer has confirmed the
+    /// deletion of the RKEY, or the link is gone.
     ///
-    /// What was written to so much of it is erased. A staging ring needs none of that: nothing
-    /// leaves it but what was copied into it for the connection at hand.
+    /// The first `dirty` bytes are erased. A staging ring needs no erasing: only bytes that were
+    /// copied into it for the current connection are sent from it.
     pub(crate) fn give_back(&self, buffer: Arc<Buffer>, dirty: usize) {
-        // Before others can take it.
+        // Before it can be reused.
         buffer.clear(dirty);
         let mut free = self.lock();
         if free.len() < KEPT_MAX {
@@ -186,5 +186,5 @@ fn aligned(ring: usize) -> Option<Region> {
 
 const PAGE: usize = 4096;
 
-/// Buffers that a link group keeps for later: those of a full group.
+/// Maximum of pooled buffers: those of a full group.
 const KEPT_MAX: usize = 2 * 255;

@@ -4,18 +4,18 @@
 //! ```text
 //!   driver --- Received, Sent, LinkDown ---> RdmaGroup --- LLC ---> proto::links::LinkGroup
 //!                                              |  |
-//!                                         CDC  |  | posts in turn
+//!                                         CDC  |  | posts
 //!                                              v  v
 //!   Sender ---- write ----> RdmaConn ---------> LinkSender ---> device::Link
 //!   Receiver <-- words in front of the RMB's ring
 //! ```
 //!
-//! A handshake gets there through `work`. Locks are taken in this order: a connection's, its
-//! sender's; the group's own is a leaf. None is held while something is waited for.
+//! A handshake enters through `work`. Locks are taken in this order: a connection's, its link
+//! sender's; the group's own is a leaf. None is held across an await.
 //!
-//! A link that is given up goes through the driver of its device: what it has received is handed
-//! out before it is closed, because the peer knows that it arrived; and only when it is closed,
-//! and sends nothing of the staging rings any more, its connections go on over another one.
+//! A failed link is closed by the driver of its device: its received messages are dispatched before
+//! it is closed, because the peer knows that they arrived; and its connections continue on another
+//! link only after it is closed, and sends nothing of the staging rings any more.
 
 mod conn;
 mod link_group;

@@ -1,13 +1,14 @@
-//! When a peer whose link has died is asked to push what it holds back.
+//! The persist timer of a moved connection: probes make the peer send corked data.
 
 use std::time::{Duration, Instant};
 
-/// The times of a moved connection's persist_timer ([`Transmit::nudge`]).
+/// The timer of probes ([`Transmit::nudge`]), as TCP's persist timer of zero-window probes.
 ///
-/// A Linux peer holds new data back while a CDC of the connection is in flight
+/// A Linux peer corks new data while a CDC of the connection is in flight
 /// (docs/spec/data-path.md#corking). If that CDC is on a link whose failure its device does not
-/// report, each write is held back, and goes only with the next reason to push. There is no sign of
-/// it, so it is asked: soon after data went either way, and ever less often while none does.
+/// report, each write is corked, and is sent only with the next reason to push. This side cannot
+/// detect that, so it probes: soon after data was sent in either direction, and with exponential
+/// backoff while none is.
 ///
 /// [`Transmit::nudge`]: crate::proto::conn::staged::Transmit::nudge
 #[derive(Debug)]
@@ -28,7 +29,8 @@ impl PersistTimer {
         self.at
     }
 
-    /// Whether it is time. If so, the next one is later if the peer has sent nothing meanwhile.
+    /// Whether a probe is due. If so, the next one backs off if the peer has sent no data
+    /// meanwhile.
     pub(super) fn is_due(&mut self, now: Instant, has_data: bool) -> bool {
         let is_due = self.at <= now;
         if is_due {
@@ -41,8 +43,8 @@ impl PersistTimer {
         is_due
     }
 
-    /// We have written something that may have an answer. Returns whether the next one is sooner
-    /// now.
+    /// Restarts the timer after a write that may have an answer. Returns whether the next probe is
+    /// earlier now.
     pub(super) fn restart(&mut self, now: Instant) -> bool {
         let soon = now + INTERVAL_MIN;
         let is_sooner = soon < self.at;
@@ -72,7 +74,7 @@ mod tests {
             assert!(persist_timer.is_due(at, false));
         }
         assert!(persist_timer.restart(at));
-        assert!(!persist_timer.restart(at), "not put off by every write");
+        assert!(!persist_timer.restart(at), "not postponed by every write");
         assert_eq!(persist_timer.at() - at, INTERVAL_MIN);
         assert!(persist_timer.is_due(persist_timer.at(), false));
         assert!(persist_timer.is_due(persist_timer.at(), true));

@@ -1,4 +1,4 @@
-//! Our RDMA addresses with the networks behind them, and what fits a TCP connection.
+//! The local RDMA addresses with their networks, and the choice for a TCP connection.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -13,10 +13,10 @@ use crate::proto::group::DeviceIndex;
 use crate::proto::handshake::{Config, Interface, Path, RdmaConfig, RdmaPort, Subnet};
 use crate::proto::links::Candidate;
 
-/// What there is for SMC-R on this host, as far as an endpoint has devices for it.
+/// The RDMA ports and interfaces of this host, as far as an endpoint has devices for them.
 #[derive(Debug, Default)]
 pub(crate) struct Ports {
-    /// As it was looked at last; looked at again when a device says that it changed.
+    /// The last scan; repeated when a device reports a change.
     known: Mutex<Option<Known>>,
     peer_id: OnceLock<PeerId>,
     /// PNET IDs of network interfaces, by configuration.
@@ -25,13 +25,13 @@ pub(crate) struct Ports {
     max_conns: Option<u8>,
 }
 
-/// What was found out, which takes a dozen system calls.
+/// The result of a scan, which takes a dozen system calls.
 #[derive(Debug)]
 struct Known {
     at: Instant,
     interfaces: Arc<Vec<InterfaceAddress>>,
     ports: Arc<Vec<RdmaPort>>,
-    /// What a handshake may use, made when the first one asks.
+    /// The configuration for handshakes, made at the first use.
     config: Option<Arc<Config>>,
 }
 
@@ -49,8 +49,7 @@ impl Ports {
         }
     }
 
-    /// What a handshake may use now: `base`, which is always the same, with the ports that are
-    /// active.
+    /// The configuration for handshakes: `base`, which is constant, with the ports that are active.
     pub(crate) fn config(
         &self,
         runtime: &dyn Runtime,
@@ -84,7 +83,7 @@ impl Ports {
         Some(config)
     }
 
-    /// Where further links of a group could be opened whose first one is at this address.
+    /// Candidates for further links of a group whose first one is at this address.
     pub(crate) fn candidates(
         &self,
         runtime: &dyn Runtime,
@@ -112,12 +111,12 @@ impl Ports {
             .collect()
     }
 
-    /// A device has other addresses than before.
+    /// Discards the scan after a change of a device's addresses.
     pub(crate) fn refresh(&self) {
         *self.lock() = None;
     }
 
-    /// What the handshake has to know about a TCP connection.
+    /// The path of a TCP connection, for the handshake.
     pub(crate) fn path(
         &self,
         runtime: &dyn Runtime,
@@ -140,8 +139,8 @@ impl Ports {
         path.with_addresses(local.ip(), peer.ip())
     }
 
-    /// The interfaces, this address among them if there is such a one. Devices tell of changes, but
-    /// not of those of other interfaces.
+    /// The interfaces, including the one of this address if it exists. Devices report changes of
+    /// their own interfaces only.
     fn interfaces(
         &self,
         runtime: &dyn Runtime,
@@ -233,13 +232,13 @@ fn subnets_of(all: &[InterfaceAddress], name: &str) -> Vec<Subnet> {
     found.map(|interface| interface.subnet).collect()
 }
 
-/// Names this instance: random, so that two processes of a host differ, and the port's MAC.
+/// Identifies this instance: random, so that two processes of a host differ, and the port's MAC.
 fn peer_id(mac: Mac) -> PeerId {
-    // Without randomness the process number has to do.
+    // Without randomness the process ID is used.
     let [_, _, high, low] = std::process::id().to_be_bytes();
     let random = crate::random::bytes().unwrap_or([high, low]);
     PeerId::new(u16::from_be_bytes(random).max(1), mac)
 }
 
-/// How long interfaces of which no device tells are taken to be as they were.
+/// Maximum age of a scan of interfaces that no device reports.
 const INTERFACES_AGE: Duration = Duration::from_secs(5);

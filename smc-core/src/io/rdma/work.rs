@@ -1,4 +1,4 @@
-//! The work of a handshake that is about SMC-R.
+//! The SMC-R work of a handshake.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::proto::handshake::{
 };
 use crate::proto::links::{self, FirstLinkError, LinkId, LinkState, PeerEnd, RkeyError, RmbKey};
 
-/// What a handshake has of its link group. Dropping it gives the connection's buffers back.
+/// The resources of a handshake in its link group. Dropping it releases the connection's buffers.
 #[derive(Clone, Debug)]
 pub(crate) struct Prepared {
     handle: Arc<RdmaConnHandle>,
@@ -62,7 +62,7 @@ pub(crate) async fn prepare_rmb(
     let link = link.and_then(|link| group.link(link));
     let link = link.ok_or(RmbError::NoLink)?;
     let address = link.local.ok_or(RmbError::NoLink)?;
-    // What the group has_pooled_rmb is charged already, and nothing of the peer's is to this process.
+    // Pooled buffers are charged already, and the peer's buffer is not charged to this process.
     if !group.has_pooled_rmb(size) {
         drop(endpoint.admit(size, 0)?);
     }
@@ -103,7 +103,7 @@ pub(crate) async fn confirm_rkey(prepared: Option<&Prepared>) -> Result<(), Rkey
         RkeyError::NoKey | RkeyError::Ended => RkeyFailure::LinkDown,
     })?;
     // The handshake names this link, which may have failed since. The connection may still be bound
-    // to it: it is moved only when the link is closed.
+    // to it: it moves only when the link is closed.
     let link = prepared.group().link(prepared.link);
     match link.is_some_and(|link| link.state == LinkState::Active) {
         true => Ok(()),

@@ -1,10 +1,10 @@
 //! Opening a TCP connection from a port that is known before the connection exists.
 //!
 //! Negotiation announces the client's address before it connects, so the socket has to be bound
-//! first. `bind` to port 0 would do, but it never gives out a port that is in TIME_WAIT and
+//! first. `bind` to port 0 would suffice, but it never returns a port that is in TIME_WAIT and
 //! searches longer and longer for one that is not. So ports are drawn at random: first for
-//! exclusive use, then, when the range is crowded, shared with connections to other destinations
-//! (`SO_REUSEADDR`), as `connect` itself does with the ports it picks.
+//! exclusive use, then, when most of the range is in use, shared with connections to other
+//! destinations (`SO_REUSEADDR`), as `connect` itself does with the ports it picks.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -27,7 +27,7 @@ pub(super) enum Begun {
     Waiting(OwnedFd),
 }
 
-/// Binds a socket, shows it to `before` and begins to connect it.
+/// Binds a socket, passes it to `before` and begins to connect it.
 ///
 /// `before` is called again, with another socket, in the rare case that the first one's port
 /// turned out to be taken for this destination.
@@ -62,7 +62,7 @@ pub(super) fn begin(
         attempts += 1;
         let (fd, local) = bound(to, from)?;
         if options.local.is_some() {
-            // Whoever chose it may want it for other destinations too.
+            // The caller may use the address for other destinations too.
             sockopt::set_socket_reuseaddr(&fd, true)?;
         }
         before(&Unconnected::new(local, Some(fd.as_fd())))?;
@@ -76,8 +76,8 @@ pub(super) fn begin(
     }
 }
 
-/// On this host a connection is complete, or refused, as soon as `connect` returns. Called once more
-/// it says so.
+/// On this host a connection is complete, or refused, as soon as `connect` returns. A second call
+/// reports which.
 fn begun(fd: OwnedFd, to: SocketAddr) -> io::Result<Begun> {
     match rustix::net::connect(&fd, &to) {
         Ok(()) | Err(Errno::ISCONN) => Ok(Begun::Connected(fd)),
@@ -97,7 +97,7 @@ fn source(to: SocketAddr) -> io::Result<SocketAddr> {
     Ok(with_port(local_addr(probe.as_fd())?, 0))
 }
 
-/// A socket bound to `from`, or to a port of our choice if that has none.
+/// A socket bound to `from`, or to a random port if that has none.
 fn bound(to: SocketAddr, from: SocketAddr) -> io::Result<(OwnedFd, SocketAddr)> {
     let fd = stream(to)?;
     if from.port() != 0 {
@@ -132,7 +132,7 @@ fn with_port(mut addr: SocketAddr, port: u16) -> SocketAddr {
     addr
 }
 
-/// Ports that the system lets clients have.
+/// The system's range of client ports.
 #[derive(Debug)]
 struct Ports {
     range: RangeInclusive<u16>,
@@ -148,7 +148,7 @@ impl Ports {
     }
 }
 
-/// The ports of the system, as they were at first use; `None` where it does not say.
+/// The ports of the system, as they were at first use; `None` where they are unknown.
 fn ports() -> Option<&'static Ports> {
     static PORTS: OnceLock<Option<Ports>> = OnceLock::new();
     let read = |name| std::fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).ok();
@@ -173,11 +173,11 @@ fn port_range(text: &str) -> Option<RangeInclusive<u16>> {
     Some(first.parse().ok()?..=last.parse().ok()?)
 }
 
-/// Random ports tried for exclusive use. Nine of ten may be taken before sharing gets likely.
+/// Random ports tried for exclusive use. Nine of ten may be in use before sharing gets likely.
 const EXCLUSIVE_DRAWS: u32 = 16;
 
-/// Random ports tried for shared use; only listeners are in the way there.
+/// Random ports tried for shared use; only listeners block them.
 const SHARED_DRAWS: u32 = 16;
 
-/// Ports tried in all, when those we share turn out to lead to the same destination.
+/// Ports tried in all, when shared ports turn out to have a connection to the same destination.
 const ATTEMPTS: u32 = 16;

@@ -1,8 +1,8 @@
-//! What streams need of an async runtime, as one small object-safe trait.
+//! The async runtime of streams, as one small object-safe trait.
 //!
 //! [`Runtime`] is time, tasks, TCP and readiness of a descriptor. Adapters for tokio
-//! (`runtime-tokio`) and smol (`runtime-smol`) are features; both can be on at once and nothing
-//! guesses which one is meant. `smc-testkit` has one with a virtual clock and sockets in memory.
+//! (`runtime-tokio`) and smol (`runtime-smol`) are features; both can be on at once and no default
+//! is guessed. `smc-testkit` has one with a virtual clock and sockets in memory.
 
 #[cfg(any(feature = "runtime-tokio", feature = "runtime-smol"))]
 mod connect;
@@ -31,10 +31,10 @@ use crate::proto::handshake::Subnet;
 /// A task for [`Runtime::spawn`].
 pub type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Completes at the time it was made for.
+/// Completes at a given time.
 pub type Timer = Pin<Box<dyn Future<Output = ()> + Send + Sync>>;
 
-/// An async runtime as the streams see it.
+/// An async runtime.
 #[async_trait]
 pub trait Runtime: Send + Sync + Debug + 'static {
     /// The runtime's clock.
@@ -43,7 +43,7 @@ pub trait Runtime: Send + Sync + Debug + 'static {
     /// A future that completes at `at`, at once if that is in the past.
     fn timer(&self, at: Instant) -> Timer;
 
-    /// Runs a task on its own until it ends.
+    /// Spawns a task.
     fn spawn(&self, task: Task);
 
     /// Addresses of a host name; `host` is a name or an address without port.
@@ -100,7 +100,7 @@ pub trait Runtime: Send + Sync + Debug + 'static {
     /// When it cannot be watched, or the runtime has no reactor.
     fn watch(&self, fd: BorrowedFd<'_>) -> io::Result<Box<dyn Watch>>;
 
-    /// Addresses of the host's network interfaces now; none if the system does not tell.
+    /// Addresses of the host's network interfaces now; none if the system does not report them.
     fn interfaces(&self) -> Vec<InterfaceAddress> {
         interfaces::of_this_host()
     }
@@ -133,7 +133,7 @@ pub type BeforeConnect<'a> = dyn FnMut(&Unconnected<'_>) -> io::Result<()> + Sen
 /// Called with a socket that is bound and does not listen yet.
 pub type BeforeListen<'a> = dyn FnMut(&Unconnected<'_>) -> io::Result<()> + 'a;
 
-/// A socket on its way to being connected, or to listening.
+/// A socket that is not connected or listening yet.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Unconnected<'a> {
@@ -157,20 +157,20 @@ impl<'a> Unconnected<'a> {
 pub struct SocketOptions {
     /// Local address of a connecting socket.
     pub local: Option<SocketAddr>,
-    /// A connecting socket without a local address need not be bound before it is shown: the system
-    /// chooses its address as it connects.
+    /// A connecting socket without a local address need not be bound before `before` is called: the
+    /// system chooses its address as it connects.
     pub unbound: bool,
     /// Connections that may wait to be accepted; 1024 if not given.
     pub backlog: Option<u32>,
     /// `SO_REUSEPORT` on a listener.
     pub reuse_port: bool,
-    /// `IPV6_V6ONLY` on an IPv6 listener; left as the system has it if not given.
+    /// `IPV6_V6ONLY` on an IPv6 listener; the system's default if not given.
     pub only_v6: Option<bool>,
 }
 
 /// A connected TCP socket.
 ///
-/// Calls that wait keep one waker per direction, the last one given.
+/// Calls that wait store one waker per direction, the last one given.
 pub trait Socket: Send + Sync + Debug {
     /// Reads into `buf`; 0 at end of stream.
     ///
@@ -179,14 +179,14 @@ pub trait Socket: Send + Sync + Debug {
     /// As `recv(2)`.
     fn poll_read(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>>;
 
-    /// Copies what is there without consuming it; waits until there is something.
+    /// Copies received data without consuming it; waits until there is some.
     ///
     /// # Errors
     ///
     /// As `recv(2)`.
     fn poll_peek(&self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>>;
 
-    /// Writes from `bufs`, as much as there is room for.
+    /// Writes from `bufs`, as much as there is space for.
     ///
     /// # Errors
     ///
@@ -207,14 +207,14 @@ pub trait Socket: Send + Sync + Debug {
     /// As `poll(2)`.
     fn poll_writable(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
 
-    /// Reads what is there now.
+    /// Reads the data that is available now.
     ///
     /// # Errors
     ///
-    /// `WouldBlock` if nothing is.
+    /// `WouldBlock` if there is none.
     fn try_read(&self, buf: &mut [u8]) -> io::Result<usize>;
 
-    /// Writes what there is room for now.
+    /// Writes as much as there is space for now.
     ///
     /// # Errors
     ///
@@ -263,7 +263,7 @@ pub trait Socket: Send + Sync + Debug {
     /// As `setsockopt(2)`.
     fn set_linger(&self, linger: Option<Duration>) -> io::Result<()>;
 
-    /// What `SO_LINGER` is set to.
+    /// The value of `SO_LINGER`.
     ///
     /// # Errors
     ///
@@ -290,7 +290,7 @@ pub trait Socket: Send + Sync + Debug {
 
 /// A listening TCP socket.
 pub trait Acceptor: Send + Sync + Debug {
-    /// Takes the next connection. Keeps one waker, the last one given.
+    /// Accepts the next connection. Stores one waker, the last one given.
     ///
     /// # Errors
     ///
@@ -312,8 +312,8 @@ pub trait Acceptor: Send + Sync + Debug {
 pub trait Watch: Send + Sync + Debug {
     /// Waits until the descriptor has become readable since the last time this was ready.
     ///
-    /// May be ready too often, never too seldom, provided that the caller reads the descriptor
-    /// empty after each time. Keeps one waker, the last one given.
+    /// May be ready spuriously, but misses no event, provided that the caller reads the descriptor
+    /// empty after each time. Stores one waker, the last one given.
     ///
     /// # Errors
     ///

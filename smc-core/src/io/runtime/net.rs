@@ -1,7 +1,8 @@
-//! TCP sockets over any reactor: what the adapters share.
+//! TCP sockets over any reactor, shared by the adapters.
 //!
-//! An adapter brings a [`Registered`] descriptor and gets [`TcpSocket`], [`TcpAcceptor`] and
-//! [`FdWatch`] for it. No call allocates, and each one tries the system call before it waits.
+//! An adapter implements [`Registered`] for its descriptor type, and gets [`TcpSocket`],
+//! [`TcpAcceptor`] and [`FdWatch`] for it. No call allocates, and each one tries the system call
+//! before it waits.
 
 use std::fmt::Debug;
 use std::io::{self, IoSlice};
@@ -19,15 +20,16 @@ use rustix::net::{
 
 use super::{Acceptor, BeforeListen, Socket, SocketOptions, Unconnected, Watch};
 
-/// A descriptor that a reactor looks after. Keeps one waker per direction, the last one given.
+/// A descriptor that is registered with a reactor. Stores one waker per direction, the last one
+/// given.
 pub(super) trait Registered: AsFd + Debug + Send + Sync + Sized + 'static {
-    /// What a descriptor is registered with.
+    /// The reactor.
     type Reactor: Clone + Debug + Send + Sync;
 
-    /// Registers a descriptor for both sides.
+    /// Registers a descriptor for both directions.
     fn register(reactor: &Self::Reactor, fd: Arc<OwnedFd>) -> io::Result<Self>;
 
-    /// Repeats `op` until it is done with something else than `WouldBlock`, waiting in between.
+    /// Repeats `op` until it returns something else than `WouldBlock`, waiting in between.
     fn poll_io<T>(
         &self,
         cx: &mut Context<'_>,
@@ -58,8 +60,8 @@ pub(super) enum Direction {
 pub(super) struct IoDone<T> {
     /// Its result.
     pub(super) value: T,
-    /// Whether it is certain that the next one would block. Edge-triggered reactors save a
-    /// system call that way: a stream that gave less than was asked for is empty.
+    /// Whether it is certain that the next one would block. Edge-triggered reactors save a system
+    /// call that way: a stream that returned less than requested is empty.
     #[cfg_attr(
         not(feature = "runtime-tokio"),
         expect(dead_code, reason = "smol's has levels")
@@ -67,21 +69,21 @@ pub(super) struct IoDone<T> {
     pub(super) exhausted: bool,
 }
 
-/// A TCP connection. The reactor gets to know of it when somebody has to wait: one that carries an
-/// SMC stream may never be waited for.
+/// A TCP connection. It is registered with the reactor on the first wait: the connection of an SMC
+/// stream may never be waited for.
 #[derive(Debug)]
 pub(super) struct TcpSocket<R: Registered> {
-    // Dropped first: what is registered has to be open.
+    // Dropped first: a registered descriptor has to be open.
     registered: OnceLock<R>,
     fd: Arc<OwnedFd>,
     reactor: R::Reactor,
-    /// Whether nothing has to be done for its port any more: that of a client is shared with other
+    /// Whether the port needs no further handling: that of a client is shared with other
     /// destinations before it gets into TIME_WAIT, if it ever does.
     port_done: AtomicBool,
 }
 
 impl<R: Registered> TcpSocket<R> {
-    /// A socket that is connected already, or on its way.
+    /// A socket that is connected or connecting.
     pub(super) fn new(reactor: &R::Reactor, fd: OwnedFd) -> Self {
         Self {
             registered: OnceLock::new(),
@@ -91,15 +93,15 @@ impl<R: Registered> TcpSocket<R> {
         }
     }
 
-    /// The same for a socket that we connect, which may be bound to a port of our choice.
+    /// As [`TcpSocket::new`] for a client socket, which may be bound to a random port.
     pub(super) fn client(reactor: &R::Reactor, fd: OwnedFd) -> Self {
         let mut socket = Self::new(reactor, fd);
         socket.port_done = AtomicBool::new(false);
         socket
     }
 
-    /// From now on the port may be used for other destinations too, most of all while this
-    /// connection is in TIME_WAIT.
+    /// Shares the port with other destinations from now on, most of all while this connection is in
+    /// TIME_WAIT.
     fn share_port(&self) {
         if !self.port_done.swap(true, Ordering::Relaxed) {
             let _best_effort = sockopt::set_socket_reuseaddr(&self.fd, true);
@@ -117,13 +119,13 @@ impl<R: Registered> TcpSocket<R> {
         if let Some(registered) = self.registered.get() {
             return Ok(registered);
         }
-        // A reactor takes a descriptor once, so two who wait first take turns.
+        // A descriptor is registered once, so two first waits exclude each other.
         static TURN: Mutex<()> = Mutex::new(());
         let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         match self.registered.get() {
             Some(registered) => Ok(registered),
             None => {
-                // Whoever waits here uses the connection for more than to have it.
+                // A wait means that the connection carries data.
                 self.share_port();
                 let registered = R::register(&self.reactor, Arc::clone(&self.fd))?;
                 Ok(self.registered.get_or_init(|| registered))
@@ -226,7 +228,7 @@ impl<R: Registered> Socket for TcpSocket<R> {
 
     fn set_linger(&self, linger: Option<Duration>) -> io::Result<()> {
         if linger == Some(Duration::ZERO) {
-            // Such a connection is not in TIME_WAIT ever.
+            // Such a connection never enters TIME_WAIT.
             self.port_done.store(true, Ordering::Relaxed);
         }
         Ok(sockopt::set_socket_linger(&self.fd, linger)?)
@@ -289,7 +291,7 @@ impl<R: Registered> Acceptor for TcpAcceptor<R> {
     }
 }
 
-/// Readiness of somebody's descriptor.
+/// Readiness of a foreign descriptor.
 #[derive(Debug)]
 pub(super) struct FdWatch<R>(pub(super) R);
 
@@ -299,7 +301,7 @@ impl<R: Registered> Watch for FdWatch<R> {
     }
 }
 
-/// Binds a nonblocking socket, shows it to `before` and lets it listen.
+/// Binds a nonblocking socket, passes it to `before` and lets it listen.
 pub(super) fn listen(
     at: SocketAddr,
     options: &SocketOptions,
@@ -341,12 +343,12 @@ pub(super) fn local_addr(fd: BorrowedFd<'_>) -> io::Result<SocketAddr> {
     Ok(rustix::net::getsockname(fd)?.try_into()?)
 }
 
-/// The address that `host` spells out, if it is no name.
+/// The address in `host`, if it is not a name.
 pub(super) fn literal(host: &str, port: u16) -> Option<SocketAddr> {
     host.parse().ok().map(|ip| SocketAddr::new(ip, port))
 }
 
-/// Asks the system's resolver. Blocks.
+/// Calls the system's resolver. Blocks.
 pub(super) fn lookup(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     (host, port).to_socket_addrs().map(Iterator::collect)
 }
@@ -398,11 +400,11 @@ fn write(fd: BorrowedFd<'_>, bufs: &[IoSlice<'_>]) -> io::Result<IoDone<usize>> 
     })
 }
 
-/// What every socket is made with.
+/// Flags of every socket.
 const FLAGS: SocketFlags = SocketFlags::NONBLOCK.union(SocketFlags::CLOEXEC);
 
-/// Connections that wait to be accepted, unless told otherwise.
+/// Default length of the backlog.
 const BACKLOG: i32 = 1024;
 
-/// Buffers that one system call takes at most (`UIO_MAXIOV`).
+/// Maximum of buffers in one system call (`UIO_MAXIOV`).
 const IOV_MAX: usize = 1024;

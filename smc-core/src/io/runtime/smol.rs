@@ -31,7 +31,7 @@ impl SmolRuntime {
         Self::default()
     }
 
-    /// Spawns on `executor`, which somebody has to run.
+    /// Spawns on `executor`, which the caller has to run.
     #[must_use]
     pub fn with_executor(executor: Arc<Executor<'static>>) -> Self {
         Self {
@@ -114,9 +114,9 @@ impl Runtime for SmolRuntime {
 #[derive(Debug)]
 struct Io {
     source: Async<Arc<OwnedFd>>,
-    /// Whether somebody has gone to wait for reading, or writing, and nothing came since.
+    /// Whether a task waits for reading, or writing, and no readiness was reported since.
     ///
-    /// The reactor would say once more that what it reported is there, after it was used up.
+    /// The reactor would report the same readiness once more, after it was used up.
     waits: [AtomicBool; 2],
 }
 
@@ -138,7 +138,7 @@ impl AsFd for Io {
 impl Registered for Io {
     type Reactor = ();
 
-    /// The descriptor's flags stay as they are: it may be a duplicate of somebody's.
+    /// The descriptor's flags are unchanged: it may be a duplicate of a foreign one.
     fn register(_reactor: &(), fd: Arc<OwnedFd>) -> io::Result<Self> {
         Ok(Self {
             source: Async::new_nonblocking(fd)?,
@@ -181,7 +181,7 @@ impl Registered for Io {
         op(self.as_fd()).map(|done| done.value)
     }
 
-    /// The reactor looks at the level each time it is asked again, so nothing can be missed.
+    /// The reactor checks the level on each call, so no event can be missed.
     fn poll_edge(&self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         self.poll_ready(cx, Direction::Read)
     }

@@ -136,7 +136,7 @@ impl Io {
         let _context = handle.enter();
         #[allow(
             deprecated,
-            reason = "the successor is unsafe for the sake of types that lose their descriptor"
+            reason = "the successor is unsafe, for types that change their descriptor"
         )]
         let fd = AsyncFd::with_interest(fd, interest)?;
         Ok(Self { fd })

@@ -1,4 +1,4 @@
-//! The client's side: the offer, the TCP connection, and what they lead to.
+//! The client's side: the offer, the TCP connection, and the handshake.
 
 use std::future::poll_fn;
 use std::io;
@@ -76,7 +76,7 @@ pub(crate) async fn connect(
     }
 }
 
-/// What there is to offer: the same as long as the configuration is.
+/// The offer, cached while the configuration is the same.
 fn offer_of(endpoint: &EndpointInner, config: &Arc<Config>) -> Result<Arc<Offer>, DeclineCode> {
     let mut latest = endpoint
         .offer
@@ -92,7 +92,7 @@ fn offer_of(endpoint: &EndpointInner, config: &Arc<Config>) -> Result<Arc<Offer>
     }
 }
 
-/// What connecting once takes.
+/// One attempt to connect.
 struct Attempt<'a> {
     endpoint: &'a Arc<EndpointInner>,
     to: SocketAddr,
@@ -106,7 +106,7 @@ struct Attempt<'a> {
 /// Why connecting failed.
 struct Failed {
     error: Error,
-    /// What was confirmed early could not be done. Without that the stream may still be TCP.
+    /// The early CONFIRM could not be fulfilled. A new attempt without it may still succeed.
     was_confirmed: bool,
 }
 
@@ -133,7 +133,7 @@ impl Attempt<'_> {
                 let machine = Client::new(endpoint.runtime.now(), Arc::clone(config), &path);
                 run_handshake_on_tcp(endpoint, socket, to, machine).await?
             }
-            // Whether there is a port for the connection shows only when it is there.
+            // Whether an RDMA port fits is known only once the connection exists.
             (Delivery::Plain, Err(_), announced)
                 if config.rdma.is_some() && self.policy != Policy::Never =>
             {
@@ -155,7 +155,7 @@ impl Attempt<'_> {
         Ok(stream)
     }
 
-    /// Opens the TCP connection, with the offer made in between binding and connecting.
+    /// Opens the TCP connection; the offer is made between bind and connect.
     async fn open(
         &self,
         first: Option<&[u8]>,
@@ -197,14 +197,13 @@ impl From<Error> for Failed {
     }
 }
 
-/// A handshake that begins with its end.
+/// A prepared early CONFIRM and its resources.
 struct PreparedEarly {
     confirm: negotiate::EarlyConfirm,
     done: EarlyWork,
 }
 
-/// Takes a seat in the link group and registers a buffer, if the handshake is likely to be as the one
-/// before.
+/// Joins the link group and registers a buffer, if the handshake is likely to equal the cached one.
 async fn prepare_early(
     endpoint: &EndpointInner,
     config: &Config,
@@ -220,7 +219,7 @@ async fn prepare_early(
     }
     let device = device.index;
     let membership = endpoint.groups.join_now(Key::Direct { device, peer })?;
-    // Not waited for: the listener's process may be stopped, and nothing limits the time yet.
+    // Polled once: the listener's process may be stopped, and no timeout is running yet.
     let mut registering = pin!(register(endpoint, device, peer, size, peer_size));
     let registered = poll_fn(|cx| Poll::Ready(registering.as_mut().poll(cx))).await;
     let Poll::Ready(Ok((dmb, charge))) = registered else {
@@ -238,8 +237,8 @@ async fn prepare_early(
     })
 }
 
-/// What a client sends that has nothing to offer. A server that waits for CLC on TCP has to hear it,
-/// or it would take the application's data for rubbish.
+/// The DECLINE of a client without an offer. A server that waits for CLC on TCP needs it, or it
+/// would misread the application's data.
 fn decline(endpoint: &EndpointInner, config: &Arc<Config>) -> Option<Vec<u8>> {
     let now = endpoint.runtime.now();
     let mut machine = Client::new(now, Arc::clone(config), &Path::default());
@@ -249,18 +248,18 @@ fn decline(endpoint: &EndpointInner, config: &Arc<Config>) -> Option<Vec<u8>> {
     }
 }
 
-/// The offer, or why there is none.
+/// The offer, or the reason why there is none.
 type Announced = Result<Box<dyn negotiate::Offer>, FallbackCause>;
 
-/// Why a connection is plain TCP of which the server was not reported beforehand.
+/// The cause of plain TCP for a connection that was not announced to the server.
 fn plain_cause(announced: Announced) -> FallbackCause {
     announced.map_or_else(|cause| cause, |announced| announced.cause())
 }
 
-/// Goes on after the PROPOSAL was delivered beside TCP.
+/// Continues after the PROPOSAL was delivered on a side channel.
 ///
-/// The connection may have reached somebody else, who does not know of the offer. So nothing is
-/// sent on TCP, and as long as the offer was not taken the stream can still become plain.
+/// The connection may have reached another server, which does not know the offer. So nothing is
+/// sent on TCP, and until the offer is accepted the stream can still become plain TCP.
 async fn await_answer(
     endpoint: &Arc<EndpointInner>,
     socket: Arc<dyn Socket>,

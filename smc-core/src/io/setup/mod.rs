@@ -1,4 +1,4 @@
-//! From a TCP connection to a stream: drives the handshake and does the work it asks for.
+//! From a TCP connection to a stream: drives the handshake and executes its work.
 
 mod connect;
 mod work;
@@ -32,8 +32,8 @@ pub(crate) fn plain(socket: Arc<dyn Socket>, cause: FallbackCause) -> Stream {
     Stream::tcp(socket, Vec::new(), cause.into())
 }
 
-/// Waits for the first byte of a client that is known to speak CLC on TCP. Clients send PROPOSAL as
-/// soon as they are connected, so a silent one is given up long before its handshake would be.
+/// Waits for the first byte of a client that is known to send CLC on TCP. Clients send PROPOSAL as
+/// soon as they are connected, so the timeout is much shorter than that of the handshake.
 pub(crate) async fn await_first_byte(
     endpoint: &EndpointInner,
     socket: &dyn Socket,
@@ -50,7 +50,7 @@ pub(crate) async fn await_first_byte(
     .await
 }
 
-/// Sets the stream up on a connection that was accepted.
+/// Sets up the stream on an accepted connection.
 pub(crate) async fn accept(
     endpoint: &Arc<EndpointInner>,
     socket: Arc<dyn Socket>,
@@ -79,13 +79,13 @@ pub(crate) async fn accept(
     }
 }
 
-/// Hears a client that speaks CLC and declines: nobody wants SMC for this connection.
+/// Receives the PROPOSAL of a client and declines it: the policy for this connection is TCP.
 pub(crate) async fn decline_all(
     endpoint: &Arc<EndpointInner>,
     socket: Arc<dyn Socket>,
     side_channel: Option<Box<dyn SideChannel>>,
 ) -> Result<Stream, Error> {
-    // Without a device of any kind, so that it can only end in a DECLINE.
+    // Without any device, so that it can only end in a DECLINE.
     let mut config = Config::new(Vec::new());
     (config.host, config.timeouts) = (endpoint.handshake.host, endpoint.handshake.timeouts);
     let mut machine = Server::new(endpoint.runtime.now(), Arc::new(config), Path::default());
@@ -111,7 +111,7 @@ pub(crate) async fn decline_all(
     }
 }
 
-/// What handshakes that begin now may use.
+/// The configuration for handshakes that begin now.
 fn handshake_config(
     endpoint: &EndpointInner,
     recv_buffer: Option<usize>,
@@ -127,8 +127,7 @@ fn handshake_config(
     Ok(Arc::new(config))
 }
 
-/// What the handshake has to know about a TCP connection. Only processes of one host have a way
-/// beside it.
+/// The path of a TCP connection, for the handshake. Only processes of one host have a side channel.
 fn path(
     endpoint: &EndpointInner,
     config: &Config,
@@ -152,7 +151,7 @@ fn path(
     path
 }
 
-/// Drives a handshake over TCP to its end and makes a stream of what came of it.
+/// Runs a handshake over TCP to its end and makes a stream of its result.
 async fn run_handshake_on_tcp(
     endpoint: &Arc<EndpointInner>,
     socket: Arc<dyn Socket>,
@@ -213,8 +212,9 @@ async fn run_handshake(
     }
 }
 
-/// A peer of this host whose device was not let in by ours declines or is gone. It cannot know why,
-/// and we can. For handshakes beside TCP: devices of other hosts do not come to ours.
+/// A peer of this host whose device was refused by a local device declines or is gone. Only this
+/// side knows the cause. For handshakes on a side channel: devices of other hosts do not connect to
+/// local ones.
 fn with_local_cause(endpoint: &EndpointInner, reason: FallbackReason) -> FallbackReason {
     let may_be_ours = match &reason.cause {
         FallbackCause::PeerDeclined(_) => true,
@@ -245,7 +245,7 @@ async fn drive(
     resources: &mut HandshakeResources,
 ) -> Result<Outcome, Error> {
     let mut work: Option<Pin<Box<dyn Future<Output = WorkResult> + Send>>> = None;
-    // The group of ours of which the machine knows that it was terminated.
+    // The group whose termination was reported to the machine.
     let mut reported = None;
     loop {
         while let Some(output) = machine.poll_output() {
@@ -312,7 +312,7 @@ async fn drive(
     }
 }
 
-/// Waits for whatever comes first and gives it to the machine.
+/// Waits for the first event and passes it to the machine.
 fn poll_input(
     cx: &mut Context<'_>,
     endpoint: &EndpointInner,
@@ -362,7 +362,7 @@ fn poll_input(
     }
 }
 
-/// Takes a DECLINE that crossed ours off the stream. Returns what else was read.
+/// Removes a DECLINE that crossed the local one from the stream. Returns other data that was read.
 async fn without_crossing_decline(endpoint: &EndpointInner, socket: &dyn Socket) -> Vec<u8> {
     let mut filter = CrossingDecline::new(endpoint.runtime.now());
     while let Some(until) = filter.poll_timeout() {
@@ -373,7 +373,7 @@ async fn without_crossing_decline(endpoint: &EndpointInner, socket: &dyn Socket)
             match socket.poll_read(cx, part) {
                 Poll::Ready(Ok(0) | Err(_)) => filter.handle_closed(),
                 Poll::Ready(Ok(count)) => {
-                    // All of it is taken: no more was read than wanted.
+                    // All of it is consumed: not more was read than wanted.
                     filter.handle_bytes(part.get(..count).unwrap_or(part));
                 }
                 Poll::Pending => match timer.as_mut().poll(cx) {
@@ -394,7 +394,7 @@ impl From<CloseReason> for Error {
     }
 }
 
-/// How long a client may be silent that has said in TCP's handshake that it speaks SMC.
+/// Timeout of the first byte of a client that announced SMC in TCP's handshake.
 const FIRST_BYTE_WAIT: Duration = Duration::from_secs(1);
 
 /// Longer than any message of the handshake.

@@ -1,4 +1,4 @@
-//! The work that a handshake asks for.
+//! The executor of a handshake's work.
 
 use std::sync::Arc;
 
@@ -14,36 +14,36 @@ use crate::io::rdma::work::{self as rdma, Prepared};
 use crate::proto::group::{DeviceIndex, Intent, Key};
 use crate::proto::handshake::{Done, Work};
 
-/// What the work of a handshake has gained. Dropping it releases all of it.
+/// The resources that the work of a handshake acquires. Dropping it releases them.
 #[derive(Default)]
 pub(in crate::io) struct HandshakeResources {
     /// The peer's buffer, or why it could not be attached.
     pub(in crate::io) attachment: Option<Result<Arc<dyn Attachment>, DeviceError>>,
     pub(in crate::io) dmb: Option<Arc<dyn Dmb>>,
-    /// For the peer's buffer.
+    /// The charge of the peer's buffer.
     pub(in crate::io) charge: Charge,
     pub(in crate::io) prepared: Option<Prepared>,
     pub(super) early: Option<EarlyWork>,
-    // Last: with the last connection its group may end.
+    // Dropped last: with the last connection its group may end.
     pub(in crate::io) membership: Option<Membership>,
 }
 
-/// What a piece of work has gained, and what the machine has to hear of it.
+/// The result of one work item: acquired resources, and the input for the machine.
 pub(super) type WorkResult = (HandshakeResources, Done);
-/// What was done before it was asked for, so that a CONFIRM could be given in advance. The server
-/// may use the connection and end before its answer is read, and with it the link group: by then
-/// this side has its buffer and its seat.
+/// Work that was done before the handshake requests it, so that a CONFIRM could be sent early. The
+/// server may use the connection and end before its answer is read, and with it the link group: by
+/// then this side has its buffer and its place.
 pub(super) struct EarlyWork {
     pub(super) device: DeviceIndex,
     pub(super) peer: Gid,
     pub(super) size: SizeCode,
-    /// The receive buffer, and the charge for the server's, whose size is that of the last time.
+    /// The receive buffer, and the charge for the server's, whose size is the cached one.
     pub(super) buffer: Option<(Arc<dyn Dmb>, Charge)>,
     pub(super) membership: Option<Membership>,
 }
 
 impl HandshakeResources {
-    /// What comes of a piece of work that was done in advance.
+    /// The result of a work item that was done early.
     pub(super) fn take_early(&mut self, work: &Work) -> Option<Done> {
         let early = self.early.as_mut()?;
         match *work {
@@ -124,7 +124,7 @@ pub(super) async fn execute(
             done
         }
         Work::Open { group, terms } => Done::Opened(endpoint.groups.establish(group, terms)),
-        // Those of SMC-R are large, and SMC-D should not pay for that: they have boxes of their own.
+        // Futures of SMC-R are large, and are boxed separately so that SMC-D does not pay for them.
         Work::OpenLink {
             group,
             port,
@@ -156,7 +156,7 @@ pub(super) async fn execute(
     (resources, done)
 }
 
-/// Whether data gets to the client's device, and the device is that client's.
+/// Checks that the client's device can be reached, and belongs to that client.
 async fn reach(
     endpoint: &EndpointInner,
     device: DeviceIndex,
@@ -173,7 +173,7 @@ async fn reach(
     }
 }
 
-/// Registers a receive buffer, if there is memory for it and for what is written to the peer's.
+/// Registers a receive buffer, if the limit allows it and the peer's buffer.
 pub(super) async fn register(
     endpoint: &EndpointInner,
     device: DeviceIndex,
@@ -205,5 +205,5 @@ pub(super) fn direct(
     fabric.direct().ok_or(NOT_DIRECT)
 }
 
-/// A handshake names only devices of the fabric that it is about.
+/// A handshake names only devices of its fabric.
 const NOT_DIRECT: DeviceError = DeviceError::Invalid("not an SMC-D device");

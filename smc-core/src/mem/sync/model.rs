@@ -1,10 +1,10 @@
-//! Atomics of models, which can be broken on purpose.
+//! Atomics of models, whose orderings can be mutated.
 //!
-//! A model that has never failed proves little. So the fences, and the words that devices share, can
-//! be weakened for all that a thread of a model does in a scope ([`with`]): the model must fail then.
+//! A model that has never failed proves little. So fences, and the words that devices share, can be
+//! weakened for a thread of a model within a scope ([`with`]): the model must fail then.
 //!
-//! What loom does not try: a load that sees a store which comes after it. What it takes for more than
-//! it is: a sequentially consistent fence also orders plain copies on either side of it.
+//! Loom does not try a load that returns a later store. It overestimates a sequentially consistent
+//! fence, which also orders plain copies on either side of it.
 
 use std::cell::Cell;
 
@@ -12,28 +12,29 @@ use loom::model::Builder;
 use loom::sync::atomic as loom_atomic;
 use loom::sync::atomic::Ordering;
 
-/// How memory is, in a scope, other than code asks for.
+/// A change of the memory orderings in a scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Mutation {
-    /// Better: accesses to words happen one after the other, and only the order of steps is tried.
+    /// Stronger: accesses to words are sequentially consistent, and only the order of steps is
+    /// tried.
     ///
-    /// Loom lets a store of one thread go without an order to a change by another thread that read
-    /// an older value, though nothing can come between what a change reads and what it writes. So
-    /// where a word goes to and fro more than once, it warns of what cannot happen, but for this.
+    /// Loom leaves a store of one thread unordered to a read-modify-write of another thread that
+    /// read an older value, though nothing can come between its load and its store. So it reports
+    /// impossible executions for a word that is written in turns, unless this mutation is used.
     InOrder,
-    /// No fence is passed.
+    /// Fences have no effect.
     NoFence,
-    /// Neither fences nor accesses have a place in the one order that all threads agree on.
+    /// Neither fences nor accesses are in the single total order of sequential consistency.
     NoSeqCst,
-    /// Words are stored and changed without release ordering.
+    /// Stores and read-modify-writes have no release ordering.
     NoRelease,
-    /// Words are loaded and changed without acquire ordering.
+    /// Loads and read-modify-writes have no acquire ordering.
     NoAcquire,
 }
 
-/// Runs a model in every order that its threads can take their steps in, up to as many preemptions as
-/// `LOOM_MAX_PREEMPTIONS` says, or three.
+/// Runs a model in every interleaving of its threads, up to the preemption bound in
+/// `LOOM_MAX_PREEMPTIONS`, or three.
 pub fn check(model: impl Fn() + Send + Sync + 'static) {
     let mut builder = Builder::new();
     builder.preemption_bound = builder.preemption_bound.or(Some(3));
@@ -41,7 +42,7 @@ pub fn check(model: impl Fn() + Send + Sync + 'static) {
     builder.check(model);
 }
 
-/// Runs code of the calling thread with a mutation, or as it is.
+/// Runs code of the calling thread with a mutation, or without.
 pub fn with<T>(mutation: Option<Mutation>, code: impl FnOnce() -> T) -> T {
     let before = MUTATION.with(|current| current.replace(mutation));
     let done = code();
@@ -49,7 +50,7 @@ pub fn with<T>(mutation: Option<Mutation>, code: impl FnOnce() -> T) -> T {
     done
 }
 
-/// A fence, or what the mutation of the thread leaves of it.
+/// A fence, subject to the mutation of the thread.
 pub fn fence(order: Ordering) {
     if mutation() != Some(Mutation::NoFence) {
         loom_atomic::fence(match order {
@@ -133,7 +134,8 @@ impl AtomicU64 {
     }
 }
 
-/// The ordering that is left of one. `most` is the strongest below `SeqCst` for such an access.
+/// An ordering under the current mutation. `most` is the strongest below `SeqCst` for such an
+/// access.
 fn weak(order: Ordering, most: Ordering) -> Ordering {
     let order = match order {
         _ if mutation() == Some(Mutation::InOrder) => Ordering::SeqCst,
@@ -171,6 +173,6 @@ fn mutation() -> Option<Mutation> {
 }
 
 loom::thread_local! {
-    /// Of the thread of the model.
+    /// The mutation of a model thread.
     static MUTATION: Cell<Option<Mutation>> = Cell::new(None);
 }

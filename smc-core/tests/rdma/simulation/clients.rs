@@ -103,7 +103,7 @@ async fn one(hosts: &Hosts, spread: Duration, side: usize, mut rng: Rng) {
     }
 }
 
-/// The other end does not exist, or does not speak SMC: that shows before long.
+/// The other end does not exist, or does not support SMC: that shows before long.
 async fn expect_end(hosts: &Hosts, mut stream: Stream) {
     let is_smc = stream.mode().is_smc();
     let ended = future::or(

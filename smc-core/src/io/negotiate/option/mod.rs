@@ -34,7 +34,7 @@
 //!
 //! CLC is only spoken on connections whose SYN and SYN-ACK both carried the option. That is not so
 //!
-//! - if the peer does not speak SMC;
+//! - if the peer does not support SMC;
 //! - if the server answered with a SYN cookie, as it does under load: the option is not remembered
 //!   then, and neither sent nor believed;
 //! - if the option space of the SYN was full, or somebody on the way has taken the option out;

@@ -1,4 +1,4 @@
-//! What devices, timers and the registry tell a link group.
+//! Events of devices, timers and the registry for a link group.
 
 use std::future::poll_fn;
 use std::sync::{Arc, Weak};
@@ -32,7 +32,7 @@ impl RdmaGroup {
             }
             return;
         }
-        // What cannot be read is dropped, as in the kernel.
+        // Malformed messages are dropped, as in the kernel.
         if let Ok(cdc) = CdcR::parse(bytes) {
             let conn = self.lock_members().get(&cdc.token).cloned();
             if let Some(conn) = conn {
@@ -77,7 +77,7 @@ impl RdmaGroup {
         self.step(|state| state.machine.handle_sent(now, link, tag));
     }
 
-    /// The device says so: the queue pair sends and receives nothing any more.
+    /// The device reports that the queue pair sends and receives nothing any more.
     pub(crate) fn link_down(self: &Arc<Self>, link: LinkId, cause: LinkFailure) {
         if let Some(sender) = self.sender(link) {
             sender.set_closed();
@@ -94,7 +94,7 @@ impl RdmaGroup {
         self.step(|state| state.machine.handle_link_down(now, link, cause));
     }
 
-    /// A link is closed now: what was moved away from it goes on elsewhere.
+    /// A link is closed: its connections continue on another link.
     pub(crate) fn closed(self: &Arc<Self>, link: LinkId) {
         let to = {
             let mut state = self.lock();
@@ -119,7 +119,7 @@ impl RdmaGroup {
         }
     }
 
-    /// Our addresses have changed.
+    /// Handles a change of local addresses.
     pub(crate) fn addresses_changed(self: &Arc<Self>) {
         let Some(like) = self.lock().like.clone() else {
             return;
@@ -131,7 +131,7 @@ impl RdmaGroup {
 
     // ---- Ending --------------------------------------------------------------------------------
 
-    /// The registry has no such group any more.
+    /// The registry has removed the group.
     pub(crate) fn removed(self: &Arc<Self>, cause: Cause) {
         let now = self.now();
         self.step(|state| match cause {
@@ -141,7 +141,7 @@ impl RdmaGroup {
         });
     }
 
-    /// Ends all connections; each leaves the group by itself.
+    /// Aborts all connections; each leaves the group by itself.
     pub(super) fn abort_members(self: &Arc<Self>, reason: CloseReason) {
         for conn in self.members() {
             match reason {
@@ -159,7 +159,7 @@ impl RdmaGroup {
         }
     }
 
-    /// Does what is due. Returns when something will be.
+    /// Handles timeouts. Returns the next one.
     pub(super) fn handle_timeouts(self: &Arc<Self>) -> Option<Instant> {
         let now = self.now();
         let senders: Vec<_> = self.lock_senders().values().cloned().collect();
@@ -185,7 +185,7 @@ impl RdmaGroup {
             .min()
     }
 
-    /// Connections that have moved, and are not over, ask their peers to push what they hold back.
+    /// Probes the peers of connections that have moved and not ended. Returns the next probe.
     fn probe_members(&self, now: Instant) -> Option<Instant> {
         if !self.has_moved.load(Ordering::Relaxed) {
             return None;
@@ -198,7 +198,7 @@ impl RdmaGroup {
     }
 }
 
-/// The group's task: its timers, until it is over.
+/// The group's task: runs its timers until its end.
 pub(super) async fn run_timers(group: Weak<RdmaGroup>) {
     let mut timer: Option<(Instant, Timer)> = None;
     poll_fn(|cx| {

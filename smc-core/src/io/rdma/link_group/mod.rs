@@ -1,4 +1,4 @@
-//! One SMC-R link group: its links, its connections, and what its machine wants done.
+//! One SMC-R link group: its links, its connections, and the outputs of its state machine.
 
 mod events;
 mod outputs;
@@ -35,8 +35,8 @@ use crate::proto::links::{
 
 /// A link group of SMC-R.
 ///
-/// The machine is behind a short lock. What it wants done is carried out in its order by whoever
-/// comes first, outside of that lock; who comes meanwhile leaves it to them.
+/// The state machine is behind a short lock. Its outputs are applied in order, outside of that
+/// lock, by one thread at a time; other threads only queue theirs.
 pub(crate) struct RdmaGroup {
     id: GroupId,
     /// The key that the group was created for; those of its links have the same peer.
@@ -45,7 +45,8 @@ pub(crate) struct RdmaGroup {
     groups: Arc<Groups>,
     state: Mutex<State>,
     senders: Mutex<BTreeMap<LinkId, Arc<LinkSender>>>,
-    /// What has_pooled_rmb the peers of other groups out of this one's memory, on each device.
+    /// Protection domains, which separate this group's memory from the peers of other groups, on
+    /// each device.
     domains: Mutex<BTreeMap<DeviceIndex, Arc<dyn ProtectionDomain>>>,
     members: Mutex<HashMap<AlertToken, Arc<RdmaConn>>>,
     /// RMBs that the peer may still write.
@@ -61,23 +62,23 @@ pub(crate) struct RdmaGroup {
 struct State {
     machine: LinkGroup,
     outputs: VecDeque<Output>,
-    /// Somebody is carrying outputs out.
+    /// A thread is applying outputs.
     busy: bool,
-    /// Address of the first link: others have to be on the same network.
+    /// Address of the first link: other links have to be on the same network.
     like: Option<RdmaAddress>,
-    /// Queue pairs without a peer.
+    /// Queue pairs that are not connected.
     pending: BTreeMap<LinkId, (DeviceIndex, Box<dyn PendingLink>)>,
     first_link: Answer<Result<(), FirstLinkError>>,
     rkeys: BTreeMap<RmbId, Answer<Result<(), RkeyError>>>,
-    /// A client's: the peer's ends of links that are active or were, the oldest first. A server
-    /// that has not noticed that a link failed may still name it; that has to be told from a server
-    /// whose group we do not know, with whom the whole group would end.
+    /// A client's: the peer's ends of active and former links, the oldest first. A server that has
+    /// not detected the failure of a link may still name it; that has to be distinguished from a
+    /// server of an unknown group, with which the whole group would be terminated.
     named: VecDeque<LinkAddress>,
-    /// Links whose connections move to another one as soon as they are closed.
+    /// Links whose connections move to another one once they are closed.
     moving: Vec<(LinkId, LinkId)>,
 }
 
-/// Something that a set-up waits for.
+/// A result that a set-up waits for.
 enum Answer<T> {
     Pending(Option<Waker>),
     Ready(T),
@@ -90,7 +91,7 @@ impl<T> Default for Answer<T> {
 }
 
 impl<T: Copy> Answer<T> {
-    /// Returns who waits for it. The first answer counts.
+    /// Sets the result; the first one counts. Returns the waker of the waiting task.
     fn set(&mut self, value: T) -> Option<Waker> {
         match self {
             Self::Ready(_) => None,
@@ -114,7 +115,7 @@ impl<T: Copy> Answer<T> {
 }
 
 impl RdmaGroup {
-    /// Makes the group that a set-up has created, and starts its task.
+    /// Creates the group for a set-up, and starts its task.
     pub(crate) fn start(
         id: GroupId,
         key: Key,
@@ -157,12 +158,12 @@ impl RdmaGroup {
         self.groups.runtime().now()
     }
 
-    /// Something will be due sooner than the group's task knows.
+    /// Wakes the group's task: a timeout is earlier than its timer.
     pub(super) fn wake(&self) {
         self.task.wake();
     }
 
-    /// Whether nothing can be said any more.
+    /// Whether the group has ended: nothing can be sent any more.
     pub(super) fn is_over(&self) -> bool {
         self.over.load(Ordering::Acquire)
     }
@@ -183,8 +184,8 @@ impl RdmaGroup {
         }
     }
 
-    /// Whether nothing of connections that have ended is under way: neither a last word of ours,
-    /// nor the peer's DELETE RKEY.
+    /// Whether ended connections are completely removed: no close of this side and no DELETE RKEY
+    /// of the peer is outstanding.
     pub(crate) fn is_settled(&self) -> bool {
         let members = self.members();
         !members.iter().any(|conn| conn.is_stream_dropped())
@@ -199,7 +200,7 @@ impl RdmaGroup {
         self.lock().machine.rtoken(id, link)
     }
 
-    /// Sees what the devices of the other links have, for somebody who misses something.
+    /// Polls the devices of the other links, for a missing message.
     pub(super) fn poll_other_devices(&self, here: DeviceIndex) {
         let mut devices: Vec<_> = self.links().iter().map(|link| link.device).collect();
         devices.sort_unstable();
@@ -284,7 +285,7 @@ impl RdmaGroup {
         self.lock().machine.link(id)
     }
 
-    /// The link that is just being made, at first contact.
+    /// The link that is being set up at first contact.
     pub(super) fn first_link(&self) -> Option<LinkInfo> {
         self.lock().machine.links().next()
     }
@@ -320,7 +321,7 @@ impl RdmaGroup {
         let conn = Arc::new(conn);
         self.lock_members().insert(token, Arc::clone(&conn));
         let handle = RdmaConnHandle::new(conn);
-        // From here on it is moved when the link fails, but not if it had failed before.
+        // From here on it is moved when the link fails, but not if the link had failed before.
         let is_usable = |link: LinkInfo| link.state.is_usable();
         if self.link(link).is_some_and(is_usable) {
             Ok((handle, keys))
@@ -329,22 +330,22 @@ impl RdmaGroup {
         }
     }
 
-    /// The RMB of the first connection, which the handshake tells the peer.
+    /// Adds the RMB of the first connection, which the handshake sends to the peer.
     pub(super) fn add_rmb(self: &Arc<Self>, conn: &RdmaConn, keys: &[RmbKey]) {
         self.step(|state| state.machine.add_rmb(conn.rmb_id(), keys));
     }
 
-    /// Gives back the memory that no connection uses.
-    /// Whether there is an unused RMB of this size.
+    /// Whether the pool has an unused RMB of this size.
     pub(crate) fn has_pooled_rmb(&self, size: SizeCode) -> bool {
         self.pool.has(size, Access::RemoteWrite)
     }
 
+    /// Frees pooled buffers.
     pub(crate) fn trim_pool(&self) {
         self.pool.trim();
     }
 
-    /// Tells the peer of the RMB of a further connection.
+    /// Sends the RMB of a further connection to the peer (CONFIRM RKEY).
     pub(super) async fn confirm_rkey(
         self: &Arc<Self>,
         conn: &RdmaConn,
@@ -365,8 +366,8 @@ impl RdmaGroup {
         .await
     }
 
-    /// Enters the peer's RMB in the table. Without a place there, or when the group has ended, what
-    /// has arrived can be read, and nothing can be sent.
+    /// Enters the peer's RMB in the table. Without space there, or when the group has ended,
+    /// received data can be read, and nothing can be sent.
     pub(super) fn bind(
         self: &Arc<Self>,
         conn: &RdmaConn,
@@ -400,7 +401,8 @@ impl RdmaGroup {
         let now_on = conn.link();
         self.step(|state| {
             let rtoken = state.machine.add_rtoken(link, peer.rkey, peer.addr)?;
-            // The link of the handshake may have failed. Then the peer should have told of others.
+            // The link of the handshake may have failed. Then the peer should have sent RKEYs of
+            // others.
             let is_told = |on| state.machine.rtoken(rtoken, on).is_some();
             if now_on.is_none_or(is_told) {
                 return Ok(rtoken);
@@ -417,18 +419,18 @@ impl RdmaGroup {
         active.count() > 1
     }
 
-    /// Nobody uses the connection any more.
+    /// Releases a connection that is not used any more.
     pub(super) fn release(self: &Arc<Self>, conn: &Arc<RdmaConn>) {
         if conn.release() {
             self.retire(conn);
         }
     }
 
-    /// Takes the keys of a connection back from the peer; its RMB is free when the peer agrees.
+    /// Deletes the RKEYs of a connection; its RMB is free when the peer has confirmed that.
     fn retire(self: &Arc<Self>, conn: &Arc<RdmaConn>) {
         let rtoken = conn.rtoken();
         {
-            // At once, so that nobody sees a group that has settled in between.
+            // In one step, so that `is_settled` does not return true in between.
             let mut state = self.lock();
             if self.lock_members().remove(&conn.token()).is_none() {
                 return;
@@ -495,23 +497,23 @@ impl RdmaGroup {
     }
 }
 
-/// A link group of SMC-R as tools see it.
+/// Information on an SMC-R link group, for tools.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RdmaGroupInfo {
-    /// Our identifier of the group (LG-ID).
+    /// The local identifier of the group (LG-ID).
     pub id: GroupId,
-    /// Our side.
+    /// The local role.
     pub role: Role,
-    /// What the links have in common.
+    /// The type of redundancy of the links.
     pub kind: GroupType,
     /// All links, the oldest first.
     pub links: Vec<LinkInfo>,
-    /// Connections, with set-ups and those whose last word is not acknowledged.
+    /// Connections, including set-ups and those whose close is not acknowledged.
     pub connections: usize,
-    /// Buffers of the peer that we know.
+    /// Known RMBs of the peer.
     pub rtokens: usize,
-    /// Buffers of ours that no connection uses, and that the peer has not forgotten yet.
+    /// Unused local RMBs whose deletion the peer has not confirmed yet.
     pub retiring: usize,
 }
 
@@ -524,7 +526,7 @@ impl fmt::Debug for RdmaGroup {
     }
 }
 
-/// A set-up waits for an answer no more.
+/// Removes the answer when a set-up stops waiting.
 struct RemoveAnswer<'a>(&'a Arc<RdmaGroup>, RmbId);
 
 impl Drop for RemoveAnswer<'_> {
@@ -535,5 +537,5 @@ impl Drop for RemoveAnswer<'_> {
 
 const NO_LINK: DeviceError = DeviceError::Invalid("link group has no such link");
 
-/// Why a group is deleted that ends with its endpoint.
+/// The reason in DELETE LINK for a group that ends with its endpoint.
 const ENDPOINT_ENDS: DeleteLinkReason = DeleteLinkReason::OPERATOR;

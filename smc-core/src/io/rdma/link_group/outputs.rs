@@ -1,4 +1,4 @@
-//! The machine of a link group, and what it wants done.
+//! The outputs of a link group's state machine.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::proto::links::{
 };
 
 impl RdmaGroup {
-    /// One mutation of the machine, and what comes of it.
+    /// One mutation of the machine, and its outputs.
     pub(super) fn step<T>(self: &Arc<Self>, mutate: impl FnOnce(&mut State) -> T) -> T {
         let result = {
             let mut state = self.lock();
@@ -79,7 +79,7 @@ impl RdmaGroup {
                 drop(state);
                 waker.into_iter().for_each(Waker::wake);
             }
-            // Else the peer may still write: it stays registered, and unused.
+            // Without an answer the peer may still write: the RMB stays registered, and unused.
             Output::RkeyDeleted { rmb, is_answered } => {
                 let retired = self.lock_retired_if(rmb, is_answered);
                 if let Some((buffer, dirty)) = retired {
@@ -127,7 +127,7 @@ impl RdmaGroup {
         self.pump(&sender);
     }
 
-    /// Lets those post that wait, as far as there is room.
+    /// Lets waiting connections post, as far as there is send capacity.
     pub(super) fn pump(self: &Arc<Self>, sender: &Arc<LinkSender>) {
         while let Some(token) = sender.next_turn(self.now()) {
             let conn = self.lock_members().get(&token).cloned();
@@ -216,12 +216,12 @@ impl RdmaGroup {
         }
         let rdma = driver.device().fabric().rdma().ok_or(NO_DEVICE)?;
         let domain = rdma.protection_domain().await?;
-        // Another task may have been quicker; all use the same one.
+        // Another task may have been faster; all use the same one.
         let mut domains = self.lock_domains();
         Ok(Arc::clone(domains.entry(device).or_insert(domain)))
     }
 
-    /// Connects a queue pair; what it receives is for us from then on.
+    /// Connects a queue pair; its events are dispatched to this group from then on.
     pub(super) async fn connect(
         self: &Arc<Self>,
         link: LinkId,
@@ -243,7 +243,7 @@ impl RdmaGroup {
                 ));
                 self.lock_senders().insert(link, sender);
                 if self.link(link).is_none() {
-                    // Nobody wants it any more, and nobody knew that it was there.
+                    // The link was removed meanwhile, before its sender was in the table.
                     self.close(link);
                     return Err(NO_LINK);
                 }
@@ -269,7 +269,7 @@ impl RdmaGroup {
     fn close_sender(self: &Arc<Self>, sender: Arc<LinkSender>) {
         match self.groups.driver(sender.device()) {
             Some(driver) => driver.close_link(sender, self),
-            // The endpoint is gone, and nobody hands anything out any more.
+            // The endpoint was dropped, and no events are dispatched any more.
             None => {
                 sender.link().close();
                 self.closed(sender.id());
@@ -277,7 +277,7 @@ impl RdmaGroup {
         }
     }
 
-    /// The connections of a link have to go to another one.
+    /// Starts to move the connections of a link to another one.
     fn start_move(self: &Arc<Self>, from: LinkId, to: LinkId) {
         let sender = self.sender(from);
         match sender.filter(|sender| !sender.is_closed()) {
@@ -293,7 +293,7 @@ impl RdmaGroup {
     pub(super) fn move_members(self: &Arc<Self>, from: LinkId, to: LinkId) {
         let target = self.sender(to).filter(|sender| !sender.is_down());
         let target = target.or_else(|| {
-            // That one has failed meanwhile.
+            // The target has failed meanwhile.
             let mut links = self.links().into_iter();
             let other = links.find(|link| link.state == LinkState::Active && link.id != from)?;
             self.sender(other.id)
@@ -310,7 +310,7 @@ impl RdmaGroup {
         self.retire_finished();
     }
 
-    /// Tells the registry under which links the group can be found.
+    /// Publishes the keys of active links to the registry.
     pub(super) fn publish_links(&self) {
         let ends: Vec<_> = {
             let mut state = self.lock();
@@ -333,7 +333,7 @@ impl RdmaGroup {
     }
 }
 
-/// The key under which a group is found by one of its links.
+/// The registry key of a group by one of its links.
 fn link_key(of: &Key, end: &LinkAddress) -> Option<Key> {
     let Key::Rdma {
         role,
@@ -358,7 +358,7 @@ fn link_key(of: &Key, end: &LinkAddress) -> Option<Key> {
     })
 }
 
-/// Links by which a server may call a group, those included that have failed.
+/// Maximum of links by which a server may name a group, including failed ones.
 const NAMED_MAX: usize = 4;
 
 const NO_DEVICE: DeviceError = DeviceError::Gone("device was removed");
