@@ -93,6 +93,7 @@ pub mod io;
 #[cfg(any(doc, doctest))]
 pub mod manual;
 pub mod mem;
+mod process;
 pub mod proto;
 pub mod random;
 mod shares;

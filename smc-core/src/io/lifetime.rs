@@ -6,9 +6,10 @@ use std::sync::OnceLock;
 use std::task::Poll;
 
 use event_listener::{Event, EventListener};
-use rustix::process::{Pid, getpid};
+use rustix::process::Pid;
 
 use crate::error::Error;
+use crate::process;
 
 /// Whether an endpoint makes streams, and the reason why not.
 #[derive(Debug)]
@@ -24,7 +25,7 @@ impl Default for Lifetime {
         Self {
             end: OnceLock::new(),
             ended: Event::new(),
-            process: getpid(),
+            process: process::current(),
         }
     }
 }
@@ -42,7 +43,7 @@ impl Lifetime {
     pub(crate) fn check(&self) -> Result<(), Error> {
         match self.end.get() {
             Some(why) => Err(why.clone()),
-            None if self.process != getpid() => Err(FORKED),
+            None if self.process != process::current() => Err(FORKED),
             None => Ok(()),
         }
     }

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use super::copy::PIECE;
 use super::*;
-use crate::random;
+use crate::{process, random};
 
 #[test]
 fn spans_that_pass_the_end_are_refused_and_change_nothing() {
@@ -105,4 +105,22 @@ fn a_child_process_draws_other_numbers_than_its_parent() {
     for number in numbers() {
         assert!(!in_child.contains(number.unwrap().as_slice()));
     }
+}
+
+#[test]
+fn a_child_process_reads_its_own_number() {
+    // From here on this thread has it in memory.
+    let parent = process::current();
+    let (mut ours, theirs) = UnixStream::pair().unwrap();
+    let mut command = Command::new("true");
+    let number = || process::current().as_raw_nonzero().get().to_ne_bytes();
+    // SAFETY: between `fork` and `exec` the child reads its number and writes to a socket, which are
+    // system calls and copies: this thread has the memory, so that nothing has to be allocated.
+    unsafe { command.pre_exec(move || (&theirs).write_all(&number())) };
+    let mut child = command.spawn().unwrap();
+    let mut in_child = [0; 4];
+    ours.read_exact(&mut in_child).unwrap();
+    assert!(child.wait().unwrap().success());
+    assert_eq!(u32::from_ne_bytes(in_child), child.id());
+    assert_eq!(process::current(), parent);
 }

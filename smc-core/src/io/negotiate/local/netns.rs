@@ -7,9 +7,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::OwnedFd;
 
 use rustix::fs::{Mode, OFlags};
-use rustix::process::{Pid, getpid};
+use rustix::process::Pid;
 
 use crate::error::OsError;
+use crate::process;
 
 /// A network namespace, by the number that it alone has on this host while it exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,7 +27,7 @@ impl NetNs {
     fn read() -> io::Result<Self> {
         THREAD.with_borrow_mut(|thread| {
             // After a fork this is another thread, and looks like the old one.
-            let pid = getpid();
+            let pid = process::current();
             let dir = match thread.take() {
                 Some((of, dir)) if of == pid => dir,
                 _ => {
