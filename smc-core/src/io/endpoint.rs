@@ -2,6 +2,7 @@ use std::fmt;
 use std::future::Future;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
+use std::pin::pin;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -137,7 +138,8 @@ impl Endpoint {
         to: impl IntoTarget,
         options: &ConnectOptions,
     ) -> Result<Stream, Error> {
-        let connecting = async {
+        // Pinned here: a future that is passed on by value is copied, and this one is large.
+        let connecting = pin!(async {
             let mut last = Error::from(io::Error::from(io::ErrorKind::AddrNotAvailable));
             for addr in self.addresses(to.into_target()).await? {
                 match setup::connect(&self.inner, addr, options).await {
@@ -146,7 +148,7 @@ impl Endpoint {
                 }
             }
             Err(last)
-        };
+        });
         self.inner.lifetime.until_end(connecting).await?
     }
 

@@ -404,7 +404,8 @@ impl Service {
         let queue = Arc::clone(queue);
         let endpoint = Arc::clone(&self.endpoint);
         Some(Box::pin(async move {
-            let set_up = async {
+            // Pinned here: a future that is passed on by value is copied, and this one is large.
+            let set_up = pin!(async {
                 if side_channel.is_none() {
                     setup::await_first_byte(&endpoint, &*socket).await?;
                 }
@@ -413,7 +414,7 @@ impl Service {
                     Policy::Never => setup::decline_all(&endpoint, socket, side_channel).await,
                     _ => setup::accept(&endpoint, socket, peer, side_channel).await,
                 }
-            };
+            });
             // As in the kernel: failed set-ups are not reported to the application.
             if let Some(Ok(stream)) = queue.while_listening(set_up).await {
                 match (policy, stream.fallback_reason()) {

@@ -27,6 +27,8 @@ pub(super) struct LocalOffer {
     heard: usize,
     /// What was confirmed already, in case of the expected answer.
     early: Option<EarlyConfirm>,
+    /// Whether what was read is that answer.
+    is_confirmed: bool,
     /// Why one of them does not answer.
     cause: Option<FallbackCause>,
     runtime: Arc<dyn Runtime>,
@@ -57,6 +59,7 @@ impl LocalOffer {
             outcome: None,
             heard: 0,
             early,
+            is_confirmed: false,
             cause: None,
             runtime,
             since,
@@ -72,6 +75,13 @@ impl LocalOffer {
         let mut answer = vec![0; self.heard];
         let count = taker.card.hear(Voice::Listener, 0, &mut answer)?;
         (count > 0 && taker.state() == State::Taken).then_some(answer)
+    }
+
+    /// Whether the answer, as far as it was read, is the expected one.
+    fn is_answer_expected(&self) -> bool {
+        let answers =
+            |early: &EarlyConfirm| self.answer().is_some_and(|answer| early.answers(&answer));
+        self.early.as_ref().is_some_and(answers)
     }
 
     /// Whether the connection has got to a socket at its address, as far as the kernel can say: a
@@ -191,7 +201,7 @@ impl SideChannel for LocalOffer {
     }
 
     fn send(&mut self, message: &[u8]) -> io::Result<()> {
-        if self.is_confirmed() {
+        if self.is_confirmed {
             if self.early.as_ref().is_some_and(|early| early.says(message)) {
                 return Ok(());
             }
@@ -218,9 +228,7 @@ impl SideChannel for LocalOffer {
     }
 
     fn is_confirmed(&self) -> bool {
-        let answers =
-            |early: &EarlyConfirm| self.answer().is_some_and(|answer| early.answers(&answer));
-        self.early.as_ref().is_some_and(answers)
+        self.is_confirmed
     }
 
     fn try_read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
@@ -239,6 +247,7 @@ impl SideChannel for LocalOffer {
                     taker.conversation.channel.pause().end();
                 }
                 self.heard += count;
+                self.is_confirmed = self.is_answer_expected();
                 Ok(count)
             }
             None if is_dead => Ok(0),
