@@ -3,9 +3,9 @@
 //! SMC lets two programs that opened an ordinary TCP connection move their bytes by direct writes
 //! into each other's memory, over RDMA (SMC-R, RFC 7609) or through a device that shares memory
 //! between systems or processes (SMC-D). This crate knows every message of both kinds in versions
-//! 1, 2.0 and 2.1, as spoken by Linux. It does no I/O, holds no state and allocates nothing.
+//! 1, 2.0 and 2.1, as implemented by Linux. It does no I/O, holds no state and allocates nothing.
 //!
-//! Use it to build an SMC stack or to look into captures. To merely use SMC in a program, take a
+//! Use it to build an SMC stack or to decode captures. To merely use SMC in a program, take a
 //! crate that builds on this one.
 //!
 //! # Message map
@@ -33,21 +33,21 @@
 //! [`types`] has the identifiers and codes, [`size`] the buffer sizes, [`cursor`] the arithmetic of
 //! ring positions.
 //!
-//! # Two forms of a message
+//! # Reading and writing a message
 //!
-//! A *view* such as [`clc::ProposalView`] borrows received bytes. Making one checks everything that
-//! can be checked without context, after that its accessors cannot fail, and it keeps reserved and
-//! unknown bits for those who want to see them. A *repr* such as [`clc::Proposal`] is an owned
-//! value with public fields; `emit` writes it into a buffer of the caller, and `encoded_len` says
-//! how large that has to be. Reserved fields are written as zero.
+//! Each message is a value with public fields, such as [`clc::Proposal`]. `parse` makes it from
+//! received bytes and checks everything that can be checked without context. Long lists of LLC
+//! messages stay borrowed from the bytes, nothing else does. `emit` writes the message into a
+//! buffer of the caller, reserved fields zero, and `encoded_len` is the length that the buffer
+//! needs. Reserved fields and unknown flags are not part of the value; [`pretty`] shows them.
 //!
 //! Receiver rules are those of Linux, down to which malformed messages it takes. Where it reads
-//! beyond a message, this crate does not. Errors say message, field, offset and cause; see
+//! beyond a message, this crate does not. Errors name message, field, offset and cause; see
 //! [`DecodeError`].
 //!
 //! # Example
 //!
-//! A client without any device declines, and the server learns why:
+//! A client without any device declines, and the server reads the reason:
 //!
 //! ```
 //! use smc_wire::clc::{Decline, Frame, Message};
@@ -61,12 +61,12 @@
 //! let stream = &buffer[..len];
 //! let frame = Frame::peek(stream)?.expect("at least eight bytes are there");
 //! match Message::parse(&stream[..frame.keep()])? {
-//!     Message::Decline(view) => {
-//!         let reason = view.to_repr().diagnosis;
+//!     Message::Decline(decline) => {
+//!         let reason = decline.diagnosis;
 //!         assert_eq!(reason.to_string(), "0x03030000 (NOSMCDEV)");
 //!         assert!(reason.description().is_some());
 //!     }
-//!     other => panic!("unexpected {}", other.header().kind),
+//!     other => panic!("unexpected {}", other.kind()),
 //! }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -102,11 +102,13 @@ pub mod cdc;
 pub mod clc;
 pub mod cursor;
 pub mod error;
+mod layout;
 pub mod llc;
 pub mod option;
 pub mod pretty;
 pub mod size;
 pub mod types;
+mod writer;
 
 pub use bounded::Bounded;
 pub use error::{DecodeError, DecodeErrorKind, EmitError, MessageKind};

@@ -10,10 +10,10 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 use std::str::FromStr;
 
-use smc_wire::cdc::{CdcR, CdcRView, ProducerFlags, StateFlags};
-use smc_wire::clc::{Body, Frame, Message, Step, Terms};
+use smc_wire::cdc::{CdcR, ProducerFlags, StateFlags};
+use smc_wire::clc::{Body, Frame, Message, Terms};
 use smc_wire::cursor::{Cursor, Ring};
-use smc_wire::llc::{self, AddLink, AddLinkStep, ByteOrder, Dialect, Repr};
+use smc_wire::llc::{self, AddLink, AddLinkStep, ByteOrder, Dialect};
 use smc_wire::option;
 use smc_wire::pretty::{self, Family, Problem, Visitor};
 
@@ -53,14 +53,14 @@ fn every_llc_message_survives_decoding_and_encoding() {
                 "{at}: {:02x?}",
                 found.bytes
             );
-            assert!(message.header().length_agrees(), "{at}");
-            let repr = message.to_repr();
+            let header = llc::Header::parse(&found.bytes, None).unwrap();
+            assert!(header.length_agrees(), "{at}");
             let mut buffer = [0xAA; llc::MAX_MESSAGE_LEN];
-            let len = repr
+            let len = message
                 .emit(&mut buffer)
                 .unwrap_or_else(|e| panic!("{at}: {e}"));
-            assert_eq!(len, repr.encoded_len(), "{at}");
-            assert_eq!(buffer[..len], found.bytes[..], "{at}: {repr:?}");
+            assert_eq!(len, message.encoded_len(), "{at}");
+            assert_eq!(buffer[..len], found.bytes[..], "{at}: {message:?}");
         }
     }
     assert!(total > 500, "only {total} LLC messages found");
@@ -73,8 +73,8 @@ fn every_cdc_message_survives_decoding_and_encoding() {
         for found in &Capture::open(&path).cdc {
             total += 1;
             let at = place(&name, found);
-            let view = CdcRView::parse(&found.bytes).unwrap_or_else(|e| panic!("{at}: {e}"));
-            assert_eq!(view.to_repr().to_bytes()[..], found.bytes[..], "{at}");
+            let cdc = CdcR::parse(&found.bytes).unwrap_or_else(|e| panic!("{at}: {e}"));
+            assert_eq!(cdc.to_bytes()[..], found.bytes[..], "{at}");
         }
     }
     assert!(total > 400, "only {total} CDC messages found");
@@ -198,10 +198,7 @@ fn the_byte_order_of_linux_on_x86_is_detected() {
     let mut v2 = 0;
     for (name, path) in captures() {
         for found in &Capture::open(&path).llc {
-            let dialect = llc::Message::parse(&found.bytes)
-                .unwrap()
-                .header()
-                .dialect();
+            let dialect = llc::Header::parse(&found.bytes, None).unwrap().dialect();
             if dialect != Dialect::V1 {
                 assert_eq!(
                     dialect,
@@ -296,26 +293,15 @@ fn pattern(i: u32, seed: u32) -> u8 {
     value.to_le_bytes()[0]
 }
 
-fn emit_clc(message: &Message<'_>) -> Vec<u8> {
+fn emit_clc(message: &Message) -> Vec<u8> {
     let mut buffer = [0xAA; 1024];
-    let len = match message {
-        Message::Proposal(view) => {
-            let repr = view.to_repr();
-            assert_eq!(repr.encoded_len(), view.as_bytes().len());
-            repr.emit(&mut buffer)
-        }
-        Message::Accept(view) | Message::Confirm(view) => {
-            let repr = view.to_repr();
-            assert_eq!(repr.encoded_len(), view.as_bytes().len());
-            repr.emit(&mut buffer)
-        }
-        Message::Decline(view) => {
-            let repr = view.to_repr();
-            assert_eq!(repr.encoded_len(), view.as_bytes().len());
-            repr.emit(&mut buffer)
-        }
+    let (expected, len) = match message {
+        Message::Proposal(m) => (m.encoded_len(), m.emit(&mut buffer)),
+        Message::Accept(m) | Message::Confirm(m) => (m.encoded_len(), m.emit(&mut buffer)),
+        Message::Decline(m) => (m.encoded_len(), m.emit(&mut buffer)),
     };
-    buffer[..len.unwrap()].to_vec()
+    assert_eq!(len, Ok(expected));
+    buffer[..expected].to_vec()
 }
 
 /// What `vectors/expected.txt` says about one capture.
@@ -373,31 +359,32 @@ fn count(capture: &Capture) -> BTreeMap<String, usize> {
             Message::Proposal(_) => add("proposal".into()),
             Message::Accept(view) => {
                 add("accept".into());
-                if view.to_repr().is_first_contact() {
+                if view.is_first_contact() {
                     add("first_contact".into());
                 }
             }
             Message::Confirm(_) => add("confirm".into()),
             Message::Decline(view) => {
                 add("decline".into());
-                add(format!("decline_{:#010x}", view.to_repr().diagnosis.0));
+                add(format!("decline_{:#010x}", view.diagnosis.0));
             }
         }
     }
     for found in &capture.llc {
         let message = llc::Message::parse(&found.bytes).unwrap();
-        let kind = message.header().message_type().unwrap();
+        let header = llc::Header::parse(&found.bytes, None).unwrap();
+        let kind = header.message_type().unwrap();
         let kind = kind.to_string().to_lowercase().replace(' ', "_");
-        let version = message.header().dialect();
-        let suffix = match message.header().step() {
+        let version = header.dialect();
+        let suffix = match header.step() {
             llc::Step::Request => "",
             llc::Step::Response => "_response",
         };
         add(format!("{version}_{kind}{suffix}"));
-        if let Repr::AddLink(AddLink {
+        if let llc::Message::AddLink(AddLink {
             step: AddLinkStep::Rejected(_),
             ..
-        }) = message.to_repr()
+        }) = message
         {
             add("rejects".into());
         }
@@ -433,16 +420,12 @@ fn count(capture: &Capture) -> BTreeMap<String, usize> {
 fn announced_rings(capture: &Capture) -> BTreeMap<(IpAddr, u32), Ring> {
     let mut rings = BTreeMap::new();
     for found in &capture.clc {
-        let (Message::Accept(view) | Message::Confirm(view)) =
-            Message::parse(&found.bytes).unwrap()
-        else {
+        let message = Message::parse(&found.bytes).unwrap();
+        let kind = message.kind();
+        let (Message::Accept(repr) | Message::Confirm(repr)) = message else {
             continue;
         };
-        let repr = view.to_repr();
-        assert_eq!(
-            repr.step == Step::Accept,
-            matches!(view.header().kind, smc_wire::clc::ClcType::Accept)
-        );
+        assert_eq!(repr.step.clc_type(), kind);
         if let Terms::V2 { eid, .. } = repr.terms {
             assert!(eid.is_valid_ueid(), "{eid}");
         }

@@ -19,7 +19,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     match Message::parse(&bytes)? {
         Message::Decline(decline) => {
-            let diagnosis = decline.to_repr().diagnosis;
+            let diagnosis = decline.diagnosis;
             println!("DECLINE {diagnosis}");
             println!(
                 "{}",

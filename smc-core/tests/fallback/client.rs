@@ -3,7 +3,7 @@
 use std::io::ErrorKind;
 
 use futures_lite::{AsyncReadExt, future};
-use smc_core::wire::clc::{ClcType, Message, Terms};
+use smc_core::wire::clc::{ClcType, Header, Message, Terms};
 use smc_core::wire::types::{Chid, DeclineCode, Gid, Release};
 
 use crate::messages::*;
@@ -328,10 +328,10 @@ fn run_row(world: &World, row: &Row) {
                 let (stream, raw) = (connected.unwrap(), raw.unwrap());
                 assert_eq!(reason(&stream), Some(Codes::local(code)));
                 let accept = match &script[..] {
-                    [Step::Sends(accept)] => Message::parse(accept).unwrap(),
+                    [Step::Sends(accept)] => Header::parse(accept).unwrap(),
                     _ => unreachable!(),
                 };
-                let version = accept.header().version;
+                let version = accept.version;
                 assert_eq!(declined(&raw.message().await), (code, version));
                 world.talk(stream, Some(raw), b"").await;
             }

@@ -62,11 +62,8 @@ pub(crate) fn length(header: &[u8; HEADER_LEN]) -> usize {
 /// The code of a DECLINE, and its version.
 pub(crate) fn declined(message: &[u8]) -> (DeclineCode, Version) {
     match Message::parse(message).unwrap() {
-        Message::Decline(decline) => {
-            let decline = decline.to_repr();
-            (decline.diagnosis, decline.version)
-        }
-        other => panic!("no DECLINE but {}", other.header().kind),
+        Message::Decline(decline) => (decline.diagnosis, decline.version),
+        other => panic!("no DECLINE but {}", other.kind()),
     }
 }
 

@@ -84,7 +84,7 @@ impl Raw {
                 Step::Takes(kind) => {
                     let message = self.message().await;
                     let message = Message::parse(&message).unwrap();
-                    assert_eq!(message.header().kind, *kind);
+                    assert_eq!(message.kind(), *kind);
                 }
                 Step::Sends(bytes) => self.tell(bytes).await,
                 Step::SendsSlowly(bytes) => {

@@ -23,7 +23,7 @@ use smc_core::proto::links::{
     Candidate, FirstLinkError, LinkGroup, LinkId, LlcConfig, Output, RmbId, RmbKey, Terms,
 };
 use smc_wire::clc::{AcceptConfirm, Body, RdmaEnd};
-use smc_wire::llc::{AddLink, AddLinkStep, Message, Repr, RkeyStep, Step};
+use smc_wire::llc::{AddLink, AddLinkStep, Message, RkeyStep, Step};
 use smc_wire::types::Rkey;
 
 use self::capture::Capture;
@@ -98,12 +98,12 @@ impl<'a> Replay<'a> {
         };
         // Terms and the name of our group are in CONFIRM LINK.
         let mut mine = of.messages.iter().filter(|(role, _)| *role == us);
-        let first = mine.find_map(|(_, bytes)| match repr(bytes) {
-            Repr::ConfirmLink(message) => Some(message),
+        let first = mine.find_map(|(_, bytes)| match parsed(bytes) {
+            Message::ConfirmLink(message) => Some(message),
             _ => None,
         });
-        let (server, _) = (repr(&of.messages[0].1), ());
-        let Repr::ConfirmLink(request) = server else {
+        let (server, _) = (parsed(&of.messages[0].1), ());
+        let Message::ConfirmLink(request) = server else {
             panic!("{}: CONFIRM LINK comes first", of.name);
         };
         let terms = Terms {
@@ -138,10 +138,15 @@ impl<'a> Replay<'a> {
         group
             .add_rtoken(link, theirs.rkey, theirs.rmb_addr)
             .unwrap();
-        let second = of.messages.iter().find_map(|(_, bytes)| match repr(bytes) {
-            Repr::AddLink(offer) if offer.step == AddLinkStep::Request => Some(end_of(&offer)),
-            _ => None,
-        });
+        let second = of
+            .messages
+            .iter()
+            .find_map(|(_, bytes)| match parsed(bytes) {
+                Message::AddLink(offer) if offer.step == AddLinkStep::Request => {
+                    Some(end_of(&offer))
+                }
+                _ => None,
+            });
         if us == Role::Client {
             group.confirm_link(now);
         }
@@ -176,14 +181,14 @@ impl<'a> Replay<'a> {
     /// The kernel said this. Requests have causes outside of the link group.
     fn expect(&mut self, bytes: &[u8]) {
         let (now, link) = (self.now, self.link);
-        match repr(bytes) {
-            Repr::ConfirmLink(message) if message.step == Step::Request => {
+        match parsed(bytes) {
+            Message::ConfirmLink(message) if message.step == Step::Request => {
                 self.group.confirm_link(now);
             }
-            Repr::AddLink(message) if message.step == AddLinkStep::Request => {
+            Message::AddLink(message) if message.step == AddLinkStep::Request => {
                 self.group.establish(now);
             }
-            Repr::ConfirmRkey(message) if message.step == RkeyStep::Request => {
+            Message::ConfirmRkey(message) if message.step == RkeyStep::Request => {
                 let rmb = RmbId(u64::try_from(self.rmbs.len()).unwrap());
                 self.rmbs.push((message.rkey, rmb));
                 let key = RmbKey {
@@ -193,13 +198,13 @@ impl<'a> Replay<'a> {
                 };
                 self.group.confirm_rkey(now, rmb, link, &[key]);
             }
-            Repr::DeleteRkey(message) if message.step == Step::Request => {
+            Message::DeleteRkey(message) if message.step == Step::Request => {
                 let rkey = Rkey::from(message.rkeys[0]);
                 let at = self.rmbs.iter().rposition(|(key, _)| *key == rkey);
                 self.group.delete_rkey(now, self.rmbs[at.unwrap()].1);
             }
-            Repr::TestLink(message) if message.step == Step::Request => self.pass_time(),
-            Repr::DeleteLink(message) if is_all(bytes) => {
+            Message::TestLink(message) if message.step == Step::Request => self.pass_time(),
+            Message::DeleteLink(message) if is_all(bytes) => {
                 if std::mem::replace(&mut self.is_over, true) {
                     // The answer of a server, or one more than ours.
                     let at = self.said.iter().position(|said| said == bytes);
@@ -313,13 +318,13 @@ fn captures() -> Vec<PathBuf> {
     found
 }
 
-fn repr(bytes: &[u8]) -> Repr<'_> {
-    Message::parse(bytes).unwrap().to_repr()
+fn parsed(bytes: &[u8]) -> Message<'_> {
+    Message::parse(bytes).unwrap()
 }
 
 /// DELETE LINK for all links.
 fn is_all(bytes: &[u8]) -> bool {
-    matches!(repr(bytes), Repr::DeleteLink(message) if message.all)
+    matches!(parsed(bytes), Message::DeleteLink(message) if message.all)
 }
 
 fn address(end: &RdmaEnd) -> LinkAddress {

@@ -106,7 +106,7 @@ impl QueuePair {
     /// CONFIRM LINK is the first message on a link, and names the sender's queue pair.
     fn learn(&mut self, message: &[u8]) {
         if let Ok(llc::Message::ConfirmLink(view)) = llc::Message::parse(message) {
-            self.sender = Some(view.to_repr().qpn.get());
+            self.sender = Some(view.qpn.get());
         }
     }
 

@@ -3,12 +3,11 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use smc_wire::cdc::{ByteOrder, CdcD, CdcR, CdcRView};
+use smc_wire::cdc::{ByteOrder, CdcD, CdcR};
 use smc_wire::cursor::{Cursor, Ring};
 
 fuzz_target!(|data: &[u8]| {
-    if let Ok(view) = CdcRView::parse(data) {
-        let cdc = view.to_repr();
+    if let Ok(cdc) = CdcR::parse(data) {
         assert_eq!(CdcR::parse(&cdc.to_bytes()), Ok(cdc));
         let _ = cdc.to_string();
     }

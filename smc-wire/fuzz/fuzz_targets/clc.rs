@@ -17,22 +17,19 @@ fuzz_target!(|data: &[u8]| {
     assert_eq!(frame.length() + rest.len(), data.len());
     let mut buffer = [0; 1024];
     match message {
-        Message::Proposal(view) => {
-            let repr = view.to_repr();
+        Message::Proposal(repr) => {
             if let Ok(len) = repr.emit(&mut buffer) {
                 assert_eq!(len, repr.encoded_len());
                 assert_eq!(Proposal::parse(&buffer[..len]), Ok(repr));
             }
         }
-        Message::Accept(view) | Message::Confirm(view) => {
-            let repr = view.to_repr();
+        Message::Accept(repr) | Message::Confirm(repr) => {
             if let Ok(len) = repr.emit(&mut buffer) {
                 assert_eq!(len, repr.encoded_len());
                 assert_eq!(AcceptConfirm::parse(&buffer[..len]), Ok(repr));
             }
         }
-        Message::Decline(view) => {
-            let repr = view.to_repr();
+        Message::Decline(repr) => {
             if let Ok(len) = repr.emit(&mut buffer) {
                 assert_eq!(len, repr.encoded_len());
                 assert_eq!(Decline::parse(&buffer[..len]), Ok(repr));

@@ -1,8 +1,10 @@
 //! The CDC block of SMC-D and its two 64-bit words.
 
 use core::fmt;
+use core::mem::offset_of;
 
 use super::flags::{ProducerFlags, StateFlags};
+use super::{CdcR, raw};
 use crate::cursor::Cursor;
 use crate::error::{DecodeError, DecodeErrorKind, MessageKind};
 
@@ -26,7 +28,7 @@ impl ByteOrder {
         Self::Little
     };
 
-    fn u16(self, bytes: [u8; 2]) -> u16 {
+    pub(crate) const fn u16(self, bytes: [u8; 2]) -> u16 {
         match self {
             Self::Little => u16::from_le_bytes(bytes),
             Self::Big => u16::from_be_bytes(bytes),
@@ -40,7 +42,7 @@ impl ByteOrder {
         }
     }
 
-    fn cursor(self, bytes: [u8; 6]) -> Cursor {
+    pub(crate) fn cursor(self, bytes: [u8; 6]) -> Cursor {
         let [a, b, count @ ..] = bytes;
         Cursor {
             wrap: self.u16([a, b]),
@@ -48,7 +50,7 @@ impl ByteOrder {
         }
     }
 
-    fn cursor_bytes(self, cursor: Cursor) -> [u8; 6] {
+    pub(super) fn cursor_bytes(self, cursor: Cursor) -> [u8; 6] {
         let (wrap, count) = match self {
             Self::Little => (cursor.wrap.to_le_bytes(), cursor.count.to_le_bytes()),
             Self::Big => (cursor.wrap.to_be_bytes(), cursor.count.to_be_bytes()),
@@ -69,7 +71,7 @@ pub struct ProducerWord {
 
 impl ProducerWord {
     /// Offset of the word in the block, in bytes.
-    pub const OFFSET: usize = 8;
+    pub const OFFSET: usize = offset_of!(raw::Block, producer);
 
     /// From the word as a native 64-bit load yields it.
     #[inline]
@@ -117,7 +119,7 @@ pub struct ConsumerWord {
 
 impl ConsumerWord {
     /// Offset of the word in the block, in bytes.
-    pub const OFFSET: usize = 16;
+    pub const OFFSET: usize = offset_of!(raw::Block, consumer);
 
     /// From the word as a native 64-bit load yields it.
     #[inline]
@@ -182,9 +184,9 @@ pub struct CdcD {
 
 impl CdcD {
     /// Bytes in the DMB element; payload begins behind them.
-    pub const LEN: usize = 32;
+    pub const LEN: usize = size_of::<raw::Block>();
     /// The first byte; written, never checked.
-    pub const TYPE: u8 = 0xfe;
+    pub const TYPE: u8 = CdcR::TYPE;
 
     /// From the two words that carry everything.
     #[inline]

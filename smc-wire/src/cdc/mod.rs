@@ -7,11 +7,12 @@
 
 mod direct;
 mod flags;
+pub(crate) mod raw;
 mod rdma;
 
 pub use direct::{ByteOrder, CdcD, ConsumerWord, ProducerWord};
 pub use flags::{ProducerFlags, StateFlags};
-pub use rdma::{CdcR, CdcRView};
+pub use rdma::CdcR;
 
 #[cfg(test)]
 mod tests;

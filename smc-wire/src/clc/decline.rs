@@ -5,11 +5,11 @@ use core::fmt;
 use zerocopy::FromBytes;
 use zerocopy::network_endian::U32;
 
-use super::header::{ClcType, Eyecatcher, Header, raw_header};
-use super::writer::{Writer, wire_length};
+use super::header::{ClcType, Eyecatcher, HEADER_LEN, Header, TRAILER_LEN, raw_header};
 use super::{frame, raw};
 use crate::error::{DecodeError, DecodeErrorKind, EmitError, MessageKind};
 use crate::types::{DeclineCode, OsType, PeerId, Version};
+use crate::writer::{Writer, wire_length};
 
 /// DECLINE: the sender continues with plain TCP (docs/spec/clc.md#decline; RFC 7609 appendix A.2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,9 +31,9 @@ pub struct Decline {
 
 impl Decline {
     /// Length of the version-1 form in bytes.
-    pub const LEN_V1: usize = 28;
+    pub const LEN_V1: usize = HEADER_LEN + size_of::<raw::Decline>() + TRAILER_LEN;
     /// Length of the version-2 form in bytes.
-    pub const LEN_V2: usize = 44;
+    pub const LEN_V2: usize = Self::LEN_V1 + size_of::<[U32; 4]>();
 
     /// A DECLINE in the form that Linux requires for this version, without peer ID.
     ///
@@ -51,14 +51,54 @@ impl Decline {
         }
     }
 
-    /// Reads a received DECLINE. Shorthand for [`DeclineView::parse`] and
-    /// [`DeclineView::to_repr`].
+    /// Reads a DECLINE that takes up all of `bytes`.
+    ///
+    /// Lenient where senders differ: 28 and 44 bytes are taken in either version, and neither the
+    /// trailer nor the type bits of the header are checked.
     ///
     /// # Errors
     ///
-    /// As [`DeclineView::parse`].
+    /// A malformed header, another message, or another length.
     pub fn parse(bytes: &[u8]) -> Result<Self, DecodeError> {
-        DeclineView::parse(bytes).map(|view| view.to_repr())
+        Self::read(&frame::exact_of(bytes, &[ClcType::Decline])?, bytes)
+    }
+
+    pub(super) fn read(header: &Header, bytes: &[u8]) -> Result<Self, DecodeError> {
+        let fail =
+            |field, offset, kind| DecodeError::new(MessageKind::Decline, field, offset, kind);
+        let with_extra = match usize::from(header.length) {
+            Self::LEN_V1 => false,
+            Self::LEN_V2 => true,
+            _ => {
+                let got = header.length.into();
+                let kind = DecodeErrorKind::Value {
+                    expected: "28 or 44",
+                    got,
+                };
+                return Err(fail("length", 5, kind));
+            }
+        };
+        let kind = DecodeErrorKind::Truncated {
+            needed: header.length.into(),
+            got: bytes.len(),
+        };
+        let truncated = fail("message", 0, kind);
+        let body = bytes.get(HEADER_LEN..).unwrap_or_default();
+        let (raw, rest) = raw::Decline::ref_from_prefix(body).map_err(|_| truncated)?;
+        let extra = if with_extra {
+            let (extra, _) = <[U32; 4]>::ref_from_prefix(rest).map_err(|_| truncated)?;
+            Some(extra.map(U32::get))
+        } else {
+            None
+        };
+        Ok(Self {
+            version: header.version,
+            out_of_sync: header.out_of_sync(),
+            peer_id: raw.peer_id,
+            diagnosis: DeclineCode(raw.diagnosis.get()),
+            os: OsType::from_high_nibble(raw.os_type),
+            extra,
+        })
     }
 
     /// Length of the message in bytes: 28 or 44.
@@ -85,18 +125,18 @@ impl Decline {
         } else {
             0
         };
+        out.put(&raw_header(
+            Eyecatcher::Smcr,
+            ClcType::Decline,
+            wire_length(length),
+            self.version,
+            flags,
+        ))?;
         out.put(&raw::Decline {
-            header: raw_header(
-                Eyecatcher::Smcr,
-                ClcType::Decline,
-                wire_length(length),
-                self.version,
-                flags,
-            ),
             peer_id: self.peer_id,
             diagnosis: self.diagnosis.0.into(),
-            os: self.os.code() << 4,
-            reserved: [0; 3],
+            os_type: self.os.code() << 4,
+            reserved_21: [0; 3],
         })?;
         if let Some(extra) = self.extra {
             out.put(&extra.map(U32::new))?;
@@ -113,88 +153,5 @@ impl fmt::Display for Decline {
             f.write_str(" out of sync")?;
         }
         Ok(())
-    }
-}
-
-/// A received DECLINE, checked.
-#[derive(Debug, Clone, Copy)]
-pub struct DeclineView<'a> {
-    header: Header,
-    bytes: &'a [u8],
-    raw: &'a raw::Decline,
-    extra: Option<&'a [U32; 4]>,
-}
-
-impl<'a> DeclineView<'a> {
-    /// Reads a DECLINE that takes up all of `bytes`.
-    ///
-    /// Lenient where senders differ: 28 and 44 bytes are taken in either version, and neither the
-    /// trailer nor the type bits of the header are looked at.
-    ///
-    /// # Errors
-    ///
-    /// A malformed header, another message, or another length.
-    pub fn parse(bytes: &'a [u8]) -> Result<Self, DecodeError> {
-        Self::new(frame::exact_of(bytes, &[ClcType::Decline])?, bytes)
-    }
-
-    pub(super) fn new(header: Header, bytes: &'a [u8]) -> Result<Self, DecodeError> {
-        let fail =
-            |field, offset, kind| DecodeError::new(MessageKind::Decline, field, offset, kind);
-        let with_extra = match usize::from(header.length) {
-            Decline::LEN_V1 => false,
-            Decline::LEN_V2 => true,
-            _ => {
-                let got = header.length.into();
-                let kind = DecodeErrorKind::Value {
-                    expected: "28 or 44",
-                    got,
-                };
-                return Err(fail("length", 5, kind));
-            }
-        };
-        let truncated = DecodeErrorKind::Truncated {
-            needed: header.length.into(),
-            got: bytes.len(),
-        };
-        let truncated = fail("message", 0, truncated);
-        let (raw, rest) = raw::Decline::ref_from_prefix(bytes).map_err(|_| truncated)?;
-        let extra = if with_extra {
-            let (extra, _) = <[U32; 4]>::ref_from_prefix(rest).map_err(|_| truncated)?;
-            Some(extra)
-        } else {
-            None
-        };
-        Ok(Self {
-            header,
-            bytes,
-            raw,
-            extra,
-        })
-    }
-
-    /// The common header.
-    #[must_use]
-    pub const fn header(&self) -> &Header {
-        &self.header
-    }
-
-    /// The bytes of the message.
-    #[must_use]
-    pub const fn as_bytes(&self) -> &'a [u8] {
-        self.bytes
-    }
-
-    /// The contents without reserved fields.
-    #[must_use]
-    pub fn to_repr(&self) -> Decline {
-        Decline {
-            version: self.header.version,
-            out_of_sync: self.header.out_of_sync(),
-            peer_id: self.raw.peer_id,
-            diagnosis: DeclineCode(self.raw.diagnosis.get()),
-            os: OsType::from_high_nibble(self.raw.os),
-            extra: self.extra.map(|extra| extra.map(U32::get)),
-        }
     }
 }

@@ -4,15 +4,15 @@ use zerocopy::FromBytes;
 
 use super::accept::Step;
 use super::raw;
-use super::writer::{Writer, invalid};
 use crate::bounded::Bounded;
 use crate::error::{DecodeError, DecodeErrorKind, EmitError, MessageKind};
 use crate::types::{FeatureMask, HostName, OsType, Release, RoceGid};
+use crate::writer::{Writer, invalid, wire_count};
 
 /// RoCEv2 GIDs that a client can use for further links, the one of this link first.
 pub type GidList = Bounded<RoceGid, 8>;
 
-/// First-contact parts: what the two ends of a new link group tell each other (v2 only).
+/// First-contact parts: what the two ends of a new link group announce to each other (v2 only).
 ///
 /// See docs/spec/clc.md#first-contact-parts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,9 +37,6 @@ pub struct FirstContact {
     pub gids: Option<GidList>,
 }
 
-/// Bit of the first byte: no gateway.
-const V2_DIRECT: u8 = 0x80;
-
 impl FirstContact {
     /// Parts with only the fields that every release and both kinds of SMC have.
     #[must_use]
@@ -55,6 +52,71 @@ impl FirstContact {
             vendor_options: 0,
             gids: None,
         }
+    }
+
+    /// Reads the parts at the start of `bytes`, which begin at `offset` of the message and end
+    /// before its trailer.
+    pub(super) fn read(
+        message: MessageKind,
+        is_rdma: bool,
+        offset: usize,
+        bytes: &[u8],
+    ) -> Result<Self, DecodeError> {
+        let limit = offset.saturating_add(bytes.len());
+        let outside = |field, at: usize, len| {
+            let kind = DecodeErrorKind::OutOfBounds {
+                end: at.saturating_add(len),
+                limit,
+            };
+            DecodeError::new(message, field, at, kind)
+        };
+        let short = |release| outside("first-contact parts", offset, fixed_len(is_rdma, release));
+        let (head, mut rest) =
+            raw::FirstContact::ref_from_prefix(bytes).map_err(|_| short(Release::V2_0))?;
+        let release = Release::from_low_nibble(head.os_and_release);
+        let mut parts = Self {
+            v2_direct: head.flags & raw::V2_DIRECT != 0,
+            ..Self::new(
+                release,
+                OsType::from_high_nibble(head.os_and_release),
+                head.host_name,
+            )
+        };
+        if has_second_part(is_rdma, release) {
+            let second;
+            (second, rest) =
+                raw::FirstContactV21::ref_from_prefix(rest).map_err(|_| short(release))?;
+            // SMC-R of release 0 has the bytes, but they are reserved.
+            if release > Release::V2_0 {
+                parts.max_conns = second.max_connections;
+                parts.max_links = second.max_links;
+                parts.features = FeatureMask::from_bits_retain(second.feature_mask.get());
+                parts.vendor_options = second.vendor_options.get();
+            }
+        }
+        // Linux servers never read the list: a CONFIRM that ends before it is fine.
+        if !(is_rdma && message == MessageKind::Confirm) {
+            return Ok(parts);
+        }
+        let Ok((list, rest)) = raw::GidList::ref_from_prefix(rest) else {
+            return Ok(parts);
+        };
+        let at = offset.saturating_add(fixed_len(is_rdma, release));
+        let (max, got) = (GidList::CAPACITY, usize::from(list.gid_count));
+        if got > max {
+            let kind = DecodeErrorKind::TooMany { max, got };
+            return Err(DecodeError::new(message, "GID count", at, kind));
+        }
+        let Ok((gids, _)) = <[RoceGid]>::ref_from_prefix_with_elems(rest, got) else {
+            let at = at.saturating_add(size_of::<raw::GidList>());
+            return Err(outside(
+                "GID list",
+                at,
+                got.saturating_mul(size_of::<RoceGid>()),
+            ));
+        };
+        parts.gids = GidList::from_slice(gids);
+        Ok(parts)
     }
 
     /// Length in bytes, GID list included.
@@ -84,131 +146,28 @@ impl FirstContact {
 
     pub(super) fn emit(&self, out: &mut Writer<'_>, is_rdma: bool) -> Result<(), EmitError> {
         out.put(&raw::FirstContact {
-            flags: if self.v2_direct { V2_DIRECT } else { 0 },
-            os_release: self.os.code() << 4 | self.release.get(),
-            reserved: [0; 2],
-            host: self.host,
+            flags: if self.v2_direct { raw::V2_DIRECT } else { 0 },
+            os_and_release: self.os.code() << 4 | self.release.get(),
+            reserved_2: [0; 2],
+            host_name: self.host,
         })?;
         if has_second_part(is_rdma, self.release) {
             out.put(&raw::FirstContactV21 {
-                max_conns: self.max_conns,
+                max_connections: self.max_conns,
                 max_links: self.max_links,
-                features: self.features.bits().into(),
+                feature_mask: self.features.bits().into(),
                 vendor_options: self.vendor_options.into(),
-                reserved: [0; 8],
+                reserved_44: [0; 8],
             })?;
         }
         if let Some(gids) = &self.gids {
-            let count = u8::try_from(gids.len()).unwrap_or(u8::MAX);
             out.put(&raw::GidList {
-                count,
-                reserved: [0; 3],
+                gid_count: wire_count(gids.len()),
+                reserved_1: [0; 3],
             })?;
             out.put(gids.as_slice())?;
         }
         Ok(())
-    }
-}
-
-/// The first-contact parts of a received message, checked.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct FirstContactView<'a> {
-    head: &'a raw::FirstContact,
-    second: Option<&'a raw::FirstContactV21>,
-    gids: Option<&'a [RoceGid]>,
-}
-
-impl<'a> FirstContactView<'a> {
-    /// Reads the parts at the start of `bytes`, which begin at `offset` of the message and end
-    /// before its trailer, and returns what follows them.
-    pub(super) fn parse(
-        message: MessageKind,
-        is_rdma: bool,
-        offset: usize,
-        bytes: &'a [u8],
-    ) -> Result<(Self, &'a [u8]), DecodeError> {
-        let limit = offset.saturating_add(bytes.len());
-        let outside = |field, at: usize, len| {
-            let kind = DecodeErrorKind::OutOfBounds {
-                end: at.saturating_add(len),
-                limit,
-            };
-            DecodeError::new(message, field, at, kind)
-        };
-        let short = |release| outside("first-contact parts", offset, fixed_len(is_rdma, release));
-        let (head, rest) =
-            raw::FirstContact::ref_from_prefix(bytes).map_err(|_| short(Release::V2_0))?;
-        let release = Release::from_low_nibble(head.os_release);
-        let (second, rest) = if has_second_part(is_rdma, release) {
-            let (second, rest) =
-                raw::FirstContactV21::ref_from_prefix(rest).map_err(|_| short(release))?;
-            (Some(second), rest)
-        } else {
-            (None, rest)
-        };
-        let view = Self {
-            head,
-            second,
-            gids: None,
-        };
-        if !(is_rdma && message == MessageKind::Confirm) {
-            return Ok((view, rest));
-        }
-        // Linux servers never look at the list: a CONFIRM that ends before it is fine.
-        let Ok((list, rest_of_list)) = raw::GidList::ref_from_prefix(rest) else {
-            return Ok((view, rest));
-        };
-        let at = offset.saturating_add(fixed_len(is_rdma, release));
-        let count = usize::from(list.count);
-        if count > GidList::CAPACITY {
-            let kind = DecodeErrorKind::TooMany {
-                max: GidList::CAPACITY,
-                got: count,
-            };
-            return Err(DecodeError::new(message, "GID count", at, kind));
-        }
-        let len = count.saturating_mul(size_of::<RoceGid>());
-        let (gids, rest) =
-            <[RoceGid]>::ref_from_prefix_with_elems(rest_of_list, count).map_err(|_| {
-                outside(
-                    "GID list",
-                    at.saturating_add(size_of::<raw::GidList>()),
-                    len,
-                )
-            })?;
-        Ok((
-            Self {
-                gids: Some(gids),
-                ..view
-            },
-            rest,
-        ))
-    }
-
-    pub(super) fn to_repr(self) -> FirstContact {
-        let release = Release::from_low_nibble(self.head.os_release);
-        let repr = FirstContact {
-            v2_direct: self.head.flags & V2_DIRECT != 0,
-            gids: self
-                .gids
-                .map(|gids| GidList::from_iter_lossy(gids.iter().copied())),
-            ..FirstContact::new(
-                release,
-                OsType::from_high_nibble(self.head.os_release),
-                self.head.host,
-            )
-        };
-        match self.second {
-            // SMC-R of release 0 has the bytes, but they are reserved.
-            Some(second) if release > Release::V2_0 => FirstContact {
-                max_conns: second.max_conns,
-                max_links: second.max_links,
-                features: FeatureMask::from_bits_retain(second.features.get()),
-                vendor_options: second.vendor_options.get(),
-                ..repr
-            },
-            _ => repr,
-        }
     }
 }
 

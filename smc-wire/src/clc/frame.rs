@@ -31,7 +31,7 @@ impl Frame {
     /// The most bytes of a message that are worth keeping; a read buffer of this size suffices.
     pub const MAX_KEEP: usize = Proposal::MAX_LEN;
 
-    /// Looks at the start of a stream without consuming it.
+    /// Reads the header at the start of a stream without consuming it.
     ///
     /// `Ok(None)` means that fewer than eight bytes are there and those look right so far.
     ///

@@ -9,7 +9,7 @@ use crate::error::{DecodeError, DecodeErrorKind, MessageKind};
 use crate::types::{Offer, Version};
 
 /// Length of the common header in bytes.
-pub const HEADER_LEN: usize = 8;
+pub const HEADER_LEN: usize = size_of::<raw::Header>();
 
 /// Length of the trailer in bytes: an eyecatcher again.
 pub const TRAILER_LEN: usize = 4;
@@ -45,14 +45,19 @@ impl Eyecatcher {
             Self::Smcd => [0xe2, 0xd4, 0xc3, 0xc4],
         }
     }
+
+    /// The name in ASCII.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Smcr => "SMCR",
+            Self::Smcd => "SMCD",
+        }
+    }
 }
 
 impl fmt::Display for Eyecatcher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Smcr => "SMCR",
-            Self::Smcd => "SMCD",
-        })
+        f.write_str(self.name())
     }
 }
 

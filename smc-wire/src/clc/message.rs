@@ -2,10 +2,10 @@
 
 use super::frame;
 use super::header::{ClcType, Header};
-use super::{AcceptConfirmView, DeclineView, ProposalView};
+use super::{AcceptConfirm, Decline, Proposal};
 use crate::error::DecodeError;
 
-/// A received CLC message of any type, checked.
+/// A received CLC message of any type.
 ///
 /// ```
 /// use smc_wire::clc::Message;
@@ -15,26 +15,30 @@ use crate::error::DecodeError;
 ///     0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0xe2, 0xd4, 0xc3, 0xd9,
 /// ];
 /// let Message::Decline(decline) = Message::parse(&bytes)? else { unreachable!() };
-/// assert_eq!(decline.to_repr().diagnosis.name(), Some("SYNCERR"));
+/// assert_eq!(decline.diagnosis.name(), Some("SYNCERR"));
 /// # Ok::<(), smc_wire::DecodeError>(())
 /// ```
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[allow(
     clippy::exhaustive_enums,
     reason = "other types are fatal for the handshake"
 )]
-pub enum Message<'a> {
+#[allow(
+    clippy::large_enum_variant,
+    reason = "there is no allocator to box the larger one"
+)]
+pub enum Message {
     /// PROPOSAL.
-    Proposal(ProposalView<'a>),
+    Proposal(Proposal),
     /// ACCEPT.
-    Accept(AcceptConfirmView<'a>),
+    Accept(AcceptConfirm),
     /// CONFIRM.
-    Confirm(AcceptConfirmView<'a>),
+    Confirm(AcceptConfirm),
     /// DECLINE.
-    Decline(DeclineView<'a>),
+    Decline(Decline),
 }
 
-impl<'a> Message<'a> {
+impl Message {
     /// Reads one message that takes up all of `bytes`.
     ///
     /// An ACCEPT or CONFIRM above the ceiling may also be given as its first
@@ -42,9 +46,9 @@ impl<'a> Message<'a> {
     ///
     /// # Errors
     ///
-    /// The bytes are not one well-formed message; see the `parse` function of each view.
-    pub fn parse(bytes: &'a [u8]) -> Result<Self, DecodeError> {
-        Self::new(frame::exact(bytes)?, bytes)
+    /// The bytes are not one well-formed message; see the `parse` function of each.
+    pub fn parse(bytes: &[u8]) -> Result<Self, DecodeError> {
+        Self::read(&frame::exact(bytes)?, bytes)
     }
 
     /// Reads one message from the start of `bytes` and returns what follows it.
@@ -52,37 +56,28 @@ impl<'a> Message<'a> {
     /// # Errors
     ///
     /// As [`parse`](Self::parse).
-    pub fn parse_prefix(bytes: &'a [u8]) -> Result<(Self, &'a [u8]), DecodeError> {
+    pub fn parse_prefix(bytes: &[u8]) -> Result<(Self, &[u8]), DecodeError> {
         let (header, message, rest) = frame::split(bytes)?;
-        Ok((Self::new(header, message)?, rest))
+        Ok((Self::read(&header, message)?, rest))
     }
 
-    fn new(header: Header, bytes: &'a [u8]) -> Result<Self, DecodeError> {
+    fn read(header: &Header, bytes: &[u8]) -> Result<Self, DecodeError> {
         Ok(match header.kind {
-            ClcType::Proposal => Self::Proposal(ProposalView::new(header, bytes)?),
-            ClcType::Accept => Self::Accept(AcceptConfirmView::new(header, bytes)?),
-            ClcType::Confirm => Self::Confirm(AcceptConfirmView::new(header, bytes)?),
-            ClcType::Decline => Self::Decline(DeclineView::new(header, bytes)?),
+            ClcType::Proposal => Self::Proposal(Proposal::read(header, bytes)?),
+            ClcType::Accept => Self::Accept(AcceptConfirm::read(header, bytes)?),
+            ClcType::Confirm => Self::Confirm(AcceptConfirm::read(header, bytes)?),
+            ClcType::Decline => Self::Decline(Decline::read(header, bytes)?),
         })
     }
 
-    /// The common header.
+    /// The type.
     #[must_use]
-    pub const fn header(&self) -> &Header {
+    pub const fn kind(&self) -> ClcType {
         match self {
-            Self::Proposal(view) => view.header(),
-            Self::Accept(view) | Self::Confirm(view) => view.header(),
-            Self::Decline(view) => view.header(),
-        }
-    }
-
-    /// The bytes of the message.
-    #[must_use]
-    pub const fn as_bytes(&self) -> &'a [u8] {
-        match self {
-            Self::Proposal(view) => view.as_bytes(),
-            Self::Accept(view) | Self::Confirm(view) => view.as_bytes(),
-            Self::Decline(view) => view.as_bytes(),
+            Self::Proposal(_) => ClcType::Proposal,
+            Self::Accept(_) => ClcType::Accept,
+            Self::Confirm(_) => ClcType::Confirm,
+            Self::Decline(_) => ClcType::Decline,
         }
     }
 }

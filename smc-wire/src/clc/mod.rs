@@ -8,11 +8,9 @@
 //! ```
 //!
 //! A DECLINE may take the place of each of them; both ends then keep using the connection as plain
-//! TCP. Every message has two forms here. A *view* ([`Message`], [`ProposalView`],
-//! [`AcceptConfirmView`], [`DeclineView`]) borrows the received bytes, was checked once, and shows
-//! everything down to reserved bits through `as_bytes`. A *repr* ([`Proposal`], [`AcceptConfirm`],
-//! [`Decline`]) owns the meaning, and `emit`s it in the canonical form: reserved fields zero,
-//! regions without gaps, the eyecatchers that Linux writes.
+//! TCP. [`Proposal`], [`AcceptConfirm`] and [`Decline`] have the contents of a message. `parse`
+//! checks all that can be checked without context, and `emit` writes the canonical form: reserved
+//! fields zero, regions without gaps, the eyecatchers that Linux writes.
 //!
 //! To read from a stream, use [`Frame::peek`].
 
@@ -25,18 +23,16 @@ mod header;
 mod message;
 mod proposal;
 pub(crate) mod raw;
-mod writer;
 
-pub use accept::{AcceptConfirm, AcceptConfirmView, Body, DirectEnd, RdmaEnd, Step, Terms};
-pub use decline::{Decline, DeclineView};
+pub use accept::{AcceptConfirm, Body, DirectEnd, RdmaEnd, Step, Terms};
+pub use decline::Decline;
 pub use devices::{Device, Devices};
 pub use first_contact::{FirstContact, GidList};
 pub use frame::Frame;
 pub use header::{ClcType, Eyecatcher, HEADER_LEN, Header, TRAILER_LEN};
 pub use message::Message;
 pub use proposal::{
-    DirectExtension, DirectExtensionView, GidEntry, IpArea, IpAreaView, Ipv6Prefix, Proposal,
-    ProposalView, SmcdArea, V2Extension, V2ExtensionView,
+    DirectExtension, GidEntry, IpArea, Ipv6Prefix, Proposal, SmcdArea, V2Extension,
 };
 
 #[cfg(test)]

@@ -2,48 +2,13 @@
 
 use zerocopy::IntoBytes;
 
-use super::header::emit_header;
-use super::message::{emit_parts, layout};
-use super::{Dialect, Header, MESSAGE_LEN, MessageType, Rtoken, Step, WireRtoken, raw};
+use super::header::emit;
+use super::{Dialect, Header, MessageType, RejectReason, Rtoken, Step, WireRtoken, raw};
 use crate::types::LinkNumber;
+use crate::writer::invalid;
 use crate::{Bounded, DecodeError, EmitError};
 
-/// A received ADD LINK CONT; v1 only.
-#[derive(Debug, Clone, Copy)]
-pub struct AddLinkContView<'a> {
-    header: Header,
-    raw: &'a raw::AddLinkCont,
-}
-
-impl<'a> AddLinkContView<'a> {
-    pub(super) fn parse(header: Header, bytes: &'a [u8]) -> Result<Self, DecodeError> {
-        Ok(Self {
-            header,
-            raw: layout(MessageType::AddLinkCont, bytes)?,
-        })
-    }
-
-    /// The header.
-    #[must_use]
-    pub const fn header(&self) -> &Header {
-        &self.header
-    }
-
-    /// The contents without reserved fields and unused entries.
-    #[must_use]
-    pub fn to_repr(&self) -> AddLinkCont {
-        let valid = usize::from(self.raw.left);
-        let rtokens = self.raw.rtokens.iter().take(valid).copied();
-        AddLinkCont {
-            step: self.header.step(),
-            link: LinkNumber(self.raw.link),
-            left: self.raw.left,
-            rtokens: Bounded::from_iter_lossy(rtokens),
-        }
-    }
-}
-
-/// Contents of ADD LINK CONT: the RMBs that the new link shall serve, two at a time.
+/// Contents of ADD LINK CONT, v1 only: the RMBs that the new link shall serve, two at a time.
 ///
 /// Server and client take turns until both have stated that nothing is left, at least once each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,6 +24,17 @@ pub struct AddLinkCont {
 }
 
 impl AddLinkCont {
+    pub(super) fn parse(header: &Header, bytes: &[u8]) -> Result<Self, DecodeError> {
+        let (raw, rest) = header.body::<raw::AddLinkCont>(bytes)?;
+        let rtokens = raw::list(rest, raw.rtokens_left.into());
+        Ok(Self {
+            step: header.step(),
+            link: LinkNumber(raw.link_number),
+            left: raw.rtokens_left,
+            rtokens: Bounded::from_iter_lossy(rtokens.iter().copied()),
+        })
+    }
+
     /// The message that sends the first of the RMBs that are left.
     #[must_use]
     pub fn of(step: Step, link: LinkNumber, left: &[Rtoken]) -> Self {
@@ -70,12 +46,6 @@ impl AddLinkCont {
         }
     }
 
-    /// Bytes the message takes: 44.
-    #[must_use]
-    pub const fn encoded_len(&self) -> usize {
-        MESSAGE_LEN
-    }
-
     /// Writes the message to the start of `buffer` and returns its length.
     ///
     /// # Errors
@@ -85,24 +55,16 @@ impl AddLinkCont {
     pub fn emit(&self, buffer: &mut [u8]) -> Result<usize, EmitError> {
         const KIND: MessageType = MessageType::AddLinkCont;
         if self.rtokens.len() != usize::from(self.left).min(2) {
-            return Err(EmitError::Invalid {
-                message: KIND.kind(),
-                field: "rtokens left",
-                reason: "contradicts the rtokens there are",
-            });
-        }
-        let mut rtokens = [WireRtoken::default(); 2];
-        for (to, from) in rtokens.iter_mut().zip(&self.rtokens) {
-            *to = *from;
+            let reason = "contradicts the rtokens there are";
+            return Err(invalid(KIND.kind(), "rtokens left", reason));
         }
         let raw = raw::AddLinkCont {
-            header: emit_header(KIND, Dialect::V1, self.step.flag(), 0, MESSAGE_LEN)?,
-            link: self.link.0,
-            left: self.left,
-            reserved: [0; 2],
-            rtokens,
-            reserved2: [0; 4],
+            link_number: self.link.0,
+            rtokens_left: self.left,
+            reserved_6: [0; 2],
         };
-        emit_parts(KIND.kind(), buffer, &[raw.as_bytes()])
+        let (flags, reason) = (self.step.flag(), RejectReason::NONE);
+        let body = [raw.as_bytes(), self.rtokens.as_slice().as_bytes()];
+        emit(KIND, Dialect::V1, flags, reason, &body, buffer)
     }
 }

@@ -3,50 +3,10 @@
 
 use zerocopy::IntoBytes;
 
-use super::header::{NO_EYECATCHER, emit_header};
-use super::message::{emit_parts, layout};
-use super::{Dialect, Header, MESSAGE_LEN, MessageType, Step, raw};
+use super::header::{NO_EYECATCHER, emit};
+use super::{Dialect, Header, MessageType, RejectReason, Step, raw};
 use crate::types::{LinkNumber, LinkUid, Mac, Qpn, RoceGid};
 use crate::{DecodeError, EmitError};
-
-/// A received CONFIRM LINK.
-#[derive(Debug, Clone, Copy)]
-pub struct ConfirmLinkView<'a> {
-    header: Header,
-    raw: &'a raw::ConfirmLink,
-}
-
-impl<'a> ConfirmLinkView<'a> {
-    pub(super) fn parse(header: Header, bytes: &'a [u8]) -> Result<Self, DecodeError> {
-        Ok(Self {
-            header,
-            raw: layout(MessageType::ConfirmLink, bytes)?,
-        })
-    }
-
-    /// The header.
-    #[must_use]
-    pub const fn header(&self) -> &Header {
-        &self.header
-    }
-
-    /// The contents without reserved fields.
-    #[must_use]
-    pub const fn to_repr(&self) -> ConfirmLink {
-        ConfirmLink {
-            dialect: self.header.dialect(),
-            step: self.header.step(),
-            no_eyecatcher: self.header.flags() & NO_EYECATCHER,
-            mac: self.raw.mac,
-            gid: self.raw.gid,
-            qpn: Qpn::from_be_bytes(self.raw.qpn),
-            link: LinkNumber(self.raw.link),
-            user_id: LinkUid(self.raw.user_id.get()),
-            max_links: self.raw.max_links,
-            max_connections: self.raw.max_connections,
-        }
-    }
-}
 
 /// Contents of CONFIRM LINK: who the sender is on this link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,10 +38,20 @@ impl ConfirmLink {
     /// Both "no RMBE eyecatcher" bits.
     pub const NO_EYECATCHER: u8 = NO_EYECATCHER;
 
-    /// Bytes the message takes: 44.
-    #[must_use]
-    pub const fn encoded_len(&self) -> usize {
-        MESSAGE_LEN
+    pub(super) fn parse(header: &Header, bytes: &[u8]) -> Result<Self, DecodeError> {
+        let (raw, _) = header.body::<raw::ConfirmLink>(bytes)?;
+        Ok(Self {
+            dialect: header.dialect(),
+            step: header.step(),
+            no_eyecatcher: header.flags(NO_EYECATCHER),
+            mac: raw.mac,
+            gid: raw.gid,
+            qpn: Qpn::from_be_bytes(raw.qp_number),
+            link: LinkNumber(raw.link_number),
+            user_id: LinkUid(raw.link_user_id.get()),
+            max_links: raw.max_links,
+            max_connections: raw.max_connections,
+        })
     }
 
     /// Writes the message to the start of `buffer` and returns its length.
@@ -90,19 +60,25 @@ impl ConfirmLink {
     ///
     /// [`EmitError::BufferTooSmall`] below 44 bytes.
     pub fn emit(&self, buffer: &mut [u8]) -> Result<usize, EmitError> {
-        const KIND: MessageType = MessageType::ConfirmLink;
         let flags = self.step.flag() | (self.no_eyecatcher & NO_EYECATCHER);
         let raw = raw::ConfirmLink {
-            header: emit_header(KIND, self.dialect, flags, 0, MESSAGE_LEN)?,
             mac: self.mac,
             gid: self.gid,
-            qpn: self.qpn.to_be_bytes(),
-            link: self.link.0,
-            user_id: self.user_id.0.into(),
+            qp_number: self.qpn.to_be_bytes(),
+            link_number: self.link.0,
+            link_user_id: self.user_id.0.into(),
             max_links: self.max_links,
             max_connections: self.max_connections,
-            reserved: [0; 8],
+            reserved_36: [0; 8],
         };
-        emit_parts(KIND.kind(), buffer, &[raw.as_bytes()])
+        let (reason, body) = (RejectReason::NONE, [raw.as_bytes()]);
+        emit(
+            MessageType::ConfirmLink,
+            self.dialect,
+            flags,
+            reason,
+            &body,
+            buffer,
+        )
     }
 }

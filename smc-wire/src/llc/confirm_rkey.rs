@@ -3,53 +3,11 @@
 
 use zerocopy::IntoBytes;
 
-use super::header::{NEGATIVE, RESPONSE, RETRY, emit_header};
-use super::message::{emit_parts, layout};
-use super::{Dialect, Header, LinkRtoken, MESSAGE_LEN, MessageType, Step, raw};
+use super::header::{NEGATIVE, RESPONSE, RETRY, emit};
+use super::{Dialect, Header, LinkRtoken, MessageType, RejectReason, Step, raw};
 use crate::types::{Rkey, RmbAddr};
+use crate::writer::invalid;
 use crate::{Bounded, DecodeError, EmitError};
-
-/// A received CONFIRM RKEY.
-#[derive(Debug, Clone, Copy)]
-pub struct ConfirmRkeyView<'a> {
-    header: Header,
-    raw: &'a raw::ConfirmRkey,
-}
-
-impl<'a> ConfirmRkeyView<'a> {
-    pub(super) fn parse(header: Header, bytes: &'a [u8]) -> Result<Self, DecodeError> {
-        Ok(Self {
-            header,
-            raw: layout(MessageType::ConfirmRkey, bytes)?,
-        })
-    }
-
-    /// The header.
-    #[must_use]
-    pub const fn header(&self) -> &Header {
-        &self.header
-    }
-
-    /// The contents without reserved fields and unused entries.
-    #[must_use]
-    pub fn to_repr(&self) -> ConfirmRkey {
-        let valid = usize::from(self.raw.count);
-        let further = self
-            .raw
-            .further
-            .iter()
-            .take(valid)
-            .map(LinkRtoken::from_raw);
-        ConfirmRkey {
-            dialect: self.header.dialect(),
-            step: RkeyStep::from_header(&self.header),
-            rkey: Rkey(self.raw.rkey.get()),
-            address: RmbAddr(self.raw.address.get()),
-            further_links: self.raw.count,
-            further: Bounded::from_iter_lossy(further),
-        }
-    }
-}
 
 /// Contents of CONFIRM RKEY.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,16 +28,23 @@ pub struct ConfirmRkey {
 }
 
 impl ConfirmRkey {
+    pub(super) fn parse(header: &Header, bytes: &[u8]) -> Result<Self, DecodeError> {
+        let (raw, rest) = header.body::<raw::ConfirmRkey>(bytes)?;
+        let further = raw::list(rest, raw.further_links.into());
+        Ok(Self {
+            dialect: header.dialect(),
+            step: RkeyStep::from_header(header),
+            rkey: Rkey(raw.rkey.get()),
+            address: RmbAddr(raw.address.get()),
+            further_links: raw.further_links,
+            further: Bounded::from_iter_lossy(further.iter().map(LinkRtoken::from_raw)),
+        })
+    }
+
     /// The response to this request: the same body.
     #[must_use]
     pub const fn response(self, step: RkeyStep) -> Self {
         Self { step, ..self }
-    }
-
-    /// Bytes the message takes: 44.
-    #[must_use]
-    pub const fn encoded_len(&self) -> usize {
-        MESSAGE_LEN
     }
 
     /// Writes the message to the start of `buffer` and returns its length.
@@ -91,60 +56,18 @@ impl ConfirmRkey {
     pub fn emit(&self, buffer: &mut [u8]) -> Result<usize, EmitError> {
         const KIND: MessageType = MessageType::ConfirmRkey;
         if self.further.len() != usize::from(self.further_links).min(2) {
-            return Err(EmitError::Invalid {
-                message: KIND.kind(),
-                field: "further links",
-                reason: "contradicts the rtokens there are",
-            });
+            let reason = "contradicts the rtokens there are";
+            return Err(invalid(KIND.kind(), "further links", reason));
         }
         let raw = raw::ConfirmRkey {
-            header: emit_header(KIND, self.dialect, self.step.flags(), 0, MESSAGE_LEN)?,
-            count: self.further_links,
+            further_links: self.further_links,
             rkey: self.rkey.0.into(),
             address: self.address.0.into(),
-            further: padded(&self.further),
-            reserved: 0,
         };
-        emit_parts(KIND.kind(), buffer, &[raw.as_bytes()])
-    }
-}
-
-/// A received CONFIRM RKEY CONT; v1 only.
-#[derive(Debug, Clone, Copy)]
-pub struct ConfirmRkeyContView<'a> {
-    header: Header,
-    raw: &'a raw::ConfirmRkeyCont,
-}
-
-impl<'a> ConfirmRkeyContView<'a> {
-    pub(super) fn parse(header: Header, bytes: &'a [u8]) -> Result<Self, DecodeError> {
-        Ok(Self {
-            header,
-            raw: layout(MessageType::ConfirmRkeyCont, bytes)?,
-        })
-    }
-
-    /// The header.
-    #[must_use]
-    pub const fn header(&self) -> &Header {
-        &self.header
-    }
-
-    /// The contents without unused entries.
-    #[must_use]
-    pub fn to_repr(&self) -> ConfirmRkeyCont {
-        let valid = usize::from(self.raw.left);
-        let rtokens = self
-            .raw
-            .rtokens
-            .iter()
-            .take(valid)
-            .map(LinkRtoken::from_raw);
-        ConfirmRkeyCont {
-            step: RkeyStep::from_header(&self.header),
-            left: self.raw.left,
-            rtokens: Bounded::from_iter_lossy(rtokens),
-        }
+        let (flags, reason) = (self.step.flags(), RejectReason::NONE);
+        let further = wire_form(&self.further);
+        let body = [raw.as_bytes(), further.as_bytes()];
+        emit(KIND, self.dialect, flags, reason, &body, buffer)
     }
 }
 
@@ -153,17 +76,21 @@ impl<'a> ConfirmRkeyContView<'a> {
 pub struct ConfirmRkeyCont {
     /// Request, or how it is answered.
     pub step: RkeyStep,
-    /// Links still to be told of, those of this message included.
+    /// Links still to be announced, those of this message included.
     pub left: u8,
     /// The RMB on the first of those links.
     pub rtokens: Bounded<LinkRtoken, 3>,
 }
 
 impl ConfirmRkeyCont {
-    /// Bytes the message takes: 44.
-    #[must_use]
-    pub const fn encoded_len(&self) -> usize {
-        MESSAGE_LEN
+    pub(super) fn parse(header: &Header, bytes: &[u8]) -> Result<Self, DecodeError> {
+        let (raw, rest) = header.body::<raw::ConfirmRkeyCont>(bytes)?;
+        let rtokens = raw::list(rest, raw.rtokens_left.into());
+        Ok(Self {
+            step: RkeyStep::from_header(header),
+            left: raw.rtokens_left,
+            rtokens: Bounded::from_iter_lossy(rtokens.iter().map(LinkRtoken::from_raw)),
+        })
     }
 
     /// Writes the message to the start of `buffer` and returns its length.
@@ -175,18 +102,13 @@ impl ConfirmRkeyCont {
     pub fn emit(&self, buffer: &mut [u8]) -> Result<usize, EmitError> {
         const KIND: MessageType = MessageType::ConfirmRkeyCont;
         if self.rtokens.len() != usize::from(self.left).min(3) {
-            return Err(EmitError::Invalid {
-                message: KIND.kind(),
-                field: "rtokens left",
-                reason: "contradicts the rtokens there are",
-            });
+            let reason = "contradicts the rtokens there are";
+            return Err(invalid(KIND.kind(), "rtokens left", reason));
         }
-        let raw = raw::ConfirmRkeyCont {
-            header: emit_header(KIND, Dialect::V1, self.step.flags(), 0, MESSAGE_LEN)?,
-            left: self.left,
-            rtokens: padded(&self.rtokens),
-        };
-        emit_parts(KIND.kind(), buffer, &[raw.as_bytes()])
+        let rtokens = wire_form(&self.rtokens);
+        let body = [&[self.left], rtokens.as_bytes()];
+        let (flags, reason) = (self.step.flags(), RejectReason::NONE);
+        emit(KIND, Dialect::V1, flags, reason, &body, buffer)
     }
 }
 
@@ -228,10 +150,10 @@ impl RkeyStep {
 }
 
 /// The entries in wire form, unused ones zero.
-fn padded<const N: usize>(rtokens: &Bounded<LinkRtoken, N>) -> [raw::LinkRtoken; N] {
-    let mut padded = [LinkRtoken::default().to_raw(); N];
-    for (to, from) in padded.iter_mut().zip(rtokens) {
+fn wire_form<const N: usize>(rtokens: &Bounded<LinkRtoken, N>) -> [raw::LinkRtoken; N] {
+    let mut wire = [LinkRtoken::default().to_raw(); N];
+    for (to, from) in wire.iter_mut().zip(rtokens) {
         *to = from.to_raw();
     }
-    padded
+    wire
 }

@@ -4,46 +4,10 @@ use core::fmt;
 
 use zerocopy::IntoBytes;
 
-use super::header::{ALL_LINKS, ORDERLY, emit_header};
-use super::message::{emit_parts, layout};
-use super::{Dialect, Header, MESSAGE_LEN, MessageType, Step, raw};
+use super::header::{ALL_LINKS, ORDERLY, emit, flag};
+use super::{Dialect, Header, MessageType, RejectReason, Step, raw};
 use crate::types::LinkNumber;
 use crate::{DecodeError, EmitError};
-
-/// A received DELETE LINK.
-#[derive(Debug, Clone, Copy)]
-pub struct DeleteLinkView<'a> {
-    header: Header,
-    raw: &'a raw::DeleteLink,
-}
-
-impl<'a> DeleteLinkView<'a> {
-    pub(super) fn parse(header: Header, bytes: &'a [u8]) -> Result<Self, DecodeError> {
-        Ok(Self {
-            header,
-            raw: layout(MessageType::DeleteLink, bytes)?,
-        })
-    }
-
-    /// The header.
-    #[must_use]
-    pub const fn header(&self) -> &Header {
-        &self.header
-    }
-
-    /// The contents without reserved fields.
-    #[must_use]
-    pub const fn to_repr(&self) -> DeleteLink {
-        DeleteLink {
-            dialect: self.header.dialect(),
-            step: self.header.step(),
-            all: self.header.has(ALL_LINKS),
-            orderly: self.header.has(ORDERLY),
-            link: LinkNumber(self.raw.link),
-            reason: DeleteLinkReason(self.raw.reason.get()),
-        }
-    }
-}
 
 /// Contents of DELETE LINK.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,7 +16,7 @@ pub struct DeleteLink {
     pub dialect: Dialect,
     /// Request or response.
     pub step: Step,
-    /// The whole link group is terminated; nobody responds to that.
+    /// The whole link group is terminated; there is no response to that.
     pub all: bool,
     /// Connections have been moved away or are gone, nothing is lost.
     pub orderly: bool,
@@ -63,16 +27,27 @@ pub struct DeleteLink {
 }
 
 impl DeleteLink {
+    pub(super) fn parse(header: &Header, bytes: &[u8]) -> Result<Self, DecodeError> {
+        let (raw, _) = header.body::<raw::DeleteLink>(bytes)?;
+        Ok(Self {
+            dialect: header.dialect(),
+            step: header.step(),
+            all: header.has(ALL_LINKS),
+            orderly: header.has(ORDERLY),
+            link: LinkNumber(raw.link_number),
+            reason: DeleteLinkReason(raw.reason.get()),
+        })
+    }
+
     /// A request to terminate the link group.
     #[must_use]
     pub const fn all(dialect: Dialect, orderly: bool, reason: DeleteLinkReason) -> Self {
-        let (step, link) = (Step::Request, LinkNumber::NONE);
         Self {
             dialect,
-            step,
+            step: Step::Request,
             all: true,
             orderly,
-            link,
+            link: LinkNumber::NONE,
             reason,
         }
     }
@@ -88,29 +63,27 @@ impl DeleteLink {
         }
     }
 
-    /// Bytes the message takes: 44.
-    #[must_use]
-    pub const fn encoded_len(&self) -> usize {
-        MESSAGE_LEN
-    }
-
     /// Writes the message to the start of `buffer` and returns its length.
     ///
     /// # Errors
     ///
     /// [`EmitError::BufferTooSmall`] below 44 bytes.
     pub fn emit(&self, buffer: &mut [u8]) -> Result<usize, EmitError> {
-        const KIND: MessageType = MessageType::DeleteLink;
-        let all = if self.all { ALL_LINKS } else { 0 };
-        let orderly = if self.orderly { ORDERLY } else { 0 };
-        let flags = self.step.flag() | all | orderly;
+        let flags = self.step.flag() | flag(self.all, ALL_LINKS) | flag(self.orderly, ORDERLY);
         let raw = raw::DeleteLink {
-            header: emit_header(KIND, self.dialect, flags, 0, MESSAGE_LEN)?,
-            link: self.link.0,
+            link_number: self.link.0,
             reason: self.reason.0.into(),
-            reserved: [0; 35],
+            reserved_9: [0; 35],
         };
-        emit_parts(KIND.kind(), buffer, &[raw.as_bytes()])
+        let (reason, body) = (RejectReason::NONE, [raw.as_bytes()]);
+        emit(
+            MessageType::DeleteLink,
+            self.dialect,
+            flags,
+            reason,
+            &body,
+            buffer,
+        )
     }
 }
 

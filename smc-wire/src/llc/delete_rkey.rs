@@ -4,86 +4,20 @@ use core::fmt;
 
 use zerocopy::IntoBytes;
 
-use super::header::{NEGATIVE, emit_header};
-use super::message::{emit_parts, layout};
-use super::{Dialect, Header, MAX_RTOKENS, MESSAGE_LEN, MessageType, Step, WireRkey, raw};
+use super::header::{NEGATIVE, emit, flag};
+use super::{
+    Dialect, Header, MAX_RTOKENS, MESSAGE_LEN, MessageType, RejectReason, Step, WireRkey, raw,
+};
+use crate::writer::{invalid, wire_count};
 use crate::{DecodeError, DecodeErrorKind, EmitError};
 
-/// Offset of the first rkey.
-const RKEYS_AT: usize = 8;
 /// Most rkeys in v1.
 const MAX_V1: usize = 8;
 
-/// A received DELETE RKEY.
+/// Contents of DELETE RKEY.
 ///
 /// Malformed, and to be dropped: a v1 message that states more than eight rkeys. In v2 the list is
 /// bounded by the received size.
-#[derive(Debug, Clone, Copy)]
-pub struct DeleteRkeyView<'a> {
-    header: Header,
-    raw: &'a raw::DeleteRkey,
-    list: &'a [u8],
-}
-
-impl<'a> DeleteRkeyView<'a> {
-    pub(super) fn parse(header: Header, bytes: &'a [u8]) -> Result<Self, DecodeError> {
-        let raw: &raw::DeleteRkey = layout(MessageType::DeleteRkey, bytes)?;
-        let count = usize::from(raw.count);
-        if !header.dialect().is_v2() && count > MAX_V1 {
-            let cause = DecodeErrorKind::TooMany {
-                max: MAX_V1,
-                got: count,
-            };
-            return Err(DecodeError::new(
-                MessageType::DeleteRkey.kind(),
-                "rkey count",
-                4,
-                cause,
-            ));
-        }
-        let list = bytes.get(RKEYS_AT..).unwrap_or_default();
-        Ok(Self { header, raw, list })
-    }
-
-    /// The header.
-    #[must_use]
-    pub const fn header(&self) -> &Header {
-        &self.header
-    }
-
-    /// The number of rkeys that the message states.
-    #[must_use]
-    pub const fn stated_count(&self) -> u8 {
-        self.raw.count
-    }
-
-    /// The rkeys listed, as valid on the link that carried the message.
-    ///
-    /// In a v2 response Linux sends zeros here; other peers may list those that failed.
-    #[must_use]
-    pub fn rkeys(&self) -> &'a [WireRkey] {
-        raw::list(self.list, self.raw.count.into())
-    }
-
-    /// The contents without reserved fields and unused entries.
-    #[must_use]
-    pub fn to_repr(&self) -> DeleteRkey<'a> {
-        let dialect = self.header.dialect();
-        DeleteRkey {
-            dialect,
-            step: self.header.step(),
-            negative: self.header.has(NEGATIVE),
-            errors: if dialect.is_v2() {
-                DeleteRkeyErrors::Count(self.raw.errors)
-            } else {
-                DeleteRkeyErrors::Mask(RkeyMask(self.raw.errors))
-            },
-            rkeys: self.rkeys(),
-        }
-    }
-}
-
-/// Contents of DELETE RKEY.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeleteRkey<'a> {
     /// Version and byte order.
@@ -94,11 +28,36 @@ pub struct DeleteRkey<'a> {
     pub negative: bool,
     /// Response: which or how many of them. [`DeleteRkeyErrors::none`] otherwise.
     pub errors: DeleteRkeyErrors,
-    /// The rkeys on the link that carries the message: up to 8 in v1, up to 255 in v2.
+    /// The rkeys on the link that carries the message: up to 8 in v1, up to 255 in v2. In a v2
+    /// response Linux sends zeros; other peers may list those that failed.
     pub rkeys: &'a [WireRkey],
 }
 
 impl<'a> DeleteRkey<'a> {
+    pub(super) fn parse(header: &Header, bytes: &'a [u8]) -> Result<Self, DecodeError> {
+        let (raw, rest) = header.body::<raw::DeleteRkey>(bytes)?;
+        let (dialect, errors) = (header.dialect(), raw.unknown_rkey_count);
+        let (max, got) = (MAX_V1, usize::from(raw.rkey_count));
+        if !dialect.is_v2() && got > max {
+            let (kind, cause) = (
+                MessageType::DeleteRkey.kind(),
+                DecodeErrorKind::TooMany { max, got },
+            );
+            return Err(DecodeError::new(kind, "rkey count", 4, cause));
+        }
+        Ok(Self {
+            dialect,
+            step: header.step(),
+            negative: header.has(NEGATIVE),
+            errors: if dialect.is_v2() {
+                DeleteRkeyErrors::Count(errors)
+            } else {
+                DeleteRkeyErrors::Mask(RkeyMask(errors))
+            },
+            rkeys: raw::list(rest, got),
+        })
+    }
+
     /// A request.
     #[must_use]
     pub const fn request(dialect: Dialect, rkeys: &'a [WireRkey]) -> Self {
@@ -127,7 +86,8 @@ impl<'a> DeleteRkey<'a> {
     #[must_use]
     pub fn encoded_len(&self) -> usize {
         size_of_val(self.rkeys)
-            .saturating_add(RKEYS_AT)
+            .saturating_add(size_of::<raw::Header>())
+            .saturating_add(size_of::<raw::DeleteRkey>())
             .max(MESSAGE_LEN)
     }
 
@@ -140,30 +100,26 @@ impl<'a> DeleteRkey<'a> {
     /// the other version.
     pub fn emit(&self, buffer: &mut [u8]) -> Result<usize, EmitError> {
         const KIND: MessageType = MessageType::DeleteRkey;
-        /// Brings a message with few rkeys to the least size.
-        const PADDING: [u8; MESSAGE_LEN] = [0; MESSAGE_LEN];
-        let invalid = |field, reason| EmitError::Invalid {
-            message: KIND.kind(),
-            field,
-            reason,
-        };
         let (max, errors) = match (self.dialect, self.errors) {
             (Dialect::V1, DeleteRkeyErrors::Mask(RkeyMask(mask))) => (MAX_V1, mask),
             (Dialect::V2(_), DeleteRkeyErrors::Count(count)) => (MAX_RTOKENS, count),
-            _ => return Err(invalid("errors", "have the form of the other version")),
+            _ => {
+                let reason = "have the form of the other version";
+                return Err(invalid(KIND.kind(), "errors", reason));
+            }
         };
-        let count = match u8::try_from(self.rkeys.len()) {
-            Ok(count) if self.rkeys.len() <= max => count,
-            _ => return Err(invalid("rkeys", "more than the version allows")),
+        if self.rkeys.len() > max {
+            let reason = "more than the version allows";
+            return Err(invalid(KIND.kind(), "rkeys", reason));
+        }
+        let flags = self.step.flag() | flag(self.negative, NEGATIVE);
+        let raw = raw::DeleteRkey {
+            rkey_count: wire_count(self.rkeys.len()),
+            unknown_rkey_count: errors,
+            reserved_6: [0; 2],
         };
-        let negative = if self.negative { NEGATIVE } else { 0 };
-        let len = self.encoded_len();
-        let header = emit_header(KIND, self.dialect, self.step.flag() | negative, 0, len)?;
-        let list = self.rkeys.as_bytes();
-        let used = RKEYS_AT.saturating_add(list.len());
-        let padding = PADDING.get(used..).unwrap_or_default();
-        let parts = [header.as_bytes(), &[count, errors, 0, 0], list, padding];
-        emit_parts(KIND.kind(), buffer, &parts)
+        let (reason, body) = (RejectReason::NONE, [raw.as_bytes(), self.rkeys.as_bytes()]);
+        emit(KIND, self.dialect, flags, reason, &body, buffer)
     }
 }
 

@@ -3,31 +3,33 @@
 use core::fmt;
 
 use super::order::{order_of_length, read_u16, write_u16};
-use super::{MESSAGE_LEN, raw};
+use super::{MESSAGE_LEN, RejectReason, raw};
 use crate::cdc::ByteOrder;
+use crate::layout::Layout;
+use crate::writer::{Writer, wire_length};
 use crate::{DecodeError, DecodeErrorKind, EmitError, MessageKind};
 
 /// Version nibble of v2 messages.
-pub(super) const V2_NIBBLE: u8 = 0x2;
+pub(crate) const V2_NIBBLE: u8 = 0x2;
 
 // Flag byte (offset 3).
 
 /// Response rather than request.
-pub(super) const RESPONSE: u8 = 0x80;
+pub(crate) const RESPONSE: u8 = 0x80;
 /// ADD LINK and REQUEST ADD LINK response: rejected.
-pub(super) const REJECTED: u8 = 0x40;
+pub(crate) const REJECTED: u8 = 0x40;
 /// DELETE LINK: all links.
-pub(super) const ALL_LINKS: u8 = 0x40;
+pub(crate) const ALL_LINKS: u8 = 0x40;
 /// DELETE LINK: orderly.
-pub(super) const ORDERLY: u8 = 0x20;
+pub(crate) const ORDERLY: u8 = 0x20;
 /// CONFIRM RKEY and DELETE RKEY response: negative.
-pub(super) const NEGATIVE: u8 = 0x20;
+pub(crate) const NEGATIVE: u8 = 0x20;
 /// CONFIRM RKEY response: negative, but worth another try.
-pub(super) const RETRY: u8 = 0x10;
+pub(crate) const RETRY: u8 = 0x10;
 /// CONFIRM LINK: no RMBE eyecatcher.
-pub(super) const NO_EYECATCHER: u8 = 0x03;
+pub(crate) const NO_EYECATCHER: u8 = 0x03;
 /// v2: reject reason in the flag byte; v1: reject reason in byte 2.
-pub(super) const REASON: u8 = 0x0F;
+pub(crate) const REASON: u8 = 0x0F;
 
 /// The LLC messages by their type nibble, the same in v1 and v2.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -200,38 +202,20 @@ impl Header {
     /// message and carry on. A v2 length field that gives the size in neither byte order is no
     /// error, see [`length_agrees`](Self::length_agrees).
     pub fn parse(bytes: &[u8], peer: Option<ByteOrder>) -> Result<Self, DecodeError> {
-        let error = |field, offset, kind| {
-            Err(DecodeError::new(
-                MessageKind::LlcHeader,
-                field,
-                offset,
-                kind,
-            ))
+        let error =
+            |field, offset, kind| DecodeError::new(MessageKind::LlcHeader, field, offset, kind);
+        let Some([kind, high, low, flags, ..]) = bytes.first_chunk::<MESSAGE_LEN>().copied() else {
+            let (needed, got) = (MESSAGE_LEN, bytes.len());
+            let cause = DecodeErrorKind::Truncated { needed, got };
+            return Err(error("message", 0, cause));
         };
-        let [kind, high, low, flags, ..] = *bytes else {
-            let cause = DecodeErrorKind::Truncated {
-                needed: MESSAGE_LEN,
-                got: bytes.len(),
-            };
-            return error("message", 0, cause);
-        };
-        if bytes.len() < MESSAGE_LEN {
-            let cause = DecodeErrorKind::Truncated {
-                needed: MESSAGE_LEN,
-                got: bytes.len(),
-            };
-            return error("message", 0, cause);
-        }
         if kind >> 4 == 0 && usize::from(high) != MESSAGE_LEN {
-            let got = usize::from(high);
-            return error(
+            let (expected, got) = (MESSAGE_LEN, high.into());
+            return Err(error(
                 "length",
                 1,
-                DecodeErrorKind::Length {
-                    expected: MESSAGE_LEN,
-                    got,
-                },
-            );
+                DecodeErrorKind::Length { expected, got },
+            ));
         }
         let length = [high, low];
         let order = order_of_length(length, bytes.len())
@@ -244,12 +228,6 @@ impl Header {
             size: bytes.len(),
             order,
         })
-    }
-
-    /// The first byte: version nibble and type nibble.
-    #[must_use]
-    pub const fn type_byte(&self) -> u8 {
-        self.kind
     }
 
     /// The type, or `None` if there is no such type.
@@ -268,10 +246,9 @@ impl Header {
         }
     }
 
-    /// The flag byte, unknown bits included.
-    #[must_use]
-    pub const fn flags(&self) -> u8 {
-        self.flags
+    /// Those of the given flag bits that are set.
+    pub(super) const fn flags(&self, mask: u8) -> u8 {
+        self.flags & mask
     }
 
     /// Request or response.
@@ -290,22 +267,15 @@ impl Header {
         self.size
     }
 
-    /// What the length field says, in the order of [`dialect`](Self::dialect).
-    #[must_use]
-    pub const fn stated_length(&self) -> u16 {
-        match self.dialect() {
-            Dialect::V1 => {
-                let [length, _] = self.length;
-                u16::from_be_bytes([0, length])
-            }
-            Dialect::V2(order) => read_u16(order, self.length),
-        }
-    }
-
     /// True if the length field gives the received size; worth a log line if not.
     #[must_use]
     pub fn length_agrees(&self) -> bool {
-        usize::from(self.stated_length()) == self.size
+        let [first, _] = self.length;
+        let stated = match self.dialect() {
+            Dialect::V1 => first.into(),
+            Dialect::V2(order) => read_u16(order, self.length),
+        };
+        usize::from(stated) == self.size
     }
 
     /// True if any of the given flag bits is set.
@@ -314,44 +284,77 @@ impl Header {
     }
 
     /// The reject reason: in v1 the low nibble of byte 2, in v2 that of the flag byte.
-    pub(super) const fn reason(&self) -> u8 {
+    pub(super) const fn reason(&self) -> RejectReason {
         let [_, second] = self.length;
-        let byte = if self.dialect().is_v2() {
+        RejectReason::from_low_nibble(if self.dialect().is_v2() {
             self.flags
         } else {
             second
-        };
-        byte & REASON
+        })
+    }
+
+    /// The fixed part of the body, and what follows it.
+    pub(super) fn body<'a, T: Layout>(
+        &self,
+        bytes: &'a [u8],
+    ) -> Result<(&'a T, &'a [u8]), DecodeError> {
+        let body = bytes.get(size_of::<raw::Header>()..).unwrap_or_default();
+        T::ref_from_prefix(body).map_err(|_| {
+            let kind = self
+                .message_type()
+                .map_or(MessageKind::LlcHeader, MessageType::kind);
+            let needed = size_of::<raw::Header>().saturating_add(size_of::<T>());
+            let got = bytes.len();
+            DecodeError::new(
+                kind,
+                "message",
+                0,
+                DecodeErrorKind::Truncated { needed, got },
+            )
+        })
     }
 }
 
-/// The header bytes of a message to be sent.
-pub(super) fn emit_header(
+/// Writes a message: header, body, and zeros up to the least size.
+pub(super) fn emit(
     kind: MessageType,
     dialect: Dialect,
     flags: u8,
-    reason: u8,
-    len: usize,
-) -> Result<raw::Header, EmitError> {
-    let length = u16::try_from(len).map_err(|_| EmitError::Invalid {
-        message: kind.kind(),
-        field: "length",
-        reason: "the message does not fit into its length field",
-    })?;
-    let reason = reason & REASON;
-    Ok(match dialect {
+    reason: RejectReason,
+    body: &[&[u8]],
+    buffer: &mut [u8],
+) -> Result<usize, EmitError> {
+    let len = body
+        .iter()
+        .fold(size_of::<raw::Header>(), |sum, part| {
+            sum.saturating_add(part.len())
+        })
+        .max(MESSAGE_LEN);
+    let mut out = Writer::new(kind.kind(), len, buffer)?;
+    let length = wire_length(len);
+    out.put(&match dialect {
         Dialect::V1 => {
             let [_, length] = length.to_be_bytes();
             raw::Header {
                 kind: kind.nibble(),
-                length: [length, reason],
+                length: [length, reason.code()],
                 flags,
             }
         }
         Dialect::V2(order) => raw::Header {
             kind: V2_NIBBLE << 4 | kind.nibble(),
             length: write_u16(order, length),
-            flags: flags | reason,
+            flags: flags | reason.code(),
         },
-    })
+    })?;
+    for part in body {
+        out.put(*part)?;
+    }
+    out.pad();
+    Ok(len)
+}
+
+/// `mask` if the flag is set.
+pub(super) const fn flag(is_set: bool, mask: u8) -> u8 {
+    if is_set { mask } else { 0 }
 }

@@ -1,11 +1,10 @@
 //! LLC: link layer control of SMC-R, the messages by which two peers manage links and RMB keys.
 //!
 //! Each message is one RDMA SEND on a queue pair of the link group. [`Message::parse`] takes
-//! the bytes of one receive completion and yields a checked view of one of the nine messages, in
-//! version 1 or 2; views keep reserved bytes and unknown flags visible. `to_repr` turns a view into
-//! an owned value such as [`ConfirmLink`], and `emit` writes such a value into the caller's buffer,
-//! reserved fields zero. CDC messages (first byte `0xFE`) arrive on the same queue pair and belong
-//! to [`cdc`](crate::cdc).
+//! the bytes of one receive completion and gives one of the nine messages, such as
+//! [`ConfirmLink`], in version 1 or 2; its long lists borrow the received bytes. `emit` writes a
+//! message into the caller's buffer, reserved fields zero. CDC messages (first byte `0xFE`) arrive
+//! on the same queue pair and belong to [`cdc`](crate::cdc).
 //!
 //! The messages are those of RFC 7609 appendix A.3 and of the SMC-R v2 documents.
 //!
@@ -25,13 +24,13 @@
 //! parsed is emitted in the same order.
 //!
 //! ```
-//! use smc_wire::llc::{Message, Repr, Step, TestLink};
+//! use smc_wire::llc::{Message, Step, TestLink};
 //!
 //! let mut request = [0; 44];
 //! request[..8].copy_from_slice(&[0x27, 0x2C, 0x00, 0x00, 1, 2, 3, 4]);
 //!
 //! let Message::TestLink(test) = Message::parse(&request)? else { unreachable!() };
-//! let response = TestLink { step: Step::Response, ..test.to_repr() };
+//! let response = TestLink { step: Step::Response, ..test };
 //!
 //! let mut buffer = [0; 44];
 //! let len = response.emit(&mut buffer)?;
@@ -46,30 +45,27 @@ mod confirm_link;
 mod confirm_rkey;
 mod delete_link;
 mod delete_rkey;
-mod header;
+pub(crate) mod header;
 mod message;
 mod order;
-mod raw;
+pub(crate) mod raw;
 mod request_add_link;
 mod rtoken;
 mod test_link;
 
-pub use add_link::{
-    AddLink, AddLinkExtension, AddLinkExtensionView, AddLinkStep, AddLinkView, RejectReason,
-};
-pub use add_link_cont::{AddLinkCont, AddLinkContView};
-pub use confirm_link::{ConfirmLink, ConfirmLinkView};
-pub use confirm_rkey::{
-    ConfirmRkey, ConfirmRkeyCont, ConfirmRkeyContView, ConfirmRkeyView, RkeyStep,
-};
-pub use delete_link::{DeleteLink, DeleteLinkReason, DeleteLinkView};
-pub use delete_rkey::{DeleteRkey, DeleteRkeyErrors, DeleteRkeyView, RkeyMask};
+pub use add_link::{AddLink, AddLinkExtension, AddLinkStep, RejectReason};
+pub use add_link_cont::AddLinkCont;
+pub use confirm_link::ConfirmLink;
+pub use confirm_rkey::{ConfirmRkey, ConfirmRkeyCont, RkeyStep};
+pub use delete_link::{DeleteLink, DeleteLinkReason};
+pub use delete_rkey::{DeleteRkey, DeleteRkeyErrors, RkeyMask};
 pub use header::{Dialect, Header, MessageType, Step};
-pub use message::{Message, Repr, UnknownView};
+pub use message::Message;
 pub use order::detect_order;
-pub use request_add_link::{RequestAddLink, RequestAddLinkStep, RequestAddLinkView};
-pub use rtoken::{LinkRtoken, Rtoken, WireRkey, WireRtoken};
-pub use test_link::{TestLink, TestLinkView};
+pub use raw::{WireRkey, WireRtoken};
+pub use request_add_link::{RequestAddLink, RequestAddLinkStep};
+pub use rtoken::{LinkRtoken, Rtoken};
+pub use test_link::TestLink;
 
 pub use crate::cdc::ByteOrder;
 

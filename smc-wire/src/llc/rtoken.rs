@@ -1,9 +1,8 @@
 //! RMB keys and addresses as lists in messages.
 
 use zerocopy::big_endian::{U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::raw;
+use super::raw::{self, WireRkey, WireRtoken};
 use crate::types::{LinkNumber, Rkey, RmbAddr};
 
 /// One RMB in ADD LINK and ADD LINK CONT: its key on the present link, its key and address on the
@@ -17,30 +16,6 @@ pub struct Rtoken {
     /// Its address on the new link.
     pub new_address: RmbAddr,
 }
-
-/// An [`Rtoken`] in its 16 bytes of wire form, so that long lists can be borrowed.
-#[derive(
-    Debug,
-    Clone,
-    Copy,
-    PartialEq,
-    Eq,
-    Hash,
-    Default,
-    FromBytes,
-    IntoBytes,
-    Immutable,
-    KnownLayout,
-    Unaligned,
-)]
-#[repr(C)]
-pub struct WireRtoken {
-    rkey: U32,
-    new_rkey: U32,
-    new_address: U64,
-}
-
-const _: () = assert!(size_of::<WireRtoken>() == 16);
 
 impl From<Rtoken> for WireRtoken {
     fn from(rtoken: Rtoken) -> Self {
@@ -76,7 +51,7 @@ pub struct LinkRtoken {
 impl LinkRtoken {
     pub(super) const fn from_raw(raw: &raw::LinkRtoken) -> Self {
         Self {
-            link: LinkNumber(raw.link),
+            link: LinkNumber(raw.link_number),
             rkey: Rkey(raw.rkey.get()),
             address: RmbAddr(raw.address.get()),
         }
@@ -84,39 +59,23 @@ impl LinkRtoken {
 
     pub(super) const fn to_raw(self) -> raw::LinkRtoken {
         raw::LinkRtoken {
-            link: self.link.0,
+            link_number: self.link.0,
             rkey: U32::new(self.rkey.0),
             address: U64::new(self.address.0),
         }
     }
 }
 
-/// An [`Rkey`] in its four bytes of wire form, so that long lists can be borrowed.
-#[derive(
-    Debug,
-    Clone,
-    Copy,
-    PartialEq,
-    Eq,
-    Hash,
-    Default,
-    FromBytes,
-    IntoBytes,
-    Immutable,
-    KnownLayout,
-    Unaligned,
-)]
-#[repr(transparent)]
-pub struct WireRkey(U32);
-
 impl From<Rkey> for WireRkey {
     fn from(rkey: Rkey) -> Self {
-        Self(rkey.0.into())
+        Self {
+            rkey: rkey.0.into(),
+        }
     }
 }
 
 impl From<WireRkey> for Rkey {
     fn from(wire: WireRkey) -> Self {
-        Self(wire.0.get())
+        Self(wire.rkey.get())
     }
 }

@@ -2,43 +2,9 @@
 
 use zerocopy::IntoBytes;
 
-use super::header::emit_header;
-use super::message::{emit_parts, layout};
-use super::{Dialect, Header, MESSAGE_LEN, MessageType, Step, raw};
+use super::header::emit;
+use super::{Dialect, Header, MessageType, RejectReason, Step, raw};
 use crate::{DecodeError, EmitError};
-
-/// A received TEST LINK.
-#[derive(Debug, Clone, Copy)]
-pub struct TestLinkView<'a> {
-    header: Header,
-    raw: &'a raw::TestLink,
-}
-
-impl<'a> TestLinkView<'a> {
-    pub(super) fn parse(header: Header, bytes: &'a [u8]) -> Result<Self, DecodeError> {
-        Ok(Self {
-            header,
-            raw: layout(MessageType::TestLink, bytes)?,
-        })
-    }
-
-    /// The header.
-    #[must_use]
-    pub const fn header(&self) -> &Header {
-        &self.header
-    }
-
-    /// The contents without reserved fields.
-    #[must_use]
-    pub const fn to_repr(&self) -> TestLink {
-        TestLink {
-            dialect: self.header.dialect(),
-            step: self.header.step(),
-            user_data: self.raw.user_data,
-            reserved: self.raw.reserved,
-        }
-    }
-}
 
 /// Contents of TEST LINK.
 ///
@@ -57,6 +23,16 @@ pub struct TestLink {
 }
 
 impl TestLink {
+    pub(super) fn parse(header: &Header, bytes: &[u8]) -> Result<Self, DecodeError> {
+        let (raw, _) = header.body::<raw::TestLink>(bytes)?;
+        Ok(Self {
+            dialect: header.dialect(),
+            step: header.step(),
+            user_data: raw.user_data,
+            reserved: raw.reserved_20,
+        })
+    }
+
     /// A request.
     #[must_use]
     pub const fn request(dialect: Dialect, user_data: [u8; 16]) -> Self {
@@ -77,24 +53,25 @@ impl TestLink {
         }
     }
 
-    /// Bytes the message takes: 44.
-    #[must_use]
-    pub const fn encoded_len(&self) -> usize {
-        MESSAGE_LEN
-    }
-
     /// Writes the message to the start of `buffer` and returns its length.
     ///
     /// # Errors
     ///
     /// [`EmitError::BufferTooSmall`] below 44 bytes.
     pub fn emit(&self, buffer: &mut [u8]) -> Result<usize, EmitError> {
-        const KIND: MessageType = MessageType::TestLink;
         let raw = raw::TestLink {
-            header: emit_header(KIND, self.dialect, self.step.flag(), 0, MESSAGE_LEN)?,
             user_data: self.user_data,
-            reserved: self.reserved,
+            reserved_20: self.reserved,
         };
-        emit_parts(KIND.kind(), buffer, &[raw.as_bytes()])
+        let (flags, reason) = (self.step.flag(), RejectReason::NONE);
+        let body = [raw.as_bytes()];
+        emit(
+            MessageType::TestLink,
+            self.dialect,
+            flags,
+            reason,
+            &body,
+            buffer,
+        )
     }
 }

@@ -1,13 +1,13 @@
 //! CLC messages.
 
-use super::llc::mtu;
-use super::walk::{Walker, be};
+use super::dissector::Dissector;
 use super::{Problem, Value};
-use crate::clc::{ClcType, Eyecatcher, HEADER_LEN, Message, TRAILER_LEN};
-use crate::size::SizeCode;
-use crate::types::{Chid, DeclineCode, Offer, OsType};
+use crate::clc::raw::{self, AFTER_BASE, AFTER_DIRECT_OFFSET, AFTER_V2_OFFSET};
+use crate::clc::{ClcType, Decline, Eyecatcher, HEADER_LEN, Header, Message, TRAILER_LEN};
+use crate::layout::big_endian;
+use crate::types::{Offer, Release};
 
-pub(super) fn walk(w: &mut Walker<'_, '_>) {
+pub(super) fn dissect(w: &mut Dissector<'_, '_>) {
     let mut head = None;
     let _ = w.group("header", |w| {
         head = Some(header(w)?);
@@ -59,7 +59,7 @@ struct Head {
     flags: u8,
 }
 
-fn header(w: &mut Walker<'_, '_>) -> Option<Head> {
+fn header(w: &mut Dissector<'_, '_>) -> Option<Head> {
     eyecatcher(w, "eyecatcher")?;
     let mut kind = None;
     w.number::<1>("type", |value| {
@@ -86,7 +86,7 @@ fn header(w: &mut Walker<'_, '_>) -> Option<Head> {
             w.bits("v1_type", byte, 0x03, offer);
         }
         Some(ClcType::Accept | ClcType::Confirm) => {
-            w.flag("first_contact", byte, 0x08);
+            w.flag("first_contact", byte, Header::FIRST_CONTACT);
             w.reserved_bits("reserved_flags", byte, 0x04);
             w.bits("connection_type", byte, 0x03, |code| Value::Code {
                 value: code.into(),
@@ -99,7 +99,7 @@ fn header(w: &mut Walker<'_, '_>) -> Option<Head> {
             });
         }
         Some(ClcType::Decline) => {
-            w.flag("out_of_sync", byte, 0x08);
+            w.flag("out_of_sync", byte, Header::OUT_OF_SYNC);
             w.reserved_bits("reserved_flags", byte, 0x07);
         }
         None => {
@@ -117,65 +117,41 @@ fn header(w: &mut Walker<'_, '_>) -> Option<Head> {
     })
 }
 
-fn eyecatcher(w: &mut Walker<'_, '_>, name: &'static str) -> Option<()> {
+fn eyecatcher(w: &mut Dissector<'_, '_>, name: &'static str) -> Option<()> {
     w.with(name, |bytes: [u8; 4]| Value::Code {
-        value: be(bytes),
+        value: big_endian(&bytes),
         digits: 8,
-        name: Eyecatcher::from_bytes(bytes).map(|eyecatcher| match eyecatcher {
-            Eyecatcher::Smcr => "SMCR",
-            Eyecatcher::Smcd => "SMCD",
-        }),
+        name: Eyecatcher::from_bytes(bytes).map(Eyecatcher::name),
     })
     .map(drop)
 }
 
 fn offer<'a>(code: u8) -> Value<'a> {
-    let name = match Offer::from_low_bits(code) {
-        Offer::R => "SMC-R",
-        Offer::D => "SMC-D",
-        Offer::Neither => "none",
-        Offer::Both => "SMC-R and SMC-D",
-    };
     Value::Code {
         value: code.into(),
         digits: 1,
-        name: Some(name),
+        name: Some(Offer::from_low_bits(code).name()),
     }
 }
 
-/// End of the base, from which the IP area offset counts.
-const AFTER_BASE: usize = 40;
-/// End of the v2 extension offset, from which it counts.
-const AFTER_V2_OFFSET: usize = 52;
-/// End of the SMC-D v2 offset in the v2 extension, from which it counts.
-const AFTER_DIRECT_OFFSET: usize = 8;
-
-fn proposal(w: &mut Walker<'_, '_>, head: &Head) -> Option<()> {
+fn proposal(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {
     let v1 = Offer::from_low_bits(head.flags);
     let v2 = if head.v2 {
         Offer::from_low_bits(head.flags.wrapping_shr(2))
     } else {
         Offer::Neither
     };
-    w.peer_id("peer_id")?;
-    w.gid("gid")?;
-    w.mac("mac")?;
-    let ip_offset = usize::try_from(w.unsigned::<2>("ip_area_offset")?).ok()?;
+    let base = w.fields::<raw::ProposalBase>()?;
+    let ip_offset = usize::from(base.ip_area_offset.get());
     let mut ext_offset = 0;
     if head.v2 {
         w.group("smcd_area", |w| {
-            w.hex::<8>("ism_gid")?;
-            chid(w, "ism_chid")?;
-            ext_offset = usize::try_from(w.unsigned::<2>("v2_extension_offset")?).ok()?;
-            w.raw("vendor_oui", 3)?;
-            w.raw("vendor_options", 5)?;
-            w.reserved("reserved_60", 20)
+            let area = w.fields::<raw::SmcdArea>()?;
+            ext_offset = usize::from(area.v2_extension_offset.get());
+            Some(())
         })?;
-    } else if ip_offset == AFTER_BASE {
-        w.group("smcd_area", |w| {
-            w.hex::<8>("ism_gid")?;
-            w.reserved("reserved_48", 32)
-        })?;
+    } else if ip_offset == size_of::<raw::SmcdAreaV1>() {
+        w.group("smcd_area", |w| w.fields::<raw::SmcdAreaV1>().map(drop))?;
     } else {
         w.raw("unknown_area", ip_offset)?;
     }
@@ -206,197 +182,76 @@ fn proposal(w: &mut Walker<'_, '_>, head: &Head) -> Option<()> {
     }
 }
 
-fn ip_area(w: &mut Walker<'_, '_>) -> Option<()> {
-    w.ipv4("ipv4_subnet")?;
-    w.unsigned::<1>("ipv4_prefix_length")?;
-    w.reserved("reserved_5", 2)?;
-    let count = usize::try_from(w.unsigned::<1>("ipv6_prefix_count")?).ok()?;
-    for index in 0..count {
-        w.element(index).group("ipv6_prefixes", |w| {
-            w.ipv6("prefix")?;
-            w.unsigned::<1>("prefix_length").map(drop)
-        })?;
-    }
-    Some(())
+fn ip_area(w: &mut Dissector<'_, '_>) -> Option<()> {
+    let count = w.fields::<raw::IpArea>()?.ipv6_prefix_count;
+    w.elements::<raw::Ipv6Prefix>("ipv6_prefixes", count.into())
 }
 
 /// The v2 extension; returns the SMC-D v2 offset and the number of GID entries.
-fn v2_extension(w: &mut Walker<'_, '_>) -> Option<(usize, usize)> {
-    let ueids = usize::try_from(w.unsigned::<1>("ueid_count")?).ok()?;
-    let entries = usize::try_from(w.unsigned::<1>("gid_entry_count")?).ok()?;
-    w.reserved("reserved_2", 1)?;
-    let [byte] = w.array("release_and_seid")?;
-    w.bits("release", byte, 0xF0, |release| {
-        Value::Unsigned(release.into())
-    });
-    w.reserved_bits("reserved_3", byte, 0x0E);
-    w.flag("seid_present", byte, 0x01);
-    w.reserved("reserved_4", 2)?;
-    let offset = usize::try_from(w.unsigned::<2>("smcd_v2_offset")?).ok()?;
-    w.gid("rocev2_gid")?;
-    w.unsigned::<1>("max_connections")?;
-    w.unsigned::<1>("max_links")?;
-    w.hex::<2>("feature_mask")?;
-    w.reserved("reserved_28", 12)?;
-    for index in 0..ueids {
-        w.element(index).eid("ueids")?;
+fn v2_extension(w: &mut Dissector<'_, '_>) -> Option<(usize, usize)> {
+    let extension = w.fields::<raw::V2Extension>()?;
+    for index in 0..extension.ueid_count.into() {
+        w.element(index).value("ueids", Value::Eid)?;
     }
-    Some((offset, entries))
+    let offset = extension.smcd_v2_offset.get();
+    Some((offset.into(), extension.gid_entry_count.into()))
 }
 
-fn direct_extension(w: &mut Walker<'_, '_>, entries: usize) -> Option<()> {
-    w.eid("seid")?;
-    w.reserved("reserved_32", 16)?;
-    for index in 0..entries {
-        w.element(index).group("gid_entries", |w| {
-            w.hex::<8>("gid")?;
-            chid(w, "chid")
-        })?;
-    }
-    Some(())
+fn direct_extension(w: &mut Dissector<'_, '_>, entries: usize) -> Option<()> {
+    w.fields::<raw::DirectExtension>()?;
+    w.elements::<raw::GidEntry>("gid_entries", entries)
 }
 
-fn chid(w: &mut Walker<'_, '_>, name: &'static str) -> Option<()> {
-    w.with(name, |bytes: [u8; 2]| {
-        let chid = Chid(u16::from_be_bytes(bytes));
-        let name = match chid {
-            Chid::NONE => Some("none"),
-            Chid::LOOPBACK => Some("loopback"),
-            _ if chid.is_emulated() => Some("emulated"),
-            _ => None,
-        };
-        Value::Code {
-            value: chid.0.into(),
-            digits: 4,
-            name,
-        }
-    })
-    .map(drop)
-}
-
-fn accept_confirm(w: &mut Walker<'_, '_>, head: &Head) -> Option<()> {
+fn accept_confirm(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {
     let is_rdma = match head.flags & 0x03 {
         0 => true,
         1 => false,
         _ => return w.raw("body", w.left()),
     };
-    if is_rdma {
-        rdma_end(w)?
-    } else {
-        direct_end(w)?
-    }
     match (is_rdma, head.v2) {
-        (true, false) => return Some(()),
-        (false, false) => return w.reserved("reserved_32", 12),
+        (true, false) => return w.fields::<raw::Rdma>().map(drop),
+        (false, false) => {
+            w.fields::<raw::Direct>()?;
+            return w.fields::<raw::DirectV1>().map(drop);
+        }
         (true, true) => {
-            w.eid("eid")?;
-            w.reserved("reserved_96", 8)?;
+            w.fields::<raw::Rdma>()?;
+            w.fields::<raw::RdmaV2>()?;
         }
         (false, true) => {
-            chid(w, "chid")?;
-            w.eid("eid")?;
-            w.hex::<8>("extended_gid")?;
+            w.fields::<raw::Direct>()?;
+            w.fields::<raw::DirectV2>()?;
         }
     }
-    if head.flags & 0x08 == 0 {
+    if head.flags & Header::FIRST_CONTACT == 0 {
         return Some(());
     }
     w.group("first_contact_parts", |w| first_contact(w, is_rdma))?;
     if is_rdma && head.kind == Some(ClcType::Confirm) {
         w.group("gid_list", |w| {
-            let count = usize::try_from(w.unsigned::<1>("gid_count")?).ok()?;
-            w.reserved("reserved_1", 3)?;
-            (0..count).try_for_each(|index| w.element(index).gid("gids").map(drop))
+            let count = w.fields::<raw::GidList>()?.gid_count;
+            (0..count.into()).try_for_each(|index| w.element(index).gid("gids"))
         })?;
     }
     Some(())
 }
 
-fn rdma_end(w: &mut Walker<'_, '_>) -> Option<()> {
-    w.peer_id("peer_id")?;
-    w.gid("gid")?;
-    w.mac("mac")?;
-    w.hex::<3>("qp_number")?;
-    w.hex::<4>("rmb_rkey")?;
-    w.unsigned::<1>("rmbe_index")?;
-    w.hex::<4>("alert_token")?;
-    let [byte] = w.array("rmbe_size")?;
-    size(w, "rmbe_size", byte);
-    mtu(w, byte);
-    w.reserved("reserved_51", 1)?;
-    w.hex::<8>("rmb_address")?;
-    w.reserved("reserved_60", 1)?;
-    w.hex::<3>("initial_psn").map(drop)
-}
-
-fn direct_end(w: &mut Walker<'_, '_>) -> Option<()> {
-    w.hex::<8>("gid")?;
-    w.hex::<8>("dmb_token")?;
-    w.unsigned::<1>("dmbe_index")?;
-    let [byte] = w.array("dmbe_size")?;
-    size(w, "dmbe_size", byte);
-    w.reserved_bits("reserved_25", byte, 0x0F);
-    w.reserved("reserved_26", 2)?;
-    w.hex::<4>("link_id").map(drop)
-}
-
-/// The size code in the high nibble of the byte just taken.
-fn size(w: &mut Walker<'_, '_>, name: &'static str, byte: u8) {
-    w.bits(name, byte, 0xF0, |code| Value::Size {
-        code,
-        bytes: SizeCode::from_high_nibble(byte).bytes().into(),
-    });
-}
-
-fn first_contact(w: &mut Walker<'_, '_>, is_rdma: bool) -> Option<()> {
-    let [byte] = w.array("flags")?;
-    if is_rdma {
-        w.flag("v2_direct", byte, 0x80);
-        w.reserved_bits("reserved_flags", byte, 0x7F);
-    } else {
-        w.reserved_bits("reserved_flags", byte, 0xFF);
+fn first_contact(w: &mut Dissector<'_, '_>, is_rdma: bool) -> Option<()> {
+    let start = w.at();
+    if !is_rdma {
+        let [flags] = w.array("flags")?;
+        w.reserved_bits("reserved_flags", flags, 0xff);
     }
-    let [byte] = w.array("os_and_release")?;
-    os_type(w, byte);
-    let release = w.bits("release", byte, 0x0F, |release| {
-        Value::Unsigned(release.into())
-    });
-    w.reserved("reserved_2", 2)?;
-    w.text("host_name", 32)?;
-    if !is_rdma && release == 0 {
+    let parts = w.fields_from::<raw::FirstContact>(start)?;
+    if !is_rdma && Release::from_low_nibble(parts.os_and_release) == Release::V2_0 {
         return Some(());
     }
-    w.unsigned::<1>("max_connections")?;
-    w.unsigned::<1>("max_links")?;
-    w.hex::<2>("feature_mask")?;
-    w.hex::<4>("vendor_options")?;
-    w.reserved("reserved_44", 8)
+    w.fields::<raw::FirstContactV21>().map(drop)
 }
 
-/// The OS type in the high nibble of the byte just taken.
-fn os_type(w: &mut Walker<'_, '_>, byte: u8) {
-    w.bits("os_type", byte, 0xF0, |code| Value::Code {
-        value: code.into(),
-        digits: 1,
-        name: OsType::from_high_nibble(byte).name(),
-    });
-}
-
-fn decline(w: &mut Walker<'_, '_>, head: &Head) -> Option<()> {
-    const WITH_EXTRA: usize = 44;
-    w.peer_id("peer_id")?;
-    w.number::<4>("diagnosis", |value| Value::Code {
-        value,
-        digits: 8,
-        name: u32::try_from(value)
-            .ok()
-            .and_then(|code| DeclineCode(code).name()),
-    })?;
-    let [byte] = w.array("os_type")?;
-    os_type(w, byte);
-    w.reserved_bits("reserved_20", byte, 0x0F);
-    w.reserved("reserved_21", 3)?;
-    if head.length < WITH_EXTRA {
+fn decline(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {
+    w.fields::<raw::Decline>()?;
+    if head.length < Decline::LEN_V2 {
         return Some(());
     }
     (0..4).try_for_each(|index| w.element(index).hex::<4>("extra_diagnoses").map(drop))

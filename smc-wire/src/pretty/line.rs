@@ -6,7 +6,7 @@ use super::Family;
 use super::value::HexBytes;
 use crate::cdc::{CdcD, CdcR};
 use crate::clc::{self, AcceptConfirm, Body, Proposal, Terms};
-use crate::llc::{self, AddLinkStep, Repr, RequestAddLinkStep, RkeyStep, Step};
+use crate::llc::{self, AddLinkStep, Message, RequestAddLinkStep, RkeyStep, Step};
 use crate::option;
 use crate::types::{Offer, Rkey};
 use crate::{DecodeError, DecodeErrorKind, MessageKind};
@@ -31,17 +31,17 @@ impl fmt::Display for Line<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let result = match self.family {
             Family::TcpOption => return tcp_option(f, self.bytes),
-            Family::Clc => clc::Message::parse_prefix(self.bytes).map(|(message, _)| {
-                let len = message.header().length;
+            Family::Clc => clc::Message::parse_prefix(self.bytes).map(|(message, rest)| {
+                let len = self.bytes.len().saturating_sub(rest.len());
                 match message {
-                    clc::Message::Proposal(view) => proposal(f, &view.to_repr(), len),
-                    clc::Message::Accept(view) | clc::Message::Confirm(view) => {
-                        accept_confirm(f, &view.to_repr(), len)
+                    clc::Message::Proposal(m) => proposal(f, &m, len),
+                    clc::Message::Accept(m) | clc::Message::Confirm(m) => {
+                        accept_confirm(f, &m, len)
                     }
-                    clc::Message::Decline(view) => decline(f, &view.to_repr(), len),
+                    clc::Message::Decline(m) => decline(f, &m, len),
                 }
             }),
-            Family::Llc => llc::Message::parse(self.bytes).map(|message| message.to_repr().fmt(f)),
+            Family::Llc => Message::parse(self.bytes).map(|message| message.fmt(f)),
             Family::CdcR => CdcR::parse(self.bytes).map(|cdc| cdc.fmt(f)),
             Family::CdcD(order) => CdcD::parse(self.bytes, order).map(|cdc| cdc.fmt(f)),
         };
@@ -89,7 +89,7 @@ fn tcp_option(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
     }
 }
 
-fn proposal(f: &mut fmt::Formatter<'_>, message: &Proposal, len: u16) -> fmt::Result {
+fn proposal(f: &mut fmt::Formatter<'_>, message: &Proposal, len: usize) -> fmt::Result {
     let Proposal {
         version,
         v1,
@@ -157,7 +157,7 @@ fn proposal(f: &mut fmt::Formatter<'_>, message: &Proposal, len: u16) -> fmt::Re
     Ok(())
 }
 
-fn accept_confirm(f: &mut fmt::Formatter<'_>, message: &AcceptConfirm, len: u16) -> fmt::Result {
+fn accept_confirm(f: &mut fmt::Formatter<'_>, message: &AcceptConfirm, len: usize) -> fmt::Result {
     let AcceptConfirm { step, terms, body } = message;
     let is_first = match terms {
         Terms::V1 { first_contact } => {
@@ -229,7 +229,7 @@ fn accept_confirm(f: &mut fmt::Formatter<'_>, message: &AcceptConfirm, len: u16)
     }
 }
 
-fn decline(f: &mut fmt::Formatter<'_>, message: &clc::Decline, len: u16) -> fmt::Result {
+fn decline(f: &mut fmt::Formatter<'_>, message: &clc::Decline, len: usize) -> fmt::Result {
     write!(
         f,
         "DECLINE {} len {len} {}",
@@ -245,96 +245,94 @@ fn decline(f: &mut fmt::Formatter<'_>, message: &clc::Decline, len: u16) -> fmt:
     Ok(())
 }
 
-impl fmt::Display for Repr<'_> {
+impl fmt::Display for Message<'_> {
     /// The line that [`line()`] shows for this message.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        repr(f, self)
-    }
-}
-
-fn repr(f: &mut fmt::Formatter<'_>, message: &Repr<'_>) -> fmt::Result {
-    match message {
-        Repr::ConfirmLink(m) => {
-            write!(f, "CONFIRM LINK {} {} link {}", m.dialect, m.step, m.link)?;
-            write!(f, " qp {} gid {} mac {}", m.qpn, m.gid, m.mac)?;
-            write!(f, " uid {} max-links {}", m.user_id, m.max_links)?;
-            write!(f, " max-conns {}", m.max_connections)
-        }
-        Repr::AddLink(m) => {
-            let step = match m.step {
-                AddLinkStep::Request => "request",
-                AddLinkStep::Accepted => "accepted",
-                AddLinkStep::Rejected(_) => "rejected",
-            };
-            write!(f, "ADD LINK {} {step} link {}", m.dialect, m.link)?;
-            if let AddLinkStep::Rejected(reason) = m.step {
-                write!(f, " reason {reason}")?;
+        match self {
+            Self::ConfirmLink(m) => {
+                write!(f, "CONFIRM LINK {} {} link {}", m.dialect, m.step, m.link)?;
+                write!(f, " qp {} gid {} mac {}", m.qpn, m.gid, m.mac)?;
+                write!(f, " uid {} max-links {}", m.user_id, m.max_links)?;
+                write!(f, " max-conns {}", m.max_connections)
             }
-            write!(f, " qp {} psn {} mtu {}", m.qpn, m.psn, m.mtu)?;
-            write!(f, " gid {} mac {}", m.gid, m.mac)?;
-            match m.extension {
-                Some(more) => write!(f, " rtokens {}/{}", more.rtokens.len(), more.stated_count),
-                None => Ok(()),
+            Self::AddLink(m) => {
+                let step = match m.step {
+                    AddLinkStep::Request => "request",
+                    AddLinkStep::Accepted => "accepted",
+                    AddLinkStep::Rejected(_) => "rejected",
+                };
+                write!(f, "ADD LINK {} {step} link {}", m.dialect, m.link)?;
+                if let AddLinkStep::Rejected(reason) = m.step {
+                    write!(f, " reason {reason}")?;
+                }
+                write!(f, " qp {} psn {} mtu {}", m.qpn, m.psn, m.mtu)?;
+                write!(f, " gid {} mac {}", m.gid, m.mac)?;
+                match m.extension {
+                    Some(more) => {
+                        write!(f, " rtokens {}/{}", more.rtokens.len(), more.stated_count)
+                    }
+                    None => Ok(()),
+                }
             }
-        }
-        Repr::AddLinkCont(m) => {
-            write!(
-                f,
-                "ADD LINK CONT v1 {} link {} left {}",
-                m.step, m.link, m.left
-            )
-        }
-        Repr::DeleteLink(m) => {
-            write!(f, "DELETE LINK {} {}", m.dialect, m.step)?;
-            if m.all {
-                f.write_str(" all")?;
-            } else {
-                write!(f, " link {}", m.link)?;
+            Self::AddLinkCont(m) => {
+                write!(
+                    f,
+                    "ADD LINK CONT v1 {} link {} left {}",
+                    m.step, m.link, m.left
+                )
             }
-            let orderly = if m.orderly { " orderly" } else { "" };
-            write!(f, "{orderly} reason {}", m.reason)
-        }
-        Repr::RequestAddLink(m) => match &m.step {
-            RequestAddLinkStep::Request { gids } => {
-                f.write_str("REQUEST ADD LINK v2 request")?;
-                list(f, "gids", gids)
+            Self::DeleteLink(m) => {
+                write!(f, "DELETE LINK {} {}", m.dialect, m.step)?;
+                if m.all {
+                    f.write_str(" all")?;
+                } else {
+                    write!(f, " link {}", m.link)?;
+                }
+                let orderly = if m.orderly { " orderly" } else { "" };
+                write!(f, "{orderly} reason {}", m.reason)
             }
-            RequestAddLinkStep::Response { rejected, reason } => {
-                let rejected = if *rejected { " rejected" } else { "" };
-                write!(f, "REQUEST ADD LINK v2 response{rejected} reason {reason}")
+            Self::RequestAddLink(m) => match &m.step {
+                RequestAddLinkStep::Request { gids } => {
+                    f.write_str("REQUEST ADD LINK v2 request")?;
+                    list(f, "gids", gids)
+                }
+                RequestAddLinkStep::Response { rejected, reason } => {
+                    let rejected = if *rejected { " rejected" } else { "" };
+                    write!(f, "REQUEST ADD LINK v2 response{rejected} reason {reason}")
+                }
+            },
+            Self::ConfirmRkey(m) => {
+                write!(f, "CONFIRM RKEY {} {}", m.dialect, rkey_step(m.step))?;
+                write!(f, " rkey {} addr {}", m.rkey, m.address)?;
+                write!(f, " further-links {}", m.further_links)
             }
-        },
-        Repr::ConfirmRkey(m) => {
-            write!(f, "CONFIRM RKEY {} {}", m.dialect, rkey_step(m.step))?;
-            write!(f, " rkey {} addr {}", m.rkey, m.address)?;
-            write!(f, " further-links {}", m.further_links)
-        }
-        Repr::ConfirmRkeyCont(m) => {
-            write!(
-                f,
-                "CONFIRM RKEY CONT v1 {} left {}",
-                rkey_step(m.step),
-                m.left
-            )
-        }
-        Repr::TestLink(m) => {
-            let data = HexBytes(&m.user_data);
-            write!(f, "TEST LINK {} {} data {data}", m.dialect, m.step)
-        }
-        Repr::DeleteRkey(m) => {
-            write!(f, "DELETE RKEY {} {}", m.dialect, m.step)?;
-            if m.step == Step::Response {
-                write!(f, " unknown {}", m.errors.count())?;
+            Self::ConfirmRkeyCont(m) => {
+                write!(
+                    f,
+                    "CONFIRM RKEY CONT v1 {} left {}",
+                    rkey_step(m.step),
+                    m.left
+                )
             }
-            f.write_str(" rkeys [")?;
-            separated(f, m.rkeys.iter(), |f, rkey| {
-                write!(f, "{}", Rkey::from(*rkey))
-            })?;
-            f.write_str("]")
-        }
-        Repr::Unknown(bytes) => {
-            let kind = bytes.first().copied().unwrap_or_default();
-            write!(f, "LLC type {kind:#04x}, {} bytes", bytes.len())
+            Self::TestLink(m) => {
+                let data = HexBytes(&m.user_data);
+                write!(f, "TEST LINK {} {} data {data}", m.dialect, m.step)
+            }
+            Self::DeleteRkey(m) => {
+                write!(f, "DELETE RKEY {} {}", m.dialect, m.step)?;
+                if m.step == Step::Response {
+                    write!(f, " unknown {}", m.errors.count())?;
+                }
+                f.write_str(" rkeys [")?;
+                separated(f, m.rkeys.iter(), |f, rkey| {
+                    write!(f, "{}", Rkey::from(*rkey))
+                })?;
+                f.write_str("]")
+            }
+            Self::Unknown(bytes) => {
+                let kind = bytes.first().copied().unwrap_or_default();
+                write!(f, "LLC type {kind:#04x}, {} bytes", bytes.len())
+            }
         }
     }
 }

@@ -25,13 +25,13 @@
 
 mod cdc;
 mod clc;
+mod dissector;
 mod line;
 mod llc;
 mod option;
 mod tree;
 mod value;
 mod visit;
-mod walk;
 
 pub use line::{Line, line};
 pub use tree::{Tree, tree};
@@ -39,7 +39,7 @@ pub use value::Value;
 pub use visit::{Field, Group, Problem, Visitor};
 
 use crate::cdc::{ByteOrder, CdcR};
-use walk::Walker;
+use dissector::Dissector;
 
 /// What a piece of bytes is a message of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,12 +75,12 @@ impl Family {
 /// reported with [`Problem::Missing`] and the rest of its region is left out. If a receiver would
 /// refuse the message, [`Problem::Rejected`] comes last.
 pub fn describe(family: Family, bytes: &[u8], visitor: &mut dyn Visitor) {
-    let mut walker = Walker::new(bytes, visitor);
+    let mut dissector = Dissector::new(bytes, visitor);
     match family {
-        Family::TcpOption => option::walk(&mut walker),
-        Family::Clc => clc::walk(&mut walker),
-        Family::Llc => llc::walk(&mut walker),
-        Family::CdcR => cdc::walk_rdma(&mut walker),
-        Family::CdcD(order) => cdc::walk_direct(&mut walker, order),
+        Family::TcpOption => option::dissect(&mut dissector),
+        Family::Clc => clc::dissect(&mut dissector),
+        Family::Llc => llc::dissect(&mut dissector),
+        Family::CdcR => cdc::dissect_rdma(&mut dissector),
+        Family::CdcD(order) => cdc::dissect_direct(&mut dissector, order),
     }
 }

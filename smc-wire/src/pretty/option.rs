@@ -1,7 +1,7 @@
 //! TCP options.
 
 use super::Value;
-use super::walk::Walker;
+use super::dissector::Dissector;
 
 const END: u8 = 0;
 const NOP: u8 = 1;
@@ -9,7 +9,7 @@ const NOP: u8 = 1;
 const EXPERIMENTAL: u8 = 254;
 
 /// Walks through an option area; options other than that of SMC appear as bytes.
-pub(super) fn walk(w: &mut Walker<'_, '_>) {
+pub(super) fn dissect(w: &mut Dissector<'_, '_>) {
     for index in 0.. {
         if w.left() == 0 || w.element(index).group("options", option).is_none() {
             break;
@@ -18,7 +18,7 @@ pub(super) fn walk(w: &mut Walker<'_, '_>) {
 }
 
 /// One option; `None` after the last one.
-fn option(w: &mut Walker<'_, '_>) -> Option<()> {
+fn option(w: &mut Dissector<'_, '_>) -> Option<()> {
     let kind = w.number::<1>("kind", |value| Value::Code {
         value,
         digits: 2,

@@ -257,6 +257,15 @@ impl Offer {
         }
     }
 
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::R => "SMC-R",
+            Self::D => "SMC-D",
+            Self::Neither => "none",
+            Self::Both => "SMC-R and SMC-D",
+        }
+    }
+
     /// True if SMC-R is offered.
     #[must_use]
     pub const fn has_r(self) -> bool {
@@ -278,11 +287,6 @@ impl Offer {
 
 impl fmt::Display for Offer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::R => "SMC-R",
-            Self::D => "SMC-D",
-            Self::Neither => "none",
-            Self::Both => "SMC-R and SMC-D",
-        })
+        f.write_str(self.name())
     }
 }

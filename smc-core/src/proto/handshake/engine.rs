@@ -38,7 +38,7 @@ pub(super) trait Expect: Sized + Debug + Send {
     /// Whether the peer may be done with TCP already: that it closes is no failure then.
     fn outlives_tcp(&self) -> bool;
 
-    fn message(self, now: Instant, message: Message<'_>, common: &mut Common) -> Next<Self>;
+    fn message(self, now: Instant, message: Message, common: &mut Common) -> Next<Self>;
 
     fn done(self, now: Instant, done: Done, common: &mut Common) -> Next<Self>;
 
@@ -222,7 +222,7 @@ impl<S: Expect> Machine for Engine<S> {
         match result {
             Ok(None) => {}
             Ok(Some(message)) => self.step(|state, common| match Message::parse(&message)? {
-                Message::Decline(decline) => Err(Failure::PeerDeclined(decline.to_repr())),
+                Message::Decline(decline) => Err(Failure::PeerDeclined(decline)),
                 message => state.message(now, message, common),
             }),
             Err(error) => self.step(|_, _| Err(Failure::Abort(error))),

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use smc_wire::EmitError;
-use smc_wire::llc::{AddLinkStep, Dialect, Header, Message, MessageType, Repr, Step, detect_order};
+use smc_wire::llc::{AddLinkStep, Dialect, Header, Message, MessageType, Step, detect_order};
 
 use super::flow::Flow;
 use super::mail::Mail;
@@ -25,20 +25,21 @@ impl LinkGroup {
         found.heard = now;
         found.tested = None;
         let order = self.terms.dialect.order();
+        let header = Header::parse(message, Some(order)).map_err(|_| DropReason::Malformed)?;
         let parsed = Message::parse_from(message, order).map_err(|_| DropReason::Malformed)?;
-        if parsed.header().dialect().is_v2() != self.terms.dialect.is_v2() {
+        if header.dialect().is_v2() != self.terms.dialect.is_v2() {
             return Err(DropReason::Unknown);
         }
-        self.learn_order(parsed.header(), message);
-        match parsed.to_repr() {
-            Repr::ConfirmLink(message) => self.hear_confirm_link(now, link, message),
-            Repr::AddLink(message) => match (self.role, message.step) {
+        self.learn_order(&header, message);
+        match parsed {
+            Message::ConfirmLink(message) => self.hear_confirm_link(now, link, message),
+            Message::AddLink(message) => match (self.role, message.step) {
                 (Role::Client, AddLinkStep::Request) => self.hear_offer(now, link, &message),
                 (Role::Server, AddLinkStep::Request) => self.hear_invitation(link),
                 (Role::Server, _) => self.hear_offer_answer(now, link, &message),
                 (Role::Client, _) => return Err(DropReason::Unexpected),
             },
-            Repr::AddLinkCont(message) => match self.flow.take() {
+            Message::AddLinkCont(message) => match self.flow.take() {
                 Some(Flow::Offer(offer))
                     if offer.is_telling(link, message.link) && message.step == Step::Response =>
                 {
@@ -54,13 +55,13 @@ impl LinkGroup {
                     return Err(DropReason::Unexpected);
                 }
             },
-            Repr::DeleteLink(message) => self.hear_delete_link(now, link, message),
-            Repr::RequestAddLink(message) => self.hear_request(link, &message),
-            Repr::ConfirmRkey(message) => self.hear_confirm_rkey(link, &message),
-            Repr::DeleteRkey(message) => self.hear_delete_rkey(link, &message),
-            Repr::TestLink(message) => self.hear_test(link, message),
+            Message::DeleteLink(message) => self.hear_delete_link(now, link, message),
+            Message::RequestAddLink(message) => self.hear_request(link, &message),
+            Message::ConfirmRkey(message) => self.hear_confirm_rkey(link, &message),
+            Message::DeleteRkey(message) => self.hear_delete_rkey(link, &message),
+            Message::TestLink(message) => self.hear_test(link, message),
             // More than three links do not exist.
-            Repr::ConfirmRkeyCont(_) => return Err(DropReason::Unexpected),
+            Message::ConfirmRkeyCont(_) => return Err(DropReason::Unexpected),
             _ => return Err(DropReason::Unknown),
         }
         Ok(())

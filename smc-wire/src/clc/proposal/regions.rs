@@ -1,5 +1,7 @@
 //! Cutting a PROPOSAL into its regions.
 
+use core::mem::offset_of;
+
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use crate::clc::header::TRAILER_LEN;
@@ -7,7 +9,7 @@ use crate::clc::raw;
 use crate::error::{DecodeError, DecodeErrorKind, MessageKind};
 
 /// The most prefixes, UEIDs and GID entries.
-const MAX_ITEMS: usize = 8;
+pub(super) const MAX_ITEMS: usize = 8;
 
 /// A message seen as regions that have to end before the trailer.
 pub(super) struct Regions<'a> {
@@ -63,7 +65,7 @@ impl<'a> Regions<'a> {
     /// The prefix count of an IP area that would start at `ip_start`.
     pub(super) fn prefix_count(&self, ip_start: usize) -> Result<usize, DecodeError> {
         const FIELD: &str = "IPv6 prefix count";
-        let offset = ip_start.saturating_add(7);
+        let offset = ip_start.saturating_add(offset_of!(raw::IpArea, ipv6_prefix_count));
         let (count, _) = self.at::<u8>(FIELD, offset)?;
         check_count(FIELD, offset, *count)?;
         Ok(usize::from(*count))
@@ -89,10 +91,6 @@ impl<'a> Regions<'a> {
         };
         DecodeError::new(MessageKind::Proposal, field, start, kind)
     }
-}
-
-pub(super) fn prefixes_len(count: usize) -> usize {
-    count.saturating_mul(size_of::<raw::Ipv6Prefix>())
 }
 
 pub(super) fn check_count(

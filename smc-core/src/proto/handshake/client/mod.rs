@@ -109,11 +109,9 @@ impl Expect for State {
         }
     }
 
-    fn message(self, now: Instant, message: Message<'_>, common: &mut Common) -> Next<Self> {
+    fn message(self, now: Instant, message: Message, common: &mut Common) -> Next<Self> {
         match (self, message) {
-            (Self::Accept(state), Message::Accept(accept)) => {
-                state.handle(now, &accept.to_repr(), common)
-            }
+            (Self::Accept(state), Message::Accept(accept)) => state.handle(now, &accept, common),
             _ => Err(PeerMisbehaved::UnexpectedMessage.into()),
         }
     }

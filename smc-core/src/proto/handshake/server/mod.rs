@@ -78,16 +78,16 @@ impl Expect for State {
         }
     }
 
-    fn message(self, now: Instant, message: Message<'_>, common: &mut Common) -> Next<Self> {
+    fn message(self, now: Instant, message: Message, common: &mut Common) -> Next<Self> {
         match (self, message) {
             (Self::Proposal(state), Message::Proposal(proposal)) => {
-                state.handle(now, proposal.to_repr(), common)
+                state.handle(now, proposal, common)
             }
             (Self::Direct(state), Message::Confirm(confirm)) => {
-                state.confirmed(now, &confirm.to_repr(), common)
+                state.confirmed(now, &confirm, common)
             }
             (Self::Rdma(state), Message::Confirm(confirm)) => {
-                state.confirmed(now, &confirm.to_repr(), common)
+                state.confirmed(now, &confirm, common)
             }
             _ => Err(PeerMisbehaved::UnexpectedMessage.into()),
         }

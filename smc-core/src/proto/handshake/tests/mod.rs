@@ -292,7 +292,7 @@ impl Side {
     /// The one DECLINE that was sent last.
     fn declined(&self) -> Decline {
         match Message::parse(&self.sent) {
-            Ok(Message::Decline(decline)) => decline.to_repr(),
+            Ok(Message::Decline(decline)) => decline,
             other => panic!("no DECLINE but {other:?}"),
         }
     }
@@ -465,7 +465,7 @@ fn parse_all(mut bytes: &[u8]) -> Vec<AcceptConfirm> {
     while !bytes.is_empty() {
         let (message, rest) = Message::parse_prefix(bytes).unwrap();
         if let Message::Accept(view) | Message::Confirm(view) = message {
-            found.push(view.to_repr());
+            found.push(view);
         }
         bytes = rest;
     }

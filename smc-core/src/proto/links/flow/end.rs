@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use smc_wire::llc::{DeleteLink, DeleteLinkReason, Message, Repr, Step};
+use smc_wire::llc::{DeleteLink, DeleteLinkReason, Header, Message, Step};
 
 use super::Flow;
 use crate::proto::handshake::Role;
@@ -103,15 +103,19 @@ impl LinkGroup {
             _ => return,
         }
         let dialect = self.terms.dialect;
-        let Ok(parsed) = Message::parse_from(message, dialect.order()) else {
+        let order = dialect.order();
+        let (Ok(header), Ok(parsed)) = (
+            Header::parse(message, Some(order)),
+            Message::parse_from(message, order),
+        ) else {
             return;
         };
-        if parsed.header().dialect().is_v2() != dialect.is_v2() {
+        if header.dialect().is_v2() != dialect.is_v2() {
             return;
         }
-        match parsed.to_repr() {
-            Repr::DeleteLink(said) if said.all && said.step == Step::Request => self.finish(),
-            Repr::DeleteRkey(said) if said.step == Step::Request => {
+        match parsed {
+            Message::DeleteLink(said) if said.all && said.step == Step::Request => self.finish(),
+            Message::DeleteRkey(said) if said.step == Step::Request => {
                 self.answer_delete_rkey(link, &said);
             }
             _ => {}

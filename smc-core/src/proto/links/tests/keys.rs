@@ -1,4 +1,4 @@
-use smc_wire::llc::{ConfirmRkey, DeleteRkey, Dialect, Message, Repr, RkeyStep, WireRkey};
+use smc_wire::llc::{ConfirmRkey, DeleteRkey, Dialect, Message, RkeyStep, WireRkey};
 use smc_wire::types::{Rkey, RmbAddr};
 
 use super::world::key_of;
@@ -287,7 +287,7 @@ fn unknown_keys_are_marked_in_the_answer() {
         let Some(Output::Send { message, .. }) = group.poll_output() else {
             panic!("an answer");
         };
-        let Repr::DeleteRkey(answer) = Message::parse(&message).unwrap().to_repr() else {
+        let Message::DeleteRkey(answer) = Message::parse(&message).unwrap() else {
             panic!("of that kind");
         };
         assert!(answer.negative);

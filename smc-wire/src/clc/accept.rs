@@ -1,17 +1,18 @@
-//! The owned form of ACCEPT and CONFIRM.
+//! ACCEPT and CONFIRM: what was chosen, and one end of it.
+
+mod parse;
 
 use core::fmt;
 
-use super::view::AcceptConfirmView;
-use crate::clc::header::{ClcType, Eyecatcher, Header, raw_header};
-use crate::clc::writer::{Writer, invalid, wire_length};
+use crate::clc::header::{ClcType, Eyecatcher, HEADER_LEN, Header, TRAILER_LEN, raw_header};
 use crate::clc::{FirstContact, raw};
-use crate::error::{DecodeError, EmitError, MessageKind};
+use crate::error::{EmitError, MessageKind};
 use crate::size::SizeCode;
 use crate::types::{
     AlertToken, Chid, DmbToken, Eid, Gid, GroupId, Mac, MtuCode, PeerId, Psn, Qpn, Rkey, RmbAddr,
     RoceGid, Version,
 };
+use crate::writer::{Writer, invalid, wire_length};
 
 /// ACCEPT or CONFIRM: what was chosen and the sender's end of it
 /// (docs/spec/clc.md#accept-and-confirm; RFC 7609 appendix A.2).
@@ -30,29 +31,21 @@ pub struct AcceptConfirm {
 
 impl AcceptConfirm {
     /// Length in bytes of the version-1 form for SMC-R.
-    pub const LEN_R_V1: usize = 68;
+    pub const LEN_R_V1: usize = HEADER_LEN + size_of::<raw::Rdma>() + TRAILER_LEN;
     /// Length in bytes of the version-1 form for SMC-D.
-    pub const LEN_D_V1: usize = 48;
+    pub const LEN_D_V1: usize =
+        HEADER_LEN + size_of::<raw::Direct>() + size_of::<raw::DirectV1>() + TRAILER_LEN;
     /// Least length in bytes of the version-2 form for SMC-R.
-    pub const MIN_LEN_R_V2: usize = 108;
+    pub const MIN_LEN_R_V2: usize = Self::LEN_R_V1 + size_of::<raw::RdmaV2>();
     /// Least length in bytes of the version-2 form for SMC-D.
-    pub const MIN_LEN_D_V2: usize = 78;
+    pub const MIN_LEN_D_V2: usize =
+        HEADER_LEN + size_of::<raw::Direct>() + size_of::<raw::DirectV2>() + TRAILER_LEN;
     /// Least length in bytes of any form.
     pub const MIN_LEN: usize = Self::LEN_D_V1;
     /// Length in bytes of the longest form known today: a first-contact CONFIRM with eight GIDs.
     pub const MAX_LEN: usize = 292;
     /// Bytes to keep of a message that is longer than anything known.
     pub const MAX_KEEP: usize = 512;
-
-    /// Reads a received message. Shorthand for [`AcceptConfirmView::parse`] and
-    /// [`AcceptConfirmView::to_repr`].
-    ///
-    /// # Errors
-    ///
-    /// As [`AcceptConfirmView::parse`].
-    pub fn parse(bytes: &[u8]) -> Result<Self, DecodeError> {
-        AcceptConfirmView::parse(bytes).map(|view| view.to_repr())
-    }
 
     /// The version of the message, 1 or 2.
     #[must_use]
@@ -134,9 +127,10 @@ impl AcceptConfirm {
             self.version(),
             flags,
         );
+        out.put(&header)?;
         match &self.body {
-            Body::R(end) => self.emit_r(header, end, &mut out)?,
-            Body::D(end) => self.emit_d(header, end, &mut out)?,
+            Body::R(end) => self.emit_r(end, &mut out)?,
+            Body::D(end) => self.emit_d(end, &mut out)?,
         }
         if let Some(parts) = self.first_contact() {
             parts.emit(&mut out, self.body.is_rdma())?;
@@ -145,50 +139,38 @@ impl AcceptConfirm {
         Ok(length)
     }
 
-    fn emit_r(
-        &self,
-        header: raw::Header,
-        end: &RdmaEnd,
-        out: &mut Writer<'_>,
-    ) -> Result<(), EmitError> {
+    fn emit_r(&self, end: &RdmaEnd, out: &mut Writer<'_>) -> Result<(), EmitError> {
         out.put(&raw::Rdma {
-            header,
             peer_id: end.peer_id,
             gid: end.gid,
             mac: end.mac,
-            qpn: end.qpn.to_be_bytes(),
-            rkey: end.rkey.0.into(),
+            qp_number: end.qpn.to_be_bytes(),
+            rmb_rkey: end.rkey.0.into(),
             rmbe_index: end.rmbe_index,
-            token: end.token.get().into(),
-            size_mtu: end.size.code() << 4 | end.mtu.code(),
-            reserved: 0,
-            rmb_addr: end.rmb_addr.0.into(),
-            reserved2: 0,
-            psn: end.psn.to_be_bytes(),
+            alert_token: end.token.get().into(),
+            rmbe_size: end.size.code() << 4 | end.mtu.code(),
+            reserved_51: 0,
+            rmb_address: end.rmb_addr.0.into(),
+            reserved_60: 0,
+            initial_psn: end.psn.to_be_bytes(),
         })?;
         match self.eid() {
             Some(eid) => out.put(&raw::RdmaV2 {
                 eid,
-                reserved: [0; 8],
+                reserved_96: [0; 8],
             }),
             None => Ok(()),
         }
     }
 
-    fn emit_d(
-        &self,
-        header: raw::Header,
-        end: &DirectEnd,
-        out: &mut Writer<'_>,
-    ) -> Result<(), EmitError> {
+    fn emit_d(&self, end: &DirectEnd, out: &mut Writer<'_>) -> Result<(), EmitError> {
         out.put(&raw::Direct {
-            header,
             gid: end.gid.hi().0.into(),
-            dmb: end.dmb.0.into(),
+            dmb_token: end.dmb.0.into(),
             dmbe_index: end.dmbe_index,
-            size: end.size.code() << 4,
-            reserved: [0; 2],
-            group: end.group.0,
+            dmbe_size: end.size.code() << 4,
+            reserved_26: [0; 2],
+            link_id: end.group.0,
         })?;
         match self.eid() {
             Some(eid) => out.put(&raw::DirectV2 {
@@ -196,7 +178,9 @@ impl AcceptConfirm {
                 eid,
                 extended_gid: end.gid.lo().0.into(),
             }),
-            None => out.put(&raw::DirectV1 { reserved: [0; 12] }),
+            None => out.put(&raw::DirectV1 {
+                reserved_32: [0; 12],
+            }),
         }
     }
 

@@ -1,13 +1,15 @@
-//! The walker: a position in the bytes and a visitor to tell about it.
+//! Position in the bytes of a message, and the visitor that gets its fields.
 
-use core::net::{Ipv4Addr, Ipv6Addr};
+use zerocopy::FromBytes;
 
 use super::{Field, Group, Problem, Value, Visitor};
-use crate::types::{Eid, Mac, PeerId, RoceGid};
+use crate::cdc::ByteOrder;
+use crate::cursor::Cursor;
+use crate::layout::{Bits, FieldLayout, Layout, Show, big_endian, hex_digits};
 use crate::{DecodeError, DecodeErrorKind};
 
-/// A position in a message; every step tells the visitor and returns `None` if the bytes end.
-pub(super) struct Walker<'a, 'v> {
+/// A position in a message; every step calls the visitor and returns `None` if the bytes end.
+pub(super) struct Dissector<'a, 'v> {
     bytes: &'a [u8],
     /// Where regions have to end, at most the number of bytes.
     limit: usize,
@@ -15,10 +17,12 @@ pub(super) struct Walker<'a, 'v> {
     index: Option<usize>,
     note: Option<&'static str>,
     missing: bool,
+    /// Byte order of cursors and of unswapped counts, `None` if the message does not show it.
+    order: Option<ByteOrder>,
     visitor: &'v mut dyn Visitor,
 }
 
-impl<'a, 'v> Walker<'a, 'v> {
+impl<'a, 'v> Dissector<'a, 'v> {
     pub(super) fn new(bytes: &'a [u8], visitor: &'v mut dyn Visitor) -> Self {
         let limit = bytes.len();
         Self {
@@ -28,6 +32,7 @@ impl<'a, 'v> Walker<'a, 'v> {
             index: None,
             note: None,
             missing: false,
+            order: Some(ByteOrder::Big),
             visitor,
         }
     }
@@ -55,6 +60,11 @@ impl<'a, 'v> Walker<'a, 'v> {
         self.limit = limit.min(self.bytes.len());
     }
 
+    /// Sets the byte order of cursors and of unswapped counts.
+    pub(super) fn order(&mut self, order: Option<ByteOrder>) {
+        self.order = order;
+    }
+
     /// The next field or group is an element of a list.
     pub(super) fn element(&mut self, index: usize) -> &mut Self {
         self.index = Some(index);
@@ -71,7 +81,7 @@ impl<'a, 'v> Walker<'a, 'v> {
         self.visitor.problem(&problem);
     }
 
-    /// Reports what a parser says, unless it only repeats that bytes are missing.
+    /// Reports the error of a parser, unless it only repeats that bytes are missing.
     pub(super) fn verdict<T>(&mut self, result: Result<T, DecodeError>) {
         let Err(error) = result else { return };
         let repeats = self.missing && matches!(error.kind, DecodeErrorKind::Truncated { .. });
@@ -97,7 +107,76 @@ impl<'a, 'v> Walker<'a, 'v> {
         result
     }
 
-    /// Takes `len` bytes without telling the visitor, except if they are not there.
+    /// Shows the fields of a layout, and gives it if all of it is there.
+    pub(super) fn fields<T: Layout>(&mut self) -> Option<&'a T> {
+        self.fields_from(self.at)
+    }
+
+    /// As [`fields`](Self::fields), for a layout that begins at `start` and whose fields before the
+    /// present position were shown already.
+    pub(super) fn fields_from<T: Layout>(&mut self, start: usize) -> Option<&'a T> {
+        for field in T::FIELDS {
+            if start.saturating_add(field.offset) >= self.at {
+                self.show(field)?;
+            }
+        }
+        T::ref_from_bytes(self.bytes.get(start..self.at)?).ok()
+    }
+
+    /// Shows the elements of a list, a group each.
+    pub(super) fn elements<T: Layout>(&mut self, name: &'static str, count: usize) -> Option<()> {
+        (0..count).try_for_each(|index| {
+            self.element(index)
+                .group(name, |w| w.fields::<T>().map(drop))
+        })
+    }
+
+    fn show(&mut self, field: &FieldLayout) -> Option<()> {
+        let &FieldLayout {
+            name,
+            len,
+            ref show,
+            ..
+        } = field;
+        let bytes = match show {
+            Show::Reserved => return self.reserved(name, len),
+            _ => self.take(name, len)?,
+        };
+        let value = match show {
+            Show::Reserved => return None,
+            Show::Value(value) => value(bytes),
+            Show::Code(name) => {
+                let value = big_endian(bytes);
+                Value::Code {
+                    value,
+                    digits: hex_digits(len),
+                    name: name(value),
+                }
+            }
+            Show::Bits(bits) => {
+                let byte = bytes.first().copied().unwrap_or_default();
+                self.all_bits(byte, bits);
+                return Some(());
+            }
+            Show::Cursor => cursor(bytes, self.order)?,
+            Show::Unswapped => {
+                if self.order == Some(ByteOrder::Little) {
+                    self.note("little-endian");
+                }
+                match (self.order, bytes.try_into()) {
+                    (Some(order), Ok(count)) => Value::Unsigned(order.u16(count).into()),
+                    _ => {
+                        self.note("byte order unknown");
+                        Value::Bytes(bytes)
+                    }
+                }
+            }
+        };
+        self.report(name, len, value);
+        Some(())
+    }
+
+    /// Takes `len` bytes; the visitor is called only if they are not there.
     pub(super) fn take(&mut self, name: &'static str, len: usize) -> Option<&'a [u8]> {
         let end = self.at.saturating_add(len);
         match self.bytes.get(self.at..end) {
@@ -125,13 +204,13 @@ impl<'a, 'v> Walker<'a, 'v> {
         self.take(name, N)?.try_into().ok()
     }
 
-    /// Tells the visitor of a field that ends at the present position.
-    fn tell(&mut self, name: &'static str, len: usize, value: Value<'a>) {
+    /// Reports a field that ends at the present position.
+    fn report(&mut self, name: &'static str, len: usize, value: Value<'a>) {
         let offset = self.at.saturating_sub(len);
-        self.tell_at(name, offset, len, None, value);
+        self.report_at(name, offset, len, None, value);
     }
 
-    fn tell_at(
+    fn report_at(
         &mut self,
         name: &'static str,
         offset: usize,
@@ -162,7 +241,7 @@ impl<'a, 'v> Walker<'a, 'v> {
         value: impl FnOnce([u8; N]) -> Value<'a>,
     ) -> Option<[u8; N]> {
         let array = self.array(name)?;
-        self.tell(name, N, value(array));
+        self.report(name, N, value(array));
         Some(array)
     }
 
@@ -172,8 +251,8 @@ impl<'a, 'v> Walker<'a, 'v> {
         name: &'static str,
         show: impl FnOnce(u64) -> Value<'a>,
     ) -> Option<u64> {
-        let value = be(self.array::<N>(name)?);
-        self.tell(name, N, show(value));
+        let value = big_endian(&self.array::<N>(name)?);
+        self.report(name, N, show(value));
         Some(value)
     }
 
@@ -184,58 +263,42 @@ impl<'a, 'v> Walker<'a, 'v> {
 
     /// A big-endian number shown in hex.
     pub(super) fn hex<const N: usize>(&mut self, name: &'static str) -> Option<u64> {
-        let digits = u8::try_from(N).unwrap_or(u8::MAX).saturating_mul(2);
+        let digits = hex_digits(N);
         self.number::<N>(name, |value| Value::Hex { value, digits })
     }
 
-    pub(super) fn mac(&mut self, name: &'static str) -> Option<[u8; 6]> {
-        self.with(name, |bytes| Value::Mac(Mac::new(bytes)))
+    /// A field that a type of the crate stands for.
+    pub(super) fn value<T: FromBytes>(
+        &mut self,
+        name: &'static str,
+        value: impl FnOnce(T) -> Value<'a>,
+    ) -> Option<()> {
+        let bytes = self.take(name, size_of::<T>())?;
+        self.report(name, bytes.len(), value(T::read_from_bytes(bytes).ok()?));
+        Some(())
     }
 
-    pub(super) fn gid(&mut self, name: &'static str) -> Option<[u8; 16]> {
-        self.with(name, |bytes| Value::Gid(RoceGid::new(bytes)))
+    pub(super) fn gid(&mut self, name: &'static str) -> Option<()> {
+        self.value(name, Value::Gid)
     }
 
-    pub(super) fn eid(&mut self, name: &'static str) -> Option<[u8; 32]> {
-        self.with(name, |bytes| Value::Eid(Eid::from_bytes(bytes)))
-    }
-
-    pub(super) fn peer_id(&mut self, name: &'static str) -> Option<[u8; 8]> {
-        self.with(name, |bytes| Value::PeerId(PeerId::from_bytes(bytes)))
-    }
-
-    pub(super) fn ipv4(&mut self, name: &'static str) -> Option<[u8; 4]> {
-        self.with(name, |bytes| Value::Ipv4(Ipv4Addr::from(bytes)))
-    }
-
-    pub(super) fn ipv6(&mut self, name: &'static str) -> Option<[u8; 16]> {
-        self.with(name, |bytes| Value::Ipv6(Ipv6Addr::from(bytes)))
-    }
-
-    /// Bytes shown as they are; nothing is told of no bytes.
+    /// Bytes shown as they are; no bytes are no field.
     pub(super) fn raw(&mut self, name: &'static str, len: usize) -> Option<()> {
         let bytes = self.take(name, len)?;
         if bytes.is_empty() {
             (self.index, self.note) = (None, None);
         } else {
-            self.tell(name, len, Value::Bytes(bytes));
+            self.report(name, len, Value::Bytes(bytes));
         }
         Some(())
     }
 
-    /// Padded text.
-    pub(super) fn text(&mut self, name: &'static str, len: usize) -> Option<&'a [u8]> {
-        let bytes = self.take(name, len)?;
-        self.tell(name, len, Value::Text(bytes));
-        Some(bytes)
-    }
-
-    /// A reserved field, told only if it is not zero.
+    /// A reserved field, reported only if it is not zero.
     pub(super) fn reserved(&mut self, name: &'static str, len: usize) -> Option<()> {
         let bytes = self.take(name, len)?;
         if bytes.iter().any(|byte| *byte != 0) {
             self.note(RESERVED);
-            self.tell(name, len, Value::Bytes(bytes));
+            self.report(name, len, Value::Bytes(bytes));
         }
         Some(())
     }
@@ -249,8 +312,20 @@ impl<'a, 'v> Walker<'a, 'v> {
         show: impl FnOnce(u8) -> Value<'a>,
     ) -> u8 {
         let value = byte_field(byte, mask);
-        self.tell_at(name, self.at.saturating_sub(1), 1, Some(mask), show(value));
+        self.report_at(name, self.at.saturating_sub(1), 1, Some(mask), show(value));
         value
+    }
+
+    /// All fields of the byte just taken.
+    pub(super) fn all_bits(&mut self, byte: u8, bits: &[Bits]) {
+        for &Bits { name, mask, show } in bits {
+            match show {
+                Some(show) => {
+                    self.bits(name, byte, mask, show);
+                }
+                None => self.reserved_bits(name, byte, mask),
+            }
+        }
     }
 
     /// One bit of the byte just taken.
@@ -258,7 +333,7 @@ impl<'a, 'v> Walker<'a, 'v> {
         self.bits(name, byte, mask, |value| Value::Flag(value != 0)) != 0
     }
 
-    /// Reserved bits of the byte just taken, told only if they are not zero.
+    /// Reserved bits of the byte just taken, reported only if they are not zero.
     pub(super) fn reserved_bits(&mut self, name: &'static str, byte: u8, mask: u8) {
         if byte & mask != 0 {
             self.note(RESERVED);
@@ -273,11 +348,10 @@ impl<'a, 'v> Walker<'a, 'v> {
 
 const RESERVED: &str = "reserved, not zero";
 
-/// Bytes as a big-endian number; the last eight of them if there are more.
-pub(super) fn be<const N: usize>(bytes: [u8; N]) -> u64 {
-    bytes
-        .iter()
-        .fold(0, |value, byte| value << 8 | u64::from(*byte))
+/// Wrap and count of a cursor.
+fn cursor(bytes: &[u8], order: Option<ByteOrder>) -> Option<Value<'static>> {
+    let Cursor { wrap, count } = order?.cursor(bytes.try_into().ok()?);
+    Some(Value::Cursor { wrap, count })
 }
 
 /// The bits under a mask, moved down.

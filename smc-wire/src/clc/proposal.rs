@@ -1,17 +1,25 @@
-//! The owned form of PROPOSAL.
+//! PROPOSAL: what a client offers.
+
+mod parse;
+mod regions;
 
 use core::fmt;
 use core::net::{Ipv4Addr, Ipv6Addr};
 
-use super::view::ProposalView;
 use crate::bounded::Bounded;
+use crate::clc::Device;
 use crate::clc::header::{ClcType, Eyecatcher, TRAILER_LEN, raw_header};
-use crate::clc::writer::{Writer, invalid, wire_length};
-use crate::clc::{Device, raw};
-use crate::error::{DecodeError, EmitError, MessageKind};
+use crate::clc::raw::{self, AFTER_BASE, AFTER_DIRECT_OFFSET, AFTER_V2_OFFSET};
+use crate::error::{EmitError, MessageKind};
 use crate::types::{Chid, Eid, FeatureMask, IsmGid, Mac, Offer, PeerId, Release, RoceGid, Version};
+use crate::writer::{Writer, invalid, wire_count, wire_length};
 
-/// PROPOSAL: a client says what it can do (docs/spec/clc.md#proposal; RFC 7609 appendix A.2).
+/// The smallest v2 extension offset: the rest of the SMC-D area lies before.
+const V2_OFFSET: usize = AFTER_BASE + size_of::<raw::SmcdArea>() - AFTER_V2_OFFSET;
+/// The smallest SMC-D v2 offset: the rest of the v2 extension lies before.
+const DIRECT_OFFSET: usize = size_of::<raw::V2Extension>() - AFTER_DIRECT_OFFSET;
+
+/// PROPOSAL: a client states what it can do (docs/spec/clc.md#proposal; RFC 7609 appendix A.2).
 ///
 /// [`emit`](Self::emit) writes the canonical form: every region directly behind the one before, in
 /// the order of the fields, reserved bytes zero. That is what Linux sends and the only form all of
@@ -44,16 +52,6 @@ impl Proposal {
     pub const MIN_LEN: usize = 52;
     /// Length of the longest legal message in bytes.
     pub const MAX_LEN: usize = 652;
-
-    /// Reads a received PROPOSAL. Shorthand for [`ProposalView::parse`] and
-    /// [`ProposalView::to_repr`].
-    ///
-    /// # Errors
-    ///
-    /// As [`ProposalView::parse`].
-    pub fn parse(bytes: &[u8]) -> Result<Self, DecodeError> {
-        ProposalView::parse(bytes).map(|view| view.to_repr())
-    }
 
     /// The SEID of the client, if it has one.
     #[must_use]
@@ -91,7 +89,7 @@ impl Proposal {
             ext.encoded_len()
                 .saturating_add(ext.direct.as_ref().map_or(0, |d| d.encoded_len()))
         });
-        size_of::<raw::ProposalBase>()
+        AFTER_BASE
             .saturating_add(smcd)
             .saturating_add(ip)
             .saturating_add(ext)
@@ -108,19 +106,19 @@ impl Proposal {
         self.check()?;
         let length = self.encoded_len();
         let mut out = Writer::new(MessageKind::Proposal, length, buffer)?;
+        let v2 = if self.version.is_v2() {
+            self.v2.code() << 2
+        } else {
+            0
+        };
+        out.put(&raw_header(
+            Eyecatcher::Smcr,
+            ClcType::Proposal,
+            wire_length(length),
+            self.version,
+            self.v1.code() | v2,
+        ))?;
         out.put(&raw::ProposalBase {
-            header: raw_header(
-                Eyecatcher::Smcr,
-                ClcType::Proposal,
-                wire_length(length),
-                self.version,
-                self.v1.code()
-                    | if self.version.is_v2() {
-                        self.v2.code() << 2
-                    } else {
-                        0
-                    },
-            ),
             peer_id: self.peer_id,
             gid: self.gid,
             mac: self.mac,
@@ -175,19 +173,19 @@ impl Proposal {
         }
     }
 
-    /// Distance of the IP area from offset 40.
-    const fn ip_area_offset(&self) -> u16 {
+    /// Distance of the IP area from the base.
+    fn ip_area_offset(&self) -> u16 {
         match (&self.ip, &self.smcd) {
-            (Some(_), Some(_)) => 40,
+            (Some(_), Some(_)) => wire_length(size_of::<raw::SmcdArea>()),
             _ => 0,
         }
     }
 
-    /// Distance of the v2 extension from offset 52.
+    /// Distance of the v2 extension from the field that holds it.
     fn v2_offset(&self) -> u16 {
         let ip = self.ip.as_ref().map_or(0, IpArea::encoded_len);
         match self.ext {
-            Some(_) => wire_length(ip.saturating_add(28)),
+            Some(_) => wire_length(ip.saturating_add(V2_OFFSET)),
             None => 0,
         }
     }
@@ -219,12 +217,12 @@ pub struct SmcdArea {
 impl SmcdArea {
     fn to_raw(self, v2_offset: u16) -> raw::SmcdArea {
         raw::SmcdArea {
-            gid: self.gid.0.into(),
-            chid: self.chid.0.into(),
-            v2_offset: v2_offset.into(),
+            ism_gid: self.gid.0.into(),
+            ism_chid: self.chid.0.into(),
+            v2_extension_offset: v2_offset.into(),
             vendor_oui: self.vendor_oui,
             vendor_options: self.vendor_options,
-            reserved: [0; 20],
+            reserved_60: [0; 20],
         }
     }
 }
@@ -272,15 +270,15 @@ impl IpArea {
 
     fn emit(&self, out: &mut Writer<'_>) -> Result<(), EmitError> {
         out.put(&raw::IpArea {
-            subnet: self.subnet.octets(),
-            prefix_len: self.prefix_len,
-            reserved: [0; 2],
-            prefix_count: count(self.prefixes.len()),
+            ipv4_subnet: self.subnet.octets(),
+            ipv4_prefix_length: self.prefix_len,
+            reserved_5: [0; 2],
+            ipv6_prefix_count: wire_count(self.prefixes.len()),
         })?;
         for prefix in &self.prefixes {
             out.put(&raw::Ipv6Prefix {
                 prefix: prefix.prefix.octets(),
-                prefix_len: prefix.prefix_len,
+                prefix_length: prefix.prefix_len,
             })?;
         }
         Ok(())
@@ -343,20 +341,21 @@ impl V2Extension {
     fn emit(&self, out: &mut Writer<'_>) -> Result<(), EmitError> {
         let direct = self.direct.as_ref();
         out.put(&raw::V2Extension {
-            ueid_count: count(self.ueids.len()),
-            gid_count: count(direct.map_or(0, |direct| direct.entries.len())),
-            reserved: 0,
-            release_seid: self.release.get() << 4 | u8::from(self.has_seid),
-            reserved2: [0; 2],
-            direct_offset: match direct {
-                Some(_) => wire_length(self.ueids_len().saturating_add(32)).into(),
+            ueid_count: wire_count(self.ueids.len()),
+            gid_entry_count: wire_count(direct.map_or(0, |direct| direct.entries.len())),
+            reserved_2: 0,
+            release_and_seid: self.release.get() << 4
+                | if self.has_seid { raw::SEID_PRESENT } else { 0 },
+            reserved_4: [0; 2],
+            smcd_v2_offset: match direct {
+                Some(_) => wire_length(self.ueids_len().saturating_add(DIRECT_OFFSET)).into(),
                 None => 0.into(),
             },
-            gid: self.gid,
-            max_conns: self.max_conns,
+            rocev2_gid: self.gid,
+            max_connections: self.max_conns,
             max_links: self.max_links,
-            features: self.features.bits().into(),
-            reserved3: [0; 12],
+            feature_mask: self.features.bits().into(),
+            reserved_28: [0; 12],
         })?;
         out.put(self.ueids.as_slice())?;
         match direct {
@@ -372,7 +371,7 @@ pub struct DirectExtension {
     /// SEID of the client's system; [`Eid::ZERO`] unless [`V2Extension::has_seid`].
     pub seid: Eid,
     /// ISM devices of the client; an emulated one takes two entries. See
-    /// [`Devices`](super::super::Devices).
+    /// [`Devices`](super::Devices).
     pub entries: Bounded<GidEntry, 8>,
 }
 
@@ -388,7 +387,7 @@ impl DirectExtension {
     fn emit(&self, out: &mut Writer<'_>) -> Result<(), EmitError> {
         out.put(&raw::DirectExtension {
             seid: self.seid,
-            reserved: [0; 16],
+            reserved_32: [0; 16],
         })?;
         for entry in &self.entries {
             out.put(&raw::GidEntry {
@@ -407,9 +406,4 @@ pub struct GidEntry {
     pub gid: IsmGid,
     /// Its fabric.
     pub chid: Chid,
-}
-
-/// A count field; lists are bounded at eight.
-fn count(len: usize) -> u8 {
-    u8::try_from(len).unwrap_or(u8::MAX)
 }

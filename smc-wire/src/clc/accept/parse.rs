@@ -1,0 +1,160 @@
+//! Reading ACCEPT and CONFIRM.
+
+use zerocopy::FromBytes;
+
+use super::{AcceptConfirm, Body, DirectEnd, RdmaEnd, Step, Terms};
+use crate::clc::header::{ClcType, HEADER_LEN, Header, TRAILER_LEN, check_trailer};
+use crate::clc::{FirstContact, frame, raw};
+use crate::error::{DecodeError, DecodeErrorKind};
+use crate::size::SizeCode;
+use crate::types::{
+    AlertToken, Chid, DmbToken, Eid, Gid, GroupId, MtuCode, Psn, Qpn, Rkey, RmbAddr,
+};
+
+/// Bits of the header that select the kind of SMC.
+const TYPE_MASK: u8 = 0x03;
+
+impl AcceptConfirm {
+    /// Reads an ACCEPT or CONFIRM that takes up all of `bytes`, or the first
+    /// [`MAX_KEEP`](Self::MAX_KEEP) bytes of one that is longer. The trailer of the latter goes
+    /// unchecked.
+    ///
+    /// A message may be longer than its contents; what it has before the trailer that is not
+    /// understood is ignored, as reserved fields are.
+    ///
+    /// # Errors
+    ///
+    /// A malformed header, another message, type bits other than SMC-R or SMC-D, a length that
+    /// version 1 does not allow or that is too short for the parts, a GID list out of bounds, or
+    /// a bad trailer. All of them end the handshake.
+    pub fn parse(bytes: &[u8]) -> Result<Self, DecodeError> {
+        let header = frame::exact_of(bytes, &[ClcType::Accept, ClcType::Confirm])?;
+        Self::read(&header, bytes)
+    }
+
+    pub(in crate::clc) fn read(header: &Header, bytes: &[u8]) -> Result<Self, DecodeError> {
+        let step = match header.kind {
+            ClcType::Confirm => Step::Confirm,
+            _ => Step::Accept,
+        };
+        let is_rdma = match header.flags & TYPE_MASK {
+            0 => true,
+            1 => false,
+            got => {
+                let kind = DecodeErrorKind::Value {
+                    expected: "0 or 1",
+                    got: got.into(),
+                };
+                return Err(DecodeError::new(step.kind(), "type of connection", 7, kind));
+            }
+        };
+        check_length(header, step, is_rdma)?;
+
+        let is_whole = bytes.len() == usize::from(header.length);
+        let limit = if is_whole {
+            bytes.len().saturating_sub(TRAILER_LEN)
+        } else {
+            bytes.len()
+        };
+        let contents = bytes.get(HEADER_LEN..limit).unwrap_or_default();
+        let fixed = if is_rdma {
+            read_r(header, contents)
+        } else {
+            read_d(header, contents)
+        };
+        let (body, eid, rest) = fixed.ok_or_else(|| {
+            let kind = DecodeErrorKind::Truncated {
+                needed: header.length.into(),
+                got: bytes.len(),
+            };
+            DecodeError::new(step.kind(), "message", 0, kind)
+        })?;
+        let terms = match eid {
+            None => Terms::V1 {
+                first_contact: header.first_contact(),
+            },
+            Some(eid) if header.first_contact() => {
+                let offset = limit.saturating_sub(rest.len());
+                let parts = FirstContact::read(step.kind(), is_rdma, offset, rest)?;
+                let first_contact = Some(parts);
+                Terms::V2 { eid, first_contact }
+            }
+            Some(eid) => Terms::V2 {
+                eid,
+                first_contact: None,
+            },
+        };
+        if is_whole {
+            check_trailer(step.kind(), bytes)?;
+        }
+        Ok(Self { step, terms, body })
+    }
+}
+
+/// The fixed parts of a message: end, EID in version 2, and what follows.
+type Fixed<'a> = (Body, Option<Eid>, &'a [u8]);
+
+fn read_r<'a>(header: &Header, bytes: &'a [u8]) -> Option<Fixed<'a>> {
+    let (raw, rest) = raw::Rdma::ref_from_prefix(bytes).ok()?;
+    let end = RdmaEnd {
+        peer_id: raw.peer_id,
+        gid: raw.gid,
+        mac: raw.mac,
+        qpn: Qpn::from_be_bytes(raw.qp_number),
+        rkey: Rkey(raw.rmb_rkey.get()),
+        rmbe_index: raw.rmbe_index,
+        token: AlertToken::from_wire(raw.alert_token.get()),
+        size: SizeCode::from_high_nibble(raw.rmbe_size),
+        mtu: MtuCode::from_low_nibble(raw.rmbe_size),
+        rmb_addr: RmbAddr(raw.rmb_address.get()),
+        psn: Psn::from_be_bytes(raw.initial_psn),
+    };
+    if !header.version.is_v2() {
+        return Some((Body::R(end), None, rest));
+    }
+    let (v2, rest) = raw::RdmaV2::ref_from_prefix(rest).ok()?;
+    Some((Body::R(end), Some(v2.eid), rest))
+}
+
+fn read_d<'a>(header: &Header, bytes: &'a [u8]) -> Option<Fixed<'a>> {
+    let (raw, rest) = raw::Direct::ref_from_prefix(bytes).ok()?;
+    let end = |gid, chid| {
+        Body::D(DirectEnd {
+            gid,
+            chid,
+            dmb: DmbToken(raw.dmb_token.get()),
+            dmbe_index: raw.dmbe_index,
+            size: SizeCode::from_high_nibble(raw.dmbe_size),
+            group: GroupId(raw.link_id),
+        })
+    };
+    let gid = raw.gid.get();
+    if !header.version.is_v2() {
+        let (_, rest) = raw::DirectV1::ref_from_prefix(rest).ok()?;
+        return Some((end(Gid::native(gid), Chid::NONE), None, rest));
+    }
+    let (v2, rest) = raw::DirectV2::ref_from_prefix(rest).ok()?;
+    let chid = Chid(v2.chid.get());
+    // The extended half is reserved unless the device is emulated.
+    let gid = if chid.is_emulated() {
+        Gid::new(gid, v2.extended_gid.get())
+    } else {
+        Gid::native(gid)
+    };
+    Some((end(gid, chid), Some(v2.eid), rest))
+}
+
+/// Version 1 has one length per kind of SMC, version 2 a minimum.
+fn check_length(header: &Header, step: Step, is_rdma: bool) -> Result<(), DecodeError> {
+    let got = usize::from(header.length);
+    let (v1, v2) = match is_rdma {
+        true => (AcceptConfirm::LEN_R_V1, AcceptConfirm::MIN_LEN_R_V2),
+        false => (AcceptConfirm::LEN_D_V1, AcceptConfirm::MIN_LEN_D_V2),
+    };
+    let kind = match header.version.is_v2() {
+        false if got != v1 => DecodeErrorKind::Length { expected: v1, got },
+        true if got < v2 => DecodeErrorKind::LengthBelow { minimum: v2, got },
+        _ => return Ok(()),
+    };
+    Err(DecodeError::new(step.kind(), "length", 5, kind))
+}
