@@ -1,8 +1,9 @@
-//! What a field says.
+//! Values of fields.
 
 use core::fmt;
 use core::net::{Ipv4Addr, Ipv6Addr};
 
+use crate::types::text::{trim_padding, write_printable};
 use crate::types::{Eid, Mac, PeerId, RoceGid};
 
 /// The value of a field. `Display` gives the usual notation.
@@ -104,19 +105,8 @@ fn hex_number(f: &mut fmt::Formatter<'_>, value: u64, digits: u8) -> fmt::Result
 fn quoted(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
     use fmt::Write as _;
 
-    let mut rest = bytes;
-    while let [head @ .., b' ' | 0] = rest {
-        rest = head;
-    }
     f.write_char('"')?;
-    for &byte in rest {
-        let shown = if byte.is_ascii_graphic() || byte == b' ' {
-            char::from(byte)
-        } else {
-            '.'
-        };
-        f.write_char(shown)?;
-    }
+    write_printable(f, trim_padding(bytes))?;
     f.write_char('"')
 }
 

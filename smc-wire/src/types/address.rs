@@ -4,53 +4,15 @@ use core::fmt;
 use core::net::{Ipv4Addr, Ipv6Addr};
 use core::str::FromStr;
 
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
-
 use super::parse::{ParseError, digits_only};
+use super::wire_id::wire_id;
 
-/// MAC address of a RoCE port (6 bytes).
-///
-/// Prints and parses as six hex pairs with colons.
-#[derive(
-    Debug,
-    Clone,
-    Copy,
-    PartialEq,
-    Eq,
-    Hash,
-    PartialOrd,
-    Ord,
-    Default,
-    FromBytes,
-    IntoBytes,
-    Immutable,
-    KnownLayout,
-    Unaligned,
-)]
-#[repr(transparent)]
-pub struct Mac([u8; 6]);
-
-impl Mac {
-    /// No port: all bytes zero.
-    pub const ZERO: Self = Self([0; 6]);
-
-    /// From the six bytes in wire order.
-    #[must_use]
-    pub const fn new(bytes: [u8; 6]) -> Self {
-        Self(bytes)
-    }
-
-    /// The six bytes in wire order.
-    #[must_use]
-    pub const fn as_bytes(&self) -> &[u8; 6] {
-        &self.0
-    }
-
-    /// True for all zero, which means that there is no port.
-    #[must_use]
-    pub fn is_zero(self) -> bool {
-        self == Self::ZERO
-    }
+wire_id! {
+    /// MAC address of a RoCE port (6 bytes).
+    ///
+    /// Prints and parses as six hex pairs with colons.
+    #[derive(Default)]
+    Mac[6], new
 }
 
 impl fmt::Display for Mac {
@@ -79,88 +41,42 @@ impl FromStr for Mac {
     }
 }
 
-/// Identifies one instance of an SMC-R stack (8 bytes: instance number and a MAC of the host).
-///
-/// The instance number differs after a restart. All eight bytes are compared. SMC-R only; a
-/// PROPOSAL that does not offer SMC-R v1 carries zeros (docs/spec/identifiers.md#peer-id,
-/// RFC 7609 appendix A.2.1). Prints as `9b5a@52:54:00:00:00:01`.
-#[derive(
-    Debug,
-    Clone,
-    Copy,
-    PartialEq,
-    Eq,
-    Hash,
-    PartialOrd,
-    Ord,
-    Default,
-    FromBytes,
-    IntoBytes,
-    Immutable,
-    KnownLayout,
-    Unaligned,
-)]
-#[repr(C)]
-pub struct PeerId {
-    instance: [u8; 2],
-    mac: Mac,
+wire_id! {
+    /// Identifies one instance of an SMC-R stack (8 bytes: instance number and a MAC of the host).
+    ///
+    /// The instance number differs after a restart. All eight bytes are compared. SMC-R only; a
+    /// PROPOSAL that does not offer SMC-R v1 carries zeros (docs/spec/identifiers.md#peer-id,
+    /// RFC 7609 appendix A.2.1). Prints as `9b5a@52:54:00:00:00:01`.
+    #[derive(Default)]
+    PeerId[8], from_bytes
 }
 
 impl PeerId {
-    /// Not given.
-    pub const ZERO: Self = Self {
-        instance: [0; 2],
-        mac: Mac::ZERO,
-    };
-
     /// From an instance number, which must change at each restart, and a MAC of the host.
     #[must_use]
     pub const fn new(instance: u16, mac: Mac) -> Self {
-        Self {
-            instance: instance.to_be_bytes(),
-            mac,
-        }
-    }
-
-    /// From the eight bytes in wire order.
-    #[must_use]
-    pub const fn from_bytes(bytes: [u8; 8]) -> Self {
-        let [a, b, mac @ ..] = bytes;
-        Self {
-            instance: [a, b],
-            mac: Mac::new(mac),
-        }
-    }
-
-    /// The eight bytes in wire order.
-    #[must_use]
-    pub const fn to_bytes(self) -> [u8; 8] {
-        let ([a, b], [c, d, e, f, g, h]) = (self.instance, self.mac.0);
-        [a, b, c, d, e, f, g, h]
+        let ([a, b], [c, d, e, f, g, h]) = (instance.to_be_bytes(), mac.0);
+        Self([a, b, c, d, e, f, g, h])
     }
 
     /// The instance number of the stack.
     #[must_use]
     pub const fn instance(self) -> u16 {
-        u16::from_be_bytes(self.instance)
+        let [a, b, ..] = self.0;
+        u16::from_be_bytes([a, b])
     }
 
     /// The MAC; zero while the host has seen no RoCE port.
     #[must_use]
     pub const fn mac(self) -> Mac {
-        self.mac
-    }
-
-    /// True for all zero, which means "not given".
-    #[must_use]
-    pub fn is_zero(self) -> bool {
-        self == Self::ZERO
+        let [_, _, mac @ ..] = self.0;
+        Mac(mac)
     }
 }
 
 impl fmt::Display for PeerId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:04x}@{}", self.instance(), self.mac)
+        write!(f, "{:04x}@{}", self.instance(), self.mac())
     }
 }
 
@@ -178,48 +94,19 @@ impl FromStr for PeerId {
     }
 }
 
-/// GID of a RoCE port (16 bytes).
-///
-/// In RoCEv2 it stands for an IP address. An IPv4 address has two forms in the wild: the
-/// IPv4-mapped one, which is what [`from_ipv4`](Self::from_ipv4) makes and what Linux sends, and
-/// twelve zero bytes followed by the address, which the v2 documents describe. Both are understood
-/// by [`ipv4`](Self::ipv4). Equality compares bytes, as link group reuse requires, so one form has
-/// to be used consistently. Prints as an IPv6 address.
-#[derive(
-    Debug,
-    Clone,
-    Copy,
-    PartialEq,
-    Eq,
-    Hash,
-    PartialOrd,
-    Ord,
-    Default,
-    FromBytes,
-    IntoBytes,
-    Immutable,
-    KnownLayout,
-    Unaligned,
-)]
-#[repr(transparent)]
-pub struct RoceGid([u8; 16]);
+wire_id! {
+    /// GID of a RoCE port (16 bytes).
+    ///
+    /// In RoCEv2 it stands for an IP address. An IPv4 address has two forms in the wild: the
+    /// IPv4-mapped one, which is what [`from_ipv4`](Self::from_ipv4) makes and what Linux sends,
+    /// and twelve zero bytes followed by the address, which the v2 documents describe. Both are
+    /// understood by [`ipv4`](Self::ipv4). Equality compares bytes, as link group reuse requires,
+    /// so one form has to be used consistently. Prints as an IPv6 address.
+    #[derive(Default)]
+    RoceGid[16], new
+}
 
 impl RoceGid {
-    /// Not given.
-    pub const ZERO: Self = Self([0; 16]);
-
-    /// From the sixteen bytes in wire order.
-    #[must_use]
-    pub const fn new(bytes: [u8; 16]) -> Self {
-        Self(bytes)
-    }
-
-    /// The sixteen bytes in wire order.
-    #[must_use]
-    pub const fn as_bytes(&self) -> &[u8; 16] {
-        &self.0
-    }
-
     /// The RoCEv2 GID of an IPv4 address, in the IPv4-mapped form (`::ffff:a.b.c.d`).
     #[must_use]
     pub const fn from_ipv4(address: Ipv4Addr) -> Self {
@@ -252,12 +139,6 @@ impl RoceGid {
     pub const fn ipv6(self) -> Ipv6Addr {
         let value = u128::from_be_bytes(self.0);
         Ipv6Addr::from_bits(value)
-    }
-
-    /// True for all zero, which means "not given".
-    #[must_use]
-    pub fn is_zero(self) -> bool {
-        self == Self::ZERO
     }
 }
 

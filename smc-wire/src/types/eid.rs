@@ -1,50 +1,33 @@
-//! Enterprise IDs: who may talk to whom in version 2.
+//! Enterprise IDs, of which two peers need a common one in version 2.
 
 use core::fmt;
 use core::str::FromStr;
 
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use super::text::{padded, trim_padding, write_printable};
+use super::wire_id::wire_id;
 
-use super::text::{trim_padding, write_printable};
-
-/// Enterprise ID: 32 bytes that both ends must share for version 2.
-///
-/// A *UEID* is chosen by the administrator and made with [`ueid`](Self::ueid), which enforces the
-/// rules for names. A *SEID* belongs to a system ([`seid_s390x`](Self::seid_s390x)). What a peer
-/// sent is taken as it is by [`from_bytes`](Self::from_bytes): receivers do not check characters,
-/// they compare all 32 bytes, padding included. `Display` cuts the padding.
-///
-/// ```
-/// use smc_wire::types::Eid;
-///
-/// let eid = Eid::ueid("EXAMPLE-EID")?;
-/// assert_eq!(eid.as_bytes()[..12], *b"EXAMPLE-EID ");
-/// assert_eq!(eid.to_string(), "EXAMPLE-EID");
-/// assert!(Eid::ueid("example").is_err());
-/// # Ok::<(), smc_wire::types::EidError>(())
-/// ```
-#[derive(
-    Debug,
-    Clone,
-    Copy,
-    PartialEq,
-    Eq,
-    Hash,
-    PartialOrd,
-    Ord,
-    Default,
-    FromBytes,
-    IntoBytes,
-    Immutable,
-    KnownLayout,
-    Unaligned,
-)]
-#[repr(transparent)]
-pub struct Eid([u8; 32]);
+wire_id! {
+    /// Enterprise ID: 32 bytes that both ends must share for version 2.
+    ///
+    /// A *UEID* is chosen by the administrator and made with [`ueid`](Self::ueid), which enforces
+    /// the rules for names. A *SEID* belongs to a system ([`seid_s390x`](Self::seid_s390x)). What a
+    /// peer sent is taken as it is by [`from_bytes`](Self::from_bytes): receivers do not check
+    /// characters, they compare all 32 bytes, padding included. `Display` cuts the padding.
+    ///
+    /// ```
+    /// use smc_wire::types::Eid;
+    ///
+    /// let eid = Eid::ueid("EXAMPLE-EID")?;
+    /// assert_eq!(eid.as_bytes()[..12], *b"EXAMPLE-EID ");
+    /// assert_eq!(eid.to_string(), "EXAMPLE-EID");
+    /// assert!(Eid::ueid("example").is_err());
+    /// # Ok::<(), smc_wire::types::EidError>(())
+    /// ```
+    #[derive(Default)]
+    Eid[32], from_bytes
+}
 
 impl Eid {
-    /// No EID: 32 zero bytes, as sent in place of a SEID by systems without one.
-    pub const ZERO: Self = Self([0; 32]);
     /// Length of an EID in bytes and the most characters a name can have.
     pub const LEN: usize = 32;
 
@@ -74,11 +57,7 @@ impl Eid {
         if name.contains("..") {
             return Err(EidError::ConsecutiveDots);
         }
-        let mut bytes = [b' '; 32];
-        for (to, from) in bytes.iter_mut().zip(name.bytes()) {
-            *to = from;
-        }
-        Ok(Self(bytes))
+        Ok(Self(padded(name)))
     }
 
     /// The SEID of an s390x system, from the low 16 bits of the CPU identification number and the
@@ -93,24 +72,6 @@ impl Eid {
             *to = from;
         }
         Self(bytes)
-    }
-
-    /// The bytes as received, unchecked.
-    #[must_use]
-    pub const fn from_bytes(bytes: [u8; 32]) -> Self {
-        Self(bytes)
-    }
-
-    /// All 32 bytes.
-    #[must_use]
-    pub const fn as_bytes(&self) -> &[u8; 32] {
-        &self.0
-    }
-
-    /// True for 32 zero bytes.
-    #[must_use]
-    pub fn is_zero(self) -> bool {
-        self == Self::ZERO
     }
 
     /// True if the bytes are what [`ueid`](Self::ueid) could have made.

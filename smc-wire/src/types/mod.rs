@@ -11,7 +11,8 @@ mod eid;
 mod link;
 mod negotiation;
 mod parse;
-mod text;
+pub(crate) mod text;
+mod wire_id;
 
 pub use address::{Mac, PeerId, RoceGid};
 pub use decline::DeclineCode;

@@ -313,7 +313,7 @@ mod names {
             (id.instance(), id.mac()),
             (0x9b5a, Mac::new([0x52, 0x54, 0, 0, 0, 1]))
         );
-        assert_eq!(id.to_bytes(), [0x9b, 0x5a, 0x52, 0x54, 0, 0, 0, 1]);
+        assert_eq!(*id.as_bytes(), [0x9b, 0x5a, 0x52, 0x54, 0, 0, 0, 1]);
         assert!(PeerId::ZERO.is_zero() && PeerId::ZERO.mac().is_zero());
     }
 }

@@ -3,31 +3,16 @@
 use core::fmt;
 use core::str::FromStr;
 
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
-
 use super::parse::ParseError;
+use super::wire_id::wire_id;
 
-/// Host name of a peer (32 bytes, ASCII, padded with blanks), informational.
-///
-/// Linux sends its node name and keeps a received name only if it is ASCII. A name may hold any
-/// bytes here; `Display` cuts the padding and replaces what is not printable ASCII with `.`.
-#[derive(
-    Debug,
-    Clone,
-    Copy,
-    PartialEq,
-    Eq,
-    Hash,
-    PartialOrd,
-    Ord,
-    FromBytes,
-    IntoBytes,
-    Immutable,
-    KnownLayout,
-    Unaligned,
-)]
-#[repr(transparent)]
-pub struct HostName([u8; 32]);
+wire_id! {
+    /// Host name of a peer (32 bytes, ASCII, padded with blanks), informational.
+    ///
+    /// Linux sends its node name and keeps a received name only if it is ASCII. A name may hold any
+    /// bytes here; `Display` cuts the padding and replaces what is not printable ASCII with `.`.
+    HostName[32], from_bytes
+}
 
 impl HostName {
     /// No name: all blanks.
@@ -36,23 +21,7 @@ impl HostName {
     /// The first 32 bytes of a name, padded with blanks.
     #[must_use]
     pub fn new(name: &str) -> Self {
-        let mut bytes = [b' '; 32];
-        for (to, from) in bytes.iter_mut().zip(name.bytes()) {
-            *to = from;
-        }
-        Self(bytes)
-    }
-
-    /// The bytes as received.
-    #[must_use]
-    pub const fn from_bytes(bytes: [u8; 32]) -> Self {
-        Self(bytes)
-    }
-
-    /// All 32 bytes.
-    #[must_use]
-    pub const fn as_bytes(&self) -> &[u8; 32] {
-        &self.0
+        Self(padded(name))
     }
 
     /// The name without padding, or `None` if it is not ASCII and should be ignored.
@@ -111,10 +80,8 @@ impl PnetId {
         if !name.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
             return Err(ParseError::syntax(WHAT));
         }
-        let mut bytes = [b' '; 16];
-        for (to, from) in bytes.iter_mut().zip(name.bytes()) {
-            *to = from.to_ascii_uppercase();
-        }
+        let mut bytes = padded(name);
+        bytes.make_ascii_uppercase();
         Ok(Self(bytes))
     }
 
@@ -139,8 +106,17 @@ impl FromStr for PnetId {
     }
 }
 
+/// The first `N` bytes of a text, padded with blanks.
+pub(super) fn padded<const N: usize>(text: &str) -> [u8; N] {
+    let mut bytes = [b' '; N];
+    for (to, from) in bytes.iter_mut().zip(text.bytes()) {
+        *to = from;
+    }
+    bytes
+}
+
 /// Cuts blanks and NULs from the end.
-pub(super) fn trim_padding(bytes: &[u8]) -> &[u8] {
+pub(crate) fn trim_padding(bytes: &[u8]) -> &[u8] {
     let mut rest = bytes;
     while let [head @ .., b' ' | 0] = rest {
         rest = head;
@@ -149,7 +125,7 @@ pub(super) fn trim_padding(bytes: &[u8]) -> &[u8] {
 }
 
 /// Writes printable ASCII as it is and a dot for every other byte.
-pub(super) fn write_printable(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
+pub(crate) fn write_printable(f: &mut fmt::Formatter<'_>, bytes: &[u8]) -> fmt::Result {
     use fmt::Write as _;
 
     for &byte in bytes {
