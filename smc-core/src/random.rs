@@ -18,11 +18,11 @@ use crate::mem::WipedOnFork;
 ///
 /// When the system has no randomness.
 pub fn bytes<const N: usize>() -> io::Result<[u8; N]> {
-    let of_stock = |stock: &RefCell<Option<WipedOnFork>>| {
-        let mut stock = stock.borrow_mut();
-        stock.as_mut().map(|memory| take(memory.bytes()))
+    let from_buffer = |buffer: &RefCell<Option<WipedOnFork>>| {
+        let mut buffer = buffer.borrow_mut();
+        buffer.as_mut().map(|memory| take(memory.bytes()))
     };
-    match STOCK.try_with(of_stock) {
+    match BUFFER.try_with(from_buffer) {
         Ok(Some(taken)) => taken,
         // There is no buffer, or the thread is ending.
         Ok(None) | Err(_) => {
@@ -56,9 +56,9 @@ pub fn is_emulated_gid(gid: Gid) -> bool {
 
 /// Takes bytes from a buffer, which is refilled first if it has too few. Zeroed memory is an empty
 /// buffer.
-fn take<const N: usize>(stock: &mut [u8]) -> io::Result<[u8; N]> {
+fn take<const N: usize>(buffer: &mut [u8]) -> io::Result<[u8; N]> {
     let too_many = || io::Error::from(io::ErrorKind::InvalidInput);
-    let (left, bytes) = stock.split_first_chunk_mut().ok_or_else(too_many)?;
+    let (left, bytes) = buffer.split_first_chunk_mut().ok_or_else(too_many)?;
     let mut count = usize::from_ne_bytes(*left);
     if count < N {
         fill(bytes)?;
@@ -94,7 +94,7 @@ const AT_ONCE: usize = 256;
 
 thread_local! {
     /// The number of bytes left, and unused random bytes, so that not each number is a system call.
-    static STOCK: RefCell<Option<WipedOnFork>> =
+    static BUFFER: RefCell<Option<WipedOnFork>> =
         RefCell::new(WipedOnFork::new(size_of::<usize>() + AT_ONCE).ok());
 }
 
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_differ_also_beyond_one_stock() {
+    fn numbers_differ_across_refills() {
         let mut seen = std::collections::BTreeSet::new();
         assert!((0..1000).all(|_| seen.insert(bytes::<16>().unwrap())));
         assert!(bytes::<256>().unwrap().iter().any(|byte| *byte != 0));

@@ -26,7 +26,7 @@ impl<K, const TOTAL: usize, const EACH: usize> Default for Shares<K, TOTAL, EACH
 
 impl<K: Eq + Hash, const TOTAL: usize, const EACH: usize> Shares<K, TOTAL, EACH> {
     /// Whether this holder may take a place.
-    pub(crate) fn has_room(&self, holder: &K) -> bool {
+    pub(crate) fn has_capacity(&self, holder: &K) -> bool {
         let has = self.by_holder.get(holder).copied().unwrap_or_default();
         let free = TOTAL.saturating_sub(self.taken);
         has < free.min(EACH)
@@ -40,7 +40,7 @@ impl<K: Eq + Hash, const TOTAL: usize, const EACH: usize> Shares<K, TOTAL, EACH>
     }
 
     /// Releases a place, if this holder has any.
-    pub(crate) fn give_back(&mut self, holder: &K) {
+    pub(crate) fn release(&mut self, holder: &K) {
         let Some(count) = self.by_holder.get_mut(holder) else {
             return;
         };
@@ -67,7 +67,7 @@ mod tests {
         loop {
             let before = has;
             for (holder, count) in has.iter_mut().enumerate() {
-                if shares.has_room(&holder) {
+                if shares.has_capacity(&holder) {
                     shares.take(holder);
                     *count += 1;
                 }
@@ -79,25 +79,25 @@ mod tests {
     }
 
     #[test]
-    fn places_stay_free_for_another_one_however_much_each_takes() {
+    fn places_stay_free_for_another_holder() {
         assert_eq!(fill(&mut Shares::default()), [32]);
         let mut shares = Shares::default();
         assert_eq!(fill(&mut shares), [22, 21]);
-        assert!(shares.has_room(&2));
+        assert!(shares.has_capacity(&2));
         let mut shares = Shares::default();
         assert_eq!(fill(&mut shares), [8; 7]);
-        assert!(shares.has_room(&7));
+        assert!(shares.has_capacity(&7));
     }
 
     #[test]
-    fn places_that_are_given_back_are_for_others() {
+    fn released_places_are_for_others() {
         let mut shares = Shares::default();
         let [count] = fill(&mut shares);
         for _ in 0..count {
-            shares.give_back(&0);
+            shares.release(&0);
         }
         assert!(shares.is_empty());
-        shares.give_back(&0);
+        shares.release(&0);
         assert!(shares.is_empty());
         assert_eq!(fill(&mut shares), [count]);
     }

@@ -44,7 +44,7 @@ impl<'a> Carrier<'a> {
         side_channel: &'a mut dyn SideChannel,
         plain: &'a dyn Socket,
     ) -> Self {
-        Self::beside(
+        Self::over_side_channel(
             endpoint,
             side_channel,
             PeerLocality::SameHost(Role::Client),
@@ -57,7 +57,7 @@ impl<'a> Carrier<'a> {
         endpoint: &'a EndpointInner,
         side_channel: &'a mut dyn SideChannel,
     ) -> Self {
-        Self::beside(
+        Self::over_side_channel(
             endpoint,
             side_channel,
             PeerLocality::SameHost(Role::Server),
@@ -65,7 +65,7 @@ impl<'a> Carrier<'a> {
         )
     }
 
-    fn beside(
+    fn over_side_channel(
         endpoint: &'a EndpointInner,
         side_channel: &'a mut dyn SideChannel,
         locality: PeerLocality,
@@ -87,7 +87,7 @@ impl<'a> Carrier<'a> {
     pub(super) fn locality(&self) -> PeerLocality {
         match self {
             Self::Tcp(_) => PeerLocality::Unknown,
-            Self::SideChannel(beside) => beside.locality,
+            Self::SideChannel(channel) => channel.locality,
         }
     }
 
@@ -95,7 +95,7 @@ impl<'a> Carrier<'a> {
     pub(super) fn credentials(&self) -> Option<Credentials> {
         match self {
             Self::Tcp(_) => None,
-            Self::SideChannel(beside) => beside.side_channel.credentials(),
+            Self::SideChannel(channel) => channel.side_channel.credentials(),
         }
     }
 
@@ -108,9 +108,9 @@ impl<'a> Carrier<'a> {
     ) -> io::Result<()> {
         let socket = match self {
             Self::Tcp(socket) => socket,
-            Self::SideChannel(beside) => {
-                beside.sent = true;
-                return beside.side_channel.send(message);
+            Self::SideChannel(channel) => {
+                channel.sent = true;
+                return channel.side_channel.send(message);
             }
         };
         let mut timer = None;
@@ -134,9 +134,9 @@ impl<'a> Carrier<'a> {
 
     /// Notifies the peer of sent messages.
     pub(super) fn flush(&mut self) {
-        if let Self::SideChannel(beside) = self {
-            if std::mem::take(&mut beside.sent) {
-                beside.side_channel.flush();
+        if let Self::SideChannel(channel) = self {
+            if std::mem::take(&mut channel.sent) {
+                channel.side_channel.flush();
             }
         }
     }
@@ -144,10 +144,10 @@ impl<'a> Carrier<'a> {
     /// Publishes progress to the client while the device works on the answer.
     pub(super) fn publish_progress(&mut self, cx: &mut Context<'_>) {
         match self {
-            Self::SideChannel(beside)
-                if matches!(beside.locality, PeerLocality::SameHost(Role::Server)) =>
+            Self::SideChannel(channel)
+                if matches!(channel.locality, PeerLocality::SameHost(Role::Server)) =>
             {
-                beside.publish_progress(cx);
+                channel.publish_progress(cx);
             }
             _ => {}
         }
@@ -157,7 +157,7 @@ impl<'a> Carrier<'a> {
     pub(super) fn is_confirmed(&self) -> bool {
         match self {
             Self::Tcp(_) => false,
-            Self::SideChannel(beside) => beside.side_channel.is_confirmed(),
+            Self::SideChannel(channel) => channel.side_channel.is_confirmed(),
         }
     }
 
@@ -169,7 +169,7 @@ impl<'a> Carrier<'a> {
     ) -> Poll<io::Result<usize>> {
         match self {
             Self::Tcp(socket) => socket.poll_read(cx, buf),
-            Self::SideChannel(beside) => beside.poll_read(cx, buf),
+            Self::SideChannel(channel) => channel.poll_read(cx, buf),
         }
     }
 }

@@ -162,13 +162,13 @@ mod tests {
     /// Makes long copies at these rates, in bytes per nanosecond. Returns how many were
     /// non-temporal.
     fn run(copy_mode: &mut CopyModeSelector, copies: u32, temporal: u64, non_temporal: u64) -> u32 {
-        let mut past = 0;
+        let mut non_temporal_copies = 0;
         for _ in 0..copies {
             let (mode, is_timed) = copy_mode.next();
             let rate = match mode {
                 CopyMode::Temporal => temporal,
                 CopyMode::NonTemporal => {
-                    past += 1;
+                    non_temporal_copies += 1;
                     non_temporal
                 }
             };
@@ -176,7 +176,7 @@ mod tests {
                 copy_mode.handle_sample(64_000, Duration::from_nanos(64_000 / rate));
             }
         }
-        past
+        non_temporal_copies
     }
 
     #[test]
@@ -189,8 +189,8 @@ mod tests {
         let mut copy_mode = CopyModeSelector::new(true);
         run(&mut copy_mode, 1000, 4, 20);
         assert_eq!(copy_mode.mode, CopyMode::NonTemporal);
-        let past = run(&mut copy_mode, 100_000, 4, 20);
-        assert!(past > 99_000, "{past}");
+        let non_temporal_copies = run(&mut copy_mode, 100_000, 4, 20);
+        assert!(non_temporal_copies > 99_000, "{non_temporal_copies}");
     }
 
     #[test]
@@ -205,9 +205,9 @@ mod tests {
     #[test]
     fn a_slow_machine_keeps_temporal_copies() {
         let mut copy_mode = CopyModeSelector::new(true);
-        let past = run(&mut copy_mode, 100_000, 5, 10);
+        let non_temporal_copies = run(&mut copy_mode, 100_000, 5, 10);
         assert_eq!(copy_mode.mode, CopyMode::Temporal);
-        assert!(past < 5_000, "{past}");
+        assert!(non_temporal_copies < 5_000, "{non_temporal_copies}");
     }
 
     #[test]
@@ -219,14 +219,15 @@ mod tests {
     }
 
     #[test]
-    fn trials_in_vain_get_rare_and_never_end() {
+    fn failed_trials_get_rare_and_never_end() {
         let mut copy_mode = CopyModeSelector::new(true);
         run(&mut copy_mode, 100_000, 5, 10);
-        let past = run(&mut copy_mode, 1_000_000, 5, 10);
+        let non_temporal_copies = run(&mut copy_mode, 1_000_000, 5, 10);
         assert!(
-            past > 0
-                && past <= 1_000_000 * TRIAL_COPIES / (TRIAL_INTERVAL_SLOW << FAILED_TRIALS_MAX),
-            "{past}"
+            non_temporal_copies > 0
+                && non_temporal_copies
+                    <= 1_000_000 * TRIAL_COPIES / (TRIAL_INTERVAL_SLOW << FAILED_TRIALS_MAX),
+            "{non_temporal_copies}"
         );
         run(&mut copy_mode, 20_000, 4, 20);
         assert_eq!(copy_mode.mode, CopyMode::NonTemporal);

@@ -81,8 +81,8 @@ impl Drop for EndpointInner {
 impl Endpoint {
     pub(super) fn new(inner: EndpointInner) -> Self {
         let inner = Arc::new(inner);
-        let keeper: Arc<dyn TrimMemory> = Arc::clone(&inner) as _;
-        inner.memory.add_user(Arc::downgrade(&keeper));
+        let pools: Arc<dyn TrimMemory> = Arc::clone(&inner) as _;
+        inner.memory.add_user(Arc::downgrade(&pools));
         Self { inner }
     }
 

@@ -289,7 +289,7 @@ impl Groups {
         }
     }
 
-    pub(crate) fn give_back_token(&self, token: AlertToken) {
+    pub(crate) fn release_token(&self, token: AlertToken) {
         self.tokens().remove(&token);
     }
 

@@ -11,7 +11,7 @@ use smc_wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord};
 use super::busy_poll::BusyPoll;
 use super::conn::{Conn, len_u32, len_usize};
 use super::half::{Half, poll_until};
-use super::in_place::{ReadGuard, RetainedRanges};
+use super::in_place::{GuardedRing, ReadGuard};
 use crate::error::{Error, PeerMisbehaved};
 use crate::mem::TrustPeers;
 use crate::mem::sync::Ordering;
@@ -38,8 +38,8 @@ pub(crate) struct Receiver {
     shown: usize,
     trust: Option<TrustPeers>,
     /// The shared state of guards in place; created for the first one.
-    retained: Option<Arc<RetainedRanges>>,
-    /// Guards retain ranges, so that `retained` has the window.
+    guarded: Option<Arc<GuardedRing>>,
+    /// Guards retain ranges, so that `guarded` has the window.
     has_guards: bool,
 }
 
@@ -56,7 +56,7 @@ impl Receiver {
             fill_copy: Vec::new(),
             shown: 0,
             trust,
-            retained: None,
+            guarded: None,
             has_guards: false,
         }
     }
@@ -211,10 +211,10 @@ impl Receiver {
             return Ok(Some(ReadGuard::private(Bytes::new())));
         }
         let count = readable.min(max);
-        if self.retained.is_none() {
-            self.retained = RetainedRanges::new(&self.conn, self.trust);
+        if self.guarded.is_none() {
+            self.guarded = GuardedRing::new(&self.conn, self.trust);
         }
-        let Some(retained) = &self.retained else {
+        let Some(guarded) = &self.guarded else {
             let mut copy = vec![0; count];
             self.copy_out(0, &mut copy)?;
             self.discard_fill_copy();
@@ -222,13 +222,13 @@ impl Receiver {
             return Ok(Some(ReadGuard::private(copy.into())));
         };
         if !self.has_guards {
-            retained.begin(self.half.confirmed(), self.half.unconfirmed());
+            guarded.begin(self.half.confirmed(), self.half.unconfirmed());
             self.has_guards = true;
         }
         let at = len_usize(self.half.at());
         let count = count.min(len_usize(self.half.ring().size()) - at);
         self.half.consume(len_u32(count));
-        let guard = retained.retain(at, count);
+        let guard = guarded.retain(at, count);
         self.discard_fill_copy();
         Ok(Some(guard))
     }
@@ -384,8 +384,8 @@ impl Receiver {
     /// Frees `count` bytes while there are guards.
     #[cold]
     fn pass(&mut self, count: u32) {
-        if let Some(retained) = &self.retained {
-            retained.pass(count);
+        if let Some(guarded) = &self.guarded {
+            guarded.pass(count);
         }
         self.reclaim_window();
     }
@@ -394,8 +394,8 @@ impl Receiver {
     /// left.
     #[cold]
     fn reclaim_window(&mut self) {
-        if let Some(retained) = &self.retained {
-            let (shown, is_ours) = retained.take_shown();
+        if let Some(guarded) = &self.guarded {
+            let (shown, is_ours) = guarded.take_shown();
             self.half.confirm_held(shown);
             self.has_guards = !is_ours;
         }
@@ -422,8 +422,8 @@ impl Half for Receiver {
 
 impl Drop for Receiver {
     fn drop(&mut self) {
-        if let Some(retained) = &self.retained {
-            retained.stop();
+        if let Some(guarded) = &self.guarded {
+            guarded.stop();
         }
         self.conn
             .stop_reading(self.half.consumer(), self.half.high_water());

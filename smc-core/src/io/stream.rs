@@ -668,8 +668,8 @@ pub(crate) fn try_read_buf(
 ) -> io::Result<usize> {
     let before = buf.len();
     // One byte at least: an empty read would not report a lack of data.
-    let room = side.available(limit).max(limit.min(1));
-    buf.resize(before + room, 0);
+    let space = side.available(limit).max(limit.min(1));
+    buf.resize(before + space, 0);
     let read = side.try_read(&mut buf[before..]);
     buf.truncate(before + *read.as_ref().unwrap_or(&0));
     read

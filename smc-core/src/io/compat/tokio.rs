@@ -91,13 +91,13 @@ fn poll_read_smc(
     buf: &mut ReadBuf<'_>,
 ) -> Poll<io::Result<()>> {
     let wanted = buf.remaining();
-    let mut room = half.available(wanted);
-    if room == 0 {
+    let mut space = half.available(wanted);
+    if space == 0 {
         ready!(half.poll_ready(cx))?;
         // At end of stream nothing is available; a read reports it.
-        room = half.available(wanted).max(1);
+        space = half.available(wanted).max(1);
     }
-    let read = ready!(half.poll_read(cx, buf.initialize_unfilled_to(room)))?;
+    let read = ready!(half.poll_read(cx, buf.initialize_unfilled_to(space)))?;
     buf.advance(read);
     Poll::Ready(Ok(()))
 }
@@ -109,16 +109,16 @@ fn poll_read_tcp(
     cx: &mut Context<'_>,
     buf: &mut ReadBuf<'_>,
 ) -> Poll<io::Result<()>> {
-    let room = half.expected().min(buf.remaining());
-    if room > SCRATCH_LEN {
-        let read = ready!(half.poll_read(cx, buf.initialize_unfilled_to(room)))?;
+    let space = half.expected().min(buf.remaining());
+    if space > SCRATCH_LEN {
+        let read = ready!(half.poll_read(cx, buf.initialize_unfilled_to(space)))?;
         buf.advance(read);
         return Poll::Ready(Ok(()));
     }
     // Taken out during the read: the `Socket` implementation may itself read a stream.
     let mut scratch = SCRATCH.try_with(Cell::take).unwrap_or_default();
     scratch.resize(SCRATCH_LEN, 0);
-    let spare = &mut scratch[..room];
+    let spare = &mut scratch[..space];
     let read = half.poll_read(cx, spare);
     if let Poll::Ready(Ok(count)) = read {
         buf.put_slice(&spare[..count]);

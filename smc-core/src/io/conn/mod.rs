@@ -296,8 +296,8 @@ impl Conn {
     pub(crate) fn handle_peer_flags(&self) -> bool {
         let word = ConsumerWord::from_ne(self.local.consumer().load(Ordering::Acquire));
         if !word.state_flags.is_empty() {
-            let news = self.closing().handle_peer(word.state_flags);
-            if news {
+            let has_changed = self.closing().handle_peer(word.state_flags);
+            if has_changed {
                 self.ended.store(true, Ordering::Release);
                 self.wake();
                 self.release_if_closed();

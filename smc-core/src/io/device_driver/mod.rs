@@ -378,17 +378,17 @@ impl DeviceDriver {
 
     /// Connections whose TCP watch starts now.
     fn due_tcp_watches(&self, now: Instant) -> Vec<Arc<Conn>> {
-        let mut grown = Vec::new();
+        let mut due = Vec::new();
         let mut table = self.table();
         while let Some((until, conn)) = table.deferred_tcp_watches.front() {
             match conn.upgrade() {
-                Some(conn) if *until <= now => grown.push(conn),
+                Some(conn) if *until <= now => due.push(conn),
                 Some(_) => break,
                 None => {}
             }
             table.deferred_tcp_watches.pop_front();
         }
-        grown
+        due
     }
 
     /// Half-open connections whose timeout has passed.

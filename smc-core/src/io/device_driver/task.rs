@@ -41,8 +41,8 @@ impl DriverTask {
 
     /// One pass. Returns whether the task may park.
     fn pass(&mut self, driver: &DeviceDriver, cx: &mut Context<'_>) -> Result<bool, DeviceError> {
-        if let Doorbell::Waker(bell) = driver.device.doorbell() {
-            bell.register(cx.waker());
+        if let Doorbell::Waker(waker) = driver.device.doorbell() {
+            waker.register(cx.waker());
         }
         // Events until here are found by the first drain. Later events wake the task.
         let has_rung = self.poll_doorbell(cx)?;

@@ -43,7 +43,7 @@ enum Inner {
 
 /// A part of the ring that is retained.
 struct Part {
-    retained: Arc<RetainedRanges>,
+    guarded: Arc<GuardedRing>,
     /// Offset in the ring.
     at: usize,
     /// Position in the stream, as counted by [`Held`].
@@ -152,15 +152,15 @@ impl Part {
         if self.len == 0 {
             return &[];
         }
-        self.retained
+        self.guarded
             .element
-            .slice(self.at, self.len, self.retained.trust)
+            .slice(self.at, self.len, self.guarded.trust)
             .expect("guards are made inside of the ring and only split")
     }
 
     fn split_to(&mut self, len: usize) -> Self {
         let first = Self {
-            retained: Arc::clone(&self.retained),
+            guarded: Arc::clone(&self.guarded),
             at: self.at,
             start: self.start,
             len,
@@ -174,7 +174,7 @@ impl Part {
 
 impl Drop for Part {
     fn drop(&mut self) {
-        self.retained.release(self.start, len_u32(self.len));
+        self.guarded.release(self.start, len_u32(self.len));
     }
 }
 
@@ -184,7 +184,7 @@ impl Drop for Part {
 /// While a range is retained, this object publishes the consumer cursor, and not the reading half:
 /// in the drop of a guard. One thread at a time, and never under the lock, since publishing may
 /// wake tasks and thereby drop guards.
-pub(crate) struct RetainedRanges {
+pub(crate) struct GuardedRing {
     element: Element,
     trust: TrustPeers,
     /// Keeps the buffer from being reused for another connection.
@@ -202,7 +202,7 @@ struct State {
     is_over: bool,
 }
 
-impl RetainedRanges {
+impl GuardedRing {
     /// For a connection whose ring can be borrowed; `None` if guards have to be copies.
     pub(crate) fn new(conn: &Arc<Conn>, trust: Option<TrustPeers>) -> Option<Arc<Self>> {
         Some(Arc::new(Self {
@@ -228,7 +228,7 @@ impl RetainedRanges {
         let start = self.state().held.hold(len_u32(len));
         self.publish();
         ReadGuard(Inner::InPlace(Part {
-            retained: Arc::clone(self),
+            guarded: Arc::clone(self),
             at,
             start,
             len,
@@ -292,8 +292,8 @@ impl RetainedRanges {
     }
 }
 
-impl fmt::Debug for RetainedRanges {
+impl fmt::Debug for GuardedRing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RetainedRanges").finish_non_exhaustive()
+        f.debug_struct("GuardedRing").finish_non_exhaustive()
     }
 }

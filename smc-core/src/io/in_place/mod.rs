@@ -4,8 +4,8 @@
 mod guard;
 mod reserve;
 
+pub(crate) use guard::GuardedRing;
 pub use guard::ReadGuard;
-pub(crate) use guard::RetainedRanges;
 pub use reserve::Reservation;
 
 /// Maximum of a reservation in a private buffer, in bytes.

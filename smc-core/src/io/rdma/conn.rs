@@ -722,7 +722,7 @@ impl RdmaConnHandle {
 
 impl Drop for RdmaConn {
     fn drop(&mut self) {
-        self.group.give_back_token(self.token);
+        self.group.release_token(self.token);
     }
 }
 

@@ -160,7 +160,7 @@ impl Pool {
     ///
     /// The first `dirty` bytes are erased. A staging ring needs no erasing: only bytes that were
     /// copied into it for the current connection are sent from it.
-    pub(crate) fn give_back(&self, buffer: Arc<Buffer>, dirty: usize) {
+    pub(crate) fn put(&self, buffer: Arc<Buffer>, dirty: usize) {
         // Before it can be reused.
         buffer.clear(dirty);
         let mut free = self.lock();

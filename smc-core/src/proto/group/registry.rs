@@ -416,7 +416,7 @@ impl Registry {
     /// found out it takes a link and a buffer.
     fn create_within_limit(&mut self, key: Key) -> Result<Seat, NoGroup> {
         match key.source() {
-            Some(from) if !self.first_contacts.has_room(&from) => Err(NoGroup::Full),
+            Some(from) if !self.first_contacts.has_capacity(&from) => Err(NoGroup::Full),
             _ => Ok(self.create(key)),
         }
     }
@@ -477,7 +477,7 @@ impl Registry {
             slot.creators = slot.creators.saturating_sub(1);
         }
         if let Some(from) = key.source() {
-            self.first_contacts.give_back(&from);
+            self.first_contacts.release(&from);
         }
     }
 

@@ -454,7 +454,7 @@ impl Inbox {
     /// Whether a client of this user may have a channel. Other users cannot keep out the listener's
     /// own, nor each other.
     fn has_room(&self, uid: u32) -> bool {
-        self.channels.len() < MAX_CHANNELS && (is_own(uid) || self.of_others.has_room(&uid))
+        self.channels.len() < MAX_CHANNELS && (is_own(uid) || self.of_others.has_capacity(&uid))
     }
 
     /// Ends channels on which HELLO has not come in time.
@@ -562,7 +562,7 @@ impl Inbox {
         };
         channel.dead.store(true, Ordering::Release);
         if !channel.own {
-            self.of_others.give_back(&channel.client.uid);
+            self.of_others.release(&channel.client.uid);
         }
         self.recent.retain(|recent| *recent != key);
         self.wake_all(key, collected);

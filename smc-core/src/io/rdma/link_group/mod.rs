@@ -440,7 +440,7 @@ impl RdmaGroup {
             }
         }
         conn.leave_link();
-        self.pool.give_back(Arc::clone(conn.staging()), 0);
+        self.pool.put(Arc::clone(conn.staging()), 0);
         let rmb = conn.rmb_id();
         let retiring = (Arc::clone(conn.rmb()), conn.dirty());
         self.lock_retiring().insert(rmb, retiring);
@@ -451,8 +451,8 @@ impl RdmaGroup {
 
     // ---- Parts ---------------------------------------------------------------------------------
 
-    pub(super) fn give_back_token(&self, token: AlertToken) {
-        self.groups.give_back_token(token);
+    pub(super) fn release_token(&self, token: AlertToken) {
+        self.groups.release_token(token);
     }
 
     fn driver(&self, device: DeviceIndex) -> Option<Arc<DeviceDriver>> {

@@ -83,7 +83,7 @@ impl RdmaGroup {
             Output::RkeyDeleted { rmb, is_answered } => {
                 let retired = self.lock_retired_if(rmb, is_answered);
                 if let Some((buffer, dirty)) = retired {
-                    self.pool.give_back(buffer, dirty);
+                    self.pool.put(buffer, dirty);
                 }
             }
             Output::Full(is_full) => self.groups.set_full(self.id, is_full),
