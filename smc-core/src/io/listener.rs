@@ -123,7 +123,7 @@ impl Listener {
         }
     }
 
-    /// As [`Listener::accept`] for use in a poll function; keeps one waker, that of the last call.
+    /// As [`Listener::accept`] for use in a poll function; stores one waker, that of the last call.
     ///
     /// # Errors
     ///

@@ -228,11 +228,12 @@ macro_rules! read_half {
                 self.read_side_mut().as_mut().poll_peek(cx, buf)
             }
 
-            /// Takes up to `max` bytes off the stream as a guard, which can be held and passed on while
-            /// reading goes on; waits until there are some.
+            /// Reads up to `max` bytes as a guard, which can be retained and passed on while
+            /// reading continues; waits until there are some.
             ///
-            /// A guard is one piece, and may be shorter than what there is; it is empty at end of stream.
-            /// See [`ReadGuard`] for where its bytes are and what holding it costs. Cancel safe.
+            /// A guard is contiguous, and may be shorter than the available data, and is empty at
+            /// end of stream. See [`ReadGuard`] for where its bytes are and the cost of retaining
+            /// it. Cancel safe.
             ///
             /// # Errors
             ///
@@ -335,7 +336,7 @@ macro_rules! write_half {
             /// Reserves memory for the next bytes, at most `max` and at least one unless `max` is 0; waits
             /// until there is space.
             ///
-            /// The bytes go out with [`Reservation::commit`]; see [`Reservation`] for where they are until
+            /// [`Reservation::commit`] sends the bytes; see [`Reservation`] for where they are until
             /// then. Cancel safe.
             ///
             /// # Errors
@@ -386,9 +387,9 @@ macro_rules! write_half {
             /// `max` is 0; waits until there is space for `min`.
             ///
             /// It is in the peer's memory as far as `reserve` would be, if that is enough for `min`, and
-            /// otherwise a buffer of ours. Space comes back as the peer reads: while the peer does not read,
+            /// otherwise a private buffer. Space comes back as the peer reads: while the peer does not read,
             /// or holds a [`ReadGuard`], this waits, and for more space than `reserve` would. On TCP it does
-            /// not wait. The bytes go out with [`Reservation::commit`]. Cancel safe.
+            /// not wait. [`Reservation::commit`] sends the bytes. Cancel safe.
             ///
             /// # Errors
             ///

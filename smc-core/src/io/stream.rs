@@ -39,7 +39,7 @@ use crate::proto::conn::State;
 /// `ConnectionAborted`, both after the data that was written before.
 ///
 /// **Drop.** Dropping closes in order, and does not wait. Over SMC-D everything written is in the
-/// peer's memory already. Over SMC-R what is in the send buffer goes on being sent as long as the
+/// peer's memory already. Over SMC-R the send buffer is sent in the background as long as the
 /// runtime runs, and for the close timeout at most: a process that ends before loses up to
 /// [`Builder::send_buffer`](super::Builder::send_buffer) bytes of the end, and the peer sees an
 /// abort then. `close` (tokio: `shutdown`) of the stream waits for all of that, as does
@@ -215,11 +215,11 @@ impl Stream {
             .poll_shared(cx, |side, cx| side.poll_peek(cx, buf))
     }
 
-    /// Takes up to `max` bytes off the stream as a guard, which can be held and passed on while
-    /// reading goes on; waits until there are some.
+    /// Reads up to `max` bytes as a guard, which can be retained and passed on while
+    /// reading continues; waits until there are some.
     ///
-    /// A guard is one piece, and may be shorter than what there is; it is empty at end of stream.
-    /// See [`ReadGuard`] for where its bytes are and what holding it costs. Cancel safe.
+    /// A guard is contiguous, and may be shorter than the available data, and is empty at end of
+    /// stream. See [`ReadGuard`] for where its bytes are and the cost of retaining it. Cancel safe.
     ///
     /// # Errors
     ///
@@ -244,7 +244,7 @@ impl Stream {
     /// Reserves memory for the next bytes, at most `max` and at least one unless `max` is 0; waits
     /// until there is space.
     ///
-    /// The bytes go out with [`Reservation::commit`]; see [`Reservation`] for where they are until
+    /// [`Reservation::commit`] sends the bytes; see [`Reservation`] for where they are until
     /// then. Cancel safe.
     ///
     /// # Errors
@@ -295,9 +295,9 @@ impl Stream {
     /// `max` is 0; waits until there is space for `min`.
     ///
     /// It is in the peer's memory as far as `reserve` would be, if that is enough for `min`, and
-    /// otherwise a buffer of ours. Space comes back as the peer reads: while the peer does not read,
+    /// otherwise a private buffer. Space comes back as the peer reads: while the peer does not read,
     /// or holds a [`ReadGuard`], this waits, and for more space than `reserve` would. On TCP it does
-    /// not wait. The bytes go out with [`Reservation::commit`]. Cancel safe.
+    /// not wait. [`Reservation::commit`] sends the bytes. Cancel safe.
     ///
     /// # Errors
     ///
@@ -424,7 +424,7 @@ impl Stream {
     /// Not called `shutdown`, which is a method of tokio's `AsyncWriteExt`.
     ///
     /// After writing was shut down the peer reads to the end and then gets 0; it may still write.
-    /// Writes of ours give `BrokenPipe`. After reading was shut down, reads of ours give 0. Over
+    /// Local writes return `BrokenPipe`. After reading was shut down, local reads return 0. Over
     /// SMC-R this does not wait for what is in the send buffer; closing the stream does.
     ///
     /// # Errors
@@ -660,7 +660,7 @@ impl AsyncWrite for Stream {
     }
 }
 
-/// Appends what there is to read to `buf`.
+/// Appends received data to `buf`.
 pub(crate) fn try_read_buf(
     side: &mut ReadSide,
     buf: &mut Vec<u8>,
