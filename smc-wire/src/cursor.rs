@@ -1,7 +1,7 @@
 //! Cursors: positions in a ring that both ends count the same way.
 //!
 //! A cursor is a count within the ring and a wrap number, so that an empty ring (same wrap, same
-//! count) and a full one (same count, wraps differ) are told apart and every byte is usable
+//! count) and a full one (same count, wraps differ) are distinct and every byte is usable
 //! (docs/spec/cdc.md#cursor; RFC 7609 section 4).
 //!
 //! ```
@@ -20,7 +20,7 @@ use core::num::NonZero;
 
 /// A position in a ring of known size.
 ///
-/// As a message carries it; [`Ring::check`] says whether it is one that the ring can have.
+/// As a message carries it; [`Ring::check`] checks whether it is one that the ring can have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Cursor {
     /// How often the count has passed the end of the ring, modulo 65536.

@@ -1,9 +1,9 @@
 //! The TCP option that announces SMC in SYN and SYN/ACK.
 //!
 //! An experimental option in the shared format of RFC 6994: kind 254, length 6, experiment
-//! identifier "SMCR" in EBCDIC (docs/spec/tcp-option.md; RFC 7609 appendix A.1). It says "SMCR"
-//! for SMC-D as well. SMC is attempted only if both segments carried it; without it no byte of
-//! CLC may ever be sent.
+//! identifier "SMCR" in EBCDIC (docs/spec/tcp-option.md; RFC 7609 appendix A.1). It contains
+//! "SMCR" for SMC-D as well. SMC is attempted only if both segments carried it; without it no byte
+//! of CLC may ever be sent.
 //!
 //! ```
 //! use smc_wire::option;
@@ -129,9 +129,9 @@ impl<'a> SmcOption<'a> {
     }
 }
 
-/// Looks for the option in the option area of a TCP header.
+/// Finds the option in the option area of a TCP header.
 ///
-/// To be asked of segments with SYN set only. Stops at an end-of-list option and at the first
+/// For segments with SYN set only. Stops at an end-of-list option and at the first
 /// option that is not well-formed, as TCP stacks do.
 #[must_use]
 pub fn find(options: &[u8]) -> Option<SmcOption<'_>> {
@@ -155,7 +155,7 @@ pub fn find(options: &[u8]) -> Option<SmcOption<'_>> {
 }
 
 /// Writes the option to the start of `buffer` and returns its length: [`ALIGNED`] if there is
-/// room for it and the caller wants it, else [`BYTES`].
+/// space for it and the caller wants it, else [`BYTES`].
 ///
 /// # Errors
 ///

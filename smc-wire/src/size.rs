@@ -26,13 +26,13 @@ pub struct SizeCode(u8);
 impl SizeCode {
     /// 16 KiB, the smallest.
     pub const MIN: Self = Self(0);
-    /// 512 MiB, the largest four bits can say. Linux accepts it for both kinds.
+    /// 512 MiB, the largest that four bits can express. Linux accepts it for both kinds.
     pub const MAX: Self = Self(15);
     /// 512 KiB, the largest that RFC 7609 defines for SMC-R.
     pub const RFC_MAX_R: Self = Self(5);
     /// 1 MiB, the largest DMB that Linux makes for SMC-D.
     pub const LINUX_MAX_D: Self = Self(6);
-    /// 64 KiB, what Linux uses unless told otherwise.
+    /// 64 KiB, what Linux uses by default.
     pub const LINUX_DEFAULT: Self = Self(2);
 
     /// `None` if the code needs more than four bits.
@@ -51,7 +51,7 @@ impl SizeCode {
         Self(byte >> 4)
     }
 
-    /// The smallest size that has room for `len` bytes, or `None` above 512 MiB.
+    /// The smallest size that has space for `len` bytes, or `None` above 512 MiB.
     #[must_use]
     pub fn for_len(len: usize) -> Option<Self> {
         let len = u32::try_from(len).ok()?;

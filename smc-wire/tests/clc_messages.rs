@@ -461,7 +461,7 @@ fn the_excess_of_a_very_long_accept_is_thrown_away() {
     // What was kept of a message is no prefix of a stream.
     assert!(Message::parse_prefix(kept).is_err());
     assert!(Message::parse(kept).is_ok());
-    // Its trailer is neither kept nor looked at.
+    // Its trailer is neither kept nor checked.
     assert!(AcceptConfirm::parse(&with(&long, 1159, 0)).is_err());
 }
 

@@ -39,7 +39,7 @@ fn the_corpus_holds_every_form_of_message() {
     for (path, bytes) in seeds() {
         let path = corpus.join(path);
         match std::fs::read(&path) {
-            Ok(kept) if kept == bytes => {}
+            Ok(stored) if stored == bytes => {}
             _ if write => {
                 std::fs::create_dir_all(path.parent().unwrap()).unwrap();
                 std::fs::write(&path, &bytes).unwrap();

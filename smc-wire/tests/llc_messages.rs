@@ -335,7 +335,7 @@ fn the_longest_add_link_and_delete_rkey_fit_into_a_receive_buffer() {
     let delete = DeleteRkey::request(LINUX_V2, &rkeys);
     let bytes = emit(&Message::DeleteRkey(delete));
     assert_eq!(bytes.len(), 8 + 4 * 255);
-    // 1028 is 0x0404: this length does not tell the order.
+    // 1028 is 0x0404: this length does not show the order.
     let received = Message::parse_from(&bytes, ByteOrder::Little).unwrap();
     assert_eq!(received, Message::DeleteRkey(delete));
 }

@@ -1,4 +1,4 @@
-//! The printers and the walker, on whole, broken and arbitrary messages.
+//! The printers, on whole, broken and arbitrary messages.
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
@@ -137,20 +137,23 @@ fn messages_as_lines() {
     );
 }
 
-/// Whatever is cut off, what is there is shown, and what is missing is said.
+/// Whatever is cut off, what is there is shown, and what is missing is reported.
 #[test]
 fn truncated_messages_are_shown_as_far_as_they_go() {
     for (name, bytes) in samples() {
         for len in 0..bytes.1.len() {
-            let walk = Walk::of(bytes.0, &bytes.1[..len]);
-            let complete = Walk::of(bytes.0, &bytes.1);
+            let recording = Recording::of(bytes.0, &bytes.1[..len]);
+            let complete = Recording::of(bytes.0, &bytes.1);
             let missing = |p: &&Problem| matches!(p, Problem::Missing { .. });
             // A shorter LLC message may look complete: its size is what was received.
-            let says = walk.problems.iter().any(|p| missing(&p))
-                || !walk.problems.is_empty() && matches!(bytes.0, Family::Llc)
+            let reports = recording.problems.iter().any(|p| missing(&p))
+                || !recording.problems.is_empty() && matches!(bytes.0, Family::Llc)
                 || matches!(bytes.0, Family::TcpOption);
-            assert!(says, "{name} cut to {len}: {:?}", walk.problems);
-            let shown = walk.paths.iter().filter(|path| !path.ends_with("trailer"));
+            assert!(reports, "{name} cut to {len}: {:?}", recording.problems);
+            let shown = recording
+                .paths
+                .iter()
+                .filter(|path| !path.ends_with("trailer"));
             let whole: Vec<_> = complete.paths.iter().collect();
             let lost = shown
                 .filter(|path| !whole.contains(path))
@@ -168,9 +171,9 @@ fn truncated_messages_are_shown_as_far_as_they_go() {
 #[test]
 fn names_are_unique_and_lists_are_counted() {
     for (_, (family, bytes)) in samples() {
-        // Walk itself checks; broken messages have to keep the promise as well.
+        // The recording itself checks; broken messages have to keep the promise as well.
         for len in 0..=bytes.len() {
-            Walk::of(family, &bytes[..len]);
+            Recording::of(family, &bytes[..len]);
         }
     }
     for (_, path) in captures() {
@@ -178,15 +181,15 @@ fn names_are_unique_and_lists_are_counted() {
         capture
             .clc
             .iter()
-            .for_each(|found| drop(Walk::of(Family::Clc, &found.bytes)));
+            .for_each(|found| drop(Recording::of(Family::Clc, &found.bytes)));
         capture
             .llc
             .iter()
-            .for_each(|found| drop(Walk::of(Family::Llc, &found.bytes)));
+            .for_each(|found| drop(Recording::of(Family::Llc, &found.bytes)));
         capture
             .cdc
             .iter()
-            .for_each(|found| drop(Walk::of(Family::CdcR, &found.bytes)));
+            .for_each(|found| drop(Recording::of(Family::CdcR, &found.bytes)));
     }
 }
 
@@ -200,8 +203,8 @@ fn every_byte_that_is_not_zero_is_shown() {
                 if value != 0 && structural(family, at, &bytes) {
                     continue;
                 }
-                let walk = Walk::of(family, &changed);
-                let shown = changed[at] == 0 || walk.covered.get(at).copied().unwrap_or(false);
+                let recording = Recording::of(family, &changed);
+                let shown = changed[at] == 0 || recording.covered.get(at).copied().unwrap_or(false);
                 assert!(shown, "{name}: byte {at} = {value:#x} is not shown");
             }
         }
@@ -211,14 +214,16 @@ fn every_byte_that_is_not_zero_is_shown() {
 #[test]
 fn reserved_bytes_appear_when_they_are_not_zero() {
     let changed = with(&hex(CAPTURED_PROPOSAL), 79, 5);
-    let walk = Walk::of(Family::Clc, &changed);
+    let recording = Recording::of(Family::Clc, &changed);
     assert!(
-        walk.paths.contains(&"smcd_area/reserved_60".to_owned()),
+        recording
+            .paths
+            .contains(&"smcd_area/reserved_60".to_owned()),
         "{:?}",
-        walk.paths
+        recording.paths
     );
     assert_eq!(
-        walk.problems,
+        recording.problems,
         [],
         "they are no reason to refuse the message"
     );
@@ -229,9 +234,9 @@ fn reserved_bytes_appear_when_they_are_not_zero() {
 fn excess_bytes_are_reported() {
     let mut bytes = hex(CAPTURED_PROPOSAL);
     bytes.extend([1, 2, 3]);
-    let walk = Walk::of(Family::Clc, &bytes);
+    let recording = Recording::of(Family::Clc, &bytes);
     assert_eq!(
-        walk.problems,
+        recording.problems,
         [Problem::Excess {
             offset: 156,
             len: 3
@@ -242,18 +247,18 @@ fn excess_bytes_are_reported() {
 #[test]
 fn contradictions_and_refusals_are_reported() {
     let bytes = with(&hex(CAPTURED_PROPOSAL), 80, 9);
-    let walk = Walk::of(Family::Clc, &bytes);
+    let recording = Recording::of(Family::Clc, &bytes);
     assert!(
-        matches!(walk.problems.last(), Some(Problem::Rejected(_))),
+        matches!(recording.problems.last(), Some(Problem::Rejected(_))),
         "{:?}",
-        walk.problems
+        recording.problems
     );
 
     let bytes = with(&hex(ADD_LINK), 1, 0x68);
-    let walk = Walk::of(Family::Llc, &bytes);
+    let recording = Recording::of(Family::Llc, &bytes);
     let (field, offset, expected, got) = ("length", 1, 88, 104);
     assert_eq!(
-        walk.problems,
+        recording.problems,
         [Problem::Contradiction {
             field,
             offset,
@@ -289,7 +294,7 @@ proptest! {
         for family in FAMILIES {
             let _ = pretty::line(family, &bytes).to_string();
             let _ = tree(family, &bytes);
-            Walk::of(family, &bytes);
+            Recording::of(family, &bytes);
         }
     }
 
@@ -308,7 +313,7 @@ proptest! {
         bytes.truncate(bytes.len().saturating_sub(cut));
         let _ = pretty::line(*family, &bytes).to_string();
         let _ = tree(*family, &bytes);
-        Walk::of(*family, &bytes);
+        Recording::of(*family, &bytes);
     }
 }
 
@@ -382,9 +387,9 @@ fn structural(family: Family, at: usize, bytes: &[u8]) -> bool {
 /// A name and its position in a list.
 type Name = (&'static str, Option<usize>);
 
-/// Records a walk and checks what the documentation of [`Visitor`] promises.
+/// Records the calls of a visitor and checks what the documentation of [`Visitor`] promises.
 #[derive(Debug, Default)]
-struct Walk {
+struct Recording {
     /// The groups around the present position: path and names so far.
     stack: Vec<(String, Vec<Name>)>,
     paths: Vec<String>,
@@ -392,16 +397,16 @@ struct Walk {
     problems: Vec<Problem>,
 }
 
-impl Walk {
+impl Recording {
     fn of(family: Family, bytes: &[u8]) -> Self {
-        let mut walk = Self {
+        let mut recording = Self {
             covered: vec![false; bytes.len()],
             ..Self::default()
         };
-        walk.stack.push((String::new(), Vec::new()));
-        pretty::describe(family, bytes, &mut walk);
-        assert_eq!(walk.stack.len(), 1, "every group is left");
-        walk
+        recording.stack.push((String::new(), Vec::new()));
+        pretty::describe(family, bytes, &mut recording);
+        assert_eq!(recording.stack.len(), 1, "every group is left");
+        recording
     }
 
     fn name(&mut self, name: &'static str, index: Option<usize>) -> String {
@@ -424,7 +429,7 @@ impl Walk {
     }
 }
 
-impl Visitor for Walk {
+impl Visitor for Recording {
     fn enter(&mut self, group: &Group) {
         let path = self.name(group.name, group.index);
         self.stack.push((format!("{path}/"), Vec::new()));

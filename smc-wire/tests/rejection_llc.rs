@@ -142,7 +142,7 @@ fn an_add_link_without_continuation_is_not_refused_here() {
     assert!(parsed.extension.is_none());
 }
 
-/// Receivers must not look at reserved fields.
+/// Receivers must not check reserved fields.
 #[test]
 fn reserved_bytes_do_not_matter() {
     for kind in [0x01, 0x02, 0x03, 0x04, 0x06, 0x07, 0x08, 0x09] {

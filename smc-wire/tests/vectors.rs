@@ -304,7 +304,7 @@ fn emit_clc(message: &Message) -> Vec<u8> {
     buffer[..expected].to_vec()
 }
 
-/// What `vectors/expected.txt` says about one capture.
+/// What `vectors/expected.txt` states about one capture.
 #[derive(Debug, Default)]
 struct Expected {
     counts: BTreeMap<String, usize>,

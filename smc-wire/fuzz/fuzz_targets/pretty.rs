@@ -30,7 +30,7 @@ fuzz_target!(|data: &[u8]| {
     assert_eq!(checker.groups.len(), 1, "groups that are entered are left");
 });
 
-/// Checks what the walker promises: names that are unique in their group, lists that are counted.
+/// Checks what the printer promises: names that are unique in their group, lists that are counted.
 struct Checker {
     size: usize,
     groups: Vec<Vec<(&'static str, Option<usize>)>>,

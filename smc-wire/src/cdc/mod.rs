@@ -1,6 +1,6 @@
 //! CDC: connection data control, the cursors and flags that accompany payload.
 //!
-//! The same facts travel in two forms. For SMC-R [`CdcR`] is a 44-byte message, big-endian, sent
+//! The same fields exist in two forms. For SMC-R [`CdcR`] is a 44-byte message, big-endian, sent
 //! on the queue pair after the payload. For SMC-D [`CdcD`] is a 32-byte block at the start of the
 //! DMB element, in the byte order of the machine; implementations over shared memory store its two
 //! significant 64-bit words, [`ProducerWord`] and [`ConsumerWord`], one after the other.

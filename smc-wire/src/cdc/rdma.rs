@@ -48,7 +48,7 @@ impl CdcR {
     pub const LEN: usize = MESSAGE_LEN;
     /// The leading bytes that mean something; a receiver drops anything shorter.
     pub const SIGNIFICANT_LEN: usize = size_of::<raw::Message>();
-    /// The first byte, which tells a CDC from LLC messages on the same queue pair.
+    /// The first byte, which distinguishes CDC from LLC messages on the same queue pair.
     pub const TYPE: u8 = 0xfe;
 
     /// A message with both cursors at the start and no flags.

@@ -18,7 +18,7 @@ use crate::writer::{Writer, invalid, wire_length};
 /// (docs/spec/clc.md#accept-and-confirm; RFC 7609 appendix A.2).
 ///
 /// Both messages have one layout: the server describes its end in ACCEPT, the client its own in
-/// CONFIRM. `terms` says by which version, `body` over which kind of device.
+/// CONFIRM. `terms` has the version, `body` the kind of device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AcceptConfirm {
     /// Which of the two messages it is.
@@ -254,7 +254,7 @@ impl fmt::Display for Step {
     }
 }
 
-/// What an [`AcceptConfirm`] says apart from the sender's end.
+/// The contents of an [`AcceptConfirm`] apart from the sender's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(
     clippy::exhaustive_enums,

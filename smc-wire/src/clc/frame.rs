@@ -33,7 +33,7 @@ impl Frame {
 
     /// Reads the header at the start of a stream without consuming it.
     ///
-    /// `Ok(None)` means that fewer than eight bytes are there and those look right so far.
+    /// `Ok(None)` means that fewer than eight bytes are there and those can begin a message.
     ///
     /// The length is held to a ceiling per type. A PROPOSAL has at most 652 bytes and a DECLINE 28
     /// or 44. ACCEPT and CONFIRM may be longer than anything known today: as Linux does with its
@@ -121,7 +121,7 @@ pub(super) fn split(bytes: &[u8]) -> Result<(Header, &[u8], &[u8]), DecodeError>
     Ok((header, message, rest))
 }
 
-/// The header of the one message that `bytes` hold: all of it, or what a reader kept of it.
+/// The header of the one message in `bytes`: all of it, or the first bytes that a reader kept.
 pub(super) fn exact(bytes: &[u8]) -> Result<Header, DecodeError> {
     let frame = Frame::new(Header::parse(bytes)?)?;
     let header = frame.header;

@@ -16,7 +16,7 @@ pub const TRAILER_LEN: usize = 4;
 
 /// The four bytes at both ends of every CLC message, a name in EBCDIC.
 ///
-/// Receivers accept either value in any message; it says nothing about the kind of SMC.
+/// Receivers accept either value in any message; it is independent of the kind of SMC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(clippy::exhaustive_enums, reason = "no third value is legal")]
 pub enum Eyecatcher {

@@ -113,7 +113,7 @@ fn there_is_no_ring_without_bytes() {
 }
 
 proptest! {
-    /// Within one ring, walking and measuring agree, whatever the size and the wrap.
+    /// Within one ring, advancing and measuring agree, whatever the size and the wrap.
     #[test]
     fn advance_and_span_are_inverse(
         size in 1_u32..=0x2000_0000,

@@ -123,7 +123,7 @@ impl<'a> DeleteRkey<'a> {
     }
 }
 
-/// What byte 5 of a DELETE RKEY response says.
+/// Byte 5 of a DELETE RKEY response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(clippy::exhaustive_enums, reason = "one form per version")]
 pub enum DeleteRkeyErrors {

@@ -111,9 +111,9 @@ impl fmt::Display for MessageType {
     }
 }
 
-/// Which LLC a link group speaks: version, and for v2 the byte order of the unswapped fields.
+/// Which LLC a link group uses: version, and for v2 the byte order of the unswapped fields.
 ///
-/// A link group made by a v1 handshake speaks v1, one made by a v2 handshake v2. CDC is the same
+/// A link group made by a v1 handshake uses v1, one made by a v2 handshake v2. CDC is the same
 /// in both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(

@@ -1,6 +1,6 @@
 //! The byte order of the fields that Linux does not swap: the v2 length and the rtoken count.
 //!
-//! The v2 documents say big-endian. Linux stores both as its processor does, so that
+//! Big-endian according to the v2 documents. Linux stores both as its processor does, so that
 //! the order is a property of the peer. Everything else in LLC is big-endian.
 
 use crate::cdc::ByteOrder;

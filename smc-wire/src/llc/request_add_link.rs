@@ -29,7 +29,7 @@ pub enum RequestAddLinkStep {
         /// RoCEv2 GIDs of the client, that of the present link first; at least one.
         gids: Bounded<RoceGid, 8>,
     },
-    /// Of the server, 44 bytes: no link will be added, whatever the fields say.
+    /// Of the server, 44 bytes: no link will be added, whatever the fields contain.
     Response {
         /// Flag bit 0x40; Linux leaves it out.
         rejected: bool,

@@ -1,4 +1,4 @@
-//! TEST LINK: are you there? (RFC 7609 appendix A.3)
+//! TEST LINK: checks whether the peer answers (RFC 7609 appendix A.3).
 
 use zerocopy::IntoBytes;
 

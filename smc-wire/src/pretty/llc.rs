@@ -222,7 +222,7 @@ fn request_add_link(w: &mut Dissector<'_, '_>, head: &Head) -> Option<()> {
     (0..count.into()).try_for_each(|index| w.element(index).gid("gids"))
 }
 
-/// Names of the places for rtokens that are not used.
+/// Names of the unused places for rtokens.
 const UNUSED_RTOKENS: [&str; 3] = ["unused_rtoken_0", "unused_rtoken_1", "unused_rtoken_2"];
 
 /// The first `used` elements of a list with a fixed number of places, and the unused places.

@@ -1,6 +1,6 @@
-//! Showing messages to people and tools, also broken ones.
+//! Messages as text and as fields, also broken ones.
 //!
-//! Everything here works on *bytes*, not on checked views: a truncated or malformed message is
+//! Everything here works on *bytes*, not on parsed messages: a truncated or malformed message is
 //! shown as far as it goes, followed by what is wrong. Nothing is guessed; values without an
 //! assigned meaning appear in hex, and reserved fields appear when they are not zero.
 //!
@@ -68,7 +68,7 @@ impl Family {
     }
 }
 
-/// Walks through the fields of a message.
+/// Calls a visitor for the fields of a message.
 ///
 /// Fields come in the order of their offsets within a region; regions of CLC messages come in the
 /// order of the protocol documents. When the bytes end too early, the field that does not fit is

@@ -8,7 +8,7 @@ const NOP: u8 = 1;
 /// Shared experimental option (RFC 6994).
 const EXPERIMENTAL: u8 = 254;
 
-/// Walks through an option area; options other than that of SMC appear as bytes.
+/// Shows the options of an option area; options other than that of SMC appear as bytes.
 pub(super) fn dissect(w: &mut Dissector<'_, '_>) {
     for index in 0.. {
         if w.left() == 0 || w.element(index).group("options", option).is_none() {

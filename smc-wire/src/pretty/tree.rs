@@ -32,7 +32,7 @@ impl fmt::Display for Tree<'_> {
     }
 }
 
-/// Writes each event of the walk as a line; after an error of the formatter it does nothing.
+/// Writes each event as a line; after an error of the formatter it does nothing.
 struct Writer<'f, 'b> {
     f: &'f mut fmt::Formatter<'b>,
     depth: usize,

@@ -1,4 +1,4 @@
-//! What a walk through a message tells.
+//! What the printer reports of a message.
 
 use core::fmt;
 
@@ -50,7 +50,7 @@ pub struct Field<'a> {
     pub bytes: &'a [u8],
     /// For fields smaller than a byte: the bits of that byte.
     pub mask: Option<u8>,
-    /// What it says.
+    /// Its value.
     pub value: Value<'a>,
     /// What a reader should know about it.
     pub note: Option<&'static str>,
@@ -121,7 +121,7 @@ impl fmt::Display for Problem {
             } => {
                 write!(
                     f,
-                    "{field} at offset {offset} is {got}, the message says {expected}"
+                    "{field} at offset {offset} is {got}, the message has {expected}"
                 )
             }
             Self::Rejected(error) => write!(f, "receivers refuse this: {error}"),

@@ -133,8 +133,8 @@ impl FromStr for Gid {
 
 /// Fabric identifier of an SMC-D device ("channel ID", 16 bits).
 ///
-/// Two devices can talk only if their CHIDs are equal. 0 means "none", `0xFF00..=0xFFFF` is
-/// emulated ISM, `0xFFFF` the loopback device.
+/// Two devices can exchange data only if their CHIDs are equal. 0 means "none", `0xFF00..=0xFFFF`
+/// is emulated ISM, `0xFFFF` the loopback device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Chid(pub u16);
 

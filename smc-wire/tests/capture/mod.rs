@@ -103,7 +103,7 @@ impl Capture {
     }
 
     fn add_stream(&mut self, stream: &tcp::Stream) {
-        let (messages, rest) = if stream.may_speak_clc {
+        let (messages, rest) = if stream.may_use_clc {
             split_clc(&stream.bytes)
         } else {
             (Vec::new(), 0)

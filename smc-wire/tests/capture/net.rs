@@ -32,7 +32,7 @@ pub(crate) struct Segment<'a> {
 
 const ROCE_V2_PORT: u16 = 4791;
 
-/// Takes one frame apart; the error says why it is of no interest.
+/// Takes one frame apart; the error is the reason why it is of no interest.
 pub(crate) fn parse(link: LinkType, frame: &[u8]) -> Result<Packet<'_>, &'static str> {
     const SHORT: &str = "frame too short";
     let (ethertype, rest) = match link {

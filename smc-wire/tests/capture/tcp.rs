@@ -13,7 +13,7 @@ pub(crate) struct Stream {
     /// The bytes from the start up to the end or to the first gap.
     pub(crate) bytes: Vec<u8>,
     /// False if the handshake was captured and one of its segments lacks the SMC option.
-    pub(crate) may_speak_clc: bool,
+    pub(crate) may_use_clc: bool,
     /// (end offset, frame) of each piece, ascending.
     pieces: Vec<(usize, usize)>,
 }
@@ -48,7 +48,7 @@ struct Half {
     dst: SocketAddr,
     /// Sequence number of the first byte, if the SYN was seen.
     isn: Option<u32>,
-    /// Any sequence number seen first; offsets are kept relative to it.
+    /// Any sequence number seen first; offsets are relative to it.
     reference: u32,
     segments: BTreeMap<i64, Vec<(usize, Vec<u8>)>>,
 }
@@ -108,18 +108,18 @@ impl Streams {
         self.connections
             .into_iter()
             .flat_map(|connection| {
-                let may_speak_clc = !connection.option_missing;
+                let may_use_clc = !connection.option_missing;
                 connection
                     .halves
                     .into_iter()
-                    .map(move |half| half.assemble(may_speak_clc))
+                    .map(move |half| half.assemble(may_use_clc))
             })
             .collect()
     }
 }
 
 impl Half {
-    fn assemble(self, may_speak_clc: bool) -> Stream {
+    fn assemble(self, may_use_clc: bool) -> Stream {
         let start = match self.isn {
             Some(isn) => i64::from(signed(isn.wrapping_sub(self.reference))),
             None => self.segments.keys().next().copied().unwrap_or(0),
@@ -145,7 +145,7 @@ impl Half {
             src: self.src.ip(),
             dst: self.dst.ip(),
             bytes,
-            may_speak_clc,
+            may_use_clc,
             pieces,
         }
     }
