@@ -29,9 +29,9 @@ pub const BYTES: [u8; 6] = [KIND, 6, 0xe2, 0xd4, 0xc3, 0xd9];
 pub const ALIGNED: [u8; 8] = [NOP, NOP, KIND, 6, 0xe2, 0xd4, 0xc3, 0xd9];
 
 /// End of the option list.
-const END: u8 = 0;
+pub(crate) const END: u8 = 0;
 /// One byte of padding.
-const NOP: u8 = 1;
+pub(crate) const NOP: u8 = 1;
 
 /// The SMC option found in a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

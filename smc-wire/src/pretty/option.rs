@@ -2,11 +2,8 @@
 
 use super::Value;
 use super::dissector::Dissector;
-
-const END: u8 = 0;
-const NOP: u8 = 1;
-/// Shared experimental option (RFC 6994).
-const EXPERIMENTAL: u8 = 254;
+use crate::layout::big_endian;
+use crate::option::{END, EXID, KIND, NOP};
 
 /// Shows the options of an option area; options other than that of SMC appear as bytes.
 pub(super) fn dissect(w: &mut Dissector<'_, '_>) {
@@ -25,7 +22,7 @@ fn option(w: &mut Dissector<'_, '_>) -> Option<()> {
         name: match u8::try_from(value) {
             Ok(END) => Some("end of list"),
             Ok(NOP) => Some("no operation"),
-            Ok(EXPERIMENTAL) => Some("experimental, shared"),
+            Ok(KIND) => Some("experimental, shared"),
             _ => None,
         },
     })?;
@@ -37,13 +34,13 @@ fn option(w: &mut Dissector<'_, '_>) -> Option<()> {
     let length = usize::try_from(w.unsigned::<1>("length")?).ok()?;
     // Kind and length are part of the length.
     let len = length.checked_sub(2)?;
-    if kind != u64::from(EXPERIMENTAL) || len < 4 {
+    if kind != u64::from(KIND) || len < 4 {
         return w.raw("data", len);
     }
     w.number::<4>("exid", |value| Value::Code {
         value,
         digits: 8,
-        name: (value == 0xE2D4_C3D9).then_some("SMCR"),
+        name: (value == big_endian(&EXID)).then_some("SMCR"),
     })?;
     w.raw("data", len.checked_sub(4)?)
 }
