@@ -1,4 +1,4 @@
-//! What a message says, by way of `smc-wire`'s field walker.
+//! The fields of a message as JSON, from the printer of `smc-wire`.
 
 use serde_json::{Map, Value as Json, json};
 use smc_wire::clc::ClcType;
@@ -8,7 +8,7 @@ use smc_wire::pretty::{self, Field, Group, Problem, Value, Visitor};
 
 use super::message::Message;
 
-/// Everything a message says, and what is wrong with it.
+/// All fields of a message, and what is wrong with it.
 #[derive(Debug)]
 pub(super) struct Description {
     /// Fields by name, groups as objects, lists as arrays.
@@ -109,7 +109,7 @@ fn summary(family: pretty::Family, bytes: &[u8]) -> Vec<(&'static str, Json)> {
     }
 }
 
-/// The walker shows any TCP options; here one of them has to be that of SMC.
+/// The printer shows any TCP options; here one of them has to be that of SMC.
 fn no_smc_option(family: pretty::Family, bytes: &[u8]) -> Option<String> {
     if family != pretty::Family::TcpOption || option::find(bytes).is_some() {
         return None;
