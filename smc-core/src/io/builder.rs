@@ -345,7 +345,10 @@ impl Builder {
 }
 
 /// The devices and settings as the handshake needs them.
-fn handshake_config(config: &EndpointConfig, drivers: &[Arc<DeviceDriver>]) -> handshake::Config {
+fn handshake_config(
+    config: &EndpointConfig,
+    drivers: &[Arc<DeviceDriver>],
+) -> handshake::HandshakeConfig {
     let devices = drivers.iter().enumerate().filter_map(|(index, driver)| {
         let direct = driver.device().fabric().direct()?;
         let limit = driver.device().limits().max_dmb_len;
@@ -360,7 +363,7 @@ fn handshake_config(config: &EndpointConfig, drivers: &[Arc<DeviceDriver>]) -> h
             .with_max_buffer(max_buffer);
         Some(device)
     });
-    let mut handshake = handshake::Config::new(devices.collect());
+    let mut handshake = handshake::HandshakeConfig::new(devices.collect());
     let native = drivers
         .iter()
         .find_map(|driver| driver.device().fabric().direct()?.seid());

@@ -24,8 +24,8 @@ use super::target::{IntoTarget, Target};
 use crate::config::{EndpointConfig, Policy};
 use crate::device::{Device, MemoryLimit, TrimMemory};
 use crate::error::Error;
-use crate::proto::conn::State;
-use crate::proto::group::Snapshot;
+use crate::proto::conn::ConnState;
+use crate::proto::group::LinkGroupInfo;
 use crate::proto::handshake;
 
 /// Makes streams; has the devices, the settings and the runtime.
@@ -56,7 +56,7 @@ pub struct Endpoint {
 pub(crate) struct EndpointInner {
     pub(crate) config: EndpointConfig,
     pub(crate) runtime: Arc<dyn Runtime>,
-    pub(crate) handshake: Arc<handshake::Config>,
+    pub(crate) handshake: Arc<handshake::HandshakeConfig>,
     pub(crate) negotiation: Arc<dyn Negotiation>,
     pub(crate) negotiator: Arc<dyn negotiate::Client>,
     pub(crate) drivers: Vec<Arc<DeviceDriver>>,
@@ -67,7 +67,7 @@ pub(crate) struct EndpointInner {
     /// The deadlines of set-ups.
     pub(crate) deadlines: Arc<Deadlines>,
     /// The cached offer for any destination, and the configuration that it was made from.
-    pub(crate) offer: Mutex<Option<(Arc<handshake::Config>, Arc<handshake::Offer>)>>,
+    pub(crate) offer: Mutex<Option<(Arc<handshake::HandshakeConfig>, Arc<handshake::ClientOffer>)>>,
 }
 
 impl Drop for EndpointInner {
@@ -308,7 +308,7 @@ impl Endpoint {
 
     /// The link groups, in order of creation.
     #[must_use]
-    pub fn link_groups(&self) -> Vec<Snapshot> {
+    pub fn link_groups(&self) -> Vec<LinkGroupInfo> {
         self.inner.groups.snapshots()
     }
 
@@ -407,7 +407,7 @@ pub struct ConnectionInfo {
     /// Its mode.
     pub mode: Mode,
     /// Its state.
-    pub state: State,
+    pub state: ConnState,
     /// The local address of the TCP connection.
     pub local: Option<SocketAddr>,
     /// The peer's address.

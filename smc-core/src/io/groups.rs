@@ -18,10 +18,10 @@ use super::rdma::{Ports, RdmaGroup};
 use super::runtime::Runtime;
 use crate::device::{DeviceError, MemoryLimit, PeerEvent, RdmaAddress};
 use crate::proto::group::{
-    Admission, Cause, DeviceIndex, GroupId, Intent, Key, NoGroup, Output, Registry, Seat, Snapshot,
-    State, Terminated, Terms, Waiter,
+    DeviceIndex, EnterResult, GroupEndCause, GroupId, GroupKey, GroupState, GroupTerms, Intent,
+    LinkGroupInfo, Member, NoGroup, Registry, RegistryOutput, Terminated, Waiter,
 };
-use crate::proto::links::{Candidate, LlcConfig};
+use crate::proto::links::{LlcConfig, PortCandidate};
 
 /// The link groups of an endpoint.
 ///
@@ -52,7 +52,7 @@ struct Inner {
 
 enum Waiting {
     Pending(Option<Waker>),
-    Ready(Result<Seat, NoGroup>),
+    Ready(Result<Member, NoGroup>),
 }
 
 impl Groups {
@@ -110,20 +110,20 @@ impl Groups {
     /// Dropping the future cancels the request.
     pub(crate) async fn enter(
         self: &Arc<Self>,
-        key: Key,
+        key: GroupKey,
         intent: Intent,
     ) -> Result<Membership, NoGroup> {
         let now = self.runtime.now();
         let admission = self.step(|inner| {
             let admission = inner.registry.enter(now, key, intent);
-            if let Admission::Wait(waiter) = admission {
+            if let EnterResult::Wait(waiter) = admission {
                 inner.waiting.insert(waiter, Waiting::Pending(None));
             }
             admission
         });
         let seat = match admission {
-            Admission::Now(seat) => seat,
-            Admission::Wait(waiter) => self.wait(waiter).await,
+            EnterResult::Now(seat) => seat,
+            EnterResult::Wait(waiter) => self.wait(waiter).await,
         };
         seat.map(|seat| Membership {
             groups: Arc::clone(self),
@@ -132,11 +132,11 @@ impl Groups {
     }
 
     /// Joins a group that is established now.
-    pub(crate) fn join_now(self: &Arc<Self>, key: Key) -> Option<Membership> {
+    pub(crate) fn join_now(self: &Arc<Self>, key: GroupKey) -> Option<Membership> {
         let now = self.runtime.now();
         let seat = self.step(|inner| match inner.registry.enter(now, key, Intent::Join) {
-            Admission::Now(seat) => seat.ok(),
-            Admission::Wait(waiter) => {
+            EnterResult::Now(seat) => seat.ok(),
+            EnterResult::Wait(waiter) => {
                 inner.registry.cancel(now, waiter);
                 None
             }
@@ -147,7 +147,7 @@ impl Groups {
         })
     }
 
-    async fn wait(&self, waiter: Waiter) -> Result<Seat, NoGroup> {
+    async fn wait(&self, waiter: Waiter) -> Result<Member, NoGroup> {
         let guard = CancelOnDrop {
             groups: self,
             waiter,
@@ -182,7 +182,7 @@ impl Groups {
         .inspect(|_| guard.keep())
     }
 
-    pub(crate) fn establish(&self, group: GroupId, terms: Terms) -> Result<(), Terminated> {
+    pub(crate) fn establish(&self, group: GroupId, terms: GroupTerms) -> Result<(), Terminated> {
         self.step(|inner| inner.registry.establish(group, terms))?;
         if let Some(group) = self.rdma(group) {
             group.establish();
@@ -191,23 +191,23 @@ impl Groups {
     }
 
     pub(crate) fn out_of_sync(&self, group: GroupId) {
-        self.step(|inner| inner.registry.out_of_sync(group));
+        self.step(|inner| inner.registry.handle_out_of_sync(group));
     }
 
-    pub(crate) fn terminate(&self, group: GroupId, cause: Cause) {
+    pub(crate) fn terminate(&self, group: GroupId, cause: GroupEndCause) {
         self.step(|inner| inner.registry.terminate(group, cause));
     }
 
     pub(crate) fn peer_gone(&self, device: DeviceIndex, peer: Gid) {
-        self.step(|inner| inner.registry.peer_gone(device, peer));
+        self.step(|inner| inner.registry.handle_peer_gone(device, peer));
     }
 
     pub(crate) fn peer_shutdown(&self, device: DeviceIndex, peer: Gid) {
-        self.step(|inner| inner.registry.peer_shutdown(device, peer));
+        self.step(|inner| inner.registry.handle_peer_shutdown(device, peer));
     }
 
     pub(crate) fn device_gone(&self, device: DeviceIndex) {
-        self.step(|inner| inner.registry.device_gone(device));
+        self.step(|inner| inner.registry.handle_device_gone(device));
     }
 
     pub(crate) fn shutdown(&self) {
@@ -218,8 +218,8 @@ impl Groups {
 
     /// Creates the [`RdmaGroup`] of a group that a set-up has just created.
     pub(crate) fn start_rdma(self: &Arc<Self>, group: GroupId) -> Option<Arc<RdmaGroup>> {
-        let key = self.lock().registry.snapshot(group)?.key;
-        let Key::Rdma { role, .. } = key else {
+        let key = self.lock().registry.group_info(group)?.key;
+        let GroupKey::Rdma { role, .. } = key else {
             return None;
         };
         let rdma = RdmaGroup::start(group, key, role, self, self.llc);
@@ -267,7 +267,7 @@ impl Groups {
         }
     }
 
-    pub(crate) fn set_keys(&self, group: GroupId, keys: Vec<Key>) {
+    pub(crate) fn set_keys(&self, group: GroupId, keys: Vec<GroupKey>) {
         self.step(|inner| inner.registry.set_keys(group, keys));
     }
 
@@ -298,7 +298,7 @@ impl Groups {
     }
 
     /// Candidates for further links of a group.
-    pub(crate) fn candidates(&self, like: &RdmaAddress) -> Vec<Candidate> {
+    pub(crate) fn candidates(&self, like: &RdmaAddress) -> Vec<PortCandidate> {
         let drivers: Vec<_> = self.drivers().collect();
         self.ports.candidates(&*self.runtime, &drivers, like)
     }
@@ -317,8 +317,8 @@ impl Groups {
 
     /// Whether the group exists and is not terminating.
     pub(crate) fn is_usable(&self, group: GroupId) -> bool {
-        let snapshot = self.lock().registry.snapshot(group);
-        snapshot.is_some_and(|group| group.state != State::Terminating)
+        let snapshot = self.lock().registry.group_info(group);
+        snapshot.is_some_and(|group| group.state != GroupState::Terminating)
     }
 
     /// Whether an SMC-R group was terminated while a set-up is a member.
@@ -326,9 +326,9 @@ impl Groups {
     /// Set-ups over SMC-D detect it by themselves, when the device fails or the group cannot be
     /// opened, and may still become TCP until then.
     pub(crate) fn is_terminating(&self, group: GroupId) -> bool {
-        let snapshot = self.lock().registry.snapshot(group);
+        let snapshot = self.lock().registry.group_info(group);
         snapshot.is_some_and(|group| {
-            group.state == State::Terminating && matches!(group.key, Key::Rdma { .. })
+            group.state == GroupState::Terminating && matches!(group.key, GroupKey::Rdma { .. })
         })
     }
 
@@ -337,8 +337,8 @@ impl Groups {
         self.terminated.listen()
     }
 
-    pub(crate) fn snapshots(&self) -> Vec<Snapshot> {
-        self.lock().registry.snapshots()
+    pub(crate) fn snapshots(&self) -> Vec<LinkGroupInfo> {
+        self.lock().registry.group_infos()
     }
 
     /// Handles timeouts. Returns the next one.
@@ -361,7 +361,10 @@ impl Groups {
             let result = mutate(&mut inner);
             while let Some(output) = inner.registry.poll_output() {
                 match output {
-                    Output::Ready { waiter, seat } => {
+                    RegistryOutput::Ready {
+                        waiter,
+                        result: seat,
+                    } => {
                         let answer = Waiting::Ready(seat);
                         if let Some(Waiting::Pending(Some(waker))) =
                             inner.waiting.insert(waiter, answer)
@@ -390,9 +393,9 @@ impl Groups {
         result
     }
 
-    fn end(&self, output: Output) {
+    fn end(&self, output: RegistryOutput) {
         match output {
-            Output::Terminate { group, key, cause } => {
+            RegistryOutput::Terminate { group, key, cause } => {
                 match key.device() {
                     Some(device) => {
                         if let Some(driver) = self.driver(device) {
@@ -403,13 +406,13 @@ impl Groups {
                 }
                 self.terminated.notify(usize::MAX);
             }
-            Output::Removed { group, cause, .. } => self.end_rdma(group, cause),
-            Output::TellPeer { device, peer } => self.notify_peer(device, peer),
-            Output::Ready { .. } => {}
+            RegistryOutput::Removed { group, cause, .. } => self.end_rdma(group, cause),
+            RegistryOutput::NotifyPeer { device, peer } => self.notify_peer(device, peer),
+            RegistryOutput::Ready { .. } => {}
         }
     }
 
-    fn end_rdma(&self, group: GroupId, cause: Cause) {
+    fn end_rdma(&self, group: GroupId, cause: GroupEndCause) {
         if let Some(group) = self.rdma(group) {
             group.removed(cause);
         }
@@ -453,11 +456,11 @@ impl fmt::Debug for Groups {
 #[derive(Debug)]
 pub(crate) struct Membership {
     groups: Arc<Groups>,
-    seat: Seat,
+    seat: Member,
 }
 
 impl Membership {
-    pub(crate) fn seat(&self) -> Seat {
+    pub(crate) fn seat(&self) -> Member {
         self.seat
     }
 }

@@ -371,7 +371,7 @@ impl Receiver {
             return self.pass(count);
         }
         self.publish_all_read();
-        if !self.half.may_owe_update() {
+        if !self.half.may_need_update() {
             return;
         }
         let word = ConsumerWord::from_ne(self.conn.local.consumer().load(Ordering::Relaxed));
@@ -396,7 +396,7 @@ impl Receiver {
     fn reclaim_window(&mut self) {
         if let Some(guarded) = &self.guarded {
             let (shown, is_ours) = guarded.take_shown();
-            self.half.confirm_held(shown);
+            self.half.confirm_retained(shown);
             self.has_guards = !is_ours;
         }
     }

@@ -21,7 +21,7 @@ use crate::error::{CloseReason, Error, Phase};
 use crate::mem::sync::Ordering;
 use crate::mem::{Element, RingWriter, TrustPeers};
 use crate::proto::conn::SendHalf;
-use crate::proto::conn::staged::Delivery;
+use crate::proto::conn::rdma::DeliveryStatus;
 
 /// The writing half.
 #[derive(Debug)]
@@ -276,10 +276,10 @@ impl Sender {
 
     fn try_shutdown(&self) -> Result<Option<()>, Error> {
         match (self.conn.delivery(), self.conn.abort_cause()) {
-            (Delivery::Done, _) => Ok(Some(())),
+            (DeliveryStatus::Done, _) => Ok(Some(())),
             (_, Some(error)) => Err(error),
-            (Delivery::Lost, None) => Err(Error::Closed(CloseReason::Reset)),
-            (Delivery::Pending, None) => Ok(None),
+            (DeliveryStatus::Lost, None) => Err(Error::Closed(CloseReason::Reset)),
+            (DeliveryStatus::Pending, None) => Ok(None),
         }
     }
 

@@ -23,7 +23,7 @@ use super::tcp::{TcpReader, TcpWriter};
 use crate::error::{Error, FallbackReason};
 use crate::mem::TrustPeers;
 use crate::mem::sync::Ordering;
-use crate::proto::conn::State;
+use crate::proto::conn::ConnState;
 
 /// A byte stream over SMC, or over plain TCP where SMC is not possible.
 ///
@@ -46,7 +46,7 @@ use crate::proto::conn::State;
 /// [`Endpoint::close`](super::Endpoint::close) for all streams that were dropped. If received data
 /// was not read, the peer sees a reset, as with TCP.
 ///
-/// How a stream ends is in docs/spec/closing.md, as a table in [`State`] and in RFC 7609 section 4.
+/// How a stream ends is in docs/spec/closing.md, as a table in [`ConnState`] and in RFC 7609 section 4.
 #[derive(Debug)]
 pub struct Stream {
     // The sides are dropped first, so that the reading one has stored its position when the handle
@@ -127,7 +127,7 @@ impl Stream {
 
     /// The state of an SMC connection as smcss names it; `None` for TCP.
     #[must_use]
-    pub fn state(&self) -> Option<State> {
+    pub fn state(&self) -> Option<ConnState> {
         self.shared.smc.as_ref().map(|handle| handle.0.state())
     }
 

@@ -1,10 +1,11 @@
-//! The protocol as machines without input and output.
+//! The protocol state machines, without I/O.
 //!
-//! Nothing in here opens a socket, looks at a clock, waits, or touches shared memory. Each machine
-//! takes what happened as a value together with the time (`handle_*(now, ..)`, one mutation per
-//! call), then is drained with `poll_output()` until `None`, then asked with `poll_timeout()` when
-//! it wants to be called again. Work that takes time is an output; its result comes back as an
-//! input. Time never goes back. No input from a peer can make a machine panic.
+//! Code in this module opens no socket, reads no clock, never waits, and does not access shared
+//! memory. A machine receives each event as a value together with the current time (`handle_*(now,
+//! ..)`, one mutation per call). After each call the caller drains `poll_output()` until it returns
+//! `None`, and reads `poll_timeout()` for the time of the next call. An operation that takes time
+//! is an output, and its result is an input. Time must not go back. Input from a peer never causes
+//! a panic.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(

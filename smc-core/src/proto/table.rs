@@ -1,39 +1,39 @@
 //! Small closed state machines as tables: state x event -> next state.
 //!
-//! `transitions!` defines the enum of states, one method per event, and a
-//! [`Table`] of all cells that tests compare with the specification and that renders as a graph.
+//! `transitions!` defines the enum of states, one method per event, and a [`TransitionTable`] of all cells,
+//! which tests compare with the specification and which can be rendered as a graph.
 //!
 //! ```text
 //! transitions! {
-//!     /// A door.
+//!     /// A valve.
 //!     #[derive(PartialOrd)]
-//!     pub(crate) enum Door {
-//!         /// Nobody gets in.
+//!     pub(crate) enum Valve {
+//!         /// No flow.
 //!         Closed = "CLOSED",
-//!         /// Everybody gets in.
+//!         /// Full flow.
 //!         Open = "OPEN",
-//!         /// It no longer fits its frame.
+//!         /// It can no longer be closed.
 //!         Broken = "BROKEN",
 //!     }
 //!
-//!     /// Somebody pulls the handle.
+//!     /// The valve is opened.
 //!     open(Closed => Open);
-//!     /// Wind, or somebody.
+//!     /// The valve is closed.
 //!     shut(Open => Closed);
-//!     /// Several rows of one event stand behind each other.
-//!     kick(Closed => Open, Open | Broken => Broken);
+//!     /// An event with several rows.
+//!     burst(Closed => Open, Open | Broken => Broken);
 //! }
 //!
-//! let mut door = Door::Closed;
-//! assert_eq!(door.open(), Ok(Door::Open));
-//! assert!(door.open().is_err());      // still open, nothing happened
+//! let mut valve = Valve::Closed;
+//! assert_eq!(valve.open(), Ok(Valve::Open));
+//! assert!(valve.open().is_err());     // still open, the state is unchanged
 //! ```
 //!
-//! A row whose outcome depends on more than the state becomes two events.
+//! If the result of an event depends on more than the state, define two events.
 
 use std::fmt;
 
-/// An event came in a state that has no row for it. The state is unchanged.
+/// An event occurred in a state that has no row for it. The state is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{machine}: {event} is not possible in state {state}")]
 #[non_exhaustive]
@@ -42,7 +42,7 @@ pub struct InvalidTransition {
     pub machine: &'static str,
     /// The state it was in.
     pub state: &'static str,
-    /// The event that came.
+    /// The event.
     pub event: &'static str,
 }
 
@@ -60,24 +60,24 @@ impl InvalidTransition {
     }
 }
 
-/// Every cell of a machine's table, by name.
+/// All cells of a machine's table, by name.
 ///
-/// `Display` prints the matrix, one line per state; [`Table::dot`] prints a graph.
+/// `Display` prints the matrix, one line per state; [`TransitionTable::dot`] prints a graph.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Table {
+pub struct TransitionTable {
     machine: &'static str,
     states: &'static [&'static str],
     events: Vec<Row>,
 }
 
-/// What one event does in each state, in the order of the states.
+/// Result of one event in each state, in the order of the states.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Row {
     event: &'static str,
     next: Vec<Option<&'static str>>,
 }
 
-impl Table {
+impl TransitionTable {
     pub(crate) fn new(machine: &'static str, states: &'static [&'static str]) -> Self {
         Self {
             machine,
@@ -124,7 +124,7 @@ impl Table {
     }
 }
 
-impl fmt::Display for Table {
+impl fmt::Display for TransitionTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let first = self.states.iter().map(|name| name.len()).max().unwrap_or(0);
         let first = first.max(CORNER.len());
@@ -158,14 +158,14 @@ impl Row {
     }
 }
 
-/// Heads the column of states.
+/// Heading of the column of states.
 const CORNER: &str = "state";
 
 /// Defines a state enum with one method per event; see the [module](self).
 ///
 /// Each event becomes `fn event(&mut self) -> Result<Self, InvalidTransition>`, which moves to the
-/// next state and returns it. `Self::ALL` lists the states, `name()` and `Display` give a state's
-/// name, `Self::table()` the whole table.
+/// next state and returns it. `Self::ALL` lists the states, `name()` and `Display` give the name of
+/// a state, and `Self::table()` the whole table.
 macro_rules! transitions {
     (
         $(#[$enum_meta:meta])*
@@ -188,7 +188,7 @@ macro_rules! transitions {
             /// All states, in the order of their declaration.
             $vis const ALL: &[Self] = &[$( Self::$state ),+];
 
-            /// The name that the protocol uses for the state.
+            /// The name of the state in the protocol.
             #[must_use]
             $vis const fn name(self) -> &'static str {
                 match self {
@@ -224,10 +224,10 @@ macro_rules! transitions {
                 }
             )+
 
-            /// Every cell of the table, for tests and documentation.
+            /// All cells of the table, for tests and documentation.
             #[must_use]
-            $vis fn table() -> $crate::proto::table::Table {
-                $crate::proto::table::Table::new(stringify!($machine), &[$( $name ),+])
+            $vis fn table() -> $crate::proto::table::TransitionTable {
+                $crate::proto::table::TransitionTable::new(stringify!($machine), &[$( $name ),+])
                     $(
                         .with(
                             stringify!($event),
@@ -253,63 +253,63 @@ pub(crate) use transitions;
 #[cfg(test)]
 mod tests {
     transitions! {
-        /// A door.
-        enum Door {
-            /// Nobody gets in.
+        /// A valve.
+        enum Valve {
+            /// No flow.
             Closed = "CLOSED",
-            /// Everybody gets in.
+            /// Full flow.
             Open = "OPEN",
-            /// It no longer fits its frame.
+            /// It can no longer be closed.
             Broken = "BROKEN",
         }
 
-        /// Somebody pulls the handle.
+        /// The valve is opened.
         open(Closed => Open);
-        /// Wind, or somebody.
+        /// The valve is closed.
         shut(Open => Closed);
-        /// Somebody is angry.
-        kick(Closed => Open, Open | Broken => Broken);
+        /// The valve bursts.
+        burst(Closed => Open, Open | Broken => Broken);
     }
 
     #[test]
     fn events_move_the_state_and_return_it() {
-        let mut door = Door::Closed;
-        assert_eq!(door.open(), Ok(Door::Open));
-        assert_eq!(door, Door::Open);
-        assert_eq!(door.kick(), Ok(Door::Broken));
+        let mut valve = Valve::Closed;
+        assert_eq!(valve.open(), Ok(Valve::Open));
+        assert_eq!(valve, Valve::Open);
+        assert_eq!(valve.burst(), Ok(Valve::Broken));
     }
 
     #[test]
     fn an_event_without_a_row_changes_nothing_and_names_both() {
-        let mut door = Door::Broken;
-        let error = door.open().unwrap_err();
-        assert_eq!(door, Door::Broken);
+        let mut valve = Valve::Broken;
+        let error = valve.open().unwrap_err();
+        assert_eq!(valve, Valve::Broken);
         assert_eq!(
             error.to_string(),
-            "Door: open is not possible in state BROKEN"
+            "Valve: open is not possible in state BROKEN"
         );
     }
 
     #[test]
     fn the_matrix_shows_every_cell() {
         let expected = "\
-state  | open | shut   | kick
+state  | open | shut   | burst
 CLOSED | OPEN | -      | OPEN
 OPEN   | -    | CLOSED | BROKEN
 BROKEN | -    | -      | BROKEN
 ";
-        assert_eq!(Door::table().to_string(), expected);
+        assert_eq!(Valve::table().to_string(), expected);
     }
 
     #[test]
     fn the_graph_has_one_edge_per_pair_of_states() {
-        let expected = r#"digraph Door {
-  "CLOSED" -> "OPEN" [label="open\nkick"];
+        let expected = r#"digraph Valve {
+  "CLOSED" -> "OPEN" [label="open\nburst"];
   "OPEN" -> "CLOSED" [label="shut"];
-  "OPEN" -> "BROKEN" [label="kick"];
-  "BROKEN" -> "BROKEN" [label="kick"];
+  "OPEN" -> "BROKEN" [label="burst"];
+  "BROKEN" -> "BROKEN" [label="burst"];
 }
 "#;
-        assert_eq!(Door::table().dot(), expected);
+        assert_eq!(Valve::table().dot(), expected);
     }
 }

@@ -10,7 +10,7 @@ use futures_lite::{AsyncReadExt, AsyncWriteExt, future};
 use smc_core::device::DeviceError;
 use smc_core::io::negotiate::{Client, Negotiation, Never, Published, Verdict};
 use smc_core::io::runtime::{Runtime, Socket};
-use smc_core::proto::group::State;
+use smc_core::proto::group::GroupState;
 use smc_core::wire::types::DeclineCode;
 use smc_core::{FallbackCause, Stream};
 
@@ -223,7 +223,7 @@ fn first_contacts_at_the_same_time_do_not_wait_for_each_other() {
                 let groups = host.endpoint.link_groups();
                 let seats: usize = groups.iter().map(|group| group.connections).sum();
                 assert_eq!(seats, CROWD);
-                assert!(groups.iter().all(|group| group.state == State::Active));
+                assert!(groups.iter().all(|group| group.state == GroupState::Active));
             }
             assert_eq!((client.device.dmbs(), server.device.dmbs()), (CROWD, CROWD));
             // From now on there is a group to join.
@@ -377,7 +377,7 @@ fn one_group(host: &Host, connections: usize) {
     assert_eq!(groups.len(), 1);
     assert_eq!(
         (groups[0].state, groups[0].connections),
-        (State::Active, connections)
+        (GroupState::Active, connections)
     );
     assert_eq!(host.endpoint.connections().len(), connections);
 }

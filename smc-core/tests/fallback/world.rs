@@ -14,7 +14,9 @@ use smc_core::io::negotiate::Assume;
 use smc_core::io::runtime::{Acceptor, Runtime, SocketOptions};
 use smc_core::io::{Builder, Endpoint};
 use smc_core::proto::group::{self, DeviceIndex};
-use smc_core::proto::handshake::{Config, DEFAULT_SEID, DirectDevice, Offer, Path};
+use smc_core::proto::handshake::{
+    ClientOffer, DEFAULT_SEID, DirectDevice, HandshakeConfig, TcpPath,
+};
 use smc_core::wire::clc::{AcceptConfirm, Body, DirectEnd, FirstContact, Proposal, Step, Terms};
 use smc_core::wire::size::SizeCode;
 use smc_core::wire::types::DeclineCode;
@@ -235,7 +237,7 @@ impl World {
 
     /// Waits until a host has nothing of any connection but idle link groups.
     pub(crate) async fn only_idle_groups_left(&self, host: &Host) {
-        let is_idle = |group: &group::Snapshot| group.connections == 0;
+        let is_idle = |group: &group::LinkGroupInfo| group.connections == 0;
         self.until(host, |left| {
             left.groups.iter().all(is_idle)
                 && (left.connections, left.dmbs, left.attachments) == (0, 0, 0)
@@ -274,7 +276,7 @@ pub(crate) struct Host {
 #[derive(Default, PartialEq)]
 pub(crate) struct Left {
     pub(crate) connections: usize,
-    pub(crate) groups: Vec<group::Snapshot>,
+    pub(crate) groups: Vec<group::LinkGroupInfo>,
     pub(crate) dmbs: usize,
     pub(crate) attachments: usize,
 }
@@ -364,7 +366,7 @@ impl Forger {
 /// The PROPOSAL of a client with this device.
 pub(crate) fn proposal_from(device: &dyn Direct) -> Vec<u8> {
     let device = DirectDevice::new(DeviceIndex(0), device.gid(), device.chid());
-    let offer = Offer::new(&Config::new(vec![device]), &Path::default());
+    let offer = ClientOffer::new(&HandshakeConfig::new(vec![device]), &TcpPath::default());
     offer.unwrap().bytes().to_vec()
 }
 

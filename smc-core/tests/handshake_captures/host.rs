@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use smc_core::device::{RdmaAddress, RoceKind};
 use smc_core::proto::group::DeviceIndex;
-use smc_core::proto::handshake::{Config, Interface, Path, RdmaConfig, RdmaPort, Subnet};
+use smc_core::proto::handshake::{
+    HandshakeConfig, Interface, RdmaConfig, RdmaPort, Subnet, TcpPath,
+};
 use smc_wire::clc::{AcceptConfirm, Body, Proposal};
 use smc_wire::types::{Eid, HostName, Mac, MtuCode, PeerId, RoceGid};
 
@@ -91,13 +93,13 @@ impl Host {
         RdmaPort::new(DeviceIndex(0), address, self.subnets())
     }
 
-    pub(crate) fn config(&self) -> Arc<Config> {
+    pub(crate) fn config(&self) -> Arc<HandshakeConfig> {
         let v2 = self
             .has_v2
             .then(|| self.port(RoceGid::from_ipv4(self.v4()), RoceKind::V2));
         let v1 = self.v1.map(|gid| self.port(gid, RoceKind::V1));
         let ports: Vec<_> = v1.into_iter().chain(v2).collect();
-        let mut config = Config::new(Vec::new());
+        let mut config = HandshakeConfig::new(Vec::new());
         config.seid = None;
         config.ueids.clone_from(&self.ueids);
         config.host = self.name;
@@ -110,8 +112,8 @@ impl Host {
     }
 
     /// What it knows about a connection with another host.
-    pub(crate) fn path(&self, peer: IpAddr) -> Path {
+    pub(crate) fn path(&self, peer: IpAddr) -> TcpPath {
         let interface = Interface::new(self.subnets(), None).with_name("eth0");
-        Path::over(interface).with_addresses(self.address, peer)
+        TcpPath::over(interface).with_addresses(self.address, peer)
     }
 }

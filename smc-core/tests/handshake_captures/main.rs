@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use smc_core::Error;
 use smc_core::error::Phase;
 use smc_core::proto::handshake::{
-    Client, ConfirmFailure, Done, LATE_DECLINE_TIMEOUT, Machine, Offer, Server, Transport,
+    Client, ClientOffer, ConfirmFailure, LATE_DECLINE_TIMEOUT, Machine, Server, Transport, WorkDone,
 };
 use smc_wire::clc::{AcceptConfirm, Body, Decline, Proposal};
 use smc_wire::types::{DeclineCode, Eid};
@@ -140,7 +140,7 @@ fn proposals_are_those_of_the_kernel_and_say_who_we_are() {
     for path in captures() {
         for exchange in exchanges(&path) {
             let host = exchange.client();
-            let offer = Offer::new(&host.config(), &host.path(exchange.server)).unwrap();
+            let offer = ClientOffer::new(&host.config(), &host.path(exchange.server)).unwrap();
             let (mut ours, name) = (offer.bytes().to_vec(), &exchange.name);
             if exchange.proposal[WHO].iter().all(|byte| *byte == 0) {
                 // A kernel that offers only version 2 leaves them out, although its servers look
@@ -355,7 +355,7 @@ fn confirm_link_that_is_lost() {
         let messages = [&exchange.proposal, exchange.confirm.as_ref().unwrap()];
         replay.drive(&mut server, &end, &messages);
         let failed = Err(ConfirmFailure::TimedOut);
-        server.handle_done(replay.now, Done::LinkConfirmed(failed));
+        server.handle_done(replay.now, WorkDone::LinkConfirmed(failed));
         replay.now += LATE_DECLINE_TIMEOUT;
         server.handle_timeout(replay.now);
         let sent = replay.run(&mut server, &[]);

@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use smc_core::Error;
 use smc_core::device::LinkAddress;
-use smc_core::proto::group::{Admission, DeviceIndex, GroupId, Registry};
+use smc_core::proto::group::{DeviceIndex, EnterResult, GroupId, Registry};
 use smc_core::proto::handshake::{
-    Done, Established, Fallback, LinkChoice, LocalRmb, Machine, Output, Work,
+    Established, Fallback, HandshakeOutput, LinkChoice, LocalRmb, Machine, Work, WorkDone,
 };
 use smc_wire::clc::RdmaEnd;
 use smc_wire::types::DeclineCode;
@@ -84,49 +84,51 @@ impl Replay {
     fn drain(&mut self, machine: &mut dyn Machine, own: Option<&RdmaEnd>, sent: &mut Vec<Vec<u8>>) {
         while let Some(output) = machine.poll_output() {
             match output {
-                Output::Send(bytes) => sent.push(bytes),
-                Output::Work(work) => {
+                HandshakeOutput::Send(bytes) => sent.push(bytes),
+                HandshakeOutput::Work(work) => {
                     if let Some(done) = self.work(&work, own.unwrap()) {
                         machine.handle_done(self.now, done);
                     }
                 }
-                Output::Established(established) => {
+                HandshakeOutput::Established(established) => {
                     self.ending = Some(Ending::Established(established));
                 }
-                Output::Fallback(fallback) => self.ending = Some(Ending::Tcp(fallback)),
-                Output::Abort(error) => self.ending = Some(Ending::Failed(error)),
+                HandshakeOutput::Fallback(fallback) => self.ending = Some(Ending::Tcp(fallback)),
+                HandshakeOutput::Abort(error) => self.ending = Some(Ending::Failed(error)),
                 other => panic!("{other:?}"),
             }
         }
     }
 
-    fn work(&mut self, work: &Work, own: &RdmaEnd) -> Option<Done> {
+    fn work(&mut self, work: &Work, own: &RdmaEnd) -> Option<WorkDone> {
         Some(match *work {
             Work::Enter { key, intent } => match self.registry.enter(self.now, key, intent) {
-                Admission::Now(seat) => Done::Entered(seat),
-                Admission::Wait(_) => panic!("one after the other"),
+                EnterResult::Now(seat) => WorkDone::Entered(seat),
+                EnterResult::Wait(_) => panic!("one after the other"),
             },
             Work::OpenLink { ref address, .. } => {
                 assert_eq!(address.gid, own.gid, "the port that the kernel used");
-                Done::LinkOpened(Ok(rmb(own).link))
+                WorkDone::LinkOpened(Ok(rmb(own).link))
             }
             Work::PrepareRmb { group, link, .. } => {
                 if let LinkChoice::Named { qpn, gid, .. } = link {
                     let peer = self.peers[&group];
                     assert_eq!((peer.qpn, peer.gid), (qpn, gid));
                 }
-                Done::RmbPrepared(Ok(rmb(own)))
+                WorkDone::RmbPrepared(Ok(rmb(own)))
             }
-            Work::BindPeer { .. } => Done::PeerBound(Ok(())),
+            Work::BindPeer { .. } => WorkDone::PeerBound(Ok(())),
             Work::ConnectLink { group, peer, .. } => {
                 self.peers.insert(group, peer);
-                Done::LinkConnected(Ok(()))
+                WorkDone::LinkConnected(Ok(()))
             }
-            Work::ConfirmRkey { .. } => Done::RkeyConfirmed(Ok(())),
+            Work::ConfirmRkey { .. } => WorkDone::RkeyConfirmed(Ok(())),
             Work::ConfirmLink { .. } => {
-                return self.confirms_links.then_some(Done::LinkConfirmed(Ok(())));
+                return self
+                    .confirms_links
+                    .then_some(WorkDone::LinkConfirmed(Ok(())));
             }
-            Work::Open { group, terms } => Done::Opened(self.registry.establish(group, terms)),
+            Work::Open { group, terms } => WorkDone::Opened(self.registry.establish(group, terms)),
             ref other => panic!("{other:?}"),
         })
     }

@@ -20,7 +20,8 @@ use smc_core::device::{LinkAddress, RdmaAddress, RoceKind, Route};
 use smc_core::proto::group::{DeviceIndex, GroupId};
 use smc_core::proto::handshake::Role;
 use smc_core::proto::links::{
-    Candidate, FirstLinkError, LinkGroup, LinkId, LlcConfig, Output, RmbId, RmbKey, Terms,
+    FirstLinkError, LinkGroup, LinkGroupOutput, LinkId, LlcConfig, LlcTerms, PortCandidate, RmbId,
+    RmbKey,
 };
 use smc_wire::clc::{AcceptConfirm, Body, RdmaEnd};
 use smc_wire::llc::{AddLink, AddLinkStep, Message, RkeyStep, Step};
@@ -106,7 +107,7 @@ impl<'a> Replay<'a> {
         let Message::ConfirmLink(request) = server else {
             panic!("{}: CONFIRM LINK comes first", of.name);
         };
-        let terms = Terms {
+        let terms = LlcTerms {
             dialect: request.dialect,
             max_links: request.max_links,
             max_connections: request.max_connections,
@@ -123,7 +124,7 @@ impl<'a> Replay<'a> {
             false => RoceKind::V1,
         };
         let port = RdmaAddress::new(local.gid, kind, local.mac, local.mtu);
-        let candidate = Candidate {
+        let candidate = PortCandidate {
             device: DEVICE,
             address: port,
         };
@@ -252,19 +253,19 @@ impl<'a> Replay<'a> {
     fn drain(&mut self) {
         while let Some(output) = self.group.poll_output() {
             match output {
-                Output::Send { link, message, tag } => {
+                LinkGroupOutput::Send { link, message, tag } => {
                     self.said.push(message);
                     self.group.handle_sent(self.now, link, tag);
                 }
-                Output::Open { link, .. } => {
+                LinkGroupOutput::Open { link, .. } => {
                     let second = self.second.unwrap();
                     self.group.handle_opened(self.now, link, Ok(second));
                 }
-                Output::FirstLink(Err(FirstLinkError::TimedOut)) => {
+                LinkGroupOutput::FirstLink(Err(FirstLinkError::TimedOut)) => {
                     assert!(self.of.name.starts_with("f7"));
                 }
-                Output::FirstLink(Err(error)) => panic!("{}: {error}", self.of.name),
-                Output::RkeyConfirmed { result, .. } => {
+                LinkGroupOutput::FirstLink(Err(error)) => panic!("{}: {error}", self.of.name),
+                LinkGroupOutput::RkeyConfirmed { result, .. } => {
                     assert_eq!(result, Ok(()), "{}", self.of.name);
                 }
                 _ => {}

@@ -14,7 +14,9 @@ use smc_core::device::{Access, RdmaAddress, RoceKind};
 use smc_core::io::Endpoint;
 use smc_core::io::runtime::{Socket, SocketOptions};
 use smc_core::proto::group::{DeviceIndex, MAX_ALL_FIRST_CONTACTS, MAX_FIRST_CONTACTS, NoGroup};
-use smc_core::proto::handshake::{Config, Interface, Offer, Path, RdmaConfig, RdmaPort, Subnet};
+use smc_core::proto::handshake::{
+    ClientOffer, HandshakeConfig, Interface, RdmaConfig, RdmaPort, Subnet, TcpPath,
+};
 use smc_core::wire::cdc::{CdcR, ProducerFlags};
 use smc_core::wire::cursor::Cursor;
 use smc_core::wire::llc::{ByteOrder, DeleteLink, DeleteLinkReason, Dialect};
@@ -45,12 +47,12 @@ async fn silent(world: &World, from: u8, instance: u16) -> Arc<dyn Socket> {
         address.with_interface("v0", 0),
         subnets.clone(),
     );
-    let mut config = Config::new(Vec::new());
+    let mut config = HandshakeConfig::new(Vec::new());
     config.ueids = vec![eid()];
     config.rdma = Some(RdmaConfig::new(PeerId::new(instance, mac), vec![port]));
-    let path = Path::over(Interface::new(subnets, None).with_name("v0"));
+    let path = TcpPath::over(Interface::new(subnets, None).with_name("v0"));
     let path = path.with_addresses(ip.into(), server_address().ip());
-    let proposal = Offer::new(&config, &path).expect("there is something to offer");
+    let proposal = ClientOffer::new(&config, &path).expect("there is something to offer");
 
     let mut options = SocketOptions::default();
     options.local = Some((ip, 0).into());

@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _, FutureExt as _};
-use smc_core::proto::group::State;
+use smc_core::proto::group::GroupState;
 use smc_core::{Endpoint, Stream};
 
 use crate::process::{PATIENCE, Process};
@@ -96,7 +96,7 @@ mod clients_that_end_after_their_last_write_are_accepted {
                 let busy = async {
                     loop {
                         let mut groups = endpoint.link_groups().into_iter();
-                        if groups.any(|group| group.state == State::Pending) {
+                        if groups.any(|group| group.state == GroupState::Pending) {
                             thread::sleep(Duration::from_millis(millis));
                         }
                         tokio::task::yield_now().await;

@@ -28,8 +28,8 @@ use crate::device::Dmb;
 use crate::error::{CloseReason, Error, PeerMisbehaved};
 use crate::mem::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::mem::{Element, HEADER_LEN};
-use crate::proto::conn::staged::Delivery;
-use crate::proto::conn::{Closing, ReadEnd, State, WriteEnd};
+use crate::proto::conn::rdma::DeliveryStatus;
+use crate::proto::conn::{Closing, ConnState, ReadEnd, WriteEnd};
 use crate::proto::group::GroupId;
 use crate::proto::handshake::Role;
 
@@ -237,23 +237,23 @@ impl Conn {
             // Reading makes this side send, too.
             Some(rdma) => {
                 rdma.await_sent();
-                self.delivery() != Delivery::Pending
+                self.delivery() != DeliveryStatus::Pending
             }
-            None => self.driver.is_gone() || self.delivery() != Delivery::Pending,
+            None => self.driver.is_gone() || self.delivery() != DeliveryStatus::Pending,
         }
     }
 
     /// The delivery state of all written data and of the shutdown behind it.
-    pub(crate) fn delivery(&self) -> Delivery {
+    pub(crate) fn delivery(&self) -> DeliveryStatus {
         match self.rdma() {
             Some(rdma) => rdma.delivery(),
-            None if !self.has_pending() => Delivery::Done,
+            None if !self.has_pending() => DeliveryStatus::Done,
             None => {
                 self.handle_peer_flags();
                 // The device and its driver may be gone too: no later event ends the wait.
                 match self.closing().is_aborted_by_peer() {
-                    true => Delivery::Lost,
-                    false => Delivery::Pending,
+                    true => DeliveryStatus::Lost,
+                    false => DeliveryStatus::Pending,
                 }
             }
         }
@@ -286,7 +286,7 @@ impl Conn {
         &self.peer
     }
 
-    pub(crate) fn state(&self) -> State {
+    pub(crate) fn state(&self) -> ConnState {
         self.closing().state()
     }
 
@@ -591,8 +591,8 @@ impl Conn {
     /// order; others are aborted.
     pub(crate) fn end_with_endpoint(&self) {
         let stop = match self.delivery() {
-            Delivery::Done => Closing::end,
-            Delivery::Pending | Delivery::Lost => Closing::kill,
+            DeliveryStatus::Done => Closing::kill_orderly,
+            DeliveryStatus::Pending | DeliveryStatus::Lost => Closing::kill,
         };
         self.terminate(Error::Closed(CloseReason::Endpoint), stop);
     }

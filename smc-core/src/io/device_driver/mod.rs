@@ -22,7 +22,7 @@ use super::rdma::{LinkSender, RdmaGroup};
 use crate::device::{Device, DeviceError, Event};
 use crate::error::{CloseReason, Error};
 use crate::mem::sync::{AtomicBool, AtomicUsize, Ordering};
-use crate::proto::group::{Cause, DeviceIndex, GroupId};
+use crate::proto::group::{DeviceIndex, GroupEndCause, GroupId};
 use crate::proto::links::LinkId;
 use busy_retries::{BusyRetries, Due};
 
@@ -311,12 +311,12 @@ impl DeviceDriver {
     }
 
     /// Ends the connections of a terminated link group.
-    pub(crate) fn group_ended(&self, group: GroupId, cause: Cause) {
+    pub(crate) fn group_ended(&self, group: GroupId, cause: GroupEndCause) {
         for conn in self.members(group) {
             match cause {
                 // The peer may have closed before.
-                Cause::PeerGone | Cause::DeviceGone => conn.handle_peer_gone(),
-                Cause::Shutdown => conn.end_with_endpoint(),
+                GroupEndCause::PeerGone | GroupEndCause::DeviceGone => conn.handle_peer_gone(),
+                GroupEndCause::Shutdown => conn.end_with_endpoint(),
                 _ => conn.abort(Error::Closed(CloseReason::Aborted)),
             }
         }

@@ -12,7 +12,7 @@ use super::super::conn::{Conn, len_u32};
 use crate::device::Dmb;
 use crate::mem::sync::Ordering;
 use crate::mem::{Element, TrustPeers};
-use crate::proto::conn::Held;
+use crate::proto::conn::RetainedWindow;
 
 /// A piece of received data, which may be retained, sent to other tasks and released in any order.
 ///
@@ -46,7 +46,7 @@ struct Part {
     guarded: Arc<GuardedRing>,
     /// Offset in the ring.
     at: usize,
-    /// Position in the stream, as counted by [`Held`].
+    /// Position in the stream, as counted by [`RetainedWindow`].
     start: u64,
     len: usize,
 }
@@ -195,7 +195,7 @@ pub(crate) struct GuardedRing {
 }
 
 struct State {
-    held: Held,
+    retained: RetainedWindow,
     /// A thread is publishing, and checks for updates again afterwards.
     is_publishing: bool,
     /// The reading half is dropped: no more updates are published.
@@ -211,7 +211,7 @@ impl GuardedRing {
             _buffer: conn.dmb()?,
             conn: Arc::downgrade(conn),
             state: Mutex::new(State {
-                held: Held::new(conn.local_ring()),
+                retained: RetainedWindow::new(conn.local_ring()),
                 is_publishing: false,
                 is_over: false,
             }),
@@ -220,12 +220,12 @@ impl GuardedRing {
 
     /// Takes the window over from the reading half; no range is retained yet.
     pub(crate) fn begin(&self, shown: Cursor, unconfirmed: u32) {
-        self.state().held.begin(shown, unconfirmed);
+        self.state().retained.start(shown, unconfirmed);
     }
 
     /// Retains `len` bytes at offset `at` of the ring, which were read.
     pub(crate) fn retain(self: &Arc<Self>, at: usize, len: usize) -> ReadGuard {
-        let start = self.state().held.hold(len_u32(len));
+        let start = self.state().retained.retain(len_u32(len));
         self.publish();
         ReadGuard(Inner::InPlace(Part {
             guarded: Arc::clone(self),
@@ -237,7 +237,7 @@ impl GuardedRing {
 
     /// Frees `len` bytes, which were read, without a guard.
     pub(crate) fn pass(&self, len: u32) {
-        self.state().held.pass(len);
+        self.state().retained.skip(len);
         self.publish();
     }
 
@@ -245,8 +245,8 @@ impl GuardedRing {
     /// window back.
     pub(crate) fn take_shown(&self) -> (u32, bool) {
         let mut state = self.state();
-        let shown = state.held.take_shown();
-        (shown, state.held.is_empty() && !state.is_publishing)
+        let shown = state.retained.take_confirmed();
+        (shown, state.retained.is_empty() && !state.is_publishing)
     }
 
     /// The reading half is dropped: the connection may end at any time.
@@ -255,7 +255,7 @@ impl GuardedRing {
     }
 
     fn release(&self, start: u64, len: u32) {
-        let freed = self.state().held.let_go(start, len);
+        let freed = self.state().retained.release(start, len);
         if freed > 0 {
             self.publish();
         }
@@ -280,11 +280,11 @@ impl GuardedRing {
         let word = ConsumerWord::from_ne(conn.local.consumer().load(Ordering::Acquire));
         let is_blocked = word.producer_flags.contains(ProducerFlags::WRITER_BLOCKED);
         let producer = ProducerWord::from_ne(conn.local.producer().load(Ordering::Acquire));
-        if !state.held.is_update_due(is_blocked, producer.cursor) {
+        if !state.retained.is_update_due(is_blocked, producer.cursor) {
             return None;
         }
         state.is_publishing = true;
-        Some(state.held.show())
+        Some(state.retained.confirm())
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

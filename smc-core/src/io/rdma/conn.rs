@@ -19,8 +19,8 @@ use super::persist_timer::PersistTimer;
 use crate::device::{Mr, Write};
 use crate::error::{CloseReason, Error};
 use crate::mem::sync::{AtomicBool, AtomicU32, Ordering};
-use crate::proto::conn::staged::{
-    Arrival, Arrivals, Delivery, News, PeerWrite, PostId, Transmit, TransmitConfig,
+use crate::proto::conn::rdma::{
+    Arrival, Arrivals, CdcUpdate, DeliveryStatus, PeerWrite, PostId, Transmit, TransmitConfig,
 };
 use crate::proto::group::DeviceIndex;
 use crate::proto::handshake::PeerRmb;
@@ -259,7 +259,7 @@ impl RdmaConn {
                     }
                     Rx::Open(arrivals) => {
                         let arrival = arrivals.handle(cdc);
-                        if let Ok(Arrival::News(news)) = &arrival {
+                        if let Ok(Arrival::Update(news)) = &arrival {
                             self.store(news);
                         }
                         arrival
@@ -267,7 +267,7 @@ impl RdmaConn {
                 }
             };
             match arrival {
-                Ok(Arrival::News(news)) => {
+                Ok(Arrival::Update(news)) => {
                     self.handle_update(&news);
                     if self.awaited.load(Ordering::Relaxed) {
                         self.peer_is_on(link);
@@ -288,7 +288,7 @@ impl RdmaConn {
 
     /// Stores the peer's words where the reading half reads them; under the lock, so that they
     /// never go back.
-    fn store(&self, news: &News) {
+    fn store(&self, news: &CdcUpdate) {
         let element = self.rmb.element();
         element
             .producer()
@@ -312,7 +312,7 @@ impl RdmaConn {
         }
     }
 
-    fn handle_update(&self, news: &News) {
+    fn handle_update(&self, news: &CdcUpdate) {
         let is_closed = news
             .state
             .intersects(StateFlags::CLOSED | StateFlags::ABORTED);
@@ -454,7 +454,7 @@ impl RdmaConn {
         let mut tx = self.tx();
         if let Some(bound) = &mut tx.bound {
             if !bound.transmit.is_flushed() {
-                bound.transmit.abort_behind();
+                bound.transmit.abort_after_data();
                 bound.transmit.set_consumer(until);
                 self.push(tx, false);
             }
@@ -476,10 +476,10 @@ impl RdmaConn {
     }
 
     /// The delivery state of all written data and of the shutdown behind it.
-    pub(crate) fn delivery(&self) -> Delivery {
+    pub(crate) fn delivery(&self) -> DeliveryStatus {
         let tx = self.tx();
         let bound = tx.bound.as_ref();
-        bound.map_or(Delivery::Done, |bound| bound.transmit.delivery())
+        bound.map_or(DeliveryStatus::Done, |bound| bound.transmit.delivery())
     }
 
     /// Posts one message in the connection's turn on the link.
@@ -524,16 +524,16 @@ impl RdmaConn {
         let is_due = persist_timer.is_due(now, self.has_new_data.swap(false, Ordering::Relaxed));
         let next = persist_timer.at();
         if is_due {
-            bound.transmit.nudge();
+            bound.transmit.probe();
             self.push(tx, false);
         }
         Some(next)
     }
 
     /// Reserves resources for a failover: the group has another link.
-    pub(super) fn keep_spare(&self) {
+    pub(super) fn reserve_byte(&self) {
         if let Some(bound) = &mut self.tx().bound {
-            bound.transmit.keep_spare();
+            bound.transmit.reserve_byte();
         }
     }
 
@@ -597,7 +597,7 @@ impl RdmaConn {
             }
         }
         self.space.store(bound.transmit.space(), Ordering::Release);
-        if bound.transmit.is_held() {
+        if bound.transmit.has_pending_post() {
             sender.await_sent();
         }
         if last == Some(PostResult::Unreachable) {
@@ -767,7 +767,7 @@ impl Bound {
                 self.posted.push_back((post.id, says));
             }
             PostResult::Queued | PostResult::LinkDown | PostResult::Unreachable => {
-                self.transmit.unpost()
+                self.transmit.cancel_post()
             }
         }
         Some(taken)

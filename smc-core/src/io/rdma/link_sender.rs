@@ -11,7 +11,7 @@ use super::super::device_driver::DeviceDriver;
 use crate::device::{Link, OpId, SHORT_LEN, SubmitError, Write};
 use crate::mem::sync::{AtomicBool, AtomicU64, Ordering};
 use crate::proto::group::DeviceIndex;
-use crate::proto::links::{LinkId, OpTag, Overflow, Posted, SendSlots, Turn};
+use crate::proto::links::{LinkId, NextPost, OpTag, Overflow, Posted, SendQueue};
 
 /// The sending side of a link, shared by connections: the number of outstanding posts is bounded,
 /// and turns are round-robin.
@@ -32,7 +32,7 @@ pub(crate) struct LinkSender {
 /// Outstanding posts.
 #[derive(Default)]
 struct Posts {
-    slots: SendSlots<AlertToken>,
+    queue: SendQueue<AlertToken>,
     /// A task waits for the completion of this post. Other completions need not wake a task.
     awaited: Option<OpId>,
 }
@@ -124,27 +124,27 @@ impl LinkSender {
         if self.is_down() {
             return None;
         }
-        let slots = &mut posts.slots;
+        let queue = &mut posts.queue;
         let open = if in_turn {
-            slots.has_room()
+            queue.has_capacity()
         } else {
-            slots.is_open()
+            queue.can_post_now()
         };
         if !open {
-            slots.wait(token);
+            queue.queue_connection(token);
             self.await_last(&mut posts);
             return None;
         }
         let link = &self.link;
         let mut is_full = false;
         let filled = fill(&mut |writes, message| {
-            match link.post(slots.next_op(), writes, message) {
+            match link.post(queue.next_op(), writes, message) {
                 Ok(()) => {
-                    slots.posted(now, Posted::Cdc(token));
+                    queue.posted(now, Posted::Cdc(token));
                     PostResult::Posted
                 }
                 Err(SubmitError::WouldBlock) => {
-                    slots.wait(token);
+                    queue.queue_connection(token);
                     is_full = true;
                     PostResult::Queued
                 }
@@ -160,17 +160,17 @@ impl LinkSender {
 
     /// Queues a connection again that had its turn and has more to post.
     pub(crate) fn wait(&self, token: AlertToken) {
-        self.lock().slots.wait(token);
+        self.lock().queue.queue_connection(token);
     }
 
     /// Removes a connection that ended or was moved.
     pub(crate) fn remove(&self, token: AlertToken) {
-        self.lock().slots.forget(token);
+        self.lock().queue.remove_connection(token);
     }
 
     /// Queues a message of the link group; [`LinkSender::next_turn`] posts it.
     pub(crate) fn queue(&self, now: Instant, tag: OpTag, message: Vec<u8>) -> Result<(), Overflow> {
-        self.lock().slots.queue(now, tag, message)
+        self.lock().queue.queue_message(now, tag, message)
     }
 
     /// Posts queued messages of the link group, then returns the connection that may post.
@@ -180,19 +180,19 @@ impl LinkSender {
             return None;
         }
         loop {
-            let slots = &mut posts.slots;
-            match slots.next_turn() {
-                Some(Turn::Cdc(token)) => return Some(token),
-                Some(Turn::Llc(tag, message)) => {
-                    match self.link.post(slots.next_op(), &[], &message) {
+            let queue = &mut posts.queue;
+            match queue.next_post() {
+                Some(NextPost::Cdc(token)) => return Some(token),
+                Some(NextPost::Llc(tag, message)) => {
+                    match self.link.post(queue.next_op(), &[], &message) {
                         Ok(()) => {
-                            slots.posted(now, Posted::Llc(tag));
+                            queue.posted(now, Posted::Llc(tag));
                             if !is_routine(&message) {
                                 self.await_last(&mut posts);
                             }
                         }
                         Err(SubmitError::WouldBlock) => {
-                            slots.put_back(now, tag, message);
+                            queue.requeue(now, tag, message);
                             self.await_last(&mut posts);
                             return None;
                         }
@@ -200,7 +200,7 @@ impl LinkSender {
                     }
                 }
                 None => {
-                    if !slots.has_room() {
+                    if !queue.has_capacity() {
                         self.await_last(&mut posts);
                     }
                     return None;
@@ -215,7 +215,7 @@ impl LinkSender {
     }
 
     fn await_last(&self, posts: &mut Posts) {
-        let Some(last) = posts.slots.last_outstanding() else {
+        let Some(last) = posts.queue.last_outstanding() else {
             return;
         };
         if posts.awaited.replace(last).is_none() {
@@ -242,7 +242,7 @@ impl LinkSender {
             posts.awaited = None;
             self.end_await();
         }
-        posts.slots.completed(now, op)
+        posts.queue.completed(now, op)
     }
 
     /// Sets the link down: nothing is posted or completed from now on.
@@ -252,12 +252,12 @@ impl LinkSender {
         if posts.awaited.take().is_some() {
             self.end_await();
         }
-        drop(posts.slots.fail());
+        drop(posts.queue.fail());
     }
 
     /// The time from which the link counts as stuck.
     pub(crate) fn poll_timeout(&self) -> Option<Instant> {
-        self.lock().slots.poll_timeout()
+        self.lock().queue.poll_timeout()
     }
 
     fn lock(&self) -> MutexGuard<'_, Posts> {

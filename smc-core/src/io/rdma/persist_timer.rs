@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// The timer of probes ([`Transmit::nudge`]), as TCP's persist timer of zero-window probes.
+/// The timer of probes ([`Transmit::probe`]), as TCP's persist timer of zero-window probes.
 ///
 /// A Linux peer corks new data while a CDC of the connection is in flight
 /// (docs/spec/data-path.md#corking). If that CDC is on a link whose failure its device does not
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 /// detect that, so it probes: soon after data was sent in either direction, and with exponential
 /// backoff while none is.
 ///
-/// [`Transmit::nudge`]: crate::proto::conn::staged::Transmit::nudge
+/// [`Transmit::probe`]: crate::proto::conn::rdma::Transmit::probe
 #[derive(Debug)]
 pub(super) struct PersistTimer {
     at: Instant,

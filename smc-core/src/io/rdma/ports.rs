@@ -10,8 +10,8 @@ use super::super::device_driver::DeviceDriver;
 use super::super::runtime::{InterfaceAddress, Runtime};
 use crate::device::{RdmaAddress, RoceKind};
 use crate::proto::group::DeviceIndex;
-use crate::proto::handshake::{Config, Interface, Path, RdmaConfig, RdmaPort, Subnet};
-use crate::proto::links::Candidate;
+use crate::proto::handshake::{HandshakeConfig, Interface, RdmaConfig, RdmaPort, Subnet, TcpPath};
+use crate::proto::links::PortCandidate;
 
 /// The RDMA ports and interfaces of this host, as far as an endpoint has devices for them.
 #[derive(Debug, Default)]
@@ -32,7 +32,7 @@ struct Known {
     interfaces: Arc<Vec<InterfaceAddress>>,
     ports: Arc<Vec<RdmaPort>>,
     /// The configuration for handshakes, made at the first use.
-    config: Option<Arc<Config>>,
+    config: Option<Arc<HandshakeConfig>>,
 }
 
 impl Ports {
@@ -54,15 +54,15 @@ impl Ports {
         &self,
         runtime: &dyn Runtime,
         drivers: &[Arc<DeviceDriver>],
-        base: &Arc<Config>,
-    ) -> Arc<Config> {
+        base: &Arc<HandshakeConfig>,
+    ) -> Arc<HandshakeConfig> {
         let mut known = self.lock();
         let known = self.known(&mut known, runtime, drivers);
         let config = known.config.get_or_insert_with(|| {
             let Some(rdma) = self.rdma_config(&known.ports) else {
                 return Arc::clone(base);
             };
-            let mut config = Config::clone(base);
+            let mut config = HandshakeConfig::clone(base);
             config.rdma = Some(rdma);
             Arc::new(config)
         });
@@ -89,7 +89,7 @@ impl Ports {
         runtime: &dyn Runtime,
         drivers: &[Arc<DeviceDriver>],
         like: &RdmaAddress,
-    ) -> Vec<Candidate> {
+    ) -> Vec<PortCandidate> {
         let ports = {
             let mut known = self.lock();
             Arc::clone(&self.known(&mut known, runtime, drivers).ports)
@@ -104,7 +104,7 @@ impl Ports {
         };
         let fitting = ports.iter().filter(fits);
         fitting
-            .map(|port| Candidate {
+            .map(|port| PortCandidate {
                 device: port.device,
                 address: port.address.clone(),
             })
@@ -123,18 +123,18 @@ impl Ports {
         drivers: &[Arc<DeviceDriver>],
         local: Option<SocketAddr>,
         peer: SocketAddr,
-    ) -> Path {
+    ) -> TcpPath {
         let Some(local) = local else {
-            return Path::default();
+            return TcpPath::default();
         };
         let all = self.interfaces(runtime, drivers, local.ip());
         let path = match interface_of(&all, local.ip()) {
             Some(name) => {
                 let pnet_id = self.pnet_id(name);
                 let subnets = subnets_of(&all, name);
-                Path::over(Interface::new(subnets, pnet_id).with_name(name))
+                TcpPath::over(Interface::new(subnets, pnet_id).with_name(name))
             }
-            None => Path::default(),
+            None => TcpPath::default(),
         };
         path.with_addresses(local.ip(), peer.ip())
     }

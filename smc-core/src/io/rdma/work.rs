@@ -127,11 +127,11 @@ pub(crate) async fn connect_link(
 ) -> Result<(), DeviceError> {
     let group = endpoint.groups.rdma(group).ok_or(NO_GROUP)?;
     let agreed = if !terms.version.is_v2() {
-        links::Terms::V1
+        links::LlcTerms::V1
     } else if terms.release >= smc_wire::types::Release::V2_1 {
-        links::Terms::v2_1(terms.max_links, terms.max_conns)
+        links::LlcTerms::v2_1(terms.max_links, terms.max_conns)
     } else {
-        links::Terms::V2
+        links::LlcTerms::V2
     };
     group.connect_first(peer, route, agreed).await
 }

@@ -18,8 +18,10 @@ use crate::io::endpoint::{ConnectOptions, EndpointInner};
 use crate::io::negotiate::{self, CachedHandshake, Candidate, Delivery, Withdrawn};
 use crate::io::runtime::{Socket, SocketOptions, Unconnected};
 use crate::io::stream::Stream;
-use crate::proto::group::Key;
-use crate::proto::handshake::{Client, Config, Machine, Offer, Output, Path};
+use crate::proto::group::GroupKey;
+use crate::proto::handshake::{
+    Client, ClientOffer, HandshakeConfig, HandshakeOutput, Machine, TcpPath,
+};
 
 /// Connects and sets the stream up.
 pub(crate) async fn connect(
@@ -77,7 +79,10 @@ pub(crate) async fn connect(
 }
 
 /// The offer, cached while the configuration is the same.
-fn offer_of(endpoint: &EndpointInner, config: &Arc<Config>) -> Result<Arc<Offer>, DeclineCode> {
+fn offer_of(
+    endpoint: &EndpointInner,
+    config: &Arc<HandshakeConfig>,
+) -> Result<Arc<ClientOffer>, DeclineCode> {
     let mut latest = endpoint
         .offer
         .lock()
@@ -85,7 +90,7 @@ fn offer_of(endpoint: &EndpointInner, config: &Arc<Config>) -> Result<Arc<Offer>
     match &*latest {
         Some((from, offer)) if Arc::ptr_eq(from, config) => Ok(Arc::clone(offer)),
         _ => {
-            let offer = Arc::new(Offer::new(config, &Path::default())?);
+            let offer = Arc::new(ClientOffer::new(config, &TcpPath::default())?);
             *latest = Some((Arc::clone(config), Arc::clone(&offer)));
             Ok(offer)
         }
@@ -97,9 +102,9 @@ struct Attempt<'a> {
     endpoint: &'a Arc<EndpointInner>,
     to: SocketAddr,
     options: &'a ConnectOptions,
-    config: &'a Arc<Config>,
+    config: &'a Arc<HandshakeConfig>,
     policy: Policy,
-    offer: &'a Result<Arc<Offer>, FallbackReason>,
+    offer: &'a Result<Arc<ClientOffer>, FallbackReason>,
     candidate: Result<&'a dyn Candidate, FallbackCause>,
 }
 
@@ -206,7 +211,7 @@ struct PreparedEarly {
 /// Joins the link group and registers a buffer, if the handshake is likely to equal the cached one.
 async fn prepare_early(
     endpoint: &EndpointInner,
-    config: &Config,
+    config: &HandshakeConfig,
     cached_handshake: Option<CachedHandshake>,
 ) -> Option<PreparedEarly> {
     let cached_handshake = cached_handshake?;
@@ -218,7 +223,9 @@ async fn prepare_early(
         return None;
     }
     let device = device.index;
-    let membership = endpoint.groups.join_now(Key::Direct { device, peer })?;
+    let membership = endpoint
+        .groups
+        .join_now(GroupKey::Direct { device, peer })?;
     // Polled once: the listener's process may be stopped, and no timeout is running yet.
     let mut registering = pin!(register(endpoint, device, peer, size, peer_size));
     let registered = poll_fn(|cx| Poll::Ready(registering.as_mut().poll(cx))).await;
@@ -239,11 +246,11 @@ async fn prepare_early(
 
 /// The DECLINE of a client without an offer. A server that waits for CLC on TCP needs it, or it
 /// would misread the application's data.
-fn decline(endpoint: &EndpointInner, config: &Arc<Config>) -> Option<Vec<u8>> {
+fn decline(endpoint: &EndpointInner, config: &Arc<HandshakeConfig>) -> Option<Vec<u8>> {
     let now = endpoint.runtime.now();
-    let mut machine = Client::new(now, Arc::clone(config), &Path::default());
+    let mut machine = Client::new(now, Arc::clone(config), &TcpPath::default());
     match machine.poll_output() {
-        Some(Output::Send(decline)) => Some(decline),
+        Some(HandshakeOutput::Send(decline)) => Some(decline),
         _ => None,
     }
 }
@@ -264,7 +271,7 @@ async fn await_answer(
     endpoint: &Arc<EndpointInner>,
     socket: Arc<dyn Socket>,
     to: SocketAddr,
-    (config, offer): (Arc<Config>, Arc<Offer>),
+    (config, offer): (Arc<HandshakeConfig>, Arc<ClientOffer>),
     mut announced: Box<dyn negotiate::Offer>,
     resources: HandshakeResources,
 ) -> Result<Stream, Failed> {

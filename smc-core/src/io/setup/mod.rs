@@ -23,7 +23,8 @@ use super::runtime::Socket;
 use super::stream::Stream;
 use crate::error::{CloseReason, Error, FallbackCause, FallbackReason, Phase};
 use crate::proto::handshake::{
-    Config, CrossingDecline, Established, Fallback, Machine, Output, Path, Server, Transport,
+    CrossingDecline, Established, Fallback, HandshakeConfig, HandshakeOutput, Machine, Server,
+    TcpPath, Transport,
 };
 use work::{WorkResult, execute};
 
@@ -86,9 +87,9 @@ pub(crate) async fn decline_all(
     side_channel: Option<Box<dyn SideChannel>>,
 ) -> Result<Stream, Error> {
     // Without any device, so that it can only end in a DECLINE.
-    let mut config = Config::new(Vec::new());
+    let mut config = HandshakeConfig::new(Vec::new());
     (config.host, config.timeouts) = (endpoint.handshake.host, endpoint.handshake.timeouts);
-    let mut machine = Server::new(endpoint.runtime.now(), Arc::new(config), Path::default());
+    let mut machine = Server::new(endpoint.runtime.now(), Arc::new(config), TcpPath::default());
     let mut side_channel = side_channel;
     let mut carrier = match &mut side_channel {
         Some(side_channel) => Carrier::server(endpoint, &mut **side_channel),
@@ -115,13 +116,13 @@ pub(crate) async fn decline_all(
 fn handshake_config(
     endpoint: &EndpointInner,
     recv_buffer: Option<usize>,
-) -> Result<Arc<Config>, Error> {
+) -> Result<Arc<HandshakeConfig>, Error> {
     let ports = endpoint.groups.ports();
     let config = ports.config(&*endpoint.runtime, &endpoint.drivers, &endpoint.handshake);
     let Some(len) = recv_buffer else {
         return Ok(config);
     };
-    let mut config = Config::clone(&config);
+    let mut config = HandshakeConfig::clone(&config);
     config.buffer = recv_buffer_size(len)?;
     config.rmb = config.buffer;
     Ok(Arc::new(config))
@@ -130,16 +131,16 @@ fn handshake_config(
 /// The path of a TCP connection, for the handshake. Only processes of one host have a side channel.
 fn path(
     endpoint: &EndpointInner,
-    config: &Config,
+    config: &HandshakeConfig,
     socket: &dyn Socket,
     peer: SocketAddr,
     has_side_channel: bool,
-) -> Path {
+) -> TcpPath {
     let mut path = match (&config.rdma, has_side_channel) {
-        (None, true) => Path::default(),
+        (None, true) => TcpPath::default(),
         (None, false) => match socket.local_addr() {
-            Ok(local) => Path::default().with_addresses(local.ip(), peer.ip()),
-            Err(_) => Path::default(),
+            Ok(local) => TcpPath::default().with_addresses(local.ip(), peer.ip()),
+            Err(_) => TcpPath::default(),
         },
         (Some(_), _) => {
             let ports = endpoint.groups.ports();
@@ -250,13 +251,13 @@ async fn drive(
     loop {
         while let Some(output) = machine.poll_output() {
             match output {
-                Output::Send(bytes) => {
+                HandshakeOutput::Send(bytes) => {
                     let until = endpoint.runtime.now() + endpoint.handshake.timeouts.message;
                     if let Err(error) = carrier.send(&*endpoint.runtime, until, &bytes).await {
                         machine.handle_io_error(error.into());
                     }
                 }
-                Output::Work(asked) => match resources.take_early(&asked) {
+                HandshakeOutput::Work(asked) => match resources.take_early(&asked) {
                     Some(done) => machine.handle_done(endpoint.runtime.now(), done),
                     None => {
                         let (prepared, client) =
@@ -265,20 +266,20 @@ async fn drive(
                         work = Some(Box::pin(execute(endpoint, asked, prepared, client)));
                     }
                 },
-                Output::Discard => {
+                HandshakeOutput::Discard => {
                     work = None;
                     *resources = HandshakeResources::default();
                 }
-                Output::OutOfSync(group) => endpoint.groups.out_of_sync(group),
-                Output::Established(established) => {
+                HandshakeOutput::OutOfSync(group) => endpoint.groups.out_of_sync(group),
+                HandshakeOutput::Established(established) => {
                     carrier.flush();
                     return Ok(Outcome::Smc(established));
                 }
-                Output::Fallback(fallback) => {
+                HandshakeOutput::Fallback(fallback) => {
                     carrier.flush();
                     return Ok(Outcome::Tcp(fallback));
                 }
-                Output::Abort(error) => return Err(error),
+                HandshakeOutput::Abort(error) => return Err(error),
             }
         }
         carrier.flush();

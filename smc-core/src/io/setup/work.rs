@@ -11,8 +11,8 @@ use crate::io::endpoint::EndpointInner;
 use crate::io::groups::Membership;
 use crate::io::negotiate::Credentials;
 use crate::io::rdma::work::{self as rdma, Prepared};
-use crate::proto::group::{DeviceIndex, Intent, Key};
-use crate::proto::handshake::{Done, Work};
+use crate::proto::group::{DeviceIndex, GroupKey, Intent};
+use crate::proto::handshake::{Work, WorkDone};
 
 /// The resources that the work of a handshake acquires. Dropping it releases them.
 #[derive(Default)]
@@ -29,7 +29,7 @@ pub(in crate::io) struct HandshakeResources {
 }
 
 /// The result of one work item: acquired resources, and the input for the machine.
-pub(super) type WorkResult = (HandshakeResources, Done);
+pub(super) type WorkResult = (HandshakeResources, WorkDone);
 /// Work that was done before the handshake requests it, so that a CONFIRM could be sent early. The
 /// server may use the connection and end before its answer is read, and with it the link group: by
 /// then this side has its buffer and its place.
@@ -44,17 +44,17 @@ pub(super) struct EarlyWork {
 
 impl HandshakeResources {
     /// The result of a work item that was done early.
-    pub(super) fn take_early(&mut self, work: &Work) -> Option<Done> {
+    pub(super) fn take_early(&mut self, work: &Work) -> Option<WorkDone> {
         let early = self.early.as_mut()?;
         match *work {
             Work::Enter {
-                key: Key::Direct { device, peer },
+                key: GroupKey::Direct { device, peer },
                 intent: Intent::Join,
             } if (early.device, early.peer) == (device, peer) => {
                 let membership = early.membership.take()?;
                 let seat = membership.seat();
                 self.membership = Some(membership);
-                Some(Done::Entered(Ok(seat)))
+                Some(WorkDone::Entered(Ok(seat)))
             }
             Work::Register {
                 device, peer, size, ..
@@ -62,7 +62,7 @@ impl HandshakeResources {
                 let (dmb, charge) = early.buffer.take()?;
                 let token = dmb.token();
                 (self.dmb, self.charge) = (Some(dmb), charge);
-                Some(Done::Registered(Ok(token)))
+                Some(WorkDone::Registered(Ok(token)))
             }
             _ => None,
         }
@@ -86,9 +86,11 @@ pub(super) async fn execute(
 ) -> WorkResult {
     let mut resources = HandshakeResources::default();
     let done = match work {
-        Work::Reach { device, peer } => Done::Reached(reach(&endpoint, device, peer, client).await),
+        Work::Reach { device, peer } => {
+            WorkDone::Reached(reach(&endpoint, device, peer, client).await)
+        }
         Work::Enter { key, intent } => {
-            Done::Entered(endpoint.groups.enter(key, intent).await.map(|membership| {
+            WorkDone::Entered(endpoint.groups.enter(key, intent).await.map(|membership| {
                 let seat = membership.seat();
                 resources.membership = Some(membership);
                 seat
@@ -101,7 +103,7 @@ pub(super) async fn execute(
             peer_size,
         } => {
             let registered = register(&endpoint, device, peer, size, peer_size).await;
-            Done::Registered(registered.map(|(dmb, charge)| {
+            WorkDone::Registered(registered.map(|(dmb, charge)| {
                 let token = dmb.token();
                 (resources.dmb, resources.charge) = (Some(dmb), charge);
                 token
@@ -119,38 +121,40 @@ pub(super) async fn execute(
                 Err(error) => Err(error),
             };
             let len = attachment.as_ref().map(|it| it.region().len());
-            let done = Done::Attached(len.map_err(DeviceError::clone));
+            let done = WorkDone::Attached(len.map_err(DeviceError::clone));
             resources.attachment = Some(attachment);
             done
         }
-        Work::Open { group, terms } => Done::Opened(endpoint.groups.establish(group, terms)),
+        Work::Open { group, terms } => WorkDone::Opened(endpoint.groups.establish(group, terms)),
         // Futures of SMC-R are large, and are boxed separately so that SMC-D does not pay for them.
         Work::OpenLink {
             group,
             port,
             address,
-        } => Done::LinkOpened(Box::pin(rdma::open_link(&endpoint, group, port, &address)).await),
+        } => {
+            WorkDone::LinkOpened(Box::pin(rdma::open_link(&endpoint, group, port, &address)).await)
+        }
         Work::PrepareRmb { group, link, size } => {
             let rmb = Box::pin(rdma::prepare_rmb(&endpoint, group, link, size)).await;
-            Done::RmbPrepared(rmb.map(|(prepared, local)| {
+            WorkDone::RmbPrepared(rmb.map(|(prepared, local)| {
                 resources.prepared = Some(prepared);
                 local
             }))
         }
         Work::ConfirmRkey { .. } => {
-            Done::RkeyConfirmed(Box::pin(rdma::confirm_rkey(prepared.as_ref())).await)
+            WorkDone::RkeyConfirmed(Box::pin(rdma::confirm_rkey(prepared.as_ref())).await)
         }
-        Work::BindPeer { rmb, .. } => Done::PeerBound(rdma::bind_peer(prepared.as_ref(), &rmb)),
+        Work::BindPeer { rmb, .. } => WorkDone::PeerBound(rdma::bind_peer(prepared.as_ref(), &rmb)),
         Work::ConnectLink {
             group,
             peer,
             route,
             terms,
-        } => Done::LinkConnected(
+        } => WorkDone::LinkConnected(
             Box::pin(rdma::connect_link(&endpoint, group, peer, route, terms)).await,
         ),
         Work::ConfirmLink { group } => {
-            Done::LinkConfirmed(Box::pin(rdma::confirm_link(&endpoint, group)).await)
+            WorkDone::LinkConfirmed(Box::pin(rdma::confirm_link(&endpoint, group)).await)
         }
     };
     (resources, done)

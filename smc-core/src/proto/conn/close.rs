@@ -3,38 +3,39 @@ use smc_wire::cdc::StateFlags;
 use crate::proto::table::transitions;
 
 transitions! {
-    /// Socket states, with the names that smcss shows (RFC 7609; numbers in [`State::number`]).
+    /// Socket states, with the names that `smcss` shows (RFC 7609; numbers in
+    /// [`ConnState::number`]).
     #[non_exhaustive]
-    pub enum State {
-        /// Before set-up has ended.
+    pub enum ConnState {
+        /// Before the end of connection set-up.
         Init = "INIT",
-        /// Data both ways.
+        /// Data flows in both directions.
         Active = "ACTIVE",
-        /// We were the first to shut down writing or to close.
+        /// This side was the first to shut down writing or to close.
         PeerCloseWait1 = "PEERCLOSEWAIT1",
-        /// As before, and the peer is done writing.
+        /// As `PeerCloseWait1`, and the peer has shut down writing.
         PeerCloseWait2 = "PEERCLOSEWAIT2",
         /// The peer was the first to shut down writing or to close.
         AppCloseWait1 = "APPCLOSEWAIT1",
-        /// As before, and we shut down writing.
+        /// As `AppCloseWait1`, and this side has shut down writing.
         AppCloseWait2 = "APPCLOSEWAIT2",
-        /// The peer closed and we only shut down writing.
+        /// The peer closed; this side only shut down writing.
         AppFinCloseWait = "APPFINCLOSEWAIT",
-        /// We closed and the peer only shut down writing.
+        /// This side closed; the peer only shut down writing.
         PeerFinCloseWait = "PEERFINCLOSEWAIT",
-        /// The link group died.
+        /// The link group was terminated.
         PeerAbortWait = "PEERABORTWAIT",
-        /// The peer aborted and we have not closed yet.
+        /// The peer aborted, and this side has not closed yet.
         ProcessAbort = "PROCESSABORT",
-        /// The end.
+        /// The connection is closed.
         Closed = "CLOSED",
     }
 
-    /// Set-up ended with success.
+    /// Connection set-up succeeded.
     establish(Init => Active);
     /// The application shuts down writing.
     shutdown_write(Active => PeerCloseWait1, AppCloseWait1 => AppCloseWait2);
-    /// The application closes, and the peer has not closed yet.
+    /// The application closes before the peer has closed.
     close(
         Active => PeerCloseWait1,
         AppCloseWait1 | AppCloseWait2 => PeerFinCloseWait,
@@ -43,7 +44,7 @@ transitions! {
         PeerFinCloseWait => PeerFinCloseWait,
         Init | PeerAbortWait => Closed
     );
-    /// The application closes, and the peer has closed or aborted before.
+    /// The application closes after the peer has closed or aborted.
     close_last(
         AppCloseWait1 | AppCloseWait2 | AppFinCloseWait | ProcessAbort | PeerAbortWait => Closed
     );
@@ -52,34 +53,34 @@ transitions! {
         Init | Active => AppCloseWait1,
         PeerCloseWait1 => PeerCloseWait2
     );
-    /// The peer closed, and we have not sent our last word.
+    /// The peer closed, and this side has not sent its final flags.
     peer_closed(
         Init | Active => AppCloseWait1,
         PeerCloseWait1 | PeerCloseWait2 => AppFinCloseWait,
         AppCloseWait1 => AppCloseWait1,
         AppCloseWait2 => AppCloseWait2
     );
-    /// The peer closed after we have sent our last word.
+    /// The peer closed after this side sent its final flags.
     peer_closed_last(PeerCloseWait1 | PeerCloseWait2 | PeerFinCloseWait => Closed);
-    /// The peer aborted, and we have not sent our last word.
+    /// The peer aborted, and this side has not sent its final flags.
     peer_aborted(
         Init | Active | PeerCloseWait1 | PeerCloseWait2 | AppCloseWait1 | AppFinCloseWait
             => ProcessAbort,
         AppCloseWait2 | PeerAbortWait => Closed
     );
-    /// The peer aborted after we have sent our last word.
+    /// The peer aborted after this side sent its final flags.
     peer_aborted_last(
         PeerCloseWait1 | PeerCloseWait2 | PeerFinCloseWait | PeerAbortWait => Closed
     );
-    /// The link group ended under the connection.
+    /// The link group of the connection was terminated.
     kill(
         Active | PeerCloseWait1 | PeerCloseWait2 | AppCloseWait1 | AppCloseWait2
             | AppFinCloseWait | PeerFinCloseWait | ProcessAbort => PeerAbortWait
     );
 }
 
-impl State {
-    /// The number that diagnostics show.
+impl ConnState {
+    /// The number that diagnostic tools show.
     #[must_use]
     pub const fn number(self) -> u8 {
         match self {
@@ -98,24 +99,24 @@ impl State {
     }
 }
 
-/// How a connection comes to its end: what we told the peer, what it told us, and what the
-/// application sees of it.
+/// ConnState of the close sequence of a connection: the flags sent, the flags received, and the results
+/// that the application gets.
 ///
-/// Flags are levels: they stay set in everything a side sends afterwards.
+/// Flags are levels: once set, a flag is set in every later message.
 #[derive(Clone, Debug)]
 pub struct Closing {
-    state: State,
+    state: ConnState,
     sent: StateFlags,
     peer: StateFlags,
     released: bool,
     killed: bool,
 }
 
-/// What reading comes to when no data is left.
+/// Result of reading when no data is left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReadEnd {
-    /// More may come.
+    /// More data may arrive.
     Open,
     /// Orderly end of stream.
     Eof,
@@ -125,27 +126,27 @@ pub enum ReadEnd {
     Aborted,
 }
 
-/// What writing comes to.
+/// Result of writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum WriteEnd {
-    /// Data is taken.
+    /// Data is accepted.
     Open,
-    /// We shut down writing.
+    /// This side has shut down writing.
     Shut,
-    /// The peer closed or aborted: nobody will read.
+    /// The peer closed or aborted and reads no more data.
     Reset,
     /// The link group ended.
     Aborted,
 }
 
 impl Closing {
-    /// A connection whose set-up has just ended.
+    /// A connection whose set-up has just completed.
     #[must_use]
     pub fn new() -> Self {
         let none = StateFlags::empty();
         Self {
-            state: State::Active,
+            state: ConnState::Active,
             sent: none,
             peer: none,
             released: false,
@@ -153,13 +154,13 @@ impl Closing {
         }
     }
 
-    /// The state, for tools.
+    /// The state, for diagnostic tools.
     #[must_use]
-    pub fn state(&self) -> State {
+    pub fn state(&self) -> ConnState {
         self.state
     }
 
-    /// Flags that everything sent to the peer has to carry.
+    /// Flags that every message to the peer has to contain.
     #[must_use]
     pub fn sent(&self) -> StateFlags {
         self.sent
@@ -171,11 +172,11 @@ impl Closing {
         self.peer
     }
 
-    /// Whether the record of the connection can go: both sides have said their last word, or
-    /// nobody is left to hear it.
+    /// Whether the record of the connection can be removed: both sides have sent their final flags,
+    /// or there is no peer left to send them to.
     #[must_use]
     pub fn is_finished(&self) -> bool {
-        self.released && self.state == State::Closed
+        self.released && self.state == ConnState::Closed
     }
 
     /// Whether the application has closed.
@@ -184,7 +185,7 @@ impl Closing {
         self.released
     }
 
-    /// Whether the connection ended with its link group, or because it could not go on.
+    /// Whether the connection was terminated with its link group, or because of an error.
     #[must_use]
     pub fn is_killed(&self) -> bool {
         self.killed
@@ -193,17 +194,17 @@ impl Closing {
     /// Whether the application has shut down writing.
     #[must_use]
     pub fn is_shut(&self) -> bool {
-        // Only that sends this.
+        // `SENDING_DONE` is sent by a shutdown of writing only.
         self.sent.contains(StateFlags::SENDING_DONE)
     }
 
-    /// Whether the peer has aborted: it has not read everything, or reads nothing more.
+    /// Whether the peer has aborted: it has not read everything, or reads no more data.
     #[must_use]
     pub fn is_aborted_by_peer(&self) -> bool {
         self.peer.contains(StateFlags::ABORTED)
     }
 
-    /// What the application reads behind the last byte.
+    /// Result of a read behind the last byte.
     #[must_use]
     pub fn read_end(&self) -> ReadEnd {
         if self.is_aborted_by_peer() {
@@ -220,12 +221,12 @@ impl Closing {
         }
     }
 
-    /// What the application gets for writing.
+    /// Result of a write.
     #[must_use]
     pub fn write_end(&self) -> WriteEnd {
-        if self.is_shut() || (self.sent.intersects(LAST_WORD) && !self.killed) {
+        if self.is_shut() || (self.sent.intersects(FINAL_FLAGS) && !self.killed) {
             WriteEnd::Shut
-        } else if self.peer.intersects(LAST_WORD) {
+        } else if self.peer.intersects(FINAL_FLAGS) {
             WriteEnd::Reset
         } else if self.killed {
             WriteEnd::Aborted
@@ -240,25 +241,25 @@ impl Closing {
         self.send(StateFlags::SENDING_DONE)
     }
 
-    /// The application closes. `discard` says that received data was not read, or that it wants
-    /// a reset. Returns the flags to send, if there are new ones.
+    /// The application closes. `discard` is true if received data was not read, or if the
+    /// application asks for a reset. Returns the flags to send, if there are new ones.
     pub fn close(&mut self, discard: bool) -> Option<StateFlags> {
         if self.released {
             return None;
         }
         self.released = true;
         let before = self.state;
-        // In a state without a row closing changes nothing.
-        let _unchanged_if_no_row = if self.peer.intersects(LAST_WORD) {
+        // In a state without a row for it, a close changes nothing.
+        let _unchanged_if_no_row = if self.peer.intersects(FINAL_FLAGS) {
             self.state.close_last()
         } else {
             self.state.close()
         };
-        if self.killed || self.sent.intersects(LAST_WORD) {
+        if self.killed || self.sent.intersects(FINAL_FLAGS) {
             return None;
         }
-        // A peer that aborts waits for our last word too, in whatever state it found us.
-        let discard = discard || matches!(before, State::ProcessAbort | State::Closed);
+        // A peer that aborts waits for the final flags of this side too, whatever the state was.
+        let discard = discard || matches!(before, ConnState::ProcessAbort | ConnState::Closed);
         self.send(if discard {
             StateFlags::ABORTED
         } else {
@@ -266,15 +267,15 @@ impl Closing {
         })
     }
 
-    /// The peer's flags have this value now. Returns whether anything is new.
+    /// Flags received from the peer. Returns whether any of them is new.
     pub fn handle_peer(&mut self, flags: StateFlags) -> bool {
         let new = flags.difference(self.peer);
         if new.is_empty() {
             return false;
         }
         self.peer.insert(flags);
-        let last = self.released && self.sent.intersects(LAST_WORD);
-        // A state without a row for the event has nothing to learn from it.
+        let last = self.released && self.sent.intersects(FINAL_FLAGS);
+        // A state without a row for the event is not changed by it.
         let _unchanged_if_no_row = if new.contains(StateFlags::ABORTED) {
             if last {
                 self.state.peer_aborted_last()
@@ -295,14 +296,15 @@ impl Closing {
         true
     }
 
-    /// The link group ended, or the connection cannot go on. Returns the flags to try to send.
+    /// The link group was terminated, or the connection failed. Returns the flags to send, if
+    /// possible.
     pub fn kill(&mut self) -> Option<StateFlags> {
         self.stop(StateFlags::ABORTED)
     }
 
-    /// As [`Closing::kill`] when the endpoint ends and the peer has everything that was written: a
-    /// connection that was shut down for writing is closed in order then, because it is complete.
-    pub fn end(&mut self) -> Option<StateFlags> {
+    /// As [`Closing::kill`], when the endpoint shuts down and the peer has received everything that
+    /// was written: a connection whose writing was shut down is complete, so it is closed in order.
+    pub fn kill_orderly(&mut self) -> Option<StateFlags> {
         let is_in_order = self.is_shut() && !self.is_aborted_by_peer();
         self.stop(match is_in_order {
             true => StateFlags::CLOSED,
@@ -310,8 +312,8 @@ impl Closing {
         })
     }
 
-    fn stop(&mut self, word: StateFlags) -> Option<StateFlags> {
-        if self.killed || self.state == State::Closed {
+    fn stop(&mut self, flags: StateFlags) -> Option<StateFlags> {
+        if self.killed || self.state == ConnState::Closed {
             return None;
         }
         self.killed = true;
@@ -319,10 +321,10 @@ impl Closing {
         if self.released {
             let _always = self.state.close();
         }
-        if self.sent.intersects(LAST_WORD) {
+        if self.sent.intersects(FINAL_FLAGS) {
             None
         } else {
-            self.send(word)
+            self.send(flags)
         }
     }
 
@@ -338,5 +340,5 @@ impl Default for Closing {
     }
 }
 
-/// The flags after which a side says nothing new.
-const LAST_WORD: StateFlags = StateFlags::CLOSED.union(StateFlags::ABORTED);
+/// The flags after which a side sends nothing new.
+const FINAL_FLAGS: StateFlags = StateFlags::CLOSED.union(StateFlags::ABORTED);

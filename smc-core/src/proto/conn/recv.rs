@@ -2,27 +2,27 @@ use smc_wire::cursor::{Cursor, Ring};
 
 use crate::error::PeerMisbehaved;
 
-/// What we know of our own ring, which the peer writes.
+/// State of the local ring, which the peer writes.
 #[derive(Clone, Debug)]
 pub struct RecvHalf {
     ring: Ring,
-    /// Progress, in bytes, above which an update is worth it.
+    /// Progress, in bytes, above which an update is sent.
     least_update: u32,
     peer_producer: Cursor,
     consumer: Cursor,
     /// Arrived and not read yet.
     readable: u32,
-    /// Read, but the peer was not told yet.
+    /// Bytes read for which the peer has not been sent the cursor.
     unconfirmed: u32,
     /// Bytes up to and including the urgent byte, if one is among the readable ones.
     urgent: Option<u32>,
-    /// The urgent byte was read, so the peer has to hear of it.
+    /// The urgent byte was read, so the consumer cursor has to be sent to the peer.
     urgent_read: bool,
     high_water: u32,
 }
 
 impl RecvHalf {
-    /// An empty ring: our element less its CDC block.
+    /// An empty ring: the local element without its CDC block.
     #[must_use]
     pub fn new(ring: Ring) -> Self {
         Self {
@@ -50,26 +50,26 @@ impl RecvHalf {
         self.consumer.count
     }
 
-    /// Our ring.
+    /// The local ring.
     #[must_use]
     pub fn ring(&self) -> Ring {
         self.ring
     }
 
-    /// How far we have read.
+    /// How far the ring has been read.
     #[must_use]
     pub fn consumer(&self) -> Cursor {
         self.consumer
     }
 
-    /// How far the peer says it has written.
+    /// How far the peer has written, as its producer cursor states.
     #[must_use]
     pub fn peer_producer(&self) -> Cursor {
         self.peer_producer
     }
 
-    /// Bytes from the start of the ring that have ever been readable; all of it once the peer has
-    /// gone round.
+    /// Bytes from the start of the ring that were ever readable; the whole ring after the peer has
+    /// wrapped around.
     #[must_use]
     pub fn high_water(&self) -> u32 {
         self.high_water
@@ -81,11 +81,11 @@ impl RecvHalf {
         self.urgent.is_some()
     }
 
-    /// The peer's producer cursor has this value now. Returns how many bytes arrived.
+    /// A producer cursor received from the peer. Returns how many bytes arrived.
     ///
     /// # Errors
     ///
-    /// When the cursor is outside the ring, goes back, or passes the space that the peer knows of.
+    /// When the cursor is outside the ring, goes back, or passes the space known to the peer.
     pub fn handle_producer(&mut self, cursor: Cursor) -> Result<u32, PeerMisbehaved> {
         let arrived = self.ring.span(self.peer_producer, cursor)?;
         let used = self
@@ -109,8 +109,8 @@ impl RecvHalf {
         self.urgent = (self.readable > 0).then_some(self.readable);
     }
 
-    /// `read` bytes were taken from [`RecvHalf::at`]; more than is readable counts as all. Returns
-    /// how many were taken.
+    /// `read` bytes were taken from [`RecvHalf::at`]; a number above the readable bytes counts as
+    /// all of them. Returns how many were taken.
     pub fn consume(&mut self, read: u32) -> u32 {
         let read = read.min(self.readable);
         self.readable = self.readable.saturating_sub(read);
@@ -124,11 +124,11 @@ impl RecvHalf {
         read
     }
 
-    /// Whether the peer should be shown the consumer cursor now.
+    /// Whether the consumer cursor should be sent to the peer now.
     ///
-    /// That is when the urgent byte was read, or when more than a tenth of the ring was read since
-    /// the last time and the peer either waits for space (`peer_blocked`) or has at most half of
-    /// the ring left, as far as it knows.
+    /// This is so when the urgent byte was read, or when more than a tenth of the ring was read
+    /// since the last update and the peer either waits for space (`peer_blocked`) or knows of at
+    /// most half of the ring as free.
     #[must_use]
     pub fn is_update_due(&self, peer_blocked: bool) -> bool {
         if self.urgent_read {
@@ -142,9 +142,9 @@ impl RecvHalf {
         peer_blocked || known_free <= size / 2
     }
 
-    /// Whether [`RecvHalf::is_update_due`] could hold for a peer that waits; cheap to ask.
+    /// Whether [`RecvHalf::is_update_due`] could be true for a blocked peer; a cheap check.
     #[must_use]
-    pub fn may_owe_update(&self) -> bool {
+    pub fn may_need_update(&self) -> bool {
         self.urgent_read || self.unconfirmed > self.least_update
     }
 
@@ -154,14 +154,14 @@ impl RecvHalf {
         self.unconfirmed
     }
 
-    /// The peer is being shown the consumer cursor, which is returned.
+    /// Returns the consumer cursor, which the caller sends to the peer.
     pub fn confirm(&mut self) -> Cursor {
         self.unconfirmed = 0;
         self.urgent_read = false;
         self.consumer
     }
 
-    /// Where the ring begins to be in use, as far as the peer knows.
+    /// Start of the used part of the ring, as far as the peer knows.
     #[must_use]
     pub fn confirmed(&self) -> Cursor {
         let Cursor { wrap, count } = self.consumer;
@@ -176,17 +176,17 @@ impl RecvHalf {
         }
     }
 
-    /// The peer was shown by [`Held`](super::Held) that `shown` bytes more are free.
-    pub fn confirm_held(&mut self, shown: u32) {
-        self.unconfirmed = self.unconfirmed.saturating_sub(shown);
+    /// [`RetainedWindow`](super::RetainedWindow) has confirmed `count` more bytes to the peer.
+    pub fn confirm_retained(&mut self, count: u32) {
+        self.unconfirmed = self.unconfirmed.saturating_sub(count);
     }
 }
 
-/// Progress, in bytes, above which an update is worth it.
+/// Progress, in bytes, above which an update is sent.
 pub(super) fn least_update(size: u32) -> u32 {
     (size / 10).max(UPDATE_MIN.min(size / 2))
 }
 
-/// Least progress, in bytes, that is worth an update of its own (half of Linux's smallest send
-/// buffer; docs/spec/data-path.md#window-update).
+/// Least progress, in bytes, for which an update is sent (half of Linux's smallest send buffer;
+/// docs/spec/data-path.md#window-update).
 const UPDATE_MIN: u32 = 2304;

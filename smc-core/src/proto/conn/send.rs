@@ -2,18 +2,18 @@ use smc_wire::cursor::{Cursor, Ring};
 
 use crate::error::PeerMisbehaved;
 
-/// What we know of the ring in the peer's memory that we write.
+/// State of the ring in the peer's memory, which this side writes.
 #[derive(Clone, Debug)]
 pub struct SendHalf {
     ring: Ring,
     producer: Cursor,
     peer_consumer: Cursor,
-    /// Written and, as far as we know, not read yet.
+    /// Bytes written and, as far as known, not read by the peer.
     in_flight: u32,
 }
 
 impl SendHalf {
-    /// An empty ring: the peer's element less its CDC block.
+    /// An empty ring: the peer's element without its CDC block.
     #[must_use]
     pub fn new(ring: Ring) -> Self {
         Self {
@@ -42,21 +42,22 @@ impl SendHalf {
         self.ring
     }
 
-    /// How far we have written.
+    /// How far this side has written.
     #[must_use]
     pub fn producer(&self) -> Cursor {
         self.producer
     }
 
-    /// How far the peer says it has read.
+    /// How far the peer has read, as its consumer cursor states.
     #[must_use]
     pub fn peer_consumer(&self) -> Cursor {
         self.peer_consumer
     }
 
-    /// `written` bytes were copied to [`SendHalf::at`]; more than the space counts as the space.
+    /// `written` bytes were copied to [`SendHalf::at`]; a number above the space counts as the
+    /// space.
     ///
-    /// Returns the producer cursor that the peer has to be shown.
+    /// Returns the producer cursor to send to the peer.
     pub fn commit(&mut self, written: u32) -> Cursor {
         let written = written.min(self.space());
         self.in_flight = self.in_flight.saturating_add(written);
@@ -64,7 +65,7 @@ impl SendHalf {
         self.producer
     }
 
-    /// The peer's consumer cursor has this value now. Returns how many bytes it freed.
+    /// A consumer cursor received from the peer. Returns how many bytes it freed.
     ///
     /// # Errors
     ///

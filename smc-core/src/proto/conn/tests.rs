@@ -32,7 +32,7 @@ fn all_bytes_of_the_ring_can_be_used() {
 }
 
 #[test]
-fn positions_go_round_for_many_rings() {
+fn positions_wrap_around_many_times() {
     let (mut send, mut recv) = pair(7);
     for step in 0..200_000_u32 {
         let count = step % 5 + 1;
@@ -47,7 +47,7 @@ fn positions_go_round_for_many_rings() {
 }
 
 #[test]
-fn the_high_water_mark_stays_however_often_the_peer_goes_round() {
+fn the_high_water_mark_stays_after_wraps() {
     let (mut send, mut recv) = pair(7);
     let mut pass = |count| {
         let producer = send.commit(count);
@@ -72,7 +72,7 @@ fn a_producer_that_passes_the_free_space_is_refused() {
     let mut recv = RecvHalf::new(ring(100));
     recv.handle_producer(Cursor { wrap: 0, count: 60 }).unwrap();
     recv.consume(60);
-    // The peer was not told of the 60 bytes, so it may write 40 more and not one beyond.
+    // The peer was not sent the cursor behind the 60 bytes, so it may write 40 more and no more.
     let beyond = Cursor { wrap: 1, count: 1 };
     assert_eq!(
         recv.handle_producer(beyond),
@@ -111,7 +111,7 @@ fn cursors_that_go_back_or_lie_outside_are_refused() {
 }
 
 #[test]
-fn the_peer_hears_of_reading_when_it_waits_or_half_the_ring_is_used() {
+fn an_update_is_due_when_the_peer_waits_or_half_the_ring_is_used() {
     let mut recv = RecvHalf::new(ring(100_000));
     recv.handle_producer(Cursor {
         wrap: 0,
@@ -152,7 +152,7 @@ fn a_reader_of_everything_never_leaves_a_waiting_writer_without_an_update() {
 }
 
 #[test]
-fn an_urgent_byte_is_delivered_in_line_and_its_reading_is_told_at_once() {
+fn an_urgent_byte_is_delivered_in_line_and_its_read_is_confirmed_at_once() {
     let mut recv = RecvHalf::new(ring(100_000));
     recv.handle_producer(Cursor { wrap: 0, count: 5 }).unwrap();
     recv.handle_urgent();
@@ -181,14 +181,14 @@ PEERABORTWAIT    | -         | -              | CLOSED           | CLOSED     | 
 PROCESSABORT     | -         | -              | -                | CLOSED     | -              | -               | -                | -            | -                 | PEERABORTWAIT
 CLOSED           | -         | -              | -                | -          | -              | -               | -                | -            | -                 | -
 ";
-    assert_eq!(State::table().to_string(), expected);
+    assert_eq!(ConnState::table().to_string(), expected);
 }
 
 #[test]
 fn closing_first_then_the_peer() {
     let mut closing = Closing::new();
     assert_eq!(closing.close(false), Some(C));
-    assert_eq!(closing.state(), State::PeerCloseWait1);
+    assert_eq!(closing.state(), ConnState::PeerCloseWait1);
     assert!(closing.handle_peer(C));
     assert!(closing.is_finished());
 }
@@ -197,7 +197,7 @@ fn closing_first_then_the_peer() {
 fn the_peer_closes_first() {
     let mut closing = Closing::new();
     closing.handle_peer(C);
-    assert_eq!(closing.state(), State::AppCloseWait1);
+    assert_eq!(closing.state(), ConnState::AppCloseWait1);
     assert_eq!(closing.read_end(), ReadEnd::Eof);
     assert_eq!(closing.write_end(), WriteEnd::Reset);
     assert_eq!(closing.close(false), Some(C));
@@ -212,7 +212,7 @@ fn half_closes_of_both_sides_then_closing() {
     assert_eq!(closing.write_end(), WriteEnd::Shut);
     assert_eq!(closing.read_end(), ReadEnd::Open);
     closing.handle_peer(D);
-    assert_eq!(closing.state(), State::PeerCloseWait2);
+    assert_eq!(closing.state(), ConnState::PeerCloseWait2);
     assert_eq!(closing.read_end(), ReadEnd::Eof);
     assert_eq!(closing.close(false), Some(D | C));
     assert!(!closing.is_finished());
@@ -221,12 +221,12 @@ fn half_closes_of_both_sides_then_closing() {
 }
 
 #[test]
-fn writing_goes_on_after_the_peer_is_done_writing() {
+fn writing_continues_after_the_peer_shut_down_writing() {
     let mut closing = Closing::new();
     closing.handle_peer(D);
     assert_eq!(closing.write_end(), WriteEnd::Open);
     assert_eq!(closing.close(false), Some(C));
-    assert_eq!(closing.state(), State::PeerFinCloseWait);
+    assert_eq!(closing.state(), ConnState::PeerFinCloseWait);
     closing.handle_peer(D | C);
     assert!(closing.is_finished());
 }
@@ -236,7 +236,7 @@ fn we_shut_down_and_the_peer_closes() {
     let mut closing = Closing::new();
     closing.shutdown_write();
     closing.handle_peer(C);
-    assert_eq!(closing.state(), State::AppFinCloseWait);
+    assert_eq!(closing.state(), ConnState::AppFinCloseWait);
     assert_eq!(closing.close(false), Some(D | C));
     assert!(closing.is_finished());
 }
@@ -245,7 +245,7 @@ fn we_shut_down_and_the_peer_closes() {
 fn an_abort_of_the_peer_resets_and_is_answered_with_an_abort() {
     let mut closing = Closing::new();
     closing.handle_peer(A);
-    assert_eq!(closing.state(), State::ProcessAbort);
+    assert_eq!(closing.state(), ConnState::ProcessAbort);
     assert_eq!(closing.read_end(), ReadEnd::Reset);
     assert_eq!(closing.write_end(), WriteEnd::Reset);
     assert_eq!(closing.close(false), Some(A));
@@ -258,14 +258,14 @@ fn an_abort_after_both_shut_down_is_answered_as_well() {
     closing.handle_peer(D);
     closing.shutdown_write();
     closing.handle_peer(D | A);
-    assert_eq!(closing.state(), State::Closed);
+    assert_eq!(closing.state(), ConnState::Closed);
     assert!(!closing.is_finished(), "the application has not closed");
     assert_eq!(closing.close(false), Some(D | A));
     assert!(closing.is_finished());
 }
 
 #[test]
-fn an_abort_after_our_last_word_ends_it() {
+fn an_abort_after_the_final_flags_closes_the_connection() {
     let mut closing = Closing::new();
     closing.close(true);
     assert_eq!(closing.sent(), A);
@@ -298,15 +298,15 @@ fn a_kill_after_the_peer_closed_still_reads_to_an_orderly_end() {
 fn a_kill_of_a_dropped_connection_finishes_it() {
     let mut closing = Closing::new();
     closing.close(false);
-    assert_eq!(closing.kill(), None, "our last word was said");
+    assert_eq!(closing.kill(), None, "the final flags were sent");
     assert!(closing.is_finished());
 }
 
 #[test]
-fn the_end_of_the_endpoint_closes_what_was_shut_down_and_aborts_the_rest() {
+fn an_endpoint_shutdown_closes_what_was_shut_down_and_aborts_the_rest() {
     let mut closing = Closing::new();
     closing.shutdown_write();
-    assert_eq!(closing.end(), Some(D | C));
+    assert_eq!(closing.kill_orderly(), Some(D | C));
     assert_eq!(closing.read_end(), ReadEnd::Aborted);
     assert_eq!(closing.write_end(), WriteEnd::Shut);
     assert_eq!(closing.close(false), None);
@@ -314,16 +314,16 @@ fn the_end_of_the_endpoint_closes_what_was_shut_down_and_aborts_the_rest() {
 
     let mut open = Closing::new();
     open.handle_peer(D);
-    assert_eq!(open.end(), Some(A));
+    assert_eq!(open.kill_orderly(), Some(A));
     let mut aborted = Closing::new();
     aborted.shutdown_write();
     aborted.handle_peer(A);
-    assert_eq!(aborted.end(), Some(D | A));
+    assert_eq!(aborted.kill_orderly(), Some(D | A));
 }
 
-/// Whatever comes in whatever order: no panic, flags only grow, and two last words finish it.
+/// Events in any order: no panic, flags are only added, and the final flags of both sides finish it.
 #[test]
-fn every_order_of_events_comes_to_an_end() {
+fn every_order_of_events_finishes() {
     for script in 0..9_u32.pow(5) {
         let mut closing = Closing::new();
         let mut sent = closing.sent();
@@ -337,7 +337,7 @@ fn every_order_of_events_comes_to_an_end() {
                 4 => drop(closing.handle_peer(C)),
                 5 => drop(closing.handle_peer(D | C)),
                 6 => drop(closing.handle_peer(A)),
-                7 => drop(closing.end()),
+                7 => drop(closing.kill_orderly()),
                 _ => drop(closing.kill()),
             }
             assert!(closing.sent().contains(sent), "script {script}");

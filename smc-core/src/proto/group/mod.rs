@@ -1,23 +1,23 @@
-//! Link groups: what all connections between the same two devices share.
+//! Link groups: the state shared by all connections between the same two devices.
 //!
-//! A link group comes into being with the first connection to a peer ("first contact") and ends
-//! some time after the last one. The [`Registry`] knows the groups of an endpoint and decides, for
-//! each set-up, whether it joins a group, creates one, or waits for another set-up that is just
-//! creating one. There is no lock over a set-up and no wait without an end:
+//! A link group is created by the first connection to a peer ("first contact") and removed some
+//! time after the last one. The [`Registry`] contains the groups of an endpoint. For each
+//! connection set-up it decides whether the set-up joins a group, creates one, or waits for another
+//! set-up that is creating one. No lock is held during a set-up, and no wait is unlimited:
 //!
 //! * A usable group is joined at once.
-//! * SMC-D: if there is none, a server's set-up creates one. A client whose server reuses a group
-//!   waits for a set-up that is creating one, which may be about to open it.
-//! * SMC-R, where a group takes queue pairs: the first set-up of a key becomes the creator; those
-//!   that come while it is at work wait for its outcome. Success lets all of them in, failure makes
-//!   the next one creator.
-//! * A creator that takes longer than [`CREATOR_PATIENCE`] is no longer waited for: the first of
-//!   those that wait becomes a creator too, and the others wait for that one.
-//! * A server has no more than [`MAX_FIRST_CONTACTS`] of SMC-R under way with clients of one address,
-//!   and no more than [`MAX_ALL_FIRST_CONTACTS`] in all.
+//! * SMC-D: if there is none, the set-up of a server creates one. A client whose server reuses a
+//!   group waits for a set-up that is creating one, which may be about to open it.
+//! * SMC-R, where a group uses queue pairs: the first set-up with a key becomes the creator; later
+//!   ones wait for its outcome. If it succeeds, all of them join; if it fails, the next one becomes
+//!   creator.
+//! * If a creator takes longer than [`CREATOR_TIMEOUT`], the first waiting set-up becomes a creator
+//!   too, and the others wait for that one.
+//! * A server has at most [`MAX_FIRST_CONTACTS`] first contacts of SMC-R in progress with clients
+//!   of one address, and at most [`MAX_ALL_FIRST_CONTACTS`] in total.
 //! * So there may be several groups with one peer, also because both ends may create one at the
 //!   same time.
-//! * A connection counts from the moment of joining, so a limit is never overshot.
+//! * A connection counts as a member from the moment of joining, so that a limit is never exceeded.
 //!
 //! ```text
 //!                 enter            established
@@ -28,13 +28,13 @@
 //!                         (nothing)          TERMINATING ---> (nothing)
 //! ```
 //!
-//! The registry is sans-I/O like everything in [`proto`](crate::proto): it returns values, and
-//! whoever drives it wakes the set-ups named in [`Output::Ready`].
+//! The registry is sans-I/O like all of [`proto`](crate::proto): it returns values, and its caller
+//! resumes the set-ups named in [`RegistryOutput::Ready`].
 
 mod registry;
 
 pub use registry::{
-    CLIENT_IDLE_LIFETIME, CREATOR_PATIENCE, IDLE_LIFETIME, MAX_ALL_FIRST_CONTACTS,
+    CLIENT_IDLE_LIFETIME, CREATOR_TIMEOUT, IDLE_LIFETIME, MAX_ALL_FIRST_CONTACTS,
     MAX_FIRST_CONTACTS, Registry,
 };
 
@@ -60,14 +60,14 @@ impl fmt::Display for DeviceIndex {
     }
 }
 
-/// What makes two connections belong to the same link group.
+/// Identifies the link group of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Key {
-    /// SMC-D: our device and the peer's. The roles do not matter: connections in both directions
-    /// share a group.
+pub enum GroupKey {
+    /// SMC-D: the local device and the peer's. The roles do not matter: connections in both
+    /// directions share a group.
     Direct {
-        /// Our device.
+        /// The local device.
         device: DeviceIndex,
         /// The peer's device.
         peer: Gid,
@@ -75,29 +75,30 @@ pub enum Key {
     /// SMC-R: the peer's end of a link. A group with several links has several keys
     /// ([`Registry::set_keys`]).
     Rdma {
-        /// Our side. Groups in which we are client and server are never the same.
+        /// The local role. Groups of the client role and of the server role are never the same.
         role: Role,
         /// Version of the handshake, 1 or 2.
         version: Version,
-        /// The peer's instance.
+        /// The peer's instance (peer ID).
         peer: PeerId,
         /// The peer's GID.
         gid: RoceGid,
-        /// The peer's MAC, which counts in version 1 only.
+        /// The peer's MAC, used in version 1 only.
         mac: Option<Mac>,
-        /// VLAN of the connection; 0 for a client, whose groups are told apart by `qpn`.
+        /// VLAN of the connection; 0 for a client, whose groups are distinguished by `qpn`.
         vlan: u16,
-        /// A server's group: the client's address of the TCP connection, which is all of this that a
-        /// client cannot choose. None for a client: one server may have several addresses.
+        /// Server: the client's address of the TCP connection, the only part of the key that the
+        /// client cannot choose. `None` for a client, because one server may have several addresses.
         client: Option<IpAddr>,
-        /// A client's group: the queue pair of the server. None for a server, which chooses the
-        /// link itself.
+        /// Client: the queue pair of the server. `None` for a server, which chooses the link
+        /// itself.
         qpn: Option<Qpn>,
     },
 }
 
-impl Key {
-    /// Our device, if it is an SMC-D group; the links of an SMC-R group may be on several.
+impl GroupKey {
+    /// The local device, if it is an SMC-D group; the links of an SMC-R group may be on several
+    /// devices.
     #[must_use]
     pub const fn device(&self) -> Option<DeviceIndex> {
         match self {
@@ -115,7 +116,7 @@ impl Key {
         }
     }
 
-    /// Where the client of a server's SMC-R group comes from.
+    /// The source address of the client, for an SMC-R group of a server.
     fn source(&self) -> Option<IpAddr> {
         match self {
             Self::Rdma { client, .. } => client.map(source),
@@ -123,7 +124,7 @@ impl Key {
         }
     }
 
-    /// How long a group is kept without connections.
+    /// Lifetime of a group without connections.
     #[must_use]
     pub const fn idle_lifetime(&self) -> Duration {
         match self {
@@ -138,51 +139,51 @@ impl Key {
 transitions! {
     /// States of a link group.
     #[non_exhaustive]
-    pub enum State {
-        /// Its first connection is being set up; nobody else may use it.
+    pub enum GroupState {
+        /// Its first connection is being set up; no other connection may use it.
         Pending = "PENDING",
-        /// It has connections.
+        /// The group has connections.
         Active = "ACTIVE",
-        /// The last connection has left; a new one may still come.
+        /// The last connection has left; a new one may still join.
         Idle = "IDLE",
-        /// It was ended from outside; its connections are on their way out.
+        /// The group was terminated; its connections are being closed.
         Terminating = "TERMINATING",
-        /// It is no more.
+        /// The group is removed.
         Gone = "GONE",
     }
 
-    /// The first connection is established, and with it the group.
+    /// The first connection, and with it the group, is established.
     establish(Pending => Active);
-    /// Another connection comes.
+    /// Another connection joins.
     join(Active | Idle => Active);
     /// The last connection leaves.
     empty(Pending | Terminating => Gone, Active => Idle);
-    /// Nobody came for the whole lifetime of an idle group.
+    /// No connection joined for the whole lifetime of an idle group.
     expire(Idle => Gone);
-    /// The peer went away, or the endpoint ends.
+    /// The peer is gone, or the endpoint shuts down.
     terminate(Pending | Active => Terminating, Idle => Gone);
 }
 
-/// What was agreed at first contact and holds for all connections of a group.
+/// Values negotiated at first contact, valid for all connections of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Terms {
+pub struct GroupTerms {
     /// Version of the handshake.
     pub version: Version,
     /// Negotiated release; v2.0 in a version-1 group.
     pub release: Release,
     /// Negotiated EID; none in version 1.
     pub eid: Option<Eid>,
-    /// Operating system of the peer, if it said so.
+    /// Operating system of the peer, if it was stated.
     pub os: OsType,
-    /// Name of the peer's host, blank if it gave none.
+    /// Name of the peer's host, blank if it was not stated.
     pub host: HostName,
-    /// Most connections a server puts into the group; none for SMC-D.
+    /// Most connections that a server admits to the group; none for SMC-D.
     pub max_connections: Option<u32>,
 }
 
-impl Terms {
-    /// Terms without knowledge about the peer.
+impl GroupTerms {
+    /// GroupTerms without information about the peer.
     #[must_use]
     pub const fn new(version: Version, release: Release, eid: Option<Eid>) -> Self {
         Self {
@@ -195,7 +196,7 @@ impl Terms {
         }
     }
 
-    /// Adds what the peer told about itself.
+    /// Adds what the peer stated about itself.
     #[must_use]
     pub const fn with_peer(mut self, os: OsType, host: HostName) -> Self {
         self.os = os;
@@ -204,34 +205,34 @@ impl Terms {
     }
 }
 
-/// How a set-up wants to get into a group.
+/// How a set-up intends to enter a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Intent {
-    /// A server: join if possible, else create; with SMC-R after those that are creating one.
+    /// A server: join if possible, else create; with SMC-R after set-ups that are creating one.
     JoinOrCreate,
     /// A client whose server reuses a group: it must exist.
     Join,
-    /// A client whose server made a new group: always a new one.
+    /// A client whose server created a group: always a new one.
     Create,
 }
 
-/// A place in a group. It counts as a connection until [`Registry::leave`].
+/// Membership in a group. It counts as a connection until [`Registry::leave`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Seat {
-    /// In a group that others created.
+pub enum Member {
+    /// In a group that another set-up created.
     Joined {
         /// The group.
         group: GroupId,
-        /// What holds for it.
-        terms: Terms,
+        /// The negotiated values.
+        terms: GroupTerms,
     },
-    /// In a new group that becomes usable with [`Registry::establish`].
+    /// In a new group, which becomes usable with [`Registry::establish`].
     Created(GroupId),
 }
 
-impl Seat {
+impl Member {
     /// The group.
     #[must_use]
     pub const fn group(&self) -> GroupId {
@@ -247,28 +248,28 @@ impl Seat {
     }
 }
 
-/// Answer of [`Registry::enter`].
+/// Result of [`Registry::enter`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(
     clippy::exhaustive_enums,
     reason = "there is an answer or there is none yet"
 )]
-pub enum Admission {
-    /// Decided.
-    Now(Result<Seat, NoGroup>),
-    /// Another set-up is creating the group; [`Output::Ready`] follows.
+pub enum EnterResult {
+    /// The decision.
+    Now(Result<Member, NoGroup>),
+    /// Another set-up is creating the group; [`RegistryOutput::Ready`] follows.
     Wait(Waiter),
 }
 
-/// Why there is no seat.
+/// Why a set-up did not become a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoGroup {
     /// There is no group to join ([`Intent::Join`]): client and server are out of sync.
     #[error("no link group to join")]
     Missing,
-    /// A server has [`MAX_FIRST_CONTACTS`] under way with clients of this address, or so many with all
-    /// ([`MAX_ALL_FIRST_CONTACTS`]) that this address gets no more.
+    /// A server has [`MAX_FIRST_CONTACTS`] in progress with clients of this address, or so many in
+    /// total ([`MAX_ALL_FIRST_CONTACTS`]) that this address gets no more.
     #[error("too many first contacts under way")]
     Full,
 }
@@ -283,43 +284,44 @@ pub struct Terminated;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Waiter(u64);
 
-/// What there is to do after something happened.
+/// Actions of the registry's caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Output {
-    /// Let this set-up go on.
+pub enum RegistryOutput {
+    /// Resume this set-up.
     Ready {
-        /// Who waited.
+        /// The set-up that waited.
         waiter: Waiter,
-        /// What came of it.
-        seat: Result<Seat, NoGroup>,
+        /// The result.
+        result: Result<Member, NoGroup>,
     },
-    /// End every connection of the group, and every set-up that has a seat in it. Each of them
-    /// still has to leave.
+    /// End all connections of the group, and all set-ups that are members of it. Each of them still
+    /// has to leave.
     Terminate {
         /// The group.
         group: GroupId,
-        /// Between which devices.
-        key: Key,
-        /// Why.
-        cause: Cause,
+        /// The devices of the group.
+        key: GroupKey,
+        /// Reason.
+        cause: GroupEndCause,
     },
-    /// The group is no more.
+    /// The group is removed.
     Removed {
         /// The group.
         group: GroupId,
-        /// Between which devices.
-        key: Key,
-        /// Why.
-        cause: Cause,
+        /// The devices of the group.
+        key: GroupKey,
+        /// Reason.
+        cause: GroupEndCause,
     },
-    /// Tell the peer's device ([`PeerEvent::Shutdown`](crate::device::PeerEvent::Shutdown)), where
-    /// the fabric can, that there is no SMC-D group with it any more.
+    /// Notify the peer's device ([`PeerEvent::Shutdown`](crate::device::PeerEvent::Shutdown)), if
+    /// the fabric can, that no SMC-D group with it exists any more.
     ///
-    /// The event names no group, and ends all that the peer has with our device. So it follows the
-    /// last of them, be it one that was only being created, if any ended by our decision.
-    TellPeer {
-        /// Our device.
+    /// The event names no group, and ends everything that the peer has with the local device.
+    /// Therefore it follows the removal of the last group, also of one that was only being created,
+    /// if any of them was ended by this side.
+    NotifyPeer {
+        /// The local device.
         device: DeviceIndex,
         /// The peer's device.
         peer: Gid,
@@ -329,45 +331,45 @@ pub enum Output {
 /// Why a link group ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Cause {
-    /// Unused for its whole idle lifetime.
+pub enum GroupEndCause {
+    /// It was unused for its whole idle lifetime.
     Idle,
-    /// Its first connection did not come about.
+    /// Its first connection failed.
     FirstContactFailed,
-    /// The peer says that it does not have the group.
+    /// The peer states that it does not have the group.
     OutOfSync,
-    /// The peer's device went away.
+    /// The peer's device is gone.
     PeerGone,
-    /// Our device went away.
+    /// The local device is gone.
     DeviceGone,
-    /// No link of the group is left, or the peer deleted them all.
+    /// The group has no link left, or the peer deleted them all.
     LinksDown,
-    /// The endpoint ends.
+    /// The endpoint shuts down.
     Shutdown,
 }
 
-impl Cause {
-    /// Whether the peer has to be told, because it cannot know.
+impl GroupEndCause {
+    /// Whether the peer has to be notified, because it cannot detect the end.
     #[must_use]
     pub const fn is_local(self) -> bool {
         matches!(self, Self::Idle | Self::Shutdown)
     }
 }
 
-/// A link group as tools see it.
+/// A link group as shown by diagnostic tools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Snapshot {
-    /// Our identifier of the group (LG-ID).
+pub struct LinkGroupInfo {
+    /// Local identifier of the group (LG-ID).
     pub id: GroupId,
-    /// Between which devices.
-    pub key: Key,
-    /// Where it is in its life.
-    pub state: State,
-    /// Connections, set-ups included.
+    /// The devices of the group.
+    pub key: GroupKey,
+    /// Its state.
+    pub state: GroupState,
+    /// Number of connections, including set-ups.
     pub connections: usize,
-    /// What was agreed; none before the first connection is established.
-    pub terms: Option<Terms>,
+    /// The negotiated values; none before the first connection is established.
+    pub terms: Option<GroupTerms>,
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use crate::proto::group::DeviceIndex;
 /// What this host can do and what it says about itself, the same for all handshakes.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct Config {
+pub struct HandshakeConfig {
     /// SMC-D devices in order of preference.
     pub devices: Vec<DirectDevice>,
     /// What there is for SMC-R.
@@ -42,10 +42,10 @@ pub struct Config {
     /// device and interface share.
     pub v1: bool,
     /// How long to wait for what.
-    pub timeouts: Timeouts,
+    pub timeouts: HandshakeTimeouts,
 }
 
-impl Config {
+impl HandshakeConfig {
     /// A host with these devices, the default SEID, no UEID, and SMC v2.1.
     #[must_use]
     pub fn new(devices: Vec<DirectDevice>) -> Self {
@@ -62,7 +62,7 @@ impl Config {
             buffer: SizeCode::LINUX_DEFAULT,
             rmb: SizeCode::LINUX_DEFAULT,
             v1: false,
-            timeouts: Timeouts::default(),
+            timeouts: HandshakeTimeouts::default(),
         }
     }
 
@@ -71,7 +71,7 @@ impl Config {
     }
 
     /// Why there is no device to offer.
-    pub(super) fn without_offer(&self, path: &Path) -> FallbackCause {
+    pub(super) fn no_offer_cause(&self, path: &TcpPath) -> FallbackCause {
         let mut devices = self.devices.iter();
         match devices.all(|device| path.is_within_reach(device.chid)) {
             true => FallbackCause::NoDevice,
@@ -86,7 +86,7 @@ impl Config {
     }
 
     /// The device for SMC-D v1 on this interface, if it is wanted and there is one.
-    pub(super) fn v1_device(&self, path: &Path) -> Option<&DirectDevice> {
+    pub(super) fn v1_device(&self, path: &TcpPath) -> Option<&DirectDevice> {
         let pnet_id = path.interface.as_ref()?.pnet_id?;
         self.devices
             .iter()
@@ -154,7 +154,7 @@ impl DirectDevice {
 /// The default, nothing special, is right for SMC-D v2 between processes of one host.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
-pub struct Path {
+pub struct TcpPath {
     /// An IPsec policy applies to the connection.
     pub ipsec: bool,
     /// The VLAN of the connection could not be determined.
@@ -176,7 +176,7 @@ pub struct Path {
     pub interface: Option<Interface>,
 }
 
-impl Path {
+impl TcpPath {
     /// A connection over this interface.
     #[must_use]
     pub fn over(interface: Interface) -> Self {
@@ -277,20 +277,20 @@ pub(super) fn mask_v6(len: u8) -> Ipv6Addr {
 /// How long to wait for what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Timeouts {
+pub struct HandshakeTimeouts {
     /// For PROPOSAL, ACCEPT and CONFIRM each.
     pub message: Duration,
     /// For all device work between two messages together. Has to be shorter than `message`, so
-    /// that the peer hears a DECLINE instead of running into its own time-out, which is fatal.
+    /// that the peer receives a DECLINE instead of running into its own time-out, which is fatal.
     pub work: Duration,
-    /// For the CONFIRM LINK exchange of SMC-R, which whoever does it has to time itself: only a
-    /// guard against work that never ends.
+    /// For the CONFIRM LINK exchange of SMC-R, which has its own time-out: only a guard against
+    /// work that never ends.
     pub confirm_link: Duration,
     /// For a DECLINE that may be under way after that exchange has failed.
     pub late_decline: Duration,
 }
 
-impl Default for Timeouts {
+impl Default for HandshakeTimeouts {
     fn default() -> Self {
         Self {
             message: CLC_TIMEOUT,
@@ -304,8 +304,8 @@ impl Default for Timeouts {
 /// The time for each message, fixed by the protocol's other implementations.
 pub const CLC_TIMEOUT: Duration = Duration::from_secs(6);
 
-/// The time for device work between two messages: long enough for the link group registry to lose
-/// its patience twice and for slow devices, and short of [`CLC_TIMEOUT`].
+/// The time for device work between two messages: long enough for two creator time-outs of the
+/// link group registry and for slow devices, and short of [`CLC_TIMEOUT`].
 pub const WORK_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The guard for the CONFIRM LINK exchange, longer than the four seconds that clients wait.

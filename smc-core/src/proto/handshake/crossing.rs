@@ -16,7 +16,7 @@ use super::engine::after;
 /// [`handle_bytes`](Self::handle_bytes); then hand on what [`release`](Self::release) gives.
 #[derive(Debug)]
 pub struct CrossingDecline {
-    held: Vec<u8>,
+    buffered: Vec<u8>,
     /// None when it is decided.
     deadline: Option<Instant>,
 }
@@ -26,7 +26,7 @@ impl CrossingDecline {
     #[must_use]
     pub fn new(now: Instant) -> Self {
         Self {
-            held: Vec::new(),
+            buffered: Vec::new(),
             deadline: Some(after(now, CROSSING_WAIT)),
         }
     }
@@ -35,7 +35,7 @@ impl CrossingDecline {
     #[must_use]
     pub fn wants(&self) -> usize {
         match self.deadline {
-            Some(_) => self.end().saturating_sub(self.held.len()),
+            Some(_) => self.end().saturating_sub(self.buffered.len()),
             None => 0,
         }
     }
@@ -46,12 +46,12 @@ impl CrossingDecline {
         let mut rest = bytes;
         while !rest.is_empty() && self.deadline.is_some() {
             let (now, later) = rest.split_at_checked(self.wants()).unwrap_or((rest, &[]));
-            self.held.extend_from_slice(now);
+            self.buffered.extend_from_slice(now);
             rest = later;
             match self.verdict() {
                 Verdict::Open => {}
                 Verdict::Decline => {
-                    self.held.clear();
+                    self.buffered.clear();
                     self.deadline = None;
                 }
                 Verdict::Data => self.deadline = None,
@@ -83,19 +83,19 @@ impl CrossingDecline {
     pub fn release(&mut self) -> Option<Vec<u8>> {
         match self.deadline {
             Some(_) => None,
-            None => Some(std::mem::take(&mut self.held)),
+            None => Some(std::mem::take(&mut self.buffered)),
         }
     }
 
     fn end(&self) -> usize {
-        match Frame::peek(&self.held) {
+        match Frame::peek(&self.buffered) {
             Ok(Some(frame)) => frame.length(),
             _ => HEADER_LEN,
         }
     }
 
     fn verdict(&self) -> Verdict {
-        let frame = match Frame::peek(&self.held) {
+        let frame = match Frame::peek(&self.buffered) {
             Ok(None) => return Verdict::Open,
             Ok(Some(frame)) if frame.header().kind == ClcType::Decline => frame,
             _ => return Verdict::Data,
@@ -103,12 +103,12 @@ impl CrossingDecline {
         if ![Decline::LEN_V1, Decline::LEN_V2].contains(&frame.length()) {
             return Verdict::Data;
         }
-        if self.held.len() < frame.length() {
+        if self.buffered.len() < frame.length() {
             return Verdict::Open;
         }
         // Be strict: swallowing application data would be worse than letting a DECLINE through.
         match self
-            .held
+            .buffered
             .last_chunk::<TRAILER_LEN>()
             .copied()
             .and_then(Eyecatcher::from_bytes)

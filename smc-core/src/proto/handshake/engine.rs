@@ -10,8 +10,8 @@ use smc_wire::clc::{AcceptConfirm, ClcType, Decline, Message};
 use smc_wire::size::SizeCode;
 use smc_wire::types::{DeclineCode, Version};
 
-use super::inbox::Inbox;
-use super::{Config, Done, Established, Fallback, Machine, Output, Work};
+use super::message_buffer::MessageBuffer;
+use super::{Established, Fallback, HandshakeConfig, HandshakeOutput, Machine, Work, WorkDone};
 use crate::device::DeviceError;
 use crate::error::{CloseReason, Error, FallbackCause, FallbackReason, SetupStep};
 use crate::proto::group::{GroupId, NoGroup};
@@ -25,7 +25,7 @@ pub(super) struct Engine<S> {
 }
 
 /// The states of one side, each of which knows what it waits for.
-pub(super) trait Expect: Sized + Debug + Send {
+pub(super) trait HandshakeState: Sized + Debug + Send {
     /// The message that may come now, besides DECLINE.
     fn message_type(&self) -> Option<ClcType>;
 
@@ -40,7 +40,7 @@ pub(super) trait Expect: Sized + Debug + Send {
 
     fn message(self, now: Instant, message: Message, common: &mut Common) -> Next<Self>;
 
-    fn done(self, now: Instant, done: Done, common: &mut Common) -> Next<Self>;
+    fn done(self, now: Instant, done: WorkDone, common: &mut Common) -> Next<Self>;
 
     fn timeout(self, common: &mut Common) -> Next<Self>;
 
@@ -76,7 +76,7 @@ impl<E: Into<Error>> From<E> for Failure {
 /// What a state works with.
 #[derive(Debug)]
 pub(super) struct Common {
-    pub(super) config: Arc<Config>,
+    pub(super) config: Arc<HandshakeConfig>,
     /// Version of a DECLINE sent now.
     pub(super) version: Version,
     /// The group of our seat, if we have one.
@@ -87,12 +87,12 @@ pub(super) struct Common {
     pub(super) is_confirmed: bool,
     /// The peer has closed TCP while the handshake could do without it.
     closed: Option<Error>,
-    inbox: Inbox,
-    outputs: VecDeque<Output>,
+    buffer: MessageBuffer,
+    outputs: VecDeque<HandshakeOutput>,
 }
 
 impl Common {
-    pub(super) fn new(config: Arc<Config>, version: Version) -> Self {
+    pub(super) fn new(config: Arc<HandshakeConfig>, version: Version) -> Self {
         Self {
             config,
             version,
@@ -100,13 +100,13 @@ impl Common {
             crossing_possible: false,
             is_confirmed: false,
             closed: None,
-            inbox: Inbox::default(),
+            buffer: MessageBuffer::default(),
             outputs: VecDeque::new(),
         }
     }
 
     pub(super) fn send(&mut self, bytes: Vec<u8>) {
-        self.outputs.push_back(Output::Send(bytes));
+        self.outputs.push_back(HandshakeOutput::Send(bytes));
     }
 
     pub(super) fn send_message(&mut self, message: &AcceptConfirm) -> Result<(), Failure> {
@@ -118,17 +118,17 @@ impl Common {
     }
 
     pub(super) fn work(&mut self, work: Work) {
-        self.outputs.push_back(Output::Work(work));
+        self.outputs.push_back(HandshakeOutput::Work(work));
     }
 
     pub(super) fn discard(&mut self) {
         self.group = None;
-        self.outputs.push_back(Output::Discard);
+        self.outputs.push_back(HandshakeOutput::Discard);
     }
 
     pub(super) fn establish(&mut self, established: Established) {
         self.outputs
-            .push_back(Output::Established(Box::new(established)));
+            .push_back(HandshakeOutput::Established(Box::new(established)));
     }
 
     /// Whether the peer has closed TCP.
@@ -156,28 +156,29 @@ impl Common {
             }
             Failure::PeerDeclined(decline) => {
                 if let (true, Some(group)) = (decline.out_of_sync, self.group) {
-                    self.outputs.push_back(Output::OutOfSync(group));
+                    self.outputs.push_back(HandshakeOutput::OutOfSync(group));
                 }
                 self.fall_back(FallbackReason::peer_declined(decline.diagnosis), false);
                 Ok(None)
             }
             Failure::Abort(error) => {
                 self.outputs.clear();
-                self.outputs.push_back(Output::Abort(error.clone()));
+                self.outputs
+                    .push_back(HandshakeOutput::Abort(error.clone()));
                 Err(error)
             }
         }
     }
 
     fn fall_back(&mut self, reason: FallbackReason, crossing_possible: bool) {
-        self.outputs.push_back(Output::Fallback(Fallback {
+        self.outputs.push_back(HandshakeOutput::Fallback(Fallback {
             reason,
             crossing_possible,
         }));
     }
 }
 
-impl<S: Expect> Engine<S> {
+impl<S: HandshakeState> Engine<S> {
     pub(super) fn new(common: Common, start: impl FnOnce(&mut Common) -> Next<S>) -> Self {
         let mut engine = Self {
             common,
@@ -213,12 +214,12 @@ impl<S: Expect> Engine<S> {
     }
 }
 
-impl<S: Expect> Machine for Engine<S> {
+impl<S: HandshakeState> Machine for Engine<S> {
     fn handle_bytes(&mut self, now: Instant, bytes: &[u8]) -> usize {
         let Some(expected) = self.expected() else {
             return 0;
         };
-        let (taken, result) = self.common.inbox.take(bytes, expected);
+        let (taken, result) = self.common.buffer.take(bytes, expected);
         match result {
             Ok(None) => {}
             Ok(Some(message)) => self.step(|state, common| match Message::parse(&message)? {
@@ -250,7 +251,7 @@ impl<S: Expect> Machine for Engine<S> {
         self.common.is_confirmed = true;
     }
 
-    fn handle_done(&mut self, now: Instant, done: Done) {
+    fn handle_done(&mut self, now: Instant, done: WorkDone) {
         self.step(|state, common| state.done(now, done, common));
     }
 
@@ -266,12 +267,12 @@ impl<S: Expect> Machine for Engine<S> {
 
     fn wants(&self) -> usize {
         match self.expected() {
-            Some(_) => self.common.inbox.wants(),
+            Some(_) => self.common.buffer.wants(),
             None => 0,
         }
     }
 
-    fn poll_output(&mut self) -> Option<Output> {
+    fn poll_output(&mut self) -> Option<HandshakeOutput> {
         self.common.outputs.pop_front()
     }
 
@@ -307,7 +308,7 @@ macro_rules! delegate_machine {
             fn handle_done(
                 &mut self,
                 now: ::std::time::Instant,
-                done: $crate::proto::handshake::Done,
+                done: $crate::proto::handshake::WorkDone,
             ) {
                 self.0.handle_done(now, done);
             }
@@ -324,7 +325,7 @@ macro_rules! delegate_machine {
                 self.0.wants()
             }
 
-            fn poll_output(&mut self) -> Option<$crate::proto::handshake::Output> {
+            fn poll_output(&mut self) -> Option<$crate::proto::handshake::HandshakeOutput> {
                 self.0.poll_output()
             }
 
@@ -353,7 +354,7 @@ pub(super) fn emitted(
 }
 
 /// Work was reported that was not asked for.
-pub(super) fn unasked<S>() -> Next<S> {
+pub(super) fn unexpected_done<S>() -> Next<S> {
     Err(Failure::Abort(Error::Bug(
         "work was reported that the handshake did not ask for",
     )))
@@ -374,7 +375,7 @@ pub(super) fn of_device(code: DeclineCode, step: SetupStep, error: DeviceError) 
 }
 
 /// A step that has taken too long.
-pub(super) fn too_late(code: DeclineCode, step: SetupStep) -> FallbackReason {
+pub(super) fn step_timed_out(code: DeclineCode, step: SetupStep) -> FallbackReason {
     FallbackReason::because(code, FallbackCause::TimedOut(step))
 }
 
@@ -389,7 +390,7 @@ pub(super) fn group_terminated() -> FallbackReason {
 }
 
 /// The next smaller buffer, if memory is the trouble and there is a smaller one.
-pub(super) fn smaller(error: &DeviceError, size: SizeCode) -> Option<SizeCode> {
+pub(super) fn next_smaller(error: &DeviceError, size: SizeCode) -> Option<SizeCode> {
     if !error.is_lack_of_memory() {
         return None;
     }

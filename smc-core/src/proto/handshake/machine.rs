@@ -1,6 +1,6 @@
 use std::time::Instant;
 
-use super::{Done, Established, Fallback, Work};
+use super::{Established, Fallback, Work, WorkDone};
 use crate::error::Error;
 use crate::proto::group::GroupId;
 
@@ -22,10 +22,10 @@ pub trait Machine: std::fmt::Debug + Send {
 
     /// The work that was asked for has an outcome. What does not fit the work that was asked for
     /// is a bug of the caller and aborts.
-    fn handle_done(&mut self, now: Instant, done: Done);
+    fn handle_done(&mut self, now: Instant, done: WorkDone);
 
-    /// The link group that [`Done::Entered`] brought was terminated
-    /// ([`group::Output::Terminate`](crate::proto::group::Output::Terminate)).
+    /// The link group that [`WorkDone::Entered`] brought was terminated
+    /// ([`group::RegistryOutput::Terminate`](crate::proto::group::RegistryOutput::Terminate)).
     fn handle_terminated(&mut self);
 
     /// Time has passed.
@@ -36,7 +36,7 @@ pub trait Machine: std::fmt::Debug + Send {
     fn wants(&self) -> usize;
 
     /// The next thing to do, until `None`.
-    fn poll_output(&mut self) -> Option<Output>;
+    fn poll_output(&mut self) -> Option<HandshakeOutput>;
 
     /// When [`handle_timeout`](Self::handle_timeout) has to be called at the latest.
     fn poll_timeout(&self) -> Option<Instant>;
@@ -48,7 +48,7 @@ pub trait Machine: std::fmt::Debug + Send {
 /// What there is to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Output {
+pub enum HandshakeOutput {
     /// Send these bytes on the TCP connection, before anything that follows.
     Send(Vec<u8>),
     /// Do this and report with [`Machine::handle_done`].

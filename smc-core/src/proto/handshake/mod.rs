@@ -4,10 +4,10 @@
 //!   Client                                            Server
 //!   device search                                     ExpectProposal
 //!      | ------------------ PROPOSAL ------------------> |  screening, device selection:
-//!   ExpectAccept                                         |  ExpectReach, ExpectSeat,
+//!   ExpectAccept                                         |  ExpectReach, ExpectGroup,
 //!      |                                                 |  ExpectBuffer
 //!      | <------------------- ACCEPT ------------------- |
-//!   ExpectSeat, ExpectBuffer, ExpectAttachment        ExpectConfirm
+//!   ExpectGroup, ExpectBuffer, ExpectAttachment        ExpectConfirm
 //!      | ------------------ CONFIRM -------------------> |
 //!   ExpectOpening                                     ExpectOpening, ExpectAttachment
 //!   Established                                       Established
@@ -24,7 +24,7 @@
 //!   [`Work::BindPeer`] after the peer's.
 //!
 //! A DECLINE may take the place of every message; then the stream stays TCP, which is an
-//! [`Output::Fallback`] and no error. What the protocol calls fatal is an [`Output::Abort`]: the
+//! [`HandshakeOutput::Fallback`] and no error. What the protocol calls fatal is an [`HandshakeOutput::Abort`]: the
 //! TCP connection has to be closed, there is nothing to fall back to.
 //!
 //! # Contract
@@ -37,11 +37,11 @@
 //! * the outcome of the [`Work`] that was asked for, of which there is at most one at a time;
 //! * the time that [`Machine::poll_timeout`] names.
 //!
-//! The outcome is [`Output::Established`], [`Output::Fallback`] or [`Output::Abort`]; after it
+//! The outcome is [`HandshakeOutput::Established`], [`HandshakeOutput::Fallback`] or [`HandshakeOutput::Abort`]; after it
 //! nothing follows and all inputs are ignored. Work still under way is to be cancelled then.
 //! Whatever work has brought (a seat in a link group, a buffer, an attachment) is kept by the
-//! caller: for the connection when it is established, to be released on [`Output::Discard`],
-//! [`Output::Fallback`] and [`Output::Abort`].
+//! caller: for the connection when it is established, to be released on [`HandshakeOutput::Discard`],
+//! [`HandshakeOutput::Fallback`] and [`HandshakeOutput::Abort`].
 //!
 //! # Example
 //!
@@ -55,7 +55,7 @@
 //!
 //! use smc_core::Error;
 //! use smc_core::proto::handshake::{
-//!     Client, Config, Done, Established, Fallback, Machine, Output, Path, Work,
+//!     Client, HandshakeConfig, WorkDone, Established, Fallback, Machine, HandshakeOutput, TcpPath, Work,
 //! };
 //! use smc_wire::types::DeclineCode;
 //!
@@ -66,7 +66,7 @@
 //!
 //! /// Does device work and keeps what it brings.
 //! trait Worker {
-//!     fn carry_out(&mut self, work: Work) -> Done;
+//!     fn carry_out(&mut self, work: Work) -> WorkDone;
 //!     fn release_all(&mut self);
 //! }
 //!
@@ -79,20 +79,20 @@
 //!         let mut done = None;
 //!         while let Some(output) = machine.poll_output() {
 //!             match output {
-//!                 Output::Send(bytes) => {
+//!                 HandshakeOutput::Send(bytes) => {
 //!                     if let Err(error) = tcp.write_all(&bytes) {
 //!                         machine.handle_io_error(error.into());
 //!                     }
 //!                 }
-//!                 Output::Work(work) => done = Some(worker.carry_out(work)),
-//!                 Output::Discard => worker.release_all(),
-//!                 Output::OutOfSync(_group) => { /* registry.out_of_sync(group) */ }
-//!                 Output::Established(established) => return Ok(Outcome::Smc(established)),
-//!                 Output::Fallback(fallback) => {
+//!                 HandshakeOutput::Work(work) => done = Some(worker.carry_out(work)),
+//!                 HandshakeOutput::Discard => worker.release_all(),
+//!                 HandshakeOutput::OutOfSync(_group) => { /* registry.out_of_sync(group) */ }
+//!                 HandshakeOutput::Established(established) => return Ok(Outcome::Smc(established)),
+//!                 HandshakeOutput::Fallback(fallback) => {
 //!                     worker.release_all();
 //!                     return Ok(Outcome::Tcp(fallback));
 //!                 }
-//!                 Output::Abort(error) => {
+//!                 HandshakeOutput::Abort(error) => {
 //!                     worker.release_all();
 //!                     return Err(error);
 //!                 }
@@ -116,14 +116,14 @@
 //! }
 //!
 //! // A host without devices declines, and its stream stays TCP.
-//! # struct Nobody;
-//! # impl Worker for Nobody {
-//! #     fn carry_out(&mut self, _: Work) -> Done { unreachable!() }
+//! # struct NoDevice;
+//! # impl Worker for NoDevice {
+//! #     fn carry_out(&mut self, _: Work) -> WorkDone { unreachable!() }
 //! #     fn release_all(&mut self) {}
 //! # }
-//! # let mut worker = Nobody;
-//! let config = Arc::new(Config::new(vec![]));
-//! let mut client = Client::new(Instant::now(), config, &Path::default());
+//! # let mut worker = NoDevice;
+//! let config = Arc::new(HandshakeConfig::new(vec![]));
+//! let mut client = Client::new(Instant::now(), config, &TcpPath::default());
 //! let mut tcp = io::Cursor::new(Vec::new());
 //! let Outcome::Tcp(fallback) = drive(&mut client, &mut tcp, &mut worker)? else { panic!() };
 //! assert_eq!(fallback.reason.local, DeclineCode::NOSMCDEV);
@@ -134,8 +134,8 @@ mod client;
 mod config;
 mod crossing;
 mod engine;
-mod inbox;
 mod machine;
+mod message_buffer;
 mod offer;
 mod outcome;
 mod ports;
@@ -146,20 +146,20 @@ mod work;
 
 pub use client::Client;
 pub use config::{
-    CLC_TIMEOUT, CONFIRM_LINK_TIMEOUT, Config, DEFAULT_SEID, DirectDevice, Interface,
-    LATE_DECLINE_TIMEOUT, Path, Subnet, Timeouts, WORK_TIMEOUT,
+    CLC_TIMEOUT, CONFIRM_LINK_TIMEOUT, DEFAULT_SEID, DirectDevice, HandshakeConfig,
+    HandshakeTimeouts, Interface, LATE_DECLINE_TIMEOUT, Subnet, TcpPath, WORK_TIMEOUT,
 };
 pub use crossing::CrossingDecline;
-pub use machine::{Machine, Output};
-pub use offer::Offer;
+pub use machine::{HandshakeOutput, Machine};
+pub use offer::ClientOffer;
 pub use outcome::{
     DirectPath, Established, Fallback, PeerAccess, PeerBuffer, RdmaPath, Role, Transport,
 };
 pub use ports::{RdmaConfig, RdmaPort};
 pub use server::Server;
 pub use work::{
-    ConfirmFailure, Done, LinkChoice, LinkTerms, LocalRmb, PeerRmb, RkeyFailure, RmbError,
-    TableFull, Work,
+    ConfirmFailure, LinkChoice, LinkTerms, LocalRmb, PeerRmb, RkeyFailure, RmbError, TableFull,
+    Work, WorkDone,
 };
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use smc_wire::types::{
 
 use super::config::{mask_v4, mask_v6};
 use super::engine::emitted;
-use super::{Config, DirectDevice, Interface, Path, RdmaConfig, RdmaPort, Subnet};
+use super::{DirectDevice, HandshakeConfig, Interface, RdmaConfig, RdmaPort, Subnet, TcpPath};
 
 /// What a client offers on one connection: the outcome of its device search, and the PROPOSAL.
 ///
@@ -19,7 +19,7 @@ use super::{Config, DirectDevice, Interface, Path, RdmaConfig, RdmaPort, Subnet}
 /// server by another way than TCP, make it first and hand it to
 /// [`Client::announced`](super::Client::announced).
 #[derive(Clone, Debug)]
-pub struct Offer {
+pub struct ClientOffer {
     v1: Option<DirectDevice>,
     /// Devices offered in version 2, all with different CHIDs.
     v2: Vec<DirectDevice>,
@@ -32,18 +32,18 @@ pub struct Offer {
     bytes: Vec<u8>,
 }
 
-impl Offer {
+impl ClientOffer {
     /// Searches for devices and makes the PROPOSAL.
     ///
     /// # Errors
     ///
     /// The reason why there is nothing to offer. It is sent as a DECLINE in the place of the
     /// PROPOSAL, if the server expects one on TCP.
-    pub fn new(config: &Config, path: &Path) -> Result<Self, DeclineCode> {
+    pub fn new(config: &HandshakeConfig, path: &TcpPath) -> Result<Self, DeclineCode> {
         if path.ipsec {
             return Err(DeclineCode::IPSEC);
         }
-        let found = Found::search(config, path)?;
+        let found = DeviceSearch::search(config, path)?;
         let types = [
             Types::of(found.rdma_v1.is_some(), found.native.is_some()),
             Types::of(found.rdma_v2.is_some(), found.has_direct_v2()),
@@ -121,7 +121,7 @@ impl Offer {
 }
 
 /// The outcome of the device search.
-struct Found<'a> {
+struct DeviceSearch<'a> {
     /// SMC-D v1.
     native: Option<DirectDevice>,
     /// SMC-D v2, besides the native device.
@@ -132,8 +132,8 @@ struct Found<'a> {
     ip: Option<IpArea>,
 }
 
-impl<'a> Found<'a> {
-    fn search(config: &'a Config, path: &Path) -> Result<Self, DeclineCode> {
+impl<'a> DeviceSearch<'a> {
+    fn search(config: &'a HandshakeConfig, path: &TcpPath) -> Result<Self, DeclineCode> {
         let rdma = config.rdma.as_ref();
         let port = |version| rdma.and_then(|rdma| rdma.port(version, path));
         let (native, rdma_v1) = (config.v1_device(path).copied(), port(Version::V1));
@@ -168,7 +168,7 @@ impl<'a> Found<'a> {
 
     /// Peer ID, GID and MAC. Linux leaves them zero without SMC-R v1, but its servers tell clients
     /// apart by the peer ID, and send to the MAC, in version 2 too.
-    fn rdma_ends(&self, config: &Config) -> (PeerId, RoceGid, Mac) {
+    fn rdma_ends(&self, config: &HandshakeConfig) -> (PeerId, RoceGid, Mac) {
         match (&config.rdma, self.rdma_v1.or(self.rdma_v2)) {
             (Some(rdma), Some(port)) => (rdma.peer_id, port.address.gid, port.address.mac),
             _ => (PeerId::ZERO, RoceGid::ZERO, Mac::ZERO),
@@ -179,11 +179,11 @@ impl<'a> Found<'a> {
 /// Devices for the GID list: on a network that the host is connected to, on a fabric that the peer
 /// may be on, one per CHID, and not the native one, which has its own place.
 fn listed_devices(
-    config: &Config,
-    path: &Path,
+    config: &HandshakeConfig,
+    path: &TcpPath,
     native: Option<&DirectDevice>,
 ) -> Vec<DirectDevice> {
-    let mut room = DirectExtension::default();
+    let mut extension = DirectExtension::default();
     let mut listed = Vec::<DirectDevice>::new();
     for device in &config.devices {
         let is_connected = device
@@ -197,14 +197,14 @@ fn listed_devices(
         if device.chid.is_none() || !is_connected || is_known || !is_within_reach {
             continue;
         }
-        if room.push_device(wire(device)).is_ok() {
+        if extension.push_device(wire(device)).is_ok() {
             listed.push(*device);
         }
     }
     listed
 }
 
-fn direct_extension(config: &Config, listed: &[DirectDevice]) -> DirectExtension {
+fn direct_extension(config: &HandshakeConfig, listed: &[DirectDevice]) -> DirectExtension {
     let mut direct = DirectExtension {
         seid: config.seid.unwrap_or(Eid::ZERO),
         ..DirectExtension::default()
@@ -216,7 +216,7 @@ fn direct_extension(config: &Config, listed: &[DirectDevice]) -> DirectExtension
     direct
 }
 
-fn v2_extension(config: &Config, found: &Found<'_>) -> V2Extension {
+fn v2_extension(config: &HandshakeConfig, found: &DeviceSearch<'_>) -> V2Extension {
     let limits = config
         .rdma
         .as_ref()
@@ -276,7 +276,7 @@ pub(super) fn is_same_subnet(area: &IpArea, interface: &Interface) -> bool {
 }
 
 /// Features go with release v2.1; before, the field is reserved.
-pub(super) fn features(config: &Config, release: Release) -> FeatureMask {
+pub(super) fn features(config: &HandshakeConfig, release: Release) -> FeatureMask {
     if release >= Release::V2_1 {
         config.features
     } else {

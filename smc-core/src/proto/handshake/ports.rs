@@ -4,7 +4,7 @@ use core::net::{IpAddr, Ipv4Addr};
 
 use smc_wire::types::{PeerId, PnetId, RoceGid, Version};
 
-use super::{Path, Subnet};
+use super::{Subnet, TcpPath};
 use crate::device::{RdmaAddress, RoceKind, Route};
 use crate::proto::group::DeviceIndex;
 
@@ -27,7 +27,7 @@ pub struct RdmaConfig {
 }
 
 impl RdmaConfig {
-    /// Connections per link group that everybody has to support (v2.1).
+    /// Connections per link group that every peer has to support (v2.1).
     pub const MIN_CONNS: u8 = 16;
 
     /// Most regular links of a link group.
@@ -59,7 +59,7 @@ impl RdmaConfig {
 
     /// The port for a connection in this version: the first on its physical network with a
     /// suitable address (docs/spec/handshake.md#port).
-    pub(super) fn port(&self, version: Version, path: &Path) -> Option<&RdmaPort> {
+    pub(super) fn port(&self, version: Version, path: &TcpPath) -> Option<&RdmaPort> {
         if path.vlan_unknown || !(version.is_v2() || self.v1) {
             return None;
         }
@@ -136,7 +136,7 @@ impl RdmaPort {
     }
 
     /// Same PNET ID, or without one: the same network interface.
-    fn is_on_network_of(&self, path: &Path) -> bool {
+    fn is_on_network_of(&self, path: &TcpPath) -> bool {
         let interface = path.interface.as_ref();
         if let Some(pnet_id) = interface.and_then(|interface| interface.pnet_id) {
             return self.pnet_id == Some(pnet_id);
@@ -156,7 +156,7 @@ impl RdmaPort {
         }
     }
 
-    fn is_suitable(&self, version: Version, path: &Path) -> bool {
+    fn is_suitable(&self, version: Version, path: &TcpPath) -> bool {
         let address = &self.address;
         if address.vlan != path.vlan {
             return false;

@@ -4,7 +4,7 @@ use smc_wire::clc::RdmaEnd;
 use smc_wire::size::SizeCode;
 use smc_wire::types::{DeclineCode, MtuCode, PeerId};
 
-use super::engine::{of_device, smaller};
+use super::engine::{next_smaller, of_device};
 use super::{ConfirmFailure, LocalRmb, PeerRmb, RkeyFailure, RmbError};
 use crate::device::{DeviceError, LinkAddress};
 use crate::error::{FallbackCause, FallbackReason, PeerMisbehaved, SetupStep};
@@ -30,7 +30,7 @@ pub(super) fn own_end(local: &LocalRmb, peer_id: PeerId, mtu: MtuCode) -> RdmaEn
 ///
 /// # Errors
 ///
-/// Nobody can send packets of that size.
+/// Packets of that size cannot be sent.
 pub(super) fn peer_link(end: &RdmaEnd) -> Result<LinkAddress, PeerMisbehaved> {
     if end.mtu.bytes().is_none() {
         return Err(PeerMisbehaved::BadLink);
@@ -70,7 +70,7 @@ pub(super) fn without_rmb(
 ) -> Result<SizeCode, FallbackReason> {
     match error {
         RmbError::NoLink => Err(no_link.into()),
-        RmbError::Device(error) => smaller(&error, size)
+        RmbError::Device(error) => next_smaller(&error, size)
             .ok_or_else(|| of_device(DeclineCode::MEM, SetupStep::Register, error)),
     }
 }

@@ -4,14 +4,16 @@ use smc_wire::types::{
 };
 
 use crate::device::{DeviceError, LinkAddress, RdmaAddress, Route};
-use crate::proto::group::{DeviceIndex, GroupId, Intent, Key, NoGroup, Seat, Terminated, Terms};
+use crate::proto::group::{
+    DeviceIndex, GroupId, GroupKey, GroupTerms, Intent, Member, NoGroup, Terminated,
+};
 
 /// Work that takes time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Work {
     /// Ask the device whether it reaches the peer ([`Direct::reach`](crate::device::Direct)).
-    /// Answer: [`Done::Reached`].
+    /// Answer: [`WorkDone::Reached`].
     Reach {
         /// Our device.
         device: DeviceIndex,
@@ -19,15 +21,15 @@ pub enum Work {
         peer: Gid,
     },
     /// Get a seat in a link group ([`Registry::enter`](crate::proto::group::Registry::enter)).
-    /// Answer: [`Done::Entered`].
+    /// Answer: [`WorkDone::Entered`].
     Enter {
         /// Which group.
-        key: Key,
+        key: GroupKey,
         /// How.
         intent: Intent,
     },
     /// Register a receive buffer that the peer may write
-    /// ([`Direct::register`](crate::device::Direct)). Answer: [`Done::Registered`].
+    /// ([`Direct::register`](crate::device::Direct)). Answer: [`WorkDone::Registered`].
     Register {
         /// Our device.
         device: DeviceIndex,
@@ -40,7 +42,7 @@ pub enum Work {
         peer_size: SizeCode,
     },
     /// Map the peer's buffer ([`Nocopy::attach`](crate::device::Nocopy)). Answer:
-    /// [`Done::Attached`].
+    /// [`WorkDone::Attached`].
     Attach {
         /// Our device.
         device: DeviceIndex,
@@ -51,7 +53,7 @@ pub enum Work {
     },
     /// SMC-R, first contact: make the queue pair of the group's first link
     /// ([`ProtectionDomain::open_link`](crate::device::ProtectionDomain::open_link)). Answer:
-    /// [`Done::LinkOpened`].
+    /// [`WorkDone::LinkOpened`].
     OpenLink {
         /// The new group.
         group: GroupId,
@@ -62,7 +64,7 @@ pub enum Work {
     },
     /// SMC-R: get a receive buffer (RMB) and a staging ring, register the RMB on all links of the
     /// group, and reserve an alert token. From the answer on, messages with that token have to be
-    /// taken. Answer: [`Done::RmbPrepared`].
+    /// taken. Answer: [`WorkDone::RmbPrepared`].
     PrepareRmb {
         /// The group.
         group: GroupId,
@@ -72,12 +74,12 @@ pub enum Work {
         size: SizeCode,
     },
     /// SMC-R, reuse: tell the peer the keys of the RMB just prepared (CONFIRM RKEY). Answer:
-    /// [`Done::RkeyConfirmed`].
+    /// [`WorkDone::RkeyConfirmed`].
     ConfirmRkey {
         /// The group.
         group: GroupId,
     },
-    /// SMC-R: enter the peer's RMB in the group's table. Answer: [`Done::PeerBound`].
+    /// SMC-R: enter the peer's RMB in the group's table. Answer: [`WorkDone::PeerBound`].
     BindPeer {
         /// The group.
         group: GroupId,
@@ -85,7 +87,7 @@ pub enum Work {
         rmb: PeerRmb,
     },
     /// SMC-R, first contact: connect the queue pair
-    /// ([`PendingLink::connect`](crate::device::PendingLink)). Answer: [`Done::LinkConnected`].
+    /// ([`PendingLink::connect`](crate::device::PendingLink)). Answer: [`WorkDone::LinkConnected`].
     ConnectLink {
         /// The new group.
         group: GroupId,
@@ -97,30 +99,30 @@ pub enum Work {
         terms: LinkTerms,
     },
     /// SMC-R, first contact: the CONFIRM LINK exchange over the new link, with its own time-out.
-    /// Answer: [`Done::LinkConfirmed`].
+    /// Answer: [`WorkDone::LinkConfirmed`].
     ConfirmLink {
         /// The new group.
         group: GroupId,
     },
     /// Open the new link group to others
     /// ([`Registry::establish`](crate::proto::group::Registry::establish)). Answer:
-    /// [`Done::Opened`].
+    /// [`WorkDone::Opened`].
     Open {
         /// The group.
         group: GroupId,
         /// What was agreed.
-        terms: Terms,
+        terms: GroupTerms,
     },
 }
 
 /// What came of [`Work`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Done {
+pub enum WorkDone {
     /// Of [`Work::Reach`].
     Reached(Result<(), DeviceError>),
     /// Of [`Work::Enter`].
-    Entered(Result<Seat, NoGroup>),
+    Entered(Result<Member, NoGroup>),
     /// Of [`Work::Register`]: the token of the buffer.
     Registered(Result<DmbToken, DeviceError>),
     /// Of [`Work::Attach`]: the length of the mapped buffer in bytes.
@@ -168,7 +170,7 @@ pub struct LocalRmb {
     pub device: DeviceIndex,
     /// Our end of the link.
     pub link: LinkAddress,
-    /// Key of the RMB on this link.
+    /// GroupKey of the RMB on this link.
     pub rkey: Rkey,
     /// Address of the RMB on this link.
     pub addr: RmbAddr,
@@ -184,7 +186,7 @@ pub struct LocalRmb {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_structs, reason = "what one CLC message says")]
 pub struct PeerRmb {
-    /// Key of the RMB on the connection's link.
+    /// GroupKey of the RMB on the connection's link.
     pub rkey: Rkey,
     /// Address of the RMB on the connection's link.
     pub addr: RmbAddr,
@@ -289,7 +291,7 @@ pub enum ConfirmFailure {
     /// Nothing came in time.
     #[error("CONFIRM LINK did not come in time")]
     TimedOut,
-    /// The peer wants eyecatchers in buffers, which nobody writes any more.
+    /// The peer wants eyecatchers in buffers, which are no longer written.
     #[error("peer wants eyecatchers in its buffers")]
     Eyecatchers,
     /// The link went down.

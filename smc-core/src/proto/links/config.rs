@@ -2,23 +2,22 @@ use std::time::Duration;
 
 use smc_wire::llc::{ByteOrder, Dialect};
 
-/// What holds for the links of an endpoint, by configuration.
+/// Configuration of the links of an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LlcConfig {
-    /// How long a link may receive no message before it is tested; `None` for never. 30 s.
+    /// Idle time after which a link is tested; `None` for never. 30 s.
     pub test_link: Option<Duration>,
-    /// Requests about our keys that may be unanswered at a time, at least 1. Default 1, which is
-    /// what peers are known to expect; Linux answers any number
-    /// (docs/spec/llc.md#flows).
+    /// Requests about local keys that may be unanswered at a time, at least 1. Default 1, which
+    /// peers are known to expect; Linux answers any number (docs/spec/llc.md#flows).
     pub rkeys_in_flight: usize,
-    /// Links we want in a link group besides what was negotiated, 1 or 2. Default 2.
+    /// Wanted number of links in a link group within the negotiated number, 1 or 2. Default 2.
     pub max_links: u8,
     /// A server without another port offers a second link on the same one, as Linux does: a client
     /// with two ports then survives the loss of one. Default true.
     pub same_device: bool,
     /// How long to wait for what.
-    pub timeouts: Timeouts,
+    pub timeouts: LlcTimeouts,
 }
 
 impl Default for LlcConfig {
@@ -28,7 +27,7 @@ impl Default for LlcConfig {
             rkeys_in_flight: 1,
             max_links: 2,
             same_device: true,
-            timeouts: Timeouts::default(),
+            timeouts: LlcTimeouts::default(),
         }
     }
 }
@@ -36,7 +35,7 @@ impl Default for LlcConfig {
 /// How long to wait for what (docs/spec/llc.md#flows).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Timeouts {
+pub struct LlcTimeouts {
     /// The answer to a request, and the server's for CONFIRM LINK at first contact. 2 s.
     pub response: Duration,
     /// CONFIRM LINK at first contact, client. 4 s.
@@ -45,19 +44,19 @@ pub struct Timeouts {
     pub added_confirm: Duration,
     /// Work of our devices: opening, connecting, registering. 5 s.
     pub work: Duration,
-    /// A request about a key waits for its turn. 20 s.
+    /// The time that a request about a key may wait for its turn. 20 s.
     pub turn: Duration,
     /// The completion of a DELETE LINK that ends the group. 2 s.
-    pub farewell: Duration,
-    /// The same, until it is said again to a peer that may be adding a link. 200 ms: Linux is back
-    /// from that after some 30 ms.
-    pub farewell_again: Duration,
-    /// The same for the answer to one: the peer acknowledges only by luck
+    pub delete_all: Duration,
+    /// The same, until the message is repeated to a peer that may be adding a link. 200 ms: Linux
+    /// completes that after some 30 ms.
+    pub delete_all_retry: Duration,
+    /// The same for the response to such a message, which the peer does not always acknowledge
     /// (docs/spec/link-groups.md#end). 100 ms.
-    pub farewell_answer: Duration,
+    pub delete_all_answer: Duration,
 }
 
-impl Default for Timeouts {
+impl Default for LlcTimeouts {
     fn default() -> Self {
         Self {
             response: Duration::from_secs(2),
@@ -65,19 +64,19 @@ impl Default for Timeouts {
             added_confirm: Duration::from_secs(5),
             work: Duration::from_secs(5),
             turn: Duration::from_secs(20),
-            farewell: Duration::from_secs(2),
-            farewell_again: Duration::from_millis(200),
-            farewell_answer: Duration::from_millis(100),
+            delete_all: Duration::from_secs(2),
+            delete_all_retry: Duration::from_millis(200),
+            delete_all_answer: Duration::from_millis(100),
         }
     }
 }
 
-/// What a handshake has agreed on for a link group.
+/// Values that a handshake negotiated for a link group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "the protocol's own list")]
-pub struct Terms {
-    /// Version of the messages. The byte order is what to begin with; that of the peer is learnt
-    /// from its messages.
+pub struct LlcTerms {
+    /// Version of the messages. The byte order is an initial value; the peer's is detected from its
+    /// messages.
     pub dialect: Dialect,
     /// Most links: negotiated in v2.1, else 2.
     pub max_links: u8,
@@ -85,7 +84,7 @@ pub struct Terms {
     pub max_connections: u8,
 }
 
-impl Terms {
+impl LlcTerms {
     /// Version 1: two links.
     pub const V1: Self = Self {
         dialect: Dialect::V1,
@@ -93,8 +92,8 @@ impl Terms {
         max_connections: 0,
     };
 
-    /// Version 2 before release 1: two links. The peer is taken for little-endian, as Linux hosts
-    /// with RoCE usually are, until it says otherwise.
+    /// Version 2 before release 1: two links. The peer is assumed to be little-endian, as Linux
+    /// hosts with RoCE usually are, until its messages show otherwise.
     pub const V2: Self = Self {
         dialect: Dialect::V2(ByteOrder::Little),
         ..Self::V1

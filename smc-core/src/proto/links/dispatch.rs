@@ -1,4 +1,4 @@
-//! Messages in: which flow hears them. Messages out: how they are made.
+//! Dispatch of received messages to the flows, and construction of sent messages.
 
 use std::time::Instant;
 
@@ -6,13 +6,13 @@ use smc_wire::EmitError;
 use smc_wire::llc::{AddLinkStep, Dialect, Header, Message, MessageType, Step, detect_order};
 
 use super::flow::Flow;
-use super::mail::Mail;
-use super::{DropReason, LinkGroup, LinkId, Notice, OpTag, Output};
+use super::long_message::LongMessageGate;
+use super::{DropReason, LinkGroup, LinkGroupOutput, LinkId, Notice, OpTag};
 use crate::proto::handshake::Role;
 
 impl LinkGroup {
-    /// A message of the peer, for whatever waits for it.
-    pub(super) fn hear(
+    /// Passes a received message to the flow that waits for it.
+    pub(super) fn dispatch(
         &mut self,
         now: Instant,
         link: LinkId,
@@ -22,8 +22,8 @@ impl LinkGroup {
         if !found.is_connected || !found.info.state.is_usable() {
             return Err(DropReason::NoLink);
         }
-        found.heard = now;
-        found.tested = None;
+        found.last_received = now;
+        found.test_deadline = None;
         let order = self.terms.dialect.order();
         let header = Header::parse(message, Some(order)).map_err(|_| DropReason::Malformed)?;
         let parsed = Message::parse_from(message, order).map_err(|_| DropReason::Malformed)?;
@@ -32,43 +32,44 @@ impl LinkGroup {
         }
         self.learn_order(&header, message);
         match parsed {
-            Message::ConfirmLink(message) => self.hear_confirm_link(now, link, message),
+            Message::ConfirmLink(message) => self.handle_confirm_link(now, link, message),
             Message::AddLink(message) => match (self.role, message.step) {
-                (Role::Client, AddLinkStep::Request) => self.hear_offer(now, link, &message),
-                (Role::Server, AddLinkStep::Request) => self.hear_invitation(link),
-                (Role::Server, _) => self.hear_offer_answer(now, link, &message),
+                (Role::Client, AddLinkStep::Request) => self.handle_offer(now, link, &message),
+                (Role::Server, AddLinkStep::Request) => self.handle_invitation(link),
+                (Role::Server, _) => self.handle_offer_answer(now, link, &message),
                 (Role::Client, _) => return Err(DropReason::Unexpected),
             },
             Message::AddLinkCont(message) => match self.flow.take() {
                 Some(Flow::Offer(offer))
-                    if offer.is_telling(link, message.link) && message.step == Step::Response =>
+                    if offer.is_exchanging(link, message.link)
+                        && message.step == Step::Response =>
                 {
-                    self.offer_told(now, offer, &message);
+                    self.offer_keys_received(now, offer, &message);
                 }
                 Some(Flow::Join(join))
-                    if join.is_telling(link, message.link) && message.step == Step::Request =>
+                    if join.is_exchanging(link, message.link) && message.step == Step::Request =>
                 {
-                    self.join_told(now, join, &message);
+                    self.join_keys_received(now, join, &message);
                 }
                 flow => {
                     self.flow = flow;
                     return Err(DropReason::Unexpected);
                 }
             },
-            Message::DeleteLink(message) => self.hear_delete_link(now, link, message),
-            Message::RequestAddLink(message) => self.hear_request(link, &message),
-            Message::ConfirmRkey(message) => self.hear_confirm_rkey(link, &message),
-            Message::DeleteRkey(message) => self.hear_delete_rkey(link, &message),
-            Message::TestLink(message) => self.hear_test(link, message),
-            // More than three links do not exist.
+            Message::DeleteLink(message) => self.handle_delete_link(now, link, message),
+            Message::RequestAddLink(message) => self.handle_request_add_link(link, &message),
+            Message::ConfirmRkey(message) => self.handle_confirm_rkey(link, &message),
+            Message::DeleteRkey(message) => self.handle_delete_rkey(link, &message),
+            Message::TestLink(message) => self.handle_test_link(link, message),
+            // There are no more than three links.
             Message::ConfirmRkeyCont(_) => return Err(DropReason::Unexpected),
             _ => return Err(DropReason::Unknown),
         }
         Ok(())
     }
 
-    /// Linux writes lengths in the order of its processor. Answers that repeat a request of ours
-    /// repeat our order too.
+    /// Linux writes lengths in the byte order of its processor. Responses that repeat a local
+    /// request repeat its byte order too.
     fn learn_order(&mut self, header: &Header, message: &[u8]) {
         let is_own = header.step() == Step::Request
             || header.message_type() == Some(MessageType::ConfirmLink);
@@ -79,7 +80,7 @@ impl LinkGroup {
         }
     }
 
-    /// Has a message posted on a link that is in use; none on others.
+    /// Sends a message on a link that is in use; on others, nothing.
     pub(super) fn send(
         &mut self,
         link: LinkId,
@@ -87,12 +88,12 @@ impl LinkGroup {
         emit: impl FnOnce(&mut [u8]) -> Result<usize, EmitError>,
     ) {
         if self.link(link).is_some_and(|info| info.state.is_usable()) {
-            // Whether it was posted at once or is held back, its tag is of no interest.
+            // Whether it is sent at once or queued, its tag is not needed.
             let _tag = self.post(link, len, emit);
         }
     }
 
-    /// Has a message posted; `None` if it cannot be expressed.
+    /// Sends a message; `None` if it cannot be encoded.
     pub(super) fn post(
         &mut self,
         link: LinkId,
@@ -102,35 +103,38 @@ impl LinkGroup {
         let mut message = vec![0; len];
         let len = emit(&mut message).ok()?;
         message.truncate(len);
-        let tag = self.mail.name();
-        if let Some(output) = self.mail.pass(link, message, tag) {
+        let tag = self.long_messages.next_tag();
+        if let Some(output) = self.long_messages.submit(link, message, tag) {
             self.outputs.push_back(output);
         }
         Some(tag)
     }
 
     /// The last long message was answered.
-    pub(super) fn long_answered(&mut self) {
-        self.flush_long(Mail::answered);
+    pub(super) fn long_message_answered(&mut self) {
+        self.flush_long_messages(LongMessageGate::answered);
     }
 
-    /// What was sent on a link is lost.
-    pub(super) fn long_lost(&mut self, link: LinkId) {
-        self.flush_long(|mail| mail.lost(link));
+    /// Messages sent on this link are lost.
+    pub(super) fn long_message_lost(&mut self, link: LinkId) {
+        self.flush_long_messages(|gate| gate.lost(link));
     }
 
-    pub(super) fn long_forget(&mut self) {
-        self.mail.clear();
+    pub(super) fn clear_long_messages(&mut self) {
+        self.long_messages.clear();
     }
 
-    pub(super) fn flush_long(&mut self, event: impl FnOnce(&mut Mail) -> Option<Output>) {
-        if let Some(output) = event(&mut self.mail) {
+    pub(super) fn flush_long_messages(
+        &mut self,
+        event: impl FnOnce(&mut LongMessageGate) -> Option<LinkGroupOutput>,
+    ) {
+        if let Some(output) = event(&mut self.long_messages) {
             self.outputs.push_back(output);
         }
     }
 
     pub(super) fn notice(&mut self, notice: Notice) {
-        self.outputs.push_back(Output::Notice(notice));
+        self.outputs.push_back(LinkGroupOutput::Notice(notice));
     }
 
     pub(super) fn dropped(&mut self, kind: MessageType, why: DropReason) {
@@ -138,11 +142,11 @@ impl LinkGroup {
         self.notice(Notice::Dropped { kind, why });
     }
 
-    pub(super) fn tell_full(&mut self) {
+    pub(super) fn report_full(&mut self) {
         let is_full = self.rtokens.is_full();
         if self.was_full != is_full {
             self.was_full = is_full;
-            self.outputs.push_back(Output::Full(is_full));
+            self.outputs.push_back(LinkGroupOutput::Full(is_full));
         }
     }
 }

@@ -4,14 +4,14 @@ use std::time::{Duration, Instant};
 use smc_wire::llc::{DeleteLinkReason, Dialect, MessageType};
 use smc_wire::types::{GroupId, LinkNumber, Rkey, RmbAddr};
 
-use super::flow::{End, First, Flow, Trigger, Wanted};
-use super::link::{Link, LinkState};
-use super::mail::Mail;
-use super::rmbs::{Own, Rmb, Told};
+use super::flow::{First, Flow, GroupEnd, PendingFlows, Trigger};
+use super::link::{LinkRecord, LinkState};
+use super::long_message::LongMessageGate;
+use super::rmbs::{Announced, LocalRmbs, Rmb};
 use super::rtokens::Rtokens;
 use super::{
-    Candidate, GroupType, LinkId, LinkInfo, LlcConfig, NotAdded, Notice, OpTag, Output, PeerEnd,
-    RkeyError, RmbId, RmbKey, RtokenId, TableFull, Terms,
+    GroupType, LinkGroupOutput, LinkId, LinkInfo, LlcConfig, LlcTerms, NotAdded, Notice, OpTag,
+    PeerEnd, PortCandidate, RkeyError, RmbId, RmbKey, RtokenId, RtokenTableFull,
 };
 use crate::device::{DeviceError, LinkAddress, LinkFailure, Route};
 use crate::proto::group::DeviceIndex;
@@ -25,38 +25,38 @@ pub struct LinkGroup {
     pub(super) role: Role,
     pub(super) id: GroupId,
     pub(super) config: LlcConfig,
-    pub(super) terms: Terms,
+    pub(super) terms: LlcTerms,
     pub(super) route: Route,
     /// The oldest first.
-    pub(super) links: Vec<Link>,
+    pub(super) links: Vec<LinkRecord>,
     pub(super) last_link: u32,
     pub(super) last_number: u8,
     pub(super) kind: GroupType,
     pub(super) rtokens: Rtokens,
     pub(super) was_full: bool,
-    pub(super) own: Own,
-    pub(super) candidates: Vec<Candidate>,
+    pub(super) local_rmbs: LocalRmbs,
+    pub(super) candidates: Vec<PortCandidate>,
     pub(super) is_established: bool,
     pub(super) flow: Option<Flow>,
-    pub(super) wanted: Wanted,
-    /// An offer that we gave up, while the client is not known to have done so.
+    pub(super) pending: PendingFlows,
+    /// An offer that was abandoned here, but perhaps not by the client.
     pub(super) abandoned: Option<LinkNumber>,
-    pub(super) end: Option<End>,
-    pub(super) mail: Mail,
-    pub(super) outputs: VecDeque<Output>,
+    pub(super) end: Option<GroupEnd>,
+    pub(super) long_messages: LongMessageGate,
+    pub(super) outputs: VecDeque<LinkGroupOutput>,
 }
 
 impl LinkGroup {
     /// A group without links.
     ///
-    /// `id` is our identifier of the group, of which link user IDs are made.
+    /// `id` is the local identifier of the group, from which link user IDs are made.
     #[must_use]
     pub fn new(role: Role, id: GroupId, config: LlcConfig) -> Self {
         Self {
             role,
             id,
             config,
-            terms: Terms::V2,
+            terms: LlcTerms::V2,
             route: Route::Direct,
             links: Vec::new(),
             last_link: 0,
@@ -64,28 +64,28 @@ impl LinkGroup {
             kind: GroupType::None,
             rtokens: Rtokens::default(),
             was_full: false,
-            own: Own::default(),
+            local_rmbs: LocalRmbs::default(),
             candidates: Vec::new(),
             is_established: false,
             flow: None,
-            wanted: Wanted::default(),
+            pending: PendingFlows::default(),
             abandoned: None,
             end: None,
-            mail: Mail::default(),
+            long_messages: LongMessageGate::default(),
             outputs: VecDeque::new(),
         }
     }
 
-    /// The queue pair for the first link was made: names the link.
+    /// The queue pair for the first link was created. Returns the identifier of the link.
     pub fn first_link(&mut self, now: Instant, device: DeviceIndex, local: LinkAddress) -> LinkId {
         let link = self.new_link(now, device, LinkNumber::NONE);
         self.set_local(link, local);
         link
     }
 
-    /// The peer's end of the first link is known, and what holds for the group. From now on
-    /// messages may come.
-    pub fn first_peer(&mut self, peer: LinkAddress, route: Route, terms: Terms) {
+    /// The peer's end of the first link and the negotiated values are known. From now on messages
+    /// may arrive.
+    pub fn first_peer(&mut self, peer: LinkAddress, route: Route, terms: LlcTerms) {
         self.route = route;
         self.terms = terms;
         let Some(first) = self.links.first_mut() else {
@@ -102,8 +102,8 @@ impl LinkGroup {
         }
     }
 
-    /// The first link is connected, and the peer knows so or is about to: exchange CONFIRM LINK.
-    /// Ends in [`Output::FirstLink`].
+    /// The first link is connected, and the peer knows so or is about to: exchanges CONFIRM LINK.
+    /// Ends in [`LinkGroupOutput::FirstLink`].
     pub fn confirm_link(&mut self, now: Instant) {
         self.start_first(now);
         self.advance(now);
@@ -115,37 +115,37 @@ impl LinkGroup {
             return;
         }
         if self.role == Role::Server && self.terms.max_links > 1 {
-            self.wanted.add = Some(Trigger::Established);
+            self.pending.add = Some(Trigger::Established);
         }
         self.advance(now);
     }
 
-    /// A link received a message that is none of a connection (first byte other than 0xFE).
+    /// A link received a message other than CDC (first byte other than 0xFE).
     pub fn handle_message(&mut self, now: Instant, link: LinkId, message: &[u8]) {
         if self.end.is_some() {
-            return self.hear_at_end(link, message);
+            return self.handle_message_at_end(link, message);
         }
         let kind = message.first().copied().and_then(MessageType::from_byte);
-        if let Err(why) = self.hear(now, link, message) {
+        if let Err(why) = self.dispatch(now, link, message) {
             self.notice(Notice::Dropped { kind, why });
         }
         self.advance(now);
     }
 
-    /// A link received messages of connections. One call for many will do, and one in a few
-    /// seconds: all that depends on it is when the link is tested.
+    /// A link received CDC messages. One call for many of them is enough, and one per few seconds:
+    /// it only affects when the link is tested.
     pub fn handle_received(&mut self, now: Instant, link: LinkId) {
         if let Some(link) = self.find_link(link) {
-            link.heard = now;
-            link.tested = None;
+            link.last_received = now;
+            link.test_deadline = None;
         }
     }
 
-    /// A message of ours was completed.
+    /// A message sent on this link was completed.
     pub fn handle_sent(&mut self, now: Instant, link: LinkId, tag: OpTag) {
         match self.end {
-            None => self.flush_long(|mail| mail.sent(tag)),
-            Some(End::Farewell {
+            None => self.flush_long_messages(|gate| gate.sent(tag)),
+            Some(GroupEnd::LastMessage {
                 link: on, tag: of, ..
             }) if on == link && of == tag => self.finish(),
             Some(_) => {}
@@ -164,7 +164,7 @@ impl LinkGroup {
         self.advance(now);
     }
 
-    /// Answer to [`Output::Open`].
+    /// Answer to [`LinkGroupOutput::Open`].
     pub fn handle_opened(
         &mut self,
         now: Instant,
@@ -189,7 +189,7 @@ impl LinkGroup {
         self.advance(now);
     }
 
-    /// Answer to [`Output::Connect`].
+    /// Answer to [`LinkGroupOutput::Connect`].
     pub fn handle_connected(
         &mut self,
         now: Instant,
@@ -217,7 +217,7 @@ impl LinkGroup {
         self.advance(now);
     }
 
-    /// Answer to [`Output::Map`]: the keys of the RMBs with this device. Those that could not be
+    /// Answer to [`LinkGroupOutput::Map`]: the keys of the RMBs with this device. Those that could not be
     /// registered are left out.
     pub fn handle_mapped(
         &mut self,
@@ -226,7 +226,7 @@ impl LinkGroup {
         keys: &[(RmbId, Rkey, RmbAddr)],
     ) {
         for (rmb, rkey, addr) in keys.iter().copied() {
-            self.own.learn(rmb, RmbKey { device, rkey, addr });
+            self.local_rmbs.set_key(rmb, RmbKey { device, rkey, addr });
         }
         let flow = self.flow.take();
         let awaits = |link| self.link(link).map(|info| info.device) == Some(device);
@@ -243,18 +243,18 @@ impl LinkGroup {
         self.advance(now);
     }
 
-    /// Answer to [`Output::Move`]: nothing is outstanding on the old link.
+    /// Answer to [`LinkGroupOutput::Move`]: nothing is outstanding on the old link.
     pub fn handle_moved(&mut self, now: Instant, from: LinkId) {
         if self.end.is_none() {
-            self.has_left(now, from);
+            self.link_drained(now, from);
         }
         self.advance(now);
     }
 
-    /// The addresses of ours at which links of this group could be opened now, those in use
-    /// included. A new one among them makes us look for another link.
-    pub fn handle_candidates(&mut self, now: Instant, candidates: Vec<Candidate>) {
-        let is_new = |new: &Candidate| {
+    /// The local addresses at which links of this group could be opened now, including those in
+    /// use. A new one among them makes the group look for another link.
+    pub fn handle_candidates(&mut self, now: Instant, candidates: Vec<PortCandidate>) {
+        let is_new = |new: &PortCandidate| {
             let mut old = self.candidates.iter();
             !old.any(|old| old.device == new.device && old.address.gid == new.address.gid)
         };
@@ -266,74 +266,74 @@ impl LinkGroup {
         self.advance(now);
     }
 
-    /// Names the RMB of the first connection, which the handshake itself tells the peer.
+    /// Adds the RMB of the first connection, which the handshake itself announces to the peer.
     pub fn add_rmb(&mut self, rmb: RmbId, keys: &[RmbKey]) {
         let link = self.links.first().map_or(LinkId(0), |link| link.info.id);
-        let now = self.links.first().map(|link| link.heard);
+        let now = self.links.first().map(|link| link.last_received);
         if let (Some(now), None) = (now, self.end) {
-            let rmb_state = Rmb::new(keys, Told::Yes, link, now);
-            self.own.rmbs.insert(rmb, rmb_state);
+            let rmb_state = Rmb::new(keys, Announced::Yes, link, now);
+            self.local_rmbs.rmbs.insert(rmb, rmb_state);
         }
     }
 
-    /// Tells the peer of another RMB (CONFIRM RKEY), on the link that the handshake names for its
-    /// connection. Ends in [`Output::RkeyConfirmed`]: the peer knows the RMB by its key on that
-    /// link, and the keys on all others.
+    /// Announces another RMB to the peer (CONFIRM RKEY), on the link that the handshake names for
+    /// its connection. Ends in [`LinkGroupOutput::RkeyConfirmed`]: the peer knows the RMB by its
+    /// key on that link, and the keys on all others.
     ///
-    /// `keys` are those of the devices in [`devices`](Self::devices); missing ones are asked for
-    /// ([`Output::Map`]).
+    /// `keys` are those of the devices in [`devices`](Self::devices); missing ones are requested
+    /// ([`LinkGroupOutput::Map`]).
     pub fn confirm_rkey(&mut self, now: Instant, rmb: RmbId, link: LinkId, keys: &[RmbKey]) {
         if self.end.is_some() {
             let result = Err(RkeyError::Ended);
             self.outputs
-                .push_back(Output::RkeyConfirmed { rmb, result });
+                .push_back(LinkGroupOutput::RkeyConfirmed { rmb, result });
             return;
         }
-        let turn = after(now, self.config.timeouts.turn);
-        let entry = Rmb::new(keys, Told::No, link, turn);
-        if self.own.rmbs.insert(rmb, entry).is_none() {
-            self.own.confirms.push_back(rmb);
+        let turn_deadline = after(now, self.config.timeouts.turn);
+        let entry = Rmb::new(keys, Announced::No, link, turn_deadline);
+        if self.local_rmbs.rmbs.insert(rmb, entry).is_none() {
+            self.local_rmbs.confirms.push_back(rmb);
         }
         self.advance(now);
     }
 
-    /// Tells the peer that an RMB is out of use (DELETE RKEY), or that nobody is to be told of it
-    /// after all. Ends in [`Output::RkeyDeleted`]; until then the peer may write, and the name of
-    /// the RMB stays taken. An RMB that is still to be confirmed gets no [`Output::RkeyConfirmed`]
-    /// after this.
+    /// Revokes an RMB that is out of use (DELETE RKEY), or cancels its announcement. Ends in
+    /// [`LinkGroupOutput::RkeyDeleted`]; until then the peer may write, and the identifier of the
+    /// RMB stays in use. An RMB that is still to be confirmed gets no
+    /// [`LinkGroupOutput::RkeyConfirmed`] after this.
     pub fn delete_rkey(&mut self, now: Instant, rmb: RmbId) {
-        self.leave(rmb);
+        self.release_rmb(rmb);
         self.advance(now);
     }
 
-    /// Enters an RMB of the peer, as told by the handshake, for a connection of ours.
+    /// Enters an RMB of the peer, announced by the handshake, for a local connection.
     ///
     /// # Errors
     ///
-    /// [`TableFull`] when the peer has too many.
+    /// [`RtokenTableFull`] when the peer has too many.
     pub fn add_rtoken(
         &mut self,
         link: LinkId,
         rkey: Rkey,
         addr: RmbAddr,
-    ) -> Result<RtokenId, TableFull> {
+    ) -> Result<RtokenId, RtokenTableFull> {
         let id = self.rtokens.add(link, rkey, addr)?;
-        self.rtokens.hold(id);
-        self.tell_full();
+        self.rtokens.add_user(id);
+        self.report_full();
         Ok(id)
     }
 
-    /// Key and address of an RMB of the peer on a link; `None` if the peer did not tell, or has
-    /// deleted it.
+    /// Key and address of an RMB of the peer on a link; `None` if the peer did not announce it, or
+    /// has deleted it.
     #[must_use]
     pub fn rtoken(&self, id: RtokenId, link: LinkId) -> Option<(Rkey, RmbAddr)> {
         self.rtokens.get(id, link)
     }
 
-    /// A connection of ours uses an RMB of the peer no more.
+    /// A local connection no longer uses an RMB of the peer.
     pub fn release_rtoken(&mut self, id: RtokenId) {
         self.rtokens.release(id);
-        self.tell_full();
+        self.report_full();
     }
 
     /// RMBs of the peer that are known.
@@ -342,11 +342,11 @@ impl LinkGroup {
         self.rtokens.len()
     }
 
-    /// Whether the peer is still to delete keys of RMBs that our connections have left. It does when
-    /// its own side of them has ended.
+    /// Whether the peer has still to delete keys of RMBs that local connections no longer use. It
+    /// does so when its own side of them has ended.
     #[must_use]
     pub fn awaits_deletions(&self) -> bool {
-        self.end.is_none() && self.rtokens.has_left()
+        self.end.is_none() && self.rtokens.has_unused()
     }
 
     /// The link for a new connection, as the server assigns them: `connections` is the number that
@@ -383,8 +383,8 @@ impl LinkGroup {
         self.links.iter().map(|link| link.info)
     }
 
-    /// The devices with which RMBs have to be registered, those of links that are just being made
-    /// included.
+    /// The devices with which RMBs have to be registered, including those of links that are being
+    /// created.
     #[must_use]
     pub fn devices(&self) -> Vec<DeviceIndex> {
         let mut devices = Vec::new();
@@ -408,26 +408,26 @@ impl LinkGroup {
         self.terms.dialect
     }
 
-    /// The group is not needed any more and has no connections: tells the peer (DELETE LINK for
-    /// all links, orderly) and ends.
+    /// The group is no longer needed and has no connections: notifies the peer (DELETE LINK for all
+    /// links, orderly) and ends.
     pub fn shutdown(&mut self, now: Instant, reason: DeleteLinkReason) {
-        self.end_with(now, true, reason);
+        self.end_group(now, true, reason);
     }
 
-    /// The group must end with all its connections: tells the peer (DELETE LINK for all links, not
-    /// orderly).
+    /// The group must end with all its connections: notifies the peer (DELETE LINK for all links,
+    /// not orderly).
     pub fn terminate(&mut self, now: Instant, reason: DeleteLinkReason) {
-        self.end_with(now, false, reason);
+        self.end_group(now, false, reason);
     }
 
-    /// Whether it has ended ([`Output::Ended`]).
+    /// Whether it has ended ([`LinkGroupOutput::Ended`]).
     #[must_use]
     pub fn is_ended(&self) -> bool {
-        self.end == Some(End::Ended)
+        self.end == Some(GroupEnd::Ended)
     }
 
-    /// What there is to do; to be drained after each call.
-    pub fn poll_output(&mut self) -> Option<Output> {
+    /// The next action; drain after each call.
+    pub fn poll_output(&mut self) -> Option<LinkGroupOutput> {
         self.outputs.pop_front()
     }
 
@@ -438,7 +438,7 @@ impl LinkGroup {
             return end.due();
         }
         let links = self.links.iter();
-        let links = links.filter_map(|link| earlier(self.test_due(link), link.leaving));
+        let links = links.filter_map(|link| earlier(self.test_due(link), link.drain_deadline));
         let flow = self.flow.as_ref().and_then(Flow::until);
         links
             .chain(flow)
@@ -447,22 +447,22 @@ impl LinkGroup {
             .min()
     }
 
-    /// Time has passed.
+    /// Handles the expiry of timers.
     pub fn handle_timeout(&mut self, now: Instant) {
         if self.end.is_some() {
             return self.end_timeout(now);
         }
         self.flow_timeout(now);
         self.rkey_timeouts(now);
-        self.delete_patience(now);
+        self.send_overdue_deletes(now);
         let late: Vec<_> = self
             .links
             .iter()
-            .filter(|link| link.leaving.is_some_and(|until| until <= now))
+            .filter(|link| link.drain_deadline.is_some_and(|until| until <= now))
             .map(|link| link.info.id)
             .collect();
         for link in late {
-            self.has_left(now, link);
+            self.link_drained(now, link);
         }
         self.test_timeouts(now);
         self.advance(now);

@@ -1,4 +1,4 @@
-//! One link: a queue pair of ours that is connected with one of the peer's.
+//! One link: a local queue pair connected with one of the peer.
 
 use std::fmt;
 use std::time::Instant;
@@ -9,7 +9,7 @@ use crate::device::LinkAddress;
 use crate::proto::group::DeviceIndex;
 use crate::proto::table::transitions;
 
-/// Names a link within its group; never used again.
+/// Identifies a link within its group; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[expect(clippy::exhaustive_structs, reason = "a plain number")]
 pub struct LinkId(pub u32);
@@ -24,71 +24,71 @@ transitions! {
     /// States of a link (docs/spec/link-groups.md#link-states).
     #[non_exhaustive]
     pub enum LinkState {
-        /// Nothing is there.
+        /// There is no link.
         Unused = "UNUSED",
-        /// The queue pair is being made, connected and confirmed.
+        /// The queue pair is being created, connected and confirmed.
         Activating = "ACTIVATING",
-        /// CONFIRM LINK was exchanged: it carries connections.
+        /// CONFIRM LINK was exchanged: the link is used by connections.
         Active = "ACTIVE",
-        /// It is on its way out.
+        /// The link is being removed.
         Inactive = "INACTIVE",
     }
 
-    /// A queue pair is wanted.
+    /// A queue pair is requested.
     open(Unused => Activating);
-    /// CONFIRM LINK went both ways.
+    /// CONFIRM LINK was exchanged.
     confirm(Activating => Active);
-    /// It failed, or it is to be deleted.
+    /// The link failed, or is to be deleted.
     deactivate(Activating | Active => Inactive);
     /// The queue pair is destroyed.
     clear(Activating | Active | Inactive => Unused);
 }
 
 impl LinkState {
-    /// Whether messages on it count.
+    /// Whether messages on it are accepted.
     #[must_use]
     pub const fn is_usable(self) -> bool {
         matches!(self, Self::Activating | Self::Active)
     }
 }
 
-/// A link as the shell and tools see it.
+/// A link as seen by the shell and by diagnostic tools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LinkInfo {
-    /// Its name in our group.
+    /// Its local identifier in the group.
     pub id: LinkId,
-    /// Its number, which both sides use; 0 until the server has told it.
+    /// Its number, used by both sides; 0 until the server has stated it.
     pub number: LinkNumber,
-    /// Where it is in its life.
+    /// Its state.
     pub state: LinkState,
-    /// Our device.
+    /// The local device.
     pub device: DeviceIndex,
-    /// Our end, once the queue pair is there.
+    /// The local end, once the queue pair exists.
     pub local: Option<LinkAddress>,
-    /// The peer's end, once we know it.
+    /// The peer's end, once it is known.
     pub peer: Option<LinkAddress>,
-    /// It shares a port with the other link, hence gets no new connections.
+    /// It shares a port with the other link, so it gets no new connections.
     pub is_asymmetric: bool,
 }
 
-/// What the group knows of a link.
+/// Record of a link in its group.
 #[derive(Clone, Debug)]
-pub(super) struct Link {
+pub(super) struct LinkRecord {
     pub(super) info: LinkInfo,
-    /// Messages can be posted on it, and what comes counts.
+    /// Messages can be posted on it, and received ones are accepted.
     pub(super) is_connected: bool,
-    /// When the last message came.
-    pub(super) heard: Instant,
-    /// Until when TEST LINK has to be answered.
-    pub(super) tested: Option<Instant>,
-    /// Inactive: until when its connections may take to leave; none when they have left.
-    pub(super) leaving: Option<Instant>,
-    /// Inactive: a DELETE LINK about it is under way or to be sent.
-    pub(super) is_named: bool,
+    /// Time of the last received message.
+    pub(super) last_received: Instant,
+    /// Deadline for the answer to TEST LINK.
+    pub(super) test_deadline: Option<Instant>,
+    /// Inactive: deadline for its connections to move; none when they have moved.
+    pub(super) drain_deadline: Option<Instant>,
+    /// Inactive: a DELETE LINK about it is in progress or pending.
+    pub(super) is_delete_pending: bool,
 }
 
-impl Link {
+impl LinkRecord {
     pub(super) const fn new(id: LinkId, device: DeviceIndex, now: Instant) -> Self {
         Self {
             info: LinkInfo {
@@ -101,10 +101,10 @@ impl Link {
                 is_asymmetric: false,
             },
             is_connected: false,
-            heard: now,
-            tested: None,
-            leaving: None,
-            is_named: false,
+            last_received: now,
+            test_deadline: None,
+            drain_deadline: None,
+            is_delete_pending: false,
         }
     }
 
@@ -113,7 +113,7 @@ impl Link {
     }
 }
 
-/// What the links of a group have in common (docs/spec/link-groups.md#types).
+/// Relation of the links of a group (docs/spec/link-groups.md#types).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GroupType {
@@ -123,7 +123,7 @@ pub enum GroupType {
     Single,
     /// Two links that share no port.
     Symmetric,
-    /// Two links that share a port of ours.
+    /// Two links that share a local port.
     AsymmetricLocal,
     /// Two links that share a port of the peer.
     AsymmetricPeer,

@@ -8,14 +8,15 @@
 //!            handle_link_down, _timeout └───────────┘  Terminate, Ended
 //! ```
 //!
-//! A [`LinkGroup`] is driven in the background by what devices report and by its timers, never by
-//! handshakes or streams: a peer's request is answered at once, whoever waits for what here. All
-//! waits are a timer and a state; a call costs time in proportion to the links and keys it touches.
+//! A [`LinkGroup`] is driven in the background by device events and by its timers, never by
+//! handshakes or streams: a request of the peer is answered at once, independent of local waits.
+//! All waits are a timer and a state; a call costs time in proportion to the links and keys it
+//! affects.
 //!
 //! # What the shell calls, and when
 //!
-//! After each call, drain [`LinkGroup::poll_output`] and carry the outputs out in their order, then
-//! look at [`LinkGroup::poll_timeout`]. All messages that a link receives go to
+//! After each call, drain [`LinkGroup::poll_output`] and apply the outputs in their order, then
+//! read [`LinkGroup::poll_timeout`]. All messages received on a link are passed to
 //! [`LinkGroup::handle_message`], except CDC (first byte 0xFE).
 //!
 //! **First contact, client** (the handshake waits for what is marked `<-`):
@@ -26,56 +27,57 @@
 //! 3. ACCEPT names the peer's end: [`first_peer`](LinkGroup::first_peer), and its RMB:
 //!    [`add_rtoken`](LinkGroup::add_rtoken); the shell connects the queue pair itself;
 //! 4. CONFIRM is sent: [`confirm_link`](LinkGroup::confirm_link)
-//!    `<-` [`Output::FirstLink`] (4 s; CONFIRM LINK may come before this call, it is kept);
+//!    `<-` [`LinkGroupOutput::FirstLink`] (4 s; CONFIRM LINK may arrive before this call, it is stored);
 //! 5. [`establish`](LinkGroup::establish).
 //!
-//! **First contact, server**: 1, 2; ACCEPT is sent, CONFIRM comes; 3; 4 (sends CONFIRM LINK, 2 s);
-//! 5 (offers another link; nobody waits for it).
+//! **First contact, server**: 1, 2; ACCEPT is sent, CONFIRM arrives; 3; 4 (sends CONFIRM LINK, 2
+//! s); 5 (offers another link, in the background).
 //!
 //! **Reuse, server**: [`assign`](LinkGroup::assign) the link; register the RMB with all
 //! [`devices`](LinkGroup::devices); [`confirm_rkey`](LinkGroup::confirm_rkey) `<-`
-//! [`Output::RkeyConfirmed`]; ACCEPT; CONFIRM comes; `add_rtoken`.
+//! [`LinkGroupOutput::RkeyConfirmed`]; ACCEPT; CONFIRM comes; `add_rtoken`.
 //! **Reuse, client**: [`find`](LinkGroup::find) the link that ACCEPT names; register; `add_rtoken`;
 //! `confirm_rkey` `<-` `RkeyConfirmed`; CONFIRM.
 //!
 //! **End of a connection**, or of a set-up that got that far:
 //! [`release_rtoken`](LinkGroup::release_rtoken), [`delete_rkey`](LinkGroup::delete_rkey) `<-`
-//! [`Output::RkeyDeleted`]; only then the memory is free for others.
+//! [`LinkGroupOutput::RkeyDeleted`]; only then the memory is free for others.
 //!
-//! **Failover**: [`handle_link_down`](LinkGroup::handle_link_down) (or a TEST LINK that nobody
-//! answers, or a DELETE LINK of the peer) gives [`Output::Deactivate`] and [`Output::Move`]: the
-//! shell binds the connections to the other link, starts their failover there and calls
-//! [`handle_moved`](LinkGroup::handle_moved) once nothing is outstanding on the old one (at once if
-//! that is down). [`Output::Close`] follows. Without another link, [`Output::Terminate`] follows.
+//! **Failover**: [`handle_link_down`](LinkGroup::handle_link_down) (or an unanswered TEST LINK, or
+//! a DELETE LINK of the peer) gives [`LinkGroupOutput::Deactivate`] and [`LinkGroupOutput::Move`]:
+//! the shell binds the connections to the other link, starts their failover there and calls
+//! [`handle_moved`](LinkGroup::handle_moved) when nothing is outstanding on the old one (at once if
+//! that is down). [`LinkGroupOutput::Close`] follows. Without another link,
+//! [`LinkGroupOutput::Terminate`] follows.
 //!
 //! **End of the group**: [`shutdown`](LinkGroup::shutdown) when it was idle for its lifetime,
 //! [`terminate`](LinkGroup::terminate) when its connections must end; or the peer or the network
-//! does. In all cases: [`Output::Terminate`] if connections may exist, [`Output::Close`] for each
-//! link, [`Output::Ended`].
+//! does. In all cases: [`LinkGroupOutput::Terminate`] if connections may exist, [`LinkGroupOutput::Close`] for each
+//! link, [`LinkGroupOutput::Ended`].
 
 mod config;
 mod dispatch;
 mod flow;
 mod group;
 mod link;
-mod mail;
+mod long_message;
 mod output;
 mod ports;
 mod rmbs;
 mod rtokens;
-mod slots;
+mod send_queue;
 
-pub use config::{LlcConfig, Terms, Timeouts};
+pub use config::{LlcConfig, LlcTerms, LlcTimeouts};
 pub use group::LinkGroup;
 pub use link::{GroupType, LinkId, LinkInfo, LinkState};
 pub use output::{
-    Candidate, Cause, DropReason, FirstLinkError, NotAdded, Notice, OpTag, Output, PeerEnd,
-    RkeyError, RmbKey,
+    DropReason, FirstLinkError, LinkGroupOutput, NotAdded, Notice, OpTag, PeerEnd, PortCandidate,
+    RkeyError, RmbKey, TerminateCause,
 };
-pub use rtokens::{RTOKENS_MAX, RtokenId, TableFull};
-pub use slots::{Overflow, Posted, SLOT_PATIENCE, SendSlots, Turn, WAITING_MAX};
+pub use rtokens::{RTOKENS_MAX, RtokenId, RtokenTableFull};
+pub use send_queue::{NextPost, Overflow, Posted, SEND_QUEUE_TIMEOUT, SendQueue, WAITING_MAX};
 
-/// Names a receive buffer of ours within a link group, by choice of whoever owns it.
+/// Identifies a local receive buffer within a link group; the number is chosen by the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[expect(clippy::exhaustive_structs, reason = "a plain number")]
 pub struct RmbId(pub u64);

@@ -1,4 +1,4 @@
-//! What a link group wants done, and the names it uses for things.
+//! Actions of a link group's caller, and identifiers.
 
 use std::fmt;
 
@@ -9,21 +9,21 @@ use super::{GroupType, LinkId, RmbId};
 use crate::device::{LinkAddress, LinkFailure, RdmaAddress, Route};
 use crate::proto::group::DeviceIndex;
 
-/// What there is to do, in this order.
+/// Actions, to be applied in this order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Output {
-    /// Post this message. When it is completed, say so with
+pub enum LinkGroupOutput {
+    /// Post this message. When it is completed, call
     /// [`handle_sent`](super::LinkGroup::handle_sent).
     Send {
         /// On this link.
         link: LinkId,
         /// The message, 44 bytes or, with a v2 peer, more.
         message: Vec<u8>,
-        /// Its name.
+        /// Its tag.
         tag: OpTag,
     },
-    /// Make a queue pair; answer with [`handle_opened`](super::LinkGroup::handle_opened).
+    /// Create a queue pair; answer with [`handle_opened`](super::LinkGroup::handle_opened).
     Open {
         /// For this link.
         link: LinkId,
@@ -51,12 +51,12 @@ pub enum Output {
         /// The RMBs, never none.
         rmbs: Vec<RmbId>,
     },
-    /// The link can carry connections from now on.
+    /// The link can be used by connections from now on.
     Activate(LinkId),
-    /// The link carries no connections from now on.
+    /// The link is not used by connections from now on.
     Deactivate(LinkId),
     /// Bind all connections of a link to another one and send the rest of their data there
-    /// (failover). When none of them has anything outstanding on the old link, say so with
+    /// (failover). When none of them has anything outstanding on the old link, call
     /// [`handle_moved`](super::LinkGroup::handle_moved).
     Move {
         /// From here.
@@ -64,8 +64,8 @@ pub enum Output {
         /// To there.
         to: LinkId,
     },
-    /// Destroy the queue pair; the name of the link has no meaning any more. If it is just being
-    /// made or connected, abandon that: no answer is wanted.
+    /// Destroy the queue pair; the identifier of the link becomes invalid. If the link is being
+    /// created or connected, cancel that: no answer is expected.
     Close(LinkId),
     /// The outcome of [`confirm_link`](super::LinkGroup::confirm_link).
     FirstLink(Result<(), FirstLinkError>),
@@ -81,23 +81,23 @@ pub enum Output {
     RkeyDeleted {
         /// The RMB.
         rmb: RmbId,
-        /// The peer has answered, and hence will not write any more. If not, its memory should not
-        /// be used again while the links exist.
+        /// Whether the peer has answered, and so writes no more. If not, the memory should not be
+        /// reused while the links exist.
         is_answered: bool,
     },
-    /// The table of the peer's RMBs has become full (or has room again): put no further connection
-    /// into the group (or do).
+    /// The table of the peer's RMBs has become full (or has space again): admit no further
+    /// connection to the group (or do).
     Full(bool),
-    /// End all connections. If the peer can still be [reached](Cause::is_reachable), tell it on
-    /// each of them before the next outputs are carried out. The peer cannot be waited for.
-    Terminate(Cause),
-    /// The link group is no more. All links have been closed; nothing follows.
+    /// End all connections. If the peer can still be [reached](TerminateCause::is_reachable),
+    /// notify it on each of them before the next outputs are applied. Do not wait for the peer.
+    Terminate(TerminateCause),
+    /// The link group is removed. All links have been closed; nothing follows.
     Ended,
-    /// For logs and tools.
+    /// For logs and diagnostic tools.
     Notice(Notice),
 }
 
-/// Names a message that is posted.
+/// Identifies a posted message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[expect(clippy::exhaustive_structs, reason = "a plain number")]
 pub struct OpTag(pub u64);
@@ -106,7 +106,7 @@ pub struct OpTag(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FirstLinkError {
-    /// The peer sent nothing in time (decline code 0x02010000, after a look for a DECLINE).
+    /// The peer sent nothing in time (decline code 0x02010000, after a wait for a DECLINE).
     #[error("CONFIRM LINK did not come in time")]
     TimedOut,
     /// The peer wants eyecatchers in RMBs (decline code 0x03050000).
@@ -117,14 +117,14 @@ pub enum FirstLinkError {
     LinkDown,
 }
 
-/// Why a peer was not told of an RMB (decline code 0x09990003).
+/// Why an RMB was not announced to a peer (decline code 0x09990003).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RkeyError {
     /// It did not answer in time.
     #[error("peer does not answer")]
     TimedOut,
-    /// It does not want it, for want of room.
+    /// The peer refused it, for lack of space.
     #[error("peer refused")]
     Refused,
     /// Other requests came first for too long.
@@ -141,25 +141,25 @@ pub enum RkeyError {
 /// Why all connections end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Cause {
+pub enum TerminateCause {
     /// The last link is lost.
     LinksLost(LinkFailure),
     /// The peer ended the group (DELETE LINK for all links).
     Peer(DeleteLinkReason),
-    /// We did: [`shutdown`](super::LinkGroup::shutdown) or
+    /// This side ended it: [`shutdown`](super::LinkGroup::shutdown) or
     /// [`terminate`](super::LinkGroup::terminate).
     Local(DeleteLinkReason),
 }
 
-impl Cause {
-    /// Whether what is sent now may still reach the peer.
+impl TerminateCause {
+    /// Whether messages sent now may still reach the peer.
     #[must_use]
     pub const fn is_reachable(&self) -> bool {
         matches!(self, Self::Local(_))
     }
 }
 
-/// What happened, for logs and tools.
+/// Events for logs and diagnostic tools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Notice {
@@ -172,7 +172,7 @@ pub enum Notice {
     },
     /// The type of the group changed.
     Type(GroupType),
-    /// An attempt to add a link came to nothing.
+    /// An attempt to add a link failed.
     NotAdded {
         /// The number it would have had, if it got that far.
         number: LinkNumber,
@@ -194,13 +194,13 @@ pub enum Notice {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DropReason {
-    /// It cannot be read.
+    /// It cannot be parsed.
     Malformed,
     /// No such type, or one of the other version.
     Unknown,
     /// It came over a link that is not in use.
     NoLink,
-    /// Nobody waits for it.
+    /// No flow waits for it.
     Unexpected,
     /// Another one of its kind is waiting already.
     Busy,
@@ -210,17 +210,17 @@ pub enum DropReason {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NotAdded {
-    /// The client refused.
+    /// The peer refused.
     Rejected,
-    /// We refused.
+    /// This side refused.
     Refused,
     /// The peer did not answer.
     TimedOut,
-    /// A device of ours failed.
+    /// A local device failed.
     Device,
     /// The new link failed, or the one over which it was arranged.
     LinkDown,
-    /// The peer broke the rules of the exchange.
+    /// The peer violated the rules of the exchange.
     Violation,
     /// The peer deleted a link meanwhile.
     Deleted,
@@ -228,7 +228,7 @@ pub enum NotAdded {
     NoPort,
 }
 
-/// A key of an RMB of ours: that of one device.
+/// A key of a local RMB with one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "the protocol's own list")]
 pub struct RmbKey {
@@ -240,17 +240,17 @@ pub struct RmbKey {
     pub addr: RmbAddr,
 }
 
-/// An address of ours at which another link could be opened.
+/// A local address at which another link could be opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "a pair")]
-pub struct Candidate {
+pub struct PortCandidate {
     /// The device.
     pub device: DeviceIndex,
     /// The address, of an active port.
     pub address: RdmaAddress,
 }
 
-/// How to find a link by the peer's end.
+/// Identifies a link by the peer's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "the protocol's own list")]
 pub struct PeerEnd {

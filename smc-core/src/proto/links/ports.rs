@@ -5,8 +5,8 @@ use std::time::Instant;
 use smc_wire::llc::Dialect;
 use smc_wire::types::{LinkNumber, LinkUid};
 
-use super::link::Link;
-use super::{Candidate, GroupType, LinkGroup, LinkId, LinkInfo, Notice, Output};
+use super::link::LinkRecord;
+use super::{GroupType, LinkGroup, LinkGroupOutput, LinkId, LinkInfo, Notice, PortCandidate};
 use crate::device::{LinkAddress, RoceKind};
 use crate::proto::group::DeviceIndex;
 
@@ -34,7 +34,7 @@ impl LinkGroup {
         self.active().any(|info| info.id == link)
     }
 
-    pub(super) fn find_link(&mut self, id: LinkId) -> Option<&mut Link> {
+    pub(super) fn find_link(&mut self, id: LinkId) -> Option<&mut LinkRecord> {
         self.links.iter_mut().find(|link| link.info.id == id)
     }
 
@@ -46,7 +46,7 @@ impl LinkGroup {
     ) -> LinkId {
         self.last_link = self.last_link.wrapping_add(1);
         let id = LinkId(self.last_link);
-        let mut link = Link::new(id, device, now);
+        let mut link = LinkRecord::new(id, device, now);
         link.info.number = number;
         self.links.push(link);
         id
@@ -81,25 +81,26 @@ impl LinkGroup {
         if let Some(found) = self.find_link(link) {
             found.info.peer = Some(peer);
             self.outputs
-                .push_back(Output::Connect { link, peer, route });
+                .push_back(LinkGroupOutput::Connect { link, peer, route });
         }
     }
 
-    /// Has RMBs registered with the device of a new link; false if they are already.
+    /// Has RMBs registered with the device of a new link; returns false if all are registered.
     pub(super) fn map_for(&mut self, link: LinkId) -> bool {
         let Some(info) = self.link(link) else {
             return false;
         };
         let device = info.device;
-        let rmbs = self.own.lacking(device);
+        let rmbs = self.local_rmbs.lacking(device);
         let is_needed = !rmbs.is_empty();
         if is_needed {
-            self.outputs.push_back(Output::Map { device, rmbs });
+            self.outputs
+                .push_back(LinkGroupOutput::Map { device, rmbs });
         }
         is_needed
     }
 
-    /// CONFIRM LINK went both ways.
+    /// CONFIRM LINK was exchanged.
     pub(super) fn activate(&mut self, now: Instant, link: LinkId, kind: GroupType) {
         let Some(found) = self.find_link(link) else {
             return;
@@ -107,9 +108,9 @@ impl LinkGroup {
         if found.info.state.confirm().is_err() {
             return;
         }
-        found.heard = now;
+        found.last_received = now;
         found.info.is_asymmetric = kind.is_asymmetric();
-        self.outputs.push_back(Output::Activate(link));
+        self.outputs.push_back(LinkGroupOutput::Activate(link));
         self.set_kind(kind);
     }
 
@@ -123,8 +124,8 @@ impl LinkGroup {
     pub(super) fn close(&mut self, link: LinkId) {
         self.links.retain(|other| other.info.id != link);
         self.rtokens.clear_link(link);
-        self.long_lost(link);
-        self.outputs.push_back(Output::Close(link));
+        self.long_message_lost(link);
+        self.outputs.push_back(LinkGroupOutput::Close(link));
     }
 
     /// Links that are wanted: negotiated and configured.
@@ -132,26 +133,26 @@ impl LinkGroup {
         self.terms.max_links.min(self.config.max_links)
     }
 
-    /// Whether a further link of this kind has a place (docs/spec/llc.md#adding-as-server, step 3).
+    /// Whether a further link of this kind is possible (docs/spec/llc.md#adding-as-server, step 3).
     pub(super) fn has_slot(&self, kind: GroupType) -> bool {
         self.links.len() < SLOTS
             && self.kind != GroupType::Symmetric
             && !(self.kind.is_asymmetric() && kind.is_asymmetric())
     }
 
-    /// A port of ours other than that of a link, one without a link if possible.
-    pub(super) fn alternate(&self, over: LinkId) -> Option<&Candidate> {
+    /// A local port other than that of a link, one without a link if possible.
+    pub(super) fn alternate(&self, over: LinkId) -> Option<&PortCandidate> {
         let over = self.link(over)?;
         let others = || {
             let ports = self.candidates.iter().filter(|port| self.fits(port));
             ports.filter(|port| !is_port_of(port, &over))
         };
-        let is_free = |port: &&Candidate| !self.links().any(|link| is_port_of(port, &link));
+        let is_free = |port: &&PortCandidate| !self.links().any(|link| is_port_of(port, &link));
         others().find(is_free).or_else(|| others().next())
     }
 
     /// The address of a link, for another one.
-    pub(super) fn same_port(&self, over: LinkId) -> Option<&Candidate> {
+    pub(super) fn same_port(&self, over: LinkId) -> Option<&PortCandidate> {
         let over = self.link(over)?;
         let gid = over.local?.gid;
         self.candidates
@@ -160,7 +161,7 @@ impl LinkGroup {
     }
 
     /// Whether the packets of an address are those of the group's version.
-    fn fits(&self, port: &Candidate) -> bool {
+    fn fits(&self, port: &PortCandidate) -> bool {
         let kind = match self.terms.dialect {
             Dialect::V1 => RoceKind::V1,
             Dialect::V2(_) => RoceKind::V2,
@@ -178,18 +179,19 @@ impl LinkGroup {
         one.gid == two.gid && (self.terms.dialect.is_v2() || one.mac == two.mac)
     }
 
-    /// Our name for a link.
+    /// The local user ID of a link.
     pub(super) fn user_id(&self, link: LinkNumber) -> LinkUid {
         LinkUid(u32::from_be_bytes(self.id.0).wrapping_add(link.0.into()))
     }
 }
 
-fn is_port_of(port: &Candidate, link: &LinkInfo) -> bool {
+fn is_port_of(port: &PortCandidate, link: &LinkInfo) -> bool {
     port.device == link.device
         && link
             .local
             .is_some_and(|local| local.mac == port.address.mac)
 }
 
-/// Links that exist at a time: two, and one that comes or goes (docs/spec/link-groups.md#limits).
+/// Links that exist at a time: two, and one that is being added or removed
+/// (docs/spec/link-groups.md#limits).
 const SLOTS: usize = 3;

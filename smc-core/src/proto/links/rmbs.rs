@@ -1,4 +1,4 @@
-//! Our RMBs: what the peer knows of them, and the requests that tell it.
+//! Local RMBs: what the peer knows of them, and the requests that announce them.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
@@ -6,63 +6,63 @@ use std::time::Instant;
 use smc_wire::llc::{MAX_RTOKENS, Rtoken};
 use smc_wire::types::{Rkey, RmbAddr};
 
-use super::{LinkId, Output, RkeyError, RmbId, RmbKey};
+use super::{LinkGroupOutput, LinkId, RkeyError, RmbId, RmbKey};
 use crate::proto::group::DeviceIndex;
 
-/// Our RMBs.
+/// Local RMBs.
 #[derive(Debug, Default)]
-pub(super) struct Own {
+pub(super) struct LocalRmbs {
     pub(super) rmbs: BTreeMap<RmbId, Rmb>,
-    /// Those that the peer has to be told of, in this order.
+    /// RMBs to announce to the peer, in this order.
     pub(super) confirms: VecDeque<RmbId>,
-    /// Those that are out of use, in this order.
+    /// RMBs to revoke, in this order.
     pub(super) deletes: VecDeque<RmbId>,
-    /// Requests that are not answered.
-    pub(super) flights: Vec<Flight>,
-    /// v2: answers to DELETE RKEY that may still come, too late, and until when they count as such.
+    /// Unanswered requests.
+    pub(super) requests: Vec<RkeyRequest>,
+    /// v2: late answers to DELETE RKEY that may still arrive, and until when they count as such.
     pub(super) stale: VecDeque<Instant>,
-    /// What began last was a confirmation; both kinds take turns.
+    /// The last request was a confirmation; both kinds alternate.
     pub(super) was_confirm: bool,
 }
 
-/// An RMB of ours.
+/// A local RMB.
 #[derive(Debug)]
 pub(super) struct Rmb {
     pub(super) keys: Vec<RmbKey>,
-    /// Devices that do not want it.
+    /// Devices that cannot register it.
     pub(super) unmapped: Vec<DeviceIndex>,
-    pub(super) told: Told,
+    pub(super) announced: Announced,
     /// It is out of use.
-    pub(super) is_leaving: bool,
-    /// The link of the connection: to tell it on, and to take it back on if it is still there.
+    pub(super) is_released: bool,
+    /// The link of the connection: used to announce it, and to revoke it if the link still exists.
     pub(super) link: LinkId,
-    /// Until when it waits for its turn to be confirmed.
-    pub(super) turn: Instant,
+    /// Until when it waits for its turn to be announced.
+    pub(super) turn_deadline: Instant,
 }
 
-/// What the peer knows.
+/// What the peer knows of an RMB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Told {
+pub(super) enum Announced {
     /// Nothing.
     No,
-    /// It was told, but did not say that it heard.
-    Maybe,
+    /// It was announced, but the peer did not confirm.
+    Unconfirmed,
     /// The key.
     Yes,
 }
 
-/// A request on its way.
+/// A request in progress.
 #[derive(Debug)]
-pub(super) struct Flight {
+pub(super) struct RkeyRequest {
     pub(super) rmb: RmbId,
-    pub(super) what: What,
+    pub(super) wait: RkeyWait,
     pub(super) until: Instant,
 }
 
-/// What is waited for.
+/// What a request waits for.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum What {
-    /// Keys of devices, before the peer can be told.
+pub(super) enum RkeyWait {
+    /// Keys of devices, before the RMB can be announced.
     Mapping(Vec<DeviceIndex>),
     /// The answer to CONFIRM RKEY.
     Confirming {
@@ -74,7 +74,7 @@ pub(super) enum What {
     Deleting { link: LinkId, rkey: Rkey },
 }
 
-impl What {
+impl RkeyWait {
     pub(super) const fn link(&self) -> Option<LinkId> {
         match self {
             Self::Mapping(_) => None,
@@ -84,14 +84,19 @@ impl What {
 }
 
 impl Rmb {
-    pub(super) fn new(keys: &[RmbKey], told: Told, link: LinkId, turn: Instant) -> Self {
+    pub(super) fn new(
+        keys: &[RmbKey],
+        announced: Announced,
+        link: LinkId,
+        turn_deadline: Instant,
+    ) -> Self {
         Self {
             keys: keys.to_vec(),
             unmapped: Vec::new(),
-            told,
-            is_leaving: false,
+            announced,
+            is_released: false,
             link,
-            turn,
+            turn_deadline,
         }
     }
 
@@ -99,21 +104,24 @@ impl Rmb {
         self.keys.iter().find(|key| key.device == device).copied()
     }
 
-    /// Whether it makes sense to ask for a key of this device.
+    /// Whether a key of this device is missing and can be requested.
     pub(super) fn lacks(&self, device: DeviceIndex) -> bool {
         self.key(device).is_none() && !self.unmapped.contains(&device)
     }
 }
 
-impl Own {
+impl LocalRmbs {
     /// Whether no request is unanswered.
-    pub(super) fn is_quiet(&self) -> bool {
-        self.flights.is_empty()
+    pub(super) fn has_no_requests(&self) -> bool {
+        self.requests.is_empty()
     }
 
     /// All RMBs that the peer knows, for a link of another device.
     pub(super) fn rtokens(&self, over: DeviceIndex, new: DeviceIndex) -> Vec<Rtoken> {
-        let known = self.rmbs.values().filter(|rmb| rmb.told != Told::No);
+        let known = self
+            .rmbs
+            .values()
+            .filter(|rmb| rmb.announced != Announced::No);
         known
             .filter_map(|rmb| {
                 let (old, new) = (rmb.key(over)?, rmb.key(new)?);
@@ -127,66 +135,69 @@ impl Own {
             .collect()
     }
 
-    /// Those known to the peer that lack a key of this device.
+    /// RMBs known to the peer without a key of this device.
     pub(super) fn lacking(&self, device: DeviceIndex) -> Vec<RmbId> {
-        let known = self.rmbs.iter().filter(|(_, rmb)| rmb.told != Told::No);
+        let known = self
+            .rmbs
+            .iter()
+            .filter(|(_, rmb)| rmb.announced != Announced::No);
         known
             .filter(|(_, rmb)| rmb.lacks(device))
             .map(|(id, _)| *id)
             .collect()
     }
 
-    pub(super) fn learn(&mut self, rmb: RmbId, key: RmbKey) {
+    pub(super) fn set_key(&mut self, rmb: RmbId, key: RmbKey) {
         if let Some(rmb) = self.rmbs.get_mut(&rmb) {
             rmb.keys.retain(|other| other.device != key.device);
             rmb.keys.push(key);
         }
     }
 
-    /// Requests over a link that is gone are made again.
+    /// Requests over a link that is gone are repeated.
     pub(super) fn resend(&mut self, link: LinkId) {
-        let (lost, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut self.flights)
+        let (lost, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut self.requests)
             .into_iter()
-            .partition(|flight| flight.what.link() == Some(link));
-        self.flights = kept;
-        for flight in lost.into_iter().rev() {
-            match flight.what {
-                What::Confirming { .. } => {
-                    if let Some(rmb) = self.rmbs.get_mut(&flight.rmb) {
-                        rmb.told = Told::Maybe;
+            .partition(|request| request.wait.link() == Some(link));
+        self.requests = kept;
+        for request in lost.into_iter().rev() {
+            match request.wait {
+                RkeyWait::Confirming { .. } => {
+                    if let Some(rmb) = self.rmbs.get_mut(&request.rmb) {
+                        rmb.announced = Announced::Unconfirmed;
                     }
-                    self.confirms.push_front(flight.rmb);
+                    self.confirms.push_front(request.rmb);
                 }
-                What::Deleting { .. } => self.deletes.push_front(flight.rmb),
-                What::Mapping(_) => {}
+                RkeyWait::Deleting { .. } => self.deletes.push_front(request.rmb),
+                RkeyWait::Mapping(_) => {}
             }
         }
     }
 
-    /// The group ends: nobody is told any more.
-    pub(super) fn fail(&mut self, outputs: &mut VecDeque<Output>) {
+    /// The group ends: no RMB is announced any more.
+    pub(super) fn fail(&mut self, outputs: &mut VecDeque<LinkGroupOutput>) {
         let flying = self
-            .flights
+            .requests
             .drain(..)
-            .filter_map(|flight| match flight.what {
-                What::Deleting { .. } => None,
-                What::Mapping(_) | What::Confirming { .. } => Some(flight.rmb),
+            .filter_map(|request| match request.wait {
+                RkeyWait::Deleting { .. } => None,
+                RkeyWait::Mapping(_) | RkeyWait::Confirming { .. } => Some(request.rmb),
             });
         for rmb in flying.chain(self.confirms.drain(..)) {
-            if self.rmbs.get(&rmb).is_some_and(|rmb| !rmb.is_leaving) {
+            if self.rmbs.get(&rmb).is_some_and(|rmb| !rmb.is_released) {
                 let result = Err(RkeyError::Ended);
-                outputs.push_back(Output::RkeyConfirmed { rmb, result });
+                outputs.push_back(LinkGroupOutput::RkeyConfirmed { rmb, result });
             }
         }
         self.deletes.clear();
     }
 
-    /// All links are closed: nobody can write any more.
-    pub(super) fn forget(&mut self, outputs: &mut VecDeque<Output>) {
+    /// All links are closed: no peer can write any more.
+    pub(super) fn release_all(&mut self, outputs: &mut VecDeque<LinkGroupOutput>) {
         for (rmb, found) in std::mem::take(&mut self.rmbs) {
-            if found.is_leaving {
+            if found.is_released {
                 let is_answered = true;
-                outputs.push_back(Output::RkeyDeleted { rmb, is_answered });
+                outputs.push_back(LinkGroupOutput::RkeyDeleted { rmb, is_answered });
             }
         }
     }

@@ -7,11 +7,11 @@ use super::LinkId;
 /// Most RMBs of the peer that a link group knows (docs/spec/link-groups.md#limits).
 pub const RTOKENS_MAX: usize = 255;
 
-/// Most names that are kept of a buffer: a group has three links at a time, so that a handshake can
+/// Most former keys stored for a buffer: a group has three links at a time, so that a handshake can
 /// have begun with one of three.
-const NAMES_MAX: usize = 3;
+const FORMER_KEYS_MAX: usize = 3;
 
-/// Names an RMB of the peer; never used again.
+/// Identifies an RMB of the peer; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RtokenId(u64);
 
@@ -19,12 +19,12 @@ pub struct RtokenId(u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("table of the peer's buffers is full")]
 #[non_exhaustive]
-pub struct TableFull;
+pub struct RtokenTableFull;
 
 /// The table.
 ///
-/// An entry lives until the peer deletes its key. One that our connection has left behind, because
-/// the peer never deleted it, gives way when the table is full.
+/// An entry exists until the peer deletes its key. An entry that local connections no longer use,
+/// and that the peer never deleted, is replaced when the table is full.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Rtokens {
     entries: Vec<Entry>,
@@ -34,13 +34,13 @@ pub(super) struct Rtokens {
 #[derive(Clone, Debug)]
 struct Entry {
     id: RtokenId,
-    /// Connections of ours that write into it.
+    /// Local connections that write into it.
     users: usize,
     /// It had users, and has none any more.
-    is_left: bool,
+    is_unused: bool,
     keys: Vec<Key>,
-    /// What it was called on links that are gone, at most [`NAMES_MAX`].
-    names: Vec<Key>,
+    /// Its keys on links that are gone, at most [`FORMER_KEYS_MAX`].
+    former_keys: Vec<Key>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,48 +51,49 @@ struct Key {
 }
 
 impl Rtokens {
-    /// The entry of this pair, a new one if need be.
+    /// The entry of this pair, a new one if necessary.
     pub(super) fn add(
         &mut self,
         link: LinkId,
         rkey: Rkey,
         addr: RmbAddr,
-    ) -> Result<RtokenId, TableFull> {
+    ) -> Result<RtokenId, RtokenTableFull> {
         let key = Key { link, rkey, addr };
-        let is_known = |entry: &&Entry| entry.keys.contains(&key) || entry.names.contains(&key);
+        let is_known =
+            |entry: &&Entry| entry.keys.contains(&key) || entry.former_keys.contains(&key);
         if let Some(entry) = self.entries.iter().find(is_known) {
             return Ok(entry.id);
         }
         if self.entries.len() >= RTOKENS_MAX {
-            let left = self.entries.iter().position(|entry| entry.is_left);
-            self.entries.remove(left.ok_or(TableFull)?);
+            let left = self.entries.iter().position(|entry| entry.is_unused);
+            self.entries.remove(left.ok_or(RtokenTableFull)?);
         }
         self.last = self.last.wrapping_add(1);
         let id = RtokenId(self.last);
         self.entries.push(Entry {
             id,
             users: 0,
-            is_left: false,
+            is_unused: false,
             keys: vec![key],
-            names: Vec::new(),
+            former_keys: Vec::new(),
         });
         Ok(id)
     }
 
-    /// Notes that a connection of ours uses it.
-    pub(super) fn hold(&mut self, id: RtokenId) {
+    /// A local connection uses it.
+    pub(super) fn add_user(&mut self, id: RtokenId) {
         if let Some(entry) = self.entry(id) {
             entry.users = entry.users.saturating_add(1);
-            entry.is_left = false;
-            entry.names.clear();
+            entry.is_unused = false;
+            entry.former_keys.clear();
         }
     }
 
-    /// Notes that a connection of ours uses it no more.
+    /// A local connection no longer uses it.
     pub(super) fn release(&mut self, id: RtokenId) {
         if let Some(entry) = self.entry(id) {
             entry.users = entry.users.saturating_sub(1);
-            entry.is_left = entry.users == 0;
+            entry.is_unused = entry.users == 0;
         }
         self.sweep();
     }
@@ -117,7 +118,7 @@ impl Rtokens {
         self.entries.iter().find(has).map(|entry| entry.id)
     }
 
-    /// The peer has deleted this key: forgets it on all links. False if it was not known.
+    /// The peer has deleted this key: removes the entry. False if it was not known.
     pub(super) fn delete(&mut self, link: LinkId, rkey: Rkey) -> bool {
         let before = self.entries.len();
         self.entries.retain(|entry| !entry.has(link, rkey));
@@ -126,18 +127,18 @@ impl Rtokens {
 
     /// A link is gone, and with it its keys.
     ///
-    /// Those of entries that no connection has used yet are kept as names: a handshake under way
-    /// knows the RMB by the key on the link that it began with. The first ones are: links that the
-    /// handshake can have begun with go before those that came later.
+    /// Keys of entries that no connection has used yet are stored as former keys: a handshake in
+    /// progress knows the RMB by the key on the link with which it began. The first ones are
+    /// stored: links with which the handshake can have begun are removed before later ones.
     pub(super) fn clear_link(&mut self, link: LinkId) {
         for entry in &mut self.entries {
             let (gone, keys) = std::mem::take(&mut entry.keys)
                 .into_iter()
                 .partition(|key| key.link == link);
             entry.keys = keys;
-            if entry.users == 0 && !entry.is_left {
-                entry.names.extend::<Vec<_>>(gone);
-                entry.names.truncate(NAMES_MAX);
+            if entry.users == 0 && !entry.is_unused {
+                entry.former_keys.extend::<Vec<_>>(gone);
+                entry.former_keys.truncate(FORMER_KEYS_MAX);
             }
         }
         self.sweep();
@@ -147,18 +148,18 @@ impl Rtokens {
         self.entries.len()
     }
 
-    /// Whether there is an entry that a connection has left, and the peer has not deleted.
-    pub(super) fn has_left(&self) -> bool {
-        self.entries.iter().any(|entry| entry.is_left)
+    /// Whether there is an entry without users that the peer has not deleted.
+    pub(super) fn has_unused(&self) -> bool {
+        self.entries.iter().any(|entry| entry.is_unused)
     }
 
-    /// Whether the next RMB finds no room.
+    /// Whether there is no space for the next RMB.
     pub(super) fn is_full(&self) -> bool {
-        self.entries.len() >= RTOKENS_MAX && !self.entries.iter().any(|entry| entry.is_left)
+        self.entries.len() >= RTOKENS_MAX && !self.entries.iter().any(|entry| entry.is_unused)
     }
 
-    /// Drops entries that nobody uses and that the peer could never delete, having no key on any
-    /// link.
+    /// Removes entries without users that the peer could never delete, because they have no key on
+    /// any link.
     fn sweep(&mut self) {
         self.entries
             .retain(|entry| !entry.keys.is_empty() || entry.users > 0);
@@ -194,6 +195,6 @@ mod tests {
             Ok(id),
             "its first name is known"
         );
-        assert!(rtokens.entries[0].names.len() <= NAMES_MAX);
+        assert!(rtokens.entries[0].former_keys.len() <= FORMER_KEYS_MAX);
     }
 }

@@ -13,7 +13,7 @@ use super::{ENDPOINT_ENDS, RdmaGroup};
 use crate::device::{Inbound, LinkFailure, OpId};
 use crate::error::{CloseReason, Error};
 use crate::mem::sync::Ordering;
-use crate::proto::group::{Cause, DeviceIndex};
+use crate::proto::group::{DeviceIndex, GroupEndCause};
 use crate::proto::links::{LinkId, OpTag, Posted};
 
 impl RdmaGroup {
@@ -132,11 +132,11 @@ impl RdmaGroup {
     // ---- Ending --------------------------------------------------------------------------------
 
     /// The registry has removed the group.
-    pub(crate) fn removed(self: &Arc<Self>, cause: Cause) {
+    pub(crate) fn removed(self: &Arc<Self>, cause: GroupEndCause) {
         let now = self.now();
         self.step(|state| match cause {
-            Cause::Idle => state.machine.shutdown(now, DeleteLinkReason::PROGRAM),
-            Cause::Shutdown => state.machine.terminate(now, ENDPOINT_ENDS),
+            GroupEndCause::Idle => state.machine.shutdown(now, DeleteLinkReason::PROGRAM),
+            GroupEndCause::Shutdown => state.machine.terminate(now, ENDPOINT_ENDS),
             _ => state.machine.terminate(now, DeleteLinkReason::PROGRAM),
         });
     }

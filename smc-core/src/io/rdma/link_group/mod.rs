@@ -25,12 +25,12 @@ use crate::device::{
     Access, DeviceError, LinkAddress, PendingLink, ProtectionDomain, RdmaAddress, Route,
 };
 use crate::mem::sync::{AtomicBool, AtomicU64, Ordering};
-use crate::proto::conn::staged::TransmitConfig;
-use crate::proto::group::{DeviceIndex, Key};
+use crate::proto::conn::rdma::TransmitConfig;
+use crate::proto::group::{DeviceIndex, GroupKey};
 use crate::proto::handshake::{PeerRmb, Role};
 use crate::proto::links::{
-    self, FirstLinkError, GroupType, LinkGroup, LinkId, LinkInfo, LinkState, LlcConfig, Output,
-    RkeyError, RmbId, RmbKey, RtokenId,
+    self, FirstLinkError, GroupType, LinkGroup, LinkGroupOutput, LinkId, LinkInfo, LinkState,
+    LlcConfig, RkeyError, RmbId, RmbKey, RtokenId,
 };
 
 /// A link group of SMC-R.
@@ -40,7 +40,7 @@ use crate::proto::links::{
 pub(crate) struct RdmaGroup {
     id: GroupId,
     /// The key that the group was created for; those of its links have the same peer.
-    key: Key,
+    key: GroupKey,
     role: Role,
     groups: Arc<Groups>,
     state: Mutex<State>,
@@ -61,7 +61,7 @@ pub(crate) struct RdmaGroup {
 
 struct State {
     machine: LinkGroup,
-    outputs: VecDeque<Output>,
+    outputs: VecDeque<LinkGroupOutput>,
     /// A thread is applying outputs.
     busy: bool,
     /// Address of the first link: other links have to be on the same network.
@@ -118,7 +118,7 @@ impl RdmaGroup {
     /// Creates the group for a set-up, and starts its task.
     pub(crate) fn start(
         id: GroupId,
-        key: Key,
+        key: GroupKey,
         role: Role,
         groups: &Arc<Groups>,
         config: LlcConfig,
@@ -240,7 +240,7 @@ impl RdmaGroup {
         self: &Arc<Self>,
         peer: LinkAddress,
         route: Route,
-        terms: links::Terms,
+        terms: links::LlcTerms,
     ) -> Result<(), DeviceError> {
         let link = self.step(|state| {
             state.machine.first_peer(peer, route, terms);
@@ -373,12 +373,12 @@ impl RdmaGroup {
         conn: &RdmaConn,
         link: LinkId,
         peer: &PeerRmb,
-    ) -> Result<(), links::TableFull> {
+    ) -> Result<(), links::RtokenTableFull> {
         match self.enter(conn, link, peer) {
             Ok(rtoken) => {
                 conn.bind(peer, rtoken, TransmitConfig::default());
                 if self.can_move() {
-                    conn.keep_spare();
+                    conn.reserve_byte();
                 }
                 Ok(())
             }
@@ -394,9 +394,9 @@ impl RdmaGroup {
         conn: &RdmaConn,
         link: LinkId,
         peer: &PeerRmb,
-    ) -> Result<RtokenId, links::TableFull> {
+    ) -> Result<RtokenId, links::RtokenTableFull> {
         if self.is_over() {
-            return Err(links::TableFull);
+            return Err(links::RtokenTableFull);
         }
         let now_on = conn.link();
         self.step(|state| {
@@ -408,7 +408,7 @@ impl RdmaGroup {
                 return Ok(rtoken);
             }
             state.machine.release_rtoken(rtoken);
-            Err(links::TableFull)
+            Err(links::RtokenTableFull)
         })
     }
 

@@ -11,10 +11,10 @@ use crate::device::{
 };
 use crate::error::CloseReason;
 use crate::mem::sync::Ordering;
-use crate::proto::group::{Cause, DeviceIndex, Key};
+use crate::proto::group::{DeviceIndex, GroupEndCause, GroupKey};
 use crate::proto::handshake::Role;
 use crate::proto::links::{
-    self, FirstLinkError, LinkId, LinkState, OpTag, Output, RkeyError, RmbId,
+    self, FirstLinkError, LinkGroupOutput, LinkId, LinkState, OpTag, RkeyError, RmbId,
 };
 
 impl RdmaGroup {
@@ -49,30 +49,30 @@ impl RdmaGroup {
         result
     }
 
-    fn apply_output(self: &Arc<Self>, output: Output) {
+    fn apply_output(self: &Arc<Self>, output: LinkGroupOutput) {
         match output {
-            Output::Send { link, message, tag } => self.send(link, message, tag),
-            Output::Open {
+            LinkGroupOutput::Send { link, message, tag } => self.send(link, message, tag),
+            LinkGroupOutput::Open {
                 link,
                 device,
                 address,
             } => self.open_later(link, device, address),
-            Output::Connect { link, peer, route } => self.connect_later(link, peer, route),
-            Output::Map { device, rmbs } => self.map_later(device, rmbs),
-            Output::Activate(_) => {
+            LinkGroupOutput::Connect { link, peer, route } => self.connect_later(link, peer, route),
+            LinkGroupOutput::Map { device, rmbs } => self.map_later(device, rmbs),
+            LinkGroupOutput::Activate(_) => {
                 self.publish_links();
                 if self.can_move() {
-                    self.members().iter().for_each(|conn| conn.keep_spare());
+                    self.members().iter().for_each(|conn| conn.reserve_byte());
                 }
             }
-            Output::Deactivate(_) => self.publish_links(),
-            Output::Move { from, to } => self.start_move(from, to),
-            Output::Close(link) => self.close(link),
-            Output::FirstLink(result) => {
+            LinkGroupOutput::Deactivate(_) => self.publish_links(),
+            LinkGroupOutput::Move { from, to } => self.start_move(from, to),
+            LinkGroupOutput::Close(link) => self.close(link),
+            LinkGroupOutput::FirstLink(result) => {
                 let waker = self.lock().first_link.set(result);
                 waker.into_iter().for_each(Waker::wake);
             }
-            Output::RkeyConfirmed { rmb, result } => {
+            LinkGroupOutput::RkeyConfirmed { rmb, result } => {
                 let mut state = self.lock();
                 let answer = state.rkeys.get_mut(&rmb);
                 let waker = answer.and_then(|answer| answer.set(result));
@@ -80,26 +80,26 @@ impl RdmaGroup {
                 waker.into_iter().for_each(Waker::wake);
             }
             // Without an answer the peer may still write: the RMB stays registered, and unused.
-            Output::RkeyDeleted { rmb, is_answered } => {
+            LinkGroupOutput::RkeyDeleted { rmb, is_answered } => {
                 let retired = self.lock_retired_if(rmb, is_answered);
                 if let Some((buffer, dirty)) = retired {
                     self.pool.put(buffer, dirty);
                 }
             }
-            Output::Full(is_full) => self.groups.set_full(self.id, is_full),
-            Output::Terminate(cause) => {
+            LinkGroupOutput::Full(is_full) => self.groups.set_full(self.id, is_full),
+            LinkGroupOutput::Terminate(cause) => {
                 self.abort_members(match cause {
-                    links::Cause::Local(ENDPOINT_ENDS) => CloseReason::Endpoint,
+                    links::TerminateCause::Local(ENDPOINT_ENDS) => CloseReason::Endpoint,
                     _ => CloseReason::Aborted,
                 });
                 let cause = match cause {
-                    links::Cause::LinksLost(_) => Cause::LinksDown,
-                    links::Cause::Peer(_) => Cause::PeerGone,
-                    links::Cause::Local(_) => Cause::Shutdown,
+                    links::TerminateCause::LinksLost(_) => GroupEndCause::LinksDown,
+                    links::TerminateCause::Peer(_) => GroupEndCause::PeerGone,
+                    links::TerminateCause::Local(_) => GroupEndCause::Shutdown,
                 };
                 self.groups.terminate(self.id, cause);
             }
-            Output::Ended => {
+            LinkGroupOutput::Ended => {
                 self.over.store(true, Ordering::Release);
                 let mut state = self.lock();
                 let waker = state.first_link.set(Err(FirstLinkError::LinkDown));
@@ -113,7 +113,7 @@ impl RdmaGroup {
                 self.abort_members(CloseReason::Aborted);
                 self.retire_finished();
             }
-            Output::Notice(_) => {}
+            LinkGroupOutput::Notice(_) => {}
         }
     }
 
@@ -334,8 +334,8 @@ impl RdmaGroup {
 }
 
 /// The registry key of a group by one of its links.
-fn link_key(of: &Key, end: &LinkAddress) -> Option<Key> {
-    let Key::Rdma {
+fn link_key(of: &GroupKey, end: &LinkAddress) -> Option<GroupKey> {
+    let GroupKey::Rdma {
         role,
         version,
         peer,
@@ -346,7 +346,7 @@ fn link_key(of: &Key, end: &LinkAddress) -> Option<Key> {
     else {
         return None;
     };
-    Some(Key::Rdma {
+    Some(GroupKey::Rdma {
         role,
         version,
         peer,

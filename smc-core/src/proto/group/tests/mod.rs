@@ -14,7 +14,7 @@ const OTHER: Gid = Gid::native(0xcafe);
 struct Fixture {
     registry: Registry,
     now: Instant,
-    key: fn(Gid) -> Key,
+    key: fn(Gid) -> GroupKey,
 }
 
 impl Fixture {
@@ -34,14 +34,14 @@ impl Fixture {
         }
     }
 
-    fn enter(&mut self, peer: Gid, intent: Intent) -> Admission {
+    fn enter(&mut self, peer: Gid, intent: Intent) -> EnterResult {
         self.registry.enter(self.now, (self.key)(peer), intent)
     }
 
     /// Enters as a server and expects to be the creator.
     fn create(&mut self, peer: Gid) -> GroupId {
         match self.enter(peer, Intent::JoinOrCreate) {
-            Admission::Now(Ok(Seat::Created(group))) => group,
+            EnterResult::Now(Ok(Member::Created(group))) => group,
             other => panic!("not the creator: {other:?}"),
         }
     }
@@ -49,7 +49,7 @@ impl Fixture {
     /// Enters as a server and expects to join.
     fn join(&mut self, peer: Gid) -> GroupId {
         match self.enter(peer, Intent::JoinOrCreate) {
-            Admission::Now(Ok(Seat::Joined { group, .. })) => group,
+            EnterResult::Now(Ok(Member::Joined { group, .. })) => group,
             other => panic!("did not join: {other:?}"),
         }
     }
@@ -57,7 +57,7 @@ impl Fixture {
     /// Enters as a client whose server made a new group.
     fn create_another(&mut self, peer: Gid) -> GroupId {
         match self.enter(peer, Intent::Create) {
-            Admission::Now(Ok(Seat::Created(group))) => group,
+            EnterResult::Now(Ok(Member::Created(group))) => group,
             other => panic!("not a creator: {other:?}"),
         }
     }
@@ -71,7 +71,7 @@ impl Fixture {
 
     fn wait(&mut self, peer: Gid, intent: Intent) -> Waiter {
         match self.enter(peer, intent) {
-            Admission::Wait(waiter) => waiter,
+            EnterResult::Wait(waiter) => waiter,
             other => panic!("does not wait: {other:?}"),
         }
     }
@@ -85,34 +85,34 @@ impl Fixture {
         self.registry.handle_timeout(self.now);
     }
 
-    fn outputs(&mut self) -> Vec<Output> {
+    fn outputs(&mut self) -> Vec<RegistryOutput> {
         std::iter::from_fn(|| self.registry.poll_output()).collect()
     }
 
     fn connections(&self, group: GroupId) -> usize {
-        self.registry.snapshot(group).unwrap().connections
+        self.registry.group_info(group).unwrap().connections
     }
 }
 
-fn key(peer: Gid) -> Key {
-    Key::Direct {
+fn key(peer: Gid) -> GroupKey {
+    GroupKey::Direct {
         device: DeviceIndex(0),
         peer,
     }
 }
 
-fn removed(group: GroupId, cause: Cause) -> Output {
+fn removed(group: GroupId, cause: GroupEndCause) -> RegistryOutput {
     let key = key(PEER);
-    Output::Removed { group, key, cause }
+    RegistryOutput::Removed { group, key, cause }
 }
 
-const TELL_PEER: Output = Output::TellPeer {
+const TELL_PEER: RegistryOutput = RegistryOutput::NotifyPeer {
     device: DeviceIndex(0),
     peer: PEER,
 };
 
-fn terms() -> Terms {
-    Terms::new(
+fn terms() -> GroupTerms {
+    GroupTerms::new(
         Version::V2,
         Release::V2_1,
         Some(Eid::ueid("EXAMPLE").unwrap()),
@@ -141,23 +141,23 @@ fn joiners_wait_for_the_creator_and_get_in_with_its_success() {
     let second = f.wait(PEER, Intent::JoinOrCreate);
     let third = f.wait(PEER, Intent::JoinOrCreate);
     assert_eq!(f.outputs(), []);
-    assert_eq!(f.connections(group), 1, "a waiter has no seat yet");
+    assert_eq!(f.connections(group), 1, "a waiter has no result yet");
 
     f.registry.establish(group, terms()).unwrap();
-    let seat = Ok(Seat::Joined {
+    let result = Ok(Member::Joined {
         group,
         terms: terms(),
     });
     assert_eq!(
         f.outputs(),
         [
-            Output::Ready {
+            RegistryOutput::Ready {
                 waiter: second,
-                seat
+                result
             },
-            Output::Ready {
+            RegistryOutput::Ready {
                 waiter: third,
-                seat
+                result
             }
         ]
     );
@@ -175,13 +175,13 @@ fn after_a_failed_first_contact_the_next_one_becomes_creator() {
     f.leave(first);
     let outputs = f.outputs();
     let [
-        Output::Ready {
+        RegistryOutput::Ready {
             waiter,
-            seat: Ok(Seat::Created(next)),
+            result: Ok(Member::Created(next)),
         },
-        Output::Removed {
+        RegistryOutput::Removed {
             group,
-            cause: Cause::FirstContactFailed,
+            cause: GroupEndCause::FirstContactFailed,
             ..
         },
     ] = outputs[..]
@@ -191,37 +191,37 @@ fn after_a_failed_first_contact_the_next_one_becomes_creator() {
     assert_eq!((group, waiter), (first, second));
 
     f.registry.establish(next, terms()).unwrap();
-    let seat = Ok(Seat::Joined {
+    let result = Ok(Member::Joined {
         group: next,
         terms: terms(),
     });
     assert_eq!(
         f.outputs(),
-        [Output::Ready {
+        [RegistryOutput::Ready {
             waiter: third,
-            seat
+            result
         }]
     );
 }
 
 #[test]
-fn nobody_waits_longer_than_patience_for_a_stalled_creator() {
+fn no_wait_for_a_stalled_creator_exceeds_its_timeout() {
     let mut f = Fixture::with_links();
     let stalled = f.create(PEER);
     let server = f.wait(PEER, Intent::JoinOrCreate);
     let client = f.wait(PEER, Intent::Join);
-    assert_eq!(f.registry.poll_timeout(), Some(f.now + CREATOR_PATIENCE));
+    assert_eq!(f.registry.poll_timeout(), Some(f.now + CREATOR_TIMEOUT));
 
-    f.advance(CREATOR_PATIENCE);
+    f.advance(CREATOR_TIMEOUT);
     let outputs = f.outputs();
     let [
-        Output::Ready {
+        RegistryOutput::Ready {
             waiter: one,
-            seat: Ok(Seat::Created(own)),
+            result: Ok(Member::Created(own)),
         },
-        Output::Ready {
+        RegistryOutput::Ready {
             waiter: two,
-            seat: Err(NoGroup::Missing),
+            result: Err(NoGroup::Missing),
         },
     ] = outputs[..]
     else {
@@ -241,7 +241,7 @@ fn client_without_first_contact_needs_a_group() {
     let mut f = Fixture::new();
     assert_eq!(
         f.enter(PEER, Intent::Join),
-        Admission::Now(Err(NoGroup::Missing))
+        EnterResult::Now(Err(NoGroup::Missing))
     );
 
     // The group of a connection in the other direction is still being set up: its CONFIRM is on
@@ -249,11 +249,11 @@ fn client_without_first_contact_needs_a_group() {
     let group = f.create(PEER);
     let waiter = f.wait(PEER, Intent::Join);
     f.registry.establish(group, terms()).unwrap();
-    let seat = Ok(Seat::Joined {
+    let result = Ok(Member::Joined {
         group,
         terms: terms(),
     });
-    assert_eq!(f.outputs(), [Output::Ready { waiter, seat }]);
+    assert_eq!(f.outputs(), [RegistryOutput::Ready { waiter, result }]);
 }
 
 #[test]
@@ -262,9 +262,9 @@ fn client_that_waits_for_a_group_is_not_made_its_creator() {
     let group = f.create(PEER);
     let waiter = f.wait(PEER, Intent::Join);
     f.leave(group);
-    assert!(f.outputs().contains(&Output::Ready {
+    assert!(f.outputs().contains(&RegistryOutput::Ready {
         waiter,
-        seat: Err(NoGroup::Missing)
+        result: Err(NoGroup::Missing)
     }));
 }
 
@@ -273,7 +273,7 @@ fn first_contact_of_a_client_makes_a_group_beside_an_existing_one() {
     let mut f = Fixture::new();
     let old = f.create(PEER);
     f.registry.establish(old, terms()).unwrap();
-    let Admission::Now(Ok(Seat::Created(new))) = f.enter(PEER, Intent::Create) else {
+    let EnterResult::Now(Ok(Member::Created(new))) = f.enter(PEER, Intent::Create) else {
         panic!("a first contact never waits")
     };
     assert_eq!(f.join(PEER), old, "the new one is not ready yet");
@@ -285,7 +285,7 @@ fn first_contact_of_a_client_makes_a_group_beside_an_existing_one() {
 fn a_full_group_is_left_alone_by_servers_only() {
     let mut f = Fixture::new();
     let group = f.create(PEER);
-    let full = Terms {
+    let full = GroupTerms {
         max_connections: Some(2),
         ..terms()
     };
@@ -295,7 +295,7 @@ fn a_full_group_is_left_alone_by_servers_only() {
     assert_ne!(next, group);
     assert_eq!(
         f.enter(PEER, Intent::Join),
-        Admission::Now(Ok(Seat::Joined { group, terms: full })),
+        EnterResult::Now(Ok(Member::Joined { group, terms: full })),
         "the server counts, its client follows"
     );
 }
@@ -308,7 +308,7 @@ fn waiters_beyond_the_limit_get_a_group_of_their_own() {
     f.registry
         .establish(
             group,
-            Terms {
+            GroupTerms {
                 max_connections: Some(2),
                 ..terms()
             },
@@ -316,11 +316,11 @@ fn waiters_beyond_the_limit_get_a_group_of_their_own() {
         .unwrap();
     let outputs = f.outputs();
     assert!(
-        matches!(outputs[0], Output::Ready { waiter, seat: Ok(Seat::Joined { .. }) }
+        matches!(outputs[0], RegistryOutput::Ready { waiter, result: Ok(Member::Joined { .. }) }
         if waiter == waiters[0])
     );
     assert!(
-        matches!(outputs[1], Output::Ready { waiter, seat: Ok(Seat::Created(_)) }
+        matches!(outputs[1], RegistryOutput::Ready { waiter, result: Ok(Member::Created(_)) }
         if waiter == waiters[1])
     );
     assert_eq!(outputs.len(), 2, "the third waits for the second group");
@@ -328,12 +328,15 @@ fn waiters_beyond_the_limit_get_a_group_of_their_own() {
 }
 
 #[test]
-fn an_idle_group_lives_for_600_seconds_unless_somebody_comes() {
+fn an_idle_group_exists_for_600_seconds_unless_a_connection_joins() {
     let mut f = Fixture::new();
     let group = f.create(PEER);
     f.registry.establish(group, terms()).unwrap();
     f.leave(group);
-    assert_eq!(f.registry.snapshot(group).unwrap().state, State::Idle);
+    assert_eq!(
+        f.registry.group_info(group).unwrap().state,
+        GroupState::Idle
+    );
     assert_eq!(f.registry.poll_timeout(), Some(f.now + IDLE_LIFETIME));
 
     f.advance(IDLE_LIFETIME - Duration::from_secs(1));
@@ -344,8 +347,11 @@ fn an_idle_group_lives_for_600_seconds_unless_somebody_comes() {
 
     f.leave(group);
     f.advance(IDLE_LIFETIME);
-    assert_eq!(f.outputs(), [removed(group, Cause::Idle), TELL_PEER]);
-    assert_eq!(f.registry.snapshots(), []);
+    assert_eq!(
+        f.outputs(),
+        [removed(group, GroupEndCause::Idle), TELL_PEER]
+    );
+    assert_eq!(f.registry.group_infos(), []);
 }
 
 #[test]
@@ -353,24 +359,24 @@ fn a_peer_that_went_away_takes_all_its_groups_along() {
     let mut f = Fixture::new();
     let used = f.create(PEER);
     f.registry.establish(used, terms()).unwrap();
-    let Admission::Now(Ok(Seat::Created(pending))) = f.enter(PEER, Intent::Create) else {
+    let EnterResult::Now(Ok(Member::Created(pending))) = f.enter(PEER, Intent::Create) else {
         panic!()
     };
     let other = f.create(OTHER);
     f.registry.establish(other, terms()).unwrap();
 
-    f.registry.peer_gone(DeviceIndex(0), PEER);
+    f.registry.handle_peer_gone(DeviceIndex(0), PEER);
     let key = key(PEER);
-    let cause = Cause::PeerGone;
+    let cause = GroupEndCause::PeerGone;
     assert_eq!(
         f.outputs(),
         [
-            Output::Terminate {
+            RegistryOutput::Terminate {
                 group: used,
                 key,
                 cause
             },
-            Output::Terminate {
+            RegistryOutput::Terminate {
                 group: pending,
                 key,
                 cause
@@ -383,12 +389,12 @@ fn a_peer_that_went_away_takes_all_its_groups_along() {
     assert_eq!(
         f.outputs(),
         [
-            Output::Removed {
+            RegistryOutput::Removed {
                 group: used,
                 key,
                 cause
             },
-            Output::Removed {
+            RegistryOutput::Removed {
                 group: pending,
                 key,
                 cause
@@ -404,11 +410,11 @@ fn a_pending_group_that_is_terminated_makes_room_for_the_next_creator() {
     let mut f = Fixture::with_links();
     let group = f.create(PEER);
     let waiter = f.wait(PEER, Intent::JoinOrCreate);
-    f.registry.terminate(group, Cause::OutOfSync);
+    f.registry.terminate(group, GroupEndCause::OutOfSync);
     let outputs = f.outputs();
-    assert!(matches!(outputs[0], Output::Terminate { group: ended, .. } if ended == group));
+    assert!(matches!(outputs[0], RegistryOutput::Terminate { group: ended, .. } if ended == group));
     assert!(
-        matches!(outputs[1], Output::Ready { waiter: ready, seat: Ok(Seat::Created(_)) }
+        matches!(outputs[1], RegistryOutput::Ready { waiter: ready, result: Ok(Member::Created(_)) }
         if ready == waiter)
     );
     // Its creator leaves later and must not count twice.
@@ -438,10 +444,13 @@ fn devices_and_endpoints_end_their_groups() {
     let group = f.create(PEER);
     f.registry.establish(group, terms()).unwrap();
     f.leave(group);
-    f.registry.device_gone(DeviceIndex(1));
+    f.registry.handle_device_gone(DeviceIndex(1));
     assert_eq!(f.outputs(), []);
     f.registry.shutdown();
-    assert_eq!(f.outputs(), [removed(group, Cause::Shutdown), TELL_PEER]);
+    assert_eq!(
+        f.outputs(),
+        [removed(group, GroupEndCause::Shutdown), TELL_PEER]
+    );
 }
 
 #[test]
@@ -455,14 +464,14 @@ fn the_peer_is_not_told_of_an_idle_group_beside_one_in_use_or_being_created() {
         }
         f.leave(idle);
         f.advance(IDLE_LIFETIME);
-        assert_eq!(f.outputs(), [removed(idle, Cause::Idle)]);
+        assert_eq!(f.outputs(), [removed(idle, GroupEndCause::Idle)]);
 
         // But when there is none any more, however the last one ended.
         f.leave(other);
         f.advance(IDLE_LIFETIME);
         let cause = match is_pending {
-            true => Cause::FirstContactFailed,
-            false => Cause::Idle,
+            true => GroupEndCause::FirstContactFailed,
+            false => GroupEndCause::Idle,
         };
         assert_eq!(f.outputs(), [removed(other, cause), TELL_PEER]);
         assert!(f.registry.is_empty());
@@ -474,13 +483,13 @@ fn the_peer_is_not_told_of_what_it_ended_itself() {
     let mut f = Fixture::new();
     let group = f.established(PEER);
     f.leave(group);
-    f.registry.peer_gone(DeviceIndex(0), PEER);
-    assert_eq!(f.outputs(), [removed(group, Cause::PeerGone)]);
+    f.registry.handle_peer_gone(DeviceIndex(0), PEER);
+    assert_eq!(f.outputs(), [removed(group, GroupEndCause::PeerGone)]);
 
     let group = f.established(PEER);
     f.leave(group);
-    f.registry.peer_shutdown(DeviceIndex(0), PEER);
-    assert_eq!(f.outputs(), [removed(group, Cause::PeerGone)]);
+    f.registry.handle_peer_shutdown(DeviceIndex(0), PEER);
+    assert_eq!(f.outputs(), [removed(group, GroupEndCause::PeerGone)]);
 }
 
 #[test]
@@ -493,10 +502,10 @@ fn a_shutdown_of_the_peer_ends_idle_groups_and_no_others() {
     let other = f.established(OTHER);
     f.leave(other);
 
-    f.registry.peer_shutdown(DeviceIndex(1), PEER);
+    f.registry.handle_peer_shutdown(DeviceIndex(1), PEER);
     assert_eq!(f.outputs(), []);
-    f.registry.peer_shutdown(DeviceIndex(0), PEER);
-    assert_eq!(f.outputs(), [removed(idle, Cause::PeerGone)]);
+    f.registry.handle_peer_shutdown(DeviceIndex(0), PEER);
+    assert_eq!(f.outputs(), [removed(idle, GroupEndCause::PeerGone)]);
     assert_eq!(f.registry.establish(pending, terms()), Ok(()));
     assert_eq!(f.connections(used), 1);
     assert_eq!(f.join(OTHER), other);
@@ -506,17 +515,18 @@ fn a_shutdown_of_the_peer_ends_idle_groups_and_no_others() {
 fn a_group_in_use_at_a_shutdown_of_the_peer_gets_no_more_connections_and_no_idle_time() {
     let mut f = Fixture::new();
     let group = f.established(PEER);
-    f.registry.peer_shutdown(DeviceIndex(0), PEER);
+    f.registry.handle_peer_shutdown(DeviceIndex(0), PEER);
     // The server's decision; a client follows.
     let next = f.create(PEER);
     assert_ne!(next, group);
-    let Admission::Now(Ok(Seat::Joined { group: joined, .. })) = f.enter(PEER, Intent::Join) else {
+    let EnterResult::Now(Ok(Member::Joined { group: joined, .. })) = f.enter(PEER, Intent::Join)
+    else {
         panic!("the server has it");
     };
     assert_eq!(joined, group);
     f.leave(group);
     f.leave(group);
-    assert_eq!(f.outputs(), [removed(group, Cause::Idle)]);
+    assert_eq!(f.outputs(), [removed(group, GroupEndCause::Idle)]);
     f.registry.establish(next, terms()).unwrap();
     assert_eq!(f.join(PEER), next);
 }
@@ -530,7 +540,10 @@ fn no_set_up_waits_for_the_creator_of_a_group_without_links() {
     assert_ne!(own, silent);
     assert_eq!(f.join(PEER), own);
     f.leave(silent);
-    assert_eq!(f.outputs(), [removed(silent, Cause::FirstContactFailed)]);
+    assert_eq!(
+        f.outputs(),
+        [removed(silent, GroupEndCause::FirstContactFailed)]
+    );
     assert_eq!(f.connections(own), 2);
 }
 
@@ -541,7 +554,7 @@ fn a_group_that_the_peer_denies_keeps_its_connections_and_gets_no_others() {
         let group = f.established(PEER);
         // The set-up that is declined has joined.
         assert_eq!(f.join(PEER), group);
-        f.registry.out_of_sync(group);
+        f.registry.handle_out_of_sync(group);
         f.leave(group);
         assert_eq!(f.outputs(), []);
         assert_eq!(f.connections(group), 1);
@@ -550,8 +563,8 @@ fn a_group_that_the_peer_denies_keeps_its_connections_and_gets_no_others() {
         assert_eq!(f.join(PEER), next);
         f.leave(group);
         let key = (f.key)(PEER);
-        let cause = Cause::OutOfSync;
-        assert_eq!(f.outputs(), [Output::Removed { group, key, cause }]);
+        let cause = GroupEndCause::OutOfSync;
+        assert_eq!(f.outputs(), [RegistryOutput::Removed { group, key, cause }]);
     }
 }
 
@@ -561,15 +574,15 @@ fn an_idle_group_ends_when_the_peer_denies_it() {
     let group = f.established(PEER);
     f.leave(group);
     assert_eq!(f.join(PEER), group);
-    f.registry.out_of_sync(group);
+    f.registry.handle_out_of_sync(group);
     assert_eq!(f.outputs(), []);
     f.leave(group);
     // The peer has nothing to be told: it says that it has none.
-    assert_eq!(f.outputs(), [removed(group, Cause::OutOfSync)]);
+    assert_eq!(f.outputs(), [removed(group, GroupEndCause::OutOfSync)]);
     assert!(f.registry.is_empty());
     // One that is being created is none that the peer could have lost.
     let pending = f.create(PEER);
-    f.registry.out_of_sync(pending);
+    f.registry.handle_out_of_sync(pending);
     assert_eq!(f.registry.establish(pending, terms()), Ok(()));
     assert_eq!(f.join(PEER), pending);
 }
@@ -581,19 +594,19 @@ fn when_a_creator_stalls_one_of_those_that_wait_creates_and_the_others_join_it()
     let waiters: Vec<_> = (0..50)
         .map(|_| f.wait(PEER, Intent::JoinOrCreate))
         .collect();
-    f.advance(CREATOR_PATIENCE);
+    f.advance(CREATOR_TIMEOUT);
     let outputs = f.outputs();
     let [
-        Output::Ready {
+        RegistryOutput::Ready {
             waiter,
-            seat: Ok(Seat::Created(group)),
+            result: Ok(Member::Created(group)),
         },
     ] = outputs[..]
     else {
         panic!("{outputs:?}")
     };
     assert_eq!(waiter, waiters[0], "they take over in the order they came");
-    f.advance(CREATOR_PATIENCE / 2);
+    f.advance(CREATOR_TIMEOUT / 2);
     assert_eq!(f.outputs(), []);
     f.registry.establish(group, terms()).unwrap();
     assert_eq!(f.connections(group), 50);
@@ -605,29 +618,29 @@ fn a_second_stalled_creator_is_waited_for_once() {
     let mut f = Fixture::with_links();
     f.create(PEER);
     f.wait(PEER, Intent::JoinOrCreate);
-    f.advance(CREATOR_PATIENCE / 2);
+    f.advance(CREATOR_TIMEOUT / 2);
     let waiters = [(); 3].map(|()| f.wait(PEER, Intent::JoinOrCreate));
     let created = |f: &mut Fixture| {
         let outputs = f.outputs().into_iter();
         let created = outputs.map(|output| match output {
-            Output::Ready {
+            RegistryOutput::Ready {
                 waiter,
-                seat: Ok(Seat::Created(_)),
+                result: Ok(Member::Created(_)),
             } => waiter,
             other => panic!("{other:?}"),
         });
         created.collect::<Vec<_>>()
     };
-    f.advance(CREATOR_PATIENCE / 2);
+    f.advance(CREATOR_TIMEOUT / 2);
     assert_eq!(created(&mut f).len(), 1);
     for waiter in waiters {
         let deadline = f.registry.deadline(waiter);
-        assert_eq!(deadline, Some(f.now + CREATOR_PATIENCE));
+        assert_eq!(deadline, Some(f.now + CREATOR_TIMEOUT));
     }
-    f.advance(CREATOR_PATIENCE);
+    f.advance(CREATOR_TIMEOUT);
     assert_eq!(created(&mut f), [waiters[0]]);
     // The limit of the others.
-    f.advance(CREATOR_PATIENCE / 2);
+    f.advance(CREATOR_TIMEOUT / 2);
     assert_eq!(created(&mut f), waiters[1..]);
     assert_eq!(f.registry.poll_timeout(), None);
 }
@@ -642,5 +655,5 @@ IDLE        | -         | ACTIVE | -     | GONE   | GONE
 TERMINATING | -         | -      | GONE  | -      | -
 GONE        | -         | -      | -     | -      | -
 ";
-    assert_eq!(State::table().to_string(), expected);
+    assert_eq!(GroupState::table().to_string(), expected);
 }

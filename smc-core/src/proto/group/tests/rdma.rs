@@ -9,8 +9,8 @@ fn gid(host: u8) -> RoceGid {
     RoceGid::from_ipv4([10, 9, 0, host].into())
 }
 
-pub(super) fn server_key(host: u8) -> Key {
-    Key::Rdma {
+pub(super) fn server_key(host: u8) -> GroupKey {
+    GroupKey::Rdma {
         role: Role::Server,
         version: Version::V2,
         peer: PeerId::new(7, Mac::new([2; 6])),
@@ -22,8 +22,8 @@ pub(super) fn server_key(host: u8) -> Key {
     }
 }
 
-fn client_key(host: u8, qpn: u32) -> Key {
-    Key::Rdma {
+fn client_key(host: u8, qpn: u32) -> GroupKey {
+    GroupKey::Rdma {
         role: Role::Client,
         version: Version::V2,
         peer: PeerId::new(7, Mac::new([2; 6])),
@@ -36,9 +36,9 @@ fn client_key(host: u8, qpn: u32) -> Key {
 }
 
 impl Fixture {
-    fn open(&mut self, key: Key, intent: Intent) -> GroupId {
+    fn open(&mut self, key: GroupKey, intent: Intent) -> GroupId {
         match self.registry.enter(self.now, key, intent) {
-            Admission::Now(Ok(Seat::Created(group))) => {
+            EnterResult::Now(Ok(Member::Created(group))) => {
                 self.registry.establish(group, terms()).unwrap();
                 group
             }
@@ -46,15 +46,15 @@ impl Fixture {
         }
     }
 
-    fn joins(&mut self, key: Key, intent: Intent) -> Option<GroupId> {
+    fn joins(&mut self, key: GroupKey, intent: Intent) -> Option<GroupId> {
         match self.registry.enter(self.now, key, intent) {
-            Admission::Now(Ok(Seat::Joined { group, .. })) => Some(group),
-            Admission::Now(Ok(Seat::Created(group))) => {
+            EnterResult::Now(Ok(Member::Joined { group, .. })) => Some(group),
+            EnterResult::Now(Ok(Member::Created(group))) => {
                 self.leave(group);
                 None
             }
-            Admission::Now(Err(_)) => None,
-            Admission::Wait(_) => panic!("nobody is creating it"),
+            EnterResult::Now(Err(_)) => None,
+            EnterResult::Wait(_) => panic!("no set-up is creating it"),
         }
     }
 }
@@ -93,22 +93,22 @@ fn a_group_is_found_under_each_of_its_keys() {
 fn keys_of_a_group_in_the_making_count_from_its_opening_on() {
     let mut f = Fixture::new();
     let admission = f.registry.enter(f.now, client_key(1, 5), Intent::Create);
-    let Admission::Now(Ok(Seat::Created(group))) = admission else {
+    let EnterResult::Now(Ok(Member::Created(group))) = admission else {
         panic!("not the creator");
     };
     f.registry
         .set_keys(group, vec![client_key(1, 5), client_key(2, 6)]);
     assert_eq!(f.joins(client_key(2, 6), Intent::Join), None);
     let waiter = match f.registry.enter(f.now, client_key(1, 5), Intent::Join) {
-        Admission::Wait(waiter) => waiter,
+        EnterResult::Wait(waiter) => waiter,
         other => panic!("does not wait: {other:?}"),
     };
     f.registry.establish(group, terms()).unwrap();
-    let seat = Ok(Seat::Joined {
+    let result = Ok(Member::Joined {
         group,
         terms: terms(),
     });
-    assert_eq!(f.outputs(), [Output::Ready { waiter, seat }]);
+    assert_eq!(f.outputs(), [RegistryOutput::Ready { waiter, result }]);
     assert_eq!(f.joins(client_key(2, 6), Intent::Join), Some(group));
 }
 
@@ -117,20 +117,20 @@ fn a_new_key_lets_in_those_who_wait_for_it() {
     let mut f = Fixture::new();
     let group = f.open(server_key(1), Intent::JoinOrCreate);
     let creator = match f.registry.enter(f.now, server_key(2), Intent::JoinOrCreate) {
-        Admission::Now(Ok(Seat::Created(creator))) => creator,
+        EnterResult::Now(Ok(Member::Created(creator))) => creator,
         other => panic!("not the creator: {other:?}"),
     };
     let waiter = match f.registry.enter(f.now, server_key(2), Intent::JoinOrCreate) {
-        Admission::Wait(waiter) => waiter,
+        EnterResult::Wait(waiter) => waiter,
         other => panic!("does not wait: {other:?}"),
     };
     f.registry
         .set_keys(group, vec![server_key(1), server_key(2)]);
-    let seat = Ok(Seat::Joined {
+    let result = Ok(Member::Joined {
         group,
         terms: terms(),
     });
-    assert_eq!(f.outputs(), [Output::Ready { waiter, seat }]);
+    assert_eq!(f.outputs(), [RegistryOutput::Ready { waiter, result }]);
     f.leave(creator);
 }
 
@@ -141,10 +141,10 @@ fn a_group_without_links_is_terminated() {
     f.registry.set_keys(group, Vec::new());
     assert_eq!(
         f.outputs(),
-        [Output::Terminate {
+        [RegistryOutput::Terminate {
             group,
             key: server_key(1),
-            cause: Cause::LinksDown
+            cause: GroupEndCause::LinksDown
         }]
     );
     assert_eq!(f.joins(server_key(1), Intent::JoinOrCreate), None);
@@ -152,10 +152,10 @@ fn a_group_without_links_is_terminated() {
     f.leave(group);
     assert_eq!(
         f.outputs(),
-        [Output::Removed {
+        [RegistryOutput::Removed {
             group,
             key: server_key(1),
-            cause: Cause::LinksDown
+            cause: GroupEndCause::LinksDown
         }]
     );
     assert!(f.registry.is_empty());
@@ -187,15 +187,15 @@ fn an_idle_group_outlives_that_of_its_server() {
         f.advance(lifetime - Duration::from_millis(1));
         assert_eq!(f.outputs(), []);
         f.advance(Duration::from_millis(1));
-        let cause = Cause::Idle;
-        assert_eq!(f.outputs(), [Output::Removed { group, key, cause }]);
+        let cause = GroupEndCause::Idle;
+        assert_eq!(f.outputs(), [RegistryOutput::Removed { group, key, cause }]);
         assert!(f.registry.is_empty());
     }
 }
 
 /// That of a server's group with a client at this address.
-fn key_at(client: IpAddr, peer: u16) -> Key {
-    Key::Rdma {
+fn key_at(client: IpAddr, peer: u16) -> GroupKey {
+    GroupKey::Rdma {
         role: Role::Server,
         version: Version::V2,
         peer: PeerId::new(peer, Mac::ZERO),
@@ -213,8 +213,8 @@ fn first_contacts_of_all_addresses_are_limited_and_some_are_left_for_another_one
     let enter = |f: &mut Fixture, host: u8, peer: u16| {
         let key = key_at(IpAddr::from([10, 0, 0, host]), peer);
         match f.registry.enter(f.now, key, Intent::JoinOrCreate) {
-            Admission::Now(seat) => seat.map(|seat| seat.group()),
-            waits @ Admission::Wait(_) => panic!("{waits:?}"),
+            EnterResult::Now(result) => result.map(|result| result.group()),
+            waits @ EnterResult::Wait(_) => panic!("{waits:?}"),
         }
     };
     let mut groups = Vec::new();
@@ -255,29 +255,31 @@ fn first_contacts_of_one_address_are_limited() {
                     .registry
                     .enter(f.now, key_at(here, peer), Intent::JoinOrCreate)
                 {
-                    Admission::Now(Ok(seat)) => seat.group(),
+                    EnterResult::Now(Ok(result)) => result.group(),
                     other => panic!("{other:?}"),
                 }
             })
             .collect();
         let enter =
             |f: &mut Fixture, from, intent| f.registry.enter(f.now, key_at(from, 100), intent);
-        let full = Admission::Now(Err(NoGroup::Full));
+        let full = EnterResult::Now(Err(NoGroup::Full));
         assert_eq!(enter(&mut f, neighbour, Intent::JoinOrCreate), full);
         // One that waits finds no place either when its time is over.
         let first = key_at(here, 0);
         let waits = f.registry.enter(f.now, first, Intent::JoinOrCreate);
-        assert!(matches!(waits, Admission::Wait(_)));
-        f.advance(CREATOR_PATIENCE);
-        let seat = Err(NoGroup::Full);
-        assert!(matches!(f.outputs()[..], [Output::Ready { seat: told, .. }] if told == seat));
+        assert!(matches!(waits, EnterResult::Wait(_)));
+        f.advance(CREATOR_TIMEOUT);
+        let result = Err(NoGroup::Full);
+        assert!(
+            matches!(f.outputs()[..], [RegistryOutput::Ready { result: told, .. }] if told == result)
+        );
 
-        let Admission::Now(Ok(elsewhere)) = enter(&mut f, there, Intent::JoinOrCreate) else {
+        let EnterResult::Now(Ok(elsewhere)) = enter(&mut f, there, Intent::JoinOrCreate) else {
             panic!("the limit is for one address");
         };
         // A group that is established, or has failed, makes room.
         f.registry.establish(creators[0], terms()).unwrap();
-        let Admission::Now(Ok(next)) = enter(&mut f, here, Intent::JoinOrCreate) else {
+        let EnterResult::Now(Ok(next)) = enter(&mut f, here, Intent::JoinOrCreate) else {
             panic!("there is room");
         };
         assert_eq!(
@@ -285,15 +287,15 @@ fn first_contacts_of_one_address_are_limited() {
                 .enter(f.now, key_at(here, 101), Intent::JoinOrCreate),
             full
         );
-        f.registry.terminate(creators[1], Cause::LinksDown);
-        let Admission::Now(Ok(last)) =
+        f.registry.terminate(creators[1], GroupEndCause::LinksDown);
+        let EnterResult::Now(Ok(last)) =
             f.registry
                 .enter(f.now, key_at(here, 101), Intent::JoinOrCreate)
         else {
             panic!("there is room");
         };
-        for seat in [next, elsewhere, last] {
-            f.leave(seat.group());
+        for result in [next, elsewhere, last] {
+            f.leave(result.group());
         }
         creators.into_iter().for_each(|group| f.leave(group));
         f.advance(IDLE_LIFETIME);
@@ -305,8 +307,8 @@ fn first_contacts_of_one_address_are_limited() {
 fn devices_of_smc_d_are_nothing_to_smc_r() {
     let mut f = Fixture::new();
     f.open(server_key(1), Intent::JoinOrCreate);
-    f.registry.device_gone(DeviceIndex(0));
-    f.registry.peer_gone(DeviceIndex(0), PEER);
+    f.registry.handle_device_gone(DeviceIndex(0));
+    f.registry.handle_peer_gone(DeviceIndex(0), PEER);
     assert_eq!(f.outputs(), []);
     f.registry.shutdown();
     assert_eq!(f.outputs().len(), 1);

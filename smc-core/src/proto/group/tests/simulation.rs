@@ -8,7 +8,7 @@ use crate::proto::handshake::Role;
 /// A seeded schedule of thousands of set-ups with failures, stalls, cancellations and peers that
 /// go away. After every step, and at the end, nothing may be lost.
 #[test]
-fn simulation_loses_no_connection_and_nobody_waits_for_ever() {
+fn simulation_loses_no_connection_and_no_wait_is_endless() {
     for seed in 1..=20 {
         Simulation::new(seed).run(3_000);
     }
@@ -18,7 +18,7 @@ struct Simulation {
     f: Fixture,
     random: u64,
     /// Every seat held: its group, and whether it still is the creator's.
-    seats: Vec<(GroupId, bool)>,
+    members: Vec<(GroupId, bool)>,
     waiting: BTreeMap<Waiter, Instant>,
 }
 
@@ -28,7 +28,7 @@ impl Simulation {
         Self {
             f: Fixture::new(),
             random,
-            seats: Vec::new(),
+            members: Vec::new(),
             waiting: BTreeMap::new(),
         }
     }
@@ -40,9 +40,9 @@ impl Simulation {
                 self.check();
             }
         }
-        // Let everybody finish and go.
-        while !self.seats.is_empty() || !self.waiting.is_empty() {
-            for (group, _) in std::mem::take(&mut self.seats) {
+        // All set-ups finish and leave.
+        while !self.members.is_empty() || !self.waiting.is_empty() {
+            for (group, _) in std::mem::take(&mut self.members) {
                 self.f.leave(group);
             }
             self.collect();
@@ -52,7 +52,7 @@ impl Simulation {
         }
         self.f.advance(CLIENT_IDLE_LIFETIME);
         self.collect();
-        assert_eq!(self.f.registry.snapshots(), []);
+        assert_eq!(self.f.registry.group_infos(), []);
         assert_eq!(self.f.registry.waiting(), 0);
         assert_eq!(self.f.registry.poll_timeout(), None);
         assert!(self.f.registry.is_empty(), "something is left behind");
@@ -64,7 +64,7 @@ impl Simulation {
                 let key = self.key();
                 // A client never decides by itself.
                 let intent = match key {
-                    Key::Rdma {
+                    GroupKey::Rdma {
                         role: Role::Client, ..
                     } => Intent::Create,
                     _ => Intent::JoinOrCreate,
@@ -81,8 +81,8 @@ impl Simulation {
             }
             8..=10 => self.establish(),
             11 | 12 => {
-                if let Some(at) = self.pick(self.seats.len()) {
-                    let (group, _) = self.seats.swap_remove(at);
+                if let Some(at) = self.pick(self.members.len()) {
+                    let (group, _) = self.members.swap_remove(at);
                     self.f.leave(group);
                 }
             }
@@ -101,27 +101,30 @@ impl Simulation {
             _ => match self.below(20) {
                 0 => {
                     let peer = Gid::native(1 + self.below(4));
-                    self.f.registry.peer_gone(DeviceIndex(0), peer);
+                    self.f.registry.handle_peer_gone(DeviceIndex(0), peer);
                 }
                 3..=6 => {
                     let peer = Gid::native(1 + self.below(4));
-                    self.f.registry.peer_shutdown(DeviceIndex(0), peer);
+                    self.f.registry.handle_peer_shutdown(DeviceIndex(0), peer);
                     // No connection and no set-up ends by that.
                     for output in self.f.outputs() {
-                        assert!(matches!(output, Output::Removed { .. }), "{output:?}");
+                        assert!(
+                            matches!(output, RegistryOutput::Removed { .. }),
+                            "{output:?}"
+                        );
                     }
                 }
                 1 => self.f.advance(IDLE_LIFETIME),
                 2 => {
-                    if let Some(at) = self.pick(self.seats.len()) {
+                    if let Some(at) = self.pick(self.members.len()) {
                         self.f
                             .registry
-                            .terminate(self.seats[at].0, Cause::LinksDown);
+                            .terminate(self.members[at].0, GroupEndCause::LinksDown);
                     }
                 }
                 7..=9 => {
-                    if let Some(at) = self.pick(self.seats.len()) {
-                        self.f.registry.out_of_sync(self.seats[at].0);
+                    if let Some(at) = self.pick(self.members.len()) {
+                        self.f.registry.handle_out_of_sync(self.members[at].0);
                         assert_eq!(self.f.outputs(), []);
                     }
                 }
@@ -132,7 +135,7 @@ impl Simulation {
     }
 
     /// One of a few peers, by SMC-D or by SMC-R in either role.
-    fn key(&mut self) -> Key {
+    fn key(&mut self) -> GroupKey {
         let peer = u8::try_from(1 + self.below(3)).unwrap();
         match self.below(3) {
             0 => key(Gid::native(peer.into())),
@@ -146,12 +149,12 @@ impl Simulation {
 
     /// Links of an SMC-R group come and go, up to the last one, and its table fills up or empties.
     fn change_links(&mut self) {
-        let Some(at) = self.pick(self.seats.len()) else {
+        let Some(at) = self.pick(self.members.len()) else {
             return;
         };
-        let group = self.seats[at].0;
-        let snapshot = self.f.registry.snapshot(group).unwrap();
-        let Key::Rdma { role, .. } = snapshot.key else {
+        let group = self.members[at].0;
+        let snapshot = self.f.registry.group_info(group).unwrap();
+        let GroupKey::Rdma { role, .. } = snapshot.key else {
             return;
         };
         if self.below(2) == 0 {
@@ -170,12 +173,14 @@ impl Simulation {
         self.f.registry.set_keys(group, keys);
     }
 
-    fn enter(&mut self, key: Key, intent: Intent) {
+    fn enter(&mut self, key: GroupKey, intent: Intent) {
         match self.f.registry.enter(self.f.now, key, intent) {
-            Admission::Now(Ok(seat)) => self.seats.push((seat.group(), seat.is_first_contact())),
-            Admission::Now(Err(NoGroup::Full)) => assert_eq!(intent, Intent::JoinOrCreate),
-            Admission::Now(Err(NoGroup::Missing)) => assert_eq!(intent, Intent::Join),
-            Admission::Wait(waiter) => {
+            EnterResult::Now(Ok(result)) => self
+                .members
+                .push((result.group(), result.is_first_contact())),
+            EnterResult::Now(Err(NoGroup::Full)) => assert_eq!(intent, Intent::JoinOrCreate),
+            EnterResult::Now(Err(NoGroup::Missing)) => assert_eq!(intent, Intent::Join),
+            EnterResult::Wait(waiter) => {
                 assert_ne!(intent, Intent::Create);
                 self.waiting.insert(waiter, self.f.now);
             }
@@ -183,50 +188,51 @@ impl Simulation {
     }
 
     fn establish(&mut self) {
-        let creators: Vec<_> = (0..self.seats.len())
-            .filter(|at| self.seats[*at].1)
+        let creators: Vec<_> = (0..self.members.len())
+            .filter(|at| self.members[*at].1)
             .collect();
         let Some(at) = self.pick(creators.len()) else {
             return;
         };
-        let seat = &mut self.seats[creators[at]];
-        seat.1 = false;
-        let group = seat.0;
+        let result = &mut self.members[creators[at]];
+        result.1 = false;
+        let group = result.0;
         let limit = self.below(8);
         let max_connections = (limit > 5).then_some(4);
         let result = self.f.registry.establish(
             group,
-            Terms {
+            GroupTerms {
                 max_connections,
                 ..terms()
             },
         );
-        let state = self.f.registry.snapshot(group).unwrap().state;
-        assert_eq!(result.is_ok(), state == State::Active);
+        let state = self.f.registry.group_info(group).unwrap().state;
+        assert_eq!(result.is_ok(), state == GroupState::Active);
     }
 
     fn collect(&mut self) {
         for output in self.f.outputs() {
             match output {
-                Output::Ready { waiter, seat } => {
+                RegistryOutput::Ready { waiter, result } => {
                     let since = self
                         .waiting
                         .remove(&waiter)
                         .expect("told once, and waiting");
-                    assert!(self.f.now - since <= CREATOR_PATIENCE * 2 + IDLE_LIFETIME);
-                    if let Ok(seat) = seat {
-                        self.seats.push((seat.group(), seat.is_first_contact()));
+                    assert!(self.f.now - since <= CREATOR_TIMEOUT * 2 + IDLE_LIFETIME);
+                    if let Ok(result) = result {
+                        self.members
+                            .push((result.group(), result.is_first_contact()));
                     }
                 }
-                Output::Terminate { group, .. } => {
-                    assert!(self.seats.iter().any(|(other, _)| *other == group));
+                RegistryOutput::Terminate { group, .. } => {
+                    assert!(self.members.iter().any(|(other, _)| *other == group));
                 }
-                Output::Removed { group, .. } => {
-                    assert!(self.seats.iter().all(|(other, _)| *other != group));
+                RegistryOutput::Removed { group, .. } => {
+                    assert!(self.members.iter().all(|(other, _)| *other != group));
                 }
-                Output::TellPeer { device, peer } => {
-                    let key = Key::Direct { device, peer };
-                    let left = self.f.registry.snapshots();
+                RegistryOutput::NotifyPeer { device, peer } => {
+                    let key = GroupKey::Direct { device, peer };
+                    let left = self.f.registry.group_infos();
                     assert!(left.iter().all(|group| group.key != key), "{left:?}");
                 }
             }
@@ -236,23 +242,27 @@ impl Simulation {
     /// Every connection is in exactly one group, and counts agree.
     fn check(&self) {
         let mut counted = BTreeMap::new();
-        for (group, _) in &self.seats {
+        for (group, _) in &self.members {
             *counted.entry(*group).or_insert(0) += 1;
         }
-        for snapshot in self.f.registry.snapshots() {
-            let seats = counted.remove(&snapshot.id).unwrap_or(0);
-            assert_eq!(snapshot.connections, seats, "{snapshot:?}");
-            assert_eq!(snapshot.state == State::Idle, seats == 0, "{snapshot:?}");
+        for snapshot in self.f.registry.group_infos() {
+            let members = counted.remove(&snapshot.id).unwrap_or(0);
+            assert_eq!(snapshot.connections, members, "{snapshot:?}");
+            assert_eq!(
+                snapshot.state == GroupState::Idle,
+                members == 0,
+                "{snapshot:?}"
+            );
         }
         assert_eq!(
             counted,
             BTreeMap::new(),
-            "seats in groups that do not exist"
+            "members in groups that do not exist"
         );
         assert_eq!(self.f.registry.waiting(), self.waiting.len());
         for since in self.waiting.values() {
             assert!(
-                self.f.now <= *since + CREATOR_PATIENCE * 2,
+                self.f.now <= *since + CREATOR_TIMEOUT * 2,
                 "a waiter was forgotten"
             );
         }
@@ -271,8 +281,8 @@ impl Simulation {
     }
 }
 
-fn rdma_key(role: Role, peer: u8, qpn: Option<Qpn>) -> Key {
-    Key::Rdma {
+fn rdma_key(role: Role, peer: u8, qpn: Option<Qpn>) -> GroupKey {
+    GroupKey::Rdma {
         role,
         version: Version::V2,
         peer: PeerId::new(u16::from(peer), Mac::ZERO),

@@ -6,26 +6,26 @@ use smc_wire::clc::{self, AcceptConfirm, Body, DirectEnd, FirstContact, Step};
 use smc_wire::size::SizeCode;
 use smc_wire::types::{Chid, DeclineCode, DmbToken, Gid, GroupId, Release};
 
-use super::{Accepted, ExpectOpening, State};
+use super::{AcceptInfo, ClientState, ExpectOpening};
 use crate::device::DeviceError;
 use crate::error::{PeerMisbehaved, SetupStep};
-use crate::proto::group::{Key, Seat, Terms};
+use crate::proto::group::{GroupKey, GroupTerms, Member};
 use crate::proto::handshake::engine::{
-    Common, Failure, Next, group_terminated, no_group, not_registered, of_device, smaller,
-    too_late, unasked,
+    Common, Failure, Next, group_terminated, next_smaller, no_group, not_registered, of_device,
+    step_timed_out, unexpected_done,
 };
 use crate::proto::handshake::{
-    Config, DirectDevice, DirectPath, Done, Established, Offer, PeerAccess, PeerBuffer, Role,
-    Transport, Work,
+    ClientOffer, DirectDevice, DirectPath, Established, HandshakeConfig, PeerAccess, PeerBuffer,
+    Role, Transport, Work, WorkDone,
 };
 
 /// The device that the server means, and a seat in the link group.
 pub(super) fn chosen(
-    accepted: Accepted,
-    offer: &Offer,
+    accepted: AcceptInfo,
+    offer: &ClientOffer,
     end: &DirectEnd,
     common: &mut Common,
-) -> Next<State> {
+) -> Next<ClientState> {
     let device = if accepted.version.is_v2() {
         let device = offer.v2_device(end.chid);
         device.ok_or(PeerMisbehaved::SelectedUnofferedDevice)?
@@ -33,7 +33,7 @@ pub(super) fn chosen(
         let device = offer.v1_device();
         device.ok_or_else(|| Failure::decline(DeclineCode::MODEUNSUPP))?
     };
-    let chosen = Chosen {
+    let chosen = DirectChoice {
         accepted,
         device,
         peer: end.gid,
@@ -41,26 +41,28 @@ pub(super) fn chosen(
         peer_group: end.group,
     };
     common.work(Work::Enter {
-        key: Key::Direct {
+        key: GroupKey::Direct {
             device: device.index,
             peer: end.gid,
         },
         intent: chosen.accepted.intent(),
     });
-    Ok(Some(State::Direct(Expect::Seat(ExpectSeat { chosen }))))
+    Ok(Some(ClientState::Direct(DirectClientState::Group(
+        ExpectGroup { chosen },
+    ))))
 }
 
 #[derive(Debug)]
-pub(super) enum Expect {
-    Seat(ExpectSeat),
+pub(super) enum DirectClientState {
+    Group(ExpectGroup),
     Buffer(ExpectBuffer),
     Attachment(ExpectAttachment),
 }
 
-impl Expect {
+impl DirectClientState {
     pub(super) fn name(&self) -> &'static str {
         match self {
-            Self::Seat(_) => "link group",
+            Self::Group(_) => "link group",
             Self::Buffer(_) => "buffer",
             Self::Attachment(_) => "attachment",
         }
@@ -68,26 +70,26 @@ impl Expect {
 
     pub(super) fn deadline(&self) -> Instant {
         match self {
-            Self::Seat(ExpectSeat { chosen })
+            Self::Group(ExpectGroup { chosen })
             | Self::Buffer(ExpectBuffer { chosen, .. })
             | Self::Attachment(ExpectAttachment { chosen, .. }) => chosen.accepted.deadline,
         }
     }
 
-    pub(super) fn done(self, done: Done, common: &mut Common) -> Next<State> {
+    pub(super) fn done(self, done: WorkDone, common: &mut Common) -> Next<ClientState> {
         match (self, done) {
-            (Self::Seat(state), Done::Entered(Ok(seat))) => state.handle(seat, common),
-            (Self::Seat(_), Done::Entered(Err(why))) => {
+            (Self::Group(state), WorkDone::Entered(Ok(member))) => state.handle(member, common),
+            (Self::Group(_), WorkDone::Entered(Err(why))) => {
                 Err(Failure::decline(no_group(DeclineCode::SYNCERR, why)))
             }
-            (Self::Buffer(state), Done::Registered(Ok(token))) => state.handle(token, common),
-            (Self::Buffer(state), Done::Registered(Err(error))) => {
-                match smaller(&error, state.size) {
-                    Some(size) => Ok(Some(state.seated.register(state.chosen, size, common))),
+            (Self::Buffer(state), WorkDone::Registered(Ok(token))) => state.handle(token, common),
+            (Self::Buffer(state), WorkDone::Registered(Err(error))) => {
+                match next_smaller(&error, state.size) {
+                    Some(size) => Ok(Some(state.in_group.register(state.chosen, size, common))),
                     None => Err(Failure::decline(not_registered(error))),
                 }
             }
-            (Self::Attachment(state), Done::Attached(result)) => {
+            (Self::Attachment(state), WorkDone::Attached(result)) => {
                 let short = DeviceError::Invalid("mapping is shorter than the buffer");
                 let access = match result {
                     Ok(len) if len >= state.chosen.buffer.end() => PeerAccess::Attached,
@@ -100,23 +102,23 @@ impl Expect {
                         return Err(Failure::decline(of_device(code, step, error)));
                     }
                 };
-                confirm(state.chosen, state.seated, state.local, access, common)
+                confirm(state.chosen, state.in_group, state.local, access, common)
             }
-            _ => unasked(),
+            _ => unexpected_done(),
         }
     }
 
     pub(super) fn timeout(self) -> Failure {
         Failure::decline(match self {
-            Self::Seat(_) => too_late(DeclineCode::INTERR, SetupStep::Enter),
-            Self::Buffer(_) => too_late(DeclineCode::MEM, SetupStep::Register),
-            Self::Attachment(_) => too_late(DeclineCode::MEM, SetupStep::Attach),
+            Self::Group(_) => step_timed_out(DeclineCode::INTERR, SetupStep::Enter),
+            Self::Buffer(_) => step_timed_out(DeclineCode::MEM, SetupStep::Register),
+            Self::Attachment(_) => step_timed_out(DeclineCode::MEM, SetupStep::Attach),
         })
     }
 
-    pub(super) fn terminated(self) -> Next<State> {
+    pub(super) fn terminated(self) -> Next<ClientState> {
         match self {
-            Self::Seat(_) => Ok(Some(State::Direct(self))),
+            Self::Group(_) => Ok(Some(ClientState::Direct(self))),
             Self::Buffer(_) | Self::Attachment(_) => Err(Failure::decline(group_terminated())),
         }
     }
@@ -124,8 +126,8 @@ impl Expect {
 
 /// What the server chose.
 #[derive(Debug)]
-pub(super) struct Chosen {
-    accepted: Accepted,
+pub(super) struct DirectChoice {
+    accepted: AcceptInfo,
     device: DirectDevice,
     peer: Gid,
     buffer: PeerBuffer,
@@ -134,48 +136,48 @@ pub(super) struct Chosen {
 
 /// The registry decides on the link group.
 #[derive(Debug)]
-pub(super) struct ExpectSeat {
-    chosen: Chosen,
+pub(super) struct ExpectGroup {
+    chosen: DirectChoice,
 }
 
 /// Our place in the link group.
 #[derive(Debug, Clone, Copy)]
-struct Seated {
+struct InGroup {
     group: GroupId,
-    terms: Terms,
+    terms: GroupTerms,
 }
 
-impl ExpectSeat {
-    fn handle(self, seat: Seat, common: &mut Common) -> Next<State> {
+impl ExpectGroup {
+    fn handle(self, member: Member, common: &mut Common) -> Next<ClientState> {
         let Self { chosen } = self;
-        let terms = match seat {
-            Seat::Joined { terms, .. } if !chosen.accepted.is_first_contact => terms,
-            Seat::Created(_) if chosen.accepted.is_first_contact => chosen.accepted.terms(),
-            _ => return unasked(),
+        let terms = match member {
+            Member::Joined { terms, .. } if !chosen.accepted.is_first_contact => terms,
+            Member::Created(_) if chosen.accepted.is_first_contact => chosen.accepted.terms(),
+            _ => return unexpected_done(),
         };
-        common.group = Some(seat.group());
+        common.group = Some(member.group());
         // The server has to have memory for it as well, and has said how much it spends on a buffer.
         let size = chosen.device.max_buffer.min(chosen.buffer.size);
         let size = size.min(common.config.buffer);
-        let seated = Seated {
-            group: seat.group(),
+        let in_group = InGroup {
+            group: member.group(),
             terms,
         };
-        Ok(Some(seated.register(chosen, size, common)))
+        Ok(Some(in_group.register(chosen, size, common)))
     }
 }
 
-impl Seated {
-    fn register(self, chosen: Chosen, size: SizeCode, common: &mut Common) -> State {
+impl InGroup {
+    fn register(self, chosen: DirectChoice, size: SizeCode, common: &mut Common) -> ClientState {
         common.work(Work::Register {
             device: chosen.device.index,
             peer: chosen.peer,
             size,
             peer_size: chosen.buffer.size,
         });
-        State::Direct(Expect::Buffer(ExpectBuffer {
+        ClientState::Direct(DirectClientState::Buffer(ExpectBuffer {
             chosen,
-            seated: self,
+            in_group: self,
             size,
         }))
     }
@@ -184,8 +186,8 @@ impl Seated {
 /// The device registers our receive buffer.
 #[derive(Debug)]
 pub(super) struct ExpectBuffer {
-    chosen: Chosen,
-    seated: Seated,
+    chosen: DirectChoice,
+    in_group: InGroup,
     size: SizeCode,
 }
 
@@ -197,60 +199,62 @@ struct Local {
 }
 
 impl ExpectBuffer {
-    fn handle(self, token: DmbToken, common: &mut Common) -> Next<State> {
+    fn handle(self, token: DmbToken, common: &mut Common) -> Next<ClientState> {
         let Self {
             chosen,
-            seated,
+            in_group,
             size,
         } = self;
         let local = Local { token, size };
         if !chosen.device.nocopy {
-            return confirm(chosen, seated, local, PeerAccess::Moved, common);
+            return confirm(chosen, in_group, local, PeerAccess::Moved, common);
         }
         common.work(Work::Attach {
             device: chosen.device.index,
             peer: chosen.peer,
             token: chosen.buffer.token,
         });
-        Ok(Some(State::Direct(Expect::Attachment(ExpectAttachment {
-            chosen,
-            seated,
-            local,
-        }))))
+        Ok(Some(ClientState::Direct(DirectClientState::Attachment(
+            ExpectAttachment {
+                chosen,
+                in_group,
+                local,
+            },
+        ))))
     }
 }
 
 /// The device maps the server's buffer.
 #[derive(Debug)]
 pub(super) struct ExpectAttachment {
-    chosen: Chosen,
-    seated: Seated,
+    chosen: DirectChoice,
+    in_group: InGroup,
     local: Local,
 }
 
 /// Everything is there: tell the server. At first contact the group is opened to others.
 fn confirm(
-    chosen: Chosen,
-    seated: Seated,
+    chosen: DirectChoice,
+    in_group: InGroup,
     local: Local,
     access: PeerAccess,
     common: &mut Common,
-) -> Next<State> {
-    let message = confirm_message(&chosen, &seated, &local, &common.config);
+) -> Next<ClientState> {
+    let message = confirm_message(&chosen, &in_group, &local, &common.config);
     common.send_message(&message)?;
 
     let accepted = &chosen.accepted;
     let established = Established {
         role: Role::Client,
         version: accepted.version,
-        release: seated.terms.release,
+        release: in_group.terms.release,
         features: accepted.features(),
         eid: accepted.eid,
-        group: seated.group,
+        group: in_group.group,
         first_contact: accepted.is_first_contact,
         peer_group: chosen.peer_group,
-        peer_os: seated.terms.os,
-        peer_host: seated.terms.host,
+        peer_os: in_group.terms.os,
+        peer_host: in_group.terms.host,
         transport: Transport::Direct(DirectPath {
             device: chosen.device.index,
             chid: chosen.device.chid,
@@ -266,20 +270,20 @@ fn confirm(
         return Ok(None);
     }
     common.work(Work::Open {
-        group: seated.group,
-        terms: seated.terms,
+        group: in_group.group,
+        terms: in_group.terms,
     });
-    Ok(Some(State::Opening(ExpectOpening {
+    Ok(Some(ClientState::Opening(ExpectOpening {
         deadline: accepted.deadline,
         established,
     })))
 }
 
 fn confirm_message(
-    chosen: &Chosen,
-    seated: &Seated,
+    chosen: &DirectChoice,
+    in_group: &InGroup,
     local: &Local,
-    config: &Config,
+    config: &HandshakeConfig,
 ) -> AcceptConfirm {
     let device = &chosen.device;
     let first_contact = chosen.accepted.stated.map(|stated| FirstContact {
@@ -302,16 +306,16 @@ fn confirm_message(
             dmb: local.token,
             dmbe_index: 0,
             size: local.size,
-            group: seated.group,
+            group: in_group.group,
         }),
     }
 }
 
-impl Accepted {
+impl AcceptInfo {
     /// What holds for a new group of SMC-D.
-    fn terms(&self) -> Terms {
+    fn terms(&self) -> GroupTerms {
         let release = self.stated.map_or(Release::V2_0, |stated| stated.release);
-        let terms = Terms::new(self.version, release, self.eid);
+        let terms = GroupTerms::new(self.version, release, self.eid);
         match self.stated {
             Some(stated) => terms.with_peer(stated.os, stated.host),
             None => terms,

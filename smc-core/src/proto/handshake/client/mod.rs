@@ -9,9 +9,11 @@ use std::time::Instant;
 use smc_wire::clc::{AcceptConfirm, Body, ClcType, Message};
 use smc_wire::types::{DeclineCode, Eid, FeatureMask, HostName, OsType, Release, Version};
 
-use super::engine::{Common, Engine, Expect, Failure, Next, after, delegate_machine, unasked};
-use super::offer::{Offer, features};
-use super::{Config, Done, Established, Path};
+use super::engine::{
+    Common, Engine, Failure, HandshakeState, Next, after, delegate_machine, unexpected_done,
+};
+use super::offer::{ClientOffer, features};
+use super::{Established, HandshakeConfig, TcpPath, WorkDone};
 use crate::error::{Error, PeerMisbehaved, Phase};
 use crate::proto::group::Intent;
 
@@ -21,16 +23,16 @@ use crate::proto::group::Intent;
 /// does not, the stream is TCP without a handshake, for the reason
 /// [`DeclineCode::PEERNOSMC`](smc_wire::types::DeclineCode::PEERNOSMC).
 #[derive(Debug)]
-pub struct Client(Engine<State>);
+pub struct Client(Engine<ClientState>);
 
 impl Client {
     /// Searches for devices and sends the PROPOSAL, or a DECLINE if there is nothing to offer.
     #[must_use]
-    pub fn new(now: Instant, config: Arc<Config>, path: &Path) -> Self {
-        let offer = Offer::new(&config, path);
+    pub fn new(now: Instant, config: Arc<HandshakeConfig>, path: &TcpPath) -> Self {
+        let offer = ClientOffer::new(&config, path);
         Self(Engine::new(common(config), |common| {
             let offer = Arc::new(offer.map_err(|code| match code {
-                DeclineCode::NOSMCDEV => Failure::decline(common.config.without_offer(path)),
+                DeclineCode::NOSMCDEV => Failure::decline(common.config.no_offer_cause(path)),
                 code => Failure::decline(code),
             })?);
             common.send(offer.bytes().to_vec());
@@ -43,7 +45,7 @@ impl Client {
     /// Such a client sends nothing before it has received a message: that the server answers is
     /// the proof that it speaks SMC.
     #[must_use]
-    pub fn announced(now: Instant, config: Arc<Config>, offer: Arc<Offer>) -> Self {
+    pub fn announced(now: Instant, config: Arc<HandshakeConfig>, offer: Arc<ClientOffer>) -> Self {
         Self(Engine::new(common(config), |common| {
             Ok(Some(expect_accept(now, offer, common)))
         }))
@@ -53,7 +55,7 @@ impl Client {
 delegate_machine!(Client);
 
 /// Before the server has shown its version, a DECLINE has the one that we could have used.
-fn common(config: Arc<Config>) -> Common {
+fn common(config: Arc<HandshakeConfig>) -> Common {
     let version = if config.is_v2_capable() {
         Version::V2
     } else {
@@ -62,20 +64,20 @@ fn common(config: Arc<Config>) -> Common {
     Common::new(config, version)
 }
 
-fn expect_accept(now: Instant, offer: Arc<Offer>, common: &Common) -> State {
+fn expect_accept(now: Instant, offer: Arc<ClientOffer>, common: &Common) -> ClientState {
     let deadline = after(now, common.config.timeouts.message);
-    State::Accept(Box::new(ExpectAccept { offer, deadline }))
+    ClientState::Accept(Box::new(ExpectAccept { offer, deadline }))
 }
 
 #[derive(Debug)]
-enum State {
+enum ClientState {
     Accept(Box<ExpectAccept>),
-    Direct(direct::Expect),
-    Rdma(Box<rdma::Expect>),
+    Direct(direct::DirectClientState),
+    Rdma(Box<rdma::RdmaClientState>),
     Opening(ExpectOpening),
 }
 
-impl Expect for State {
+impl HandshakeState for ClientState {
     fn message_type(&self) -> Option<ClcType> {
         match self {
             Self::Accept(_) => Some(ClcType::Accept),
@@ -116,17 +118,17 @@ impl Expect for State {
         }
     }
 
-    fn done(self, now: Instant, done: Done, common: &mut Common) -> Next<Self> {
+    fn done(self, now: Instant, done: WorkDone, common: &mut Common) -> Next<Self> {
         match (self, done) {
             (Self::Direct(state), done) => state.done(done, common),
             (Self::Rdma(state), done) => state.done(now, done, common),
             // If the group was terminated meanwhile the server may have used the connection before
             // that, and the connection ends together with the group.
-            (Self::Opening(state), Done::Opened(_)) => {
+            (Self::Opening(state), WorkDone::Opened(_)) => {
                 common.establish(state.established);
                 Ok(None)
             }
-            _ => unasked(),
+            _ => unexpected_done(),
         }
     }
 
@@ -152,13 +154,13 @@ impl Expect for State {
 /// PROPOSAL is out; the server chooses.
 #[derive(Debug)]
 struct ExpectAccept {
-    offer: Arc<Offer>,
+    offer: Arc<ClientOffer>,
     deadline: Instant,
 }
 
 /// What ACCEPT says apart from the server's end.
 #[derive(Debug)]
-struct Accepted {
+struct AcceptInfo {
     version: Version,
     eid: Option<Eid>,
     /// What the server states at first contact.
@@ -182,7 +184,12 @@ struct Stated {
 }
 
 impl ExpectAccept {
-    fn handle(self, now: Instant, accept: &AcceptConfirm, common: &mut Common) -> Next<State> {
+    fn handle(
+        self,
+        now: Instant,
+        accept: &AcceptConfirm,
+        common: &mut Common,
+    ) -> Next<ClientState> {
         let is_v2 = accept.version().is_v2();
         common.version = if is_v2 { Version::V2 } else { Version::V1 };
         let stated = accept.first_contact().map(|parts| Stated {
@@ -194,7 +201,7 @@ impl ExpectAccept {
             max_links: parts.max_links,
             is_direct: parts.v2_direct,
         });
-        let accepted = Accepted {
+        let accepted = AcceptInfo {
             version: common.version,
             eid: accept.eid(),
             stated,
@@ -220,7 +227,7 @@ impl ExpectAccept {
     }
 }
 
-impl Accepted {
+impl AcceptInfo {
     /// Whether the link group is new is the server's decision.
     fn intent(&self) -> Intent {
         if self.is_first_contact {

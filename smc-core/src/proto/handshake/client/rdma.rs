@@ -7,33 +7,34 @@ use smc_wire::clc::{self, AcceptConfirm, Body, FirstContact, GidList, RdmaEnd, S
 use smc_wire::size::SizeCode;
 use smc_wire::types::{DeclineCode, GroupId, PeerId, Release};
 
-use super::{Accepted, ExpectOpening, State, Stated};
+use super::{AcceptInfo, ClientState, ExpectOpening, Stated};
 use crate::device::{LinkAddress, Route};
 use crate::error::{FallbackReason, SetupStep};
-use crate::proto::group::{Intent, Key, Seat, Terms};
+use crate::proto::group::{GroupKey, GroupTerms, Intent, Member};
 use crate::proto::handshake::engine::{
-    Common, Failure, Next, after, group_terminated, no_group, of_device, too_late, unasked,
+    Common, Failure, Next, after, group_terminated, no_group, of_device, step_timed_out,
+    unexpected_done,
 };
 use crate::proto::handshake::rdma::{
     not_confirmed, not_opened, own_end, peer_link, peer_rmb, unknown_rkey, without_rmb,
 };
 use crate::proto::handshake::{
-    Config, ConfirmFailure, Done, Established, LinkChoice, LinkTerms, LocalRmb, Offer, PeerRmb,
-    RdmaConfig, RdmaPath, RdmaPort, Role, Transport, Work,
+    ClientOffer, ConfirmFailure, Established, HandshakeConfig, LinkChoice, LinkTerms, LocalRmb,
+    PeerRmb, RdmaConfig, RdmaPath, RdmaPort, Role, Transport, Work, WorkDone,
 };
 
 /// The port that the server was told of, and a seat in the link group.
 pub(super) fn chosen(
-    accepted: Accepted,
-    offer: &Offer,
+    accepted: AcceptInfo,
+    offer: &ClientOffer,
     end: &RdmaEnd,
     common: &mut Common,
-) -> Next<State> {
+) -> Next<ClientState> {
     let port = offer.rdma_port(accepted.version);
     let port = port.ok_or_else(|| Failure::decline(DeclineCode::MODEUNSUPP))?;
     let route = route(&accepted, port, end).map_err(Failure::decline)?;
     let terms = link_terms(&accepted).map_err(Failure::decline)?;
-    let chosen = Chosen {
+    let chosen = RdmaChoice {
         peer: peer_link(end)?,
         peer_rmb: peer_rmb(end)?,
         peer_id: end.peer_id,
@@ -46,11 +47,11 @@ pub(super) fn chosen(
         key: chosen.key(),
         intent: chosen.accepted.intent(),
     });
-    Ok(Some(Expect::of(chosen, Step::Seat)))
+    Ok(Some(RdmaClientState::of(chosen, Step::Group)))
 }
 
 /// How the server is reached. That both sides agree on it is checked at first contact only.
-fn route(accepted: &Accepted, port: &RdmaPort, end: &RdmaEnd) -> Result<Route, DeclineCode> {
+fn route(accepted: &AcceptInfo, port: &RdmaPort, end: &RdmaEnd) -> Result<Route, DeclineCode> {
     let route = port.route(accepted.version, end.gid);
     match (accepted.stated, route) {
         (Some(Stated { is_direct, .. }), _) if is_direct => Ok(Route::Direct),
@@ -61,7 +62,7 @@ fn route(accepted: &Accepted, port: &RdmaPort, end: &RdmaEnd) -> Result<Route, D
 }
 
 /// The limits of the new link group (docs/spec/handshake.md#negotiation).
-fn link_terms(accepted: &Accepted) -> Result<LinkTerms, DeclineCode> {
+fn link_terms(accepted: &AcceptInfo) -> Result<LinkTerms, DeclineCode> {
     let fixed = LinkTerms::fixed(accepted.version);
     let Some(stated) = accepted.stated else {
         return Ok(fixed);
@@ -85,8 +86,8 @@ fn link_terms(accepted: &Accepted) -> Result<LinkTerms, DeclineCode> {
 
 /// What the server chose.
 #[derive(Debug)]
-struct Chosen {
-    accepted: Accepted,
+struct RdmaChoice {
+    accepted: AcceptInfo,
     /// The port that we have offered. A link that exists may use another one.
     port: RdmaPort,
     peer: LinkAddress,
@@ -96,10 +97,10 @@ struct Chosen {
     terms: LinkTerms,
 }
 
-impl Chosen {
-    fn key(&self) -> Key {
+impl RdmaChoice {
+    fn key(&self) -> GroupKey {
         let version = self.accepted.version;
-        Key::Rdma {
+        GroupKey::Rdma {
             role: Role::Client,
             version,
             peer: self.peer_id,
@@ -123,11 +124,11 @@ impl Chosen {
     }
 
     /// What holds for the new group.
-    fn group_terms(&self) -> Terms {
+    fn group_terms(&self) -> GroupTerms {
         let Self {
             accepted, terms, ..
         } = self;
-        let mut all = Terms::new(accepted.version, terms.release, accepted.eid);
+        let mut all = GroupTerms::new(accepted.version, terms.release, accepted.eid);
         all.max_connections = Some(terms.max_conns.into());
         match accepted.stated {
             Some(stated) => all.with_peer(stated.os, stated.host),
@@ -137,8 +138,8 @@ impl Chosen {
 }
 
 #[derive(Debug)]
-pub(super) struct Expect {
-    chosen: Chosen,
+pub(super) struct RdmaClientState {
+    chosen: RdmaChoice,
     step: Step,
 }
 
@@ -146,16 +147,16 @@ pub(super) struct Expect {
 #[derive(Debug)]
 enum Step {
     /// The registry decides on the link group.
-    Seat,
+    Group,
     /// First contact: the device makes the queue pair.
-    Link(Seated),
+    Link(InGroup),
     /// A receive buffer.
-    Rmb(Seated, SizeCode),
+    Rmb(InGroup, SizeCode),
     /// The server's buffer is entered in the table.
     Binding(Ready),
     /// First contact: the queue pair is connected.
     Connecting(Ready),
-    /// Reuse: the server hears of the keys of our buffer.
+    /// Reuse: the keys of the local buffer are announced to the server.
     Rkey(Ready),
     /// First contact, CONFIRM is sent: CONFIRM LINK over the new link.
     Confirming(Ready, Instant),
@@ -165,21 +166,21 @@ enum Step {
 
 /// Our place in the link group.
 #[derive(Debug, Clone, Copy)]
-struct Seated {
+struct InGroup {
     group: GroupId,
-    terms: Terms,
+    terms: GroupTerms,
 }
 
 /// With a receive buffer.
 #[derive(Debug, Clone, Copy)]
 struct Ready {
-    seated: Seated,
+    in_group: InGroup,
     local: LocalRmb,
 }
 
-impl Expect {
-    fn of(chosen: Chosen, step: Step) -> State {
-        State::Rdma(Box::new(Self { chosen, step }))
+impl RdmaClientState {
+    fn of(chosen: RdmaChoice, step: Step) -> ClientState {
+        ClientState::Rdma(Box::new(Self { chosen, step }))
     }
 
     /// Whether the server may decline now, of all it can do on TCP.
@@ -190,14 +191,14 @@ impl Expect {
         )
     }
 
-    /// The server may be ready, and its application too, before we hear of it.
+    /// The server, and its application, may have finished before its message arrives.
     pub(super) fn outlives_tcp(&self) -> bool {
         matches!(self.step, Step::Confirming(..))
     }
 
     pub(super) fn name(&self) -> &'static str {
         match self.step {
-            Step::Seat => "link group",
+            Step::Group => "link group",
             Step::Link(_) => "queue pair",
             Step::Rmb(..) => "buffer",
             Step::Binding(_) => "place for the peer's buffer",
@@ -215,122 +216,139 @@ impl Expect {
         }
     }
 
-    pub(super) fn done(self, now: Instant, done: Done, common: &mut Common) -> Next<State> {
+    pub(super) fn done(
+        self,
+        now: Instant,
+        done: WorkDone,
+        common: &mut Common,
+    ) -> Next<ClientState> {
         let Self { chosen, step } = self;
         match (step, done) {
-            (Step::Seat, Done::Entered(Ok(seat))) => seated(chosen, seat, common),
-            (Step::Seat, Done::Entered(Err(why))) => {
+            (Step::Group, WorkDone::Entered(Ok(member))) => entered(chosen, member, common),
+            (Step::Group, WorkDone::Entered(Err(why))) => {
                 Err(Failure::decline(no_group(DeclineCode::SYNCERR, why)))
             }
-            (Step::Link(seated), Done::LinkOpened(Ok(_))) => {
+            (Step::Link(in_group), WorkDone::LinkOpened(Ok(_))) => {
                 let size = common.config.rmb;
-                Ok(Some(prepare(chosen, seated, size, common)))
+                Ok(Some(prepare(chosen, in_group, size, common)))
             }
-            (Step::Link(_), Done::LinkOpened(Err(error))) => {
+            (Step::Link(_), WorkDone::LinkOpened(Err(error))) => {
                 Err(Failure::decline(not_opened(error)))
             }
-            (Step::Rmb(seated, _), Done::RmbPrepared(Ok(local))) => {
+            (Step::Rmb(in_group, _), WorkDone::RmbPrepared(Ok(local))) => {
                 common.work(Work::BindPeer {
-                    group: seated.group,
+                    group: in_group.group,
                     rmb: chosen.peer_rmb,
                 });
-                let ready = Ready { seated, local };
+                let ready = Ready { in_group, local };
                 Ok(Some(Self::of(chosen, Step::Binding(ready))))
             }
-            (Step::Rmb(seated, size), Done::RmbPrepared(Err(error))) => {
+            (Step::Rmb(in_group, size), WorkDone::RmbPrepared(Err(error))) => {
                 let size = without_rmb(error, size, DeclineCode::NOSRVLINK);
                 let size = size.map_err(Failure::decline)?;
-                Ok(Some(prepare(chosen, seated, size, common)))
+                Ok(Some(prepare(chosen, in_group, size, common)))
             }
-            (Step::Binding(ready), Done::PeerBound(Ok(()))) => {
+            (Step::Binding(ready), WorkDone::PeerBound(Ok(()))) => {
                 Ok(Some(connect(chosen, ready, common)))
             }
-            (Step::Binding(_), Done::PeerBound(Err(_))) => {
+            (Step::Binding(_), WorkDone::PeerBound(Err(_))) => {
                 Err(Failure::decline(DeclineCode::ERR_RTOK))
             }
-            (Step::Connecting(ready), Done::LinkConnected(Ok(()))) => {
+            (Step::Connecting(ready), WorkDone::LinkConnected(Ok(()))) => {
                 confirm(now, chosen, ready, common)
             }
-            (Step::Connecting(_), Done::LinkConnected(Err(error))) => {
+            (Step::Connecting(_), WorkDone::LinkConnected(Err(error))) => {
                 let (code, step) = (DeclineCode::ERR_RDYLNK, SetupStep::ConnectLink);
                 Err(Failure::decline(of_device(code, step, error)))
             }
-            (Step::Rkey(ready), Done::RkeyConfirmed(Ok(()))) => confirm(now, chosen, ready, common),
-            (Step::Rkey(_), Done::RkeyConfirmed(Err(failure))) => {
+            (Step::Rkey(ready), WorkDone::RkeyConfirmed(Ok(()))) => {
+                confirm(now, chosen, ready, common)
+            }
+            (Step::Rkey(_), WorkDone::RkeyConfirmed(Err(failure))) => {
                 Err(Failure::decline(unknown_rkey(failure)))
             }
-            (Step::Confirming(ready, _), Done::LinkConfirmed(Ok(()))) => {
+            (Step::Confirming(ready, _), WorkDone::LinkConfirmed(Ok(()))) => {
                 Ok(Some(open(now, chosen, ready, common)))
             }
-            (Step::Confirming(..), Done::LinkConfirmed(Err(failure))) => {
+            (Step::Confirming(..), WorkDone::LinkConfirmed(Err(failure))) => {
                 unconfirmed(now, chosen, failure, common)
             }
             // What was asked for before it came to an end.
-            (Step::Late(reason, deadline), Done::LinkConfirmed(_)) => {
+            (Step::Late(reason, deadline), WorkDone::LinkConfirmed(_)) => {
                 Ok(Some(Self::of(chosen, Step::Late(reason, deadline))))
             }
-            _ => unasked(),
+            _ => unexpected_done(),
         }
     }
 
     pub(super) fn timeout(self) -> Failure {
         Failure::decline(match self.step {
-            Step::Seat => too_late(DeclineCode::INTERR, SetupStep::Enter),
-            Step::Link(_) => too_late(DeclineCode::INTERR, SetupStep::OpenLink),
-            Step::Binding(_) => too_late(DeclineCode::INTERR, SetupStep::BindPeer),
-            Step::Rmb(..) => too_late(DeclineCode::MEM, SetupStep::Register),
-            Step::Connecting(_) => too_late(DeclineCode::ERR_RDYLNK, SetupStep::ConnectLink),
-            Step::Rkey(_) => too_late(DeclineCode::ERR_REGBUF, SetupStep::ConfirmRkey),
-            Step::Confirming(..) => too_late(DeclineCode::TIMEOUT_CL, SetupStep::ConfirmLink),
+            Step::Group => step_timed_out(DeclineCode::INTERR, SetupStep::Enter),
+            Step::Link(_) => step_timed_out(DeclineCode::INTERR, SetupStep::OpenLink),
+            Step::Binding(_) => step_timed_out(DeclineCode::INTERR, SetupStep::BindPeer),
+            Step::Rmb(..) => step_timed_out(DeclineCode::MEM, SetupStep::Register),
+            Step::Connecting(_) => step_timed_out(DeclineCode::ERR_RDYLNK, SetupStep::ConnectLink),
+            Step::Rkey(_) => step_timed_out(DeclineCode::ERR_REGBUF, SetupStep::ConfirmRkey),
+            Step::Confirming(..) => step_timed_out(DeclineCode::TIMEOUT_CL, SetupStep::ConfirmLink),
             Step::Late(reason, _) => *reason,
         })
     }
 
-    pub(super) fn terminated(self) -> Next<State> {
+    pub(super) fn terminated(self) -> Next<ClientState> {
         match self.step {
             // CONFIRM LINK fails, unless it came before: then the server may have sent data.
-            Step::Seat | Step::Confirming(..) | Step::Late(..) => {
-                Ok(Some(State::Rdma(Box::new(self))))
+            Step::Group | Step::Confirming(..) | Step::Late(..) => {
+                Ok(Some(ClientState::Rdma(Box::new(self))))
             }
             _ => Err(Failure::decline(group_terminated())),
         }
     }
 }
 
-fn seated(chosen: Chosen, seat: Seat, common: &mut Common) -> Next<State> {
-    let group = seat.group();
+fn entered(chosen: RdmaChoice, member: Member, common: &mut Common) -> Next<ClientState> {
+    let group = member.group();
     common.group = Some(group);
-    match (seat, chosen.accepted.intent()) {
-        (Seat::Joined { terms, .. }, Intent::Join) => {
+    match (member, chosen.accepted.intent()) {
+        (Member::Joined { terms, .. }, Intent::Join) => {
             let size = common.config.rmb;
-            Ok(Some(prepare(chosen, Seated { group, terms }, size, common)))
+            Ok(Some(prepare(
+                chosen,
+                InGroup { group, terms },
+                size,
+                common,
+            )))
         }
-        (Seat::Created(_), Intent::Create) => {
+        (Member::Created(_), Intent::Create) => {
             let terms = chosen.group_terms();
             common.work(Work::OpenLink {
                 group,
                 port: chosen.port.device,
                 address: chosen.port.address.clone(),
             });
-            let step = Step::Link(Seated { group, terms });
-            Ok(Some(Expect::of(chosen, step)))
+            let step = Step::Link(InGroup { group, terms });
+            Ok(Some(RdmaClientState::of(chosen, step)))
         }
-        _ => unasked(),
+        _ => unexpected_done(),
     }
 }
 
-fn prepare(chosen: Chosen, seated: Seated, size: SizeCode, common: &mut Common) -> State {
+fn prepare(
+    chosen: RdmaChoice,
+    in_group: InGroup,
+    size: SizeCode,
+    common: &mut Common,
+) -> ClientState {
     common.work(Work::PrepareRmb {
-        group: seated.group,
+        group: in_group.group,
         link: chosen.link(),
         size,
     });
-    Expect::of(chosen, Step::Rmb(seated, size))
+    RdmaClientState::of(chosen, Step::Rmb(in_group, size))
 }
 
 /// The server's buffer is known: now the link, or the keys for it.
-fn connect(chosen: Chosen, ready: Ready, common: &mut Common) -> State {
-    let group = ready.seated.group;
+fn connect(chosen: RdmaChoice, ready: Ready, common: &mut Common) -> ClientState {
+    let group = ready.in_group.group;
     if chosen.accepted.is_first_contact {
         common.work(Work::ConnectLink {
             group,
@@ -338,15 +356,20 @@ fn connect(chosen: Chosen, ready: Ready, common: &mut Common) -> State {
             route: chosen.route,
             terms: chosen.terms,
         });
-        Expect::of(chosen, Step::Connecting(ready))
+        RdmaClientState::of(chosen, Step::Connecting(ready))
     } else {
         common.work(Work::ConfirmRkey { group });
-        Expect::of(chosen, Step::Rkey(ready))
+        RdmaClientState::of(chosen, Step::Rkey(ready))
     }
 }
 
 /// Everything is there: tell the server. At first contact the link has yet to be confirmed.
-fn confirm(now: Instant, chosen: Chosen, ready: Ready, common: &mut Common) -> Next<State> {
+fn confirm(
+    now: Instant,
+    chosen: RdmaChoice,
+    ready: Ready,
+    common: &mut Common,
+) -> Next<ClientState> {
     let message = confirm_message(&chosen, &ready.local, &common.config);
     common.send_message(&message)?;
     if !chosen.accepted.is_first_contact {
@@ -356,52 +379,55 @@ fn confirm(now: Instant, chosen: Chosen, ready: Ready, common: &mut Common) -> N
     // From here on the server may decline whenever we do.
     common.crossing_possible = true;
     common.work(Work::ConfirmLink {
-        group: ready.seated.group,
+        group: ready.in_group.group,
     });
     let deadline = after(now, common.config.timeouts.confirm_link);
-    Ok(Some(Expect::of(chosen, Step::Confirming(ready, deadline))))
+    Ok(Some(RdmaClientState::of(
+        chosen,
+        Step::Confirming(ready, deadline),
+    )))
 }
 
 fn unconfirmed(
     now: Instant,
-    chosen: Chosen,
+    chosen: RdmaChoice,
     failure: ConfirmFailure,
     common: &Common,
-) -> Next<State> {
+) -> Next<ClientState> {
     let (reason, may_be_late) = not_confirmed(failure);
     if !may_be_late || common.is_closed() {
         return Err(Failure::decline(reason));
     }
     let deadline = after(now, common.config.timeouts.late_decline);
     let step = Step::Late(Box::new(reason), deadline);
-    Ok(Some(Expect::of(chosen, step)))
+    Ok(Some(RdmaClientState::of(chosen, step)))
 }
 
 /// The link is confirmed: others may join.
-fn open(now: Instant, chosen: Chosen, ready: Ready, common: &mut Common) -> State {
+fn open(now: Instant, chosen: RdmaChoice, ready: Ready, common: &mut Common) -> ClientState {
     common.work(Work::Open {
-        group: ready.seated.group,
-        terms: ready.seated.terms,
+        group: ready.in_group.group,
+        terms: ready.in_group.terms,
     });
-    State::Opening(ExpectOpening {
+    ClientState::Opening(ExpectOpening {
         deadline: after(now, common.config.timeouts.work),
         established: established(&chosen, &ready),
     })
 }
 
-fn established(chosen: &Chosen, ready: &Ready) -> Established {
-    let Ready { seated, local } = ready;
+fn established(chosen: &RdmaChoice, ready: &Ready) -> Established {
+    let Ready { in_group, local } = ready;
     Established {
         role: Role::Client,
         version: chosen.accepted.version,
-        release: seated.terms.release,
+        release: in_group.terms.release,
         features: chosen.accepted.features(),
         eid: chosen.accepted.eid,
-        group: seated.group,
+        group: in_group.group,
         first_contact: chosen.accepted.is_first_contact,
         peer_group: GroupId::default(),
-        peer_os: seated.terms.os,
-        peer_host: seated.terms.host,
+        peer_os: in_group.terms.os,
+        peer_host: in_group.terms.host,
         transport: Transport::Rdma(RdmaPath {
             device: local.device,
             link: local.link,
@@ -413,7 +439,11 @@ fn established(chosen: &Chosen, ready: &Ready) -> Established {
     }
 }
 
-fn confirm_message(chosen: &Chosen, local: &LocalRmb, config: &Config) -> AcceptConfirm {
+fn confirm_message(
+    chosen: &RdmaChoice,
+    local: &LocalRmb,
+    config: &HandshakeConfig,
+) -> AcceptConfirm {
     let (max_conns, max_links) = chosen.terms.stated();
     let first_contact = chosen.accepted.stated.map(|stated| FirstContact {
         v2_direct: chosen.route == Route::Direct,
@@ -442,7 +472,7 @@ fn confirm_message(chosen: &Chosen, local: &LocalRmb, config: &Config) -> Accept
 }
 
 /// GIDs of ours for further links: that of this one, and an alternate.
-fn gids(chosen: &Chosen, local: &LocalRmb, config: &Config) -> GidList {
+fn gids(chosen: &RdmaChoice, local: &LocalRmb, config: &HandshakeConfig) -> GidList {
     let rdma = config.rdma.as_ref();
     let alternate = rdma.and_then(|rdma| rdma.alternate(&chosen.port));
     let alternate = alternate.map(|port| port.address.gid);

@@ -10,16 +10,16 @@ use smc_wire::types::{DeclineCode, Eid, Gid, Mac, PeerId, Release, RoceGid, Vers
 
 use self::screen::{Screened, check_limits, common_eid, common_ueid, screen};
 use super::offer::{is_same_subnet, v1_gid};
-use super::{Config, DirectDevice, LinkTerms, Path, RdmaConfig, RdmaPort, Role};
+use super::{DirectDevice, HandshakeConfig, LinkTerms, RdmaConfig, RdmaPort, Role, TcpPath};
 use crate::device::{DeviceError, Route};
 use crate::error::{FallbackCause, FallbackReason, SetupStep};
-use crate::proto::group::{DeviceIndex, Key};
+use crate::proto::group::{DeviceIndex, GroupKey};
 
 /// The walk through everything that could serve the connection.
 #[derive(Debug)]
 pub(super) struct Selection {
     proposal: Proposal,
-    path: Path,
+    path: TcpPath,
     screened: Screened,
     pub(super) release: Release,
     eid: Option<Eid>,
@@ -31,7 +31,7 @@ pub(super) struct Selection {
     claimed: Vec<DeviceIndex>,
     reason: Option<FallbackReason>,
     /// What was in the way of a device that else would have done.
-    hindrance: Option<FallbackCause>,
+    blocking_cause: Option<FallbackCause>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +44,7 @@ enum Stage {
 
 /// What to try next.
 #[derive(Debug)]
-pub(super) enum Candidate {
+pub(super) enum DeviceCandidate {
     Direct(DirectCandidate),
     Rdma(Box<RdmaCandidate>),
 }
@@ -80,8 +80,8 @@ pub(super) struct RdmaCandidate {
 }
 
 impl RdmaCandidate {
-    pub(super) fn key(&self) -> Key {
-        Key::Rdma {
+    pub(super) fn key(&self) -> GroupKey {
+        GroupKey::Rdma {
             role: Role::Server,
             version: self.version,
             peer: self.peer_id,
@@ -102,8 +102,8 @@ impl Selection {
     /// The code to decline with.
     pub(super) fn new(
         proposal: Proposal,
-        config: &Config,
-        path: Path,
+        config: &HandshakeConfig,
+        path: TcpPath,
     ) -> Result<Self, DeclineCode> {
         if path.ipsec {
             return Err(DeclineCode::IPSEC);
@@ -128,7 +128,7 @@ impl Selection {
             candidates: VecDeque::new(),
             claimed: Vec::new(),
             reason: None,
-            hindrance: None,
+            blocking_cause: None,
         };
         if screened.d_v2 {
             selection.candidates = selection.v2_candidates(config);
@@ -141,36 +141,39 @@ impl Selection {
     /// # Errors
     ///
     /// Nothing is left: the code to decline with.
-    pub(super) fn next(&mut self, config: &Config) -> Result<Candidate, FallbackReason> {
+    pub(super) fn next(
+        &mut self,
+        config: &HandshakeConfig,
+    ) -> Result<DeviceCandidate, FallbackReason> {
         loop {
             while let Some(candidate) = self.candidates.pop_front() {
                 if !self.claimed.contains(&candidate.device.index) {
-                    return Ok(Candidate::Direct(candidate));
+                    return Ok(DeviceCandidate::Direct(candidate));
                 }
             }
             match self.stage {
                 Stage::DirectV2 => {
                     if self.screened.d_v2 && self.claimed.is_empty() {
-                        self.remember(self.without_device(DeclineCode::NOSMCD2DEV));
+                        self.record_reason(self.without_device(DeclineCode::NOSMCD2DEV));
                     }
                     self.enter_v1(config)?;
                 }
                 Stage::DirectV1 => {
                     if self.wants_direct_v1() && self.claimed_in_v1().is_none() {
-                        self.remember(self.without_device(DeclineCode::NOSMCDDEV));
+                        self.record_reason(self.without_device(DeclineCode::NOSMCDDEV));
                     }
                     self.enter_rdma()?;
                 }
                 Stage::RdmaV2 => {
                     self.stage = Stage::RdmaV1;
                     if let Some(found) = self.rdma_v2(config) {
-                        return Ok(Candidate::Rdma(Box::new(found)));
+                        return Ok(DeviceCandidate::Rdma(Box::new(found)));
                     }
                 }
                 Stage::RdmaV1 => {
                     let is_first = !std::mem::replace(&mut self.is_over, true);
                     if let Some(found) = self.rdma_v1(config).filter(|_| is_first) {
-                        return Ok(Candidate::Rdma(Box::new(found)));
+                        return Ok(DeviceCandidate::Rdma(Box::new(found)));
                     }
                     return Err(self.end());
                 }
@@ -186,32 +189,32 @@ impl Selection {
             .retain(|other| other.entry != candidate.entry);
         if candidate.version.is_v2() && candidate.eid.is_none() {
             self.candidates.clear();
-            self.hindrance = Some(FallbackCause::NoCommonEid);
+            self.blocking_cause = Some(FallbackCause::NoCommonEid);
             return false;
         }
         true
     }
 
     /// The device does not reach the peer.
-    pub(super) fn unreached(&mut self, error: DeviceError) {
+    pub(super) fn handle_unreachable(&mut self, error: DeviceError) {
         let step = SetupStep::Reach;
-        self.hindrance
+        self.blocking_cause
             .get_or_insert(FallbackCause::Device { step, error });
     }
 
     /// Stores a reason to decline; the first one counts.
-    pub(super) fn remember(&mut self, reason: impl Into<FallbackReason>) {
+    pub(super) fn record_reason(&mut self, reason: impl Into<FallbackReason>) {
         self.reason.get_or_insert_with(|| reason.into());
     }
 
     /// The reason to decline with when there is no time for more.
-    pub(super) fn give_up(&self, reason: impl Into<FallbackReason>) -> FallbackReason {
+    pub(super) fn final_reason(&self, reason: impl Into<FallbackReason>) -> FallbackReason {
         self.reason.clone().unwrap_or_else(|| reason.into())
     }
 
     /// No device was found.
     fn without_device(&self, code: DeclineCode) -> FallbackReason {
-        match &self.hindrance {
+        match &self.blocking_cause {
             Some(cause) => FallbackReason::because(code, cause.clone()),
             None => code.into(),
         }
@@ -219,7 +222,7 @@ impl Selection {
 
     /// Our devices on the fabrics of the offer, in the order of the offer: the native device
     /// first, then the list (docs/spec/handshake.md#device-scan).
-    fn v2_candidates(&self, config: &Config) -> VecDeque<DirectCandidate> {
+    fn v2_candidates(&self, config: &HandshakeConfig) -> VecDeque<DirectCandidate> {
         let candidate = |entry, peer, device: &DirectDevice| DirectCandidate {
             device: *device,
             peer,
@@ -242,13 +245,13 @@ impl Selection {
     }
 
     /// Goes on with version 1: subnet, VLAN, and a native device on the same physical network.
-    fn enter_v1(&mut self, config: &Config) -> Result<(), FallbackReason> {
+    fn enter_v1(&mut self, config: &HandshakeConfig) -> Result<(), FallbackReason> {
         self.stage = Stage::DirectV1;
         if !self.is_subnet_ok() {
-            self.remember(DeclineCode::DIFFPREFIX);
+            self.record_reason(DeclineCode::DIFFPREFIX);
         }
         if self.path.vlan_unknown {
-            return Err(self.give_up(DeclineCode::GETVLANERR));
+            return Err(self.final_reason(DeclineCode::GETVLANERR));
         }
         let (Some(area), Some(device)) = (self.proposal.smcd, config.v1_device(&self.path)) else {
             return Ok(());
@@ -273,18 +276,19 @@ impl Selection {
         if v1.has_r() || v2.has_r() {
             Ok(())
         } else {
-            Err(self.give_up(self.without_device(DeclineCode::NOSMCDDEV)))
+            Err(self.final_reason(self.without_device(DeclineCode::NOSMCDDEV)))
         }
     }
 
     /// A port for version 2, with a route to the client. It is looked for only with a UEID in
     /// common; a mismatch leaves no reason.
-    fn rdma_v2(&mut self, config: &Config) -> Option<RdmaCandidate> {
+    fn rdma_v2(&mut self, config: &HandshakeConfig) -> Option<RdmaCandidate> {
         if !self.proposal.v2.has_r() || !self.screened.r_v2 {
             return None;
         }
         let Some(eid) = common_ueid(&self.proposal, config) else {
-            self.hindrance.get_or_insert(FallbackCause::NoCommonEid);
+            self.blocking_cause
+                .get_or_insert(FallbackCause::NoCommonEid);
             return None;
         };
         let ext = self.proposal.ext.as_ref()?;
@@ -306,13 +310,13 @@ impl Selection {
             })
         });
         if found.is_none() {
-            self.remember(DeclineCode::NOSMCRDEV);
+            self.record_reason(DeclineCode::NOSMCRDEV);
         }
         found
     }
 
     /// A port for version 1, in a subnet of the client's.
-    fn rdma_v1(&self, config: &Config) -> Option<RdmaCandidate> {
+    fn rdma_v1(&self, config: &HandshakeConfig) -> Option<RdmaCandidate> {
         if !self.proposal.v1.has_r() || !self.is_subnet_ok() {
             return None;
         }
@@ -322,7 +326,7 @@ impl Selection {
 
     fn port<'a>(
         &self,
-        config: &'a Config,
+        config: &'a HandshakeConfig,
         version: Version,
     ) -> Option<(&'a RdmaConfig, &'a RdmaPort)> {
         let rdma = config.rdma.as_ref()?;
@@ -353,7 +357,7 @@ impl Selection {
     /// Nothing is left.
     fn end(&self) -> FallbackReason {
         if self.is_subnet_ok() {
-            self.give_up(self.without_device(DeclineCode::NOSMCDEV))
+            self.final_reason(self.without_device(DeclineCode::NOSMCDEV))
         } else {
             DeclineCode::DIFFPREFIX.into()
         }

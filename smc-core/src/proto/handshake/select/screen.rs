@@ -3,7 +3,7 @@
 use smc_wire::clc::Proposal;
 use smc_wire::types::{DeclineCode, Eid, Release};
 
-use crate::proto::handshake::{Config, RdmaConfig};
+use crate::proto::handshake::{HandshakeConfig, RdmaConfig};
 
 /// What remains of an offer after screening (docs/spec/handshake.md#screening).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,7 +17,10 @@ pub(super) struct Screened {
 /// # Errors
 ///
 /// Nothing is left: the reason of what was struck last.
-pub(super) fn screen(proposal: &Proposal, config: &Config) -> Result<Screened, DeclineCode> {
+pub(super) fn screen(
+    proposal: &Proposal,
+    config: &HandshakeConfig,
+) -> Result<Screened, DeclineCode> {
     let Proposal { v1, v2, ext, .. } = proposal;
     let mut last = DeclineCode::PEERNOSMC;
     let Some(ext) = ext else {
@@ -79,13 +82,13 @@ pub(super) fn check_limits(
 }
 
 /// The EID for SMC-D v2: the system EID if both sides have the same, else the first common UEID.
-pub(super) fn common_eid(proposal: &Proposal, config: &Config) -> Option<Eid> {
+pub(super) fn common_eid(proposal: &Proposal, config: &HandshakeConfig) -> Option<Eid> {
     let seid = proposal.seid().filter(|seid| config.seid == Some(*seid));
     seid.or_else(|| common_ueid(proposal, config))
 }
 
 /// The first UEID of the client that we have too.
-pub(super) fn common_ueid(proposal: &Proposal, config: &Config) -> Option<Eid> {
+pub(super) fn common_ueid(proposal: &Proposal, config: &HandshakeConfig) -> Option<Eid> {
     let ext = proposal.ext.as_ref()?;
     ext.ueids
         .iter()

@@ -6,39 +6,48 @@ use smc_wire::clc::{self, AcceptConfirm, Body, ClcType, DirectEnd, FirstContact,
 use smc_wire::size::SizeCode;
 use smc_wire::types::{Chid, DeclineCode, DmbToken, FeatureMask, GroupId, Release};
 
-use super::{State, Walk};
+use super::{DeviceScan, ServerState};
 use crate::device::DeviceError;
 use crate::error::{Error, PeerMisbehaved, Phase, SetupStep};
-use crate::proto::group::{Intent, Key, Seat, Terms};
+use crate::proto::group::{GroupKey, GroupTerms, Intent, Member};
 use crate::proto::handshake::engine::{
-    Common, Failure, Next, after, group_terminated, no_group, not_registered, smaller, unasked,
+    Common, Failure, Next, after, group_terminated, next_smaller, no_group, not_registered,
+    unexpected_done,
 };
 use crate::proto::handshake::offer::features;
 use crate::proto::handshake::select::DirectCandidate;
 use crate::proto::handshake::{
-    Config, DirectPath, Done, Established, PeerAccess, PeerBuffer, Role, Transport, Work,
+    DirectPath, Established, HandshakeConfig, PeerAccess, PeerBuffer, Role, Transport, Work,
+    WorkDone,
 };
 
 /// Asks whether the device reaches the client's.
-pub(super) fn tried(walk: Walk, candidate: DirectCandidate, common: &mut Common) -> State {
+pub(super) fn try_candidate(
+    scan: DeviceScan,
+    candidate: DirectCandidate,
+    common: &mut Common,
+) -> ServerState {
     common.work(Work::Reach {
         device: candidate.device.index,
         peer: candidate.peer,
     });
-    State::Direct(Box::new(Expect::Reach(ExpectReach { walk, candidate })))
+    ServerState::Direct(Box::new(DirectServerState::Reach(ExpectReach {
+        scan,
+        candidate,
+    })))
 }
 
 #[derive(Debug)]
-pub(super) enum Expect {
+pub(super) enum DirectServerState {
     Reach(ExpectReach),
-    Seat(ExpectSeat),
-    Buffer(ExpectBuffer),
+    Group(ExpectServerGroup),
+    Buffer(ExpectServerBuffer),
     Confirm(ExpectConfirm),
-    Opening(ExpectOpening),
-    Attachment(ExpectAttachment),
+    Opening(ExpectServerOpening),
+    Attachment(ExpectServerAttachment),
 }
 
-impl Expect {
+impl DirectServerState {
     pub(super) fn message_type(&self) -> Option<ClcType> {
         match self {
             Self::Confirm(_) => Some(ClcType::Confirm),
@@ -49,7 +58,7 @@ impl Expect {
     pub(super) fn name(&self) -> &'static str {
         match self {
             Self::Reach(_) => "reachability",
-            Self::Seat(_) => "link group",
+            Self::Group(_) => "link group",
             Self::Buffer(_) => "buffer",
             Self::Confirm(_) => "CONFIRM",
             Self::Opening(_) => "opening of the link group",
@@ -59,9 +68,9 @@ impl Expect {
 
     pub(super) fn deadline(&self) -> Instant {
         match self {
-            Self::Reach(ExpectReach { walk, .. })
-            | Self::Seat(ExpectSeat { walk, .. })
-            | Self::Buffer(ExpectBuffer { walk, .. }) => walk.deadline,
+            Self::Reach(ExpectReach { scan, .. })
+            | Self::Group(ExpectServerGroup { scan, .. })
+            | Self::Buffer(ExpectServerBuffer { scan, .. }) => scan.deadline,
             Self::Confirm(state) => state.deadline,
             Self::Opening(state) => state.deadline,
             Self::Attachment(state) => state.deadline,
@@ -73,31 +82,40 @@ impl Expect {
         now: Instant,
         confirm: &AcceptConfirm,
         common: &mut Common,
-    ) -> Next<State> {
+    ) -> Next<ServerState> {
         match self {
             Self::Confirm(state) => state.handle(now, confirm, common),
             _ => Err(PeerMisbehaved::UnexpectedMessage.into()),
         }
     }
 
-    pub(super) fn done(self, now: Instant, done: Done, common: &mut Common) -> Next<State> {
+    pub(super) fn done(
+        self,
+        now: Instant,
+        done: WorkDone,
+        common: &mut Common,
+    ) -> Next<ServerState> {
         match (self, done) {
-            (Self::Reach(state), Done::Reached(result)) => state.handle(result, common),
-            (Self::Seat(state), Done::Entered(Ok(seat))) => Ok(Some(state.handle(seat, common))),
-            (Self::Seat(state), Done::Entered(Err(why))) => state
-                .walk
-                .failed(no_group(DeclineCode::INTERR, why), common),
-            (Self::Buffer(state), Done::Registered(Ok(token))) => state.handle(now, token, common),
-            (Self::Buffer(state), Done::Registered(Err(error))) => {
-                match smaller(&error, state.size) {
+            (Self::Reach(state), WorkDone::Reached(result)) => state.handle(result, common),
+            (Self::Group(state), WorkDone::Entered(Ok(member))) => {
+                Ok(Some(state.handle(member, common)))
+            }
+            (Self::Group(state), WorkDone::Entered(Err(why))) => state
+                .scan
+                .candidate_failed(no_group(DeclineCode::INTERR, why), common),
+            (Self::Buffer(state), WorkDone::Registered(Ok(token))) => {
+                state.handle(now, token, common)
+            }
+            (Self::Buffer(state), WorkDone::Registered(Err(error))) => {
+                match next_smaller(&error, state.size) {
                     Some(size) => Ok(Some(state.retry(size, common))),
-                    None => state.walk.failed(not_registered(error), common),
+                    None => state.scan.candidate_failed(not_registered(error), common),
                 }
             }
             // If the group was terminated meanwhile the client may have used the connection before
             // that, and the connection ends together with the group.
-            (Self::Opening(state), Done::Opened(_)) => state.handle(common),
-            (Self::Attachment(state), Done::Attached(result)) => {
+            (Self::Opening(state), WorkDone::Opened(_)) => state.handle(common),
+            (Self::Attachment(state), WorkDone::Attached(result)) => {
                 let access = match result {
                     Ok(len) if len < state.established.peer_end() => {
                         return Err(PeerMisbehaved::BadBuffer.into());
@@ -108,15 +126,17 @@ impl Expect {
                 common.establish(state.established.finish(access));
                 Ok(None)
             }
-            _ => unasked(),
+            _ => unexpected_done(),
         }
     }
 
-    pub(super) fn timeout(self, common: &mut Common) -> Next<State> {
+    pub(super) fn timeout(self, common: &mut Common) -> Next<ServerState> {
         Err(match self {
-            Self::Reach(state) => state.walk.late(DeclineCode::NOSMCD2DEV, SetupStep::Reach),
-            Self::Seat(state) => state.walk.late(DeclineCode::INTERR, SetupStep::Enter),
-            Self::Buffer(state) => state.walk.late(DeclineCode::MEM, SetupStep::Register),
+            Self::Reach(state) => state
+                .scan
+                .timed_out(DeclineCode::NOSMCD2DEV, SetupStep::Reach),
+            Self::Group(state) => state.scan.timed_out(DeclineCode::INTERR, SetupStep::Enter),
+            Self::Buffer(state) => state.scan.timed_out(DeclineCode::MEM, SetupStep::Register),
             Self::Confirm(_) => Error::TimedOut(Phase::Confirm).into(),
             Self::Opening(_) => Error::TimedOut(Phase::Group).into(),
             Self::Attachment(state) => {
@@ -126,14 +146,14 @@ impl Expect {
         })
     }
 
-    pub(super) fn terminated(self, common: &mut Common) -> Next<State> {
+    pub(super) fn terminated(self, common: &mut Common) -> Next<ServerState> {
         match self {
-            Self::Reach(_) | Self::Seat(_) => Ok(Some(State::Direct(Box::new(self)))),
-            Self::Buffer(state) => state.walk.failed(group_terminated(), common),
+            Self::Reach(_) | Self::Group(_) => Ok(Some(ServerState::Direct(Box::new(self)))),
+            Self::Buffer(state) => state.scan.candidate_failed(group_terminated(), common),
             // The client may have confirmed already. It has used the connection then, perhaps, and
             // the connection ends together with the group.
             Self::Confirm(_) | Self::Opening(_) | Self::Attachment(_) => {
-                Ok(Some(State::Direct(Box::new(self))))
+                Ok(Some(ServerState::Direct(Box::new(self))))
             }
         }
     }
@@ -142,56 +162,55 @@ impl Expect {
 /// The device says whether it reaches the client's.
 #[derive(Debug)]
 pub(super) struct ExpectReach {
-    walk: Walk,
+    scan: DeviceScan,
     candidate: DirectCandidate,
 }
 
 impl ExpectReach {
-    fn handle(self, reached: Result<(), DeviceError>, common: &mut Common) -> Next<State> {
+    fn handle(self, reached: Result<(), DeviceError>, common: &mut Common) -> Next<ServerState> {
         let Self {
-            mut walk,
+            mut scan,
             candidate,
         } = self;
         let is_usable = match reached {
-            Ok(()) => walk.selection.claim(&candidate),
+            Ok(()) => scan.selection.claim(&candidate),
             Err(error) => {
-                walk.selection.unreached(error);
+                scan.selection.handle_unreachable(error);
                 false
             }
         };
         if !is_usable {
-            return walk.next(common);
+            return scan.next(common);
         }
         common.work(Work::Enter {
-            key: Key::Direct {
+            key: GroupKey::Direct {
                 device: candidate.device.index,
                 peer: candidate.peer,
             },
             intent: Intent::JoinOrCreate,
         });
-        Ok(Some(State::Direct(Box::new(Expect::Seat(ExpectSeat {
-            walk,
-            candidate,
-        })))))
+        Ok(Some(ServerState::Direct(Box::new(
+            DirectServerState::Group(ExpectServerGroup { scan, candidate }),
+        ))))
     }
 }
 
 /// The registry decides on the link group: join, create, or wait for another creator.
 #[derive(Debug)]
-pub(super) struct ExpectSeat {
-    walk: Walk,
+pub(super) struct ExpectServerGroup {
+    scan: DeviceScan,
     candidate: DirectCandidate,
 }
 
-impl ExpectSeat {
-    fn handle(self, seat: Seat, common: &mut Common) -> State {
-        let Self { walk, candidate } = self;
-        common.group = Some(seat.group());
+impl ExpectServerGroup {
+    fn handle(self, member: Member, common: &mut Common) -> ServerState {
+        let Self { scan, candidate } = self;
+        common.group = Some(member.group());
         let size = common.config.buffer.min(candidate.device.max_buffer);
-        ExpectBuffer {
-            walk,
+        ExpectServerBuffer {
+            scan,
             candidate,
-            seat,
+            member,
             size,
         }
         .retry(size, common)
@@ -200,15 +219,15 @@ impl ExpectSeat {
 
 /// The device registers our receive buffer.
 #[derive(Debug)]
-pub(super) struct ExpectBuffer {
-    walk: Walk,
+pub(super) struct ExpectServerBuffer {
+    scan: DeviceScan,
     candidate: DirectCandidate,
-    seat: Seat,
+    member: Member,
     size: SizeCode,
 }
 
-impl ExpectBuffer {
-    fn retry(mut self, size: SizeCode, common: &mut Common) -> State {
+impl ExpectServerBuffer {
+    fn retry(mut self, size: SizeCode, common: &mut Common) -> ServerState {
         self.size = size;
         let DirectCandidate { device, peer, .. } = self.candidate;
         common.work(Work::Register {
@@ -218,20 +237,20 @@ impl ExpectBuffer {
             // A client's buffer is no larger than the server's.
             peer_size: size,
         });
-        State::Direct(Box::new(Expect::Buffer(self)))
+        ServerState::Direct(Box::new(DirectServerState::Buffer(self)))
     }
 
-    fn handle(self, now: Instant, token: DmbToken, common: &mut Common) -> Next<State> {
+    fn handle(self, now: Instant, token: DmbToken, common: &mut Common) -> Next<ServerState> {
         let Self {
-            walk,
+            scan,
             candidate,
-            seat,
+            member,
             size,
         } = self;
-        let release = walk.selection.release;
-        let accepted = Accepted {
+        let release = scan.selection.release;
+        let accepted = SentAccept {
             candidate,
-            seat,
+            member,
             size,
             token,
             release,
@@ -239,25 +258,27 @@ impl ExpectBuffer {
         common.send_message(&accepted.accept_message(&common.config))?;
         let deadline = after(now, common.config.timeouts.message);
         let state = ExpectConfirm { accepted, deadline };
-        Ok(Some(State::Direct(Box::new(Expect::Confirm(state)))))
+        Ok(Some(ServerState::Direct(Box::new(
+            DirectServerState::Confirm(state),
+        ))))
     }
 }
 
 /// What ACCEPT says.
 #[derive(Debug)]
-struct Accepted {
+struct SentAccept {
     candidate: DirectCandidate,
-    seat: Seat,
+    member: Member,
     size: SizeCode,
     token: DmbToken,
     /// Negotiated in this handshake; a group that exists keeps its own.
     release: Release,
 }
 
-impl Accepted {
-    fn accept_message(&self, config: &Config) -> AcceptConfirm {
+impl SentAccept {
+    fn accept_message(&self, config: &HandshakeConfig) -> AcceptConfirm {
         let DirectCandidate { device, eid, .. } = self.candidate;
-        let is_first_contact = self.seat.is_first_contact();
+        let is_first_contact = self.member.is_first_contact();
         let first_contact = is_first_contact.then(|| FirstContact {
             features: features(config, self.release),
             ..FirstContact::new(self.release, config.os, config.host)
@@ -280,14 +301,14 @@ impl Accepted {
                 dmb: self.token,
                 dmbe_index: 0,
                 size: self.size,
-                group: self.seat.group(),
+                group: self.member.group(),
             }),
         }
     }
 
     /// What holds for the group, now that the client has stated who it is.
-    fn terms(&self, stated: Option<&FirstContact>) -> Terms {
-        if let Seat::Joined { terms, .. } = self.seat {
+    fn terms(&self, stated: Option<&FirstContact>) -> GroupTerms {
+        if let Member::Joined { terms, .. } = self.member {
             return terms;
         }
         let DirectCandidate { version, eid, .. } = self.candidate;
@@ -296,7 +317,7 @@ impl Accepted {
         } else {
             Release::V2_0
         };
-        let terms = Terms::new(version, release, eid);
+        let terms = GroupTerms::new(version, release, eid);
         match stated {
             Some(stated) => terms.with_peer(stated.os, stated.host),
             None => terms,
@@ -307,12 +328,17 @@ impl Accepted {
 /// ACCEPT is out; the client completes its side.
 #[derive(Debug)]
 pub(super) struct ExpectConfirm {
-    accepted: Accepted,
+    accepted: SentAccept,
     deadline: Instant,
 }
 
 impl ExpectConfirm {
-    fn handle(self, now: Instant, confirm: &AcceptConfirm, common: &mut Common) -> Next<State> {
+    fn handle(
+        self,
+        now: Instant,
+        confirm: &AcceptConfirm,
+        common: &mut Common,
+    ) -> Next<ServerState> {
         let Self { accepted, .. } = self;
         let Body::D(end) = confirm.body else {
             return Err(PeerMisbehaved::UnexpectedMessage.into());
@@ -333,16 +359,18 @@ impl ExpectConfirm {
             peer_group: end.group,
             accepted,
         };
-        let state = ExpectOpening {
+        let state = ExpectServerOpening {
             established,
             deadline,
         };
-        match state.established.accepted.seat {
-            Seat::Created(group) => {
+        match state.established.accepted.member {
+            Member::Created(group) => {
                 common.work(Work::Open { group, terms });
-                Ok(Some(State::Direct(Box::new(Expect::Opening(state)))))
+                Ok(Some(ServerState::Direct(Box::new(
+                    DirectServerState::Opening(state),
+                ))))
             }
-            Seat::Joined { .. } => state.handle(common),
+            Member::Joined { .. } => state.handle(common),
         }
     }
 }
@@ -350,8 +378,8 @@ impl ExpectConfirm {
 /// A connection that only lacks our own last steps.
 #[derive(Debug)]
 struct Pending {
-    accepted: Accepted,
-    terms: Terms,
+    accepted: SentAccept,
+    terms: GroupTerms,
     features: FeatureMask,
     peer_buffer: PeerBuffer,
     peer_group: GroupId,
@@ -364,9 +392,9 @@ impl Pending {
     }
 
     fn finish(self, access: PeerAccess) -> Established {
-        let Accepted {
+        let SentAccept {
             candidate,
-            seat,
+            member,
             size,
             token,
             ..
@@ -384,8 +412,8 @@ impl Pending {
             release: self.terms.release,
             features: self.features,
             eid,
-            group: seat.group(),
-            first_contact: seat.is_first_contact(),
+            group: member.group(),
+            first_contact: member.is_first_contact(),
             peer_group: self.peer_group,
             peer_os: self.terms.os,
             peer_host: self.terms.host,
@@ -404,13 +432,13 @@ impl Pending {
 
 /// CONFIRM is processed; others may join our new link group.
 #[derive(Debug)]
-pub(super) struct ExpectOpening {
+pub(super) struct ExpectServerOpening {
     established: Pending,
     deadline: Instant,
 }
 
-impl ExpectOpening {
-    fn handle(self, common: &mut Common) -> Next<State> {
+impl ExpectServerOpening {
+    fn handle(self, common: &mut Common) -> Next<ServerState> {
         let Self {
             established,
             deadline,
@@ -426,17 +454,19 @@ impl ExpectOpening {
             peer,
             token,
         });
-        let state = ExpectAttachment {
+        let state = ExpectServerAttachment {
             established,
             deadline,
         };
-        Ok(Some(State::Direct(Box::new(Expect::Attachment(state)))))
+        Ok(Some(ServerState::Direct(Box::new(
+            DirectServerState::Attachment(state),
+        ))))
     }
 }
 
 /// The device maps the client's buffer.
 #[derive(Debug)]
-pub(super) struct ExpectAttachment {
+pub(super) struct ExpectServerAttachment {
     established: Pending,
     deadline: Instant,
 }

@@ -10,17 +10,18 @@ use smc_wire::clc::{ClcType, Message, Proposal};
 use smc_wire::types::{DeclineCode, Version};
 
 use super::engine::{
-    Common, Engine, Expect, Failure, Next, after, delegate_machine, too_late, unasked,
+    Common, Engine, Failure, HandshakeState, Next, after, delegate_machine, step_timed_out,
+    unexpected_done,
 };
-use super::select::{Candidate, Selection};
-use super::{Config, Done, Path};
+use super::select::{DeviceCandidate, Selection};
+use super::{HandshakeConfig, TcpPath, WorkDone};
 use crate::error::{Error, FallbackCause, FallbackReason, PeerMisbehaved, Phase, SetupStep};
 
 /// The server's side of the handshake (docs/spec/handshake.md#server).
 ///
 /// To be made for an accepted connection whose client is known to speak SMC.
 #[derive(Debug)]
-pub struct Server(Engine<State>);
+pub struct Server(Engine<ServerState>);
 
 impl Server {
     /// Waits for the PROPOSAL.
@@ -28,11 +29,11 @@ impl Server {
     /// A PROPOSAL that came on another way than TCP is given to
     /// [`handle_bytes`](super::Machine::handle_bytes) as well, which must take all of it.
     #[must_use]
-    pub fn new(now: Instant, config: Arc<Config>, path: Path) -> Self {
+    pub fn new(now: Instant, config: Arc<HandshakeConfig>, path: TcpPath) -> Self {
         let deadline = after(now, config.timeouts.message);
         Self(Engine::new(Common::new(config, Version::V1), |_| {
             let state = ExpectProposal { path, deadline };
-            Ok(Some(State::Proposal(Box::new(state))))
+            Ok(Some(ServerState::Proposal(Box::new(state))))
         }))
     }
 }
@@ -40,13 +41,13 @@ impl Server {
 delegate_machine!(Server);
 
 #[derive(Debug)]
-enum State {
+enum ServerState {
     Proposal(Box<ExpectProposal>),
-    Direct(Box<direct::Expect>),
-    Rdma(Box<rdma::Expect>),
+    Direct(Box<direct::DirectServerState>),
+    Rdma(Box<rdma::RdmaServerState>),
 }
 
-impl Expect for State {
+impl HandshakeState for ServerState {
     fn message_type(&self) -> Option<ClcType> {
         match self {
             Self::Proposal(_) => Some(ClcType::Proposal),
@@ -93,9 +94,9 @@ impl Expect for State {
         }
     }
 
-    fn done(self, now: Instant, done: Done, common: &mut Common) -> Next<Self> {
+    fn done(self, now: Instant, done: WorkDone, common: &mut Common) -> Next<Self> {
         match self {
-            Self::Proposal(_) => unasked(),
+            Self::Proposal(_) => unexpected_done(),
             Self::Direct(state) => state.done(now, done, common),
             Self::Rdma(state) => state.done(now, done, common),
         }
@@ -121,12 +122,12 @@ impl Expect for State {
 /// The client speaks first.
 #[derive(Debug)]
 struct ExpectProposal {
-    path: Path,
+    path: TcpPath,
     deadline: Instant,
 }
 
 impl ExpectProposal {
-    fn handle(self, now: Instant, proposal: Proposal, common: &mut Common) -> Next<State> {
+    fn handle(self, now: Instant, proposal: Proposal, common: &mut Common) -> Next<ServerState> {
         common.version = if proposal.version.is_v2() {
             Version::V2
         } else {
@@ -139,7 +140,7 @@ impl ExpectProposal {
             false => Failure::decline(FallbackReason::because(code, FallbackCause::NoDevice)),
         })?;
         let deadline = after(now, common.config.timeouts.work);
-        Walk {
+        DeviceScan {
             selection: Box::new(selection),
             deadline,
         }
@@ -147,32 +148,36 @@ impl ExpectProposal {
     }
 }
 
-/// The walk through the devices, which has to come to an end before the client loses patience.
+/// The scan of the devices, which has to end before the client's time-out.
 #[derive(Debug)]
-struct Walk {
+struct DeviceScan {
     /// In a box, as it goes from state to state and has all of the PROPOSAL.
     selection: Box<Selection>,
     deadline: Instant,
 }
 
-impl Walk {
-    fn next(mut self, common: &mut Common) -> Next<State> {
+impl DeviceScan {
+    fn next(mut self, common: &mut Common) -> Next<ServerState> {
         let candidate = self.selection.next(&common.config);
         Ok(Some(match candidate.map_err(Failure::decline)? {
-            Candidate::Direct(candidate) => direct::tried(self, candidate, common),
-            Candidate::Rdma(candidate) => rdma::tried(self, candidate, common),
+            DeviceCandidate::Direct(candidate) => direct::try_candidate(self, candidate, common),
+            DeviceCandidate::Rdma(candidate) => rdma::try_candidate(self, candidate, common),
         }))
     }
 
     /// A device that was reachable could not be used after all.
-    fn failed(mut self, reason: impl Into<FallbackReason>, common: &mut Common) -> Next<State> {
-        self.selection.remember(reason);
+    fn candidate_failed(
+        mut self,
+        reason: impl Into<FallbackReason>,
+        common: &mut Common,
+    ) -> Next<ServerState> {
+        self.selection.record_reason(reason);
         common.discard();
         self.next(common)
     }
 
     /// There is no time for more.
-    fn late(&self, code: DeclineCode, step: SetupStep) -> Failure {
-        Failure::decline(self.selection.give_up(too_late(code, step)))
+    fn timed_out(&self, code: DeclineCode, step: SetupStep) -> Failure {
+        Failure::decline(self.selection.final_reason(step_timed_out(code, step)))
     }
 }

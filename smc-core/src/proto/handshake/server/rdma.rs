@@ -7,12 +7,13 @@ use smc_wire::clc::{self, AcceptConfirm, Body, ClcType, FirstContact, RdmaEnd, S
 use smc_wire::size::SizeCode;
 use smc_wire::types::{DeclineCode, FeatureMask, GroupId, PeerId, Release};
 
-use super::{State, Walk};
+use super::{DeviceScan, ServerState};
 use crate::device::{LinkAddress, Route};
 use crate::error::{Error, FallbackReason, PeerMisbehaved, Phase, SetupStep};
-use crate::proto::group::{Intent, NoGroup, Seat, Terms};
+use crate::proto::group::{GroupTerms, Intent, Member, NoGroup};
 use crate::proto::handshake::engine::{
-    Common, Failure, Next, after, group_terminated, no_group, of_device, too_late, unasked,
+    Common, Failure, Next, after, group_terminated, no_group, of_device, step_timed_out,
+    unexpected_done,
 };
 use crate::proto::handshake::offer::features;
 use crate::proto::handshake::rdma::{
@@ -20,21 +21,25 @@ use crate::proto::handshake::rdma::{
 };
 use crate::proto::handshake::select::RdmaCandidate;
 use crate::proto::handshake::{
-    Config, ConfirmFailure, Done, Established, LinkChoice, LocalRmb, PeerRmb, RdmaPath, Role,
-    Transport, Work,
+    ConfirmFailure, Established, HandshakeConfig, LinkChoice, LocalRmb, PeerRmb, RdmaPath, Role,
+    Transport, Work, WorkDone,
 };
 
 /// Asks for a seat in the link group.
-pub(super) fn tried(walk: Walk, candidate: Box<RdmaCandidate>, common: &mut Common) -> State {
+pub(super) fn try_candidate(
+    scan: DeviceScan,
+    candidate: Box<RdmaCandidate>,
+    common: &mut Common,
+) -> ServerState {
     common.work(Work::Enter {
         key: candidate.key(),
         intent: Intent::JoinOrCreate,
     });
-    Expect::of(candidate, Step::Seat(walk))
+    RdmaServerState::of(candidate, Step::Group(scan))
 }
 
 #[derive(Debug)]
-pub(super) struct Expect {
+pub(super) struct RdmaServerState {
     candidate: Box<RdmaCandidate>,
     step: Step,
 }
@@ -43,15 +48,15 @@ pub(super) struct Expect {
 #[derive(Debug)]
 enum Step {
     /// The registry decides on the link group: join, create, or wait for another creator.
-    Seat(Walk),
+    Group(DeviceScan),
     /// First contact: the device makes the queue pair.
-    Link(Walk, Seat),
+    Link(DeviceScan, Member),
     /// A receive buffer.
-    Rmb(Walk, Seat, SizeCode),
-    /// Reuse: the client hears of the keys of our buffer before it hears ACCEPT.
-    Rkey(Walk, Seat, LocalRmb),
+    Rmb(DeviceScan, Member, SizeCode),
+    /// Reuse: the keys of the local buffer are announced to the client before ACCEPT.
+    Rkey(DeviceScan, Member, LocalRmb),
     /// ACCEPT is out; the client completes its side.
-    Confirm(Accepted, Instant),
+    Confirm(SentAccept, Instant),
     /// The client's buffer is entered in the table.
     Binding(Pending, Instant),
     /// First contact: the queue pair is connected.
@@ -66,24 +71,24 @@ enum Step {
 
 /// What ACCEPT says.
 #[derive(Debug)]
-struct Accepted {
-    seat: Seat,
+struct SentAccept {
+    member: Member,
     local: LocalRmb,
 }
 
 /// A connection that only lacks our own last steps.
 #[derive(Debug)]
 struct Pending {
-    accepted: Accepted,
-    terms: Terms,
+    accepted: SentAccept,
+    terms: GroupTerms,
     features: FeatureMask,
     peer: LinkAddress,
     peer_rmb: PeerRmb,
 }
 
-impl Expect {
-    fn of(candidate: Box<RdmaCandidate>, step: Step) -> State {
-        State::Rdma(Box::new(Self { candidate, step }))
+impl RdmaServerState {
+    fn of(candidate: Box<RdmaCandidate>, step: Step) -> ServerState {
+        ServerState::Rdma(Box::new(Self { candidate, step }))
     }
 
     pub(super) fn message_type(&self) -> Option<ClcType> {
@@ -95,14 +100,14 @@ impl Expect {
         }
     }
 
-    /// The client may be ready, and its application too, before we hear of it.
+    /// The client, and its application, may have finished before its message arrives.
     pub(super) fn outlives_tcp(&self) -> bool {
         matches!(self.step, Step::Confirming(..))
     }
 
     pub(super) fn name(&self) -> &'static str {
         match self.step {
-            Step::Seat(_) => "link group",
+            Step::Group(_) => "link group",
             Step::Link(..) => "queue pair",
             Step::Rmb(..) => "buffer",
             Step::Rkey(..) => "CONFIRM RKEY",
@@ -117,9 +122,10 @@ impl Expect {
 
     pub(super) fn deadline(&self) -> Instant {
         match &self.step {
-            Step::Seat(walk) | Step::Link(walk, _) | Step::Rmb(walk, ..) | Step::Rkey(walk, ..) => {
-                walk.deadline
-            }
+            Step::Group(scan)
+            | Step::Link(scan, _)
+            | Step::Rmb(scan, ..)
+            | Step::Rkey(scan, ..) => scan.deadline,
             Step::Confirm(_, deadline)
             | Step::Binding(_, deadline)
             | Step::Connecting(_, deadline)
@@ -134,7 +140,7 @@ impl Expect {
         now: Instant,
         confirm: &AcceptConfirm,
         common: &mut Common,
-    ) -> Next<State> {
+    ) -> Next<ServerState> {
         let (Step::Confirm(accepted, _), Body::R(end)) = (self.step, &confirm.body) else {
             return Err(PeerMisbehaved::UnexpectedMessage.into());
         };
@@ -159,51 +165,56 @@ impl Expect {
         Ok(Some(Self::of(candidate, Step::Binding(pending, deadline))))
     }
 
-    pub(super) fn done(self, now: Instant, done: Done, common: &mut Common) -> Next<State> {
+    pub(super) fn done(
+        self,
+        now: Instant,
+        done: WorkDone,
+        common: &mut Common,
+    ) -> Next<ServerState> {
         let Self { candidate, step } = self;
         match (step, done) {
-            (Step::Seat(walk), Done::Entered(Ok(seat))) => {
-                Ok(Some(seated(walk, candidate, seat, common)))
+            (Step::Group(scan), WorkDone::Entered(Ok(member))) => {
+                Ok(Some(entered(scan, candidate, member, common)))
             }
-            (Step::Seat(walk), Done::Entered(Err(why))) => {
+            (Step::Group(scan), WorkDone::Entered(Err(why))) => {
                 let code = match why {
                     NoGroup::Full => DeclineCode::MEM,
                     NoGroup::Missing => DeclineCode::INTERR,
                 };
-                walk.failed(no_group(code, why), common)
+                scan.candidate_failed(no_group(code, why), common)
             }
-            (Step::Link(walk, seat), Done::LinkOpened(Ok(_))) => {
+            (Step::Link(scan, member), WorkDone::LinkOpened(Ok(_))) => {
                 let size = common.config.rmb;
-                Ok(Some(prepare(walk, candidate, seat, size, common)))
+                Ok(Some(prepare(scan, candidate, member, size, common)))
             }
-            (Step::Link(walk, _), Done::LinkOpened(Err(error))) => {
-                walk.failed(not_opened(error), common)
+            (Step::Link(scan, _), WorkDone::LinkOpened(Err(error))) => {
+                scan.candidate_failed(not_opened(error), common)
             }
-            (Step::Rmb(walk, seat, _), Done::RmbPrepared(Ok(local))) => {
-                if seat.is_first_contact() {
-                    return accept(now, candidate, Accepted { seat, local }, walk, common);
+            (Step::Rmb(scan, member, _), WorkDone::RmbPrepared(Ok(local))) => {
+                if member.is_first_contact() {
+                    return accept(now, candidate, SentAccept { member, local }, scan, common);
                 }
-                let group = seat.group();
+                let group = member.group();
                 common.work(Work::ConfirmRkey { group });
-                Ok(Some(Self::of(candidate, Step::Rkey(walk, seat, local))))
+                Ok(Some(Self::of(candidate, Step::Rkey(scan, member, local))))
             }
-            (Step::Rmb(walk, seat, size), Done::RmbPrepared(Err(error))) => {
+            (Step::Rmb(scan, member, size), WorkDone::RmbPrepared(Err(error))) => {
                 match without_rmb(error, size, DeclineCode::NOACTLINK) {
-                    Ok(size) => Ok(Some(prepare(walk, candidate, seat, size, common))),
-                    Err(reason) => walk.failed(reason, common),
+                    Ok(size) => Ok(Some(prepare(scan, candidate, member, size, common))),
+                    Err(reason) => scan.candidate_failed(reason, common),
                 }
             }
-            (Step::Rkey(walk, seat, local), Done::RkeyConfirmed(Ok(()))) => {
-                accept(now, candidate, Accepted { seat, local }, walk, common)
+            (Step::Rkey(scan, member, local), WorkDone::RkeyConfirmed(Ok(()))) => {
+                accept(now, candidate, SentAccept { member, local }, scan, common)
             }
-            (Step::Rkey(walk, ..), Done::RkeyConfirmed(Err(failure))) => {
-                walk.failed(unknown_rkey(failure), common)
+            (Step::Rkey(scan, ..), WorkDone::RkeyConfirmed(Err(failure))) => {
+                scan.candidate_failed(unknown_rkey(failure), common)
             }
-            (Step::Binding(pending, deadline), Done::PeerBound(Ok(()))) => {
+            (Step::Binding(pending, deadline), WorkDone::PeerBound(Ok(()))) => {
                 bound(candidate, pending, deadline, common)
             }
-            (Step::Binding(pending, _), Done::PeerBound(Err(_))) => {
-                if pending.accepted.seat.is_first_contact() {
+            (Step::Binding(pending, _), WorkDone::PeerBound(Err(_))) => {
+                if pending.accepted.member.is_first_contact() {
                     return Err(Failure::decline(DeclineCode::ERR_RTOK));
                 }
                 // The client is in SMC mode already, and its data may have arrived: nothing can be
@@ -211,7 +222,7 @@ impl Expect {
                 common.establish(pending.finish(&candidate));
                 Ok(None)
             }
-            (Step::Connecting(pending, _), Done::LinkConnected(Ok(()))) => {
+            (Step::Connecting(pending, _), WorkDone::LinkConnected(Ok(()))) => {
                 // From here on the client may decline whenever we do.
                 common.crossing_possible = true;
                 common.work(Work::ConfirmLink {
@@ -221,11 +232,11 @@ impl Expect {
                 let step = Step::Confirming(pending, deadline);
                 Ok(Some(Self::of(candidate, step)))
             }
-            (Step::Connecting(..), Done::LinkConnected(Err(error))) => {
+            (Step::Connecting(..), WorkDone::LinkConnected(Err(error))) => {
                 let (code, step) = (DeclineCode::ERR_RDYLNK, SetupStep::ConnectLink);
                 Err(Failure::decline(of_device(code, step, error)))
             }
-            (Step::Confirming(pending, _), Done::LinkConfirmed(Ok(()))) => {
+            (Step::Confirming(pending, _), WorkDone::LinkConfirmed(Ok(()))) => {
                 common.work(Work::Open {
                     group: pending.group(),
                     terms: pending.terms,
@@ -233,55 +244,57 @@ impl Expect {
                 let deadline = after(now, common.config.timeouts.work);
                 Ok(Some(Self::of(candidate, Step::Opening(pending, deadline))))
             }
-            (Step::Confirming(..), Done::LinkConfirmed(Err(failure))) => {
+            (Step::Confirming(..), WorkDone::LinkConfirmed(Err(failure))) => {
                 unconfirmed(now, candidate, failure, common)
             }
             // What was asked for before it came to an end.
-            (Step::Late(reason, deadline), Done::LinkConfirmed(_)) => {
+            (Step::Late(reason, deadline), WorkDone::LinkConfirmed(_)) => {
                 Ok(Some(Self::of(candidate, Step::Late(reason, deadline))))
             }
             // If the group was terminated meanwhile the client may have used the connection before
             // that, and the connection ends together with the group.
-            (Step::Opening(pending, _), Done::Opened(_)) => {
+            (Step::Opening(pending, _), WorkDone::Opened(_)) => {
                 common.establish(pending.finish(&candidate));
                 Ok(None)
             }
-            _ => unasked(),
+            _ => unexpected_done(),
         }
     }
 
     pub(super) fn timeout(self) -> Failure {
         match self.step {
-            Step::Seat(walk) => walk.late(DeclineCode::INTERR, SetupStep::Enter),
-            Step::Link(walk, _) => walk.late(DeclineCode::INTERR, SetupStep::OpenLink),
-            Step::Rmb(walk, ..) => walk.late(DeclineCode::MEM, SetupStep::Register),
-            Step::Rkey(walk, ..) => walk.late(DeclineCode::ERR_REGBUF, SetupStep::ConfirmRkey),
+            Step::Group(scan) => scan.timed_out(DeclineCode::INTERR, SetupStep::Enter),
+            Step::Link(scan, _) => scan.timed_out(DeclineCode::INTERR, SetupStep::OpenLink),
+            Step::Rmb(scan, ..) => scan.timed_out(DeclineCode::MEM, SetupStep::Register),
+            Step::Rkey(scan, ..) => scan.timed_out(DeclineCode::ERR_REGBUF, SetupStep::ConfirmRkey),
             Step::Confirm(..) => Error::TimedOut(Phase::Confirm).into(),
-            Step::Binding(pending, _) if !pending.accepted.seat.is_first_contact() => {
+            Step::Binding(pending, _) if !pending.accepted.member.is_first_contact() => {
                 Error::TimedOut(Phase::Group).into()
             }
             Step::Binding(..) => {
-                Failure::decline(too_late(DeclineCode::INTERR, SetupStep::BindPeer))
+                Failure::decline(step_timed_out(DeclineCode::INTERR, SetupStep::BindPeer))
             }
-            Step::Connecting(..) => {
-                Failure::decline(too_late(DeclineCode::ERR_RDYLNK, SetupStep::ConnectLink))
-            }
-            Step::Confirming(..) => {
-                Failure::decline(too_late(DeclineCode::TIMEOUT_CL, SetupStep::ConfirmLink))
-            }
+            Step::Connecting(..) => Failure::decline(step_timed_out(
+                DeclineCode::ERR_RDYLNK,
+                SetupStep::ConnectLink,
+            )),
+            Step::Confirming(..) => Failure::decline(step_timed_out(
+                DeclineCode::TIMEOUT_CL,
+                SetupStep::ConfirmLink,
+            )),
             Step::Late(reason, _) => Failure::Decline(reason),
             Step::Opening(..) => Error::TimedOut(Phase::Group).into(),
         }
     }
 
-    pub(super) fn terminated(self, common: &mut Common) -> Next<State> {
+    pub(super) fn terminated(self, common: &mut Common) -> Next<ServerState> {
         match self.step {
-            Step::Link(walk, _) | Step::Rmb(walk, ..) | Step::Rkey(walk, ..) => {
-                walk.failed(group_terminated(), common)
+            Step::Link(scan, _) | Step::Rmb(scan, ..) | Step::Rkey(scan, ..) => {
+                scan.candidate_failed(group_terminated(), common)
             }
             // The client waits for CONFIRM LINK, and for a DECLINE.
             Step::Binding(pending, _) | Step::Connecting(pending, _)
-                if pending.accepted.seat.is_first_contact() =>
+                if pending.accepted.member.is_first_contact() =>
             {
                 Err(Failure::decline(group_terminated()))
             }
@@ -292,51 +305,56 @@ impl Expect {
     }
 }
 
-fn seated(walk: Walk, candidate: Box<RdmaCandidate>, seat: Seat, common: &mut Common) -> State {
-    common.group = Some(seat.group());
-    if !seat.is_first_contact() {
+fn entered(
+    scan: DeviceScan,
+    candidate: Box<RdmaCandidate>,
+    member: Member,
+    common: &mut Common,
+) -> ServerState {
+    common.group = Some(member.group());
+    if !member.is_first_contact() {
         let size = common.config.rmb;
-        return prepare(walk, candidate, seat, size, common);
+        return prepare(scan, candidate, member, size, common);
     }
     common.work(Work::OpenLink {
-        group: seat.group(),
+        group: member.group(),
         port: candidate.port.device,
         address: candidate.port.address.clone(),
     });
-    Expect::of(candidate, Step::Link(walk, seat))
+    RdmaServerState::of(candidate, Step::Link(scan, member))
 }
 
 fn prepare(
-    walk: Walk,
+    scan: DeviceScan,
     candidate: Box<RdmaCandidate>,
-    seat: Seat,
+    member: Member,
     size: SizeCode,
     common: &mut Common,
-) -> State {
+) -> ServerState {
     common.work(Work::PrepareRmb {
-        group: seat.group(),
-        link: if seat.is_first_contact() {
+        group: member.group(),
+        link: if member.is_first_contact() {
             LinkChoice::First
         } else {
             LinkChoice::Assign
         },
         size,
     });
-    Expect::of(candidate, Step::Rmb(walk, seat, size))
+    RdmaServerState::of(candidate, Step::Rmb(scan, member, size))
 }
 
 /// Everything is there: tell the client.
 fn accept(
     now: Instant,
     candidate: Box<RdmaCandidate>,
-    accepted: Accepted,
-    walk: Walk,
+    accepted: SentAccept,
+    scan: DeviceScan,
     common: &mut Common,
-) -> Next<State> {
-    let release = walk.selection.release;
+) -> Next<ServerState> {
+    let release = scan.selection.release;
     common.send_message(&accepted.accept_message(&candidate, release, &common.config))?;
     let deadline = after(now, common.config.timeouts.message);
-    Ok(Some(Expect::of(
+    Ok(Some(RdmaServerState::of(
         candidate,
         Step::Confirm(accepted, deadline),
     )))
@@ -345,10 +363,10 @@ fn accept(
 /// The client has to repeat what ACCEPT says (docs/spec/handshake.md#confirm-checks).
 fn check_limits(
     candidate: &RdmaCandidate,
-    accepted: &Accepted,
+    accepted: &SentAccept,
     stated: Option<&FirstContact>,
 ) -> Result<(), DeclineCode> {
-    let Some(stated) = stated.filter(|_| accepted.seat.is_first_contact()) else {
+    let Some(stated) = stated.filter(|_| accepted.member.is_first_contact()) else {
         return Ok(());
     };
     let terms = &candidate.terms;
@@ -388,8 +406,8 @@ fn bound(
     pending: Pending,
     deadline: Instant,
     common: &mut Common,
-) -> Next<State> {
-    if !pending.accepted.seat.is_first_contact() {
+) -> Next<ServerState> {
+    if !pending.accepted.member.is_first_contact() {
         common.establish(pending.finish(&candidate));
         return Ok(None);
     }
@@ -400,7 +418,7 @@ fn bound(
         terms: candidate.terms,
     });
     let step = Step::Connecting(pending, deadline);
-    Ok(Some(Expect::of(candidate, step)))
+    Ok(Some(RdmaServerState::of(candidate, step)))
 }
 
 fn unconfirmed(
@@ -408,24 +426,24 @@ fn unconfirmed(
     candidate: Box<RdmaCandidate>,
     failure: ConfirmFailure,
     common: &Common,
-) -> Next<State> {
+) -> Next<ServerState> {
     let (reason, may_be_late) = not_confirmed(failure);
     if !may_be_late || common.is_closed() {
         return Err(Failure::decline(reason));
     }
     let deadline = after(now, common.config.timeouts.late_decline);
     let step = Step::Late(Box::new(reason), deadline);
-    Ok(Some(Expect::of(candidate, step)))
+    Ok(Some(RdmaServerState::of(candidate, step)))
 }
 
-impl Accepted {
+impl SentAccept {
     fn accept_message(
         &self,
         candidate: &RdmaCandidate,
         release: Release,
-        config: &Config,
+        config: &HandshakeConfig,
     ) -> AcceptConfirm {
-        let is_first_contact = self.seat.is_first_contact();
+        let is_first_contact = self.member.is_first_contact();
         let (max_conns, max_links) = candidate.terms.stated();
         let first_contact = is_first_contact.then(|| FirstContact {
             v2_direct: candidate.route == Route::Direct,
@@ -452,11 +470,11 @@ impl Accepted {
     }
 
     /// What holds for the group, now that the client has stated who it is.
-    fn terms(&self, candidate: &RdmaCandidate, stated: Option<&FirstContact>) -> Terms {
-        if let Seat::Joined { terms, .. } = self.seat {
+    fn terms(&self, candidate: &RdmaCandidate, stated: Option<&FirstContact>) -> GroupTerms {
+        if let Member::Joined { terms, .. } = self.member {
             return terms;
         }
-        let mut terms = Terms::new(candidate.version, candidate.terms.release, candidate.eid);
+        let mut terms = GroupTerms::new(candidate.version, candidate.terms.release, candidate.eid);
         terms.max_connections = Some(candidate.terms.max_conns.into());
         match stated {
             Some(stated) => terms.with_peer(stated.os, stated.host),
@@ -467,19 +485,19 @@ impl Accepted {
 
 impl Pending {
     fn group(&self) -> GroupId {
-        self.accepted.seat.group()
+        self.accepted.member.group()
     }
 
     fn finish(self, candidate: &RdmaCandidate) -> Established {
-        let Accepted { seat, local } = self.accepted;
+        let SentAccept { member, local } = self.accepted;
         Established {
             role: Role::Server,
             version: candidate.version,
             release: self.terms.release,
             features: self.features,
             eid: candidate.eid,
-            group: seat.group(),
-            first_contact: seat.is_first_contact(),
+            group: member.group(),
+            first_contact: member.is_first_contact(),
             peer_group: GroupId::default(),
             peer_os: self.terms.os,
             peer_host: self.terms.host,

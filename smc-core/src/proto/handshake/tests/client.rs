@@ -15,11 +15,11 @@ struct Fixture {
 }
 
 impl Fixture {
-    fn new(config: Config) -> Self {
-        Self::over(config, &Path::default())
+    fn new(config: HandshakeConfig) -> Self {
+        Self::over(config, &TcpPath::default())
     }
 
-    fn over(config: Config, path: &Path) -> Self {
+    fn over(config: HandshakeConfig, path: &TcpPath) -> Self {
         let now = Instant::now();
         let mut client = Side::new(Client::new(now, Arc::new(config), path));
         client.settle(now);
@@ -27,7 +27,7 @@ impl Fixture {
     }
 
     /// A client that has sent its PROPOSAL.
-    fn waiting(config: Config) -> Self {
+    fn waiting(config: HandshakeConfig) -> Self {
         let mut f = Self::new(config);
         Proposal::parse(&f.client.take_sent()).unwrap();
         assert_eq!(f.client.machine.state(), Some("ACCEPT"));
@@ -94,9 +94,9 @@ fn v1_accept() -> AcceptConfirm {
 
 #[test]
 fn c3_ipsec() {
-    let path = Path {
+    let path = TcpPath {
         ipsec: true,
-        ..Path::default()
+        ..TcpPath::default()
     };
     let f = Fixture::over(host(), &path);
     assert_eq!(f.client.fallback(), local(DeclineCode::IPSEC));
@@ -128,7 +128,7 @@ fn c7_only_v1_and_no_prefix() {
     let net = Some(PnetId::new("NET1").unwrap());
     let mut config = host_with(vec![device(0, Chid::NONE).with_pnet_id(net)]);
     config.v1 = true;
-    let f = Fixture::over(config, &Path::over(Interface::new(vec![], net)));
+    let f = Fixture::over(config, &TcpPath::over(Interface::new(vec![], net)));
     assert_eq!(f.client.fallback(), local(DeclineCode::CNFERR));
 }
 
@@ -149,15 +149,15 @@ fn proposal_is_byte_for_byte_the_known_one() {
     let mut config = host_with(vec![DirectDevice::new(DeviceIndex(0), gid, Chid::LOOPBACK)]);
     config.seid = None;
     config.ueids = vec![ueid("EXAMPLE-EID")];
-    let offer = Offer::new(&config, &Path::default()).unwrap();
+    let offer = ClientOffer::new(&config, &TcpPath::default()).unwrap();
     assert_eq!(offer.bytes(), vector);
 }
 
 #[test]
 fn loopback_devices_are_offered_to_the_own_host_only() {
-    let offered = |path: &Path| {
+    let offered = |path: &TcpPath| {
         let config = host_with(vec![device(0, Chid::LOOPBACK), device(1, LOOP)]);
-        let proposal = Offer::new(&config, path).unwrap();
+        let proposal = ClientOffer::new(&config, path).unwrap();
         let proposal = Proposal::parse(proposal.bytes()).unwrap();
         proposal
             .devices()
@@ -180,7 +180,7 @@ fn loopback_devices_are_offered_to_the_own_host_only() {
 
 #[test]
 fn proposal_without_v1_keeps_the_bytes_zero_that_linux_misreads() {
-    let offer = Offer::new(&host(), &Path::default()).unwrap();
+    let offer = ClientOffer::new(&host(), &TcpPath::default()).unwrap();
     let bytes = offer.bytes();
     assert_eq!(bytes[7], 0x26, "version 2, v2 type D, v1 type none");
     assert_eq!(bytes[38..40], [0, 0], "IP area offset");
@@ -225,8 +225,8 @@ fn proposal_with_v1_has_the_native_device_in_the_fixed_part_only() {
     config.v1 = true;
     config.pnet_ids = net.into_iter().collect();
     let subnets = vec![Subnet::V4([192, 0, 2, 77].into(), 24)];
-    let path = Path::over(Interface::new(subnets, net));
-    let offer = Offer::new(&config, &path).unwrap();
+    let path = TcpPath::over(Interface::new(subnets, net));
+    let offer = ClientOffer::new(&config, &path).unwrap();
     assert_eq!(offer.bytes()[7], 0x25, "D in both versions");
     let proposal = Proposal::parse(offer.bytes()).unwrap();
     assert_eq!((proposal.v1, proposal.v2), (Types::D, Types::D));
@@ -261,7 +261,7 @@ fn proposal_with_v1_over_ipv6() {
         Subnet::V6("2001:db8::77".parse().unwrap(), 64),
         Subnet::V6("2001:db8:1::77".parse().unwrap(), 48),
     ];
-    let offer = Offer::new(&config, &Path::over(Interface::new(subnets, net))).unwrap();
+    let offer = ClientOffer::new(&config, &TcpPath::over(Interface::new(subnets, net))).unwrap();
     let ip = Proposal::parse(offer.bytes()).unwrap().ip.unwrap();
     let prefixes: Vec<_> = ip
         .prefixes
@@ -356,12 +356,15 @@ fn is_reset(error: &IoError) -> bool {
 #[test]
 fn c11_failure_to_send_takes_the_outcome_back() {
     let now = Instant::now();
-    let mut client = Client::new(now, Arc::new(host_with(vec![])), &Path::default());
-    assert!(matches!(client.poll_output(), Some(Output::Send(_))));
+    let mut client = Client::new(now, Arc::new(host_with(vec![])), &TcpPath::default());
+    assert!(matches!(
+        client.poll_output(),
+        Some(HandshakeOutput::Send(_))
+    ));
     client.handle_closed();
     assert!(matches!(
         client.poll_output(),
-        Some(Output::Abort(Error::Closed(_)))
+        Some(HandshakeOutput::Abort(Error::Closed(_)))
     ));
     assert_eq!(client.poll_output(), None);
 }
@@ -447,7 +450,7 @@ fn d2_release_and_features() {
 
 #[test]
 fn d2_release_above_the_offered_one() {
-    let mut f = Fixture::waiting(Config {
+    let mut f = Fixture::waiting(HandshakeConfig {
         release: Release::V2_0,
         ..host()
     });
@@ -502,7 +505,7 @@ fn d4_first_contact_never_reuses_a_group() {
     first.accept(&accept());
     let groups = Rc::clone(&first.client.groups);
     let now = first.now;
-    let client = Client::new(now, Arc::new(host()), &Path::default());
+    let client = Client::new(now, Arc::new(host()), &TcpPath::default());
     let mut client = Side::with_groups(client, groups, Rc::clone(&first.client.fabric));
     client.settle(now);
     client.receive(now, &accept_bytes(&accept()), usize::MAX);

@@ -5,7 +5,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
-use crate::proto::group::{GroupId, Terms};
+use crate::proto::group::{GroupId, GroupTerms};
 use smc_wire::size::SizeCode;
 use smc_wire::types::{
     AlertToken, Mac, MtuCode, Psn, Qpn, Release, Rkey, RmbAddr, RoceGid, Version,
@@ -17,7 +17,7 @@ use crate::device::LinkAddress;
 #[derive(Clone, Debug)]
 enum Event {
     Bytes(Vec<u8>),
-    Done(Done),
+    WorkDone(WorkDone),
     Closed,
     Terminated,
     Seconds(u64),
@@ -27,7 +27,7 @@ fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         4 => vec(any::<u8>(), 0..100).prop_map(Event::Bytes),
         8 => message().prop_map(Event::Bytes),
-        8 => done().prop_map(Event::Done),
+        8 => done().prop_map(Event::WorkDone),
         1 => Just(Event::Closed),
         1 => Just(Event::Terminated),
         1 => (0..7_u64).prop_map(Event::Seconds),
@@ -72,39 +72,39 @@ fn message() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-fn done() -> impl Strategy<Value = Done> {
-    let terms = Terms::new(Version::V2, Release::V2_1, None);
+fn done() -> impl Strategy<Value = WorkDone> {
+    let terms = GroupTerms::new(Version::V2, Release::V2_1, None);
     let group = GroupId([0, 0, 1, 0]);
     prop::sample::select(vec![
-        Done::Reached(Ok(())),
-        Done::Reached(Ok(())),
-        Done::Reached(Err(DeviceError::PeerGone)),
-        Done::Entered(Ok(Seat::Created(group))),
-        Done::Entered(Ok(Seat::Created(group))),
-        Done::Entered(Ok(Seat::Joined { group, terms })),
-        Done::Registered(Ok(DmbToken(7))),
-        Done::Registered(Ok(DmbToken(7))),
-        Done::Registered(Err(DeviceError::NoMemory)),
-        Done::Registered(Err(DeviceError::Exhausted)),
-        Done::Attached(Ok(0x10_0000)),
-        Done::Attached(Ok(1)),
-        Done::Attached(Err(DeviceError::PeerGone)),
-        Done::Opened(Ok(())),
-        Done::LinkOpened(Ok(link())),
-        Done::LinkOpened(Err(DeviceError::Exhausted)),
-        Done::RmbPrepared(Ok(rmb())),
-        Done::RmbPrepared(Ok(rmb())),
-        Done::RmbPrepared(Err(RmbError::NoLink)),
-        Done::RmbPrepared(Err(DeviceError::NoMemory.into())),
-        Done::PeerBound(Ok(())),
-        Done::PeerBound(Ok(())),
-        Done::PeerBound(Err(TableFull::new())),
-        Done::LinkConnected(Ok(())),
-        Done::RkeyConfirmed(Ok(())),
-        Done::RkeyConfirmed(Err(RkeyFailure::Refused)),
-        Done::LinkConfirmed(Ok(())),
-        Done::LinkConfirmed(Err(ConfirmFailure::TimedOut)),
-        Done::LinkConfirmed(Err(ConfirmFailure::Eyecatchers)),
+        WorkDone::Reached(Ok(())),
+        WorkDone::Reached(Ok(())),
+        WorkDone::Reached(Err(DeviceError::PeerGone)),
+        WorkDone::Entered(Ok(Member::Created(group))),
+        WorkDone::Entered(Ok(Member::Created(group))),
+        WorkDone::Entered(Ok(Member::Joined { group, terms })),
+        WorkDone::Registered(Ok(DmbToken(7))),
+        WorkDone::Registered(Ok(DmbToken(7))),
+        WorkDone::Registered(Err(DeviceError::NoMemory)),
+        WorkDone::Registered(Err(DeviceError::Exhausted)),
+        WorkDone::Attached(Ok(0x10_0000)),
+        WorkDone::Attached(Ok(1)),
+        WorkDone::Attached(Err(DeviceError::PeerGone)),
+        WorkDone::Opened(Ok(())),
+        WorkDone::LinkOpened(Ok(link())),
+        WorkDone::LinkOpened(Err(DeviceError::Exhausted)),
+        WorkDone::RmbPrepared(Ok(rmb())),
+        WorkDone::RmbPrepared(Ok(rmb())),
+        WorkDone::RmbPrepared(Err(RmbError::NoLink)),
+        WorkDone::RmbPrepared(Err(DeviceError::NoMemory.into())),
+        WorkDone::PeerBound(Ok(())),
+        WorkDone::PeerBound(Ok(())),
+        WorkDone::PeerBound(Err(TableFull::new())),
+        WorkDone::LinkConnected(Ok(())),
+        WorkDone::RkeyConfirmed(Ok(())),
+        WorkDone::RkeyConfirmed(Err(RkeyFailure::Refused)),
+        WorkDone::LinkConfirmed(Ok(())),
+        WorkDone::LinkConfirmed(Err(ConfirmFailure::TimedOut)),
+        WorkDone::LinkConfirmed(Err(ConfirmFailure::Eyecatchers)),
     ])
 }
 
@@ -146,11 +146,11 @@ fn survive(machine: &mut dyn Machine, start: Instant, events: &[Event]) {
                 assert!(taken == bytes.len() || machine.wants() == 0 || wanted == 0);
             }
             // Mostly answers that were asked for; a wrong one is a bug, not a panic.
-            Event::Done(done) if asked.as_ref().is_some_and(|work| fits(work, done)) => {
+            Event::WorkDone(done) if asked.as_ref().is_some_and(|work| fits(work, done)) => {
                 asked = None;
                 machine.handle_done(now, done.clone());
             }
-            Event::Done(_) => {}
+            Event::WorkDone(_) => {}
             Event::Closed => machine.handle_closed(),
             Event::Terminated => machine.handle_terminated(),
             Event::Seconds(seconds) => {
@@ -176,9 +176,11 @@ fn drain(machine: &mut dyn Machine, ends: &mut usize, asked: &mut Option<Work>) 
     while let Some(output) = machine.poll_output() {
         assert_eq!(*ends, 0, "nothing follows an outcome");
         match output {
-            Output::Established(_) | Output::Fallback(_) | Output::Abort(_) => *ends += 1,
-            Output::Work(work) => assert!(asked.replace(work).is_none(), "one at a time"),
-            Output::Send(bytes) => {
+            HandshakeOutput::Established(_)
+            | HandshakeOutput::Fallback(_)
+            | HandshakeOutput::Abort(_) => *ends += 1,
+            HandshakeOutput::Work(work) => assert!(asked.replace(work).is_none(), "one at a time"),
+            HandshakeOutput::Send(bytes) => {
                 Message::parse(&bytes).expect("what we send is well-formed");
             }
             _ => {}
@@ -186,20 +188,20 @@ fn drain(machine: &mut dyn Machine, ends: &mut usize, asked: &mut Option<Work>) 
     }
 }
 
-fn fits(work: &Work, done: &Done) -> bool {
+fn fits(work: &Work, done: &WorkDone) -> bool {
     matches!(
         (work, done),
-        (Work::Reach { .. }, Done::Reached(_))
-            | (Work::Enter { .. }, Done::Entered(_))
-            | (Work::Register { .. }, Done::Registered(_))
-            | (Work::Attach { .. }, Done::Attached(_))
-            | (Work::Open { .. }, Done::Opened(_))
-            | (Work::OpenLink { .. }, Done::LinkOpened(_))
-            | (Work::PrepareRmb { .. }, Done::RmbPrepared(_))
-            | (Work::BindPeer { .. }, Done::PeerBound(_))
-            | (Work::ConnectLink { .. }, Done::LinkConnected(_))
-            | (Work::ConfirmRkey { .. }, Done::RkeyConfirmed(_))
-            | (Work::ConfirmLink { .. }, Done::LinkConfirmed(_))
+        (Work::Reach { .. }, WorkDone::Reached(_))
+            | (Work::Enter { .. }, WorkDone::Entered(_))
+            | (Work::Register { .. }, WorkDone::Registered(_))
+            | (Work::Attach { .. }, WorkDone::Attached(_))
+            | (Work::Open { .. }, WorkDone::Opened(_))
+            | (Work::OpenLink { .. }, WorkDone::LinkOpened(_))
+            | (Work::PrepareRmb { .. }, WorkDone::RmbPrepared(_))
+            | (Work::BindPeer { .. }, WorkDone::PeerBound(_))
+            | (Work::ConnectLink { .. }, WorkDone::LinkConnected(_))
+            | (Work::ConfirmRkey { .. }, WorkDone::RkeyConfirmed(_))
+            | (Work::ConfirmLink { .. }, WorkDone::LinkConfirmed(_))
     )
 }
 
@@ -209,14 +211,14 @@ proptest! {
     #[test]
     fn server_survives_anything(events in vec(event(), 0..24)) {
         let now = Instant::now();
-        let mut server = Server::new(now, Arc::new(host()), Path::default());
+        let mut server = Server::new(now, Arc::new(host()), TcpPath::default());
         survive(&mut server, now, &events);
     }
 
     #[test]
     fn client_survives_anything(events in vec(event(), 0..24)) {
         let now = Instant::now();
-        let mut client = Client::new(now, Arc::new(host()), &Path::default());
+        let mut client = Client::new(now, Arc::new(host()), &TcpPath::default());
         survive(&mut client, now, &events);
     }
 
@@ -239,9 +241,9 @@ proptest! {
     #[test]
     fn any_bytes_in_any_pieces(bytes in vec(any::<u8>(), 0..800), chunk in 1..50_usize) {
         let now = Instant::now();
-        let mut server = Side::new(Server::new(now, Arc::new(host()), Path::default()));
+        let mut server = Side::new(Server::new(now, Arc::new(host()), TcpPath::default()));
         server.receive(now, &bytes, chunk);
-        let mut client = Side::new(Client::new(now, Arc::new(host()), &Path::default()));
+        let mut client = Side::new(Client::new(now, Arc::new(host()), &TcpPath::default()));
         client.settle(now);
         client.receive(now, &bytes, chunk);
     }

@@ -19,7 +19,7 @@ use smc_wire::types::{Chid, DeclineCode, DmbToken, Eid, Gid, HostName};
 use super::*;
 use crate::device::DeviceError;
 use crate::error::{Error, FallbackReason};
-use crate::proto::group::{self, Admission, DeviceIndex, NoGroup, Registry, Seat, Waiter};
+use crate::proto::group::{self, DeviceIndex, EnterResult, Member, NoGroup, Registry, Waiter};
 
 /// How a handshake ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,7 +40,7 @@ struct Fabric {
 #[derive(Debug, Default)]
 struct Groups {
     registry: Registry,
-    answers: HashMap<Waiter, Result<Seat, NoGroup>>,
+    answers: HashMap<Waiter, Result<Member, NoGroup>>,
     /// SMC-R: the one link of each group.
     links: HashMap<group::GroupId, rdma::TestLink>,
     terminated: Vec<group::GroupId>,
@@ -50,18 +50,22 @@ impl Groups {
     fn drain(&mut self) {
         while let Some(output) = self.registry.poll_output() {
             match output {
-                group::Output::Ready { waiter, seat } => {
-                    self.answers.insert(waiter, seat);
+                group::RegistryOutput::Ready {
+                    waiter,
+                    result: member,
+                } => {
+                    self.answers.insert(waiter, member);
                 }
-                group::Output::Terminate { group, .. } => self.terminated.push(group),
-                group::Output::Removed { .. } | group::Output::TellPeer { .. } => {}
+                group::RegistryOutput::Terminate { group, .. } => self.terminated.push(group),
+                group::RegistryOutput::Removed { .. }
+                | group::RegistryOutput::NotifyPeer { .. } => {}
             }
         }
     }
 
     fn connections(&self) -> usize {
         self.registry
-            .snapshots()
+            .group_infos()
             .iter()
             .map(|group| group.connections)
             .sum()
@@ -71,13 +75,13 @@ impl Groups {
 /// What goes wrong on one side.
 #[derive(Debug, Default)]
 struct Faults {
-    /// Devices that reach nobody.
+    /// Devices that reach no peer.
     unreachable: Vec<DeviceIndex>,
     /// Errors of the next registrations, by device.
     register: HashMap<DeviceIndex, VecDeque<DeviceError>>,
     attach: Option<Result<usize, DeviceError>>,
     /// Outcomes of the next pieces of SMC-R work, before they succeed.
-    rdma: VecDeque<Done>,
+    rdma: VecDeque<WorkDone>,
     /// Work of this kind is never done.
     stall: Option<&'static str>,
 }
@@ -92,7 +96,7 @@ struct Side {
     sent: Vec<u8>,
     works: Vec<Work>,
     discards: usize,
-    seat: Option<group::GroupId>,
+    member: Option<group::GroupId>,
     waiter: Option<Waiter>,
     outcome: Option<Outcome>,
 }
@@ -115,7 +119,7 @@ impl Side {
             sent: Vec::new(),
             works: Vec::new(),
             discards: 0,
-            seat: None,
+            member: None,
             waiter: None,
             outcome: None,
         }
@@ -128,10 +132,10 @@ impl Side {
             let answer = self
                 .waiter
                 .and_then(|w| self.groups.borrow_mut().answers.remove(&w));
-            if let Some(seat) = answer {
+            if let Some(member) = answer {
                 self.waiter = None;
-                self.seat = seat.ok().map(|seat| seat.group());
-                self.machine.handle_done(now, Done::Entered(seat));
+                self.member = member.ok().map(|member| member.group());
+                self.machine.handle_done(now, WorkDone::Entered(member));
             }
             let Some(output) = self.machine.poll_output() else {
                 return any;
@@ -142,30 +146,32 @@ impl Side {
                 "nothing follows the outcome, but {output:?}"
             );
             match output {
-                Output::Send(bytes) => self.sent.extend(bytes),
-                Output::Work(work) => {
+                HandshakeOutput::Send(bytes) => self.sent.extend(bytes),
+                HandshakeOutput::Work(work) => {
                     self.works.push(work.clone());
                     if let Some(done) = self.work(now, work) {
                         self.machine.handle_done(now, done);
                     }
                 }
-                Output::Discard => {
+                HandshakeOutput::Discard => {
                     self.discards += 1;
                     self.release(now);
                 }
-                Output::OutOfSync(group) => {
+                HandshakeOutput::OutOfSync(group) => {
                     let mut groups = self.groups.borrow_mut();
-                    groups.registry.out_of_sync(group);
+                    groups.registry.handle_out_of_sync(group);
                     groups.drain();
                 }
-                Output::Established(established) => self.end(now, Outcome::Smc(established)),
-                Output::Fallback(fallback) => self.end(now, Outcome::Tcp(fallback)),
-                Output::Abort(error) => self.end(now, Outcome::Failed(error)),
+                HandshakeOutput::Established(established) => {
+                    self.end(now, Outcome::Smc(established))
+                }
+                HandshakeOutput::Fallback(fallback) => self.end(now, Outcome::Tcp(fallback)),
+                HandshakeOutput::Abort(error) => self.end(now, Outcome::Failed(error)),
             }
         }
     }
 
-    fn work(&mut self, now: Instant, work: Work) -> Option<Done> {
+    fn work(&mut self, now: Instant, work: Work) -> Option<WorkDone> {
         if self.faults.stall == Some(name(&work)) {
             return None;
         }
@@ -173,7 +179,7 @@ impl Side {
             Work::Reach { device, peer } => {
                 let why = "as told";
                 let is_out = self.faults.unreachable.contains(&device);
-                Done::Reached(if is_out {
+                WorkDone::Reached(if is_out {
                     Err(DeviceError::Unreachable { peer, why })
                 } else {
                     Ok(())
@@ -184,11 +190,11 @@ impl Side {
                 let admission = groups.registry.enter(now, key, intent);
                 groups.drain();
                 match admission {
-                    Admission::Now(seat) => {
-                        self.seat = seat.ok().map(|seat| seat.group());
-                        Done::Entered(seat)
+                    EnterResult::Now(member) => {
+                        self.member = member.ok().map(|member| member.group());
+                        WorkDone::Entered(member)
                     }
-                    Admission::Wait(waiter) => {
+                    EnterResult::Wait(waiter) => {
                         self.waiter = Some(waiter);
                         return None;
                     }
@@ -201,11 +207,13 @@ impl Side {
                     .get_mut(&device)
                     .and_then(VecDeque::pop_front)
                 {
-                    Some(error) => Done::Registered(Err(error)),
-                    None => Done::Registered(Ok(self.fabric.borrow_mut().buffer(size.byte_len()))),
+                    Some(error) => WorkDone::Registered(Err(error)),
+                    None => {
+                        WorkDone::Registered(Ok(self.fabric.borrow_mut().buffer(size.byte_len())))
+                    }
                 }
             }
-            Work::Attach { token, .. } => Done::Attached(match self.faults.attach.take() {
+            Work::Attach { token, .. } => WorkDone::Attached(match self.faults.attach.take() {
                 Some(result) => result,
                 None => {
                     let len = self.fabric.borrow().buffers.get(&token).copied();
@@ -216,7 +224,7 @@ impl Side {
                 let mut groups = self.groups.borrow_mut();
                 let result = groups.registry.establish(group, terms);
                 groups.drain();
-                Done::Opened(result)
+                WorkDone::Opened(result)
             }
             work => self.rdma_work(&work),
         })
@@ -238,7 +246,7 @@ impl Side {
         if let Some(waiter) = self.waiter.take() {
             groups.registry.cancel(now, waiter);
         }
-        if let Some(group) = self.seat.take() {
+        if let Some(group) = self.member.take() {
             groups.registry.leave(now, group);
         }
         groups.drain();
@@ -334,7 +342,7 @@ struct Pair {
     server: Side,
     now: Instant,
     chunk: usize,
-    /// Bytes under way that nobody wanted yet.
+    /// Bytes in flight that no machine has asked for yet.
     to_server: Vec<u8>,
     to_client: Vec<u8>,
     /// Everything the server sent, and everything the client sent.
@@ -343,30 +351,30 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(client: Config, server: Config) -> Self {
+    fn new(client: HandshakeConfig, server: HandshakeConfig) -> Self {
         Self::with_groups(client, server, Rc::default(), Rc::default())
     }
 
-    fn over(client: Config, server: Config, path: Path) -> Self {
+    fn over(client: HandshakeConfig, server: HandshakeConfig, path: TcpPath) -> Self {
         let groups = [Rc::default(), Rc::default()];
         Self::with((client, path.clone()), (server, path), groups)
     }
 
     fn with_groups(
-        client: Config,
-        server: Config,
+        client: HandshakeConfig,
+        server: HandshakeConfig,
         client_groups: Rc<RefCell<Groups>>,
         server_groups: Rc<RefCell<Groups>>,
     ) -> Self {
         let groups = [client_groups, server_groups];
-        let (here, there) = (Path::default(), Path::default());
+        let (here, there) = (TcpPath::default(), TcpPath::default());
         Self::with((client, here), (server, there), groups)
     }
 
     /// Each side with its own view of the connection, and the groups of client and server.
     fn with(
-        client: (Config, Path),
-        server: (Config, Path),
+        client: (HandshakeConfig, TcpPath),
+        server: (HandshakeConfig, TcpPath),
         groups: [Rc<RefCell<Groups>>; 2],
     ) -> Self {
         Self::at(Instant::now(), client, server, groups)
@@ -374,8 +382,8 @@ impl Pair {
 
     fn at(
         now: Instant,
-        client: (Config, Path),
-        server: (Config, Path),
+        client: (HandshakeConfig, TcpPath),
+        server: (HandshakeConfig, TcpPath),
         [client_groups, server_groups]: [Rc<RefCell<Groups>>; 2],
     ) -> Self {
         let fabric = Rc::<RefCell<Fabric>>::default();
@@ -437,7 +445,7 @@ impl Pair {
                 .into_iter()
                 .flatten()
                 .min()
-                .expect("somebody waits for ever");
+                .expect("a machine waits for ever");
             self.now = self.now.max(next);
             for side in [&mut self.client, &mut self.server] {
                 side.machine.handle_timeout(self.now);
@@ -486,18 +494,18 @@ fn device(index: usize, chid: Chid) -> DirectDevice {
 }
 
 /// A host with one emulated device.
-fn host() -> Config {
+fn host() -> HandshakeConfig {
     host_with(vec![device(0, LOOP)])
 }
 
-fn host_with(devices: Vec<DirectDevice>) -> Config {
-    let mut config = Config::new(devices);
+fn host_with(devices: Vec<DirectDevice>) -> HandshakeConfig {
+    let mut config = HandshakeConfig::new(devices);
     config.host = HostName::new("host-a");
     config
 }
 
 /// A host without a system EID but with these UEIDs.
-fn host_with_ueids(names: &[&str]) -> Config {
+fn host_with_ueids(names: &[&str]) -> HandshakeConfig {
     let mut config = host();
     config.seid = None;
     config.ueids = names.iter().map(|name| ueid(name)).collect();
@@ -517,12 +525,12 @@ fn peer(code: DeclineCode) -> FallbackReason {
 }
 
 /// Connections within one host.
-fn same_host() -> Vec<Path> {
+fn same_host() -> Vec<TcpPath> {
     let over = |local: &str, peer: &str| {
-        Path::default().with_addresses(local.parse().unwrap(), peer.parse().unwrap())
+        TcpPath::default().with_addresses(local.parse().unwrap(), peer.parse().unwrap())
     };
     vec![
-        Path::default(),
+        TcpPath::default(),
         over("127.0.0.1", "127.0.0.2"),
         over("::1", "::1"),
         over("10.9.0.1", "::ffff:10.9.0.1"),
@@ -530,13 +538,18 @@ fn same_host() -> Vec<Path> {
 }
 
 /// A connection with another host.
-fn other_host() -> Path {
-    Path::default().with_addresses([10, 9, 0, 1].into(), [10, 9, 0, 2].into())
+fn other_host() -> TcpPath {
+    TcpPath::default().with_addresses([10, 9, 0, 1].into(), [10, 9, 0, 2].into())
 }
 
 /// A PROPOSAL of such a host.
-fn proposal(config: &Config) -> Proposal {
-    Proposal::parse(Offer::new(config, &Path::default()).unwrap().bytes()).unwrap()
+fn proposal(config: &HandshakeConfig) -> Proposal {
+    Proposal::parse(
+        ClientOffer::new(config, &TcpPath::default())
+            .unwrap()
+            .bytes(),
+    )
+    .unwrap()
 }
 
 fn bytes(proposal: &Proposal) -> Vec<u8> {

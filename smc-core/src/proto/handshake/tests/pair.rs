@@ -4,7 +4,7 @@ use smc_wire::types::{FeatureMask, PnetId, Release, Version};
 
 use super::*;
 use crate::error::{PeerMisbehaved, Phase};
-use crate::proto::group::State;
+use crate::proto::group::GroupState;
 
 #[test]
 fn first_contact_of_v2_1() {
@@ -49,9 +49,9 @@ fn first_contact_of_v2_1() {
         .groups
         .borrow()
         .registry
-        .snapshot(server.group)
+        .group_info(server.group)
         .unwrap();
-    assert_eq!((group.state, group.connections), (State::Active, 1));
+    assert_eq!((group.state, group.connections), (GroupState::Active, 1));
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn next_connection_joins_the_group() {
 
 #[test]
 fn v2_0_server_and_v2_0_client() {
-    let old = || Config {
+    let old = || HandshakeConfig {
         release: Release::V2_0,
         ..host()
     };
@@ -112,7 +112,7 @@ fn features_are_what_both_have() {
     let many = FeatureMask::from_bits_retain(0x00ff);
     let mut pair = Pair::new(
         host(),
-        Config {
+        HandshakeConfig {
             features: many,
             ..host()
         },
@@ -139,7 +139,7 @@ fn features_are_what_both_have() {
 
 #[test]
 fn system_eid_goes_before_ueids() {
-    let config = || Config {
+    let config = || HandshakeConfig {
         ueids: vec![ueid("SALES")],
         ..host()
     };
@@ -161,7 +161,7 @@ fn first_common_ueid_in_the_clients_order() {
 fn different_system_eids_do_not_match() {
     let native = Eid::seid_s390x(0xa23b, 0x3906);
     let mut pair = Pair::new(
-        Config {
+        HandshakeConfig {
             seid: Some(native),
             ..host()
         },
@@ -229,7 +229,7 @@ fn next_device_is_tried_when_a_buffer_cannot_be_had() {
     assert_eq!(pair.server.direct().device, DeviceIndex(1));
     assert_eq!(
         pair.server.discards, 1,
-        "the seat in the first device's group is given up"
+        "the member in the first device's group is given up"
     );
     assert_eq!(pair.server.groups.borrow().connections(), 1);
 }
@@ -282,7 +282,7 @@ fn server_without_a_free_buffer_declines() {
     assert_eq!(pair.server.fallback(), local(DeclineCode::MAX_DMB));
     assert_eq!(pair.client.fallback(), peer(DeclineCode::MAX_DMB));
     assert_eq!(
-        pair.server.groups.borrow().registry.snapshots(),
+        pair.server.groups.borrow().registry.group_infos(),
         [],
         "no group stays behind"
     );
@@ -299,7 +299,7 @@ fn client_without_a_free_buffer_declines_after_accept() {
     assert_eq!(pair.client.fallback(), local(DeclineCode::MAX_DMB));
     assert_eq!(pair.server.fallback(), peer(DeclineCode::MAX_DMB));
     for side in [&pair.client, &pair.server] {
-        assert_eq!(side.groups.borrow().registry.snapshots(), []);
+        assert_eq!(side.groups.borrow().registry.group_infos(), []);
     }
 }
 
@@ -416,7 +416,7 @@ fn stalled_client_costs_the_others_nothing() {
     other.settle();
     assert!(other.server.established().first_contact);
 
-    // The client's device never answers: it gives up in time for the server to hear of it.
+    // The client's device never answers: the client times out before the server does.
     stalled.run();
     assert_eq!(stalled.client.fallback(), local(DeclineCode::MEM));
     assert_eq!(stalled.server.fallback(), peer(DeclineCode::MEM));
@@ -483,7 +483,7 @@ fn silent_client_after_accept() {
     pair.server.machine.handle_timeout(pair.now + CLC_TIMEOUT);
     pair.server.settle(pair.now);
     assert_eq!(*pair.server.error(), Error::TimedOut(Phase::Confirm));
-    assert_eq!(pair.server.groups.borrow().registry.snapshots(), []);
+    assert_eq!(pair.server.groups.borrow().registry.group_infos(), []);
 }
 
 #[test]
@@ -525,7 +525,7 @@ fn group_that_ends_at_the_moment_of_opening() {
     pair.settle();
     pair.client
         .machine
-        .handle_done(pair.now, Done::Opened(Err(terminated())));
+        .handle_done(pair.now, WorkDone::Opened(Err(terminated())));
     pair.client.settle(pair.now);
     // It is the connection that ends, behind what the server has written.
     pair.client.established();
@@ -535,14 +535,14 @@ fn group_that_ends_at_the_moment_of_opening() {
     pair.settle();
     pair.server
         .machine
-        .handle_done(pair.now, Done::Opened(Err(terminated())));
+        .handle_done(pair.now, WorkDone::Opened(Err(terminated())));
     pair.run();
     pair.server.established();
 }
 
 /// What a registry says about a group that it does not know.
 fn terminated() -> group::Terminated {
-    let terms = group::Terms::new(Version::V2, Release::V2_1, None);
+    let terms = group::GroupTerms::new(Version::V2, Release::V2_1, None);
     Registry::new()
         .establish(group::GroupId([0; 4]), terms)
         .unwrap_err()
@@ -552,11 +552,11 @@ fn terminated() -> group::Terminated {
 fn announced_proposal_and_a_client_that_speaks_second() {
     let now = Instant::now();
     let config = Arc::new(host());
-    let offer = Offer::new(&config, &Path::default()).unwrap();
+    let offer = ClientOffer::new(&config, &TcpPath::default()).unwrap();
     let announced = offer.bytes().to_vec();
     let fabric = Rc::<RefCell<Fabric>>::default();
     let client = Client::announced(now, Arc::clone(&config), Arc::new(offer));
-    let server = Server::new(now, config, Path::default());
+    let server = Server::new(now, config, TcpPath::default());
     let mut pair = Pair::of(
         now,
         Side::with_groups(client, Rc::default(), Rc::clone(&fabric)),
@@ -592,7 +592,7 @@ fn v1_over_a_native_device_on_a_common_physical_network() {
     let mut client = v1();
     client.ueids = vec![ueid("CLIENT")];
     let subnets = vec![Subnet::V4([192, 0, 2, 7].into(), 24)];
-    let mut pair = Pair::over(client, server, Path::over(Interface::new(subnets, net)));
+    let mut pair = Pair::over(client, server, TcpPath::over(Interface::new(subnets, net)));
     pair.run();
 
     assert_eq!(pair.from_server.len(), 48);

@@ -6,13 +6,13 @@ use std::time::Instant;
 use smc_wire::llc::{DeleteLink, DeleteLinkReason, MessageType, Step};
 use smc_wire::types::LinkNumber;
 
-use super::{Aside, Flow, Trigger};
+use super::{DeferredRequest, Flow, Trigger};
 use crate::proto::handshake::Role;
 use crate::proto::links::group::after;
 use crate::proto::links::link::LinkState;
 use crate::proto::links::{DropReason, GroupType, LinkGroup, LinkId, NotAdded, Notice};
 
-/// The peer has to be told that a link goes.
+/// A pending or sent DELETE LINK.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::proto::links) struct Deletion {
     pub(in crate::proto::links) link: LinkId,
@@ -24,12 +24,12 @@ pub(in crate::proto::links) struct Deletion {
     /// Sent over this link.
     pub(in crate::proto::links) over: Option<LinkId>,
     /// Not sent: until when it waits for its turn (client) or for the connections (server). Sent:
-    /// until when the client should answer.
+    /// deadline for the client's answer.
     pub(in crate::proto::links) until: Instant,
 }
 
 impl LinkGroup {
-    /// Tells the peer, now or when the present flow ends.
+    /// Sends it now or when the present flow ends.
     pub(in crate::proto::links) fn want_delete(
         &mut self,
         now: Instant,
@@ -41,9 +41,9 @@ impl LinkGroup {
         let Some(found) = self.find_link(link) else {
             return;
         };
-        found.is_named = true;
+        found.is_delete_pending = true;
         let number = found.info.number;
-        self.wanted.deletes.push_back(Deletion {
+        self.pending.deletes.push_back(Deletion {
             link,
             number,
             reason,
@@ -56,13 +56,13 @@ impl LinkGroup {
 
     pub(in crate::proto::links) fn start_delete(&mut self, now: Instant, mut deletion: Deletion) {
         if self.role == Role::Client {
-            // Nothing to wait for: what the server says about it is answered with "unknown".
+            // No wait: a later request of the server about the link is answered with "unknown".
             self.send_deletion(&deletion);
             return self.deleted(&deletion);
         }
         let is_left = self
             .find_link(deletion.link)
-            .is_none_or(|link| link.leaving.is_none());
+            .is_none_or(|link| link.drain_deadline.is_none());
         if deletion.is_draining && !is_left {
             deletion.until = after(now, self.config.timeouts.response);
             self.flow = Some(Flow::Delete(deletion));
@@ -88,8 +88,8 @@ impl LinkGroup {
         Some(over)
     }
 
-    /// The connections have left a link, or should have.
-    pub(in crate::proto::links) fn left(&mut self, now: Instant, link: LinkId) {
+    /// The connections have left a link, or its deadline has expired.
+    pub(in crate::proto::links) fn resume_delete(&mut self, now: Instant, link: LinkId) {
         match self.flow.take() {
             Some(Flow::Delete(deletion)) if deletion.link == link && deletion.is_draining => {
                 self.start_delete(now, deletion);
@@ -98,22 +98,22 @@ impl LinkGroup {
         }
     }
 
-    /// When a client has waited long enough.
+    /// When a client sends without waiting any longer.
     pub(in crate::proto::links) fn delete_due(&self) -> Option<Instant> {
-        let first = self.wanted.deletes.front()?;
+        let first = self.pending.deletes.front()?;
         (self.role == Role::Client).then_some(first.until)
     }
 
-    /// A client that waited long enough for a flow to end tells the server all the same.
-    pub(in crate::proto::links) fn delete_patience(&mut self, now: Instant) {
+    /// A client that waited long enough for a flow to end sends nevertheless.
+    pub(in crate::proto::links) fn send_overdue_deletes(&mut self, now: Instant) {
         if self.role != Role::Client {
             return;
         }
-        while let Some(deletion) = self.wanted.deletes.front() {
+        while let Some(deletion) = self.pending.deletes.front() {
             if deletion.until > now {
                 return;
             }
-            if let Some(deletion) = self.wanted.deletes.pop_front() {
+            if let Some(deletion) = self.pending.deletes.pop_front() {
                 self.start_delete(now, deletion);
             }
         }
@@ -121,9 +121,9 @@ impl LinkGroup {
 
     pub(in crate::proto::links) fn delete_timeout(&mut self, now: Instant, deletion: Deletion) {
         if deletion.is_draining {
-            // The connections take too long; the message does not.
+            // The connections take too long; the message is sent now.
             if let Some(link) = self.find_link(deletion.link) {
-                link.leaving = None;
+                link.drain_deadline = None;
             }
             return self.start_delete(now, deletion);
         }
@@ -131,40 +131,40 @@ impl LinkGroup {
         self.deleted(&deletion);
     }
 
-    /// The peer knows, or does not want to.
+    /// The peer knows it, or does not answer.
     fn deleted(&mut self, deletion: &Deletion) {
         if let Some(link) = self.find_link(deletion.link) {
-            link.is_named = false;
+            link.is_delete_pending = false;
         }
         self.sweep();
-        let is_lonely = self.kind == GroupType::Single
+        let is_single = self.kind == GroupType::Single
             && deletion.reason != DeleteLinkReason::ASYMMETRIC_UNNEEDED;
-        if self.role == Role::Server && is_lonely && self.is_established {
-            self.wanted.add.get_or_insert(Trigger::Occasion);
+        if self.role == Role::Server && is_single && self.is_established {
+            self.pending.add.get_or_insert(Trigger::PathAvailable);
         }
     }
 
     /// DELETE LINK about one link.
-    pub(in crate::proto::links) fn hear_delete_link(
+    pub(in crate::proto::links) fn handle_delete_link(
         &mut self,
         now: Instant,
         over: LinkId,
         message: DeleteLink,
     ) {
         match (message.step, message.all) {
-            (Step::Request, true) => return self.hear_delete_all(now, over, message.reason),
-            (Step::Response, _) => return self.hear_deleted(message),
+            (Step::Request, true) => return self.handle_delete_all(now, over, message.reason),
+            (Step::Response, _) => return self.handle_deleted(message),
             (Step::Request, false) => {}
         }
         if self.abandoned == Some(message.link) {
             self.abandoned = None;
         }
         match self.flow.take() {
-            None => self.hear_delete(now, over, message),
-            // It takes the place of what the flow waits for.
+            None => self.handle_delete_one(now, over, message),
+            // It replaces the message for which the flow waits.
             Some(Flow::Offer(offer)) => {
                 self.offer_failed(offer, NotAdded::Deleted);
-                self.hear_delete(now, over, message);
+                self.handle_delete_one(now, over, message);
             }
             Some(Flow::Join(join)) => {
                 let is_new = self.link(join.link).map(|link| link.number) == Some(message.link);
@@ -173,7 +173,7 @@ impl LinkGroup {
                 }
                 self.join_failed(join, NotAdded::Deleted);
                 if !is_new {
-                    self.hear_delete(now, over, message);
+                    self.handle_delete_one(now, over, message);
                 }
             }
             flow @ Some(Flow::First(_)) => {
@@ -183,11 +183,11 @@ impl LinkGroup {
             flow @ Some(Flow::Delete(_) | Flow::Request { .. }) => {
                 self.flow = flow;
                 if self.is_being_deleted(message.link) {
-                    // What we send, or have sent, is the answer.
+                    // The message that is or was sent is the answer.
                     self.dropped(MessageType::DeleteLink, DropReason::Busy);
-                } else if self.wanted.aside.is_none() {
+                } else if self.pending.deferred.is_none() {
                     let request = message;
-                    self.wanted.aside = Some(Aside::Delete { over, request });
+                    self.pending.deferred = Some(DeferredRequest::Delete { over, request });
                 } else {
                     self.dropped(MessageType::DeleteLink, DropReason::Busy);
                 }
@@ -195,8 +195,8 @@ impl LinkGroup {
         }
     }
 
-    /// The same, with no flow in the way.
-    pub(in crate::proto::links) fn hear_delete(
+    /// The same, without another flow in progress.
+    pub(in crate::proto::links) fn handle_delete_one(
         &mut self,
         now: Instant,
         over: LinkId,
@@ -211,17 +211,17 @@ impl LinkGroup {
             }
             return self.answer_delete(over, request, DeleteLinkReason::UNKNOWN_LINK);
         };
-        let Some(to) = self.survivor(target.id, None) else {
+        let Some(to) = self.failover_target(target.id, None) else {
             if self.role == Role::Client {
                 self.answer_delete(over, request, DeleteLinkReason::DONE);
             }
-            return self.hear_delete_all(now, over, request.reason);
+            return self.handle_delete_all(now, over, request.reason);
         };
         if self.role == Role::Client {
             let over = if over == target.id { to } else { over };
             self.answer_delete(over, request, DeleteLinkReason::DONE);
         }
-        self.take_down(now, target.id, to);
+        self.deactivate_link(now, target.id, to);
         if self.role == Role::Server {
             self.want_delete(now, target.id, request.reason, request.orderly, false);
         }
@@ -234,7 +234,7 @@ impl LinkGroup {
     }
 
     /// DELETE LINK with RESP.
-    fn hear_deleted(&mut self, message: DeleteLink) {
+    fn handle_deleted(&mut self, message: DeleteLink) {
         match self.flow.take() {
             Some(Flow::Delete(deletion))
                 if deletion.over.is_some() && deletion.number == message.link =>
@@ -248,13 +248,14 @@ impl LinkGroup {
         }
     }
 
-    /// Whether the peer is told, or about to be told, that this link goes, and we wait for it.
+    /// Whether the deletion of this link is pending or sent, and awaits an answer.
     fn is_being_deleted(&self, number: LinkNumber) -> bool {
         let mut links = self.links.iter();
-        self.role == Role::Server && links.any(|link| link.is_named && link.info.number == number)
+        self.role == Role::Server
+            && links.any(|link| link.is_delete_pending && link.info.number == number)
     }
 
-    /// With two links that share nothing, the third is too many
+    /// With two links that share nothing, the third is not needed
     /// (docs/spec/llc.md#asymmetric-link).
     pub(in crate::proto::links) fn remove_asymmetric(&mut self, now: Instant) {
         if self.kind != GroupType::Symmetric {
@@ -269,11 +270,11 @@ impl LinkGroup {
         let Some(surplus) = surplus.map(|link| link.id) else {
             return;
         };
-        if let Some(to) = self.survivor(surplus, None) {
+        if let Some(to) = self.failover_target(surplus, None) {
             if let Some(link) = self.find_link(surplus) {
                 link.info.is_asymmetric = true;
             }
-            self.take_down(now, surplus, to);
+            self.deactivate_link(now, surplus, to);
             let reason = DeleteLinkReason::ASYMMETRIC_UNNEEDED;
             self.want_delete(now, surplus, reason, true, true);
         }

@@ -8,22 +8,24 @@ use super::Flow;
 use crate::proto::handshake::Role;
 use crate::proto::links::group::after;
 use crate::proto::links::link::LinkState;
-use crate::proto::links::{Cause, FirstLinkError, GroupType, LinkGroup, LinkId, OpTag, Output};
+use crate::proto::links::{
+    FirstLinkError, GroupType, LinkGroup, LinkGroupOutput, LinkId, OpTag, TerminateCause,
+};
 
-/// How far the end has come.
+/// Progress of the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::proto::links) enum End {
-    /// The last message is on its way.
-    Farewell {
+pub(in crate::proto::links) enum GroupEnd {
+    /// The last message is in flight.
+    LastMessage {
         link: LinkId,
         tag: OpTag,
         until: Instant,
     },
-    /// It is said until the peer says it too, as that may be in the midst of another flow.
-    Calling {
+    /// DELETE LINK is repeated until the peer sends it too, as the peer may be in another flow.
+    AwaitPeer {
         message: DeleteLink,
         link: LinkId,
-        /// When to say it again.
+        /// Time of the next repetition.
         next: Instant,
         until: Instant,
     },
@@ -31,11 +33,11 @@ pub(in crate::proto::links) enum End {
     Ended,
 }
 
-impl End {
+impl GroupEnd {
     /// The link that is needed until then.
     pub(in crate::proto::links) const fn link(&self) -> Option<LinkId> {
         match self {
-            Self::Farewell { link, .. } | Self::Calling { link, .. } => Some(*link),
+            Self::LastMessage { link, .. } | Self::AwaitPeer { link, .. } => Some(*link),
             Self::Ended => None,
         }
     }
@@ -43,16 +45,16 @@ impl End {
     /// When there is something to do.
     pub(in crate::proto::links) fn due(&self) -> Option<Instant> {
         match self {
-            Self::Farewell { until, .. } => Some(*until),
-            Self::Calling { next, until, .. } => Some(*next.min(until)),
+            Self::LastMessage { until, .. } => Some(*until),
+            Self::AwaitPeer { next, until, .. } => Some(*next.min(until)),
             Self::Ended => None,
         }
     }
 }
 
 impl LinkGroup {
-    /// We end it.
-    pub(in crate::proto::links) fn end_with(
+    /// This side ends the group.
+    pub(in crate::proto::links) fn end_group(
         &mut self,
         now: Instant,
         is_orderly: bool,
@@ -61,45 +63,49 @@ impl LinkGroup {
         if self.end.is_some() {
             return;
         }
-        let cause = Cause::Local(reason);
+        let cause = TerminateCause::Local(reason);
         let message = DeleteLink::all(self.terms.dialect, is_orderly, reason);
-        let until = after(now, self.config.timeouts.farewell);
-        if !self.may_be_misheard() {
-            return self.part(cause, Some(message), until);
+        let until = after(now, self.config.timeouts.delete_all);
+        if !self.may_be_misread() {
+            return self.end_after(cause, Some(message), until);
         }
-        let over = self.sendable();
+        let over = self.link_for_last_message();
         self.stop(cause);
         let Some(link) = over else {
             return self.finish();
         };
-        self.end = Some(End::Calling {
+        self.end = Some(GroupEnd::AwaitPeer {
             message,
             link,
             next: now,
             until,
         });
-        self.call(now);
+        self.send_delete_all(now);
     }
 
-    /// The peer ended it. A server says the same back, although the peer hears it by luck only. So
-    /// does a client of which the server cannot know that it has heard.
-    pub(in crate::proto::links) fn hear_delete_all(
+    /// The peer ended the group. A server responds with the same message, although the peer may not
+    /// receive it. So does a client if the server cannot know that the client received the message.
+    pub(in crate::proto::links) fn handle_delete_all(
         &mut self,
         now: Instant,
         _over: LinkId,
         reason: DeleteLinkReason,
     ) {
-        let is_answered = self.role == Role::Server || self.may_be_misheard();
+        let is_answered = self.role == Role::Server || self.may_be_misread();
         let message = DeleteLink::all(self.terms.dialect, true, reason);
-        let until = after(now, self.config.timeouts.farewell_answer);
-        self.part(Cause::Peer(reason), is_answered.then_some(message), until);
+        let until = after(now, self.config.timeouts.delete_all_answer);
+        self.end_after(
+            TerminateCause::Peer(reason),
+            is_answered.then_some(message),
+            until,
+        );
     }
 
-    /// A message while the group ends: the peer ends it too, or it first gives back its keys, for
-    /// whose answer Linux would wait before it hears us.
-    pub(in crate::proto::links) fn hear_at_end(&mut self, link: LinkId, message: &[u8]) {
+    /// A message while the group ends: the peer ends it too, or it first deletes its keys, and
+    /// Linux would wait for that answer before it processes DELETE LINK.
+    pub(in crate::proto::links) fn handle_message_at_end(&mut self, link: LinkId, message: &[u8]) {
         match self.end {
-            Some(End::Calling { link: on, .. }) if on == link => {}
+            Some(GroupEnd::AwaitPeer { link: on, .. }) if on == link => {}
             _ => return,
         }
         let dialect = self.terms.dialect;
@@ -114,52 +120,61 @@ impl LinkGroup {
             return;
         }
         match parsed {
-            Message::DeleteLink(said) if said.all && said.step == Step::Request => self.finish(),
-            Message::DeleteRkey(said) if said.step == Step::Request => {
-                self.answer_delete_rkey(link, &said);
+            Message::DeleteLink(message) if message.all && message.step == Step::Request => {
+                self.finish()
+            }
+            Message::DeleteRkey(message) if message.step == Step::Request => {
+                self.answer_delete_rkey(link, &message);
             }
             _ => {}
         }
     }
 
-    /// The end has waited long enough, for what it waits for.
+    /// A deadline of the end has expired.
     pub(in crate::proto::links) fn end_timeout(&mut self, now: Instant) {
         match self.end {
-            Some(End::Farewell { until, .. } | End::Calling { until, .. }) if until <= now => {
+            Some(GroupEnd::LastMessage { until, .. } | GroupEnd::AwaitPeer { until, .. })
+                if until <= now =>
+            {
                 self.finish();
             }
-            Some(End::Calling { next, .. }) if next <= now => self.call(now),
+            Some(GroupEnd::AwaitPeer { next, .. }) if next <= now => self.send_delete_all(now),
             _ => {}
         }
     }
 
-    /// There is no link to say anything on.
-    pub(in crate::proto::links) fn end_now(&mut self, cause: Cause) {
+    /// Ends the group when no message can be sent.
+    pub(in crate::proto::links) fn end_without_message(&mut self, cause: TerminateCause) {
         if self.end.is_none() {
             self.stop(cause);
             self.finish();
         }
     }
 
-    fn part(&mut self, cause: Cause, farewell: Option<DeleteLink>, until: Instant) {
+    fn end_after(
+        &mut self,
+        cause: TerminateCause,
+        last_message: Option<DeleteLink>,
+        until: Instant,
+    ) {
         if self.end.is_some() {
             return;
         }
-        let over = self.sendable();
+        let over = self.link_for_last_message();
         self.stop(cause);
-        let sent = farewell.zip(over).and_then(|(message, link)| {
+        let sent = last_message.zip(over).and_then(|(message, link)| {
             let tag = self.post(link, message.encoded_len(), |buffer| message.emit(buffer));
             Some((link, tag?))
         });
         match sent {
-            Some((link, tag)) => self.end = Some(End::Farewell { link, tag, until }),
+            Some((link, tag)) => self.end = Some(GroupEnd::LastMessage { link, tag, until }),
             None => self.finish(),
         }
     }
 
-    fn call(&mut self, now: Instant) {
-        let again = after(now, self.config.timeouts.farewell_again);
-        if let Some(End::Calling {
+    fn send_delete_all(&mut self, now: Instant) {
+        let again = after(now, self.config.timeouts.delete_all_retry);
+        if let Some(GroupEnd::AwaitPeer {
             message,
             link,
             next,
@@ -168,24 +183,23 @@ impl LinkGroup {
         {
             *next = again;
             let (message, link) = (*message, *link);
-            // Its completion says that it has arrived, which is not the question.
+            // Its completion only shows that it was delivered, not that it was processed.
             let _tag = self.post(link, message.encoded_len(), |buffer| message.emit(buffer));
         }
     }
 
-    /// Whether the peer may be in the midst of adding a link. Linux takes what comes then for the
-    /// end of that link only, and nothing else until it has cleared up
-    /// (docs/spec/llc.md#flows).
-    const fn may_be_misheard(&self) -> bool {
+    /// Whether the peer may be adding a link. Linux then takes DELETE LINK for the end of that link
+    /// only, and processes nothing else until it has cleaned up (docs/spec/llc.md#flows).
+    const fn may_be_misread(&self) -> bool {
         matches!(
             self.flow,
             Some(Flow::Offer(_) | Flow::Join(_) | Flow::Request { .. })
         ) || self.abandoned.is_some()
     }
 
-    /// The link for the last message: an active one, or the first one of a server that has asked
-    /// for its confirmation. A client has to be silent until then.
-    fn sendable(&self) -> Option<LinkId> {
+    /// The link for the last message: an active one, or the first one of a server that has
+    /// requested its confirmation. A client must not send until then.
+    fn link_for_last_message(&self) -> Option<LinkId> {
         let first = self.links.first()?;
         let is_asked = first.info.state == LinkState::Activating && first.info.number.0 != 0;
         let is_first = self.role == Role::Server && self.links.len() == 1 && is_asked;
@@ -195,37 +209,37 @@ impl LinkGroup {
         }
     }
 
-    /// Everything under way comes to an end.
-    fn stop(&mut self, cause: Cause) {
+    /// Ends everything in progress.
+    fn stop(&mut self, cause: TerminateCause) {
         if let Some(Flow::First(first)) = self.flow.take() {
             if first.until.is_some() {
                 self.outputs
-                    .push_back(Output::FirstLink(Err(FirstLinkError::LinkDown)));
+                    .push_back(LinkGroupOutput::FirstLink(Err(FirstLinkError::LinkDown)));
             }
         }
-        self.wanted = Default::default();
-        self.long_forget();
+        self.pending = Default::default();
+        self.clear_long_messages();
         for link in &mut self.links {
             if link.info.state == LinkState::Active {
                 let id = link.info.id;
                 // Only active links get here.
                 let _inactive = link.info.state.deactivate();
-                self.outputs.push_back(Output::Deactivate(id));
+                self.outputs.push_back(LinkGroupOutput::Deactivate(id));
             }
         }
-        self.own.fail(&mut self.outputs);
+        self.local_rmbs.fail(&mut self.outputs);
         self.set_kind(GroupType::None);
-        self.outputs.push_back(Output::Terminate(cause));
+        self.outputs.push_back(LinkGroupOutput::Terminate(cause));
     }
 
-    /// The last message is out, or need not be.
+    /// The last message was sent, or is not needed.
     pub(in crate::proto::links) fn finish(&mut self) {
         let links: Vec<_> = self.links().map(|link| link.id).collect();
         for link in links {
             self.close(link);
         }
-        self.own.forget(&mut self.outputs);
-        self.end = Some(End::Ended);
-        self.outputs.push_back(Output::Ended);
+        self.local_rmbs.release_all(&mut self.outputs);
+        self.end = Some(GroupEnd::Ended);
+        self.outputs.push_back(LinkGroupOutput::Ended);
     }
 }

@@ -8,16 +8,16 @@ use super::Flow;
 use crate::proto::handshake::Role;
 use crate::proto::links::group::after;
 use crate::proto::links::{
-    DropReason, FirstLinkError, GroupType, LinkGroup, LinkId, Notice, Output,
+    DropReason, FirstLinkError, GroupType, LinkGroup, LinkGroupOutput, LinkId, Notice,
 };
 
-/// The first link on its way.
+/// The first link during its confirmation.
 #[derive(Debug)]
 pub(in crate::proto::links) struct First {
     pub(in crate::proto::links) link: LinkId,
-    /// None until the shell says that it is time.
+    /// None until the shell calls [`LinkGroup::confirm_link`].
     pub(in crate::proto::links) until: Option<Instant>,
-    /// The server was quicker than our shell.
+    /// CONFIRM LINK arrived before that call.
     pub(in crate::proto::links) early: Option<ConfirmLink>,
 }
 
@@ -26,7 +26,7 @@ impl LinkGroup {
         let Some(Flow::First(mut first)) = self.flow.take() else {
             // The link failed before.
             self.outputs
-                .push_back(Output::FirstLink(Err(FirstLinkError::LinkDown)));
+                .push_back(LinkGroupOutput::FirstLink(Err(FirstLinkError::LinkDown)));
             return;
         };
         match (self.role, first.early.take()) {
@@ -46,7 +46,7 @@ impl LinkGroup {
     }
 
     /// CONFIRM LINK, for whichever flow waits for it on this link.
-    pub(in crate::proto::links) fn hear_confirm_link(
+    pub(in crate::proto::links) fn handle_confirm_link(
         &mut self,
         now: Instant,
         link: LinkId,
@@ -68,7 +68,7 @@ impl LinkGroup {
                     first.early.get_or_insert(message);
                     self.flow = Some(Flow::First(first));
                 }
-                // We have not asked yet.
+                // The request is not sent yet.
                 None => {
                     self.flow = Some(Flow::First(first));
                     self.dropped(MessageType::ConfirmLink, DropReason::Unexpected);
@@ -96,13 +96,13 @@ impl LinkGroup {
             self.activate(now, first.link, GroupType::Single);
             Ok(())
         };
-        self.outputs.push_back(Output::FirstLink(result));
+        self.outputs.push_back(LinkGroupOutput::FirstLink(result));
     }
 
     pub(in crate::proto::links) fn first_timeout(&mut self, _first: First) {
         self.notice(Notice::Unanswered(MessageType::ConfirmLink));
         self.outputs
-            .push_back(Output::FirstLink(Err(FirstLinkError::TimedOut)));
+            .push_back(LinkGroupOutput::FirstLink(Err(FirstLinkError::TimedOut)));
     }
 
     /// CONFIRM LINK about our end of a link, on that link.

@@ -5,12 +5,14 @@ use std::time::Instant;
 use smc_wire::llc::{AddLink, AddLinkCont, AddLinkStep, MessageType, RejectReason, Rtoken, Step};
 use smc_wire::types::LinkNumber;
 
-use super::tokens::Telling;
-use super::{Aside, Flow};
+use super::tokens::RtokenExchange;
+use super::{DeferredRequest, Flow};
 use crate::device::{LinkAddress, RdmaAddress};
 use crate::proto::group::DeviceIndex;
 use crate::proto::links::group::after;
-use crate::proto::links::{DropReason, GroupType, LinkGroup, LinkId, NotAdded, Notice, Output};
+use crate::proto::links::{
+    DropReason, GroupType, LinkGroup, LinkGroupOutput, LinkId, NotAdded, Notice,
+};
 use crate::proto::table::transitions;
 
 transitions! {
@@ -29,7 +31,7 @@ transitions! {
         /// RMBs are being registered with its device.
         Mapping = "MAPPING",
         /// v1: accepted; ADD LINK CONT goes back and forth.
-        Telling = "TELLING",
+        Exchanging = "EXCHANGING",
         /// Accepted; CONFIRM LINK has to come.
         Confirming = "CONFIRMING",
         /// The link is active.
@@ -41,28 +43,28 @@ transitions! {
     /// The queue pair is connected.
     connected(Connecting => Mapping);
     /// v1: the RMBs are registered.
-    mapped_v1(Mapping => Telling);
+    mapped_v1(Mapping => Exchanging);
     /// v2: the RMBs are registered, and the keys are known.
     mapped_v2(Mapping => Confirming);
     /// v1: the keys are known.
-    told(Telling => Confirming);
+    exchanged(Exchanging => Confirming);
     /// The server confirmed the link.
     confirmed(Confirming => Confirmed);
 }
 
-/// What the server offers.
+/// The server's offer.
 #[derive(Debug)]
-pub(in crate::proto::links) struct Proposed {
+pub(in crate::proto::links) struct OfferedLink {
     /// The offer as a rejection, which repeats it.
     rejection: AddLink<'static>,
     /// v2: its keys.
     rtokens: Vec<Rtoken>,
 }
 
-impl Proposed {
+impl OfferedLink {
     pub(in crate::proto::links) fn new(offer: &AddLink<'_>) -> Self {
         let rtokens = offer.extension.map_or(&[][..], |found| found.rtokens);
-        // Version 2 has no room for a reason.
+        // Version 2 has no field for a reason.
         let reason = match offer.dialect.is_v2() {
             true => RejectReason::NONE,
             false if offer.mtu.bytes().is_none() => RejectReason::INVALID_MTU,
@@ -85,7 +87,7 @@ impl Proposed {
     }
 }
 
-/// A link that we take.
+/// A link that is being added.
 #[derive(Debug)]
 pub(in crate::proto::links) struct Join {
     pub(in crate::proto::links) link: LinkId,
@@ -93,10 +95,10 @@ pub(in crate::proto::links) struct Join {
     pub(in crate::proto::links) over: LinkId,
     pub(in crate::proto::links) stage: JoinStage,
     pub(in crate::proto::links) until: Instant,
-    /// What the group becomes.
+    /// The type of the group afterwards.
     kind: GroupType,
-    proposed: Proposed,
-    telling: Telling,
+    offered: OfferedLink,
+    exchange: RtokenExchange,
 }
 
 impl Join {
@@ -108,38 +110,40 @@ impl Join {
         self.stage == JoinStage::Mapping
     }
 
-    pub(in crate::proto::links) fn is_telling(&self, over: LinkId, number: LinkNumber) -> bool {
-        let offer = &self.proposed.rejection;
-        self.stage == JoinStage::Telling && self.over == over && offer.link == number
+    pub(in crate::proto::links) fn is_exchanging(&self, over: LinkId, number: LinkNumber) -> bool {
+        let offer = &self.offered.rejection;
+        self.stage == JoinStage::Exchanging && self.over == over && offer.link == number
     }
 
-    /// Whether it can go on without the link over which it is arranged.
-    pub(in crate::proto::links) fn stands_alone(&self) -> bool {
+    /// Whether it can continue without the link over which it is arranged.
+    pub(in crate::proto::links) fn is_independent(&self) -> bool {
         self.stage == JoinStage::Confirming
     }
 }
 
 impl LinkGroup {
     /// ADD LINK without RESP.
-    pub(in crate::proto::links) fn hear_offer(
+    pub(in crate::proto::links) fn handle_offer(
         &mut self,
         now: Instant,
         over: LinkId,
         offer: &AddLink<'_>,
     ) {
-        let proposed = Proposed::new(offer);
+        let offered = OfferedLink::new(offer);
         if let Some(Flow::Request { .. }) = self.flow {
             self.flow = None;
-            self.long_answered();
+            self.long_message_answered();
         }
-        let is_idle = self.flow.is_none() && self.own.is_quiet() && self.wanted.aside.is_none();
+        let is_idle = self.flow.is_none()
+            && self.local_rmbs.has_no_requests()
+            && self.pending.deferred.is_none();
         if is_idle {
-            self.start_join(now, over, proposed);
-        } else if self.wanted.aside.is_none() && self.is_established_link(over) {
+            self.start_join(now, over, offered);
+        } else if self.pending.deferred.is_none() && self.is_established_link(over) {
             let until = after(now, self.config.timeouts.response);
-            self.wanted.aside = Some(Aside::Add {
+            self.pending.deferred = Some(DeferredRequest::Add {
                 over,
-                proposed,
+                offered,
                 until,
             });
         } else {
@@ -151,49 +155,49 @@ impl LinkGroup {
         &mut self,
         now: Instant,
         over: LinkId,
-        proposed: Proposed,
+        offered: OfferedLink,
     ) {
         if !self.is_established_link(over) {
             return self.dropped(MessageType::AddLink, DropReason::NoLink);
         }
-        let Some((device, address, kind)) = self.port_for_join(over, &proposed) else {
+        let Some((device, address, kind)) = self.port_for_join(over, &offered) else {
             self.notice(Notice::NotAdded {
-                number: proposed.rejection.link,
+                number: offered.rejection.link,
                 why: NotAdded::Refused,
             });
-            return self.send_rejection(over, &proposed);
+            return self.send_rejection(over, &offered);
         };
-        let link = self.new_link(now, device, proposed.rejection.link);
+        let link = self.new_link(now, device, offered.rejection.link);
         self.flow = Some(Flow::Join(Join {
             link,
             over,
             stage: JoinStage::Opening,
             until: after(now, self.config.timeouts.work),
             kind,
-            proposed,
-            telling: Telling::default(),
+            offered,
+            exchange: RtokenExchange::default(),
         }));
-        self.outputs.push_back(Output::Open {
+        self.outputs.push_back(LinkGroupOutput::Open {
             link,
             device,
             address,
         });
     }
 
-    /// Steps 1 to 3: where to open the link, and what it would make of the group.
+    /// Steps 1 to 3: where to open the link, and the type of the group afterwards.
     fn port_for_join(
         &self,
         over: LinkId,
-        proposed: &Proposed,
+        offered: &OfferedLink,
     ) -> Option<(DeviceIndex, RdmaAddress, GroupType)> {
-        let offer = &proposed.rejection;
+        let offer = &offered.rejection;
         let is_taken = self.links().any(|link| link.number == offer.link);
         let is_limited = self.kind == GroupType::Single && self.max_links() <= 1;
         if offer.mtu.bytes().is_none() || is_taken || is_limited {
             return None;
         }
         let alternate = self.alternate(over);
-        let (port, kind) = if self.is_peer_port(over, &proposed.address()) {
+        let (port, kind) = if self.is_peer_port(over, &offered.address()) {
             (alternate?, GroupType::AsymmetricPeer)
         } else {
             match alternate {
@@ -215,7 +219,7 @@ impl LinkGroup {
         if join.stage.opened().is_err() {
             return self.join_failed(join, NotAdded::Device);
         }
-        self.connect(join.link, join.proposed.address());
+        self.connect(join.link, join.offered.address());
         join.until = after(now, self.config.timeouts.work);
         self.flow = Some(Flow::Join(join));
     }
@@ -247,38 +251,38 @@ impl LinkGroup {
             return self.join_failed(join, NotAdded::Device);
         }
         let local = LinkAddress {
-            mtu: local.mtu.min(join.proposed.rejection.mtu),
+            mtu: local.mtu.min(join.offered.rejection.mtu),
             ..local
         };
-        let number = join.proposed.rejection.link;
+        let number = join.offered.rejection.link;
         let rtokens = self.rtokens_for(join.over, device);
         self.send_add_link(join.over, AddLinkStep::Accepted, number, &local, &rtokens);
-        let told = std::mem::take(&mut join.proposed.rtokens);
-        self.hear_rtokens(join.over, join.link, told);
+        let told = std::mem::take(&mut join.offered.rtokens);
+        self.store_peer_rtokens(join.over, join.link, told);
         if !is_v2 {
-            join.telling = Telling::new(rtokens);
+            join.exchange = RtokenExchange::new(rtokens);
         }
         join.until = after(now, wait);
         self.flow = Some(Flow::Join(join));
     }
 
-    pub(in crate::proto::links) fn join_told(
+    pub(in crate::proto::links) fn join_keys_received(
         &mut self,
         now: Instant,
         mut join: Join,
         message: &AddLinkCont,
     ) {
         let rtokens = message.rtokens.iter().copied().map(Rtoken::from);
-        self.hear_rtokens(join.over, join.link, rtokens);
-        if join.telling.hear(message).is_none() {
+        self.store_peer_rtokens(join.over, join.link, rtokens);
+        if join.exchange.handle_message(message).is_none() {
             return self.join_failed(join, NotAdded::Violation);
         }
-        let answer = join.telling.say(Step::Response, message.link);
+        let answer = join.exchange.next_message(Step::Response, message.link);
         self.send(join.over, answer.encoded_len(), |buffer| {
             answer.emit(buffer)
         });
         let timeouts = self.config.timeouts;
-        let wait = if join.telling.is_done() && join.stage.told().is_ok() {
+        let wait = if join.exchange.is_done() && join.stage.exchanged().is_ok() {
             timeouts.added_confirm
         } else {
             timeouts.response
@@ -294,28 +298,28 @@ impl LinkGroup {
 
     pub(in crate::proto::links) fn join_timeout(&mut self, _now: Instant, join: Join) {
         let why = match join.stage {
-            JoinStage::Telling | JoinStage::Confirming => NotAdded::TimedOut,
+            JoinStage::Exchanging | JoinStage::Confirming => NotAdded::TimedOut,
             _ => NotAdded::Device,
         };
         self.join_failed(join, why);
     }
 
-    /// The link comes to nothing; the group stays as it was.
+    /// The link is not added; the group stays unchanged.
     pub(in crate::proto::links) fn join_failed(&mut self, join: Join, why: NotAdded) {
-        let number = join.proposed.rejection.link;
+        let number = join.offered.rejection.link;
         self.notice(Notice::NotAdded { number, why });
         self.close(join.link);
         match join.stage {
-            // A rejection is the last word even after we have accepted, as it is of Linux.
+            // A rejection is final even after an acceptance, as in Linux.
             JoinStage::Confirming if why != NotAdded::Deleted => {
                 self.send_delete_lost(join.over, number)
             }
-            _ => self.send_rejection(join.over, &join.proposed),
+            _ => self.send_rejection(join.over, &join.offered),
         }
     }
 
-    fn send_rejection(&mut self, over: LinkId, proposed: &Proposed) {
-        let message = proposed.rejection;
+    fn send_rejection(&mut self, over: LinkId, offered: &OfferedLink) {
+        let message = offered.rejection;
         self.send(over, message.encoded_len(), |buffer| message.emit(buffer));
     }
 }

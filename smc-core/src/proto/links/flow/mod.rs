@@ -1,19 +1,19 @@
-//! The LLC flows, one file each, and the rules by which they take turns.
+//! The LLC flows, one file each, and the rules of their order.
 //!
 //! ```text
 //!             first ── offer (server) / join (client) ── delete ── request     one at a time
 //!                 │ excludes the start of                                      (Flow)
-//!             rkeys: CONFIRM RKEY, DELETE RKEY of ours                         own.flights
+//!             rkeys: CONFIRM RKEY, DELETE RKEY of ours                         local_rmbs.requests
 //!             rkeys of the peer, TEST LINK, DELETE LINK for all links          at any time
 //! ```
 //!
-//! A change of the links waits until no rkey request of ours is unanswered, and no further one
-//! begins while a change is wanted, so neither starves the other. The peer's requests about keys
-//! are answered at once, always (docs/spec/llc.md#flows). Every flow has a time at which it ends.
+//! A change of the links waits until no local rkey request is unanswered, and no further one begins
+//! while a change is pending, so neither delays the other for ever. The peer's requests about keys
+//! are always answered at once (docs/spec/llc.md#flows). Every flow has a deadline.
 
 mod delete;
-mod down;
 mod end;
+mod failover;
 mod first;
 mod join;
 mod offer;
@@ -28,10 +28,10 @@ use std::time::Instant;
 use smc_wire::llc::{DeleteLink, MessageType};
 
 pub(super) use delete::Deletion;
-pub(super) use end::End;
+pub(super) use end::GroupEnd;
 pub(super) use first::First;
-pub(super) use join::{Join, Proposed};
-pub(super) use offer::Offer;
+pub(super) use join::{Join, OfferedLink};
+pub(super) use offer::LinkOffer;
 
 #[cfg(test)]
 pub(super) use join::JoinStage;
@@ -40,28 +40,28 @@ pub(super) use offer::OfferStage;
 
 use super::{LinkGroup, LinkId, Notice};
 
-/// What changes the links now.
+/// The flow that changes the links now.
 #[derive(Debug)]
 pub(super) enum Flow {
     /// The first link is being confirmed.
     First(First),
-    /// We, the server, add a link.
-    Offer(Offer),
-    /// We, the client, add the link that the server offers.
+    /// This side, the server, adds a link.
+    Offer(LinkOffer),
+    /// This side, the client, adds the link that the server offers.
     Join(Join),
-    /// We, the server, told the client that a link goes, and wait for its answer.
+    /// This side, the server, sent DELETE LINK to the client, and waits for its answer.
     Delete(Deletion),
-    /// We, the client, asked for a link.
+    /// This side, the client, requested a link.
     Request {
         /// On this link.
         over: LinkId,
-        /// Until when the server should do something.
+        /// Deadline for the server's reaction.
         until: Instant,
     },
 }
 
 impl Flow {
-    /// When it stops waiting; none while others wait for something and count the time.
+    /// Its deadline; none while another component measures the time.
     pub(super) const fn until(&self) -> Option<Instant> {
         match self {
             Self::First(first) => first.until,
@@ -73,44 +73,44 @@ impl Flow {
     }
 }
 
-/// What waits for its turn.
+/// Pending flows.
 #[derive(Debug, Default)]
-pub(super) struct Wanted {
+pub(super) struct PendingFlows {
     /// The server looks for another link.
     pub(super) add: Option<Trigger>,
-    /// The client asks for one.
+    /// The client requests one.
     pub(super) request: bool,
-    /// Links of which the peer has to be told that they go. Each link is in here once at most.
+    /// Links to be deleted. Each link is in this list once at most.
     pub(super) deletes: VecDeque<Deletion>,
-    /// What the peer wants and came in between; a second one is dropped.
-    pub(super) aside: Option<Aside>,
+    /// A request of the peer that was deferred; a second one is dropped.
+    pub(super) deferred: Option<DeferredRequest>,
 }
 
-impl Wanted {
+impl PendingFlows {
     fn is_empty(&self) -> bool {
-        self.add.is_none() && !self.request && self.deletes.is_empty() && self.aside.is_none()
+        self.add.is_none() && !self.request && self.deletes.is_empty() && self.deferred.is_none()
     }
 }
 
 /// Why the server looks for another link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Trigger {
-    /// First contact: the client counts on hearing something.
+    /// First contact: the client expects a message.
     Established,
     /// A port came up, a link was deleted, or a v1 client suggests it.
-    Occasion,
-    /// REQUEST ADD LINK came over this link, and wants an answer.
+    PathAvailable,
+    /// REQUEST ADD LINK came over this link, and needs an answer.
     Requested(LinkId),
 }
 
 /// A request of the peer that waits until the present flow ends.
 #[derive(Debug)]
-pub(super) enum Aside {
+pub(super) enum DeferredRequest {
     /// The server offers a link.
     Add {
         over: LinkId,
-        proposed: Proposed,
-        /// Then the server has given it up.
+        offered: OfferedLink,
+        /// When the server abandons it.
         until: Instant,
     },
     /// A link is to be deleted.
@@ -118,44 +118,46 @@ pub(super) enum Aside {
 }
 
 impl LinkGroup {
-    /// Starts what can be started now; to be called last after everything that happens.
+    /// Starts what can be started now; call this last after every event.
     pub(super) fn advance(&mut self, now: Instant) {
         while self.end.is_none() && self.step(now) {}
-        self.tell_full();
+        self.report_full();
     }
 
-    /// Starts one thing. Each of them takes something off a list, so this comes to an end.
+    /// Starts one thing. Each start removes an entry from a list, so this terminates.
     fn step(&mut self, now: Instant) -> bool {
         if self.flow.is_some() {
             return false;
         }
-        if let Some(deletion) = self.wanted.deletes.pop_front() {
+        if let Some(deletion) = self.pending.deletes.pop_front() {
             self.start_delete(now, deletion);
             return true;
         }
-        match self.wanted.aside.take() {
-            Some(Aside::Delete { over, request }) => {
-                self.hear_delete(now, over, request);
+        match self.pending.deferred.take() {
+            Some(DeferredRequest::Delete { over, request }) => {
+                self.handle_delete_one(now, over, request);
                 return true;
             }
-            Some(Aside::Add { until, .. }) if until <= now => return true,
-            Some(Aside::Add { over, proposed, .. }) if self.own.is_quiet() => {
-                self.start_join(now, over, proposed);
+            Some(DeferredRequest::Add { until, .. }) if until <= now => return true,
+            Some(DeferredRequest::Add { over, offered, .. })
+                if self.local_rmbs.has_no_requests() =>
+            {
+                self.start_join(now, over, offered);
                 return true;
             }
-            aside => self.wanted.aside = aside,
+            deferred => self.pending.deferred = deferred,
         }
-        if self.own.is_quiet() {
-            if let Some(trigger) = self.wanted.add.take() {
+        if self.local_rmbs.has_no_requests() {
+            if let Some(trigger) = self.pending.add.take() {
                 self.start_offer(now, trigger);
                 return true;
             }
-            if std::mem::take(&mut self.wanted.request) {
+            if std::mem::take(&mut self.pending.request) {
                 self.start_request(now);
                 return true;
             }
         }
-        self.wanted.is_empty() && self.start_rkey(now)
+        self.pending.is_empty() && self.start_rkey(now)
     }
 
     /// The present flow has waited long enough.

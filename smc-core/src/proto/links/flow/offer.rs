@@ -8,12 +8,14 @@ use smc_wire::llc::{
 };
 use smc_wire::types::{LinkNumber, MtuCode, Psn, Qpn};
 
-use super::tokens::Telling;
+use super::tokens::RtokenExchange;
 use super::{Flow, Trigger};
 use crate::device::{LinkAddress, RdmaAddress, Route};
 use crate::proto::group::DeviceIndex;
 use crate::proto::links::group::after;
-use crate::proto::links::{DropReason, GroupType, LinkGroup, LinkId, NotAdded, Notice, Output};
+use crate::proto::links::{
+    DropReason, GroupType, LinkGroup, LinkGroupOutput, LinkId, NotAdded, Notice,
+};
 use crate::proto::table::transitions;
 
 transitions! {
@@ -34,7 +36,7 @@ transitions! {
         /// The client accepted; the queue pair is being connected.
         Connecting = "CONNECTING",
         /// v1: ADD LINK CONT goes back and forth.
-        Telling = "TELLING",
+        Exchanging = "EXCHANGING",
         /// CONFIRM LINK is sent.
         Confirming = "CONFIRMING",
         /// The link is active.
@@ -48,31 +50,31 @@ transitions! {
     /// The client takes it.
     accepted(Offered => Connecting);
     /// v1: the queue pair is connected.
-    connected_v1(Connecting => Telling);
+    connected_v1(Connecting => Exchanging);
     /// v2: the queue pair is connected, and the keys are known.
     connected_v2(Connecting => Confirming);
     /// v1: the keys are known.
-    told(Telling => Confirming);
+    exchanged(Exchanging => Confirming);
     /// The client confirmed the link.
     confirmed(Confirming => Confirmed);
 }
 
-/// A link that we add.
+/// A link that this side adds.
 #[derive(Debug)]
-pub(in crate::proto::links) struct Offer {
+pub(in crate::proto::links) struct LinkOffer {
     pub(in crate::proto::links) link: LinkId,
     number: LinkNumber,
     /// The link over which it is arranged.
     pub(in crate::proto::links) over: LinkId,
     pub(in crate::proto::links) stage: OfferStage,
     pub(in crate::proto::links) until: Instant,
-    /// What the group becomes.
+    /// The type of the group afterwards.
     kind: GroupType,
-    telling: Telling,
+    exchange: RtokenExchange,
     pub(super) trigger: Trigger,
 }
 
-impl Offer {
+impl LinkOffer {
     pub(in crate::proto::links) fn is_confirming(&self, link: LinkId) -> bool {
         self.link == link && self.stage == OfferStage::Confirming
     }
@@ -81,22 +83,23 @@ impl Offer {
         self.stage == OfferStage::Mapping
     }
 
-    pub(in crate::proto::links) fn is_telling(&self, over: LinkId, number: LinkNumber) -> bool {
-        self.stage == OfferStage::Telling && self.is_meant(over, number)
+    pub(in crate::proto::links) fn is_exchanging(&self, over: LinkId, number: LinkNumber) -> bool {
+        self.stage == OfferStage::Exchanging && self.matches_answer(over, number)
     }
 
-    /// Whether an answer is about it. One offer is out at a time, so its answer need not name the link.
-    fn is_meant(&self, over: LinkId, number: LinkNumber) -> bool {
+    /// Whether an answer belongs to it. One offer is sent at a time, so its answer need not name
+    /// the link.
+    fn matches_answer(&self, over: LinkId, number: LinkNumber) -> bool {
         self.over == over && [self.number, LinkNumber::NONE].contains(&number)
     }
 
     /// Whether the client knows of it.
-    pub(super) fn is_said(&self) -> bool {
+    pub(super) fn is_sent(&self) -> bool {
         !matches!(self.stage, OfferStage::Opening | OfferStage::Mapping)
     }
 
-    /// Whether it can go on without the link over which it is arranged.
-    pub(in crate::proto::links) fn stands_alone(&self) -> bool {
+    /// Whether it can continue without the link over which it is arranged.
+    pub(in crate::proto::links) fn is_independent(&self) -> bool {
         self.stage == OfferStage::Confirming
     }
 }
@@ -112,24 +115,24 @@ impl LinkGroup {
         };
         let number = self.next_number();
         let link = self.new_link(now, device, number);
-        self.flow = Some(Flow::Offer(Offer {
+        self.flow = Some(Flow::Offer(LinkOffer {
             link,
             number,
             over,
             stage: OfferStage::Opening,
             until: after(now, self.config.timeouts.work),
             kind,
-            telling: Telling::default(),
+            exchange: RtokenExchange::default(),
             trigger,
         }));
-        self.outputs.push_back(Output::Open {
+        self.outputs.push_back(LinkGroupOutput::Open {
             link,
             device,
             address,
         });
     }
 
-    /// Steps 1 to 3: where to open a link, and what it would make of the group.
+    /// Steps 1 to 3: where to open a link, and the type of the group afterwards.
     fn port_for_offer(&self, over: LinkId) -> Option<(DeviceIndex, RdmaAddress, GroupType)> {
         if self.kind == GroupType::Single && self.max_links() <= 1 {
             return None;
@@ -143,7 +146,7 @@ impl LinkGroup {
             .then(|| (port.device, port.address.clone(), kind))
     }
 
-    /// There is nothing to offer: says so to those who wait for it.
+    /// There is nothing to offer: notifies a client that waits for an offer.
     fn decline_to_offer(&mut self, over: LinkId, trigger: Trigger) {
         self.notice(Notice::NotAdded {
             number: LinkNumber::NONE,
@@ -151,14 +154,14 @@ impl LinkGroup {
         });
         match trigger {
             Trigger::Requested(link) => self.answer_request(link),
-            Trigger::Established if self.terms.max_links > 1 => self.send_hollow_offer(over),
-            Trigger::Established | Trigger::Occasion => {}
+            Trigger::Established if self.terms.max_links > 1 => self.send_empty_offer(over),
+            Trigger::Established | Trigger::PathAvailable => {}
         }
     }
 
     /// An ADD LINK that cannot be accepted, for clients that wait for one
     /// (docs/spec/llc.md#nothing-to-offer).
-    fn send_hollow_offer(&mut self, over: LinkId) {
+    fn send_empty_offer(&mut self, over: LinkId) {
         let Some(local) = self.link(over).and_then(|info| info.local) else {
             return;
         };
@@ -172,7 +175,7 @@ impl LinkGroup {
         self.send_add_link(over, AddLinkStep::Request, number, &address, &[]);
     }
 
-    /// The 44-byte answer to REQUEST ADD LINK: no.
+    /// The negative 44-byte answer to REQUEST ADD LINK.
     fn answer_request(&mut self, over: LinkId) {
         let message = RequestAddLink {
             order: self.terms.dialect.order(),
@@ -187,7 +190,7 @@ impl LinkGroup {
     pub(in crate::proto::links) fn offer_opened(
         &mut self,
         now: Instant,
-        mut offer: Offer,
+        mut offer: LinkOffer,
         local: LinkAddress,
     ) {
         self.set_local(offer.link, local);
@@ -202,7 +205,7 @@ impl LinkGroup {
         }
     }
 
-    pub(in crate::proto::links) fn offer_mapped(&mut self, now: Instant, mut offer: Offer) {
+    pub(in crate::proto::links) fn offer_mapped(&mut self, now: Instant, mut offer: LinkOffer) {
         let info = self.link(offer.link);
         let Some((local, device)) = info.and_then(|info| Some((info.local?, info.device))) else {
             return self.offer_failed(offer, NotAdded::Device);
@@ -219,14 +222,14 @@ impl LinkGroup {
             &rtokens,
         );
         if self.terms.dialect == Dialect::V1 {
-            offer.telling = Telling::new(rtokens);
+            offer.exchange = RtokenExchange::new(rtokens);
         }
         offer.until = after(now, self.config.timeouts.response);
         self.flow = Some(Flow::Offer(offer));
     }
 
     /// ADD LINK with RESP.
-    pub(in crate::proto::links) fn hear_offer_answer(
+    pub(in crate::proto::links) fn handle_offer_answer(
         &mut self,
         now: Instant,
         over: LinkId,
@@ -234,16 +237,17 @@ impl LinkGroup {
     ) {
         let mut offer = match self.flow.take() {
             Some(Flow::Offer(offer))
-                if offer.stage == OfferStage::Offered && offer.is_meant(over, answer.link) =>
+                if offer.stage == OfferStage::Offered
+                    && offer.matches_answer(over, answer.link) =>
             {
                 offer
             }
             flow => {
                 self.flow = flow;
-                return self.hear_late_answer(answer);
+                return self.handle_late_answer(answer);
             }
         };
-        self.long_answered();
+        self.long_message_answered();
         if answer.step != AddLinkStep::Accepted {
             return self.offer_failed(offer, NotAdded::Rejected);
         }
@@ -261,14 +265,14 @@ impl LinkGroup {
             offer.kind = GroupType::AsymmetricPeer;
         }
         let rtokens = answer.extension.map_or(&[][..], |found| found.rtokens);
-        self.hear_rtokens(over, offer.link, rtokens.iter().copied().map(Rtoken::from));
+        self.store_peer_rtokens(over, offer.link, rtokens.iter().copied().map(Rtoken::from));
         self.connect(offer.link, peer);
         offer.until = after(now, self.config.timeouts.work);
         self.flow = Some(Flow::Offer(offer));
     }
 
-    /// The last word of a client on an offer that we gave up, as it should be.
-    fn hear_late_answer(&mut self, answer: &AddLink<'_>) {
+    /// The final answer of a client to an abandoned offer, as expected.
+    fn handle_late_answer(&mut self, answer: &AddLink<'_>) {
         let is_rejection = matches!(answer.step, AddLinkStep::Rejected(_));
         if is_rejection && self.abandoned == Some(answer.link) {
             self.abandoned = None;
@@ -277,7 +281,7 @@ impl LinkGroup {
         }
     }
 
-    pub(in crate::proto::links) fn offer_connected(&mut self, now: Instant, mut offer: Offer) {
+    pub(in crate::proto::links) fn offer_connected(&mut self, now: Instant, mut offer: LinkOffer) {
         if self.terms.dialect.is_v2() {
             match offer.stage.connected_v2() {
                 Ok(_) => self.confirm_offer(now, offer),
@@ -288,11 +292,11 @@ impl LinkGroup {
         if offer.stage.connected_v1().is_err() {
             return self.offer_failed(offer, NotAdded::Device);
         }
-        self.tell_offer(now, offer);
+        self.send_offer_keys(now, offer);
     }
 
-    fn tell_offer(&mut self, now: Instant, mut offer: Offer) {
-        let message = offer.telling.say(Step::Request, offer.number);
+    fn send_offer_keys(&mut self, now: Instant, mut offer: LinkOffer) {
+        let message = offer.exchange.next_message(Step::Request, offer.number);
         self.send(offer.over, message.encoded_len(), |buffer| {
             message.emit(buffer)
         });
@@ -300,40 +304,40 @@ impl LinkGroup {
         self.flow = Some(Flow::Offer(offer));
     }
 
-    pub(in crate::proto::links) fn offer_told(
+    pub(in crate::proto::links) fn offer_keys_received(
         &mut self,
         now: Instant,
-        mut offer: Offer,
+        mut offer: LinkOffer,
         message: &AddLinkCont,
     ) {
         let rtokens = message.rtokens.iter().copied().map(Rtoken::from);
-        self.hear_rtokens(offer.over, offer.link, rtokens);
-        if offer.telling.hear(message).is_none() {
+        self.store_peer_rtokens(offer.over, offer.link, rtokens);
+        if offer.exchange.handle_message(message).is_none() {
             return self.offer_failed(offer, NotAdded::Violation);
         }
-        if !offer.telling.is_done() {
-            return self.tell_offer(now, offer);
+        if !offer.exchange.is_done() {
+            return self.send_offer_keys(now, offer);
         }
-        match offer.stage.told() {
+        match offer.stage.exchanged() {
             Ok(_) => self.confirm_offer(now, offer),
             Err(_) => self.offer_failed(offer, NotAdded::Violation),
         }
     }
 
-    fn confirm_offer(&mut self, now: Instant, mut offer: Offer) {
+    fn confirm_offer(&mut self, now: Instant, mut offer: LinkOffer) {
         self.send_confirm_link(offer.link, Step::Request);
         offer.until = after(now, self.config.timeouts.added_confirm);
         self.flow = Some(Flow::Offer(offer));
     }
 
-    pub(in crate::proto::links) fn offer_confirmed(&mut self, now: Instant, offer: &Offer) {
+    pub(in crate::proto::links) fn offer_confirmed(&mut self, now: Instant, offer: &LinkOffer) {
         self.activate(now, offer.link, offer.kind);
         self.remove_asymmetric(now);
     }
 
-    pub(in crate::proto::links) fn offer_timeout(&mut self, offer: Offer) {
+    pub(in crate::proto::links) fn offer_timeout(&mut self, offer: LinkOffer) {
         let why = match offer.stage {
-            OfferStage::Offered | OfferStage::Telling | OfferStage::Confirming => {
+            OfferStage::Offered | OfferStage::Exchanging | OfferStage::Confirming => {
                 NotAdded::TimedOut
             }
             _ => NotAdded::Device,
@@ -341,14 +345,14 @@ impl LinkGroup {
         self.offer_failed(offer, why);
     }
 
-    /// The link comes to nothing; the group stays as it was.
-    pub(in crate::proto::links) fn offer_failed(&mut self, offer: Offer, why: NotAdded) {
+    /// The link is not added; the group stays unchanged.
+    pub(in crate::proto::links) fn offer_failed(&mut self, offer: LinkOffer, why: NotAdded) {
         self.notice(Notice::NotAdded {
             number: offer.number,
             why,
         });
         self.close(offer.link);
-        if offer.is_said() && !matches!(why, NotAdded::Rejected | NotAdded::Deleted) {
+        if offer.is_sent() && !matches!(why, NotAdded::Rejected | NotAdded::Deleted) {
             self.abandoned = Some(offer.number);
         }
         match (offer.stage, offer.trigger) {
@@ -356,14 +360,14 @@ impl LinkGroup {
                 self.answer_request(link);
             }
             (OfferStage::Confirming, _) if why != NotAdded::Deleted => {
-                // The client has it ready and would wait for longer.
+                // The client is ready and would wait for longer.
                 self.send_delete_lost(offer.over, offer.number);
             }
             _ => {}
         }
     }
 
-    /// DELETE LINK for a link that did not come about.
+    /// DELETE LINK for a link that was not added.
     pub(in crate::proto::links) fn send_delete_lost(&mut self, over: LinkId, link: LinkNumber) {
         let message = DeleteLink {
             dialect: self.terms.dialect,
@@ -377,7 +381,7 @@ impl LinkGroup {
         self.send(over, message.encoded_len(), |buffer| message.emit(buffer));
     }
 
-    /// ADD LINK about our end of a new link.
+    /// ADD LINK with the local end of a new link.
     pub(in crate::proto::links) fn send_add_link(
         &mut self,
         over: LinkId,
@@ -389,7 +393,7 @@ impl LinkGroup {
         let wire: Vec<_> = rtokens.iter().copied().map(WireRtoken::from).collect();
         let extension = AddLinkExtension {
             direct: self.route == Route::Direct,
-            // Ours, as Linux does; nobody reads it.
+            // The local GID, as in Linux; it is not used by the peer.
             client_target_gid: local.gid,
             stated_count: u16::try_from(wire.len()).unwrap_or(u16::MAX),
             rtokens: &wire,

@@ -1,4 +1,4 @@
-//! A client would like another link: REQUEST ADD LINK (v2), invitation (v1)
+//! A client requests another link: REQUEST ADD LINK (v2), invitation (v1)
 //! (docs/spec/llc.md#request-add-link).
 
 use std::time::Instant;
@@ -26,9 +26,9 @@ impl LinkGroup {
         }
         match self.role {
             Role::Server => {
-                self.wanted.add.get_or_insert(Trigger::Occasion);
+                self.pending.add.get_or_insert(Trigger::PathAvailable);
             }
-            Role::Client => self.wanted.request = true,
+            Role::Client => self.pending.request = true,
         }
     }
 
@@ -69,24 +69,28 @@ impl LinkGroup {
     }
 
     /// REQUEST ADD LINK.
-    pub(in crate::proto::links) fn hear_request(&mut self, over: LinkId, message: &RequestAddLink) {
+    pub(in crate::proto::links) fn handle_request_add_link(
+        &mut self,
+        over: LinkId,
+        message: &RequestAddLink,
+    ) {
         let kind = MessageType::RequestAddLink;
         let is_established = self.is_established_link(over);
         match (self.role, &message.step) {
             (Role::Server, RequestAddLinkStep::Request { .. }) => match &mut self.flow {
                 // The ADD LINK that is about to be sent is the answer, unless it cannot be made.
-                Some(Flow::Offer(offer)) if !offer.is_said() => {
+                Some(Flow::Offer(offer)) if !offer.is_sent() => {
                     offer.trigger = Trigger::Requested(over);
                 }
-                // The ADD LINK under way is.
+                // The ADD LINK in progress is the answer.
                 Some(Flow::First(_) | Flow::Offer(_)) => self.dropped(kind, DropReason::Busy),
                 _ if !is_established => self.dropped(kind, DropReason::NoLink),
-                _ => self.wanted.add = Some(Trigger::Requested(over)),
+                _ => self.pending.add = Some(Trigger::Requested(over)),
             },
             (Role::Client, RequestAddLinkStep::Response { .. }) => match self.flow {
                 Some(Flow::Request { .. }) => {
                     self.flow = None;
-                    self.long_answered();
+                    self.long_message_answered();
                 }
                 _ => self.dropped(kind, DropReason::Unexpected),
             },
@@ -95,7 +99,7 @@ impl LinkGroup {
     }
 
     /// ADD LINK without RESP, to a server: the hint of a v1 client.
-    pub(in crate::proto::links) fn hear_invitation(&mut self, over: LinkId) {
+    pub(in crate::proto::links) fn handle_invitation(&mut self, over: LinkId) {
         let kind = MessageType::AddLink;
         if self.terms.dialect.is_v2() {
             return self.dropped(kind, DropReason::Unexpected);
@@ -104,7 +108,7 @@ impl LinkGroup {
             Some(Flow::First(_) | Flow::Offer(_)) => self.dropped(kind, DropReason::Busy),
             _ if !self.is_established_link(over) => self.dropped(kind, DropReason::NoLink),
             _ => {
-                self.wanted.add.get_or_insert(Trigger::Occasion);
+                self.pending.add.get_or_insert(Trigger::PathAvailable);
             }
         }
     }

@@ -11,33 +11,33 @@ use smc_wire::types::Rkey;
 
 use crate::proto::group::DeviceIndex;
 use crate::proto::links::group::after;
-use crate::proto::links::rmbs::{Flight, Told, What};
+use crate::proto::links::rmbs::{Announced, RkeyRequest, RkeyWait};
 use crate::proto::links::{
-    DropReason, LinkGroup, LinkId, LinkInfo, Notice, Output, RkeyError, RmbId,
+    DropReason, LinkGroup, LinkGroupOutput, LinkId, LinkInfo, Notice, RkeyError, RmbId,
 };
 
 impl LinkGroup {
-    /// Starts the next request about an RMB of ours, if it may.
+    /// Starts the next request about a local RMB, if allowed.
     pub(super) fn start_rkey(&mut self, now: Instant) -> bool {
-        let flights = &self.own.flights;
-        if flights.len() >= self.config.rkeys_in_flight.max(1) || self.primary().is_none() {
+        let requests = &self.local_rmbs.requests;
+        if requests.len() >= self.config.rkeys_in_flight.max(1) || self.primary().is_none() {
             return false;
         }
-        // One at a time, because its answer may name no key; and so that we know what came of it.
-        let is_deleting = |flight: &Flight| matches!(flight.what, What::Deleting { .. });
-        let is_mapping = |flight: &Flight| matches!(flight.what, What::Mapping(_));
-        let can_delete = !self.own.deletes.is_empty() && !flights.iter().any(is_deleting);
-        let can_confirm = !self.own.confirms.is_empty() && !flights.iter().any(is_mapping);
-        if can_confirm && !(can_delete && self.own.was_confirm) {
-            self.own.was_confirm = true;
-            if let Some(rmb) = self.own.confirms.pop_front() {
+        // One at a time, because its answer may name no key, so that the result is unambiguous.
+        let is_deleting = |request: &RkeyRequest| matches!(request.wait, RkeyWait::Deleting { .. });
+        let is_mapping = |request: &RkeyRequest| matches!(request.wait, RkeyWait::Mapping(_));
+        let can_delete = !self.local_rmbs.deletes.is_empty() && !requests.iter().any(is_deleting);
+        let can_confirm = !self.local_rmbs.confirms.is_empty() && !requests.iter().any(is_mapping);
+        if can_confirm && !(can_delete && self.local_rmbs.was_confirm) {
+            self.local_rmbs.was_confirm = true;
+            if let Some(rmb) = self.local_rmbs.confirms.pop_front() {
                 self.start_confirm(now, rmb);
             }
             return true;
         }
         if can_delete {
-            self.own.was_confirm = false;
-            if let Some(rmb) = self.own.deletes.pop_front() {
+            self.local_rmbs.was_confirm = false;
+            if let Some(rmb) = self.local_rmbs.deletes.pop_front() {
                 self.start_delete_rkey(now, rmb);
             }
             return true;
@@ -46,7 +46,7 @@ impl LinkGroup {
     }
 
     fn start_confirm(&mut self, now: Instant, id: RmbId) {
-        let Some(rmb) = self.own.rmbs.get(&id) else {
+        let Some(rmb) = self.local_rmbs.rmbs.get(&id) else {
             return;
         };
         let mut missing: Vec<DeviceIndex> = Vec::new();
@@ -59,20 +59,20 @@ impl LinkGroup {
             return self.send_confirm_rkey(now, id);
         }
         for device in &missing {
-            self.outputs.push_back(Output::Map {
+            self.outputs.push_back(LinkGroupOutput::Map {
                 device: *device,
                 rmbs: vec![id],
             });
         }
-        self.own.flights.push(Flight {
+        self.local_rmbs.requests.push(RkeyRequest {
             rmb: id,
-            what: What::Mapping(missing),
+            wait: RkeyWait::Mapping(missing),
             until: after(now, self.config.timeouts.work),
         });
     }
 
     fn send_confirm_rkey(&mut self, now: Instant, id: RmbId) {
-        let Some(rmb) = self.own.rmbs.get_mut(&id) else {
+        let Some(rmb) = self.local_rmbs.rmbs.get_mut(&id) else {
             return;
         };
         let usable: Vec<_> = self
@@ -81,8 +81,8 @@ impl LinkGroup {
             .filter(|link| link.is_active())
             .filter_map(|link| Some((link.info, rmb.key(link.info.device)?)))
             .collect();
-        // The handshake names the RMB by its key on this link. Told on another one only, the peer
-        // would not find it.
+        // The handshake names the RMB by its key on this link. If it were announced on another one
+        // only, the peer would not find it.
         let wish = |(link, _): &&(LinkInfo, _)| link.id == rmb.link;
         let Some((link, key)) = usable.iter().find(wish) else {
             return self.confirm_ended(id, Err(RkeyError::NoKey));
@@ -101,74 +101,74 @@ impl LinkGroup {
             further_links: u8::try_from(further.len()).unwrap_or(u8::MAX),
             further,
         };
-        rmb.told = Told::Maybe;
-        let what = What::Confirming {
+        rmb.announced = Announced::Unconfirmed;
+        let wait = RkeyWait::Confirming {
             link: link.id,
             rkey: key.rkey,
             addr: key.addr,
         };
         let link = link.id;
         self.send(link, message.encoded_len(), |buffer| message.emit(buffer));
-        self.own.flights.push(Flight {
+        self.local_rmbs.requests.push(RkeyRequest {
             rmb: id,
-            what,
+            wait,
             until: after(now, self.config.timeouts.response),
         });
     }
 
-    /// CONFIRM RKEY has come to its end.
+    /// CONFIRM RKEY is finished.
     fn confirm_ended(&mut self, id: RmbId, result: Result<(), RkeyError>) {
-        let Some(rmb) = self.own.rmbs.get_mut(&id) else {
+        let Some(rmb) = self.local_rmbs.rmbs.get_mut(&id) else {
             return;
         };
         if result.is_ok() {
-            rmb.told = Told::Yes;
+            rmb.announced = Announced::Yes;
         }
-        if rmb.is_leaving {
-            self.own.deletes.push_back(id);
+        if rmb.is_released {
+            self.local_rmbs.deletes.push_back(id);
         } else {
             self.outputs
-                .push_back(Output::RkeyConfirmed { rmb: id, result });
+                .push_back(LinkGroupOutput::RkeyConfirmed { rmb: id, result });
         }
     }
 
-    /// The keys of RMBs with a device have come; what was not named cannot be had.
+    /// The keys of RMBs with a device have arrived; an RMB that is missing cannot be registered.
     pub(in crate::proto::links) fn rkeys_mapped(&mut self, now: Instant, device: DeviceIndex) {
         let mut ready = Vec::new();
-        for flight in &mut self.own.flights {
-            if let What::Mapping(missing) = &mut flight.what {
+        for request in &mut self.local_rmbs.requests {
+            if let RkeyWait::Mapping(missing) = &mut request.wait {
                 if missing.contains(&device) {
                     missing.retain(|other| *other != device);
-                    ready.push((flight.rmb, missing.is_empty()));
+                    ready.push((request.rmb, missing.is_empty()));
                 }
             }
         }
         for (id, is_complete) in ready {
-            if let Some(rmb) = self.own.rmbs.get_mut(&id) {
+            if let Some(rmb) = self.local_rmbs.rmbs.get_mut(&id) {
                 if rmb.key(device).is_none() {
                     rmb.unmapped.push(device);
                 }
             }
             if is_complete {
-                self.own.flights.retain(|flight| flight.rmb != id);
+                self.local_rmbs.requests.retain(|request| request.rmb != id);
                 self.mapping_ended(now, id);
             }
         }
     }
 
     fn mapping_ended(&mut self, now: Instant, id: RmbId) {
-        match self.own.rmbs.get(&id) {
-            Some(rmb) if rmb.is_leaving => self.confirm_ended(id, Err(RkeyError::NoTurn)),
+        match self.local_rmbs.rmbs.get(&id) {
+            Some(rmb) if rmb.is_released => self.confirm_ended(id, Err(RkeyError::NoTurn)),
             Some(_) => self.send_confirm_rkey(now, id),
             None => {}
         }
     }
 
     fn start_delete_rkey(&mut self, now: Instant, id: RmbId) {
-        let Some(rmb) = self.own.rmbs.get(&id) else {
+        let Some(rmb) = self.local_rmbs.rmbs.get(&id) else {
             return;
         };
-        if rmb.told == Told::No {
+        if rmb.announced == Announced::No {
             return self.delete_ended(id, true);
         }
         let usable = |link: LinkInfo| Some((link.id, rmb.key(link.device)?.rkey));
@@ -177,112 +177,122 @@ impl LinkGroup {
             .and_then(usable)
             .or_else(|| self.active().find_map(usable));
         let Some((link, rkey)) = found else {
-            // Whatever link it could be written over is gone, but perhaps not for long.
+            // No link to it is left, but a new one may come up.
             return self.delete_ended(id, false);
         };
         let keys = [WireRkey::from(rkey)];
         let message = DeleteRkey::request(self.terms.dialect, &keys);
         self.send(link, message.encoded_len(), |buffer| message.emit(buffer));
-        self.own.flights.push(Flight {
+        self.local_rmbs.requests.push(RkeyRequest {
             rmb: id,
-            what: What::Deleting { link, rkey },
+            wait: RkeyWait::Deleting { link, rkey },
             until: after(now, self.config.timeouts.response),
         });
     }
 
     fn delete_ended(&mut self, rmb: RmbId, is_answered: bool) {
-        self.own.rmbs.remove(&rmb);
+        self.local_rmbs.rmbs.remove(&rmb);
         self.outputs
-            .push_back(Output::RkeyDeleted { rmb, is_answered });
+            .push_back(LinkGroupOutput::RkeyDeleted { rmb, is_answered });
     }
 
     /// An RMB is out of use.
-    pub(in crate::proto::links) fn leave(&mut self, id: RmbId) {
+    pub(in crate::proto::links) fn release_rmb(&mut self, id: RmbId) {
         let is_ended = self.end.is_some();
-        let Some(rmb) = self.own.rmbs.get_mut(&id) else {
+        let Some(rmb) = self.local_rmbs.rmbs.get_mut(&id) else {
             let is_answered = true;
-            return self.outputs.push_back(Output::RkeyDeleted {
+            return self.outputs.push_back(LinkGroupOutput::RkeyDeleted {
                 rmb: id,
                 is_answered,
             });
         };
-        if std::mem::replace(&mut rmb.is_leaving, true) || is_ended {
-            // It is on its way, or goes with the group.
+        if std::mem::replace(&mut rmb.is_released, true) || is_ended {
+            // It is in progress, or ends with the group.
             return;
         }
-        if self.own.flights.iter().any(|flight| flight.rmb == id) {
-            // Deleted once we know what came of it.
+        if self
+            .local_rmbs
+            .requests
+            .iter()
+            .any(|request| request.rmb == id)
+        {
+            // Deleted when the result of the request is known.
             return;
         }
-        let told = rmb.told;
-        self.own.confirms.retain(|other| *other != id);
-        match told {
-            Told::No => self.delete_ended(id, true),
-            Told::Maybe | Told::Yes => self.own.deletes.push_back(id),
+        let announced = rmb.announced;
+        self.local_rmbs.confirms.retain(|other| *other != id);
+        match announced {
+            Announced::No => self.delete_ended(id, true),
+            Announced::Unconfirmed | Announced::Yes => self.local_rmbs.deletes.push_back(id),
         }
     }
 
     pub(in crate::proto::links) fn rkey_timeouts(&mut self, now: Instant) {
-        while self.own.stale.front().is_some_and(|until| *until <= now) {
-            self.own.stale.pop_front();
+        while self
+            .local_rmbs
+            .stale
+            .front()
+            .is_some_and(|until| *until <= now)
+        {
+            self.local_rmbs.stale.pop_front();
         }
-        let own = &mut self.own;
-        let (due, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut own.flights)
+        let local_rmbs = &mut self.local_rmbs;
+        let (due, kept): (Vec<_>, Vec<_>) = std::mem::take(&mut local_rmbs.requests)
             .into_iter()
-            .partition(|flight| flight.until <= now);
-        own.flights = kept;
-        for flight in due {
-            match flight.what {
-                What::Mapping(missing) => {
-                    if let Some(rmb) = self.own.rmbs.get_mut(&flight.rmb) {
+            .partition(|request| request.until <= now);
+        local_rmbs.requests = kept;
+        for request in due {
+            match request.wait {
+                RkeyWait::Mapping(missing) => {
+                    if let Some(rmb) = self.local_rmbs.rmbs.get_mut(&request.rmb) {
                         rmb.unmapped.extend(missing);
                     }
-                    self.mapping_ended(now, flight.rmb);
+                    self.mapping_ended(now, request.rmb);
                 }
-                What::Confirming { .. } => {
+                RkeyWait::Confirming { .. } => {
                     self.notice(Notice::Unanswered(MessageType::ConfirmRkey));
-                    self.confirm_ended(flight.rmb, Err(RkeyError::TimedOut));
+                    self.confirm_ended(request.rmb, Err(RkeyError::TimedOut));
                 }
-                What::Deleting { .. } => {
+                RkeyWait::Deleting { .. } => {
                     self.notice(Notice::Unanswered(MessageType::DeleteRkey));
                     if self.terms.dialect.is_v2() {
                         let until = after(now, self.config.timeouts.turn);
-                        self.own.stale.push_back(until);
+                        self.local_rmbs.stale.push_back(until);
                     }
-                    self.delete_ended(flight.rmb, false);
+                    self.delete_ended(request.rmb, false);
                 }
             }
         }
-        self.turns_over(now);
+        self.expire_turns(now);
     }
 
-    /// Those that waited for their turn for too long.
-    fn turns_over(&mut self, now: Instant) {
-        let rmbs = &self.own.rmbs;
-        let is_due = |id: &RmbId| rmbs.get(id).is_some_and(|rmb| rmb.turn <= now);
-        if !self.own.confirms.iter().any(is_due) {
+    /// Ends requests that waited for their turn for too long.
+    fn expire_turns(&mut self, now: Instant) {
+        let rmbs = &self.local_rmbs.rmbs;
+        let is_due = |id: &RmbId| rmbs.get(id).is_some_and(|rmb| rmb.turn_deadline <= now);
+        if !self.local_rmbs.confirms.iter().any(is_due) {
             return;
         }
-        let (due, kept) = std::mem::take(&mut self.own.confirms)
+        let (due, kept) = std::mem::take(&mut self.local_rmbs.confirms)
             .into_iter()
             .partition::<Vec<_>, _>(is_due);
-        self.own.confirms = kept.into();
+        self.local_rmbs.confirms = kept.into();
         for id in due {
             self.confirm_ended(id, Err(RkeyError::NoTurn));
         }
     }
 
-    /// When something of this file is due.
+    /// The next deadline of this file.
     pub(in crate::proto::links) fn rkeys_due(&self) -> Option<Instant> {
-        let flights = self.own.flights.iter().map(|flight| flight.until);
-        let turn = |id| Some(self.own.rmbs.get(id)?.turn);
-        flights
-            .chain(self.own.confirms.iter().filter_map(turn))
+        let requests = self.local_rmbs.requests.iter().map(|request| request.until);
+        let turn_deadline = |id| Some(self.local_rmbs.rmbs.get(id)?.turn_deadline);
+        requests
+            .chain(self.local_rmbs.confirms.iter().filter_map(turn_deadline))
             .min()
     }
 
-    /// CONFIRM RKEY. A request is answered at once, whatever else goes on.
-    pub(in crate::proto::links) fn hear_confirm_rkey(
+    /// CONFIRM RKEY. A request is always answered at once.
+    pub(in crate::proto::links) fn handle_confirm_rkey(
         &mut self,
         link: LinkId,
         message: &ConfirmRkey,
@@ -292,14 +302,14 @@ impl LinkGroup {
             RkeyStep::Accepted => Ok(()),
             RkeyStep::Rejected { .. } => Err(RkeyError::Refused),
         };
-        let at = self.own.flights.iter().position(|flight| {
-            matches!(flight.what, What::Confirming { rkey, addr, .. }
+        let at = self.local_rmbs.requests.iter().position(|request| {
+            matches!(request.wait, RkeyWait::Confirming { rkey, addr, .. }
                 if rkey == message.rkey && addr == message.address)
         });
         match at {
             Some(at) => {
-                let flight = self.own.flights.remove(at);
-                self.confirm_ended(flight.rmb, result);
+                let request = self.local_rmbs.requests.remove(at);
+                self.confirm_ended(request.rmb, result);
             }
             None => self.dropped(MessageType::ConfirmRkey, DropReason::Unexpected),
         }
@@ -327,8 +337,8 @@ impl LinkGroup {
         self.send(link, answer.encoded_len(), |buffer| answer.emit(buffer));
     }
 
-    /// DELETE RKEY. A request is answered at once, whatever else goes on.
-    pub(in crate::proto::links) fn hear_delete_rkey(
+    /// DELETE RKEY. A request is always answered at once.
+    pub(in crate::proto::links) fn handle_delete_rkey(
         &mut self,
         link: LinkId,
         message: &DeleteRkey<'_>,
@@ -337,18 +347,18 @@ impl LinkGroup {
             return self.answer_delete_rkey(link, message);
         }
         let is_v2 = self.terms.dialect.is_v2();
-        if is_v2 && self.own.stale.pop_front().is_some() {
+        if is_v2 && self.local_rmbs.stale.pop_front().is_some() {
             return self.dropped(MessageType::DeleteRkey, DropReason::Unexpected);
         }
         let named = |key: Rkey| message.rkeys.iter().any(|named| Rkey::from(*named) == key);
-        let at = self.own.flights.iter().position(|flight| {
-            // The answer of version 2 may name no key, but there is only one it can be for.
-            matches!(flight.what, What::Deleting { rkey, .. } if is_v2 || named(rkey))
+        let at = self.local_rmbs.requests.iter().position(|request| {
+            // The answer of version 2 may name no key, but only one request can be unanswered.
+            matches!(request.wait, RkeyWait::Deleting { rkey, .. } if is_v2 || named(rkey))
         });
         match at {
             Some(at) => {
-                let flight = self.own.flights.remove(at);
-                self.delete_ended(flight.rmb, true);
+                let request = self.local_rmbs.requests.remove(at);
+                self.delete_ended(request.rmb, true);
             }
             None => self.dropped(MessageType::DeleteRkey, DropReason::Unexpected),
         }

@@ -5,17 +5,20 @@ use std::time::Instant;
 use smc_wire::llc::{Step, TestLink};
 
 use crate::proto::links::group::after;
-use crate::proto::links::link::Link;
+use crate::proto::links::link::LinkRecord;
 use crate::proto::links::{LinkGroup, LinkId};
 
 impl LinkGroup {
     /// When a link has to be tested, or has failed its test.
-    pub(in crate::proto::links) fn test_due(&self, link: &Link) -> Option<Instant> {
+    pub(in crate::proto::links) fn test_due(&self, link: &LinkRecord) -> Option<Instant> {
         if !link.is_active() {
             return None;
         }
-        let idle = self.config.test_link.map(|wait| after(link.heard, wait));
-        link.tested.or(idle)
+        let idle = self
+            .config
+            .test_link
+            .map(|wait| after(link.last_received, wait));
+        link.test_deadline.or(idle)
     }
 
     pub(in crate::proto::links) fn test_timeouts(&mut self, now: Instant) {
@@ -23,7 +26,7 @@ impl LinkGroup {
             .links
             .iter()
             .filter(|link| self.test_due(link).is_some_and(|due| due <= now))
-            .map(|link| (link.info.id, link.tested.is_some()))
+            .map(|link| (link.info.id, link.test_deadline.is_some()))
             .collect();
         for (link, is_tested) in due {
             if is_tested {
@@ -37,13 +40,13 @@ impl LinkGroup {
     fn start_test(&mut self, now: Instant, link: LinkId) {
         let until = after(now, self.config.timeouts.response);
         if let Some(found) = self.find_link(link) {
-            found.tested = Some(until);
+            found.test_deadline = Some(until);
         }
         let message = TestLink::request(self.terms.dialect, [0; 16]);
         self.send(link, message.encoded_len(), |buffer| message.emit(buffer));
     }
 
-    pub(in crate::proto::links) fn hear_test(&mut self, link: LinkId, message: TestLink) {
+    pub(in crate::proto::links) fn handle_test_link(&mut self, link: LinkId, message: TestLink) {
         match message.step {
             Step::Request => {
                 let answer = message.response();
@@ -51,7 +54,7 @@ impl LinkGroup {
             }
             Step::Response => {
                 if let Some(found) = self.find_link(link) {
-                    found.tested = None;
+                    found.test_deadline = None;
                 }
             }
         }

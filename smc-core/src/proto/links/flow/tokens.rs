@@ -6,16 +6,16 @@ use smc_wire::types::LinkNumber;
 use crate::proto::group::DeviceIndex;
 use crate::proto::links::{LinkGroup, LinkId};
 
-/// ADD LINK CONT: where the turn-taking of version 1 stands.
+/// State of the ADD LINK CONT exchange of version 1.
 #[derive(Debug, Default)]
-pub(in crate::proto::links) struct Telling {
-    /// What we have to tell.
+pub(in crate::proto::links) struct RtokenExchange {
+    /// RMBs to announce.
     left: Vec<Rtoken>,
-    /// What the peer had to tell at its last turn.
+    /// Number of RMBs that the peer had left in its last message.
     peer_left: Option<u8>,
 }
 
-impl Telling {
+impl RtokenExchange {
     pub(in crate::proto::links) const fn new(left: Vec<Rtoken>) -> Self {
         Self {
             left,
@@ -23,40 +23,44 @@ impl Telling {
         }
     }
 
-    /// Our next message; what it says is told then.
-    pub(in crate::proto::links) fn say(&mut self, step: Step, link: LinkNumber) -> AddLinkCont {
+    /// The next message; its contents count as announced.
+    pub(in crate::proto::links) fn next_message(
+        &mut self,
+        step: Step,
+        link: LinkNumber,
+    ) -> AddLinkCont {
         let message = AddLinkCont::of(step, link, &self.left);
         self.left.drain(..message.rtokens.len());
         message
     }
 
-    /// The peer's message. `None` if it does not come any closer to its end.
-    pub(in crate::proto::links) fn hear(&mut self, message: &AddLinkCont) -> Option<()> {
+    /// A message of the peer. `None` if it makes no progress.
+    pub(in crate::proto::links) fn handle_message(&mut self, message: &AddLinkCont) -> Option<()> {
         let told = u8::try_from(message.rtokens.len()).ok()?;
         let is_closer = self.peer_left.is_none_or(|before| message.left <= before);
         self.peer_left = Some(message.left.saturating_sub(told));
         is_closer.then_some(())
     }
 
-    /// Whether nobody has anything to tell.
+    /// Whether both sides have nothing left to announce.
     pub(in crate::proto::links) fn is_done(&self) -> bool {
         self.left.is_empty() && self.peer_left == Some(0)
     }
 }
 
 impl LinkGroup {
-    /// What the peer has to know of our RMBs to use them on a link of another device.
+    /// The keys of local RMBs that the peer needs on a link of another device.
     pub(in crate::proto::links) fn rtokens_for(
         &self,
         over: LinkId,
         new: DeviceIndex,
     ) -> Vec<Rtoken> {
         let device = self.link(over).map(|info| info.device);
-        device.map_or_else(Vec::new, |over| self.own.rtokens(over, new))
+        device.map_or_else(Vec::new, |over| self.local_rmbs.rtokens(over, new))
     }
 
-    /// What the peer says about its RMBs on a new link.
-    pub(in crate::proto::links) fn hear_rtokens(
+    /// The peer's keys of its RMBs on a new link.
+    pub(in crate::proto::links) fn store_peer_rtokens(
         &mut self,
         over: LinkId,
         new: LinkId,

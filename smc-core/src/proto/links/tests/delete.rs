@@ -19,13 +19,13 @@ fn request(link: u8) -> [u8; 44] {
 }
 
 fn symmetric() -> World {
-    let mut world = World::connected([2, 2], Terms::v2_1(2, 255), LlcConfig::default());
+    let mut world = World::connected([2, 2], LlcTerms::v2_1(2, 255), LlcConfig::default());
     world.said();
     world
 }
 
-/// What a side answers, the other one not hearing it.
-fn hear(world: &mut World, side: usize, message: &[u8], link: LinkId) -> Vec<String> {
+/// The answers of a side, which are not delivered to the other one.
+fn deliver(world: &mut World, side: usize, message: &[u8], link: LinkId) -> Vec<String> {
     world.hosts[1 - side].filter = Some(|_| true);
     let now = world.now;
     world.with(side, |group| group.handle_message(now, link, message));
@@ -38,15 +38,15 @@ fn a_client_answers_and_moves() {
     let mut world = symmetric();
     let [one, two] = [0, 1].map(|at| world.hosts[CLIENT].group.assign(at).unwrap());
     assert_eq!(
-        hear(&mut world, CLIENT, &request(1), two),
+        deliver(&mut world, CLIENT, &request(1), two),
         ["C:DELETE_LINK'(1 orderly 0x0)"]
     );
-    assert!(world.took(CLIENT, &Output::Move { from: one, to: two }));
-    assert!(world.took(CLIENT, &Output::Close(one)));
+    assert!(world.took(CLIENT, &LinkGroupOutput::Move { from: one, to: two }));
+    assert!(world.took(CLIENT, &LinkGroupOutput::Close(one)));
     assert_eq!(world.kinds()[CLIENT], GroupType::Single);
     // It does not exist any more.
     assert_eq!(
-        hear(&mut world, CLIENT, &request(1), two),
+        deliver(&mut world, CLIENT, &request(1), two),
         ["C:DELETE_LINK'(1 orderly 0x100000)"]
     );
 }
@@ -66,22 +66,22 @@ fn a_server_says_it_back_and_waits_two_seconds() {
     let mut world = symmetric();
     let [one, two] = [0, 1].map(|at| world.hosts[SERVER].group.assign(at).unwrap());
     assert_eq!(
-        hear(&mut world, SERVER, &request(1), two),
+        deliver(&mut world, SERVER, &request(1), two),
         ["S:DELETE_LINK(1 orderly 0x10000)"]
     );
-    assert!(world.took(SERVER, &Output::Move { from: one, to: two }));
+    assert!(world.took(SERVER, &LinkGroupOutput::Move { from: one, to: two }));
     // Said again by the client, which is answered already.
-    assert_eq!(hear(&mut world, SERVER, &request(1), two), [""; 0]);
+    assert_eq!(deliver(&mut world, SERVER, &request(1), two), [""; 0]);
     world.advance(2 * SECOND - 20 * MS);
-    assert!(!world.took(SERVER, &Output::Close(one)));
+    assert!(!world.took(SERVER, &LinkGroupOutput::Close(one)));
     world.advance(20 * MS);
-    assert!(world.took(SERVER, &Output::Close(one)));
+    assert!(world.took(SERVER, &LinkGroupOutput::Close(one)));
     // Then it looks for another one.
     assert!(world.hosts[SERVER].group.flow.is_some());
     world.advance(20 * SECOND);
     world.said();
     assert_eq!(
-        hear(&mut world, SERVER, &request(9), two),
+        deliver(&mut world, SERVER, &request(9), two),
         ["S:DELETE_LINK'(9 orderly 0x100000)"]
     );
 }
@@ -89,13 +89,16 @@ fn a_server_says_it_back_and_waits_two_seconds() {
 #[test]
 fn the_last_link_deleted_ends_the_group() {
     for side in [SERVER, CLIENT] {
-        let mut world = World::connected([1, 1], Terms::v2_1(2, 255), LlcConfig::default());
+        let mut world = World::connected([1, 1], LlcTerms::v2_1(2, 255), LlcConfig::default());
         world.said();
         let link = world.hosts[side].group.assign(0).unwrap();
-        let said = hear(&mut world, side, &request(1), link);
+        let said = deliver(&mut world, side, &request(1), link);
         world.settle();
         let reason = DeleteLinkReason::PATH_LOST;
-        assert!(world.took(side, &Output::Terminate(Cause::Peer(reason))));
+        assert!(world.took(
+            side,
+            &LinkGroupOutput::Terminate(TerminateCause::Peer(reason))
+        ));
         assert!(world.hosts[side].group.is_ended());
         let expected = match side {
             SERVER => "S:DELETE_LINK(all orderly 0x10000)",
@@ -109,7 +112,7 @@ fn the_last_link_deleted_ends_the_group() {
 fn a_deletion_takes_the_place_of_what_a_new_link_waits_for() {
     // The server waits for the answer to its offer.
     let mut world = World::v2([2, 2]);
-    let links = world.contact(Terms::v2_1(2, 255));
+    let links = world.contact(LlcTerms::v2_1(2, 255));
     world.confirm();
     world.hosts[CLIENT].filter = Some(|_| true);
     world.establish();
@@ -123,7 +126,7 @@ fn a_deletion_takes_the_place_of_what_a_new_link_waits_for() {
 
     // The client waits for CONFIRM LINK.
     let mut world = World::v2([2, 2]);
-    let links = world.contact(Terms::v2_1(2, 255));
+    let links = world.contact(LlcTerms::v2_1(2, 255));
     world.confirm();
     world.hosts[SERVER].filter = Some(|message| message[0] == 0x22);
     world.establish();
@@ -142,7 +145,7 @@ fn a_deletion_takes_the_place_of_what_a_new_link_waits_for() {
 
 #[test]
 fn one_request_is_kept_aside_and_a_second_one_dropped() {
-    let mut world = World::connected([3, 3], Terms::v2_1(2, 255), LlcConfig::default());
+    let mut world = World::connected([3, 3], LlcTerms::v2_1(2, 255), LlcConfig::default());
     let [one, two] = [0, 1].map(|at| world.hosts[CLIENT].group.assign(at).unwrap());
     world.said();
     // The client has asked for nothing, but believes so.
@@ -157,9 +160,12 @@ fn one_request_is_kept_aside_and_a_second_one_dropped() {
     });
     assert_eq!(world.said(), [""; 0]);
     let (kind, why) = (Some(MessageType::DeleteLink), DropReason::Busy);
-    assert!(world.took(CLIENT, &Output::Notice(Notice::Dropped { kind, why })));
+    assert!(world.took(
+        CLIENT,
+        &LinkGroupOutput::Notice(Notice::Dropped { kind, why })
+    ));
     world.advance(2 * SECOND);
     assert_eq!(world.said(), ["C:DELETE_LINK'(1 orderly 0x0)"]);
     world.settle();
-    assert!(world.took(CLIENT, &Output::Close(one)));
+    assert!(world.took(CLIENT, &LinkGroupOutput::Close(one)));
 }

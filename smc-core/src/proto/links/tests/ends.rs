@@ -5,7 +5,7 @@ use super::*;
 use crate::device::LinkFailure;
 
 fn single() -> World {
-    let mut world = World::connected([1, 1], Terms::v2_1(2, 255), LlcConfig::default());
+    let mut world = World::connected([1, 1], LlcTerms::v2_1(2, 255), LlcConfig::default());
     world.said();
     world
 }
@@ -17,7 +17,10 @@ fn an_idle_group_ends_in_order() {
     let now = world.now;
     let reason = DeleteLinkReason::OPERATOR;
     world.with(CLIENT, |group| group.shutdown(now, reason));
-    assert!(world.took(CLIENT, &Output::Terminate(Cause::Local(reason))));
+    assert!(world.took(
+        CLIENT,
+        &LinkGroupOutput::Terminate(TerminateCause::Local(reason))
+    ));
     assert!(!world.hosts[CLIENT].group.is_ended(), "until it is sent");
     world.settle();
     assert_eq!(
@@ -27,7 +30,10 @@ fn an_idle_group_ends_in_order() {
             "S:DELETE_LINK(all orderly 0x20000)"
         ]
     );
-    assert!(world.took(SERVER, &Output::Terminate(Cause::Peer(reason))));
+    assert!(world.took(
+        SERVER,
+        &LinkGroupOutput::Terminate(TerminateCause::Peer(reason))
+    ));
     world.advance(2 * SECOND);
     assert!(world.hosts.iter().all(|host| host.group.is_ended()));
 
@@ -42,10 +48,10 @@ fn an_idle_group_ends_in_order() {
     assert!(world.hosts.iter().all(|host| host.group.is_ended()));
 }
 
-/// Both ends have agreed on a second link, and one does not hear CONFIRM LINK.
+/// Both ends have agreed on a second link, and one does not receive CONFIRM LINK.
 fn adding(deaf: Side) -> World {
     let mut world = World::v2([2, 2]);
-    world.contact(Terms::v2_1(2, 255));
+    world.contact(LlcTerms::v2_1(2, 255));
     world.confirm();
     world.hosts[deaf].filter = Some(|message| message[0] == 0x21);
     world.establish();
@@ -62,14 +68,14 @@ fn shutdown(world: &mut World, side: Side) {
     world.with(side, |group| group.shutdown(now, DeleteLinkReason::PROGRAM));
 }
 
-fn hear(world: &mut World, side: Side, message: DeleteLink) {
+fn deliver(world: &mut World, side: Side, message: DeleteLink) {
     let mut bytes = vec![0; message.encoded_len()];
     message.emit(&mut bytes).unwrap();
     let now = world.now;
     world.with(side, |group| group.handle_message(now, LinkId(1), &bytes));
 }
 
-/// Linux in the midst of adding a link takes it for the end of that link, and hears nothing for a
+/// Linux, while adding a link, takes it for the end of that link, and receives nothing for a
 /// while.
 #[test]
 fn a_peer_in_another_flow_is_told_until_it_says_so_too() {
@@ -79,14 +85,14 @@ fn a_peer_in_another_flow_is_told_until_it_says_so_too() {
         shutdown(&mut world, side);
         world.advance(500 * MS);
         let who = ["S", "C"][side];
-        let farewell = format!("{who}:DELETE_LINK(all orderly 0x30000)");
-        assert_eq!(world.said(), vec![farewell; 3]);
+        let last_message = format!("{who}:DELETE_LINK(all orderly 0x30000)");
+        assert_eq!(world.said(), vec![last_message; 3]);
         assert!(!world.hosts[side].group.is_ended());
         // Its answer is about the link that it gives up.
-        let all = DeleteLink::all(Terms::V2.dialect, false, DeleteLinkReason::PROGRAM);
-        hear(&mut world, side, all.response(all.reason));
+        let all = DeleteLink::all(LlcTerms::V2.dialect, false, DeleteLinkReason::PROGRAM);
+        deliver(&mut world, side, all.response(all.reason));
         assert!(!world.hosts[side].group.is_ended());
-        hear(&mut world, side, all);
+        deliver(&mut world, side, all);
         assert!(world.hosts[side].group.is_ended());
         assert_eq!(world.hosts[side].group.poll_timeout(), None);
     }
@@ -104,16 +110,16 @@ fn a_peer_that_stays_silent_is_not_told_for_long() {
     assert_eq!(ours.count(), 10, "{said:?}");
 }
 
-/// Linux would wait two seconds for the answer before it hears of the end.
+/// Linux would wait two seconds for the answer before it processes the end.
 #[test]
-fn a_peer_that_does_not_hear_yet_may_give_back_its_keys() {
+fn a_peer_that_does_not_receive_yet_may_delete_its_keys() {
     let mut world = adding(CLIENT);
     world.hosts[CLIENT].filter = Some(|_| true);
     shutdown(&mut world, SERVER);
     world.said();
     let (rkey, _) = world::key_of(CLIENT, RmbId(0), 0);
     let rkeys = [rkey.into()];
-    let message = DeleteRkey::request(Terms::V2.dialect, &rkeys);
+    let message = DeleteRkey::request(LlcTerms::V2.dialect, &rkeys);
     let mut bytes = vec![0; message.encoded_len()];
     message.emit(&mut bytes).unwrap();
     let now = world.now;
@@ -123,16 +129,16 @@ fn a_peer_that_does_not_hear_yet_may_give_back_its_keys() {
     assert!(!world.hosts[SERVER].group.is_ended());
 }
 
-/// So that nobody has to repeat it.
+/// So that no side has to repeat it.
 #[test]
 fn one_that_was_adding_a_link_says_it_back() {
     for side in [SERVER, CLIENT] {
         let mut world = adding(CLIENT);
         shutdown(&mut world, side);
         world.settle();
-        let farewell = "DELETE_LINK(all orderly 0x30000)";
+        let last_message = "DELETE_LINK(all orderly 0x30000)";
         let (first, second) = [("S:", "C:"), ("C:", "S:")][side];
-        let both = [first, second].map(|who| format!("{who}{farewell}"));
+        let both = [first, second].map(|who| format!("{who}{last_message}"));
         assert_eq!(world.said(), both);
         assert!(world.hosts.iter().all(|host| host.group.is_ended()));
     }
@@ -171,13 +177,13 @@ fn a_group_that_is_terminated_is_not_orderly() {
     world.with(SERVER, |group| group.terminate(now, reason));
     world.settle();
     assert_eq!(world.said(), ["S:DELETE_LINK(all 0x30000)"]);
-    let cause = Cause::Peer(reason);
-    assert!(world.took(CLIENT, &Output::Terminate(cause)));
-    assert!(!cause.is_reachable() && Cause::Local(reason).is_reachable());
+    let cause = TerminateCause::Peer(reason);
+    assert!(world.took(CLIENT, &LinkGroupOutput::Terminate(cause)));
+    assert!(!cause.is_reachable() && TerminateCause::Local(reason).is_reachable());
 }
 
 #[test]
-fn nobody_waits_long_for_a_farewell() {
+fn the_wait_for_the_last_message_is_short() {
     for (fails, wait) in [(true, MS), (false, 2 * SECOND)] {
         let mut world = single();
         let link = world.hosts[SERVER].group.assign(0).unwrap();
@@ -201,7 +207,7 @@ fn nobody_waits_long_for_a_farewell() {
 
 #[test]
 fn both_ends_at_once() {
-    let mut world = World::connected([2, 2], Terms::v2_1(2, 255), LlcConfig::default());
+    let mut world = World::connected([2, 2], LlcTerms::v2_1(2, 255), LlcConfig::default());
     let now = world.now;
     for side in [SERVER, CLIENT] {
         world.confirm_rkey(side, 1);
@@ -214,15 +220,21 @@ fn both_ends_at_once() {
     for side in [SERVER, CLIENT] {
         let host = &world.hosts[side];
         assert!(host.group.is_ended());
-        let ended = host.seen.iter().filter(|output| **output == Output::Ended);
+        let ended = host
+            .seen
+            .iter()
+            .filter(|output| **output == LinkGroupOutput::Ended);
         assert_eq!(ended.count(), 1);
         let closed = host.seen.iter();
-        let closed = closed.filter(|output| matches!(output, Output::Close(_)));
+        let closed = closed.filter(|output| matches!(output, LinkGroupOutput::Close(_)));
         assert_eq!(closed.count(), 2);
-        assert!(world.saw(side, |output| matches!(output, Output::RkeyDeleted { .. })));
         assert!(world.saw(side, |output| matches!(
             output,
-            Output::RkeyConfirmed {
+            LinkGroupOutput::RkeyDeleted { .. }
+        )));
+        assert!(world.saw(side, |output| matches!(
+            output,
+            LinkGroupOutput::RkeyConfirmed {
                 result: Err(RkeyError::Ended),
                 ..
             }

@@ -1,7 +1,7 @@
 use super::*;
 use crate::device::LinkFailure;
 
-fn symmetric(terms: Terms) -> World {
+fn symmetric(terms: LlcTerms) -> World {
     let mut world = World::connected([2, 2], terms, LlcConfig::default());
     assert_eq!(world.kinds(), [GroupType::Symmetric; 2]);
     world.said();
@@ -16,7 +16,7 @@ fn fail(world: &mut World, side: usize, link: LinkId, failure: LinkFailure) {
 #[test]
 fn connections_move_to_the_other_link() {
     for side in [SERVER, CLIENT] {
-        let mut world = symmetric(Terms::v2_1(2, 255));
+        let mut world = symmetric(LlcTerms::v2_1(2, 255));
         let from = world.hosts[side].group.assign(0).unwrap();
         let to = world.hosts[side].group.assign(1).unwrap();
         world.set_port(side, 0, false);
@@ -24,15 +24,18 @@ fn connections_move_to_the_other_link() {
         let seen = &world.hosts[side].seen;
         let deactivated = seen
             .iter()
-            .position(|output| *output == Output::Deactivate(from));
+            .position(|output| *output == LinkGroupOutput::Deactivate(from));
         let moved = seen
             .iter()
-            .position(|output| *output == Output::Move { from, to });
+            .position(|output| *output == LinkGroupOutput::Move { from, to });
         assert!(deactivated.unwrap() < moved.unwrap());
         assert_eq!(world.hosts[side].group.group_type(), GroupType::Single);
         world.settle();
-        // The other side moves too, when it hears.
-        assert!(world.saw(1 - side, |output| matches!(output, Output::Move { .. })));
+        // The other side moves too, when it receives the message.
+        assert!(world.saw(1 - side, |output| matches!(
+            output,
+            LinkGroupOutput::Move { .. }
+        )));
         let said = world.said();
         let expected: &[&str] = match side {
             SERVER => &[
@@ -53,7 +56,7 @@ fn connections_move_to_the_other_link() {
 
 #[test]
 fn a_port_that_comes_back_brings_the_second_link_back() {
-    for terms in [Terms::V1, Terms::v2_1(2, 255)] {
+    for terms in [LlcTerms::V1, LlcTerms::v2_1(2, 255)] {
         for side in [SERVER, CLIENT] {
             let mut world = symmetric(terms);
             world.set_port(side, 1, false);
@@ -70,7 +73,7 @@ fn a_port_that_comes_back_brings_the_second_link_back() {
 
 #[test]
 fn both_sides_notice_at_the_same_time() {
-    let mut world = symmetric(Terms::v2_1(2, 255));
+    let mut world = symmetric(LlcTerms::v2_1(2, 255));
     let links = [0, 1].map(|side| world.hosts[side].group.assign(0).unwrap());
     world.cut(SERVER, links[SERVER]);
     for side in [SERVER, CLIENT] {
@@ -78,7 +81,10 @@ fn both_sides_notice_at_the_same_time() {
     }
     world.advance(20 * SECOND);
     for side in [SERVER, CLIENT] {
-        assert!(!world.saw(side, |output| matches!(output, Output::Terminate(_))));
+        assert!(!world.saw(side, |output| matches!(
+            output,
+            LinkGroupOutput::Terminate(_)
+        )));
         assert!(world.hosts[side].group.flow.is_none());
     }
     assert_eq!(
@@ -91,13 +97,13 @@ fn both_sides_notice_at_the_same_time() {
 
 #[test]
 fn only_active_links_go_down_and_only_once() {
-    let mut world = symmetric(Terms::v2_1(2, 255));
+    let mut world = symmetric(LlcTerms::v2_1(2, 255));
     let link = world.hosts[CLIENT].group.assign(0).unwrap();
     for _ in 0..3 {
         fail(&mut world, CLIENT, link, LinkFailure::Flushed);
     }
     let moves = world.hosts[CLIENT].seen.iter();
-    let moves = moves.filter(|output| matches!(output, Output::Move { .. }));
+    let moves = moves.filter(|output| matches!(output, LinkGroupOutput::Move { .. }));
     assert_eq!(moves.count(), 1);
     fail(&mut world, CLIENT, LinkId(77), LinkFailure::Flushed);
     world.settle();
@@ -107,25 +113,25 @@ fn only_active_links_go_down_and_only_once() {
 #[test]
 fn the_last_link_takes_the_group_with_it() {
     for side in [SERVER, CLIENT] {
-        let mut world = World::connected([1, 1], Terms::V2, LlcConfig::default());
+        let mut world = World::connected([1, 1], LlcTerms::V2, LlcConfig::default());
         let link = world.hosts[side].group.assign(0).unwrap();
         world.confirm_rkey(side, 1);
         world.delete_rkey(side, 0);
         fail(&mut world, side, link, LinkFailure::RemoteAccess);
         let end = [
-            Output::Deactivate(link),
-            Output::RkeyConfirmed {
+            LinkGroupOutput::Deactivate(link),
+            LinkGroupOutput::RkeyConfirmed {
                 rmb: RmbId(1),
                 result: Err(RkeyError::Ended),
             },
-            Output::Notice(Notice::Type(GroupType::None)),
-            Output::Terminate(Cause::LinksLost(LinkFailure::RemoteAccess)),
-            Output::Close(link),
-            Output::RkeyDeleted {
+            LinkGroupOutput::Notice(Notice::Type(GroupType::None)),
+            LinkGroupOutput::Terminate(TerminateCause::LinksLost(LinkFailure::RemoteAccess)),
+            LinkGroupOutput::Close(link),
+            LinkGroupOutput::RkeyDeleted {
                 rmb: RmbId(0),
                 is_answered: true,
             },
-            Output::Ended,
+            LinkGroupOutput::Ended,
         ];
         let seen = &world.hosts[side].seen;
         assert_eq!(seen[seen.len() - end.len()..], end);
@@ -144,15 +150,15 @@ fn the_last_link_takes_the_group_with_it() {
         assert_eq!(
             world.hosts[side].seen,
             [
-                Output::RkeyConfirmed {
+                LinkGroupOutput::RkeyConfirmed {
                     rmb: RmbId(5),
                     result: Err(RkeyError::Ended)
                 },
-                Output::RkeyDeleted {
+                LinkGroupOutput::RkeyDeleted {
                     rmb: RmbId(1),
                     is_answered: true
                 },
-                Output::RkeyDeleted {
+                LinkGroupOutput::RkeyDeleted {
                     rmb: RmbId(5),
                     is_answered: true
                 },
@@ -165,7 +171,7 @@ fn the_last_link_takes_the_group_with_it() {
 fn links_of_a_failed_port_do_not_help_each_other() {
     // Both links at the one port of the server.
     for failure in OF_A_PORT {
-        let mut world = World::connected([1, 2], Terms::v2_1(2, 255), LlcConfig::default());
+        let mut world = World::connected([1, 2], LlcTerms::v2_1(2, 255), LlcConfig::default());
         assert_eq!(world.kinds()[SERVER], GroupType::AsymmetricLocal);
         let link = world.hosts[SERVER].group.assign(0).unwrap();
         fail(&mut world, SERVER, link, failure);
@@ -176,7 +182,7 @@ fn links_of_a_failed_port_do_not_help_each_other() {
 #[test]
 fn another_failure_concerns_one_link_only() {
     for failure in OF_A_LINK {
-        for terms in [Terms::V1, Terms::v2_1(2, 255)] {
+        for terms in [LlcTerms::V1, LlcTerms::v2_1(2, 255)] {
             let mut world = World::connected([1, 2], terms, LlcConfig::default());
             assert_eq!(world.kinds()[SERVER], GroupType::AsymmetricLocal);
             let link = world.hosts[SERVER].group.assign(0).unwrap();
@@ -197,12 +203,15 @@ fn another_failure_concerns_one_link_only() {
 fn the_other_port_of_the_same_device_helps() {
     for failure in OF_A_LINK.into_iter().chain(OF_A_PORT) {
         for side in [SERVER, CLIENT] {
-            let mut world = World::connected_by_dual_ports(Terms::v2_1(2, 255));
+            let mut world = World::connected_by_dual_ports(LlcTerms::v2_1(2, 255));
             assert_eq!(world.kinds(), [GroupType::Symmetric; 2]);
             let from = world.hosts[side].group.assign(0).unwrap();
             let to = world.hosts[side].group.assign(1).unwrap();
             fail(&mut world, side, from, failure);
-            assert!(world.took(side, &Output::Move { from, to }), "{failure}");
+            assert!(
+                world.took(side, &LinkGroupOutput::Move { from, to }),
+                "{failure}"
+            );
             world.settle();
             world.assert_agreed();
         }
@@ -223,14 +232,14 @@ pub(super) const OF_A_LINK: [LinkFailure; 5] = [
 
 #[test]
 fn requests_on_the_failed_link_are_made_again_on_the_other() {
-    let mut world = symmetric(Terms::v2_1(2, 255));
+    let mut world = symmetric(LlcTerms::v2_1(2, 255));
     let link = world.hosts[CLIENT].group.assign(0).unwrap();
     world.confirm_rkey(CLIENT, 1);
     world.settle();
     world.cut(CLIENT, link);
     world.delete_rkey(CLIENT, 1);
     world.settle();
-    let deleted = Output::RkeyDeleted {
+    let deleted = LinkGroupOutput::RkeyDeleted {
         rmb: RmbId(1),
         is_answered: true,
     };
@@ -243,13 +252,13 @@ fn requests_on_the_failed_link_are_made_again_on_the_other() {
 
 #[test]
 fn a_key_that_the_handshake_cannot_name_any_more_is_not_confirmed() {
-    let failed = |rmb| Output::RkeyConfirmed {
+    let failed = |rmb| LinkGroupOutput::RkeyConfirmed {
         rmb: RmbId(rmb),
         result: Err(RkeyError::NoKey),
     };
     // One waits for the peer and the other for its turn, when their link fails.
     for side in [SERVER, CLIENT] {
-        let mut world = symmetric(Terms::v2_1(2, 255));
+        let mut world = symmetric(LlcTerms::v2_1(2, 255));
         let link = world.hosts[side].group.assign(0).unwrap();
         world.cut(side, link);
         world.confirm_rkey(side, 1);
@@ -257,7 +266,7 @@ fn a_key_that_the_handshake_cannot_name_any_more_is_not_confirmed() {
         world.settle();
         fail(&mut world, side, link, LinkFailure::RetryExceeded);
         world.advance(SECOND);
-        // On the other link the peer would hear of them under another name.
+        // On the other link the peer would get them under another key.
         assert!(world.took(side, &failed(1)));
         assert!(world.took(side, &failed(2)));
         world.delete_rkey(side, 1);
@@ -269,20 +278,20 @@ fn a_key_that_the_handshake_cannot_name_any_more_is_not_confirmed() {
 
 #[test]
 fn a_link_is_closed_when_its_connections_have_left() {
-    let mut world = symmetric(Terms::v2_1(2, 255));
+    let mut world = symmetric(LlcTerms::v2_1(2, 255));
     let link = world.hosts[CLIENT].group.assign(0).unwrap();
     world.hosts[CLIENT].move_time = 50 * MS;
     fail(&mut world, CLIENT, link, LinkFailure::RetryExceeded);
     world.advance(49 * MS);
-    assert!(!world.took(CLIENT, &Output::Close(link)));
+    assert!(!world.took(CLIENT, &LinkGroupOutput::Close(link)));
     world.advance(MS);
-    assert!(world.took(CLIENT, &Output::Close(link)));
+    assert!(world.took(CLIENT, &LinkGroupOutput::Close(link)));
 
     // Or when that takes too long.
-    let mut world = symmetric(Terms::v2_1(2, 255));
+    let mut world = symmetric(LlcTerms::v2_1(2, 255));
     let link = world.hosts[CLIENT].group.assign(0).unwrap();
     world.hosts[CLIENT].move_time = 3_600 * SECOND;
     fail(&mut world, CLIENT, link, LinkFailure::RetryExceeded);
     world.advance(2 * SECOND);
-    assert!(world.took(CLIENT, &Output::Close(link)));
+    assert!(world.took(CLIENT, &LinkGroupOutput::Close(link)));
 }

@@ -4,7 +4,7 @@ use crate::device::{LinkFailure, RoceKind};
 #[test]
 fn both_sides_confirm_the_first_link() {
     let mut world = World::v2([1, 1]);
-    let [server, client] = world.contact(Terms::v2_1(2, 255));
+    let [server, client] = world.contact(LlcTerms::v2_1(2, 255));
     world.confirm();
     assert_eq!(
         world.said(),
@@ -12,8 +12,8 @@ fn both_sides_confirm_the_first_link() {
         "nothing else before the set-up is complete"
     );
     for (side, link) in [(SERVER, server), (CLIENT, client)] {
-        assert!(world.took(side, &Output::FirstLink(Ok(()))));
-        assert!(world.took(side, &Output::Activate(link)));
+        assert!(world.took(side, &LinkGroupOutput::FirstLink(Ok(()))));
+        assert!(world.took(side, &LinkGroupOutput::Activate(link)));
     }
     assert_eq!(world.kinds(), [GroupType::Single; 2]);
     world.assert_agreed();
@@ -22,7 +22,7 @@ fn both_sides_confirm_the_first_link() {
 #[test]
 fn a_request_that_comes_before_the_client_is_ready_is_kept() {
     let mut world = World::v2([1, 1]);
-    world.contact(Terms::v2_1(2, 255));
+    world.contact(LlcTerms::v2_1(2, 255));
     let now = world.now;
     world.with(SERVER, |group| group.confirm_link(now));
     world.settle();
@@ -31,20 +31,20 @@ fn a_request_that_comes_before_the_client_is_ready_is_kept() {
     world.with(CLIENT, |group| group.confirm_link(now));
     world.settle();
     assert_eq!(world.said(), ["C:CONFIRM_LINK'(1)"]);
-    assert!(world.took(SERVER, &Output::FirstLink(Ok(()))));
-    assert!(world.took(CLIENT, &Output::FirstLink(Ok(()))));
+    assert!(world.took(SERVER, &LinkGroupOutput::FirstLink(Ok(()))));
+    assert!(world.took(CLIENT, &LinkGroupOutput::FirstLink(Ok(()))));
 }
 
 #[test]
 fn a_silent_peer_is_waited_for_two_or_four_seconds() {
     for (side, seconds) in [(SERVER, 2), (CLIENT, 4)] {
         let mut world = World::v2([1, 1]);
-        world.contact(Terms::v2_1(2, 255));
+        world.contact(LlcTerms::v2_1(2, 255));
         world.hosts[1 - side].filter = Some(|_| true);
         let now = world.now;
         world.with(side, |group| group.confirm_link(now));
         world.advance(seconds * SECOND - MS);
-        let failed = Output::FirstLink(Err(FirstLinkError::TimedOut));
+        let failed = LinkGroupOutput::FirstLink(Err(FirstLinkError::TimedOut));
         assert!(!world.took(side, &failed));
         world.advance(MS);
         assert!(world.took(side, &failed));
@@ -54,7 +54,7 @@ fn a_silent_peer_is_waited_for_two_or_four_seconds() {
 #[test]
 fn a_server_that_gives_up_says_so_and_a_client_stays_silent() {
     let mut world = World::v2([1, 1]);
-    world.contact(Terms::v2_1(2, 255));
+    world.contact(LlcTerms::v2_1(2, 255));
     world.hosts[CLIENT].filter = Some(|_| true);
     world.confirm();
     world.advance(5 * SECOND);
@@ -75,13 +75,13 @@ fn a_server_that_gives_up_says_so_and_a_client_stays_silent() {
 #[test]
 fn a_peer_that_wants_eyecatchers_is_refused() {
     let mut world = World::v2([1, 1]);
-    let [_, client] = world.contact(Terms::v2_1(2, 255));
+    let [_, client] = world.contact(LlcTerms::v2_1(2, 255));
     let now = world.now;
     world.with(CLIENT, |group| group.confirm_link(now));
     let mut request = [0; 44];
     request[..4].copy_from_slice(&[0x21, 44, 0, 0]);
     world.with(CLIENT, |group| group.handle_message(now, client, &request));
-    let failed = Output::FirstLink(Err(FirstLinkError::Eyecatchers));
+    let failed = LinkGroupOutput::FirstLink(Err(FirstLinkError::Eyecatchers));
     assert!(world.took(CLIENT, &failed));
     assert_eq!(world.said(), [""; 0], "it is answered on TCP");
 }
@@ -91,7 +91,7 @@ fn a_first_link_that_fails_is_told_once() {
     for side in [SERVER, CLIENT] {
         for early in [false, true] {
             let mut world = World::v2([1, 1]);
-            let links = world.contact(Terms::v2_1(2, 255));
+            let links = world.contact(LlcTerms::v2_1(2, 255));
             let now = world.now;
             let down = |group: &mut LinkGroup| {
                 group.handle_link_down(now, links[side], LinkFailure::PortDown);
@@ -101,7 +101,7 @@ fn a_first_link_that_fails_is_told_once() {
             }
             world.with(side, |group| group.confirm_link(now));
             world.with(side, down);
-            let failed = Output::FirstLink(Err(FirstLinkError::LinkDown));
+            let failed = LinkGroupOutput::FirstLink(Err(FirstLinkError::LinkDown));
             assert!(world.took(side, &failed));
             assert!(!world.took(side, &failed));
         }
@@ -112,9 +112,9 @@ fn a_first_link_that_fails_is_told_once() {
 fn the_order_of_the_peer_is_learnt() {
     use smc_wire::llc::{ByteOrder, Dialect};
     let mut world = World::new([1, 1], RoceKind::V2, LlcConfig::default());
-    let big = Terms {
+    let big = LlcTerms {
         dialect: Dialect::V2(ByteOrder::Big),
-        ..Terms::v2_1(2, 255)
+        ..LlcTerms::v2_1(2, 255)
     };
     let links = world.contact(big);
     // A little-endian server.
@@ -133,11 +133,11 @@ fn the_order_of_the_peer_is_learnt() {
 
 #[test]
 fn idle_links_are_tested() {
-    let mut world = World::connected([1, 1], Terms::v2_1(1, 255), LlcConfig::default());
+    let mut world = World::connected([1, 1], LlcTerms::v2_1(1, 255), LlcConfig::default());
     world.said();
     world.advance(29 * SECOND);
     assert_eq!(world.said(), [""; 0]);
-    // The server tests first, having heard last when it got its answer; each message counts for
+    // The server tests first, because it received its answer last; each message counts for
     // the other side.
     world.advance(2 * SECOND);
     let said = world.said();
@@ -156,8 +156,8 @@ fn idle_links_are_tested() {
 }
 
 #[test]
-fn a_test_that_nobody_answers_takes_the_link_down() {
-    let mut world = World::connected([1, 1], Terms::v2_1(1, 255), LlcConfig::default());
+fn an_unanswered_test_takes_the_link_down() {
+    let mut world = World::connected([1, 1], LlcTerms::v2_1(1, 255), LlcConfig::default());
     world.hosts[CLIENT].filter = Some(|_| true);
     world.hosts[SERVER].filter = Some(|_| true);
     world.said();
@@ -167,7 +167,10 @@ fn a_test_that_nobody_answers_takes_the_link_down() {
     world.advance(5 * SECOND);
     for side in [SERVER, CLIENT] {
         assert!(world.saw(side, |output| {
-            matches!(output, Output::Terminate(Cause::LinksLost(_)))
+            matches!(
+                output,
+                LinkGroupOutput::Terminate(TerminateCause::LinksLost(_))
+            )
         }));
         assert!(world.hosts[side].group.is_ended());
     }
@@ -179,7 +182,7 @@ fn tests_can_be_turned_off() {
         test_link: None,
         ..LlcConfig::default()
     };
-    let mut world = World::connected([1, 1], Terms::v2_1(1, 255), config);
+    let mut world = World::connected([1, 1], LlcTerms::v2_1(1, 255), config);
     world.said();
     world.advance(3_600 * SECOND);
     assert_eq!(world.said(), [""; 0]);
@@ -188,7 +191,7 @@ fn tests_can_be_turned_off() {
 
 #[test]
 fn what_is_repeated_or_out_of_place_is_dropped() {
-    let mut world = World::connected([1, 1], Terms::v2_1(1, 255), LlcConfig::default());
+    let mut world = World::connected([1, 1], LlcTerms::v2_1(1, 255), LlcConfig::default());
     let requests: &[(u8, u8, MessageType)] = &[
         (0x21, 0x03, MessageType::ConfirmLink),
         (0x21, 0x83, MessageType::ConfirmLink),
@@ -207,15 +210,15 @@ fn what_is_repeated_or_out_of_place_is_dropped() {
             message[..4].copy_from_slice(&[*kind, 44, 0, *flags]);
             world.with(side, |group| group.handle_message(now, link, &message));
             let (kind, why) = (Some(*name), DropReason::Unexpected);
-            let dropped = Output::Notice(Notice::Dropped { kind, why });
+            let dropped = LinkGroupOutput::Notice(Notice::Dropped { kind, why });
             assert!(world.took(side, &dropped), "{name}");
         }
         let mut message = [0; 44];
         for unknown in [0x23, 0x28, 0x05, 0x01, 0x8a] {
             message[..4].copy_from_slice(&[unknown, 44, 0, 0]);
             world.with(side, |group| group.handle_message(now, link, &message));
-            let is_dropped = |output: &Output| {
-                matches!(output, Output::Notice(Notice::Dropped { why, .. })
+            let is_dropped = |output: &LinkGroupOutput| {
+                matches!(output, LinkGroupOutput::Notice(Notice::Dropped { why, .. })
                     if *why == DropReason::Unknown)
             };
             assert!(world.saw(side, is_dropped), "{unknown:#x}");

@@ -100,7 +100,7 @@ proptest! {
         is_connected in prop::bool::weighted(0.8),
         events in vec(event(), 1..120),
     ) {
-        let terms = if is_v2 { Terms::v2_1(2, 255) } else { Terms::V1 };
+        let terms = if is_v2 { LlcTerms::v2_1(2, 255) } else { LlcTerms::V1 };
         let mut world = if is_connected {
             World::connected([3, 3], terms, LlcConfig::default())
         } else {
@@ -116,8 +116,8 @@ proptest! {
             let group = &host.group;
             prop_assert!(group.links().count() <= 3);
             prop_assert!(group.rtokens.len() <= RTOKENS_MAX);
-            prop_assert!(group.wanted.deletes.len() <= 3);
-            prop_assert!(group.own.stale.len() <= 16, "{:?}", group.own.stale.len());
+            prop_assert!(group.pending.deletes.len() <= 3);
+            prop_assert!(group.local_rmbs.stale.len() <= 16, "{:?}", group.local_rmbs.stale.len());
             prop_assert!(host.seen.len() < 2_000);
             host.seen.clear();
             world.log.clear();

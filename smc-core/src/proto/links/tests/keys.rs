@@ -4,21 +4,21 @@ use smc_wire::types::{Rkey, RmbAddr};
 use super::world::key_of;
 use super::*;
 
-fn single(terms: Terms) -> World {
+fn single(terms: LlcTerms) -> World {
     let mut world = World::connected([1, 1], terms, LlcConfig::default());
     world.said();
     world
 }
 
-fn confirmed(rmb: u64) -> Output {
-    Output::RkeyConfirmed {
+fn confirmed(rmb: u64) -> LinkGroupOutput {
+    LinkGroupOutput::RkeyConfirmed {
         rmb: RmbId(rmb),
         result: Ok(()),
     }
 }
 
-fn deleted(rmb: u64, is_answered: bool) -> Output {
-    Output::RkeyDeleted {
+fn deleted(rmb: u64, is_answered: bool) -> LinkGroupOutput {
+    LinkGroupOutput::RkeyDeleted {
         rmb: RmbId(rmb),
         is_answered,
     }
@@ -26,7 +26,7 @@ fn deleted(rmb: u64, is_answered: bool) -> Output {
 
 #[test]
 fn a_key_is_confirmed_and_deleted() {
-    for terms in [Terms::V1, Terms::v2_1(2, 255)] {
+    for terms in [LlcTerms::V1, LlcTerms::v2_1(2, 255)] {
         let mut world = single(terms);
         for side in [SERVER, CLIENT] {
             world.confirm_rkey(side, 1);
@@ -56,7 +56,7 @@ fn a_key_is_confirmed_and_deleted() {
 
 #[test]
 fn a_key_is_told_for_all_links() {
-    let mut world = World::connected([2, 2], Terms::v2_1(2, 255), LlcConfig::default());
+    let mut world = World::connected([2, 2], LlcTerms::v2_1(2, 255), LlcConfig::default());
     world.said();
     world.confirm_rkey(CLIENT, 1);
     world.settle();
@@ -69,7 +69,7 @@ fn a_key_is_told_for_all_links() {
 
 #[test]
 fn missing_keys_are_asked_for() {
-    let mut world = World::connected([2, 2], Terms::v2_1(2, 255), LlcConfig::default());
+    let mut world = World::connected([2, 2], LlcTerms::v2_1(2, 255), LlcConfig::default());
     let now = world.now;
     let keys = world.keys(SERVER, RmbId(1), &[0]);
     let link = world.hosts[SERVER].group.assign(1).unwrap();
@@ -91,18 +91,18 @@ fn missing_keys_are_asked_for() {
     world.settle();
     assert!(world.took(SERVER, &confirmed(2)));
     assert_eq!(world.said(), ["S:CONFIRM_RKEY(0)", "C:CONFIRM_RKEY'(0)"]);
-    let none = Output::RkeyConfirmed {
+    let none = LinkGroupOutput::RkeyConfirmed {
         rmb: RmbId(3),
         result: Err(RkeyError::NoKey),
     };
     assert!(world.took(SERVER, &none));
     world.delete_rkey(SERVER, 3);
-    assert!(world.took(SERVER, &deleted(3, true)), "nobody knows it");
+    assert!(world.took(SERVER, &deleted(3, true)), "the key is unknown");
 }
 
 #[test]
 fn crossing_requests_are_answered_at_once() {
-    let mut world = single(Terms::v2_1(2, 255));
+    let mut world = single(LlcTerms::v2_1(2, 255));
     for side in [SERVER, CLIENT] {
         world.confirm_rkey(side, 1);
         world.confirm_rkey(side, 2);
@@ -134,7 +134,7 @@ fn several_requests_may_be_unanswered_if_configured() {
         rkeys_in_flight: 4,
         ..LlcConfig::default()
     };
-    let mut world = World::connected([1, 1], Terms::v2_1(2, 255), config);
+    let mut world = World::connected([1, 1], LlcTerms::v2_1(2, 255), config);
     world.said();
     for rmb in 1..=6 {
         world.confirm_rkey(SERVER, rmb);
@@ -164,21 +164,21 @@ fn several_requests_may_be_unanswered_if_configured() {
 
 #[test]
 fn a_peer_that_does_not_answer_costs_two_seconds() {
-    let mut world = single(Terms::v2_1(2, 255));
+    let mut world = single(LlcTerms::v2_1(2, 255));
     world.hosts[CLIENT].filter = Some(|_| true);
     world.confirm_rkey(SERVER, 1);
     world.advance(2 * SECOND - MS);
     assert!(!world.saw(SERVER, |output| matches!(
         output,
-        Output::RkeyConfirmed { .. }
+        LinkGroupOutput::RkeyConfirmed { .. }
     )));
     world.advance(MS);
-    let failed = Output::RkeyConfirmed {
+    let failed = LinkGroupOutput::RkeyConfirmed {
         rmb: RmbId(1),
         result: Err(RkeyError::TimedOut),
     };
     assert!(world.took(SERVER, &failed));
-    // It may have heard: it is told that the buffer goes.
+    // It may know the buffer: DELETE RKEY is sent for it.
     world.delete_rkey(SERVER, 1);
     assert_eq!(world.said().last().unwrap(), "S:DELETE_RKEY");
     world.advance(2 * SECOND);
@@ -187,7 +187,7 @@ fn a_peer_that_does_not_answer_costs_two_seconds() {
 
 #[test]
 fn a_late_answer_is_not_taken_for_the_next_one() {
-    let mut world = single(Terms::v2_1(2, 255));
+    let mut world = single(LlcTerms::v2_1(2, 255));
     world.confirm_rkey(SERVER, 1);
     world.settle();
     // The answer to the first comes after two seconds.
@@ -210,7 +210,7 @@ fn a_late_answer_is_not_taken_for_the_next_one() {
 
 #[test]
 fn those_that_wait_too_long_are_told() {
-    let mut world = single(Terms::v2_1(2, 255));
+    let mut world = single(LlcTerms::v2_1(2, 255));
     world.hosts[CLIENT].filter = Some(|_| true);
     for rmb in 1..=20 {
         world.confirm_rkey(SERVER, rmb);
@@ -221,7 +221,7 @@ fn those_that_wait_too_long_are_told() {
             .seen
             .iter()
             .filter(|output| {
-                matches!(output, Output::RkeyConfirmed { result: Err(why), .. } if *why == result)
+                matches!(output, LinkGroupOutput::RkeyConfirmed { result: Err(why), .. } if *why == result)
             })
             .count()
     };
@@ -231,7 +231,7 @@ fn those_that_wait_too_long_are_told() {
 
 #[test]
 fn a_set_up_that_is_given_up_leaves_nothing_behind() {
-    let mut world = single(Terms::v2_1(2, 255));
+    let mut world = single(LlcTerms::v2_1(2, 255));
     // Deleted before it was its turn, and while it was told.
     world.confirm_rkey(SERVER, 1);
     world.confirm_rkey(SERVER, 2);
@@ -242,23 +242,23 @@ fn a_set_up_that_is_given_up_leaves_nothing_behind() {
     assert!(world.took(SERVER, &deleted(1, true)));
     assert!(!world.saw(SERVER, |output| matches!(
         output,
-        Output::RkeyConfirmed { .. }
+        LinkGroupOutput::RkeyConfirmed { .. }
     )));
-    assert_eq!(world.hosts[SERVER].group.own.rmbs.len(), 1);
+    assert_eq!(world.hosts[SERVER].group.local_rmbs.rmbs.len(), 1);
     world.assert_agreed();
 }
 
 #[test]
 fn a_full_table_is_seen_on_both_sides() {
-    let mut world = single(Terms::v2_1(2, 255));
+    let mut world = single(LlcTerms::v2_1(2, 255));
     for rmb in 1..255 {
         world.confirm_rkey(SERVER, rmb);
     }
     world.advance(2 * SECOND);
-    assert!(world.took(CLIENT, &Output::Full(true)));
+    assert!(world.took(CLIENT, &LinkGroupOutput::Full(true)));
     world.confirm_rkey(SERVER, 255);
     world.settle();
-    let refused = Output::RkeyConfirmed {
+    let refused = LinkGroupOutput::RkeyConfirmed {
         rmb: RmbId(255),
         result: Err(RkeyError::Refused),
     };
@@ -266,14 +266,14 @@ fn a_full_table_is_seen_on_both_sides() {
     world.delete_rkey(SERVER, 255);
     world.delete_rkey(SERVER, 7);
     world.settle();
-    assert!(world.took(CLIENT, &Output::Full(false)));
+    assert!(world.took(CLIENT, &LinkGroupOutput::Full(false)));
     assert!(world.took(SERVER, &deleted(7, true)));
     world.assert_agreed();
 }
 
 #[test]
 fn unknown_keys_are_marked_in_the_answer() {
-    for terms in [Terms::V1, Terms::v2_1(2, 255)] {
+    for terms in [LlcTerms::V1, LlcTerms::v2_1(2, 255)] {
         let mut world = single(terms);
         let known = key_of(CLIENT, RmbId(0), 0).0;
         let rkeys = [Rkey(1), known, Rkey(2)].map(WireRkey::from);
@@ -284,7 +284,7 @@ fn unknown_keys_are_marked_in_the_answer() {
             .emit(&mut request)
             .unwrap();
         group.handle_message(world.now, link, &request);
-        let Some(Output::Send { message, .. }) = group.poll_output() else {
+        let Some(LinkGroupOutput::Send { message, .. }) = group.poll_output() else {
             panic!("an answer");
         };
         let Message::DeleteRkey(answer) = Message::parse(&message).unwrap() else {
@@ -302,7 +302,7 @@ fn unknown_keys_are_marked_in_the_answer() {
 
 #[test]
 fn more_links_than_there_can_be_are_refused() {
-    let mut world = single(Terms::v2_1(2, 255));
+    let mut world = single(LlcTerms::v2_1(2, 255));
     let mut request = [0; 44];
     request[..6].copy_from_slice(&[0x26, 44, 0, 0, 4, 9]);
     let now = world.now;
@@ -316,7 +316,7 @@ fn more_links_than_there_can_be_are_refused() {
 
 #[test]
 fn what_a_connection_left_behind_gives_way() {
-    let mut world = single(Terms::V1);
+    let mut world = single(LlcTerms::V1);
     let group = &mut world.hosts[SERVER].group;
     let link = group.assign(0).unwrap();
     let ids: Vec<_> = (1..255)
@@ -324,11 +324,11 @@ fn what_a_connection_left_behind_gives_way() {
         .collect();
     assert_eq!(
         group.add_rtoken(link, Rkey(300), RmbAddr(0)),
-        Err(TableFull)
+        Err(RtokenTableFull)
     );
-    assert_eq!(group.poll_output(), Some(Output::Full(true)));
+    assert_eq!(group.poll_output(), Some(LinkGroupOutput::Full(true)));
     group.release_rtoken(ids[3]);
-    assert_eq!(group.poll_output(), Some(Output::Full(false)));
+    assert_eq!(group.poll_output(), Some(LinkGroupOutput::Full(false)));
     assert_eq!(group.rtoken(ids[3], link), Some((Rkey(4), RmbAddr(0))));
     let other = group.add_rtoken(link, Rkey(300), RmbAddr(0)).unwrap();
     assert_eq!(group.rtoken(ids[3], link), None);

@@ -9,8 +9,8 @@ mod keys;
 mod offer;
 mod rtokens;
 mod said;
+mod send_queue;
 mod simulation;
-mod slots;
 mod tables;
 mod world;
 

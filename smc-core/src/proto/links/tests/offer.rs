@@ -3,13 +3,13 @@ use smc_wire::llc::MessageType;
 use super::*;
 use crate::device::{LinkFailure, RoceKind};
 
-fn default(ports: [usize; 2], terms: Terms) -> World {
+fn default(ports: [usize; 2], terms: LlcTerms) -> World {
     World::connected(ports, terms, LlcConfig::default())
 }
 
 #[test]
 fn two_ports_on_both_sides_make_a_symmetric_group() {
-    let mut world = default([2, 2], Terms::v2_1(2, 255));
+    let mut world = default([2, 2], LlcTerms::v2_1(2, 255));
     assert_eq!(
         world.said()[2..],
         [
@@ -48,7 +48,7 @@ fn two_ports_on_both_sides_make_a_symmetric_group() {
 
 #[test]
 fn version_1_tells_keys_in_turns() {
-    let mut world = default([2, 2], Terms::V1);
+    let mut world = default([2, 2], LlcTerms::V1);
     assert_eq!(
         world.said()[2..],
         [
@@ -66,7 +66,7 @@ fn version_1_tells_keys_in_turns() {
 
 #[test]
 fn many_keys_take_many_turns_in_version_1() {
-    let mut world = World::connected([2, 2], Terms::V1, LlcConfig::default());
+    let mut world = World::connected([2, 2], LlcTerms::V1, LlcConfig::default());
     // Back to one link, with five more buffers here and one more there.
     world.set_port(SERVER, 1, false);
     world.advance(5 * SECOND);
@@ -98,7 +98,7 @@ fn many_keys_take_many_turns_in_version_1() {
 
 #[test]
 fn one_port_each_means_one_link() {
-    for terms in [Terms::V1, Terms::V2, Terms::v2_1(2, 255)] {
+    for terms in [LlcTerms::V1, LlcTerms::V2, LlcTerms::v2_1(2, 255)] {
         let mut world = default([1, 1], terms);
         assert_eq!(world.said()[2..], ["S:ADD_LINK(2)", "C:ADD_LINK'(2)!"]);
         assert_eq!(world.kinds(), [GroupType::Single; 2]);
@@ -113,7 +113,7 @@ fn one_port_each_means_one_link() {
 
 #[test]
 fn one_link_negotiated_means_no_offer() {
-    let mut world = default([2, 2], Terms::v2_1(1, 255));
+    let mut world = default([2, 2], LlcTerms::v2_1(1, 255));
     assert_eq!(world.said().len(), 2);
     assert_eq!(world.kinds(), [GroupType::Single; 2]);
 }
@@ -124,10 +124,10 @@ fn a_server_with_one_link_spares_older_clients_the_wait() {
         max_links: 1,
         ..LlcConfig::default()
     };
-    for terms in [Terms::V1, Terms::V2] {
+    for terms in [LlcTerms::V1, LlcTerms::V2] {
         let mut world = World::connected([1, 1], terms, config);
         let (_, _, offer) = world.log[2].clone();
-        assert_eq!(offer[32] & 0xf, 0, "an MTU that nobody accepts");
+        assert_eq!(offer[32] & 0xf, 0, "an MTU that no client accepts");
         assert_ne!(offer[4..28], [0; 24], "but not all zero");
         assert_eq!(world.said()[2..], ["S:ADD_LINK(2)", "C:ADD_LINK'(2)!"]);
         world.assert_agreed();
@@ -141,7 +141,7 @@ fn two_ports_on_one_side_make_an_asymmetric_group() {
         ([2, 1], [AsymmetricPeer, AsymmetricLocal]),
         ([1, 2], [AsymmetricLocal, AsymmetricPeer]),
     ] {
-        let world = default(ports, Terms::v2_1(2, 255));
+        let world = default(ports, LlcTerms::v2_1(2, 255));
         assert_eq!(world.kinds(), kinds);
         world.assert_agreed();
         // No new connections on the second link.
@@ -152,7 +152,7 @@ fn two_ports_on_one_side_make_an_asymmetric_group() {
 
 #[test]
 fn a_third_link_makes_the_group_symmetric_and_the_asymmetric_one_goes() {
-    for terms in [Terms::V1, Terms::v2_1(2, 255)] {
+    for terms in [LlcTerms::V1, LlcTerms::v2_1(2, 255)] {
         let mut world = default([2, 1], terms);
         assert_eq!(world.kinds()[SERVER], GroupType::AsymmetricPeer);
         world.said();
@@ -195,7 +195,7 @@ fn a_request_without_a_place_for_it_is_answered() {
         same_device: false,
         ..LlcConfig::default()
     };
-    let mut world = World::connected([1, 1], Terms::v2_1(2, 255), config);
+    let mut world = World::connected([1, 1], LlcTerms::v2_1(2, 255), config);
     let port = World::v2([1, 2]).hosts[CLIENT].ports[1].clone();
     world.hosts[CLIENT].ports.push(port);
     world.said();
@@ -209,7 +209,7 @@ fn a_request_without_a_place_for_it_is_answered() {
 fn a_request_during_an_offer_that_fails_before_it_is_sent_is_answered() {
     for is_mapping in [false, true] {
         let mut world = World::v2([2, 1]);
-        world.contact(Terms::v2_1(2, 255));
+        world.contact(LlcTerms::v2_1(2, 255));
         world.confirm();
         match is_mapping {
             false => assert!(world.hosts[SERVER].stuck.insert(1)),
@@ -225,14 +225,14 @@ fn a_request_during_an_offer_that_fails_before_it_is_sent_is_answered() {
         assert_eq!(world.said(), ["C:REQUEST_ADD_LINK", "S:REQUEST_ADD_LINK'"]);
         assert!(world.hosts[CLIENT].group.flow.is_none());
         let unanswered = Notice::Unanswered(MessageType::RequestAddLink);
-        assert!(!world.took(CLIENT, &Output::Notice(unanswered)));
+        assert!(!world.took(CLIENT, &LinkGroupOutput::Notice(unanswered)));
     }
 }
 
 /// Linux does not look at the number, and RFC 7609 does not say that an answer has it.
 #[test]
 fn an_answer_without_the_number_of_the_link_is_one_to_the_offer() {
-    for terms in [Terms::V1, Terms::v2_1(2, 255)] {
+    for terms in [LlcTerms::V1, LlcTerms::v2_1(2, 255)] {
         for is_accepted in [true, false] {
             let version = match terms.dialect.is_v2() {
                 true => RoceKind::V2,
@@ -262,23 +262,26 @@ fn an_answer_without_the_number_of_the_link_is_one_to_the_offer() {
 }
 
 #[test]
-fn nobody_waits_longer_than_said_for_a_silent_peer() {
-    // The client does not hear the offer.
+fn no_wait_for_a_silent_peer_exceeds_its_timeout() {
+    // The client does not receive the offer.
     let mut world = World::v2([2, 2]);
-    world.contact(Terms::v2_1(2, 255));
+    world.contact(LlcTerms::v2_1(2, 255));
     world.confirm();
     world.hosts[CLIENT].filter = Some(|message| message[0] == 0x22);
     world.establish();
     world.advance(2 * SECOND);
     assert!(world.hosts[SERVER].group.flow.is_none());
     let (number, why) = (smc_wire::types::LinkNumber(2), NotAdded::TimedOut);
-    assert!(world.took(SERVER, &Output::Notice(Notice::NotAdded { number, why })));
+    assert!(world.took(
+        SERVER,
+        &LinkGroupOutput::Notice(Notice::NotAdded { number, why })
+    ));
     world.assert_agreed();
 
-    // The client does not hear CONFIRM LINK, nor the server its answer.
+    // The client does not receive CONFIRM LINK, nor the server its answer.
     for deaf in [SERVER, CLIENT] {
         let mut world = World::v2([2, 2]);
-        world.contact(Terms::v2_1(2, 255));
+        world.contact(LlcTerms::v2_1(2, 255));
         world.confirm();
         world.hosts[deaf].filter = Some(|message| message[0] == 0x21);
         world.said();
@@ -299,7 +302,7 @@ fn nobody_waits_longer_than_said_for_a_silent_peer() {
 fn devices_that_fail_cost_the_link_and_nothing_else() {
     for side in [SERVER, CLIENT] {
         let mut world = World::v2([2, 2]);
-        world.contact(Terms::v2_1(2, 255));
+        world.contact(LlcTerms::v2_1(2, 255));
         world.confirm();
         world.hosts[side].stuck.insert(1);
         world.establish();
@@ -317,7 +320,7 @@ fn devices_that_fail_cost_the_link_and_nothing_else() {
 fn the_link_below_fails_while_another_is_added() {
     for stage in 1..12_u32 {
         let mut world = World::v2([2, 2]);
-        let links = world.contact(Terms::v2_1(2, 255));
+        let links = world.contact(LlcTerms::v2_1(2, 255));
         world.confirm();
         let now = world.now;
         for side in [CLIENT, SERVER] {

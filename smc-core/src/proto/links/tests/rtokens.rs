@@ -44,9 +44,9 @@ fn what_was_told_but_not_used_yet_does_not_give_way() {
         table.add(ONE, Rkey(at), RmbAddr(0)).unwrap();
     }
     assert!(table.is_full());
-    assert_eq!(table.add(ONE, Rkey(999), RmbAddr(0)), Err(TableFull));
+    assert_eq!(table.add(ONE, Rkey(999), RmbAddr(0)), Err(RtokenTableFull));
     let id = table.find(ONE, Rkey(3)).unwrap();
-    table.hold(id);
+    table.add_user(id);
     assert!(table.is_full());
     table.release(id);
     assert!(!table.is_full());
@@ -60,7 +60,7 @@ fn an_entry_in_use_survives_its_links() {
     let mut table = Rtokens::default();
     let id = table.add(ONE, Rkey(7), RmbAddr(0)).unwrap();
     table.add(ONE, Rkey(8), RmbAddr(0)).unwrap();
-    table.hold(id);
+    table.add_user(id);
     table.clear_link(ONE);
     assert_eq!(table.len(), 1);
     table.release(id);

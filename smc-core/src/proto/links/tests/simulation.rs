@@ -9,15 +9,15 @@ use crate::device::RoceKind;
 
 #[test]
 fn simulation_v2() {
-    simulate(1..=40, Terms::v2_1(2, 255));
+    simulate(1..=40, LlcTerms::v2_1(2, 255));
 }
 
 #[test]
 fn simulation_v1() {
-    simulate(100..=130, Terms::V1);
+    simulate(100..=130, LlcTerms::V1);
 }
 
-fn simulate(seeds: std::ops::RangeInclusive<u64>, terms: Terms) {
+fn simulate(seeds: std::ops::RangeInclusive<u64>, terms: LlcTerms) {
     let mut total = Tally::default();
     let mut lived = 0;
     let runs = seeds.clone().count();
@@ -67,7 +67,7 @@ enum Fate {
 }
 
 impl Simulation {
-    fn new(seed: u64, terms: Terms) -> Self {
+    fn new(seed: u64, terms: LlcTerms) -> Self {
         let config = LlcConfig {
             rkeys_in_flight: 1 + (seed % 4) as usize,
             test_link: Some(10 * SECOND),
@@ -254,7 +254,7 @@ impl Simulation {
         for side in [SERVER, CLIENT] {
             for output in std::mem::take(&mut self.world.hosts[side].seen) {
                 match output {
-                    Output::RkeyConfirmed { rmb, result } => {
+                    LinkGroupOutput::RkeyConfirmed { rmb, result } => {
                         let fate = self.rmbs[side].get_mut(&rmb.0).expect("known");
                         assert_eq!(*fate, Fate::Confirming, "one outcome: {rmb:?}");
                         if result.is_ok() {
@@ -265,15 +265,15 @@ impl Simulation {
                             self.tally.failed += 1;
                         }
                     }
-                    Output::RkeyDeleted { rmb, .. } => {
+                    LinkGroupOutput::RkeyDeleted { rmb, .. } => {
                         let fate = self.rmbs[side].remove(&rmb.0);
                         assert_eq!(fate, Some(Fate::Deleting), "{rmb:?} of {side}");
                     }
-                    Output::Send { message, .. } => {
+                    LinkGroupOutput::Send { message, .. } => {
                         assert!((44..=8192).contains(&message.len()));
                     }
-                    Output::Move { .. } => self.tally.moves += 1,
-                    Output::Activate(_) => self.tally.added += 1,
+                    LinkGroupOutput::Move { .. } => self.tally.moves += 1,
+                    LinkGroupOutput::Activate(_) => self.tally.added += 1,
                     _ => {}
                 }
             }
@@ -291,9 +291,9 @@ impl Simulation {
                 continue;
             }
             assert!(group.flow.is_none(), "{:?}", group.flow);
-            assert!(group.own.is_quiet());
-            assert!(group.wanted.add.is_none() && group.wanted.deletes.is_empty());
-            assert!(!group.wanted.request && group.wanted.aside.is_none());
+            assert!(group.local_rmbs.has_no_requests());
+            assert!(group.pending.add.is_none() && group.pending.deletes.is_empty());
+            assert!(!group.pending.request && group.pending.deferred.is_none());
         }
     }
 }

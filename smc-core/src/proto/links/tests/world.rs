@@ -39,7 +39,7 @@ pub(super) struct Host {
     pub(super) group: LinkGroup,
     pub(super) ports: Vec<Port>,
     /// The outputs that are for others than the simulated shell.
-    pub(super) seen: Vec<Output>,
+    pub(super) seen: Vec<LinkGroupOutput>,
     pub(super) qps: BTreeMap<LinkId, Qp>,
     /// Registering fails on these devices.
     pub(super) unmappable: BTreeSet<usize>,
@@ -130,7 +130,7 @@ impl World {
     }
 
     /// First contact on the first ports, up to where CONFIRM LINK would begin.
-    pub(super) fn contact(&mut self, terms: Terms) -> [LinkId; 2] {
+    pub(super) fn contact(&mut self, terms: LlcTerms) -> [LinkId; 2] {
         let mut links = [LinkId(0); 2];
         let mut ends = Vec::new();
         for side in [SERVER, CLIENT] {
@@ -162,7 +162,7 @@ impl World {
     }
 
     /// First contact with everything behind it.
-    pub(super) fn connected(ports: [usize; 2], terms: Terms, config: LlcConfig) -> Self {
+    pub(super) fn connected(ports: [usize; 2], terms: LlcTerms, config: LlcConfig) -> Self {
         let version = match terms.dialect.is_v2() {
             true => RoceKind::V2,
             false => RoceKind::V1,
@@ -173,17 +173,20 @@ impl World {
     }
 
     /// First contact, and what follows from it.
-    pub(super) fn connect(&mut self, terms: Terms) {
+    pub(super) fn connect(&mut self, terms: LlcTerms) {
         self.contact(terms);
         self.confirm();
         for side in [SERVER, CLIENT] {
-            assert!(self.took(side, &Output::FirstLink(Ok(()))), "{side}");
+            assert!(
+                self.took(side, &LinkGroupOutput::FirstLink(Ok(()))),
+                "{side}"
+            );
         }
         self.establish();
     }
 
     /// The same with one device on each host, which has two ports.
-    pub(super) fn connected_by_dual_ports(terms: Terms) -> Self {
+    pub(super) fn connected_by_dual_ports(terms: LlcTerms) -> Self {
         let mut world = Self::v2([2, 2]);
         for port in world.hosts.iter_mut().flat_map(|host| &mut host.ports) {
             port.device = 0;
@@ -219,8 +222,10 @@ impl World {
         while let Some(output) = self.hosts[side].group.poll_output() {
             self.hosts[side].seen.push(output.clone());
             match output {
-                Output::Send { link, message, tag } => self.transmit(side, link, message, tag),
-                Output::Open {
+                LinkGroupOutput::Send { link, message, tag } => {
+                    self.transmit(side, link, message, tag)
+                }
+                LinkGroupOutput::Open {
                     link,
                     device,
                     address,
@@ -230,34 +235,34 @@ impl World {
                     let wait = if is_stuck { 3_600 * SECOND } else { MS };
                     self.later(wait, opened);
                 }
-                Output::Connect { link, peer, .. } => {
+                LinkGroupOutput::Connect { link, peer, .. } => {
                     self.later(MS, Event::Connected(side, link, peer));
                 }
-                Output::Map { device, rmbs } => {
+                LinkGroupOutput::Map { device, rmbs } => {
                     assert!(!rmbs.is_empty());
                     let wait = self.hosts[side].map_time;
                     self.later(wait, Event::Mapped(side, device.0, rmbs));
                 }
-                Output::Move { from, .. } => {
+                LinkGroupOutput::Move { from, .. } => {
                     let wait = self.hosts[side].move_time;
                     self.later(wait, Event::Moved(side, from));
                 }
-                Output::Activate(link) => {
+                LinkGroupOutput::Activate(link) => {
                     assert!(self.hosts[side].activated.insert(link));
                 }
-                Output::Deactivate(link) => {
+                LinkGroupOutput::Deactivate(link) => {
                     assert!(self.hosts[side].activated.remove(&link));
                 }
-                Output::Close(link) => {
+                LinkGroupOutput::Close(link) => {
                     assert!(!self.hosts[side].activated.contains(&link));
                     if let Some(qp) = self.hosts[side].qps.remove(&link) {
                         self.qps.remove(&qp.local.qpn.get());
                     }
                 }
-                Output::Terminate(_) => {
+                LinkGroupOutput::Terminate(_) => {
                     assert!(!std::mem::replace(&mut self.hosts[side].terminated, true));
                 }
-                Output::Ended => {
+                LinkGroupOutput::Ended => {
                     assert!(self.hosts[side].terminated);
                     assert!(self.hosts[side].qps.is_empty(), "all links are closed");
                 }
@@ -446,7 +451,7 @@ impl World {
     fn candidates(&mut self, side: Side) {
         let ports = self.hosts[side].ports.iter().filter(|port| port.up);
         let candidates = ports
-            .map(|port| Candidate {
+            .map(|port| PortCandidate {
                 device: DeviceIndex(port.device),
                 address: port.address.clone(),
             })
@@ -464,7 +469,7 @@ impl World {
         ports.any(|port| port.address.mac == mac && port.up)
     }
 
-    /// Nothing passes on this link any more, and nobody is told.
+    /// No message passes on this link any more, and no side is notified.
     pub(super) fn cut(&mut self, side: Side, link: LinkId) {
         let qp = &self.hosts[side].qps[&link];
         let number = qp.local.qpn.get().min(qp.peer.unwrap());
@@ -514,14 +519,14 @@ impl World {
     }
 
     /// Whether this output came, and forgets it.
-    pub(super) fn took(&mut self, side: Side, output: &Output) -> bool {
+    pub(super) fn took(&mut self, side: Side, output: &LinkGroupOutput) -> bool {
         let seen = &mut self.hosts[side].seen;
         let at = seen.iter().position(|other| other == output);
         at.map(|at| seen.remove(at)).is_some()
     }
 
     /// Whether an output of this kind came.
-    pub(super) fn saw(&self, side: Side, fits: impl Fn(&Output) -> bool) -> bool {
+    pub(super) fn saw(&self, side: Side, fits: impl Fn(&LinkGroupOutput) -> bool) -> bool {
         self.hosts[side].seen.iter().any(fits)
     }
 
@@ -568,10 +573,10 @@ impl World {
             let (us, peer) = (&self.hosts[side].group, &self.hosts[1 - side].group);
             assert_eq!(us.links().count(), links(side).len(), "no half links");
             let (mut known, mut perhaps) = (0, 0);
-            for (rmb, found) in &us.own.rmbs {
-                if found.told != rmbs::Told::Yes || found.is_leaving {
-                    // Confirming it has failed, and nobody has deleted it yet.
-                    perhaps += usize::from(found.told == rmbs::Told::Maybe);
+            for (rmb, found) in &us.local_rmbs.rmbs {
+                if found.announced != rmbs::Announced::Yes || found.is_released {
+                    // Its confirmation has failed, and no side has deleted it yet.
+                    perhaps += usize::from(found.announced == rmbs::Announced::Unconfirmed);
                     continue;
                 }
                 known += 1;

@@ -12,7 +12,7 @@ struct Fixture {
 
 impl Fixture {
     /// PROPOSAL is sent.
-    fn new(config: Config) -> Self {
+    fn new(config: HandshakeConfig) -> Self {
         let now = Instant::now();
         let mut client = Side::new(Client::new(now, Arc::new(config), &path(CLIENT)));
         client.settle(now);
@@ -36,7 +36,7 @@ impl Fixture {
         self.client.settle(self.now);
     }
 
-    fn done(&mut self, done: Done) {
+    fn done(&mut self, done: WorkDone) {
         self.client.machine.handle_done(self.now, done);
         self.client.settle(self.now);
     }
@@ -54,7 +54,7 @@ impl Fixture {
         assert_eq!(self.client.fallback(), local(decline.diagnosis));
         assert_eq!(decline.peer_id, peer_id(CLIENT));
         assert!(!self.client.is_crossing_possible());
-        assert_eq!(self.client.groups.borrow().registry.snapshots(), []);
+        assert_eq!(self.client.groups.borrow().registry.group_infos(), []);
         decline.diagnosis
     }
 }
@@ -86,7 +86,7 @@ fn with_end(change: impl FnOnce(&mut RdmaEnd)) -> AcceptConfirm {
     accept
 }
 
-fn faulty(done: Done) -> DeclineCode {
+fn faulty(done: WorkDone) -> DeclineCode {
     let mut f = Fixture::new(rdma_host(CLIENT));
     f.client.faults.rdma.push_back(done);
     f.declines(&accept())
@@ -171,20 +171,23 @@ fn r2_limits() {
 fn r3_to_r8_work_that_fails() {
     let unfit = DeviceError::Invalid("address");
     let cases = [
-        (Done::LinkOpened(Err(unfit.clone())), DeclineCode::INTERR),
         (
-            Done::LinkOpened(Err(DeviceError::Exhausted)),
+            WorkDone::LinkOpened(Err(unfit.clone())),
+            DeclineCode::INTERR,
+        ),
+        (
+            WorkDone::LinkOpened(Err(DeviceError::Exhausted)),
             DeclineCode::MEM,
         ),
         (
-            Done::RmbPrepared(Err(DeviceError::Exhausted.into())),
+            WorkDone::RmbPrepared(Err(DeviceError::Exhausted.into())),
             DeclineCode::MEM,
         ),
         (
-            Done::PeerBound(Err(TableFull::new())),
+            WorkDone::PeerBound(Err(TableFull::new())),
             DeclineCode::ERR_RTOK,
         ),
-        (Done::LinkConnected(Err(unfit)), DeclineCode::ERR_RDYLNK),
+        (WorkDone::LinkConnected(Err(unfit)), DeclineCode::ERR_RDYLNK),
     ];
     for (done, code) in cases {
         assert_eq!(faulty(done), code);
@@ -193,7 +196,7 @@ fn r3_to_r8_work_that_fails() {
 
 #[test]
 fn r5_smaller_buffer_when_memory_is_short() {
-    let short = || Done::RmbPrepared(Err(DeviceError::NoMemory.into()));
+    let short = || WorkDone::RmbPrepared(Err(DeviceError::NoMemory.into()));
     let mut f = Fixture::new(rdma_host(CLIENT));
     f.client.faults.rdma.extend([short(), short()]);
     f.accept(&accept());
@@ -243,14 +246,14 @@ fn any_element_of_the_servers_rmb() {
 fn r11_nothing_came_over_the_link() {
     for failure in [ConfirmFailure::TimedOut, ConfirmFailure::LinkDown] {
         let mut f = Fixture::confirming();
-        f.done(Done::LinkConfirmed(Err(failure)));
+        f.done(WorkDone::LinkConfirmed(Err(failure)));
         assert_eq!(f.client.outcome, None, "the server may say why");
         assert_eq!(f.client.machine.state(), Some("late DECLINE"));
         f.wait(LATE_DECLINE_TIMEOUT);
         assert_eq!(f.client.fallback(), local(DeclineCode::TIMEOUT_CL));
         assert_eq!(f.client.declined().diagnosis, DeclineCode::TIMEOUT_CL);
         assert!(f.client.is_crossing_possible());
-        assert_eq!(f.client.groups.borrow().registry.snapshots(), []);
+        assert_eq!(f.client.groups.borrow().registry.group_infos(), []);
     }
 }
 
@@ -262,7 +265,7 @@ fn r11_server_declines_instead() {
     early.client.settle(early.now);
 
     let mut late = Fixture::confirming();
-    late.done(Done::LinkConfirmed(Err(ConfirmFailure::TimedOut)));
+    late.done(WorkDone::LinkConfirmed(Err(ConfirmFailure::TimedOut)));
     late.wait(SECOND / 2);
     late.client.receive(late.now, &bytes, 7);
     late.client.settle(late.now);
@@ -271,7 +274,7 @@ fn r11_server_declines_instead() {
         assert_eq!(f.client.fallback(), peer(DeclineCode::TIMEOUT_CL));
         assert!(f.client.sent.is_empty(), "a DECLINE is never answered");
         assert!(!f.client.is_crossing_possible());
-        assert_eq!(f.client.groups.borrow().registry.snapshots(), []);
+        assert_eq!(f.client.groups.borrow().registry.group_infos(), []);
     }
 }
 
@@ -279,7 +282,7 @@ fn r11_server_declines_instead() {
 fn r11_group_terminated_by_the_server_which_then_declines() {
     let mut f = Fixture::confirming();
     f.client.machine.handle_terminated();
-    f.done(Done::LinkConfirmed(Err(ConfirmFailure::LinkDown)));
+    f.done(WorkDone::LinkConfirmed(Err(ConfirmFailure::LinkDown)));
     assert_eq!(f.client.machine.state(), Some("late DECLINE"));
     let bytes = late_decline(DeclineCode::RMBE_EC);
     f.client.receive(f.now, &bytes, usize::MAX);
@@ -304,27 +307,27 @@ fn r11_only_a_decline_makes_sense() {
     assert_eq!(*f.client.error(), unexpected);
 }
 
-/// The server's application may be through before we have heard that the link stands.
+/// The server's application may have finished before the confirmation of the link arrives.
 #[test]
 fn r11_tcp_may_be_closed_early() {
     let mut f = Fixture::confirming();
     f.client.machine.handle_closed();
     f.client.settle(f.now);
     assert_eq!(f.client.machine.wants(), 0);
-    f.done(Done::LinkConfirmed(Ok(())));
+    f.done(WorkDone::LinkConfirmed(Ok(())));
     assert!(f.client.established().first_contact);
 
     for failure in [ConfirmFailure::TimedOut, ConfirmFailure::Eyecatchers] {
         let mut f = Fixture::confirming();
         f.client.machine.handle_closed();
-        f.done(Done::LinkConfirmed(Err(failure)));
+        f.done(WorkDone::LinkConfirmed(Err(failure)));
         assert_eq!(
             *f.client.error(),
             Error::Closed(CloseReason::DuringHandshake)
         );
     }
     let mut f = Fixture::confirming();
-    f.done(Done::LinkConfirmed(Err(ConfirmFailure::TimedOut)));
+    f.done(WorkDone::LinkConfirmed(Err(ConfirmFailure::TimedOut)));
     f.client.machine.handle_closed();
     f.client.settle(f.now);
     assert_eq!(
@@ -336,7 +339,7 @@ fn r11_tcp_may_be_closed_early() {
 #[test]
 fn r12_server_wants_eyecatchers() {
     let mut f = Fixture::confirming();
-    f.done(Done::LinkConfirmed(Err(ConfirmFailure::Eyecatchers)));
+    f.done(WorkDone::LinkConfirmed(Err(ConfirmFailure::Eyecatchers)));
     assert_eq!(f.client.fallback(), local(DeclineCode::RMBE_EC));
     assert!(f.client.is_crossing_possible());
 }
@@ -358,7 +361,7 @@ fn stalled_work_of_the_client() {
         assert_eq!(pair.client.fallback(), local(code));
         assert_eq!(pair.server.fallback(), peer(code));
         for side in [&pair.client, &pair.server] {
-            assert_eq!(side.groups.borrow().registry.snapshots(), []);
+            assert_eq!(side.groups.borrow().registry.group_infos(), []);
         }
     }
     let mut first = rdma_pair();

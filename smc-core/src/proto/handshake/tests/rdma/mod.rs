@@ -1,7 +1,7 @@
 //! SMC-R: client against server over one link each, with work that turns out as told.
 
 mod client;
-mod crowd;
+mod concurrency;
 mod pair;
 mod reuse;
 mod selection;
@@ -28,7 +28,7 @@ pub(super) struct TestLink {
 }
 
 impl Side {
-    pub(super) fn rdma_work(&mut self, work: &Work) -> Done {
+    pub(super) fn rdma_work(&mut self, work: &Work) -> WorkDone {
         if let Some(done) = self.scripted(work) {
             return done;
         }
@@ -58,17 +58,17 @@ impl Side {
                     terms: None,
                 };
                 assert!(groups.links.insert(group, link).is_none());
-                Done::LinkOpened(Ok(local))
+                WorkDone::LinkOpened(Ok(local))
             }
             Work::PrepareRmb { group, link, size } => {
                 let Some(found) = groups.links.get(&group) else {
-                    return Done::RmbPrepared(Err(RmbError::NoLink));
+                    return WorkDone::RmbPrepared(Err(RmbError::NoLink));
                 };
                 if let LinkChoice::Named { qpn, gid, .. } = link {
                     let peer = found.peer.unwrap();
                     assert_eq!((peer.qpn, peer.gid), (qpn, gid), "found by that name");
                 }
-                Done::RmbPrepared(Ok(LocalRmb {
+                WorkDone::RmbPrepared(Ok(LocalRmb {
                     device: found.device,
                     link: found.local,
                     rkey: Rkey(0x1000 + number),
@@ -83,25 +83,25 @@ impl Side {
             } => {
                 let link = groups.links.get_mut(&group).unwrap();
                 (link.peer, link.terms) = (Some(peer), Some(terms));
-                Done::LinkConnected(Ok(()))
+                WorkDone::LinkConnected(Ok(()))
             }
-            Work::BindPeer { .. } => Done::PeerBound(Ok(())),
-            Work::ConfirmRkey { .. } => Done::RkeyConfirmed(Ok(())),
-            Work::ConfirmLink { .. } => Done::LinkConfirmed(Ok(())),
+            Work::BindPeer { .. } => WorkDone::PeerBound(Ok(())),
+            Work::ConfirmRkey { .. } => WorkDone::RkeyConfirmed(Ok(())),
+            Work::ConfirmLink { .. } => WorkDone::LinkConfirmed(Ok(())),
             ref other => panic!("not SMC-R work: {other:?}"),
         }
     }
 
     /// What was told for this kind of work.
-    fn scripted(&mut self, work: &Work) -> Option<Done> {
+    fn scripted(&mut self, work: &Work) -> Option<WorkDone> {
         let fits = matches!(
             (work, self.faults.rdma.front()?),
-            (Work::OpenLink { .. }, Done::LinkOpened(_))
-                | (Work::PrepareRmb { .. }, Done::RmbPrepared(_))
-                | (Work::BindPeer { .. }, Done::PeerBound(_))
-                | (Work::ConnectLink { .. }, Done::LinkConnected(_))
-                | (Work::ConfirmRkey { .. }, Done::RkeyConfirmed(_))
-                | (Work::ConfirmLink { .. }, Done::LinkConfirmed(_))
+            (Work::OpenLink { .. }, WorkDone::LinkOpened(_))
+                | (Work::PrepareRmb { .. }, WorkDone::RmbPrepared(_))
+                | (Work::BindPeer { .. }, WorkDone::PeerBound(_))
+                | (Work::ConnectLink { .. }, WorkDone::LinkConnected(_))
+                | (Work::ConfirmRkey { .. }, WorkDone::RkeyConfirmed(_))
+                | (Work::ConfirmLink { .. }, WorkDone::LinkConfirmed(_))
         );
         fits.then(|| self.faults.rdma.pop_front()).flatten()
     }
@@ -143,10 +143,10 @@ fn subnets(host: u8) -> Vec<Subnet> {
 }
 
 /// What the host knows of a connection over its only interface.
-pub(super) fn path(host: u8) -> Path {
+pub(super) fn path(host: u8) -> TcpPath {
     let interface = Interface::new(subnets(host), None).with_name("eth0");
     let peer = if host == CLIENT { SERVER } else { CLIENT };
-    Path::over(interface).with_addresses(ip(host).into(), ip(peer).into())
+    TcpPath::over(interface).with_addresses(ip(host).into(), ip(peer).into())
 }
 
 /// A RoCE v2 port of the host.
@@ -174,11 +174,11 @@ fn peer_id(host: u8) -> PeerId {
 }
 
 /// A host with one RDMA device and nothing else.
-pub(super) fn rdma_host(host: u8) -> Config {
+pub(super) fn rdma_host(host: u8) -> HandshakeConfig {
     rdma_host_with(host, vec![port(host)])
 }
 
-fn rdma_host_with(host: u8, ports: Vec<RdmaPort>) -> Config {
+fn rdma_host_with(host: u8, ports: Vec<RdmaPort>) -> HandshakeConfig {
     let mut config = host_with(Vec::new());
     config.seid = None;
     config.ueids = vec![ueid("EXAMPLE")];
@@ -188,7 +188,7 @@ fn rdma_host_with(host: u8, ports: Vec<RdmaPort>) -> Config {
     config
 }
 
-fn rdma_of(config: &mut Config) -> &mut RdmaConfig {
+fn rdma_of(config: &mut HandshakeConfig) -> &mut RdmaConfig {
     config.rdma.as_mut().unwrap()
 }
 
@@ -197,11 +197,15 @@ pub(super) fn rdma_pair() -> Pair {
     pair_of(rdma_host(CLIENT), rdma_host(SERVER))
 }
 
-fn pair_of(client: Config, server: Config) -> Pair {
+fn pair_of(client: HandshakeConfig, server: HandshakeConfig) -> Pair {
     pair_in(client, server, [Rc::default(), Rc::default()])
 }
 
-fn pair_in(client: Config, server: Config, groups: [Rc<RefCell<Groups>>; 2]) -> Pair {
+fn pair_in(
+    client: HandshakeConfig,
+    server: HandshakeConfig,
+    groups: [Rc<RefCell<Groups>>; 2],
+) -> Pair {
     Pair::with((client, path(CLIENT)), (server, path(SERVER)), groups)
 }
 
@@ -212,6 +216,6 @@ pub(super) fn again(pair: &Pair) -> Pair {
 }
 
 /// A PROPOSAL of such a client.
-fn rdma_proposal(config: &Config) -> Proposal {
-    Proposal::parse(Offer::new(config, &path(CLIENT)).unwrap().bytes()).unwrap()
+fn rdma_proposal(config: &HandshakeConfig) -> Proposal {
+    Proposal::parse(ClientOffer::new(config, &path(CLIENT)).unwrap().bytes()).unwrap()
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::proto::group::{Key, State};
+use crate::proto::group::{GroupKey, GroupState};
 
 #[test]
 fn first_contact_of_v2_1() {
@@ -58,8 +58,11 @@ fn first_contact_of_v2_1() {
     for side in [&pair.client, &pair.server] {
         let groups = side.groups.borrow();
         let group = side.established().group;
-        let snapshot = groups.registry.snapshot(group).unwrap();
-        assert_eq!((snapshot.state, snapshot.connections), (State::Active, 1));
+        let snapshot = groups.registry.group_info(group).unwrap();
+        assert_eq!(
+            (snapshot.state, snapshot.connections),
+            (GroupState::Active, 1)
+        );
         assert_eq!(snapshot.terms.unwrap().max_connections, Some(255));
         let terms = groups.links[&group].terms.unwrap();
         assert_eq!((terms.max_conns, terms.max_links), (255, 2));
@@ -82,9 +85,9 @@ fn keys_are_what_linux_compares_and_the_clients_address() {
     let key_of = |side: &Side| {
         let group = side.established().group;
         let groups = side.groups.borrow();
-        groups.registry.snapshot(group).unwrap().key
+        groups.registry.group_info(group).unwrap().key
     };
-    let rdma = |role, host, qpn| Key::Rdma {
+    let rdma = |role, host, qpn| GroupKey::Rdma {
         role,
         version: Version::V2,
         peer: peer_id(host),
@@ -187,8 +190,8 @@ fn version_1_between_hosts_without_a_ueid() {
         );
         assert_eq!((established.eid, established.first_contact), (None, true));
         let groups = side.groups.borrow();
-        let snapshot = groups.registry.snapshot(established.group).unwrap();
-        let Key::Rdma { mac: told, .. } = snapshot.key else {
+        let snapshot = groups.registry.group_info(established.group).unwrap();
+        let GroupKey::Rdma { mac: told, .. } = snapshot.key else {
             panic!("not SMC-R");
         };
         assert!(told.is_some(), "version 1 compares the MAC too");
@@ -211,7 +214,7 @@ fn over_a_router() {
         port.address.gid = RoceGid::from_ipv4(own);
         port.subnets.clone_from(&subnets);
         let interface = Interface::new(subnets, None).with_name("eth0");
-        let path = Path::over(interface).with_addresses(own.into(), ip(9).into());
+        let path = TcpPath::over(interface).with_addresses(own.into(), ip(9).into());
         (rdma_host_with(host, vec![port]), path)
     };
     let groups = [Rc::default(), Rc::default()];

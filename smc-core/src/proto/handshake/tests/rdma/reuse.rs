@@ -1,5 +1,5 @@
 use super::*;
-use crate::proto::group::{CREATOR_PATIENCE, Key};
+use crate::proto::group::{CREATOR_TIMEOUT, GroupKey};
 
 #[test]
 fn next_connection_joins_the_group() {
@@ -13,7 +13,7 @@ fn next_connection_joins_the_group() {
         assert_eq!(side.established().release, Release::V2_1);
         assert_eq!(side.established().peer_host.as_str(), Some("host-a"));
         assert_eq!(side.groups.borrow().connections(), 2);
-        assert_eq!(side.groups.borrow().registry.snapshots().len(), 1);
+        assert_eq!(side.groups.borrow().registry.group_infos().len(), 1);
     }
     assert_eq!(
         second.client.rdma().link,
@@ -55,7 +55,7 @@ fn a_full_group_is_not_joined() {
         let groups = side.borrow();
         let held: Vec<_> = groups
             .registry
-            .snapshots()
+            .group_infos()
             .iter()
             .map(|group| group.connections)
             .collect();
@@ -132,7 +132,7 @@ fn a_client_at_another_address_cannot_join_deny_or_delay_the_group() {
     let group = first.server.established().group;
     // It names the client, and a link group of its own is not the client's.
     let mut forged = elsewhere(&groups);
-    forged.client.faults.rdma = [Done::LinkOpened(Err(DeviceError::Exhausted))].into();
+    forged.client.faults.rdma = [WorkDone::LinkOpened(Err(DeviceError::Exhausted))].into();
     forged.run();
     assert_eq!(forged.server.fallback(), peer(DeclineCode::MEM));
     let mut second = again(&first);
@@ -146,7 +146,7 @@ fn a_link_that_the_client_does_not_know_is_out_of_sync() {
     first.run();
     // The client has moved its connections to another link, the server uses the old one.
     let group = first.client.established().group;
-    let other = Key::Rdma {
+    let other = GroupKey::Rdma {
         role: Role::Client,
         version: Version::V2,
         peer: peer_id(SERVER),
@@ -168,7 +168,7 @@ fn a_group_is_found_over_each_of_its_links() {
     let mut first = rdma_pair();
     first.run();
     let group = first.server.established().group;
-    let key = |host: u8| Key::Rdma {
+    let key = |host: u8| GroupKey::Rdma {
         role: Role::Server,
         version: Version::V2,
         peer: peer_id(CLIENT),
@@ -220,7 +220,7 @@ fn many_set_ups_at_once_share_one_group() {
     assert_eq!(first_contacts, 1);
     for side in &groups {
         assert_eq!(side.borrow().connections(), 50);
-        assert_eq!(side.borrow().registry.snapshots().len(), 1);
+        assert_eq!(side.borrow().registry.group_infos().len(), 1);
     }
 }
 
@@ -234,7 +234,7 @@ fn client_waits_for_its_own_first_contact() {
     let mut second = again(&first);
     second.settle();
     assert_eq!(second.client.machine.state(), Some("link group"));
-    let confirmed = Done::LinkConfirmed(Ok(()));
+    let confirmed = WorkDone::LinkConfirmed(Ok(()));
     first.client.machine.handle_done(first.now, confirmed);
     first.settle();
     assert!(first.client.established().first_contact);
@@ -258,7 +258,7 @@ fn stalled_client_costs_the_others_two_seconds_and_nothing_else() {
     let before = other.now;
     other.run();
     assert!(other.server.established().first_contact);
-    assert_eq!(other.now - before, CREATOR_PATIENCE);
+    assert_eq!(other.now - before, CREATOR_TIMEOUT);
     stalled.run();
     assert_eq!(stalled.client.fallback(), local(DeclineCode::ERR_RDYLNK));
     assert_eq!(stalled.server.fallback(), peer(DeclineCode::ERR_RDYLNK));
@@ -276,14 +276,14 @@ fn rkey_that_is_not_confirmed() {
         first.run();
         let mut second = again(&first);
         let faults = &mut second.server.faults.rdma;
-        faults.push_back(Done::RkeyConfirmed(Err(failure)));
+        faults.push_back(WorkDone::RkeyConfirmed(Err(failure)));
         second.run();
         assert_eq!(second.server.fallback(), local(DeclineCode::ERR_REGBUF));
         assert_eq!(second.client.fallback(), peer(DeclineCode::ERR_REGBUF));
 
         let mut third = again(&first);
         let faults = &mut third.client.faults.rdma;
-        faults.push_back(Done::RkeyConfirmed(Err(failure)));
+        faults.push_back(WorkDone::RkeyConfirmed(Err(failure)));
         third.run();
         assert_eq!(third.client.fallback(), local(DeclineCode::ERR_REGBUF));
         assert_eq!(third.server.fallback(), peer(DeclineCode::ERR_REGBUF));
@@ -298,7 +298,7 @@ fn rkey_that_is_not_confirmed() {
 fn link_that_is_gone() {
     let mut first = rdma_pair();
     first.run();
-    let no_link = || Done::RmbPrepared(Err(RmbError::NoLink));
+    let no_link = || WorkDone::RmbPrepared(Err(RmbError::NoLink));
     let mut second = again(&first);
     second.server.faults.rdma.push_back(no_link());
     second.run();
@@ -318,7 +318,7 @@ fn server_without_a_place_for_the_clients_buffer_has_the_connection_on_reuse() {
     let mut first = rdma_pair();
     first.run();
     let mut second = again(&first);
-    let full = Done::PeerBound(Err(TableFull::new()));
+    let full = WorkDone::PeerBound(Err(TableFull::new()));
     second.server.faults.rdma.push_back(full);
     second.run();
     second.client.established();
@@ -351,7 +351,7 @@ fn group_that_ends_under_a_set_up() {
     fourth.settle();
     fourth.client.established();
     fourth.server.machine.handle_terminated();
-    let full = Done::PeerBound(Err(TableFull::new()));
+    let full = WorkDone::PeerBound(Err(TableFull::new()));
     fourth.server.machine.handle_done(fourth.now, full);
     fourth.run();
     fourth.server.established();

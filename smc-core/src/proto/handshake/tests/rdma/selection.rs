@@ -4,8 +4,8 @@ use smc_wire::types::{Offer as Types, PnetId};
 
 use super::*;
 
-fn offer(config: &Config, path: &Path) -> Result<Proposal, DeclineCode> {
-    Offer::new(config, path).map(|offer| Proposal::parse(offer.bytes()).unwrap())
+fn offer(config: &HandshakeConfig, path: &TcpPath) -> Result<Proposal, DeclineCode> {
+    ClientOffer::new(config, path).map(|offer| Proposal::parse(offer.bytes()).unwrap())
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn c6_nothing_to_offer() {
         path(CLIENT).with_addresses(local, local)
     };
     assert_eq!(offer(&rdma_host(CLIENT), &over_v6), none);
-    assert_eq!(offer(&rdma_host(CLIENT), &Path::default()), none);
+    assert_eq!(offer(&rdma_host(CLIENT), &TcpPath::default()), none);
 
     // An IPv4 connection of an IPv6 socket.
     let mapped = ip(CLIENT).to_ipv6_mapped().into();
@@ -100,7 +100,7 @@ fn prefixes_of_an_ipv6_connection() {
         Subnet::V6("fd09:5c::2".parse().unwrap(), 64),
     ];
     let interface = Interface::new(subnets, None).with_name("eth0");
-    let path = Path::over(interface).with_addresses(local, local);
+    let path = TcpPath::over(interface).with_addresses(local, local);
     let config = rdma_host_with(CLIENT, vec![port_v1(CLIENT)]);
     let area = offer(&config, &path).unwrap().ip.unwrap();
     assert!(area.subnet.is_unspecified());
@@ -124,14 +124,14 @@ fn physical_networks_go_before_interfaces() {
     let rdma = RdmaConfig::new(peer_id(CLIENT), ports);
     let over = |pnet_id, name: &str| {
         let interface = Interface::new(subnets(CLIENT), pnet_id).with_name(name);
-        let path = Path::over(interface).with_addresses(ip(CLIENT).into(), ip(SERVER).into());
+        let path = TcpPath::over(interface).with_addresses(ip(CLIENT).into(), ip(SERVER).into());
         rdma.port(Version::V2, &path).map(|port| port.device.0)
     };
     assert_eq!(over(net("NET2"), "eth0"), Some(1), "the first one");
     assert_eq!(over(net("NET3"), "eth0"), None);
     assert_eq!(over(None, "eth2"), Some(2), "its own interface");
     assert_eq!(over(None, "eth9"), None);
-    let unnamed = Path::default().with_addresses(ip(CLIENT).into(), ip(SERVER).into());
+    let unnamed = TcpPath::default().with_addresses(ip(CLIENT).into(), ip(SERVER).into());
     let found = rdma.port(Version::V2, &unnamed);
     assert_eq!(
         found.map(|port| port.device.0),

@@ -13,7 +13,7 @@ struct Fixture {
 }
 
 impl Fixture {
-    fn new(config: Config) -> Self {
+    fn new(config: HandshakeConfig) -> Self {
         let now = Instant::now();
         let server = Server::new(now, Arc::new(config), path(SERVER));
         Self {
@@ -44,7 +44,7 @@ impl Fixture {
         self.server.settle(self.now);
     }
 
-    fn done(&mut self, done: Done) {
+    fn done(&mut self, done: WorkDone) {
         self.server.machine.handle_done(self.now, done);
         self.server.settle(self.now);
     }
@@ -60,7 +60,7 @@ impl Fixture {
         let decline = self.server.declined();
         assert_eq!(self.server.fallback(), local(decline.diagnosis));
         assert_eq!(decline.peer_id, peer_id(SERVER));
-        assert_eq!(self.server.groups.borrow().registry.snapshots(), []);
+        assert_eq!(self.server.groups.borrow().registry.group_infos(), []);
         decline.diagnosis
     }
 }
@@ -179,7 +179,7 @@ fn s9_version_1_comes_last() {
 #[test]
 fn s9_version_1_after_a_failure_in_version_2() {
     let mut f = Fixture::new(rdma_host_with(SERVER, vec![port(SERVER), port_v1(SERVER)]));
-    let none = Done::LinkOpened(Err(DeviceError::Exhausted));
+    let none = WorkDone::LinkOpened(Err(DeviceError::Exhausted));
     f.server.faults.rdma.push_back(none);
     f.receive(&bytes(&both_versions(&["EXAMPLE"])));
     let accept = AcceptConfirm::parse(&f.server.take_sent()).unwrap();
@@ -193,19 +193,19 @@ fn s9_work_that_fails() {
     let proposal = bytes(&rdma_proposal(&rdma_host(CLIENT)));
     let cases = [
         (
-            Done::LinkOpened(Err(DeviceError::Invalid("address"))),
+            WorkDone::LinkOpened(Err(DeviceError::Invalid("address"))),
             DeclineCode::INTERR,
         ),
         (
-            Done::LinkOpened(Err(DeviceError::Exhausted)),
+            WorkDone::LinkOpened(Err(DeviceError::Exhausted)),
             DeclineCode::MEM,
         ),
         (
-            Done::RmbPrepared(Err(DeviceError::Exhausted.into())),
+            WorkDone::RmbPrepared(Err(DeviceError::Exhausted.into())),
             DeclineCode::MEM,
         ),
         (
-            Done::RmbPrepared(Err(RmbError::NoLink)),
+            WorkDone::RmbPrepared(Err(RmbError::NoLink)),
             DeclineCode::NOACTLINK,
         ),
     ];
@@ -215,7 +215,7 @@ fn s9_work_that_fails() {
         assert_eq!(f.declines(&proposal), code);
     }
     let mut f = Fixture::new(rdma_host(SERVER));
-    let short = || Done::RmbPrepared(Err(DeviceError::NoMemory.into()));
+    let short = || WorkDone::RmbPrepared(Err(DeviceError::NoMemory.into()));
     f.server.faults.rdma.extend([short(), short()]);
     f.receive(&proposal);
     let accept = AcceptConfirm::parse(&f.server.take_sent()).unwrap();
@@ -250,7 +250,7 @@ fn s12_silent_client() {
     let (mut f, _) = Fixture::accepted();
     f.wait(CLC_TIMEOUT);
     assert_eq!(*f.server.error(), Error::TimedOut(Phase::Confirm));
-    assert_eq!(f.server.groups.borrow().registry.snapshots(), []);
+    assert_eq!(f.server.groups.borrow().registry.group_infos(), []);
 }
 
 #[test]
@@ -344,11 +344,11 @@ fn s14_addresses_are_those_of_the_proposal() {
 fn s14_work_that_fails() {
     for (done, code) in [
         (
-            Done::PeerBound(Err(TableFull::new())),
+            WorkDone::PeerBound(Err(TableFull::new())),
             DeclineCode::ERR_RTOK,
         ),
         (
-            Done::LinkConnected(Err(DeviceError::Invalid("address"))),
+            WorkDone::LinkConnected(Err(DeviceError::Invalid("address"))),
             DeclineCode::ERR_RDYLNK,
         ),
     ] {
@@ -360,7 +360,7 @@ fn s14_work_that_fails() {
         assert_eq!(pair.server.fallback(), local(code));
         assert_eq!(pair.client.fallback(), peer(code));
         for side in [&pair.client, &pair.server] {
-            assert_eq!(side.groups.borrow().registry.snapshots(), []);
+            assert_eq!(side.groups.borrow().registry.group_infos(), []);
         }
     }
 }
@@ -369,14 +369,14 @@ fn s14_work_that_fails() {
 fn s14_link_that_is_not_confirmed() {
     for failure in [ConfirmFailure::TimedOut, ConfirmFailure::LinkDown] {
         let mut f = Fixture::confirming();
-        f.done(Done::LinkConfirmed(Err(failure)));
+        f.done(WorkDone::LinkConfirmed(Err(failure)));
         assert_eq!(f.server.outcome, None, "the client may say why");
         f.wait(LATE_DECLINE_TIMEOUT);
         assert_eq!(f.server.fallback(), local(DeclineCode::TIMEOUT_CL));
         assert!(f.server.is_crossing_possible());
     }
     let mut f = Fixture::confirming();
-    f.done(Done::LinkConfirmed(Err(ConfirmFailure::Eyecatchers)));
+    f.done(WorkDone::LinkConfirmed(Err(ConfirmFailure::Eyecatchers)));
     assert_eq!(f.server.fallback(), local(DeclineCode::RMBE_EC));
     assert!(f.server.is_crossing_possible());
 }
@@ -399,26 +399,26 @@ fn s14_client_declines_meanwhile() {
     for late in [false, true] {
         let mut f = Fixture::confirming();
         if late {
-            f.done(Done::LinkConfirmed(Err(ConfirmFailure::TimedOut)));
+            f.done(WorkDone::LinkConfirmed(Err(ConfirmFailure::TimedOut)));
         }
         f.receive(&bytes);
         assert_eq!(f.server.fallback(), peer(DeclineCode::RMBE_EC));
         assert!(!f.server.is_crossing_possible());
-        assert_eq!(f.server.groups.borrow().registry.snapshots(), []);
+        assert_eq!(f.server.groups.borrow().registry.group_infos(), []);
     }
 }
 
-/// The client's application may be through before we have heard that the link stands.
+/// The client's application may have finished before the confirmation of the link arrives.
 #[test]
 fn s14_tcp_may_be_closed_early() {
     let mut f = Fixture::confirming();
     f.server.machine.handle_closed();
-    f.done(Done::LinkConfirmed(Ok(())));
+    f.done(WorkDone::LinkConfirmed(Ok(())));
     assert!(f.server.established().first_contact);
 
     let mut f = Fixture::confirming();
     f.server.machine.handle_closed();
-    f.done(Done::LinkConfirmed(Err(ConfirmFailure::TimedOut)));
+    f.done(WorkDone::LinkConfirmed(Err(ConfirmFailure::TimedOut)));
     assert_eq!(
         *f.server.error(),
         Error::Closed(CloseReason::DuringHandshake)
@@ -429,14 +429,14 @@ fn s14_tcp_may_be_closed_early() {
 fn s14_group_that_ends_under_a_set_up() {
     let mut f = Fixture::confirming();
     f.server.machine.handle_terminated();
-    f.done(Done::LinkConfirmed(Err(ConfirmFailure::LinkDown)));
+    f.done(WorkDone::LinkConfirmed(Err(ConfirmFailure::LinkDown)));
     f.wait(LATE_DECLINE_TIMEOUT);
     assert_eq!(f.server.fallback(), local(DeclineCode::TIMEOUT_CL));
 
     // The client was confirmed before, and may have sent data.
     let mut f = Fixture::confirming();
     f.server.machine.handle_terminated();
-    f.done(Done::LinkConfirmed(Ok(())));
+    f.done(WorkDone::LinkConfirmed(Ok(())));
     assert!(f.server.established().first_contact);
 
     // The client may still decline, and go on with TCP.
@@ -456,7 +456,7 @@ fn s14_group_that_ends_under_a_set_up() {
     }
 }
 
-/// Both sides run into their time-outs: whoever is first is heard by the other, and if their
+/// Both sides run into their time-outs: the DECLINE of the first reaches the other, and if their
 /// DECLINEs cross, both know that it can happen.
 #[test]
 fn s14_declines_that_cross() {
@@ -464,7 +464,7 @@ fn s14_declines_that_cross() {
     pair.client.faults.stall = Some("confirm link");
     pair.server.faults.stall = Some("confirm link");
     pair.settle();
-    let late = || Done::LinkConfirmed(Err(ConfirmFailure::TimedOut));
+    let late = || WorkDone::LinkConfirmed(Err(ConfirmFailure::TimedOut));
     pair.client.machine.handle_done(pair.now, late());
     pair.server.machine.handle_done(pair.now, late());
     let now = pair.now + LATE_DECLINE_TIMEOUT;

@@ -12,7 +12,7 @@ fn accept_says_everything_about_our_end() {
         (device(0, LOOP).gid, LOOP, 0)
     );
     assert_eq!(end.size, SizeCode::LINUX_DEFAULT);
-    assert_eq!(end.group, f.server.seat.unwrap());
+    assert_eq!(end.group, f.server.member.unwrap());
     let stated = accept.first_contact().unwrap();
     assert_eq!(
         (stated.os, stated.host),
@@ -36,7 +36,7 @@ fn s12_rubbish_instead_of_confirm() {
     f.accepts(&proposal(&host()));
     f.receive(b"hello, world");
     assert!(matches!(f.server.error(), Error::Malformed(_)));
-    assert_eq!(f.server.groups.borrow().registry.snapshots(), []);
+    assert_eq!(f.server.groups.borrow().registry.group_infos(), []);
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn s12_client_hangs_up_after_accept() {
         *f.server.error(),
         Error::Closed(CloseReason::DuringHandshake)
     );
-    assert_eq!(f.server.groups.borrow().registry.snapshots(), []);
+    assert_eq!(f.server.groups.borrow().registry.group_infos(), []);
 }
 
 #[test]
@@ -158,11 +158,15 @@ fn bytes_after_confirm_are_not_taken() {
 #[test]
 fn wrong_answer_of_the_caller_is_a_bug_and_not_a_panic() {
     let mut f = Fixture::new(host());
-    f.server.machine.handle_done(f.now, Done::Attached(Ok(1)));
+    f.server
+        .machine
+        .handle_done(f.now, WorkDone::Attached(Ok(1)));
     f.server.settle(f.now);
     assert!(matches!(f.server.error(), Error::Bug(_)));
     // A failed machine stays failed.
-    f.server.machine.handle_done(f.now, Done::Reached(Ok(())));
+    f.server
+        .machine
+        .handle_done(f.now, WorkDone::Reached(Ok(())));
     assert_eq!(
         f.server
             .machine

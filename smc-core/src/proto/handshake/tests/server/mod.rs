@@ -23,11 +23,11 @@ struct Fixture {
 }
 
 impl Fixture {
-    fn new(config: Config) -> Self {
-        Self::over(config, Path::default())
+    fn new(config: HandshakeConfig) -> Self {
+        Self::over(config, TcpPath::default())
     }
 
-    fn over(config: Config, path: Path) -> Self {
+    fn over(config: HandshakeConfig, path: TcpPath) -> Self {
         let now = Instant::now();
         Self {
             server: Side::new(Server::new(now, Arc::new(config), path)),
@@ -51,7 +51,7 @@ impl Fixture {
             if proposal.version.is_v2() { 44 } else { 28 }
         );
         assert_eq!(self.server.fallback(), local(decline.diagnosis));
-        assert_eq!(self.server.groups.borrow().registry.snapshots(), []);
+        assert_eq!(self.server.groups.borrow().registry.group_infos(), []);
         decline.diagnosis
     }
 
@@ -126,6 +126,6 @@ fn v1(types: Types) -> Proposal {
     }
 }
 
-fn interface(address: [u8; 4], len: u8) -> Path {
-    Path::over(Interface::new(vec![Subnet::V4(address.into(), len)], None))
+fn interface(address: [u8; 4], len: u8) -> TcpPath {
+    TcpPath::over(Interface::new(vec![Subnet::V4(address.into(), len)], None))
 }

@@ -102,9 +102,9 @@ fn s4_decline_without_proposal() {
 
 #[test]
 fn s5_ipsec() {
-    let path = Path {
+    let path = TcpPath {
         ipsec: true,
-        ..Path::default()
+        ..TcpPath::default()
     };
     let f = Fixture::over(host(), path);
     assert_eq!(f.declines(&proposal(&host())), DeclineCode::IPSEC);

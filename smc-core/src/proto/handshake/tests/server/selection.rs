@@ -92,7 +92,7 @@ fn s9_emulated_devices_come_in_pairs_and_malformed_pairs_are_skipped() {
 #[test]
 fn s9_loopback_devices_are_taken_from_the_own_host_only() {
     let config = || host_with(vec![device(0, Chid::LOOPBACK), device(1, LOOP)]);
-    let reached = |path: Path| {
+    let reached = |path: TcpPath| {
         let mut f = Fixture::over(config(), path);
         let accept = f.accepts(&proposal(&config()));
         let Body::D(end) = accept.body else {
@@ -186,8 +186,8 @@ fn s9_v1_only_clients() {
             DeclineCode::DIFFPREFIX,
         ),
         // The interface is not known: the missing device is the reason that matters.
-        (Types::D, Path::default(), DeclineCode::NOSMCDDEV),
-        (Types::R, Path::default(), DeclineCode::NOSMCDEV),
+        (Types::D, TcpPath::default(), DeclineCode::NOSMCDDEV),
+        (Types::R, TcpPath::default(), DeclineCode::NOSMCDEV),
     ];
     for (types, path, code) in cases {
         let what = format!("{types} over {path:?}");
@@ -209,7 +209,7 @@ fn s9_v1_prefixes_of_ipv6() {
     proposal.ip = Some(IpArea::v6(Bounded::from_slice(&[prefix]).unwrap()));
     let over = |address: &str, len| {
         let subnet = Subnet::V6(address.parse().unwrap(), len);
-        Path::over(Interface::new(vec![subnet], None))
+        TcpPath::over(Interface::new(vec![subnet], None))
     };
     let code = |path| Fixture::over(host(), path).declines(&proposal);
     assert_eq!(code(over("2001:db8::7", 64)), DeclineCode::NOSMCDEV);
@@ -257,9 +257,9 @@ fn s9_subnet_mismatch_is_told_when_v2_and_smc_r_failed_too() {
 
 #[test]
 fn s9_unknown_vlan() {
-    let path = Path {
+    let path = TcpPath {
         vlan_unknown: true,
-        ..Path::default()
+        ..TcpPath::default()
     };
     assert_eq!(
         Fixture::over(host(), path.clone()).declines(&v1(Types::D)),
@@ -275,7 +275,7 @@ fn s9_v1_device_that_does_not_reach_the_client() {
     let mut config = host_with(vec![device(0, ISM).with_pnet_id(net)]);
     config.v1 = true;
     let subnets = vec![Subnet::V4([192, 0, 2, 7].into(), 24)];
-    let path = Path::over(Interface::new(subnets, net));
+    let path = TcpPath::over(Interface::new(subnets, net));
     let mut f = Fixture::over(config, path);
     f.server.faults.unreachable.push(DeviceIndex(0));
     assert_eq!(f.declines(&v1(Types::D)), DeclineCode::NOSMCDDEV);

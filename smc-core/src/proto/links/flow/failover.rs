@@ -1,15 +1,16 @@
-//! Links that fail, and where their connections go (docs/spec/failover.md#link-failure).
+//! Failed links, and the move of their connections (docs/spec/failover.md#link-failure).
 
 use std::time::Instant;
 
 use smc_wire::llc::DeleteLinkReason;
 
-use super::{Aside, Flow};
+use super::{DeferredRequest, Flow};
 use crate::device::LinkFailure;
 use crate::proto::links::group::after;
 use crate::proto::links::link::LinkState;
 use crate::proto::links::{
-    Cause, FirstLinkError, GroupType, LinkGroup, LinkId, LinkInfo, NotAdded, Notice, Output,
+    FirstLinkError, GroupType, LinkGroup, LinkGroupOutput, LinkId, LinkInfo, NotAdded, Notice,
+    TerminateCause,
 };
 
 impl LinkGroup {
@@ -23,21 +24,21 @@ impl LinkGroup {
         let Some(info) = self.link(link) else {
             return;
         };
-        self.long_lost(link);
+        self.long_message_lost(link);
         match info.state {
             LinkState::Active => {
                 let number = info.number;
                 self.notice(Notice::LinkDown { number, failure });
-                let Some(to) = self.survivor(link, failure) else {
+                let Some(to) = self.failover_target(link, failure) else {
                     let failure = failure.unwrap_or(LinkFailure::RetryExceeded);
-                    return self.end_now(Cause::LinksLost(failure));
+                    return self.end_without_message(TerminateCause::LinksLost(failure));
                 };
-                self.take_down(now, link, to);
+                self.deactivate_link(now, link, to);
                 self.want_delete(now, link, DeleteLinkReason::PATH_LOST, true, false);
             }
             LinkState::Activating => self.activating_down(link),
-            // Its connections cannot do anything there any more.
-            LinkState::Inactive => self.has_left(now, link),
+            // Its connections have nothing more to do there.
+            LinkState::Inactive => self.link_drained(now, link),
             LinkState::Unused => {}
         }
     }
@@ -51,7 +52,7 @@ impl LinkGroup {
                 }
                 if first.until.is_some() {
                     self.outputs
-                        .push_back(Output::FirstLink(Err(FirstLinkError::LinkDown)));
+                        .push_back(LinkGroupOutput::FirstLink(Err(FirstLinkError::LinkDown)));
                 }
             }
             Some(Flow::Offer(offer)) if offer.link == link => {
@@ -64,8 +65,13 @@ impl LinkGroup {
         }
     }
 
-    /// An active link carries no connections any more; they go to another one.
-    pub(in crate::proto::links) fn take_down(&mut self, now: Instant, link: LinkId, to: LinkId) {
+    /// Deactivates a link; its connections move to another one.
+    pub(in crate::proto::links) fn deactivate_link(
+        &mut self,
+        now: Instant,
+        link: LinkId,
+        to: LinkId,
+    ) {
         let until = after(now, self.config.timeouts.response);
         let Some(found) = self.find_link(link) else {
             return;
@@ -73,57 +79,58 @@ impl LinkGroup {
         if found.info.state.deactivate().is_err() {
             return;
         }
-        found.tested = None;
-        found.leaving = Some(until);
+        found.test_deadline = None;
+        found.drain_deadline = Some(until);
         let was_asymmetric = found.info.is_asymmetric;
-        self.outputs.push_back(Output::Deactivate(link));
-        self.outputs.push_back(Output::Move { from: link, to });
+        self.outputs.push_back(LinkGroupOutput::Deactivate(link));
+        self.outputs
+            .push_back(LinkGroupOutput::Move { from: link, to });
         self.reclassify(was_asymmetric);
-        self.own.resend(link);
-        self.lose_path(now, link);
+        self.local_rmbs.resend(link);
+        self.fail_flows_over(now, link);
     }
 
-    /// Flows that were arranged over a link which is gone.
-    fn lose_path(&mut self, now: Instant, link: LinkId) {
-        if let Some(Aside::Add { over, .. }) = &self.wanted.aside {
+    /// Ends flows that were arranged over a link that is gone.
+    fn fail_flows_over(&mut self, now: Instant, link: LinkId) {
+        if let Some(DeferredRequest::Add { over, .. }) = &self.pending.deferred {
             if *over == link {
-                self.wanted.aside = None;
+                self.pending.deferred = None;
             }
         }
         match self.flow.take() {
-            Some(Flow::Offer(offer)) if offer.over == link && !offer.stands_alone() => {
+            Some(Flow::Offer(offer)) if offer.over == link && !offer.is_independent() => {
                 self.offer_failed(offer, NotAdded::LinkDown);
             }
-            Some(Flow::Join(join)) if join.over == link && !join.stands_alone() => {
+            Some(Flow::Join(join)) if join.over == link && !join.is_independent() => {
                 self.join_failed(join, NotAdded::LinkDown);
             }
-            // Said again on another link.
+            // Repeated on another link.
             Some(Flow::Delete(deletion)) if deletion.over == Some(link) => {
                 self.start_delete(now, deletion);
             }
-            Some(Flow::Request { over, .. }) if over == link => self.wanted.request = true,
+            Some(Flow::Request { over, .. }) if over == link => self.pending.request = true,
             flow => self.flow = flow,
         }
     }
 
     /// The connections have left an inactive link.
-    pub(in crate::proto::links) fn has_left(&mut self, now: Instant, link: LinkId) {
+    pub(in crate::proto::links) fn link_drained(&mut self, now: Instant, link: LinkId) {
         let Some(found) = self.find_link(link) else {
             return;
         };
-        if found.info.state == LinkState::Inactive && found.leaving.take().is_some() {
-            self.left(now, link);
+        if found.info.state == LinkState::Inactive && found.drain_deadline.take().is_some() {
+            self.resume_delete(now, link);
             self.sweep();
         }
     }
 
-    /// Closes inactive links that nobody needs any more.
+    /// Closes inactive links that are not needed any more.
     pub(in crate::proto::links) fn sweep(&mut self) {
         let done: Vec<_> = self
             .links
             .iter()
             .filter(|link| link.info.state == LinkState::Inactive)
-            .filter(|link| link.leaving.is_none() && !link.is_named)
+            .filter(|link| link.drain_deadline.is_none() && !link.is_delete_pending)
             .map(|link| link.info.id)
             .collect();
         for link in done {
@@ -132,9 +139,9 @@ impl LinkGroup {
     }
 
     /// The link that takes the connections of another one. After a failure of a port or a device,
-    /// links at the same port of the same device are no help
+    /// links at the same port of the same device are not usable
     /// (docs/spec/failover.md#link-failure).
-    pub(in crate::proto::links) fn survivor(
+    pub(in crate::proto::links) fn failover_target(
         &self,
         link: LinkId,
         failure: Option<LinkFailure>,
@@ -155,7 +162,7 @@ impl LinkGroup {
         best.or_else(|| others().next()).map(|other| other.id)
     }
 
-    /// What the links have in common after one has gone.
+    /// The relation of the remaining links.
     fn reclassify(&mut self, was_asymmetric: bool) {
         let active: Vec<_> = self.active().collect();
         let kind = match active.as_slice() {

@@ -2,25 +2,24 @@ use smc_wire::cdc::CdcR;
 
 use crate::device::Piece;
 
-/// What has to be posted as one chain: the writes, then the CDC behind them.
+/// A chain to be posted: the writes, then the CDC behind them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(
     clippy::exhaustive_structs,
     reason = "everything of it has to be posted"
 )]
 pub struct Post {
-    /// What [`Transmit::handle_sent`](super::Transmit::handle_sent) has to be told when the CDC
-    /// is completed.
+    /// Pass this to [`Transmit::handle_sent`](super::Transmit::handle_sent) when the CDC is
+    /// completed.
     pub id: PostId,
-    /// The writes, of length 0 where fewer are needed: [`Post::writes`] has only the others.
+    /// The writes, of length 0 where fewer are needed: [`Post::writes`] skips the empty ones.
     pub spans: [PeerWrite; 2],
     /// The message.
     pub cdc: CdcR,
 }
 
 impl Post {
-    /// The writes that there are: none, one, or two when the data passes the end of the peer's
-    /// ring.
+    /// The non-empty writes: none, one, or two when the data passes the end of the peer's ring.
     pub fn writes(&self) -> impl Iterator<Item = &PeerWrite> {
         self.spans.iter().filter(|write| !write.is_empty())
     }
@@ -40,9 +39,9 @@ impl Post {
     reason = "everything of it has to be posted"
 )]
 pub struct PeerWrite {
-    /// Where in the staging ring; the second has length 0 unless the data passes its end.
+    /// Positions in the staging ring; the second has length 0 unless the data passes its end.
     pub pieces: [Piece; 2],
-    /// Where in the peer's RMB, in bytes from its start.
+    /// Position in the peer's RMB, in bytes from its start.
     pub at: u64,
 }
 
@@ -61,10 +60,10 @@ impl PeerWrite {
     }
 }
 
-/// Names a post among those of its connection.
+/// Identifies a post of its connection.
 ///
-/// Numbers are not used again for four billion posts, so that a completion which comes late, after
-/// the connection moved to another link, is recognized.
+/// A number is not used again for four billion posts, so that a late completion, after the
+/// connection moved to another link, is recognized.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_structs, reason = "a plain number")]
 pub struct PostId(pub u32);

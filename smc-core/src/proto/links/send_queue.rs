@@ -1,4 +1,4 @@
-//! The posts of one link: how many are outstanding, and who waits.
+//! Send queue of one link: its outstanding posts and the waiting ones.
 
 use std::collections::VecDeque;
 use std::hash::Hash;
@@ -9,12 +9,12 @@ use hashbrown::HashSet;
 use super::OpTag;
 use crate::device::{OpId, SENDS_MAX};
 
-/// The posts of one link.
+/// The send queue of one link.
 ///
-/// A link takes [`SENDS_MAX`] posts before the first is completed; whoever comes then has to wait.
-/// Messages of the link group go first, connections follow in the order in which they came.
+/// A link accepts [`SENDS_MAX`] posts before the first is completed; later ones wait. Messages of
+/// the link group are sent first, connections follow in the order of their requests.
 ///
-/// `C` names a connection.
+/// `C` identifies a connection.
 ///
 /// ```text
 ///   queue(message) ──▶ messages ──┐
@@ -22,17 +22,17 @@ use crate::device::{OpId, SENDS_MAX};
 ///   wait(conn) ──▶ connections ───┘
 /// ```
 #[derive(Clone, Debug)]
-pub struct SendSlots<C> {
+pub struct SendQueue<C> {
     messages: VecDeque<(OpTag, Vec<u8>)>,
     connections: VecDeque<C>,
     waiting: HashSet<C>,
     outstanding: VecDeque<(OpId, Posted<C>)>,
     last: u64,
-    /// Since when nothing has moved although somebody waits.
+    /// Since when nothing was posted or completed although messages wait.
     stalled: Option<Instant>,
 }
 
-/// What was posted.
+/// A completed or outstanding post.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(
     clippy::exhaustive_enums,
@@ -45,40 +45,40 @@ pub enum Posted<C> {
     Cdc(C),
 }
 
-/// Whose turn it is.
+/// The next post.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(
     clippy::exhaustive_enums,
     reason = "a link carries two kinds of messages"
 )]
-pub enum Turn<C> {
-    /// Post this message, then call [`SendSlots::posted`], or [`SendSlots::put_back`].
+pub enum NextPost<C> {
+    /// Post this message, then call [`SendQueue::posted`], or [`SendQueue::requeue`].
     Llc(OpTag, Vec<u8>),
     /// Let this connection post **one** message if it has any.
     Cdc(C),
 }
 
-/// So many messages wait that the peer must be flooding us; take the link down.
+/// So many messages wait that the peer must be flooding this side; take the link down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("too many messages wait for the link")]
 #[non_exhaustive]
 pub struct Overflow;
 
-/// Most messages that wait on one link: what a peer with all its RMBs can ask for, twice.
+/// Most messages that wait on one link: twice what a peer with all its RMBs can cause.
 pub const WAITING_MAX: usize = 1024;
 
-/// How long messages wait for room before the link has to be taken down
+/// How long messages wait for space before the link has to be taken down
 /// (docs/spec/link-groups.md#queue-pair).
-pub const SLOT_PATIENCE: Duration = Duration::from_secs(10);
+pub const SEND_QUEUE_TIMEOUT: Duration = Duration::from_secs(10);
 
-impl<C: Copy + Eq + Hash> Default for SendSlots<C> {
+impl<C: Copy + Eq + Hash> Default for SendQueue<C> {
     fn default() -> Self {
         Self::new()
     }
 }
 
-impl<C: Copy + Eq + Hash> SendSlots<C> {
-    /// Of a link on which nothing was posted yet.
+impl<C: Copy + Eq + Hash> SendQueue<C> {
+    /// The queue of a link on which nothing was posted yet.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -91,12 +91,17 @@ impl<C: Copy + Eq + Hash> SendSlots<C> {
         }
     }
 
-    /// A message of the link group has to be posted ([`Output::Send`](super::Output::Send)).
+    /// A message of the link group has to be posted ([`LinkGroupOutput::Send`](super::LinkGroupOutput::Send)).
     ///
     /// # Errors
     ///
     /// [`Overflow`] when [`WAITING_MAX`] messages wait already.
-    pub fn queue(&mut self, now: Instant, tag: OpTag, message: Vec<u8>) -> Result<(), Overflow> {
+    pub fn queue_message(
+        &mut self,
+        now: Instant,
+        tag: OpTag,
+        message: Vec<u8>,
+    ) -> Result<(), Overflow> {
         if self.messages.len() >= WAITING_MAX {
             return Err(Overflow);
         }
@@ -105,69 +110,70 @@ impl<C: Copy + Eq + Hash> SendSlots<C> {
         Ok(())
     }
 
-    /// A connection has something to post. It may say so more than once, and gets one turn.
-    pub fn wait(&mut self, conn: C) {
+    /// A connection has a message to post. Repeated calls have no effect until it was served.
+    pub fn queue_connection(&mut self, conn: C) {
         if self.waiting.insert(conn) {
             self.connections.push_back(conn);
         }
     }
 
-    /// A connection is no more, or was moved to another link.
-    pub fn forget(&mut self, conn: C) {
+    /// A connection was removed, or moved to another link.
+    pub fn remove_connection(&mut self, conn: C) {
         if self.waiting.remove(&conn) {
             self.connections.retain(|other| *other != conn);
         }
     }
 
-    /// Whether there is room for a post, disregarding those that wait.
+    /// Whether there is space for a post, regardless of waiting ones.
     #[must_use]
-    pub fn has_room(&self) -> bool {
+    pub fn has_capacity(&self) -> bool {
         self.outstanding.len() < SENDS_MAX
     }
 
-    /// Whether a connection may post without a turn: there is room, and nobody waits.
+    /// Whether a connection may post at once: there is space, and nothing waits.
     #[must_use]
-    pub fn is_open(&self) -> bool {
-        self.has_room() && self.messages.is_empty() && self.connections.is_empty()
+    pub fn can_post_now(&self) -> bool {
+        self.has_capacity() && self.messages.is_empty() && self.connections.is_empty()
     }
 
-    /// Whose turn it is; `None` without room, and when nobody waits.
+    /// The next post; `None` without space, and when nothing waits.
     ///
-    /// A connection that has more to post than one message says [`wait`](Self::wait) again.
-    pub fn next_turn(&mut self) -> Option<Turn<C>> {
-        if !self.has_room() {
+    /// A connection that has more than one message to post calls
+    /// [`queue_connection`](Self::queue_connection) again.
+    pub fn next_post(&mut self) -> Option<NextPost<C>> {
+        if !self.has_capacity() {
             return None;
         }
         if let Some((tag, message)) = self.messages.pop_front() {
-            return Some(Turn::Llc(tag, message));
+            return Some(NextPost::Llc(tag, message));
         }
         let conn = self.connections.pop_front()?;
         self.waiting.remove(&conn);
-        Some(Turn::Cdc(conn))
+        Some(NextPost::Cdc(conn))
     }
 
-    /// The number under which the next post is reported; to be given to the device.
+    /// The number under which the next post is reported; pass it to the device.
     #[must_use]
     pub const fn next_op(&self) -> OpId {
         OpId(self.last.wrapping_add(1))
     }
 
-    /// The device took what was posted under [`next_op`](Self::next_op).
+    /// The device accepted the post with the number [`next_op`](Self::next_op).
     pub fn posted(&mut self, now: Instant, what: Posted<C>) {
         let op = self.next_op();
         self.last = op.0;
         self.outstanding.push_back((op, what));
-        self.moved(now);
+        self.reset_stall_timer(now);
     }
 
-    /// The device had no room for a message: it keeps its turn.
-    pub fn put_back(&mut self, now: Instant, tag: OpTag, message: Vec<u8>) {
+    /// The device had no space for a message: it is first in the queue again.
+    pub fn requeue(&mut self, now: Instant, tag: OpTag, message: Vec<u8>) {
         self.messages.push_front((tag, message));
         self.stalled.get_or_insert(now);
     }
 
-    /// A post was completed. Completions come in the order of the posts, and one stands for all
-    /// before it: everything that is completed now, the oldest first.
+    /// A post was completed. Completions arrive in the order of the posts, and one includes all
+    /// before it: returns everything that is completed now, the oldest first.
     pub fn completed(
         &mut self,
         now: Instant,
@@ -181,7 +187,7 @@ impl<C: Copy + Eq + Hash> SendSlots<C> {
             .map(|(_, what)| what)
             .collect();
         if !done.is_empty() {
-            self.moved(now);
+            self.reset_stall_timer(now);
         }
         done.into_iter()
     }
@@ -198,20 +204,20 @@ impl<C: Copy + Eq + Hash> SendSlots<C> {
         self.outstanding.back().map(|(op, _)| *op)
     }
 
-    /// The link is down: everything that was not completed, the oldest first. Nothing waits any
-    /// more.
+    /// The link is down: returns everything that was not completed, the oldest first. Nothing waits
+    /// any more.
     pub fn fail(&mut self) -> impl Iterator<Item = Posted<C>> + use<C> {
         let Self { outstanding, .. } = std::mem::take(self);
         outstanding.into_iter().map(|(_, what)| what)
     }
 
-    /// When the link has to be taken down, unless something is completed before.
+    /// When the link has to be taken down, unless a post is completed before.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.stalled?.checked_add(SLOT_PATIENCE)
+        self.stalled?.checked_add(SEND_QUEUE_TIMEOUT)
     }
 
-    fn moved(&mut self, now: Instant) {
+    fn reset_stall_timer(&mut self, now: Instant) {
         self.stalled = (!self.messages.is_empty()).then_some(now);
     }
 }

@@ -4,17 +4,17 @@ use super::*;
 fn data_is_written_and_a_cdc_follows() {
     let mut transmit = transmit(1000, 500);
     assert_eq!(transmit.space(), 1000);
-    assert_eq!(transmit.poll_post(), None, "nothing to say");
+    assert_eq!(transmit.poll_post(), None, "nothing to send");
     let post = send(&mut transmit, 100);
     let writes: Vec<_> = post.writes().collect();
     let pieces = [Piece { at: 0, len: 100 }, Piece::default()];
     assert_eq!(writes, [&PeerWrite { pieces, at: 0 }]);
-    let said = CdcR {
+    let expected = CdcR {
         producer: cursor(0, 100),
         ..CdcR::new(1, token())
     };
-    assert_eq!(post.cdc, said);
-    assert_eq!(transmit.space(), 900, "kept until completed");
+    assert_eq!(post.cdc, expected);
+    assert_eq!(transmit.space(), 900, "not freed until completed");
     assert_eq!(transmit.handle_sent(post.id), 100);
     assert_eq!(transmit.space(), 1000);
     assert_eq!(transmit.peer_space(), 400, "not read yet");
@@ -92,7 +92,7 @@ fn writes_go_behind_the_start_of_the_element() {
 }
 
 #[test]
-fn filling_the_ring_exactly_says_that_we_wait_for_space() {
+fn filling_the_ring_exactly_sets_writer_blocked() {
     let mut transmit = transmit(1000, 300);
     let post = send(&mut transmit, 300);
     assert_eq!(post.cdc.producer, cursor(1, 0));
@@ -121,13 +121,13 @@ fn the_flag_is_set_anew_with_payload_only() {
 }
 
 #[test]
-fn a_slow_reader_gets_what_it_makes_room_for() {
+fn a_slow_reader_gets_as_much_as_it_frees() {
     let mut transmit = transmit(1000, 300);
     assert_eq!(transmit.stage(1000), 1000);
     let first = only_post(&mut transmit);
     assert_eq!(first.payload(), 300);
     assert_eq!(transmit.handle_sent(first.id), 300);
-    assert_eq!(transmit.poll_post(), None, "the peer has no room");
+    assert_eq!(transmit.poll_post(), None, "the peer has no space");
     assert_eq!(transmit.space(), 300);
     for step in 1..=10_u16 {
         let read = u32::from(step) * 70;
@@ -153,13 +153,13 @@ fn small_writes_are_gathered_while_payload_is_in_flight() {
     assert_eq!(transmit.unsent(), 200);
     assert!(!transmit.is_flushed());
     transmit.handle_sent(first.id);
-    let held = only_post(&mut transmit);
-    assert_eq!(held.payload(), 200);
-    assert_eq!(held.cdc.sequence, 2);
+    let staged = only_post(&mut transmit);
+    assert_eq!(staged.payload(), 200);
+    assert_eq!(staged.cdc.sequence, 2);
 }
 
 #[test]
-fn more_than_half_of_the_staging_ring_is_not_held_back() {
+fn more_than_half_of_the_staging_ring_is_not_corked() {
     let mut transmit = transmit(1000, 4000);
     send(&mut transmit, 10);
     transmit.stage(500);
@@ -169,20 +169,20 @@ fn more_than_half_of_the_staging_ring_is_not_held_back() {
 }
 
 #[test]
-fn the_limit_of_held_data_can_be_set() {
+fn the_cork_limit_can_be_set() {
     for (autocork, sent) in [(0, 1), (99, 100), (64 * 1024, 501)] {
         let config = TransmitConfig { autocork };
         let (staging, peer) = (ring(1000), ring(4000));
         let mut transmit = Transmit::new(staging, peer, token(), 0, config);
         send(&mut transmit, 10);
-        let mut held = 0;
+        let mut staged = 0;
         let post = loop {
-            held += transmit.stage(1);
+            staged += transmit.stage(1);
             if let Some(post) = transmit.poll_post() {
                 break post;
             }
         };
-        assert_eq!((post.payload(), held), (sent, sent), "{autocork}");
+        assert_eq!((post.payload(), staged), (sent, sent), "{autocork}");
     }
 }
 
@@ -194,7 +194,7 @@ fn uncorking_sends_what_is_staged_so_far() {
     transmit.uncork();
     assert_eq!(only_post(&mut transmit).payload(), 10);
     transmit.stage(10);
-    assert_eq!(transmit.poll_post(), None, "held again");
+    assert_eq!(transmit.poll_post(), None, "corked again");
 }
 
 #[test]
@@ -208,7 +208,7 @@ fn new_space_of_the_peer_uncorks() {
 }
 
 #[test]
-fn a_bare_update_in_flight_does_not_hold_data_back() {
+fn a_consumer_update_in_flight_does_not_cork_data() {
     let mut transmit = transmit(1000, 4000);
     transmit.set_consumer(cursor(0, 100));
     let bare = only_post(&mut transmit);
@@ -217,7 +217,7 @@ fn a_bare_update_in_flight_does_not_hold_data_back() {
 }
 
 #[test]
-fn bare_updates_go_one_at_a_time_and_say_the_newest() {
+fn consumer_updates_are_sent_one_at_a_time_with_the_newest_cursor() {
     let mut transmit = transmit(1000, 4000);
     transmit.set_consumer(cursor(0, 100));
     let first = only_post(&mut transmit);
@@ -273,7 +273,7 @@ fn a_half_close_waits_for_all_data() {
 }
 
 #[test]
-fn an_end_sends_what_was_held_back() {
+fn a_close_uncorks_data() {
     let mut transmit = transmit(1000, 4000);
     send(&mut transmit, 10);
     transmit.stage(10);
@@ -290,7 +290,11 @@ fn flags_stay_set() {
     let done = only_post(&mut transmit);
     assert_eq!(done.cdc.state_flags, D);
     transmit.set_consumer(cursor(0, 9));
-    assert_eq!(transmit.poll_post(), None, "one bare CDC at a time");
+    assert_eq!(
+        transmit.poll_post(),
+        None,
+        "one CDC without payload at a time"
+    );
     transmit.handle_sent(done.id);
     assert_eq!(only_post(&mut transmit).cdc.state_flags, D);
     transmit.set_flags(C);
@@ -300,7 +304,7 @@ fn flags_stay_set() {
 }
 
 #[test]
-fn an_abort_goes_at_once_and_discards() {
+fn an_abort_is_sent_at_once_and_discards_data() {
     let mut transmit = transmit(1000, 300);
     send(&mut transmit, 300);
     transmit.stage(200);
@@ -322,7 +326,7 @@ fn an_abort_goes_at_once_and_discards() {
 }
 
 #[test]
-fn flags_do_not_wait_for_data_that_nobody_will_read() {
+fn flags_do_not_wait_for_data_that_is_not_read() {
     let mut transmit = transmit(1000, 300);
     transmit.stage(500);
     transmit.set_flags(D | C);
@@ -336,20 +340,20 @@ fn flags_do_not_wait_for_data_that_nobody_will_read() {
 }
 
 #[test]
-fn nothing_is_taken_for_a_peer_that_has_closed() {
+fn no_data_is_accepted_for_a_peer_that_has_closed() {
     let mut transmit = transmit(1000, 300);
     send(&mut transmit, 10);
     transmit.stage(10);
     transmit.handle_peer_closed();
     assert_eq!((transmit.unsent(), transmit.stage(10)), (0, 0));
-    transmit.unpost();
+    transmit.cancel_post();
     assert_eq!(transmit.unsent(), 0);
     transmit.set_flags(C);
     assert_eq!(only_post(&mut transmit).cdc.producer, cursor(0, 0));
 }
 
 #[test]
-fn completions_come_for_all_up_to_the_one_named() {
+fn a_completion_covers_all_posts_up_to_it() {
     let mut transmit = transmit(1000, 4000);
     let first = send(&mut transmit, 100);
     transmit.stage(100);
@@ -363,30 +367,30 @@ fn completions_come_for_all_up_to_the_one_named() {
 }
 
 #[test]
-fn a_post_without_room_is_taken_back() {
+fn a_post_without_space_is_cancelled() {
     let mut transmit = transmit(1000, 300);
-    transmit.unpost();
+    transmit.cancel_post();
     transmit.set_consumer(cursor(0, 9));
     transmit.stage(300);
     transmit.set_flags(D);
     let post = only_post(&mut transmit);
-    transmit.unpost();
+    transmit.cancel_post();
     assert_eq!(transmit.outstanding(), 0);
     assert_eq!(transmit.unsent(), 300);
     assert!(!transmit.is_flushed());
-    transmit.unpost();
+    transmit.cancel_post();
     let again = only_post(&mut transmit);
     assert_eq!((again.cdc, again.spans), (post.cdc, post.spans));
-    assert_eq!(transmit.handle_sent(post.id), 0, "it was taken back");
+    assert_eq!(transmit.handle_sent(post.id), 0, "it was cancelled");
     assert_eq!(transmit.handle_sent(again.id), 300);
 }
 
 #[test]
-fn an_update_without_room_is_taken_back_for_a_newer_one() {
+fn an_update_without_space_is_replaced_by_a_newer_one() {
     let mut transmit = transmit(1000, 300);
     transmit.set_consumer(cursor(0, 9));
     only_post(&mut transmit);
-    transmit.unpost();
+    transmit.cancel_post();
     transmit.set_consumer(cursor(0, 19));
     let post = only_post(&mut transmit);
     assert_eq!(post.cdc.consumer, cursor(0, 19));
@@ -407,7 +411,7 @@ fn a_connection_has_as_many_posts_in_flight_as_a_link_takes() {
 }
 
 #[test]
-fn sequence_numbers_and_cursors_go_round() {
+fn sequence_numbers_and_cursors_wrap_around() {
     let mut transmit = transmit(7, 5);
     let mut sequence = 0_u16;
     let mut consumed = 0_u64;
@@ -430,7 +434,7 @@ fn sequence_numbers_and_cursors_go_round() {
 }
 
 #[test]
-fn a_peer_that_reads_what_was_not_written_is_refused() {
+fn a_consumer_cursor_past_the_data_is_refused() {
     let mut transmit = transmit(1000, 300);
     send(&mut transmit, 100);
     let passed = Err(PeerMisbehaved::PassedTheData);
@@ -441,7 +445,7 @@ fn a_peer_that_reads_what_was_not_written_is_refused() {
         let cause = refused.unwrap_err();
         assert!(matches!(cause, PeerMisbehaved::Cursor(_)), "{wrap}:{count}");
     }
-    assert_eq!(transmit.handle_peer(cursor(0, 100)), Ok(0), "no news");
+    assert_eq!(transmit.handle_peer(cursor(0, 100)), Ok(0), "nothing new");
     assert_eq!(transmit.handle_peer(cursor(0, 99)), Ok(0), "late");
     assert_eq!(transmit.peer_space(), 300);
 }
@@ -455,7 +459,7 @@ fn more_than_the_space_counts_as_the_space() {
 }
 
 #[test]
-fn a_killed_connection_is_silent() {
+fn a_killed_connection_sends_nothing() {
     let mut transmit = transmit(1000, 300);
     let post = send(&mut transmit, 100);
     transmit.set_flags(C);

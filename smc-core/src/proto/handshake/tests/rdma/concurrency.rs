@@ -2,16 +2,16 @@
 //! stalls and fails, TCP connections close, and link groups end.
 
 use super::*;
-use crate::proto::group::{CLIENT_IDLE_LIFETIME, CREATOR_PATIENCE, Cause, GroupId};
+use crate::proto::group::{CLIENT_IDLE_LIFETIME, CREATOR_TIMEOUT, GroupEndCause, GroupId};
 
 #[test]
-fn a_crowd_loses_no_seat_and_nobody_waits_for_ever() {
+fn concurrent_set_ups_lose_no_membership_and_no_wait_is_endless() {
     for seed in 1..=4 {
-        Crowd::new(seed).run(1_500);
+        Simulation::new(seed).run(1_500);
     }
 }
 
-struct Crowd {
+struct Simulation {
     random: u64,
     now: Instant,
     hosts: [Rc<RefCell<Groups>>; 2],
@@ -29,7 +29,7 @@ struct Connection {
     waiting: [Option<Instant>; 2],
 }
 
-impl Crowd {
+impl Simulation {
     fn new(seed: u64) -> Self {
         Self {
             random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
@@ -57,7 +57,7 @@ impl Crowd {
             let mut groups = host.borrow_mut();
             groups.registry.handle_timeout(self.now);
             groups.drain();
-            assert_eq!(groups.registry.snapshots(), []);
+            assert_eq!(groups.registry.group_infos(), []);
             assert_eq!(groups.registry.waiting(), 0);
             assert_eq!(groups.registry.poll_timeout(), None);
         }
@@ -131,14 +131,14 @@ impl Crowd {
             1 => {
                 let refused = || DeviceError::Invalid("as told");
                 let faults = [
-                    Done::LinkOpened(Err(refused())),
-                    Done::RmbPrepared(Err(RmbError::NoLink)),
-                    Done::RmbPrepared(Err(DeviceError::NoMemory.into())),
-                    Done::PeerBound(Err(TableFull::new())),
-                    Done::LinkConnected(Err(refused())),
-                    Done::RkeyConfirmed(Err(RkeyFailure::TimedOut)),
-                    Done::LinkConfirmed(Err(ConfirmFailure::TimedOut)),
-                    Done::LinkConfirmed(Err(ConfirmFailure::Eyecatchers)),
+                    WorkDone::LinkOpened(Err(refused())),
+                    WorkDone::RmbPrepared(Err(RmbError::NoLink)),
+                    WorkDone::RmbPrepared(Err(DeviceError::NoMemory.into())),
+                    WorkDone::PeerBound(Err(TableFull::new())),
+                    WorkDone::LinkConnected(Err(refused())),
+                    WorkDone::RkeyConfirmed(Err(RkeyFailure::TimedOut)),
+                    WorkDone::LinkConfirmed(Err(ConfirmFailure::TimedOut)),
+                    WorkDone::LinkConfirmed(Err(ConfirmFailure::Eyecatchers)),
                 ];
                 let at = usize::try_from(self.below(faults.len() as u64)).unwrap();
                 side.faults.rdma.push_back(faults[at].clone());
@@ -171,16 +171,18 @@ impl Crowd {
         self.spread_terminations();
     }
 
-    /// Somebody says that a group is out of sync.
+    /// A peer states that a group is out of sync.
     fn terminate(&mut self) {
         let host = usize::try_from(self.below(2)).unwrap();
-        let all = self.hosts[host].borrow().registry.snapshots();
+        let all = self.hosts[host].borrow().registry.group_infos();
         if all.is_empty() {
             return;
         }
         let at = usize::try_from(self.below(all.len() as u64)).unwrap();
         let mut groups = self.hosts[host].borrow_mut();
-        groups.registry.terminate(all[at].id, Cause::OutOfSync);
+        groups
+            .registry
+            .terminate(all[at].id, GroupEndCause::OutOfSync);
         groups.drain();
         drop(groups);
         self.spread_terminations();
@@ -206,7 +208,7 @@ impl Crowd {
                 } = &mut connection.pair;
                 for (host, side) in [(client, here), (server, there)] {
                     let is_in = side
-                        .seat
+                        .member
                         .is_some_and(|group| ended.contains(&(host, group)));
                     match side.outcome {
                         _ if !is_in => {}
@@ -251,7 +253,7 @@ impl Crowd {
             let sides = [&connection.pair.client, &connection.pair.server];
             for (at, side) in sides.into_iter().enumerate() {
                 let host = connection.hosts[at];
-                if let Some(group) = side.seat {
+                if let Some(group) = side.member {
                     *seats[host].entry(group).or_insert(0) += 1;
                 }
                 let since = &mut connection.waiting[at];
@@ -259,9 +261,9 @@ impl Crowd {
                     None => *since = None,
                     Some(_) => {
                         let since = *since.get_or_insert(self.now);
-                        // It is told with the time-out; the step after hears of it.
+                        // It is notified with the time-out; the next step handles it.
                         assert!(
-                            self.now <= since + CREATOR_PATIENCE + SECOND,
+                            self.now <= since + CREATOR_TIMEOUT + SECOND,
                             "waits for a stalled creator"
                         );
                     }
@@ -274,13 +276,13 @@ impl Crowd {
         }
         for (host, seats) in seats.iter_mut().enumerate() {
             let groups = self.hosts[host].borrow();
-            for snapshot in groups.registry.snapshots() {
+            for snapshot in groups.registry.group_infos() {
                 let held = seats.remove(&snapshot.id).unwrap_or(0);
                 // A seat that a waiter was given and has not looked at yet.
                 let given = groups
                     .answers
                     .values()
-                    .filter(|seat| seat.is_ok_and(|seat| seat.group() == snapshot.id));
+                    .filter(|member| member.is_ok_and(|member| member.group() == snapshot.id));
                 assert_eq!(snapshot.connections, held + given.count(), "{snapshot:?}");
             }
             assert!(seats.is_empty(), "seats in groups that are gone: {seats:?}");

@@ -8,42 +8,42 @@ fn cdc(sequence: u16, producer: Cursor, consumer: Cursor) -> CdcR {
     }
 }
 
-/// Our element has 1000 bytes, the peer's 500.
+/// The local element has 1000 bytes, the peer's 500.
 fn arrivals() -> Arrivals {
     Arrivals::new(ring(1000), ring(500))
 }
 
-fn news(arrivals: &mut Arrivals, cdc: &CdcR) -> News {
+fn update(arrivals: &mut Arrivals, cdc: &CdcR) -> CdcUpdate {
     match arrivals.handle(cdc) {
-        Ok(Arrival::News(news)) => news,
+        Ok(Arrival::Update(update)) => update,
         other => panic!("{other:?}"),
     }
 }
 
 #[test]
-fn cursors_and_flags_are_taken() {
+fn cursors_and_flags_are_accepted() {
     let mut arrivals = arrivals();
     let received = CdcR {
         producer_flags: BLOCKED,
         state_flags: D,
         ..cdc(1, cursor(0, 600), cursor(0, 200))
     };
-    let news = news(&mut arrivals, &received);
-    assert_eq!((news.arrived, news.freed), (600, 200));
-    assert_eq!(news.producer.cursor, cursor(0, 600));
-    assert_eq!(news.consumer.cursor, cursor(0, 200));
-    assert_eq!(news.consumer.producer_flags, BLOCKED);
-    assert_eq!(news.consumer.state_flags, D);
-    assert_eq!(news.state, D);
-    assert!(news.wakes_reader && news.wants_push && !news.wants_update);
+    let update = update(&mut arrivals, &received);
+    assert_eq!((update.arrived, update.freed), (600, 200));
+    assert_eq!(update.producer.cursor, cursor(0, 600));
+    assert_eq!(update.consumer.cursor, cursor(0, 200));
+    assert_eq!(update.consumer.producer_flags, BLOCKED);
+    assert_eq!(update.consumer.state_flags, D);
+    assert_eq!(update.state, D);
+    assert!(update.wakes_reader && update.wants_push && !update.wants_update);
     assert_eq!(arrivals.sequence(), 1);
 }
 
 #[test]
-fn a_bare_update_wakes_no_reader() {
+fn a_consumer_update_wakes_no_reader() {
     let mut arrivals = arrivals();
-    let news = news(&mut arrivals, &cdc(1, Cursor::START, cursor(0, 200)));
-    assert!(!news.wakes_reader && news.wants_push);
+    let update = update(&mut arrivals, &cdc(1, Cursor::START, cursor(0, 200)));
+    assert!(!update.wakes_reader && update.wants_push);
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn a_waiting_peer_wakes_the_reader_without_data() {
         producer_flags: BLOCKED,
         ..cdc(1, Cursor::START, Cursor::START)
     };
-    assert!(news(&mut arrivals, &waiting).wakes_reader);
+    assert!(update(&mut arrivals, &waiting).wakes_reader);
 }
 
 #[test]
@@ -61,12 +61,12 @@ fn flags_are_new_once() {
     let mut arrivals = arrivals();
     let mut end = cdc(1, Cursor::START, Cursor::START);
     end.state_flags = D;
-    assert_eq!(news(&mut arrivals, &end).state, D);
+    assert_eq!(update(&mut arrivals, &end).state, D);
     end.sequence = 2;
     end.state_flags = D | C;
-    assert_eq!(news(&mut arrivals, &end).state, C);
+    assert_eq!(update(&mut arrivals, &end).state, C);
     end.sequence = 3;
-    let repeated = news(&mut arrivals, &end);
+    let repeated = update(&mut arrivals, &end);
     assert_eq!(repeated.state, NONE);
     assert!(!repeated.wakes_reader);
 }
@@ -76,32 +76,32 @@ fn older_numbers_are_dropped_and_equal_ones_are_not() {
     let mut arrivals = arrivals();
     let first = cdc(1, cursor(0, 100), Cursor::START);
     let third = cdc(3, cursor(0, 300), Cursor::START);
-    news(&mut arrivals, &third);
+    update(&mut arrivals, &third);
     assert_eq!(arrivals.handle(&first), Ok(Arrival::Stale));
-    let twice = news(&mut arrivals, &third);
+    let twice = update(&mut arrivals, &third);
     assert_eq!((twice.arrived, twice.wakes_reader), (0, false));
     assert_eq!(arrivals.producer(), cursor(0, 300));
 }
 
 #[test]
-fn numbers_go_round() {
+fn sequence_numbers_wrap_around() {
     let mut arrivals = arrivals();
     for sequence in (1..=u16::MAX).chain(0..10) {
-        news(&mut arrivals, &cdc(sequence, Cursor::START, Cursor::START));
+        update(&mut arrivals, &cdc(sequence, Cursor::START, Cursor::START));
     }
     for older in [8, 0, u16::MAX, 32_777] {
         let old = cdc(older, cursor(0, 5), Cursor::START);
         assert_eq!(arrivals.handle(&old), Ok(Arrival::Stale), "{older}");
     }
     let newer = cdc(32_776, cursor(0, 5), Cursor::START);
-    assert_eq!(news(&mut arrivals, &newer).arrived, 5);
+    assert_eq!(update(&mut arrivals, &newer).arrived, 5);
 }
 
 #[test]
-fn a_cursor_that_goes_back_is_kept_and_the_rest_taken() {
+fn a_cursor_that_goes_back_is_ignored_and_the_rest_accepted() {
     let mut arrivals = arrivals();
-    news(&mut arrivals, &cdc(1, cursor(0, 900), cursor(0, 50)));
-    news(&mut arrivals, &cdc(1, cursor(1, 100), cursor(0, 50)));
+    update(&mut arrivals, &cdc(1, cursor(0, 900), cursor(0, 50)));
+    update(&mut arrivals, &cdc(1, cursor(1, 100), cursor(0, 50)));
     // Across a wrap too, and then with a wrap of zero.
     for (sequence, producer) in [(2, cursor(1, 40)), (3, cursor(0, 700))] {
         let consumer = cursor(0, 50 + u32::from(sequence));
@@ -109,11 +109,11 @@ fn a_cursor_that_goes_back_is_kept_and_the_rest_taken() {
             state_flags: D,
             ..cdc(sequence, producer, consumer)
         };
-        let news = news(&mut arrivals, &again);
-        assert_eq!(news.arrived, 0);
-        assert_eq!(news.producer.cursor, cursor(1, 100));
-        assert_eq!(news.consumer.cursor, consumer);
-        assert_eq!(news.consumer.state_flags, D);
+        let update = update(&mut arrivals, &again);
+        assert_eq!(update.arrived, 0);
+        assert_eq!(update.producer.cursor, cursor(1, 100));
+        assert_eq!(update.consumer.cursor, consumer);
+        assert_eq!(update.consumer.state_flags, D);
     }
 }
 
@@ -125,15 +125,15 @@ fn cursors_wrap_through_zero() {
         sequence = u16::wrapping_add(sequence, 1);
         let position = cursor(wrap, 10);
         let received = cdc(sequence, position, position);
-        let news = news(&mut arrivals, &received);
-        assert_eq!(news.producer.cursor, position);
+        let update = update(&mut arrivals, &received);
+        assert_eq!(update.producer.cursor, position);
         if sequence > 1 {
-            assert_eq!((news.arrived, news.freed), (1000, 500));
+            assert_eq!((update.arrived, update.freed), (1000, 500));
         }
         // One behind, across the wrap through zero as well.
         let behind = cdc(sequence, cursor(wrap.wrapping_sub(1), 999), position);
         let kept = arrivals.handle(&behind).unwrap();
-        assert!(matches!(kept, Arrival::News(kept) if kept.arrived == 0));
+        assert!(matches!(kept, Arrival::Update(kept) if kept.arrived == 0));
         assert_eq!(arrivals.producer(), position);
     }
 }
@@ -143,7 +143,7 @@ fn hostile_cursors_are_refused_and_change_nothing() {
     let mut arrivals = arrivals();
     for wrap in 0..=5 {
         let (producer, consumer) = (cursor(wrap, 100), cursor(wrap, 50));
-        news(&mut arrivals, &cdc(1, producer, consumer));
+        update(&mut arrivals, &cdc(1, producer, consumer));
     }
     let known = (cursor(5, 100), cursor(5, 50));
     let hostile = [
@@ -167,7 +167,7 @@ fn hostile_cursors_are_refused_and_change_nothing() {
 }
 
 #[test]
-fn urgent_data_and_requests_ask_for_an_update() {
+fn urgent_data_and_requests_need_an_update() {
     for (flags, push) in [
         (ProducerFlags::URGENT_PENDING, true),
         (ProducerFlags::URGENT_PRESENT, false),
@@ -177,9 +177,9 @@ fn urgent_data_and_requests_ask_for_an_update() {
             producer_flags: flags,
             ..cdc(1, Cursor::START, Cursor::START)
         };
-        let news = news(&mut arrivals(), &received);
-        assert!(news.wants_update, "{flags}");
-        assert_eq!(news.wants_push, push, "{flags}");
+        let update = update(&mut arrivals(), &received);
+        assert!(update.wants_update, "{flags}");
+        assert_eq!(update.wants_push, push, "{flags}");
     }
 }
 
@@ -187,7 +187,7 @@ fn urgent_data_and_requests_ask_for_an_update() {
 fn a_validation_is_compared_by_number_only() {
     let mut arrivals = arrivals();
     for sequence in [30_000, 60_000, 65_535] {
-        news(
+        update(
             &mut arrivals,
             &cdc(sequence, cursor(0, 600), cursor(0, 200)),
         );
@@ -211,9 +211,9 @@ fn a_validation_is_compared_by_number_only() {
     assert_eq!(arrivals.producer(), cursor(0, 600));
 }
 
-/// Whatever a peer sends: no panic, and a cursor never leaves its ring.
+/// Arbitrary messages of a peer: no panic, and a cursor never leaves its ring.
 #[test]
-fn nothing_a_peer_sends_breaks_it() {
+fn arbitrary_messages_of_a_peer_are_handled() {
     let values = [0, 1, 2, 499, 500, 999, 1000, 32_767, 32_768, 65_535];
     let mut arrivals = arrivals();
     for seed in 0..200_000_usize {

@@ -1,8 +1,8 @@
-//! A Linux peer whose window update went into a dead link.
+//! A Linux peer whose window update was lost with a failed link.
 
 use super::*;
 
-/// Reads as Linux does, and tells of it as Linux does: after reading, never without
+/// Reads as Linux does, and sends updates as Linux does: after a read, never without one
 /// (docs/spec/data-path.md#window-update).
 struct Reader {
     ring: Ring,
@@ -28,7 +28,7 @@ impl Reader {
         self.flags = post.cdc.producer_flags;
     }
 
-    /// Reads all there is. Returns the cursor of the CDC that follows, if one does.
+    /// Reads all readable bytes. Returns the cursor of the CDC that follows, if one does.
     fn read(&mut self) -> Option<Cursor> {
         if self.consumer == self.producer {
             return None;
@@ -49,10 +49,10 @@ impl Reader {
     }
 }
 
-/// A writer that has filled the peer's ring, but for the byte that is kept back.
+/// A writer that has filled the peer's ring except for the reserved byte.
 fn blocked() -> (Transmit, Post) {
     let mut transmit = transmit(2000, 600);
-    transmit.keep_spare();
+    transmit.reserve_byte();
     transmit.stage(2000);
     let post = only_post(&mut transmit);
     assert_eq!((post.payload(), post.cdc.producer_flags), (599, BLOCKED));
@@ -60,7 +60,7 @@ fn blocked() -> (Transmit, Post) {
 }
 
 #[test]
-fn the_byte_kept_back_asks_for_what_was_lost() {
+fn the_reserved_byte_requests_the_lost_update() {
     let (mut transmit, post) = blocked();
     transmit.handle_sent(post.id);
     let mut reader = Reader::new(600);
@@ -86,7 +86,7 @@ fn the_byte_kept_back_asks_for_what_was_lost() {
 }
 
 #[test]
-fn a_peer_that_has_moved_first_is_asked_at_once() {
+fn a_peer_that_has_moved_first_gets_the_request_at_once() {
     let (mut transmit, post) = blocked();
     transmit.handle_sent(post.id);
     transmit.failover();
@@ -96,9 +96,9 @@ fn a_peer_that_has_moved_first_is_asked_at_once() {
 }
 
 #[test]
-fn little_that_is_written_again_asks_too() {
+fn a_short_repeated_write_requests_an_update_too() {
     let mut transmit = transmit(2000, 600);
-    transmit.keep_spare();
+    transmit.reserve_byte();
     let mut reader = Reader::new(600);
     let post = send(&mut transmit, 550);
     transmit.handle_sent(post.id);
@@ -112,7 +112,7 @@ fn little_that_is_written_again_asks_too() {
     let again = moved(&mut transmit, 1);
     assert_eq!((again.payload(), again.cdc.producer_flags), (49, ASKING));
     reader.receive(&again);
-    // Less than it would tell of by itself. If the peer has not moved, that is lost as well.
+    // Too little for an unrequested update. If the peer has not moved, that is lost as well.
     assert_eq!(reader.read(), Some(cursor(0, 599)));
     transmit.handle_peer_moved();
     let byte = only_post(&mut transmit);
@@ -121,15 +121,15 @@ fn little_that_is_written_again_asks_too() {
 }
 
 #[test]
-fn nothing_is_asked_of_a_peer_that_has_space() {
+fn no_update_is_requested_from_a_peer_with_space() {
     let mut transmit = transmit(2000, 600);
-    transmit.keep_spare();
+    transmit.reserve_byte();
     let post = send(&mut transmit, 100);
     transmit.handle_sent(post.id);
     transmit.failover();
     transmit.handle_peer_moved();
     assert!(moved(&mut transmit, 1).cdc.producer_flags.is_empty());
-    // The update may have been lost all the same.
+    // The update may have been lost nevertheless.
     transmit.stage(1000);
     let filled = only_post(&mut transmit);
     assert_eq!((filled.payload(), filled.cdc.producer_flags), (500, ASKING));
@@ -155,23 +155,23 @@ fn without_another_link_the_ring_is_filled() {
     assert_eq!(transmit.stage(2000), 2000);
     let post = only_post(&mut transmit);
     assert_eq!((post.payload(), post.cdc.producer_flags), (600, BLOCKED));
-    // One that comes later takes nothing back.
-    transmit.keep_spare();
+    // A link that is added later does not shorten the data written.
+    transmit.reserve_byte();
     assert_eq!(transmit.poll_post(), None);
     transmit.handle_peer(cursor(0, 300)).unwrap();
     assert_eq!(only_post(&mut transmit).payload(), 299);
 }
 
 #[test]
-fn a_nudge_asks_without_data_or_with_it() {
+fn a_probe_is_sent_with_or_without_data() {
     let mut transmit = transmit(2000, 600);
-    transmit.nudge();
+    transmit.probe();
     let bare = only_post(&mut transmit);
     let asked = ProducerFlags::UPDATE_REQUESTED;
     assert_eq!((bare.payload(), bare.cdc.producer_flags), (0, asked));
 
     // One at a time, and with data if there is any.
-    transmit.nudge();
+    transmit.probe();
     assert_eq!(transmit.poll_post(), None);
     transmit.stage(10);
     let both = only_post(&mut transmit);

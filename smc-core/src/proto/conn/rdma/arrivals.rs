@@ -4,16 +4,16 @@ use smc_wire::cursor::{Cursor, Ring};
 use super::position::newer;
 use crate::error::PeerMisbehaved;
 
-/// The receiving side of one SMC-R connection: what of a CDC is news.
+/// The receiving side of one SMC-R connection: finds out which parts of a received CDC are new.
 ///
-/// CDCs come twice, late or not at all when a connection moves between links, so that sequence
-/// number and cursors are compared with what is known
+/// When a connection moves between links, a CDC may arrive twice, late or not at all. Sequence
+/// number and cursors are therefore compared with the known values
 /// (docs/spec/data-path.md#receiving).
 #[derive(Clone, Debug)]
 pub struct Arrivals {
-    /// Our element, which the peer's producer cursor is about.
+    /// The local element, in which the peer's producer cursor counts.
     local: Ring,
-    /// The peer's element, which its consumer cursor is about.
+    /// The peer's element, in which its consumer cursor counts.
     peer: Ring,
     sequence: u16,
     producer: Cursor,
@@ -21,37 +21,38 @@ pub struct Arrivals {
     state: StateFlags,
 }
 
-/// What a CDC comes to.
+/// Result of a received CDC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Arrival {
-    /// Older than one that was received before: nothing to do.
+    /// Older than a CDC that was received before: no action.
     Stale,
-    /// The peer moved the connection to the link that this came on, and we miss nothing: nothing
-    /// to do.
+    /// The peer moved the connection to the link on which this CDC arrived, and no CDC is missing:
+    /// no action.
     Validated,
-    /// The peer moved the connection, and a CDC whose transmission was acknowledged is not here.
+    /// The peer moved the connection, and a CDC whose transmission was acknowledged has not
+    /// arrived.
     ///
-    /// It may still be among the events of another device: a caller that uses several drains them
-    /// and asks again. Otherwise the connection has to be aborted.
+    /// The CDC may still be among the events of another device: a caller that uses several devices
+    /// drains their events and repeats the call. Otherwise the connection has to be aborted.
     Missed {
         /// Sequence number of the last CDC received.
         received: u16,
-        /// That of the last one the peer says to know to have arrived.
+        /// Sequence number of the last CDC that was acknowledged to the peer.
         acknowledged: u16,
     },
-    /// Something may be new.
-    News(News),
+    /// The CDC is accepted, and its values may be new.
+    Update(CdcUpdate),
 }
 
-/// What the peer says now.
+/// Values of an accepted CDC.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct News {
-    /// To be stored first.
+pub struct CdcUpdate {
+    /// Store this word first.
     pub producer: ProducerWord,
-    /// To be stored second. Its cursor is what
-    /// [`Transmit::handle_peer`](super::Transmit::handle_peer) gets.
+    /// Store this word second. Pass its cursor to
+    /// [`Transmit::handle_peer`](super::Transmit::handle_peer).
     pub consumer: ConsumerWord,
     /// Bytes that arrived.
     pub arrived: u32,
@@ -59,18 +60,18 @@ pub struct News {
     pub freed: u32,
     /// State flags that were not set before.
     pub state: StateFlags,
-    /// A reader has something to look at: data, an end, or a peer that waits for space.
+    /// A reader has an event: data, an end of stream, or a peer that waits for space.
     pub wakes_reader: bool,
-    /// Held data should go now ([`Transmit::uncork`](super::Transmit::uncork)).
+    /// Corked data should be posted now ([`Transmit::uncork`](super::Transmit::uncork)).
     pub wants_push: bool,
-    /// The peer has urgent data or asks for an update: once everything is read, the consumer
-    /// cursor has to be shown, however little was read.
+    /// The peer has urgent data or requests an update: after everything is read, the consumer
+    /// cursor has to be sent, however little was read.
     pub wants_update: bool,
 }
 
 impl Arrivals {
-    /// A connection on which nothing was received. `local` is the ring in our RMB, `peer` the one
-    /// in the peer's.
+    /// A connection on which nothing was received. `local` is the ring in the local RMB, `peer` the
+    /// ring in the peer's RMB.
     #[must_use]
     pub fn new(local: Ring, peer: Ring) -> Self {
         Self {
@@ -83,14 +84,14 @@ impl Arrivals {
         }
     }
 
-    /// A CDC with the token of this connection was received, on whatever link.
+    /// A CDC with the token of this connection was received, on any of the links.
     ///
     /// # Errors
     ///
-    /// When a cursor is outside its ring or jumps: the connection has to be aborted. Whether the
-    /// producer cursor passes the free space is left to
-    /// [`RecvHalf`](crate::proto::conn::RecvHalf), and whether the consumer cursor passes what was
-    /// written to [`Transmit`](super::Transmit). Nothing is changed then.
+    /// When a cursor is outside its ring or jumps: the connection has to be aborted. Nothing is
+    /// changed then. [`RecvHalf`](crate::proto::conn::RecvHalf) checks whether the producer cursor
+    /// passes the free space, and [`Transmit`](super::Transmit) whether the consumer cursor passes
+    /// the data written.
     pub fn handle(&mut self, cdc: &CdcR) -> Result<Arrival, PeerMisbehaved> {
         let is_older = is_before(cdc.sequence, self.sequence);
         if cdc
@@ -117,7 +118,7 @@ impl Arrivals {
         self.consumer = consumer;
         self.state.insert(cdc.state_flags);
         let has = |flags| cdc.producer_flags.intersects(flags);
-        Ok(Arrival::News(News {
+        Ok(Arrival::Update(CdcUpdate {
             producer: ProducerWord { cursor: producer },
             consumer: ConsumerWord {
                 cursor: consumer,
@@ -136,26 +137,26 @@ impl Arrivals {
         }))
     }
 
-    /// Sequence number of the last CDC that counted, 0 if there was none.
+    /// Sequence number of the last accepted CDC, 0 if there was none.
     #[must_use]
     pub fn sequence(&self) -> u16 {
         self.sequence
     }
 
-    /// How far the peer says it has written.
+    /// How far the peer has written, as its producer cursor states.
     #[must_use]
     pub fn producer(&self) -> Cursor {
         self.producer
     }
 
-    /// How far the peer says it has read.
+    /// How far the peer has read, as its consumer cursor states.
     #[must_use]
     pub fn consumer(&self) -> Cursor {
         self.consumer
     }
 }
 
-/// Whether `a` comes before `b` in the order of sequence numbers, which go round.
+/// Whether `a` comes before `b`; sequence numbers wrap around.
 fn is_before(a: u16, b: u16) -> bool {
     a.wrapping_sub(b) >= 0x8000
 }

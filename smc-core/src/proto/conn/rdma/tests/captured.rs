@@ -1,4 +1,4 @@
-//! What Linux kernels said to each other.
+//! CDC messages captured between Linux kernels.
 
 use super::*;
 use crate::proto::conn::RecvHalf;
@@ -6,29 +6,32 @@ use crate::proto::conn::RecvHalf;
 const KIB_16: u32 = 16 * 1024;
 
 #[test]
-fn every_cdc_of_a_kernel_is_news_and_adds_up() {
+fn every_cdc_of_a_kernel_is_accepted_and_adds_up() {
     for from in ["C", "S"] {
         let mut arrivals = Arrivals::new(ring(KIB_16), ring(KIB_16));
         let mut half = RecvHalf::new(ring(KIB_16));
         let (mut arrived, mut freed, mut ended) = (0, 0, 0);
         for cdc in captured(from) {
-            let Ok(Arrival::News(news)) = arrivals.handle(&cdc) else {
+            let Ok(Arrival::Update(update)) = arrivals.handle(&cdc) else {
                 panic!("{cdc}");
             };
-            assert_eq!(half.handle_producer(news.producer.cursor), Ok(news.arrived));
-            half.consume(news.arrived);
+            assert_eq!(
+                half.handle_producer(update.producer.cursor),
+                Ok(update.arrived)
+            );
+            half.consume(update.arrived);
             half.confirm();
-            arrived += news.arrived;
-            freed += news.freed;
-            ended += u32::from(news.state == C);
+            arrived += update.arrived;
+            freed += update.freed;
+            ended += u32::from(update.state == C);
         }
         assert_eq!((arrived, freed, ended), (80_000, 80_000, 1), "{from}");
     }
 }
 
-/// Each message comes again up to `late` messages later, or is lost but for the last one.
+/// Each message is repeated up to `late` messages later, or lost unless it is the last one.
 #[test]
-fn repeated_late_and_lost_cdcs_come_to_the_same() {
+fn repeated_late_and_lost_cdcs_give_the_same_result() {
     let all = captured("C");
     for late in 0..8 {
         for lost_every in 2..9 {
@@ -41,7 +44,7 @@ fn repeated_late_and_lost_cdcs_come_to_the_same() {
                 let again = arrivals.handle(&all[at.saturating_sub(late)]).unwrap();
                 match again {
                     Arrival::Stale => assert!(late > 0),
-                    Arrival::News(news) => assert_eq!((news.arrived, news.freed), (0, 0)),
+                    Arrival::Update(update) => assert_eq!((update.arrived, update.freed), (0, 0)),
                     other => panic!("{other:?}"),
                 }
             }
@@ -51,8 +54,8 @@ fn repeated_late_and_lost_cdcs_come_to_the_same() {
     }
 }
 
-/// The receiver's side of the same capture drives a sender of ours, which writes at most what the
-/// kernel could.
+/// The receiver's side of the same capture drives a local sender, which writes at most as much as
+/// the kernel could.
 #[test]
 fn a_sender_follows_the_consumer_cursor_of_a_kernel() {
     let mut transmit = transmit(KIB_16, KIB_16);
@@ -60,7 +63,7 @@ fn a_sender_follows_the_consumer_cursor_of_a_kernel() {
     let mut written = 0;
     let mut stage = |transmit: &mut Transmit| left -= transmit.stage(left);
     for cdc in captured("S") {
-        // The kernel has written what the peer has read; we have written at least that.
+        // The kernel wrote what the peer has read; the local sender wrote at least that.
         loop {
             stage(&mut transmit);
             let Some(post) = transmit.poll_post() else {
@@ -74,29 +77,38 @@ fn a_sender_follows_the_consumer_cursor_of_a_kernel() {
     assert_eq!((written, transmit.peer_space()), (80_000, KIB_16));
 }
 
-/// Send buffer of 64 KiB, ring of 16 KiB: the application writes 65536 bytes, the kernel hands
-/// them over in one piece of 4096 and the rest; then 10000 bytes, and the end.
+/// Send buffer of 64 KiB, ring of 16 KiB: the application writes 65536 bytes, the kernel sends
+/// them in one piece of 4096 bytes and the rest; then 10000 bytes, and the end of stream.
 #[test]
-fn we_say_what_a_kernel_says_with_a_large_send_buffer() {
+fn cdcs_equal_those_of_a_kernel_with_a_large_send_buffer() {
     let mut transmit = transmit(4 * KIB_16, KIB_16);
     let first = send(&mut transmit, 4096);
     transmit.stage(4 * KIB_16 - 4096);
     let second = only_post(&mut transmit);
-    assert_eq!(said(&first), (1, cursor(0, 4096), ProducerFlags::empty()));
-    assert_eq!(said(&second), (2, cursor(1, 0), BLOCKED));
+    assert_eq!(
+        summary(&first),
+        (1, cursor(0, 4096), ProducerFlags::empty())
+    );
+    assert_eq!(summary(&second), (2, cursor(1, 0), BLOCKED));
     transmit.handle_sent(second.id);
     for wrap in 1..=3 {
         transmit.handle_peer(cursor(wrap, 0)).unwrap();
         let post = only_post(&mut transmit);
-        assert_eq!(said(&post), (wrap + 2, cursor(wrap + 1, 0), BLOCKED));
+        assert_eq!(summary(&post), (wrap + 2, cursor(wrap + 1, 0), BLOCKED));
         transmit.handle_sent(post.id);
     }
     transmit.handle_peer(cursor(4, 0)).unwrap();
     let rest = send(&mut transmit, 10_000);
-    assert_eq!(said(&rest), (6, cursor(4, 10_000), ProducerFlags::empty()));
+    assert_eq!(
+        summary(&rest),
+        (6, cursor(4, 10_000), ProducerFlags::empty())
+    );
     transmit.set_flags(D);
     let done = only_post(&mut transmit);
-    assert_eq!(said(&done), (7, cursor(4, 10_000), ProducerFlags::empty()));
+    assert_eq!(
+        summary(&done),
+        (7, cursor(4, 10_000), ProducerFlags::empty())
+    );
     assert_eq!(done.cdc.state_flags, D);
     transmit.handle_sent(done.id);
     transmit.set_flags(C);
@@ -105,12 +117,12 @@ fn we_say_what_a_kernel_says_with_a_large_send_buffer() {
 
 /// Both sides of an exchange in which one fills the ring exactly and the other answers.
 #[test]
-fn we_say_what_a_kernel_says_when_the_ring_is_filled_exactly() {
+fn cdcs_equal_those_of_a_kernel_that_fills_the_ring_exactly() {
     let (mut client, mut server) = (transmit(KIB_16, KIB_16), transmit(KIB_16, KIB_16));
     let mut answered = 0;
     for (wrap, sequence) in [(1, 1), (2, 2)] {
         let full = send(&mut client, KIB_16);
-        assert_eq!(said(&full), (sequence, cursor(wrap, 0), BLOCKED));
+        assert_eq!(summary(&full), (sequence, cursor(wrap, 0), BLOCKED));
         assert_eq!(full.cdc.consumer, cursor(0, answered));
         client.handle_sent(full.id);
         server.set_consumer(full.cdc.producer);
@@ -127,11 +139,11 @@ fn we_say_what_a_kernel_says_when_the_ring_is_filled_exactly() {
         client.set_consumer(answer.cdc.producer);
     }
     let last = send(&mut client, 1);
-    assert_eq!(said(&last), (3, cursor(2, 1), ProducerFlags::empty()));
+    assert_eq!(summary(&last), (3, cursor(2, 1), ProducerFlags::empty()));
     assert_eq!(last.cdc.consumer, cursor(0, 2));
 }
 
-/// A first small write goes out alone; those behind it wait for its completion together.
+/// A first small write is posted alone; the later ones wait for its completion and go together.
 #[test]
 fn small_writes_are_gathered_as_a_kernel_does() {
     let mut transmit = transmit(KIB_16, KIB_16);
@@ -142,10 +154,13 @@ fn small_writes_are_gathered_as_a_kernel_does() {
     }
     transmit.handle_sent(first.id);
     let second = only_post(&mut transmit);
-    assert_eq!(said(&second), (2, cursor(0, 4000), ProducerFlags::empty()));
+    assert_eq!(
+        summary(&second),
+        (2, cursor(0, 4000), ProducerFlags::empty())
+    );
 }
 
-fn said(post: &Post) -> (u16, Cursor, ProducerFlags) {
+fn summary(post: &Post) -> (u16, Cursor, ProducerFlags) {
     let cdc = post.cdc;
     (cdc.sequence, cdc.producer, cdc.producer_flags)
 }

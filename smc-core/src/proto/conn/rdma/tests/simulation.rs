@@ -1,4 +1,4 @@
-//! Two ends, and links between them that die at any moment.
+//! Two ends, and links between them that fail at any moment.
 
 use std::collections::VecDeque;
 
@@ -8,14 +8,14 @@ use super::*;
 use crate::proto::conn::{Closing, ReadEnd, RecvHalf, WriteEnd};
 
 #[test]
-fn nothing_is_lost_and_nothing_comes_twice_whatever_happens_to_the_links() {
+fn nothing_is_lost_or_duplicated_by_link_failures() {
     for seed in 0..600 {
         Simulation::new(seed, Plan::Close).run(seed);
     }
 }
 
 #[test]
-fn aborts_come_through_and_no_byte_is_wrong() {
+fn aborts_arrive_and_no_byte_is_wrong() {
     for seed in 0..300 {
         Simulation::new(seed, Plan::Abort).run(seed);
     }
@@ -29,11 +29,11 @@ fn a_stream_passes_hundreds_of_rings_and_hundreds_of_links() {
         end.total = 500_000;
     }
     simulation.faults = 50_000;
-    simulation.dying = 60;
+    simulation.failure_rate = 60;
     simulation.run(77);
 }
 
-/// How the applications end the connection.
+/// How the applications close the connection.
 #[derive(Clone, Copy, PartialEq)]
 enum Plan {
     Close,
@@ -42,27 +42,27 @@ enum Plan {
 
 struct Simulation {
     ends: [End; 2],
-    /// The link that is up, by number; what each end is bound to is in the end.
+    /// The number of the link that is up; the link to which an end is bound is stored in the end.
     up: u32,
-    /// Posts of either end on the link that is up, oldest first.
+    /// Posts of both ends on the link that is up, oldest first.
     posted: [VecDeque<Posted>; 2],
     rng: Rng,
-    /// Steps in which links may die and devices be busy.
+    /// Steps in which links may fail and devices may be busy.
     faults: u32,
-    /// How often they do, in a thousand.
-    dying: u16,
+    /// How often links fail, in a thousand.
+    failure_rate: u16,
     busy: u16,
-    /// How often an end that has something to say comes to it.
+    /// How often an end with something to post is scheduled.
     eager: u16,
     deaths: u32,
 }
 
-/// A post on its way, one stage after the other.
+/// A post in flight, one stage after the other.
 struct Posted {
     post: Post,
     /// How many of its writes are done.
     written: usize,
-    /// The CDC has arrived, and only the completion is missing.
+    /// The CDC has arrived; only the completion is missing.
     arrived: bool,
 }
 
@@ -72,10 +72,10 @@ struct End {
     half: RecvHalf,
     closing: Closing,
     staging: Vec<u8>,
-    /// Our element, written by the other end.
+    /// The local element, written by the other end.
     rmb: Vec<u8>,
     link: u32,
-    /// Received and not looked at, with the link that it came on.
+    /// Received and not handled, with the link on which it arrived.
     inbox: VecDeque<(u32, CdcR)>,
     peer_waits: bool,
     seed: u64,
@@ -103,7 +103,7 @@ impl Simulation {
         for end in &mut ends {
             end.plan = plan;
             if rng.chance(500) {
-                end.transmit.keep_spare();
+                end.transmit.reserve_byte();
             }
             let element = usize::try_from(end.transmit.peer_ring().size()).unwrap();
             let narrow = end.staging.len().min(element);
@@ -115,7 +115,7 @@ impl Simulation {
             up: 1,
             posted: Default::default(),
             faults: u32::try_from(rng.below(3000)).unwrap(),
-            dying: [0, 20, 60, 200][rng.below(4)],
+            failure_rate: [0, 20, 60, 200][rng.below(4)],
             busy: [0, 200, 800][rng.below(3)],
             eager: [50, 300, 900][rng.below(3)],
             deaths: 0,
@@ -128,7 +128,7 @@ impl Simulation {
             self.faults -= 1;
             self.step();
         }
-        // From here on nothing fails, and everything has to come to its end.
+        // From here on nothing fails, and every post has to complete.
         for round in 0.. {
             for _ in 0..100 {
                 self.step();
@@ -154,8 +154,8 @@ impl Simulation {
             2 | 3 => self.ends[at].read(&mut self.rng),
             4 => self.ends[at].end(&mut self.rng),
             5 | 6 => self.progress(at),
-            7 => self.ends[at].look(&mut self.rng),
-            8 if self.faults > 0 && self.rng.chance(self.dying) => self.die(),
+            7 => self.ends[at].receive(&mut self.rng),
+            8 if self.faults > 0 && self.rng.chance(self.failure_rate) => self.fail_link(),
             9 => self.notice(at),
             _ => {}
         }
@@ -164,8 +164,8 @@ impl Simulation {
         }
     }
 
-    /// The link dies with everything on it as it is.
-    fn die(&mut self) {
+    /// The link fails; its posts stay in their present stage.
+    fn fail_link(&mut self) {
         self.deaths += 1;
         self.up += 1;
         for posted in &mut self.posted {
@@ -173,7 +173,7 @@ impl Simulation {
         }
     }
 
-    /// An end hears that its link is down and moves to the one that is up.
+    /// An end detects that its link is down and moves to the one that is up.
     fn notice(&mut self, at: usize) {
         let up = self.up;
         let end = &mut self.ends[at];
@@ -188,7 +188,7 @@ impl Simulation {
         let end = &mut self.ends[at];
         while let Some(post) = end.transmit.poll_post() {
             if is_busy {
-                end.transmit.unpost();
+                end.transmit.cancel_post();
                 return;
             }
             let bare = |posted: &&Posted| {
@@ -197,7 +197,7 @@ impl Simulation {
                     && !flags.contains(VALIDATION)
                     && !posted.post.cdc.state_flags.contains(A)
             };
-            // What is posted on a dead link goes nowhere.
+            // A post on a failed link has no effect.
             if end.link == self.up {
                 self.posted[at].push_back(Posted {
                     post,
@@ -210,7 +210,7 @@ impl Simulation {
         }
     }
 
-    /// The oldest post of an end that is not through gets one stage further.
+    /// The oldest unfinished post of an end advances by one stage.
     fn progress(&mut self, at: usize) {
         let Some(posted) = self.posted[at].iter_mut().find(|posted| !posted.arrived) else {
             return self.complete(at);
@@ -224,7 +224,7 @@ impl Simulation {
         }
         let (from, to) = (first, second);
         if let Some(write) = posted.post.writes().nth(posted.written) {
-            // The device takes the bytes as late as it may.
+            // The device reads the bytes as late as possible.
             to.take(write, from);
             posted.written += 1;
             return;
@@ -239,7 +239,7 @@ impl Simulation {
     fn complete(&mut self, at: usize) {
         if self.posted[at].front().is_some_and(|posted| posted.arrived) {
             let posted = self.posted[at].pop_front().unwrap();
-            // A completion can overtake the news that the link is down, not the move.
+            // A completion can overtake the event that the link is down, but not the move.
             if self.ends[at].link == self.up {
                 self.ends[at].transmit.handle_sent(posted.post.id);
             }
@@ -281,7 +281,7 @@ impl End {
         }
     }
 
-    /// The application writes some of what it has left.
+    /// The application writes some of its remaining bytes.
     fn write(&mut self, rng: &mut Rng) {
         let left = self.total - self.written;
         let count = u64::try_from(rng.between(1, 3000)).unwrap().min(left);
@@ -301,7 +301,7 @@ impl End {
         }
     }
 
-    /// The application reads some of what is there.
+    /// The application reads some of the readable bytes.
     fn read(&mut self, rng: &mut Rng) {
         let half = &mut self.half;
         let wanted = u32::try_from(rng.between(1, 2000)).unwrap();
@@ -320,12 +320,12 @@ impl End {
         if half.is_update_due(self.peer_waits) {
             self.transmit.set_consumer(half.confirm());
         } else if rng.chance(20) {
-            // Sooner than it has to be, as when urgent data was read.
+            // Sooner than required, as after urgent data was read.
             self.transmit.set_consumer(half.confirm());
         }
     }
 
-    /// The application goes one step towards the end, if it is time for it.
+    /// The application makes one step towards the close, if it is due.
     fn end(&mut self, rng: &mut Rng) {
         let has_ended = self.closing.read_end() != ReadEnd::Open;
         if self.plan == Plan::Abort && rng.chance(5) {
@@ -334,7 +334,7 @@ impl End {
             self.shut = true;
             self.say(Closing::shutdown_write);
         } else if self.shut && has_ended && self.half.readable() == 0 {
-            // Flags come after data: nothing is missing when the end is seen.
+            // Flags follow the data: no data is missing when the end of stream is received.
             self.say(|closing| closing.close(false));
         } else if self.closing.read_end() == ReadEnd::Reset {
             self.say(|closing| closing.close(false));
@@ -347,9 +347,9 @@ impl End {
         }
     }
 
-    /// Looks at the oldest message received, or at the oldest of a new link. Queues are looked at
+    /// Handles the oldest message received, or the oldest of a new link. Queues are polled
     /// independently, as a kernel does, so a CDC of the old link may come late.
-    fn look(&mut self, rng: &mut Rng) {
+    fn receive(&mut self, rng: &mut Rng) {
         let is_late = match (self.inbox.front(), self.inbox.get(1)) {
             (Some((old, cdc)), Some((new, _))) => {
                 old != new && !cdc.producer_flags.contains(VALIDATION) && rng.chance(900)
@@ -359,18 +359,18 @@ impl End {
         let Some((_, cdc)) = self.inbox.remove(usize::from(is_late)) else {
             return;
         };
-        let news = match self.arrivals.handle(&cdc).unwrap() {
-            Arrival::News(news) => news,
+        let update = match self.arrivals.handle(&cdc).unwrap() {
+            Arrival::Update(update) => update,
             Arrival::Stale => return,
             Arrival::Validated => return self.transmit.handle_peer_moved(),
-            // All messages of the old link but one are looked at before those of the new one.
+            // All messages of the old link but one are handled before those of the new one.
             other => panic!("{other:?}"),
         };
-        self.half.handle_producer(news.producer.cursor).unwrap();
-        self.peer_waits = news.consumer.producer_flags.contains(BLOCKED);
-        self.transmit.handle_peer(news.consumer.cursor).unwrap();
-        self.closing.handle_peer(news.consumer.state_flags);
-        if news.state.intersects(C | A) {
+        self.half.handle_producer(update.producer.cursor).unwrap();
+        self.peer_waits = update.consumer.producer_flags.contains(BLOCKED);
+        self.transmit.handle_peer(update.consumer.cursor).unwrap();
+        self.closing.handle_peer(update.consumer.state_flags);
+        if update.state.intersects(C | A) {
             self.transmit.handle_peer_closed();
         }
         if self.plan == Plan::Close && self.closing.read_end() != ReadEnd::Open {
@@ -380,7 +380,7 @@ impl End {
         }
     }
 
-    /// The end of the stream was seen when this many bytes were known.
+    /// The end of the stream was received when this many bytes were known.
     fn check_all(&mut self, known: u64) {
         assert_eq!(place_of(known, self.half.ring()), self.arrivals.producer());
     }
@@ -399,7 +399,7 @@ impl End {
     }
 }
 
-/// What an end writes at a position of its stream.
+/// The byte that an end writes at a position of its stream.
 fn byte(seed: u64, position: u64) -> u8 {
     let mixed = (position + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15 ^ (seed << 7));
     mixed.to_be_bytes()[0]

@@ -3,10 +3,10 @@ use std::time::Instant;
 use super::*;
 use crate::device::{OpId, SENDS_MAX};
 
-fn post(slots: &mut SendSlots<u32>, now: Instant) -> Option<Posted<u32>> {
-    let what = match slots.next_turn()? {
-        Turn::Llc(tag, _) => Posted::Llc(tag),
-        Turn::Cdc(conn) => Posted::Cdc(conn),
+fn post(slots: &mut SendQueue<u32>, now: Instant) -> Option<Posted<u32>> {
+    let what = match slots.next_post()? {
+        NextPost::Llc(tag, _) => Posted::Llc(tag),
+        NextPost::Cdc(conn) => Posted::Cdc(conn),
     };
     slots.posted(now, what);
     Some(what)
@@ -15,21 +15,21 @@ fn post(slots: &mut SendSlots<u32>, now: Instant) -> Option<Posted<u32>> {
 #[test]
 fn messages_go_first_and_connections_in_turn() {
     let now = Instant::now();
-    let mut slots = SendSlots::new();
-    assert!(slots.is_open());
+    let mut slots = SendQueue::new();
+    assert!(slots.can_post_now());
     for conn in [1, 2, 1, 3] {
-        slots.wait(conn);
+        slots.queue_connection(conn);
     }
-    slots.queue(now, OpTag(9), vec![0; 44]).unwrap();
-    slots.forget(2);
-    assert!(!slots.is_open());
+    slots.queue_message(now, OpTag(9), vec![0; 44]).unwrap();
+    slots.remove_connection(2);
+    assert!(!slots.can_post_now());
     let order: Vec<_> = std::iter::from_fn(|| post(&mut slots, now)).collect();
     assert_eq!(
         order,
         [Posted::Llc(OpTag(9)), Posted::Cdc(1), Posted::Cdc(3)]
     );
     // One that has had its turn may wait again.
-    slots.wait(1);
+    slots.queue_connection(1);
     assert_eq!(post(&mut slots, now), Some(Posted::Cdc(1)));
     assert_eq!(slots.outstanding(), 4);
 }
@@ -37,13 +37,13 @@ fn messages_go_first_and_connections_in_turn() {
 #[test]
 fn no_more_than_the_link_takes() {
     let now = Instant::now();
-    let mut slots = SendSlots::new();
+    let mut slots = SendQueue::new();
     for conn in 0..40 {
-        slots.wait(conn);
+        slots.queue_connection(conn);
     }
     while post(&mut slots, now).is_some() {}
     assert_eq!(slots.outstanding(), SENDS_MAX);
-    assert!(!slots.has_room());
+    assert!(!slots.has_capacity());
     // A completion stands for all before it.
     let done: Vec<_> = slots.completed(now, OpId(3)).collect();
     assert_eq!(done, [0, 1, 2].map(Posted::Cdc));
@@ -53,36 +53,36 @@ fn no_more_than_the_link_takes() {
     assert_eq!(slots.outstanding(), SENDS_MAX);
     let lost: Vec<_> = slots.fail().collect();
     assert_eq!(lost.len(), SENDS_MAX);
-    assert!(slots.is_open());
+    assert!(slots.can_post_now());
 }
 
 #[test]
 fn a_message_that_the_device_did_not_take_keeps_its_turn() {
     let now = Instant::now();
-    let mut slots = SendSlots::<u32>::new();
-    slots.queue(now, OpTag(1), vec![1; 44]).unwrap();
-    slots.queue(now, OpTag(2), vec![2; 44]).unwrap();
-    let Some(Turn::Llc(tag, message)) = slots.next_turn() else {
+    let mut slots = SendQueue::<u32>::new();
+    slots.queue_message(now, OpTag(1), vec![1; 44]).unwrap();
+    slots.queue_message(now, OpTag(2), vec![2; 44]).unwrap();
+    let Some(NextPost::Llc(tag, message)) = slots.next_post() else {
         panic!("a message");
     };
-    slots.put_back(now, tag, message);
+    slots.requeue(now, tag, message);
     assert_eq!(post(&mut slots, now), Some(Posted::Llc(OpTag(1))));
 }
 
 #[test]
 fn a_link_that_is_stuck_is_noticed() {
     let now = Instant::now();
-    let mut slots = SendSlots::new();
+    let mut slots = SendQueue::new();
     for conn in 0..20 {
-        slots.wait(conn);
+        slots.queue_connection(conn);
     }
     while post(&mut slots, now).is_some() {}
     assert_eq!(slots.poll_timeout(), None, "connections may wait");
-    slots.queue(now, OpTag(1), vec![0; 44]).unwrap();
-    assert_eq!(slots.poll_timeout(), Some(now + SLOT_PATIENCE));
+    slots.queue_message(now, OpTag(1), vec![0; 44]).unwrap();
+    assert_eq!(slots.poll_timeout(), Some(now + SEND_QUEUE_TIMEOUT));
     let later = now + SECOND;
     slots.completed(later, OpId(1)).for_each(drop);
-    assert_eq!(slots.poll_timeout(), Some(later + SLOT_PATIENCE));
+    assert_eq!(slots.poll_timeout(), Some(later + SEND_QUEUE_TIMEOUT));
     post(&mut slots, later);
     assert_eq!(slots.poll_timeout(), None);
 }
@@ -90,9 +90,12 @@ fn a_link_that_is_stuck_is_noticed() {
 #[test]
 fn a_flood_is_noticed() {
     let now = Instant::now();
-    let mut slots = SendSlots::<u32>::new();
+    let mut slots = SendQueue::<u32>::new();
     for at in 0..WAITING_MAX as u64 {
-        slots.queue(now, OpTag(at), vec![0; 44]).unwrap();
+        slots.queue_message(now, OpTag(at), vec![0; 44]).unwrap();
     }
-    assert_eq!(slots.queue(now, OpTag(0), vec![0; 44]), Err(Overflow));
+    assert_eq!(
+        slots.queue_message(now, OpTag(0), vec![0; 44]),
+        Err(Overflow)
+    );
 }

@@ -4,14 +4,14 @@ use crate::error::{Error, PeerMisbehaved};
 
 /// Collects the bytes of one message and never takes a byte behind it.
 #[derive(Debug, Default)]
-pub(super) struct Inbox {
-    kept: Vec<u8>,
+pub(super) struct MessageBuffer {
+    bytes_kept: Vec<u8>,
     frame: Option<Frame>,
     /// Bytes of the message that were taken, kept or not.
     taken: usize,
 }
 
-impl Inbox {
+impl MessageBuffer {
     /// How many bytes the message still takes, as far as that is known.
     pub(super) fn wants(&self) -> usize {
         let end = self.frame.map_or(HEADER_LEN, |frame| frame.length());
@@ -32,10 +32,10 @@ impl Inbox {
             self.store(now);
             match self.frame {
                 Some(_) if self.wants() == 0 => {
-                    break Ok(Some(std::mem::take(self).kept));
+                    break Ok(Some(std::mem::take(self).bytes_kept));
                 }
                 Some(_) => break Ok(None),
-                None => match self.look(expected) {
+                None => match self.parse_header(expected) {
                     Ok(true) => {}
                     Ok(false) => break Ok(None),
                     Err(error) => break Err(error),
@@ -48,15 +48,15 @@ impl Inbox {
     /// Keeps what is worth keeping: unknown extensions at the end of a message are dropped.
     fn store(&mut self, bytes: &[u8]) {
         let keep = self.frame.map_or(HEADER_LEN, |frame| frame.keep());
-        let room = keep.saturating_sub(self.kept.len());
-        self.kept
-            .extend_from_slice(bytes.get(..room).unwrap_or(bytes));
+        let space = keep.saturating_sub(self.bytes_kept.len());
+        self.bytes_kept
+            .extend_from_slice(bytes.get(..space).unwrap_or(bytes));
         self.taken = self.taken.saturating_add(bytes.len());
     }
 
     /// Learns the length as soon as the header is complete. Rubbish is noticed with its first byte.
-    fn look(&mut self, expected: ClcType) -> Result<bool, Error> {
-        self.frame = Frame::peek(&self.kept)?;
+    fn parse_header(&mut self, expected: ClcType) -> Result<bool, Error> {
+        self.frame = Frame::peek(&self.bytes_kept)?;
         match self.frame.map(|frame| frame.header().kind) {
             Some(kind) if kind == expected || kind == ClcType::Decline => Ok(true),
             Some(_) => Err(PeerMisbehaved::UnexpectedMessage.into()),

@@ -16,13 +16,13 @@ fn what_was_not_completed_is_written_again_to_the_same_place() {
     assert_eq!(write.pieces[0], Piece { at: 100, len: 250 });
     assert_eq!(write.at, 100);
     assert_eq!(again.cdc.producer, cursor(0, 350));
-    assert_eq!(again.cdc.sequence, 3, "numbers go on");
+    assert_eq!(again.cdc.sequence, 3, "numbers continue");
     assert_eq!(transmit.handle_sent(lost.id), 0, "of the old link");
     assert_eq!(transmit.handle_sent(again.id), 250);
 }
 
 #[test]
-fn a_connection_that_has_said_nothing_moves_too() {
+fn a_connection_that_has_sent_nothing_moves_too() {
     let mut transmit = transmit(1000, 600);
     transmit.failover();
     let full = moved(&mut transmit, 0);
@@ -48,7 +48,7 @@ fn with_nothing_in_flight_a_full_cdc_follows_all_the_same() {
 }
 
 #[test]
-fn in_every_closing_state_data_and_flags_are_said_again() {
+fn in_every_closing_state_data_and_flags_are_sent_again() {
     for flags in [D, C, D | C, A, D | A] {
         for in_flight in [false, true] {
             let mut transmit = transmit(1000, 600);
@@ -85,7 +85,7 @@ fn in_every_closing_state_data_and_flags_are_said_again() {
 }
 
 #[test]
-fn flags_that_were_completed_are_said_again_too() {
+fn flags_that_were_completed_are_sent_again_too() {
     let mut transmit = transmit(1000, 600);
     transmit.set_flags(C);
     let closed = only_post(&mut transmit);
@@ -97,14 +97,14 @@ fn flags_that_were_completed_are_said_again_too() {
 }
 
 #[test]
-fn an_abort_behind_a_failover_never_says_less_than_was_said() {
+fn an_abort_after_a_failover_repeats_all_flags_that_were_sent() {
     let mut transmit = transmit(1000, 600);
     send(&mut transmit, 100);
     transmit.stage(300);
     transmit.failover();
     transmit.set_flags(A);
     let full = moved(&mut transmit, 0);
-    assert_eq!(full.payload(), 100, "only what may have been seen");
+    assert_eq!(full.payload(), 100, "only what the peer may have seen");
     assert_eq!(full.cdc.producer, cursor(0, 100));
     assert_eq!(full.cdc.state_flags, A);
 }
@@ -123,7 +123,7 @@ fn what_the_peer_has_read_is_not_written_again() {
 }
 
 #[test]
-fn the_peer_may_say_that_it_read_before_anything_is_written_again() {
+fn the_peer_may_move_its_consumer_cursor_before_data_is_sent_again() {
     let mut transmit = transmit(1000, 600);
     send(&mut transmit, 300);
     transmit.failover();
@@ -166,7 +166,7 @@ fn a_second_failover_before_anything_was_posted_starts_over() {
 }
 
 #[test]
-fn the_completion_of_a_validation_means_nothing() {
+fn the_completion_of_a_validation_has_no_effect() {
     let mut transmit = transmit(1000, 300);
     send(&mut transmit, 200);
     transmit.failover();
@@ -177,25 +177,25 @@ fn the_completion_of_a_validation_means_nothing() {
 }
 
 #[test]
-fn without_room_on_the_new_link_both_are_due_again() {
+fn without_space_on_the_new_link_both_are_due_again() {
     let mut transmit = transmit(1000, 300);
     send(&mut transmit, 200);
     transmit.failover();
     for _ in 0..3 {
         let validation = transmit.poll_post().unwrap();
         assert_eq!(validation.cdc.producer_flags, VALIDATION);
-        transmit.unpost();
+        transmit.cancel_post();
     }
     transmit.poll_post().unwrap();
     let full = transmit.poll_post().unwrap();
-    transmit.unpost();
+    transmit.cancel_post();
     let again = transmit.poll_post().unwrap();
     assert_eq!((again.cdc, again.spans), (full.cdc, full.spans));
     assert_eq!(transmit.poll_post(), None);
 }
 
 #[test]
-fn corking_does_not_hold_back_what_is_said_again() {
+fn data_sent_again_is_not_corked() {
     let mut transmit = transmit(1000, 300);
     let completed = send(&mut transmit, 100);
     transmit.stage(10);
@@ -203,10 +203,10 @@ fn corking_does_not_hold_back_what_is_said_again() {
     assert_eq!(transmit.handle_sent(completed.id), 0);
     assert_eq!(moved(&mut transmit, 0).payload(), 110);
     transmit.stage(10);
-    assert_eq!(transmit.poll_post(), None, "held as usual");
+    assert_eq!(transmit.poll_post(), None, "corked as usual");
 }
 
-/// A sender that is moved between links and the receiver that misses nothing.
+/// A sender that moves between links, and a receiver that has received everything.
 #[test]
 fn the_receiver_validates_what_it_has() {
     let mut transmit = transmit(1000, 300);
@@ -221,15 +221,15 @@ fn the_receiver_validates_what_it_has() {
     let validation = transmit.poll_post().unwrap();
     assert_eq!(arrivals.handle(&validation.cdc), Ok(Arrival::Validated));
     let full = transmit.poll_post().unwrap();
-    let Ok(Arrival::News(news)) = arrivals.handle(&full.cdc) else {
-        panic!("a full CDC is news");
+    let Ok(Arrival::Update(update)) = arrivals.handle(&full.cdc) else {
+        panic!("a full CDC is accepted");
     };
-    assert_eq!((news.arrived, news.wakes_reader), (0, false));
+    assert_eq!((update.arrived, update.wakes_reader), (0, false));
 }
 
 #[test]
 fn a_receiver_that_lags_by_one_completed_cdc_validates() {
-    // Also where numbers go round.
+    // Also where sequence numbers wrap around.
     for before in [0, 1, 65_534, 65_535, 65_536] {
         let mut transmit = transmit(1000, 300);
         let mut arrivals = Arrivals::new(ring(300), ring(300));
@@ -239,30 +239,33 @@ fn a_receiver_that_lags_by_one_completed_cdc_validates() {
             arrivals.handle(&post.cdc).unwrap();
             transmit.handle_sent(post.id);
         }
-        // Its transmission is completed, and it is in another receive queue of the peer still.
+        // Its transmission is completed, and it is still in another receive queue of the peer.
         let late = send(&mut transmit, 100);
         transmit.handle_sent(late.id);
         transmit.failover();
         let validation = transmit.poll_post().unwrap();
         assert_eq!(arrivals.handle(&validation.cdc), Ok(Arrival::Validated));
         let full = transmit.poll_post().unwrap();
-        let Ok(Arrival::News(news)) = arrivals.handle(&full.cdc) else {
-            panic!("a full CDC is news");
+        let Ok(Arrival::Update(update)) = arrivals.handle(&full.cdc) else {
+            panic!("a full CDC is accepted");
         };
-        assert_eq!(news.arrived, 100, "it says what the late one says");
+        assert_eq!(
+            update.arrived, 100,
+            "it repeats the contents of the late one"
+        );
         assert_eq!(arrivals.handle(&late.cdc), Ok(Arrival::Stale));
     }
 }
 
 #[test]
-fn the_receiver_notices_what_it_misses() {
+fn the_receiver_detects_missing_cdcs() {
     let mut transmit = transmit(1000, 300);
     let mut arrivals = Arrivals::new(ring(300), ring(300));
     let first = send(&mut transmit, 100);
     transmit.stage(100);
     transmit.uncork();
     let second = only_post(&mut transmit);
-    // Acknowledged by a device that died before anybody saw the messages.
+    // Acknowledged by a device that failed before the messages were polled.
     transmit.handle_sent(second.id);
     transmit.failover();
     let validation = transmit.poll_post().unwrap();
@@ -271,7 +274,7 @@ fn the_receiver_notices_what_it_misses() {
         acknowledged: 1,
     };
     assert_eq!(arrivals.handle(&validation.cdc), Ok(missed));
-    // It was still on its way from another device.
+    // It was still in the queue of another device.
     arrivals.handle(&first.cdc).unwrap();
     assert_eq!(arrivals.handle(&validation.cdc), Ok(Arrival::Validated));
 }

@@ -9,8 +9,8 @@ use crate::error::PeerMisbehaved;
 mod arrivals;
 mod captured;
 mod failover;
+mod reserved_byte;
 mod simulation;
-mod spare;
 mod transmit;
 
 const D: StateFlags = StateFlags::SENDING_DONE;
@@ -39,7 +39,7 @@ fn transmit(staging: u32, peer: u32) -> Transmit {
     Transmit::new(ring(staging), ring(peer), token(), 0, config)
 }
 
-/// Stages all of `count` and posts what there is to post, which has to be one CDC with payload.
+/// Stages all of `count` and posts it, which has to give one CDC with payload.
 fn send(transmit: &mut Transmit, count: u32) -> Post {
     assert_eq!(transmit.stage(count), count);
     let post = transmit.poll_post().unwrap();
@@ -48,7 +48,7 @@ fn send(transmit: &mut Transmit, count: u32) -> Post {
     post
 }
 
-/// The post that there is to be now, and no other.
+/// The only post that is due now.
 fn only_post(transmit: &mut Transmit) -> Post {
     let post = transmit.poll_post().expect("a post is due");
     assert_eq!(transmit.poll_post(), None);

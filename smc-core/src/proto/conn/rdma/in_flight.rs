@@ -7,42 +7,42 @@ use crate::device::SENDS_MAX;
 
 /// Posts whose completion has not been reported, oldest first.
 #[derive(Debug)]
-pub(super) struct Flight {
+pub(super) struct InFlight {
     posts: VecDeque<Outstanding>,
     next: PostId,
-    /// How many of them have payload.
+    /// Number of posts with payload.
     payload: u32,
-    /// How many of them are a CDC alone.
-    bare: u32,
+    /// Number of posts that are a CDC without payload.
+    cdc_only: u32,
 }
 
-/// What a post is.
+/// PostKind of a post.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Kind {
+pub(super) enum PostKind {
     /// Payload and a CDC.
-    Payload(Said),
-    /// A CDC alone.
-    Bare(Said),
-    /// A failover validation, whose completion means nothing.
+    Payload(SentCdc),
+    /// A CDC without payload.
+    CdcOnly(SentCdc),
+    /// A failover validation, whose completion has no effect.
     Validation,
 }
 
-/// What a CDC says, as far as it counts after a failover.
+/// Contents of a CDC that are needed after a failover.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Said {
+pub(super) struct SentCdc {
     pub(super) sequence: u16,
     /// Bytes of the stream up to the producer cursor of the CDC.
     pub(super) sent: u64,
     pub(super) state: StateFlags,
 }
 
-impl Flight {
+impl InFlight {
     pub(super) fn new() -> Self {
         Self {
             posts: VecDeque::new(),
             next: PostId(1),
             payload: 0,
-            bare: 0,
+            cdc_only: 0,
         }
     }
 
@@ -62,11 +62,11 @@ impl Flight {
         self.posts.len() >= SENDS_MAX
     }
 
-    pub(super) fn has_bare(&self) -> bool {
-        self.bare > 0
+    pub(super) fn has_cdc_only(&self) -> bool {
+        self.cdc_only > 0
     }
 
-    pub(super) fn push(&mut self, kind: Kind) -> PostId {
+    pub(super) fn push(&mut self, kind: PostKind) -> PostId {
         let id = self.next;
         self.next = PostId(id.0.wrapping_add(1));
         self.posts.push_back(Outstanding { id, kind });
@@ -76,29 +76,29 @@ impl Flight {
         id
     }
 
-    /// Takes back the newest post, if it is the one named.
-    pub(super) fn take_back(&mut self, id: PostId) -> bool {
+    /// Removes the newest post, if it is the given one.
+    pub(super) fn remove_last(&mut self, id: PostId) -> bool {
         if self.posts.back().is_none_or(|post| post.id != id) {
             return false;
         }
         if let Some(post) = self.posts.pop_back() {
-            self.count_off(post.kind);
+            self.uncount(post.kind);
         }
         true
     }
 
-    /// Takes the posts that are completed when the one named is: all up to it. `each` gets what
-    /// their CDCs said, the oldest first.
+    /// Removes the posts that are completed together with the given one: all up to it. Calls `each`
+    /// with the contents of their CDCs, the oldest first.
     ///
-    /// Nothing happens for a name that is not in flight (any more).
-    pub(super) fn complete(&mut self, id: PostId, mut each: impl FnMut(Said)) {
+    /// An id that is not in flight has no effect.
+    pub(super) fn complete(&mut self, id: PostId, mut each: impl FnMut(SentCdc)) {
         if !self.posts.iter().any(|post| post.id == id) {
             return;
         }
         while let Some(post) = self.posts.pop_front() {
-            self.count_off(post.kind);
-            if let Kind::Payload(said) | Kind::Bare(said) = post.kind {
-                each(said);
+            self.uncount(post.kind);
+            if let PostKind::Payload(cdc) | PostKind::CdcOnly(cdc) = post.kind {
+                each(cdc);
             }
             if post.id == id {
                 break;
@@ -109,20 +109,20 @@ impl Flight {
     pub(super) fn clear(&mut self) {
         self.posts.clear();
         self.payload = 0;
-        self.bare = 0;
+        self.cdc_only = 0;
     }
 
-    fn count_off(&mut self, kind: Kind) {
+    fn uncount(&mut self, kind: PostKind) {
         if let Some(count) = self.count(kind) {
             *count = count.saturating_sub(1);
         }
     }
 
-    fn count(&mut self, kind: Kind) -> Option<&mut u32> {
+    fn count(&mut self, kind: PostKind) -> Option<&mut u32> {
         match kind {
-            Kind::Payload(_) => Some(&mut self.payload),
-            Kind::Bare(_) => Some(&mut self.bare),
-            Kind::Validation => None,
+            PostKind::Payload(_) => Some(&mut self.payload),
+            PostKind::CdcOnly(_) => Some(&mut self.cdc_only),
+            PostKind::Validation => None,
         }
     }
 }
@@ -130,5 +130,5 @@ impl Flight {
 #[derive(Clone, Copy, Debug)]
 struct Outstanding {
     id: PostId,
-    kind: Kind,
+    kind: PostKind,
 }

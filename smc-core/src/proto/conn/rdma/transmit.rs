@@ -1,0 +1,655 @@
+use smc_wire::cdc::{CdcR, ProducerFlags, StateFlags};
+use smc_wire::cursor::{Cursor, Ring};
+use smc_wire::types::AlertToken;
+
+use super::in_flight::{InFlight, PostKind, SentCdc};
+use super::position::{cursor_at, distance, newer};
+use super::post::{PeerWrite, Post, PostId};
+use crate::device::Piece;
+use crate::error::PeerMisbehaved;
+
+/// The sending side of one SMC-R connection.
+///
+/// Positions are counted in bytes from the start of the stream; cursors and offsets are computed
+/// from them. The staging ring and the peer's ring contain the same stream, so that one count gives
+/// both positions:
+///
+/// ```text
+///   completed          sent         prepared
+///       |---------------|--------------|           staging ring: used until completed
+///           |-----------|----------------------|   peer's ring: used until consumed
+///       consumed       sent             consumed + size
+/// ```
+///
+/// Urgent data is never sent. An update is requested only after a failover: the consumer cursor
+/// that the peer sent before may be lost, and a Linux peer sends it again only after it reads data.
+/// So there has to be data for it to read: if the connection could move, the last byte of the
+/// peer's ring is [reserved](Self::reserve_byte).
+#[derive(Debug)]
+pub struct Transmit {
+    staging: Ring,
+    peer: Ring,
+    token: AlertToken,
+    /// Offset of the peer's element in its RMB.
+    base: u64,
+    /// Data above this length is posted although payload is in flight.
+    cork_limit: u32,
+
+    prepared: u64,
+    /// Returned by [`Transmit::poll_post`].
+    sent: u64,
+    /// The highest value of `sent`: above it between a failover and the next post.
+    max_sent: u64,
+    completed: u64,
+    consumed: u64,
+    /// Data before this position is posted without corking.
+    uncorked: u64,
+    peer_consumer: Cursor,
+
+    consumer: Cursor,
+    /// State flags to send when all data is posted.
+    queued_flags: StateFlags,
+    /// Sequence number of the newest completed CDC, and its flags.
+    last_completed: u16,
+    completed_state: StateFlags,
+    /// Sequence number of the CDC completed before it, which a validation states.
+    ///
+    /// The newest CDC may still be in the receive queue of the peer's old device when the
+    /// validation arrives on another device. A Linux peer would then consider the CDC lost and
+    /// abort the connection. Linux states one less too (docs/spec/failover.md#validation). Nothing
+    /// is lost by this: the full CDC behind the validation repeats the contents of the late one,
+    /// whose data was written before it.
+    validated: u16,
+    last_cdc: LastCdc,
+    due: Due,
+    /// Bytes of the peer's ring that are reserved: none, or one.
+    reserved: u32,
+    /// The connection has moved, and the peer has freed nothing since.
+    requests_update: bool,
+    /// The peer has moved too: its messages arrive from now on.
+    peer_moved: bool,
+    in_flight: InFlight,
+    undo: Option<Undo>,
+    /// An abort is sent at once.
+    aborts: bool,
+    /// The peer reads no more data.
+    is_peer_closed: bool,
+    /// Staged data was discarded.
+    is_truncated: bool,
+    killed: bool,
+}
+
+/// DeliveryStatus of everything staged and of the end of stream behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum DeliveryStatus {
+    /// Not completed yet.
+    Pending,
+    /// The peer has it: it was completed, or the peer has read all of it and closed.
+    Done,
+    /// Some of it is not delivered or not read: the peer has closed, or this side has aborted.
+    Lost,
+}
+
+/// Settings of [`Transmit`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TransmitConfig {
+    /// While payload is in flight, new data is corked up to this many bytes, or half of the staging
+    /// ring if that is less (64 KiB by default). 0 disables corking.
+    pub autocork: u32,
+}
+
+impl Default for TransmitConfig {
+    fn default() -> Self {
+        Self {
+            autocork: 64 * 1024,
+        }
+    }
+}
+
+impl Transmit {
+    /// A connection on which nothing was sent yet.
+    ///
+    /// `peer` is the ring in the peer's RMB and `base` the offset of its element there in bytes,
+    /// (index - 1) times the size of an element. `token` is the alert token that the peer announced
+    /// for the connection.
+    #[must_use]
+    pub fn new(
+        staging: Ring,
+        peer: Ring,
+        token: AlertToken,
+        base: u64,
+        config: TransmitConfig,
+    ) -> Self {
+        Self {
+            staging,
+            peer,
+            token,
+            base,
+            cork_limit: config.autocork.min(staging.size() / 2),
+            prepared: 0,
+            sent: 0,
+            max_sent: 0,
+            completed: 0,
+            consumed: 0,
+            uncorked: 0,
+            peer_consumer: Cursor::START,
+            consumer: Cursor::START,
+            queued_flags: StateFlags::empty(),
+            last_completed: 0,
+            completed_state: StateFlags::empty(),
+            validated: 0,
+            last_cdc: LastCdc::default(),
+            due: Due::default(),
+            reserved: 0,
+            requests_update: false,
+            peer_moved: false,
+            in_flight: InFlight::new(),
+            undo: None,
+            aborts: false,
+            is_peer_closed: false,
+            is_truncated: false,
+            killed: false,
+        }
+    }
+
+    // ---- Staging -------------------------------------------------------------------------------
+
+    /// Bytes that can be copied into the staging ring now.
+    #[must_use]
+    pub fn space(&self) -> u32 {
+        self.staging
+            .size()
+            .saturating_sub(distance(self.completed, self.prepared))
+    }
+
+    /// Offset in the staging ring of the next byte to copy; the space may wrap around its end.
+    #[must_use]
+    pub fn at(&self) -> u32 {
+        cursor_at(self.staging, self.prepared).count
+    }
+
+    /// The staging ring.
+    #[must_use]
+    pub fn staging(&self) -> Ring {
+        self.staging
+    }
+
+    /// `count` bytes were copied to [`Transmit::at`]; a number above the space counts as the space.
+    ///
+    /// No bytes are accepted after [flags that end the stream](Self::set_flags) were set, or after
+    /// the peer has closed. Returns the number of bytes accepted.
+    pub fn stage(&mut self, count: u32) -> u32 {
+        if !self.queued_flags.is_empty() || self.is_peer_closed || self.killed {
+            return 0;
+        }
+        let count = count.min(self.space());
+        self.prepared = self.prepared.saturating_add(u64::from(count));
+        count
+    }
+
+    /// Everything staged so far is posted without waiting for a completion.
+    pub fn uncork(&mut self) {
+        self.uncorked = self.prepared;
+    }
+
+    /// Bytes that are staged and not posted.
+    #[must_use]
+    pub fn unsent(&self) -> u32 {
+        distance(self.sent, self.prepared)
+    }
+
+    // ---- Contents of the next CDC
+    // -----------------------------------------------------------------
+
+    /// Data was read up to `cursor`, which has to be sent to the peer.
+    ///
+    /// It replaces an update that was not posted yet. It is sent with the next payload, or in a CDC
+    /// without payload, of which one at a time is in flight.
+    pub fn set_consumer(&mut self, cursor: Cursor) {
+        self.consumer = cursor;
+        self.due.update = !self.aborts;
+    }
+
+    /// Flags to send in addition to those sent before.
+    ///
+    /// [`SENDING_DONE`](StateFlags::SENDING_DONE) and [`CLOSED`](StateFlags::CLOSED) follow the
+    /// staged data, which is uncorked. [`ABORTED`](StateFlags::ABORTED) is sent at once: data that
+    /// was not posted is discarded (call [`Transmit::unsent`] before to find out whether there is
+    /// any), and of the other flags only those already sent are repeated.
+    pub fn set_flags(&mut self, flags: StateFlags) {
+        self.queued_flags.insert(flags);
+        if flags.contains(StateFlags::ABORTED) {
+            self.aborts = true;
+            self.due.update = false;
+        }
+        self.discard();
+        self.uncork();
+    }
+
+    /// Sends an abort behind the staged data, instead of an orderly close: the peer gets all data,
+    /// and the information that its own data was not read.
+    pub fn abort_after_data(&mut self) {
+        self.queued_flags.insert(StateFlags::ABORTED);
+        self.uncork();
+    }
+
+    // ---- Posting -------------------------------------------------------------------------------
+
+    /// The next post, if there is one. It counts as posted when this returns.
+    ///
+    /// The writes and the CDC have to be posted together, on the queue pair of the link to which
+    /// the connection is bound, in the given order.
+    pub fn poll_post(&mut self) -> Option<Post> {
+        if self.killed || self.in_flight.is_full() {
+            return None;
+        }
+        if self.due.validation {
+            return Some(self.post_validation());
+        }
+        let count = self.pushable();
+        let sent = self.sent.saturating_add(u64::from(count));
+        let state = self.flags_after(sent);
+        if count == 0 && !self.is_cdc_only_due(state) {
+            return None;
+        }
+        let blocked = match count {
+            0 => self.last_cdc.flags.contains(ProducerFlags::WRITER_BLOCKED),
+            _ => self.unsent() >= self.usable_space(),
+        };
+        let undo = self.undo_state();
+        let spans = self.spans(count);
+        let flags = &mut self.last_cdc.flags;
+        flags.set(ProducerFlags::WRITER_BLOCKED, blocked);
+        let requests_update = (blocked && self.requests_update) || self.due.probe;
+        flags.set(ProducerFlags::UPDATE_REQUESTED, requests_update);
+        self.sent = sent;
+        self.max_sent = self.max_sent.max(sent);
+        self.last_cdc.state = state;
+        self.last_cdc.sequence = self.last_cdc.sequence.wrapping_add(1);
+        self.due = Due::default();
+        let cdc = CdcR {
+            producer: self.producer(),
+            consumer: self.consumer,
+            producer_flags: self.last_cdc.flags,
+            state_flags: state,
+            ..CdcR::new(self.last_cdc.sequence, self.token)
+        };
+        let sent_cdc = SentCdc {
+            sequence: self.last_cdc.sequence,
+            sent,
+            state,
+        };
+        let id = self.in_flight.push(if count == 0 {
+            PostKind::CdcOnly(sent_cdc)
+        } else {
+            PostKind::Payload(sent_cdc)
+        });
+        self.undo = Some(Undo { id, ..undo });
+        Some(Post { id, spans, cdc })
+    }
+
+    /// Cancels the post returned last, for which the device had no space.
+    ///
+    /// Its contents become due again. Without such a post nothing happens.
+    pub fn cancel_post(&mut self) {
+        let Some(undo) = self.undo.take() else { return };
+        if !self.in_flight.remove_last(undo.id) {
+            return;
+        }
+        // An honest peer has not consumed data that was not posted.
+        self.sent = undo.sent.max(self.consumed);
+        self.max_sent = undo.max_sent.max(self.sent);
+        self.last_cdc = undo.last_cdc;
+        self.due = self.due.and(undo.due);
+        self.discard();
+    }
+
+    /// The CDC of this post is completed, and with it all posts before. Returns the number of bytes
+    /// freed in the staging ring.
+    ///
+    /// A post that is not in flight, such as one from before a failover, frees nothing.
+    pub fn handle_sent(&mut self, post: PostId) -> u32 {
+        let before = self.completed;
+        let Self {
+            in_flight,
+            completed,
+            last_completed,
+            completed_state,
+            validated,
+            ..
+        } = self;
+        in_flight.complete(post, |sent_cdc| {
+            *validated = std::mem::replace(last_completed, sent_cdc.sequence);
+            *completed_state = sent_cdc.state;
+            *completed = sent_cdc.sent.max(*completed);
+        });
+        distance(before, self.completed)
+    }
+
+    /// Posts whose completion was not reported.
+    #[must_use]
+    pub fn outstanding(&self) -> usize {
+        self.in_flight.len()
+    }
+
+    // ---- Input from the peer
+    // ----------------------------------------------------------------------
+
+    /// A consumer cursor received from the peer. Returns how many bytes of the peer's ring it
+    /// freed; they may be free in the staging ring as well.
+    ///
+    /// # Errors
+    ///
+    /// When the cursor is outside the ring or passes the data written. Nothing is changed then. A
+    /// cursor behind the known one frees nothing.
+    pub fn handle_peer(&mut self, consumer: Cursor) -> Result<u32, PeerMisbehaved> {
+        let (consumer, freed) = newer(self.peer, self.peer_consumer, consumer)?;
+        let consumed = self.consumed.saturating_add(u64::from(freed));
+        if consumed > self.max_sent {
+            return Err(PeerMisbehaved::PassedTheData);
+        }
+        self.consumed = consumed;
+        self.peer_consumer = consumer;
+        self.skip_consumed();
+        if freed > 0 {
+            self.requests_update = false;
+            self.uncork();
+        }
+        Ok(freed)
+    }
+
+    /// The peer has closed or aborted and reads no more data: data that is not posted is discarded,
+    /// and flags no longer wait for it. No payload follows.
+    pub fn handle_peer_closed(&mut self) {
+        self.is_peer_closed = true;
+        self.discard();
+    }
+
+    /// Bytes that can be written into the peer's ring, as far as known.
+    #[must_use]
+    pub fn peer_space(&self) -> u32 {
+        self.peer
+            .size()
+            .saturating_sub(distance(self.consumed, self.sent))
+    }
+
+    /// The peer's ring.
+    #[must_use]
+    pub fn peer_ring(&self) -> Ring {
+        self.peer
+    }
+
+    /// Local producer cursor: the end of the data written into the peer's ring, as the last CDC
+    /// states.
+    #[must_use]
+    pub fn producer(&self) -> Cursor {
+        cursor_at(self.peer, self.sent)
+    }
+
+    // ---- Failover and end
+    // -------------------------------------------------------------------------
+
+    /// The connection could move to another link: the last byte of the peer's ring is reserved from
+    /// now on, for use after a failover.
+    pub fn reserve_byte(&mut self) {
+        // A ring of one byte has to be used.
+        self.reserved = self.peer.size().saturating_sub(1).min(1);
+    }
+
+    /// The connection is bound to another link, because the old one is down.
+    ///
+    /// Everything that was not completed is sent again: first a validation, then one full CDC,
+    /// behind all data that was written before and not completed. The full CDC is sent in every
+    /// state, also without data, because a flag or an update may have been lost.
+    pub fn failover(&mut self) {
+        if self.killed {
+            return;
+        }
+        self.in_flight.clear();
+        self.undo = None;
+        self.sent = self.completed;
+        self.skip_consumed();
+        self.discard();
+        self.due.validation = true;
+        self.due.full = true;
+        self.requests_update = true;
+        self.peer_moved = false;
+    }
+
+    /// The peer has moved to the new link as well, as its messages there show.
+    ///
+    /// Messages that it sent over the old link may be lost, its consumer cursor for example. If
+    /// there is no space, the reserved byte is sent now, with a request for an update.
+    pub fn handle_peer_moved(&mut self) {
+        self.peer_moved = true;
+        if self.requests_update {
+            self.uncork();
+        }
+    }
+
+    /// Sends a request for an update, so that the peer posts corked data.
+    ///
+    /// A Linux peer corks data while earlier data is in flight. On a link whose failure it did not
+    /// detect, this would last for ever; a request for an update makes it try again
+    /// (docs/spec/data-path.md#receiving). A peer without data does not answer.
+    pub fn probe(&mut self) {
+        self.due.probe = true;
+    }
+
+    /// Nothing more is sent, and completions have no effect.
+    ///
+    /// To notify the peer, call [`set_flags`](Self::set_flags) with
+    /// [`ABORTED`](StateFlags::ABORTED) and post before this call.
+    pub fn kill(&mut self) {
+        self.killed = true;
+        self.in_flight.clear();
+        self.undo = None;
+    }
+
+    /// Whether there is something to post that the peer has space for: it is posted as soon as a
+    /// post in flight is completed.
+    #[must_use]
+    pub fn has_pending_post(&self) -> bool {
+        let Due {
+            validation,
+            full,
+            update,
+            probe,
+        } = self.due;
+        let has_payload = self.unsent() > 0 && self.usable_space() > 0;
+        let has_flags = self.last_cdc.state != self.flags_after(self.sent);
+        !self.killed && (has_payload || has_flags || validation || full || update || probe)
+    }
+
+    /// Whether everything staged, and every flag, was posted.
+    #[must_use]
+    pub fn is_flushed(&self) -> bool {
+        self.killed
+            || (self.sent == self.prepared
+                && !self.due.full
+                && self.last_cdc.state == self.flags_after(self.sent))
+    }
+
+    /// DeliveryStatus of everything staged and of the end of stream
+    /// ([`SENDING_DONE`](StateFlags::SENDING_DONE)).
+    ///
+    /// Completed data is in the peer's memory, and completed messages are in its receive queue:
+    /// they are delivered even if this side is gone (docs/spec/closing.md#waiting-for-delivery).
+    #[must_use]
+    pub fn delivery(&self) -> DeliveryStatus {
+        let has_end = self.completed_state.contains(StateFlags::SENDING_DONE);
+        if self.is_truncated || (self.is_peer_closed && self.consumed < self.sent) {
+            DeliveryStatus::Lost
+        } else if self.is_peer_closed || (has_end && self.completed >= self.prepared) {
+            DeliveryStatus::Done
+        } else {
+            DeliveryStatus::Pending
+        }
+    }
+
+    /// Whether nothing is left to post, and nothing in flight: the staging ring can be released.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.killed || (self.is_flushed() && !self.due.update && self.in_flight.is_empty())
+    }
+
+    // ---- Helpers -------------------------------------------------------------------------------
+
+    /// Drops data that was not posted, if the peer is not to receive it.
+    fn discard(&mut self) {
+        if self.is_peer_closed || self.aborts {
+            self.is_truncated |= self.prepared > self.max_sent;
+            self.prepared = self.max_sent;
+        }
+        if self.is_peer_closed {
+            // Nor is anything written again: the buffer may not belong to the peer any more.
+            self.sent = self.max_sent;
+        }
+    }
+
+    /// Bytes sent with the next post.
+    fn pushable(&self) -> u32 {
+        let unsent = self.unsent();
+        // After a failover nothing is in flight, so data that is sent again is never corked.
+        let corked =
+            self.in_flight.has_payload() && self.sent >= self.uncorked && unsent <= self.cork_limit;
+        if corked {
+            return 0;
+        }
+        // The producer cursor must not go back behind a position the peer may have seen.
+        unsent.min(self.usable_space().max(distance(self.sent, self.max_sent)))
+    }
+
+    /// Bytes of the peer's ring that may be used.
+    fn usable_space(&self) -> u32 {
+        let reserved = match self.requests_update && self.peer_moved {
+            true => 0,
+            false => self.reserved,
+        };
+        self.peer_space().saturating_sub(reserved)
+    }
+
+    /// Whether a CDC without payload is due, and allowed.
+    fn is_cdc_only_due(&self, flags: StateFlags) -> bool {
+        if self.due.full {
+            return true;
+        }
+        let new = flags.difference(self.last_cdc.state);
+        if self.in_flight.has_cdc_only() {
+            // An abort is not delayed: the link may be about to fail.
+            return new.contains(StateFlags::ABORTED);
+        }
+        self.due.update || self.due.probe || !new.is_empty()
+    }
+
+    /// The state flags of a CDC behind this many bytes.
+    fn flags_after(&self, sent: u64) -> StateFlags {
+        if self.aborts {
+            self.last_cdc.state.union(StateFlags::ABORTED)
+        } else if sent == self.prepared {
+            self.last_cdc.state.union(self.queued_flags)
+        } else {
+            self.last_cdc.state
+        }
+    }
+
+    fn post_validation(&mut self) -> Post {
+        let undo = self.undo_state();
+        self.due.validation = false;
+        let id = self.in_flight.push(PostKind::Validation);
+        self.undo = Some(Undo { id, ..undo });
+        Post {
+            id,
+            spans: Default::default(),
+            cdc: CdcR::failover(self.validated, self.token),
+        }
+    }
+
+    /// Source and destination of the next `count` bytes.
+    fn spans(&self, count: u32) -> [PeerWrite; 2] {
+        let at = self.producer().count;
+        let first = count.min(self.peer.size().saturating_sub(at));
+        let second = count.saturating_sub(first);
+        let behind = self.sent.saturating_add(u64::from(first));
+        [
+            PeerWrite {
+                pieces: self.pieces(self.sent, first),
+                at: self.base.saturating_add(u64::from(at)),
+            },
+            PeerWrite {
+                pieces: self.pieces(behind, second),
+                at: self.base,
+            },
+        ]
+    }
+
+    /// Position of `count` bytes of the stream in the staging ring.
+    fn pieces(&self, from: u64, count: u32) -> [Piece; 2] {
+        let at = cursor_at(self.staging, from).count;
+        let first = count.min(self.staging.size().saturating_sub(at));
+        let second = count.saturating_sub(first);
+        [Piece { at, len: first }, Piece { at: 0, len: second }]
+    }
+
+    /// Data that the peer has read is not written again, though its completion was lost.
+    fn skip_consumed(&mut self) {
+        if self.consumed > self.sent {
+            self.sent = self.consumed;
+            self.completed = self.completed.max(self.consumed);
+        }
+    }
+
+    fn undo_state(&self) -> Undo {
+        Undo {
+            id: PostId::default(),
+            sent: self.sent,
+            max_sent: self.max_sent,
+            last_cdc: self.last_cdc,
+            due: self.due,
+        }
+    }
+}
+
+/// Contents of the last CDC apart from cursors.
+#[derive(Clone, Copy, Debug, Default)]
+struct LastCdc {
+    sequence: u16,
+    flags: ProducerFlags,
+    state: StateFlags,
+}
+
+/// What has to be posted apart from payload and new state flags.
+#[derive(Clone, Copy, Debug, Default)]
+struct Due {
+    /// A failover validation, before anything else.
+    validation: bool,
+    /// A CDC with all fields, which nothing delays.
+    full: bool,
+    /// A CDC with the local consumer cursor.
+    update: bool,
+    /// A CDC with a request for an update.
+    probe: bool,
+}
+
+impl Due {
+    fn and(self, other: Self) -> Self {
+        Self {
+            validation: self.validation || other.validation,
+            full: self.full || other.full,
+            update: self.update || other.update,
+            probe: self.probe || other.probe,
+        }
+    }
+}
+
+/// State before the last post.
+#[derive(Clone, Copy, Debug)]
+struct Undo {
+    id: PostId,
+    sent: u64,
+    max_sent: u64,
+    last_cdc: LastCdc,
+    due: Due,
+}
