@@ -363,7 +363,7 @@ fn confirm_link_that_is_lost() {
     }
 }
 
-/// The kernel's ACCEPT is lost. Nobody can tell that from a slow server.
+/// The kernel's ACCEPT is lost. This cannot be distinguished from a slow server.
 #[test]
 fn accept_that_is_lost() {
     for exchange in capture("f10-accept-lost") {

@@ -12,7 +12,7 @@ use smc_testkit::memory_rdma::MemoryRdma;
 use std::sync::{Arc, Mutex};
 
 use crate::failover::{Hosts, two_links};
-use crate::meddler::Meddler;
+use crate::interceptor::Interceptor;
 use crate::world::{World, connect, eid, listen, pattern, transfer};
 
 /// What has happened when the link fails, and what still happens.
@@ -159,7 +159,7 @@ fn a_stream_that_is_dropped_first_delivers_although_the_peer_is_talking() {
         let (mut ours, mut theirs) = connect(&client, &listener).await;
         ours.write_all(&pattern(150_000)).await.expect("writes");
         drop(ours);
-        // Nobody reads this any more, and the peer hears so behind the data.
+        // This data is no longer read, and the peer is notified behind the data.
         let mut written = 0;
         while let Ok(count) = theirs.write(&pattern(10_000)).await {
             written += count;
@@ -324,7 +324,7 @@ fn a_peer_whose_tcp_ends_before_it_said_anything_is_missed_after_a_while() {
             "{took:?}"
         );
         drop(theirs);
-        // Whoever has spoken needs no TCP any more.
+        // A side that has sent its message needs no TCP any more.
         let (mut ours, mut theirs) = connect(&client, &listener).await;
         transfer(&mut ours, &mut theirs, 1).await;
         transfer(&mut theirs, &mut ours, 1).await;
@@ -338,24 +338,26 @@ fn a_peer_whose_tcp_ends_before_it_said_anything_is_missed_after_a_while() {
 }
 
 /// What the LLC messages are that a device receives; `keep` says which are seen.
-fn overheard(
-    device: &Meddler,
+fn recorded(
+    device: &Interceptor,
     keep: impl Fn(MessageType, Step) -> bool + Send + 'static,
 ) -> Arc<Mutex<Vec<(MessageType, Step)>>> {
-    let heard = Arc::new(Mutex::new(Vec::new()));
-    let log = Arc::clone(&heard);
-    device.meddle(move |message| {
+    let messages = Arc::new(Mutex::new(Vec::new()));
+    let log = Arc::clone(&messages);
+    device.set_filter(move |message| {
         let kind = Header::parse(message, None).ok();
         let kind = kind.and_then(|header| Some((header.message_type()?, header.step())));
         if let Some((kind, step)) = kind {
-            log.lock().expect("nobody panics").push((kind, step));
+            log.lock()
+                .expect("the lock is not poisoned")
+                .push((kind, step));
             if !keep(kind, step) {
                 return Vec::new();
             }
         }
         vec![message.to_vec()]
     });
-    heard
+    messages
 }
 
 /// How long closing takes after both ends of a stream were dropped at the same time.
@@ -376,19 +378,19 @@ fn a_peer_that_deletes_its_keys_is_answered_before_the_group_ends() {
         let time = Duration::from_micros(latency);
         world.wire.set_latency(time, Duration::ZERO);
         let a = world.device("a0", 1);
-        let b = Meddler::new(world.device("b0", 2));
+        let b = Interceptor::new(world.device("b0", 2));
         let client = world.endpoint(&[&a]);
         let server = world.endpoint_on(vec![b.clone()], |builder| builder.ueid(eid()));
         world.block_on(async {
-            let heard = overheard(&b, |_, _| true);
+            let messages = recorded(&b, |_, _| true);
             let took = close_after_a_stream(&world, &client, &server).await;
             assert!(took < time * 20 + Duration::from_millis(50), "{took:?}");
             world.sleep(Duration::from_secs(1)).await;
-            let heard = heard.lock().expect("nobody panics");
-            let at = |what| heard.iter().position(|said| *said == what);
+            let messages = messages.lock().expect("the lock is not poisoned");
+            let at = |what| messages.iter().position(|said| *said == what);
             let answer = at((MessageType::DeleteRkey, Step::Response));
             let end = at((MessageType::DeleteLink, Step::Request));
-            assert!(answer.is_some() && answer < end, "{heard:?}");
+            assert!(answer.is_some() && answer < end, "{messages:?}");
         });
     }
 }
@@ -396,13 +398,13 @@ fn a_peer_that_deletes_its_keys_is_answered_before_the_group_ends() {
 #[test]
 fn a_peer_that_never_deletes_its_keys_is_not_waited_for_without_end() {
     let world = World::new(77);
-    let a = Meddler::new(world.device("a0", 1));
+    let a = Interceptor::new(world.device("a0", 1));
     let b = world.device("b0", 2);
     let client = world.endpoint_on(vec![a.clone()], |builder| builder.ueid(eid()));
     let server = world.endpoint(&[&b]);
     world.block_on(async {
         let deletes = (MessageType::DeleteRkey, Step::Request);
-        let _heard = overheard(&a, move |kind, step| (kind, step) != deletes);
+        let _messages = recorded(&a, move |kind, step| (kind, step) != deletes);
         let took = close_after_a_stream(&world, &client, &server).await;
         let second = Duration::from_secs(1);
         assert!(took >= second && took < second * 3 / 2, "{took:?}");

@@ -8,7 +8,7 @@ use futures_lite::{AsyncReadExt, AsyncWriteExt, future};
 use smc_core::wire::cdc::{CdcR, ProducerFlags};
 use smc_testkit::memory_rdma::MemoryRdma;
 
-use crate::meddler::Meddler;
+use crate::interceptor::Interceptor;
 use crate::world::{World, connect, eid, is_smcr, listen, pattern, transfer};
 
 /// Two hosts with two devices each.
@@ -83,8 +83,8 @@ fn a_reader_that_does_not_repeat_its_window_is_asked_for_it() {
         let world = World::new(42);
         let devices = [world.device("a0", 1), world.device("a1", 3)];
         let (b0, b1) = (world.device("b0", 2), world.device("b1", 4));
-        let meddlers = [0, 1].map(|at: usize| Meddler::new(Arc::clone(&devices[at])));
-        let both = meddlers.iter().map(|device| Arc::clone(device) as _);
+        let interceptors = [0, 1].map(|at: usize| Interceptor::new(Arc::clone(&devices[at])));
+        let both = interceptors.iter().map(|device| Arc::clone(device) as _);
         let client = world.endpoint_on(both.collect(), |builder| builder.ueid(eid()));
         let server = world.endpoint_with(&[&b0, &b1], |builder| builder.recv_buffer(16 * 1024));
         world.block_on(async {
@@ -95,9 +95,9 @@ fn a_reader_that_does_not_repeat_its_window_is_asked_for_it() {
             let second = connect(&client, &listener).await;
             let (mut ours, mut theirs) = [first, second].into_iter().nth(which).expect("two");
             // As Linux, the reader says nothing behind its validation.
-            for meddler in &meddlers {
+            for interceptor in &interceptors {
                 let mut moved = Vec::new();
-                meddler.meddle(move |message| {
+                interceptor.set_filter(move |message| {
                     if let Ok(cdc) = CdcR::parse(message) {
                         let flags = cdc.producer_flags;
                         if flags.contains(ProducerFlags::FAILOVER_VALIDATION) {
@@ -113,7 +113,7 @@ fn a_reader_that_does_not_repeat_its_window_is_asked_for_it() {
             let data = pattern(3_000_000);
             let mut got = vec![0; data.len()];
             let reading = async {
-                // The ring is full, and the wire dies before anybody reads.
+                // The ring is full, and the wire fails before the data is read.
                 world.sleep(Duration::from_secs(1)).await;
                 devices[which].set_port_cut(1, true);
                 theirs.read_exact(&mut got).await.expect("reads");
@@ -122,11 +122,11 @@ fn a_reader_that_does_not_repeat_its_window_is_asked_for_it() {
             let moving = async {
                 future::zip(writing, reading).await;
             };
-            let patience = async {
+            let timeout = async {
                 world.sleep(Duration::from_secs(120)).await;
                 panic!("the stream stands still");
             };
-            future::or(moving, patience).await;
+            future::or(moving, timeout).await;
             assert!(got == data);
         });
     }
@@ -137,14 +137,14 @@ fn a_peer_that_may_hold_data_back_is_asked_to_push_until_it_has_closed() {
     let world = World::new(43);
     let devices = [world.device("a0", 1), world.device("a1", 3)];
     let (b0, b1) = (world.device("b0", 2), world.device("b1", 4));
-    let meddlers = [0, 1].map(|at: usize| Meddler::new(Arc::clone(&devices[at])));
-    let both = meddlers.iter().map(|device| Arc::clone(device) as _);
+    let interceptors = [0, 1].map(|at: usize| Interceptor::new(Arc::clone(&devices[at])));
+    let both = interceptors.iter().map(|device| Arc::clone(device) as _);
     let client = world.endpoint_on(both.collect(), |builder| builder.ueid(eid()));
     let server = world.endpoint(&[&b0, &b1]);
     let wishes = Arc::new(AtomicU32::new(0));
-    for meddler in &meddlers {
+    for interceptor in &interceptors {
         let wishes = Arc::clone(&wishes);
-        meddler.meddle(move |message| {
+        interceptor.set_filter(move |message| {
             let asks = |cdc: CdcR| cdc.producer_flags.contains(ProducerFlags::UPDATE_REQUESTED);
             if CdcR::parse(message).is_ok_and(asks) {
                 wishes.fetch_add(1, Ordering::Relaxed);
@@ -158,7 +158,7 @@ fn a_peer_that_may_hold_data_back_is_asked_to_push_until_it_has_closed() {
         let (mut ours, mut theirs) = connect(&client, &listener).await;
         world.sleep(Duration::from_secs(10)).await;
         transfer(&mut theirs, &mut ours, 1000).await;
-        assert_eq!(wishes(), 0, "nobody has moved");
+        assert_eq!(wishes(), 0, "no connection has moved");
 
         devices[0].set_port_active(1, false);
         world.sleep(Duration::from_secs(10)).await;

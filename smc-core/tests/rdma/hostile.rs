@@ -24,15 +24,15 @@ use smc_core::wire::types::{DeclineCode, Mac, MtuCode, PeerId, RoceGid};
 
 use smc_testkit::middleware::{Trace, What};
 
-use crate::meddler::Meddler;
+use crate::interceptor::Interceptor;
 use crate::world::{World, connect, eid, is_smcr, listen, server_address, transfer};
 
 /// A client whose messages the server sees changed.
-fn meddled(world: &World) -> (Endpoint, Endpoint, Arc<Meddler>) {
+fn intercepted(world: &World) -> (Endpoint, Endpoint, Arc<Interceptor>) {
     let client = world.device("a0", 1);
-    let meddler = Meddler::new(world.device("b0", 2));
-    let server = world.endpoint_on(vec![meddler.clone()], |builder| builder.ueid(eid()));
-    (world.endpoint(&[&client]), server, meddler)
+    let interceptor = Interceptor::new(world.device("b0", 2));
+    let server = world.endpoint_on(vec![interceptor.clone()], |builder| builder.ueid(eid()));
+    (world.endpoint(&[&client]), server, interceptor)
 }
 
 /// A client without any device that proposes SMC-R and falls silent.
@@ -125,7 +125,7 @@ fn clients_of_very_many_addresses_that_fall_silent_leave_links_to_peers() {
 fn a_peer_cannot_write_into_the_buffers_of_another_peer() {
     let world = World::new(45);
     let victim = world.endpoint(&[&world.device("a0", 1)]);
-    let device = Meddler::new(world.device("c0", 3));
+    let device = Interceptor::new(world.device("c0", 3));
     let hostile = world.endpoint_on(vec![device.clone()], |builder| builder.ueid(eid()));
     let (traced, journal) = Trace::with_journal(world.device("b0", 2));
     let server = world.endpoint_on(vec![traced], |builder| builder.ueid(eid()));
@@ -178,14 +178,14 @@ fn bad_cursors_end_their_connection_and_no_other() {
     ];
     for (what, change) in changes {
         let world = World::new(40);
-        let (client, server, meddler) = meddled(&world);
+        let (client, server, interceptor) = intercepted(&world);
         world.block_on(async {
             let listener = listen(&server).await;
             let (mut ours, mut theirs) = connect(&client, &listener).await;
             let (mut other, mut others) = connect(&client, &listener).await;
             transfer(&mut ours, &mut theirs, 100).await;
             transfer(&mut other, &mut others, 100).await;
-            meddler.change_once(move |cdc| {
+            interceptor.change_once(move |cdc| {
                 change(cdc);
                 true
             });
@@ -210,10 +210,10 @@ fn bad_cursors_end_their_connection_and_no_other() {
 #[test]
 fn tokens_tell_nothing_of_other_tokens() {
     let world = World::new(45);
-    let (client, server, meddler) = meddled(&world);
+    let (client, server, interceptor) = intercepted(&world);
     let seen = Arc::new(Mutex::new(BTreeSet::new()));
     let tokens = Arc::clone(&seen);
-    meddler.meddle(move |message| {
+    interceptor.set_filter(move |message| {
         if let Ok(cdc) = CdcR::parse(message) {
             tokens.lock().expect("a token").insert(cdc.token.get());
         }
@@ -235,22 +235,22 @@ fn tokens_tell_nothing_of_other_tokens() {
 }
 
 #[test]
-fn messages_for_nobody_and_rubbish_are_dropped() {
+fn messages_with_unknown_tokens_and_malformed_ones_are_dropped() {
     let world = World::new(41);
-    let (client, server, meddler) = meddled(&world);
+    let (client, server, interceptor) = intercepted(&world);
     world.block_on(async {
         let listener = listen(&server).await;
         let (mut ours, mut theirs) = connect(&client, &listener).await;
         let mut round = 0_u8;
-        meddler.meddle(move |message| {
+        interceptor.set_filter(move |message| {
             round = round.wrapping_add(1);
-            let mut stranger = message.to_vec();
-            if let Some(token) = stranger.get_mut(4..8) {
+            let mut unknown = message.to_vec();
+            if let Some(token) = unknown.get_mut(4..8) {
                 token.copy_from_slice(&[0xff, round, 3, 4]);
             }
             let rubbish = vec![round; usize::from(round)];
             let short = message[..message.len() / 2].to_vec();
-            vec![stranger, rubbish, short, message.to_vec(), message.to_vec()]
+            vec![unknown, rubbish, short, message.to_vec(), message.to_vec()]
         });
         transfer(&mut ours, &mut theirs, 200_000).await;
         transfer(&mut theirs, &mut ours, 200_000).await;
@@ -260,14 +260,14 @@ fn messages_for_nobody_and_rubbish_are_dropped() {
 #[test]
 fn delete_link_for_all_ends_the_group_of_both() {
     let world = World::new(42);
-    let (client, server, meddler) = meddled(&world);
+    let (client, server, interceptor) = intercepted(&world);
     world.block_on(async {
         let listener = listen(&server).await;
         let (mut ours, mut theirs) = connect(&client, &listener).await;
         transfer(&mut ours, &mut theirs, 100).await;
         theirs.write_all(b"said before").await.expect("writes");
         world.sleep(Duration::from_millis(1)).await;
-        meddler.meddle(|message| {
+        interceptor.set_filter(|message| {
             let dialect = Dialect::V2(ByteOrder::Little);
             let all = DeleteLink::all(dialect, false, DeleteLinkReason::OPERATOR);
             let mut bytes = vec![0; all.encoded_len()];
@@ -295,7 +295,7 @@ fn delete_link_for_all_ends_the_group_of_both() {
             assert!(endpoint.connections().is_empty());
         }
         // The next one makes another group.
-        meddler.meddle(|message| vec![message.to_vec()]);
+        interceptor.set_filter(|message| vec![message.to_vec()]);
         let (mut ours, mut theirs) = connect(&client, &listener).await;
         transfer(&mut ours, &mut theirs, 100).await;
     });
@@ -304,8 +304,8 @@ fn delete_link_for_all_ends_the_group_of_both() {
 #[test]
 fn urgent_data_is_answered_with_an_update_once_it_is_read() {
     let world = World::new(43);
-    let ours_seen = Meddler::new(world.device("a0", 1));
-    let theirs_seen = Meddler::new(world.device("b0", 2));
+    let ours_seen = Interceptor::new(world.device("a0", 1));
+    let theirs_seen = Interceptor::new(world.device("b0", 2));
     let client = world.endpoint_on(vec![ours_seen.clone()], |builder| builder.ueid(eid()));
     let server = world.endpoint_on(vec![theirs_seen.clone()], |builder| builder.ueid(eid()));
     world.block_on(async {
@@ -318,7 +318,7 @@ fn urgent_data_is_answered_with_an_update_once_it_is_read() {
         });
         let updates = Arc::new(AtomicUsize::new(0));
         let count = Arc::clone(&updates);
-        ours_seen.meddle(move |message| {
+        ours_seen.set_filter(move |message| {
             if CdcR::parse(message).is_ok_and(|cdc| cdc.consumer.count == 101) {
                 count.fetch_add(1, Ordering::Relaxed);
             }

@@ -39,14 +39,14 @@ fn a_dead_single_link_aborts_its_connections() {
         let listener = listen(&server).await;
         let (mut ours, mut theirs) = connect(&client, &listener).await;
         transfer(&mut ours, &mut theirs, 1000).await;
-        // Nobody notices until the link is tested.
+        // The failure is not detected until the link is tested.
         world.wire.cut();
         for stream in [&mut ours, &mut theirs] {
-            let patience = async {
+            let timeout = async {
                 world.sleep(Duration::from_secs(40)).await;
-                panic!("nobody notices");
+                panic!("the failure is not detected");
             };
-            let read = future::or(stream.read(&mut [0; 10]), patience).await;
+            let read = future::or(stream.read(&mut [0; 10]), timeout).await;
             assert_eq!(
                 read.expect_err("is aborted").kind(),
                 ErrorKind::ConnectionAborted
@@ -127,7 +127,7 @@ async fn both_ways(streams: &mut [(Stream, Stream)], len: usize) {
             })
         })
         .collect();
-    crate::crowds::join(&mut all).await;
+    crate::concurrency::join(&mut all).await;
 }
 
 #[test]
@@ -177,11 +177,11 @@ fn a_removed_device_takes_its_links_and_no_connection() {
             both_ways(&mut streams, 10_000).await;
             // They end in order, those included whose first device is gone.
             for (mut ours, mut theirs) in streams.drain(..) {
-                ours.write_all(b"farewell").await.expect("writes");
+                ours.write_all(b"last one").await.expect("writes");
                 drop(ours);
                 let mut got = Vec::new();
                 theirs.read_to_end(&mut got).await.expect("reads");
-                assert_eq!(got, b"farewell");
+                assert_eq!(got, b"last one");
             }
             world.sleep(Duration::from_secs(1)).await;
             assert!(hosts.client.connections().is_empty(), "{which}");

@@ -1,13 +1,13 @@
 //! Whole streams over SMC-R: endpoints on in-memory RDMA devices, with virtual time.
 
 mod closing;
-mod crowds;
+mod concurrency;
 mod declines;
 mod failover;
 mod groups;
 mod hostile;
+mod interceptor;
 mod links;
-mod meddler;
 mod memory;
 mod set_ups;
 mod simulation;

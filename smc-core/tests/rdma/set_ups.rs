@@ -75,7 +75,7 @@ fn a_group_that_ends_before_confirm_is_read_loses_no_data_of_the_connection() {
                         End::ClientIsGone => {
                             a.leave();
                             // Without an answer to this the link of the server fails.
-                            theirs.write_all(b"anyone?").await.expect("writes");
+                            theirs.write_all(b"request").await.expect("writes");
                         }
                     }
                     stream
@@ -96,7 +96,7 @@ fn a_group_that_ends_before_confirm_is_read_loses_no_data_of_the_connection() {
                         assert!(kinds.contains(&kind), "{end:?}: {error}");
                     }
                 }
-                // The client hears of it as well, if it is still there.
+                // The client is notified as well, if it still exists.
                 if !matches!(end, End::ClientIsGone) && !is_closed {
                     let (_, read) = read_all(stream).await;
                     read.expect_err("is aborted");

@@ -82,7 +82,7 @@ fn a_drop_with_unread_data_resets_the_peer() {
     world.block_on(async {
         let listener = listen(&server).await;
         let (mut ours, theirs) = connect(&client, &listener).await;
-        ours.write_all(b"nobody reads this").await.expect("writes");
+        ours.write_all(b"this is not read").await.expect("writes");
         world.sleep(Duration::from_millis(1)).await;
         drop(theirs);
         let error = ours.read(&mut [0; 10]).await.expect_err("is reset");

@@ -33,10 +33,10 @@ async fn one(hosts: &Hosts, spread: Duration, side: usize, mut rng: Rng) {
     let begin = hosts.runtime.now();
     if rng.chance(50) {
         // Vanishes in the middle of it.
-        let patience = Duration::from_micros(rng.below(2000) as u64);
+        let timeout = Duration::from_micros(rng.below(2000) as u64);
         let connected = async { client.connect(to).await.ok() };
         let given_up = async {
-            hosts.sleep(patience).await;
+            hosts.sleep(timeout).await;
             None
         };
         if let Some(stream) = future::or(connected, given_up).await {
@@ -68,7 +68,7 @@ async fn one(hosts: &Hosts, spread: Duration, side: usize, mut rng: Rng) {
     let Some(other) = met.await else {
         assert!(
             !hosts.is_strict,
-            "nobody accepts a stream: {}",
+            "no listener accepts a stream: {}",
             stream.mode()
         );
         return expect_end(hosts, stream).await;
@@ -117,9 +117,12 @@ async fn expect_end(hosts: &Hosts, mut stream: Stream) {
         },
     );
     match ended.await {
-        Some(read) => assert!(!is_smc || read.is_err(), "reads {read:?} from nobody"),
+        Some(read) => assert!(
+            !is_smc || read.is_err(),
+            "reads {read:?} from a removed peer"
+        ),
         None => panic!(
-            "{} stays open although nobody is there\n{}",
+            "{} stays open although the peer is gone\n{}",
             stream.mode(),
             hosts.describe()
         ),
@@ -141,7 +144,7 @@ async fn nuisance(hosts: &Hosts, spread: Duration, port: u16, mut rng: Rng) {
     let spread = rng.below(spread.as_micros() as usize + 1);
     hosts.sleep(Duration::from_micros(spread as u64)).await;
     let side = rng.below(2);
-    let proposal = overhear(hosts, side, port).await;
+    let proposal = receive_proposal(hosts, side, port).await;
     let server = address(1 - side);
     let Some(socket) = open(&*hosts.runtime, server).await else {
         return;
@@ -153,15 +156,15 @@ async fn nuisance(hosts: &Hosts, spread: Duration, port: u16, mut rng: Rng) {
         _ => proposal.len(),
     };
     send(&*socket, &proposal[..part]).await;
-    let patience = Duration::from_millis(rng.below(12_000) as u64);
-    hosts.sleep(patience).await;
+    let timeout = Duration::from_millis(rng.below(12_000) as u64);
+    hosts.sleep(timeout).await;
     drop(socket);
     // What the server may have made of it.
     hosts.sleep(Duration::from_secs(1)).await;
 }
 
 /// A PROPOSAL as this host sends it.
-async fn overhear(hosts: &Hosts, side: usize, port: u16) -> Vec<u8> {
+async fn receive_proposal(hosts: &Hosts, side: usize, port: u16) -> Vec<u8> {
     let at = SocketAddr::new(address(1 - side).ip(), port);
     let listener = hosts
         .runtime

@@ -47,7 +47,7 @@ async fn one_at_a_time(hosts: &Hosts, mut rng: Rng, count: usize) {
             _ => a_port(hosts, &mut rng, side, time).await,
         }
         // What was lost before it was repaired may show later. Then a port that comes up makes
-        // everybody look for a second link.
+        // every group look for a second link.
         hosts.sleep(Duration::from_secs(40)).await;
         let mut both = hosts.hosts.iter().filter(|host| host.ports.len() > 1);
         let (device, port) = &both.next().expect("two links").ports[0];

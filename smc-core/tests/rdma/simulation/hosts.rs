@@ -197,7 +197,7 @@ impl Hosts {
     pub(super) async fn close(&self) {
         self.hosts[0].endpoint.close().await;
         if self.is_strict {
-            // The other side has heard of it.
+            // The other side has been notified.
             self.until("the peer's end of groups", Duration::from_secs(10), || {
                 self.hosts[1].endpoint.rdma_groups().is_empty()
             })

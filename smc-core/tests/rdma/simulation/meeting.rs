@@ -43,14 +43,14 @@ impl Meeting {
         .await
     }
 
-    /// Drops what nobody came for.
+    /// Drops streams that were not claimed.
     pub(super) fn clear(&self) {
         let accepted = std::mem::take(&mut self.lock().accepted);
         drop(accepted);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("nobody panics with the lock")
+        self.state.lock().expect("the lock is not poisoned")
     }
 }
 
@@ -76,6 +76,6 @@ impl Event {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Waker>> {
-        self.0.lock().expect("nobody panics with the lock")
+        self.0.lock().expect("the lock is not poisoned")
     }
 }

@@ -55,8 +55,8 @@ impl Plan {
     pub(super) fn new(seed: u64) -> Self {
         let mut rng = Rng::new(seed ^ 0x5eed);
         let hardship = [Hardship::None, Hardship::Survivable, Hardship::Anything][rng.below(3)];
-        let is_crowd = rng.chance(20);
-        let count = if is_crowd { 120 } else { 6 };
+        let is_concurrent = rng.chance(20);
+        let count = if is_concurrent { 120 } else { 6 };
         let is_survivable = hardship == Hardship::Survivable;
         let micros = |rng: &mut Rng, end| Duration::from_micros(rng.below(end) as u64);
         Self {

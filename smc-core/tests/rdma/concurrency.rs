@@ -59,7 +59,7 @@ fn fifty_busy_connections_share_one_link_fairly() {
 }
 
 #[test]
-fn a_writer_that_waits_for_space_holds_up_nobody() {
+fn a_writer_that_waits_for_space_delays_no_other() {
     let world = World::new(81);
     let (client, server) = world.pair();
     world.block_on(async {

@@ -18,36 +18,36 @@ use smc_core::wire::types::{Qpn, Rkey, RmbAddr};
 use smc_testkit::memory_rdma::{MemoryRdma, RdmaWire};
 
 /// What becomes of a message: those that are seen instead of it.
-type Meddling = Box<dyn FnMut(&[u8]) -> Vec<Vec<u8>> + Send>;
+type MessageFilter = Box<dyn FnMut(&[u8]) -> Vec<Vec<u8>> + Send>;
 
 /// Where all writes of a device go, if not where its user wants.
 type Aim = Arc<Mutex<Option<(Rkey, RmbAddr)>>>;
 
 /// A [`MemoryRdma`] with a hand in between.
-pub(crate) struct Meddler {
+pub(crate) struct Interceptor {
     inner: Arc<MemoryRdma>,
-    meddling: Mutex<Option<Meddling>>,
+    filter: Mutex<Option<MessageFilter>>,
     aim: Aim,
 }
 
-impl Meddler {
+impl Interceptor {
     pub(crate) fn new(inner: Arc<MemoryRdma>) -> Arc<Self> {
         Arc::new(Self {
             inner,
-            meddling: Mutex::default(),
+            filter: Mutex::default(),
             aim: Aim::default(),
         })
     }
 
     /// From now on each message is replaced by what this gives.
-    pub(crate) fn meddle(&self, with: impl FnMut(&[u8]) -> Vec<Vec<u8>> + Send + 'static) {
-        *self.meddling.lock().expect("nobody panics with it") = Some(Box::new(with));
+    pub(crate) fn set_filter(&self, with: impl FnMut(&[u8]) -> Vec<Vec<u8>> + Send + 'static) {
+        *self.filter.lock().expect("the lock is not poisoned") = Some(Box::new(with));
     }
 
     /// Changes the next message of a connection that this takes.
     pub(crate) fn change_once(&self, mut change: impl FnMut(&mut CdcR) -> bool + Send + 'static) {
         let mut is_done = false;
-        self.meddle(move |message| {
+        self.set_filter(move |message| {
             let mut message = message.to_vec();
             if let (false, Ok(mut cdc)) = (is_done, CdcR::parse(&message)) {
                 is_done = change(&mut cdc);
@@ -61,18 +61,18 @@ impl Meddler {
 
     /// From now on all writes go to this memory of the peer's device.
     pub(crate) fn aim_at(&self, rkey: Rkey, addr: RmbAddr) {
-        *self.aim.lock().expect("nobody panics with it") = Some((rkey, addr));
+        *self.aim.lock().expect("the lock is not poisoned") = Some((rkey, addr));
     }
 
     fn seen(&self, message: &Inbound) -> Vec<Vec<u8>> {
-        match &mut *self.meddling.lock().expect("nobody panics with it") {
-            Some(meddling) => meddling(message.as_bytes()),
+        match &mut *self.filter.lock().expect("the lock is not poisoned") {
+            Some(filter) => filter(message.as_bytes()),
             None => vec![message.as_bytes().to_vec()],
         }
     }
 }
 
-impl Device for Meddler {
+impl Device for Interceptor {
     fn identity(&self) -> &Identity {
         self.inner.identity()
     }
@@ -122,7 +122,7 @@ impl Device for Meddler {
 }
 
 #[async_trait]
-impl Rdma for Meddler {
+impl Rdma for Interceptor {
     fn addresses(&self) -> Vec<RdmaAddress> {
         self.inner.addresses()
     }
@@ -135,7 +135,7 @@ impl Rdma for Meddler {
     }
 
     async fn protection_domain(&self) -> Result<Arc<dyn ProtectionDomain>, DeviceError> {
-        Ok(Arc::new(MeddledDomain {
+        Ok(Arc::new(InterceptedDomain {
             inner: self.inner.protection_domain().await?,
             aim: Arc::clone(&self.aim),
         }))
@@ -143,15 +143,15 @@ impl Rdma for Meddler {
 }
 
 #[derive(Debug)]
-struct MeddledDomain {
+struct InterceptedDomain {
     inner: Arc<dyn ProtectionDomain>,
     aim: Aim,
 }
 
 #[async_trait]
-impl ProtectionDomain for MeddledDomain {
+impl ProtectionDomain for InterceptedDomain {
     async fn open_link(&self, at: &RdmaAddress) -> Result<Box<dyn PendingLink>, DeviceError> {
-        Ok(Box::new(MeddledPending {
+        Ok(Box::new(InterceptedPending {
             inner: self.inner.open_link(at).await?,
             aim: Arc::clone(&self.aim),
         }))
@@ -163,13 +163,13 @@ impl ProtectionDomain for MeddledDomain {
 }
 
 #[derive(Debug)]
-struct MeddledPending {
+struct InterceptedPending {
     inner: Box<dyn PendingLink>,
     aim: Aim,
 }
 
 #[async_trait]
-impl PendingLink for MeddledPending {
+impl PendingLink for InterceptedPending {
     fn local(&self) -> LinkAddress {
         self.inner.local()
     }
@@ -179,7 +179,7 @@ impl PendingLink for MeddledPending {
         peer: LinkAddress,
         route: Route,
     ) -> Result<Arc<dyn Link>, DeviceError> {
-        Ok(Arc::new(MeddledLink {
+        Ok(Arc::new(InterceptedLink {
             inner: self.inner.connect(peer, route).await?,
             aim: self.aim,
         }))
@@ -187,19 +187,19 @@ impl PendingLink for MeddledPending {
 }
 
 #[derive(Debug)]
-struct MeddledLink {
+struct InterceptedLink {
     inner: Arc<dyn Link>,
     aim: Aim,
 }
 
-impl Link for MeddledLink {
+impl Link for InterceptedLink {
     fn qpn(&self) -> Qpn {
         self.inner.qpn()
     }
 
     fn post(&self, op: OpId, writes: &[Write<'_>], message: &[u8]) -> Result<(), SubmitError> {
         let mut writes = writes.to_vec();
-        if let Some((rkey, to)) = *self.aim.lock().expect("nobody panics with it") {
+        if let Some((rkey, to)) = *self.aim.lock().expect("the lock is not poisoned") {
             for write in &mut writes {
                 (write.rkey, write.to) = (rkey, to);
             }
@@ -212,7 +212,7 @@ impl Link for MeddledLink {
     }
 }
 
-impl fmt::Debug for Meddler {
+impl fmt::Debug for Interceptor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.inner.fmt(f)
     }
@@ -228,7 +228,7 @@ fn a_drain_that_hands_out_nothing_leaves_the_device_armed() {
         }
     }
     let wire = RdmaWire::new(1);
-    let (a, b) = (wire.device("a0"), Meddler::new(wire.device("b0")));
+    let (a, b) = (wire.device("a0"), Interceptor::new(wire.device("b0")));
     block_on(async {
         let [to_b, to_a] = [rdma(&a), &*b].map(|device| async {
             let at = device.addresses().remove(0);
@@ -245,7 +245,7 @@ fn a_drain_that_hands_out_nothing_leaves_the_device_armed() {
             panic!("memory devices wake");
         };
         doorbell.register(&Waker::from(Arc::clone(&bell)));
-        b.meddle(|_| Vec::new());
+        b.set_filter(|_| Vec::new());
         to_b.post(OpId(1), &[], &[1; 44]).expect("has room");
         b.arm().expect("works");
         b.drain(&mut |event| panic!("{event:?} is handed out"))
