@@ -22,7 +22,7 @@ use crate::doorbell::{Bell, Rings, node_of};
 use crate::error::OpenError;
 use crate::link::{Core, buffers_len};
 use crate::links::Links;
-use crate::patience::Patience;
+use crate::retry_policy::Patience;
 use crate::verbs::{self, QueueId};
 use crate::{async_events, completion, lock, port, probe};
 

@@ -143,10 +143,10 @@ mod link;
 mod links;
 mod memory;
 mod offload;
-mod patience;
 mod port;
 mod probe;
-mod remains;
+mod retry_policy;
+mod teardown;
 mod verbs;
 
 pub use config::Builder;

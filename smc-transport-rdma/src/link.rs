@@ -38,7 +38,7 @@ use crate::error::not_made;
 use crate::links::Serial;
 use crate::memory::{self, not_registered};
 use crate::offload::offload;
-use crate::remains::Remains;
+use crate::teardown::Remains;
 use crate::verbs::{self, Payload, Registered, WRITES_MAX, WriteRequest};
 use crate::{lock, port};
 

@@ -13,10 +13,10 @@ use smc_core::io::negotiate::{Delivery, Withdrawn};
 use smc_core::wire::clc::Message;
 use smc_core::wire::types::DeclineCode;
 
+use crate::fallback_table::{MESSAGE, Outcome, everywhere, peer};
 use crate::messages::*;
 use crate::negotiation::{Finds, Scripted};
 use crate::peer::{Raw, Step};
-use crate::rows::{MESSAGE, Outcome, everywhere, peer};
 use crate::world::{Codes, Forger, World, has_taken, kind, reason};
 
 struct Row {

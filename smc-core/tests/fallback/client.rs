@@ -6,9 +6,9 @@ use futures_lite::{AsyncReadExt, future};
 use smc_core::wire::clc::{ClcType, Header, Message, Terms};
 use smc_core::wire::types::{Chid, DeclineCode, Gid, Release};
 
+use crate::fallback_table::{MESSAGE, Outcome, early, everywhere, peer};
 use crate::messages::*;
 use crate::peer::{Raw, Step};
-use crate::rows::{MESSAGE, Outcome, early, everywhere, peer};
 use crate::world::{Codes, Forger, World, has_taken, kind, reason};
 
 /// What the server does once it has the PROPOSAL.

@@ -8,9 +8,9 @@ use smc_core::wire::types::{
     RoceGid,
 };
 
+use crate::fallback_table::{MESSAGE, Outcome, peer};
 use crate::messages::*;
 use crate::peer::Step;
-use crate::rows::{MESSAGE, Outcome, peer};
 use crate::server::{NODEV, UNSEEN, row, run};
 use crate::world::Forger;
 

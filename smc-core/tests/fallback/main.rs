@@ -11,24 +11,24 @@
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails the test")]
 
 mod device;
+mod fallback_table;
 mod messages;
 mod negotiation;
 mod peer;
 mod pipe;
-mod rows;
 mod world;
 
 mod announced;
 mod client;
+mod concurrency;
 mod confirm;
-mod crowd;
-mod deaths;
 mod devices;
-mod endings;
 mod idle;
+mod interruptions;
 mod local;
+mod peer_death;
 mod plain;
 mod policies;
 mod selection;
 mod server;
-mod verdicts;
+mod side_channel;

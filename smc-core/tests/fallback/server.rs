@@ -8,9 +8,9 @@ use smc_core::wire::Bounded;
 use smc_core::wire::clc::{GidEntry, Proposal};
 use smc_core::wire::types::{Chid, DeclineCode, Offer, Version};
 
+use crate::fallback_table::{FIRST_BYTE, MESSAGE, Outcome, early, everywhere, peer};
 use crate::messages::*;
 use crate::peer::{Raw, Step};
-use crate::rows::{FIRST_BYTE, MESSAGE, Outcome, early, everywhere, peer};
 use crate::world::{Codes, Forger, Host, World, accept_now, has_taken, reason};
 
 pub(crate) struct Row {

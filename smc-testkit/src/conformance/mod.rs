@@ -43,7 +43,7 @@ mod attach;
 mod bench;
 mod bounds;
 mod buffers;
-mod crowd;
+mod concurrency;
 mod departure;
 mod identity;
 mod moves;
@@ -359,7 +359,7 @@ macro_rules! __conformance_checks {
             buffers_outlive_their_attachments:
                 "Detaching leaves the buffer to its owner, and it can be attached again.",
         }
-        crowd {
+        concurrency {
             many_buffers_at_once:
                 "Many buffers live side by side, each with its own data and signals.",
             the_limit_is_kept_and_recovers:

@@ -52,16 +52,16 @@
 //! # Ok::<_, smc_core::Error>(())
 //! ```
 
+mod end_report;
 mod ends;
 mod kept;
 mod oracle;
 mod plan;
 mod reader;
 mod side;
-mod testimony;
 mod writer;
 
-pub use testimony::Testimony;
+pub use end_report::Testimony;
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;

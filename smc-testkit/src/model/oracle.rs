@@ -5,8 +5,8 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
+use super::end_report::{Claims, Testimony};
 use super::plan::Plan;
-use super::testimony::{Claims, Testimony};
 use super::{Rules, Tally};
 
 /// The judge of a run; both ends tell it what they do.

@@ -32,7 +32,7 @@
 
 mod bounds;
 mod closing;
-mod crowd;
+mod concurrency;
 mod departure;
 mod ends;
 mod identity;
@@ -204,7 +204,7 @@ macro_rules! __rdma_conformance_checks {
             things_can_be_dropped_in_any_order:
                 "Links, memory and links that were never connected can be dropped in any order.",
         }
-        crowd {
+        concurrency {
             many_links_at_once: "Many links live side by side, each with its own messages.",
             links_come_and_go: "Opening, connecting and dropping again and again uses nothing up.",
             the_limit_of_links_is_kept_and_recovers:

@@ -6,9 +6,9 @@ use std::time::Duration;
 use futures_lite::{AsyncReadExt, AsyncWriteExt, future};
 use smc_core::wire::types::DeclineCode;
 
+use crate::fallback_table::MESSAGE;
 use crate::messages::*;
 use crate::peer::Raw;
-use crate::rows::MESSAGE;
 use crate::world::{Host, World, accept_now, has_taken, kind, meet, proposal_from, reason};
 
 /// Much longer than a handshake, much shorter than any time-out.

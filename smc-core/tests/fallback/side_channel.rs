@@ -9,11 +9,11 @@ use smc_core::FallbackCause;
 use smc_core::wire::clc::ClcType;
 use smc_core::wire::types::DeclineCode;
 
+use crate::fallback_table::{MESSAGE, Outcome, early, everywhere, peer};
 use crate::messages::*;
 use crate::negotiation::Scripted;
 use crate::peer::{Raw, Step};
 use crate::pipe::Pipe;
-use crate::rows::{MESSAGE, Outcome, early, everywhere, peer};
 use crate::world::{Codes, Forger, World, accept_now, has_taken, reason};
 
 const NODEV: DeclineCode = DeclineCode::NOSMCDEV;

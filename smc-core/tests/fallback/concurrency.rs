@@ -15,9 +15,9 @@ use smc_core::wire::types::DeclineCode;
 use smc_core::{FallbackCause, Stream};
 
 use crate::device::Call;
+use crate::fallback_table::MESSAGE;
 use crate::messages::*;
 use crate::peer::Raw;
-use crate::rows::MESSAGE;
 use crate::world::{Host, World, has_taken, proposal_from, reason};
 
 /// Much longer than a handshake, much shorter than any time-out.
