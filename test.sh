@@ -9,7 +9,7 @@
 #   ./test.sh --keep-going     do not stop at the first failure
 #
 # Each step first has .ci/install.sh install what it needs: as root packages of the system, as
-# anybody else only what goes to the target folder. A step that this machine cannot do is counted as
+# another user only what goes to the target folder. A step that this machine cannot do is counted as
 # skipped. What a step, or a test, leaves out is reported as "skipped: why"; the step counts by what it
 # has done.
 #
@@ -86,7 +86,7 @@ step_rules() {
     # The brackets keep the patterns from matching this file.
     no_match 'unfinished work' '\b(tod[o]|unimplemente[d]|db[g])!|\b(TOD[O]|FIXM[E]|XX[X])\b' . \
         || failed=1
-    no_match "a path of somebody's machine" \
+    no_match "a path of a developer's machine" \
         '(^|[^A-Za-z0-9_.-])/(wor[k]|roo[t]|hom[e]|User[s])/' . || failed=1
     no_match 'the async part in the sans-I/O part' \
         '^[^/]*(crate::io\b|\.await\b)' smc-core/src/proto '/tests(\.rs|/)' || failed=1

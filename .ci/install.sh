@@ -6,7 +6,7 @@
 #   .ci/install.sh --list NEED...   prints what they consist of, as "KIND NAME", and installs nothing
 #   .ci/install.sh --needs          prints the names of all needs
 #
-# Packages are installed as root, and named as anybody else. Cargo tools go to the target folder.
+# Packages are installed as root; other users get their names. Cargo tools go to the target folder.
 # Status 0: everything is there; 77: something is missing that cannot be installed here, and the
 # last line says what; 1: an installation has failed.
 

@@ -34,7 +34,7 @@ scenarios! {
     bytes_go_both_ways
     the_address_is_known_before_the_connection
     a_refusal_of_the_hook_is_the_result
-    nobody_listening_is_connection_refused
+    no_listener_is_connection_refused
     a_given_local_address_is_used
     end_of_stream_behind_a_short_read_is_seen
     a_full_socket_waits_and_loses_nothing
@@ -103,7 +103,7 @@ async fn a_refusal_of_the_hook_is_the_result(rt: Arc<dyn Runtime>) {
     assert!(poll_once(|cx| acceptor.poll_accept(cx)).is_pending());
 }
 
-async fn nobody_listening_is_connection_refused(rt: Arc<dyn Runtime>) {
+async fn no_listener_is_connection_refused(rt: Arc<dyn Runtime>) {
     let port = HeldPort::of(Ipv4Addr::LOCALHOST).unwrap();
     let refused = rt
         .connect(port.addr(), &SocketOptions::default(), &mut |_| Ok(()))
@@ -241,7 +241,7 @@ async fn a_watch_reports_every_round(rt: Arc<dyn Runtime>) {
         ring();
         drain();
     }
-    // Rung by somebody else while waiting.
+    // Notified by another thread while waiting.
     let other = bell.try_clone().unwrap();
     let thread = std::thread::spawn(move || rustix::io::write(other, &1_u64.to_ne_bytes()));
     while rustix::io::read(&bell, &mut [0; 8]).is_err() {

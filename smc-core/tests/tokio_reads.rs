@@ -45,7 +45,7 @@ fn what_is_in_the_buffer_already_stays() {
     assert_eq!(read, b"Oh: hello, world");
 }
 
-/// Reads once into so much room that nobody has written to. Returns how much that was.
+/// Reads once into a buffer of unwritten bytes. Returns the number of bytes.
 async fn read_some(stream: &mut Stream, room: usize, into: &mut Vec<u8>) -> usize {
     let mut room = vec![MaybeUninit::uninit(); room];
     let mut buf = ReadBuf::uninit(&mut room);

@@ -65,7 +65,7 @@ async fn run(seed: u64) -> Result<Result<(), Violation>, Error> {
     let (accepted, _) = listener.accept().await?;
     assert!(connected.mode().is_smc(), "{}", connected.mode());
     let runtime = TokioRuntime::current().expect("called on a runtime");
-    let rules = Rules::relaxed().with_patience(Duration::from_secs(20));
+    let rules = Rules::relaxed().with_timeout(Duration::from_secs(20));
     let pair = (connected, accepted);
     let runtime: Arc<dyn Runtime> = Arc::new(runtime);
     Ok(model::run(seed, &runtime, pair, rules).await.map(|_| ()))

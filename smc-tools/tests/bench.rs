@@ -249,7 +249,7 @@ fn nonsense_is_refused() {
     }
 }
 
-/// Whoever polls while the other end waits for the same processor holds both up.
+/// Polling while the other end waits for the same processor delays both.
 #[test]
 fn on_one_processor_polling_is_no_worse_than_sleeping() {
     let cpu = one_processor();

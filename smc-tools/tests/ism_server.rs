@@ -13,7 +13,7 @@ use smc_core::device::{Device as _, DeviceError, Doorbell, Event};
 use smc_transport_ism::{IsmDevice, Place};
 
 #[test]
-fn whoever_asks_the_server_to_end_leaves_nothing_behind() {
+fn a_server_that_is_asked_to_end_removes_its_files() {
     for signal in [Signal::SIGTERM, Signal::SIGINT] {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("sock");

@@ -145,7 +145,7 @@ async fn streams_conform_to_the_model(world: World, on: On) {
     let (client, server) = (world.endpoint(on), world.endpoint(on));
     let listener = server.bind("127.0.0.1:0").await.unwrap();
     let runtime: Arc<dyn Runtime> = Arc::new(SmolRuntime::new());
-    let rules = Rules::relaxed().with_patience(Duration::from_secs(20));
+    let rules = Rules::relaxed().with_timeout(Duration::from_secs(20));
     for seed in 0..40 {
         let pair = connect(&client, &listener).await;
         let outcome = model::run(seed, &runtime, pair, rules).await;

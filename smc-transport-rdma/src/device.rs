@@ -22,7 +22,7 @@ use crate::doorbell::{Bell, Rings, node_of};
 use crate::error::OpenError;
 use crate::link::{Core, buffers_len};
 use crate::links::Links;
-use crate::retry_policy::Patience;
+use crate::retry_policy::RetryPolicy;
 use crate::verbs::{self, QueueId};
 use crate::{async_events, completion, lock, port, probe};
 
@@ -90,11 +90,11 @@ impl RdmaDevice {
             usize::try_from(attributes.max_mr()).unwrap_or(0),
             usize::try_from(attributes.max_mr_size()).unwrap_or(usize::MAX),
         );
-        let patience = match attributes.vendor_id() {
-            SOFT_ROCE => Patience::SOFT_ROCE,
-            _ => Patience::HARDWARE,
+        let retry_policy = match attributes.vendor_id() {
+            SOFT_ROCE => RetryPolicy::SOFT_ROCE,
+            _ => RetryPolicy::HARDWARE,
         };
-        let parts = Parts::new(&settings.name, context, depths, patience)?;
+        let parts = Parts::new(&settings.name, context, depths, retry_policy)?;
         let mut identity = Identity::new(settings.name);
         identity.pnet_id = settings.pnet_id;
         Ok(Self {
@@ -167,7 +167,7 @@ impl Device for RdmaDevice {
     fn arm(&self) -> Result<(), DeviceError> {
         let mut consumer = lock(&self.consumer);
         self.parts.check()?;
-        // Whoever comes here may have been woken, and would be again.
+        // The caller may have been woken by the event, and would be again.
         self.look(&mut consumer)?;
         if !consumer.receives_armed {
             request_notify(&self.parts.receives)?;
@@ -244,10 +244,10 @@ pub(crate) struct Parts {
     bell: Bell,
     node: Option<PathBuf>,
     depths: Depths,
-    patience: Patience,
+    retry_policy: RetryPolicy,
     links: Links,
     addresses: Mutex<Vec<port::Entry>>,
-    /// Links that were found to be down by whoever posted.
+    /// Links whose failure was detected by a post.
     reports: Mutex<Vec<(Qpn, LinkFailure)>>,
     has_reports: AtomicBool,
     gone: AtomicBool,
@@ -258,7 +258,7 @@ impl Parts {
         name: &str,
         context: Arc<DeviceContext>,
         depths: Depths,
-        patience: Patience,
+        retry_policy: RetryPolicy,
     ) -> Result<Self, OpenError> {
         let domain = domain::allocate(&context);
         let domain = domain.map_err(|error| OpenError::verbs(domain::ALLOCATING, error))?;
@@ -295,7 +295,7 @@ impl Parts {
             bell,
             node: node_of(name),
             depths,
-            patience,
+            retry_policy,
             links: Links::new(depths.links as usize, depths.room() as usize),
             addresses: Mutex::new(port::active(&ports)),
             reports: Mutex::default(),
@@ -317,8 +317,8 @@ impl Parts {
     }
 
     /// When its links are given up.
-    pub(crate) fn patience(&self) -> Patience {
-        self.patience
+    pub(crate) fn retry_policy(&self) -> RetryPolicy {
+        self.retry_policy
     }
 
     pub(crate) fn depths(&self) -> Depths {
@@ -376,7 +376,7 @@ impl Parts {
     }
 
     /// Whether the device node has disappeared. The system waits with the removal of some devices
-    /// until nobody has them open, and this is all that it tells.
+    /// until they have no user, and this is the only indication.
     fn is_removed(&self) -> bool {
         self.node.as_ref().is_some_and(|node| !node.exists())
     }
@@ -465,7 +465,7 @@ fn request_notify(queue: &BasicCompletionQueue) -> Result<(), DeviceError> {
 
 const REQUESTS_PER_SEND: u32 = 3;
 
-/// Drains between two looks at what rings rarely, while nobody sleeps.
+/// Drains between two polls of rare event sources, while no task sleeps.
 const LOOK_EVERY: u64 = 64;
 
 /// How soft-RoCE names its vendor.

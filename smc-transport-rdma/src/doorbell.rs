@@ -82,7 +82,7 @@ impl Bell {
                 }
                 _ => {
                     let mut count = [0; 8];
-                    // Nothing to read means that somebody else has.
+                    // Without data, another thread has read it.
                     let _count = rustix::io::read(&self.own, &mut count);
                 }
             }
@@ -90,7 +90,7 @@ impl Bell {
         Ok(rings)
     }
 
-    /// Which node it was is looked up by whoever cares, so the events themselves say nothing.
+    /// The reader checks which node it was, so the contents of the events are discarded.
     fn forget_nodes(&self) {
         let Some(nodes) = &self.nodes else { return };
         let mut events = [0; 4096];

@@ -27,14 +27,14 @@
 //!   Messages are copied into the request where the device allows it.
 //! * Set-up does not block the executor for long: what may wait for the network, namely the peer's
 //!   hardware address, is done on a thread of its own.
-//! * [`drain`] takes no system call while nobody armed the device, except for a look now and then
+//! * [`drain`] takes no system call while the device is not armed, except for an occasional poll
 //!   at what happens rarely.
 //! * A link goes down when a request fails, when its port is no longer active, when its GID
 //!   disappears, or with the device. Its queue pair is stopped before [`LinkDown`] is reported. What
 //!   a completion says concerns that link alone, unless it is `IBV_WC_FATAL_ERR`; asynchronous
 //!   events about the queue pair or the device are [failures of the
 //!   device](smc_core::device::LinkFailure::Device).
-//! * Some devices, soft-RoCE among them, are removed only when nobody has them open, and their
+//! * Some devices, soft-RoCE among them, are removed only when no process has them open, and their
 //!   removal waits for that. The device node disappears first; that is reported as [`DeviceGone`],
 //!   and the device closes when it and everything made by it is dropped.
 //!

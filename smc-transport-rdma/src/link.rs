@@ -38,7 +38,7 @@ use crate::error::not_made;
 use crate::links::Serial;
 use crate::memory::{self, not_registered};
 use crate::offload::offload;
-use crate::teardown::Remains;
+use crate::teardown::DeferredTeardown;
 use crate::verbs::{self, Payload, Registered, WRITES_MAX, WriteRequest};
 use crate::{lock, port};
 
@@ -285,12 +285,12 @@ impl Core {
             .setup_max_dest_read_atomic(1)
             .setup_min_rnr_timer(MIN_RNR_TIMER)
             .setup_address_vector(&address);
-        let patience = self.parts.patience();
+        let retry_policy = self.parts.retry_policy();
         let mut send = QueuePairAttribute::new();
         send.setup_state(QueuePairState::ReadyToSend)
             .setup_sq_psn(own.psn.get())
-            .setup_timeout(patience.ack_timeout)
-            .setup_retry_cnt(patience.retries)
+            .setup_timeout(retry_policy.ack_timeout)
+            .setup_retry_cnt(retry_policy.retries)
             .setup_rnr_retry(RNR_RETRIES)
             .setup_max_read_atomic(1);
         let mut queue = lock(&self.queue);
@@ -316,13 +316,13 @@ impl Core {
 
 impl Drop for Core {
     fn drop(&mut self) {
-        let remains = Remains {
+        let remains = DeferredTeardown {
             qp: lock(&self.queue).qp.take(),
             _buffers: Arc::clone(&self.buffers),
             parts: Arc::clone(&self.parts),
         };
         if self.failed.load(Ordering::Acquire) {
-            remains.drop_later();
+            remains.spawn();
         }
     }
 }
@@ -559,7 +559,7 @@ fn path_mtu(code: MtuCode) -> Result<Mtu, DeviceError> {
 fn not_modified(what: &'static str, error: ModifyQueuePairError) -> DeviceError {
     match error.0 {
         ModifyQueuePairErrorKind::ResolveRouteTimedout { .. } => {
-            DeviceError::Invalid("nobody has the peer's address")
+            DeviceError::Invalid("no host has the peer's address")
         }
         ModifyQueuePairErrorKind::NetworkUnreachable { .. } => {
             DeviceError::Invalid("no route to the peer's address")

@@ -59,7 +59,7 @@ enum State<T> {
     Lost,
 }
 
-/// Wakes whoever waits, also if the work panicked.
+/// Wakes the waiting task, also if the work panicked.
 struct Finish<T>(Arc<Promise<T>>);
 
 impl<T> Drop for Finish<T> {

@@ -1,15 +1,15 @@
-//! How long a peer may be silent before its link is given up.
+//! Timeout and retries of a queue pair, after which its link is given up.
 
-/// When a link is given up whose peer acknowledges nothing.
+/// Timeout and retries of a queue pair whose peer sends no acknowledgement.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Patience {
-    /// A packet is taken for lost after 4.096 us times two to this.
+pub(crate) struct RetryPolicy {
+    /// A packet counts as lost after 4.096 us times two to the power of this.
     pub(crate) ack_timeout: u8,
     pub(crate) retries: u8,
 }
 
-impl Patience {
-    /// 134 ms and seven tries, as Linux has it: about a second.
+impl RetryPolicy {
+    /// 134 ms and seven retries, as in Linux: about a second.
     pub(crate) const HARDWARE: Self = Self {
         ack_timeout: 15,
         retries: 7,

@@ -1,4 +1,4 @@
-//! What is left of a link when nobody uses it any more.
+//! Deferred teardown of a link that has no user any more.
 
 use std::sync::Arc;
 
@@ -7,26 +7,26 @@ use sideway::ibverbs::queue_pair::BasicQueuePair;
 use crate::device::Parts;
 use crate::link::Buffers;
 
-/// What is left of a link: the queue pair, and what it uses.
-pub(crate) struct Remains {
+/// The resources of a link: the queue pair, and its buffers.
+pub(crate) struct DeferredTeardown {
     pub(crate) qp: Option<BasicQueuePair>,
     pub(crate) _buffers: Arc<Buffers>,
     pub(crate) parts: Arc<Parts>,
 }
 
-impl Remains {
-    /// Takes a link apart that went down by itself.
+impl DeferredTeardown {
+    /// Destroys a link that went down by itself, on another thread.
     ///
     /// Soft-RoCE then waits for packets that an interface which is down will never send, for close
     /// to a minute: not on a thread that has other links to serve. Without another thread it has to
     /// be this one.
-    pub(crate) fn drop_later(self) {
+    pub(crate) fn spawn(self) {
         let thread = std::thread::Builder::new().name("smc-rdma".to_owned());
         let _dropped_if_refused = thread.spawn(move || drop(self));
     }
 }
 
-impl Drop for Remains {
+impl Drop for DeferredTeardown {
     fn drop(&mut self) {
         let qp = self.qp.take();
         if self.parts.is_severed() {

@@ -28,7 +28,7 @@ impl Provider for Verbs {
         // this a receiver stays asleep, which soft-RoCE bears for some ten seconds.
         Effort::default()
             .with_rounds(300)
-            .with_patience(Duration::from_secs(20))
+            .with_timeout(Duration::from_secs(20))
     }
 }
 

@@ -254,8 +254,8 @@ fn a_receiver_that_sleeps_makes_the_sender_wait_and_no_more() {
     let Some((near, far)) = ends() else { return };
     for round in 0..5 {
         let (mut posted, mut sent) = (0, 0);
-        let patience = Instant::now() + Duration::from_secs(2);
-        while Instant::now() < patience {
+        let timeout = Instant::now() + Duration::from_secs(2);
+        while Instant::now() < timeout {
             match near.link.post(OpId(posted), &[], &[posted as u8; 44]) {
                 Ok(()) => posted += 1,
                 Err(error) => {
@@ -322,9 +322,9 @@ fn an_unreachable_peer_is_an_error_of_connecting_or_of_sending() {
     let device = Arc::new(device);
     let pending =
         block_on(async { domain(&device).await.open_link(&address(&device)).await }).unwrap();
-    let mut nobody = pending.local();
-    nobody.gid = std::net::Ipv4Addr::new(192, 0, 2, 77).into();
-    match block_on(pending.connect(nobody, Route::Direct)) {
+    let mut unreachable = pending.local();
+    unreachable.gid = std::net::Ipv4Addr::new(192, 0, 2, 77).into();
+    match block_on(pending.connect(unreachable, Route::Direct)) {
         Ok(link) => drop(link),
         Err(error) => println!("{error}"),
     }

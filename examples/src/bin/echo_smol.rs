@@ -66,7 +66,7 @@ async fn say(addr: &str, words: &str) -> Result<()> {
     stream.close().await?;
     let mut back = String::new();
     stream.read_to_string(&mut back).await?;
-    println!("client: said {words:?}, heard {back:?}");
+    println!("client: sent {words:?}, received {back:?}");
     if back == words {
         Ok(())
     } else {

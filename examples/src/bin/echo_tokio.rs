@@ -62,7 +62,7 @@ async fn say(addr: &str, words: &str) -> Result<()> {
     AsyncWriteExt::shutdown(&mut stream).await?;
     let mut back = String::new();
     stream.read_to_string(&mut back).await?;
-    println!("client: said {words:?}, heard {back:?}");
+    println!("client: sent {words:?}, received {back:?}");
     if back == words {
         Ok(())
     } else {

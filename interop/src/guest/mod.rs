@@ -9,7 +9,7 @@ pub(crate) mod smc;
 pub(crate) use boot::MODULES;
 
 /// The first process of a guest: sets the system up and serves the host until it says power off.
-/// There is nobody to return to.
+/// There is no caller to return to.
 pub(crate) fn init() -> ! {
     if let Err(error) = boot::boot().and_then(|()| agent::serve()) {
         eprintln!("interop agent: {error:#}");

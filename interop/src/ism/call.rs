@@ -12,7 +12,7 @@ use smc_core::{Endpoint, Stream};
 use super::job::{End, Job, exchange, exchange_randomly};
 use super::model;
 
-/// Plays all scenes that need nobody to be killed.
+/// Runs all scenarios without killed processes.
 pub(super) async fn call(endpoint: &Endpoint, to: SocketAddr, bulk: u64) -> Result<bool> {
     let mut all_well = true;
     all_well &= scene("echo", echo(endpoint, to)).await;
@@ -53,7 +53,7 @@ pub(super) async fn keep(endpoint: &Endpoint, to: SocketAddr) -> Result<bool> {
     smol::unblock(|| std::io::stdin().read_line(&mut String::new())).await?;
     streams.push(open(endpoint, to, Job::Echo).await?);
     for stream in &mut streams {
-        say_and_hear(stream, 300_000).await?;
+        echo_once(stream, 300_000).await?;
     }
     println!("streams to others go on");
     Ok(true)
@@ -68,7 +68,7 @@ pub(super) async fn greet(endpoint: &Endpoint, to: SocketAddr, is_tcp: bool) -> 
     ensure!(stream.mode().is_smc() != is_tcp, "{}", stream.mode());
     println!("{}", stream.mode());
     Job::Echo.ask(&mut stream).await?;
-    say_and_hear(&mut stream, 1000).await?;
+    echo_once(&mut stream, 1000).await?;
     Ok(true)
 }
 
@@ -76,7 +76,7 @@ async fn open_some(endpoint: &Endpoint, to: SocketAddr) -> Result<Vec<Stream>> {
     let mut streams = Vec::new();
     for _ in 0..HELD {
         let mut stream = open(endpoint, to, Job::Echo).await?;
-        say_and_hear(&mut stream, 1000).await?;
+        echo_once(&mut stream, 1000).await?;
         streams.push(stream);
     }
     Ok(streams)
@@ -103,12 +103,12 @@ pub(super) async fn open(endpoint: &Endpoint, to: SocketAddr, job: Job) -> Resul
     Ok(stream)
 }
 
-async fn say_and_hear(stream: &mut Stream, len: usize) -> Result<()> {
+async fn echo_once(stream: &mut Stream, len: usize) -> Result<()> {
     let said: Vec<u8> = (0..len).map(|at| (at * 7 % 251) as u8).collect();
-    let mut heard = vec![0; len];
+    let mut received = vec![0; len];
     stream.write_all(&said).await.context("write")?;
-    stream.read_exact(&mut heard).await.context("read")?;
-    ensure!(said == heard, "another echo");
+    stream.read_exact(&mut received).await.context("read")?;
+    ensure!(said == received, "another echo");
     Ok(())
 }
 
@@ -118,7 +118,7 @@ async fn echo(endpoint: &Endpoint, to: SocketAddr) -> Result<String> {
     let mode = stream.mode().to_string();
     let started = Instant::now();
     for _ in 0..ROUNDS {
-        say_and_hear(&mut stream, 14).await?;
+        echo_once(&mut stream, 14).await?;
     }
     let each = started.elapsed().as_secs_f64() * 1e6 / f64::from(ROUNDS);
     Ok(format!("{mode}, {each:.0} us a round trip"))
@@ -145,26 +145,26 @@ async fn half_close(endpoint: &Endpoint, to: SocketAddr) -> Result<String> {
     let mut stream = open(endpoint, to, Job::Echo).await?;
     stream.write_all(b"the last words").await?;
     stream.close().await?;
-    let mut heard = Vec::new();
-    stream.read_to_end(&mut heard).await?;
-    ensure!(heard == b"the last words", "another echo");
+    let mut received = Vec::new();
+    stream.read_to_end(&mut received).await?;
+    ensure!(received == b"the last words", "another echo");
     Ok("what was said before came back".to_owned())
 }
 
 async fn abort_by_server(endpoint: &Endpoint, to: SocketAddr) -> Result<String> {
     let mut stream = open(endpoint, to, Job::Abort).await?;
-    stream.write_all(b"nobody reads this").await?;
+    stream.write_all(b"this is not read").await?;
     let read = stream.read(&mut [0; 8]).await;
     let error = read.err().context("an end in order instead of an abort")?;
     ensure!(error.kind() == ErrorKind::ConnectionReset, "{error}");
-    Ok("heard as a reset".to_owned())
+    Ok("received as a reset".to_owned())
 }
 
 async fn abort_by_client(endpoint: &Endpoint, to: SocketAddr) -> Result<String> {
     let stream = open(endpoint, to, Job::BeAborted).await?;
     stream.peek(&mut [0]).await?;
     drop(stream);
-    Ok("done; the server tells how it is heard".to_owned())
+    Ok("done; the server tells how it is received".to_owned())
 }
 
 async fn fifty(endpoint: &Endpoint, to: SocketAddr) -> Result<String> {
@@ -174,7 +174,7 @@ async fn fifty(endpoint: &Endpoint, to: SocketAddr) -> Result<String> {
     }
     for _ in 0..3 {
         for stream in &mut streams {
-            say_and_hear(stream, 5000).await?;
+            echo_once(stream, 5000).await?;
         }
     }
     Ok("all at once".to_owned())

@@ -1,4 +1,4 @@
-//! Processes, machines and servers that end: those who have to do with them hear of it, others go on.
+//! Processes, machines and servers that end: their peers detect it, others continue.
 
 use std::time::Duration;
 
@@ -70,7 +70,7 @@ fn reset_guest(stage: &mut Stage) -> Result<()> {
     ];
     hold(stage, At::GuestB, &steady)?;
     stage.reset(At::GuestB)?;
-    // The devices are taken again: whoever had to do with them before hears of it at once.
+    // The devices are taken again: their earlier peers detect it at once.
     let back = stage.serve(At::GuestB, WORD_TIME)?;
     greet(stage, At::GuestB, &steady, Carried::Smc)?;
     for side in holding {
@@ -126,12 +126,12 @@ fn replace_server(stage: &mut Stage) -> Result<()> {
     }
     stage.kill(outside.side)?;
     if has_said_so {
-        // Nobody can begin anew on what is left in guests.
+        // No new fabric can use what is left in guests.
         let late = stage.start(At::GuestA, &["serve", "127.0.0.1:1"])?;
         let why = "interop: device is gone: the ivshmem server";
         stage.await_line(late, why, WORD_TIME)?;
     }
-    // Whoever has an endpoint of the old fabric is still reached.
+    // Endpoints of the old fabric are still reached.
     stage.start_server()?;
     greet(stage, At::Host, &inside, Carried::Tcp)?;
     stage.kill(inside.side)?;

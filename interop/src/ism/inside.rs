@@ -48,7 +48,7 @@ impl Provider for Guest {
     fn effort(&self) -> Effort {
         Effort::default()
             .with_rounds(ROUNDS)
-            .with_patience(Duration::from_secs(60))
+            .with_timeout(Duration::from_secs(60))
     }
 }
 
@@ -83,7 +83,7 @@ async fn streams() -> Result<()> {
     let (client, server) = (endpoint()?, endpoint()?);
     let listener = server.bind("127.0.0.1:0").await?;
     let runtime: Arc<dyn Runtime> = Arc::new(SmolRuntime::new());
-    let rules = Rules::relaxed().with_patience(Duration::from_secs(100));
+    let rules = Rules::relaxed().with_timeout(Duration::from_secs(100));
     for seed in 0..SEEDS {
         let at = listener.local_addr()?;
         let (connected, accepted) = zip(client.connect(at), listener.accept()).await;

@@ -42,7 +42,7 @@ impl Job {
         stream.write_all(&words.concat()).await
     }
 
-    pub(super) async fn hear(stream: &mut Stream) -> Result<Self> {
+    pub(super) async fn receive(stream: &mut Stream) -> Result<Self> {
         let mut words = [[0; 8]; 3];
         for word in &mut words {
             stream.read_exact(word).await?;

@@ -12,32 +12,32 @@ use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use smc_core::io::runtime::Runtime;
 use smc_core::io::runtime::smol::SmolRuntime;
 use smc_core::{Endpoint, Stream};
-use smc_testkit::model::{self, End, Rules, Testimony};
+use smc_testkit::model::{self, End, EndReport, Rules};
 use smol::channel::{Receiver, Sender, bounded};
 
 use super::call::open;
 use super::job::Job;
 
-/// What ends have done for whoever asks on another stream, by seed.
+/// Reports of ends, requested on another stream, by seed.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Witnesses(Arc<Mutex<HashMap<u64, Witness>>>);
 
-type Witness = (Sender<Testimony>, Receiver<Testimony>);
+type Witness = (Sender<EndReport>, Receiver<EndReport>);
 
 impl Witnesses {
     /// The server's end of a stream.
     pub(super) async fn play(&self, stream: Stream, seed: u64) -> Result<()> {
-        let testimony = play(stream, seed, End::Second).await?;
-        // There is room for one, and nobody else has this seed now.
-        let _ = self.of(seed).0.try_send(testimony);
+        let report = play(stream, seed, End::Second).await?;
+        // The channel has capacity for one, and this seed is used once at a time.
+        let _ = self.of(seed).0.try_send(report);
         Ok(())
     }
 
     /// Tells what it did, when it has.
     pub(super) async fn testify(&self, mut stream: Stream, seed: u64) -> Result<()> {
-        let testimony = self.of(seed).1.recv().await?;
+        let report = self.of(seed).1.recv().await?;
         self.lock().remove(&seed);
-        stream.write_all(&testimony.to_bytes()).await?;
+        stream.write_all(&report.to_bytes()).await?;
         stream.close().await?;
         Ok(())
     }
@@ -60,7 +60,7 @@ pub(super) async fn scene(endpoint: &Endpoint, to: SocketAddr) -> Result<String>
     for seed in 0..SEEDS {
         let stream = open(endpoint, to, Job::Play { seed }).await?;
         let ours = play(stream, seed, End::First);
-        let theirs = hear(endpoint, to, seed);
+        let theirs = receive_report(endpoint, to, seed);
         let (ours, theirs) = try_zip(ours, theirs).await?;
         let tally = model::compare(seed, &ours, &theirs)?;
         operations += tally.operations;
@@ -73,21 +73,22 @@ pub(super) async fn scene(endpoint: &Endpoint, to: SocketAddr) -> Result<String>
     ))
 }
 
-async fn play(stream: Stream, seed: u64, end: End) -> Result<Testimony> {
+async fn play(stream: Stream, seed: u64, end: End) -> Result<EndReport> {
     let runtime: Arc<dyn Runtime> = Arc::new(SmolRuntime::new());
-    let rules = Rules::relaxed().with_patience(PATIENCE);
+    let rules = Rules::relaxed().with_timeout(TIMEOUT);
     Ok(model::run_end(seed, &runtime, stream, end, rules).await?)
 }
 
-async fn hear(endpoint: &Endpoint, to: SocketAddr, seed: u64) -> Result<Testimony> {
+async fn receive_report(endpoint: &Endpoint, to: SocketAddr, seed: u64) -> Result<EndReport> {
     let mut stream = open(endpoint, to, Job::Testify { seed }).await?;
-    let mut bytes = [0; Testimony::LEN];
-    let heard = stream.read_exact(&mut bytes).await;
-    heard.with_context(|| format!("the server's end with seed {seed} has not come to its end"))?;
-    Ok(Testimony::from_bytes(&bytes))
+    let mut bytes = [0; EndReport::LEN];
+    let received = stream.read_exact(&mut bytes).await;
+    received
+        .with_context(|| format!("the server's end with seed {seed} has not come to its end"))?;
+    Ok(EndReport::from_bytes(&bytes))
 }
 
 const SEEDS: u64 = 60;
 
 /// Emulated machines are slow.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);

@@ -33,7 +33,7 @@ pub(super) async fn serve(endpoint: &Endpoint, at: SocketAddr) -> Result<()> {
 
 async fn answer(mut stream: Stream, witnesses: &Witnesses) -> Result<&'static str> {
     let how = "in order";
-    match Job::hear(&mut stream).await? {
+    match Job::receive(&mut stream).await? {
         Job::Echo => {
             let (from, to) = stream.into_split();
             futures_lite::io::copy(from, to).await?;
@@ -46,7 +46,7 @@ async fn answer(mut stream: Stream, witnesses: &Witnesses) -> Result<&'static st
             stream.peek(&mut [0]).await?;
         }
         Job::BeAborted => {
-            stream.write_all(b"nobody reads this").await?;
+            stream.write_all(b"this is not read").await?;
             let read = stream.read(&mut [0; 8]).await;
             let error = read.err().context("an end in order instead of an abort")?;
             ensure!(error.kind() == ErrorKind::ConnectionReset, "{error}");

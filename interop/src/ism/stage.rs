@@ -57,8 +57,8 @@ pub(super) struct Stage {
     children: Vec<(u32, Child)>,
     tell: Sender<(u32, Event)>,
     told: Receiver<(u32, Event)>,
-    /// What sides have said and nobody has asked for yet.
-    heard: Vec<(u32, Event)>,
+    /// Events of sides that were not consumed yet.
+    received: Vec<(u32, Event)>,
     sides: Vec<(u32, At)>,
     /// By which ports of this host the servers in each guest are reached.
     ports: [Forwarded; 2],
@@ -92,7 +92,7 @@ impl Stage {
             children: Vec::new(),
             tell,
             told,
-            heard: Vec::new(),
+            received: Vec::new(),
             sides: Vec::new(),
             ports,
             own_ports: Vec::new(),
@@ -287,17 +287,17 @@ impl Stage {
     /// The next event of a side; those of others are kept.
     fn next(&mut self, side: u32, deadline: Instant) -> Result<Option<Event>> {
         loop {
-            self.heard.extend(self.told.try_iter());
-            let at = self.heard.iter().position(|(from, _)| *from == side);
+            self.received.extend(self.told.try_iter());
+            let at = self.received.iter().position(|(from, _)| *from == side);
             if let Some(at) = at {
-                return Ok(Some(self.heard.remove(at).1));
+                return Ok(Some(self.received.remove(at).1));
             }
             if Instant::now() > deadline {
                 return Ok(None);
             }
             let soon = Instant::now() + LOOK_AGAIN;
             if let Some(happening) = self.lab.happening(soon)? {
-                self.heard.push((happening.run, happening.event));
+                self.received.push((happening.run, happening.event));
             }
         }
     }
@@ -371,7 +371,7 @@ impl Drop for Serving {
     }
 }
 
-/// A server of its own process. It ends when whoever started it does.
+/// A server of its own process. It ends with the process that started it.
 pub(super) fn keep_memory(path: &Path, nocopy: bool) -> Result<()> {
     let server = Arc::new(server(path, nocopy)?);
     let told = Arc::clone(&server);
@@ -392,7 +392,7 @@ fn server(path: &Path, nocopy: bool) -> Result<Server> {
 pub(super) fn equipment(server: &Path, vfio: bool, way: &str, devices: usize) -> Vec<String> {
     let mut args = Vec::new();
     let mut add = |option: &str, value: String| args.extend([option.to_owned(), value]);
-    // With a single processor to come, QEMU emulates fences and atomic instructions as if nobody
+    // With a single processor, QEMU emulates fences and atomic instructions as if no other process
     // else had the memory.
     add("-smp", "1,maxcpus=2".to_owned());
     if vfio {

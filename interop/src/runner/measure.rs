@@ -79,7 +79,7 @@ fn perform(
 
 /// Waits for an event of a run. Words of others are of no interest.
 fn await_event<T>(lab: &mut Lab, run: u32, wanted: impl Fn(&Event) -> Option<T>) -> Result<T> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while let Some(happening) = lab.happening(deadline)? {
         if happening.run != run {
             continue;
@@ -93,10 +93,10 @@ fn await_event<T>(lab: &mut Lab, run: u32, wanted: impl Fn(&Event) -> Option<T>)
             _ => {}
         }
     }
-    bail!("not done after {PATIENCE:?}")
+    bail!("not done after {TIMEOUT:?}")
 }
 
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Apart from those of scenarios.
 static RUNS: AtomicU32 = AtomicU32::new(1_000_000);

@@ -66,7 +66,7 @@ impl Table {
     }
 }
 
-/// Says that a kernel had not heard of the end of a link group.
+/// States that a kernel had not received the end of a link group.
 pub(crate) fn late(run: &Run, guest: usize, waited: Duration) {
     println!(
         "{} {}: {} kept its link group for {:.0} s: did it have to test the link?",

@@ -150,7 +150,7 @@ fn await_gid(lab: &mut Lab, who: Who, nic: usize) -> Result<()> {
     let [a, b, c, d] = v4(who, nic).octets();
     let wanted = format!("0000:0000:0000:0000:0000:ffff:{a:02x}{b:02x}:{c:02x}{d:02x}");
     let ports = format!("{DEVICES}/rxe{nic}/ports/1");
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while Instant::now() < deadline {
         for index in 0..GIDS {
             let path = format!("{ports}/gids/{index}");
@@ -177,7 +177,7 @@ const DEVICES: &str = "/sys/class/infiniband";
 /// Places of the table to look at.
 const GIDS: usize = 4;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Addresses answer and ask through the interface that they belong to and no other.
 const SYSTEM: &[(&str, &str)] = &[

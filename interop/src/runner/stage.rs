@@ -62,7 +62,7 @@ impl<'a> Stage<'a> {
             let Some(happening) = self.lab.happening(deadline)? else {
                 bail!("not done after {:?}", self.run.scenario.limit);
             };
-            self.hear(happening)?;
+            self.handle(happening)?;
             let has_moved = |end: &Side| end.marks.iter().any(|mark| mark == "moved");
             if self.run.strands_a_kernel() && self.ends.iter().all(has_moved) {
                 return Ok(());
@@ -113,7 +113,7 @@ impl<'a> Stage<'a> {
             .context("start")
     }
 
-    fn hear(&mut self, happening: Happening) -> Result<()> {
+    fn handle(&mut self, happening: Happening) -> Result<()> {
         let who = [Who::Subject, Who::Peer]
             .into_iter()
             .find(|who| self.end(*who).number == happening.run);
@@ -215,7 +215,7 @@ impl<'a> Stage<'a> {
             }
             Kind::Ours => {
                 if let Some(happening) = self.lab.happening(Instant::now() + MOMENT)? {
-                    self.hear(happening)?;
+                    self.handle(happening)?;
                 }
                 Ok(self.end(who).kind)
             }
@@ -274,7 +274,7 @@ static RUNS: AtomicU32 = AtomicU32::new(1);
 /// Every run has a port of its own, so that nothing of an earlier one is in the way.
 const FIRST_PORT: u16 = 20_000;
 
-/// The port of what programs tell besides; nobody listens.
+/// The port for reports of programs, without a listener.
 pub(crate) const NARRATION: u16 = 9;
 
 const LINK_TIME: Duration = Duration::from_secs(30);

@@ -98,7 +98,7 @@ pub(crate) fn is_spent(lab: &mut Lab) -> Result<bool> {
 
 const NOT_CLEAN: &str = "rxe_destroy_qp: cleanup failed";
 
-/// A kernel that has not heard of the end tests its link when it has received nothing for 30
+/// A kernel that has not received the end tests its link when it has received nothing for 30
 /// seconds, and gives it up two seconds later. That is its right, and a run does not fail at that
 /// boundary. All its other waits are of two to five seconds.
 const CLEAN_TIME: Duration = Duration::from_secs(60);

@@ -47,17 +47,17 @@ pub(super) fn scenarios() -> Vec<Scenario> {
 
 /// The end that dies has data that it has not read.
 fn killed(name: &'static str, about: &'static str, dies: Who) -> Scenario {
-    let dying = [Step::Receive(1000), Step::Gate("about to die".into())];
+    let ending = [Step::Receive(1000), Step::Gate("about to be killed".into())];
     let surviving = [Step::Send(2000), Step::Broken];
     let scenario = Scenario::new(name, about).both(|node| node.sysctls = &[(TEST_LINK, "1")]);
     let mut scenario = match dies {
-        Who::Subject => scenario.steps(dying, surviving),
-        Who::Peer => scenario.steps(surviving, dying),
+        Who::Subject => scenario.steps(ending, surviving),
+        Who::Peer => scenario.steps(surviving, ending),
     };
     scenario.expect.killed = Some(dies);
     scenario.cue(
         dies,
-        "about to die",
+        "about to be killed",
         [Action::Wait(500), Action::Kill(dies)],
     )
 }

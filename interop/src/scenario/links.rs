@@ -48,7 +48,7 @@ pub(super) fn scenarios() -> Vec<Scenario> {
         ),
         blink(
             "wire-blinks",
-            "the wire of an interface loses everything for a second: nobody gives it up",
+            "the wire of an interface loses everything for a second: neither side gives it up",
             1000,
         ),
         blink(

@@ -116,7 +116,7 @@ pub(crate) enum Action {
     /// Take an interface down, and with it the RDMA device's port.
     LinkDown(Who, usize),
     LinkUp(Who, usize),
-    /// Lose all frames from and to an interface. Nobody is told.
+    /// Lose all frames from and to an interface, without a report.
     Cut(Who, usize),
     Mend(Who, usize),
     /// Delete an RDMA device.

@@ -2,7 +2,7 @@
 //!
 //! A [`Script`] is written once and runs over the kernel's AF_SMC sockets, over plain TCP and over
 //! the userspace stack. Bytes follow a pattern that depends on connection, direction and position,
-//! so whoever receives them knows at once when one is missing, doubled or from elsewhere.
+//! so the receiver detects at once when one is missing, doubled or from elsewhere.
 
 mod bench;
 mod connection;
@@ -66,7 +66,7 @@ pub(crate) enum Step {
     End,
     /// Wait for the peer to break the connection off; what it sent before does not matter.
     Broken,
-    /// Close so that the peer hears that something was not read.
+    /// Close so that the peer is notified of unread data.
     Abort,
     /// Do nothing for milliseconds.
     Pause(u64),

@@ -101,10 +101,10 @@ impl Stage {
         }
     }
 
-    /// Says it in the network, if anybody wants that.
+    /// Sends it to the network, if this is configured.
     fn narrate(&self, words: &str) {
         if let Some(Narrator { socket, to }) = &self.narrator {
-            // That nobody listens is as it should be.
+            // No listener is expected.
             let _ = socket.send_to(words.as_bytes(), to);
         }
     }
@@ -116,7 +116,7 @@ impl Stage {
     }
 }
 
-/// Sends words to a port where nobody listens.
+/// Sends words to a port without a listener.
 #[derive(Debug)]
 struct Narrator {
     socket: UdpSocket,

@@ -1,7 +1,7 @@
 //! PROPOSALs that reach the server beside TCP.
 //!
 //! The whole handshake goes that way, and not a byte of it goes over TCP. The client has to wait
-//! for an answer that may never come, because it is somebody else who is listening there.
+//! for an answer that may never come, because another process listens there.
 
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::world::{Codes, Forger, World, has_taken, kind, reason};
 struct Row {
     name: &'static str,
     withdrawn: Withdrawn,
-    /// When it becomes known that nobody can answer.
+    /// When it becomes known that no answer can come.
     lost_after: Option<Duration>,
     server: fn(&Forger) -> Vec<Step>,
     outcome: Outcome,
@@ -31,7 +31,7 @@ struct Row {
     takes: Duration,
 }
 
-/// Nobody has taken the offer, or somebody has, and the server answers like this.
+/// The offer was not taken, or was taken and the server answers like this.
 fn row(
     name: &'static str,
     withdrawn: Withdrawn,
@@ -73,9 +73,9 @@ const SOON: Duration = Duration::from_millis(300);
 use Withdrawn::{Free, Taken};
 
 #[test]
-fn nobody_takes_the_offer() {
+fn an_offer_without_answer() {
     run(&[
-        row("and nobody speaks", Free, |_| vec![], PLAIN).takes(ANSWER_TIMEOUT),
+        row("and both ends are silent", Free, |_| vec![], PLAIN).takes(ANSWER_TIMEOUT),
         row("and that becomes known", Free, |_| vec![], PLAIN)
             .lost_after(ANSWER_TIMEOUT / 2)
             .takes(ANSWER_TIMEOUT / 2),
@@ -107,7 +107,7 @@ fn nobody_takes_the_offer() {
         )
         .reads(b"\xe2\xd4\xc3\xc5 is EBCDIC"),
         row(
-            "a plain server speaks as it becomes known that nobody answers",
+            "a plain server sends when it becomes known that no answer can come",
             Free,
             |_| vec![Step::Speaks(b"2")],
             PLAIN,
@@ -296,7 +296,7 @@ fn the_server_takes_the_offer_and_accepts() {
             Outcome::Smc,
         ),
         row(
-            "a buffer that nobody registered",
+            "an unregistered buffer",
             Taken,
             |forger| {
                 let mut accept = forger.accept();
@@ -395,9 +395,9 @@ fn run_row(world: &World, row: &Row) {
 #[test]
 fn the_server_is_known_not_to_speak() {
     let plain = Scripted::client(Delivery::Plain, Free);
-    let nobody = Scripted::delivered(Taken).finds(Finds::Nobody);
-    let without_interest = Scripted::delivered(Taken).finds(Finds::SomebodyWithoutInterest);
-    for scripted in [plain, nobody, without_interest] {
+    let nothing = Scripted::delivered(Taken).finds(Finds::Nothing);
+    let without_interest = Scripted::delivered(Taken).finds(Finds::NoInterest);
+    for scripted in [plain, nothing, without_interest] {
         everywhere("known not to speak", PLAIN, |world| {
             let negotiation = Arc::new(scripted.clone());
             let client = world.host_with(world.device("client"), |builder| {

@@ -44,7 +44,7 @@ fn a_server_declines() {
             peer(NODEV),
         ),
         row(
-            "a code that nobody knows",
+            "an unknown code",
             |_| vec![Step::Sends(decline_v2(DeclineCode(0x1234)))],
             peer(DeclineCode(0x1234)),
         ),
@@ -248,7 +248,7 @@ fn a_server_accepts_what_the_client_cannot_have() {
             Outcome::Declined(DeclineCode::RELEASEERR),
         ),
         row(
-            "a buffer that nobody registered",
+            "an unregistered buffer",
             |forger| {
                 let mut accept = forger.accept();
                 direct(&mut accept).dmb.0 ^= 1;

@@ -1,4 +1,4 @@
-//! Many set-ups at once: nobody waits for somebody who stalls, and link groups stay consistent.
+//! Many set-ups at once: none waits for a stalled one, and link groups stay consistent.
 
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
@@ -24,7 +24,7 @@ use crate::world::{Host, World, has_taken, proposal_from, reason};
 const AT_ONCE: Duration = Duration::from_millis(100);
 
 #[test]
-fn stalled_clients_delay_nobody() {
+fn stalled_clients_delay_no_other() {
     let world = World::new();
     let (client, server) = (world.host("client"), world.host("server"));
     let forger = world.forger(&server);
@@ -198,7 +198,7 @@ fn a_stalled_creator_of_a_link_group_delays_no_other_set_up() {
         let (ours, theirs) = future::zip(connects, accept_all(&listener, 2)).await;
         assert!(ours.iter().all(|stream| reason(stream).is_none()));
         assert!(world.rt.now() - since < AT_ONCE);
-        everybody_talks(ours, theirs).await;
+        exchange_names(ours, theirs).await;
         drop(creator);
         world.only_idle_groups_left(&client).await;
         world.only_idle_groups_left(&server).await;
@@ -214,25 +214,28 @@ fn first_contacts_at_the_same_time_do_not_wait_for_each_other() {
         let (client, server) = (world.host("client"), world.host("server"));
         world.block_on(async {
             let (listener, at) = server.listen().await;
-            let connects = connect_all(&client, at, CROWD);
-            let accepts = accept_all(&listener, CROWD);
+            let connects = connect_all(&client, at, CONNECTIONS);
+            let accepts = accept_all(&listener, CONNECTIONS);
             let (ours, theirs) = future::zip(connects, accepts).await;
             assert!(ours.iter().all(|stream| reason(stream).is_none()));
             assert!(theirs.iter().all(|stream| reason(stream).is_none()));
             for host in [&client, &server] {
                 let groups = host.endpoint.link_groups();
                 let seats: usize = groups.iter().map(|group| group.connections).sum();
-                assert_eq!(seats, CROWD);
+                assert_eq!(seats, CONNECTIONS);
                 assert!(groups.iter().all(|group| group.state == GroupState::Active));
             }
-            assert_eq!((client.device.dmbs(), server.device.dmbs()), (CROWD, CROWD));
+            assert_eq!(
+                (client.device.dmbs(), server.device.dmbs()),
+                (CONNECTIONS, CONNECTIONS)
+            );
             // From now on there is a group to join.
             let groups = server.endpoint.link_groups().len();
             let connects = connect_all(&client, at, 1);
             let one_more = future::zip(connects, accept_all(&listener, 1)).await;
             assert_eq!(server.endpoint.link_groups().len(), groups);
-            everybody_talks(one_more.0, one_more.1).await;
-            everybody_talks(ours, theirs).await;
+            exchange_names(one_more.0, one_more.1).await;
+            exchange_names(ours, theirs).await;
             world.only_idle_groups_left(&client).await;
             world.only_idle_groups_left(&server).await;
         });
@@ -247,17 +250,17 @@ fn hosts_that_connect_to_each_other_at_the_same_time_agree() {
             let ((left_listener, left_at), (right_listener, right_at)) =
                 (left.listen().await, right.listen().await);
             let there = future::zip(
-                connect_all(&left, right_at, CROWD),
-                accept_all(&right_listener, CROWD),
+                connect_all(&left, right_at, CONNECTIONS),
+                accept_all(&right_listener, CONNECTIONS),
             );
             let back = future::zip(
-                connect_all(&right, left_at, CROWD),
-                accept_all(&left_listener, CROWD),
+                connect_all(&right, left_at, CONNECTIONS),
+                accept_all(&left_listener, CONNECTIONS),
             );
             let (there, back) = future::zip(there, back).await;
             for (ours, theirs) in [there, back] {
                 assert!(ours.iter().all(|stream| reason(stream).is_none()));
-                everybody_talks(ours, theirs).await;
+                exchange_names(ours, theirs).await;
             }
             world.only_idle_groups_left(&left).await;
             world.only_idle_groups_left(&right).await;
@@ -285,7 +288,7 @@ fn each_client_host_has_a_link_group_of_its_own() {
             all.push((ours, theirs));
         }
         assert_eq!(server.endpoint.link_groups().len(), 6);
-        // One of them goes away: nobody else notices.
+        // One of them is removed: the others are not affected.
         clients[0].device.leave();
         let (ours, theirs) = all.remove(0);
         for mut stream in theirs {
@@ -297,7 +300,7 @@ fn each_client_host_has_a_link_group_of_its_own() {
         }
         drop(ours);
         for (ours, theirs) in all {
-            everybody_talks(ours, theirs).await;
+            exchange_names(ours, theirs).await;
         }
         world.only_idle_groups_left(&server).await;
         assert_eq!(server.endpoint.link_groups().len(), 5);
@@ -332,12 +335,12 @@ fn good_clients_among_bad_ones() {
                 kept
             };
             let good = future::zip(
-                connect_all(&client, at, CROWD),
-                accept_all(&listener, CROWD),
+                connect_all(&client, at, CONNECTIONS),
+                accept_all(&listener, CONNECTIONS),
             );
             let (kept, (ours, theirs)) = future::zip(bad, good).await;
             assert!(ours.iter().all(|stream| reason(stream).is_none()));
-            everybody_talks(ours, theirs).await;
+            exchange_names(ours, theirs).await;
             for raw in kept {
                 raw.rest().await;
             }
@@ -366,7 +369,7 @@ fn when_buffers_run_out_the_rest_is_tcp() {
                 .map(|reason| reason.peer.unwrap_or(reason.local));
             assert!(told.is_none_or(|code| code == DeclineCode::MAX_DMB));
         }
-        everybody_talks(ours, theirs).await;
+        exchange_names(ours, theirs).await;
         world.only_idle_groups_left(&client).await;
         world.only_idle_groups_left(&server).await;
     });
@@ -396,12 +399,12 @@ async fn accept_all(listener: &smc_core::Listener, count: usize) -> Vec<Stream> 
     accepted
 }
 
-/// Every stream says who it is, and hears who is at its other end.
-async fn everybody_talks(ours: Vec<Stream>, theirs: Vec<Stream>) {
+/// Every stream sends its name, and receives the name of its other end.
+async fn exchange_names(ours: Vec<Stream>, theirs: Vec<Stream>) {
     let echoes = theirs.into_iter().map(async |mut stream| {
-        let mut heard = Vec::new();
-        stream.read_to_end(&mut heard).await.unwrap();
-        stream.write_all(&heard).await.unwrap();
+        let mut received = Vec::new();
+        stream.read_to_end(&mut received).await.unwrap();
+        stream.write_all(&received).await.unwrap();
         stream.close().await.unwrap();
         // Not gone before the other end has read it.
         stream
@@ -413,9 +416,9 @@ async fn everybody_talks(ours: Vec<Stream>, theirs: Vec<Stream>) {
             let name = format!("stream {number}");
             stream.write_all(name.as_bytes()).await.unwrap();
             stream.close().await.unwrap();
-            let mut heard = String::new();
-            stream.read_to_string(&mut heard).await.unwrap();
-            assert_eq!(heard, name);
+            let mut received = String::new();
+            stream.read_to_string(&mut received).await.unwrap();
+            assert_eq!(received, name);
         });
     future::zip(join_all(echoes), join_all(talks)).await;
 }
@@ -442,4 +445,4 @@ async fn join_all<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Output>
 }
 
 /// First contacts at the same time.
-const CROWD: usize = 50;
+const CONNECTIONS: usize = 50;

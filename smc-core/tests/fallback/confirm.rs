@@ -125,7 +125,7 @@ fn a_client_sends_rubbish_instead_of_confirm() {
 fn a_client_confirms_with_a_buffer_that_cannot_be_used() {
     run(&[
         row(
-            "CONFIRM with a buffer that nobody registered",
+            "CONFIRM with an unregistered buffer",
             |forger| {
                 let mut confirm = forger.confirm();
                 direct(&mut confirm).dmb.0 ^= 1;

@@ -88,7 +88,7 @@ fn the_side_whose_device_fails_declines() {
             "the client's device was removed",
             Side::Client,
             |host| host.device.remove(),
-            // The server hears of it first: it no longer reaches the client.
+            // The server detects it first: it no longer reaches the client.
             DeclineCode::NOSMCD2DEV,
         ),
         row(
@@ -101,7 +101,7 @@ fn the_side_whose_device_fails_declines() {
 }
 
 #[test]
-fn the_side_whose_device_stalls_declines_before_the_peer_loses_patience() {
+fn the_side_whose_device_stalls_declines_before_the_peer_times_out() {
     let stalling = |name, whose, trouble, code| Row {
         takes: WORK,
         ..row(name, whose, trouble, code)
@@ -293,20 +293,20 @@ fn a_server_that_cannot_attach_ends_the_connection_behind_what_was_written() {
             let (listener, at) = server.listen().await;
             let mut ours = client.endpoint.connect(at).await.unwrap();
             assert_eq!(reason(&ours), None);
-            ours.write_all(b"anybody there?").await.unwrap();
+            ours.write_all(b"a 14-byte text").await.unwrap();
             world.sleep(WORK + Duration::from_millis(10)).await;
             let (mut theirs, _) = accept_now(&listener).unwrap();
-            let mut heard = [0; 14];
-            theirs.read_exact(&mut heard).await.unwrap();
-            assert_eq!(&heard, b"anybody there?");
+            let mut received = [0; 14];
+            theirs.read_exact(&mut received).await.unwrap();
+            assert_eq!(&received, b"a 14-byte text");
             assert!(theirs.read(&mut [0; 8]).await.is_err());
-            assert!(theirs.write(b"nobody").await.is_err());
+            assert!(theirs.write(b"refused").await.is_err());
             drop(theirs);
             world.only_idle_groups_left(&server).await;
 
             let read = ours.read(&mut [0; 8]).await;
             assert_eq!(read.unwrap_err().kind(), ErrorKind::ConnectionAborted);
-            let written = ours.write(b"anybody there?").await;
+            let written = ours.write(b"a 14-byte text").await;
             assert_eq!(written.unwrap_err().kind(), ErrorKind::ConnectionAborted);
             drop(ours);
             world.only_idle_groups_left(&client).await;
@@ -338,7 +338,7 @@ fn a_reader_learns_that_the_server_could_not_attach() {
 }
 
 #[test]
-fn without_nocopy_nobody_attaches() {
+fn without_nocopy_nothing_is_attached() {
     let mut world = World::new();
     world.fabric = MemFabric::new(7).with_nocopy(false);
     let (client, server) = (world.host("client"), world.host("server"));

@@ -39,7 +39,7 @@ fn a_connect_that_is_dropped_leaves_nothing() {
             }
             world.only_idle_groups_left(&client).await;
             if let Ok((mut stream, _)) = accept_for(&world, &listener, AT_ONCE).await {
-                assert!(stream.mode().is_smc(), "nobody has declined");
+                assert!(stream.mode().is_smc(), "no side has declined");
                 let end = stream.read(&mut [0; 8]).await;
                 assert!(!matches!(end, Ok(1..)), "invented data");
             }
@@ -127,7 +127,7 @@ fn a_listener_that_is_dropped_ends_handshakes_under_way() {
 }
 
 #[test]
-fn a_listener_that_is_dropped_ends_streams_that_nobody_accepted() {
+fn a_listener_that_is_dropped_ends_unaccepted_streams() {
     for world in [Some(World::new()), World::real()].into_iter().flatten() {
         let (client, server) = (world.host("client"), world.host("server"));
         let (at, _held) = world.own_address();
@@ -186,10 +186,10 @@ fn a_shutdown_ends_connections_with_connection_aborted() {
 
             let written = ours.write(b"into the void").await;
             assert_eq!(written.unwrap_err().kind(), ErrorKind::ConnectionAborted);
-            let mut heard = Vec::new();
-            let end = ours.read_to_end(&mut heard).await;
+            let mut received = Vec::new();
+            let end = ours.read_to_end(&mut received).await;
             assert_eq!(end.unwrap_err().kind(), ErrorKind::ConnectionAborted);
-            assert_eq!(heard, b"last words", "what was there before can be read");
+            assert_eq!(received, b"last words", "what was there before can be read");
 
             let end = theirs.read(&mut [0; 8]).await;
             let ends = [ErrorKind::ConnectionAborted, ErrorKind::ConnectionReset];
@@ -207,7 +207,7 @@ fn a_shutdown_ends_connections_with_connection_aborted() {
 }
 
 #[test]
-fn a_shutdown_wakes_whoever_waits() {
+fn a_shutdown_wakes_all_waiters() {
     for world in [Some(World::new()), World::real()].into_iter().flatten() {
         let (client, server) = (world.host("client"), world.host("server"));
         world.block_on(async {
@@ -352,7 +352,7 @@ fn a_stream_that_was_shut_down_ends_in_order_when_its_endpoint_closes() {
                 assert_eq!(read, b"to be read later");
                 let late = theirs.write(b"late").await;
                 assert_eq!(late.unwrap_err().kind(), ErrorKind::ConnectionReset);
-                // This end reads what there was, and then hears that nothing more comes.
+                // This end reads the remaining data, and then the end of the stream.
                 read.clear();
                 let end = ours.read_to_end(&mut read).await;
                 assert_eq!(end.unwrap_err().kind(), ErrorKind::ConnectionAborted);
@@ -394,7 +394,7 @@ fn a_closed_endpoint_makes_no_streams() {
         assert_eq!(reason(&first), None);
         listener.accept().await.unwrap();
         // This one waits to be accepted when the endpoint closes, and another one is waited for.
-        let crowded = server.endpoint.bind("10.0.0.1:82").await.unwrap();
+        let overloaded = server.endpoint.bind("10.0.0.1:82").await.unwrap();
         let unaccepted = client.endpoint.connect("10.0.0.1:82").await.unwrap();
         assert_eq!(reason(&unaccepted), None);
         // One is under way.
@@ -405,7 +405,7 @@ fn a_closed_endpoint_makes_no_streams() {
             client.device.recover();
             server.endpoint.close().await;
             // Nothing ran between.
-            crowded.accept().await.unwrap_err()
+            overloaded.accept().await.unwrap_err()
         };
         let both = future::zip(client.endpoint.connect(at), listener.accept());
         let ((connected, accepted), late) = future::zip(both, closing).await;

@@ -25,17 +25,17 @@ fn told(code: DeclineCode) -> Option<Codes> {
 }
 
 #[test]
-fn whoever_lacks_a_device_falls_back_without_waiting() {
+fn an_endpoint_without_a_device_falls_back_at_once() {
     // A client without devices does not wait until the server has seen its DECLINE.
-    let unheard = || vec![ours(DeclineCode::PEERNOSMC), told(DeclineCode::NOSMCDEV)];
+    let not_received = || vec![ours(DeclineCode::PEERNOSMC), told(DeclineCode::NOSMCDEV)];
     let nodev = || vec![ours(DeclineCode::NOSMCDEV)];
     let (no_ism, told_no_ism) = (DeclineCode::NOISM2SUPP, told(DeclineCode::NOISM2SUPP));
     // Who has a device, and the reasons of the client's stream and of the server's.
     let rows = [
         (true, true, vec![None], vec![None]),
         (true, false, vec![told_no_ism], vec![ours(no_ism)]),
-        (false, true, nodev(), unheard()),
-        (false, false, nodev(), unheard()),
+        (false, true, nodev(), not_received()),
+        (false, false, nodev(), not_received()),
     ];
     for (client_has, server_has, client_reasons, server_reasons) in rows {
         let Some(world) = World::real() else {
@@ -90,7 +90,7 @@ fn a_listener_that_takes_no_offer_leaves_its_clients_plain() {
             assert!(matches!(verdict, Verdict::Plain(_)), "{verdict:?}");
             world.talk(stream, Some(raw), b"").await;
         }
-        // Whoever waits for such a listener as it ends does not wait for more.
+        // A client that waits for such a listener stops to wait when it ends.
         let connect = client.connect(at);
         let (stream, raw) = future::zip(connect, async {
             let raw = Raw::accept(&*acceptor).await;
@@ -190,7 +190,10 @@ fn both_ends_agree_when_there_are_more_connections_than_cards() {
     };
     // Two descriptors each, and as many as a process may have by default are too few.
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-    if limit.current.is_some_and(|current| current < 4 * CROWD) {
+    if limit
+        .current
+        .is_some_and(|current| current < 4 * CONNECTIONS)
+    {
         println!("skipped: not descriptors enough");
         return;
     }
@@ -200,11 +203,11 @@ fn both_ends_agree_when_there_are_more_connections_than_cards() {
     let server = endpoint_with(&world, &dir, true, |builder| builder.max_handshakes(64));
     world.block_on(async {
         let mut options = ListenOptions::default();
-        options.backlog = Some(u32::try_from(2 * CROWD).unwrap());
+        options.backlog = Some(u32::try_from(2 * CONNECTIONS).unwrap());
         let listener = server.bind_with(anywhere(), &options).await.unwrap();
         let at = listener.local_addr().unwrap();
         let connected = Arc::new(Mutex::new(Vec::new()));
-        for _ in 0..CROWD {
+        for _ in 0..CONNECTIONS {
             let (client, connected) = (Arc::clone(&client), Arc::clone(&connected));
             world.rt.spawn(Box::pin(async move {
                 let mut stream = client.connect(at).await.unwrap();
@@ -216,7 +219,7 @@ fn both_ends_agree_when_there_are_more_connections_than_cards() {
             }));
         }
         let mut accepted = HashMap::new();
-        for _ in 0..CROWD {
+        for _ in 0..CONNECTIONS {
             let (mut stream, peer) = listener.accept().await.unwrap();
             let mut said = [0; 2];
             stream.read_exact(&mut said).await.unwrap();
@@ -260,4 +263,4 @@ fn endpoint_with(
 const LONG: Duration = Duration::from_secs(120);
 
 /// More connections than a client may have under way with one listener over SMC.
-const CROWD: u64 = 1200;
+const CONNECTIONS: u64 = 1200;

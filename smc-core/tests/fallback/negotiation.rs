@@ -29,24 +29,24 @@ pub(crate) struct Scripted {
 struct Orders {
     delivery: Delivery,
     withdrawn: Withdrawn,
-    /// Nobody can answer any more after this time.
+    /// No answer can come after this time.
     lost_after: Option<Duration>,
-    /// Nobody is found at the address, or nobody takes an offer.
+    /// No listener is found at the address, or none takes an offer.
     finds: Finds,
 }
 
 /// Where the way of an offer ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Finds {
-    Nobody,
-    SomebodyWithoutInterest,
+    Nothing,
+    NoInterest,
     Listener,
 }
 
 #[derive(Debug, Default)]
 struct Seen {
     proposal: Mutex<Option<Vec<u8>>>,
-    /// A listener's end of the way beside TCP, until somebody takes it.
+    /// A listener's end of the side channel, until it is taken.
     far: Mutex<Option<Pipe>>,
     offers: AtomicUsize,
     dismissed: AtomicUsize,
@@ -156,7 +156,7 @@ struct ScriptedClient {
 impl Client for ScriptedClient {
     async fn look_up(&self, _to: SocketAddr) -> Result<Box<dyn Candidate>, FallbackCause> {
         match self.scripted.orders.finds {
-            Finds::Nobody => Err(nothing_announced()),
+            Finds::Nothing => Err(nothing_announced()),
             _ => Ok(Box::new(self.clone())),
         }
     }

@@ -156,10 +156,10 @@ fn a_peer_that_dies_after_the_handshake_aborts_the_stream() {
             let (mut ours, mut theirs) = meet(&client, &server).await;
             ours.write_all(b"last words").await.unwrap();
             client.device.leave();
-            let mut heard = Vec::new();
-            let end = theirs.read_to_end(&mut heard).await;
+            let mut received = Vec::new();
+            let end = theirs.read_to_end(&mut received).await;
             assert_eq!(end.unwrap_err().kind(), ErrorKind::ConnectionAborted);
-            assert_eq!(heard, b"last words");
+            assert_eq!(received, b"last words");
             drop(theirs);
             world.nothing_left(&server).await;
         });

@@ -61,7 +61,7 @@ fn a_client_whose_devices_are_elsewhere_declines() {
 }
 
 #[test]
-fn nobody_listens() {
+fn no_listener() {
     for world in [Some(World::new()), World::real()].into_iter().flatten() {
         let client = world.host("client");
         let (at, _held) = world.own_address();

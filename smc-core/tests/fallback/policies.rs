@@ -151,7 +151,7 @@ fn a_listener_that_requires_smc_closes_plain_connections() {
 }
 
 #[test]
-fn a_listener_that_wants_no_smc_says_so_before_anybody_waits() {
+fn a_listener_without_smc_declines_before_any_wait() {
     let world = World::new();
     let scripted = Scripted::server();
     let negotiation = Arc::new(scripted.clone());
@@ -170,7 +170,7 @@ fn a_listener_that_wants_no_smc_says_so_before_anybody_waits() {
 }
 
 #[test]
-fn a_client_that_wants_no_smc_tells_nobody() {
+fn a_client_without_smc_sends_no_offer() {
     let world = World::new();
     let scripted = Scripted::delivered(Withdrawn::Taken);
     let negotiation = Arc::new(scripted.clone());

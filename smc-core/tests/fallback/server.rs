@@ -33,7 +33,7 @@ pub(crate) const fn row(
 
 pub(crate) const NODEV: DeclineCode = DeclineCode::NOSMCDEV;
 
-/// The kind of error does not matter: nobody sees it.
+/// The kind of error does not matter: it is not visible.
 pub(crate) const UNSEEN: Outcome = Outcome::Fails(ErrorKind::Other);
 
 // ---- S4: instead of PROPOSAL -----------------------------------------------------------------

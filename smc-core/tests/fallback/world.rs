@@ -119,7 +119,7 @@ impl World {
         self.rt.timer(self.rt.now() + time).await;
     }
 
-    /// A host with one device, whose endpoint takes it for granted that everybody speaks SMC.
+    /// A host with one device, whose endpoint assumes that every peer supports SMC.
     pub(crate) fn host(&self, name: &str) -> Host {
         self.host_with(self.device(name), |builder| builder)
     }

@@ -65,7 +65,7 @@ pub(super) fn attachments_and_moves_agree(bench: &mut Bench<'_>) -> Verdict {
 }
 
 pub(super) fn attachment_signals_are_reported(bench: &mut Bench<'_>) -> Verdict {
-    let patience = bench.patience();
+    let timeout = bench.timeout();
     let (ours, dmb) = (bench.ours(), bench.our_buffer()?);
     let attachment = bench.attach(&*dmb)?;
     for round in 1..=20_u8 {
@@ -75,7 +75,7 @@ pub(super) fn attachment_signals_are_reported(bench: &mut Bench<'_>) -> Verdict 
             .region()
             .copy_in(32, &[round; 5000])
             .or_fail("write")?;
-        ring(&*attachment, patience)?;
+        ring(&*attachment, timeout)?;
         ours.await_report(dmb.token())?;
         let arrived = bytes(dmb.region(), 32, 5000)?
             .iter()
@@ -86,7 +86,7 @@ pub(super) fn attachment_signals_are_reported(bench: &mut Bench<'_>) -> Verdict 
 }
 
 pub(super) fn attachment_signals_between_the_drains_are_seen(bench: &mut Bench<'_>) -> Verdict {
-    let patience = bench.patience();
+    let timeout = bench.timeout();
     let dmb = bench.our_buffer()?;
     let attachment = bench.attach(&*dmb)?;
     for when in [
@@ -95,17 +95,17 @@ pub(super) fn attachment_signals_between_the_drains_are_seen(bench: &mut Bench<'
         When::BetweenArmAndDrain,
         When::AfterSecondDrain,
     ] {
-        staged(bench, &*dmb, when, || ring(&*attachment, patience))?;
+        staged(bench, &*dmb, when, || ring(&*attachment, timeout))?;
     }
     Ok(())
 }
 
 pub(super) fn detaching_between_the_drains_loses_no_wake_up(bench: &mut Bench<'_>) -> Verdict {
-    let (ours, patience) = (bench.ours(), bench.patience());
+    let (ours, timeout) = (bench.ours(), bench.timeout());
     let dmb = bench.our_buffer()?;
     let attachment = bench.attach(&*dmb)?;
     for round in 1..=5 {
-        // Long enough for the device to hear of its last use, to give its pages back.
+        // Long enough for the device to detect the last use and to release the pages.
         let len = LONG.min(ours.device().limits().max_dmb_len);
         let dropped = bench.buffer(ours, bench.peer(), len)?;
         let in_use = bench.attach(&*dropped)?;
@@ -119,9 +119,9 @@ pub(super) fn detaching_between_the_drains_loses_no_wake_up(bench: &mut Bench<'_
         while ours.drain()? > 0 {
             ours.arm()?;
         }
-        ring(&*attachment, patience)?;
+        ring(&*attachment, timeout)?;
         ensure!(
-            ours.park(patience)?,
+            ours.park(timeout)?,
             "round {round}: the signal of another attachment does not ring"
         );
         ours.await_report(dmb.token())?;
@@ -130,7 +130,7 @@ pub(super) fn detaching_between_the_drains_loses_no_wake_up(bench: &mut Bench<'_
 }
 
 pub(super) fn attachment_wake_ups_are_never_lost(bench: &mut Bench<'_>) -> Verdict {
-    let patience = bench.patience();
+    let timeout = bench.timeout();
     let dmb = bench.our_buffer()?;
     let attachment = bench.attach(&*dmb)?;
     chase(bench, &*dmb, |round| {
@@ -138,7 +138,7 @@ pub(super) fn attachment_wake_ups_are_never_lost(bench: &mut Bench<'_>) -> Verdi
             .region()
             .store(8, u64::from(round), Ordering::Release);
         store.or_fail("store through the attachment")?;
-        ring(&*attachment, patience)
+        ring(&*attachment, timeout)
     })
 }
 
@@ -156,7 +156,7 @@ pub(super) fn unknown_tokens_cannot_be_attached(bench: &mut Bench<'_>) -> Verdic
         match bench.try_attach(bench.peer(), bench.ours().gid(), token)? {
             Err(DeviceError::Invalid(_)) => {}
             Err(error) => return fail(format!("expected `Invalid`, got: {error}")),
-            Ok(_) => return fail("a token that nobody registered was attached"),
+            Ok(_) => return fail("an unregistered token was attached"),
         }
     }
     Ok(())
@@ -211,7 +211,7 @@ pub(super) fn attached_memory_outlives_the_buffer(bench: &mut Bench<'_>) -> Verd
     mapped
         .copy_in(0, &[0x11; SMALL])
         .or_fail("write through the attachment")?;
-    // Whether anybody is told does not matter.
+    // Whether a peer is notified does not matter.
     let _ = attachment.signal();
     bench.ours().forget()?;
     for dmb in &next {

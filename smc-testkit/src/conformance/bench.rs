@@ -125,8 +125,8 @@ impl<'p> Bench<'p> {
         pair: impl Future<Output = Result<Pair, Skip>> + Send,
     ) -> Result<Self, Stop> {
         let pair = run(provider, pair).map_err(|why| Stop::Skip(why.to_string()))?;
-        let patience = provider.effort().patience;
-        let node = |device| Node::new(device, kind, patience);
+        let timeout = provider.effort().timeout;
+        let node = |device| Node::new(device, kind, timeout);
         let is_alone = Arc::ptr_eq(&pair.ours, &pair.peer);
         Ok(Self {
             provider,
@@ -173,8 +173,8 @@ impl<'p> Bench<'p> {
         self.provider.effort()
     }
 
-    pub(super) fn patience(&self) -> Duration {
-        self.effort().patience
+    pub(super) fn timeout(&self) -> Duration {
+        self.effort().timeout
     }
 
     /// A third device, or the check does not apply.
@@ -217,7 +217,7 @@ impl<'p> Bench<'p> {
         call: impl Future<Output = T> + Send,
     ) -> Result<T, Stop> {
         let nodes = self.nodes();
-        let deadline = Instant::now() + self.patience();
+        let deadline = Instant::now() + self.timeout();
         let driven = Driven {
             call: pin!(call),
             nodes,
@@ -268,7 +268,7 @@ impl<'p> Bench<'p> {
         what: &str,
         mut condition: impl FnMut() -> Result<bool, Stop>,
     ) -> Verdict {
-        let deadline = Instant::now() + self.patience();
+        let deadline = Instant::now() + self.timeout();
         loop {
             if condition()? {
                 return Ok(());

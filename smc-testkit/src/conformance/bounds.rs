@@ -1,4 +1,4 @@
-//! What must not be written, by nobody.
+//! Memory that must not be written.
 
 use smc_core::device::{Dmb, Signal, SubmitError};
 use smc_wire::types::DmbToken;
@@ -65,7 +65,7 @@ pub(super) fn unknown_tokens_are_refused(bench: &mut Bench<'_>) -> Verdict {
     for token in near.into_iter().chain(odd).map(DmbToken) {
         for data in [&[0xee; 8][..], &[]] {
             let result = bench.peer().try_put(token, 0, &[data], Signal::Yes)?;
-            expect_unknown(result, "a token that nobody registered")?;
+            expect_unknown(result, "an unregistered token")?;
         }
     }
     expect_untouched(bench, &*dmb)

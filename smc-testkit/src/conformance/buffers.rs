@@ -6,7 +6,7 @@ use smc_core::device::{DeviceError, Signal};
 use smc_core::mem::sync::Ordering;
 
 use super::bench::{Bench, OrFail, SMALL, Verdict, content, ensure, fail, skip};
-use super::identity::stranger;
+use super::identity::unknown_gid;
 use crate::Rng;
 
 pub(super) fn buffers_have_the_asked_length(bench: &mut Bench<'_>) -> Verdict {
@@ -113,7 +113,7 @@ pub(super) fn too_long_buffers_are_refused(bench: &mut Bench<'_>) -> Verdict {
 }
 
 pub(super) fn buffers_for_unknown_peers_end(bench: &mut Bench<'_>) -> Verdict {
-    let gid = stranger(bench, &mut Rng::new(0x7374_7261));
+    let gid = unknown_gid(bench, &mut Rng::new(0x7374_7261));
     match bench.wait("register", bench.ours().direct().register(gid, SMALL))? {
         // Hardware does not ask whether the peer exists.
         Ok(dmb) => ensure!(dmb.region().len() == SMALL, "the buffer has another length"),

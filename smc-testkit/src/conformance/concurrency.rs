@@ -102,7 +102,7 @@ pub(super) fn threads_share_a_device(bench: &mut Bench<'_>) -> Verdict {
     const THREADS: u8 = 4;
     let (provider, ours, peer) = (bench.provider, bench.ours(), bench.peer());
     let rounds = bench.effort().rounds / 40 + 1;
-    let (tokens, patience) = (Mutex::new(HashSet::new()), bench.patience());
+    let (tokens, timeout) = (Mutex::new(HashSet::new()), bench.timeout());
     let work = |thread: u8| -> Verdict {
         for round in 0..rounds {
             let register = ours.direct().register(peer.gid(), SMALL);
@@ -119,7 +119,7 @@ pub(super) fn threads_share_a_device(bench: &mut Bench<'_>) -> Verdict {
             let data = [thread + 1; SMALL];
             dmb.arm();
             peer.put(dmb.token(), 0, &data, Signal::Yes)?;
-            super::order::await_round(patience, "a thread's move", || {
+            super::order::await_round(timeout, "a thread's move", || {
                 Ok(content(dmb.region())? == data)
             })?;
         }

@@ -23,7 +23,7 @@ pub(super) fn a_dead_peer_is_reported_once(bench: &mut Bench<'_>) -> Verdict {
     let ours = bench.ours();
     if ours.count(Event::PeerGone(gid)) == 0 {
         ensure!(
-            ours.park(bench.patience())?,
+            ours.park(bench.timeout())?,
             "nothing wakes the driver when the peer dies"
         );
     }

@@ -88,7 +88,7 @@ pub(super) fn the_peer_can_be_reached(bench: &mut Bench<'_>) -> Verdict {
 pub(super) fn unknown_devices_are_unreachable(bench: &mut Bench<'_>) -> Verdict {
     let mut rng = Rng::new(0x6e6f_6e65);
     for _ in 0..4 {
-        let gid = stranger(bench, &mut rng);
+        let gid = unknown_gid(bench, &mut rng);
         match bench.reach(bench.ours(), gid)? {
             Err(DeviceError::Unreachable { peer, .. }) if peer == gid => {}
             Err(DeviceError::Unreachable { peer, .. }) => {
@@ -110,7 +110,7 @@ pub(super) fn reaching_oneself_ends(bench: &mut Bench<'_>) -> Verdict {
 }
 
 /// A GID of the right kind that no device has.
-pub(super) fn stranger(bench: &Bench<'_>, rng: &mut Rng) -> Gid {
+pub(super) fn unknown_gid(bench: &Bench<'_>, rng: &mut Rng) -> Gid {
     if bench.ours().direct().chid().is_emulated() {
         Gid::new(rng.bits(), rng.bits() | 1)
     } else {

@@ -275,7 +275,7 @@ macro_rules! __conformance_checks {
             offsets_do_not_wrap:
                 "Offset and length near 2^32 are `OutOfBounds`, not wrapped around.",
             unknown_tokens_are_refused:
-                "`move_data` to a token that nobody registered is `UnknownToken`.",
+                "`move_data` to an unregistered token is `UnknownToken`.",
             the_owner_cannot_move_into_its_own_buffer:
                 "Only the peer named in `register` may write, not even the owner itself.",
             third_devices_cannot_write:
@@ -351,10 +351,10 @@ macro_rules! __conformance_checks {
             unknown_tokens_cannot_be_attached:
                 "`attach` to a token that names no buffer for us is `Invalid`.",
             third_devices_cannot_attach:
-                "`attach` to a buffer that was registered for somebody else is refused.",
+                "`attach` to a buffer that was registered for another peer is refused.",
             freed_buffers_cannot_be_attached: "`attach` to a buffer that is gone is refused.",
             attached_memory_outlives_the_buffer:
-                "Attached memory stays valid after the owner dropped the buffer, and shows nobody \
+                "Attached memory stays valid after the owner dropped the buffer, and shows no \
                 else's data.",
             buffers_outlive_their_attachments:
                 "Detaching leaves the buffer to its owner, and it can be attached again.",

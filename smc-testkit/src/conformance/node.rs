@@ -31,7 +31,7 @@ pub(super) struct Node {
     device: Arc<dyn Device>,
     news: Mutex<Vec<Event>>,
     bell: Arc<Bell>,
-    patience: Duration,
+    timeout: Duration,
     /// For links and memory of all checks that are not about domains.
     domain: OnceLock<Arc<dyn ProtectionDomain>>,
 }
@@ -40,7 +40,7 @@ impl Node {
     pub(super) fn new(
         device: Arc<dyn Device>,
         kind: Kind,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Self, Stop> {
         match (kind, device.fabric()) {
             (Kind::Direct, Fabric::Direct(_)) | (Kind::Rdma, Fabric::Rdma(_)) => {}
@@ -51,7 +51,7 @@ impl Node {
             device,
             news: Mutex::default(),
             bell: Arc::default(),
-            patience,
+            timeout,
             domain: OnceLock::new(),
         })
     }
@@ -96,7 +96,7 @@ impl Node {
     ) -> Result<Result<(), SubmitError>, Stop> {
         let at = u32::try_from(at).or_fail("offset of a move")?;
         let slices: Vec<_> = data.iter().map(|slice| IoSlice::new(slice)).collect();
-        until_taken(self.patience, || {
+        until_taken(self.timeout, || {
             self.direct().move_data(to, at, &slices, signal)
         })
     }
@@ -117,7 +117,7 @@ impl Node {
         Ok(count)
     }
 
-    /// For everything: whoever waits here may wait for completions.
+    /// For all events: the caller may wait for completions.
     pub(super) fn arm(&self) -> Result<(), Stop> {
         self.device.arm().or_fail("arm")?;
         match self.device.fabric().rdma() {
@@ -126,7 +126,7 @@ impl Node {
         }
     }
 
-    /// Gets ready to hear the doorbell. Comes before the first drain of a round.
+    /// Prepares to wait for the doorbell. Comes before the first drain of a round.
     pub(super) fn listen(&self) {
         if let Doorbell::Waker(cell) = self.device.doorbell() {
             self.bell.quiet();
@@ -170,7 +170,7 @@ impl Node {
 
     /// Drives the device until it has reported `event`; false if that takes too long.
     pub(super) fn await_event(&self, event: Event) -> Result<bool, Stop> {
-        let deadline = Instant::now() + self.patience;
+        let deadline = Instant::now() + self.timeout;
         loop {
             if self.news().contains(&event) {
                 return Ok(true);
@@ -236,15 +236,15 @@ impl Node {
 }
 
 /// Tells the owner of an attached buffer, again and again while the device is busy.
-pub(super) fn ring(attachment: &dyn Attachment, patience: Duration) -> Verdict {
-    until_taken(patience, || attachment.signal())?.or_fail("signal of an attachment")
+pub(super) fn ring(attachment: &dyn Attachment, timeout: Duration) -> Verdict {
+    until_taken(timeout, || attachment.signal())?.or_fail("signal of an attachment")
 }
 
 pub(super) fn until_taken(
-    patience: Duration,
+    timeout: Duration,
     submit: impl Fn() -> Result<(), SubmitError>,
 ) -> Result<Result<(), SubmitError>, Stop> {
-    let deadline = Instant::now() + patience;
+    let deadline = Instant::now() + timeout;
     loop {
         match submit() {
             Err(SubmitError::WouldBlock) if Instant::now() < deadline => thread::yield_now(),

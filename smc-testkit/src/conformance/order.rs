@@ -37,11 +37,11 @@ pub(super) fn data_arrives_before_the_header(bench: &mut Bench<'_>) -> Verdict {
     let dmb = bench.our_buffer()?;
     let rounds = bench.effort().rounds;
     let read = AtomicU32::new(0);
-    let (ours, peer, patience) = (bench.ours(), bench.peer(), bench.patience());
+    let (ours, peer, timeout) = (bench.ours(), bench.peer(), bench.timeout());
     thread::scope(|scope| {
         let writer = scope.spawn(|| -> Verdict {
             for round in 1..=rounds {
-                await_round(patience, "the reader", || {
+                await_round(timeout, "the reader", || {
                     Ok(read.load(Ordering::Acquire) + 1 >= round)
                 })?;
                 // Odd places and lengths: not the words of a block.
@@ -52,7 +52,7 @@ pub(super) fn data_arrives_before_the_header(bench: &mut Bench<'_>) -> Verdict {
             Ok(())
         });
         for round in 1..=rounds {
-            await_round(patience, "the header", || {
+            await_round(timeout, "the header", || {
                 if load(&*dmb, 8)? >= u64::from(round) {
                     return Ok(true);
                 }
@@ -79,7 +79,7 @@ pub(super) fn data_arrives_before_the_header(bench: &mut Bench<'_>) -> Verdict {
 fn watch_blocks(bench: &Bench<'_>, look: impl Fn([u64; 4]) -> Verdict + Sync) -> Verdict {
     let dmb = bench.our_buffer()?;
     let rounds = u64::from(bench.effort().rounds) * 8;
-    let (ours, peer, patience) = (bench.ours(), bench.peer(), bench.patience());
+    let (ours, peer, timeout) = (bench.ours(), bench.peer(), bench.timeout());
     thread::scope(|scope| {
         let writer = scope.spawn(|| -> Verdict {
             for count in 1..=rounds {
@@ -88,14 +88,14 @@ fn watch_blocks(bench: &Bench<'_>, look: impl Fn([u64; 4]) -> Verdict + Sync) ->
             }
             Ok(())
         });
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         while !writer.is_finished() {
             look(words(&*dmb)?)?;
             ensure!(Instant::now() < deadline, "moves of 32 bytes take too long");
             ours.drain()?;
         }
         writer.join().unwrap_or_else(|panic| resume_unwind(panic))?;
-        await_round(patience, "the last block", || {
+        await_round(timeout, "the last block", || {
             let words = words(&*dmb)?;
             look(words)?;
             ours.drain()?;
@@ -138,11 +138,11 @@ fn load(dmb: &dyn Dmb, at: usize) -> Result<u64, Stop> {
 
 /// Spins for a short time, then lets others run, until the condition holds.
 pub(super) fn await_round(
-    patience: Duration,
+    timeout: Duration,
     what: &str,
     mut condition: impl FnMut() -> Result<bool, Stop>,
 ) -> Verdict {
-    let deadline = Instant::now() + patience;
+    let deadline = Instant::now() + timeout;
     loop {
         for _ in 0..64 {
             if condition()? {

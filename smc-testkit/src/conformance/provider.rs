@@ -204,14 +204,14 @@ pub struct Effort {
     pub rounds: u32,
     /// How long anything may take before it counts as lost; 10 s if not told. Only failures take
     /// that long.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 impl Default for Effort {
     fn default() -> Self {
         Self {
             rounds: 4000,
-            patience: Duration::from_secs(10),
+            timeout: Duration::from_secs(10),
         }
     }
 }
@@ -226,8 +226,8 @@ impl Effort {
 
     /// Sets how long anything may take.
     #[must_use]
-    pub fn with_patience(mut self, patience: Duration) -> Self {
-        self.patience = patience;
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
         self
     }
 }

@@ -52,7 +52,7 @@ pub(super) fn signals_name_their_buffer(bench: &mut Bench<'_>) -> Verdict {
         bench.our_buffer()?,
     ];
     let ours = bench.ours();
-    let mut strangers = 0;
+    let mut spurious = 0;
     for round in 0..ROUNDS {
         let dmb = &dmbs[round % dmbs.len()];
         ours.forget()?;
@@ -60,13 +60,13 @@ pub(super) fn signals_name_their_buffer(bench: &mut Bench<'_>) -> Verdict {
         bench.peer().put(dmb.token(), 0, &[1; 32], Signal::Yes)?;
         ours.await_report(dmb.token())?;
         let others = dmbs.iter().filter(|other| other.token() != dmb.token());
-        strangers += others
+        spurious += others
             .filter(|other| ours.reports(other.token()) > 0)
             .count();
     }
     ensure!(
-        strangers <= ROUNDS / 2,
-        "{strangers} reports of buffers that were not written"
+        spurious <= ROUNDS / 2,
+        "{spurious} reports of buffers that were not written"
     );
     Ok(())
 }
@@ -161,7 +161,7 @@ pub(super) fn staged(
         ours.drain()?;
         signal_if(When::AfterSecondDrain)?;
         if ours.reports(dmb.token()) == 0 {
-            let rung = ours.park(bench.patience())?;
+            let rung = ours.park(bench.timeout())?;
             ensure!(
                 rung,
                 "round {round}: neither reported nor rung; the driver would sleep on"

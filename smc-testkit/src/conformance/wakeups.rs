@@ -35,14 +35,14 @@ pub(super) fn chase(
     dmb: &dyn Dmb,
     write: impl Fn(u32) -> Verdict + Sync,
 ) -> Verdict {
-    let (rounds, patience) = (bench.effort().rounds, bench.patience());
+    let (rounds, timeout) = (bench.effort().rounds, bench.timeout());
     let seen = AtomicU32::new(0);
     thread::scope(|scope| {
         let writer = scope.spawn(|| -> Verdict {
             let mut rng = Rng::new(0x6a69_7474);
             for round in 1..=rounds {
                 // Longer than the reader waits, so that the reader says what it waited for.
-                await_round(patience * 2, "the reader", || {
+                await_round(timeout * 2, "the reader", || {
                     Ok(seen.load(Ordering::Acquire) + 1 >= round)
                 })?;
                 linger(&mut rng);
@@ -50,7 +50,7 @@ pub(super) fn chase(
             }
             Ok(())
         });
-        let mut reader = Reader::new(bench.ours(), dmb, patience);
+        let mut reader = Reader::new(bench.ours(), dmb, timeout);
         let read = (1..=rounds).try_for_each(|round| {
             reader.await_round(round)?;
             seen.store(round, Ordering::Release);
@@ -64,14 +64,14 @@ pub(super) fn chase(
 }
 
 pub(super) fn wake_ups_are_never_lost_both_ways(bench: &mut Bench<'_>) -> Verdict {
-    let (ours, peer, patience) = (bench.ours(), bench.peer(), bench.patience());
+    let (ours, peer, timeout) = (bench.ours(), bench.peer(), bench.timeout());
     let to_us = bench.buffer(ours, peer, SMALL)?;
     let to_peer = bench.buffer(peer, ours, SMALL)?;
     let rounds = bench.effort().rounds;
     thread::scope(|scope| {
         let echo = scope.spawn(|| -> Verdict {
             let mut rng = Rng::new(0x6563_686f);
-            let mut reader = Reader::new(peer, &*to_peer, patience * 2);
+            let mut reader = Reader::new(peer, &*to_peer, timeout * 2);
             for round in 1..=rounds {
                 reader.await_round(round)?;
                 linger(&mut rng);
@@ -84,7 +84,7 @@ pub(super) fn wake_ups_are_never_lost_both_ways(bench: &mut Bench<'_>) -> Verdic
             }
             Ok(())
         });
-        let mut reader = Reader::new(ours, &*to_us, patience);
+        let mut reader = Reader::new(ours, &*to_us, timeout);
         let asked = (1..=rounds).try_for_each(|round| {
             ours.put(
                 to_peer.token(),
@@ -101,7 +101,7 @@ pub(super) fn wake_ups_are_never_lost_both_ways(bench: &mut Bench<'_>) -> Verdic
 
 pub(super) fn wake_ups_are_never_lost_with_many_buffers(bench: &mut Bench<'_>) -> Verdict {
     const BUFFERS: usize = 4;
-    let (ours, peer, patience) = (bench.ours(), bench.peer(), bench.patience());
+    let (ours, peer, timeout) = (bench.ours(), bench.peer(), bench.timeout());
     let rounds = bench.effort().rounds / 2;
     let dmbs: Vec<_> = (0..BUFFERS)
         .map(|_| bench.our_buffer())
@@ -113,7 +113,7 @@ pub(super) fn wake_ups_are_never_lost_with_many_buffers(bench: &mut Bench<'_>) -
             writers.push(scope.spawn(move || -> Verdict {
                 let mut rng = Rng::new(index as u64);
                 for round in 1..=rounds {
-                    await_round(patience * 2, "the reader", || {
+                    await_round(timeout * 2, "the reader", || {
                         Ok(seen.load(Ordering::Acquire) + 1 >= round)
                     })?;
                     linger(&mut rng);
@@ -123,7 +123,7 @@ pub(super) fn wake_ups_are_never_lost_with_many_buffers(bench: &mut Bench<'_>) -
                 Ok(())
             }));
         }
-        let read = await_all(ours, &dmbs, &seen, rounds, patience);
+        let read = await_all(ours, &dmbs, &seen, rounds, timeout);
         seen.iter()
             .for_each(|seen| seen.store(u32::MAX - 1, Ordering::Release));
         let written = writers
@@ -139,7 +139,7 @@ fn await_all(
     dmbs: &[Arc<dyn Dmb>],
     seen: &[AtomicU32],
     rounds: u32,
-    patience: Duration,
+    timeout: Duration,
 ) -> Verdict {
     let mut rng = Rng::new(0x6472_6976);
     let mut awake = vec![true; dmbs.len()];
@@ -158,7 +158,7 @@ fn await_all(
         {
             return Ok(());
         }
-        if !node.turn_with(patience, || spin(rng.below(60)))? {
+        if !node.turn_with(timeout, || spin(rng.below(60)))? {
             let asleep = dmbs.iter().zip(seen).map(|(dmb, seen)| {
                 Ok(format!(
                     "{} of {}",
@@ -182,16 +182,16 @@ fn await_all(
 struct Reader<'a> {
     node: &'a Node,
     dmb: &'a dyn Dmb,
-    patience: Duration,
+    timeout: Duration,
     rng: Rng,
 }
 
 impl<'a> Reader<'a> {
-    fn new(node: &'a Node, dmb: &'a dyn Dmb, patience: Duration) -> Self {
+    fn new(node: &'a Node, dmb: &'a dyn Dmb, timeout: Duration) -> Self {
         Self {
             node,
             dmb,
-            patience,
+            timeout,
             rng: Rng::new(dmb.token().0),
         }
     }
@@ -208,7 +208,7 @@ impl<'a> Reader<'a> {
             if word(dmb)? >= round {
                 return Ok(());
             }
-            let deadline = Instant::now() + self.patience;
+            let deadline = Instant::now() + self.timeout;
             while node.take_reports(dmb.token()) == 0 {
                 let left = deadline.saturating_duration_since(Instant::now());
                 let pause = || spin(self.rng.below(60));
@@ -235,7 +235,7 @@ fn word(dmb: &dyn Dmb) -> Result<u32, Stop> {
         .region()
         .load(AT, Ordering::Acquire)
         .or_fail("load of a word")?;
-    u32::try_from(word).or_fail("a word that nobody wrote")
+    u32::try_from(word).or_fail("a word that was not written")
 }
 
 /// Waits for a random short time, mostly about as long as a driver takes to go to sleep.

@@ -56,7 +56,7 @@ impl MemDevice {
     }
 
     /// Removes the device under its user: it reports [`Event::DeviceGone`], and then no longer
-    /// works. Everybody else sees it leave.
+    /// works. All other devices see it leave.
     pub fn remove(&self) {
         self.port.report(Event::DeviceGone);
         self.leave();

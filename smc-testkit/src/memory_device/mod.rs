@@ -110,7 +110,7 @@ impl Shared {
         Gid::new(self.bits(), self.bits() | 1)
     }
 
-    /// Takes a device off the fabric with all its buffers and tells everybody else, once.
+    /// Takes a device off the fabric with all its buffers and notifies all others, once.
     fn leave(&self, gid: Gid) {
         let mut table = self.write();
         if table.ports.remove(&gid).is_none() {

@@ -40,7 +40,7 @@ pub enum Lost {
     Everything,
     /// The data of its writes arrives, its message does not.
     Message,
-    /// Everything arrives, but the sender does not hear of it.
+    /// Everything arrives, but the sender gets no acknowledgement.
     Answer,
 }
 
@@ -144,7 +144,7 @@ impl MemoryRdma {
     }
 
     /// Removes the device under its user: it reports [`Event::DeviceGone`] and then no longer
-    /// works. Its peers hear nothing from it any more.
+    /// works. Its peers receive nothing from it any more.
     pub fn remove(&self) {
         let mut state = self.shared().lock();
         state.report(self.id(), Event::DeviceGone);

@@ -3,7 +3,7 @@
 //! An [`RdmaWire`] is the network; it makes [`MemoryRdma`] devices. They keep the book that real
 //! queue pairs keep: a link works only if both ends were told the right number, packet sequence
 //! number and MTU of the other, writes need a key and stay in bounds, messages need a receive
-//! buffer, and whoever does not get an answer gives up after a while.
+//! buffer, and a sender without an answer gives up after a while.
 //!
 //! Without a clock nothing takes time: a post has arrived when the call returns. With
 //! [`RdmaWire::with_clock`], on a [`VirtualRuntime`](crate::runtime::VirtualRuntime) or any other,
@@ -115,7 +115,7 @@ impl RdmaWire {
         Arc::new(MemoryRdma::new(name, options, &self.shared))
     }
 
-    /// From now on every packet and acknowledgement is lost. Whoever posts learns of it with
+    /// From now on every packet and acknowledgement is lost. Every sender learns of it with
     /// [`RetryExceeded`](smc_core::device::LinkFailure::RetryExceeded) after the retry time;
     /// idle links do not notice.
     pub fn cut(&self) {

@@ -26,7 +26,7 @@ pub(super) struct Pair {
 
 /// What a queue pair can do.
 pub(super) enum Phase {
-    /// It does not know its peer and answers nobody.
+    /// It has no peer and sends no answers.
     Reset,
     Connected(Box<Connection>),
     Error,
@@ -57,7 +57,7 @@ pub(super) struct Connection {
 /// Why a chain is not delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stall {
-    /// Nobody answers.
+    /// The peer does not answer.
     NoAnswer,
     /// The peer has no receive buffer.
     NotReady,

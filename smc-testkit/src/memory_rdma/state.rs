@@ -54,7 +54,7 @@ pub(super) struct Member {
     pub(super) bell: Arc<AtomicWaker>,
     pub(super) news: VecDeque<Event>,
     pub(super) is_armed: bool,
-    /// Armed for completions, too: those ring for nobody else, so that who waits for them and does
+    /// Armed for completions, too: those ring for no other, so that a task that waits for them and does
     /// not say so is found out.
     pub(super) is_armed_for_sent: bool,
     pub(super) is_gone: bool,

@@ -101,7 +101,7 @@ fn both_ends_have_to_agree_on_the_mtu_of_longer_messages() {
 #[test]
 fn addresses_that_make_no_sense_are_refused() {
     let (a, b) = pair_of(6);
-    let nobody = LinkAddress {
+    let unknown = LinkAddress {
         gid: RoceGid::ZERO,
         ..open(&b).local()
     };
@@ -109,7 +109,7 @@ fn addresses_that_make_no_sense_are_refused() {
         mtu: MtuCode::new(9).unwrap(),
         ..open(&b).local()
     };
-    for peer in [nobody, reserved] {
+    for peer in [unknown, reserved] {
         let result = now(open(&a).connect(peer, Route::Direct));
         assert!(matches!(result, Err(DeviceError::Invalid(_))), "{result:?}");
     }

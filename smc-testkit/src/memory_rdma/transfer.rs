@@ -12,8 +12,8 @@ use super::state::{Action, DeviceId, Locked, PairId};
 /// What became of a chain.
 enum Fate {
     Delivered,
-    /// It has arrived, but the sender does not hear of it.
-    Unheard,
+    /// It has arrived, but the sender gets no acknowledgement.
+    Unacknowledged,
     NoAnswer,
     /// The same, and it is no use to give up without a clock: the peer may connect yet.
     NotYet,
@@ -75,7 +75,7 @@ impl Locked<'_> {
             if let Fate::Delivered = fate {
                 let due = self.now.map(|now| now + self.travel());
                 chain.phase = ChainPhase::Delivered(due);
-            } else if let Fate::Unheard = fate {
+            } else if let Fate::Unacknowledged = fate {
                 chain.phase = ChainPhase::Unanswered;
             }
             let phase = chain.phase;
@@ -88,7 +88,7 @@ impl Locked<'_> {
                         self.at(due, Action::Complete(id));
                     }
                 }
-                Fate::Unheard => self.await_answer(id),
+                Fate::Unacknowledged => self.await_answer(id),
                 Fate::NoAnswer => {
                     self.stall(id, Stall::NoAnswer);
                     self.await_answer(id);
@@ -163,7 +163,7 @@ impl Locked<'_> {
         }
     }
 
-    /// Whoever waits for a receive buffer of a peer that has gone finds that out.
+    /// Requests that wait for a receive buffer of a peer that has gone fail.
     pub(super) fn retry_unready(&mut self) {
         let ids: Vec<_> = self.pairs.keys().copied().collect();
         for id in ids {
@@ -181,12 +181,12 @@ impl Locked<'_> {
         }
     }
 
-    /// Everybody who waits tries again: something may work now that did not before.
+    /// All waiting requests are tried again: some may succeed now.
     pub(super) fn retry_all(&mut self) {
         let ids: Vec<_> = self.pairs.keys().copied().collect();
         for id in ids {
             let now = self.now;
-            let hears = self.is_open(id);
+            let receives = self.is_open(id);
             let loss = self.pairs.get(&id).and_then(|pair| pair.loss);
             let is_deaf = loss.is_some_and(|loss| loss.what == Lost::Answer);
             let Some(connection) = self.connection(id) else {
@@ -197,7 +197,7 @@ impl Locked<'_> {
             }
             let answered = |chain: &&mut Chain| {
                 let is_unanswered = chain.phase == ChainPhase::Unanswered;
-                is_unanswered && hears && chain.doom.is_none() && !(is_deaf && chain.is_hit)
+                is_unanswered && receives && chain.doom.is_none() && !(is_deaf && chain.is_hit)
             };
             for chain in connection.chains.iter_mut().filter(answered) {
                 chain.phase = ChainPhase::Delivered(now);
@@ -246,7 +246,7 @@ impl Locked<'_> {
         }
         self.received(receiver, Inbound::new(&chain.message));
         if lost == Some(Lost::Answer) {
-            return Fate::Unheard;
+            return Fate::Unacknowledged;
         }
         Fate::Delivered
     }

@@ -8,9 +8,9 @@ use super::Tally;
 /// What one end of a run did.
 ///
 /// It goes to wherever both are held against each other, in whatever way the ends have:
-/// [`Testimony::to_bytes`].
+/// [`EndReport::to_bytes`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Testimony {
+pub struct EndReport {
     pub(super) written: u64,
     pub(super) is_shut: bool,
     pub(super) read: u64,
@@ -31,8 +31,8 @@ pub(super) struct Claims {
     pub(super) has_zero_linger: bool,
 }
 
-impl Testimony {
-    /// Bytes of every testimony.
+impl EndReport {
+    /// Bytes of every report.
     pub const LEN: usize = 8 * WORDS;
 
     /// For the way to the other end.
@@ -67,7 +67,7 @@ impl Testimony {
         bytes
     }
 
-    /// What [`Testimony::to_bytes`] gave.
+    /// What [`EndReport::to_bytes`] gave.
     #[must_use]
     pub fn from_bytes(bytes: &[u8; Self::LEN]) -> Self {
         let mut words = bytes.chunks_exact(8).map(|word| {
@@ -154,8 +154,8 @@ mod tests {
     use super::*;
 
     /// An end that wrote and read so much, and closed after it had read the end.
-    fn orderly(written: u64, read: u64) -> Testimony {
-        Testimony {
+    fn orderly(written: u64, read: u64) -> EndReport {
+        EndReport {
             written,
             is_shut: true,
             read,
@@ -176,12 +176,12 @@ mod tests {
     #[test]
     fn bytes_and_back() {
         let mut one = orderly(300, 70_000_000_000);
-        assert_eq!(Testimony::from_bytes(&one.to_bytes()), one);
+        assert_eq!(EndReport::from_bytes(&one.to_bytes()), one);
         one.claims.end = None;
         one.claims.is_reset = true;
         one.claims.has_zero_linger = true;
         one.is_shut = false;
-        assert_eq!(Testimony::from_bytes(&one.to_bytes()), one);
+        assert_eq!(EndReport::from_bytes(&one.to_bytes()), one);
     }
 
     #[test]
@@ -194,7 +194,7 @@ mod tests {
     #[test]
     fn what_one_saw_and_the_other_did_not_do() {
         let peer = orderly(20, 10);
-        let refuted = |change: fn(&mut Testimony)| {
+        let refuted = |change: fn(&mut EndReport)| {
             let mut one = orderly(10, 20);
             change(&mut one);
             one.is_explained_by(&peer).unwrap_err()

@@ -17,7 +17,7 @@
 //!   to be;
 //! - no more is consumed than was shown, whatever amount is named;
 //! - what is reported ready does not wait;
-//! - everybody who waits is woken in time.
+//! - every waiting task is woken in time.
 //!
 //! How the ends are connected is not its business: tests of this crate use memory devices on a
 //! [`VirtualRuntime`](crate::runtime::VirtualRuntime), a provider can use its own devices on any
@@ -61,7 +61,7 @@ mod reader;
 mod side;
 mod writer;
 
-pub use end_report::Testimony;
+pub use end_report::EndReport;
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -86,7 +86,7 @@ pub struct Rules {
     /// The device goes away at some time: either end may be aborted.
     pub may_abort: bool,
     /// Time, on the runtime's clock, after which the run counts as stuck.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 impl Rules {
@@ -96,7 +96,7 @@ impl Rules {
         Self {
             is_exact: true,
             may_abort: false,
-            patience: Duration::from_secs(60),
+            timeout: Duration::from_secs(60),
         }
     }
 
@@ -118,8 +118,8 @@ impl Rules {
 
     /// Sets after what time a run counts as stuck.
     #[must_use]
-    pub fn with_patience(mut self, patience: Duration) -> Self {
-        self.patience = patience;
+    pub fn with_timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
         self
     }
 }
@@ -199,7 +199,7 @@ pub enum End {
 /// process, or on another machine; consumes and closes it.
 ///
 /// The ends do with one seed what [`run`] does, and each is judged at once by all that does not
-/// depend on the other one. What does is in the testimony: [`compare`] those of both. That
+/// depend on the other one. What does is in the report: [`compare`] those of both. That
 /// something was early shows in numbers only: an end of the stream that came before the peer shut
 /// writing down, if bytes were missing then.
 ///
@@ -215,7 +215,7 @@ pub async fn run_end(
     stream: Stream,
     end: End,
     rules: Rules,
-) -> Result<Testimony, Violation> {
+) -> Result<EndReport, Violation> {
     let [first, second] = Plan::pair(&mut Rng::new(seed));
     let plans = [first, second];
     let oracle = Oracle::alone(rules, &plans, stream.mode().is_smc());
@@ -233,7 +233,7 @@ pub async fn run_end(
         what,
         history: oracle.history(),
     })?;
-    Ok(oracle.testimony(side))
+    Ok(oracle.report(side))
 }
 
 /// Holds what both ends of a run did against each other.
@@ -241,7 +241,7 @@ pub async fn run_end(
 /// # Errors
 ///
 /// [`Violation`] when an end saw what the other one did not do.
-pub fn compare(seed: u64, first: &Testimony, second: &Testimony) -> Result<Tally, Violation> {
+pub fn compare(seed: u64, first: &EndReport, second: &EndReport) -> Result<Tally, Violation> {
     for (side, one, peer) in [(0, first, second), (1, second, first)] {
         one.is_explained_by(peer).map_err(|what| Violation {
             seed,
@@ -266,7 +266,7 @@ async fn in_time(
     oracle: &Oracle,
     over: impl Future<Output = ()>,
 ) -> Result<Tally, String> {
-    let mut time_out = runtime.timer(runtime.now() + oracle.rules.patience);
+    let mut time_out = runtime.timer(runtime.now() + oracle.rules.timeout);
     let mut over = pin!(over);
     poll_fn(|cx| {
         if over.as_mut().poll(cx).is_ready() {

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use super::end_report::{Claims, Testimony};
+use super::end_report::{Claims, EndReport};
 use super::plan::Plan;
 use super::{Rules, Tally};
 
@@ -106,7 +106,7 @@ impl Oracle {
         };
         let mut oracle = Self::new(rules, plans, is_smc);
         Arc::get_mut(&mut oracle)
-            .expect("nobody else has it yet")
+            .expect("no other task has it yet")
             .is_alone = true;
         oracle
     }
@@ -231,7 +231,7 @@ impl Oracle {
             )
         });
         state.require(!is_invented, || {
-            format!("side {side} read bytes that nobody wrote")
+            format!("side {side} read bytes that were not written")
         });
     }
 
@@ -443,10 +443,10 @@ impl Oracle {
     }
 
     /// What an end that is alone did, once it is over.
-    pub(super) fn testimony(&self, side: usize) -> Testimony {
+    pub(super) fn report(&self, side: usize) -> EndReport {
         let state = self.state();
         let out = &state.directions[side];
-        Testimony {
+        EndReport {
             written: out.written,
             is_shut: out.is_shut,
             read: state.directions[1 - side].read,

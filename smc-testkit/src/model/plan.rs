@@ -40,7 +40,7 @@ pub(super) enum Finish {
     Shutdown,
     /// `poll_close` where there is one, else as `Shutdown`.
     Close,
-    /// Leaves it to whoever drops the stream.
+    /// Leaves it to the drop of the stream.
     Nothing,
 }
 

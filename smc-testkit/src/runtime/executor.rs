@@ -216,7 +216,7 @@ impl Core {
         }
     }
 
-    /// A random number for whoever simulates something.
+    /// A random number for simulations.
     pub(super) fn below(&self, end: usize) -> usize {
         self.state().rng.below(end)
     }

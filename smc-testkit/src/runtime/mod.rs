@@ -154,7 +154,7 @@ impl VirtualRuntime {
 
 impl Drop for VirtualRuntime {
     fn drop(&mut self) {
-        // Tasks hold handles, which hold the tasks: somebody has to let go first.
+        // Tasks hold handles, which own the tasks: this breaks the cycle.
         self.core.close();
         self.net.close();
     }

@@ -27,7 +27,7 @@ struct State {
     is_reset_told: bool,
     /// The reader shut its side down: reads end at once.
     is_read_shut: bool,
-    /// Nobody is left to read.
+    /// The reader is gone.
     is_reader_gone: bool,
     reader: Option<Waker>,
     writer: Option<Waker>,

@@ -164,7 +164,7 @@ impl Socket for VirtualSocket {
     }
 
     fn set_keepalive(&self, _on: bool) -> io::Result<()> {
-        // Nobody is ever silent without a reason here.
+        // A simulated peer is never silent without a reason.
         Ok(())
     }
 

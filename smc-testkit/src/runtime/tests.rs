@@ -202,7 +202,7 @@ fn a_cut_connection_is_reset_for_both() {
 }
 
 #[test]
-fn nobody_listens_nobody_connects() {
+fn without_a_listener_no_connection() {
     let runtime = VirtualRuntime::new(1);
     let handle = runtime.handle();
     let options = SocketOptions::default();

@@ -259,11 +259,11 @@ impl Direct for Broken {
     async fn reach(&self, peer: Gid) -> Result<(), DeviceError> {
         match self.flaw {
             Flaw::Hangs => pending().await,
-            Flaw::ReachesNobody => Err(DeviceError::Unreachable {
+            Flaw::ReachesNothing => Err(DeviceError::Unreachable {
                 peer,
                 why: "broken",
             }),
-            Flaw::ReachesAnybody => Ok(()),
+            Flaw::ReachesEverything => Ok(()),
             _ => self.inner.reach(peer).await,
         }
     }
@@ -370,7 +370,7 @@ impl Direct for Broken {
             },
             Flaw::WrapsOffsets => put(at % (1 << 14), &bytes, signal),
             Flaw::SwallowsErrors => put(at, &bytes, signal).or(Ok(())),
-            Flaw::AnybodyWrites => match put(at, &bytes, signal) {
+            Flaw::AllWritersPermitted => match put(at, &bytes, signal) {
                 Err(SubmitError::UnknownToken) => {
                     let writer = {
                         let entries = self.shared.entries();

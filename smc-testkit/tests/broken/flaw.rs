@@ -8,8 +8,8 @@ pub(crate) enum Flaw {
     NoLimits,
     NativeGid,
     RestlessGid,
-    ReachesNobody,
-    ReachesAnybody,
+    ReachesNothing,
+    ReachesEverything,
     Hangs,
 
     // Buffers and tokens.
@@ -28,7 +28,7 @@ pub(crate) enum Flaw {
     Truncates,
     WrapsOffsets,
     SwallowsErrors,
-    AnybodyWrites,
+    AllWritersPermitted,
     RedirectsFreed,
     TearsWords,
     WritesBackwards,

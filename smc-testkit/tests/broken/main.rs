@@ -27,8 +27,8 @@ const FINDINGS: &[(&str, Flaw)] = &[
     ("limits_allow_at_least_one_buffer", Flaw::NoLimits),
     ("chid_and_gid_agree", Flaw::NativeGid),
     ("gids_do_not_change", Flaw::RestlessGid),
-    ("the_peer_can_be_reached", Flaw::ReachesNobody),
-    ("unknown_devices_are_unreachable", Flaw::ReachesAnybody),
+    ("the_peer_can_be_reached", Flaw::ReachesNothing),
+    ("unknown_devices_are_unreachable", Flaw::ReachesEverything),
     ("reaching_oneself_ends", Flaw::Hangs),
     ("buffers_have_the_asked_length", Flaw::ShortBuffers),
     ("buffers_start_zeroed", Flaw::RecyclesMemory),
@@ -47,9 +47,9 @@ const FINDINGS: &[(&str, Flaw)] = &[
     ("unknown_tokens_are_refused", Flaw::SwallowsErrors),
     (
         "the_owner_cannot_move_into_its_own_buffer",
-        Flaw::AnybodyWrites,
+        Flaw::AllWritersPermitted,
     ),
-    ("third_devices_cannot_write", Flaw::AnybodyWrites),
+    ("third_devices_cannot_write", Flaw::AllWritersPermitted),
     ("freed_tokens_are_refused", Flaw::NeverFrees),
     ("freed_tokens_hit_no_other_buffer", Flaw::RedirectsFreed),
     ("words_are_not_torn", Flaw::TearsWords),
@@ -111,7 +111,7 @@ const FINDINGS: &[(&str, Flaw)] = &[
     ("a_dead_peer_is_reported_once", Flaw::HidesGone),
     ("a_dead_peer_is_reported_once", Flaw::NoBell),
     ("moves_to_a_dead_peer_fail", Flaw::SwallowsErrors),
-    ("a_dead_peer_is_unreachable", Flaw::ReachesAnybody),
+    ("a_dead_peer_is_unreachable", Flaw::ReachesEverything),
     ("buffers_outlive_a_dead_peer", Flaw::DeathWipes),
     ("attachments_outlive_a_dead_peer", Flaw::DeathWipes),
     ("others_survive_a_dead_peer", Flaw::AllGoTogether),
@@ -199,8 +199,8 @@ impl Provider for Workshop {
 
     fn effort(&self) -> Effort {
         // What is lost shows soon.
-        let patience = if self.0 == Flaw::None { 10_000 } else { 250 };
-        Effort::default().with_patience(Duration::from_millis(patience))
+        let timeout = if self.0 == Flaw::None { 10_000 } else { 250 };
+        Effort::default().with_timeout(Duration::from_millis(timeout))
     }
 }
 

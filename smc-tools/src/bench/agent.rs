@@ -13,7 +13,7 @@ use super::plan::Apart;
 
 /// Arguments of `smc bench-agent`.
 ///
-/// Runs until it is ended. Whoever can connect has servers of measurements started, and nothing
+/// Runs until it is ended. A peer that can connect can start measurement servers, and nothing
 /// else.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\

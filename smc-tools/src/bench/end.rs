@@ -102,7 +102,7 @@ fn perform(task: Task) -> Result<()> {
                     }
                     Outcome::Measured(sample)
                 }
-                Err(error) if is_crowded(&error) => Outcome::Crowded(format!("{error:#}")),
+                Err(error) if is_overloaded(&error) => Outcome::Overloaded(format!("{error:#}")),
                 Err(error) => Outcome::Failed(format!("{error:#}")),
             })
         }
@@ -110,7 +110,7 @@ fn perform(task: Task) -> Result<()> {
 }
 
 /// Whether there was no port left.
-fn is_crowded(error: &anyhow::Error) -> bool {
+fn is_overloaded(error: &anyhow::Error) -> bool {
     use std::io::ErrorKind::{AddrInUse, AddrNotAvailable};
 
     let kinds = error
@@ -213,7 +213,7 @@ fn stdin_ended() -> oneshot::Receiver<()> {
     thread::spawn(|| {
         // Whatever comes of it, the parent is gone.
         let _ended = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
-        let _unheard = ended.send(());
+        let _ignored = ended.send(());
     });
     receiver
 }

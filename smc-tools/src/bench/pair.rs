@@ -25,7 +25,7 @@ pub(super) enum Outcome {
     /// It should have been measured.
     Failed(String),
     /// All ports are taken, most likely by connections that were closed a moment ago.
-    Crowded(String),
+    Overloaded(String),
 }
 
 /// Measures a cell, with the server in another machine if its agent is given. When earlier measurements have left no port, waits until they are given back,
@@ -34,7 +34,7 @@ pub(super) fn run(cell: &Cell, remote: Option<SocketAddr>, say: impl Fn(&str)) -
     let attempt =
         || measure(cell, remote).unwrap_or_else(|error| Outcome::Failed(format!("{error:#}")));
     let outcome = match attempt() {
-        Outcome::Crowded(why) => {
+        Outcome::Overloaded(why) => {
             say(&format!(
                 "{cell}: {why}; again in {} s",
                 TIME_WAIT.as_secs()
@@ -45,14 +45,14 @@ pub(super) fn run(cell: &Cell, remote: Option<SocketAddr>, say: impl Fn(&str)) -
         outcome => outcome,
     };
     match outcome {
-        Outcome::Crowded(why) => Outcome::Failed(why),
+        Outcome::Overloaded(why) => Outcome::Failed(why),
         outcome => outcome,
     }
 }
 
 fn measure(cell: &Cell, remote: Option<SocketAddr>) -> Result<Outcome> {
     let dir = directory().context("cannot make a directory for the two processes")?;
-    let patience = START + cell.settings.time * 10;
+    let timeout = START + cell.settings.time * 10;
     let task = |role| Task {
         cell: cell.clone(),
         dir: dir.path().to_owned(),
@@ -71,7 +71,7 @@ fn measure(cell: &Cell, remote: Option<SocketAddr>) -> Result<Outcome> {
         address: ready,
         server: server.process(),
     }))?;
-    let line = client.line(patience).context("the client failed")?;
+    let line = client.line(timeout).context("the client failed")?;
     let outcome = serde_json::from_str(&line).context("the client talks nonsense")?;
     // The client goes first, so that the server sees connections end in order.
     drop(client);
@@ -144,10 +144,10 @@ impl End {
     }
 
     /// The next line of its output.
-    pub(super) fn line(&self, patience: Duration) -> Result<String> {
-        match self.lines.recv_timeout(patience) {
+    pub(super) fn line(&self, timeout: Duration) -> Result<String> {
+        match self.lines.recv_timeout(timeout) {
             Ok(line) => Ok(line),
-            Err(mpsc::RecvTimeoutError::Timeout) => bail!("nothing within {patience:?}"),
+            Err(mpsc::RecvTimeoutError::Timeout) => bail!("nothing within {timeout:?}"),
             Err(mpsc::RecvTimeoutError::Disconnected) => bail!("it ended without a word"),
         }
     }
@@ -168,7 +168,7 @@ impl Drop for End {
             }
             Life::Remote(stream) => {
                 // The agent closes its end when the process has ended.
-                let _unheard = stream.shutdown(Shutdown::Write);
+                let _ignored = stream.shutdown(Shutdown::Write);
                 while self.lines.recv_timeout(END).is_ok() {}
             }
         }

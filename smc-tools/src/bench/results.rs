@@ -52,7 +52,7 @@ impl Results {
         match outcome {
             Outcome::Measured(sample) => row.samples.push(sample),
             Outcome::Skipped(why) => row.skipped = Some(why),
-            Outcome::Failed(why) | Outcome::Crowded(why) => row.failed.push(why),
+            Outcome::Failed(why) | Outcome::Overloaded(why) => row.failed.push(why),
         }
     }
 

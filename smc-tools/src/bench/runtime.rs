@@ -59,7 +59,7 @@ impl Runtime {
         }
     }
 
-    /// Starts a task that nobody waits for.
+    /// Starts a detached task.
     pub(super) fn detach(self, future: impl Future<Output = ()> + Send + 'static) {
         match self {
             Self::Smol => smol::spawn(future).detach(),

@@ -20,7 +20,7 @@ pub(super) struct Carried {
     pub(super) endpoint: Endpoint,
     /// Where its listeners have to be.
     pub(super) host: IpAddr,
-    /// The device is going when nobody has it any more.
+    /// The device is removed when it has no user any more.
     is_gone: Box<dyn Fn() -> bool + Send>,
 }
 
@@ -48,7 +48,7 @@ impl Carried {
     pub(super) async fn part(self) {
         self.endpoint.close().await;
         drop(self.endpoint);
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         while !(self.is_gone)() && Instant::now() < until {
             std::thread::sleep(Duration::from_micros(100));
             futures_lite::future::yield_now().await;
@@ -137,4 +137,4 @@ fn open_rdma(_args: &Args, _builder: Builder) -> Result<Carried> {
 }
 
 /// How long parting may take.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);

@@ -274,7 +274,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         drop(self.stdin.take());
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < until {
             thread::sleep(Duration::from_millis(1));
         }
@@ -285,7 +285,7 @@ impl Drop for Server {
 }
 
 /// How long the server may take to end.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Bytes of the file in one write.
 const CHUNK_LEN: usize = 256 * 1024;

@@ -63,7 +63,7 @@ fn stdin_ended() -> oneshot::Receiver<()> {
         let mut nothing = Vec::new();
         // Whatever comes of it, the client is gone.
         let _ended = std::io::stdin().read_to_end(&mut nothing);
-        let _unheard = ended.send(());
+        let _ignored = ended.send(());
     });
     receiver
 }

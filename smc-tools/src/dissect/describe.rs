@@ -55,7 +55,7 @@ impl Description {
     }
 }
 
-/// The name of a message, as `ADD_LINK`; the code if nobody knows it.
+/// The name of a message, as `ADD_LINK`; the code if it is unknown.
 pub(super) fn kind(family: pretty::Family, bytes: &[u8]) -> String {
     let at = match family {
         pretty::Family::Clc => CLC_TYPE,
@@ -163,7 +163,7 @@ impl Collector {
 }
 
 impl Collector {
-    /// Receivers silently drop types they do not know; whoever looks at them wants to be told.
+    /// Receivers silently drop types they do not know; a dissector has to report them.
     fn refuse_unknown(&mut self, bytes: &[u8]) {
         if let Some(kind) = bytes
             .first()

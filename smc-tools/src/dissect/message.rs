@@ -1,4 +1,4 @@
-//! One message found in a capture, before anybody looks into it.
+//! One message found in a capture, before it is decoded.
 
 use std::cmp::Ordering;
 use std::fmt;

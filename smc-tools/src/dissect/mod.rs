@@ -43,7 +43,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     match done {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
-        // Whoever reads the output has seen enough.
+        // The reader has closed the output.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             complain(&format_args!("cannot write: {error}"));
@@ -182,7 +182,7 @@ impl std::fmt::Display for Failure {
     }
 }
 
-/// Says on standard error what is wrong. If nobody listens there, nothing can be done about it.
+/// Reports an error on standard error. An error of that write is ignored.
 fn complain(what: &dyn std::fmt::Display) {
     let _ = writeln!(io::stderr(), "smc: {what}");
 }

@@ -134,7 +134,7 @@ fn standard_input() {
 }
 
 #[test]
-fn nobody_reads_the_output() {
+fn a_closed_output_ends_the_program() {
     let mut capture = Capture::ethernet();
     for sequence in 0..2000 {
         capture.frame(&roce_v2(&bth(4, 0x11, sequence, &hex(CDC))));

@@ -61,7 +61,7 @@ fn one_byte_per_segment() {
 
 #[test]
 fn several_messages_in_one_segment() {
-    // Nobody sends this, but it is legal TCP.
+    // This is unusual, but legal TCP.
     let (mut capture, client, _) = opening();
     let stream = [hex(PROPOSAL), hex(CONFIRM), hex(DECLINE), b"GET /".to_vec()].concat();
     capture.frame(&client.data(0, &stream));

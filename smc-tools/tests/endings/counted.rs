@@ -10,7 +10,7 @@ use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _, FutureExt as _};
 use smc_core::proto::group::GroupState;
 use smc_core::{Endpoint, Stream};
 
-use crate::process::{PATIENCE, Process};
+use crate::process::{Process, TIMEOUT};
 use crate::rounds;
 use crate::script::{End, Part, Step, pattern};
 use crate::world::{Fabric, On};
@@ -289,7 +289,7 @@ async fn expect(mut stream: Stream, side: u8, bytes: std::ops::Range<usize>, wha
 /// `None` if it hangs.
 async fn within<T>(future: impl Future<Output = T>) -> Option<T> {
     let late = async {
-        smol::Timer::after(PATIENCE / 4).await;
+        smol::Timer::after(TIMEOUT / 4).await;
         None
     };
     async { Some(future.await) }.or(late).await
@@ -298,7 +298,7 @@ async fn within<T>(future: impl Future<Output = T>) -> Option<T> {
 /// A scenario of so many rounds must not hang.
 async fn bounded(rounds: u64, scenario: impl Future<Output = ()>) {
     let late = async {
-        smol::Timer::after(PATIENCE + Duration::from_secs(rounds)).await;
+        smol::Timer::after(TIMEOUT + Duration::from_secs(rounds)).await;
         panic!("the scenario hangs");
     };
     scenario.or(late).await;

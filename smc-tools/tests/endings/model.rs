@@ -94,7 +94,7 @@ fn part(on: On, fabric: Fabric, before: usize, steps: &[Step], end: End) -> Part
     }
 }
 
-/// The client asks and the server answers; then the server speaks and the client hears it out.
+/// The client asks and the server answers; then the server sends and the client reads all of it.
 const SCRIPTS: [(&[Step], &[Step]); 2] = [
     (
         &[
@@ -126,7 +126,7 @@ fn endings(on: On, fabric: Fabric, before: usize) -> Vec<Play> {
             for at in 0..=client.len() {
                 plays.push(Play {
                     client: part(on, fabric, before, &client[..at], end),
-                    // It cannot know that nobody will come.
+                    // It cannot know that no client will connect.
                     server: part(
                         on,
                         fabric,

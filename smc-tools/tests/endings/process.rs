@@ -54,13 +54,13 @@ impl Process {
 
     /// Where a listener listens.
     pub(crate) fn address(&self) -> String {
-        let line = self.lines.recv_timeout(PATIENCE).expect("an address");
+        let line = self.lines.recv_timeout(TIMEOUT).expect("an address");
         line.strip_prefix("at ").expect("an address").to_owned()
     }
 
     /// Waits until the first step has come to something, or the process to its end.
     pub(crate) fn await_first_step(&mut self) {
-        if let Ok(line) = self.lines.recv_timeout(PATIENCE) {
+        if let Ok(line) = self.lines.recv_timeout(TIMEOUT) {
             self.note(&line);
         }
     }
@@ -81,7 +81,7 @@ impl Process {
     ///
     /// What the steps have come to when it hangs.
     pub(crate) fn finish(mut self) -> Result<Outcome, Vec<Done>> {
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         loop {
             match self
                 .lines
@@ -107,4 +107,4 @@ impl Drop for Process {
 
 /// Longer than anything takes that does not hang, also on a busy machine, and shorter than the time
 /// after which closed connections are given up.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);

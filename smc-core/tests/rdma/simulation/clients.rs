@@ -92,7 +92,7 @@ async fn one(hosts: &Hosts, spread: Duration, side: usize, mut rng: Rng) {
     let is_smc = stream.mode().is_smc();
     let may_be_tcp = !hosts.is_strict || hosts.is_survivable;
     assert!(is_smc || may_be_tcp, "{}", stream.mode());
-    let rules = Rules::relaxed().with_patience(Duration::from_secs(200));
+    let rules = Rules::relaxed().with_timeout(Duration::from_secs(200));
     let rules = match hosts.is_strict {
         true => rules,
         false => rules.with_aborts(),

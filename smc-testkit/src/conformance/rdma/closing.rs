@@ -62,7 +62,7 @@ pub(super) fn the_peer_of_a_closed_link_gets_no_answer(bench: &mut Bench<'_>) ->
         ours.link.close();
         let ours = (!is_dropped).then_some(ours);
         match peer.try_post(2, &[], &numbered(2))? {
-            // It has heard of it.
+            // It has been notified.
             Ok(()) | Err(SubmitError::PeerGone) => {}
             Err(error) => return fail(format!("post to a closed link: {error}")),
         }

@@ -170,7 +170,7 @@ impl End<'_> {
         writes: &[Write<'_>],
         message: &[u8],
     ) -> Result<Result<(), SubmitError>, Stop> {
-        let deadline = Instant::now() + self.bench.patience();
+        let deadline = Instant::now() + self.bench.timeout();
         loop {
             match self.link.post(OpId(op), writes, message) {
                 Err(SubmitError::WouldBlock) => {}

@@ -64,7 +64,7 @@ pub(super) fn unknown_addresses_are_refused(bench: &mut Bench<'_>) -> Verdict {
         match bench.open(bench.ours(), &at)? {
             Err(DeviceError::Invalid(_)) => {}
             Err(error) => return fail(format!("expected `Invalid`, got: {error}")),
-            Ok(_) => return fail("a link was opened at somebody else's address"),
+            Ok(_) => return fail("a link was opened at an address of another device"),
         }
     }
     Ok(())

@@ -96,7 +96,7 @@ pub(super) fn memory_lives_as_long_as_its_registration(bench: &mut Bench<'_>) ->
     ensure!(is_there, "the memory of a registration is not there");
     for region in churn {
         let is_zero = content(&region)?.iter().all(|byte| *byte == 0);
-        ensure!(is_zero, "a write hit memory of somebody else");
+        ensure!(is_zero, "a write hit memory of another peer");
     }
     Ok(())
 }

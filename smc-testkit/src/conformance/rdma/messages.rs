@@ -81,7 +81,7 @@ pub(super) fn a_slow_receiver_loses_nothing(bench: &mut Bench<'_>) -> Verdict {
     }
     let (ours, peer) = bench.link()?;
     let mut posted = 0;
-    let deadline = std::time::Instant::now() + bench.patience() / 4;
+    let deadline = std::time::Instant::now() + bench.timeout() / 4;
     // Only the sender is drained. It may come to a stop when all receive buffers are taken.
     while posted < MANY && std::time::Instant::now() < deadline {
         match ours.link.post(OpId(posted), &[], &numbered(posted)) {

@@ -27,7 +27,7 @@
 //! A machine with one device gives [`Pair::alone`](super::Pair::alone), and links of the device to
 //! itself are tested. Where a link is to be made between other addresses than the first, the
 //! provider says so ([`Pair::with_link_between`](super::Pair::with_link_between)). Senders that get
-//! no answer give up only after a while, on some hardware after several seconds; the patience of
+//! no answer give up only after a while, on some hardware after several seconds; the timeout of
 //! [`Effort`](super::Effort) has to be longer.
 
 mod bounds;
@@ -102,7 +102,7 @@ macro_rules! __rdma_conformance_checks {
                 writes.",
             unreachable_ends_are_refused: "`connect` to the zero GID is an error.",
             a_wrong_queue_pair_number_gets_no_answer:
-                "A link to a queue pair that nobody has goes down with `RetryExceeded` when \
+                "A link to a queue pair that does not exist goes down with `RetryExceeded` when \
                 something is posted.",
             a_wrong_sequence_number_gets_no_answer:
                 "So does a link whose peer was told another sequence number than it begins with.",

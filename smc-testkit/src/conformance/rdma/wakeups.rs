@@ -109,7 +109,7 @@ fn staged(
     cause_if(When::BetweenArmAndDrain)?;
     node.drain()?;
     cause_if(When::AfterSecondDrain)?;
-    let deadline = Instant::now() + end.bench.patience();
+    let deadline = Instant::now() + end.bench.timeout();
     let mut is_parking = true;
     loop {
         match seen() {
@@ -154,13 +154,13 @@ pub(super) fn an_idle_doorbell_is_quiet(bench: &mut Bench<'_>) -> Verdict {
 
 pub(super) fn wake_ups_are_never_lost(bench: &mut Bench<'_>) -> Verdict {
     let (ours, peer) = bench.link()?;
-    let (rounds, patience) = (u64::from(bench.effort().rounds), bench.patience());
+    let (rounds, timeout) = (u64::from(bench.effort().rounds), bench.timeout());
     let seen = AtomicU64::new(0);
     thread::scope(|scope| {
         let writer = scope.spawn(|| -> Verdict {
             let mut rng = Rng::new(0x6a69_7474);
             for round in 1..=rounds {
-                await_round(patience * 2, "the reader", || {
+                await_round(timeout * 2, "the reader", || {
                     Ok(seen.load(Ordering::Acquire) + 1 >= round)
                 })?;
                 linger(&mut rng);
@@ -237,7 +237,7 @@ fn turn_until<T>(
     what: &str,
     mut found: impl FnMut() -> Option<T>,
 ) -> Result<T, Stop> {
-    let deadline = Instant::now() + end.bench.patience();
+    let deadline = Instant::now() + end.bench.timeout();
     loop {
         if let Some(found) = found() {
             return Ok(found);
@@ -252,7 +252,7 @@ fn turn_until<T>(
 
 /// Posts from a thread that is the consumer of its device, unless there is only one.
 fn post_from_thread(bench: &Bench<'_>, end: &End<'_>, round: u64) -> Verdict {
-    let deadline = Instant::now() + bench.patience();
+    let deadline = Instant::now() + bench.timeout();
     loop {
         if !bench.is_alone() {
             end.node.drain()?;

@@ -32,12 +32,12 @@ pub struct Fault {
 pub struct Faults {
     /// Signals, messages and completions that are reported some drains later.
     pub delayed: u16,
-    /// Drains that report a buffer of ours which nobody wrote.
+    /// Drains that report a buffer of ours that was not written.
     pub spurious: u16,
     /// Moves and attachment signals that are refused with [`SubmitError::WouldBlock`], and posts
     /// for which a link need not have room.
     pub busy: u16,
-    /// Calls of [`Direct::reach`](smc_core::device::Direct::reach) that find nobody, and of
+    /// Calls of [`Direct::reach`](smc_core::device::Direct::reach) that find no device, and of
     /// [`PendingLink::connect`](smc_core::device::PendingLink::connect) that fail.
     pub unreachable: u16,
     /// Registrations that find no buffer left, or no memory, and links that find no queue pair.
@@ -70,7 +70,7 @@ impl Faults {
         self
     }
 
-    /// Sets how many look-ups find nobody, and how many links cannot be connected.
+    /// Sets how many look-ups find no device, and how many links cannot be connected.
     #[must_use]
     pub fn with_unreachable(mut self, per_mille: u16) -> Self {
         self.unreachable = per_mille;
@@ -135,7 +135,7 @@ impl Fault {
     fn submit(&self) -> Result<(), SubmitError> {
         let result = self.state().submit();
         if result.is_err() {
-            // News for whoever has to try again, or to learn of the death.
+            // An event for tasks that have to try again, or to detect the death.
             self.ring();
         }
         result

@@ -113,7 +113,7 @@ impl Link for FaultyLink {
         let qpn = self.qpn();
         let may = lock(&self.state).submit_post(qpn);
         if may.is_err() {
-            // News for whoever has to try again, or to learn of the death.
+            // An event for tasks that have to try again, or to detect the death.
             ring(&*self.device);
         }
         may?;

@@ -73,7 +73,7 @@ pub enum What {
     Signalled {
         /// Which buffer.
         token: DmbToken,
-        /// Whether anybody was told.
+        /// Whether a peer was notified.
         result: Result<(), SubmitError>,
     },
     /// [`PeerEvents::signal_event`](smc_core::device::PeerEvents::signal_event) was called.

@@ -172,7 +172,7 @@ impl Provider for Workshop {
 
     fn effort(&self) -> Effort {
         // What is lost shows soon.
-        let patience = if self.0 == Flaw::None { 10_000 } else { 250 };
-        Effort::default().with_patience(Duration::from_millis(patience))
+        let timeout = if self.0 == Flaw::None { 10_000 } else { 250 };
+        Effort::default().with_timeout(Duration::from_millis(timeout))
     }
 }

@@ -98,7 +98,7 @@ impl Server {
         // What a process has open may not leave its thread.
         let thread = thread::spawn(move || {
             let pipe = Pipe::open(&cell, &dir, ["back", "there"], over)?;
-            let _heard = opened.send(());
+            let _ignored = opened.send(());
             pipe.wait_for_peer()?;
             match cell.case.workload {
                 Workload::Rate => count(&pipe),
@@ -187,8 +187,8 @@ impl Pipe {
                 .map_err(failed)?,
             input: from.subscriber_builder().create().map_err(failed)?,
             peers: Box::new(move || {
-                let heard = to.dynamic_config().number_of_subscribers();
-                heard.min(from.dynamic_config().number_of_publishers())
+                let received = to.dynamic_config().number_of_subscribers();
+                received.min(from.dynamic_config().number_of_publishers())
             }),
             is_over,
             _node: node,
@@ -198,7 +198,7 @@ impl Pipe {
     /// Samples that are sent before the other end is there are lost.
     fn wait_for_peer(&self) -> Result<()> {
         while (self.peers)() == 0 {
-            ensure!(!self.is_over.load(Ordering::Relaxed), "nobody came");
+            ensure!(!self.is_over.load(Ordering::Relaxed), "no peer connected");
             thread::sleep(Duration::from_millis(1));
         }
         // The other end has to have seen us, too.

@@ -257,7 +257,7 @@ fn device(cell: &Cell, dir: &Path) -> Result<Arc<dyn Device>> {
 }
 
 /// Receive ring to ask for; `None` for the default. The memory of an ISM fabric is one for all, and
-/// whoever comes first would take what the others need.
+/// the first one would take what the others need.
 fn ring(cell: &Cell) -> Option<usize> {
     let share = ISM_MEMORY / (4 * cell.case.connections());
     let fitting = (share.max(RING_MIN) + 1).next_power_of_two() / 2;

@@ -41,7 +41,7 @@ pub(super) async fn serve<A: Accept>(cell: &Cell, at: A) -> Result<()> {
     }
 }
 
-/// What goes wrong here the client notices, because it is not told what it wants to hear.
+/// The client detects errors here, because the expected answer is missing.
 async fn attend<S: Duplex>(cell: Cell, stream: S) {
     let settings = &cell.settings;
     let _noticed = match cell.case.workload {

@@ -49,7 +49,7 @@ pub(crate) enum Fault {
     },
     /// A record or block claims to be longer than any can be.
     RecordTooLong { frame: u64, len: usize },
-    /// A packet that belongs to an interface nobody described.
+    /// A packet that belongs to an interface without description.
     NoSuchInterface { frame: u64, interface: u32 },
     /// Something does not parse.
     Malformed(&'static str),
