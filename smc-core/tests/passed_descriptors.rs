@@ -63,7 +63,7 @@ fn lingering(listener: &TcpListener) -> (TcpStream, TcpStream) {
     let (far, _) = listener.accept().unwrap();
     set_socket_send_buffer_size(&near, 4096).unwrap();
     near.set_nonblocking(true).unwrap();
-    // What is under way when the first write is refused may still find room at the other end.
+    // What is in flight when the first write is refused may still find space at the other end.
     while is_ready(near.as_fd(), PollFlags::OUT, Duration::from_millis(5)) {
         while near.write(&[0; 1 << 14]).is_ok() {}
     }
@@ -173,7 +173,7 @@ fn a_peer_cannot_use_up_descriptors_by_such_as_are_slow_to_close() {
     assert_eq!(publication.accept().unwrap_err(), Errno::AGAIN);
     assert!(
         !is_readable(&publication, Duration::ZERO),
-        "it would ring on and on"
+        "it would be readable without end"
     );
 
     // With the peers that do not read all of it ends.

@@ -1,4 +1,4 @@
-//! A process that has no descriptor left for those who connect. Descriptors are those of all tests, so
+//! A process that has no descriptor left for new connections. Descriptors are those of all tests, so
 //! this is one test.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
@@ -24,13 +24,13 @@ fn is_readable(fd: BorrowedFd<'_>, time: Duration) -> bool {
 }
 
 #[test]
-fn who_connects_is_turned_away_and_nothing_rings_on_and_on() {
+fn connections_are_refused_and_the_descriptor_does_not_stay_readable() {
     let dir = tempfile::tempdir().unwrap();
     let domain = Domain::directory(dir.path());
     let mut publication = Publication::new(domain.clone(), "name.sock".into()).unwrap();
     let is_quiet = |publication: &Publication| !is_readable(publication.epoll_fd(), Duration::ZERO);
     let connect = || domain.connect("name.sock").unwrap();
-    // Nothing has to be looked after, but those who connect.
+    // Only new connections are events.
     while !is_quiet(&publication) {
         publication.handle_events();
     }
@@ -47,7 +47,7 @@ fn who_connects_is_turned_away_and_nothing_rings_on_and_on() {
     assert_eq!(publication.accept().unwrap_err(), Errno::AGAIN);
     assert!(is_quiet(&publication));
 
-    // When the limit is lowered a descriptor that is let go is of no use.
+    // When the limit is lowered a released descriptor is of no use.
     drop(all);
     let client = connect();
     limit_descriptors(3);
@@ -55,7 +55,7 @@ fn who_connects_is_turned_away_and_nothing_rings_on_and_on() {
     assert_eq!(publication.accept().unwrap_err(), Errno::MFILE);
     assert_eq!(publication.accept().unwrap_err(), Errno::AGAIN);
     assert!(is_quiet(&publication));
-    // Nor is the name lost when it is looked after.
+    // Nor is the name lost when it is checked.
     assert!(is_readable(publication.epoll_fd(), Duration::from_secs(60)));
     publication.handle_events();
     assert!(dir.path().join("name.sock").exists());

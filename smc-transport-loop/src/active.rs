@@ -1,8 +1,8 @@
-//! Peers that the driver looks after without being rung.
+//! Peers that the driver polls without a doorbell.
 //!
-//! A peer is added when it rings, which also takes back its request for the doorbell. It stays
-//! while it keeps signalling, and is removed once the driver has asked for the doorbell again and
-//! then found nothing. So the work of a drain is in proportion to the peers that are at it.
+//! A peer is added when it rings the doorbell, which also clears the driver's request for it. It
+//! stays while it signals, and is removed once the driver has armed the doorbell again and then found
+//! nothing. The cost of a drain is therefore proportional to the number of active peers.
 
 use std::sync::{Arc, Mutex};
 
@@ -12,23 +12,23 @@ use smc_core::mem::sync::{Ordering, fence};
 use crate::lock;
 use crate::peer::Peer;
 
-/// The peers that the driver looks after. Its lock also guards their `care`.
+/// The peers that the driver polls. Its lock also guards their `poll_state`.
 #[derive(Debug, Default)]
-pub(crate) struct Active(Mutex<Vec<Arc<Peer>>>);
+pub(crate) struct ActivePeers(Mutex<Vec<Arc<Peer>>>);
 
-impl Active {
-    /// Looks after a peer that has rung.
+impl ActivePeers {
+    /// Adds a peer that has rung the doorbell.
     pub(crate) fn add(&self, peer: &Arc<Peer>) {
         let mut peers = lock(&self.0);
-        peer.care.armed.store(false, Ordering::Relaxed);
-        if !peer.care.listed.swap(true, Ordering::Relaxed) {
+        peer.poll_state.armed.store(false, Ordering::Relaxed);
+        if !peer.poll_state.listed.swap(true, Ordering::Relaxed) {
             peers.push(Arc::clone(peer));
         }
     }
 
-    /// Takes what the peers signalled. Returns whether each of them will ring if it signals again:
-    /// one that has rung since the last [`Active::arm`], or signalled what is no event,
-    /// will not.
+    /// Takes what the peers signalled. Returns whether the doorbell is armed for each of them: it is
+    /// not for a peer that has rung since the last [`ActivePeers::arm`], or has signalled without an
+    /// event.
     pub(crate) fn collect(&self, events: &mut Vec<Event>) -> bool {
         let mut all_armed = true;
         lock(&self.0).retain(|peer| {
@@ -37,23 +37,23 @@ impl Active {
             }
             if peer.collect(events) {
                 all_armed = false;
-                peer.owner.bell().wake();
-                peer.care.armed.store(false, Ordering::Relaxed);
+                peer.local.signal_page().clear_sleeping();
+                peer.poll_state.armed.store(false, Ordering::Relaxed);
                 return true;
             }
-            let stays = !peer.care.armed.load(Ordering::Relaxed);
-            peer.care.listed.store(stays, Ordering::Relaxed);
-            all_armed &= !stays || peer.owner.bell().is_asleep();
+            let stays = !peer.poll_state.armed.load(Ordering::Relaxed);
+            peer.poll_state.listed.store(stays, Ordering::Relaxed);
+            all_armed &= !stays || peer.local.signal_page().is_sleeping();
             stays
         });
         all_armed
     }
 
-    /// Has the peers ring from now on; what they signalled before is for [`Active::collect`].
+    /// Arms the doorbell for all peers; earlier signals are for [`ActivePeers::collect`].
     pub(crate) fn arm(&self) {
         for peer in &*lock(&self.0) {
-            peer.owner.bell().sleep();
-            peer.care.armed.store(true, Ordering::Relaxed);
+            peer.local.signal_page().set_sleeping();
+            peer.poll_state.armed.store(true, Ordering::Relaxed);
         }
         fence(Ordering::SeqCst);
     }

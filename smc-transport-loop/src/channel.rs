@@ -1,7 +1,7 @@
 //! Messages between two devices, over a UNIX socket that keeps message boundaries.
 //!
-//! A channel goes one way: whoever connected talks, the other side listens. Both run on one
-//! machine, so numbers travel in native byte order. Every message has the same length:
+//! A channel has one direction: the side that connected sends, the other side receives. Both run on
+//! one host, so numbers are in native byte order. Every message has the same length:
 //!
 //! ```text
 //! 0   "SMCL"    4  version    5  kind    6  0, 0    8  index (u32)    12  0 (u32)
@@ -17,36 +17,36 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use smc_core::io::negotiate::passed::{self, Passed, PeerSocket};
 use smc_wire::types::Gid;
 
-use crate::bell::SLOTS;
+use crate::signal_page::SLOTS;
 
-/// What one device tells another.
+/// A message from one device to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Message {
-    /// First on a channel: who talks. Brings the talker's bell and the eventfd to ring it with.
+    /// First on a channel: the sender's GID. With its signal page and the eventfd that notifies it.
     Hello { gid: Gid },
-    /// There is new memory behind a slot of the talker's bell. Brings the memory file.
+    /// There is new memory behind a slot of the sender's signal page. With the memory file.
     Memory { index: u32, number: u64, len: u64 },
-    /// Something changed in a bell: look at the fresh slots of the talker's, and at the ready
-    /// buffers of your own.
-    Look,
+    /// A signal page has changed: the receiver scans the changed slots of the sender's page and the
+    /// ready buffers of its own page.
+    Notify,
 }
 
 /// Descriptors that came with a message, in order.
 pub(crate) type Descriptors = [Option<Passed>; 2];
 
-/// What a channel had to give.
+/// The result of a receive call.
 #[derive(Debug)]
 pub(crate) enum Received {
     Message(Message, Descriptors),
     /// Nothing now.
     Nothing,
-    /// The other side has closed, or is dead.
+    /// The other side has closed, or its process has ended.
     Closed,
-    /// Something that this version does not say.
+    /// A message that this version does not have.
     Garbage,
 }
 
-/// Sends a message; `WOULDBLOCK` if there is no room now.
+/// Sends a message; `WOULDBLOCK` if there is no space now.
 pub(crate) fn send(
     socket: impl AsFd,
     message: Message,
@@ -94,7 +94,7 @@ impl Message {
         let (kind, index, first, second) = match self {
             Self::Hello { gid } => (HELLO, SLOTS, gid.hi().0, gid.lo().0),
             Self::Memory { index, number, len } => (MEMORY, index, number, len),
-            Self::Look => (LOOK, 0, 0, 0),
+            Self::Notify => (NOTIFY, 0, 0, 0),
         };
         let mut bytes = [0; LEN];
         bytes[..4].copy_from_slice(MAGIC);
@@ -125,7 +125,7 @@ impl Message {
                 number: first,
                 len: second,
             }),
-            LOOK => Some(Self::Look),
+            NOTIFY => Some(Self::Notify),
             _ => None,
         }
     }
@@ -136,7 +136,7 @@ const MAGIC: &[u8; 4] = b"SMCL";
 const VERSION: u8 = 1;
 const HELLO: u8 = 1;
 const MEMORY: u8 = 2;
-const LOOK: u8 = 3;
+const NOTIFY: u8 = 3;
 
 #[cfg(test)]
 mod tests {
@@ -150,13 +150,13 @@ mod tests {
     fn pair() -> (OwnedFd, PeerSocket) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let pair = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None);
-        let (talker, listener) = pair.unwrap();
-        (talker, listener.into())
+        let (sender, receiver) = pair.unwrap();
+        (sender, receiver.into())
     }
 
     #[test]
     fn messages_arrive_whole_and_in_order() {
-        let (talker, listener) = pair();
+        let (sender, receiver) = pair();
         let eventfd = new_eventfd().unwrap();
         let gid = Gid::emulated(0x0123_4567_89ab_cdef_0011_2233_4455_6677);
         let messages = [
@@ -168,24 +168,24 @@ mod tests {
             },
         ];
         for message in messages {
-            send(&talker, message, &[eventfd.as_fd()]).unwrap();
+            send(&sender, message, &[eventfd.as_fd()]).unwrap();
         }
         for message in messages {
-            match receive(&listener) {
+            match receive(&receiver) {
                 Received::Message(got, [Some(Passed::File(_)), None]) => {
                     assert_eq!(got, message)
                 }
                 other => panic!("{other:?}"),
             }
         }
-        assert!(matches!(receive(&listener), Received::Nothing));
-        drop(talker);
-        assert!(matches!(receive(&listener), Received::Closed));
+        assert!(matches!(receive(&receiver), Received::Nothing));
+        drop(sender);
+        assert!(matches!(receive(&receiver), Received::Closed));
     }
 
     #[test]
     fn nonsense_is_garbage() {
-        let (talker, listener) = pair();
+        let (sender, receiver) = pair();
         let good = Message::Memory {
             index: 0,
             number: 1,
@@ -206,14 +206,14 @@ mod tests {
             &good[1..],
             &long,
         ] {
-            rustix::net::send(&talker, bytes, SendFlags::empty()).unwrap();
-            assert!(matches!(receive(&listener), Received::Garbage), "{bytes:?}");
+            rustix::net::send(&sender, bytes, SendFlags::empty()).unwrap();
+            assert!(matches!(receive(&receiver), Received::Garbage), "{bytes:?}");
         }
-        // Descriptors that were not asked for.
+        // Unexpected descriptors.
         let eventfd = new_eventfd().unwrap();
-        for descriptors in [&[eventfd.as_fd(); 3][..], &[talker.as_fd()]] {
-            send(&talker, Message::Look, descriptors).unwrap();
-            assert!(matches!(receive(&listener), Received::Garbage));
+        for descriptors in [&[eventfd.as_fd(); 3][..], &[sender.as_fd()]] {
+            send(&sender, Message::Notify, descriptors).unwrap();
+            assert!(matches!(receive(&receiver), Received::Garbage));
         }
     }
 }

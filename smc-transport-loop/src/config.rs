@@ -6,7 +6,7 @@ use smc_wire::size::SizeCode;
 use smc_wire::types::PnetId;
 
 use crate::device::LoopDevice;
-use crate::pool::Keep;
+use crate::pool::PoolLimits;
 
 /// Options of a [`LoopDevice`]; see [`LoopDevice::builder`].
 #[derive(Clone, Debug)]
@@ -16,7 +16,7 @@ pub struct Builder {
     domain: Domain,
     nocopy: bool,
     limits: Limits,
-    keep: Keep,
+    pool_limits: PoolLimits,
     max_mappings: usize,
 }
 
@@ -28,7 +28,7 @@ impl Default for Builder {
             domain: Domain::default(),
             nocopy: true,
             limits: Limits::new(MAX_DMBS, MAX_DMB_LEN),
-            keep: Keep {
+            pool_limits: PoolLimits {
                 buffers: POOL_BUFFERS,
                 bytes: POOL_BYTES,
             },
@@ -87,12 +87,12 @@ impl Builder {
         self
     }
 
-    /// How many unused buffers are kept per peer for its next connections, and how many bytes of
-    /// memory in all; 256 and 16 MiB if not given. With 0 none are kept. Of a long buffer only the
+    /// How many unused buffers are pooled per peer for its next connections, and how many bytes of
+    /// memory in all; 256 and 16 MiB if not given. With 0 none are pooled. Of a long buffer only the
     /// first 64 KiB are kept in memory, so no more than that count.
     #[must_use]
     pub fn pool(mut self, buffers: usize, bytes: usize) -> Self {
-        self.keep = Keep { buffers, bytes };
+        self.pool_limits = PoolLimits { buffers, bytes };
         self
     }
 
@@ -117,7 +117,7 @@ impl Builder {
     /// Makes the device and publishes it in the runtime directory.
     ///
     /// Without [`domain`](Self::domain) it succeeds also if no directory can be used:
-    /// streams are TCP then, and [`LoopDevice::runtime_dir`] says why. It is tried again every
+    /// streams are TCP then, and [`LoopDevice::runtime_dir`] reports why. It is tried again every
     /// second.
     ///
     /// Does not wait for other processes; makes a handful of system calls, one more for each device
@@ -140,7 +140,7 @@ impl Builder {
             identity,
             self.limits,
             self.nocopy,
-            self.keep,
+            self.pool_limits,
             self.max_mappings,
             self.domain,
         )?;

@@ -20,18 +20,18 @@ use smc_wire::types::{Chid, DmbToken, Gid};
 use crate::channel::Message;
 use crate::config::Builder;
 use crate::lock;
-use crate::outbox::Way;
 use crate::peer::{Peer, is_dmb_len};
 use crate::peers::{OpenError, Peers};
-use crate::pool::Keep;
+use crate::pool::PoolLimits;
 use crate::random;
 use crate::registry::Permits;
 use crate::remote::{LoopAttachment, UNKNOWN};
+use crate::send_queue::SendPath;
 
 /// An SMC-D device whose peers are processes of the same host.
 ///
 /// See the [crate documentation](crate). Dropping the device takes it out of the runtime directory
-/// and ends all that goes on with its peers; buffers and attachments that are left keep their
+/// and closes the channels to its peers; buffers and attachments that are left keep their
 /// memory.
 pub struct LoopDevice {
     identity: Identity,
@@ -64,13 +64,13 @@ impl LoopDevice {
         identity: Identity,
         limits: Limits,
         nocopy: bool,
-        keep: Keep,
+        pool_limits: PoolLimits,
         max_mappings: usize,
         domain: Domain,
     ) -> Result<Self, DeviceError> {
         let account = MemoryAccount::default();
         let gid = random::gid()?;
-        let peers = Peers::new(gid, domain, keep, max_mappings, account.clone())?;
+        let peers = Peers::new(gid, domain, pool_limits, max_mappings, account.clone())?;
         let permits = Permits::new(limits.max_dmbs, account.clone());
         Ok(Self {
             identity,
@@ -210,7 +210,7 @@ impl Direct for LoopDevice {
 
     fn process(&self, peer: Gid) -> Option<Credentials> {
         let known = self.peers.find(peer)?;
-        // There is no channel to our own device that would say it.
+        // There is no channel to our own device that has the credentials.
         Some(known.credentials.unwrap_or_else(Credentials::own))
     }
 
@@ -224,17 +224,17 @@ impl Direct for LoopDevice {
         }
         let permit = self.permits.take()?;
         let peer = self.open(peer).await?;
-        let (dmb, new) = peer.owner.register(len, permit)?;
+        let (dmb, new) = peer.local.register(len, permit)?;
         if let Some(mut new) = new {
-            match (peer.owner.way(), new.file.take()) {
-                (Way::Channel(outbox), Some(file)) => {
+            match (peer.local.send_path(), new.file.take()) {
+                (SendPath::Channel(send_queue), Some(file)) => {
                     let len = u64::try_from(len).map_err(|_| DeviceError::NoMemory)?;
                     let message = Message::Memory {
                         index: new.index,
                         number: new.number,
                         len,
                     };
-                    outbox.send(message, file)?.await?;
+                    send_queue.send(message, file)?.await?;
                 }
                 _ => peer.install(new),
             }
@@ -261,9 +261,9 @@ impl Direct for LoopDevice {
         };
         match self.try_move(to, at, data, signal) {
             Err(SubmitError::UnknownToken) => {
-                // The first use of a buffer: its owner has told us, but we have not listened.
-                self.peers.catch_up()?;
-                self.peers.look_at_all();
+                // The first use of a buffer: its message has been sent, but not received yet.
+                self.peers.receive_pending()?;
+                self.peers.scan_all();
                 self.try_move(to, at, data, signal)
             }
             result => result,
@@ -286,17 +286,17 @@ impl Nocopy for LoopDevice {
         if let Some(attached) = self.try_attach(peer, token)? {
             return Ok(Arc::new(attached));
         }
-        // Memory that the peer uses again is found in its bell, other memory in the channel.
+        // Memory that the peer uses again is found in its signal page, other memory in the channel.
         if let Some(known) = self.peers.find(peer) {
-            known.look();
+            known.scan();
             if let Some(attached) = self.try_attach(peer, token)? {
                 return Ok(Arc::new(attached));
             }
         }
-        self.peers.catch_up()?;
-        // Its bell may have changed meanwhile.
+        self.peers.receive_pending()?;
+        // Its signal page may have changed meanwhile.
         match self.open(peer).await {
-            Ok(known) => known.look(),
+            Ok(known) => known.scan(),
             // It had a channel to us when it made the buffer.
             Err(DeviceError::Unreachable { .. }) => return Err(DeviceError::PeerGone),
             Err(error) => return Err(error),
@@ -352,7 +352,7 @@ mod tests {
         count
     }
 
-    fn rings(device: &LoopDevice) -> bool {
+    fn is_readable(device: &LoopDevice) -> bool {
         let doorbell = device.peers.doorbell().as_fd();
         let at_once = Timespec {
             tv_sec: 0,
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_ring_for_what_was_taken_before_leaves_the_doorbell_armed() {
+    fn a_late_notification_for_an_event_taken_before_leaves_the_doorbell_armed() {
         let dir = tempfile::tempdir().unwrap();
         let device = LoopDevice::builder()
             .domain(Domain::directory(dir.path()))
@@ -388,22 +388,22 @@ mod tests {
         }
         signal();
         while drain(&device) > 0 {}
-        let ring = device.peers.own_bell().begin_set_ready(0);
+        let finish_signal = device.peers.own_signal_page().begin_set_ready(0);
         assert_eq!(drain(&device), 1, "it is handed out already");
-        // What a driver does before it sleeps, with the rest of the ring in the middle.
+        // What a driver does before it sleeps, with the rest of the notification in the middle.
         assert_eq!(drain(&device), 0);
         device.arm().unwrap();
-        assert!(ring());
-        device.peers.doorbell().ring_own();
+        assert!(finish_signal());
+        device.peers.doorbell().notify_self();
         assert_eq!(drain(&device), 0);
         // Woken again, a driver finds nothing and sleeps for good.
         for round in 0..3 {
-            assert_eq!(rings(&device), round == 0, "round {round}");
+            assert_eq!(is_readable(&device), round == 0, "round {round}");
             assert_eq!(drain(&device), 0);
             device.arm().unwrap();
             assert_eq!(drain(&device), 0);
         }
         signal();
-        assert!(rings(&device), "the next signal does not ring");
+        assert!(is_readable(&device), "the next signal does not notify");
     }
 }

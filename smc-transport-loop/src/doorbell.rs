@@ -1,8 +1,8 @@
 //! What the driver of a device waits on.
 //!
 //! Two epoll sets: the outer one, which the driver waits on, has an eventfd per peer and the inner
-//! one; the inner one has everything that concerns set-up: the listener and the channels. So that
-//! can be caught up with by a call that needs it, without taking signals away from the driver.
+//! one; the inner one has all descriptors of set-up: the listener and the channels. So set-up
+//! can be run by a call that needs it, without consuming signals of the driver.
 //!
 //! A peer shares its eventfd with us alone, so no peer can take or fake the signals of another.
 //! The eventfds are watched for edges and never read: a write makes an edge whatever the count is.
@@ -27,27 +27,27 @@ pub(crate) struct Doorbell {
     own: Arc<OwnedFd>,
 }
 
-/// Something that rang. Numbers are those of peers and strangers.
+/// A descriptor that is ready. Numbers are those of peers and pending channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Rang {
+pub(crate) enum Ready {
     /// This device itself.
     Own,
-    /// Set-up: ask [`Doorbell::rang_inside`].
-    Inside,
-    /// A peer that found us asleep.
+    /// Set-up: see [`Doorbell::poll_setup`].
+    Setup,
+    /// A peer that notified this device while it slept.
     Peer(u64),
-    /// Somebody connected.
+    /// A new connection.
     Listener,
-    /// Somebody who connected but did not say who he is.
-    Stranger(u64),
-    /// The connection to a peer that was dying ended.
-    Dying(u64),
-    /// The channel on which a peer talks to us.
+    /// A connection without HELLO.
+    Pending(u64),
+    /// The end of a connection to the listener of a peer that has ended.
+    Stale(u64),
+    /// The channel from a peer.
     Incoming(u64),
-    /// The channel on which we talk to a peer.
+    /// The channel to a peer.
     Outgoing {
         peer: u64,
-        has_room: bool,
+        is_writable: bool,
         is_dead: bool,
     },
 }
@@ -61,7 +61,7 @@ impl Doorbell {
         let tag = |kind| EventData::new_u64(kind << KIND_SHIFT);
         epoll::add(&inner, listener, tag(LISTENER), EventFlags::IN).map_err(failed)?;
         epoll::add(&outer, &own, tag(OWN), EventFlags::IN | EventFlags::ET).map_err(failed)?;
-        epoll::add(&outer, &inner, tag(INSIDE), EventFlags::IN).map_err(failed)?;
+        epoll::add(&outer, &inner, tag(SETUP), EventFlags::IN).map_err(failed)?;
         Ok(Self { outer, inner, own })
     }
 
@@ -75,30 +75,30 @@ impl Doorbell {
         &self.own
     }
 
-    /// Wakes the driver of this device.
-    pub(crate) fn ring_own(&self) {
+    /// WakeList the driver of this device.
+    pub(crate) fn notify_self(&self) {
         let _ = rustix::io::write(&self.own, &1_u64.to_ne_bytes());
     }
 
-    /// Hands what rang to `each`, without waiting. Edges are gone afterwards.
-    pub(crate) fn rang(&self, each: impl FnMut(Rang)) -> Result<(), DeviceError> {
+    /// Hands the ready descriptors to `each`, without waiting. Edges are consumed.
+    pub(crate) fn poll_signals(&self, each: impl FnMut(Ready)) -> Result<(), DeviceError> {
         self.collect(&self.outer, each)
     }
 
-    /// The same for set-up, where everything rings until it is dealt with.
-    pub(crate) fn rang_inside(&self, each: impl FnMut(Rang)) -> Result<(), DeviceError> {
+    /// The same for set-up, where all descriptors are level-triggered.
+    pub(crate) fn poll_setup(&self, each: impl FnMut(Ready)) -> Result<(), DeviceError> {
         self.collect(&self.inner, each)
     }
 
-    /// Drivers may wait for edges, so whatever is left to be done has to ring again.
-    fn collect(&self, set: &OwnedFd, each: impl FnMut(Rang)) -> Result<(), DeviceError> {
+    /// Drivers may wait for edges, so remaining work has to notify again.
+    fn collect(&self, set: &OwnedFd, each: impl FnMut(Ready)) -> Result<(), DeviceError> {
         if collect(set, each)? {
-            self.ring_own();
+            self.notify_self();
         }
         Ok(())
     }
 
-    /// Watches the eventfd by which a peer rings.
+    /// Watches the eventfd by which a peer notifies.
     pub(crate) fn watch_peer(&self, eventfd: &OwnedFd, peer: u64) -> Result<(), DeviceError> {
         self.add(
             &self.outer,
@@ -109,21 +109,21 @@ impl Doorbell {
         )
     }
 
-    pub(crate) fn watch_stranger(&self, socket: &PeerSocket, id: u64) -> Result<(), DeviceError> {
+    pub(crate) fn watch_pending(&self, socket: &PeerSocket, id: u64) -> Result<(), DeviceError> {
         self.add(
             &self.inner,
             socket,
-            STRANGER,
+            PENDING,
             id,
             EventFlags::IN | EventFlags::RDHUP,
         )
     }
 
-    pub(crate) fn watch_dying(&self, socket: &PeerSocket, id: u64) -> Result<(), DeviceError> {
+    pub(crate) fn watch_stale(&self, socket: &PeerSocket, id: u64) -> Result<(), DeviceError> {
         self.add(
             &self.inner,
             socket,
-            DYING,
+            STALE,
             id,
             EventFlags::IN | EventFlags::RDHUP,
         )
@@ -157,29 +157,29 @@ impl Doorbell {
         )
     }
 
-    /// Also, or no longer, watches an outgoing channel for room.
-    pub(crate) fn watch_room(
+    /// Also, or no longer, watches an outgoing channel for space.
+    pub(crate) fn watch_writable(
         &self,
         channel: &PeerSocket,
         peer: u64,
         on: bool,
     ) -> Result<(), DeviceError> {
-        let room = if on {
+        let writable = if on {
             EventFlags::OUT
         } else {
             EventFlags::empty()
         };
-        let flags = EventFlags::IN | EventFlags::RDHUP | room;
+        let flags = EventFlags::IN | EventFlags::RDHUP | writable;
         let tag = EventData::new_u64(OUTGOING << KIND_SHIFT | peer);
         epoll::modify(&self.inner, channel, tag, flags).map_err(|error| os("watch peer", error))
     }
 
     /// A descriptor that others share has to be taken out before it is closed.
-    pub(crate) fn forget_peer(&self, eventfd: &OwnedFd) {
+    pub(crate) fn unwatch_peer(&self, eventfd: &OwnedFd) {
         let _ = epoll::delete(&self.outer, eventfd);
     }
 
-    pub(crate) fn forget_channel(&self, socket: &PeerSocket) {
+    pub(crate) fn unwatch_channel(&self, socket: &PeerSocket) {
         let _ = epoll::delete(&self.inner, socket);
     }
 
@@ -202,7 +202,7 @@ pub(crate) fn new_eventfd() -> Result<OwnedFd, DeviceError> {
         .map_err(|error| os("make eventfd", error))
 }
 
-/// Refuses a descriptor to which a write could block or do anything but ring.
+/// Refuses a descriptor to which a write could block or have another effect than a notification.
 pub(crate) fn check_eventfd(fd: BorrowedFd<'_>) -> Result<(), DeviceError> {
     let bad = DeviceError::PeerMisbehaved;
     let flags = fcntl_getfl(fd).map_err(|error| os("inspect doorbell", error))?;
@@ -217,7 +217,7 @@ pub(crate) fn check_eventfd(fd: BorrowedFd<'_>) -> Result<(), DeviceError> {
 }
 
 /// Whether there may be more.
-fn collect(set: &OwnedFd, mut each: impl FnMut(Rang)) -> Result<bool, DeviceError> {
+fn collect(set: &OwnedFd, mut each: impl FnMut(Ready)) -> Result<bool, DeviceError> {
     for _ in 0..MAX_ROUNDS {
         let mut events = [epoll::Event {
             flags: EventFlags::empty(),
@@ -226,11 +226,11 @@ fn collect(set: &OwnedFd, mut each: impl FnMut(Rang)) -> Result<bool, DeviceErro
         let count = match epoll::wait(set, &mut events[..], Some(&NOW)) {
             Ok(count) => count,
             Err(Errno::INTR) => continue,
-            Err(error) => return Err(os("look at doorbell", error)),
+            Err(error) => return Err(os("poll the doorbell", error)),
         };
         for event in &events[..count] {
-            if let Some(rang) = rang(event.flags, event.data.u64()) {
-                each(rang);
+            if let Some(ready) = decode(event.flags, event.data.u64()) {
+                each(ready);
             }
         }
         if count < EVENTS_PER_ROUND {
@@ -240,20 +240,20 @@ fn collect(set: &OwnedFd, mut each: impl FnMut(Rang)) -> Result<bool, DeviceErro
     Ok(true)
 }
 
-fn rang(flags: EventFlags, tag: u64) -> Option<Rang> {
+fn decode(flags: EventFlags, tag: u64) -> Option<Ready> {
     let id = tag & ID_MASK;
     Some(match tag >> KIND_SHIFT {
-        OWN => Rang::Own,
-        INSIDE => Rang::Inside,
-        PEER => Rang::Peer(id),
-        LISTENER => Rang::Listener,
-        STRANGER => Rang::Stranger(id),
-        DYING => Rang::Dying(id),
-        INCOMING => Rang::Incoming(id),
-        OUTGOING => Rang::Outgoing {
+        OWN => Ready::Own,
+        SETUP => Ready::Setup,
+        PEER => Ready::Peer(id),
+        LISTENER => Ready::Listener,
+        PENDING => Ready::Pending(id),
+        STALE => Ready::Stale(id),
+        INCOMING => Ready::Incoming(id),
+        OUTGOING => Ready::Outgoing {
             peer: id,
-            has_room: flags.contains(EventFlags::OUT),
-            // Nobody talks to us on this channel.
+            is_writable: flags.contains(EventFlags::OUT),
+            // Peers do not send on this channel.
             is_dead: flags
                 .intersects(EventFlags::IN | EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR),
         },
@@ -265,16 +265,16 @@ fn rang(flags: EventFlags, tag: u64) -> Option<Rang> {
 const KIND_SHIFT: u32 = 56;
 const ID_MASK: u64 = (1 << KIND_SHIFT) - 1;
 const OWN: u64 = 1;
-const INSIDE: u64 = 2;
+const SETUP: u64 = 2;
 const PEER: u64 = 3;
 const LISTENER: u64 = 4;
-const STRANGER: u64 = 5;
+const PENDING: u64 = 5;
 const INCOMING: u64 = 6;
 const OUTGOING: u64 = 7;
-const DYING: u64 = 8;
+const STALE: u64 = 8;
 
 const EVENTS_PER_ROUND: usize = 64;
-/// What rings again and again must not hold the driver; it comes back.
+/// Descriptors that are always ready must not block the driver; the rest is for the next drain.
 const MAX_ROUNDS: usize = 16;
 const NOW: Timespec = Timespec {
     tv_sec: 0,

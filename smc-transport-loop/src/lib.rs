@@ -9,13 +9,13 @@
 //!        process A                                              process B
 //!   +-----------------+   d-<GID of B>.sock in the        +-----------------+
 //!   | LoopDevice      | --- runtime directory ----------> | LoopDevice      |
-//!   |                 |   "hello, my bell"                |                 |
+//!   |                 |   HELLO + signal page         |                 |
 //!   |                 |   "memory for slot 0" + memfd     |                 |
 //!   |                 | <--- d-<GID of A>.sock ---------- |                 |
 //!   +-----------------+                                   +-----------------+
 //!    |  own buffers: read             written by B:  |  |  attached buffers
 //!    v                                               v  v
-//!   [ sealed memfd: CDC block | ring ]     [ bell: want, ready, sleeping, .. ]
+//!   [ sealed memfd: CDC block | ring ]     [ signal page: armed, ready, sleeping ]
 //!    ^                                               |
 //!    +---------------- eventfd, if A sleeps ---------+
 //! ```
@@ -28,49 +28,49 @@
 //! * A buffer (DMB) is a memory file of one of the standard sizes, 16 KiB to 512 MiB, sealed
 //!   against changes of its length. [`register`] passes it to the peer, which checks and maps it
 //!   and closes the descriptor; then the owner closes its own. At rest a buffer takes no
-//!   descriptor, and a peer takes four. The peer has everything before it learns the token, so
+//!   descriptor, and a peer takes four. The peer has everything before it gets the token, so
 //!   [`attach`] never waits.
-//! * With *nocopy* (the default) a device lends streams its mapping of the peer's buffer, to write
-//!   in place; without, they write through [`move_data`], which is one copy into the same mapping.
-//!   That is up to each device, for what it writes: devices that differ can talk.
+//! * With *nocopy* (the default) streams write in place, into the device's mapping of the peer's
+//!   buffer; without, they write through [`move_data`], which is one copy into the same mapping.
+//!   Each device chooses for its own writes: devices that differ can be peers.
 //! * A signal costs a fence and a load unless the owner [armed] the buffer. Then a bit is set in
-//!   the *bell*, some shared memory per pair of devices, and if the owner sleeps its eventfd is
-//!   written. A wake-up looks at the peers that rang and at the bits that are set, not at the
-//!   buffers that exist.
-//! * A buffer that is dropped is kept, on both sides, for the next connection of the same two
+//!   the *signal page*, some shared memory per pair of devices, and if the owner sleeps its eventfd is
+//!   written. A wake-up polls the peers that have signalled and the bits that are set, not all
+//!   buffers.
+//! * A buffer that is dropped stays in a pool, on both sides, for the next connection of the same two
 //!   devices ([`Builder::pool`]). That takes no system call, descriptor or message. It gets a fresh
 //!   token; writes under the old one are refused, and memory is used again only after the peer
-//!   has let go of all that referred to it. It is zeroed first: up to 64 KiB by writing, what is
+//!   has released all references to it. It is zeroed first: up to 64 KiB by writing, what is
 //!   beyond by giving the pages back. The stale bytes would be no secret, since this peer wrote
-//!   them; but a stale CDC block would be believed.
+//!   them; but a stale CDC block would be taken for a valid one.
 //! * The pages of a dropped buffer, but for its first 64 KiB, go back to the system as soon as
 //!   neither side uses it: regions and attachments may outlive the buffer. The owner does that;
-//!   if the peer lets go last, it signals the buffer, which the owner has armed for this.
+//!   if the peer releases it last, it signals the buffer, which the owner has armed for this.
 //! * When a peer's process ends, however it ends, its channels close, and the device reports
-//!   [`Event::PeerGone`] at the next drain. Memory stays valid for as long as it is held. Whoever
-//!   notices also removes the socket that a killed process left behind, and so does every device
+//!   [`Event::PeerGone`] at the next drain. Memory stays valid while references to it exist. The
+//!   device also removes the socket that a killed process left behind, and so does every device
 //!   when it starts.
 //!
-//! # Whom it trusts
+//! # Trust model
 //!
 //! Peers are processes of the users of the device's [`Domain`](smc_core::Domain); the kernel vouches
 //! for the user (`SO_PEERCRED`). The peer behind a GID is the process that listens at its socket in
 //! that user's runtime directory, which other users must not be able to change. A token is 64 random
 //! bits, and is known to one peer only.
 //!
-//! A peer can write the buffers that were registered for it and the bell that it shares with us, at
+//! A peer can write the buffers that were registered for it and the signal page that it shares with us, at
 //! any time, and nothing else. It can make our driver run, and thereby use some time and address
 //! space. It cannot make us touch memory that goes away, read or write what belongs to others, or
 //! wait for it. All that it writes is checked before it is used.
 //!
-//! # Where devices meet
+//! # Runtime directories
 //!
-//! A [`Domain`](smc_core::Domain) says in which runtime directories; give the same one to the device
+//! A [`Domain`](smc_core::Domain) defines in which runtime directories devices find each other; give the same one to the device
 //! ([`Builder::domain`]) and to the endpoint. Containers have to mount the same directory; they need
 //! not share namespaces if they are of one user, see [`Domain::shared`](smc_core::Domain::shared). A
 //! device whose name is removed there is published again within a second.
 //!
-//! A process that forks without `exec` lends its sockets to the child, so its death is noticed
+//! A process that forks without `exec` shares its sockets with the child, so its end is noticed
 //! only after that of the child.
 //!
 //! # Example
@@ -94,7 +94,7 @@
 //! buffer.arm();
 //!
 //! // The token travels in the handshake of a connection.
-//! let nocopy = writer.nocopy().expect("on unless told otherwise");
+//! let nocopy = writer.nocopy().expect("on by default");
 //! let attached = nocopy.attach(reader.gid(), buffer.token()).await?;
 //! attached.region().store(8, 42, Ordering::Release)?;
 //! attached.signal()?;
@@ -112,13 +112,11 @@
 //! [`Event::PeerGone`]: smc_core::device::Event::PeerGone
 
 mod active;
-mod bell;
 mod channel;
 mod config;
 mod device;
 mod directory;
 mod doorbell;
-mod outbox;
 mod peer;
 mod peers;
 mod pool;
@@ -126,6 +124,8 @@ mod random;
 mod region;
 mod registry;
 mod remote;
+mod send_queue;
+mod signal_page;
 
 #[cfg(test)]
 #[cfg(smc_loom)]
@@ -136,7 +136,7 @@ pub use device::LoopDevice;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks a mutex. What it guards is changed in steps that do not panic, so poison says nothing.
+/// Locks a mutex. What it guards is changed in steps that do not panic, so poison is ignored.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -15,10 +15,10 @@ use smc_wire::types::Gid;
 use crate::channel::{self, Descriptors, Message, Received};
 use crate::doorbell::Doorbell;
 use crate::lock;
-use crate::outbox::Wakes;
 use crate::region::{Mapping, os};
-use crate::registry::{NewMemory, Owner, Permit, Permits};
-use crate::remote::Remote;
+use crate::registry::{LocalBuffers, NewMemory, Permit, Permits};
+use crate::remote::RemoteBuffers;
+use crate::send_queue::WakeList;
 
 /// A peer's device, or our own as its own peer.
 #[derive(Debug)]
@@ -29,45 +29,45 @@ pub(crate) struct Peer {
     /// Of the process that listens at the GID; `None` for our own device.
     pub(crate) credentials: Option<Credentials>,
     /// Our buffers for the peer.
-    pub(crate) owner: Arc<Owner>,
+    pub(crate) local: Arc<LocalBuffers>,
     /// The peer's buffers for us.
     incoming: Mutex<Option<Incoming>>,
-    /// What the peer rings; `None` for our own device.
+    /// The eventfd that the peer writes; `None` for our own device.
     eventfd: Option<Arc<OwnedFd>>,
     gone: AtomicBool,
-    /// For the bell of `owner`; `None` for our own device.
+    /// For the signal page of `owner`; `None` for our own device.
     _permit: Option<Permit>,
-    /// For [`Active`](crate::active::Active) only.
-    pub(crate) care: Care,
+    /// For [`ActivePeers`](crate::active::ActivePeers) only.
+    pub(crate) poll_state: PollState,
 }
 
-/// How the driver looks after a peer.
+/// The state of a peer in the driver's polling.
 #[derive(Debug, Default)]
-pub(crate) struct Care {
-    /// It does so at each drain.
+pub(crate) struct PollState {
+    /// The peer is polled at each drain.
     pub(crate) listed: AtomicBool,
-    /// The peer was asked to ring, and has not since.
+    /// The doorbell is armed, and the peer has not rung since.
     pub(crate) armed: AtomicBool,
 }
 
-/// What the peer told us, and where it talks to us.
+/// The state of the peer's buffers, and the channel from the peer.
 #[derive(Debug)]
 pub(crate) struct Incoming {
     /// `None` for our own device.
     pub(crate) channel: Option<PeerSocket>,
-    pub(crate) remote: Remote,
+    pub(crate) remote: RemoteBuffers,
     /// Limits what is mapped for all peers.
     pub(crate) mappings: Arc<Permits>,
 }
 
-/// What listening to a peer led to.
+/// The result of receiving from a peer.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Heard {
-    /// It said something; if there was no room for more, that it signalled.
-    pub(crate) anything: bool,
-    /// It closed the channel, died, or broke the rules.
+pub(crate) struct ReceiveOutcome {
+    /// A message was received. A full channel has no message for a signal.
+    pub(crate) received: bool,
+    /// The channel was closed, or a message was invalid.
     pub(crate) dead: bool,
-    /// It has said more than was listened to.
+    /// There are more messages than were received.
     pub(crate) more: bool,
 }
 
@@ -76,7 +76,7 @@ impl Peer {
         gid: Gid,
         id: u64,
         credentials: Option<Credentials>,
-        owner: Owner,
+        local: LocalBuffers,
         eventfd: Option<Arc<OwnedFd>>,
         permit: Option<Permit>,
     ) -> Self {
@@ -84,12 +84,12 @@ impl Peer {
             gid,
             id,
             credentials,
-            owner: Arc::new(owner),
+            local: Arc::new(local),
             incoming: Mutex::new(None),
             eventfd,
             gone: AtomicBool::new(false),
             _permit: permit,
-            care: Care::default(),
+            poll_state: PollState::default(),
         }
     }
 
@@ -97,13 +97,13 @@ impl Peer {
         self.gone.load(Ordering::Acquire)
     }
 
-    /// Takes over the channel on which the peer talks to us; gives it back if there is one.
+    /// Sets the channel from the peer; returns it if there is one already.
     pub(crate) fn set_incoming(&self, incoming: Incoming) -> Result<(), Box<Incoming>> {
-        let mut place = lock(&self.incoming);
-        if self.is_gone() || place.is_some() {
+        let mut slot = lock(&self.incoming);
+        if self.is_gone() || slot.is_some() {
             return Err(Box::new(incoming));
         }
-        *place = Some(incoming);
+        *slot = Some(incoming);
         Ok(())
     }
 
@@ -116,69 +116,69 @@ impl Peer {
         }
     }
 
-    /// Learns what changed in the peer's bell.
-    pub(crate) fn look(&self) {
+    /// Scans the changed slots of the peer's signal page.
+    pub(crate) fn scan(&self) {
         if let Some(incoming) = &mut *lock(&self.incoming) {
-            incoming.remote.look();
+            incoming.remote.scan();
         }
     }
 
     /// Reads what the peer has sent.
-    pub(crate) fn listen(&self) -> Heard {
-        let mut heard = Heard::default();
-        let mut place = lock(&self.incoming);
+    pub(crate) fn receive(&self) -> ReceiveOutcome {
+        let mut outcome = ReceiveOutcome::default();
+        let mut slot = lock(&self.incoming);
         let Some(Incoming {
             channel: Some(channel),
             remote,
             mappings,
-        }) = &mut *place
+        }) = &mut *slot
         else {
-            return heard;
+            return outcome;
         };
-        heard.more = true;
+        outcome.more = true;
         for _ in 0..MAX_MESSAGES {
             match channel::receive(&*channel) {
                 Received::Message(Message::Memory { index, number, len }, files) => {
-                    // First, so that memory that takes the place of other memory fits.
-                    remote.forget(index);
+                    // First, so that memory that replaces other memory fits.
+                    remote.remove_memory(index);
                     remote.install(index, number, adopt(files, len, mappings));
-                    heard.anything = true;
+                    outcome.received = true;
                 }
-                Received::Message(Message::Look, _) => heard.anything = true,
+                Received::Message(Message::Notify, _) => outcome.received = true,
                 Received::Nothing => {
-                    heard.more = false;
+                    outcome.more = false;
                     break;
                 }
                 Received::Closed | Received::Garbage | Received::Message(..) => {
-                    // Also rings if another call than the driver's came to know.
+                    // Also notifies the driver if another call has received it.
                     let _ = shutdown(&*channel, Shutdown::Both);
-                    heard.dead = true;
-                    heard.more = false;
+                    outcome.dead = true;
+                    outcome.more = false;
                     break;
                 }
             }
         }
-        remote.look();
-        heard
+        remote.scan();
+        outcome
     }
 
     /// Reports what the peer signalled; false if there is nothing.
     pub(crate) fn collect(&self, events: &mut Vec<Event>) -> bool {
-        self.owner.collect(events)
+        self.local.collect(events)
     }
 
     /// Ends everything between the two devices and closes its descriptors.
-    pub(crate) fn close(&self, doorbell: &Doorbell) -> Wakes {
+    pub(crate) fn close(&self, doorbell: &Doorbell) -> WakeList {
         self.gone.store(true, Ordering::Release);
-        let wakes = self.owner.close();
+        let wakes = self.local.close();
         if let Some(eventfd) = &self.eventfd {
-            doorbell.forget_peer(eventfd);
+            doorbell.unwatch_peer(eventfd);
         }
         if let Some(mut incoming) = lock(&self.incoming).take() {
-            incoming.remote.ringer().close();
-            incoming.remote.bury();
+            incoming.remote.notifier().close();
+            incoming.remote.mark_gone();
             if let Some(channel) = &incoming.channel {
-                doorbell.forget_channel(channel);
+                doorbell.unwatch_channel(channel);
             }
         }
         wakes
@@ -206,5 +206,5 @@ pub(crate) fn is_dmb_len(len: usize) -> bool {
     SizeCode::for_len(len).is_some_and(|code| code.byte_len() == len)
 }
 
-/// A peer that talks without end must not hold the driver; the rest is read next time.
+/// A peer that sends without end must not block the driver; the rest is read next time.
 const MAX_MESSAGES: usize = 4096;

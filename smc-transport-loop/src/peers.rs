@@ -1,8 +1,8 @@
-//! All peers of a device: how they are found, and what the driver does about them.
+//! All peers of a device: how they are found, and how the driver handles them.
 
-mod lobby;
+mod pending_channels;
+mod setup;
 mod share;
-mod waiting;
 
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -21,19 +21,19 @@ use smc_core::io::negotiate::runtime_dir::{Publication, RuntimeDirError};
 use smc_core::mem::sync::{AtomicU64, Ordering};
 use smc_wire::types::Gid;
 
-use crate::active::Active;
-use crate::bell::{self, Bell};
+use crate::active::ActivePeers;
 use crate::channel::{self, Message};
 use crate::directory::{is_socket_name, socket_name};
-use crate::doorbell::{Doorbell, Rang, new_eventfd};
+use crate::doorbell::{Doorbell, Ready, new_eventfd};
 use crate::lock;
-use crate::outbox::{Outbox, Wakes, Way};
 use crate::peer::{Incoming, Peer};
-use crate::pool::Keep;
+use crate::pool::PoolLimits;
 use crate::region::{Mapping, has_unread};
-use crate::registry::{Owner, Permits};
-use crate::remote::{Remote, RingWith, Ringer, Tokens};
-use lobby::Lobby;
+use crate::registry::{LocalBuffers, Permits};
+use crate::remote::{Notifier, NotifyBy, RemoteBuffers, Tokens};
+use crate::send_queue::{SendPath, SendQueue, WakeList};
+use crate::signal_page::{self, SignalPage};
+use setup::SetupState;
 
 /// The peers of a device.
 #[derive(Debug)]
@@ -42,26 +42,26 @@ pub(crate) struct Peers {
     own: Arc<Peer>,
     domain: Domain,
     publication: Mutex<Publication>,
-    keep: Keep,
+    pool_limits: PoolLimits,
     account: MemoryAccount,
     doorbell: Arc<Doorbell>,
     tokens: Arc<Tokens>,
-    active: Active,
+    active: ActivePeers,
     known: RwLock<Known>,
     next_id: AtomicU64,
-    /// Held while a channel is opened, so that there is one per peer.
+    /// Locked while a channel is opened, so that there is one per peer.
     opening: Mutex<()>,
-    /// Held while set-up is caught up with.
-    lobby: Mutex<Lobby>,
-    /// Channels to peers that have gone without reading all, by user. Descriptors that are under way
-    /// count for the user of the sender until they are read, also after the channel is closed.
+    /// Locked while set-up runs.
+    setup: Mutex<SetupState>,
+    /// Channels to peers that have ended without reading all, by user. Descriptors in flight count for
+    /// the user of the sender until they are read, also after the channel is closed.
     unread: Mutex<Vec<(u32, Arc<PeerSocket>)>>,
-    /// What this process lacked when a peer was not let in, and when that was.
+    /// The resource that was exhausted when a peer was not accepted, and the time.
     shortage: Mutex<Option<(Instant, OsError)>>,
-    /// Limits what is mapped for all peers: bells, ours and theirs, and their buffers.
+    /// Limits what is mapped for all peers: signal pages, ours and theirs, and their buffers.
     mappings: Arc<Permits>,
-    /// To be woken as soon as neither of the two is locked.
-    wakes: Mutex<Wakes>,
+    /// Tasks to be woken as soon as neither of the two is locked.
+    wakes: Mutex<WakeList>,
 }
 
 #[derive(Debug, Default)]
@@ -89,7 +89,7 @@ impl Peers {
     pub(crate) fn new(
         gid: Gid,
         domain: Domain,
-        keep: Keep,
+        pool_limits: PoolLimits,
         max_mappings: usize,
         account: MemoryAccount,
     ) -> Result<Self, DeviceError> {
@@ -99,21 +99,28 @@ impl Peers {
         let doorbell = Arc::new(Doorbell::new(publication.epoll_fd())?);
         let tokens = Arc::new(Tokens::default());
         let mappings = Permits::new(max_mappings, account.clone());
-        let own = own_peer(gid, &doorbell, &tokens, keep, &mappings, account.clone())?;
+        let own = own_peer(
+            gid,
+            &doorbell,
+            &tokens,
+            pool_limits,
+            &mappings,
+            account.clone(),
+        )?;
         Ok(Self {
             gid,
             own: Arc::new(own),
             domain,
             publication: Mutex::new(publication),
-            keep,
+            pool_limits,
             account,
             doorbell,
             tokens,
-            active: Active::default(),
+            active: ActivePeers::default(),
             known: RwLock::default(),
             next_id: AtomicU64::new(1),
             opening: Mutex::default(),
-            lobby: Mutex::default(),
+            setup: Mutex::default(),
             unread: Mutex::default(),
             shortage: Mutex::default(),
             mappings,
@@ -138,20 +145,20 @@ impl Peers {
         &self.doorbell
     }
 
-    /// The bell by which the device wakes itself.
+    /// The signal page by which the device wakes itself.
     #[cfg(test)]
-    pub(crate) fn own_bell(&self) -> &Bell {
-        self.own.owner.bell()
+    pub(crate) fn own_signal_page(&self) -> &SignalPage {
+        self.own.local.signal_page()
     }
 
     pub(crate) fn tokens(&self) -> &Tokens {
         &self.tokens
     }
 
-    /// What this process lacked when a peer was not let in, a moment ago.
+    /// The resource that was exhausted when a peer was not accepted, a moment ago.
     pub(crate) fn shortage(&self) -> Option<OsError> {
         let latest = lock(&self.shortage).clone();
-        let recent = latest.filter(|(at, _)| at.elapsed() < SHORTAGE_LASTS);
+        let recent = latest.filter(|(at, _)| at.elapsed() < SHORTAGE_LIFETIME);
         recent.map(|(_, error)| error)
     }
 
@@ -164,11 +171,11 @@ impl Peers {
             .len()
     }
 
-    /// Gives back the memory that is kept for next connections.
+    /// Releases the pooled memory.
     pub(crate) fn trim(&self) {
-        self.own.owner.trim();
+        self.own.local.trim();
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        known.by_gid.values().for_each(|peer| peer.owner.trim());
+        known.by_gid.values().for_each(|peer| peer.local.trim());
     }
 
     pub(crate) fn find(&self, gid: Gid) -> Option<Arc<Peer>> {
@@ -183,46 +190,46 @@ impl Peers {
             .cloned()
     }
 
-    /// Hands all that happened to `events`, without waiting.
+    /// Adds all events to `events`, without waiting.
     pub(crate) fn drain(&self, events: &mut Vec<Event>) -> Result<(), DeviceError> {
-        let mut inside = false;
-        self.doorbell.rang(|rang| match rang {
-            Rang::Own => {
-                self.own.look();
+        let mut has_setup = false;
+        self.doorbell.poll_signals(|ready| match ready {
+            Ready::Own => {
+                self.own.scan();
                 self.active.add(&self.own);
             }
-            Rang::Inside => inside = true,
-            Rang::Peer(id) => {
+            Ready::Setup => has_setup = true,
+            Ready::Peer(id) => {
                 if let Some(peer) = self.by_id(id) {
                     self.active.add(&peer);
                 }
             }
             _ => {}
         })?;
-        if inside {
-            self.set_up(Some(events))?;
+        if has_setup {
+            self.run_setup(Some(events))?;
         }
         if !self.active.collect(events) && events.is_empty() {
             // The driver may sleep now, as it gets no event, and those peers would not wake it.
-            self.doorbell.ring_own();
+            self.doorbell.notify_self();
         }
         Ok(())
     }
 
-    /// Asks that the next event rings.
+    /// Arms the doorbell for the next event.
     pub(crate) fn arm(&self) {
         self.active.arm();
     }
 
-    /// Catches up with what peers sent, for a call that needs it now.
-    pub(crate) fn catch_up(&self) -> Result<(), DeviceError> {
-        self.set_up(None)
+    /// Receives what peers have sent, for a call that needs it now.
+    pub(crate) fn receive_pending(&self) -> Result<(), DeviceError> {
+        self.run_setup(None)
     }
 
-    /// Has every known peer's bell looked at, for a token that came without its owner's GID.
-    pub(crate) fn look_at_all(&self) {
+    /// Scans the signal pages of all peers, for a token that came without its owner's GID.
+    pub(crate) fn scan_all(&self) {
         let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        known.by_gid.values().for_each(|peer| peer.look());
+        known.by_gid.values().for_each(|peer| peer.scan());
     }
 
     /// Opens our channel to a peer, if there is none yet.
@@ -232,7 +239,7 @@ impl Peers {
         opened
     }
 
-    /// The same for those who have the lobby locked; [`Peers::wake`] is left to them.
+    /// The same for callers that have the set-up locked and call [`Peers::wake`] themselves.
     fn open_now(&self, gid: Gid) -> Result<Arc<Peer>, OpenError> {
         if let Some(peer) = self.find(gid) {
             return Ok(peer);
@@ -268,32 +275,37 @@ impl Peers {
             let why = format!("the peer device {gid} belongs to user {}", credentials.uid);
             return Err(DeviceError::NotPermitted(why.into()).into());
         }
-        if !share::has_room(credentials.uid, self.count(credentials.uid)) {
+        if !share::has_quota(credentials.uid, self.count(credentials.uid)) {
             return Err(DeviceError::Exhausted.into());
         }
-        // If it fails, more descriptors may be under way.
-        let _ = set_socket_send_buffer_size(&channel, CHANNEL_ROOM);
+        // On failure more descriptors may be in flight.
+        let _ = set_socket_send_buffer_size(&channel, CHANNEL_BUFFER);
         let permit = self.mappings.take()?;
         permit.charge_within_limit(PEER_CHARGE)?;
-        let (mapping, file) = Mapping::create(bell::LEN)?;
-        let bell = new_bell(&mapping)?;
+        let (mapping, file) = Mapping::create(signal_page::LEN)?;
+        let signal_page = new_signal_page(&mapping)?;
         let eventfd = Arc::new(new_eventfd()?);
         let hello = Message::Hello { gid: self.gid };
         match channel::send(&channel, hello, &[file.as_fd(), eventfd.as_fd()]) {
             Ok(()) => {}
             Err(Errno::PIPE | Errno::CONNRESET) => return unreachable("it refuses us"),
-            Err(error) => return Err(failed("greet peer device", error).into()),
+            Err(error) => return Err(failed("send HELLO to peer device", error).into()),
         }
 
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        let outbox = Outbox::new(Arc::clone(&self.doorbell), id, Arc::clone(&channel));
-        let way = Way::Channel(Arc::new(outbox));
-        let owner = Owner::new(bell, way, self.keep, self.account.clone());
+        let send_queue = SendQueue::new(Arc::clone(&self.doorbell), id, Arc::clone(&channel));
+        let send_path = SendPath::Channel(Arc::new(send_queue));
+        let local = LocalBuffers::new(
+            signal_page,
+            send_path,
+            self.pool_limits,
+            self.account.clone(),
+        );
         let peer = Peer::new(
             gid,
             id,
             Some(credentials),
-            owner,
+            local,
             Some(Arc::clone(&eventfd)),
             Some(permit),
         );
@@ -312,7 +324,7 @@ impl Peers {
         Ok(peer)
     }
 
-    /// Counts peers, and those that have gone and left something unread.
+    /// Counts peers, and ended peers with unread messages.
     fn count(&self, uid: u32) -> share::PeerCounts {
         let mut unread = lock(&self.unread);
         unread.retain(|(_, channel)| has_unread(channel));
@@ -330,15 +342,19 @@ impl Peers {
     }
 
     fn close(&self, peer: &Peer) {
-        if let (Some(credentials), Way::Channel(outbox)) = (peer.credentials, peer.owner.way()) {
-            let unread = outbox.unread().map(|channel| (credentials.uid, channel));
+        if let (Some(credentials), SendPath::Channel(send_queue)) =
+            (peer.credentials, peer.local.send_path())
+        {
+            let unread = send_queue
+                .unread()
+                .map(|channel| (credentials.uid, channel));
             lock(&self.unread).extend(unread);
         }
         let wakes = peer.close(&self.doorbell);
         lock(&self.wakes).append(wakes);
     }
 
-    /// Wakes those whose buffers are on their way, or never will be.
+    /// Wakes the tasks whose messages were sent or failed.
     fn wake(&self) {
         let wakes = std::mem::take(&mut *lock(&self.wakes));
         wakes.wake();
@@ -389,21 +405,21 @@ fn own_peer(
     gid: Gid,
     doorbell: &Doorbell,
     tokens: &Arc<Tokens>,
-    keep: Keep,
+    pool_limits: PoolLimits,
     mappings: &Arc<Permits>,
     account: MemoryAccount,
 ) -> Result<Peer, DeviceError> {
-    let mapping = Mapping::anonymous(bell::LEN)?;
-    let owner = Owner::new(
-        new_bell(&mapping)?,
-        Way::Own(Arc::clone(doorbell.own())),
-        keep,
+    let mapping = Mapping::anonymous(signal_page::LEN)?;
+    let local = LocalBuffers::new(
+        new_signal_page(&mapping)?,
+        SendPath::Own(Arc::clone(doorbell.own())),
+        pool_limits,
         account.clone(),
     );
-    let ring_with = RingWith::Eventfd(Arc::clone(doorbell.own()));
-    let ringer = Arc::new(Ringer::new(gid, new_bell(&mapping)?, ring_with));
-    let remote = Remote::new(ringer, Arc::clone(tokens), &account);
-    let peer = Peer::new(gid, 0, None, owner, None, None);
+    let notify_by = NotifyBy::Eventfd(Arc::clone(doorbell.own()));
+    let notifier = Arc::new(Notifier::new(gid, new_signal_page(&mapping)?, notify_by));
+    let remote = RemoteBuffers::new(notifier, Arc::clone(tokens), &account);
+    let peer = Peer::new(gid, 0, None, local, None, None);
     let incoming = Incoming {
         channel: None,
         remote,
@@ -414,20 +430,21 @@ fn own_peer(
     Ok(peer)
 }
 
-/// The bell in fresh memory, or in a peer's, which [`Mapping::adopt`] found long enough.
-fn new_bell(mapping: &Arc<Mapping>) -> Result<Bell, DeviceError> {
-    let bell = Bell::new(mapping.region());
-    let bell = bell.map_err(|_| DeviceError::PeerMisbehaved("bell is too short"))?;
-    Ok(bell)
+/// The signal page in new memory, or in a peer's, whose length [`Mapping::adopt`] has checked.
+fn new_signal_page(mapping: &Arc<Mapping>) -> Result<SignalPage, DeviceError> {
+    let signal_page = SignalPage::new(mapping.region());
+    let signal_page =
+        signal_page.map_err(|_| DeviceError::PeerMisbehaved("signal page is too short"))?;
+    Ok(signal_page)
 }
 
 /// Send buffer of a channel in bytes, of which the system makes twice as many: about 20 messages, each
 /// with a descriptor, that a peer may leave unread.
-const CHANNEL_ROOM: usize = 8 << 10;
+const CHANNEL_BUFFER: usize = 8 << 10;
 
-/// What a peer without buffers is charged as: two pages of each of the two bells, with the words and
+/// What a peer without buffers is charged as: two pages of each of the two signal pages, with the words and
 /// the bit sets.
 const PEER_CHARGE: usize = 16 << 10;
 
 /// For how long a set-up that fails may be explained by it: about as long as one may take.
-const SHORTAGE_LASTS: Duration = Duration::from_secs(10);
+const SHORTAGE_LIFETIME: Duration = Duration::from_secs(10);

@@ -1,9 +1,9 @@
-//! Memory without a buffer, kept for the next buffers for the same peer.
+//! Memory without a buffer, pooled for the next buffers for the same peer.
 //!
-//! Who lets go of a buffer first is a matter of chance, so memory comes in that the peer still
-//! uses. It waits apart, in the order in which it came, since that is about the order in which the
-//! peer lets go: a crowd of connections finds what is free at its front, and need not look at all
-//! the rest, whose slots are in the cache of the peer's CPU.
+//! Either side may release a buffer first, so memory can enter the pool while the peer still uses it.
+//! Such memory is in a queue of its own, in the order in which it came, which is about the order in
+//! which the peer releases it. Free memory is therefore near the front, and few slots have to be
+//! read: a slot in use is in the cache of the peer's CPU, and reading it costs a cache miss.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,12 +11,12 @@ use std::sync::Arc;
 use smc_core::device::Charge;
 use smc_core::mem::OutOfBounds;
 
-use crate::bell::Slot;
-use crate::region::{KEPT, Mapping};
+use crate::region::{Mapping, RESIDENT_LEN};
+use crate::signal_page::Slot;
 
 /// A slot with memory behind it.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct Backing {
     pub(crate) index: u32,
     /// Number of the memory: of its first registration.
     pub(crate) number: u64,
@@ -26,23 +26,23 @@ pub(crate) struct Place {
     pub(crate) lease: Arc<()>,
     /// Bytes from the start that may not be zero any more.
     pub(crate) used: usize,
-    /// All of the memory, but of an unused buffer only what is kept.
+    /// All of the memory, but of an unused buffer only its resident part.
     pub(crate) charge: Charge,
 }
 
-impl Place {
+impl Backing {
     /// Whether neither this process nor the peer uses the memory any more.
     fn is_free(&mut self) -> bool {
         Arc::get_mut(&mut self.lease).is_some() && !self.slot.is_used()
     }
 
-    /// Whether there are pages beyond [`KEPT`] to be given back to the system.
+    /// Whether there are pages beyond [`RESIDENT_LEN`] to be given back to the system.
     pub(crate) fn is_dirty(&self) -> bool {
-        self.used > KEPT
+        self.used > RESIDENT_LEN
     }
 
-    /// As [`Place::is_free`]. If the peer still uses the memory, it signals when it has let go.
-    fn is_free_or_awaited(&mut self) -> bool {
+    /// As [`Backing::is_free`]. If the peer still uses the memory, it signals the release.
+    fn is_free_or_armed(&mut self) -> bool {
         if self.is_free() {
             return true;
         }
@@ -50,123 +50,123 @@ impl Place {
         self.is_free()
     }
 
-    /// Gives back the pages beyond [`KEPT`]. The memory has to be [free](Place::is_free).
+    /// Gives back the pages beyond [`RESIDENT_LEN`]. The memory has to be [free](Backing::is_free).
     pub(crate) fn trim(&mut self) -> Result<(), OutOfBounds> {
         self.mapping.trim()?;
-        self.used = self.used.min(KEPT);
+        self.used = self.used.min(RESIDENT_LEN);
         Ok(())
     }
 
     /// Bytes that stay resident.
-    fn kept(&self) -> usize {
-        kept(self.mapping.len())
+    fn resident_len(&self) -> usize {
+        resident_len(self.mapping.len())
     }
 }
 
-/// How much unused memory is kept for a peer.
+/// Limits of the pool of a peer.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Keep {
+pub(crate) struct PoolLimits {
     pub(crate) buffers: usize,
     pub(crate) bytes: usize,
 }
 
-impl Keep {
-    /// Whether memory of a buffer of this length may be kept at all.
-    pub(crate) fn has_room_for(self, len: usize) -> bool {
-        self.buffers > 0 && kept(len) <= self.bytes
+impl PoolLimits {
+    /// Whether memory of a buffer of this length may be pooled at all.
+    pub(crate) fn allows(self, len: usize) -> bool {
+        self.buffers > 0 && resident_len(len) <= self.bytes
     }
 }
 
-/// The memory of one peer's buffers that have gone.
+/// The memory of one peer's dropped buffers.
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
-    /// What came in last, and is in the caches, is at the back.
-    free: VecDeque<Place>,
-    /// Used by somebody still, when it was looked at last. What came in last is at the back.
-    leaving: VecDeque<Place>,
+    /// The memory that came last, and is in the CPU caches, is at the back.
+    free: VecDeque<Backing>,
+    /// In use when it was last checked. The memory that came last is at the back.
+    in_use: VecDeque<Backing>,
     bytes: usize,
 }
 
 impl Pool {
-    /// Keeps a place. One that is free and has pages to be given back first is returned.
-    pub(crate) fn put(&mut self, mut place: Place) -> Option<Place> {
-        let is_free = match place.is_dirty() {
-            true => place.is_free_or_awaited(),
-            false => place.is_free(),
+    /// Keeps a backing. One that is free and has pages to be given back first is returned.
+    pub(crate) fn put(&mut self, mut backing: Backing) -> Option<Backing> {
+        let is_free = match backing.is_dirty() {
+            true => backing.is_free_or_armed(),
+            false => backing.is_free(),
         };
-        if is_free && place.is_dirty() {
-            return Some(place);
+        if is_free && backing.is_dirty() {
+            return Some(backing);
         }
-        if !place.is_dirty() {
-            place.charge.shrink(place.kept());
+        if !backing.is_dirty() {
+            backing.charge.shrink(backing.resident_len());
         }
-        self.bytes += place.kept();
+        self.bytes += backing.resident_len();
         if is_free {
-            self.free.push_back(place);
+            self.free.push_back(backing);
         } else {
-            self.leaving.push_back(place);
+            self.in_use.push_back(backing);
         }
         None
     }
 
-    /// The place of this index, if nothing uses it any more and it has pages to be given back.
-    pub(crate) fn take_settled(&mut self, index: u32) -> Option<Place> {
-        for list in [&mut self.leaving, &mut self.free] {
-            let Some(at) = list.iter().position(|place| place.index == index) else {
+    /// The backing of this index, if nothing uses it any more and it has pages to be given back.
+    pub(crate) fn take_reclaimable(&mut self, index: u32) -> Option<Backing> {
+        for list in [&mut self.in_use, &mut self.free] {
+            let Some(at) = list.iter().position(|backing| backing.index == index) else {
                 continue;
             };
-            let is_settled = list
+            let is_reclaimable = list
                 .get_mut(at)
-                .is_some_and(|place| place.is_dirty() && place.is_free_or_awaited());
-            let place = is_settled.then(|| list.remove(at)).flatten()?;
-            self.bytes -= place.kept();
-            return Some(place);
+                .is_some_and(|backing| backing.is_dirty() && backing.is_free_or_armed());
+            let backing = is_reclaimable.then(|| list.remove(at)).flatten()?;
+            self.bytes -= backing.resident_len();
+            return Some(backing);
         }
         None
     }
 
-    /// Memory of this length that nobody uses.
-    pub(crate) fn take(&mut self, len: usize) -> Option<Place> {
-        self.look_for_free();
-        let mut latest = self.free.iter().rev().take(LOOKS);
-        let back = latest.position(|place| place.mapping.len() == len)?;
-        let place = self.free.remove(self.free.len() - 1 - back)?;
-        self.bytes -= place.kept();
-        Some(place)
+    /// Memory of this length that is not in use.
+    pub(crate) fn take(&mut self, len: usize) -> Option<Backing> {
+        self.collect_free();
+        let mut latest = self.free.iter().rev().take(MAX_PROBES);
+        let back = latest.position(|backing| backing.mapping.len() == len)?;
+        let backing = self.free.remove(self.free.len() - 1 - back)?;
+        self.bytes -= backing.resident_len();
+        Some(backing)
     }
 
     /// All memory that nothing uses.
-    pub(crate) fn take_free(&mut self) -> Vec<Place> {
+    pub(crate) fn take_free(&mut self) -> Vec<Backing> {
         let free: Vec<_> = self.free.drain(..).collect();
-        self.bytes -= free.iter().map(Place::kept).sum::<usize>();
+        self.bytes -= free.iter().map(Backing::resident_len).sum::<usize>();
         free
     }
 
-    /// Whatever has been here for long.
-    pub(crate) fn take_oldest(&mut self) -> Option<Place> {
-        let place = self.free.pop_front().or_else(|| self.leaving.pop_front())?;
-        self.bytes -= place.kept();
-        Some(place)
+    /// The memory that came first.
+    pub(crate) fn take_oldest(&mut self) -> Option<Backing> {
+        let backing = self.free.pop_front().or_else(|| self.in_use.pop_front())?;
+        self.bytes -= backing.resident_len();
+        Some(backing)
     }
 
-    pub(crate) fn exceeds(&self, keep: Keep) -> bool {
-        self.free.len() + self.leaving.len() > keep.buffers || self.bytes > keep.bytes
+    pub(crate) fn exceeds(&self, pool_limits: PoolLimits) -> bool {
+        self.free.len() + self.in_use.len() > pool_limits.buffers || self.bytes > pool_limits.bytes
     }
 
-    /// Who keeps memory for long is in nobody's way: the next look is at what came after it.
-    fn look_for_free(&mut self) {
+    /// Moves free memory to the free queue. Memory in use goes to the back, so the next call checks others.
+    fn collect_free(&mut self) {
         let mut busy = 0;
-        for _ in 0..self.leaving.len().min(LOOKS) {
-            let Some(mut place) = self.leaving.pop_front() else {
+        for _ in 0..self.in_use.len().min(MAX_PROBES) {
+            let Some(mut backing) = self.in_use.pop_front() else {
                 return;
             };
-            if place.is_free() {
-                self.free.push_back(place);
+            if backing.is_free() {
+                self.free.push_back(backing);
                 continue;
             }
-            self.leaving.push_back(place);
+            self.in_use.push_back(backing);
             busy += 1;
-            if busy == BUSY_LOOKS {
+            if busy == MAX_BUSY_PROBES {
                 return;
             }
         }
@@ -174,12 +174,12 @@ impl Pool {
 }
 
 /// Bytes that unused memory of this length may keep resident.
-pub(crate) fn kept(len: usize) -> usize {
-    len.min(KEPT)
+pub(crate) fn resident_len(len: usize) -> usize {
+    len.min(RESIDENT_LEN)
 }
 
-/// Places that are looked at, so that a large pool stays cheap.
-const LOOKS: usize = 64;
+/// Backings that are checked, so that a large pool stays cheap.
+const MAX_PROBES: usize = 64;
 
-/// Places still in use that are looked at: each costs a cache miss.
-const BUSY_LOOKS: usize = 4;
+/// Backings in use that are checked: each costs a cache miss.
+const MAX_BUSY_PROBES: usize = 4;

@@ -1,4 +1,4 @@
-//! Numbers that nobody can guess.
+//! Random numbers that cannot be guessed.
 
 use smc_core::device::DeviceError;
 use smc_core::random::{bytes, emulated_gid};
@@ -7,7 +7,7 @@ use smc_wire::types::{DmbToken, Gid};
 /// A name for a buffer.
 pub(crate) fn token() -> Result<DmbToken, DeviceError> {
     loop {
-        // Zero means "none" in a bell.
+        // Zero means "none" in a signal page.
         let token = u64::from_ne_bytes(bytes().map_err(failed)?);
         if token != 0 {
             return Ok(DmbToken(token));

@@ -1,4 +1,4 @@
-//! Mappings of memory that other processes may write, and a question to the system about sockets.
+//! Mappings of memory that other processes may write, and a system call about sockets.
 //!
 //! The only file of the crate with `unsafe` in it.
 
@@ -41,7 +41,7 @@ impl Mapping {
         Ok((Self::new(region, None), file))
     }
 
-    /// Fresh zeroed memory for a device that talks to itself.
+    /// New zeroed memory for a device that is its own peer.
     pub(crate) fn anonymous(len: usize) -> Result<Arc<Self>, DeviceError> {
         Ok(Self::new(Region::pages(len)?, None))
     }
@@ -81,28 +81,32 @@ impl Mapping {
         self.region.len()
     }
 
-    /// Makes the first `used` bytes zero, of which those beyond [`KEPT`] by [`trim`](Self::trim).
+    /// Makes the first `used` bytes zero, of which those beyond [`RESIDENT_LEN`] by [`trim`](Self::trim).
     pub(crate) fn zero(&self, used: usize) -> Result<(), OutOfBounds> {
         let used = used.min(self.len());
-        self.region.zero(0, used.min(KEPT))?;
-        if used > KEPT { self.trim() } else { Ok(()) }
+        self.region.zero(0, used.min(RESIDENT_LEN))?;
+        if used > RESIDENT_LEN {
+            self.trim()
+        } else {
+            Ok(())
+        }
     }
 
-    /// Makes what is beyond [`KEPT`] zero by giving it back to the system. Writing there would make
+    /// Makes what is beyond [`RESIDENT_LEN`] zero by giving it back to the system. Writing there would make
     /// a long, hardly used buffer resident.
     pub(crate) fn trim(&self) -> Result<(), OutOfBounds> {
-        let far = self.len().saturating_sub(KEPT);
+        let far = self.len().saturating_sub(RESIDENT_LEN);
         if far == 0 {
             return Ok(());
         }
-        let start = self.region.part(KEPT, far)?.as_ptr();
-        // SAFETY: the span is a part of this mapping and starts on a page, as KEPT is a multiple
+        let start = self.region.part(RESIDENT_LEN, far)?.as_ptr();
+        // SAFETY: the span is a part of this mapping and starts on a page, as RESIDENT_LEN is a multiple
         // of the page size. Removing its pages makes it read as zeros, as another process could do
         // at any time; regions tolerate that.
         let removed = unsafe { madvise(start.as_ptr().cast(), far, Advice::LinuxRemove) };
         match removed {
             Ok(()) => Ok(()),
-            Err(_) => self.region.zero(KEPT, far),
+            Err(_) => self.region.zero(RESIDENT_LEN, far),
         }
     }
 }
@@ -176,12 +180,12 @@ impl std::ops::Index<usize> for Line {
     fn index(&self, index: usize) -> &AtomicU64 {
         self.0
             .word(index * 8)
-            .expect("`new` looked up all eight words")
+            .expect("`new` scan_requested up all eight words")
     }
 }
 
 /// Whether there is something that was sent on a UNIX socket and not read, also by a peer that has
-/// shut down. False if the system does not say.
+/// shut down. False if the system does not report it.
 pub(crate) fn has_unread(socket: impl AsFd) -> bool {
     // SAFETY: the call of this number writes one `int`.
     let bytes = unsafe { Getter::<SIOCOUTQ, i32>::new() };
@@ -204,7 +208,7 @@ pub(crate) fn os(what: &'static str, error: Errno) -> DeviceError {
 /// Bytes at the start of an unused buffer that may stay resident: the common DMB size of 64 KiB,
 /// which is zeroed faster than its pages are given back and faulted in again. A multiple of the
 /// page size.
-pub(crate) const KEPT: usize = if cfg!(smc_loom) { 1 << 12 } else { 1 << 16 };
+pub(crate) const RESIDENT_LEN: usize = if cfg!(smc_loom) { 1 << 12 } else { 1 << 16 };
 
 /// Shown in `/proc/PID/maps`.
 const NAME: &str = "smc-dmb";

@@ -1,10 +1,10 @@
-//! The owner's side: our buffers for one peer.
+//! The owner's side: the local buffers for one peer.
 //!
-//! A buffer whose [`Dmb`] was dropped leaves its place, that is its memory and its slot in the
-//! bell, in a bounded pool, and the peer keeps the memory mapped. The next buffer of the same
-//! length takes the place again under a fresh token: no system call, no descriptor, no message.
-//! That needs the peer to be done with the memory, which it says through the `users` word of the
-//! slot. Places are never given to another peer, since a process keeps access to what it once
+//! A buffer whose [`Dmb`] was dropped leaves its backing, that is its memory and its slot in the
+//! signal page, in a bounded pool, and the peer keeps the memory mapped. The next buffer of the same
+//! length takes the backing again under a fresh token: no system call, no descriptor, no message.
+//! The peer has to have released the memory, as the `users` word of the slot shows.
+//! Backings are never given to another peer, since a process keeps access to what it once
 //! mapped.
 
 use std::os::fd::OwnedFd;
@@ -15,20 +15,20 @@ use smc_core::mem::Region;
 use smc_core::mem::sync::{AtomicBool, AtomicUsize, Ordering};
 use smc_wire::types::DmbToken;
 
-use crate::bell::{Bell, Notice, SLOTS};
 use crate::lock;
-use crate::outbox::{Wakes, Way};
-use crate::pool::{Keep, Place, Pool, kept};
+use crate::pool::{Backing, Pool, PoolLimits, resident_len};
 use crate::random;
 use crate::region::Mapping;
+use crate::send_queue::{SendPath, WakeList};
+use crate::signal_page::{SLOTS, SignalPage, SlotState};
 
-/// Our buffers for one peer, and the way to tell the peer about them.
+/// The local buffers for one peer, and the send path to the peer.
 #[derive(Debug)]
-pub(crate) struct Owner {
-    bell: Bell,
+pub(crate) struct LocalBuffers {
+    signal_page: SignalPage,
     table: Mutex<Table>,
-    way: Way,
-    keep: Keep,
+    send_path: SendPath,
+    pool_limits: PoolLimits,
     account: MemoryAccount,
 }
 
@@ -42,62 +42,67 @@ pub(crate) struct NewMemory {
     pub(crate) file: Option<OwnedFd>,
 }
 
-impl Owner {
-    pub(crate) fn new(bell: Bell, way: Way, keep: Keep, account: MemoryAccount) -> Self {
-        // Until the driver hears of the peer, only the doorbell tells it.
-        bell.sleep();
+impl LocalBuffers {
+    pub(crate) fn new(
+        signal_page: SignalPage,
+        send_path: SendPath,
+        pool_limits: PoolLimits,
+        account: MemoryAccount,
+    ) -> Self {
+        // Until the driver polls the peer, only the doorbell notifies it.
+        signal_page.set_sleeping();
         Self {
-            bell,
+            signal_page,
             table: Mutex::default(),
-            way,
-            keep,
+            send_path,
+            pool_limits,
             account,
         }
     }
 
-    pub(crate) fn bell(&self) -> &Bell {
-        &self.bell
+    pub(crate) fn signal_page(&self) -> &SignalPage {
+        &self.signal_page
     }
 
-    pub(crate) fn way(&self) -> &Way {
-        &self.way
+    pub(crate) fn send_path(&self) -> &SendPath {
+        &self.send_path
     }
 
-    /// Makes a zeroed buffer. New memory has to get to the peer before the peer is told the token.
+    /// Makes a zeroed buffer. New memory has to reach the peer before the token does.
     pub(crate) fn register(
         self: &Arc<Self>,
         len: usize,
         permit: Permit,
     ) -> Result<(LoopDmb, Option<NewMemory>), DeviceError> {
-        let (live, claim) = lock(&self.table).claim(len)?;
-        let index = claim.index();
+        let (registration, allocation) = lock(&self.table).allocate(len)?;
+        let index = allocation.index();
         let made = self
-            .make(len, live, claim)
+            .make(len, registration, allocation)
             .and_then(|made| Ok((made, random::token()?)));
-        let ((place, new), token) = made.inspect_err(|_| self.give_up(index))?;
+        let ((backing, new), token) = made.inspect_err(|_| self.cancel_allocation(index))?;
         if !lock(&self.table).set(index, token) {
             return Err(DeviceError::PeerGone);
         }
-        place.slot.publish(Notice {
-            live,
+        backing.slot.publish(SlotState {
+            registration,
             token: token.0,
-            memory: place.number,
+            memory: backing.number,
         });
         if new.is_none() {
-            self.bell.set_fresh(index);
+            self.signal_page.set_changed(index);
         }
         let dmb = LoopDmb {
             token,
-            region: place.mapping.leased(Lease {
-                held: Some(Arc::clone(&place.lease)),
+            region: backing.mapping.leased(Lease {
+                refs: Some(Arc::clone(&backing.lease)),
                 index,
-                owner: Arc::clone(self),
+                local: Arc::clone(self),
             }),
-            tenancy: Tenancy {
+            registration: Registration {
                 delivered: AtomicBool::new(new.is_none()),
                 used: AtomicUsize::new(len),
-                place: Some(place),
-                owner: Arc::clone(self),
+                backing: Some(backing),
+                local: Arc::clone(self),
             },
             _permit: permit,
         };
@@ -108,7 +113,7 @@ impl Owner {
     pub(crate) fn collect(&self, events: &mut Vec<Event>) -> bool {
         let mut table = None;
         let mut left = Vec::new();
-        let is_any = self.bell.take_ready(|index| {
+        let is_any = self.signal_page.take_ready(|index| {
             // Locked only if there is something.
             let table = table.get_or_insert_with(|| lock(&self.table));
             match table.entry(index) {
@@ -118,14 +123,14 @@ impl Owner {
             }
         });
         drop(table);
-        left.into_iter().for_each(|index| self.settle(index));
+        left.into_iter().for_each(|index| self.reclaim(index));
         is_any
     }
 
-    /// Ends everything, after the peer or the device is gone.
-    pub(crate) fn close(&self) -> Wakes {
+    /// Closes the table and the channel, after the end of the peer or the device.
+    pub(crate) fn close(&self) -> WakeList {
         let pool = lock(&self.table).close();
-        let wakes = self.way.close();
+        let wakes = self.send_path.close();
         drop(pool);
         wakes
     }
@@ -133,104 +138,108 @@ impl Owner {
     fn make(
         &self,
         len: usize,
-        live: u64,
-        claim: Claim,
-    ) -> Result<(Place, Option<NewMemory>), DeviceError> {
-        let index = match claim {
-            Claim::Used(mut place) => {
-                place.charge.resize(len)?;
-                let zeroed = place.mapping.zero(place.used);
+        registration: u64,
+        allocation: Allocation,
+    ) -> Result<(Backing, Option<NewMemory>), DeviceError> {
+        let index = match allocation {
+            Allocation::Reused(mut backing) => {
+                backing.charge.resize(len)?;
+                let zeroed = backing.mapping.zero(backing.used);
                 zeroed.map_err(|_| DeviceError::NoMemory)?;
-                return Ok((place, None));
+                return Ok((backing, None));
             }
-            Claim::New(index) => index,
+            Allocation::New(index) => index,
         };
         let charge = self.account.charge(len)?;
-        let (mapping, file) = match self.way {
-            Way::Own(_) => (Mapping::anonymous(len)?, None),
-            Way::Channel(_) => {
+        let (mapping, file) = match self.send_path {
+            SendPath::Own(_) => (Mapping::anonymous(len)?, None),
+            SendPath::Channel(_) => {
                 let (mapping, file) = Mapping::create(len)?;
                 (mapping, Some(file))
             }
         };
-        let slot = self.bell.slot(index).map_err(|_| DeviceError::Exhausted)?;
+        let slot = self
+            .signal_page
+            .slot(index)
+            .map_err(|_| DeviceError::Exhausted)?;
         let new = NewMemory {
             index,
-            number: live,
+            number: registration,
             mapping: Arc::clone(&mapping),
             file,
         };
-        let place = Place {
+        let backing = Backing {
             index,
-            number: live,
+            number: registration,
             slot,
             mapping,
             lease: Arc::default(),
             used: len,
             charge,
         };
-        Ok((place, Some(new)))
+        Ok((backing, Some(new)))
     }
 
-    /// Gives back the memory that is kept for the peer's next connections.
+    /// Releases the pooled memory.
     pub(crate) fn trim(&self) {
         let dropped = {
             let mut table = lock(&self.table);
             let unused = table.pool.take_free();
-            table.retire(&unused, &self.bell);
+            table.clear_memory(&unused, &self.signal_page);
             unused
         };
         if !dropped.is_empty() {
-            self.ask_to_look();
+            self.notify_changes();
         }
     }
 
     /// Returns an index for which there is no memory after all.
-    fn give_up(&self, index: u32) {
-        if let Ok(slot) = self.bell.slot(index) {
+    fn cancel_allocation(&self, index: u32) {
+        if let Ok(slot) = self.signal_page.slot(index) {
             let mut table = lock(&self.table);
-            slot.retire();
-            self.bell.set_fresh(index);
+            slot.clear_memory();
+            self.signal_page.set_changed(index);
             table.enter(index, Entry::Vacant);
             table.free.push(index);
         }
-        self.ask_to_look();
+        self.notify_changes();
     }
 
-    /// Takes a place back whose buffer was dropped.
-    fn release(&self, place: Place, was_delivered: bool) {
-        place.slot.withdraw();
-        self.put(place, was_delivered);
+    /// Takes back the backing of a dropped buffer.
+    fn release(&self, backing: Backing, was_delivered: bool) {
+        backing.slot.withdraw();
+        self.put(backing, was_delivered);
     }
 
-    /// Gives back the pages of a dropped buffer, if this process and the peer have both let go of
-    /// it: whichever does so last calls, the peer by a signal.
-    fn settle(&self, index: u32) {
-        let place = {
+    /// Gives back the pages of a dropped buffer, if this process and the peer have both released it:
+    /// the last release calls this, that of the peer by a signal.
+    fn reclaim(&self, index: u32) {
+        let backing = {
             let mut table = lock(&self.table);
             match table.entry(index) {
-                Entry::Dirty => table.pool.take_settled(index),
+                Entry::Dirty => table.pool.take_reclaimable(index),
                 _ => None,
             }
         };
-        if let Some(place) = place {
-            self.put(place, true);
+        if let Some(backing) = backing {
+            self.put(backing, true);
         }
     }
 
-    /// Pools a place, and has its pages given back first if nothing uses them.
-    fn put(&self, mut place: Place, mut is_reusable: bool) {
+    /// Pools a backing, and has its pages given back first if nothing uses them.
+    fn put(&self, mut backing: Backing, mut is_reusable: bool) {
         let dropped = loop {
-            let put = lock(&self.table).put(place, is_reusable, self.keep, &self.bell);
+            let put =
+                lock(&self.table).put(backing, is_reusable, self.pool_limits, &self.signal_page);
             match put {
                 Ok(dropped) => break dropped,
-                Err(dirty) => place = dirty,
+                Err(dirty) => backing = dirty,
             }
             // Outside of the lock: it takes the system some time.
-            is_reusable = place.trim().is_ok();
+            is_reusable = backing.trim().is_ok();
         };
         if !dropped.is_empty() {
-            self.ask_to_look();
+            self.notify_changes();
         }
     }
 
@@ -242,9 +251,9 @@ impl Owner {
         entries.any(|entry| matches!(entry, Entry::Dirty))
     }
 
-    fn ask_to_look(&self) {
-        if self.bell.ask_to_look() {
-            self.way.look();
+    fn notify_changes(&self) {
+        if self.signal_page.request_scan() {
+            self.send_path.notify();
         }
     }
 }
@@ -253,15 +262,15 @@ impl Owner {
 #[derive(Debug)]
 pub(crate) struct LoopDmb {
     token: DmbToken,
-    // Dropped before the tenancy, which may find the memory free then.
+    // Dropped before the registration, which may find the memory free then.
     region: Region,
-    tenancy: Tenancy,
+    registration: Registration,
     _permit: Permit,
 }
 
 impl LoopDmb {
     pub(crate) fn set_delivered(&self) {
-        self.tenancy.delivered.store(true, Ordering::Relaxed);
+        self.registration.delivered.store(true, Ordering::Relaxed);
     }
 }
 
@@ -275,34 +284,34 @@ impl Dmb for LoopDmb {
     }
 
     fn arm(&self) {
-        if let Some(place) = &self.tenancy.place {
-            place.slot.arm();
+        if let Some(backing) = &self.registration.backing {
+            backing.slot.arm();
         }
     }
 
     fn set_used(&self, len: usize) {
-        self.tenancy.used.store(len, Ordering::Relaxed);
+        self.registration.used.store(len, Ordering::Relaxed);
     }
 }
 
-/// A registration of a place, which ends when this is dropped.
+/// A registration of a backing, which ends when this is dropped.
 #[derive(Debug)]
-struct Tenancy {
+struct Registration {
     /// Taken when dropped.
-    place: Option<Place>,
-    /// Whether the peer has the memory, so that the place can be used again.
+    backing: Option<Backing>,
+    /// Whether the peer has the memory, so that the backing can be used again.
     delivered: AtomicBool,
     /// Bytes from the start that the peer may have written.
     used: AtomicUsize,
-    owner: Arc<Owner>,
+    local: Arc<LocalBuffers>,
 }
 
-impl Drop for Tenancy {
+impl Drop for Registration {
     fn drop(&mut self) {
-        if let Some(mut place) = self.place.take() {
-            place.used = self.used.load(Ordering::Relaxed);
-            self.owner
-                .release(place, self.delivered.load(Ordering::Relaxed));
+        if let Some(mut backing) = self.backing.take() {
+            backing.used = self.used.load(Ordering::Relaxed);
+            self.local
+                .release(backing, self.delivered.load(Ordering::Relaxed));
         }
     }
 }
@@ -311,29 +320,29 @@ impl Drop for Tenancy {
 #[derive(Debug)]
 struct Lease {
     /// Taken when dropped.
-    held: Option<Arc<()>>,
+    refs: Option<Arc<()>>,
     index: u32,
-    owner: Arc<Owner>,
+    local: Arc<LocalBuffers>,
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.held.take();
-        self.owner.settle(self.index);
+        self.refs.take();
+        self.local.reclaim(self.index);
     }
 }
 
 /// Where a new buffer may go.
 #[derive(Debug)]
-enum Claim {
-    Used(Place),
+enum Allocation {
+    Reused(Backing),
     New(u32),
 }
 
-impl Claim {
+impl Allocation {
     fn index(&self) -> u32 {
         match self {
-            Self::Used(place) => place.index,
+            Self::Reused(backing) => backing.index,
             Self::New(index) => *index,
         }
     }
@@ -352,7 +361,7 @@ struct Table {
 /// What is behind an index.
 #[derive(Clone, Copy, Debug)]
 enum Entry {
-    /// No buffer, or memory in the pool that needs no care.
+    /// No buffer, or memory in the pool without pages to be given back.
     Vacant,
     Registered(DmbToken),
     /// Memory in the pool whose pages are to be given back when nothing uses it any more.
@@ -360,16 +369,16 @@ enum Entry {
 }
 
 impl Table {
-    fn claim(&mut self, len: usize) -> Result<(u64, Claim), DeviceError> {
+    fn allocate(&mut self, len: usize) -> Result<(u64, Allocation), DeviceError> {
         if self.closed {
             return Err(DeviceError::PeerGone);
         }
-        let claim = match self.pool.take(len) {
-            Some(place) => Claim::Used(place),
-            None => Claim::New(self.take_index()?),
+        let allocation = match self.pool.take(len) {
+            Some(backing) => Allocation::Reused(backing),
+            None => Allocation::New(self.take_index()?),
         };
         self.registrations += 1;
-        Ok((self.registrations, claim))
+        Ok((self.registrations, allocation))
     }
 
     fn take_index(&mut self) -> Result<u32, DeviceError> {
@@ -383,21 +392,21 @@ impl Table {
             self.entries.push(Entry::Vacant);
             return Ok(index);
         }
-        // Other memory comes into this slot, which tells the peer that the old one is gone.
-        let place = self.pool.take_oldest().ok_or(DeviceError::Exhausted)?;
-        self.enter(place.index, Entry::Vacant);
-        Ok(place.index)
+        // Other memory gets this slot, which shows the peer that the old one was released.
+        let backing = self.pool.take_oldest().ok_or(DeviceError::Exhausted)?;
+        self.enter(backing.index, Entry::Vacant);
+        Ok(backing.index)
     }
 
-    /// False if there is nobody left to write to the buffer.
+    /// False if the peer has ended.
     fn set(&mut self, index: u32, token: DmbToken) -> bool {
         self.enter(index, Entry::Registered(token));
         !self.closed
     }
 
     fn enter(&mut self, index: u32, entry: Entry) {
-        if let Some(place) = self.entries.get_mut(index as usize) {
-            *place = entry;
+        if let Some(backing) = self.entries.get_mut(index as usize) {
+            *backing = entry;
         }
     }
 
@@ -406,46 +415,46 @@ impl Table {
         entry.copied().unwrap_or(Entry::Vacant)
     }
 
-    /// Pools a place; gives back what has to be dropped, outside of the lock. A place whose pages
+    /// Pools a backing; gives back what has to be dropped, outside of the lock. A backing whose pages
     /// can be given back at once is the error.
     fn put(
         &mut self,
-        place: Place,
+        backing: Backing,
         is_reusable: bool,
-        keep: Keep,
-        bell: &Bell,
-    ) -> Result<Vec<Place>, Place> {
+        pool_limits: PoolLimits,
+        signal_page: &SignalPage,
+    ) -> Result<Vec<Backing>, Backing> {
         let mut dropped = Vec::new();
         if self.closed {
             return Ok(dropped);
         }
-        let (index, is_dirty) = (place.index, place.is_dirty());
+        let (index, is_dirty) = (backing.index, backing.is_dirty());
         self.enter(index, Entry::Vacant);
-        if is_reusable && keep.has_room_for(place.mapping.len()) {
-            if let Some(dirty) = self.pool.put(place) {
+        if is_reusable && pool_limits.allows(backing.mapping.len()) {
+            if let Some(dirty) = self.pool.put(backing) {
                 return Err(dirty);
             }
             if is_dirty {
                 self.enter(index, Entry::Dirty);
             }
         } else {
-            dropped.push(place);
+            dropped.push(backing);
         }
-        while self.pool.exceeds(keep) {
+        while self.pool.exceeds(pool_limits) {
             dropped.extend(self.pool.take_oldest());
         }
-        self.retire(&dropped, bell);
+        self.clear_memory(&dropped, signal_page);
         Ok(dropped)
     }
 
-    /// Places are about to be dropped: the peer has to forget their memory, too.
-    fn retire(&mut self, dropped: &[Place], bell: &Bell) {
-        for place in dropped {
+    /// Backings are about to be dropped: the peer has to release their memory, too.
+    fn clear_memory(&mut self, dropped: &[Backing], signal_page: &SignalPage) {
+        for backing in dropped {
             // Before the index is free, or another thread's memory could be retired.
-            place.slot.retire();
-            bell.set_fresh(place.index);
-            self.enter(place.index, Entry::Vacant);
-            self.free.push(place.index);
+            backing.slot.clear_memory();
+            signal_page.set_changed(backing.index);
+            self.enter(backing.index, Entry::Vacant);
+            self.free.push(backing.index);
         }
     }
 
@@ -477,7 +486,7 @@ impl Permits {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Room for one more, until it is dropped.
+    /// Takes one unit of the limit, until it is dropped.
     pub(crate) fn take(self: &Arc<Self>) -> Result<Permit, DeviceError> {
         let one_more = |used| (used < self.max).then_some(used + 1);
         match self
@@ -493,7 +502,7 @@ impl Permits {
     }
 }
 
-/// Room for one of them.
+/// One unit of the limit.
 #[derive(Debug)]
 pub(crate) struct Permit {
     permits: Arc<Permits>,
@@ -505,7 +514,8 @@ impl Permit {
     /// unused buffer may stay charged to this process.
     pub(crate) fn charge(&self, len: usize) {
         let account = &self.permits.account;
-        self.charge.get_or_init(|| account.charge_anyway(kept(len)));
+        self.charge
+            .get_or_init(|| account.charge_anyway(resident_len(len)));
     }
 
     /// Charges so many bytes, if the memory limit leaves as much.

@@ -1,4 +1,4 @@
-//! The ringer's side: buffers of a peer that we may write.
+//! The writer's side: buffers of a peer that this device may write.
 
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
@@ -11,41 +11,41 @@ use smc_core::mem::Region;
 use smc_core::mem::sync::{AtomicBool, Ordering};
 use smc_wire::types::{DmbToken, Gid};
 
-use crate::bell::{Bell, Notice, SLOTS_PER_PAGE, Slot};
 use crate::lock;
-use crate::outbox::Outbox;
 use crate::region::Mapping;
+use crate::send_queue::SendQueue;
+use crate::signal_page::{SLOTS_PER_PAGE, SignalPage, Slot, SlotState};
 
-/// How to tell one peer that its buffers were written.
+/// Notifies one peer of writes to its buffers.
 #[derive(Debug)]
-pub(crate) struct Ringer {
+pub(crate) struct Notifier {
     peer: Gid,
-    bell: Bell,
+    signal_page: SignalPage,
     gone: AtomicBool,
-    doorbell: Mutex<Option<RingWith>>,
+    doorbell: Mutex<Option<NotifyBy>>,
 }
 
-/// What wakes the driver of a peer.
+/// The method that wakes the driver of a peer.
 #[derive(Debug)]
-pub(crate) enum RingWith {
+pub(crate) enum NotifyBy {
     /// The eventfd that it waits on.
     Eventfd(Arc<OwnedFd>),
     /// A message on our channel to it. For peers of other users: a process that shares an eventfd
     /// with us can make writing to it block, but not sending on a socket.
-    Channel(Arc<Outbox>),
+    Channel(Arc<SendQueue>),
 }
 
-impl Ringer {
-    pub(crate) fn new(peer: Gid, bell: Bell, doorbell: RingWith) -> Self {
+impl Notifier {
+    pub(crate) fn new(peer: Gid, signal_page: SignalPage, doorbell: NotifyBy) -> Self {
         Self {
             peer,
-            bell,
+            signal_page,
             gone: AtomicBool::new(false),
             doorbell: Mutex::new(Some(doorbell)),
         }
     }
 
-    /// Nothing is rung any more; the descriptors are closed.
+    /// Ends notifications and closes the descriptors.
     pub(crate) fn close(&self) {
         self.gone.store(true, Ordering::Release);
         lock(&self.doorbell).take();
@@ -55,19 +55,19 @@ impl Ringer {
         self.gone.load(Ordering::Acquire)
     }
 
-    /// Reports a buffer whose owner wants to hear of it.
+    /// Notifies the owner of a buffer that has requested it.
     #[cold]
-    fn report(&self, index: u32) {
-        if !self.bell.set_ready(index) {
+    fn notify(&self, index: u32) {
+        if !self.signal_page.set_ready(index) {
             return;
         }
-        // A full counter or channel means that enough has been said; an error that the peer is on
-        // its way out, which its channel tells the driver.
+        // A full counter or channel already wakes the peer. An error means that the peer has ended,
+        // which its channel reports to the driver.
         match &*lock(&self.doorbell) {
-            Some(RingWith::Eventfd(fd)) => {
+            Some(NotifyBy::Eventfd(fd)) => {
                 let _ = rustix::io::write(fd, &1_u64.to_ne_bytes());
             }
-            Some(RingWith::Channel(outbox)) => outbox.look(),
+            Some(NotifyBy::Channel(send_queue)) => send_queue.notify(),
             None => {}
         }
     }
@@ -76,9 +76,9 @@ impl Ringer {
 /// One registration of a peer's buffer.
 #[derive(Debug)]
 pub(crate) struct Target {
-    ringer: Arc<Ringer>,
+    notifier: Arc<Notifier>,
     index: u32,
-    live: u64,
+    registration: u64,
     slot: Slot,
     /// Why not, if the memory could not be mapped.
     memory: Result<(Arc<Mapping>, Region), DeviceError>,
@@ -86,13 +86,13 @@ pub(crate) struct Target {
 
 impl Target {
     pub(crate) fn peer(&self) -> Gid {
-        self.ringer.peer
+        self.notifier.peer
     }
 
     /// Writes the slices one after the other from offset `at`.
     pub(crate) fn write(&self, at: usize, data: &[IoSlice<'_>]) -> Result<(), SubmitError> {
         let (_, region) = self.memory.as_ref().map_err(|error| error.clone())?;
-        if self.ringer.is_gone() {
+        if self.notifier.is_gone() {
             return Err(SubmitError::PeerGone);
         }
         let total = data
@@ -120,41 +120,41 @@ impl Target {
         if let Ok((mapping, _)) = &self.memory {
             mapping.charge();
         }
-        !self.ringer.is_gone() && self.slot.is_live(self.live)
+        !self.notifier.is_gone() && self.slot.is_live(self.registration)
     }
 
     /// Starts using the buffer; false if this registration is over.
     fn begin_use(&self) -> bool {
-        let has_begun = self.slot.begin_use(self.live);
+        let has_begun = self.slot.begin_use(self.registration);
         if !has_begun {
-            self.left();
+            self.notify_released();
         }
         has_begun
     }
 
-    /// A use has ended: the owner of a buffer that was dropped may wait for that.
-    fn left(&self) {
+    /// Signals the end of a use: the owner of a dropped buffer may wait for that.
+    fn notify_released(&self) {
         self.signal();
     }
 
-    /// Tells the owner that its buffer was written.
+    /// Signals a write to the owner.
     pub(crate) fn signal(&self) {
         if self.slot.must_signal() {
-            self.ringer.report(self.index);
+            self.notifier.notify(self.index);
         }
     }
 
     /// Uses the buffer until the attachment, and every region made from it, is dropped.
     pub(crate) fn attach(self: &Arc<Self>) -> Result<LoopAttachment, DeviceError> {
         let (mapping, _) = self.memory.as_ref().map_err(|error| error.clone())?;
-        if self.ringer.is_gone() {
+        if self.notifier.is_gone() {
             return Err(DeviceError::PeerGone);
         }
         if !self.begin_use() {
             return Err(UNKNOWN);
         }
         mapping.charge();
-        let region = mapping.leased(Use(Arc::clone(self)));
+        let region = mapping.leased(UseGuard(Arc::clone(self)));
         Ok(LoopAttachment {
             region,
             target: Arc::clone(self),
@@ -164,12 +164,12 @@ impl Target {
 
 /// A use of a buffer that has begun.
 #[derive(Debug)]
-struct Use(Arc<Target>);
+struct UseGuard(Arc<Target>);
 
-impl Drop for Use {
+impl Drop for UseGuard {
     fn drop(&mut self) {
         self.0.slot.end_use();
-        self.0.left();
+        self.0.notify_released();
     }
 }
 
@@ -186,7 +186,7 @@ impl Attachment for LoopAttachment {
     }
 
     fn signal(&self) -> Result<(), SubmitError> {
-        if self.target.ringer.is_gone() {
+        if self.target.notifier.is_gone() {
             return Err(SubmitError::PeerGone);
         }
         self.target.signal();
@@ -194,32 +194,32 @@ impl Attachment for LoopAttachment {
     }
 }
 
-/// What a token of a peer's buffer stands for, over all peers.
+/// The buffers of all peers by token.
 #[derive(Debug, Default)]
-pub(crate) struct Tokens(RwLock<HashMap<DmbToken, Known>>);
+pub(crate) struct Tokens(RwLock<HashMap<DmbToken, TokenState>>);
 
 #[derive(Debug)]
-enum Known {
+enum TokenState {
     Buffer(Arc<Target>),
-    /// The buffer went away together with its device.
-    Gone,
+    /// The peer of the buffer has ended.
+    PeerGone,
 }
 
 impl Tokens {
-    /// Looks a token up and does something with it while it cannot go away.
+    /// Looks a token up and calls `then` while the buffer cannot be removed.
     pub(crate) fn with<T>(
         &self,
         token: DmbToken,
         then: impl FnOnce(&Arc<Target>) -> Result<T, SubmitError>,
     ) -> Result<T, SubmitError> {
         match self.read().get(&token) {
-            Some(Known::Buffer(target)) => then(target),
-            Some(Known::Gone) => Err(SubmitError::PeerGone),
+            Some(TokenState::Buffer(target)) => then(target),
+            Some(TokenState::PeerGone) => Err(SubmitError::PeerGone),
             None => Err(SubmitError::UnknownToken),
         }
     }
 
-    /// Forgets everything.
+    /// Removes all tokens.
     pub(crate) fn clear(&self) {
         self.0
             .write()
@@ -227,16 +227,16 @@ impl Tokens {
             .clear();
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, HashMap<DmbToken, Known>> {
+    fn read(&self) -> RwLockReadGuard<'_, HashMap<DmbToken, TokenState>> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a buffer; false if the token is taken, which a peer can only bring about on purpose.
+    /// Adds a buffer; false if the token is in use, which only a malicious peer causes.
     fn insert(&self, token: DmbToken, target: Arc<Target>) -> bool {
         let mut tokens = self.0.write().unwrap_or_else(PoisonError::into_inner);
         match tokens.entry(token) {
             Entry::Vacant(entry) => {
-                entry.insert(Known::Buffer(target));
+                entry.insert(TokenState::Buffer(target));
                 true
             }
             Entry::Occupied(_) => false,
@@ -250,44 +250,44 @@ impl Tokens {
             .remove(&token);
     }
 
-    /// Replaces the buffers of a peer that died. Of very many, only some are remembered.
-    fn bury(&self, dead: impl Iterator<Item = DmbToken>) {
+    /// Replaces the buffers of an ended peer by tombstones. Their number is limited.
+    fn mark_gone(&self, dead: impl Iterator<Item = DmbToken>) {
         let mut tokens = self.0.write().unwrap_or_else(PoisonError::into_inner);
         if tokens
             .values()
-            .filter(|known| matches!(known, Known::Gone))
+            .filter(|known| matches!(known, TokenState::PeerGone))
             .count()
-            > MAX_GRAVES
+            > MAX_TOMBSTONES
         {
-            tokens.retain(|_, known| matches!(known, Known::Buffer(_)));
+            tokens.retain(|_, known| matches!(known, TokenState::Buffer(_)));
         }
         for token in dead {
-            tokens.insert(token, Known::Gone);
+            tokens.insert(token, TokenState::PeerGone);
         }
     }
 }
 
 /// The buffers of one peer.
 #[derive(Debug)]
-pub(crate) struct Remote {
-    ringer: Arc<Ringer>,
+pub(crate) struct RemoteBuffers {
+    notifier: Arc<Notifier>,
     tokens: Arc<Tokens>,
     buffers: HashMap<u32, Buffer>,
-    /// Pages of slots that were looked at, with what they are charged as if the memory limit left that.
+    /// Pages of slots that were read, with their charge if the memory limit allowed it.
     pages: HashMap<u32, Option<Charge>>,
     /// How many of these are not charged.
     pages_over: usize,
     account: MemoryAccount,
 }
 
-/// Memory of the peer, kept while it may be used again.
+/// Memory of the peer, mapped while it may be used again.
 #[derive(Debug)]
 struct Buffer {
     number: u64,
     memory: Result<Arc<Mapping>, DeviceError>,
     /// The registration that our table of tokens has.
     known: Option<(DmbToken, u64)>,
-    /// Keeps the owner from using memory again that could not be mapped here.
+    /// Prevents the owner from reusing memory that could not be mapped here.
     _unusable: Option<Unusable>,
 }
 
@@ -297,7 +297,7 @@ struct Unusable(Slot);
 
 impl Unusable {
     fn new(slot: Slot) -> Self {
-        slot.hold();
+        slot.pin();
         Self(slot)
     }
 }
@@ -308,10 +308,14 @@ impl Drop for Unusable {
     }
 }
 
-impl Remote {
-    pub(crate) fn new(ringer: Arc<Ringer>, tokens: Arc<Tokens>, account: &MemoryAccount) -> Self {
+impl RemoteBuffers {
+    pub(crate) fn new(
+        notifier: Arc<Notifier>,
+        tokens: Arc<Tokens>,
+        account: &MemoryAccount,
+    ) -> Self {
         Self {
-            ringer,
+            notifier,
             tokens,
             buffers: HashMap::new(),
             pages: HashMap::new(),
@@ -320,18 +324,18 @@ impl Remote {
         }
     }
 
-    pub(crate) fn ringer(&self) -> &Arc<Ringer> {
-        &self.ringer
+    pub(crate) fn notifier(&self) -> &Arc<Notifier> {
+        &self.notifier
     }
 
-    /// Takes over memory that the peer put behind a slot.
+    /// Adds memory that the peer has put behind a slot.
     pub(crate) fn install(
         &mut self,
         index: u32,
         number: u64,
         memory: Result<Arc<Mapping>, DeviceError>,
     ) {
-        self.forget(index);
+        self.remove_memory(index);
         let page = index / SLOTS_PER_PAGE;
         let memory = match self.charge_page(page) {
             Ok(()) => memory,
@@ -346,7 +350,12 @@ impl Remote {
             }
         };
         let is_usable = memory.is_ok();
-        let slot = self.ringer.bell.slot(index).ok().filter(|_| !is_usable);
+        let slot = self
+            .notifier
+            .signal_page
+            .slot(index)
+            .ok()
+            .filter(|_| !is_usable);
         self.buffers.insert(
             index,
             Buffer {
@@ -356,10 +365,10 @@ impl Remote {
                 _unusable: slot.map(Unusable::new),
             },
         );
-        self.look_at(index);
+        self.refresh_slot(index);
     }
 
-    /// Slots of this page may be looked at from now on, which makes it resident.
+    /// Slots of this page may be read from now on, which makes it resident.
     fn charge_page(&mut self, page: u32) -> Result<(), DeviceError> {
         if let Entry::Vacant(entry) = self.pages.entry(page) {
             entry.insert(Some(self.account.charge(PAGE_CHARGE)?));
@@ -367,65 +376,74 @@ impl Remote {
         Ok(())
     }
 
-    /// Learns what changed in the peer's bell.
-    pub(crate) fn look(&mut self) {
-        // The bell is behind an `Arc` of its own, so that the closure may change `self`.
-        let ringer = Arc::clone(&self.ringer);
-        ringer.bell.take_fresh(|index| self.look_at(index));
+    /// Scans the changed slots of the peer's signal page.
+    pub(crate) fn scan(&mut self) {
+        // The signal page is behind an `Arc` of its own, so that the closure may change `self`.
+        let notifier = Arc::clone(&self.notifier);
+        notifier
+            .signal_page
+            .take_changed(|index| self.refresh_slot(index));
     }
 
-    /// Forgets all buffers, after the peer died.
-    pub(crate) fn bury(&mut self) {
+    /// Removes all buffers, after the end of the peer.
+    pub(crate) fn mark_gone(&mut self) {
         let buffers = std::mem::take(&mut self.buffers);
         let known = buffers.values().filter_map(|buffer| buffer.known);
-        self.tokens.bury(known.map(|(token, _)| token));
+        self.tokens.mark_gone(known.map(|(token, _)| token));
     }
 
-    fn look_at(&mut self, index: u32) {
-        // First, as the peer can mark all slots, and each page that is looked at takes memory.
+    fn refresh_slot(&mut self, index: u32) {
+        // First, as the peer can mark all slots, and each page that is read takes memory.
         let Some(buffer) = self.buffers.get_mut(&index) else {
             return;
         };
         // `None`: the owner is at it and will mark the slot again; else the index is out of range,
-        // which `take_fresh` and messages cannot give.
-        let Ok(slot) = self.ringer.bell.slot(index) else {
+        // which `take_changed` and messages cannot give.
+        let Ok(slot) = self.notifier.signal_page.slot(index) else {
             return;
         };
-        let Some(notice) = slot.notice() else { return };
-        if buffer.number != notice.memory {
-            self.forget(index);
+        let Some(state) = slot.state() else { return };
+        if buffer.number != state.memory {
+            self.remove_memory(index);
             return;
         }
-        if buffer.known.is_some_and(|(_, live)| live == notice.live) {
+        if buffer
+            .known
+            .is_some_and(|(_, registration)| registration == state.registration)
+        {
             return;
         }
         if let Some((token, _)) = buffer.known.take() {
             self.tokens.remove(token);
         }
-        if notice.live == 0 || notice.token == 0 {
+        if state.registration == 0 || state.token == 0 {
             return;
         }
-        let Notice { live, token, .. } = notice;
+        let SlotState {
+            registration,
+            token,
+            ..
+        } = state;
         let token = DmbToken(token);
         let memory = buffer.memory.clone().map(|mapping| {
             let region = mapping.region();
             (mapping, region)
         });
-        let ringer = Arc::clone(&self.ringer);
+        let notifier = Arc::clone(&self.notifier);
         let target = Target {
-            ringer,
+            notifier,
             index,
-            live,
+            registration,
             slot,
             memory,
         };
         if self.tokens.insert(token, Arc::new(target)) {
-            buffer.known = Some((token, live));
+            buffer.known = Some((token, registration));
         }
     }
 
-    /// Lets go of what is behind a slot.
-    pub(crate) fn forget(&mut self, index: u32) {
+    /// Releases the memory behind a slot.
+    pub(crate) fn remove_memory(&mut self, index: u32) {
         if let Some(Buffer {
             known: Some((token, _)),
             ..
@@ -436,14 +454,14 @@ impl Remote {
     }
 }
 
-/// There is no buffer of this name for us.
+/// There is no buffer with this token for this device.
 pub(crate) const UNKNOWN: DeviceError = DeviceError::Invalid("no such buffer for this device");
 
 /// What one page of slots is charged as: the page, and less than 448 bytes for each buffer.
 const PAGE_CHARGE: usize = 32 << 10;
 
-/// Pages of slots of a peer that are looked at though the memory limit leaves nothing for them.
+/// Pages of slots of a peer that are read although the memory limit leaves nothing for them.
 const MAX_PAGES_OVER: usize = 16;
 
-/// Tokens of dead peers that are remembered as such; about.
-const MAX_GRAVES: usize = 4096;
+/// Approximate upper limit of tombstones: tokens of ended peers.
+const MAX_TOMBSTONES: usize = 4096;

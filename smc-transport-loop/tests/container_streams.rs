@@ -28,7 +28,7 @@ fn containers_exchange_data_over_shared_memory_and_plain_clients_over_tcp() {
     let dir = tempfile::tempdir().unwrap();
     let mut server = wire.start(0, &format!("serve {}", dir.path().display()));
     wait_until_ready(&mut server);
-    for role in ["talk", "talk plainly", "talk"] {
+    for role in ["exchange", "exchange on TCP", "exchange"] {
         let client = wire.start(1, &format!("{role} {}", dir.path().display()));
         let output = client.wait_with_output().unwrap();
         assert!(
@@ -45,8 +45,8 @@ fn act(arguments: &str) {
     let (role, dir) = arguments.rsplit_once(' ').unwrap();
     match role {
         "serve" => On::Tokio.run(serve(Path::new(dir).to_owned())),
-        "talk" => On::Smol.run(talk(Path::new(dir).to_owned())),
-        "talk plainly" => talk_plainly(),
+        "exchange" => On::Smol.run(exchange(Path::new(dir).to_owned())),
+        "exchange on TCP" => exchange_on_tcp(),
         other => panic!("no role {other}"),
     }
 }
@@ -64,7 +64,7 @@ async fn serve(dir: std::path::PathBuf) {
     }
 }
 
-async fn talk(dir: std::path::PathBuf) {
+async fn exchange(dir: std::path::PathBuf) {
     let endpoint = builder(On::Smol, true, &dir).build().unwrap();
     let stream = endpoint.connect(SERVER).await.unwrap();
     assert!(stream.mode().is_smc(), "{}", stream.mode());
@@ -74,18 +74,18 @@ async fn talk(dir: std::path::PathBuf) {
         to.write_all(&sent).await.unwrap();
         to.close().await.unwrap();
     };
-    let mut heard = Vec::new();
-    let (_, result) = futures_lite::future::zip(sending, from.read_to_end(&mut heard)).await;
+    let mut received = Vec::new();
+    let (_, result) = futures_lite::future::zip(sending, from.read_to_end(&mut received)).await;
     result.unwrap();
-    assert!(heard == sent);
+    assert!(received == sent);
 }
 
-fn talk_plainly() {
+fn exchange_on_tcp() {
     let mut stream = TcpStream::connect(SERVER).unwrap();
     stream.write_all(b"plain").unwrap();
-    let mut heard = [0; 5];
-    stream.read_exact(&mut heard).unwrap();
-    assert_eq!(&heard, b"plain");
+    let mut received = [0; 5];
+    stream.read_exact(&mut received).unwrap();
+    assert_eq!(&received, b"plain");
 }
 
 /// Two network namespaces with a virtual wire between them, removed when dropped.
@@ -149,5 +149,5 @@ const SERVER: &str = "10.213.7.1:7007";
 
 const NAME: &str = "containers_exchange_data_over_shared_memory_and_plain_clients_over_tcp";
 
-/// Makes this program one of the parties.
+/// Makes this program one of the devices.
 const ROLE: &str = "SMC_CONTAINER_ROLE";

@@ -6,7 +6,7 @@ mod common;
 
 use std::process::Command;
 
-use common::{Helper, Party, Role, names, socket_name};
+use common::{DrivenDevice, Helper, Role, names, socket_name};
 use smc_core::device::Event;
 use tempfile::TempDir;
 
@@ -16,12 +16,12 @@ const ROUNDS: u64 = 50;
 #[test]
 fn helper_process() {
     let Some(role) = Role::current() else { return };
-    let us = Party::in_dir(&role.dir);
-    role.say(us.gid());
-    let (them, begins) = (role.hear_gid(), role.name == "begins");
+    let us = DrivenDevice::in_dir(&role.dir);
+    role.send(us.gid());
+    let (them, begins) = (role.recv_gid(), role.name == "begins");
     let dmb = us.register(them);
-    role.say(dmb.token().0);
-    let attached = us.attach(them, role.hear_token());
+    role.send(dmb.token().0);
+    let attached = us.attach(them, role.recv_token());
     let mut last = 0;
     for round in 1..=ROUNDS {
         if !begins {
@@ -35,8 +35,8 @@ fn helper_process() {
             assert_eq!(last, round);
         }
     }
-    role.say("done");
-    match role.hear().as_deref() {
+    role.send("done");
+    match role.recv().as_deref() {
         // Waits for the other one to be killed.
         Some("wait") => {
             us.wait(Event::PeerGone(them));
@@ -45,8 +45,8 @@ fn helper_process() {
         Some(other) => panic!("{other}"),
         None => return,
     }
-    role.say("noticed");
-    assert_eq!(role.hear(), None);
+    role.send("noticed");
+    assert_eq!(role.recv(), None);
 }
 
 /// A helper in fresh namespaces.
@@ -78,39 +78,39 @@ fn can_unshare(flags: &[&str]) -> bool {
 }
 
 /// Both talk; the first is killed; the second notices.
-fn talk_and_die(flags: &[&str]) {
+fn exchange_then_kill(flags: &[&str]) {
     if !can_unshare(flags) {
         return;
     }
     let dir = TempDir::new().unwrap();
     let mut first = contained(flags, "begins", &dir);
     let mut second = contained(flags, "answers", &dir);
-    let (first_gid, second_gid) = (first.hear_gid(), second.hear_gid());
-    first.tell(second_gid);
-    second.tell(first_gid);
-    let (first_token, second_token) = (first.hear_token(), second.hear_token());
-    first.tell(second_token.0);
-    second.tell(first_token.0);
+    let (first_gid, second_gid) = (first.recv_gid(), second.recv_gid());
+    first.send(second_gid);
+    second.send(first_gid);
+    let (first_token, second_token) = (first.recv_token(), second.recv_token());
+    first.send(second_token.0);
+    second.send(first_token.0);
     assert_eq!(
-        (first.hear(), second.hear()),
+        (first.recv(), second.recv()),
         ("done".into(), "done".into())
     );
-    second.tell("wait");
+    second.send("wait");
     first.kill();
-    assert_eq!(second.hear(), "noticed");
+    assert_eq!(second.recv(), "noticed");
     second.finish();
     assert!(names(dir.path()).is_empty());
 }
 
 #[test]
 fn containers_share_memory() {
-    talk_and_die(&["--net", "--mount"]);
+    exchange_then_kill(&["--net", "--mount"]);
 }
 
 /// Process numbers of one mean nothing in the other.
 #[test]
 fn containers_with_process_ids_of_their_own_share_memory() {
-    talk_and_die(&[
+    exchange_then_kill(&[
         "--net",
         "--mount",
         "--ipc",

@@ -1,4 +1,4 @@
-//! Peers that break the rules, and users who may not be peers.
+//! Peers that violate the protocol, and users who may not be peers.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -10,7 +10,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::time::Duration;
 
-use common::{Helper, LEN, Party, Role, names, socket_name};
+use common::{DrivenDevice, Helper, LEN, Role, names, socket_name};
 use futures_lite::future::block_on;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
@@ -31,72 +31,77 @@ fn helper_process() {
     let Some(role) = Role::current() else { return };
     match role.name.as_str() {
         "idle" => {
-            let party = Party::in_dir(&role.dir);
-            role.say(party.gid());
-            assert_eq!(role.hear(), None);
+            let device = DrivenDevice::in_dir(&role.dir);
+            role.send(device.gid());
+            assert_eq!(role.recv(), None);
         }
-        "unwelcome" => unwelcome(&role),
-        "welcome" => welcome(&role),
+        "refused" => refused_user(&role),
+        "accepted" => accepted_user(&role),
         other => panic!("no role {other}"),
     }
 }
 
-/// Speaks the protocol between devices by hand, from this very process.
+/// Implements the protocol between devices by hand, in this process.
 struct Rogue {
     gid: Gid,
     channel: OwnedFd,
-    bell: File,
+    signal_page: File,
     _listener: OwnedFd,
 }
 
 const GID: Gid = Gid::new(0x1111, 0x2222);
-const BELL_LEN: u64 = 0x2000 + 16_384 * 64;
+const SIGNAL_PAGE_LEN: u64 = 0x2000 + 16_384 * 64;
 const TOKEN: DmbToken = DmbToken(0x7766_5544_3322_1100);
 
 impl Rogue {
-    /// Listens like a device and greets the victim like one.
-    fn greet(dir: &TempDir, victim: Gid) -> Self {
-        let bell = sealed(BELL_LEN);
+    /// Listens like a device and sends HELLO to the victim like one.
+    fn connect(dir: &TempDir, victim: Gid) -> Self {
+        let signal_page = sealed(SIGNAL_PAGE_LEN);
         let doorbell = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
-        Self::greet_with(dir, victim, bell, doorbell.as_fd())
+        Self::send_hello_with(dir, victim, signal_page, doorbell.as_fd())
     }
 
-    fn greet_with(dir: &TempDir, victim: Gid, bell: File, doorbell: BorrowedFd<'_>) -> Self {
+    fn send_hello_with(
+        dir: &TempDir,
+        victim: Gid,
+        signal_page: File,
+        doorbell: BorrowedFd<'_>,
+    ) -> Self {
         let listener = seqpacket();
         let path = dir.path().join(socket_name(GID));
         bind(&listener, &SocketAddrUnix::new(&path).unwrap()).unwrap();
         listen(&listener, 8).unwrap();
         let channel = connect_to(dir, victim);
-        say(&channel, &hello(GID), &[bell.as_fd(), doorbell]);
+        send_with_fds(&channel, &hello(GID), &[signal_page.as_fd(), doorbell]);
         Self {
             gid: GID,
             channel,
-            bell,
+            signal_page,
             _listener: listener,
         }
     }
 
     /// Offers memory in a slot, with a token of our own.
     fn offer(&self, index: u32, len: u64, file: &File) -> DmbToken {
-        let token = self.promise(index);
-        say(&self.channel, &message(2, index, 5, len), &[file.as_fd()]);
+        let token = self.announce(index);
+        send_with_fds(&self.channel, &message(2, index, 5, len), &[file.as_fd()]);
         token
     }
 
-    /// Says that there is memory in a slot.
-    fn promise(&self, index: u32) -> DmbToken {
+    /// Announces memory in a slot.
+    fn announce(&self, index: u32) -> DmbToken {
         let token = DmbToken(TOKEN.0 + u64::from(index));
         let slot = 0x2000 + u64::from(index) * 64;
         for (at, word) in [(16, 5), (24, token.0), (32, 5)] {
-            self.bell
+            self.signal_page
                 .write_at(&u64::to_ne_bytes(word), slot + at)
                 .unwrap();
         }
         token
     }
 
-    /// Whether the victim has hung up on us.
-    fn is_shunned(&self) -> bool {
+    /// Whether the victim has closed the channel.
+    fn is_closed(&self) -> bool {
         let mut byte = [0; 1];
         let got = recv(&self.channel, &mut byte, RecvFlags::DONTWAIT);
         !matches!(got, Err(Errno::AGAIN))
@@ -117,7 +122,7 @@ fn hello(gid: Gid) -> Vec<u8> {
     message(1, 16_384, gid.hi().0, gid.lo().0)
 }
 
-fn say(channel: &OwnedFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
+fn send_with_fds(channel: &OwnedFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) {
     let mut space = [std::mem::MaybeUninit::uninit(); 64];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     assert!(ancillary.push(SendAncillaryMessage::ScmRights(descriptors)));
@@ -153,8 +158,8 @@ fn sealed(len: u64) -> File {
 #[test]
 fn what_a_peer_offers_is_checked_before_it_is_mapped() {
     let dir = TempDir::new().unwrap();
-    let victim = Party::in_dir(dir.path());
-    let rogue = Rogue::greet(&dir, victim.gid());
+    let victim = DrivenDevice::in_dir(dir.path());
+    let rogue = Rogue::connect(&dir, victim.gid());
     let len = LEN as u64;
     let half_sealed = unsealed(len);
     fcntl_add_seals(&half_sealed, SealFlags::GROW | SealFlags::SEAL).unwrap();
@@ -184,19 +189,19 @@ fn what_a_peer_offers_is_checked_before_it_is_mapped() {
     let token = rogue.offer(100, len, &sealed(len));
     let attached = victim.attach(rogue.gid, token);
     attached.region().copy_in(LEN - 1, b"x").unwrap();
-    assert!(!rogue.is_shunned());
+    assert!(!rogue.is_closed());
     // What is not memory at all may be slow to close, and is the end.
     let (pipe, _) = rustix::pipe::pipe().unwrap();
     let token = rogue.offer(101, len, &File::from(pipe));
     assert!(victim.try_attach(rogue.gid, token).is_err());
-    assert!(rogue.is_shunned());
+    assert!(rogue.is_closed());
 }
 
 #[test]
 fn memory_that_is_sealed_later_does_not_count() {
     let dir = TempDir::new().unwrap();
-    let victim = Party::in_dir(dir.path());
-    let rogue = Rogue::greet(&dir, victim.gid());
+    let victim = DrivenDevice::in_dir(dir.path());
+    let rogue = Rogue::connect(&dir, victim.gid());
     let token = rogue.offer(0, LEN as u64, &sealed(LEN as u64));
     let attached = victim.attach(rogue.gid, token);
     // The peer cannot pull the file from under the mapping.
@@ -206,16 +211,20 @@ fn memory_that_is_sealed_later_does_not_count() {
 }
 
 #[test]
-fn a_scribbled_bell_harms_nobody() {
+fn an_overwritten_signal_page_affects_no_other_peer() {
     let dir = TempDir::new().unwrap();
-    let victim = Party::in_dir(dir.path());
-    let honest = Party::in_dir(dir.path());
-    let rogue = Rogue::greet(&dir, victim.gid());
+    let victim = DrivenDevice::in_dir(dir.path());
+    let honest = DrivenDevice::in_dir(dir.path());
+    let rogue = Rogue::connect(&dir, victim.gid());
     let token = rogue.offer(3, LEN as u64, &sealed(LEN as u64));
     let attached = victim.attach(rogue.gid, token);
-    let scribble = vec![0xa5; usize::try_from(BELL_LEN).unwrap()];
-    rogue.bell.write_all_at(&scribble, 0).unwrap();
-    say(&rogue.channel, &message(3, 0, 0, 0), &[rogue.bell.as_fd()]);
+    let scribble = vec![0xa5; usize::try_from(SIGNAL_PAGE_LEN).unwrap()];
+    rogue.signal_page.write_all_at(&scribble, 0).unwrap();
+    send_with_fds(
+        &rogue.channel,
+        &message(3, 0, 0, 0),
+        &[rogue.signal_page.as_fd()],
+    );
     victim.drain();
     attached.signal().unwrap();
     assert!(victim.write(token, 0, b"x").is_err());
@@ -234,80 +243,84 @@ fn resident(file: &File) -> u64 {
 #[test]
 fn marks_of_buffers_that_do_not_exist_take_no_memory() {
     let dir = TempDir::new().unwrap();
-    let victim = Party::in_dir(dir.path());
-    let bell = sealed(BELL_LEN);
-    bell.write_all_at(&[0xff; 32], 0xc0).unwrap();
-    bell.write_all_at(&[0xff; 2048], 0x1800).unwrap();
-    let before = resident(&bell);
+    let victim = DrivenDevice::in_dir(dir.path());
+    let signal_page = sealed(SIGNAL_PAGE_LEN);
+    signal_page.write_all_at(&[0xff; 32], 0xc0).unwrap();
+    signal_page.write_all_at(&[0xff; 2048], 0x1800).unwrap();
+    let before = resident(&signal_page);
     let doorbell = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
-    let rogue = Rogue::greet_with(&dir, victim.gid(), bell, doorbell.as_fd());
+    let rogue = Rogue::send_hello_with(&dir, victim.gid(), signal_page, doorbell.as_fd());
     victim.drain();
     assert_eq!(victim.device.peers(), 1);
-    assert_eq!(resident(&rogue.bell), before);
+    assert_eq!(resident(&rogue.signal_page), before);
 }
 
 #[test]
 fn slots_take_no_more_memory_than_the_limit_leaves() {
     let dir = TempDir::new().unwrap();
-    let victim = Party::in_dir(dir.path());
+    let victim = DrivenDevice::in_dir(dir.path());
     let limit = MemoryLimit::new(1 << 20);
     victim.device.limit_memory(&limit);
-    let rogue = Rogue::greet(&dir, victim.gid());
+    let rogue = Rogue::connect(&dir, victim.gid());
     victim.drain();
-    let before = resident(&rogue.bell);
+    let before = resident(&rogue.signal_page);
     // Buffers without memory, of which each has its slot on another page.
     for index in (0..16_384).step_by(64) {
         let memory = message(2, index, 5, LEN as u64);
         send(&rogue.channel, &memory, SendFlags::empty()).unwrap();
         victim.drain();
     }
-    assert!(!rogue.is_shunned());
-    let pages = (resident(&rogue.bell) - before) / 4096;
+    assert!(!rogue.is_closed());
+    let pages = (resident(&rogue.signal_page) - before) / 4096;
     assert!(pages <= 64, "{pages} pages");
 }
 
 #[test]
-fn greetings_that_are_not_in_order_are_refused() {
+fn malformed_hellos_are_refused() {
     let unsuitable = || {
         let doorbell = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
         let blocking = eventfd(0, EventfdFlags::empty()).unwrap();
         let (pipe, _) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).unwrap();
         vec![
             (
-                "bell unsealed",
-                unsealed(BELL_LEN),
+                "signal page unsealed",
+                unsealed(SIGNAL_PAGE_LEN),
                 doorbell.try_clone().unwrap(),
             ),
-            ("bell too short", sealed(BELL_LEN - 4096), doorbell),
-            ("doorbell blocks", sealed(BELL_LEN), blocking),
-            ("doorbell is a pipe", sealed(BELL_LEN), pipe),
+            (
+                "signal page too short",
+                sealed(SIGNAL_PAGE_LEN - 4096),
+                doorbell,
+            ),
+            ("doorbell blocks", sealed(SIGNAL_PAGE_LEN), blocking),
+            ("doorbell is a pipe", sealed(SIGNAL_PAGE_LEN), pipe),
         ]
     };
-    for (what, bell, doorbell) in unsuitable() {
+    for (what, signal_page, doorbell) in unsuitable() {
         let dir = TempDir::new().unwrap();
-        let victim = Party::in_dir(dir.path());
-        let rogue = Rogue::greet_with(&dir, victim.gid(), bell, doorbell.as_fd());
+        let victim = DrivenDevice::in_dir(dir.path());
+        let rogue = Rogue::send_hello_with(&dir, victim.gid(), signal_page, doorbell.as_fd());
         victim.drain();
-        assert!(rogue.is_shunned(), "{what}");
+        assert!(rogue.is_closed(), "{what}");
     }
 }
 
-/// What a peer leaves away is not what this process lacks.
+/// A missing descriptor of a peer is not a shortage of this process.
 #[test]
 fn a_peer_that_passes_nothing_does_not_have_descriptors_reported_as_lacking() {
     let dir = TempDir::new().unwrap();
-    let victim = Party::in_dir(dir.path());
-    let stranger = connect_to(&dir, victim.gid());
-    send(&stranger, &hello(GID), SendFlags::empty()).unwrap();
+    let victim = DrivenDevice::in_dir(dir.path());
+    let unknown = connect_to(&dir, victim.gid());
+    send(&unknown, &hello(GID), SendFlags::empty()).unwrap();
     victim.drain();
     let mut byte = [0; 1];
-    let end = recv(&stranger, &mut byte, RecvFlags::DONTWAIT);
+    let end = recv(&unknown, &mut byte, RecvFlags::DONTWAIT);
     assert!(matches!(end, Ok((0, _))), "{end:?}");
     let lack = victim.device.shortage();
     assert!(lack.is_none(), "{lack:?}");
 
-    let rogue = Rogue::greet(&dir, victim.gid());
-    let token = rogue.promise(0);
+    let rogue = Rogue::connect(&dir, victim.gid());
+    let token = rogue.announce(0);
     let memory = message(2, 0, 5, LEN as u64);
     send(&rogue.channel, &memory, SendFlags::empty()).unwrap();
     let error = victim.try_attach(rogue.gid, token).unwrap_err();
@@ -317,20 +330,20 @@ fn a_peer_that_passes_nothing_does_not_have_descriptors_reported_as_lacking() {
 #[test]
 fn nonsense_ends_a_channel_and_nothing_else() {
     let dir = TempDir::new().unwrap();
-    let victim = Party::in_dir(dir.path());
-    let honest = Party::in_dir(dir.path());
+    let victim = DrivenDevice::in_dir(dir.path());
+    let honest = DrivenDevice::in_dir(dir.path());
     let dmb = victim.register(honest.gid());
     let theirs = honest.attach(victim.gid(), dmb.token());
-    // Before the greeting.
-    let stranger = connect_to(&dir, victim.gid());
-    send(&stranger, b"GET / HTTP/1.1", SendFlags::empty()).unwrap();
+    // Before HELLO.
+    let unknown = connect_to(&dir, victim.gid());
+    send(&unknown, b"GET / HTTP/1.1", SendFlags::empty()).unwrap();
     // After it.
-    let rogue = Rogue::greet(&dir, victim.gid());
+    let rogue = Rogue::connect(&dir, victim.gid());
     victim.drain();
-    assert!(!rogue.is_shunned());
+    assert!(!rogue.is_closed());
     send(&rogue.channel, b"nonsense", SendFlags::empty()).unwrap();
     victim.wait(Event::PeerGone(rogue.gid));
-    assert!(rogue.is_shunned());
+    assert!(rogue.is_closed());
     // Never.
     let silent = connect_to(&dir, victim.gid());
     assert!(!victim.wait_within(Duration::from_millis(20), |_| true));
@@ -342,45 +355,45 @@ fn nonsense_ends_a_channel_and_nothing_else() {
 }
 
 #[test]
-fn a_crowd_of_silent_strangers_keeps_nobody_out() {
+fn many_silent_connections_do_not_block_a_peer() {
     let dir = TempDir::new().unwrap();
-    let victim = Party::in_dir(dir.path());
-    let crowd: Vec<_> = (0..200).map(|_| connect_to(&dir, victim.gid())).collect();
+    let victim = DrivenDevice::in_dir(dir.path());
+    let connections: Vec<_> = (0..200).map(|_| connect_to(&dir, victim.gid())).collect();
     for _ in 0..10 {
         victim.drain();
     }
-    let honest = Party::in_dir(dir.path());
+    let honest = DrivenDevice::in_dir(dir.path());
     let dmb = honest.register(victim.gid());
     victim.attach(honest.gid(), dmb.token()).signal().unwrap();
-    drop(crowd);
+    drop(connections);
 }
 
 #[test]
-fn a_gid_cannot_be_borrowed() {
+fn a_gid_of_another_process_is_refused() {
     let dir = TempDir::new().unwrap();
-    let victim = Party::in_dir(dir.path());
+    let victim = DrivenDevice::in_dir(dir.path());
     let mut helper = Helper::start("idle", dir.path());
-    let borrowed = helper.hear_gid();
+    let foreign = helper.recv_gid();
     let forged = connect_to(&dir, victim.gid());
     let doorbell = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
-    say(
+    send_with_fds(
         &forged,
-        &hello(borrowed),
-        &[sealed(BELL_LEN).as_fd(), doorbell.as_fd()],
+        &hello(foreign),
+        &[sealed(SIGNAL_PAGE_LEN).as_fd(), doorbell.as_fd()],
     );
     victim.drain();
     let mut byte = [0; 1];
     let got = recv(&forged, &mut byte, RecvFlags::DONTWAIT);
     assert!(matches!(got, Ok((0, _)) | Err(Errno::CONNRESET)), "{got:?}");
-    // The one who owns it is still welcome.
-    assert!(block_on(victim.device.reach(borrowed)).is_ok());
-    // A GID that nobody listens at, and our own.
+    // The owner of the GID is still accepted.
+    assert!(block_on(victim.device.reach(foreign)).is_ok());
+    // A GID without a listener, and our own.
     for gid in [Gid::new(9, 9), victim.gid()] {
         let forged = connect_to(&dir, victim.gid());
-        say(
+        send_with_fds(
             &forged,
             &hello(gid),
-            &[sealed(BELL_LEN).as_fd(), doorbell.as_fd()],
+            &[sealed(SIGNAL_PAGE_LEN).as_fd(), doorbell.as_fd()],
         );
         victim.drain();
         assert!(!matches!(
@@ -424,20 +437,20 @@ fn start_as(user: u32, role: &str, dir: &TempDir) -> Option<Helper> {
 }
 
 /// Tries all it can without being allowed.
-fn unwelcome(role: &Role) {
-    let us = Party::new(LoopDevice::builder().domain(Domain::shared(&role.dir, [0])));
-    role.say(us.gid());
-    let them = role.hear_gid();
-    role.say(match block_on(us.device.register(them, LEN)) {
+fn refused_user(role: &Role) {
+    let us = DrivenDevice::new(LoopDevice::builder().domain(Domain::shared(&role.dir, [0])));
+    role.send(us.gid());
+    let them = role.recv_gid();
+    role.send(match block_on(us.device.register(them, LEN)) {
         Err(DeviceError::NotPermitted(_)) => "not permitted",
-        Err(DeviceError::Unreachable { .. } | DeviceError::PeerGone) => "shown the door",
+        Err(DeviceError::Unreachable { .. } | DeviceError::PeerGone) => "refused",
         Err(other) => panic!("{other:?}"),
         Ok(_) => {
             us.wait(Event::PeerGone(them));
-            "shown the door"
+            "refused"
         }
     });
-    assert_eq!(role.hear(), None);
+    assert_eq!(role.recv(), None);
 }
 
 #[test]
@@ -456,58 +469,58 @@ fn other_users_are_refused() {
     for allowed in [None, Some(1234)] {
         let dir = shared_dir();
         let users = [allowed.unwrap_or(1)];
-        let us = Party::new(LoopDevice::builder().domain(Domain::shared(dir.path(), users)));
+        let us = DrivenDevice::new(LoopDevice::builder().domain(Domain::shared(dir.path(), users)));
         if allowed.is_none() {
             let path = dir.path().join("0").join(socket_name(us.gid()));
             std::fs::set_permissions(path, Permissions::from_mode(0o600)).unwrap();
         }
-        let mut helper = start_as(user, "unwelcome", &dir).unwrap();
-        let them = helper.hear_gid();
+        let mut helper = start_as(user, "refused", &dir).unwrap();
+        let them = helper.recv_gid();
         let reached = block_on(us.device.reach(them));
         assert!(
             matches!(reached, Err(DeviceError::Unreachable { .. })),
             "is not looked for: {reached:?}"
         );
-        helper.tell(us.gid());
+        helper.send(us.gid());
         us.wait_within(Duration::from_millis(100), |_| false);
         let expected = if allowed.is_some() {
-            "shown the door"
+            "refused"
         } else {
             "not permitted"
         };
-        assert_eq!(helper.hear(), expected);
+        assert_eq!(helper.recv(), expected);
         helper.finish();
     }
 }
 
 /// Answers one signal.
-fn welcome(role: &Role) {
-    let us = Party::new(LoopDevice::builder().domain(Domain::shared(&role.dir, [0])));
-    role.say(us.gid());
-    let (them, token) = (role.hear_gid(), role.hear_token());
+fn accepted_user(role: &Role) {
+    let us = DrivenDevice::new(LoopDevice::builder().domain(Domain::shared(&role.dir, [0])));
+    role.send(us.gid());
+    let (them, token) = (role.recv_gid(), role.recv_token());
     let dmb = us.register(them);
     let attached = us.attach(them, token);
-    role.say(dmb.token().0);
+    role.send(dmb.token().0);
     let mut last = 0;
     for _ in 0..50 {
         last = us.wait_word(&*dmb, 8, last);
         attached.region().copy_in(8, &last.to_ne_bytes()).unwrap();
         attached.signal().unwrap();
     }
-    assert_eq!(role.hear(), None);
+    assert_eq!(role.recv(), None);
 }
 
 #[test]
 fn other_users_can_be_allowed() {
     let Some(user) = another_user() else { return };
     let dir = shared_dir();
-    let us = Party::new(LoopDevice::builder().domain(Domain::shared(dir.path(), [user])));
-    let mut helper = start_as(user, "welcome", &dir).unwrap();
-    let them = helper.hear_gid();
+    let us = DrivenDevice::new(LoopDevice::builder().domain(Domain::shared(dir.path(), [user])));
+    let mut helper = start_as(user, "accepted", &dir).unwrap();
+    let them = helper.recv_gid();
     let dmb = us.register(them);
-    helper.tell(us.gid());
-    helper.tell(dmb.token().0);
-    let attached = us.attach(them, helper.hear_token());
+    helper.send(us.gid());
+    helper.send(dmb.token().0);
+    let attached = us.attach(them, helper.recv_token());
     let mut last = 0;
     for round in 1..=50 {
         attached

@@ -19,9 +19,9 @@ use smc_core::{Endpoint, Policy, Stream};
 use smc_testkit::Rng;
 use support::{On, World, connect, pattern};
 
-/// What carries the streams, and whether the peer is trusted.
+/// The transport of the streams, and whether the peer is trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Transport {
     Mapped,
     MappedTrusted,
     Moved,
@@ -29,7 +29,7 @@ enum Way {
     Tcp,
 }
 
-impl Way {
+impl Transport {
     fn is_trusted(self) -> bool {
         matches!(self, Self::MappedTrusted | Self::MovedTrusted)
     }
@@ -52,9 +52,9 @@ impl Way {
     }
 }
 
-/// Two ends of a stream, and what carries them.
+/// Two ends of a stream, and their transport.
 struct Scene {
-    way: Way,
+    transport: Transport,
     world: World,
     client: Endpoint,
     server: Endpoint,
@@ -64,17 +64,17 @@ impl Scene {
     async fn pair(&self) -> (Stream, Stream) {
         let listener = self.server.bind("127.0.0.1:0").await.unwrap();
         let (ours, theirs) = connect(&self.client, &listener).await;
-        assert_eq!(ours.mode().is_smc(), self.way != Way::Tcp);
+        assert_eq!(ours.mode().is_smc(), self.transport != Transport::Tcp);
         (ours, theirs)
     }
 }
 
-fn run<F: Future<Output = ()>>(on: On, way: Way, scenario: impl FnOnce(Scene) -> F) {
-    let world = World::new(on, way.is_mapped());
+fn run<F: Future<Output = ()>>(on: On, transport: Transport, scenario: impl FnOnce(Scene) -> F) {
+    let world = World::new(on, transport.is_mapped());
     on.run(async {
-        let (client, server) = (way.endpoint(&world), way.endpoint(&world));
+        let (client, server) = (transport.endpoint(&world), transport.endpoint(&world));
         let scene = Scene {
-            way,
+            transport,
             world,
             client,
             server,
@@ -83,23 +83,23 @@ fn run<F: Future<Output = ()>>(on: On, way: Way, scenario: impl FnOnce(Scene) ->
     });
 }
 
-macro_rules! in_all_ways {
+macro_rules! on_all_transports {
     ($($name:ident)+) => {
         $( mod $name {
-            use super::{On, Way, run};
+            use super::{On, Transport, run};
 
-            #[test] fn mapped() { run(On::Smol, Way::Mapped, super::$name); }
-            #[test] fn mapped_trusted() { run(On::Smol, Way::MappedTrusted, super::$name); }
-            #[test] fn moved() { run(On::Smol, Way::Moved, super::$name); }
-            #[test] fn moved_trusted() { run(On::Tokio, Way::MovedTrusted, super::$name); }
-            #[test] fn tcp() { run(On::Smol, Way::Tcp, super::$name); }
-            #[test] fn tcp_on_tokio() { run(On::Tokio, Way::Tcp, super::$name); }
-            #[test] fn mapped_trusted_on_tokio() { run(On::Tokio, Way::MappedTrusted, super::$name); }
+            #[test] fn mapped() { run(On::Smol, Transport::Mapped, super::$name); }
+            #[test] fn mapped_trusted() { run(On::Smol, Transport::MappedTrusted, super::$name); }
+            #[test] fn moved() { run(On::Smol, Transport::Moved, super::$name); }
+            #[test] fn moved_trusted() { run(On::Tokio, Transport::MovedTrusted, super::$name); }
+            #[test] fn tcp() { run(On::Smol, Transport::Tcp, super::$name); }
+            #[test] fn tcp_on_tokio() { run(On::Tokio, Transport::Tcp, super::$name); }
+            #[test] fn mapped_trusted_on_tokio() { run(On::Tokio, Transport::MappedTrusted, super::$name); }
         } )+
     };
 }
 
-in_all_ways! {
+on_all_transports! {
     a_long_stream_by_reservations_and_guards
     only_what_is_committed_goes_out
     misuse_is_refused_and_sends_nothing
@@ -112,8 +112,8 @@ in_all_ways! {
     the_oldest_guard_holds_the_writer_back
     ends_and_errors
     a_reservation_that_waits_can_be_dropped
-    halves_have_it_too
-    guards_of_a_closed_stream_say_nothing_to_the_next
+    split_halves_reserve_and_read_guards
+    guards_of_a_closed_stream_do_not_affect_the_next
     consuming_more_than_was_shown_takes_what_was_shown
     wrong_amounts_consumed_beside_a_guard_leave_it_as_it_is
     records_of_an_exact_length_are_never_cut
@@ -126,7 +126,7 @@ in_all_ways! {
 async fn a_long_stream_by_reservations_and_guards(scene: Scene) {
     const LEN: usize = 1_000_000;
     let (mut writer, mut reader) = scene.pair().await;
-    let way = scene.way;
+    let transport = scene.transport;
     let writing = async {
         let mut rng = Rng::new(1);
         let mut at = 0;
@@ -152,7 +152,7 @@ async fn a_long_stream_by_reservations_and_guards(scene: Scene) {
     };
     let reading = async {
         let mut rng = Rng::new(2);
-        let (mut at, mut held) = (0, Vec::new());
+        let (mut at, mut guards) = (0, Vec::new());
         loop {
             let max = rng.between(1, 3_000);
             let guard = reader.read_guard(max).await.unwrap();
@@ -160,20 +160,20 @@ async fn a_long_stream_by_reservations_and_guards(scene: Scene) {
                 break;
             }
             assert!(guard.len() <= max);
-            assert_eq!(guard.is_in_place(), way.is_trusted());
-            held.push((at, guard));
-            at += held[held.len() - 1].1.len();
+            assert_eq!(guard.is_in_place(), transport.is_trusted());
+            guards.push((at, guard));
+            at += guards[guards.len() - 1].1.len();
             // The ring has 16 KiB, so that four of these never fill it.
-            while held.len() > 3 || held.first().is_some_and(|(start, _)| at - start > 9_000) {
-                let is_old = at - held[0].0 > 9_000;
-                let index = if is_old { 0 } else { rng.below(held.len()) };
-                let (start, guard) = held.swap_remove(index);
-                held.sort_by_key(|(start, _)| *start);
+            while guards.len() > 3 || guards.first().is_some_and(|(start, _)| at - start > 9_000) {
+                let is_old = at - guards[0].0 > 9_000;
+                let index = if is_old { 0 } else { rng.below(guards.len()) };
+                let (start, guard) = guards.swap_remove(index);
+                guards.sort_by_key(|(start, _)| *start);
                 check(start, &guard);
             }
         }
         assert_eq!(at, LEN);
-        for (start, guard) in held {
+        for (start, guard) in guards {
             check(start, &guard);
         }
     };
@@ -183,7 +183,7 @@ async fn a_long_stream_by_reservations_and_guards(scene: Scene) {
 async fn only_what_is_committed_goes_out(scene: Scene) {
     let (mut writer, mut reader) = scene.pair().await;
     let mut space = writer.reserve(100).await.unwrap();
-    assert_eq!(space.is_in_place(), scene.way.is_mapped());
+    assert_eq!(space.is_in_place(), scene.transport.is_mapped());
     space.write_all(b"never sent").unwrap();
     drop(space);
     let mut space = writer.reserve(100).await.unwrap();
@@ -242,7 +242,7 @@ async fn a_slice_shows_what_was_written_before(scene: Scene) {
     assert_eq!(space.as_mut_slice(), b"hello world");
     assert_eq!(
         space.is_in_place(),
-        scene.way == Way::MappedTrusted,
+        scene.transport == Transport::MappedTrusted,
         "memory that a peer may write is no slice"
     );
     space.as_mut_slice()[0] = b'j';
@@ -264,14 +264,14 @@ async fn guards_and_other_reads_in_turn(scene: Scene) {
     };
     let reading = async {
         let mut rng = Rng::new(3);
-        let (mut at, mut held) = (0, Vec::new());
+        let (mut at, mut guards) = (0, Vec::new());
         loop {
             let start = at;
             match rng.below(3) {
                 0 => {
                     let guard = reader.read_guard(rng.between(1, 500)).await.unwrap();
                     at += guard.len();
-                    held.push((start, guard));
+                    guards.push((start, guard));
                 }
                 1 => {
                     let mut buf = vec![0; rng.between(1, 500)];
@@ -287,12 +287,12 @@ async fn guards_and_other_reads_in_turn(scene: Scene) {
                     at += count;
                 }
             }
-            if held.len() > 5 {
-                let (start, guard) = held.swap_remove(rng.below(5));
+            if guards.len() > 5 {
+                let (start, guard) = guards.swap_remove(rng.below(5));
                 check(start, &guard);
             }
             // What is read beyond the oldest must fit the ring.
-            held.retain(|(start, _)| at - start < 8_000);
+            guards.retain(|(start, _)| at - start < 8_000);
             if start == at {
                 break;
             }
@@ -328,24 +328,24 @@ async fn guards_outlive_everything(scene: Scene) {
     let (mut writer, mut reader) = scene.pair().await;
     let data: Vec<u8> = (0..5_000).map(pattern).collect();
     writer.write_all(&data).await.unwrap();
-    let mut held = Vec::new();
+    let mut guards = Vec::new();
     let mut at = 0;
     while at < data.len() {
         let guard = reader.read_guard(700).await.unwrap();
         at += guard.len();
-        held.push((at - guard.len(), guard));
+        guards.push((at - guard.len(), guard));
     }
     drop((writer, reader));
     // Connections that would use the buffer again.
     for _ in 0..5 {
         let (mut ours, mut theirs) = scene.pair().await;
         ours.write_all(&[0xff; 10_000]).await.unwrap();
-        let mut heard = [0; 10_000];
-        theirs.read_exact(&mut heard).await.unwrap();
+        let mut received = [0; 10_000];
+        theirs.read_exact(&mut received).await.unwrap();
     }
     let Scene { client, server, .. } = scene;
     drop((client, server));
-    for (start, guard) in held {
+    for (start, guard) in guards {
         check(start, &guard);
     }
 }
@@ -366,7 +366,7 @@ async fn bytes_released_on_a_thread_let_the_writer_go_on(scene: Scene) {
             }
             let (start, bytes) = (at, guard.into_bytes());
             at += bytes.len();
-            // Whoever waits for more does not hold them any longer than that thread.
+            // They are released by that thread.
             thread::spawn(move || check(start, &bytes));
         }
         assert_eq!(at, all.len());
@@ -390,7 +390,7 @@ async fn the_oldest_guard_holds_the_writer_back(scene: Scene) {
     let middle = reader.read_guard(ring / 2).await.unwrap();
     let mut rest = vec![0; ring - 10 - middle.len()];
     reader.read_exact(&mut rest).await.unwrap();
-    if !scene.way.is_trusted() {
+    if !scene.transport.is_trusted() {
         assert!(!waits(&writer), "copies hold nothing back");
         return;
     }
@@ -399,7 +399,7 @@ async fn the_oldest_guard_holds_the_writer_back(scene: Scene) {
     assert!(waits(&writer));
     let written = zip(writer.write_all(&[2; 100]), async { drop(oldest) }).await;
     written.0.unwrap();
-    // A writer that waits hears of any space, however little a guard has given back.
+    // A writer that waits is woken for any space, however little a guard has released.
     writer.write_all(&vec![3; ring - 100]).await.unwrap();
     assert!(waits(&writer));
     let one = reader.read_guard(1).await.unwrap();
@@ -429,7 +429,7 @@ async fn ends_and_errors(scene: Scene) {
     space.write_all(b"lost").unwrap();
     let mut sent = space.commit(4).await;
     // TCP takes a while to notice.
-    while sent.is_ok() && scene.way == Way::Tcp {
+    while sent.is_ok() && scene.transport == Transport::Tcp {
         sent = try_send(&mut writer).await;
     }
     let kind = sent.unwrap_err().kind();
@@ -466,7 +466,7 @@ async fn a_reservation_that_waits_can_be_dropped(scene: Scene) {
     assert_eq!(&more, b"more");
 }
 
-async fn halves_have_it_too(scene: Scene) {
+async fn split_halves_reserve_and_read_guards(scene: Scene) {
     let (mut writer, mut reader) = scene.pair().await;
     {
         let (_, mut write) = Stream::split(&mut writer);
@@ -490,7 +490,7 @@ async fn halves_have_it_too(scene: Scene) {
     assert_eq!(&*read.read_guard(10).await.unwrap(), b"two");
 }
 
-async fn guards_of_a_closed_stream_say_nothing_to_the_next(scene: Scene) {
+async fn guards_of_a_closed_stream_do_not_affect_the_next(scene: Scene) {
     for round in 0..20 {
         let (mut writer, mut reader) = scene.pair().await;
         writer.write_all(&[round; 9_000]).await.unwrap();
@@ -586,7 +586,7 @@ async fn wrong_amounts_consumed_beside_a_guard_leave_it_as_it_is(scene: Scene) {
 async fn records_of_an_exact_length_are_never_cut(scene: Scene) {
     const LEN: usize = 1_000_000;
     let (mut writer, mut reader) = scene.pair().await;
-    let is_mapped = scene.way.is_mapped();
+    let is_mapped = scene.transport.is_mapped();
     let writing = async {
         let mut rng = Rng::new(7);
         let (mut at, mut in_place, mut private) = (0, 0, 0);

@@ -1,6 +1,6 @@
-//! A peer that is killed at a random point: everybody else goes on, nothing hangs, nothing stays.
+//! A peer that is killed at a random point: other peers go on, nothing hangs, nothing stays.
 //!
-//! `SMC_KILL_ROUNDS` says how often, 25 times if not given; `SMC_KILL_SEED` repeats a run.
+//! `SMC_KILL_ROUNDS` is the number of rounds, 25 if not given; `SMC_KILL_SEED` repeats a run.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -30,7 +30,7 @@ fn a_peer_killed_at_random_points() {
     println!("SMC_KILL_SEED={seed} SMC_KILL_ROUNDS={rounds}");
     let dir = tempfile::tempdir().unwrap();
     On::Tokio.run(survive(rounds, seed, dir.path()));
-    // A peer that was killed before it met anybody is nobody's to clean up but the next one's.
+    // The name of a peer that was killed before it connected is removed by the next device.
     drop(
         LoopDevice::builder()
             .domain(Domain::directory(dir.path()))
@@ -71,7 +71,7 @@ async fn survive(rounds: u64, seed: u64, dir: &Path) {
         let delay = Duration::from_micros(random.bits() % 60_000);
         let mut peer = start_peer(&format!("{addr} {}", dir.display()));
         if round % 8 == 0 {
-            // Before it has said anything.
+            // Before it has sent anything.
             peer.kill().unwrap();
         } else {
             wait_until_ready(&mut peer);
@@ -129,7 +129,7 @@ async fn ping(stream: &mut Stream) {
     stream.read_exact(&mut [0; 12]).await.unwrap();
 }
 
-/// The process that is killed: connects, talks, lets go, without end.
+/// The process that is killed: connects, exchanges data, closes, without end.
 async fn be_the_peer(arguments: String) {
     let (addr, dir) = arguments.split_once(' ').unwrap();
     let endpoint = builder(On::Tokio, true, Path::new(dir)).build().unwrap();

@@ -60,9 +60,9 @@ async fn clients_that_came_before_are_plain_tcp(world: World) {
     for word in [b"one", b"two"] {
         let (mut stream, _) = listener.accept().await.unwrap();
         assert!(!stream.mode().is_smc());
-        let mut heard = [0; 3];
-        stream.read_exact(&mut heard).await.unwrap();
-        assert_eq!(&heard, word);
+        let mut received = [0; 3];
+        stream.read_exact(&mut received).await.unwrap();
+        assert_eq!(&received, word);
         stream.write_all(b"yes").await.unwrap();
     }
     let mut answer = [0; 3];

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Helper, PATIENCE, Party, Role};
+use common::{DrivenDevice, Helper, Role, TIMEOUT};
 use futures_lite::future::block_on;
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -46,7 +46,7 @@ fn sink(role: &Role) {
     runtime().block_on(async {
         let endpoint = endpoint(&role.dir);
         let listener = endpoint.bind("127.0.0.1:0").await.unwrap();
-        role.say(listener.local_addr().unwrap());
+        role.send(listener.local_addr().unwrap());
         tokio::spawn(async move {
             loop {
                 let (mut stream, _) = listener.accept().await.unwrap();
@@ -60,15 +60,15 @@ fn sink(role: &Role) {
             name: role.name.clone(),
             dir: role.dir.clone(),
         };
-        let asked = tokio::task::spawn_blocking(move || role.hear());
+        let asked = tokio::task::spawn_blocking(move || role.recv());
         assert_eq!(asked.await.unwrap(), None, "nothing more to do");
     });
 }
 
 /// Serves a long answer to each client that connects, none of which may read it at first.
 fn flood(role: &Role) {
-    let (cgroup, limit) = (role.hear().unwrap(), role.hear().unwrap());
-    let answer: usize = role.hear().unwrap().parse().unwrap();
+    let (cgroup, limit) = (role.recv().unwrap(), role.recv().unwrap());
+    let answer: usize = role.recv().unwrap().parse().unwrap();
     if !cgroup.is_empty() {
         std::fs::write(cgroup, std::process::id().to_string()).unwrap();
     }
@@ -79,7 +79,7 @@ fn flood(role: &Role) {
         }
         let endpoint = builder.build().unwrap();
         let listener = endpoint.bind("127.0.0.1:0").await.unwrap();
-        role.say(listener.local_addr().unwrap());
+        role.send(listener.local_addr().unwrap());
         tokio::spawn(async move {
             let answer: Arc<[u8]> = (0..answer).map(pattern).collect();
             loop {
@@ -96,20 +96,20 @@ fn flood(role: &Role) {
                 name: role.name.clone(),
                 dir: role.dir.clone(),
             };
-            let asked = tokio::task::spawn_blocking(move || asking.hear());
+            let asked = tokio::task::spawn_blocking(move || asking.recv());
             if asked.await.unwrap().is_none() {
                 break;
             }
-            role.say(endpoint.memory().limit());
-            role.say(endpoint.memory().used());
+            role.send(endpoint.memory().limit());
+            role.send(endpoint.memory().used());
         }
     });
 }
 
-/// Connects with a limit on the length of files, and says what came of it.
+/// Connects with a limit on the length of files, and reports the result.
 fn limited(role: &Role) {
-    let addr = role.hear().unwrap();
-    let limit = role.hear().unwrap().parse().unwrap();
+    let addr = role.recv().unwrap();
+    let limit = role.recv().unwrap().parse().unwrap();
     let limits = Rlimit {
         current: Some(limit),
         maximum: getrlimit(Resource::Fsize).maximum,
@@ -124,7 +124,7 @@ fn limited(role: &Role) {
         let mut stream = endpoint.connect(&*addr).await.unwrap();
         stream.write_all(&[1; 1000]).await.unwrap();
         let ring = endpoint.connections().first().map(|conn| conn.recv_buffer);
-        role.say(match ring {
+        role.send(match ring {
             Some(len) => format!("smc {len}"),
             None => "tcp".to_owned(),
         });
@@ -142,7 +142,7 @@ fn endpoint(dir: &Path) -> Endpoint {
 
 /// Bytes that the memory files hold which these processes have mapped. `None` where a process may
 /// not look at them.
-fn held(processes: &[u32]) -> Option<u64> {
+fn resident(processes: &[u32]) -> Option<u64> {
     let mut files = HashMap::new();
     for process in processes {
         let maps = std::fs::read_to_string(format!("/proc/{process}/maps")).unwrap();
@@ -159,31 +159,34 @@ fn held(processes: &[u32]) -> Option<u64> {
     Some(files.values().sum())
 }
 
-fn held_here() -> Option<u64> {
-    let held = held(&[std::process::id()]);
-    if held.is_none() {
+fn resident_here() -> Option<u64> {
+    let resident = resident(&[std::process::id()]);
+    if resident.is_none() {
         println!("skipped: this user may not look at mapped files");
     }
-    held
+    resident
 }
 
 /// Waits until memory files hold at most so much, while `drive` does what drivers do.
 fn wait_for(processes: &[u32], most: u64, drive: impl Fn()) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         drive();
-        let held = held(processes).unwrap();
-        if held <= most {
+        let resident = resident(processes).unwrap();
+        if resident <= most {
             return;
         }
-        assert!(Instant::now() < deadline, "{held} bytes instead of {most}");
+        assert!(
+            Instant::now() < deadline,
+            "{resident} bytes instead of {most}"
+        );
         thread::sleep(Duration::from_millis(1));
     }
 }
 
 struct Pair {
-    ours: Party,
-    theirs: Party,
+    ours: DrivenDevice,
+    theirs: DrivenDevice,
     _dir: TempDir,
 }
 
@@ -191,8 +194,8 @@ impl Pair {
     fn new() -> Self {
         let dir = TempDir::new().unwrap();
         Self {
-            ours: Party::in_dir(dir.path()),
-            theirs: Party::in_dir(dir.path()),
+            ours: DrivenDevice::in_dir(dir.path()),
+            theirs: DrivenDevice::in_dir(dir.path()),
             _dir: dir,
         }
     }
@@ -206,15 +209,15 @@ impl Pair {
     }
 
     fn drive(&self) {
-        for party in [&self.ours, &self.theirs] {
-            party.drain();
+        for device in [&self.ours, &self.theirs] {
+            device.drain();
             party.device_arm();
-            party.drain();
+            device.drain();
         }
     }
 
     fn wait_for(&self, buffers: u64) {
-        let most = buffers * POOLED + BELLS;
+        let most = buffers * POOLED + SIGNAL_PAGES;
         wait_for(&[std::process::id()], most, || self.drive());
     }
 }
@@ -230,12 +233,12 @@ fn alone() -> std::sync::MutexGuard<'static, ()> {
 #[test]
 fn pages_of_a_dropped_buffer_are_given_back_when_the_peer_lets_go_first() {
     let _alone = alone();
-    if held_here().is_none() {
+    if resident_here().is_none() {
         return;
     }
     let pair = Pair::new();
     let (dmbs, attached): (Vec<_>, Vec<_>) = (0..20).map(|_| pair.written()).unzip();
-    assert!(held_here().unwrap() >= 20 * LONG as u64);
+    assert!(resident_here().unwrap() >= 20 * LONG as u64);
     drop(attached);
     drop(dmbs);
     pair.wait_for(20);
@@ -244,7 +247,7 @@ fn pages_of_a_dropped_buffer_are_given_back_when_the_peer_lets_go_first() {
 #[test]
 fn pages_of_a_dropped_buffer_are_given_back_when_the_peer_lets_go_last() {
     let _alone = alone();
-    if held_here().is_none() {
+    if resident_here().is_none() {
         return;
     }
     let pair = Pair::new();
@@ -257,7 +260,7 @@ fn pages_of_a_dropped_buffer_are_given_back_when_the_peer_lets_go_last() {
 #[test]
 fn a_driver_that_sleeps_is_woken_to_give_pages_back() {
     let _alone = alone();
-    if held_here().is_none() {
+    if resident_here().is_none() {
         return;
     }
     let pair = Pair::new();
@@ -265,15 +268,15 @@ fn a_driver_that_sleeps_is_woken_to_give_pages_back() {
     drop(dmb);
     pair.drive();
     drop(attached);
-    assert!(pair.ours.park(PATIENCE), "not woken");
+    assert!(pair.ours.park(TIMEOUT), "not woken");
     pair.ours.drain();
-    assert!(held_here().unwrap() <= POOLED + BELLS);
+    assert!(resident_here().unwrap() <= POOLED + SIGNAL_PAGES);
 }
 
 #[test]
 fn pages_are_given_back_after_the_last_of_several_attachments() {
     let _alone = alone();
-    if held_here().is_none() {
+    if resident_here().is_none() {
         return;
     }
     let pair = Pair::new();
@@ -283,7 +286,7 @@ fn pages_are_given_back_after_the_last_of_several_attachments() {
     drop(first);
     pair.drive();
     second.region().copy_in(LONG - 3, b"end").unwrap();
-    assert!(held_here().unwrap() >= LONG as u64);
+    assert!(resident_here().unwrap() >= LONG as u64);
     drop(second);
     pair.wait_for(1);
 }
@@ -291,7 +294,7 @@ fn pages_are_given_back_after_the_last_of_several_attachments() {
 #[test]
 fn a_region_that_outlives_its_buffer_keeps_its_bytes_and_then_gives_its_pages_back() {
     let _alone = alone();
-    if held_here().is_none() {
+    if resident_here().is_none() {
         return;
     }
     let pair = Pair::new();
@@ -308,14 +311,14 @@ fn a_region_that_outlives_its_buffer_keeps_its_bytes_and_then_gives_its_pages_ba
 }
 
 #[test]
-fn memory_of_a_crowd_of_connections_is_back_in_the_system_after_they_are_closed() {
+fn memory_of_many_connections_is_back_in_the_system_after_they_are_closed() {
     let _alone = alone();
-    if held_here().is_none() {
+    if resident_here().is_none() {
         return;
     }
     let dir = TempDir::new().unwrap();
     let mut server = Helper::start("sink", dir.path());
-    let addr = server.hear();
+    let addr = server.recv();
     let processes = [std::process::id(), server.id()];
     runtime().block_on(async {
         let endpoint = endpoint(dir.path());
@@ -325,13 +328,16 @@ fn memory_of_a_crowd_of_connections_is_back_in_the_system_after_they_are_closed(
             stream.write_all(&vec![1; 2 * LONG]).await.unwrap();
             open.push(stream);
         }
-        assert!(held(&processes).unwrap() >= 50 * LONG as u64);
+        assert!(resident(&processes).unwrap() >= 50 * LONG as u64);
         drop(open);
-        let most = 2 * 50 * POOLED + BELLS;
-        let deadline = Instant::now() + PATIENCE;
-        while held(&processes).unwrap() > most {
-            let held = held(&processes).unwrap();
-            assert!(Instant::now() < deadline, "{held} bytes instead of {most}");
+        let most = 2 * 50 * POOLED + SIGNAL_PAGES;
+        let deadline = Instant::now() + TIMEOUT;
+        while resident(&processes).unwrap() > most {
+            let resident = resident(&processes).unwrap();
+            assert!(
+                Instant::now() < deadline,
+                "{resident} bytes instead of {most}"
+            );
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     });
@@ -341,7 +347,7 @@ fn memory_of_a_crowd_of_connections_is_back_in_the_system_after_they_are_closed(
 #[test]
 fn pages_that_were_read_are_given_back_though_the_peer_takes_its_cursor_back() {
     let _alone = alone();
-    if held_here().is_none() {
+    if resident_here().is_none() {
         return;
     }
     let world = World::new(On::Smol, false);
@@ -379,14 +385,17 @@ fn pages_that_were_read_are_given_back_though_the_peer_takes_its_cursor_back() {
         show(Cursor { wrap: 0, count });
         let mut data = vec![0; count as usize];
         theirs.read_exact(&mut data).await.unwrap();
-        assert!(held_here().unwrap() >= u64::from(count));
+        assert!(resident_here().unwrap() >= u64::from(count));
         show(Cursor::START);
         drop((ours, theirs));
-        let deadline = Instant::now() + PATIENCE;
-        let most = 2 * POOLED + BELLS;
-        while held_here().unwrap() > most {
-            let held = held_here().unwrap();
-            assert!(Instant::now() < deadline, "{held} bytes instead of {most}");
+        let deadline = Instant::now() + TIMEOUT;
+        let most = 2 * POOLED + SIGNAL_PAGES;
+        while resident_here().unwrap() > most {
+            let resident = resident_here().unwrap();
+            assert!(
+                Instant::now() < deadline,
+                "{resident} bytes instead of {most}"
+            );
             async_io::Timer::after(Duration::from_millis(5)).await;
         }
     });
@@ -396,9 +405,9 @@ fn connected_with_file_size_limit(bytes: u64) -> String {
     let dir = TempDir::new().unwrap();
     let mut server = Helper::start("sink", dir.path());
     let mut client = Helper::start("limited", dir.path());
-    client.tell(server.hear());
-    client.tell(bytes);
-    let outcome = client.hear();
+    client.send(server.recv());
+    client.send(bytes);
+    let outcome = client.recv();
     client.finish();
     server.finish();
     outcome
@@ -476,18 +485,18 @@ struct Flood {
     limit: usize,
     used: usize,
     used_after: usize,
-    /// What memory files held when all were connected.
-    held: Option<u64>,
+    /// What memory files resident when all were connected.
+    resident: Option<u64>,
 }
 
 impl Flood {
     fn run(cgroup: Option<&Cgroup>, limit: Option<usize>, answer: usize) -> Self {
         let dir = TempDir::new().unwrap();
         let mut server = Helper::start("flood", dir.path());
-        server.tell(cgroup.map(Cgroup::procs).unwrap_or_default());
-        server.tell(limit.map(|bytes| bytes.to_string()).unwrap_or_default());
-        server.tell(answer);
-        let addr = server.hear();
+        server.send(cgroup.map(Cgroup::procs).unwrap_or_default());
+        server.send(limit.map(|bytes| bytes.to_string()).unwrap_or_default());
+        server.send(answer);
+        let addr = server.recv();
         let flood = runtime().block_on(async {
             let endpoint = endpoint(dir.path());
             let answer: Vec<u8> = (0..answer).map(pattern).collect();
@@ -507,9 +516,9 @@ impl Flood {
                 mode => panic!("{mode}"),
             });
             let sizes: Vec<_> = sizes.collect();
-            server.tell("how much");
-            let (limit, used) = (server.hear(), server.hear());
-            let held = held(&[std::process::id(), server.id()]);
+            server.send("how much");
+            let (limit, used) = (server.recv(), server.recv());
+            let resident = resident(&[std::process::id(), server.id()]);
             for stream in &mut open {
                 let mut got = Vec::new();
                 stream.read_to_end(&mut got).await.unwrap();
@@ -523,7 +532,7 @@ impl Flood {
                 limit: limit.parse().unwrap(),
                 used: used.parse().unwrap(),
                 used_after,
-                held,
+                resident,
             }
         });
         server.finish();
@@ -533,10 +542,10 @@ impl Flood {
 
 /// What the server uses when connections have ended.
 async fn settled_use(server: &mut Helper) -> usize {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
-        server.tell("how much");
-        let (_, used) = (server.hear(), server.hear());
+        server.send("how much");
+        let (_, used) = (server.recv(), server.recv());
         let used = used.parse().unwrap();
         if used <= POOLS || Instant::now() > deadline {
             return used;
@@ -556,8 +565,8 @@ fn a_memory_limit_makes_buffers_smaller_and_then_leaves_tcp() {
     let (largest, smallest) = (flood.sizes.iter().max(), flood.sizes.iter().min());
     assert!(largest > smallest, "{:?}", flood.sizes);
     assert!(flood.used_after <= POOLS, "{} bytes", flood.used_after);
-    match flood.held {
-        Some(held) => assert!(held <= limit as u64, "{held} bytes"),
+    match flood.resident {
+        Some(resident) => assert!(resident <= limit as u64, "{resident} bytes"),
         None => println!("skipped: this user may not look at mapped files"),
     }
 }
@@ -584,10 +593,10 @@ fn a_server_in_a_small_container_lives_through_a_flood() {
     assert!(largest > smallest, "{:?}", flood.sizes);
 }
 
-/// What is kept of a hundred buffers on either side, and of the bells.
+/// The pooled bytes of a hundred buffers on either side, and of the signal pages.
 const POOLS: usize = 2 * 100 * (1 << 16) + (1 << 18);
 const LONG: usize = 4 << 20;
-/// What is kept of an unused buffer.
+/// The resident bytes of an unused buffer.
 const POOLED: u64 = 1 << 16;
-/// Pages of the bells of two devices.
-const BELLS: u64 = 1 << 18;
+/// Pages of the signal pages of two devices.
+const SIGNAL_PAGES: u64 = 1 << 18;

@@ -6,7 +6,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Helper, Party, Role, names, socket_name};
+use common::{DrivenDevice, Helper, Role, names, socket_name};
 use smc_core::Domain;
 use smc_core::device::Event;
 use smc_core::mem::sync::Ordering;
@@ -30,39 +30,39 @@ fn helper_process() {
 
 /// Answers every word with the next number.
 fn echo(role: &Role, nocopy: bool) {
-    let party = Party::new(
+    let device = DrivenDevice::new(
         LoopDevice::builder()
             .domain(Domain::directory(&role.dir))
             .nocopy(nocopy),
     );
-    role.say(party.gid());
-    let peer = role.hear_gid();
-    let theirs = role.hear_token();
-    let dmb = party.register(peer);
-    role.say(dmb.token().0);
-    let attached = nocopy.then(|| party.attach(peer, theirs));
+    role.send(device.gid());
+    let peer = role.recv_gid();
+    let theirs = role.recv_token();
+    let dmb = device.register(peer);
+    role.send(dmb.token().0);
+    let attached = nocopy.then(|| device.attach(peer, theirs));
     let mut last = 0;
     while last < ROUNDS {
-        last = party.wait_word(&*dmb, PRODUCER, last);
+        last = device.wait_word(&*dmb, PRODUCER, last);
         let answer = (last + 1_000_000).to_ne_bytes();
         match &attached {
             Some(attached) => {
                 attached.region().copy_in(PRODUCER, &answer).unwrap();
                 attached.signal().unwrap();
             }
-            None => party.write(theirs, 8, &answer).unwrap(),
+            None => device.write(theirs, 8, &answer).unwrap(),
         }
     }
-    assert_eq!(role.hear(), None, "nothing more to do");
+    assert_eq!(role.recv(), None, "nothing more to do");
 }
 
-/// Has a device and a buffer for whoever asks.
+/// Has a device, and a buffer for each request.
 fn idle(role: &Role) {
-    let party = Party::in_dir(&role.dir);
-    role.say(party.gid());
-    while let Some(line) = role.hear() {
-        let dmb = party.register(line.parse().unwrap());
-        role.say(dmb.token().0);
+    let device = DrivenDevice::in_dir(&role.dir);
+    role.send(device.gid());
+    while let Some(line) = role.recv() {
+        let dmb = device.register(line.parse().unwrap());
+        role.send(dmb.token().0);
         // Kept until the process ends.
         std::mem::forget(dmb);
     }
@@ -70,18 +70,18 @@ fn idle(role: &Role) {
 
 fn ping_pong(role: &str, nocopy: bool) {
     let dir = TempDir::new().unwrap();
-    let party = Party::new(
+    let device = DrivenDevice::new(
         LoopDevice::builder()
             .domain(Domain::directory(dir.path()))
             .nocopy(nocopy),
     );
     let mut helper = Helper::start(role, dir.path());
-    let peer = helper.hear_gid();
-    let dmb = party.register(peer);
-    helper.tell(party.gid());
-    helper.tell(dmb.token().0);
-    let theirs = helper.hear_token();
-    let attached = nocopy.then(|| party.attach(peer, theirs));
+    let peer = helper.recv_gid();
+    let dmb = device.register(peer);
+    helper.send(device.gid());
+    helper.send(dmb.token().0);
+    let theirs = helper.recv_token();
+    let attached = nocopy.then(|| device.attach(peer, theirs));
     let mut last = 0;
     for round in 1..=ROUNDS {
         match &attached {
@@ -92,14 +92,14 @@ fn ping_pong(role: &str, nocopy: bool) {
                     .unwrap();
                 attached.signal().unwrap();
             }
-            None => party.write(theirs, 8, &round.to_ne_bytes()).unwrap(),
+            None => device.write(theirs, 8, &round.to_ne_bytes()).unwrap(),
         }
-        last = party.wait_word(&*dmb, PRODUCER, last);
+        last = device.wait_word(&*dmb, PRODUCER, last);
         assert_eq!(last, round + 1_000_000);
     }
     helper.finish();
-    party.wait(Event::PeerGone(peer));
-    party.wait_names(dir.path(), &[socket_name(party.gid())]);
+    device.wait(Event::PeerGone(peer));
+    device.wait_names(dir.path(), &[socket_name(device.gid())]);
 }
 
 #[test]
@@ -113,19 +113,19 @@ fn processes_move_data_by_copy() {
 }
 
 #[test]
-fn sockets_of_the_dead_are_swept_and_those_of_the_living_are_not() {
+fn sockets_of_ended_processes_are_removed_and_others_are_not() {
     let dir = TempDir::new().unwrap();
     let mut dead = Helper::start("idle", dir.path());
-    let dead_gid = dead.hear_gid();
+    let dead_gid = dead.recv_gid();
     dead.kill();
     assert_eq!(names(dir.path()), [socket_name(dead_gid)]);
-    let living = Party::in_dir(dir.path());
+    let living = DrivenDevice::in_dir(dir.path());
     assert_eq!(names(dir.path()), [socket_name(living.gid())]);
-    let other = Party::in_dir(dir.path());
+    let other = DrivenDevice::in_dir(dir.path());
     assert_eq!(names(dir.path()).len(), 2);
     assert!(
         !living.park(Duration::from_millis(20)),
-        "the sweep does not disturb the living"
+        "the sweep does not disturb live devices"
     );
     drop((living, other));
     assert!(names(dir.path()).is_empty());

@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use common::{
-    Helper, LEN, Party, Role, memory_mappings, names, open_descriptors, socket_name,
+    DrivenDevice, Helper, LEN, Role, memory_mappings, names, open_descriptors, socket_name,
     wait_descriptors,
 };
 use futures_lite::future::{block_on, poll_once};
@@ -29,13 +29,13 @@ fn helper_process() {
     }
 }
 
-/// Has a device and a buffer for whoever asks.
+/// Has a device, and a buffer for each request.
 fn idle(role: &Role) {
-    let party = Party::in_dir(&role.dir);
-    role.say(party.gid());
-    while let Some(line) = role.hear() {
-        let dmb = party.register(line.parse().unwrap());
-        role.say(dmb.token().0);
+    let device = DrivenDevice::in_dir(&role.dir);
+    role.send(device.gid());
+    while let Some(line) = role.recv() {
+        let dmb = device.register(line.parse().unwrap());
+        role.send(dmb.token().0);
         // Kept until the process ends.
         std::mem::forget(dmb);
     }
@@ -43,22 +43,22 @@ fn idle(role: &Role) {
 
 /// Registers, drops and writes buffers until it is killed.
 fn busy(role: &Role) {
-    let party = Party::new(
+    let device = DrivenDevice::new(
         LoopDevice::builder()
             .domain(Domain::directory(&role.dir))
             .pool(2, 1 << 20),
     );
-    role.say(party.gid());
-    let (peer, token) = (role.hear_gid(), role.hear_token());
-    let attached = party.attach(peer, token);
-    role.say("busy");
+    role.send(device.gid());
+    let (peer, token) = (role.recv_gid(), role.recv_token());
+    let attached = device.attach(peer, token);
+    role.send("busy");
     let mut kept = Vec::new();
     loop {
-        kept.push(party.register(peer));
+        kept.push(device.register(peer));
         kept.truncate(5);
         attached.region().copy_in(0, &[7; LEN]).unwrap();
         attached.signal().unwrap();
-        party.drain();
+        device.drain();
         if kept.len() == 5 {
             kept.clear();
         }
@@ -75,24 +75,24 @@ fn alone() -> MutexGuard<'static, ()> {
 fn a_killed_peer_is_noticed_and_leaves_nothing() {
     let _alone = alone();
     let dir = TempDir::new().unwrap();
-    let party = Party::in_dir(dir.path());
+    let device = DrivenDevice::in_dir(dir.path());
     let mut helper = Helper::start("idle", dir.path());
-    let peer = helper.hear_gid();
-    let dmb = party.register(peer);
-    helper.tell(party.gid());
-    let theirs = helper.hear_token();
-    let attached = party.attach(peer, theirs);
+    let peer = helper.recv_gid();
+    let dmb = device.register(peer);
+    helper.send(device.gid());
+    let theirs = helper.recv_token();
+    let attached = device.attach(peer, theirs);
     let descriptors = open_descriptors();
     helper.kill();
 
-    party.wait(Event::PeerGone(peer));
+    device.wait(Event::PeerGone(peer));
     assert!(
-        !party.wait_within(Duration::from_millis(20), |_| true),
-        "said once"
+        !device.wait_within(Duration::from_millis(20), |_| true),
+        "reported once"
     );
-    party.wait_names(dir.path(), &[socket_name(party.gid())]);
+    device.wait_names(dir.path(), &[socket_name(device.gid())]);
     assert_eq!(attached.signal(), Err(SubmitError::PeerGone));
-    assert_eq!(party.write(theirs, 0, b"x"), Err(SubmitError::PeerGone));
+    assert_eq!(device.write(theirs, 0, b"x"), Err(SubmitError::PeerGone));
     attached.region().copy_in(0, b"still mapped").unwrap();
     dmb.region().copy_in(0, b"still ours").unwrap();
     let again = block_on(party.device.register(peer, LEN));
@@ -110,24 +110,24 @@ fn a_killed_peer_is_noticed_and_leaves_nothing() {
 fn a_peer_may_be_killed_at_any_moment() {
     let _alone = alone();
     let dir = TempDir::new().unwrap();
-    let party = Party::in_dir(dir.path());
+    let device = DrivenDevice::in_dir(dir.path());
     let before = open_descriptors();
     for round in 0..20 {
         let mut helper = Helper::start("busy", dir.path());
-        let peer = helper.hear_gid();
-        let dmb = party.register(peer);
-        helper.tell(party.gid());
-        helper.tell(dmb.token().0);
-        helper.hear();
+        let peer = helper.recv_gid();
+        let dmb = device.register(peer);
+        helper.send(device.gid());
+        helper.send(dmb.token().0);
+        helper.recv();
         dmb.arm();
-        party.wait_within(Duration::from_micros(round * 150), |event| {
+        device.wait_within(Duration::from_micros(round * 150), |event| {
             dmb.arm();
             matches!(event, Event::PeerGone(_))
         });
         helper.kill();
-        party.wait(Event::PeerGone(peer));
+        device.wait(Event::PeerGone(peer));
         drop(dmb);
-        party.wait_names(dir.path(), &[socket_name(party.gid())]);
+        device.wait_names(dir.path(), &[socket_name(device.gid())]);
         wait_descriptors(before);
         assert_eq!(memory_mappings(), 0);
     }
@@ -139,7 +139,10 @@ fn thousands_of_buffers_leave_no_trace() {
     let _alone = alone();
     let dir = TempDir::new().unwrap();
     let start = open_descriptors();
-    let (ours, theirs) = (Party::in_dir(dir.path()), Party::in_dir(dir.path()));
+    let (ours, theirs) = (
+        DrivenDevice::in_dir(dir.path()),
+        DrivenDevice::in_dir(dir.path()),
+    );
     let cycle = |count: usize| {
         for _ in 0..count {
             let dmb = ours.register(theirs.gid());
@@ -165,10 +168,13 @@ fn thousands_of_buffers_leave_no_trace() {
 }
 
 #[test]
-fn buffers_that_nobody_attaches_leave_no_trace() {
+fn buffers_without_attachment_leave_no_trace() {
     let _alone = alone();
     let dir = TempDir::new().unwrap();
-    let (ours, theirs) = (Party::in_dir(dir.path()), Party::in_dir(dir.path()));
+    let (ours, theirs) = (
+        DrivenDevice::in_dir(dir.path()),
+        DrivenDevice::in_dir(dir.path()),
+    );
     drop(ours.register(theirs.gid()));
     theirs.drain();
     let (descriptors, mappings) = (open_descriptors(), memory_mappings());
@@ -183,14 +189,14 @@ fn buffers_that_nobody_attaches_leave_no_trace() {
 fn many_buffers_at_once_take_no_descriptors_and_are_given_back() {
     let _alone = alone();
     let dir = TempDir::new().unwrap();
-    let party = || {
-        Party::new(
+    let device = || {
+        DrivenDevice::new(
             LoopDevice::builder()
                 .domain(Domain::directory(dir.path()))
                 .pool(10, 1 << 20),
         )
     };
-    let (ours, theirs) = (party(), party());
+    let (ours, theirs) = (device(), device());
     drop(theirs.attach(ours.gid(), ours.register(theirs.gid()).token()));
     ours.drain();
     let descriptors = open_descriptors();
@@ -203,7 +209,7 @@ fn many_buffers_at_once_take_no_descriptors_and_are_given_back() {
     wait_descriptors(descriptors);
     assert!(memory_mappings() >= 2000);
     drop(both);
-    // The peer is told to look, once, and lets go of what is not pooled.
+    // The peer is notified once, and releases what is not pooled.
     assert!(theirs.park(Duration::from_secs(1)));
     theirs.drain();
     assert_eq!(
@@ -217,9 +223,9 @@ fn many_buffers_at_once_take_no_descriptors_and_are_given_back() {
 fn a_stopped_peer_does_not_block_us() {
     let _alone = alone();
     let dir = TempDir::new().unwrap();
-    let party = Party::in_dir(dir.path());
+    let device = DrivenDevice::in_dir(dir.path());
     let mut helper = Helper::start("idle", dir.path());
-    let peer = helper.hear_gid();
+    let peer = helper.recv_gid();
     helper.signal(Kill::STOP);
     let before = open_descriptors();
     // Fill the channel with buffers that the peer does not take.
@@ -240,20 +246,23 @@ fn a_stopped_peer_does_not_block_us() {
     let mut waiting = Box::pin(party.device.register(peer, LEN));
     assert!(block_on(poll_once(&mut waiting)).is_none());
     helper.signal(Kill::CONT);
-    helper.tell(party.gid());
-    helper.hear();
-    // The peer listens whenever it registers or attaches; it does not drain. So it is told again.
+    helper.send(device.gid());
+    helper.recv();
+    // The peer receives whenever it registers or attaches; it does not drain. So it is notified again.
     helper.kill();
-    party.wait(Event::PeerGone(peer));
+    device.wait(Event::PeerGone(peer));
     let end = block_on(poll_once(&mut waiting)).expect("ends with the peer");
     assert!(matches!(end, Err(DeviceError::PeerGone)), "{end:?}");
 }
 
 #[test]
-fn buffers_that_wait_for_room_go_out_when_there_is_some() {
+fn buffers_that_wait_for_channel_space_are_sent_when_there_is_some() {
     let _alone = alone();
     let dir = TempDir::new().unwrap();
-    let (ours, theirs) = (Party::in_dir(dir.path()), Party::in_dir(dir.path()));
+    let (ours, theirs) = (
+        DrivenDevice::in_dir(dir.path()),
+        DrivenDevice::in_dir(dir.path()),
+    );
     let mut dmbs = Vec::new();
     let mut waiting = loop {
         let mut register = Box::pin(ours.device.register(theirs.gid(), LEN));
@@ -267,7 +276,7 @@ fn buffers_that_wait_for_room_go_out_when_there_is_some() {
     assert!(block_on(poll_once(&mut waiting)).is_none());
     theirs.drain();
     ours.drain();
-    let dmb = block_on(poll_once(&mut waiting)).expect("there is room");
+    let dmb = block_on(poll_once(&mut waiting)).expect("there is space");
     dmbs.push(dmb.unwrap());
     for dmb in &dmbs {
         theirs.attach(ours.gid(), dmb.token()).signal().unwrap();

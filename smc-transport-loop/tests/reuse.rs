@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-use common::{LEN, Party, names};
+use common::{DrivenDevice, LEN, names};
 use futures_lite::future::block_on;
 use smc_core::Domain;
 use smc_core::device::{DeviceError, Direct, Dmb, Event, SubmitError};
@@ -16,8 +16,11 @@ use smc_core::mem::Region;
 use smc_transport_loop::LoopDevice;
 use tempfile::TempDir;
 
-fn pair(dir: &TempDir) -> (Party, Party) {
-    (Party::in_dir(dir.path()), Party::in_dir(dir.path()))
+fn pair(dir: &TempDir) -> (DrivenDevice, DrivenDevice) {
+    (
+        DrivenDevice::in_dir(dir.path()),
+        DrivenDevice::in_dir(dir.path()),
+    )
 }
 
 /// Where the memory is mapped; the same place means the same memory.
@@ -64,7 +67,7 @@ fn memory_is_used_again_under_a_fresh_token() {
 }
 
 #[test]
-fn memory_that_somebody_still_holds_is_not_used_again() {
+fn memory_still_in_use_is_not_reused() {
     let dir = TempDir::new().unwrap();
     let (ours, theirs) = pair(&dir);
     // The peer has not detached.
@@ -90,9 +93,9 @@ fn memory_that_somebody_still_holds_is_not_used_again() {
     assert!(is_zero(fifth.region()));
 }
 
-/// The peer lets go later than we do, of what it got first. A few it keeps for long.
+/// The peer releases later than the owner, in order. It keeps a few for long.
 #[test]
-fn a_crowd_finds_the_memory_that_the_peer_has_let_go_of() {
+fn many_buffers_reuse_the_memory_that_the_peer_has_released() {
     let dir = TempDir::new().unwrap();
     let (ours, theirs) = pair(&dir);
     let open = || {
@@ -133,12 +136,12 @@ fn long_buffers_are_zeroed_too() {
 #[test]
 fn without_a_pool_memory_is_given_back() {
     let dir = TempDir::new().unwrap();
-    let ours = Party::new(
+    let ours = DrivenDevice::new(
         LoopDevice::builder()
             .domain(Domain::directory(dir.path()))
             .pool(0, 0),
     );
-    let theirs = Party::in_dir(dir.path());
+    let theirs = DrivenDevice::in_dir(dir.path());
     for _ in 0..100 {
         let dmb = ours.register(theirs.gid());
         let attached = theirs.attach(ours.gid(), dmb.token());
@@ -204,7 +207,7 @@ fn buffers_that_come_and_go_do_not_mix() {
 #[test]
 fn a_device_can_be_its_own_peer() {
     let dir = TempDir::new().unwrap();
-    let device = Party::in_dir(dir.path());
+    let device = DrivenDevice::in_dir(dir.path());
     let own = device.gid();
     let mut places = Vec::new();
     for round in 0_u64..100 {

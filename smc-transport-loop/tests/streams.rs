@@ -29,15 +29,15 @@ scenarios! {
     trying_never_waits
     halves_in_two_tasks
     a_dropped_write_half_shuts_down_unless_forgotten
-    a_slow_reader_holds_the_writer_back
+    a_slow_reader_blocks_the_writer
     readiness_of_either_direction
     shutting_down_reading
     more_connections_join_the_group
     plain_clients_and_smc_clients_on_one_listener
     policies
-    a_peer_that_maps_buffers_and_one_that_does_not_talk
+    a_peer_that_maps_buffers_and_one_that_does_not_exchange_data
     a_write_after_the_own_shutdown_names_it
-    a_stream_says_that_its_own_endpoint_was_shut_down
+    a_stream_reports_that_its_own_endpoint_was_shut_down
     options_of_the_tcp_socket_read_back
 }
 
@@ -64,11 +64,11 @@ async fn echo_of_small_messages(world: World) {
     for i in 0..1000_usize {
         let message = [pattern(i); 14];
         client.write_all(&message).await.unwrap();
-        let mut heard = [0; 14];
-        server.read_exact(&mut heard).await.unwrap();
-        server.write_all(&heard).await.unwrap();
-        client.read_exact(&mut heard).await.unwrap();
-        assert_eq!(heard, message);
+        let mut received = [0; 14];
+        server.read_exact(&mut received).await.unwrap();
+        server.write_all(&received).await.unwrap();
+        client.read_exact(&mut received).await.unwrap();
+        assert_eq!(received, message);
     }
 }
 
@@ -132,7 +132,7 @@ async fn half_close_then_the_answer(world: World) {
 
 async fn dropping_with_unread_data_resets_the_peer(world: World) {
     let (mut client, server) = world.pair().await;
-    client.write_all(b"nobody reads this").await.unwrap();
+    client.write_all(b"never read").await.unwrap();
     drop(server);
     let error = client.read(&mut [0; 8]).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
@@ -149,7 +149,7 @@ async fn dropping_in_order_is_end_of_stream(world: World) {
     client.read_to_end(&mut words).await.unwrap();
     assert_eq!(words, b"the last words");
     assert_eq!(client.read(&mut [0; 8]).await.unwrap(), 0);
-    // Nobody would read what is written now.
+    // What is written now would not be read.
     let error = client.write(b"x").await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);
 }
@@ -297,7 +297,7 @@ async fn a_dropped_write_half_shuts_down_unless_forgotten(world: World) {
     client.read_exact(&mut [0; 9]).await.unwrap();
 }
 
-async fn a_slow_reader_holds_the_writer_back(world: World) {
+async fn a_slow_reader_blocks_the_writer(world: World) {
     const LEN: usize = 5_000_000;
     let (mut client, mut server) = world.pair().await;
     let bytes: Vec<u8> = (0..LEN).map(pattern).collect();
@@ -436,8 +436,8 @@ async fn policies(world: World) {
     // A listener that wants no SMC does not keep clients waiting for an answer.
     let plain_server = world.builder().policy(Policy::Never).build().unwrap();
     let plain_listener = plain_server.bind("127.0.0.1:0").await.unwrap();
-    let patient = world.builder().handshake_timeout(Duration::from_secs(3600));
-    let (stream, _accepted) = connect(&patient.build().unwrap(), &plain_listener).await;
+    let waiting = world.builder().handshake_timeout(Duration::from_secs(3600));
+    let (stream, _accepted) = connect(&waiting.build().unwrap(), &plain_listener).await;
     assert!(!stream.mode().is_smc());
 
     let by_address = world.builder().policy_for(move |to| match *to == addr {
@@ -448,7 +448,7 @@ async fn policies(world: World) {
     assert!(!stream.mode().is_smc());
 }
 
-async fn a_peer_that_maps_buffers_and_one_that_does_not_talk(world: World) {
+async fn a_peer_that_maps_buffers_and_one_that_does_not_exchange_data(world: World) {
     let client = world.endpoint();
     let server = support::builder(world.on, !world.nocopy, world.dir());
     let listener = server.build().unwrap().bind("127.0.0.1:0").await.unwrap();
@@ -489,7 +489,7 @@ async fn a_write_after_the_own_shutdown_names_it(world: World) {
     is_named(client.write(b"later").await.unwrap_err());
 }
 
-async fn a_stream_says_that_its_own_endpoint_was_shut_down(world: World) {
+async fn a_stream_reports_that_its_own_endpoint_was_shut_down(world: World) {
     let (client, server) = (world.endpoint(), world.endpoint());
     let listener = server.bind("127.0.0.1:0").await.unwrap();
     let (mut ours, _theirs) = connect(&client, &listener).await;

@@ -1,4 +1,4 @@
-//! Streams and listeners among several tasks: who is woken, and who gets a turn.
+//! Streams and listeners among several tasks: which tasks are woken, and fairness.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -23,7 +23,7 @@ use support::{On, World, connect};
 
 scenarios! {
     two_tasks_in_accept_both_get_a_stream
-    shutting_down_reading_wakes_who_waits
+    shutting_down_reading_wakes_waiting_tasks
     any_number_of_tasks_wait_for_a_plain_stream
     any_number_of_tasks_peek_at_an_smc_stream
     any_number_of_tasks_peek_at_a_plain_stream
@@ -71,7 +71,7 @@ async fn two_tasks_in_accept_both_get_a_stream(world: World) {
     second.unwrap();
 }
 
-async fn shutting_down_reading_wakes_who_waits(world: World) {
+async fn shutting_down_reading_wakes_waiting_tasks(world: World) {
     let (client, _server) = world.pair().await;
     let waiting = client.readable();
     pin!(waiting);
@@ -241,14 +241,14 @@ async fn a_listener_need_not_wait_for_a_client_that_has_been_there(world: World)
     let connected = poll_once(&mut connecting).await;
     // The client has no other turn until the server has its stream and has answered on it.
     let (mut accepted, _) = listener.accept().await.unwrap();
-    accepted.write_all(b"welcome").await.unwrap();
+    accepted.write_all(b"accepts").await.unwrap();
     let mut connected = match connected {
         Some(connected) => connected.unwrap(),
         None => connecting.await.unwrap(),
     };
-    let mut welcome = [0; 7];
-    connected.read_exact(&mut welcome).await.unwrap();
-    assert_eq!(&welcome, b"welcome");
+    let mut first = [0; 7];
+    connected.read_exact(&mut first).await.unwrap();
+    assert_eq!(&first, b"accepts");
     connected.write_all(b"thanks").await.unwrap();
     drop(connected);
     let mut thanks = String::new();
@@ -296,7 +296,7 @@ async fn a_client_that_cannot_do_what_it_has_confirmed_tries_again(world: World)
     let accepted = accepted.load(Ordering::Relaxed);
     assert!(
         accepted > 60,
-        "only {accepted} connections, nobody tried again"
+        "only {accepted} connections, no connection was retried"
     );
 }
 

@@ -1,4 +1,4 @@
-//! Processes that run one test of this binary, perhaps as somebody else or somewhere else.
+//! Processes that run one test of this binary, also as another user or in another namespace.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
@@ -6,9 +6,9 @@ use std::process::{ChildStdout, Command, Stdio};
 
 use rustix::process::{Pid, Signal, WaitOptions};
 
-/// Where and as whom a process runs.
-pub(super) enum Where<'a> {
-    Here,
+/// The user and the network namespace of a process.
+pub(super) enum Placement<'a> {
+    Same,
     /// As this user.
     As(u32),
     /// As this user, in a user namespace in which no user has a number.
@@ -24,26 +24,30 @@ pub(super) struct Child {
 }
 
 impl Child {
-    pub(super) fn start(place: Where<'_>, test: &str, args: &[&str]) -> Self {
+    pub(super) fn start(place: Placement<'_>, test: &str, args: &[&str]) -> Self {
         Self::try_start(place, test, args).unwrap()
     }
 
-    pub(super) fn try_start(place: Where<'_>, test: &str, args: &[&str]) -> std::io::Result<Self> {
+    pub(super) fn try_start(
+        place: Placement<'_>,
+        test: &str,
+        args: &[&str],
+    ) -> std::io::Result<Self> {
         let exe = std::env::current_exe()?;
         let mut command = match place {
-            Where::In(netns) => {
+            Placement::In(netns) => {
                 let mut command = Command::new("ip");
                 command.args(["netns", "exec", netns]).arg(exe);
                 command
             }
-            Where::Unmapped(_) => {
+            Placement::Unmapped(_) => {
                 let mut command = Command::new("unshare");
                 command.arg("--user").arg(exe);
                 command
             }
             _ => Command::new(exe),
         };
-        if let Where::As(uid) | Where::Unmapped(uid) = place {
+        if let Placement::As(uid) | Placement::Unmapped(uid) = place {
             command.uid(uid).gid(uid);
         }
         command.args([
@@ -62,7 +66,7 @@ impl Child {
         Ok(Self { process, lines })
     }
 
-    /// The next line that the process says.
+    /// The next line that the process reports.
     pub(super) fn line(&mut self) -> String {
         let mut line = String::new();
         loop {
@@ -71,8 +75,8 @@ impl Child {
                 self.lines.read_line(&mut line).unwrap() > 0,
                 "the process has ended"
             );
-            if let Some((_, said)) = line.split_once(MARK) {
-                return said.trim().to_owned();
+            if let Some((_, received)) = line.split_once(MARK) {
+                return received.trim().to_owned();
             }
         }
     }
@@ -111,7 +115,7 @@ impl Drop for Child {
     }
 }
 
-/// What the parent gave along; `None` if there is none.
+/// The arguments from the parent; `None` if there is none.
 pub(super) fn args() -> Option<Vec<String>> {
     let args = std::env::var(ARGS).ok();
     if args.is_none() {
@@ -120,8 +124,8 @@ pub(super) fn args() -> Option<Vec<String>> {
     args.map(|args| args.split_whitespace().map(str::to_owned).collect())
 }
 
-/// Says a line to the parent.
-pub(super) fn say(line: &str) {
+/// Reports a line to the parent.
+pub(super) fn report(line: &str) {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{MARK}{line}").unwrap();
     out.flush().unwrap();
@@ -133,4 +137,4 @@ pub(super) fn stay() {
 }
 
 const ARGS: &str = "SMC_NEGOTIATE_TEST_ARGS";
-const MARK: &str = "child says: ";
+const MARK: &str = "child reports: ";

@@ -1,4 +1,4 @@
-//! Clients that do not keep to the rules.
+//! Clients that violate the protocol.
 
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
@@ -7,8 +7,10 @@ use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use smc_core::io::negotiate::Withdrawn;
 
-use super::child::{self, Child, Where};
-use super::raw::{CLAIMED, LEN, OFFERED, RawBoard, RawChannel, TAKEN, VOID, hello, look, place};
+use super::child::{self, Child, Placement};
+use super::raw::{
+    CANCELLED, CLAIMED, LEN, OFFERED, RawChannel, RawMailbox, TAKEN, hello, notify, slot_at,
+};
 use super::*;
 
 #[test]
@@ -24,42 +26,42 @@ fn rubbish_ends_the_channel_and_nothing_else() {
             vec![former],
             vec![[&hello()[..], &[9]].concat()],
             vec![hello(), hello()],
-            vec![look(0), hello()],
-            vec![hello(), look(0)[..5].to_vec()],
-            vec![hello(), look(u64::MAX)],
-            vec![hello(), [&[4][..], &[0; 24], &[4, 127, 0, 0, 1]].concat()], // PROVE at home
+            vec![notify(0), hello()],
+            vec![hello(), notify(0)[..5].to_vec()],
+            vec![hello(), notify(u64::MAX)],
+            vec![hello(), [&[4][..], &[0; 24], &[4, 127, 0, 0, 1]].concat()], // PROVE in the same namespace
         ] {
             let channel = RawChannel::to(&world);
-            let board = RawBoard::new();
+            let mailbox = RawMailbox::new();
             for packet in &rubbish {
-                channel.send(packet, Some(board.file()));
+                channel.send(packet, Some(mailbox.file()));
             }
             println!("{rubbish:?}");
             channel.until_ended(&world).await;
-            let _dialled = world.dial(&*client, server.at()).await;
+            let _connection = world.dial(&*client, server.at()).await;
             assert_eq!(server.accept().await, announced());
         }
     });
 }
 
 #[test]
-fn a_client_that_does_not_introduce_itself_is_ended() {
+fn a_client_that_sends_no_hello_is_ended() {
     run(|world| async move {
         let server = world.server("127.0.0.1:0");
         let silent = RawChannel::to(&world);
         silent.until_ended(&world).await;
         // One that has done so may be silent.
-        let board = RawBoard::new();
-        let channel = RawChannel::to(&world).introduce(Some(board.file()));
+        let mailbox = RawMailbox::new();
+        let channel = RawChannel::to(&world).send_hello(Some(mailbox.file()));
         RawChannel::to(&world).until_ended(&world).await;
         assert!(!channel.is_ended());
-        let _dialled = world.dial(&*world.client(), server.at()).await;
+        let _connection = world.dial(&*world.client(), server.at()).await;
         assert_eq!(server.accept().await, announced());
     });
 }
 
 #[test]
-fn only_a_sealed_file_of_the_right_length_is_a_board() {
+fn only_a_sealed_file_of_the_right_length_is_a_mailbox() {
     run(|world| async move {
         let server = world.server("127.0.0.1:0");
         let client = world.client();
@@ -94,76 +96,76 @@ fn only_a_sealed_file_of_the_right_length_is_a_board() {
         ] {
             println!("{name}");
             let file = file.as_ref().map(OwnedFd::as_fd);
-            let channel = RawChannel::to(&world).introduce(file);
+            let channel = RawChannel::to(&world).send_hello(file);
             channel.until_ended(&world).await;
-            let _dialled = world.dial(&*client, server.at()).await;
+            let _connection = world.dial(&*client, server.at()).await;
             assert_eq!(server.accept().await, announced());
         }
-        let good = RawChannel::to(&world).introduce(Some(file(LEN, all).as_fd()));
-        let _dialled = world.dial(&*client, server.at()).await;
+        let good = RawChannel::to(&world).send_hello(Some(file(LEN, all).as_fd()));
+        let _connection = world.dial(&*client, server.at()).await;
         assert_eq!(server.accept().await, announced());
         assert!(!good.is_ended());
     });
 }
 
 #[test]
-fn a_board_that_lies_spoils_its_own_connections() {
+fn a_mailbox_with_wrong_content_affects_only_its_own_connections() {
     run(|world| async move {
         let server = world.server("127.0.0.1:0");
         let client = world.client();
-        let board = RawBoard::new();
-        let channel = RawChannel::to(&world).introduce(Some(board.file()));
+        let mailbox = RawMailbox::new();
+        let channel = RawChannel::to(&world).send_hello(Some(mailbox.file()));
 
         // As it should be, first: what is written here is read there.
         let (socket, from) = bound();
-        board.announce(3, 0, from, server.at(), PROPOSAL);
+        mailbox.announce(3, 0, from, server.at(), PROPOSAL);
         rustix::net::connect(&socket, &server.at()).unwrap();
-        let (side_channel, said_first) = server.accept_side_channel().await;
-        assert_eq!((said_first, board.state(3)), (PROPOSAL.to_vec(), CLAIMED));
+        let (side_channel, first_read) = server.accept_side_channel().await;
+        assert_eq!((first_read, mailbox.state(3)), (PROPOSAL.to_vec(), CLAIMED));
         drop(side_channel);
 
-        // More than there is room for, or less than was read already.
-        let card = place(4);
+        // More than the capacity, or less than was read already.
+        let slot = slot_at(4);
         for lie in [u64::MAX >> 1, 1 << 62, 5000, 0, 3] {
             let (socket, from) = bound();
-            board.announce(4, 0, from, server.at(), PROPOSAL);
-            board.set(card + 16, lie);
+            mailbox.announce(4, 0, from, server.at(), PROPOSAL);
+            mailbox.set(slot + 16, lie);
             rustix::net::connect(&socket, &server.at()).unwrap();
             let (mut side_channel, first) = server.accept_side_channel().await;
             assert!(first.len() <= 1344, "{}", first.len());
             for next in [0, 1, u64::MAX >> 1, 1 << 40] {
-                board.set(card + 16, next);
-                board.set(card, next);
-                let rest = said(&mut *side_channel);
+                mailbox.set(slot + 16, next);
+                mailbox.set(slot, next);
+                let rest = read_available(&mut *side_channel);
                 assert!(first.len() + rest.len() <= 2 * 1344);
             }
-            // What the listener says is its own business, wherever that is said to end.
-            board.set(card + 72, u64::MAX >> 1);
+            // What the listener says is its own business, wherever that is received to end.
+            mailbox.set(slot + 72, u64::MAX >> 1);
             assert!(side_channel.send(b"ACCEPT").is_err());
             side_channel.flush();
-            board.set(card + 16, 1 << 63);
-            assert_eq!(hear(&mut *side_channel, 1).await, b"", "has hung up");
+            mailbox.set(slot + 16, 1 << 63);
+            assert_eq!(read_exact(&mut *side_channel, 1).await, b"", "was closed");
         }
 
-        // Index and cards that lead nowhere, and cards of others' connections.
+        // Index and slots that lead nowhere, and slots of others' connections.
         let (socket, from) = bound();
         for (probe, number) in [u64::from(u32::MAX), 1024, 5000, 1023, 7, 8, 9, 7]
             .into_iter()
             .enumerate()
         {
-            board.enter(from.port(), probe, number);
+            mailbox.insert(from.port(), probe, number);
         }
-        board.set(place(7), OFFERED);
-        board.announce(8, 0, server.at(), server.at(), PROPOSAL);
-        board.announce(9, 0, from, from, PROPOSAL);
+        mailbox.set(slot_at(7), OFFERED);
+        mailbox.announce(8, 0, server.at(), server.at(), PROPOSAL);
+        mailbox.announce(9, 0, from, from, PROPOSAL);
         rustix::net::connect(&socket, &server.at()).unwrap();
-        assert_eq!(server.accept().await, Heard::Plain);
+        assert_eq!(server.accept().await, Accepted::Plain);
 
         for byte in [0xff, 0x01, 0x00] {
-            board.scribble(byte);
+            mailbox.scribble(byte);
             let _plain = TcpStream::connect(server.at()).unwrap();
-            assert_eq!(server.accept().await, Heard::Plain);
-            let _dialled = world.dial(&*client, server.at()).await;
+            assert_eq!(server.accept().await, Accepted::Plain);
+            let _connection = world.dial(&*client, server.at()).await;
             assert_eq!(server.accept().await, announced());
         }
         assert!(!channel.is_ended());
@@ -174,125 +176,126 @@ fn a_board_that_lies_spoils_its_own_connections() {
 fn offers_that_come_and_go_are_taken_at_most_once() {
     run(|world| async move {
         let server = world.server("127.0.0.1:0");
-        let board = RawBoard::new();
-        let channel = RawChannel::to(&world).introduce(Some(board.file()));
+        let mailbox = RawMailbox::new();
+        let channel = RawChannel::to(&world).send_hello(Some(mailbox.file()));
         // All eight places of a port lead to offers of the same connection.
         let (socket, from) = bound();
-        for card in 0..8 {
-            board.announce(card, 0, from, server.at(), PROPOSAL);
-            board.enter(from.port(), card, card as u64);
+        for slot in 0..8 {
+            mailbox.announce(slot, 0, from, server.at(), PROPOSAL);
+            mailbox.insert(from.port(), slot, slot as u64);
         }
         rustix::net::connect(&socket, &server.at()).unwrap();
         assert_eq!(server.accept().await, announced());
-        let taken = |board: &RawBoard| (0..8).filter(|card| board.state(*card) == TAKEN).count();
-        assert_eq!(taken(&board), 1);
-        // And it is told at once if nobody wants it.
+        let taken =
+            |mailbox: &RawMailbox| (0..8).filter(|slot| mailbox.state(*slot) == TAKEN).count();
+        assert_eq!(taken(&mailbox), 1);
+        // A refused offer is notified at once.
         let (socket, from) = bound();
-        board.announce(20, 0, from, server.at(), PROPOSAL);
-        board.set(place(20) + 64, 1);
+        mailbox.announce(20, 0, from, server.at(), PROPOSAL);
+        mailbox.set(slot_at(20) + 64, 1);
         rustix::net::connect(&socket, &server.at()).unwrap();
         let (socket, peer) = poll_fn(|cx| server.acceptor.poll_accept(cx)).await.unwrap();
         server.published.dismiss(&*socket, peer);
-        assert_eq!(board.state(20), VOID);
+        assert_eq!(mailbox.state(20), CANCELLED);
         let rung = [&[0x84][..], &20_u64.to_le_bytes()].concat();
-        assert_eq!(channel.heard().last(), Some(&rung));
+        assert_eq!(channel.received().last(), Some(&rung));
     });
 }
 
 #[test]
-fn offers_of_the_dead_are_not_taken() {
+fn offers_of_an_ended_client_are_not_taken() {
     run(|world| async move {
         let server = world.server("127.0.0.1:0");
-        let board = RawBoard::new();
-        let channel = RawChannel::to(&world).introduce(Some(board.file()));
+        let mailbox = RawMailbox::new();
+        let channel = RawChannel::to(&world).send_hello(Some(mailbox.file()));
         let (socket, from) = bound();
-        board.announce(0, 0, from, server.at(), PROPOSAL);
-        // The listener knows the board by now.
+        mailbox.announce(0, 0, from, server.at(), PROPOSAL);
+        // The listener knows the mailbox by now.
         rustix::net::connect(&socket, &server.at()).unwrap();
         assert_eq!(server.accept().await, announced());
 
-        // It ends, and whoever has the port now is somebody else.
+        // It ends, and another process may have the port now.
         let (socket, from) = bound();
-        board.announce(1, 0, from, server.at(), PROPOSAL);
+        mailbox.announce(1, 0, from, server.at(), PROPOSAL);
         rustix::net::connect(&socket, &server.at()).unwrap();
         let (socket, peer) = poll_fn(|cx| server.acceptor.poll_accept(cx)).await.unwrap();
         drop(channel);
         // At once, before the listener's task can have seen it.
         let mut verdict = server.published.verdict(&*socket, peer);
-        assert_eq!(Heard::of(&mut verdict), Heard::Plain);
-        assert_ne!(board.state(1), TAKEN);
+        assert_eq!(Accepted::of(&mut verdict), Accepted::Plain);
+        assert_ne!(mailbox.state(1), TAKEN);
     });
 }
 
 #[test]
-fn whoever_claims_another_connection_gets_nothing_of_it() {
+fn a_claim_on_the_connection_of_another_socket_gets_nothing_of_it() {
     // Of the same user, who is believed; others are not (`users_are_kept_apart`).
     run(|world| async move {
         let server = world.server("127.0.0.1:0");
         let client = world.client();
         let candidate = client.look_up(server.at()).await.unwrap();
-        let board = RawBoard::new();
-        let _channel = RawChannel::to(&world).introduce(Some(board.file()));
+        let mailbox = RawMailbox::new();
+        let _channel = RawChannel::to(&world).send_hello(Some(mailbox.file()));
         let Announced { mut offer, socket } = Announced::to(&*candidate).unwrap();
         let from = rustix::net::getsockname(&socket).unwrap();
-        board.announce(0, 0, from.try_into().unwrap(), server.at(), b"forged");
+        mailbox.announce(0, 0, from.try_into().unwrap(), server.at(), b"forged");
         let victim = connect(socket, server.at());
         let (_socket, mut verdict) = server.accept_stream().await;
         let Verdict::SideChannel(side_channel) = &mut verdict else {
             panic!("{verdict:?}")
         };
-        let said = said(&mut **side_channel);
-        tell(&mut **side_channel, b"ACCEPT");
+        let received = read_available(&mut **side_channel);
+        send(&mut **side_channel, b"ACCEPT");
         victim.set_nonblocking(true).unwrap();
         let read = (&victim).read(&mut [0; 8]).unwrap_err();
         assert_eq!(read.kind(), io::ErrorKind::WouldBlock, "not a byte");
         // One of both was taken; if it is the forged one, the rightful client goes on plain.
         let outcome = offer.withdraw();
-        assert_eq!(outcome == Withdrawn::Taken, said == PROPOSAL);
-        assert_eq!(outcome == Withdrawn::Free, said == b"forged");
+        assert_eq!(outcome == Withdrawn::Taken, received == PROPOSAL);
+        assert_eq!(outcome == Withdrawn::Free, received == b"forged");
     });
 }
 
 #[test]
-fn rings_for_unknown_cards_are_borne() {
+fn notifications_for_unknown_slots_are_ignored() {
     run(|world| async move {
         let server = world.server("127.0.0.1:0");
         let client = world.client();
-        let board = RawBoard::new();
-        let channel = RawChannel::to(&world).introduce(Some(board.file()));
+        let mailbox = RawMailbox::new();
+        let channel = RawChannel::to(&world).send_hello(Some(mailbox.file()));
         for round in 0..2000 {
             channel.send(
-                &look([0, 1023, 1024, 5000, u64::from(u32::MAX)][round % 5]),
+                &notify([0, 1023, 1024, 5000, u64::from(u32::MAX)][round % 5]),
                 None,
             );
         }
         let (socket, from) = bound();
-        board.announce(0, 0, from, server.at(), PROPOSAL);
+        mailbox.announce(0, 0, from, server.at(), PROPOSAL);
         rustix::net::connect(&socket, &server.at()).unwrap();
-        let (mut side_channel, said) = server.accept_side_channel().await;
-        assert_eq!(said, PROPOSAL);
-        // Rung in vain: what was said is still nothing.
-        let heard = async { Some(hear(&mut *side_channel, 1).await) };
+        let (mut side_channel, received) = server.accept_side_channel().await;
+        assert_eq!(received, PROPOSAL);
+        // Spurious notifications: there is still nothing to read.
+        let read = async { Some(read_exact(&mut *side_channel, 1).await) };
         let rings = async {
             for _ in 0..20 {
-                channel.send(&look(0), None);
+                channel.send(&notify(0), None);
                 world.pause().await;
             }
             None
         };
-        assert_eq!(heard.or(rings).await, None);
-        let _dialled = world.dial(&*client, server.at()).await;
+        assert_eq!(read.or(rings).await, None);
+        let _connection = world.dial(&*client, server.at()).await;
         assert_eq!(server.accept().await, announced());
         assert!(!channel.is_ended());
         drop(channel);
-        assert_eq!(hear(&mut *side_channel, 1).await, b"");
+        assert_eq!(read_exact(&mut *side_channel, 1).await, b"");
     });
 }
 
 #[test]
 fn floods_are_limited() {
     // Counts descriptors, so it needs a process without other tests.
-    let mut flooded = Child::start(Where::Here, "hostile::flood", &[]);
+    let mut flooded = Child::start(Placement::Same, "hostile::flood", &[]);
     assert_eq!(flooded.line(), "limited");
     flooded.wait();
 }
@@ -308,48 +311,48 @@ fn flood() {
     };
     setrlimit(Resource::Nofile, enough).unwrap();
     if current < 4000 {
-        child::say("limited");
+        child::report("limited");
         return println!("skipped: why: not descriptors enough");
     }
     run_once(TempDir::new(), |world| async move {
         let server = world.server("127.0.0.1:0");
         let client = world.client();
-        let _dialled = world.dial(&*client, server.at()).await;
+        let _connection = world.dial(&*client, server.at()).await;
         assert_eq!(server.accept().await, announced());
-        let (descriptors, boards) = (open_descriptors(), mapped_boards());
+        let (descriptors, mailboxes) = (open_descriptors(), mapped_mailboxes());
 
-        let board = RawBoard::new();
+        let mailbox = RawMailbox::new();
         let mut channels = Vec::new();
         for _ in 0..1200 {
-            channels.push(RawChannel::to(&world).introduce(Some(board.file())));
+            channels.push(RawChannel::to(&world).send_hello(Some(mailbox.file())));
             if channels.len() % 50 == 0 {
-                let _dialled = world.dial(&*client, server.at()).await;
+                let _connection = world.dial(&*client, server.at()).await;
                 assert_eq!(server.accept().await, announced());
                 world.pause().await;
             }
         }
         let open = || channels.iter().filter(|channel| !channel.is_ended());
         world.until(|| open().count() <= 1024).await;
-        assert!(mapped_boards() - boards <= 1025);
+        assert!(mapped_mailboxes() - mailboxes <= 1025);
         assert!(open_descriptors() - descriptors <= 1200 + 1 + 1024);
         // Those who were there before are still served.
-        let _dialled = world.dial(&*client, server.at()).await;
+        let _connection = world.dial(&*client, server.at()).await;
         assert_eq!(server.accept().await, announced());
 
         channels.clear();
-        drop(board);
-        let is_clean = || mapped_boards() <= boards && open_descriptors() <= descriptors + 5;
+        drop(mailbox);
+        let is_clean = || mapped_mailboxes() <= mailboxes && open_descriptors() <= descriptors + 5;
         world.until(is_clean).await;
-        let newcomer = world.client();
-        let _dialled = world.dial(&*newcomer, server.at()).await;
+        let late = world.client();
+        let _connection = world.dial(&*late, server.at()).await;
         assert_eq!(server.accept().await, announced());
-        child::say("limited");
+        child::report("limited");
     });
 }
 
 /// A memory file.
 fn file(len: usize, seals: SealFlags) -> OwnedFd {
-    let file = memfd_create("board", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+    let file = memfd_create("mailbox", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
     ftruncate(&file, len as u64).unwrap();
     fcntl_add_seals(&file, seals).unwrap();
     file
@@ -366,9 +369,9 @@ fn open_descriptors() -> usize {
     fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-fn mapped_boards() -> usize {
+fn mapped_mailboxes() -> usize {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     maps.lines()
-        .filter(|line| line.contains("smc-board"))
+        .filter(|line| line.contains("smc-mailbox"))
         .count()
 }

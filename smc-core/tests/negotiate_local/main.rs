@@ -112,7 +112,7 @@ impl World {
     }
 
     /// Looks up, offers and connects as an endpoint does.
-    async fn dial(&self, client: &dyn Client, to: SocketAddr) -> Dialled {
+    async fn dial(&self, client: &dyn Client, to: SocketAddr) -> Connection {
         let candidate = client.look_up(to).await;
         let mut offer = None;
         let socket = self
@@ -124,10 +124,10 @@ impl World {
             })
             .await
             .unwrap();
-        Dialled { socket, offer }
+        Connection { socket, offer }
     }
 
-    /// Lets others go on for a moment.
+    /// Lets other tasks run for a moment.
     async fn pause(&self) {
         self.rt
             .timer(self.rt.now() + Duration::from_millis(1))
@@ -146,7 +146,7 @@ impl World {
     }
 }
 
-struct Dialled {
+struct Connection {
     socket: Arc<dyn Socket>,
     offer: Option<Box<dyn Offer>>,
 }
@@ -166,16 +166,16 @@ impl Server {
     }
 
     /// What the next connection is, and ends its handshake.
-    async fn accept(&self) -> Heard {
-        Heard::of(&mut self.accept_stream().await.1)
+    async fn accept(&self) -> Accepted {
+        Accepted::of(&mut self.accept_stream().await.1)
     }
 
-    /// The next connection, which has a handshake beside TCP, with what its client has said.
+    /// The next connection, which has a side channel, with the bytes that its client has written.
     async fn accept_side_channel(&self) -> (Box<dyn SideChannel>, Vec<u8>) {
         match self.accept_stream().await.1 {
             Verdict::SideChannel(mut side_channel) => {
-                let said = said(&mut *side_channel);
-                (side_channel, said)
+                let received = read_available(&mut *side_channel);
+                (side_channel, received)
             }
             verdict => panic!("{verdict:?}"),
         }
@@ -188,32 +188,34 @@ impl Server {
     }
 }
 
-/// What a listener is told of a connection.
+/// How a listener sees a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Heard {
+enum Accepted {
     Plain,
     OnTcp,
-    /// It is announced, and the client has said this.
+    /// It is announced, and the client has written these bytes.
     SideChannel(Vec<u8>),
 }
 
-impl Heard {
+impl Accepted {
     fn of(verdict: &mut Verdict) -> Self {
         match verdict {
             Verdict::Plain(_) => Self::Plain,
             Verdict::Clc => Self::OnTcp,
-            Verdict::SideChannel(side_channel) => Self::SideChannel(said(&mut **side_channel)),
+            Verdict::SideChannel(side_channel) => {
+                Self::SideChannel(read_available(&mut **side_channel))
+            }
             verdict => panic!("{verdict:?}"),
         }
     }
 }
 
-fn announced() -> Heard {
-    Heard::SideChannel(PROPOSAL.to_vec())
+fn announced() -> Accepted {
+    Accepted::SideChannel(PROPOSAL.to_vec())
 }
 
-/// What there is to be read now.
-fn said(side_channel: &mut dyn SideChannel) -> Vec<u8> {
+/// The bytes that can be read now.
+fn read_available(side_channel: &mut dyn SideChannel) -> Vec<u8> {
     let mut all = Vec::new();
     let mut part = [0; 100];
     while let Ok(count @ 1..) = side_channel.try_read(&mut part) {
@@ -222,13 +224,13 @@ fn said(side_channel: &mut dyn SideChannel) -> Vec<u8> {
     all
 }
 
-/// Reads so many bytes, or what there is until the end.
-async fn hear(side_channel: &mut dyn SideChannel, count: usize) -> Vec<u8> {
+/// Reads so many bytes, or all until the end.
+async fn read_exact(side_channel: &mut dyn SideChannel, count: usize) -> Vec<u8> {
     let mut all = Vec::new();
     while all.len() < count {
         let mut part = [0; 100];
-        let room = (count - all.len()).min(part.len());
-        match poll_fn(|cx| side_channel.poll_read(cx, &mut part[..room])).await {
+        let len = (count - all.len()).min(part.len());
+        match poll_fn(|cx| side_channel.poll_read(cx, &mut part[..len])).await {
             Ok(0) => break,
             read => all.extend(&part[..read.unwrap()]),
         }
@@ -236,8 +238,8 @@ async fn hear(side_channel: &mut dyn SideChannel, count: usize) -> Vec<u8> {
     all
 }
 
-/// Says something that the other side notices.
-fn tell(side_channel: &mut dyn SideChannel, message: &[u8]) {
+/// Sends a message and notifies the other side.
+fn send(side_channel: &mut dyn SideChannel, message: &[u8]) {
     side_channel.send(message).unwrap();
     side_channel.flush();
 }
@@ -304,7 +306,7 @@ fn is_open(offer: &mut dyn Offer) -> bool {
 /// Waits until an offer cannot be answered any more.
 async fn until_lost(offer: &mut dyn Offer) {
     assert_eq!(
-        hear(offer.side_channel().unwrap(), 1).await,
+        read_exact(offer.side_channel().unwrap(), 1).await,
         b"",
         "was answered"
     );

@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::child::{Child, Where};
+use super::child::{Child, Placement};
 use super::*;
 
 #[test]
@@ -154,17 +154,17 @@ impl Net {
     }
 
     fn child(&self, world: &World, name: &str, test: &str, args: &str) -> Child {
-        world.child(Where::In(&self.name(name)), test, args)
+        world.child(Placement::In(&self.name(name)), test, args)
     }
 
-    /// A listener that nobody in `world` knows of.
+    /// A listener that is not announced in `world`.
     fn plain(&self, world: &World, name: &str, at: &str) -> Child {
         let hidden = world.dir.path.join("hidden");
         fs::create_dir(&hidden).unwrap();
         fs::set_permissions(&hidden, fs::Permissions::from_mode(0o700)).unwrap();
         let dir = hidden.display().to_string();
         Child::start(
-            Where::In(&self.name(name)),
+            Placement::In(&self.name(name)),
             "processes::listens",
             &[&dir, at],
         )

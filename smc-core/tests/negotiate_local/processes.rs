@@ -9,9 +9,9 @@ use rustix::net::sockopt;
 use rustix::process::{Signal, Uid};
 use smc_core::io::negotiate::{Credentials, Withdrawn};
 
-use super::child::{self, Child, Where, say, stay};
-use super::raw::{RawBoard, RawChannel, listen_at};
-use super::scenarios::kernel_says;
+use super::child::{self, Child, Placement, report, stay};
+use super::raw::{RawChannel, RawMailbox, listen_at};
+use super::scenarios::has_sock_diag;
 use super::*;
 
 #[test]
@@ -25,17 +25,17 @@ fn announcements_die_with_their_process() {
             .try_into()
             .unwrap();
         let args = format!("{from} {}", server.at());
-        let mut announcer = world.child(Where::Here, "announces", &args);
+        let mut announcer = world.child(Placement::Same, "announces", &args);
         assert_eq!(announcer.line(), "announced");
         announcer.kill();
         let _plain = connect(socket, server.at());
-        assert_eq!(server.accept().await, Heard::Plain);
+        assert_eq!(server.accept().await, Accepted::Plain);
 
         // Also that of a connection that was made.
-        let mut caller = world.child(Where::Here, "dials", &server.at().to_string());
+        let mut caller = world.child(Placement::Same, "dials", &server.at().to_string());
         assert_eq!(caller.line(), "offered");
         caller.kill();
-        assert_eq!(server.accept().await, Heard::Plain);
+        assert_eq!(server.accept().await, Accepted::Plain);
     });
 }
 
@@ -44,27 +44,27 @@ fn a_client_of_another_process_is_recognised() {
     run(|world| async move {
         let server = world.server("[::]:0");
         let to = loopback(server.port()).to_string();
-        let mut caller = world.child(Where::Here, "dials", &to);
+        let mut caller = world.child(Placement::Same, "dials", &to);
         assert_eq!(caller.line(), "offered");
         assert_eq!(server.accept().await, announced());
     });
 }
 
 #[test]
-fn a_killed_listener_leaves_no_one_waiting() {
+fn a_killed_listener_leaves_no_client_waiting() {
     run(|world| async move {
-        let mut listener = world.child(Where::Here, "listens", "127.0.0.1:0");
+        let mut listener = world.child(Placement::Same, "listens", "127.0.0.1:0");
         let to = listener.line().parse().unwrap();
         let client = world.client();
         // More than one, so that some are never accepted.
-        let mut dialled = Vec::new();
+        let mut connection = Vec::new();
         for _ in 0..3 {
-            dialled.push(world.dial(&*client, to).await);
+            connection.push(world.dial(&*client, to).await);
         }
         assert_eq!(listener.line(), "clc");
         listener.kill();
-        for dialled in &mut dialled {
-            until_lost(&mut **dialled.offer.as_mut().unwrap()).await;
+        for connection in &mut connection {
+            until_lost(&mut **connection.offer.as_mut().unwrap()).await;
         }
         assert_eq!(world.names().len(), 1, "it could not clean up");
         let candidate = client.look_up(to).await.unwrap();
@@ -75,16 +75,16 @@ fn a_killed_listener_leaves_no_one_waiting() {
 }
 
 #[test]
-fn a_stopped_listener_holds_nobody_up() {
+fn a_stopped_listener_does_not_block_its_peer() {
     run(|world| async move {
-        let mut listener = world.child(Where::Here, "listens", "127.0.0.1:0");
+        let mut listener = world.child(Placement::Same, "listens", "127.0.0.1:0");
         let to = listener.line().parse().unwrap();
         let client = world.client();
         listener.stop();
-        let mut dialled = world.dial(&*client, to).await;
-        let offer = dialled.offer.as_mut().unwrap();
-        assert!(is_open(&mut **offer), "nobody can say more than that");
-        // Whenever the client does not want to wait any longer, nobody is asked.
+        let mut connection = world.dial(&*client, to).await;
+        let offer = connection.offer.as_mut().unwrap();
+        assert!(is_open(&mut **offer), "its state is not known");
+        // A client can withdraw at any time, without the listener.
         assert_eq!(offer.withdraw(), Withdrawn::Free);
         listener.signal(Signal::CONT);
         assert_eq!(listener.line(), "plain");
@@ -92,21 +92,21 @@ fn a_stopped_listener_holds_nobody_up() {
 }
 
 #[test]
-fn a_stopped_client_holds_nobody_up() {
+fn a_stopped_client_does_not_block_its_peer() {
     run(|world| async move {
         let server = world.server("127.0.0.1:0");
-        let mut caller = world.child(Where::Here, "dials", &server.at().to_string());
+        let mut caller = world.child(Placement::Same, "dials", &server.at().to_string());
         assert_eq!(caller.line(), "offered");
         caller.stop();
-        let (mut side_channel, said) = server.accept_side_channel().await;
-        assert_eq!(said, PROPOSAL);
-        tell(&mut *side_channel, b"ACCEPT");
+        let (mut side_channel, received) = server.accept_side_channel().await;
+        assert_eq!(received, PROPOSAL);
+        send(&mut *side_channel, b"ACCEPT");
         let client = world.client();
-        let _dialled = world.dial(&*client, server.at()).await;
+        let _connection = world.dial(&*client, server.at()).await;
         assert_eq!(server.accept().await, announced());
-        // Its end is noticed by who waits for its answer.
+        // Its end wakes the task that waits for its answer.
         caller.kill();
-        assert_eq!(hear(&mut *side_channel, 1).await, b"");
+        assert_eq!(read_exact(&mut *side_channel, 1).await, b"");
     });
 }
 
@@ -124,7 +124,7 @@ fn users_are_kept_apart() {
             return;
         };
         assert_eq!(other.line(), "plain", "not let in");
-        assert_eq!(strict.accept().await, Heard::Plain);
+        assert_eq!(strict.accept().await, Accepted::Plain);
         drop(strict);
 
         let server = world.server_with(loopback(0), &options, &world.shared(&[OTHER]));
@@ -135,7 +135,7 @@ fn users_are_kept_apart() {
         assert_eq!(guest.line(), "offered");
         assert_eq!(server.accept().await, announced());
 
-        // A guest who knows everything about somebody else's connection.
+        // A user who knows all properties of another user's connection.
         let victim = bound_to(loopback(0));
         let from: SocketAddr = rustix::net::getsockname(&victim)
             .unwrap()
@@ -150,12 +150,12 @@ fn users_are_kept_apart() {
         };
         assert_eq!(forger.line(), "announced");
         rustix::net::connect(&victim, &server.at()).unwrap();
-        assert_eq!(server.accept().await, Heard::Plain);
+        assert_eq!(server.accept().await, Accepted::Plain);
     });
 }
 
 #[test]
-fn listeners_of_strangers_are_not_believed() {
+fn listeners_of_users_who_are_not_allowed_are_not_believed() {
     if !is_root() {
         return println!("skipped: why: needs root to become another user");
     }
@@ -169,11 +169,11 @@ fn listeners_of_strangers_are_not_believed() {
         assert!(strict.look_up(to).await.is_err(), "is not looked for");
         let friendly = world.shared(&[OTHER]).client(&world.rt);
         let candidate = friendly.look_up(to).await.unwrap();
-        assert_eq!(Announced::to(&*candidate).is_some(), kernel_says());
+        assert_eq!(Announced::to(&*candidate).is_some(), has_sock_diag());
 
         // Root trusts a directory of its own, and still not a socket in it that is not its own.
         let args = format!(". {} 1", to.port());
-        let mut impostor = world.child(Where::As(OTHER), "impersonates", &args);
+        let mut impostor = world.child(Placement::As(OTHER), "impersonates", &args);
         assert_eq!(impostor.line(), "published");
         fs::set_permissions(&world.dir.path, fs::Permissions::from_mode(0o755)).unwrap();
         let candidate = world.client().look_up(to).await.unwrap();
@@ -205,19 +205,19 @@ fn a_forged_name_gets_no_offer() {
         let refused = Announced::try_with(bound_to(own_address()), &*candidate, PROPOSAL);
         let cause = FallbackCause::NotOwner {
             uid: OTHER,
-            owner: kernel_says().then_some(0),
+            owner: has_sock_diag().then_some(0),
         };
         assert_eq!(refused.err(), Some(cause));
     });
 }
 
 #[test]
-fn a_listening_socket_of_another_user_is_plain_and_says_so() {
+fn a_listening_socket_of_another_user_is_plain_with_its_cause() {
     if !is_root() {
         return println!("skipped: why: needs root to give a socket to another user");
     }
     run(|world| async move {
-        if !kernel_says() {
+        if !has_sock_diag() {
             return println!("skipped: why: no sock_diag here");
         }
         let options = SocketOptions::default();
@@ -244,7 +244,7 @@ fn a_listening_socket_of_another_user_is_plain_and_says_so() {
         let _plain = world.dial(&*client, at).await;
         let verdict = server.accept_stream().await.1;
         assert!(
-            matches!(&verdict, Verdict::Plain(said) if *said == cause),
+            matches!(&verdict, Verdict::Plain(received) if *received == cause),
             "{verdict:?}"
         );
     });
@@ -269,16 +269,16 @@ fn users_without_a_number_are_not_taken_for_each_other() {
         let _socket = listen_at(&path);
         fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
         // To the child both it and root are user 65534.
-        let mut child = world.child(Where::Unmapped(OTHER), "judges", "");
+        let mut child = world.child(Placement::Unmapped(OTHER), "inspects", "");
         assert_eq!(child.line(), "belongs to user 65534");
         assert_eq!(child.line(), "permission denied");
     });
 }
 
-/// `<directory>`: says what is wrong with it, and who is behind a socket in it.
+/// `<directory>`: reports what is wrong with it, and the owner of a socket in it.
 #[test]
 #[ignore = "started by other tests"]
-fn judges() {
+fn inspects() {
     let Some(args) = child::args() else { return };
     run_in(&args[0], |world| async move {
         let options = SocketOptions::default();
@@ -286,12 +286,12 @@ fn judges() {
         let acceptor = bound.unwrap();
         let at = acceptor.local_addr().unwrap();
         let published = world.local().publish(&world.rt, at, acceptor.fd());
-        say(&match published {
+        report(&match published {
             Err(FallbackCause::Directory { problem, .. }) => problem.to_string(),
             other => format!("{other:?}"),
         });
         let channel = RawChannel::at(&world.dir.path.join("socket"));
-        say(&match Credentials::of_peer(&channel) {
+        report(&match Credentials::of_peer(&channel) {
             Err(error) => error.kind().to_string(),
             Ok(peer) => peer.uid.to_string(),
         });
@@ -308,7 +308,7 @@ fn announces() {
         let candidate = guest(&world).client(&world.rt).look_up(to).await.unwrap();
         let announced = Announced::with(bound_to(from), &*candidate, PROPOSAL);
         let mut offer = announced.unwrap().offer;
-        say("announced");
+        report("announced");
         stay();
         assert_eq!(offer.withdraw(), Withdrawn::Free);
     });
@@ -321,8 +321,8 @@ fn dials() {
     let Some(args) = child::args() else { return };
     let to = args[1].parse().unwrap();
     run_in(&args[0], |world| async move {
-        let dialled = world.dial(&*guest(&world).client(&world.rt), to).await;
-        say(if dialled.offer.is_some() {
+        let connection = world.dial(&*guest(&world).client(&world.rt), to).await;
+        report(if connection.offer.is_some() {
             "offered"
         } else {
             "plain"
@@ -339,10 +339,10 @@ fn listens() {
     let at = args[1].parse().unwrap();
     run_in(&args[0], |world| async move {
         let server = world.server_with(at, &SocketOptions::default(), &guest(&world));
-        say(&server.at().to_string());
+        report(&server.at().to_string());
         let (_socket, mut verdict) = server.accept_stream().await;
-        say(match Heard::of(&mut verdict) {
-            Heard::Plain => "plain",
+        report(match Accepted::of(&mut verdict) {
+            Accepted::Plain => "plain",
             _ => "clc",
         });
         // Clients in other namespaces are served as long as the runtime runs.
@@ -362,37 +362,37 @@ fn impersonates() {
     let (port, cookie): (u16, u64) = (args[2].parse().unwrap(), args[3].parse().unwrap());
     let name = format!("l-{port}-7f000001-{netns:x}-{cookie:x}-00000001.sock");
     let _socket = listen_at(&Path::new(&args[0]).join(&args[1]).join(name));
-    say("published");
+    report("published");
     stay();
 }
 
-/// `<directory> <socket> <from> <to> <cookie>`: announces somebody else's connection.
+/// `<directory> <socket> <from> <to> <cookie>`: announces the connection of another process.
 #[test]
 #[ignore = "started by other tests"]
 fn forges() {
     let Some(args) = child::args() else { return };
-    let board = RawBoard::new();
-    let _channel = RawChannel::at(Path::new(&args[1])).introduce(Some(board.file()));
+    let mailbox = RawMailbox::new();
+    let _channel = RawChannel::at(Path::new(&args[1])).send_hello(Some(mailbox.file()));
     let (from, to) = (args[2].parse().unwrap(), args[3].parse().unwrap());
-    board.announce(0, args[4].parse().unwrap(), from, to, PROPOSAL);
-    say("announced");
+    mailbox.announce(0, args[4].parse().unwrap(), from, to, PROPOSAL);
+    report("announced");
     stay();
 }
 
 impl World {
-    pub(super) fn child(&self, place: Where<'_>, test: &str, args: &str) -> Child {
+    pub(super) fn child(&self, place: Placement<'_>, test: &str, args: &str) -> Child {
         self.try_child(place, test, args).unwrap()
     }
 
     /// `None` if that user cannot run this program.
     fn child_as(&self, uid: u32, test: &str, args: &str) -> Option<Child> {
-        let child = self.try_child(Where::As(uid), test, args);
+        let child = self.try_child(Placement::As(uid), test, args);
         child
             .inspect_err(|error| println!("skipped: why: user {uid} cannot start: {error}"))
             .ok()
     }
 
-    fn try_child(&self, place: Where<'_>, test: &str, args: &str) -> io::Result<Child> {
+    fn try_child(&self, place: Placement<'_>, test: &str, args: &str) -> io::Result<Child> {
         let dir = self.dir.path.display().to_string();
         Child::try_start(place, &format!("processes::{test}"), &[&dir, args])
     }
@@ -408,7 +408,7 @@ fn run_in<F: Future<Output = ()>>(dir: &str, scenario: impl FnOnce(World) -> F) 
     run_once(TempDir::of_parent(dir), scenario);
 }
 
-/// Where a process finds its parent: as another user in a directory that they share.
+/// Placement a process finds its parent: as another user in a directory that they share.
 fn guest(world: &World) -> Local {
     let owner = fs::metadata(&world.dir.path).unwrap().uid();
     match owner == rustix::process::geteuid().as_raw() {

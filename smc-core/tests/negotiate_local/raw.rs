@@ -1,4 +1,4 @@
-//! Channels and boards without a client that keeps the rules.
+//! Channels and mailboxes of a client that violates the protocol.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -34,13 +34,13 @@ impl RawChannel {
         channel
     }
 
-    /// Says HELLO with this file.
-    pub(super) fn introduce(self, file: Option<BorrowedFd<'_>>) -> Self {
+    /// Sends HELLO with this file.
+    pub(super) fn send_hello(self, file: Option<BorrowedFd<'_>>) -> Self {
         self.send(&hello(), file);
         self
     }
 
-    /// Sends a packet, if there is room for it and somebody to take it.
+    /// Sends a packet, if there is space for it and the channel is open.
     pub(super) fn send(&self, packet: &[u8], passed: Option<BorrowedFd<'_>>) {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -52,8 +52,8 @@ impl RawChannel {
         let _ = rustix::net::sendmsg(&self.0, &[IoSlice::new(packet)], &mut control, flags);
     }
 
-    /// What the listener has said, in whole packets.
-    pub(super) fn heard(&self) -> Vec<Vec<u8>> {
+    /// What the listener has sent, in whole packets.
+    pub(super) fn received(&self) -> Vec<Vec<u8>> {
         let mut all = Vec::new();
         let mut buf = [0; 64];
         while let Ok((len @ 1.., _)) = rustix::net::recv(&self.0, &mut buf[..], RecvFlags::DONTWAIT)
@@ -108,20 +108,20 @@ pub(super) fn listen_at(path: &Path) -> OwnedFd {
     socket
 }
 
-/// LOOK at a card.
-pub(super) fn look(card: u64) -> Vec<u8> {
-    [&[2][..], &card.to_le_bytes()].concat()
+/// NOTIFY for a slot.
+pub(super) fn notify(slot: u64) -> Vec<u8> {
+    [&[2][..], &slot.to_le_bytes()].concat()
 }
 
-/// A board that anything can be written on.
-pub(super) struct RawBoard {
+/// A mailbox that anything can be written on.
+pub(super) struct RawMailbox {
     region: Region,
     file: OwnedFd,
 }
 
-impl RawBoard {
+impl RawMailbox {
     pub(super) fn new() -> Self {
-        let (region, file) = Region::shared("smc-board", LEN).unwrap();
+        let (region, file) = Region::shared("smc-mailbox", LEN).unwrap();
         Self { region, file }
     }
 
@@ -132,13 +132,13 @@ impl RawBoard {
     /// Announces a connection as a client does.
     pub(super) fn announce(
         &self,
-        card: usize,
+        slot: usize,
         cookie: u64,
         from: SocketAddr,
         to: SocketAddr,
         message: &[u8],
     ) {
-        let at = place(card);
+        let at = slot_at(slot);
         let write = |offset, bytes: &[u8]| self.region.copy_in(at + offset, bytes).unwrap();
         write(128, &cookie.to_ne_bytes());
         write(136, &address(from));
@@ -146,13 +146,13 @@ impl RawBoard {
         write(192, message);
         self.set(at + 16, message.len() as u64);
         self.set(at, 1 << 8 | OFFERED);
-        self.enter(from.port(), 0, card as u64);
+        self.insert(from.port(), 0, slot as u64);
     }
 
-    /// Lets one of the eight places of a port lead to a card.
-    pub(super) fn enter(&self, port: u16, probe: usize, card: u64) {
+    /// Sets one of the eight index positions of a port to a slot.
+    pub(super) fn insert(&self, port: u16, probe: usize, slot: u64) {
         let place = (usize::from(port) + probe) % 8192;
-        self.set(place * 8, u64::from(port) << 32 | (card + 1));
+        self.set(place * 8, u64::from(port) << 32 | (slot + 1));
     }
 
     pub(super) fn set(&self, at: usize, value: u64) {
@@ -163,9 +163,9 @@ impl RawBoard {
         self.region.word(at).unwrap().load(Ordering::SeqCst)
     }
 
-    /// What has become of an offer.
-    pub(super) fn state(&self, card: usize) -> u64 {
-        self.word(place(card)) & 0xff
+    /// The state of an offer.
+    pub(super) fn state(&self, slot: usize) -> u64 {
+        self.word(slot_at(slot)) & 0xff
     }
 
     /// Writes the same byte everywhere.
@@ -174,9 +174,9 @@ impl RawBoard {
     }
 }
 
-/// Where a card begins.
-pub(super) fn place(card: usize) -> usize {
-    0x10000 + card * 2048
+/// Placement a slot begins.
+pub(super) fn slot_at(slot: usize) -> usize {
+    0x10000 + slot * 2048
 }
 
 fn address(addr: SocketAddr) -> Vec<u8> {
@@ -191,7 +191,7 @@ fn address(addr: SocketAddr) -> Vec<u8> {
 pub(super) const OFFERED: u64 = 1;
 pub(super) const TAKEN: u64 = 2;
 pub(super) const CLAIMED: u64 = 4;
-pub(super) const VOID: u64 = 3;
+pub(super) const CANCELLED: u64 = 3;
 
-/// Length of a board.
+/// Length of a mailbox.
 pub(super) const LEN: usize = 0x10000 + 1024 * 2048 + 64;

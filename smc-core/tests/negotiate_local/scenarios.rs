@@ -15,7 +15,7 @@ fn a_plain_client_is_plain_at_once() {
         let server = world.server("127.0.0.1:0");
         for _ in 0..3 {
             let _client = TcpStream::connect(server.at()).unwrap();
-            assert_eq!(server.accept().await, Heard::Plain);
+            assert_eq!(server.accept().await, Accepted::Plain);
         }
     });
 }
@@ -27,12 +27,12 @@ fn an_announced_client_is_recognised() {
         for at in ["127.0.0.1:0", "[::1]:0"] {
             let server = world.server(at);
             for _ in 0..3 {
-                let mut dialled = world.dial(&*client, server.at()).await;
-                let offer = dialled.offer.as_mut().unwrap();
-                assert_eq!(offer.connected(&*dialled.socket), Delivery::Delivered);
+                let mut connection = world.dial(&*client, server.at()).await;
+                let offer = connection.offer.as_mut().unwrap();
+                assert_eq!(offer.connected(&*connection.socket), Delivery::Delivered);
                 assert!(is_open(&mut **offer));
-                let (side_channel, said) = server.accept_side_channel().await;
-                assert_eq!(said, PROPOSAL);
+                let (side_channel, received) = server.accept_side_channel().await;
+                assert_eq!(received, PROPOSAL);
                 assert!(is_open(&mut **offer));
                 drop(side_channel);
                 until_lost(&mut **offer).await;
@@ -48,46 +48,49 @@ fn messages_go_both_ways_and_end() {
         let server = world.server("127.0.0.1:0");
         let client = world.client();
         for _ in 0..3 {
-            let mut dialled = world.dial(&*client, server.at()).await;
-            let ours = dialled.offer.as_mut().unwrap().side_channel().unwrap();
+            let mut connection = world.dial(&*client, server.at()).await;
+            let ours = connection.offer.as_mut().unwrap().side_channel().unwrap();
             let (mut theirs, _) = server.accept_side_channel().await;
-            // Each waits before the other one speaks.
+            // Each waits before the other one sends.
             let us = async {
-                assert_eq!(hear(ours, 6).await, b"ACCEPT");
-                tell(ours, b"CONFIRM");
-                assert_eq!(hear(ours, 3).await, b"LLC");
+                assert_eq!(read_exact(ours, 6).await, b"ACCEPT");
+                send(ours, b"CONFIRM");
+                assert_eq!(read_exact(ours, 3).await, b"LLC");
                 ours.send(b"one").unwrap();
-                tell(ours, b"two");
+                send(ours, b"two");
             };
             let them = async {
                 futures_lite::future::yield_now().await;
-                tell(&mut *theirs, b"ACCEPT");
-                assert_eq!(hear(&mut *theirs, 7).await, b"CONFIRM");
-                tell(&mut *theirs, b"LLC");
-                assert_eq!(hear(&mut *theirs, 6).await, b"onetwo");
+                send(&mut *theirs, b"ACCEPT");
+                assert_eq!(read_exact(&mut *theirs, 7).await, b"CONFIRM");
+                send(&mut *theirs, b"LLC");
+                assert_eq!(read_exact(&mut *theirs, 6).await, b"onetwo");
             };
             futures_lite::future::zip(us, them).await;
-            tell(ours, b"last");
-            drop(dialled);
-            assert_eq!(hear(&mut *theirs, 10).await, b"last", "and the end");
-            theirs.send(b"nobody reads this").unwrap();
+            send(ours, b"last");
+            drop(connection);
+            assert_eq!(read_exact(&mut *theirs, 10).await, b"last", "and the end");
+            theirs.send(b"never read").unwrap();
             theirs.flush();
         }
     });
 }
 
 #[test]
-fn a_way_beside_tcp_has_room_for_a_handshake_and_not_for_more() {
+fn a_side_channel_has_capacity_for_a_handshake_and_not_for_more() {
     run(|world| async move {
         let server = world.server("127.0.0.1:0");
-        let mut dialled = world.dial(&*world.client(), server.at()).await;
-        let offer = dialled.offer.as_mut().unwrap();
+        let mut connection = world.dial(&*world.client(), server.at()).await;
+        let offer = connection.offer.as_mut().unwrap();
         let (mut theirs, _) = server.accept_side_channel().await;
         // CONFIRM and ACCEPT have 512 bytes at most.
-        tell(&mut *theirs, &[8; 512]);
-        tell(offer.side_channel().unwrap(), &[7; 512]);
-        assert_eq!(hear(&mut *theirs, 512).await, [7; 512]);
-        assert_eq!(hear(offer.side_channel().unwrap(), 512).await, [8; 512]);
+        send(&mut *theirs, &[8; 512]);
+        send(offer.side_channel().unwrap(), &[7; 512]);
+        assert_eq!(read_exact(&mut *theirs, 512).await, [7; 512]);
+        assert_eq!(
+            read_exact(offer.side_channel().unwrap(), 512).await,
+            [8; 512]
+        );
         assert!(theirs.send(&[9]).is_err());
         assert!(offer.side_channel().unwrap().send(&[9; 1000]).is_err());
         assert!(is_open(&mut **offer), "nothing of it arrives");
@@ -99,31 +102,31 @@ fn a_way_beside_tcp_has_room_for_a_handshake_and_not_for_more() {
 }
 
 #[test]
-fn clients_of_one_process_do_not_hear_each_other() {
+fn clients_of_one_process_do_not_read_each_others_messages() {
     run(|world| async move {
         let server = world.server("127.0.0.1:0");
         let clients = [world.client(), world.client()];
-        let mut dialled = Vec::new();
+        let mut connection = Vec::new();
         for n in 0..20 {
-            dialled.push(world.dial(&*clients[n % 2], server.at()).await);
+            connection.push(world.dial(&*clients[n % 2], server.at()).await);
         }
         let mut asides = Vec::new();
-        for _ in 0..dialled.len() {
+        for _ in 0..connection.len() {
             let (socket, verdict) = server.accept_stream().await;
             let Verdict::SideChannel(mut side_channel) = verdict else {
                 panic!("{verdict:?}")
             };
-            assert_eq!(said(&mut *side_channel), PROPOSAL);
-            tell(
+            assert_eq!(read_available(&mut *side_channel), PROPOSAL);
+            send(
                 &mut *side_channel,
                 &socket.peer_addr().unwrap().port().to_le_bytes(),
             );
             asides.push(side_channel);
         }
-        for dialled in &mut dialled {
-            let port = dialled.socket.local_addr().unwrap().port();
-            let side_channel = dialled.offer.as_mut().unwrap().side_channel().unwrap();
-            assert_eq!(hear(side_channel, 2).await, port.to_le_bytes());
+        for connection in &mut connection {
+            let port = connection.socket.local_addr().unwrap().port();
+            let side_channel = connection.offer.as_mut().unwrap().side_channel().unwrap();
+            assert_eq!(read_exact(side_channel, 2).await, port.to_le_bytes());
         }
     });
 }
@@ -139,7 +142,7 @@ fn plain_and_announced_clients_are_told_apart() {
         for n in 0..40 {
             if n % 3 == 0 {
                 plain.push(TcpStream::connect(server.at()).unwrap());
-                expected.push(Heard::Plain);
+                expected.push(Accepted::Plain);
             } else {
                 kept.push(world.dial(&*client, server.at()).await);
                 expected.push(announced());
@@ -161,7 +164,7 @@ fn wildcards_and_both_families_are_found() {
         let any_v4: SocketAddr = (Ipv4Addr::UNSPECIFIED, 0).into();
         let v6: SocketAddr = (Ipv6Addr::LOCALHOST, 0).into();
         let any_v6: SocketAddr = (Ipv6Addr::UNSPECIFIED, 0).into();
-        for (at, only_v6, dialled) in [
+        for (at, only_v6, connection) in [
             ("0.0.0.0:0", false, vec![v4, other_v4, any_v4, mapped]),
             (
                 "[::]:0",
@@ -173,10 +176,10 @@ fn wildcards_and_both_families_are_found() {
             let mut options = SocketOptions::default();
             options.only_v6 = Some(only_v6);
             let server = world.server_with(at.parse().unwrap(), &options, &world.local());
-            for mut to in dialled {
+            for mut to in connection {
                 to.set_port(server.port());
-                let dialled = world.dial(&*client, to).await;
-                assert!(dialled.offer.is_some(), "{at} {to}");
+                let connection = world.dial(&*client, to).await;
+                assert!(connection.offer.is_some(), "{at} {to}");
                 assert_eq!(server.accept().await, announced(), "{at} {to}");
             }
             if only_v6 {
@@ -215,19 +218,22 @@ fn an_offer_that_was_taken_back_is_not_answered() {
     run(|world| async move {
         let server = world.server("127.0.0.1:0");
         let client = world.client();
-        let mut dialled = world.dial(&*client, server.at()).await;
-        let offer = dialled.offer.as_mut().unwrap();
+        let mut connection = world.dial(&*client, server.at()).await;
+        let offer = connection.offer.as_mut().unwrap();
         assert_eq!(offer.withdraw(), Withdrawn::Free);
         assert_eq!(offer.withdraw(), Withdrawn::Free);
-        assert_eq!(server.accept().await, Heard::Plain);
+        assert_eq!(server.accept().await, Accepted::Plain);
 
-        let mut dialled = world.dial(&*client, server.at()).await;
+        let mut connection = world.dial(&*client, server.at()).await;
         assert_eq!(server.accept().await, announced());
-        assert_eq!(dialled.offer.as_mut().unwrap().withdraw(), Withdrawn::Taken);
+        assert_eq!(
+            connection.offer.as_mut().unwrap().withdraw(),
+            Withdrawn::Taken
+        );
 
-        let mut dialled = world.dial(&*client, server.at()).await;
-        drop(dialled.offer.take());
-        assert_eq!(server.accept().await, Heard::Plain);
+        let mut connection = world.dial(&*client, server.at()).await;
+        drop(connection.offer.take());
+        assert_eq!(server.accept().await, Accepted::Plain);
     });
 }
 
@@ -236,8 +242,8 @@ fn an_offer_can_be_taken_back_until_it_is_answered() {
     run(|world| async move {
         let server = world.server("127.0.0.1:0");
         let client = world.client();
-        let mut dialled = world.dial(&*client, server.at()).await;
-        let offer = dialled.offer.as_mut().unwrap();
+        let mut connection = world.dial(&*client, server.at()).await;
+        let offer = connection.offer.as_mut().unwrap();
         let (mut theirs, _) = server.accept_side_channel().await;
         assert!(!theirs.is_withdrawn());
         assert_eq!(offer.withdraw(), Withdrawn::Free);
@@ -245,22 +251,25 @@ fn an_offer_can_be_taken_back_until_it_is_answered() {
         assert!(theirs.is_withdrawn(), "the connection is plain");
         assert_eq!(offer.withdraw(), Withdrawn::Free);
 
-        let mut dialled = world.dial(&*client, server.at()).await;
-        let offer = dialled.offer.as_mut().unwrap();
+        let mut connection = world.dial(&*client, server.at()).await;
+        let offer = connection.offer.as_mut().unwrap();
         let (mut theirs, _) = server.accept_side_channel().await;
-        tell(&mut *theirs, b"ACCEPT");
+        send(&mut *theirs, b"ACCEPT");
         assert_eq!(offer.withdraw(), Withdrawn::Taken);
         assert!(!theirs.is_withdrawn());
-        assert_eq!(hear(offer.side_channel().unwrap(), 6).await, b"ACCEPT");
+        assert_eq!(
+            read_exact(offer.side_channel().unwrap(), 6).await,
+            b"ACCEPT"
+        );
     });
 }
 
 #[test]
-fn a_listener_that_works_shows_it() {
+fn a_listener_that_works_publishes_progress() {
     run(|world| async move {
         let server = world.server("127.0.0.1:0");
-        let mut dialled = world.dial(&*world.client(), server.at()).await;
-        let offer = dialled.offer.as_mut().unwrap().side_channel().unwrap();
+        let mut connection = world.dial(&*world.client(), server.at()).await;
+        let offer = connection.offer.as_mut().unwrap().side_channel().unwrap();
         let before = offer.progress();
         let (theirs, _) = server.accept_side_channel().await;
         let claimed = offer.progress();
@@ -275,41 +284,44 @@ fn a_listener_that_works_shows_it() {
 }
 
 #[test]
-fn a_listener_that_was_silent_is_not_asked_for_a_moment() {
+fn a_listener_that_did_not_answer_is_not_asked_during_the_backoff() {
     run(|world| async move {
         let server = world.server("127.0.0.1:0");
         let client = world.client();
-        let mut dialled = world.dial(&*client, server.at()).await;
-        let offer = dialled.offer.as_mut().unwrap();
+        let mut connection = world.dial(&*client, server.at()).await;
+        let offer = connection.offer.as_mut().unwrap();
         assert_eq!(offer.side_channel().unwrap().withdraw(), Withdrawn::Free);
         let asked = world.dial(&*client, server.at()).await;
         assert!(asked.offer.is_none());
-        assert_eq!(server.accept().await, Heard::Plain);
-        assert_eq!(server.accept().await, Heard::Plain);
-        // After that it is, and when it answers all others ask it, too.
+        assert_eq!(server.accept().await, Accepted::Plain);
+        assert_eq!(server.accept().await, Accepted::Plain);
+        // After that it is, and once it has answered all others make offers, too.
         let mut asked = world.dial(&*client, server.at()).await;
         while asked.offer.is_none() {
-            assert_eq!(server.accept().await, Heard::Plain);
+            assert_eq!(server.accept().await, Accepted::Plain);
             world.pause().await;
             asked = world.dial(&*client, server.at()).await;
         }
         let (mut theirs, _) = server.accept_side_channel().await;
-        tell(&mut *theirs, b"ACCEPT");
+        send(&mut *theirs, b"ACCEPT");
         let offer = asked.offer.as_mut().unwrap();
-        assert_eq!(hear(offer.side_channel().unwrap(), 6).await, b"ACCEPT");
+        assert_eq!(
+            read_exact(offer.side_channel().unwrap(), 6).await,
+            b"ACCEPT"
+        );
         for _ in 0..3 {
-            let _dialled = world.dial(&*client, server.at()).await;
+            let _connection = world.dial(&*client, server.at()).await;
             assert_eq!(server.accept().await, announced());
         }
     });
 }
 
 #[test]
-fn a_dismissed_client_learns_of_it() {
+fn a_dismissed_client_is_notified() {
     run(|world| async move {
         let server = world.server("127.0.0.1:0");
-        let mut dialled = world.dial(&*world.client(), server.at()).await;
-        let offer = dialled.offer.as_mut().unwrap();
+        let mut connection = world.dial(&*world.client(), server.at()).await;
+        let offer = connection.offer.as_mut().unwrap();
         assert!(is_open(&mut **offer));
         let (socket, peer) = poll_fn(|cx| server.acceptor.poll_accept(cx)).await.unwrap();
         server.published.dismiss(&*socket, peer);
@@ -329,7 +341,7 @@ fn a_port_is_plain_again_when_its_offer_was_taken_back() {
             assert_eq!(offer.withdraw(), Withdrawn::Free);
             let offer = is_kept.then_some(offer);
             let _plain = connect(socket, server.at());
-            assert_eq!(server.accept().await, Heard::Plain);
+            assert_eq!(server.accept().await, Accepted::Plain);
             drop(offer);
         }
     });
@@ -344,7 +356,7 @@ fn an_offer_is_worth_nothing_for_another_address() {
         let Announced { mut offer, socket } = Announced::to(&*candidate).unwrap();
         let elsewhere = (Ipv4Addr::new(127, 0, 0, 77), server.port()).into();
         let _plain = connect(socket, elsewhere);
-        assert_eq!(server.accept().await, Heard::Plain);
+        assert_eq!(server.accept().await, Accepted::Plain);
         assert!(is_open(&mut *offer));
         assert_eq!(offer.withdraw(), Withdrawn::Free);
     });
@@ -359,8 +371,8 @@ fn offers_end_with_the_listener() {
         } = world.server("127.0.0.1:0");
         let to = acceptor.local_addr().unwrap();
         let client = world.client();
-        let mut dialled = world.dial(&*client, to).await;
-        let offer = dialled.offer.as_mut().unwrap();
+        let mut connection = world.dial(&*client, to).await;
+        let offer = connection.offer.as_mut().unwrap();
         assert!(is_open(&mut **offer));
         assert_eq!(world.names().len(), 1);
         drop(published);
@@ -368,7 +380,7 @@ fn offers_end_with_the_listener() {
         assert_eq!(offer.withdraw(), Withdrawn::Free);
         assert!(world.names().is_empty());
 
-        // The port goes on without SMC: nobody is asked and nothing is announced.
+        // The port goes on without SMC: nothing is announced.
         assert!(client.look_up(to).await.is_err());
         // And with it again.
         let published = world.local().publish(&world.rt, to, acceptor.fd()).unwrap();
@@ -378,10 +390,10 @@ fn offers_end_with_the_listener() {
         };
         assert_eq!(
             server.accept().await,
-            Heard::Plain,
+            Accepted::Plain,
             "was announced to the former one"
         );
-        let _dialled = world.dial(&*client, to).await;
+        let _connection = world.dial(&*client, to).await;
         assert_eq!(server.accept().await, announced());
     });
 }
@@ -393,16 +405,16 @@ fn the_next_listener_on_a_port_is_announced_to_at_once() {
         let port = HeldPort::of(Ipv4Addr::LOCALHOST).unwrap();
         for _ in 0..20 {
             let server = world.server_with(port.addr(), &SocketOptions::default(), &world.local());
-            let _dialled = world.dial(&*client, port.addr()).await;
+            let _connection = world.dial(&*client, port.addr()).await;
             assert_eq!(server.accept().await, announced());
         }
     });
 }
 
 #[test]
-fn of_two_listeners_on_a_port_the_one_that_speaks_smc_gets_the_offers() {
+fn of_two_listeners_on_a_port_the_one_with_smc_gets_the_offers() {
     run(|world| async move {
-        if !kernel_says() {
+        if !has_sock_diag() {
             return println!("skipped: why: no sock_diag here");
         }
         let mut options = SocketOptions::default();
@@ -413,12 +425,12 @@ fn of_two_listeners_on_a_port_the_one_that_speaks_smc_gets_the_offers() {
         let mut kept = Vec::new();
         let (mut with, mut without) = (0, 0);
         for _ in 0..40 {
-            let dialled = world.dial(&*client, smc.at()).await;
-            match dialled.offer {
+            let connection = world.dial(&*client, smc.at()).await;
+            match connection.offer {
                 Some(_) => with += 1,
                 None => without += 1,
             }
-            kept.push(dialled);
+            kept.push(connection);
         }
         for _ in 0..with {
             assert_eq!(smc.accept().await, announced());
@@ -446,7 +458,7 @@ fn each_of_several_listeners_answers_for_itself() {
         for server in [&one, &two] {
             while let Poll::Ready(accepted) = poll_once(|cx| server.acceptor.poll_accept(cx)) {
                 let (socket, peer) = accepted.unwrap();
-                verdicts.push(Heard::of(&mut server.published.verdict(&*socket, peer)));
+                verdicts.push(Accepted::of(&mut server.published.verdict(&*socket, peer)));
             }
             // Some runtimes learn of connections only between polls.
             futures_lite::future::yield_now().await;
@@ -458,7 +470,7 @@ fn each_of_several_listeners_answers_for_itself() {
         assert!(verdicts.iter().all(|verdict| *verdict == announced()));
         let mut outcomes = kept
             .iter_mut()
-            .map(|dialled| dialled.offer.as_mut().unwrap().withdraw());
+            .map(|connection| connection.offer.as_mut().unwrap().withdraw());
         assert!(outcomes.all(|outcome| outcome == Withdrawn::Taken));
     });
 }
@@ -466,7 +478,7 @@ fn each_of_several_listeners_answers_for_itself() {
 #[test]
 fn a_plain_listener_on_the_very_address_wins_over_a_wildcard() {
     run(|world| async move {
-        if !kernel_says() {
+        if !has_sock_diag() {
             return println!("skipped: why: no sock_diag here");
         }
         let mut options = SocketOptions::default();
@@ -477,36 +489,36 @@ fn a_plain_listener_on_the_very_address_wins_over_a_wildcard() {
             .rt
             .bind(loopback(smc.port()), &options, &mut |_| Ok(()))
             .unwrap();
-        let dialled = world.dial(&*world.client(), loopback(smc.port())).await;
-        assert!(dialled.offer.is_none());
+        let connection = world.dial(&*world.client(), loopback(smc.port())).await;
+        assert!(connection.offer.is_none());
         poll_fn(|cx| plain.poll_accept(cx)).await.unwrap();
     });
 }
 
 #[test]
-fn more_connections_than_a_board_has_cards_are_plain() {
+fn more_connections_than_a_mailbox_has_slots_are_plain() {
     run(|world| async move {
         let server = world.server("127.0.0.1:0");
         let client = world.client();
         let candidate = client.look_up(server.at()).await.unwrap();
-        // Nothing is asked of the listener, which does not even look.
+        // The listener is not involved and does not read them.
         let mut offers = Vec::new();
         while let Some(Announced { offer, .. }) = Announced::to(&*candidate) {
             offers.push(offer);
-            assert!(offers.len() <= CARDS);
+            assert!(offers.len() <= SLOTS);
         }
-        assert!(offers.len() > CARDS / 2, "{}", offers.len());
-        let dialled = world.dial(&*client, server.at()).await;
-        assert!(dialled.offer.is_none());
-        assert_eq!(server.accept().await, Heard::Plain);
+        assert!(offers.len() > SLOTS / 2, "{}", offers.len());
+        let connection = world.dial(&*client, server.at()).await;
+        assert!(connection.offer.is_none());
+        assert_eq!(server.accept().await, Accepted::Plain);
         drop(offers);
-        let _dialled = world.dial(&*client, server.at()).await;
+        let _connection = world.dial(&*client, server.at()).await;
         assert_eq!(server.accept().await, announced());
     });
 }
 
 #[test]
-fn cards_that_a_listener_holds_on_to_are_not_used_again() {
+fn slots_that_a_listener_still_uses_are_not_used_again() {
     run_once(TempDir::new(), |world| async move {
         let server = world.server("127.0.0.1:0");
         let client = world.client();
@@ -515,30 +527,30 @@ fn cards_that_a_listener_holds_on_to_are_not_used_again() {
             let Some(offer) = world.dial(&*client, server.at()).await.offer else {
                 break;
             };
-            let (side_channel, said) = server.accept_side_channel().await;
-            assert_eq!(said, PROPOSAL);
+            let (side_channel, received) = server.accept_side_channel().await;
+            assert_eq!(received, PROPOSAL);
             held.push(side_channel);
             drop(offer);
-            assert!(held.len() <= CARDS);
+            assert!(held.len() <= SLOTS);
         }
-        assert!(held.len() > CARDS / 2, "{}", held.len());
-        assert_eq!(server.accept().await, Heard::Plain, "no card was left");
-        // What is written on those reaches nobody else's connection.
+        assert!(held.len() > SLOTS / 2, "{}", held.len());
+        assert_eq!(server.accept().await, Accepted::Plain, "no slot was left");
+        // Writes to those slots reach no other connection.
         for mut side_channel in held {
-            assert_eq!(said(&mut *side_channel), b"");
+            assert_eq!(read_available(&mut *side_channel), b"");
             assert!(side_channel.send(b"late").is_err());
         }
-        let mut dialled = world.dial(&*client, server.at()).await;
-        let (mut side_channel, said) = server.accept_side_channel().await;
-        assert_eq!(said, PROPOSAL);
-        tell(&mut *side_channel, b"now");
-        let offer = dialled.offer.as_mut().unwrap();
-        assert_eq!(hear(offer.side_channel().unwrap(), 3).await, b"now");
+        let mut connection = world.dial(&*client, server.at()).await;
+        let (mut side_channel, received) = server.accept_side_channel().await;
+        assert_eq!(received, PROPOSAL);
+        send(&mut *side_channel, b"now");
+        let offer = connection.offer.as_mut().unwrap();
+        assert_eq!(read_exact(offer.side_channel().unwrap(), 3).await, b"now");
     });
 }
 
 #[test]
-fn names_of_the_dead_are_removed() {
+fn names_of_ended_processes_are_removed() {
     run(|world| async move {
         let server = world.server("127.0.0.1:0");
         let live = world.names();
@@ -556,7 +568,7 @@ fn names_of_the_dead_are_removed() {
         };
         gone();
         let client = world.client();
-        let _dialled = world.dial(&*client, server.at()).await;
+        let _connection = world.dial(&*client, server.at()).await;
         assert_eq!(server.accept().await, announced());
         assert_eq!(world.names(), live, "by a client");
 
@@ -591,12 +603,12 @@ fn assumptions_and_chains() {
         let never: Arc<dyn Negotiation> = Arc::new(Never::new());
         let assume: Arc<dyn Negotiation> = Arc::new(Assume::new());
         for (links, offered, delivery, verdict) in [
-            (vec![never.clone()], false, None, Heard::Plain),
+            (vec![never.clone()], false, None, Accepted::Plain),
             (
                 vec![assume.clone()],
                 true,
                 Some(Delivery::OnTcp),
-                Heard::OnTcp,
+                Accepted::OnTcp,
             ),
             (
                 vec![never, local.clone()],
@@ -622,12 +634,12 @@ fn assumptions_and_chains() {
                 acceptor,
                 published,
             };
-            let mut dialled = world.dial(&*chain.client(&world.rt), at).await;
-            assert_eq!(dialled.offer.is_some(), offered);
-            let connected = dialled
+            let mut connection = world.dial(&*chain.client(&world.rt), at).await;
+            assert_eq!(connection.offer.is_some(), offered);
+            let connected = connection
                 .offer
                 .as_mut()
-                .map(|o| o.connected(&*dialled.socket));
+                .map(|o| o.connected(&*connection.socket));
             assert_eq!(connected, delivery);
             assert_eq!(server.accept().await, verdict);
         }
@@ -635,7 +647,7 @@ fn assumptions_and_chains() {
 }
 
 /// Whether the kernel answers questions about sockets: it then says where a connection goes.
-pub(super) fn kernel_says() -> bool {
+pub(super) fn has_sock_diag() -> bool {
     let here = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = here.local_addr().unwrap().port();
     let shown = std::process::Command::new("ss")
@@ -644,5 +656,5 @@ pub(super) fn kernel_says() -> bool {
     shown.is_ok_and(|out| !out.stdout.is_empty())
 }
 
-/// Connections that a client may have under way with one listener.
-const CARDS: usize = 1024;
+/// Pending connections of a client with one listener.
+const SLOTS: usize = 1024;

@@ -1,11 +1,11 @@
-//! What a user who is let in cannot do.
+//! What a user who is allowed cannot do.
 
 use smc_core::io::negotiate::{Delivery, Withdrawn};
 use smc_testkit::port::HeldPort;
 use smc_testkit::user::run_as;
 
 use super::raw::{RawChannel, listen_at};
-use super::scenarios::kernel_says;
+use super::scenarios::has_sock_diag;
 use super::*;
 
 #[test]
@@ -20,30 +20,30 @@ fn a_stream_goes_to_no_listener_that_has_not_got_its_connection() {
         let candidate = client.look_up(server.at()).await.unwrap();
         let service = std::net::TcpListener::bind(loopback(0)).unwrap();
         for is_taken in [false, true] {
-            // The network leads it to another service, as a rule of a packet filter does.
+            // The network redirects it to another service, as a rule of a packet filter does.
             let at = service.local_addr().unwrap();
-            let mut dialled = world.dial_by(&*candidate, at).await;
+            let mut connection = world.dial_by(&*candidate, at).await;
             let (accepted, from) = service.accept().unwrap();
             if is_taken {
-                // The listener says that it has got it.
+                // The listener claims that it has got it.
                 let plain = TcpStream::connect(server.at()).unwrap();
                 let (socket, _) = server.accept_stream().await;
                 let mut verdict = server.published.verdict(&*socket, from);
-                assert_eq!(Heard::of(&mut verdict), announced());
+                assert_eq!(Accepted::of(&mut verdict), announced());
                 let Verdict::SideChannel(mut side_channel) = verdict else {
                     unreachable!("it was announced")
                 };
-                tell(&mut *side_channel, b"ACCEPT");
+                send(&mut *side_channel, b"ACCEPT");
                 drop(plain);
             }
-            assert_eq!(dialled.connected(), Delivery::Plain);
-            let mut offer = dialled.offer.unwrap();
+            assert_eq!(connection.connected(), Delivery::Plain);
+            let mut offer = connection.offer.unwrap();
             assert_eq!(offer.withdraw(), Withdrawn::Free);
             assert_eq!(offer.cause(), FallbackCause::NotProven);
             drop(accepted);
         }
-        let mut dialled = world.dial_by(&*candidate, server.at()).await;
-        assert_eq!(dialled.connected(), Delivery::Delivered);
+        let mut connection = world.dial_by(&*candidate, server.at()).await;
+        assert_eq!(connection.connected(), Delivery::Delivered);
         assert_eq!(server.accept().await, announced());
     });
 }
@@ -85,13 +85,13 @@ fn names_of_another_users_listener_take_nothing_and_hide_nothing() {
         let forger = Forger::of(USER, &world, &real, 128);
         let client = world.shared(&[USER]).client(&world.rt);
         for _ in 0..2 {
-            let _dialled = world.dial(&*client, server.at()).await;
+            let _connection = world.dial(&*client, server.at()).await;
             assert_eq!(server.accept().await, announced());
         }
         let channels = forger.accept();
         assert!(!channels.is_empty());
         for channel in channels {
-            assert_eq!(channel.heard(), Vec::<Vec<u8>>::new());
+            assert_eq!(channel.received(), Vec::<Vec<u8>>::new());
             assert!(channel.is_ended());
         }
     });
@@ -184,7 +184,7 @@ impl World {
         fs::set_permissions(&self.dir.path, fs::Permissions::from_mode(0o1777)).unwrap();
     }
 
-    /// A listener of another user, who lets in this one.
+    /// A listener of another user, who allows this one.
     fn server_of(&self, uid: u32, port: u16) -> Server {
         let local = self.shared(&[0]);
         let server = || self.server_with(loopback(port), &SocketOptions::default(), &local);
@@ -192,7 +192,7 @@ impl World {
     }
 
     /// Makes the offer that belongs to another address for a connection to this one.
-    async fn dial_by(&self, candidate: &dyn Candidate, to: SocketAddr) -> Dialled {
+    async fn dial_by(&self, candidate: &dyn Candidate, to: SocketAddr) -> Connection {
         let mut offer = None;
         let options = SocketOptions::default();
         let mut announce = |socket: &Unconnected<'_>| {
@@ -200,25 +200,25 @@ impl World {
             Ok(())
         };
         let socket = self.rt.connect(to, &options, &mut announce).await.unwrap();
-        Dialled { socket, offer }
+        Connection { socket, offer }
     }
 }
 
-impl Dialled {
+impl Connection {
     fn connected(&mut self) -> Delivery {
         let offer = self.offer.as_mut().unwrap();
         offer.connected(&*self.socket)
     }
 }
 
-/// Whether there can be other users here, whose sockets can be told apart.
+/// Whether there can be other users here, whose sockets can be distinguished.
 fn is_possible() -> bool {
     if !is_root() {
         println!("skipped: why: needs root to become another user");
-    } else if !kernel_says() {
+    } else if !has_sock_diag() {
         println!("skipped: why: no sock_diag here");
     }
-    is_root() && kernel_says()
+    is_root() && has_sock_diag()
 }
 
 /// A user without any rights, who need not have an account.

@@ -20,7 +20,7 @@ in_lab! {
     smc_on_smol,
     plain_peers_see_plain_tcp,
     a_server_that_wants_no_smc_declines,
-    whoever_lacks_a_device_declines,
+    an_endpoint_without_a_device_declines,
     the_same_host_first_then_the_option,
     a_listener_that_was_passed_sends_no_option,
 }
@@ -91,7 +91,7 @@ fn a_server_that_wants_no_smc_declines(_: Lab) {
         assert_eq!(theirs.fallback_reason(), Some(by_policy.clone()));
         assert!(ours.fallback_reason().is_some());
         talk(ours, theirs).await;
-        // A client that wants none says nothing in its SYN.
+        // A client without SMC sends no option in its SYN.
         let never = hosts.endpoint(true, Policy::Never);
         hosts.server = hosts.endpoint(true, Policy::Prefer);
         hosts.client = never;
@@ -102,7 +102,7 @@ fn a_server_that_wants_no_smc_declines(_: Lab) {
     });
 }
 
-fn whoever_lacks_a_device_declines(_: Lab) {
+fn an_endpoint_without_a_device_declines(_: Lab) {
     run(|world| async move {
         let mut hosts = Hosts::new(&world.rt, Arc::new(SynOption::load().unwrap()));
         for (client_has, server_has) in [(false, true), (true, false), (false, false)] {
@@ -156,7 +156,7 @@ fn a_listener_that_was_passed_sends_no_option(_: Lab) {
         let listener = hosts.server.listen_on(passed).unwrap();
         let (ours, theirs) = hosts.meet_at(&listener).await;
         for stream in [&ours, &theirs] {
-            // The listener also says why its option could not be set.
+            // The listener also reports why its option could not be set.
             let reason = stream.fallback_reason().unwrap();
             assert_eq!(reason.local, DeclineCode::PEERNOSMC, "{reason}");
         }

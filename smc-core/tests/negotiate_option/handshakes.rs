@@ -1,4 +1,4 @@
-//! Who finds out what, by the handshakes of TCP alone.
+//! The results of negotiation, by the handshakes of TCP alone.
 
 use std::fs;
 
@@ -16,7 +16,7 @@ in_lab! {
     with_syn_cookies,
     a_program_that_is_gone,
     many_at_a_time,
-    a_listener_of_somebody_else,
+    a_listener_that_was_bound_elsewhere,
 }
 
 fn both_are_marked(_: Lab) {
@@ -156,10 +156,10 @@ fn many_at_a_time(_: Lab) {
     });
 }
 
-fn a_listener_of_somebody_else(_: Lab) {
+fn a_listener_that_was_bound_elsewhere(_: Lab) {
     run(|world| async move {
         let option = SynOption::load().unwrap();
-        // Bound elsewhere, so that nobody could mark it in time.
+        // Bound elsewhere, so that it could not be marked in time.
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let at = listener.local_addr().unwrap();
         let fd = std::os::fd::AsFd::as_fd(&listener);

@@ -1,4 +1,4 @@
-//! Loading, pinning and taking away, by users with and without privileges.
+//! Loading, pinning and removing, by users with and without privileges.
 
 #![allow(unsafe_code, reason = "a system call that no crate wraps")]
 
@@ -19,7 +19,7 @@ use crate::world::{Sniffer, Speaks, run};
 
 in_lab! {
     a_user_without_privileges,
-    who_is_not_let_in,
+    a_user_who_is_not_permitted,
     users_cannot_freeze_the_map,
     a_map_that_was_frozen_is_made_anew,
     installing_again_and_undoing,
@@ -48,7 +48,7 @@ fn a_user_without_privileges(lab: Lab) {
     run(|world| async move {
         let option = SynOption::pinned().unwrap();
         let server = world.server(&option, "127.0.0.1:0");
-        let mut user = Helper::start(&server.at().to_string(), Some(NOBODY));
+        let mut user = Helper::start(&server.at().to_string(), Some(OVERFLOW_USER));
         assert_eq!(server.accept().await.1, Speaks::Clc);
         assert_eq!(user.line(), "true");
         let to = user.line().parse().unwrap();
@@ -58,7 +58,7 @@ fn a_user_without_privileges(lab: Lab) {
     });
 }
 
-fn who_is_not_let_in(lab: Lab) {
+fn a_user_who_is_not_permitted(lab: Lab) {
     if role().is_some() {
         let Err(pinned) = SynOption::pinned() else {
             return say("let in");
@@ -76,20 +76,25 @@ fn who_is_not_let_in(lab: Lab) {
     let setup = Setup::new().cgroup(&lab.cgroup);
     let status = setup.clone().mode(0o600).install().unwrap().status;
     assert_eq!((status.mode, &status.closed), (0o600, &None));
-    let mut user = Helper::start("user", Some(NOBODY));
+    let mut user = Helper::start("user", Some(OVERFLOW_USER));
     let reason = user.line();
     assert!(reason.starts_with("not permitted to open"), "{reason}");
     for _ in 0..4 {
         assert_eq!(user.line(), "true");
     }
     // A group that may.
-    let grouped = setup.clone().mode(0o660).group(NOBODY).install().unwrap();
+    let grouped = setup
+        .clone()
+        .mode(0o660)
+        .group(OVERFLOW_USER)
+        .install()
+        .unwrap();
     assert!(!grouped.is_new);
-    assert_eq!(grouped.status.gid, NOBODY);
-    let mut user = Helper::start("user", Some(NOBODY));
+    assert_eq!(grouped.status.gid, OVERFLOW_USER);
+    let mut user = Helper::start("user", Some(OVERFLOW_USER));
     assert_eq!(user.line(), "let in");
 
-    // The map is for everybody, the way to it is not.
+    // The map is for all users, the directory of it is not.
     use std::os::unix::fs::PermissionsExt;
     fs::set_permissions("/sys/fs/bpf", fs::Permissions::from_mode(0o700)).unwrap();
     let status = setup.install().unwrap().status;
@@ -106,7 +111,7 @@ fn users_cannot_freeze_the_map(lab: Lab) {
     }
     let setup = Setup::new().cgroup(&lab.cgroup).mode(0o666);
     let map = setup.install().unwrap().status.map;
-    let mut user = Helper::start(&map.display().to_string(), Some(NOBODY));
+    let mut user = Helper::start(&map.display().to_string(), Some(OVERFLOW_USER));
     assert_eq!(user.line(), "refused");
     run(|world| async move {
         let option = SynOption::pinned().unwrap();
@@ -195,7 +200,7 @@ fn installing_again_and_undoing(lab: Lab) {
         assert!(!Path::new(directory).exists());
         let gone = SynOption::pinned_in(directory).unwrap_err();
         assert!(matches!(gone, SetupError::NotInstalled { .. }));
-        // Whoever still uses it is plain.
+        // A process that still uses it is plain.
         assert_eq!(option.is_effective().unwrap(), Some(false));
         let dialled = world.dial(&option, server.at()).await;
         assert_eq!(dialled.delivery, Delivery::Plain);
@@ -315,7 +320,7 @@ fn in_time<T>(mut attempt: impl FnMut() -> Option<T>) -> T {
     panic!("the kernel has not cleared away");
 }
 
-const NOBODY: u32 = 65534;
+const OVERFLOW_USER: u32 = 65534;
 
 fn a_directory_that_other_users_can_change(lab: Lab) {
     use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
@@ -333,7 +338,7 @@ fn a_directory_that_other_users_can_change(lab: Lab) {
         assert_eq!(fs::metadata(&kept).unwrap().mode() & 0o777, 0o600);
     };
     fs::create_dir(dir).unwrap();
-    chown(dir, Some(NOBODY), None).unwrap();
+    chown(dir, Some(OVERFLOW_USER), None).unwrap();
     refused("belongs to user");
     chown(dir, Some(0), None).unwrap();
     fs::set_permissions(dir, fs::Permissions::from_mode(0o1777)).unwrap();

@@ -20,7 +20,7 @@ macro_rules! in_lab {
 }
 pub(crate) use in_lab;
 
-/// Runs a scenario in a lab, in another process, or says why that cannot be.
+/// Runs a scenario in a lab, in another process, or prints why that is not possible.
 pub(crate) fn enter(path: &str, scenario: impl FnOnce(Lab)) {
     let (_, name) = path.split_once("::").unwrap();
     if env::var(NAME).is_ok_and(|inside| inside == name) {
@@ -98,7 +98,7 @@ impl Helper {
         Self { process, lines }
     }
 
-    /// The next line that it says.
+    /// The next line that it reports.
     pub(crate) fn line(&mut self) -> String {
         let mut line = String::new();
         loop {
@@ -130,7 +130,7 @@ pub(crate) fn role() -> Option<String> {
     env::var(ROLE).ok()
 }
 
-/// Says a line to the scenario.
+/// Reports a line to the scenario.
 pub(crate) fn say(line: impl std::fmt::Display) {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{MARK}{line}").unwrap();

@@ -34,7 +34,7 @@ pub(crate) fn run<F: Future<Output = ()>>(scenario: impl FnOnce(World) -> F) {
 }
 
 impl World {
-    /// A listener that speaks SMC if the negotiation lets it.
+    /// A listener with SMC if the negotiation allows it.
     pub(crate) fn server(&self, negotiation: &dyn Negotiation, at: &str) -> Server {
         let mut prepare = |socket: &Unconnected<'_>| {
             negotiation.prepare(socket);
@@ -51,7 +51,7 @@ impl World {
         }
     }
 
-    /// Connects as an endpoint does, and says how it would go on.
+    /// Connects as an endpoint does, and returns how it would go on.
     pub(crate) async fn dial(&self, option: &SynOption, to: SocketAddr) -> Dialled {
         let client = option.client(&self.rt);
         let candidate = client.look_up(to).await.unwrap();
@@ -103,7 +103,7 @@ impl Server {
     }
 }
 
-/// What a listener is told of a connection.
+/// How a listener sees a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Speaks {
     Plain,

@@ -1,9 +1,9 @@
 //! The device under loom: every order of steps, every value that a load may see.
 //!
-//! What runs is the code itself: registered buffers, the bell, the driver's list of peers, and the
-//! ringer's side with its eventfd. Only the driver's wait is missing: a model looks afterwards
+//! What runs is the code itself: registered buffers, the signal page, the driver's list of peers, and the
+//! writer's side with its eventfd. Only the driver's wait is missing: a model checks afterwards
 //! whether it would have ended. Each model is run again with memory that does less
-//! than the code asks for, or without a step, and has to fail then.
+//! than the code requests, or without a step, and has to fail then.
 
 mod sleep;
 mod slots;
@@ -16,60 +16,61 @@ use smc_core::mem::sync::Ordering;
 use smc_core::mem::{Element, Region};
 use smc_wire::types::Gid;
 
-use crate::active::Active;
-use crate::bell::{self, Bell};
+use crate::active::ActivePeers;
 use crate::doorbell::new_eventfd;
-use crate::outbox::Way;
 use crate::peer::Peer;
-use crate::pool::Keep;
-use crate::registry::{LoopDmb, Owner, Permits};
-use crate::remote::{LoopAttachment, Remote, RingWith, Ringer, Target, Tokens};
+use crate::pool::PoolLimits;
+use crate::registry::{LocalBuffers, LoopDmb, Permits};
+use crate::remote::{LoopAttachment, Notifier, NotifyBy, RemoteBuffers, Target, Tokens};
+use crate::send_queue::SendPath;
+use crate::signal_page::{self, SignalPage};
 
 /// Both sides of a buffer.
 struct Sides {
     /// The owner's.
     peer: Arc<Peer>,
-    active: Active,
+    active: ActivePeers,
     permits: Arc<Permits>,
     dmb: LoopDmb,
     eventfd: Arc<OwnedFd>,
-    /// The ringer's.
-    bell: Bell,
+    /// The writer's.
+    signal_page: SignalPage,
     target: Arc<Target>,
 }
 
 impl Sides {
-    /// A buffer that both sides know, of an owner who has just been rung.
+    /// A buffer that both sides know, of an owner that was just notified.
     fn new() -> Self {
-        let memory = Region::anonymous(bell::LEN);
-        let [owners, ringers, bell] = [(); 3].map(|()| Bell::new(memory.clone()).unwrap());
+        let memory = Region::anonymous(signal_page::LEN);
+        let [owners, notifiers, signal_page] =
+            [(); 3].map(|()| SignalPage::new(memory.clone()).unwrap());
         let eventfd = Arc::new(new_eventfd().unwrap());
         let account = MemoryAccount::default();
-        let owner = Owner::new(
+        let local = LocalBuffers::new(
             owners,
-            Way::Own(Arc::clone(&eventfd)),
-            KEEP,
+            SendPath::Own(Arc::clone(&eventfd)),
+            POOL_LIMITS,
             account.clone(),
         );
-        let peer = Arc::new(Peer::new(Gid::emulated(1), 1, None, owner, None, None));
+        let peer = Arc::new(Peer::new(Gid::emulated(1), 1, None, local, None, None));
         let permits = Permits::new(8, account.clone());
-        let (dmb, new) = (peer.owner.register(LEN, permits.take().unwrap())).unwrap();
+        let (dmb, new) = (peer.local.register(LEN, permits.take().unwrap())).unwrap();
         let new = new.expect("the first buffer has new memory");
         dmb.set_delivered();
 
-        let with = RingWith::Eventfd(Arc::clone(&eventfd));
-        let ringer = Arc::new(Ringer::new(Gid::emulated(2), ringers, with));
+        let notify_by = NotifyBy::Eventfd(Arc::clone(&eventfd));
+        let notifier = Arc::new(Notifier::new(Gid::emulated(2), notifiers, notify_by));
         let tokens = Arc::new(Tokens::default());
-        let mut remote = Remote::new(ringer, Arc::clone(&tokens), &account);
+        let mut remote = RemoteBuffers::new(notifier, Arc::clone(&tokens), &account);
         remote.install(new.index, new.number, Ok(new.mapping));
         let target = tokens.with(dmb.token(), |target| Ok(Arc::clone(target)));
         let sides = Self {
             peer,
-            active: Active::default(),
+            active: ActivePeers::default(),
             permits,
             dmb,
             eventfd,
-            bell,
+            signal_page,
             target: target.unwrap(),
         };
         sides.touch(new.index);
@@ -81,9 +82,9 @@ impl Sides {
         let element = Element::new(self.dmb.region().clone()).unwrap();
         element.reset();
         element.write(0, &[0; DATA.len()]).unwrap();
-        self.bell.set_fresh(index);
-        self.bell.take_fresh(|_| ());
-        assert!(self.bell.set_ready(index), "a new owner sleeps");
+        self.signal_page.set_changed(index);
+        self.signal_page.take_changed(|_| ());
+        assert!(self.signal_page.set_ready(index), "a new owner sleeps");
         self.active.add(&self.peer);
         self.active.collect(&mut Vec::new());
     }
@@ -125,7 +126,7 @@ impl Sides {
     }
 
     /// How often the doorbell was rung, which ends the driver's wait; once the threads have ended.
-    fn rung(&self) -> u64 {
+    fn doorbell_count(&self) -> u64 {
         let mut count = [0; 8];
         match rustix::io::read(&self.eventfd, &mut count) {
             Ok(_) => u64::from_ne_bytes(count),
@@ -141,7 +142,7 @@ struct Writer {
 }
 
 impl Writer {
-    /// Writes a byte, shows how many there are now, and tells.
+    /// Writes a byte, publishes the count, and signals.
     fn write(&self, count: u8) {
         let at = usize::from(count) - 1;
         self.element.write(at, &[DATA[at]]).unwrap();
@@ -160,7 +161,7 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     /// Whether there is something new to read.
-    fn look(&mut self) -> bool {
+    fn poll(&mut self) -> bool {
         let count = self.element.producer().load(Ordering::Acquire);
         if count == self.seen {
             return false;
@@ -174,15 +175,15 @@ impl Reader<'_> {
     }
 
     /// The last thing that a half does before its task sleeps.
-    fn arm_and_look(&mut self) -> bool {
+    fn arm_and_poll(&mut self) -> bool {
         self.dmb.arm();
-        self.look()
+        self.poll()
     }
 }
 
 /// Longer than what is kept of an unused buffer.
 const LEN: usize = 8192;
-const KEEP: Keep = Keep {
+const POOL_LIMITS: PoolLimits = PoolLimits {
     buffers: 2,
     bytes: 1 << 20,
 };

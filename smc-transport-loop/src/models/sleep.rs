@@ -27,71 +27,71 @@ fn a_reader_that_sleeps_without_fence_does_not_see_what_was_written() {
 }
 
 #[test]
-fn a_driver_that_sleeps_is_rung() {
+fn a_driver_that_sleeps_is_notified() {
     driver(None, None);
 }
 
 #[test]
-#[should_panic(expected = "neither reported nor rung")]
-fn a_ringer_without_one_order_does_not_see_that_the_driver_sleeps() {
+#[should_panic(expected = "neither reported nor notified")]
+fn a_writer_without_one_order_does_not_see_that_the_driver_sleeps() {
     driver(Some(Mutation::NoSeqCst), None);
 }
 
 #[test]
-#[should_panic(expected = "neither reported nor rung")]
+#[should_panic(expected = "neither reported nor notified")]
 fn a_driver_that_sleeps_without_one_order_does_not_see_what_was_reported() {
     driver(None, Some(Mutation::NoSeqCst));
 }
 
 #[test]
-fn a_driver_and_its_ringer_do_without_fences() {
+fn a_driver_and_its_writer_do_without_fences() {
     let both = Some(Mutation::NoFence);
     driver(both, both);
 }
 
 #[test]
-fn whoever_sleeps_is_woken() {
-    all(1, None, None, TAKES_CARE);
+fn a_sleeping_side_is_woken() {
+    all(1, None, None, POLLS_AGAIN);
 }
 
 #[test]
 #[should_panic(expected = "asleep for good")]
 fn without_fences_of_the_writer_sleep_may_be_for_good() {
-    all(1, Some(Mutation::NoFence), None, TAKES_CARE);
+    all(1, Some(Mutation::NoFence), None, POLLS_AGAIN);
 }
 
 #[test]
 #[should_panic(expected = "asleep for good")]
 fn without_fences_of_the_sleepers_sleep_may_be_for_good() {
-    all(1, None, Some(Mutation::NoFence), TAKES_CARE);
+    all(1, None, Some(Mutation::NoFence), POLLS_AGAIN);
 }
 
 #[test]
-fn whoever_sleeps_again_is_woken_again() {
-    all(2, IN_ORDER, IN_ORDER, TAKES_CARE);
-}
-
-#[test]
-#[should_panic(expected = "asleep for good")]
-fn a_reader_has_to_look_again() {
-    let care = Care {
-        reader_looks_again: false,
-        ..TAKES_CARE
-    };
-    all(2, IN_ORDER, IN_ORDER, care);
+fn a_side_that_sleeps_again_is_woken_again() {
+    all(2, IN_ORDER, IN_ORDER, POLLS_AGAIN);
 }
 
 #[test]
 #[should_panic(expected = "asleep for good")]
-fn a_driver_has_to_look_again() {
-    let care = Care {
-        driver_looks_again: false,
-        ..TAKES_CARE
+fn a_reader_has_to_poll_again() {
+    let final_poll = FinalPoll {
+        reader_polls_again: false,
+        ..POLLS_AGAIN
     };
-    all(2, IN_ORDER, IN_ORDER, care);
+    all(2, IN_ORDER, IN_ORDER, final_poll);
 }
 
-/// A reader looks, asks for a report, and looks again, while the peer writes once.
+#[test]
+#[should_panic(expected = "asleep for good")]
+fn a_driver_has_to_poll_again() {
+    let final_poll = FinalPoll {
+        driver_polls_again: false,
+        ..POLLS_AGAIN
+    };
+    all(2, IN_ORDER, IN_ORDER, final_poll);
+}
+
+/// A reader polls, requests a signal, and polls again, while the peer writes once.
 fn reader(writing: Option<Mutation>, reading: Option<Mutation>) {
     check(move || {
         let sides = Sides::new();
@@ -102,15 +102,19 @@ fn reader(writing: Option<Mutation>, reading: Option<Mutation>) {
         });
         let seen = with(reading, || {
             let mut reader = sides.reader();
-            reader.look() || reader.arm_and_look()
+            reader.poll() || reader.arm_and_poll()
         });
         let _attached = writes.join().unwrap();
         assert!(seen || sides.collect(), "neither seen nor reported");
-        assert_eq!(sides.rung(), 0, "rung a driver that was awake");
+        assert_eq!(
+            sides.doorbell_count(),
+            0,
+            "notified a driver that was awake"
+        );
     });
 }
 
-/// The driver collects, asks for the doorbell, and collects again, while the peer reports once.
+/// The driver collects, requests the doorbell, and collects again, while the peer signals once.
 fn driver(writing: Option<Mutation>, driving: Option<Mutation>) {
     check(move || {
         let sides = Sides::new();
@@ -123,16 +127,16 @@ fn driver(writing: Option<Mutation>, driving: Option<Mutation>) {
         let reported = with(driving, || sides.drive());
         let _attached = writes.join().unwrap();
         if !reported {
-            assert_eq!(sides.rung(), 1, "neither reported nor rung");
+            assert_eq!(sides.doorbell_count(), 1, "neither reported nor notified");
             sides.active.add(&sides.peer);
-            assert!(sides.collect(), "rung for nothing");
+            assert!(sides.collect(), "notified without an event");
         }
-        assert!(sides.reader().look(), "reported before it was written");
+        assert!(sides.reader().poll(), "reported before it was written");
     });
 }
 
 /// Reader and driver each in a thread of its own, and a peer that writes some times.
-fn all(times: u8, writing: Option<Mutation>, sleeping: Option<Mutation>, care: Care) {
+fn all(times: u8, writing: Option<Mutation>, sleeping: Option<Mutation>, final_poll: FinalPoll) {
     check(move || {
         let sides = Arc::new(Sides::new());
         let waker = Arc::new(Waker::default());
@@ -149,7 +153,7 @@ fn all(times: u8, writing: Option<Mutation>, sleeping: Option<Mutation>, care: C
                 with(sleeping, || {
                     while sides.collect() || {
                         sides.active.arm();
-                        care.driver_looks_again && sides.collect()
+                        final_poll.driver_polls_again && sides.collect()
                     } {
                         waker.wake();
                     }
@@ -158,33 +162,33 @@ fn all(times: u8, writing: Option<Mutation>, sleeping: Option<Mutation>, care: C
         };
         let seen = with(sleeping, || {
             let mut reader = sides.reader();
-            while reader.look() || {
+            while reader.poll() || {
                 waker.register();
                 sides.dmb.arm();
-                care.reader_looks_again && reader.look()
+                final_poll.reader_polls_again && reader.poll()
             } {}
             reader.seen
         });
         let _attached = writes.join().unwrap();
         drives.join().unwrap();
         if seen < times.into() && !waker.was_woken() {
-            assert!(sides.rung() > 0, "asleep for good");
+            assert!(sides.doorbell_count() > 0, "asleep for good");
             sides.active.add(&sides.peer);
-            assert!(sides.collect(), "rung for nothing");
+            assert!(sides.collect(), "notified without an event");
         }
     });
 }
 
-/// What the sleepers do once they have asked to be woken.
+/// Whether each side polls once more after it has requested a wake-up.
 #[derive(Clone, Copy)]
-struct Care {
-    reader_looks_again: bool,
-    driver_looks_again: bool,
+struct FinalPoll {
+    reader_polls_again: bool,
+    driver_polls_again: bool,
 }
 
-const TAKES_CARE: Care = Care {
-    reader_looks_again: true,
-    driver_looks_again: true,
+const POLLS_AGAIN: FinalPoll = FinalPoll {
+    reader_polls_again: true,
+    driver_polls_again: true,
 };
 
 const IN_ORDER: Option<Mutation> = Some(Mutation::InOrder);

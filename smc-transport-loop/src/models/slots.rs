@@ -1,4 +1,4 @@
-//! Buffers that go away while the peer writes them, and what the peer is told of slots.
+//! Buffers that are dropped while the peer writes them, and slot states that the peer reads.
 
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use smc_core::mem::HEADER_LEN;
 use smc_core::mem::sync::model::{Mutation, check, with};
 
 use super::{DATA, LEN, Sides};
-use crate::bell::{Bell, Notice};
+use crate::signal_page::{SignalPage, SlotState};
 
 #[test]
 fn memory_is_used_again_only_when_the_peer_is_done_with_it() {
@@ -18,13 +18,13 @@ fn memory_is_used_again_only_when_the_peer_is_done_with_it() {
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn a_use_that_begins_out_of_order_is_overlooked() {
+fn a_use_that_begins_out_of_order_is_missed() {
     writes(Some(Mutation::NoSeqCst), None);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn an_owner_that_withdraws_out_of_order_overlooks_a_use() {
+fn an_owner_that_withdraws_out_of_order_misses_a_use() {
     writes(None, Some(Mutation::NoSeqCst));
 }
 
@@ -41,60 +41,60 @@ fn memory_is_used_again_only_when_attachments_are_gone() {
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn an_attachment_made_out_of_order_is_overlooked() {
+fn an_attachment_made_out_of_order_is_missed() {
     attachments(Some(Mutation::NoSeqCst), None);
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
-fn an_owner_that_withdraws_out_of_order_overlooks_an_attachment() {
+fn an_owner_that_withdraws_out_of_order_misses_an_attachment() {
     attachments(None, Some(Mutation::NoSeqCst));
 }
 
 #[test]
-fn pages_are_given_back_by_the_last_to_let_go() {
-    departures(None, None);
+fn pages_are_given_back_by_the_last_release() {
+    releases(None, None);
 }
 
 #[test]
 #[should_panic(expected = "pages are kept for good")]
 fn an_attachment_that_ends_without_fence_does_not_see_that_it_is_awaited() {
-    departures(Some(Mutation::NoFence), None);
+    releases(Some(Mutation::NoFence), None);
 }
 
 #[test]
 #[should_panic(expected = "pages are kept for good")]
-fn an_owner_that_waits_without_fence_overlooks_that_an_attachment_ended() {
-    departures(None, Some(Mutation::NoFence));
+fn an_owner_that_waits_without_fence_misses_that_an_attachment_ended() {
+    releases(None, Some(Mutation::NoFence));
 }
 
 #[test]
-fn a_notice_is_read_in_one_piece() {
-    notices(None, None);
+fn a_slot_state_is_read_in_one_piece() {
+    slot_states(None, None);
 }
 
 #[test]
-#[should_panic(expected = "a notice of two registrations")]
-fn an_owner_without_fence_mixes_notices() {
-    notices(Some(Mutation::NoFence), None);
+#[should_panic(expected = "a state of two registrations")]
+fn an_owner_without_fence_mixes_slot_states() {
+    slot_states(Some(Mutation::NoFence), None);
 }
 
 #[test]
-#[should_panic(expected = "a notice of two registrations")]
-fn an_owner_without_release_mixes_notices() {
-    notices(Some(Mutation::NoRelease), None);
+#[should_panic(expected = "a state of two registrations")]
+fn an_owner_without_release_mixes_slot_states() {
+    slot_states(Some(Mutation::NoRelease), None);
 }
 
 #[test]
-#[should_panic(expected = "a notice of two registrations")]
-fn a_ringer_without_fence_mixes_notices() {
-    notices(None, Some(Mutation::NoFence));
+#[should_panic(expected = "a state of two registrations")]
+fn a_writer_without_fence_mixes_slot_states() {
+    slot_states(None, Some(Mutation::NoFence));
 }
 
 #[test]
-#[should_panic(expected = "a notice of two registrations")]
-fn a_ringer_without_acquire_mixes_notices() {
-    notices(None, Some(Mutation::NoAcquire));
+#[should_panic(expected = "a state of two registrations")]
+fn a_writer_without_acquire_mixes_slot_states() {
+    slot_states(None, Some(Mutation::NoAcquire));
 }
 
 #[test]
@@ -104,30 +104,30 @@ fn a_slot_that_changed_is_seen_or_announced() {
 
 #[test]
 #[should_panic(expected = "neither seen nor announced")]
-fn an_owner_out_of_order_does_not_see_that_the_ringer_has_looked() {
+fn an_owner_out_of_order_does_not_see_that_the_writer_has_scanned() {
     changes(Some(Mutation::NoSeqCst), None);
 }
 
 #[test]
 #[should_panic(expected = "neither seen nor announced")]
-fn a_ringer_that_looks_out_of_order_does_not_see_what_changed() {
+fn a_writer_that_scans_out_of_order_does_not_see_what_changed() {
     changes(None, Some(Mutation::NoSeqCst));
 }
 
 #[test]
-fn bits_of_several_ringers_are_each_taken_once() {
+fn bits_of_several_writers_are_each_taken_once() {
     check(|| {
         let sides = Arc::new(Sides::new());
-        let ringers = [1, 2].map(|index| {
+        let notifiers = [1, 2].map(|index| {
             let sides = Arc::clone(&sides);
-            thread::spawn(move || sides.bell.set_ready(index))
+            thread::spawn(move || sides.signal_page.set_ready(index))
         });
         let mut taken = Vec::new();
-        sides.bell.take_ready(|index| taken.push(index));
-        for ringer in ringers {
-            assert!(!ringer.join().unwrap(), "nobody sleeps");
+        sides.signal_page.take_ready(|index| taken.push(index));
+        for notifier in notifiers {
+            assert!(!notifier.join().unwrap(), "the owner is awake");
         }
-        sides.bell.take_ready(|index| taken.push(index));
+        sides.signal_page.take_ready(|index| taken.push(index));
         taken.sort_unstable();
         assert_eq!(taken, [1, 2]);
     });
@@ -166,26 +166,26 @@ fn reuse(
     check(move || {
         let sides = Sides::new();
         let uses = user(&sides);
-        let ringer = thread::spawn(move || with(using, uses));
+        let notifier = thread::spawn(move || with(using, uses));
         let Sides {
             peer, permits, dmb, ..
         } = sides;
         let (next, new) = with(owning, || {
             drop(dmb);
-            peer.owner.register(LEN, permits.take().unwrap()).unwrap()
+            peer.local.register(LEN, permits.take().unwrap()).unwrap()
         });
         let mut found = *DATA;
         next.region().copy_out(HEADER_LEN, &mut found).unwrap();
         assert_eq!(found, [0; 3], "a new buffer is empty");
-        ringer.join().unwrap();
+        notifier.join().unwrap();
         next.region().copy_out(HEADER_LEN, &mut found).unwrap();
         assert_eq!(found, [0; 3], "written under the old token");
         drop(new);
     });
 }
 
-/// The owner drops its buffer while the peer lets go of it, and then does what its driver does.
-fn departures(using: Option<Mutation>, owning: Option<Mutation>) {
+/// The owner drops its buffer while the peer releases it, and then does what its driver does.
+fn releases(using: Option<Mutation>, owning: Option<Mutation>) {
     check(move || {
         let sides = Sides::new();
         let attachment = sides.target.attach().unwrap();
@@ -194,17 +194,17 @@ fn departures(using: Option<Mutation>, owning: Option<Mutation>) {
         with(owning, || drop(dmb));
         user.join().unwrap();
         peer.collect(&mut Vec::new());
-        assert!(!peer.owner.has_dirty(), "pages are kept for good");
+        assert!(!peer.local.has_dirty(), "pages are kept for good");
     });
 }
 
-/// The owner takes a slot back and offers it again while the ringer reads what it says.
-fn notices(owning: Option<Mutation>, reading: Option<Mutation>) {
+/// The owner withdraws a slot and publishes it again while the writer reads it.
+fn slot_states(owning: Option<Mutation>, reading: Option<Mutation>) {
     check(move || {
         let sides = Sides::new();
-        let [owned, rung] = [(); 2].map(|()| sides.bell.slot(1).unwrap());
-        let [first, second] = [1, 2].map(|number| Notice {
-            live: number,
+        let [owned, written] = [(); 2].map(|()| sides.signal_page.slot(1).unwrap());
+        let [first, second] = [1, 2].map(|number| SlotState {
+            registration: number,
             token: 10 + number,
             memory: 20 + number,
         });
@@ -215,31 +215,34 @@ fn notices(owning: Option<Mutation>, reading: Option<Mutation>) {
                 owned.publish(second);
             });
         });
-        if let Some(notice) = with(reading, || rung.notice()) {
-            let is_whole = notice == first || notice == second || notice.live == 0;
-            assert!(is_whole, "a notice of two registrations: {notice:?}");
+        if let Some(state) = with(reading, || written.state()) {
+            let is_whole = state == first || state == second || state.registration == 0;
+            assert!(is_whole, "a state of two registrations: {state:?}");
         }
         owner.join().unwrap();
     });
 }
 
-/// The ringer, told to look, does so while the owner marks another slot.
-fn changes(owning: Option<Mutation>, looking: Option<Mutation>) {
+/// The writer scans on a request while the owner marks another slot.
+fn changes(owning: Option<Mutation>, scanning: Option<Mutation>) {
     check(move || {
-        let Sides { bell, .. } = Sides::new();
-        let bell: Arc<Bell> = Arc::new(bell);
-        assert!(bell.ask_to_look(), "the ringer has looked before");
+        let Sides { signal_page, .. } = Sides::new();
+        let signal_page: Arc<SignalPage> = Arc::new(signal_page);
+        assert!(
+            signal_page.request_scan(),
+            "the notifier has scan_requested before"
+        );
         let owner = {
-            let bell = Arc::clone(&bell);
+            let signal_page = Arc::clone(&signal_page);
             thread::spawn(move || {
                 with(owning, || {
-                    bell.set_fresh(1);
-                    bell.ask_to_look()
+                    signal_page.set_changed(1);
+                    signal_page.request_scan()
                 })
             })
         };
         let mut seen = false;
-        with(looking, || bell.take_fresh(|_| seen = true));
+        with(scanning, || signal_page.take_changed(|_| seen = true));
         let announced = owner.join().unwrap();
         assert!(seen || announced, "neither seen nor announced");
     });

@@ -14,16 +14,16 @@ pub(super) struct PeerCounts {
 /// Whether a process of this user may be one more peer. Peers of the own user have at most half of the
 /// descriptors of this process, those of another user an eighth, and those of all other users a
 /// quarter.
-pub(super) fn has_room(uid: u32, peers: PeerCounts) -> bool {
+pub(super) fn has_quota(uid: u32, peers: PeerCounts) -> bool {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    has_room_within(limit, uid, peers)
+    has_quota_within(limit, uid, peers)
 }
 
 pub(super) fn is_own(uid: u32) -> bool {
     uid == geteuid().as_raw()
 }
 
-fn has_room_within(descriptors: u64, uid: u32, peers: PeerCounts) -> bool {
+fn has_quota_within(descriptors: u64, uid: u32, peers: PeerCounts) -> bool {
     let most = usize::try_from(descriptors).unwrap_or(usize::MAX) / DESCRIPTORS_PER_PEER;
     let part = |share: usize| (most / share).max(1);
     if is_own(uid) {
@@ -33,7 +33,7 @@ fn has_room_within(descriptors: u64, uid: u32, peers: PeerCounts) -> bool {
     }
 }
 
-/// A channel in each direction, and what either side rings.
+/// A channel in each direction, and an eventfd for each.
 const DESCRIPTORS_PER_PEER: usize = 4;
 
 #[cfg(test)]
@@ -45,16 +45,16 @@ mod tests {
         let own = geteuid().as_raw();
         let (other, another) = (own + 1, own + 2);
         let peers = 256;
-        let has_room = |uid, counts| has_room_within(1024, uid, counts);
+        let has_quota = |uid, counts| has_quota_within(1024, uid, counts);
         let counts = |same_user, other_users| PeerCounts {
             same_user,
             other_users,
         };
-        assert!(has_room(own, counts(peers / 2 - 1, peers)));
-        assert!(!has_room(own, counts(peers / 2, 0)));
-        assert!(has_room(other, counts(peers / 8 - 1, peers / 8)));
-        assert!(!has_room(other, counts(peers / 8, peers / 8)));
-        assert!(has_room(another, counts(0, peers / 4 - 1)));
-        assert!(!has_room(another, counts(0, peers / 4)));
+        assert!(has_quota(own, counts(peers / 2 - 1, peers)));
+        assert!(!has_quota(own, counts(peers / 2, 0)));
+        assert!(has_quota(other, counts(peers / 8 - 1, peers / 8)));
+        assert!(!has_quota(other, counts(peers / 8, peers / 8)));
+        assert!(has_quota(another, counts(0, peers / 4 - 1)));
+        assert!(!has_quota(another, counts(0, peers / 4)));
     }
 }

@@ -1,4 +1,4 @@
-//! A device with a stand-in driver, and other processes that run a part of this test binary.
+//! A device that the test drives, and other processes that run a part of this test binary.
 
 #![allow(
     dead_code,
@@ -26,16 +26,16 @@ use smc_transport_loop::{Builder, LoopDevice};
 use smc_wire::types::{DmbToken, Gid};
 
 /// How long anything may take before it counts as lost.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const TIMEOUT: Duration = Duration::from_secs(20);
 
 pub const LEN: usize = 1 << 16;
 
-/// A device, driven by whoever waits for something.
-pub struct Party {
+/// A device, driven by the test while it waits.
+pub struct DrivenDevice {
     pub device: LoopDevice,
 }
 
-impl Party {
+impl DrivenDevice {
     pub fn new(builder: Builder) -> Self {
         Self {
             device: builder.build().expect("device"),
@@ -79,7 +79,7 @@ impl Party {
         events
     }
 
-    /// Drives the device until `done` says so of an event; false if time runs out.
+    /// Drives the device until `done` returns true for an event; false if time runs out.
     pub fn wait_within(&self, time: Duration, mut done: impl FnMut(Event) -> bool) -> bool {
         let deadline = Instant::now() + time;
         loop {
@@ -101,7 +101,7 @@ impl Party {
 
     pub fn wait(&self, event: Event) {
         assert!(
-            self.wait_within(PATIENCE, |got| got == event),
+            self.wait_within(TIMEOUT, |got| got == event),
             "no {event:?} in time"
         );
     }
@@ -109,7 +109,7 @@ impl Party {
     /// Drives the device until the directory holds these names and no others.
     pub fn wait_names(&self, dir: &Path, expected: &[String]) {
         // A process that was killed closes its sockets one after the other.
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while names(dir) != expected {
             assert!(
                 Instant::now() < deadline,
@@ -122,7 +122,7 @@ impl Party {
 
     /// Waits until the aligned word at `at` differs from `old`, the way a reader does.
     pub fn wait_word(&self, dmb: &dyn Dmb, at: usize, old: u64) -> u64 {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             let look = || dmb.region().load(at, Ordering::Acquire).expect("word");
             if look() != old {
@@ -196,8 +196,8 @@ impl Helper {
         Self { child, lines }
     }
 
-    /// What the role says next.
-    pub fn hear(&mut self) -> String {
+    /// The next line from the role.
+    pub fn recv(&mut self) -> String {
         let mut line = String::new();
         loop {
             line.clear();
@@ -206,21 +206,21 @@ impl Helper {
                 "the helper has ended"
             );
             // The test runner's own lines lack the mark, and may be before it on the same line.
-            if let Some((_, said)) = line.split_once(MARK) {
-                return said.trim().to_owned();
+            if let Some((_, payload)) = line.split_once(MARK) {
+                return payload.trim().to_owned();
             }
         }
     }
 
-    pub fn hear_gid(&mut self) -> Gid {
-        self.hear().parse().expect("a GID")
+    pub fn recv_gid(&mut self) -> Gid {
+        self.recv().parse().expect("a GID")
     }
 
-    pub fn hear_token(&mut self) -> DmbToken {
-        DmbToken(self.hear().parse().expect("a token"))
+    pub fn recv_token(&mut self) -> DmbToken {
+        DmbToken(self.recv().parse().expect("a token"))
     }
 
-    pub fn tell(&mut self, line: impl ToString) {
+    pub fn send(&mut self, line: impl ToString) {
         let stdin = self.child.stdin.as_mut().expect("piped");
         writeln!(stdin, "{}", line.to_string()).expect("helper listens");
     }
@@ -286,23 +286,23 @@ impl Role {
         })
     }
 
-    pub fn say(&self, what: impl ToString) {
+    pub fn send(&self, what: impl ToString) {
         println!("{MARK}{}", what.to_string());
     }
 
     /// The next line from the test; `None` when it wants the role to end.
-    pub fn hear(&self) -> Option<String> {
+    pub fn recv(&self) -> Option<String> {
         let mut line = String::new();
         let count = std::io::stdin().read_line(&mut line).expect("read");
         (count > 0).then(|| line.trim().to_owned())
     }
 
-    pub fn hear_gid(&self) -> Gid {
-        self.hear().expect("a line").parse().expect("a GID")
+    pub fn recv_gid(&self) -> Gid {
+        self.recv().expect("a line").parse().expect("a GID")
     }
 
-    pub fn hear_token(&self) -> DmbToken {
-        DmbToken(self.hear().expect("a line").parse().expect("a token"))
+    pub fn recv_token(&self) -> DmbToken {
+        DmbToken(self.recv().expect("a line").parse().expect("a token"))
     }
 }
 
@@ -326,7 +326,7 @@ pub fn open_descriptors() -> usize {
 
 /// Waits until this process has at most so many descriptors open: some are closed by another thread.
 pub fn wait_descriptors(most: usize) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while open_descriptors() > most {
         assert!(
             Instant::now() < deadline,

@@ -1,4 +1,4 @@
-//! Negotiations that know the answer beforehand.
+//! Negotiations with a fixed answer.
 
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
@@ -12,17 +12,17 @@ use super::{
 use crate::error::FallbackCause;
 use crate::io::runtime::{Runtime, Socket, Unconnected};
 
-/// Everybody speaks SMC: both ends were told so.
+/// All peers support SMC, by configuration of both ends.
 ///
-/// A peer that was not told reads the PROPOSAL as data, and a server that expects CLC does not
-/// understand a client that begins with anything else. Give it to endpoints and listeners that
-/// only talk to each other.
+/// A peer without this configuration reads the PROPOSAL as data, and a server that expects CLC
+/// rejects a client that begins with other bytes. Use it for endpoints and listeners that connect
+/// only to each other.
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub struct Assume;
 
 impl Assume {
-    /// Everybody speaks SMC.
+    /// All peers support SMC.
     #[must_use]
     pub fn new() -> Self {
         Self
@@ -82,13 +82,13 @@ impl Published for Assume {
     }
 }
 
-/// Nobody speaks SMC: all connections are plain TCP.
+/// No peer supports SMC: all connections are plain TCP.
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub struct Never;
 
 impl Never {
-    /// Nobody speaks SMC.
+    /// No peer supports SMC.
     #[must_use]
     pub fn new() -> Self {
         Self

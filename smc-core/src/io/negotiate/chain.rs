@@ -12,7 +12,7 @@ use super::{
 use crate::error::FallbackCause;
 use crate::io::runtime::{Runtime, Socket, Unconnected};
 
-/// Asks several negotiations in order.
+/// Uses several negotiations in order.
 ///
 /// A client makes its offer through the first one that has an answer for the address and the
 /// socket; a listener is published through all of them, and the first verdict other than
@@ -141,7 +141,7 @@ impl Published for PublishedMany {
         Verdict::Plain(first(causes))
     }
 
-    /// Tells all of them.
+    /// Calls all of them.
     fn dismiss(&self, socket: &dyn Socket, peer: SocketAddr) -> Verdict {
         let verdicts = self
             .0
@@ -155,7 +155,7 @@ impl Published for PublishedMany {
     }
 }
 
-/// The first cause that is more than that the peer does not support SMC.
+/// The first cause other than a peer without SMC support.
 fn first(causes: Vec<FallbackCause>) -> FallbackCause {
     let usual = |cause: &FallbackCause| {
         matches!(

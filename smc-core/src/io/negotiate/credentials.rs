@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::PeerCredentials;
 
-/// Who is at the other end of a connected UNIX socket (`SO_PEERCRED`).
+/// The process at the other end of a connected UNIX socket (`SO_PEERCRED`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Credentials {
@@ -22,9 +22,9 @@ impl Credentials {
     /// # Errors
     ///
     /// As `getsockopt(2)`; `PermissionDenied` if the user has no number in our user namespace, so
-    /// that it cannot be told from others.
+    /// that it cannot be distinguished from others.
     pub fn of_peer(socket: &impl AsFd) -> io::Result<Self> {
-        // Not rustix's: it has no way to say that there is no process number.
+        // Not rustix's, which cannot represent a missing process number.
         let peer = getsockopt(socket, PeerCredentials)?;
         if is_ambiguous_user(peer.uid()) {
             let why = "the user has no number in this user namespace";

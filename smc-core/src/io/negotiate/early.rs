@@ -1,27 +1,27 @@
 //! A CONFIRM before the ACCEPT.
 //!
-//! The handshakes of one client with one listener come to the same, apart from the buffers. So a
-//! client that has been through one can say of the next how it is going to confirm, if the listener
-//! answers as it did before. A listener that does has the handshake behind it without waiting for
-//! the client, which costs a wake-up, and the client does not send the CONFIRM again. A listener
-//! that answers otherwise waits for a CONFIRM as ever. Both compare the same two messages, so they
-//! agree on which it is.
+//! The handshakes of one client with one listener have the same result, apart from the buffers. A
+//! client caches the messages of its last handshake and sends an early CONFIRM with its next offer
+//! (as 0-RTT data of TLS). The CONFIRM applies if the listener sends the same ACCEPT as before. The
+//! handshake is then complete at the listener without a wake-up for the CONFIRM, and the client does
+//! not send the CONFIRM again. Otherwise the listener waits for a CONFIRM as usual. Both sides
+//! compare the same two messages, so they agree whether the early CONFIRM applies.
 //!
-//! A client that cannot do what it has confirmed can only end the connection. It tries again then
-//! without confirming early, and may find that the stream has to be TCP.
+//! A client that cannot do what it has confirmed has to end the connection. It then connects again
+//! without an early CONFIRM, and may fall back to TCP.
 
 use smc_wire::clc::{AcceptConfirm, Body, DirectEnd, Step, Terms};
 use smc_wire::size::SizeCode;
 use smc_wire::types::{DmbToken, Gid};
 
-/// What a handshake of SMC-D came to, in a link group that was there before.
+/// The messages of the last SMC-D handshake in an existing link group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CachedHandshake {
     accept: Direct,
     confirm: Direct,
 }
 
-/// What a message said.
+/// The content of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Direct {
     terms: Terms,
@@ -63,7 +63,7 @@ impl CachedHandshake {
         self.accept.end.size
     }
 
-    /// What to say for a connection that has this receive buffer.
+    /// The early CONFIRM for a connection with this receive buffer.
     #[must_use]
     pub fn confirm(mut self, buffer: DmbToken) -> Option<EarlyConfirm> {
         self.confirm.end.dmb = buffer;
@@ -77,7 +77,7 @@ impl CachedHandshake {
 /// A CONFIRM, and the ACCEPT that it is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EarlyConfirm {
-    /// What the listener is expected to say; of its buffer only the size.
+    /// The ACCEPT that is expected; of its buffer only the size.
     pub(super) accept: Vec<u8>,
     pub(super) confirm: Vec<u8>,
 }
@@ -85,23 +85,23 @@ pub struct EarlyConfirm {
 impl EarlyConfirm {
     /// Whether this ACCEPT is the one that was expected, so that the CONFIRM holds.
     #[must_use]
-    pub fn answers(&self, accept: &[u8]) -> bool {
+    pub fn expects(&self, accept: &[u8]) -> bool {
         let read = |bytes| Direct::read(bytes, Step::Accept).map(Direct::without_buffer);
         let expected = read(&self.accept);
         expected.is_some() && expected == read(accept)
     }
 
-    /// Whether this message says nothing but what was said already.
-    pub(super) fn says(&self, message: &[u8]) -> bool {
+    /// Whether this message is the same as the early CONFIRM.
+    pub(super) fn is_same_confirm(&self, message: &[u8]) -> bool {
         let read = |bytes| Direct::read(bytes, Step::Confirm).map(|it| it.end);
         // The number of our link group is for display.
-        read(&self.confirm).is_some_and(|said| {
+        read(&self.confirm).is_some_and(|early| {
             let now = read(message);
             now.is_some_and(|now| {
                 DirectEnd {
-                    group: said.group,
+                    group: early.group,
                     ..now
-                } == said
+                } == early
             })
         })
     }
@@ -178,31 +178,34 @@ mod tests {
     fn the_same_answer_with_another_buffer_is_expected() {
         let early = cached_handshake().confirm(DmbToken(21)).unwrap();
         assert_eq!(early.confirm, bytes(Step::Confirm, 2, 21));
-        assert!(early.answers(&bytes(Step::Accept, 1, 11)));
+        assert!(early.expects(&bytes(Step::Accept, 1, 11)));
         assert!(
-            !early.answers(&bytes(Step::Accept, 3, 10)),
+            !early.expects(&bytes(Step::Accept, 3, 10)),
             "another device"
         );
-        assert!(!early.answers(&bytes(Step::Confirm, 1, 10)));
-        assert!(!early.answers(b"rubbish") && !early.answers(b""));
+        assert!(!early.expects(&bytes(Step::Confirm, 1, 10)));
+        assert!(!early.expects(b"rubbish") && !early.expects(b""));
     }
 
     #[test]
-    fn what_was_said_is_said_but_for_the_number_of_the_group() {
+    fn a_repeated_confirm_is_recognised_but_for_the_number_of_the_group() {
         let early = cached_handshake().confirm(DmbToken(21)).unwrap();
-        assert!(early.says(&bytes(Step::Confirm, 2, 21)));
+        assert!(early.is_same_confirm(&bytes(Step::Confirm, 2, 21)));
         let mut other = message(Step::Confirm, 2, 21);
         let Body::D(end) = &mut other.body else {
             panic!("SMC-D here")
         };
         end.group = GroupId([8; 4]);
-        assert!(early.says(&emit(&other).unwrap()));
-        assert!(!early.says(&bytes(Step::Confirm, 2, 22)), "another buffer");
-        assert!(!early.says(&bytes(Step::Accept, 2, 21)));
+        assert!(early.is_same_confirm(&emit(&other).unwrap()));
+        assert!(
+            !early.is_same_confirm(&bytes(Step::Confirm, 2, 22)),
+            "another buffer"
+        );
+        assert!(!early.is_same_confirm(&bytes(Step::Accept, 2, 21)));
     }
 
     #[test]
-    fn first_contact_and_declining_are_no_precedent() {
+    fn first_contact_and_declining_are_not_cached() {
         let (accept, confirm) = (bytes(Step::Accept, 1, 10), bytes(Step::Confirm, 2, 20));
         let first = AcceptConfirm {
             terms: Terms::V1 {

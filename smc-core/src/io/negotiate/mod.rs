@@ -1,4 +1,4 @@
-//! Finding out who speaks SMC, before a byte of it is sent.
+//! Negotiation: whether both ends of a connection support SMC, before a CLC message is sent.
 //!
 //! Kernels announce SMC with a TCP option, which ordinary sockets cannot set. So it is a pluggable
 //! step of endpoints and listeners, a [`Negotiation`]:
@@ -6,30 +6,29 @@
 //! - [`Local`]: on the same host, through directories that only its
 //!   [`Domain`] can change. The default.
 //! - `SynOption`: by that TCP option, and so with kernels; see `option` (feature `syn-option`).
-//! - [`Assume`]: both ends were told by configuration.
-//! - [`Never`]: nobody does.
-//! - [`Chain`]: several of them, the first that knows wins.
+//! - [`Assume`]: all peers support SMC, by configuration.
+//! - [`Never`]: no peer supports SMC.
+//! - [`Chain`]: several negotiations in order of preference.
 //!
 //! ```text
 //!   client                                          server
 //!                                                   prepare(socket)   before it listens
-//!   look_up(to)             is anybody there?       publish(listener)
+//!   look_up(to)             is it announced?        publish(listener)
 //!   offer(socket, PROPOSAL) before it connects
 //!   connect  ---------------- TCP ----------------  accept
 //!   connected(socket)       how to go on            verdict(socket)
 //!   side_channel  <---------- beside TCP ----------------> Verdict::SideChannel
-//!   withdraw                nobody may answer now
+//!   withdraw                no answer is possible
 //! ```
 //!
 //! The rules that keep plain TCP plain:
 //!
-//! - A server sends CLC only if [`Published::verdict`] said so about this very connection.
+//! - A server sends CLC only if [`Published::verdict`] returned that for this connection.
 //! - A handshake whose PROPOSAL was delivered beside TCP stays beside it ([`SideChannel`]): TCP carries
 //!   what the application sends and nothing else. Bytes on it mean a plain server, unless the
 //!   offer was taken.
-//! - A client that does not want to wait any longer takes its offer back ([`Offer::withdraw`]).
-//!   Only if that says [`Withdrawn::Free`] may it go on as plain TCP: after [`Withdrawn::Taken`]
-//!   the server is about to answer.
+//! - A client that stops waiting withdraws its offer ([`Offer::withdraw`]). It may go on as plain
+//!   TCP only after [`Withdrawn::Free`]: after [`Withdrawn::Taken`] the server is about to answer.
 //!
 //! Failures of a negotiation are never errors of a connection: it is plain TCP then.
 
@@ -64,27 +63,27 @@ use async_trait::async_trait;
 use super::runtime::{Runtime, Socket, Unconnected};
 use crate::error::FallbackCause;
 
-/// A way in which two endpoints find out that both speak SMC.
+/// A method by which two endpoints find out that both support SMC.
 pub trait Negotiation: Debug + Send + Sync + 'static {
     /// The client side, one per endpoint. Futures of the result have to run on `runtime`.
     fn client(&self, runtime: &Arc<dyn Runtime>) -> Arc<dyn Client>;
 
     /// Sees the TCP socket of a listener after it was bound and before it listens.
     ///
-    /// For what cannot be done to a listening socket any more. Does not wait. What goes wrong here
-    /// shows in [`Negotiation::publish`], which follows for the same socket. For a socket that
-    /// listened before ([`Endpoint::listen_on`](super::Endpoint::listen_on)) it is not called.
+    /// For settings that a listening socket does not take. Does not wait. An error here is returned
+    /// by [`Negotiation::publish`], which follows for the same socket. It is not called for a socket
+    /// that listened before ([`Endpoint::listen_on`](super::Endpoint::listen_on)).
     fn prepare(&self, socket: &Unconnected<'_>) {
         let _ = socket;
     }
 
-    /// Makes a listening TCP socket known as one that speaks SMC, until the result is dropped.
+    /// Announces a listening TCP socket with SMC support, until the result is dropped.
     ///
     /// Does not wait. `at` is the address that it listens on.
     ///
     /// # Errors
     ///
-    /// Why it cannot be made known. The listener works without: all its connections are plain.
+    /// Why it cannot be announced. The listener works without: all its connections are plain.
     fn publish(
         &self,
         runtime: &Arc<dyn Runtime>,
@@ -96,9 +95,9 @@ pub trait Negotiation: Debug + Send + Sync + 'static {
 /// The client side of a negotiation.
 #[async_trait]
 pub trait Client: Debug + Send + Sync {
-    /// Looks who may be listening at an address.
+    /// Looks up the listeners that are announced at an address.
     ///
-    /// Waits only when it is not enough to look at this host's own files and sockets.
+    /// Waits only if the files and sockets of this host are not sufficient.
     /// Cancelling it has no effect on anything else.
     ///
     /// # Errors
@@ -107,15 +106,15 @@ pub trait Client: Debug + Send + Sync {
     async fn look_up(&self, to: SocketAddr) -> Result<Box<dyn Candidate>, FallbackCause>;
 }
 
-/// Somebody who may be listening at the address that was looked up.
+/// A listener that may be at the address that was looked up.
 pub trait Candidate: Debug + Send + Sync {
     /// Offers SMC for one connection, between binding and connecting its socket.
     ///
     /// `proposal` is the encoded CLC PROPOSAL. May be called again with another socket; drop the
     /// earlier offer then. Does not wait.
     ///
-    /// `early` is a CONFIRM for the case that the listener answers as expected. Whether it held shows
-    /// in [`SideChannel::is_confirmed`]; who cannot say it leaves it out.
+    /// `early` is a CONFIRM for the case that the listener answers as expected.
+    /// [`SideChannel::is_confirmed`] reports whether it applied. A negotiation may ignore it.
     ///
     /// # Errors
     ///
@@ -127,24 +126,24 @@ pub trait Candidate: Debug + Send + Sync {
         early: Option<&EarlyConfirm>,
     ) -> Result<Box<dyn Offer>, FallbackCause>;
 
-    /// What the last handshake with the same listener came to, if the next may count on the same.
+    /// The result of the last handshake with the same listener, if the next one may be the same.
     fn cached_handshake(&self) -> Option<CachedHandshake> {
         None
     }
 
-    /// Whether the offer names the socket's address, which has to be bound to it beforehand then.
-    /// Otherwise the system may choose it as it connects, which costs less.
+    /// Whether the offer contains the socket's address, so that the socket has to be bound before.
+    /// Otherwise `connect` may choose the address, which costs less.
     fn needs_address(&self) -> bool {
         true
     }
 }
 
-/// An offer of SMC for one connection. Dropping it takes it back.
+/// An offer of SMC for one connection. Dropping it withdraws the offer.
 pub trait Offer: Debug + Send + Sync {
-    /// Says how to go on, once the socket is connected.
+    /// How to continue, once the socket is connected.
     fn connected(&mut self, socket: &dyn Socket) -> Delivery;
 
-    /// Takes the offer back, at once, without asking anybody. Asked again, says the same again.
+    /// Withdraws the offer at once, without waiting. A further call returns the same.
     fn withdraw(&mut self) -> Withdrawn;
 
     /// Why the connection is plain TCP: after [`Delivery::Plain`], and after [`Withdrawn::Free`] if
@@ -159,26 +158,26 @@ pub trait Offer: Debug + Send + Sync {
     }
 }
 
-/// The messages of one handshake that pass beside its TCP connection.
+/// A side channel (out of band): the messages of one handshake, beside its TCP connection.
 ///
-/// Dropping it, or the [`Offer`] that has it, says that no more will come.
+/// Dropping it, or its [`Offer`], ends the messages of this side.
 pub trait SideChannel: Debug + Send {
-    /// Sends a message, or holds it back until [`SideChannel::flush`]. Does not wait.
+    /// Sends a message, at [`SideChannel::flush`] at the latest. Does not wait.
     ///
     /// # Errors
     ///
-    /// When there is no room for it, which there is for those of any handshake.
+    /// When there is no space for it. There is for the messages of any handshake.
     fn send(&mut self, message: &[u8]) -> io::Result<()>;
 
-    /// Makes sure that the other side notices what was sent.
+    /// Notifies the other side of what was sent.
     fn flush(&mut self);
 
-    /// Whether the other side has answered so that it need not wait for a CONFIRM: it has the stream.
+    /// Whether the answer was the expected one, so that the early CONFIRM applies.
     fn is_confirmed(&self) -> bool {
         false
     }
 
-    /// Reads what is there now; 0 if nothing will come any more.
+    /// Reads what is there now; 0 at the end.
     ///
     /// # Errors
     ///
@@ -192,12 +191,12 @@ pub trait SideChannel: Debug + Send {
     /// When it cannot be waited for.
     fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>>;
 
-    /// Server: the client's process, where the way beside TCP shows it.
+    /// Server: the client's process, where the side channel reports it.
     fn credentials(&self) -> Option<Credentials> {
         None
     }
 
-    /// Client: a number that changes as long as the server works, on this handshake or on others.
+    /// Client: a counter that changes while the server works, on this handshake or on others.
     /// Without a change for some time, the offer is [withdrawn](SideChannel::withdraw).
     fn progress(&self) -> u64 {
         0
@@ -208,7 +207,7 @@ pub trait SideChannel: Debug + Send {
         Withdrawn::Taken
     }
 
-    /// Server: lets the client see that its offer is being worked on, by [`SideChannel::progress`].
+    /// Server: changes the [`SideChannel::progress`] that the client reads.
     fn publish_progress(&self) {}
 
     /// Server: whether the client has withdrawn its offer, so that the connection is plain TCP.
@@ -218,7 +217,7 @@ pub trait SideChannel: Debug + Send {
     }
 }
 
-/// How the PROPOSAL gets to the server.
+/// How the PROPOSAL reaches the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Delivery {
@@ -230,30 +229,29 @@ pub enum Delivery {
     Plain,
 }
 
-/// What became of an offer that was taken back.
+/// The result of a withdrawal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Withdrawn {
-    /// Nobody had taken it, and nobody can now: this connection is plain TCP.
+    /// The offer was not taken, and cannot be taken any more: this connection is plain TCP.
     Free,
     /// The server has taken it and answers with CLC: the handshake has to go on.
     Taken,
 }
 
-/// A listener that is known to speak SMC.
+/// A listener that is announced with SMC support.
 pub trait Published: Debug + Send + Sync {
-    /// Says what to expect from a connection that was just accepted. Does not wait.
+    /// How a connection that was just accepted continues. Does not wait.
     ///
-    /// Ask once per connection, soon: the answer is about the moment. After [`Verdict::Clc`] the
-    /// client counts on an answer in CLC; a listener that does not want SMC has to decline, or to
-    /// [`Published::dismiss`] the connection instead of asking.
+    /// To be called once per connection, soon after `accept`. After [`Verdict::Clc`] the client
+    /// expects an answer in CLC; a listener without SMC has to decline, or to call
+    /// [`Published::dismiss`] instead.
     fn verdict(&self, socket: &dyn Socket, peer: SocketAddr) -> Verdict;
 
-    /// Asked instead of [`Published::verdict`]: says that this connection is going to be plain TCP
-    /// in any case. A client that was able to make an offer learns of it, so that it does not wait.
+    /// Called instead of [`Published::verdict`] if this connection is plain TCP in any case. An
+    /// offer of the client is refused, so that the client does not wait.
     ///
-    /// [`Verdict::Clc`] means that the client cannot be told but by a DECLINE: it has begun to
-    /// speak CLC on TCP, or will.
+    /// [`Verdict::Clc`] means that only a DECLINE can refuse it: the client sends CLC on TCP.
     fn dismiss(&self, socket: &dyn Socket, peer: SocketAddr) -> Verdict {
         let _ = (socket, peer);
         Verdict::Plain(FallbackCause::Policy)
@@ -266,7 +264,7 @@ pub trait Published: Debug + Send + Sync {
 pub enum Verdict {
     /// Plain TCP, in both directions, from now on, and why.
     Plain(FallbackCause),
-    /// The client speaks CLC on TCP, the PROPOSAL first, and waits for the answer.
+    /// The client sends CLC on TCP, the PROPOSAL first, and waits for the answer.
     Clc,
     /// The same beside TCP, where the PROPOSAL is to be read already.
     SideChannel(Box<dyn SideChannel>),

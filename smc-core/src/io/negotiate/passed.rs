@@ -1,13 +1,14 @@
-//! Descriptors that others pass over UNIX sockets, closed so that nobody waits for it.
+//! Descriptors that peers pass over UNIX sockets, closed without blocking the caller.
 //!
-//! Closing a descriptor can take as long as whoever passed it likes, if ours is the last one: a TCP
-//! socket that lingers, a file of a file system that somebody serves. That also goes for those in
-//! packets that nobody read, when the socket is closed. So all that is not of a harmless kind is
-//! closed by a thread of its own, and not looked at in any way that could wait.
+//! Closing the last descriptor of a file can block for as long as the peer wants: a TCP socket that
+//! lingers, a file of a FUSE file system. The same holds for descriptors in unread packets when the
+//! socket is closed. So all descriptors that are not of a harmless kind are closed by a thread of
+//! their own, and no call that could block is made on them.
 //!
-//! What waits to be closed is counted by the user who passed it. From a user of whom 64 descriptors
-//! wait nothing more is received, and their connections are refused. While so many of all users wait
-//! that they are half of those that the process may have, no connection is accepted ([`has_descriptors`]).
+//! Descriptors that wait to be closed are counted by the user who passed them. At 64 descriptors of a
+//! user nothing more is received from this user, and their connections are refused. While the
+//! descriptors of all users are half of those that the process may have, no connection is accepted
+//! ([`has_descriptors`]).
 
 mod closing;
 mod listener;
@@ -34,14 +35,14 @@ use rustix::net::{
 use self::closing::{Content, MAX_WAITING, close_elsewhere, is_full};
 use super::Credentials;
 
-/// A UNIX socket to a process that may mean harm, of the type `SOCK_SEQPACKET` or `SOCK_STREAM`.
+/// A UNIX socket to an untrusted process, of the type `SOCK_SEQPACKET` or `SOCK_STREAM`.
 ///
-/// Dropping it ends the connection at once, for all who share the socket, and never waits whatever
-/// was passed over it and not received.
+/// Dropping it ends the connection at once, for all processes that share the socket, and never
+/// blocks, whatever was passed over it and not received.
 pub struct PeerSocket {
     /// Taken when dropped.
     socket: Option<OwnedFd>,
-    /// Found when it is needed first: the socket may not be connected before.
+    /// Read at the first use: the socket may not be connected before.
     user: OnceLock<u32>,
 }
 
@@ -124,8 +125,8 @@ pub enum Passed {
     File(OwnedFd),
     /// Of another kind. It is closed, or will be soon.
     Unsuitable,
-    /// One or more, the last of a packet, that the system has closed because this process has no room
-    /// for them (`RLIMIT_NOFILE`).
+    /// One or more, the last of a packet, that the system has closed because this process has no
+    /// descriptors left (`RLIMIT_NOFILE`).
     Lost,
 }
 
@@ -147,7 +148,7 @@ pub fn receive(socket: &PeerSocket, buf: &mut [u8]) -> io::Result<Packet> {
             format!("{MAX_WAITING} descriptors that user {user} has passed are not closed yet");
         return Err(io::Error::other(why));
     }
-    // Room for all that can be: the system closes what does not fit, and we would wait for that.
+    // Space for the maximum: the system closes what does not fit, and this call would wait for that.
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
@@ -174,7 +175,7 @@ pub fn receive(socket: &PeerSocket, buf: &mut [u8]) -> io::Result<Packet> {
     if !unsuitable.is_empty() {
         close_elsewhere(Content::Passed(unsuitable), socket.user());
     }
-    // There was room in `space`, so it is descriptors that this process lacks.
+    // `space` was sufficient, so this process has no descriptors left.
     if received.flags.contains(ReturnFlags::CTRUNC) {
         passed.push(Passed::Lost);
     }
@@ -185,14 +186,14 @@ pub fn receive(socket: &PeerSocket, buf: &mut [u8]) -> io::Result<Packet> {
     })
 }
 
-/// Whether a descriptor is an eventfd; does not wait for whoever made it.
+/// Whether a descriptor is an eventfd; does not block.
 #[must_use]
 pub fn is_eventfd(fd: BorrowedFd<'_>) -> bool {
     let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
     match readlinkat(CWD, link, Vec::new()) {
         Ok(name) => name.as_bytes() == b"anon_inode:[eventfd]",
         // Without /proc: nothing else than its kind has no type of file. The file system that
-        // serves the file is not asked.
+        // serves the file is not called.
         Err(_) => {
             let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
             statx(fd, "", flags, StatxFlags::TYPE).is_ok_and(|stat| {
@@ -202,7 +203,7 @@ pub fn is_eventfd(fd: BorrowedFd<'_>) -> bool {
     }
 }
 
-/// The user at the other end; the overflow user if the system does not say.
+/// The user at the other end; `u32::MAX` if the system does not report it.
 fn user_of(socket: BorrowedFd<'_>) -> u32 {
     Credentials::of_peer(&socket).map_or(u32::MAX, |peer| peer.uid)
 }
@@ -210,7 +211,7 @@ fn user_of(socket: BorrowedFd<'_>) -> u32 {
 /// Receives what is left in a socket that was shut down, up to a packet with descriptors; whether that
 /// was all.
 ///
-/// No descriptor is received: if this process had no room for one, the system would close it here.
+/// No descriptor is received: without a free one here, the system would close it in this call.
 fn is_emptied(socket: &OwnedFd) -> bool {
     // Every packet carries a time from now on, so empty ones differ from the end.
     if setsockopt(socket, sockopt::ReceiveTimestamp, &true).is_err() {
@@ -224,7 +225,7 @@ fn is_emptied(socket: &OwnedFd) -> bool {
     let mut bytes = [0; UNREAD_LEN];
     for _ in 0..MAX_UNREAD {
         let next = match peek(socket, &mut bytes, space) {
-            // The other side closed with something unread, which is said once.
+            // The other side closed with unread data, which is reported once.
             Err(Errno::INTR | Errno::CONNRESET) => continue,
             Err(Errno::NOTCONN) => return true,
             Err(_) => return false,
@@ -234,7 +235,7 @@ fn is_emptied(socket: &OwnedFd) -> bool {
         if next == 0 && !has_more(socket) {
             return true;
         }
-        // No more than was looked at: what follows in a stream may have come with descriptors.
+        // No more than was peeked at: what follows in a stream may have come with descriptors.
         if recv(socket, &mut bytes[..next], RecvFlags::DONTWAIT).is_err() {
             return false;
         }
@@ -247,7 +248,7 @@ fn has_more(socket: &OwnedFd) -> bool {
     peek(socket, &mut [0], 0) != Ok((0, false))
 }
 
-/// Looks at the next packet, or at the next bytes of a stream. Returns their number, and whether more
+/// Peeks at the next packet, or at the next bytes of a stream. Returns their number, and whether more
 /// came with them than fits the space. All of it stays in the queue, so nothing is closed.
 fn peek(socket: &OwnedFd, bytes: &mut [u8], space: usize) -> Result<(usize, bool), Errno> {
     let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;

@@ -11,13 +11,13 @@ use std::task::{Context, Poll, Waker};
 use atomic_waker::AtomicWaker;
 use rustix::io::Errno;
 
-use super::board::{Announcement, Board, CARDS, Card, PROBES, State, Turn, Voice};
-use super::diag::Found;
+use super::backoff::Backoff;
 use super::directory::Entry;
+use super::mailbox::{Announcement, Direction, Generation, Mailbox, PROBES, SLOTS, Slot, State};
 use super::message::{ToClient, ToListener};
 use super::netns::NetNs;
 use super::packet::{MANY, Received, receive, send};
-use super::pause::Pause;
+use super::sock_diag::SocketInfo;
 use super::{is_own, lock};
 use crate::error::{FallbackCause, Limit, OsError, Refusal};
 use crate::io::negotiate::passed::PeerSocket;
@@ -32,53 +32,53 @@ pub(super) struct Channel {
     entry: Arc<Entry>,
     /// User of the process that announces the listener.
     uid: u32,
-    /// That is another user.
+    /// The listener belongs to another user.
     foreign: bool,
-    board: Board,
-    cards: Mutex<Cards>,
+    mailbox: Mailbox,
+    slots: Mutex<FreeSlots>,
     next_id: AtomicU64,
     dead: AtomicBool,
-    inbox: Mutex<Inbox>,
+    waiters: Mutex<Waiters>,
     cached_handshake: Mutex<Option<CachedHandshake>>,
-    pause: Arc<Pause>,
-    /// Why the listener has ended the channel, if it has said so.
+    backoff: Arc<Backoff>,
+    /// Why the listener has ended the channel, if it has sent a reason.
     refusal: OnceLock<Refusal>,
     /// The task that reads the channel.
     reader: AtomicWaker,
 }
 
-/// Everybody who may want news, by id.
+/// The exchanges that wait for messages, by id.
 #[derive(Debug, Default)]
-struct Inbox(HashMap<u64, Mail>);
+struct Waiters(HashMap<u64, Waiter>);
 
-/// Of one conversation.
+/// State of one exchange.
 #[derive(Debug, Default)]
-struct Mail {
-    /// What came, until it is fetched.
-    news: Option<ToClient>,
+struct Waiter {
+    /// The last message, until it is taken.
+    message: Option<ToClient>,
     waker: Option<Waker>,
 }
 
-/// The cards that are not in use.
+/// The slots that are not in use.
 #[derive(Debug)]
-struct Cards {
-    /// Never used are those from here on.
+struct FreeSlots {
+    /// Slots from this number on were never used.
     fresh: u32,
-    free: Vec<Card>,
-    /// Done with, unless the listener still looks at them.
-    left: VecDeque<Card>,
+    free: Vec<Slot>,
+    /// Released by the client; the listener may still read them.
+    released: VecDeque<Slot>,
 }
 
 impl Channel {
-    /// Connects to a listener and introduces this process, if [`Self::announces`] is so.
+    /// Connects to a listener and sends HELLO, if [`Self::announces`] succeeds.
     pub(super) fn open(
         domain: &Domain,
         runtime: &dyn Runtime,
         dir: &OpenDir,
         entry: &Arc<Entry>,
         netns: NetNs,
-        pause: Arc<Pause>,
-        target: Option<Found>,
+        backoff: Arc<Backoff>,
+        target: Option<SocketInfo>,
     ) -> Result<Arc<Self>, FallbackCause> {
         let name = entry.to_string();
         let failed = |operation| {
@@ -96,12 +96,12 @@ impl Channel {
         }
         let foreign = !is_own(uid);
         check_owner(uid, foreign, target.map(|target| target.uid))?;
-        let (board, file) = Board::create()
+        let (mailbox, file) = Mailbox::create()
             .map_err(|error| OsError::new("create memory for the listener", &error))?;
         let hello = ToListener::Hello { netns }.encode();
         match send(fd.as_fd(), &hello, Some(file.as_fd())) {
             Ok(()) => {}
-            Err(Errno::PIPE | Errno::CONNRESET) => return Err(last_words(&fd)),
+            Err(Errno::PIPE | Errno::CONNRESET) => return Err(read_refusal(&fd)),
             Err(error) => return Err(failed("send to the listener's socket")(error.into()).into()),
         }
         let watch = runtime.watch(fd.as_fd());
@@ -111,17 +111,17 @@ impl Channel {
             entry: entry.clone(),
             uid,
             foreign,
-            board,
-            cards: Mutex::new(Cards {
+            mailbox,
+            slots: Mutex::new(FreeSlots {
                 fresh: 0,
                 free: Vec::new(),
-                left: VecDeque::new(),
+                released: VecDeque::new(),
             }),
-            next_id: AtomicU64::new(u64::from(CARDS)),
+            next_id: AtomicU64::new(u64::from(SLOTS)),
             dead: AtomicBool::new(false),
-            inbox: Mutex::default(),
+            waiters: Mutex::default(),
             cached_handshake: Mutex::default(),
-            pause,
+            backoff,
             refusal: OnceLock::new(),
             reader: AtomicWaker::new(),
         });
@@ -133,9 +133,9 @@ impl Channel {
         &self.entry
     }
 
-    /// Whether the listener is known to be gone.
+    /// Whether the listener has ended, as far as is known.
     pub(super) fn is_dead(&self) -> bool {
-        self.dead.load(Ordering::Relaxed) || self.board.is_closed()
+        self.dead.load(Ordering::Relaxed) || self.mailbox.is_closed()
     }
 
     /// User of the process that announces the listener.
@@ -149,19 +149,19 @@ impl Channel {
     }
 
     /// Checks that this is the channel of the listening socket that gets the connections, as far as
-    /// users can be told apart. The name of the listener says which socket that is, and is no proof.
-    /// Without an answer of the kernel other users are not believed.
+    /// users can be distinguished. The name of the listener contains the socket, but is no proof.
+    /// Without a report of the kernel other users are not trusted.
     ///
     /// # Errors
     ///
     /// The socket belongs to another user, or its owner is not known.
-    pub(super) fn announces(&self, target: Option<Found>) -> Result<(), FallbackCause> {
+    pub(super) fn announces(&self, target: Option<SocketInfo>) -> Result<(), FallbackCause> {
         check_owner(self.uid, self.foreign, target.map(|target| target.uid))
     }
 
-    /// Whether the listener was silent lately.
-    pub(super) fn pause(&self) -> &Arc<Pause> {
-        &self.pause
+    /// The backoff after a missing answer of the listener.
+    pub(super) fn backoff(&self) -> &Arc<Backoff> {
+        &self.backoff
     }
 
     /// Why the listener does not answer any more.
@@ -172,7 +172,7 @@ impl Channel {
         }
     }
 
-    /// What the last handshake came to.
+    /// The result of the last handshake.
     pub(super) fn cached_handshake(&self) -> Option<CachedHandshake> {
         lock(&self.cached_handshake).clone()
     }
@@ -181,7 +181,7 @@ impl Channel {
         *lock(&self.cached_handshake) = cached_handshake;
     }
 
-    /// Tells the listener something, if there is room for it now.
+    /// Sends a message to the listener, if there is space for it now.
     pub(super) fn send(&self, message: ToListener) -> Result<(), Errno> {
         let sent = send(self.fd.as_fd(), &message.encode(), None);
         if matches!(sent, Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN)) {
@@ -202,21 +202,21 @@ impl Channel {
         early: Option<&EarlyConfirm>,
     ) -> Result<Announced, FallbackCause> {
         let full = |what, limit: u32| FallbackCause::Full(Limit::new(what, limit.into()));
-        let card = lock(&self.cards).take(&self.board);
-        let card = card.ok_or_else(|| full("limit of connections under way", CARDS))?;
+        let slot = lock(&self.slots).take(&self.mailbox);
+        let slot = slot.ok_or_else(|| full("limit of connections under way", SLOTS))?;
         let announced = Announced {
             port: announcement.from.port(),
-            turn: card.offer(announcement, proposal, early),
-            conversation: Conversation::with_id(Arc::clone(self), u64::from(card.number())),
-            card: card.clone(),
-            back: GivenBack {
+            generation: slot.offer(announcement, proposal, early),
+            exchange: Exchange::with_id(Arc::clone(self), u64::from(slot.number())),
+            slot: slot.clone(),
+            slot_guard: SlotGuard {
                 channel: Arc::clone(self),
-                card,
+                slot,
                 claimed: false,
             },
         };
-        let is_entered = || self.board.enter(announced.port, announced.card.number());
-        match announced.turn.is_some() && is_entered() {
+        let is_entered = || self.mailbox.insert(announced.port, announced.slot.number());
+        match announced.generation.is_some() && is_entered() {
             true => Ok(announced),
             false => Err(full(
                 "limit of connections under way with ports like this",
@@ -225,7 +225,7 @@ impl Channel {
         }
     }
 
-    /// Takes in what has come; whether that was all.
+    /// Receives all messages that are there, up to a limit; false at the limit.
     fn drain(&self) -> bool {
         let mut buf = [0; 64];
         for count in 0..PACKETS {
@@ -240,7 +240,7 @@ impl Channel {
                 Received::End => None,
             };
             let id = match message {
-                Some(ToClient::Bye { refusal }) => {
+                Some(ToClient::Close { refusal }) => {
                     let _first = self.refusal.set(refusal);
                     None
                 }
@@ -251,11 +251,11 @@ impl Channel {
                 return true;
             };
             let waker = {
-                let mut inbox = lock(&self.inbox);
-                // News for those who are not interested any more are dropped.
-                inbox.0.get_mut(&id).and_then(|mail| {
-                    mail.news = Some(message);
-                    mail.waker.take()
+                let mut waiters = lock(&self.waiters);
+                // Messages for an exchange that has ended are dropped.
+                waiters.0.get_mut(&id).and_then(|waiter| {
+                    waiter.message = Some(message);
+                    waiter.waker.take()
                 })
             };
             waker.into_iter().for_each(Waker::wake);
@@ -271,9 +271,9 @@ impl Channel {
 
     fn wake_all(&self) {
         let wakers: Vec<_> = {
-            let mut inbox = lock(&self.inbox);
-            let mail = inbox.0.values_mut();
-            mail.filter_map(|mail| mail.waker.take()).collect()
+            let mut waiters = lock(&self.waiters);
+            let all = waiters.0.values_mut();
+            all.filter_map(|waiter| waiter.waker.take()).collect()
         };
         // Without the lock: a waker may run its task at once.
         wakers.into_iter().for_each(Waker::wake);
@@ -287,12 +287,12 @@ fn check_owner(uid: u32, is_foreign: bool, owner: Option<u32>) -> Result<(), Fal
     }
 }
 
-/// Why a listener has ended a channel on which it was told nothing.
-fn last_words(fd: &PeerSocket) -> FallbackCause {
+/// Why a listener has ended a channel before it got HELLO.
+fn read_refusal(fd: &PeerSocket) -> FallbackCause {
     let mut buf = [0; 64];
     match receive(fd, &mut buf) {
         Received::Packet(packet, _) => match ToClient::parse(packet) {
-            Some(ToClient::Bye { refusal }) => FallbackCause::Refused(refusal),
+            Some(ToClient::Close { refusal }) => FallbackCause::Refused(refusal),
             _ => FallbackCause::ListenerGone,
         },
         Received::Empty | Received::End => FallbackCause::ListenerGone,
@@ -305,7 +305,7 @@ impl Drop for Channel {
     }
 }
 
-/// Reads a channel for everybody who uses it, until it ends or nobody does.
+/// Reads a channel for all its exchanges, until it ends or is no longer used.
 async fn read(channel: Weak<Channel>, watch: Box<dyn Watch>) {
     let mut unread = false;
     poll_fn(|cx| {
@@ -324,7 +324,7 @@ async fn read(channel: Weak<Channel>, watch: Box<dyn Watch>) {
             }
             unread = !channel.drain();
             if unread {
-                // Others want to run as well.
+                // Other tasks have to run as well.
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
@@ -335,153 +335,155 @@ async fn read(channel: Weak<Channel>, watch: Box<dyn Watch>) {
     .await;
 }
 
-/// Cards that are looked at, whether the listener has let go of them, for each that is taken.
-const LOOKS: usize = 8;
+/// Released slots that are checked for each slot that is taken.
+const SLOT_CHECKS: usize = 8;
 
-/// Packets after which everybody looks again, as some may have been lost.
+/// Packets after which all exchanges are woken, as notifications may have been lost.
 const PACKETS: usize = 64;
 
-/// One exchange on a channel, with an id that only it has.
+/// One exchange on a channel, with a unique id.
 #[derive(Debug)]
-pub(super) struct Conversation {
+pub(super) struct Exchange {
     pub(super) channel: Arc<Channel>,
     pub(super) id: u64,
 }
 
-impl Conversation {
+impl Exchange {
     pub(super) fn new(channel: Arc<Channel>) -> Self {
         let id = channel.next_id.fetch_add(1, Ordering::Relaxed);
         Self::with_id(channel, id)
     }
 
     fn with_id(channel: Arc<Channel>, id: u64) -> Self {
-        lock(&channel.inbox).0.insert(id, Mail::default());
+        lock(&channel.waiters).0.insert(id, Waiter::default());
         Self { channel, id }
     }
 
-    /// Waits for what the listener says; `None` if it is gone. Keeps one waker.
-    pub(super) fn poll_news(&self, cx: &mut Context<'_>) -> Poll<Option<ToClient>> {
+    /// Waits for a message of the listener; `None` if it has ended. Keeps one waker.
+    pub(super) fn poll_message(&self, cx: &mut Context<'_>) -> Poll<Option<ToClient>> {
         let waker = cx.waker().clone();
         // Dropped after the lock: that may drop a task with conversations of its own.
         let _old;
-        let mut inbox = lock(&self.channel.inbox);
-        let mail = inbox.0.entry(self.id).or_default();
-        if let Some(news) = mail.news.take() {
-            return Poll::Ready(Some(news));
+        let mut waiters = lock(&self.channel.waiters);
+        let waiter = waiters.0.entry(self.id).or_default();
+        if let Some(message) = waiter.message.take() {
+            return Poll::Ready(Some(message));
         }
-        _old = mail.waker.replace(waker);
-        drop(inbox);
-        // Whoever ends the channel wakes everybody afterwards.
+        _old = waiter.waker.replace(waker);
+        drop(waiters);
+        // The end of the channel wakes all exchanges afterwards.
         match self.channel.is_dead() {
             true => Poll::Ready(None),
             false => Poll::Pending,
         }
     }
 
-    pub(super) async fn news(&self) -> Option<ToClient> {
-        poll_fn(|cx| self.poll_news(cx)).await
+    pub(super) async fn next_message(&self) -> Option<ToClient> {
+        poll_fn(|cx| self.poll_message(cx)).await
     }
 }
 
-impl Drop for Conversation {
+impl Drop for Exchange {
     fn drop(&mut self) {
         // The waker is dropped after the lock: that may drop a task with other conversations.
-        let _mail = lock(&self.channel.inbox).0.remove(&self.id);
+        let _waiter = lock(&self.channel.waiters).0.remove(&self.id);
     }
 }
 
-/// A connection that was announced on a card. Dropping it takes back what was not taken.
+/// A connection that was announced in a slot. Dropping it withdraws an offer that was not taken.
 #[derive(Debug)]
 pub(super) struct Announced {
-    pub(super) conversation: Conversation,
-    pub(super) card: Card,
+    pub(super) exchange: Exchange,
+    pub(super) slot: Slot,
     /// `None` if nothing could be written.
-    turn: Option<Turn>,
+    generation: Option<Generation>,
     port: u16,
-    // Last: the next conversation about the card has the same id.
-    back: GivenBack,
+    // Last: the next exchange about the slot has the same id.
+    slot_guard: SlotGuard,
 }
 
-/// Gives a card back when dropped.
+/// Releases a slot when dropped.
 #[derive(Debug)]
-struct GivenBack {
+struct SlotGuard {
     channel: Arc<Channel>,
-    card: Card,
+    slot: Slot,
     /// The listener may still write to it.
     claimed: bool,
 }
 
 impl Announced {
     pub(super) fn state(&self) -> State {
-        self.turn.map_or(State::Void, |turn| self.card.state(turn))
+        self.generation
+            .map_or(State::Cancelled, |generation| self.slot.state(generation))
     }
 
-    /// Takes the offer back; false after the listener has answered or refused.
+    /// Withdraws the offer; false after the listener has answered or refused.
     pub(super) fn withdraw(&self) -> bool {
-        self.turn.is_some_and(|turn| self.card.withdraw(turn))
+        self.generation
+            .is_some_and(|generation| self.slot.withdraw(generation))
     }
 
     /// A number that changes as long as the listener works.
     pub(super) fn progress(&self) -> u64 {
         let claimed = u64::from(self.state() != State::Offered);
-        self.conversation
+        self.exchange
             .channel
-            .board
-            .beats()
+            .mailbox
+            .heartbeats()
             .wrapping_add(claimed)
     }
 
-    /// Tells the listener that something was said, if it waits for that.
-    pub(super) fn ring(&self) {
-        if self.card.must_ring(Voice::Client) {
-            let card = u64::from(self.card.number());
-            // A listener that is gone, or does not listen, does not mind.
-            let _ = self.conversation.channel.send(ToListener::Look { card });
+    /// Notifies the listener of a write, if it has requested that.
+    pub(super) fn notify(&self) {
+        if self.slot.needs_wake(Direction::FromClient) {
+            let slot = u64::from(self.slot.number());
+            // Not needed by a listener that has ended or is behind.
+            let _ = self.exchange.channel.send(ToListener::Notify { slot });
         }
     }
 }
 
 impl Drop for Announced {
     fn drop(&mut self) {
-        let channel = &self.conversation.channel;
+        let channel = &self.exchange.channel;
         self.withdraw();
-        channel.board.leave(self.port, self.card.number());
+        channel.mailbox.remove(self.port, self.slot.number());
         let claimed = matches!(self.state(), State::Taken | State::Withdrawn);
-        self.card.hang_up(Voice::Client);
+        self.slot.close(Direction::FromClient);
         if claimed {
-            self.ring();
+            self.notify();
         }
-        self.back.claimed = claimed;
+        self.slot_guard.claimed = claimed;
     }
 }
 
-impl Drop for GivenBack {
+impl Drop for SlotGuard {
     fn drop(&mut self) {
-        let mut cards = lock(&self.channel.cards);
+        let mut slots = lock(&self.channel.slots);
         match self.claimed {
-            true => cards.left.push_back(self.card.clone()),
-            false => cards.free.push(self.card.clone()),
+            true => slots.released.push_back(self.slot.clone()),
+            false => slots.free.push(self.slot.clone()),
         }
     }
 }
 
-impl Cards {
-    /// A card that nobody uses.
-    fn take(&mut self, board: &Board) -> Option<Card> {
-        // The listener may be stopped with some of them, and be done with those behind.
-        for _ in 0..LOOKS {
-            if let Some(card) = self.free.pop() {
-                return Some(card);
+impl FreeSlots {
+    /// A slot that is not in use.
+    fn take(&mut self, mailbox: &Mailbox) -> Option<Slot> {
+        // The listener may be stopped while it uses some of them, and have closed those behind.
+        for _ in 0..SLOT_CHECKS {
+            if let Some(slot) = self.free.pop() {
+                return Some(slot);
             }
-            match self.left.pop_front() {
-                Some(card) if card.is_hung_up(Voice::Listener) => return Some(card),
-                Some(card) => self.left.push_back(card),
+            match self.released.pop_front() {
+                Some(slot) if slot.is_closed(Direction::FromListener) => return Some(slot),
+                Some(slot) => self.released.push_back(slot),
                 None => break,
             }
         }
-        let card = board.card(self.fresh)?;
+        let slot = mailbox.slot(self.fresh)?;
         self.fresh += 1;
-        Some(card)
+        Some(slot)
     }
 }
 
@@ -490,7 +492,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn where_the_owner_is_not_known_the_own_user_alone_is_believed() {
+    fn where_the_owner_is_not_known_only_the_own_user_is_trusted() {
         let refused = |uid, owner| Err(FallbackCause::NotOwner { uid, owner });
         for (uid, is_foreign, owner, expected) in [
             (990, false, None, Ok(())),

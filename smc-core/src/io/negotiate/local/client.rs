@@ -16,19 +16,19 @@ use rustix::io::Errno;
 use rustix::net::sockopt::socket_cookie;
 use rustix::process::geteuid;
 
-use super::board::{Announcement, MAX_PROPOSAL};
 use super::channel::{Announced, Channel};
-use super::diag::{Diag, Found};
 use super::directory::{Directory, Entry};
+use super::mailbox::{Announcement, MAX_PROPOSAL};
 use super::netns::{NetNs, canonical, has_scope, is_local, is_routable};
 use super::offer::{Connection, LocalOffer};
-use super::{is_own, lock, proof};
+use super::sock_diag::{SockDiag, SocketInfo};
+use super::{is_own, lock, reachability};
 use crate::error::{FallbackCause, Limit, OsError};
 use crate::io::negotiate::runtime_dir::Domain;
 use crate::io::negotiate::{CachedHandshake, Candidate, Client, EarlyConfirm, Offer};
 use crate::io::runtime::{Runtime, Unconnected};
 
-/// Everything an endpoint remembers about the listeners of this host.
+/// What an endpoint caches about the listeners of this host.
 #[derive(Clone, Debug)]
 pub(super) struct LocalClient {
     domain: Domain,
@@ -41,18 +41,18 @@ struct Known {
     directories: Mutex<Directories>,
     channels: Mutex<Channels>,
     /// Of the network namespace that was used last, where the kernel offers it.
-    diag: Mutex<Option<(NetNs, Option<Diag>)>>,
+    diag: Mutex<Option<(NetNs, Option<SockDiag>)>>,
     proofs: Mutex<HashMap<ProofKey, Proof>>,
-    /// Where connections went a moment ago, by thread, as threads may be in different namespaces.
+    /// Recent routes of connections, by thread, as threads may be in different namespaces.
     routes: Mutex<HashMap<(ThreadId, SocketAddr), Route>>,
 }
 
 type Channels = HashMap<(NetNs, String), Arc<Channel>>;
 
 /// A listener and the directory of its name.
-type Named = (Arc<Path>, Arc<Entry>);
+type NamedListener = (Arc<Path>, Arc<Entry>);
 
-/// Where listeners are looked for.
+/// The directories that are searched for listeners.
 #[derive(Debug)]
 struct Directories {
     domain: Domain,
@@ -71,7 +71,7 @@ impl Directories {
         if now < self.until {
             return;
         }
-        self.until = now + DIRECTORIES_LAST;
+        self.until = now + DIRECTORIES_LIFETIME;
         self.unusable = self.domain.unusable().map(FallbackCause::from);
         let mut old = std::mem::take(&mut self.known);
         self.known
@@ -98,7 +98,7 @@ struct Route {
     dir: Arc<Path>,
     entry: Arc<Entry>,
     channel: Weak<Channel>,
-    target: Found,
+    target: SocketInfo,
     netns: NetNs,
     until: Instant,
 }
@@ -140,8 +140,8 @@ impl LocalClient {
     }
 
     /// Listeners that may get connections to `to`, at least one, or why there is none.
-    fn listeners_at(&self, to: SocketAddr) -> Result<Vec<Named>, FallbackCause> {
-        let mut found: Vec<Named> = Vec::new();
+    fn listeners_at(&self, to: SocketAddr) -> Result<Vec<NamedListener>, FallbackCause> {
+        let mut found: Vec<NamedListener> = Vec::new();
         // The same listener may be in several directories.
         let mut names = HashSet::new();
         let mut unread = None;
@@ -173,29 +173,29 @@ impl LocalClient {
     }
 
     /// The channel to a listener, if its process is the one that `target` belongs to, as far as users
-    /// can be told apart.
+    /// can be distinguished.
     fn channel(
         &self,
         dir: &Path,
         entry: &Arc<Entry>,
         netns: NetNs,
-        target: Option<Found>,
+        target: Option<SocketInfo>,
     ) -> Result<Arc<Channel>, FallbackCause> {
         let name = entry.to_string();
         let mut channels = lock(&self.known.channels);
         let key = (netns, name);
-        let mut pause = Arc::default();
+        let mut backoff = Arc::default();
         if let Some(channel) = channels.get(&key) {
             if !channel.is_dead() {
                 return channel.announces(target).map(|()| channel.clone());
             }
-            pause = Arc::clone(channel.pause());
+            backoff = Arc::clone(channel.backoff());
         }
         channels.retain(|_, channel| !channel.is_dead());
-        make_room(&mut channels, owner(target))?;
+        evict_idle(&mut channels, owner(target))?;
         let dir = lock(&self.known.directories).domain.open(dir)?;
         let (domain, runtime) = (&self.domain, &*self.runtime);
-        match Channel::open(domain, runtime, &dir, entry, netns, pause, target) {
+        match Channel::open(domain, runtime, &dir, entry, netns, backoff, target) {
             Ok(channel) => {
                 channels.insert(key, channel.clone());
                 Ok(channel)
@@ -235,8 +235,12 @@ impl LocalClient {
             key,
             result: None,
         };
-        let leads = proof::ask(&*self.runtime, channel, to).await;
-        let valid = if leads { PROOF_LASTS } else { FAILURE_LASTS };
+        let leads = reachability::probe(&*self.runtime, channel, to).await;
+        let valid = if leads {
+            PROOF_LIFETIME
+        } else {
+            FAILURE_LIFETIME
+        };
         under_way.result = Some(Proof::Known {
             leads,
             until: self.runtime.now() + valid,
@@ -244,11 +248,11 @@ impl LocalClient {
         leads
     }
 
-    /// Notes where a connection goes, for those that follow soon.
-    fn remember(
+    /// Caches the route of a connection for those that follow soon.
+    fn cache_route(
         &self,
         candidate: &LocalCandidate,
-        target: Found,
+        target: SocketInfo,
         dir: &Arc<Path>,
         channel: &Arc<Channel>,
     ) {
@@ -258,7 +262,7 @@ impl LocalClient {
             entry: Arc::clone(channel.entry()),
             channel: Arc::downgrade(channel),
             netns: candidate.netns,
-            until: self.runtime.now() + ROUTE_LASTS,
+            until: self.runtime.now() + ROUTE_LIFETIME,
         };
         let mut routes = lock(&self.known.routes);
         if routes.len() >= MAX_ROUTES {
@@ -267,8 +271,8 @@ impl LocalClient {
         routes.insert((thread::current().id(), candidate.to), route);
     }
 
-    /// Where a connection went a moment ago, unless the listener is known to be gone.
-    fn recall(&self, to: SocketAddr) -> Option<LocalCandidate> {
+    /// The cached route to an address, unless the listener has ended.
+    fn cached_route(&self, to: SocketAddr) -> Option<LocalCandidate> {
         let now = self.runtime.now();
         let key = (thread::current().id(), to);
         let route = lock(&self.known.routes).get(&key).cloned()?;
@@ -284,21 +288,26 @@ impl LocalClient {
         })
     }
 
-    /// The socket that will get a connection between these addresses, where the kernel can say.
+    /// The socket that will get a connection between these addresses, where the kernel reports it.
     fn target(
         &self,
         netns: NetNs,
         to: SocketAddr,
         from: SocketAddr,
-    ) -> Result<Option<Found>, OsError> {
+    ) -> Result<Option<SocketInfo>, OsError> {
         let found = self.find(netns, to, from)?;
-        Ok(found.ok().flatten().filter(Found::is_listening))
+        Ok(found.ok().flatten().filter(SocketInfo::is_listening))
     }
 
     /// Whether the other end of a connection is in this network namespace, at the address that it was
-    /// made to; `None` where the kernel cannot say.
-    pub(super) fn is_here(&self, netns: NetNs, to: SocketAddr, from: SocketAddr) -> Option<bool> {
-        // The task may have moved to a thread that lives elsewhere.
+    /// made to; `None` where the kernel does not report it.
+    pub(super) fn has_local_peer(
+        &self,
+        netns: NetNs,
+        to: SocketAddr,
+        from: SocketAddr,
+    ) -> Option<bool> {
+        // The task may have moved to a thread in another namespace.
         let found = match NetNs::current() == Ok(netns) {
             true => self.find(netns, to, from).ok()?.ok()?,
             false => return None,
@@ -306,23 +315,23 @@ impl LocalClient {
         Some(found.is_some_and(|found| found.has_peer()))
     }
 
-    /// As [`Diag::find`].
+    /// As [`SockDiag::find`].
     ///
     /// # Errors
     ///
-    /// When there is nothing to ask the kernel with.
+    /// When no `sock_diag` socket can be opened.
     fn find(
         &self,
         netns: NetNs,
         local: SocketAddr,
         peer: SocketAddr,
-    ) -> Result<io::Result<Option<Found>>, OsError> {
+    ) -> Result<io::Result<Option<SocketInfo>>, OsError> {
         let mut diag = lock(&self.known.diag);
         if diag
             .as_ref()
             .is_none_or(|(opened_in, _)| *opened_in != netns)
         {
-            let opened = Diag::open();
+            let opened = SockDiag::open();
             let opened = opened.map_err(|error| OsError::new("open a sock_diag socket", &error));
             if let Some(error) = opened.as_ref().err().filter(|error| error.is_lack()) {
                 return Err(error.clone());
@@ -342,7 +351,7 @@ impl Client for LocalClient {
     async fn look_up(&self, to: SocketAddr) -> Result<Box<dyn Candidate>, FallbackCause> {
         let dialled = to;
         let to = canonical(to);
-        if let Some(candidate) = self.recall(to) {
+        if let Some(candidate) = self.cached_route(to) {
             return Ok(Box::new(candidate));
         }
         let mut listeners = self.listeners_at(to)?;
@@ -355,7 +364,7 @@ impl Client for LocalClient {
         let mut cause = None;
         if !own_host {
             let mut proven = Vec::new();
-            for (dir, entry) in first(listeners, None) {
+            for (dir, entry) in preferred(listeners, None) {
                 match self.channel(&dir, &entry, netns, None) {
                     Ok(channel) if self.leads_to(&channel, netns, to.ip()).await => {
                         proven.push((dir, entry));
@@ -381,7 +390,7 @@ impl Client for LocalClient {
     }
 }
 
-/// Keeps others from waiting for a proof that nobody makes any more.
+/// Wakes the tasks that wait for a proof when its task is dropped.
 struct UnderWay<'a> {
     client: &'a LocalClient,
     key: ProofKey,
@@ -404,21 +413,21 @@ impl Drop for UnderWay<'_> {
 #[derive(Debug)]
 struct LocalCandidate {
     client: LocalClient,
-    listeners: Vec<Named>,
+    listeners: Vec<NamedListener>,
     to: SocketAddr,
     netns: NetNs,
     own_host: bool,
     /// The socket that will get the connection, if that is known already.
-    target: Option<Found>,
-    /// The way to the only listener, if it was used a moment ago.
+    target: Option<SocketInfo>,
+    /// The channel to the only listener, if it was used a moment ago.
     channel: Option<Arc<Channel>>,
 }
 
 impl LocalCandidate {
     fn channel(
         &self,
-        (dir, entry): &Named,
-        target: Option<Found>,
+        (dir, entry): &NamedListener,
+        target: Option<SocketInfo>,
     ) -> Result<Arc<Channel>, FallbackCause> {
         match &self.channel {
             Some(channel) if !channel.is_dead() => {
@@ -431,7 +440,7 @@ impl LocalCandidate {
 
 impl Candidate for LocalCandidate {
     fn cached_handshake(&self) -> Option<CachedHandshake> {
-        // With several, each would have to have its own.
+        // Several listeners would need one each.
         let [(_, entry)] = &*self.listeners else {
             return None;
         };
@@ -443,7 +452,7 @@ impl Candidate for LocalCandidate {
         let channel = self.channel.clone().or_else(open)?;
         channel
             .cached_handshake()
-            .filter(|_| !channel.pause().is_silent())
+            .filter(|_| !channel.backoff().is_active())
     }
 
     fn offer(
@@ -458,7 +467,7 @@ impl Candidate for LocalCandidate {
         }
         let now = self.client.runtime.now();
         let from = canonical(socket.local);
-        // A listener of another user gets nothing of a port that has changed hands.
+        // A listener of another user gets no offer for a port that now belongs to another socket.
         let known = self.target.filter(|target| is_own(target.uid));
         let target = match (self.own_host, known) {
             (true, None) => self.client.target(self.netns, self.to, from)?,
@@ -466,12 +475,12 @@ impl Candidate for LocalCandidate {
         };
         let is_target = |entry: &Entry| target.is_none_or(|target| target.cookie == entry.cookie);
         let chosen = self.listeners.iter().filter(|(_, entry)| is_target(entry));
-        let chosen = first(chosen.cloned().collect(), target);
+        let chosen = preferred(chosen.cloned().collect(), target);
         let mut announced = Vec::with_capacity(1);
         let mut cause = None;
         for named in chosen {
             let channel = match self.channel(&named, target) {
-                Ok(channel) if channel.pause().may_ask(now) => channel,
+                Ok(channel) if channel.backoff().allows(now) => channel,
                 Ok(_) => {
                     cause = Some(FallbackCause::BackOff);
                     continue;
@@ -496,14 +505,14 @@ impl Candidate for LocalCandidate {
             }
             let (dir, entry) = &named;
             if let (None, Some(target), false) = (self.target, target, entry.shared) {
-                self.client.remember(self, target, dir, &channel);
+                self.client.cache_route(self, target, dir, &channel);
             }
         }
         match announced.is_empty() {
             true => Err(cause.unwrap_or_else(|| self.client.not_announced())),
             false => {
                 let runtime = Arc::clone(&self.client.runtime);
-                let is_foreign = |made: &Announced| made.conversation.channel.is_foreign();
+                let is_foreign = |made: &Announced| made.exchange.channel.is_foreign();
                 let connection = announced.iter().any(is_foreign).then(|| Connection {
                     client: self.client.clone(),
                     netns: self.netns,
@@ -518,13 +527,13 @@ impl Candidate for LocalCandidate {
 }
 
 /// The user whose process is to be at the other end of a channel.
-fn owner(target: Option<Found>) -> u32 {
+fn owner(target: Option<SocketInfo>) -> u32 {
     target.map_or_else(|| geteuid().as_raw(), |target| target.uid)
 }
 
-/// Those names that are looked at. Of many, these are the ones that the owner of the listening socket
-/// has made, as far as there are such: others may have made the rest to hide them.
-fn first(mut names: Vec<Named>, target: Option<Found>) -> Vec<Named> {
+/// The names that are used, up to a limit. Names made by the owner of the listening socket come first:
+/// other users may have made more names to hide them.
+fn preferred(mut names: Vec<NamedListener>, target: Option<SocketInfo>) -> Vec<NamedListener> {
     if names.len() > MAX_LISTENERS {
         let owner = owner(target);
         names.sort_by_cached_key(|(dir, entry)| {
@@ -536,8 +545,8 @@ fn first(mut names: Vec<Named>, target: Option<Found>) -> Vec<Named> {
     names
 }
 
-/// Ends channels that no connection uses, if this is another user who has as many as one may have.
-fn make_room(channels: &mut Channels, uid: u32) -> Result<(), FallbackCause> {
+/// Ends unused channels to another user at the limit of channels of one user.
+fn evict_idle(channels: &mut Channels, uid: u32) -> Result<(), FallbackCause> {
     let is_full = |channels: &Channels| {
         let of_user = channels.values().filter(|channel| channel.uid() == uid);
         !is_own(uid) && of_user.count() >= MAX_OF_ONE
@@ -566,28 +575,27 @@ fn is_stale(error: &OsError) -> bool {
     matches!(error.errno(), Some(Errno::CONNREFUSED | Errno::NOENT))
 }
 
-/// Listeners of one port that get an announcement, where the kernel does not say which is it.
+/// Listeners of one port that get an announcement, where the kernel does not report the target.
 const MAX_LISTENERS: usize = 32;
 
 /// Channels to listeners of another user.
 const MAX_OF_ONE: usize = 64;
 
-/// How long a listener is taken for the one that gets the connections to its address. Another one
-/// may have come, or the thread may have moved to another namespace: whoever is not answered then
-/// is plain TCP.
-const ROUTE_LASTS: Duration = Duration::from_millis(20);
+/// How long a route is cached. Another listener may have the port by then, or the thread may have
+/// moved to another namespace: an offer without an answer is then plain TCP.
+const ROUTE_LIFETIME: Duration = Duration::from_millis(20);
 
-/// How long it takes at most until a listener in a directory that was not one of those is found.
-const DIRECTORIES_LAST: Duration = Duration::from_secs(1);
+/// Upper limit of the time until a listener in a new directory is found.
+const DIRECTORIES_LIFETIME: Duration = Duration::from_secs(1);
 
-/// Routes remembered.
+/// Cached routes.
 const MAX_ROUTES: usize = 256;
 
-/// Proofs remembered.
+/// Cached proofs.
 const MAX_PROOFS: usize = 1024;
 
-/// How long a proof is believed. Addresses rarely move, and the connection has to match besides.
-const PROOF_LASTS: Duration = Duration::from_secs(30);
+/// How long a proof is valid. Addresses rarely move, and the connection has to match as well.
+const PROOF_LIFETIME: Duration = Duration::from_secs(30);
 
-/// How long a failed proof keeps connections plain without asking again.
-const FAILURE_LASTS: Duration = Duration::from_secs(5);
+/// How long a failed proof is valid: connections are plain without another probe.
+const FAILURE_LIFETIME: Duration = Duration::from_secs(5);

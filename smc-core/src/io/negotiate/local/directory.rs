@@ -1,4 +1,4 @@
-//! The directory in which listeners make themselves known, and its names.
+//! The directory in which listeners are announced, and its names.
 //!
 //! `l-<port>-<address>-<namespace>-<cookie>-<random>.sock`, numbers but the port in hexadecimal:
 //! all that a client needs to know to choose is in the name, and no two listeners have the same.
@@ -28,7 +28,7 @@ pub(super) struct Directory {
 struct Read {
     ino: u64,
     modified: SystemTime,
-    /// Whether the directory had been left alone long enough when it was read: two changes may
+    /// Whether the directory was unchanged for long enough when it was read: two changes may
     /// get the same time.
     settled: bool,
     entries: Vec<Arc<Entry>>,
@@ -60,7 +60,7 @@ impl Directory {
     }
 
     fn refresh(&mut self, found: &Metadata) -> Result<(), OsError> {
-        // What this means when it fails does not matter: it will differ from what it was.
+        // On failure any value works that differs from the last one.
         let modified = found.modified().unwrap_or_else(|_| SystemTime::now());
         let is_fresh =
             |read: &Read| read.settled && (read.ino, read.modified) == (found.ino(), modified);
@@ -92,7 +92,7 @@ impl Directory {
     }
 }
 
-/// A listener as its name tells.
+/// The properties of a listener, as in its name.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Entry {
     /// `SO_REUSEPORT`: of connections to one address, some may go to other listeners.

@@ -2,34 +2,34 @@
 //!
 //! | to the listener | kind | then |
 //! |---|---|---|
-//! | HELLO | 0x01 | `SMCL`, version 4, number of the namespace 8; with the file of the board |
-//! | LOOK | 0x02 | number of a card 8 |
+//! | HELLO | 0x01 | `SMCL`, version 4, number of the namespace 8; with the file of the mailbox |
+//! | NOTIFY | 0x02 | number of a slot 8 |
 //! | PROVE | 0x04 | id 8, nonce 16, IP address |
 //!
 //! | to the client | kind | then |
 //! |---|---|---|
 //! | REFUSED | 0x81 | id 8 |
-//! | MEET | 0x82 | id 8, port 2 |
+//! | PROBE_PORT | 0x82 | id 8, port 2 |
 //! | PROVEN | 0x83 | id 8, IP address |
-//! | LOOK | 0x84 | number of a card 8 |
-//! | BYE | 0x85 | why the channel is ended 1, user 4 |
+//! | NOTIFY | 0x84 | number of a slot 8 |
+//! | CLOSE | 0x85 | why the channel is ended 1, user 4 |
 //!
-//! Numbers are little-endian. An IP address is its length, 4 or 16, and its bytes. Everything else
-//! than exactly this is an error that ends the channel. Connections are announced on the board
-//! ([`board`](super::board)); here it is only said that there is news on a card.
+//! Numbers are little-endian. An IP address is its length, 4 or 16, and its bytes. Any other packet
+//! is an error that ends the channel. Connections are announced in the
+//! [`mailbox`](super::mailbox); NOTIFY reports that a slot has changed.
 
 use std::net::IpAddr;
 
 use super::netns::NetNs;
 use crate::error::Refusal;
 
-/// Something a client tells a listener.
+/// A message from a client to a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ToListener {
-    /// Where the client lives. The first message of a channel, and only that.
+    /// The client's network namespace. The first message of a channel, and only that.
     Hello { netns: NetNs },
-    /// The client has said something for which the listener waits.
-    Look { card: u64 },
+    /// The client has written something for which the listener waits.
+    Notify { slot: u64 },
     /// Prove that this IP address leads from the client's network namespace to the listener's.
     Prove {
         id: u64,
@@ -38,25 +38,25 @@ pub(super) enum ToListener {
     },
 }
 
-/// Something a listener tells a client.
+/// A message from a listener to a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ToClient {
-    /// A proof will not be answered otherwise.
+    /// The listener refuses a proof.
     Refused { id: u64 },
     /// For the proof, connect to this port and send the nonce.
-    Meet { id: u64, port: u16 },
+    ProbePort { id: u64, port: u16 },
     /// The nonce arrived from this address.
     Proven { id: u64, from: IpAddr },
-    /// The listener has said something for which the client waits.
-    Look { card: u64 },
-    /// The listener ends the channel, and refuses all that is offered on its board.
-    Bye { refusal: Refusal },
+    /// The listener has written something for which the client waits.
+    Notify { slot: u64 },
+    /// The listener ends the channel and refuses all offers in its mailbox.
+    Close { refusal: Refusal },
 }
 
 /// Longest message.
 pub(super) const MAX_LEN: usize = 64;
 
-/// Bytes that nobody can guess.
+/// Length of a random nonce.
 pub(super) const NONCE_LEN: usize = 16;
 
 impl ToListener {
@@ -68,9 +68,9 @@ impl ToListener {
                 out.extend(MAGIC);
                 out.extend(netns.0.to_le_bytes());
             }
-            Self::Look { card } => {
-                out.push(LOOK);
-                out.extend(card.to_le_bytes());
+            Self::Notify { slot } => {
+                out.push(NOTIFY);
+                out.extend(slot.to_le_bytes());
             }
             Self::Prove { id, nonce, to } => {
                 out.push(PROVE);
@@ -91,8 +91,8 @@ impl ToListener {
                     netns: NetNs(rest.number()?),
                 }
             }
-            LOOK => Self::Look {
-                card: rest.number()?,
+            NOTIFY => Self::Notify {
+                slot: rest.number()?,
             },
             PROVE => Self::Prove {
                 id: rest.number()?,
@@ -113,8 +113,8 @@ impl ToClient {
                 out.push(REFUSED);
                 out.extend(id.to_le_bytes());
             }
-            Self::Meet { id, port } => {
-                out.push(MEET);
+            Self::ProbePort { id, port } => {
+                out.push(PROBE_PORT);
                 out.extend(id.to_le_bytes());
                 out.extend(port.to_le_bytes());
             }
@@ -123,16 +123,16 @@ impl ToClient {
                 out.extend(id.to_le_bytes());
                 put_ip(&mut out, from);
             }
-            Self::Look { card } => {
-                out.push(NEWS);
-                out.extend(card.to_le_bytes());
+            Self::Notify { slot } => {
+                out.push(NOTIFY_CLIENT);
+                out.extend(slot.to_le_bytes());
             }
-            Self::Bye { refusal } => {
-                out.push(BYE);
+            Self::Close { refusal } => {
+                out.push(CLOSE);
                 let (why, uid) = match refusal {
-                    Refusal::User { uid } => (BYE_USER, uid),
-                    Refusal::Full => (BYE_FULL, 0),
-                    Refusal::Descriptors => (BYE_DESCRIPTORS, 0),
+                    Refusal::User { uid } => (CLOSE_USER, uid),
+                    Refusal::Full => (CLOSE_FULL, 0),
+                    Refusal::Descriptors => (CLOSE_DESCRIPTORS, 0),
                     _ => (0, 0),
                 };
                 out.push(why);
@@ -146,7 +146,7 @@ impl ToClient {
         let mut rest = Reader(packet);
         let message = match rest.byte()? {
             REFUSED => Self::Refused { id: rest.number()? },
-            MEET => Self::Meet {
+            PROBE_PORT => Self::ProbePort {
                 id: rest.number()?,
                 port: rest.port()?,
             },
@@ -154,17 +154,17 @@ impl ToClient {
                 id: rest.number()?,
                 from: rest.ip()?,
             },
-            NEWS => Self::Look {
-                card: rest.number()?,
+            NOTIFY_CLIENT => Self::Notify {
+                slot: rest.number()?,
             },
-            BYE => {
+            CLOSE => {
                 let why = rest.byte()?;
                 let uid = u32::from_le_bytes(rest.array()?);
-                Self::Bye {
+                Self::Close {
                     refusal: match why {
-                        BYE_USER => Refusal::User { uid },
-                        BYE_FULL => Refusal::Full,
-                        BYE_DESCRIPTORS => Refusal::Descriptors,
+                        CLOSE_USER => Refusal::User { uid },
+                        CLOSE_FULL => Refusal::Full,
+                        CLOSE_DESCRIPTORS => Refusal::Descriptors,
                         _ => Refusal::Unknown,
                     },
                 }
@@ -174,15 +174,15 @@ impl ToClient {
         rest.0.is_empty().then_some(message)
     }
 
-    /// The card or proof that it is about; proofs have numbers beyond those of cards. `None` if it is
+    /// The slot or proof that it is about; proofs have numbers beyond those of slots. `None` if it is
     /// about the channel.
     pub(super) fn id(self) -> Option<u64> {
         match self {
             Self::Refused { id }
-            | Self::Meet { id, .. }
+            | Self::ProbePort { id, .. }
             | Self::Proven { id, .. }
-            | Self::Look { card: id } => Some(id),
-            Self::Bye { .. } => None,
+            | Self::Notify { slot: id } => Some(id),
+            Self::Close { .. } => None,
         }
     }
 }
@@ -234,18 +234,18 @@ impl Reader<'_> {
 const MAGIC: [u8; 5] = *b"SMCL\x04";
 
 const HELLO: u8 = 0x01;
-const LOOK: u8 = 0x02;
+const NOTIFY: u8 = 0x02;
 const PROVE: u8 = 0x04;
 const REFUSED: u8 = 0x81;
-const MEET: u8 = 0x82;
+const PROBE_PORT: u8 = 0x82;
 const PROVEN: u8 = 0x83;
-const NEWS: u8 = 0x84;
-const BYE: u8 = 0x85;
+const NOTIFY_CLIENT: u8 = 0x84;
+const CLOSE: u8 = 0x85;
 
-/// What BYE says; 0 is without a reason.
-const BYE_USER: u8 = 1;
-const BYE_FULL: u8 = 2;
-const BYE_DESCRIPTORS: u8 = 3;
+/// Reasons of CLOSE; 0 is without a reason.
+const CLOSE_USER: u8 = 1;
+const CLOSE_FULL: u8 = 2;
+const CLOSE_DESCRIPTORS: u8 = 3;
 
 #[cfg(test)]
 mod tests {
@@ -257,7 +257,7 @@ mod tests {
             ToListener::Hello {
                 netns: NetNs(0xf000_0001),
             },
-            ToListener::Look { card: 77 },
+            ToListener::Notify { slot: 77 },
             ToListener::Prove {
                 id: 1,
                 nonce: [9; NONCE_LEN],
@@ -276,19 +276,19 @@ mod tests {
     fn answers_survive_the_trip_and_nothing_else_does() {
         let all = [
             ToClient::Refused { id: 5 },
-            ToClient::Meet { id: 6, port: 80 },
+            ToClient::ProbePort { id: 6, port: 80 },
             ToClient::Proven {
                 id: 7,
                 from: "::1".parse().unwrap(),
             },
-            ToClient::Look { card: 3 },
-            ToClient::Bye {
+            ToClient::Notify { slot: 3 },
+            ToClient::Close {
                 refusal: Refusal::User { uid: 1000 },
             },
-            ToClient::Bye {
+            ToClient::Close {
                 refusal: Refusal::Full,
             },
-            ToClient::Bye {
+            ToClient::Close {
                 refusal: Refusal::Descriptors,
             },
         ];

@@ -1,100 +1,99 @@
 //! Negotiation on one host, without privileges.
 //!
-//! A listener has a socket of its own in the runtime directory, named after its port. A client
-//! that finds it keeps one channel to it, and passes a file of memory on it, the `board`. For every
-//! connection the client binds its TCP socket, writes both addresses and the PROPOSAL on a *card* of
-//! the board, and connects. When the listener accepts a connection, it looks for its addresses among
-//! the cards: without one the connection is plain TCP, at once. With one, the rest of the handshake
-//! goes over the card as well, in both directions. TCP carries what the application sends and
-//! nothing else, and the channel says only that there is news on a card, to a side that sleeps.
+//! A listener has a UNIX socket in the runtime directory, named after its port. A client that finds
+//! this socket opens one channel to the listener and passes a memory file on it, the `mailbox`. For
+//! each connection the client binds its TCP socket, writes both addresses and the PROPOSAL into a
+//! *slot* of the mailbox, and connects. When the listener accepts a connection, it searches the slots
+//! for the addresses. Without a slot the connection is plain TCP at once. With a slot, the rest of the
+//! handshake uses the slot in both directions. TCP carries application data only. The channel carries
+//! notifications of a changed slot to a side that sleeps.
 //!
-//! A client that has been through a handshake with a listener writes down with its next offer what
-//! it will confirm, if the answer is as it was ([`EarlyConfirm`](super::EarlyConfirm)). The listener's end is complete
-//! then as soon as it has answered.
+//! A client that has completed a handshake with a listener adds an early CONFIRM to its next offer,
+//! valid if the ACCEPT is as before ([`EarlyConfirm`](super::EarlyConfirm)). The handshake of the
+//! listener is then complete as soon as it has answered.
 //!
-//! No step waits for the other side, except that a client asks a listener in *another network
-//! namespace* to prove, once in a while, that the address leads to it.
+//! No step waits for the other side, with one exception: a listener in *another network namespace*
+//! has to prove from time to time that the address is its own.
 //!
-//! # What must not happen, and why it does not
+//! # Threats and how they are prevented
 //!
-//! **CLC sent to somebody who does not expect it.** Nobody sends any on TCP. A message on a card is
-//! read by the process at the other end of the channel, whoever has the TCP connection: a listener
-//! answers the client that announced, and a client hears the listener that it announced to.
+//! **CLC sent to a peer that does not expect it.** No CLC is sent on TCP. A message in a slot is read
+//! by the process at the other end of the channel, whatever process has the TCP connection.
 //!
-//! **A plain connection taken for SMC.** A listener takes an offer only for a connection between the
-//! very addresses that it names, of a channel whose client is alive. A client that does not want the
-//! answer any more takes its offer back, so the port is worth nothing afterwards. Of a client of
-//! another user the offer also names the cookie of its socket, a number that no other socket of this
-//! boot has: the listener asks the kernel (`diag`) for the connected socket at the other end of what
-//! it accepted, and compares. Processes of the same user are believed.
+//! **A plain connection taken for SMC.** A listener takes an offer only for a connection between
+//! exactly the addresses of the offer, and only while the client's channel is open. A client that
+//! stops waiting withdraws its offer, and the port is not announced afterwards. The offer of a client
+//! of another user also contains the cookie of its socket, a number that is unique until the next
+//! boot. The listener queries the kernel (`sock_diag`) for the connected socket at the other end of
+//! the accepted connection and compares both. Processes of the same user are trusted.
 //!
-//! **A client that waits for nobody.** The right to decide about an offer exists once: a listener
-//! takes it by its answer, or refuses it, or the client takes it back, by one atomic change of the
-//! card. A listener that is stopped, starved or without descriptors, before it accepts or before it
-//! answers, shows no sign of itself: it sets a word of the board while it works, on any connection.
-//! After [`Builder::answer_timeout`](crate::io::Builder::answer_timeout) without a sign the client
-//! withdraws and goes on as plain TCP, and so does the listener when it gets there. Other connections
-//! to it are plain at once for a while (`pause`). So they are when the listener refuses or is gone.
-//! Bytes on TCP before an offer was taken come from another server than the listener, and end the
-//! wait.
+//! **A client that waits without end.** One atomic transition of the slot ends an offer: the listener
+//! takes it by its answer or refuses it, or the client withdraws it. A listener increments a
+//! heartbeat counter in the mailbox while it works on any connection. A listener that is stopped,
+//! starved or without descriptors does not. After
+//! [`Builder::answer_timeout`](crate::io::Builder::answer_timeout) without progress the client
+//! withdraws the offer, and the connection is plain TCP at both ends. Further connections to this
+//! listener are plain at once during a `backoff`. The same holds when the listener refuses or has
+//! ended. Bytes on TCP before an offer was taken come from another server, and end the wait.
 //!
-//! **One user meddling with another's connections.** Both sides look at the credentials of the channel
-//! (`SO_PEERCRED`). By default only the same user is served, and the directory belongs to that user and
-//! no other one can write to it, which is checked. Other users can be let in ([`Domain::shared`]). A
-//! client announces a connection to them only if the listening socket that will get it belongs to the
-//! user at the other end of the channel: the cookie in a name is public, and users write any name into
-//! their directories. A listener believes an announcement of theirs only if the socket at the other end
-//! belongs to them. The kernel says whose the sockets are. Where packets are led elsewhere on their
-//! way, the listener does not get the connection at all: so a client asks the kernel again once it is
-//! connected, and takes its offer to another user back unless there is a socket at the other end that
-//! was not there before. It does not say which process has one: processes of the same user can publish
-//! a name for each other's listeners, and get what clients send there; and they can claim each other's
-//! connections, of which they get nothing but their own handshake.
+//! **A user who interferes with connections of another user.** Both sides check the credentials of
+//! the channel (`SO_PEERCRED`). By default only the same user is served, and the directory has to
+//! belong to this user and not to be writable by others. Other users can be allowed
+//! ([`Domain::shared`]). A client announces a connection to a listener of another user only if the
+//! listening socket that will get the connection belongs to the user at the other end of the channel,
+//! because the cookie in a name is public and a user can write any name into its directory. A
+//! listener accepts an announcement of another user only if the socket at the other end belongs to
+//! that user. The kernel reports the owners of sockets. A packet filter may redirect a connection, so
+//! that the listener does not get it. A client therefore queries the kernel again after `connect`,
+//! and withdraws an offer to another user unless a new socket exists at the other end. The kernel
+//! does not report the process. So processes of one user can publish a name for each other's
+//! listeners and get what clients send there, and they can claim each other's connections, of which
+//! they get only their own handshake.
 //!
-//! **Other network namespaces with the same addresses.** The namespace of a listener is in its
-//! name, that of a client in its first message. Addresses that are the client's own host's
-//! (loopback and all others that it can bind) are announced to listeners in the same namespace
-//! only, all other addresses to listeners in other namespaces only. Those have to prove first that
-//! the address leads to them (`proof`): the listener binds a port of this address, the client
-//! connects to it through the network and sends a secret that it has given the listener on the
-//! channel. If the client's packets get to this namespace, and with the client's address, there is
-//! no other connection with the same addresses in it. The kernel cannot be asked across namespaces,
-//! so only processes of the same user are believed there.
+//! **Other network namespaces with the same addresses.** The name of a listener and the first message
+//! of a client contain their network namespaces. Addresses of the client's own host (loopback and all
+//! others that it can bind) are announced to listeners in the same namespace only, all other
+//! addresses to listeners in other namespaces only. Such a listener first has to prove that the
+//! address is its own (`reachability`): the listener binds a port of this address, and the client
+//! connects to it through the network and sends a nonce that the listener got on the channel. If the
+//! packets arrive in this namespace with the client's address, no other connection there has the same
+//! addresses. The kernel cannot be queried across namespaces, so only processes of the same user are
+//! trusted there.
 //!
-//! **Wildcards, and several listeners on one port.** The kernel says which listening socket a
-//! connection between two addresses will go to, also among sockets that share a port; only that
-//! one gets the announcement. Where the kernel does not say, all get it, each on a card of its
-//! board, and one that takes it has the connection. What the kernel said is remembered for a moment,
-//! unless it was a socket of another user.
+//! **Wildcards, and several listeners on one port.** The kernel reports the listening socket that
+//! will get a connection between two addresses, also among sockets that share a port. Only that
+//! listener gets the announcement. Without a report all listeners get it, each in a slot of its
+//! mailbox, and the one that takes it has the connection. A report is cached for a moment, unless the
+//! socket belongs to another user.
 //!
-//! **Listeners that died.** Nobody answers on their channels, which clients see at once, and their
-//! names are removed by the next process that stumbles over them.
+//! **Listeners that have ended.** Their channels are closed, which clients notice at once. Their names
+//! are removed by the next process that finds them.
 //!
-//! **Names that are removed while the listener lives.** They are published again, see
+//! **Names that are removed while the listener runs.** They are published again, see
 //! [`Publication`](super::runtime_dir::Publication).
 //!
-//! **Floods, rubbish, and memory that changes.** Channels are limited in number, also those of a client
-//! to listeners of one other user, and boards in length. A file that could shrink is no board; packets
-//! that are not exactly right end the channel. Of a board each side copies out what it looks at, within
-//! bounds of its own, and checks the copy. Whatever goes wrong, also a lack of cards, means plain TCP
-//! for that connection. A card is used again only when the listener has let go of it.
+//! **Floods, malformed packets, and memory that changes.** The number of channels is limited, also of a
+//! client to listeners of one other user, and a mailbox has a fixed length. A file that can shrink is
+//! refused. A malformed packet ends the channel. Each side copies what it reads from a mailbox, within
+//! its own bounds, and checks the copy. Each failure, also a lack of slots, means plain TCP for that
+//! connection. A slot is reused only after the listener has closed its direction.
 //!
 //! On a kernel without `sock_diag` for TCP neither cookie nor owner can be compared, so other users
 //! are not served, and their listeners get no announcements.
 
-mod board;
+mod backoff;
 mod channel;
 mod client;
-mod diag;
+mod client_channels;
 mod directory;
-mod inbox;
+mod listener;
+mod mailbox;
 mod message;
 mod netns;
 mod offer;
 mod packet;
-mod pause;
-mod proof;
-mod server;
+mod reachability;
+mod sock_diag;
 
 use std::io;
 use std::net::SocketAddr;
@@ -110,7 +109,7 @@ use crate::io::runtime::Runtime;
 
 /// Negotiation between processes of one host, through directories that only they can change.
 ///
-/// See the [module](self) for how, and for what it protects against.
+/// See the [module](self) for the protocol and its threat model.
 #[derive(Clone, Debug, Default)]
 pub struct Local {
     domain: Domain,
@@ -125,8 +124,8 @@ impl Local {
 
     /// Between the processes of this domain.
     ///
-    /// Processes of other users have to be in the same network namespace, with a kernel that says
-    /// whose TCP sockets are (`sock_diag`).
+    /// Processes of other users have to be in the same network namespace, with a kernel that reports
+    /// the owners of TCP sockets (`sock_diag`).
     #[must_use]
     pub fn in_domain(domain: Domain) -> Self {
         Self { domain }
@@ -150,7 +149,7 @@ impl Negotiation for Local {
         let unsupported =
             |error: io::ErrorKind| OsError::new("announce the listener", &error.into());
         let tcp = listener.ok_or_else(|| unsupported(io::ErrorKind::Unsupported))?;
-        Ok(Arc::new(server::Listening::publish(
+        Ok(Arc::new(listener::LocalListener::publish(
             self.domain.clone(),
             runtime,
             at,
@@ -163,7 +162,7 @@ fn is_own(uid: u32) -> bool {
     uid == geteuid().as_raw()
 }
 
-/// Nothing in here is left half changed by a panic.
+/// Locks a mutex. No code panics while it changes guarded data, so poison is ignored.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

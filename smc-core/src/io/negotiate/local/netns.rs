@@ -26,7 +26,7 @@ impl NetNs {
 
     fn read() -> io::Result<Self> {
         THREAD.with_borrow_mut(|thread| {
-            // After a fork this is another thread, and looks like the old one.
+            // After a fork this is another thread with the same id.
             let pid = process::current();
             let dir = match thread.take() {
                 Some((of, dir)) if of == pid => dir,
@@ -35,7 +35,7 @@ impl NetNs {
                     rustix::fs::open("/proc/thread-self/ns", flags, Mode::empty())?
                 }
             };
-            // Reading where the link leads is a lot cheaper than going there.
+            // Reading the link is a lot cheaper than opening its target.
             let mut space = [MaybeUninit::uninit(); 64];
             let (target, _) = rustix::fs::readlinkat_raw(&dir, "net", &mut space)?;
             let number = std::str::from_utf8(target).ok().and_then(Self::parse);

@@ -1,4 +1,4 @@
-//! A client's offer: its card, and the handshake on it.
+//! A client's offer: its slot, and the handshake on it.
 
 use std::io;
 use std::net::SocketAddr;
@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-use super::board::{State, Voice};
 use super::channel::Announced;
 use super::client::LocalClient;
+use super::mailbox::{Direction, State};
 use super::netns::NetNs;
 use crate::error::FallbackCause;
 use crate::io::negotiate::{
@@ -19,21 +19,20 @@ use crate::io::runtime::{Runtime, Socket};
 /// A connection that was announced to one listener or more.
 #[derive(Debug)]
 pub(super) struct LocalOffer {
-    /// To whom, unless they refused it or are gone; only to the one who has taken it, as soon as
-    /// that is known.
+    /// The announcements that are pending; only the one that was taken, as soon as that is known.
     announced: Vec<Announced>,
     outcome: Option<Withdrawn>,
     /// Bytes of the answer that were read.
-    heard: usize,
-    /// What was confirmed already, in case of the expected answer.
+    read_len: usize,
+    /// The early CONFIRM, in case of the expected answer.
     early: Option<EarlyConfirm>,
-    /// Whether what was read is that answer.
+    /// Whether the answer that was read is the expected one.
     is_confirmed: bool,
-    /// Why one of them does not answer.
+    /// Why one of the listeners does not answer.
     cause: Option<FallbackCause>,
     runtime: Arc<dyn Runtime>,
     since: Instant,
-    /// Announced to another user, who has to have got it.
+    /// The connection, if it was announced to another user: that user has to have got it.
     connection: Option<Connection>,
 }
 
@@ -57,7 +56,7 @@ impl LocalOffer {
         Self {
             announced,
             outcome: None,
-            heard: 0,
+            read_len: 0,
             early,
             is_confirmed: false,
             cause: None,
@@ -67,32 +66,32 @@ impl LocalOffer {
         }
     }
 
-    /// The first message of the one who has taken the offer, as far as it was read.
+    /// The first message of the listener that has taken the offer, as far as it was read.
     fn answer(&self) -> Option<Vec<u8>> {
         let [taker] = &*self.announced else {
             return None;
         };
-        let mut answer = vec![0; self.heard];
-        let count = taker.card.hear(Voice::Listener, 0, &mut answer)?;
+        let mut answer = vec![0; self.read_len];
+        let count = taker.slot.read(Direction::FromListener, 0, &mut answer)?;
         (count > 0 && taker.state() == State::Taken).then_some(answer)
     }
 
     /// Whether the answer, as far as it was read, is the expected one.
     fn is_answer_expected(&self) -> bool {
-        let answers =
-            |early: &EarlyConfirm| self.answer().is_some_and(|answer| early.answers(&answer));
-        self.early.as_ref().is_some_and(answers)
+        let expects =
+            |early: &EarlyConfirm| self.answer().is_some_and(|answer| early.expects(&answer));
+        self.early.as_ref().is_some_and(expects)
     }
 
-    /// Whether the connection has got to a socket at its address, as far as the kernel can say: a
-    /// packet filter may have led it elsewhere.
+    /// Whether the connection has reached a socket at its address, as far as the kernel reports it: a
+    /// packet filter may have redirected it.
     fn has_arrived(&self) -> Option<bool> {
         let connection = self.connection.as_ref()?;
         let client = &connection.client;
-        client.is_here(connection.netns, connection.to, connection.from)
+        client.has_local_peer(connection.netns, connection.to, connection.from)
     }
 
-    fn take_back(&mut self) -> Withdrawn {
+    fn withdraw_all(&mut self) -> Withdrawn {
         if let Some(outcome) = self.outcome {
             return outcome;
         }
@@ -106,32 +105,32 @@ impl LocalOffer {
         outcome
     }
 
-    /// The one who has taken the offer, if that is known. Forgets those who cannot.
+    /// The announcement that was taken, if that is known. Removes those that cannot be taken.
     fn taker(&mut self) -> Option<&Announced> {
         let taker = self
             .announced
             .iter()
             .position(|announced| announced.state() == State::Taken);
         if let Some(taker) = taker {
-            // Nobody else gets this connection any more.
+            // No other listener gets this connection.
             self.announced.swap(0, taker);
             self.announced.truncate(1);
             return self.announced.first();
         }
         let cause = &mut self.cause;
         self.announced.retain(|announced| {
-            let channel = &announced.conversation.channel;
+            let channel = &announced.exchange.channel;
             match announced.state() {
-                // One that died may have answered before.
+                // A listener that has ended may have answered before.
                 State::Offered | State::Claimed if channel.is_dead() && announced.withdraw() => {
                     *cause = Some(channel.end_cause());
                     false
                 }
                 State::Offered | State::Claimed => true,
-                // This moment.
+                // It was taken meanwhile.
                 State::Taken => true,
-                State::Void | State::Withdrawn => {
-                    *cause = Some(FallbackCause::Refused(announced.card.refusal()));
+                State::Cancelled | State::Withdrawn => {
+                    *cause = Some(FallbackCause::Refused(announced.slot.refusal()));
                     false
                 }
             }
@@ -148,7 +147,7 @@ impl Offer for LocalOffer {
             return Delivery::Delivered;
         }
         let mut has_arrived = self.has_arrived();
-        if has_arrived != Some(true) && self.take_back() == Withdrawn::Taken {
+        if has_arrived != Some(true) && self.withdraw_all() == Withdrawn::Taken {
             // A listener accepts a connection before it takes the offer.
             has_arrived = self.has_arrived();
         }
@@ -169,7 +168,7 @@ impl Offer for LocalOffer {
     }
 
     fn withdraw(&mut self) -> Withdrawn {
-        self.take_back()
+        self.withdraw_all()
     }
 
     fn cause(&self) -> FallbackCause {
@@ -188,26 +187,30 @@ impl SideChannel for LocalOffer {
     }
 
     fn withdraw(&mut self) -> Withdrawn {
-        let outcome = self.take_back();
+        let outcome = self.withdraw_all();
         if outcome == Withdrawn::Free {
             let now = self.runtime.now();
-            let pauses = self
+            let backoffs = self
                 .announced
                 .iter()
-                .map(|it| it.conversation.channel.pause());
-            pauses.for_each(|pause| pause.begin(self.since, now));
+                .map(|it| it.exchange.channel.backoff());
+            backoffs.for_each(|backoff| backoff.extend(self.since, now));
         }
         outcome
     }
 
     fn send(&mut self, message: &[u8]) -> io::Result<()> {
         if self.is_confirmed {
-            if self.early.as_ref().is_some_and(|early| early.says(message)) {
+            if self
+                .early
+                .as_ref()
+                .is_some_and(|early| early.is_same_confirm(message))
+            {
                 return Ok(());
             }
-            // The listener has the stream, and hears nothing else any more.
+            // The listener has the stream, and reads no further message.
             for announced in &self.announced {
-                announced.conversation.channel.set_cached_handshake(None);
+                announced.exchange.channel.set_cached_handshake(None);
             }
             return Err(io::ErrorKind::ConnectionAborted.into());
         }
@@ -215,15 +218,15 @@ impl SideChannel for LocalOffer {
         let taker = self.taker().ok_or(io::ErrorKind::NotConnected)?;
         let cached_handshake = answer.and_then(|answer| CachedHandshake::new(&answer, message));
         taker
-            .conversation
+            .exchange
             .channel
             .set_cached_handshake(cached_handshake);
-        taker.card.say(Voice::Client, message)
+        taker.slot.write(Direction::FromClient, message)
     }
 
     fn flush(&mut self) {
         if let Some(taker) = self.taker() {
-            taker.ring();
+            taker.notify();
         }
     }
 
@@ -232,21 +235,21 @@ impl SideChannel for LocalOffer {
     }
 
     fn try_read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        let heard = self.heard;
+        let read_len = self.read_len;
         let Some(taker) = self.taker() else {
             return match self.announced.is_empty() {
                 true => Ok(0),
                 false => Err(io::ErrorKind::WouldBlock.into()),
             };
         };
-        // Looked at first: a listener that ends has said before what it had to say.
-        let is_dead = taker.conversation.channel.is_dead();
-        match taker.card.hear(Voice::Listener, heard, buf) {
+        // Loaded first: a listener writes all its messages before it ends.
+        let is_dead = taker.exchange.channel.is_dead();
+        match taker.slot.read(Direction::FromListener, read_len, buf) {
             Some(count) => {
-                if heard == 0 && count > 0 {
-                    taker.conversation.channel.pause().end();
+                if read_len == 0 && count > 0 {
+                    taker.exchange.channel.backoff().reset();
                 }
-                self.heard += count;
+                self.read_len += count;
                 self.is_confirmed = self.is_answer_expected();
                 Ok(count)
             }
@@ -257,17 +260,17 @@ impl SideChannel for LocalOffer {
 
     fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
         loop {
-            let mut news = false;
+            let mut was_notified = false;
             for announced in &self.announced {
-                // Rings that came earlier are taken in before the next one is asked for.
-                news |= announced.conversation.poll_news(cx).is_ready();
-                announced.card.wait_for(Voice::Listener);
+                // Earlier notifications are taken before the next one is requested.
+                was_notified |= announced.exchange.poll_message(cx).is_ready();
+                announced.slot.request_wake(Direction::FromListener);
             }
             match self.try_read(buf) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 read => return Poll::Ready(read),
             }
-            if !news {
+            if !was_notified {
                 return Poll::Pending;
             }
         }

@@ -9,7 +9,7 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use crate::io::negotiate::passed::{self, Passed, PeerSocket};
 
-/// Sends a packet and perhaps a descriptor, if there is room for it now.
+/// Sends a packet and perhaps a descriptor, if there is space for it now.
 pub(super) fn send(
     fd: BorrowedFd<'_>,
     packet: &[u8],
@@ -28,17 +28,17 @@ pub(super) fn send(
     rustix::net::sendmsg(fd, &[IoSlice::new(packet)], &mut control, flags).map(drop)
 }
 
-/// What there is to be received.
+/// The result of a receive call.
 #[derive(Debug)]
 pub(super) enum Received<'a> {
     Packet(&'a [u8], Option<OwnedFd>),
     /// Nothing now.
     Empty,
-    /// Nothing any more, or something that does not fit.
+    /// The end of the connection, or an invalid packet.
     End,
 }
 
-/// Receives a packet, if there is one now. Anything passed that cannot be a board is the end.
+/// Receives a packet, if there is one now. A descriptor that cannot be a mailbox is the end.
 pub(super) fn receive<'a>(socket: &PeerSocket, buf: &'a mut [u8]) -> Received<'a> {
     let packet = match passed::receive(socket, buf) {
         Ok(packet) if packet.is_overloaded(1) => return Received::End,
@@ -57,6 +57,6 @@ pub(super) fn receive<'a>(socket: &PeerSocket, buf: &'a mut [u8]) -> Received<'a
     }
 }
 
-/// Packets that were there together, so that the queue may have been full, which loses rings:
-/// everybody looks again then. A queue holds several times as many.
+/// Packets that were there together, so that the queue may have been full, which loses
+/// notifications: all waiting tasks are woken then. A queue holds several times as many.
 pub(super) const MANY: usize = 16;

@@ -140,7 +140,7 @@ impl<L: Copy + Ord> Assembler<L> {
 
     /// `dst =` the map behind this descriptor.
     pub(super) fn map(&mut self, dst: Reg, map: BorrowedFd<'_>) -> &mut Self {
-        // The one instruction that is two; the register field says what kind of number it is.
+        // The one instruction that is two; the register field is the kind of number.
         let mut wide = Insn::new(LOAD_WIDE, dst, Reg::R1, 0, map.as_raw_fd());
         self.emit(wide);
         (wide.opcode, wide.registers, wide.immediate) = (0, 0, 0);

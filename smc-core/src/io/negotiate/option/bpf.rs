@@ -36,7 +36,7 @@ impl AsFd for Map {
     }
 }
 
-/// Makes a map that nobody else knows.
+/// Makes a private map.
 pub(super) fn create_map(name: &str) -> io::Result<Map> {
     let types = load_types()?;
     let attr = MapCreate {
@@ -101,7 +101,7 @@ pub(super) fn entry(map: &Map, socket: BorrowedFd<'_>) -> io::Result<Option<Entr
         ..Element::default()
     };
     // SAFETY: the attributes are those of BPF_MAP_LOOKUP_ELEM. The map has keys of four bytes,
-    // which are only read, and values of twelve, which `value` has; it is not touched by anybody
+    // which are only read, and values of twelve, which `value` has; it is not accessed by anything
     // else, and any bytes make a `Value`.
     match unsafe { bpf(MAP_LOOKUP, attr) } {
         Ok(_) => {
@@ -121,7 +121,7 @@ pub(super) fn is_frozen(map: &Map) -> io::Result<bool> {
     Ok(frozen.is_some_and(|frozen| frozen.trim() != "0"))
 }
 
-/// Gives a `sock_ops` program to the kernel. The error has what the verifier said about it.
+/// Loads a `sock_ops` program into the kernel. The error has the log of the verifier.
 pub(super) fn load_program(code: &[Insn], name: &str) -> Result<OwnedFd, (io::Error, String)> {
     let load = |log: &mut [u8]| {
         let attr = ProgramLoad {
@@ -162,7 +162,7 @@ pub(super) fn attach(program: &OwnedFd, cgroup: BorrowedFd<'_>) -> io::Result<Ow
     unsafe { make(LINK_CREATE, attr) }
 }
 
-/// Ends a link, whoever holds it.
+/// Ends a link, also if other processes hold it.
 pub(super) fn detach(link: &OwnedFd) -> io::Result<()> {
     let attr = LinkDetach {
         link_fd: number(link),
@@ -199,7 +199,7 @@ pub(super) fn program(id: u32) -> io::Result<OwnedFd> {
     unsafe { make(PROGRAM_BY_ID, attr) }
 }
 
-/// What the kernel says about a program.
+/// Information of the kernel about a program.
 pub(super) fn program_info(program: &OwnedFd) -> io::Result<ProgramInfo> {
     let mut found = ProgramInfo::default();
     // SAFETY: `ProgramInfo` begins as the kernel's does and has no invalid bytes; the addresses in
@@ -208,7 +208,7 @@ pub(super) fn program_info(program: &OwnedFd) -> io::Result<ProgramInfo> {
     Ok(found)
 }
 
-/// What the kernel says about a link to a cgroup.
+/// Information of the kernel about a link to a cgroup.
 pub(super) fn link_info(link: &OwnedFd) -> io::Result<LinkInfo> {
     let mut found = LinkInfo::default();
     // SAFETY: `LinkInfo` is what the kernel has for cgroups and has no invalid bytes; for other
@@ -278,7 +278,7 @@ pub(super) fn saved_syn(socket: BorrowedFd<'_>) -> io::Result<Vec<u8>> {
     Ok(syn)
 }
 
-/// What the kernel says about a program, the beginning of `struct bpf_prog_info`.
+/// Information of the kernel about a program, the beginning of `struct bpf_prog_info`.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct ProgramInfo {
@@ -302,7 +302,7 @@ impl ProgramInfo {
     }
 }
 
-/// What the kernel says about a link, `struct bpf_link_info` for cgroups.
+/// Information of the kernel about a link, `struct bpf_link_info` for cgroups.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub(super) struct LinkInfo {
@@ -438,7 +438,7 @@ struct InfoByFd {
     info: u64,
 }
 
-/// Describes the types of the map's keys and values, which per-socket storage asks for: an `int`,
+/// Describes the types of the map's keys and values, which per-socket storage requires: an `int`,
 /// and a structure of a number of eight bytes and a lock (BTF, the kernel's BPF Type Format).
 fn load_types() -> io::Result<OwnedFd> {
     let types = type_description();
@@ -523,7 +523,7 @@ unsafe fn make<A>(command: libc::c_int, attr: A) -> io::Result<OwnedFd> {
     // SAFETY: the caller vouches for command and attributes.
     let fd = unsafe { bpf(command, attr) }?;
     let fd = i32::try_from(fd).map_err(io::Error::other)?;
-    // SAFETY: the caller vouches that it is a descriptor, and nobody else knows of it yet.
+    // SAFETY: the caller vouches that it is a descriptor, and it has no other owner yet.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -603,7 +603,7 @@ const LINK_CREATE: libc::c_int = 28;
 const LINK_DETACH: libc::c_int = 34;
 
 const MAP_SK_STORAGE: u32 = 24;
-/// `BPF_F_NO_PREALLOC`, which storage asks for, and `BPF_F_CLONE`.
+/// `BPF_F_NO_PREALLOC`, which storage requires, and `BPF_F_CLONE`.
 const MAP_FLAGS: u32 = 1 | 1 << 9;
 const PROGRAM_SOCK_OPS: u32 = 13;
 const CGROUP_SOCK_OPS: u32 = 3;

@@ -86,5 +86,5 @@ fn read(path: &str) -> Result<String, SetupError> {
 
 const CGROUP2_MAGIC: rustix::fs::FsWord = 0x6367_7270;
 
-/// Cgroups looked at to find one by its number; far more than a host has.
+/// Cgroups searched for one by its number; far more than a host has.
 const VISITED_MAX: usize = 100_000;

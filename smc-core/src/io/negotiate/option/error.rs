@@ -10,7 +10,7 @@ pub enum SetupError {
     /// No cgroup v2 hierarchy is mounted; the program can be attached nowhere else.
     #[error(
         "no cgroup v2 hierarchy is mounted (as root: mount -t cgroup2 none /sys/fs/cgroup, or \
-         where there is room for it)"
+         at another mount point)"
     )]
     NoCgroup2,
     /// This process is in no cgroup of the hierarchy that is mounted, as seen from here.
@@ -46,7 +46,7 @@ pub enum SetupError {
     /// Nothing is pinned there.
     #[error("nothing is pinned in {directory} (as root: smc setup)")]
     NotInstalled {
-        /// Where it was looked for.
+        /// The directory that was searched.
         directory: PathBuf,
     },
     /// Something else is pinned there, or another version.
@@ -55,7 +55,7 @@ pub enum SetupError {
         /// What was found.
         path: PathBuf,
     },
-    /// What is pinned there is attached to another cgroup than was asked for.
+    /// What is pinned there is attached to another cgroup than was requested.
     #[error("what is pinned in {directory} is attached to another cgroup (smc setup --undo)")]
     OtherCgroup {
         /// Where it is pinned.
@@ -67,7 +67,7 @@ pub enum SetupError {
          process"
     )]
     AlreadyAttached {
-        /// The cgroup that was asked for.
+        /// The cgroup that was requested.
         cgroup: PathBuf,
         /// The program's number in the kernel.
         program: u32,
@@ -89,7 +89,7 @@ pub enum SetupError {
     /// The verifier of this kernel does not accept the program.
     #[error("this kernel does not take the program: {log}")]
     Rejected {
-        /// What the verifier said.
+        /// The log of the verifier.
         log: String,
     },
     /// The kernel cannot do it at all.

@@ -27,24 +27,24 @@
 //!   the map in a bpf file system. Using it takes no privilege but access to that file.
 //!
 //! [`SynOption::open`] takes what there is. Without either there is no way to send the option, and
-//! an error that says what is missing; [`Local`](super::Local) and [`Assume`](super::Assume) need
+//! an error that names what is missing; [`Local`](super::Local) and [`Assume`](super::Assume) need
 //! nothing of this.
 //!
 //! # When a connection stays plain TCP
 //!
-//! CLC is only spoken on connections whose SYN and SYN-ACK both carried the option. That is not so
+//! CLC is only sent on connections whose SYN and SYN-ACK both carried the option. That is not so
 //!
 //! - if the peer does not support SMC;
 //! - if the server answered with a SYN cookie, as it does under load: the option is not remembered
-//!   then, and neither sent nor believed;
-//! - if the option space of the SYN was full, or somebody on the way has taken the option out;
+//!   then, and neither sent nor accepted;
+//! - if the option space of the SYN was full, or a middlebox has removed the option;
 //! - for sockets that this has not marked: those of other programs, and a listener that was
 //!   inherited or bound elsewhere ([`Endpoint::listen_on`](crate::io::Endpoint::listen_on)), unless
 //!   whatever made it listen had marked it.
 //!
 //! What a server cannot see is what became of its SYN-ACK. If that alone lost the option, on the way
-//! or to other programs that fill the option space, the server waits for CLC in vain and gives
-//! the connection up, as a kernel does.
+//! or to other programs that fill the option space, the server waits for CLC until its timeout and ends
+//! the connection, as a kernel does.
 //!
 //! A listener that is shared with child processes by `fork` works in all that go on using this
 //! object; a process that got the listener in another way sees CLC as data. TCP Fast Open is not
@@ -53,9 +53,9 @@
 //! # Other programs of this kind
 //!
 //! Loading a second instance where one is effective is refused, as far as the process may see
-//! the programs of others (`CAP_SYS_ADMIN`). Two at a time are harmless, but need twice the room in
+//! the programs of others (`CAP_SYS_ADMIN`). Two at a time are harmless, but need twice the space in
 //! the option space. If *another* program writes TCP options in SYN-ACKs of listeners that do not
-//! speak SMC, this one cannot tell them from marked ones; [`Status::others`] says whether there are
+//! support SMC, this one cannot distinguish them from marked ones; [`Status::others`] lists
 //! such programs.
 
 mod asm;
@@ -297,7 +297,7 @@ impl Negotiation for SynOption {
 
 #[async_trait]
 impl Client for SynOption {
-    /// Whoever listens there, the option tells.
+    /// The option shows whether a listener supports SMC.
     async fn look_up(&self, _to: SocketAddr) -> Result<Box<dyn Candidate>, FallbackCause> {
         Ok(Box::new(self.clone()))
     }
@@ -343,7 +343,7 @@ impl Offer for Marked {
         }
     }
 
-    /// Both have said that they will speak CLC, or they have not: neither can be taken back.
+    /// Both have announced that they will send CLC, or they have not: neither can be withdrawn.
     fn withdraw(&mut self) -> Withdrawn {
         match self.has_peer {
             true => Withdrawn::Taken,
@@ -357,20 +357,20 @@ impl Offer for Marked {
 }
 
 impl Published for SynOption {
-    /// The SYN as it came, and the word of the program, which answered with the option only where
-    /// it says so. Reading the SYN waits until the program has run.
+    /// From the SYN as it came, and from the verdict of the program, which answered with the option
+    /// only then. Reading the SYN waits until the program has run.
     fn verdict(&self, socket: &dyn Socket, _peer: SocketAddr) -> Verdict {
-        let speaks_clc = |fd| {
+        let expects_clc = |fd| {
             let syn = bpf::saved_syn(fd).is_ok_and(|syn| syn::has_option(&syn));
             syn && self.has_peer(fd).unwrap_or(false)
         };
-        match socket.fd().is_some_and(speaks_clc) {
+        match socket.fd().is_some_and(expects_clc) {
             true => Verdict::Clc,
             false => Verdict::Plain(FallbackCause::NoSynOption),
         }
     }
 
-    /// A client that got the option speaks CLC, whatever we want.
+    /// A client that got the option sends CLC in any case.
     fn dismiss(&self, socket: &dyn Socket, peer: SocketAddr) -> Verdict {
         self.verdict(socket, peer)
     }

@@ -1,7 +1,7 @@
 //! The program that runs in the kernel for every TCP socket of a cgroup.
 //!
-//! A `sock_ops` program is called at certain moments of a TCP socket's life. This one only cares
-//! for sockets that somebody *marked*, by giving them an entry in its map, and for their
+//! A `sock_ops` program is called at certain events of a TCP socket. This one only handles
+//! sockets that user space has *marked*, by an entry in its map, and only their
 //! handshakes. An entry is two words, of which user space writes the first and reads both:
 //!
 //! ```text
@@ -12,15 +12,15 @@
 //!
 //! | moment | what it does for a marked socket |
 //! |---|---|
-//! | before `connect` sends, after `listen` | says `SEEN`, asks to be called for outgoing options |
-//! | a segment is planned | SYN: reserves the option's six bytes. SYN-ACK: the same if the SYN had the option and no SYN cookie is used. Anything else: asks not to be called any more |
+//! | before `connect` sends, after `listen` | sets `SEEN`, requests calls for outgoing options |
+//! | a segment is planned | SYN: reserves the option's six bytes. SYN-ACK: the same if the SYN had the option and no SYN cookie is used. Anything else: requests no more calls |
 //! | a segment is written | SYN, SYN-ACK: as above, writes the option |
-//! | established, client | looks for the option in the SYN-ACK: the verdict |
-//! | established, server | looks for the option in the SYN, which the listener saved: the verdict |
+//! | established, client | searches the option in the SYN-ACK: the verdict |
+//! | established, server | searches the option in the SYN, which the listener saved: the verdict |
 //!
 //! An accepted socket inherits a copy of its listener's entry, and its verdict is written there.
-//! A SYN-ACK is sent before there is a socket, and the listener cannot be looked at then. What
-//! tells a marked listener is that the program is called for its SYN-ACKs at all.
+//! A SYN-ACK is sent before there is a socket, and the listener cannot be read then. A
+//! listener is marked if the program is called for its SYN-ACKs at all.
 //!
 //! It never touches the context's `reply`: other programs of the cgroup may have set it, and
 //! unset it means the default for every operation.
@@ -69,7 +69,7 @@ pub(super) fn code(map: BorrowedFd<'_>) -> Vec<Insn> {
         .and(Reg::R1, SYN | ACK)
         .jump_if(Reg::R1, If::Equal, SYN, Syn)
         .jump_if(Reg::R1, If::Equal, SYN | ACK, SynAck)
-        // The handshake is over, unless this only asks how long options would be.
+        // The handshake is over, unless this call is only for the length of options.
         .load(Size::Word, Reg::R1, CONTEXT, context::ARGUMENT)
         .jump_if(Reg::R1, If::NotEqual, 0, Done)
         .jump_if(OPERATION, If::NotEqual, operation::OPTION_LEN, Done);
@@ -81,7 +81,7 @@ pub(super) fn code(map: BorrowedFd<'_>) -> Vec<Insn> {
         .call(helper::SET_CALLBACKS)
         .jump(Done);
 
-    // Another program may have asked for the call, so look whether the socket is a marked one.
+    // Another program may have requested the call, so check whether the socket is a marked one.
     asm.place(Syn);
     entry(&mut asm, map);
     asm.jump(Add);
@@ -199,7 +199,7 @@ pub(super) mod entry {
     pub(super) const FLAGS: i16 = 0;
     pub(super) const VERDICT: i16 = 4;
 
-    /// The socket wants to speak SMC. User space says so.
+    /// The socket is to use SMC. Set by user space.
     pub(in super::super) const MARK: i32 = 1;
     /// The program was called for the socket.
     pub(in super::super) const SEEN: i32 = 2;
@@ -245,7 +245,7 @@ const CALLBACK_WRITE: i32 = 0x40;
 /// `BPF_WRITE_HDR_TCP_SYNACK_COOKIE`.
 const ARGUMENT_COOKIE: i32 = 2;
 
-/// Where to look for an option.
+/// Where to search an option.
 const LOAD_FROM_SEGMENT: i32 = 0;
 const LOAD_FROM_SYN: i32 = 1;
 

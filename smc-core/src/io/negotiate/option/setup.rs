@@ -1,4 +1,4 @@
-//! Pinning the program for everybody, and taking it away again.
+//! Pinning the program for all users, and removing it again.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io;
@@ -33,7 +33,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Where it is pinned unless told otherwise.
+    /// Where it is pinned by default.
     pub const DIRECTORY: &str = "/sys/fs/bpf/smc";
 
     /// For all processes of all users, pinned in [`Setup::DIRECTORY`].
@@ -57,7 +57,7 @@ impl Setup {
         self
     }
 
-    /// Sets who may use the map, 0666 if not told. Users have to be able to read and write it.
+    /// Sets who may use the map, 0666 by default. Users have to be able to read and write it.
     #[must_use]
     pub fn mode(mut self, mode: u32) -> Self {
         self.mode = mode & 0o777;
@@ -94,11 +94,11 @@ impl Setup {
         })
     }
 
-    /// What is there. Says less to users who may not see the program.
+    /// What is there. Contains less for users who may not see the program.
     ///
     /// # Errors
     ///
-    /// [`SetupError::NotInstalled`] if nothing is there; if it cannot be looked at.
+    /// [`SetupError::NotInstalled`] if nothing is there; if it cannot be read.
     pub fn status(&self) -> Result<Status, SetupError> {
         let map = self.map();
         let found = match fs::metadata(&map) {
@@ -139,7 +139,7 @@ impl Setup {
         })
     }
 
-    /// Ends the program and removes what is pinned. Says whether there was anything.
+    /// Ends the program and removes what is pinned. Returns whether there was anything.
     ///
     /// Connections go on as they are. Processes that use the map make plain TCP from now on.
     ///
@@ -431,7 +431,7 @@ fn closed_directory(file: &Path, mode: u32) -> Option<PathBuf> {
     (mode & 0o006 == 0o006).then(|| closed.to_owned())
 }
 
-/// The end of what the verifier said, where the reason is.
+/// The end of the verifier's log, where the reason is.
 fn last_lines(log: &str) -> String {
     let lines: Vec<_> = log.lines().collect();
     let from = lines.len().saturating_sub(LOG_LINES);

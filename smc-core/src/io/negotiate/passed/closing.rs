@@ -1,7 +1,7 @@
-//! Threads that close what others have passed, as that may wait.
+//! Threads that close what peers have passed, as that may block.
 //!
-//! A thread that waits there holds one descriptor at most, that of a connection. What waits is the
-//! smaller the more is closed in one go: a socket together with all that was passed over it and not
+//! A blocked thread holds one descriptor at most, that of a connection. Fewer descriptors wait if
+//! more are closed by one call: a socket together with all that was passed over it and not
 //! received, and sockets that came in one packet. TCP sockets do not linger; but UNIX sockets may have
 //! some in their queues that do.
 
@@ -191,7 +191,7 @@ struct Closer {
     threads: usize,
     /// Descriptors in the queue and those that threads have not begun to close.
     waiting: usize,
-    /// Held by a thread while it has descriptors of a packet that it only looks at.
+    /// Locked by a thread while it has descriptors of a packet that it only peeks at.
     looking: Arc<Mutex<()>>,
 }
 

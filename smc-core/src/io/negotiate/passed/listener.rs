@@ -8,7 +8,7 @@ use rustix::net::{Shutdown, shutdown};
 use super::closing::{Content, close_elsewhere};
 use super::reserve::accept;
 
-/// A listening UNIX socket to which processes connect that may mean harm.
+/// A listening UNIX socket for untrusted processes.
 ///
 /// Dropping it ends the connections that were not accepted, and never waits whatever was passed over
 /// them.
@@ -38,7 +38,7 @@ impl Drop for Listener {
         let Some(socket) = self.socket.take() else {
             return;
         };
-        // From here on connections are refused, and none is added to those that wait.
+        // From here on connections are refused, and none is added to the backlog.
         let ended = shutdown(&socket, Shutdown::Both);
         if ended.is_err() || !has_closed_all(&socket) {
             // Connections of several users may be left.

@@ -9,10 +9,10 @@ use rustix::net::{SocketFlags, accept_with};
 
 use super::PeerSocket;
 
-/// A descriptor that is let go to close a connection for which there is none (`EMFILE`, `ENFILE`).
+/// A spare descriptor, released to close a connection without a descriptor (`EMFILE`, `ENFILE`).
 ///
-/// A listening socket stays readable while a connection waits. One that can be neither accepted nor
-/// closed would wake its owner again and again.
+/// A listening socket stays readable while a connection waits. A connection that can be neither
+/// accepted nor closed would wake the listener's task again and again.
 #[derive(Debug)]
 pub struct Reserve(Option<OwnedFd>);
 
@@ -22,7 +22,7 @@ pub struct Reserve(Option<OwnedFd>);
 pub struct NotAccepted {
     /// As `accept(2)`; `AGAIN` if there is none.
     pub errno: Errno,
-    /// It still waits, and the listening socket stays readable: leave that alone for a while. Else a
+    /// It still waits, and the listening socket stays readable: poll it later again. Else a
     /// connection for which there was no descriptor is closed, and there may be another one.
     pub is_waiting: bool,
 }
@@ -43,9 +43,8 @@ impl Reserve {
     ///
     /// [`NotAccepted`]. With `CONNABORTED` one is ended, as also of a user of whom too many descriptors
     /// [wait to be closed](super::receive), and there may be another one. With `MFILE` and `NFILE` the
-    /// peer sees the end of its connection, unless that still waits: the reserve is not safe from other
-    /// threads and processes, which may be faster to take what was let go, nor from a limit that is
-    /// lowered.
+    /// peer sees the end of its connection, unless that still waits: another thread or process may
+    /// take the released descriptor first, or the limit may be lowered.
     pub fn accept(&mut self, listener: impl AsFd) -> Result<PeerSocket, NotAccepted> {
         let errno = match accept(&listener) {
             Ok(socket) => {
@@ -60,7 +59,7 @@ impl Reserve {
         };
         let (errno, is_waiting) = match errno {
             Errno::AGAIN | Errno::INTR | Errno::CONNABORTED => (errno, false),
-            // Without a descriptor the system does not say whether there is a connection.
+            // Without a descriptor the system does not report whether there is a connection.
             Errno::MFILE | Errno::NFILE => match self.close_next(&listener) {
                 Ok(()) => (errno, self.0.is_none()),
                 Err(Errno::AGAIN) => (Errno::AGAIN, false),

@@ -11,7 +11,7 @@ use rustix::net::{
 
 use super::*;
 
-/// A connection that takes long to close: unsent data, and nobody who reads.
+/// A connection that takes long to close: unsent data, and a peer that does not read.
 fn lingering() -> (OwnedFd, TcpStream, TcpListener) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -56,7 +56,7 @@ fn descriptors_of_other_kinds_are_closed_without_waiting() {
     let (slow, _far, _listener) = lingering();
     let bell = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
     let memory = memfd_create("smc-test", MemfdFlags::CLOEXEC).unwrap();
-    // More than anybody expects, so none may fall by the wayside.
+    // More than a protocol expects; none may be lost.
     let all = [
         bell.as_fd(),
         memory.as_fd(),
@@ -95,15 +95,15 @@ fn a_socket_with_unread_packets_is_closed_without_waiting() {
 fn a_socket_is_closed_without_waiting_whatever_number_of_descriptors_is_unread() {
     let (talker, listener) = pair();
     let (slow, _far, _listener) = lingering();
-    set_socket_linger(&slow, Some(10 * PATIENCE)).unwrap();
+    set_socket_linger(&slow, Some(10 * TIMEOUT)).unwrap();
     let bell = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
     let mut all = vec![bell.as_fd(); SCM_MAX_FD];
-    // The one for which room would be lacking first.
+    // The one that would not fit first.
     all[SCM_MAX_FD - 1] = slow.as_fd();
     say(&talker, b"x", &all);
     drop(slow);
     let closing = std::thread::spawn(|| drop(PeerSocket::from(listener)));
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     while !closing.is_finished() {
         assert!(Instant::now() < end, "waits");
         std::thread::sleep(Duration::from_millis(1));
@@ -164,4 +164,4 @@ fn a_socket_that_was_never_connected_is_empty() {
 const LINGER: Duration = Duration::from_secs(4);
 
 /// How long to wait for what happens at once on a machine that is not overloaded.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);

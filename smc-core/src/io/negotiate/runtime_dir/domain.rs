@@ -25,7 +25,7 @@ use crate::io::negotiate::is_ambiguous_user;
 ///
 /// // Processes of this user.
 /// let own = Domain::default();
-/// // Processes of this user that have been told of a directory.
+/// // Processes of this user that are configured with a directory.
 /// let service = Domain::directory("/run/service/smc");
 /// // Processes of this user and of two others, or of containers that share the directory.
 /// let users = Domain::shared("/run/smc", [1001, 1002]);
@@ -36,7 +36,7 @@ use crate::io::negotiate::is_ambiguous_user;
 #[derive(Clone, Debug)]
 pub struct Domain {
     pub(super) locations: Arc<Locations>,
-    /// Whether the program has not said which.
+    /// Whether the program has not configured one.
     pub(super) is_default: bool,
     /// Users who are allowed; the own one always is.
     others: Arc<[u32]>,
@@ -47,7 +47,7 @@ pub struct Domain {
 /// Where the directories are.
 #[derive(Debug)]
 pub(super) enum Locations {
-    /// Those of the own user, wherever the system has a place for them.
+    /// The standard directories of the own user.
     Standard {
         /// `$XDG_RUNTIME_DIR`.
         session: Option<PathBuf>,
@@ -70,7 +70,7 @@ type Spares = Option<(Instant, Vec<PathBuf>)>;
 impl Default for Domain {
     /// The processes of this user.
     ///
-    /// They meet in `$SMC_RUNTIME_DIR`, and in no other directory. Without, or in a program that has
+    /// They use `$SMC_RUNTIME_DIR`, and no other directory. Without it, or in a program that has
     /// rights which the user who started it has not (`AT_SECURE`, as set-user-ID programs have it),
     /// which takes neither this nor `$XDG_RUNTIME_DIR` from the environment:
     ///
@@ -81,9 +81,9 @@ impl Default for Domain {
     ///    found by its name, owner and mode.
     ///
     /// A socket is published in the first of them that can be used; if that is `$XDG_RUNTIME_DIR`,
-    /// which other processes of the user may not know, also in the next. It is looked for in all.
+    /// which other processes of the user may not know, also in the next. It is searched in all.
     /// What is missing is made when a socket is published, for the user alone; directories above it
-    /// are not. Where none can be used, streams are TCP and say why.
+    /// are not. Where none can be used, streams are TCP and report why.
     fn default() -> Self {
         let locations = match elevated::is_elevated() {
             true => Locations::standard(None),
@@ -160,7 +160,7 @@ impl Domain {
     /// Processes of users that have no number here, such as those of a container with a user
     /// namespace of its own, cannot be listed. Between different users a connection within one
     /// network namespace can be SMC; others are TCP
-    /// ([`NotOwner`](crate::FallbackCause::NotOwner)), because the kernel does not say whose
+    /// ([`NotOwner`](crate::FallbackCause::NotOwner)), because the kernel does not report whose
     /// listening socket it is.
     #[must_use]
     pub fn shared(path: impl Into<PathBuf>, users: impl IntoIterator<Item = u32>) -> Self {
@@ -185,7 +185,7 @@ impl Domain {
         uid == own() || self.others.contains(&uid)
     }
 
-    /// Whether this is [`Domain::default`], whatever the environment says. If another one cannot be
+    /// Whether this is [`Domain::default`], whatever the environment contains. If another one cannot be
     /// used, the program has named a wrong directory, which is an error.
     #[must_use]
     pub fn is_default(&self) -> bool {
@@ -203,9 +203,9 @@ impl Domain {
         self.others.iter().copied().filter(move |uid| *uid != own)
     }
 
-    /// Where to look for a socket. Not all of these exist, and they are not checked yet.
+    /// The directories in which a socket is searched. Not all of them exist, and they are not checked yet.
     ///
-    /// Reads `/tmp`, or the directory of a shared domain, if there is something in the place of a
+    /// Reads `/tmp`, or the directory of a shared domain, if there is something at the path of a
     /// user's directory that cannot be used; `/tmp` only if there is none of the directories before
     /// it that all processes of the user have in common. That are 65,536 entries at most, and what
     /// is found is remembered for a second.
@@ -289,7 +289,7 @@ impl Domain {
         found.check(path, Some(found.uid) == owner, false)
     }
 
-    /// Whether something that cannot be used is in the place of a directory.
+    /// Whether something that cannot be used is at the path of a directory.
     fn is_taken(&self, user_dir: &UserDir<'_>) -> bool {
         let error = self.inspect(&user_dir.path()).err();
         error.as_ref().is_some_and(RuntimeDirError::is_in_the_way)
@@ -297,7 +297,7 @@ impl Domain {
 
     /// Those that were found a moment ago, or are there now.
     fn recent_spares(&self) -> Vec<PathBuf> {
-        // Locked, so that others do not search meanwhile.
+        // Locked, so that other threads do not search meanwhile.
         let mut found = self.lock_spares();
         match &*found {
             Some((at, spares)) if at.elapsed() < SPARES_LAST => spares.clone(),
@@ -342,7 +342,7 @@ impl Domain {
         (0..user_dirs.len()).flat_map(of).collect()
     }
 
-    /// Whether it may be used, and looks as if it was made under a random name.
+    /// Whether it may be used, and has the mode of a directory with a random name.
     fn is_spare(&self, path: &Path) -> bool {
         let is_shared = matches!(*self.locations, Locations::Shared(_));
         let found = self.inspect(path);
@@ -350,7 +350,7 @@ impl Domain {
     }
 }
 
-/// What the system says of a directory.
+/// Owner and mode of a directory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DirStat {
     pub(super) uid: u32,
@@ -421,7 +421,7 @@ const STICKY: u32 = 0o1000;
 /// Entries of a directory that are read. Other users can make any number.
 const MAX_ENTRIES: usize = 65_536;
 
-/// Directories with a random name that are looked in, of a user. Processes that start at the same
+/// Directories with a random name that are searched, of a user. Processes that start at the same
 /// time may make one each; others make none.
 const MAX_SPARES: usize = 16;
 

@@ -11,7 +11,7 @@ use crate::error::{DirectoryProblem, FallbackCause, OsError};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RuntimeDirError {
-    /// The directory, or what is in its place.
+    /// The directory, or what is at its path.
     pub path: Arc<Path>,
     /// What is wrong with it.
     pub problem: DirectoryProblem,
@@ -39,7 +39,7 @@ impl RuntimeDirError {
         }
     }
 
-    /// The error number where it is a lack of descriptors or memory, which says nothing about the
+    /// The error number where it is a lack of descriptors or memory, which does not concern the
     /// directory.
     pub(super) fn lack(&self) -> Option<Errno> {
         match &self.problem {

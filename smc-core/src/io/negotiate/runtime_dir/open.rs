@@ -221,7 +221,7 @@ impl Domain {
             is_spare: true,
             ..dir
         });
-        // With the owner who is in the way, which is what can be done something about.
+        // With the owner of the existing directory, which an administrator can change.
         spare.ok_or(taken)
     }
 
@@ -254,5 +254,5 @@ const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CL
 /// What a mode allows to group and others.
 const OTHERS: u32 = 0o077;
 
-/// Of a directory in which other users look for sockets.
+/// Of a directory in which other users search sockets.
 const FOR_OTHERS: Mode = Mode::from_raw_mode(0o755);

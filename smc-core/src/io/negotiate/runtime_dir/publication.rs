@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 
-use super::socket::Named;
+use super::socket::NamedSocket;
 use super::watch::{Timer, Watcher};
 use super::{Domain, OpenDir, RuntimeDirError};
 use crate::io::negotiate::passed::{self, NotAccepted, PeerSocket, Reserve};
@@ -17,11 +17,11 @@ use crate::io::negotiate::passed::{self, NotAccepted, PeerSocket, Reserve};
 /// A listening `SOCK_SEQPACKET` socket that is published in the runtime directories.
 ///
 /// When its name is removed, or the whole directory, it is published again within a second. inotify
-/// tells, by a thread that all publications of the process share; without it, or while there is no
-/// directory to be had, it looks about once a second. A look makes
-/// some twenty system calls, and there are ten a second at most whatever is done to the path. Each
-/// begins with the checks of [`Domain`]. A name that another process has given to a socket of
-/// its own meanwhile is left alone.
+/// reports that, to a thread that all publications of the process share; without inotify, or while no
+/// directory can be used, the directories are checked about once a second. A check makes some twenty
+/// system calls, and there are ten checks a second at most, whatever is done to the path. Each begins
+/// with the checks of [`Domain`]. A name that another process has given to its own socket meanwhile is
+/// not changed.
 ///
 /// Dropping it removes the name, if the name is still its own.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub struct Publication {
     name: String,
     /// A file and its inode that have to be in the directory.
     companion: Option<(&'static str, (u64, u64))>,
-    sockets: Vec<Named>,
+    sockets: Vec<NamedSocket>,
     reserve: Reserve,
     /// Accepted from sockets that have lost their names.
     pending: VecDeque<PeerSocket>,
@@ -39,10 +39,10 @@ pub struct Publication {
     timer: Arc<Timer>,
     /// `None` where there is no inotify.
     watcher: Option<Arc<Watcher>>,
-    /// When a name was last found to be missing, and how long the look was delayed.
+    /// When a name was last found to be missing, and the delay of the check after it.
     lost: Option<(Instant, Duration)>,
     error: Option<RuntimeDirError>,
-    /// The bell is not readable for those who connect, as they cannot be accepted.
+    /// The descriptor is not readable for new connections, as they cannot be accepted.
     is_paused: bool,
 }
 
@@ -101,13 +101,13 @@ impl Publication {
         })
     }
 
-    /// Readable when there is something to be accepted or to be looked after. Level-triggered.
+    /// Readable when a connection can be accepted or [`Publication::handle_events`] has work. Level-triggered.
     #[must_use]
     pub fn epoll_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
     }
 
-    /// Makes the bell readable after this time, unless it is earlier anyhow.
+    /// Makes the descriptor readable after this time at the latest.
     pub fn wake_after(&self, time: Duration) {
         self.timer.start(time);
     }
@@ -123,7 +123,7 @@ impl Publication {
         self.error.as_ref()
     }
 
-    /// Publishes again what was lost. To be called before [`Publication::accept`] when the bell is
+    /// Publishes removed names again. To be called before [`Publication::accept`] when the descriptor is
     /// readable. Does not wait.
     pub fn handle_events(&mut self) {
         let mut space = [const { MaybeUninit::uninit() }; EVENTS];
@@ -158,7 +158,7 @@ impl Publication {
     pub fn accept(&mut self) -> Result<PeerSocket, Errno> {
         if let Some(pending) = self.pending.pop_front() {
             if !self.pending.is_empty() {
-                // The bell is not readable for these.
+                // The descriptor is not readable for these.
                 self.timer.start(Duration::ZERO);
             }
             return Ok(pending);
@@ -185,7 +185,7 @@ impl Publication {
         }
     }
 
-    /// Has the bell ring for those who connect no more, or again.
+    /// Stops, or restarts, polling of the sockets for new connections.
     fn pause(&mut self, on: bool) {
         let flags = match on {
             true => epoll::EventFlags::empty(),
@@ -211,14 +211,14 @@ impl Publication {
         }
     }
 
-    /// Makes sure that the socket has its name where it should have.
+    /// Publishes the socket where it is not published.
     fn refresh(&mut self) {
         let spare = self.sockets.iter().find(|named| named.is_spare);
         let spare = spare.map(|named| named.dir.clone());
         let found = self.domain.open_to_publish(spare.as_deref());
         let (dirs, mut error) = match found {
             Ok(dirs) => (dirs, None),
-            // That says nothing about the names.
+            // That does not concern the names.
             Err(error) if error.lack().is_some() && !self.sockets.is_empty() => {
                 self.timer.start(INTERVAL);
                 return;
@@ -254,7 +254,7 @@ impl Publication {
         self.watcher = watcher.or_else(|| Watcher::shared().ok());
         let is_watched = dirs.iter().all(|dir| self.watch(dir).is_ok());
         let is_good = !self.sockets.is_empty() && !self.sockets.iter().any(|named| named.is_spare);
-        // What happened before it was watched, no event tells.
+        // No event reports what happened before it was watched.
         let is_lost = self.sockets.iter().any(|named| {
             !self
                 .domain
@@ -269,14 +269,14 @@ impl Publication {
         self.error = error.filter(|_| self.sockets.is_empty());
     }
 
-    fn publish_in(&self, dir: &OpenDir) -> Result<Named, Errno> {
+    fn publish_in(&self, dir: &OpenDir) -> Result<NamedSocket, Errno> {
         if let Some((companion, inode)) = self.companion {
             let found = dir.inode(companion)?;
             if found != inode {
                 return Err(Errno::STALE);
             }
         }
-        let named = Named::bind(dir, &self.name, self.domain.has_others())?;
+        let named = NamedSocket::bind(dir, &self.name, self.domain.has_others())?;
         if let Err(errno) = epoll::add(&self.epoll, &named.socket, SOCKET, epoll::EventFlags::IN) {
             named.remove(&self.domain, &self.name);
             return Err(errno);
@@ -284,7 +284,7 @@ impl Publication {
         Ok(named)
     }
 
-    /// Has another watcher tell what happens.
+    /// Uses another watcher.
     #[cfg(test)]
     pub(super) fn set_watcher(&mut self, watcher: &Arc<Watcher>) {
         if let Some(other) = self.watcher.replace(Arc::clone(watcher)) {
@@ -298,8 +298,8 @@ impl Publication {
         self.timer.is_started()
     }
 
-    /// Takes leave of a socket, but not of those who have connected to it.
-    fn unpublish(&mut self, named: Named) {
+    /// Removes a socket, and keeps the connections in its backlog.
+    fn unpublish(&mut self, named: NamedSocket) {
         named.remove(&self.domain, &self.name);
         loop {
             match self.reserve.accept(&named.socket) {
@@ -322,8 +322,8 @@ impl Publication {
         Ok(())
     }
 
-    /// How long to wait after the next event: a short time, in which whatever removes a directory
-    /// can get through with it, and longer if it is removed again and again.
+    /// The delay after the next event: a short time, in which a removal of the whole directory can
+    /// complete, and longer if it is removed again and again.
     pub(super) fn next_delay(&mut self, has_lost: bool) -> Duration {
         let now = Instant::now();
         let recent = self
@@ -354,13 +354,13 @@ const EVENTS: usize = 4;
 /// Directories above the runtime directory that are watched.
 const MAX_ANCESTORS: usize = 16;
 
-/// How often to look where no event tells that it has become possible, or necessary, to publish.
+/// Interval of checks where no event reports that publishing is possible or necessary.
 const INTERVAL: Duration = Duration::from_millis(800);
 
 /// How long no connection is accepted for which there is no descriptor.
 const PAUSE_TIME: Duration = Duration::from_millis(100);
 
-/// From an event to the look after it.
+/// From an event to the check after it.
 const MIN_DELAY: Duration = Duration::from_millis(100);
 const MAX_DELAY: Duration = Duration::from_millis(500);
 

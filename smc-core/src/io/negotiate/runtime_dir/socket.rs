@@ -17,7 +17,7 @@ use crate::io::negotiate::passed::{Listener, PeerSocket};
 
 /// A listening socket and the name that was given to it.
 #[derive(Debug)]
-pub(super) struct Named {
+pub(super) struct NamedSocket {
     pub(super) socket: Listener,
     /// The directory.
     pub(super) dir: PathBuf,
@@ -26,7 +26,7 @@ pub(super) struct Named {
     inode: (u64, u64),
 }
 
-impl Named {
+impl NamedSocket {
     /// Makes a socket that listens under this name. It has its mode before it has the name, and
     /// takes the name when it listens, so that a socket that refuses connections is a dead one.
     pub(super) fn bind(dir: &OpenDir, name: &str, for_all: bool) -> Result<Self, Errno> {
@@ -113,7 +113,7 @@ impl OpenDir {
     /// Gives a socket a name that no other one has.
     fn rename_new(&self, from: &str, to: &str) -> Result<(), Errno> {
         let rename = || match renameat_with(&self.fd, from, &self.fd, to, RenameFlags::NOREPLACE) {
-            // A file system that cannot say it.
+            // A file system without this flag.
             Err(Errno::INVAL | Errno::NOSYS) => match self.inode(to) {
                 Err(Errno::NOENT) => renameat(&self.fd, from, &self.fd, to),
                 Ok(_) => Err(Errno::EXIST),
@@ -183,8 +183,8 @@ impl Domain {
         alive.count() == 0
     }
 
-    /// Removes the names that processes of the own user have left behind when they were killed, of
-    /// those that `is_ours` knows. Looks at 4096 names of a directory.
+    /// Removes the names that killed processes of the own user have left behind, of
+    /// those that `is_ours` knows. Reads 4096 names of a directory.
     pub fn sweep(&self, is_ours: impl Fn(&str) -> bool) {
         for dir in self.own_directories() {
             for name in names(&dir.path).into_iter().flatten() {
@@ -215,8 +215,8 @@ pub(in crate::io::negotiate) fn names(dir: &Path) -> io::Result<impl Iterator<It
 /// descriptor or memory is lacking, the name is removed.
 pub fn bind_with_mode(socket: impl AsFd, path: &Path, mode: u32) -> Result<OwnedFd, Errno> {
     let mode = Mode::from_raw_mode(mode);
-    // An umask that takes away access of the owner is meant to; and each change of a file wakes those
-    // who watch the directory.
+    // An umask that removes access of the owner is intended; and each change of a file wakes the
+    // processes that watch the directory.
     let is_private = !mode.intersects(Mode::RWXG | Mode::RWXO);
     let first = match is_private {
         true => mode,

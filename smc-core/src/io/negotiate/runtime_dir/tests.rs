@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use tempfile::TempDir;
 
 use super::domain::{Locations, SPARES_LAST, own};
-use super::socket::Named;
+use super::socket::NamedSocket;
 use super::watch::Watcher;
 use super::*;
 use crate::error::DirectoryProblem;
@@ -73,7 +73,7 @@ fn publish(domain: &Domain) -> Publication {
     Publication::new(domain.clone(), NAME.into()).unwrap()
 }
 
-/// Waits for the bell; false if it is silent for so long.
+/// Waits until the descriptor is readable; false after this time.
 fn is_readable(publication: &Publication, seconds: i64, nanoseconds: i64) -> bool {
     let time = Timespec {
         tv_sec: seconds,
@@ -87,7 +87,7 @@ fn is_readable(publication: &Publication, seconds: i64, nanoseconds: i64) -> boo
 /// Does what an owner does until a condition holds.
 fn handle_events_until(publication: &mut Publication, holds: impl Fn(&Publication) -> bool) {
     while !holds(publication) {
-        assert!(is_readable(publication, 30, 0), "is not told");
+        assert!(is_readable(publication, 30, 0), "no event");
         publication.handle_events();
     }
 }
@@ -219,7 +219,7 @@ fn a_link_in_the_place_of_a_new_name_changes_no_other_file() {
             }
         });
         for _ in 0..10_000 {
-            let _ = Named::bind(&dir, NAME, true);
+            let _ = NamedSocket::bind(&dir, NAME, true);
             for name in [&draft, &world.at("dir").join(NAME)] {
                 let _ = fs::remove_file(name);
             }
@@ -274,7 +274,7 @@ fn dropping_removes_the_name_and_no_other() {
 }
 
 #[test]
-fn connections_that_wait_are_kept_when_the_name_is_lost() {
+fn pending_connections_are_accepted_when_the_name_is_lost() {
     let world = World::new();
     let domain = Domain::directory(world.at("dir"));
     let mut publication = publish(&domain);
@@ -293,7 +293,7 @@ fn connections_that_wait_are_kept_when_the_name_is_lost() {
 }
 
 #[test]
-fn names_of_others_that_come_and_go_are_no_reason_to_look() {
+fn names_of_other_sockets_that_come_and_go_start_no_check() {
     let world = World::new();
     let domain = Domain::directory(world.at("dir"));
     let mut publication = publish(&domain);
@@ -332,7 +332,7 @@ fn a_name_that_belongs_to_a_file_is_published_beside_that_file_only() {
     world.make("dir", 0o700);
     fs::write(world.at("dir/memory"), "another one").unwrap();
     for _ in 0..2 {
-        assert!(is_readable(&publication, 30, 0), "looks now and then");
+        assert!(is_readable(&publication, 30, 0), "no periodic check");
         publication.handle_events();
     }
     assert!(!path.exists());
@@ -346,7 +346,7 @@ fn a_name_that_belongs_to_a_file_is_published_beside_that_file_only() {
 }
 
 #[test]
-fn any_number_of_changes_before_a_look_is_one_look() {
+fn any_number_of_changes_before_a_check_is_one_check() {
     let world = World::new();
     world.make("above", 0o700);
     let domain = Domain::directory(world.at("above/dir"));
@@ -364,7 +364,7 @@ fn any_number_of_changes_before_a_look_is_one_look() {
 }
 
 #[test]
-fn looks_are_further_apart_if_a_name_is_lost_again_and_again() {
+fn checks_are_further_apart_if_a_name_is_lost_again_and_again() {
     let world = World::new();
     let mut publication = publish(&Domain::directory(world.at("dir")));
     let mut delays: Vec<_> = (0..5)

@@ -1,6 +1,6 @@
-//! Noticing that a name was removed, without looking now and then.
+//! Reports of removed names by inotify, without polling.
 //!
-//! A user has 128 instances of inotify unless the system is told otherwise, for all programs. So the
+//! A user has 128 instances of inotify by default, for all programs. So the
 //! publications of a process share one. A thread reads its events, which are rare, and starts the
 //! timers of those that they concern, so that no other task is woken.
 
@@ -22,11 +22,11 @@ use rustix::time::{
 
 use crate::mem::sync::{AtomicU64, Ordering};
 
-/// When a publication looks after its names.
+/// The timer for the next check of a publication.
 #[derive(Debug)]
 pub(super) struct Timer {
     fd: OwnedFd,
-    /// Milliseconds from an event to the look.
+    /// Milliseconds from an event to the check.
     delay: AtomicU64,
 }
 
@@ -43,13 +43,13 @@ impl Timer {
         self.fd.as_fd()
     }
 
-    /// Sets how long after an event to look.
+    /// Sets the delay from an event to the check.
     pub(super) fn set_delay(&self, delay: Duration) {
         let delay = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
         self.delay.store(delay, Ordering::Relaxed);
     }
 
-    /// Looks after this time, unless that is to be earlier anyhow.
+    /// Expires after this time at the latest.
     pub(super) fn start(&self, after: Duration) {
         let none = Timespec {
             tv_sec: 0,
@@ -72,7 +72,7 @@ impl Timer {
         timerfd_gettime(&self.fd).is_ok_and(|timer| timer.it_value != timer.it_interval)
     }
 
-    /// Whether it has run out since the last time.
+    /// Whether it has expired since the last call.
     pub(super) fn take_expiration(&self) -> bool {
         rustix::io::read(&self.fd, &mut [0; 8]).is_ok()
     }
@@ -82,7 +82,7 @@ impl Timer {
     }
 }
 
-/// An instance of inotify and who is interested in its events.
+/// An instance of inotify and the timers that its events start.
 #[derive(Debug)]
 pub(super) struct Watcher {
     inotify: OwnedFd,
@@ -117,13 +117,13 @@ impl Watcher {
         Ok(watcher)
     }
 
-    /// Whether it tells of no more events.
+    /// Whether it reports no more events.
     pub(super) fn has_ended(&self) -> bool {
         self.lock().is_none()
     }
 
     /// Starts the timer when the file or directory is renamed or removed, or its owner or mode
-    /// changes; once, so that a path that changes without end costs no more than the looks.
+    /// changes; once, so that a path that changes without end costs no more than the checks.
     pub(super) fn watch(&self, path: &Path, timer: &Arc<Timer>) -> Result<(), Errno> {
         self.add(path, timer, WatchFlags::ATTRIB)
     }
@@ -153,7 +153,7 @@ impl Watcher {
     }
 
     /// Reads events and starts the timers that they concern; all of them when it cannot go on, so
-    /// that others watch from then on, or look now and then.
+    /// that publications use another watcher from then on, or poll.
     fn dispatch(&self) {
         let mut space = [MaybeUninit::uninit(); 4096];
         let mut events = Reader::new(&self.inotify, &mut space);
@@ -194,7 +194,7 @@ impl Watcher {
         failing.expect("inotify can be read without waiting");
     }
 
-    /// Forgets a timer, and what is of interest to no other one.
+    /// Removes a timer, and the watches that only it has.
     pub(super) fn remove(&self, timer: &Arc<Timer>) {
         let mut timers = self.lock();
         let Some(timers) = timers.as_mut() else {
@@ -221,5 +221,5 @@ fn is_timer(known: &Weak<Timer>, timer: &Arc<Timer>) -> bool {
 /// For the whole process, as the limit is for the whole user.
 static SHARED: Mutex<Option<Arc<Watcher>>> = Mutex::new(None);
 
-/// Of the thread: there is room for what it reads, and for a backtrace.
+/// Of the thread: enough for what it reads, and for a backtrace.
 const STACK: usize = 256 * 1024;

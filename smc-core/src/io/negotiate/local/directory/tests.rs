@@ -5,7 +5,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use super::*;
 
 #[test]
-fn names_say_everything() {
+fn names_contain_all_properties() {
     for scope in [
         Scope::Any,
         Scope::AnyV4,
@@ -82,7 +82,7 @@ fn changes_are_seen_at_once() {
 }
 
 #[test]
-fn a_directory_that_others_can_change_is_not_looked_at() {
+fn a_directory_that_others_can_change_is_not_read() {
     let dir = TempDir::new();
     let name = Entry {
         port: 1,

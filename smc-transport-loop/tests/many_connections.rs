@@ -32,7 +32,7 @@ fn run<F: Future<Output = ()>>(on: On, nocopy: bool, scenario: impl FnOnce(World
     on.run(scenario(World::new(on, nocopy)));
 }
 
-/// More than there are places for handshakes.
+/// More than the limit of concurrent handshakes.
 async fn a_thousand_at_once_without_an_error(world: World) {
     let (client, server) = (world.endpoint(), world.endpoint());
     let listener = server.bind("127.0.0.1:0").await.unwrap();
@@ -57,7 +57,7 @@ async fn two_hundred_at_once(world: World) {
     let (client, server) = (world.endpoint(), world.endpoint());
     let listener = server.bind("127.0.0.1:0").await.unwrap();
     exchange(&client, &listener).await;
-    settle(&client, &server).await;
+    drained(&client, &server).await;
     let before = open_fds();
     {
         let addr = listener.local_addr().unwrap();
@@ -92,7 +92,7 @@ async fn two_hundred_at_once(world: World) {
             assert_eq!(usize::from_be_bytes(number), i);
         }
     }
-    settle(&client, &server).await;
+    drained(&client, &server).await;
     assert!(
         open_fds() <= before,
         "{} descriptors, {before} before",
@@ -106,7 +106,7 @@ async fn ten_thousand_one_after_the_other(world: World) {
     for _ in 0..100 {
         exchange(&client, &listener).await;
     }
-    settle(&client, &server).await;
+    drained(&client, &server).await;
     let (fds, maps) = (open_fds(), shared_mappings());
     let count = if world.on == On::Tokio && world.nocopy {
         10_000
@@ -116,7 +116,7 @@ async fn ten_thousand_one_after_the_other(world: World) {
     for _ in 0..count {
         exchange(&client, &listener).await;
     }
-    settle(&client, &server).await;
+    drained(&client, &server).await;
     assert!(
         open_fds() <= fds,
         "{} descriptors, {fds} before",
@@ -146,7 +146,7 @@ async fn exchange(client: &Endpoint, listener: &Listener) {
 }
 
 /// Waits until no connection is left.
-async fn settle(client: &Endpoint, server: &Endpoint) {
+async fn drained(client: &Endpoint, server: &Endpoint) {
     while !client.connections().is_empty() || !server.connections().is_empty() {
         zip(
             yield_now(),

@@ -31,16 +31,16 @@ fn helper_process() {
     assert_eq!(role.name, "impostor");
     let device = Arc::new(Impostor {
         inner: device(&role.dir),
-        claimed: role.hear_gid(),
+        claimed: role.recv_gid(),
     });
     let endpoint = endpoint(&role.dir, device);
-    let at: SocketAddr = role.hear().unwrap().parse().unwrap();
+    let at: SocketAddr = role.recv().unwrap().parse().unwrap();
     let stream = block_on(endpoint.connect(at)).unwrap();
-    role.say(stream.fallback_reason().unwrap());
-    assert_eq!(role.hear(), None);
+    role.send(stream.fallback_reason().unwrap());
+    assert_eq!(role.recv(), None);
 }
 
-/// A device of this process that says that it has another one's GID.
+/// A device of this process that announces the GID of another one.
 #[derive(Debug)]
 struct Impostor {
     inner: Arc<LoopDevice>,
@@ -116,11 +116,11 @@ fn a_process_cannot_use_the_gid_of_another_one() {
     in_time(async {
         let listener = server.bind("127.0.0.1:0").await.unwrap();
         let at = listener.local_addr().unwrap();
-        let mut streams = meet(&client, &listener).await;
+        let mut streams = connect_pair(&client, &listener).await;
         for claimed in gids {
             let mut impostor = Helper::start("impostor", dir.path());
-            impostor.tell(claimed);
-            impostor.tell(at);
+            impostor.send(claimed);
+            impostor.send(at);
             let (stream, _) = listener.accept().await.unwrap();
             let reason = stream.fallback_reason().unwrap();
             assert_eq!(reason.local, DeclineCode::NOSMCD2DEV, "{reason}");
@@ -129,13 +129,13 @@ fn a_process_cannot_use_the_gid_of_another_one() {
             };
             assert_eq!(*step, SetupStep::Reach);
             assert!(matches!(error, DeviceError::PeerMisbehaved(_)), "{reason}");
-            impostor.hear();
+            impostor.recv();
             impostor.finish();
-            // The one whose GID it is notices nothing of it.
-            talk(&mut streams).await;
+            // The owner of the GID is not affected.
+            exchange(&mut streams).await;
         }
-        let mut next = meet(&client, &listener).await;
-        talk(&mut next).await;
+        let mut next = connect_pair(&client, &listener).await;
+        exchange(&mut next).await;
         assert_eq!(server.link_groups().len(), 1);
         assert_eq!(server.link_groups()[0].connections, 2);
     });
@@ -147,8 +147,8 @@ fn an_endpoint_that_connects_to_itself_uses_its_own_gid() {
     let endpoint = endpoint(dir.path(), device(dir.path()));
     in_time(async {
         let listener = endpoint.bind("127.0.0.1:0").await.unwrap();
-        let mut streams = meet(&endpoint, &listener).await;
-        talk(&mut streams).await;
+        let mut streams = connect_pair(&endpoint, &listener).await;
+        exchange(&mut streams).await;
     });
 }
 
@@ -164,7 +164,7 @@ fn endpoint(dir: &Path, device: Arc<dyn Device>) -> Endpoint {
 }
 
 /// A stream in SMC mode: the client's and the server's end.
-async fn meet(client: &Endpoint, listener: &Listener) -> (Stream, Stream) {
+async fn connect_pair(client: &Endpoint, listener: &Listener) -> (Stream, Stream) {
     let at = listener.local_addr().unwrap();
     let (ours, theirs) = zip(client.connect(at), listener.accept()).await;
     let (ours, theirs) = (ours.unwrap(), theirs.unwrap().0);
@@ -172,8 +172,8 @@ async fn meet(client: &Endpoint, listener: &Listener) -> (Stream, Stream) {
     (ours, theirs)
 }
 
-/// A word each way.
-async fn talk((ours, theirs): &mut (Stream, Stream)) {
+/// A word in each direction.
+async fn exchange((ours, theirs): &mut (Stream, Stream)) {
     let mut word = [0; 4];
     ours.write_all(b"ping").await.unwrap();
     theirs.read_exact(&mut word).await.unwrap();

@@ -2,92 +2,92 @@ use std::thread;
 
 use super::*;
 
-fn both_sides() -> (Bell, Bell) {
+fn both_sides() -> (SignalPage, SignalPage) {
     let region = Region::anonymous(LEN);
     (
-        Bell::new(region.clone()).unwrap(),
-        Bell::new(region).unwrap(),
+        SignalPage::new(region.clone()).unwrap(),
+        SignalPage::new(region).unwrap(),
     )
 }
 
-fn taken(bell: &Bell) -> Vec<u32> {
+fn taken(signal_page: &SignalPage) -> Vec<u32> {
     let mut all = Vec::new();
-    bell.take_ready(|index| all.push(index));
+    signal_page.take_ready(|index| all.push(index));
     all
 }
 
 #[test]
 fn ready_buffers_are_taken_once() {
-    let (owner, ringer) = both_sides();
+    let (owner, writer) = both_sides();
     for index in [0, 63, 64, 4095, 4096, SLOTS - 1] {
-        ringer.set_ready(index);
-        ringer.set_ready(index);
+        writer.set_ready(index);
+        writer.set_ready(index);
     }
     assert_eq!(taken(&owner), [0, 63, 64, 4095, 4096, SLOTS - 1]);
     assert!(taken(&owner).is_empty());
-    ringer.set_ready(7);
+    writer.set_ready(7);
     assert_eq!(taken(&owner), [7]);
 }
 
 #[test]
-fn only_a_sleeper_is_rung_and_only_once() {
-    let (owner, ringer) = both_sides();
-    assert!(!ringer.set_ready(1));
-    owner.sleep();
-    assert!(ringer.set_ready(2));
-    assert!(!ringer.set_ready(3));
-    owner.sleep();
-    owner.wake();
-    assert!(!ringer.set_ready(4));
+fn only_a_sleeping_owner_is_notified_and_only_once() {
+    let (owner, writer) = both_sides();
+    assert!(!writer.set_ready(1));
+    owner.set_sleeping();
+    assert!(writer.set_ready(2));
+    assert!(!writer.set_ready(3));
+    owner.set_sleeping();
+    owner.clear_sleeping();
+    assert!(!writer.set_ready(4));
 }
 
 #[test]
-fn fresh_slots_are_asked_about_once() {
-    let (owner, ringer) = both_sides();
-    owner.set_fresh(5);
-    assert!(owner.ask_to_look());
-    owner.set_fresh(6);
-    assert!(!owner.ask_to_look());
-    let mut fresh = Vec::new();
-    assert!(ringer.take_fresh(|index| fresh.push(index)));
-    assert_eq!(fresh, [5, 6]);
-    assert!(owner.ask_to_look());
+fn changed_slots_request_one_scan() {
+    let (owner, writer) = both_sides();
+    owner.set_changed(5);
+    assert!(owner.request_scan());
+    owner.set_changed(6);
+    assert!(!owner.request_scan());
+    let mut changed = Vec::new();
+    assert!(writer.take_changed(|index| changed.push(index)));
+    assert_eq!(changed, [5, 6]);
+    assert!(owner.request_scan());
 }
 
 #[test]
 fn a_signal_is_wanted_once() {
-    let (owner, ringer) = both_sides();
-    let (owned, rung) = (owner.slot(9).unwrap(), ringer.slot(9).unwrap());
-    assert!(!rung.must_signal());
+    let (owner, writer) = both_sides();
+    let (owned, written) = (owner.slot(9).unwrap(), writer.slot(9).unwrap());
+    assert!(!written.must_signal());
     owned.arm();
-    assert!(rung.must_signal());
-    assert!(!rung.must_signal());
+    assert!(written.must_signal());
+    assert!(!written.must_signal());
 }
 
 #[test]
-fn a_use_begins_only_while_the_registration_lives() {
-    let (owner, ringer) = both_sides();
-    let (owned, rung) = (owner.slot(9).unwrap(), ringer.slot(9).unwrap());
-    let notice = Notice {
-        live: 3,
+fn a_use_begins_only_during_the_registration() {
+    let (owner, writer) = both_sides();
+    let (owned, written) = (owner.slot(9).unwrap(), writer.slot(9).unwrap());
+    let state = SlotState {
+        registration: 3,
         token: 33,
         memory: 2,
     };
-    owned.publish(notice);
-    assert_eq!(rung.notice(), Some(notice));
-    assert!(!rung.begin_use(2));
+    owned.publish(state);
+    assert_eq!(written.state(), Some(state));
+    assert!(!written.begin_use(2));
     assert!(!owned.is_used());
-    assert!(rung.begin_use(3));
+    assert!(written.begin_use(3));
     owned.withdraw();
     assert!(owned.is_used());
-    assert!(!rung.begin_use(3));
-    rung.end_use();
+    assert!(!written.begin_use(3));
+    written.end_use();
     assert!(!owned.is_used());
-    owned.retire();
+    owned.clear_memory();
     assert_eq!(
-        rung.notice(),
-        Some(Notice {
-            live: 0,
+        written.state(),
+        Some(SlotState {
+            registration: 0,
             token: 33,
             memory: 0
         })
@@ -100,13 +100,13 @@ fn slots_out_of_range_are_refused() {
     assert!(owner.slot(SLOTS - 1).is_ok());
     assert!(owner.slot(SLOTS).is_err());
     assert!(owner.slot(u32::MAX).is_err());
-    assert!(Bell::new(Region::anonymous(LEN - 8)).is_err());
+    assert!(SignalPage::new(Region::anonymous(LEN - 8)).is_err());
 }
 
 /// Two threads set bits as fast as they can; no bit that was set is ever missed.
 #[test]
 fn bits_set_while_others_are_taken_are_not_lost() {
-    let (owner, ringer) = both_sides();
+    let (owner, writer) = both_sides();
     const ROUNDS: u64 = 20_000;
     let done = Region::anonymous(8);
     let count = |region: &Region| region.load(0, Ordering::SeqCst).unwrap();
@@ -116,7 +116,7 @@ fn bits_set_while_others_are_taken_are_not_lost() {
             for round in 1..=ROUNDS {
                 done.store(0, round, Ordering::SeqCst).unwrap();
                 for index in indices {
-                    ringer.set_ready(index);
+                    writer.set_ready(index);
                 }
                 // The next round waits for all of this one.
                 while count(&done) == round {

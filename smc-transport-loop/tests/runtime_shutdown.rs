@@ -162,7 +162,7 @@ fn a_stream_whose_runtime_has_ended_reads_what_is_there_and_does_not_wait() {
 }
 
 #[test]
-fn tasks_that_wait_hear_of_the_end_of_the_runtime() {
+fn waiting_tasks_are_woken_when_the_runtime_ends() {
     each(|ending, world| {
         let Left {
             mut ours,
@@ -194,7 +194,7 @@ fn wait<T: Send + 'static>(
             let mut work = pin!(work);
             poll_fn(|cx| {
                 let polled = work.as_mut().poll(cx);
-                let _heard_once = asleep.send(());
+                let _sent_once = asleep.send(());
                 polled
             })
             .await

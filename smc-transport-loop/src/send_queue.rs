@@ -1,4 +1,4 @@
-//! The way to a peer: our channel to it, and what waits for room there.
+//! The send path to a peer: the channel, and messages that wait for space in it.
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -18,36 +18,36 @@ use crate::doorbell::Doorbell;
 use crate::lock;
 use crate::region::{has_unread, os};
 
-/// How to tell a peer about our buffers.
+/// How messages about our buffers reach a peer.
 #[derive(Debug)]
-pub(crate) enum Way {
-    /// The peer is this very device, which looks when it is woken.
+pub(crate) enum SendPath {
+    /// The peer is this device, which scans when it is woken.
     Own(Arc<OwnedFd>),
-    Channel(Arc<Outbox>),
+    Channel(Arc<SendQueue>),
 }
 
-impl Way {
-    /// Has the peer look at what changed in our bell.
-    pub(crate) fn look(&self) {
+impl SendPath {
+    /// Notifies the peer of changes in our signal page.
+    pub(crate) fn notify(&self) {
         match self {
             Self::Own(eventfd) => {
                 let _ = rustix::io::write(eventfd, &1_u64.to_ne_bytes());
             }
-            Self::Channel(outbox) => outbox.look(),
+            Self::Channel(send_queue) => send_queue.notify(),
         }
     }
 
-    pub(crate) fn close(&self) -> Wakes {
+    pub(crate) fn close(&self) -> WakeList {
         match self {
-            Self::Own(_) => Wakes::default(),
-            Self::Channel(outbox) => outbox.close(),
+            Self::Own(_) => WakeList::default(),
+            Self::Channel(send_queue) => send_queue.close(),
         }
     }
 }
 
 /// Our channel to a peer.
 #[derive(Debug)]
-pub(crate) struct Outbox {
+pub(crate) struct SendQueue {
     doorbell: Arc<Doorbell>,
     peer: u64,
     state: Mutex<State>,
@@ -57,17 +57,17 @@ pub(crate) struct Outbox {
 struct State {
     /// `None` once closed.
     channel: Option<Arc<PeerSocket>>,
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<Queued>,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct Queued {
     message: Message,
     file: OwnedFd,
-    ticket: Arc<Ticket>,
+    completion: Arc<Completion>,
 }
 
-impl Outbox {
+impl SendQueue {
     /// `peer` is the number under which the doorbell watches the channel.
     pub(crate) fn new(doorbell: Arc<Doorbell>, peer: u64, channel: Arc<PeerSocket>) -> Self {
         let state = State {
@@ -81,7 +81,7 @@ impl Outbox {
         }
     }
 
-    /// Sends a message with a file; the future completes when it is on its way.
+    /// Sends a message with a file; the future completes when it is sent.
     pub(crate) fn send(
         self: &Arc<Self>,
         message: Message,
@@ -91,19 +91,19 @@ impl Outbox {
         let channel = state.channel.as_ref().ok_or(DeviceError::PeerGone)?;
         if state.waiting.is_empty() {
             match channel::send(channel, message, &[file.as_fd()]) {
-                Ok(()) => return Ok(Sending { waits: None }),
-                Err(Errno::AGAIN) => self.doorbell.watch_room(channel, self.peer, true)?,
+                Ok(()) => return Ok(Sending { pending: None }),
+                Err(Errno::AGAIN) => self.doorbell.watch_writable(channel, self.peer, true)?,
                 Err(error) => return Err(failed(error)),
             }
         }
-        let ticket = Arc::new(Ticket::default());
-        state.waiting.push_back(Waiting {
+        let completion = Arc::new(Completion::default());
+        state.waiting.push_back(Queued {
             message,
             file,
-            ticket: Arc::clone(&ticket),
+            completion: Arc::clone(&completion),
         });
         Ok(Sending {
-            waits: Some((Arc::clone(self), ticket)),
+            pending: Some((Arc::clone(self), completion)),
         })
     }
 
@@ -113,16 +113,16 @@ impl Outbox {
         channel.filter(|channel| has_unread(channel))
     }
 
-    /// Has the peer look. If there is no room, it has unread messages and looks after those.
-    pub(crate) fn look(&self) {
+    /// Notifies the peer. Without space it has unread messages, and scans after those.
+    pub(crate) fn notify(&self) {
         if let Some(channel) = &lock(&self.state).channel {
-            let _ = channel::send(channel, Message::Look, &[]);
+            let _ = channel::send(channel, Message::Notify, &[]);
         }
     }
 
-    /// Sends what waits, now that there is room.
-    pub(crate) fn flush(&self) -> Wakes {
-        let mut wakes = Wakes::default();
+    /// Sends queued messages, now that there is space.
+    pub(crate) fn flush(&self) -> WakeList {
+        let mut wakes = WakeList::default();
         let mut state = lock(&self.state);
         let State {
             channel: Some(channel),
@@ -137,42 +137,42 @@ impl Outbox {
                 Err(Errno::AGAIN) => return wakes,
                 Err(_) => FAILED,
             };
-            wakes.0.extend(next.ticket.settle(outcome));
+            wakes.0.extend(next.completion.complete(outcome));
             waiting.pop_front();
         }
-        // If it fails, the doorbell rings once too often.
-        let _ = self.doorbell.watch_room(channel, self.peer, false);
+        // On failure there is one spurious notification.
+        let _ = self.doorbell.watch_writable(channel, self.peer, false);
         wakes
     }
 
-    fn close(&self) -> Wakes {
-        let mut wakes = Wakes::default();
+    fn close(&self) -> WakeList {
+        let mut wakes = WakeList::default();
         let mut state = lock(&self.state);
         if let Some(channel) = state.channel.take() {
-            self.doorbell.forget_channel(&channel);
+            self.doorbell.unwatch_channel(&channel);
         }
         for waiting in state.waiting.drain(..) {
-            wakes.0.extend(waiting.ticket.settle(FAILED));
+            wakes.0.extend(waiting.completion.complete(FAILED));
         }
         wakes
     }
 }
 
-/// Completes when a message is on its way; takes it back if dropped earlier.
+/// Completes when a message is sent; removes it from the queue if dropped earlier.
 #[derive(Debug)]
 pub(crate) struct Sending {
-    waits: Option<(Arc<Outbox>, Arc<Ticket>)>,
+    pending: Option<(Arc<SendQueue>, Arc<Completion>)>,
 }
 
 impl Future for Sending {
     type Output = Result<(), DeviceError>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let Some((_, ticket)) = &self.waits else {
+        let Some((_, completion)) = &self.pending else {
             return Poll::Ready(Ok(()));
         };
-        ticket.waker.register(cx.waker());
-        match ticket.state.load(Ordering::Acquire) {
+        completion.waker.register(cx.waker());
+        match completion.state.load(Ordering::Acquire) {
             WAITING => Poll::Pending,
             SENT => Poll::Ready(Ok(())),
             _ => Poll::Ready(Err(DeviceError::PeerGone)),
@@ -182,23 +182,23 @@ impl Future for Sending {
 
 impl Drop for Sending {
     fn drop(&mut self) {
-        if let Some((outbox, ticket)) = &self.waits {
-            let mut state = lock(&outbox.state);
+        if let Some((send_queue, completion)) = &self.pending {
+            let mut state = lock(&send_queue.state);
             state
                 .waiting
-                .retain(|waiting| !Arc::ptr_eq(&waiting.ticket, ticket));
+                .retain(|waiting| !Arc::ptr_eq(&waiting.completion, completion));
         }
     }
 }
 
 #[derive(Debug, Default)]
-struct Ticket {
+struct Completion {
     state: AtomicU8,
     waker: AtomicWaker,
 }
 
-impl Ticket {
-    fn settle(&self, outcome: u8) -> Option<Waker> {
+impl Completion {
+    fn complete(&self, outcome: u8) -> Option<Waker> {
         self.state.store(outcome, Ordering::Release);
         self.waker.take()
     }
@@ -207,9 +207,9 @@ impl Ticket {
 /// Tasks to be woken without any lock: a waker may run its task at once.
 #[derive(Debug, Default)]
 #[must_use]
-pub(crate) struct Wakes(Vec<Waker>);
+pub(crate) struct WakeList(Vec<Waker>);
 
-impl Wakes {
+impl WakeList {
     pub(crate) fn append(&mut self, mut others: Self) {
         self.0.append(&mut others.0);
     }
@@ -222,7 +222,7 @@ impl Wakes {
 fn failed(error: Errno) -> DeviceError {
     match error {
         Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN => DeviceError::PeerGone,
-        // Too many descriptors of this user are under way.
+        // Too many descriptors of this user are in flight.
         Errno::TOOMANYREFS => DeviceError::Exhausted,
         error => os("pass a buffer to the peer", error),
     }

@@ -1,4 +1,4 @@
-//! What streams say of why they are TCP, each time by something that really happened.
+//! The causes that streams report for TCP, each by an event that really happened.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -21,7 +21,7 @@ use smc_transport_loop::LoopDevice;
 use support::{On, builder};
 use tempfile::TempDir;
 
-/// What helpers do: connect to a listener of the test and say why the stream is TCP.
+/// What helpers do: connect to a listener of the test and report why the stream is TCP.
 #[test]
 fn helper_process() {
     let Some(role) = Role::current() else { return };
@@ -30,9 +30,9 @@ fn helper_process() {
         let error = LoopDevice::builder()
             .domain(Domain::directory(&role.dir))
             .build();
-        return role.say(error.unwrap_err());
+        return role.send(error.unwrap_err());
     }
-    let to: SocketAddr = role.hear().unwrap().parse().unwrap();
+    let to: SocketAddr = role.recv().unwrap().parse().unwrap();
     // The bound of `On::run` takes descriptors of its own; here the test waits.
     tokio::runtime::Runtime::new().unwrap().block_on(async {
         let client = match role.name.as_str() {
@@ -61,8 +61,8 @@ fn helper_process() {
             }
         }
         match client.connect(to).await {
-            Ok(stream) => role.say(why(&stream)),
-            Err(error) => role.say(error),
+            Ok(stream) => role.send(why(&stream)),
+            Err(error) => role.send(error),
         }
     });
 }
@@ -80,7 +80,7 @@ fn next_descriptor() -> u64 {
 }
 
 #[test]
-fn each_cause_is_told_by_what_happened() {
+fn each_event_has_its_cause() {
     let plain = |change: fn(Builder) -> Builder| change;
     // Name, the client's and the listener's settings, and what their streams say.
     let rows = [
@@ -124,12 +124,12 @@ fn a_memory_limit_is_named_with_what_was_needed_and_what_is_left() {
     On::Tokio.run(async {
         let with_device = || builder(On::Tokio, true, dir.path());
         let limited = with_device().memory_limit(1 << 20);
-        let told = both(limited, with_device()).await;
+        let reported = both(limited, with_device()).await;
         // A small buffer of its own, and its server's twice.
         let begin = "0x01010000 register the receive buffer: 8404992 bytes are needed and ";
-        assert!(told[0].starts_with(begin), "{told:?}");
+        assert!(reported[0].starts_with(begin), "{reported:?}");
         let end = " are left: memory limit is 1048576";
-        assert!(told[0].ends_with(end), "{told:?}");
+        assert!(reported[0].ends_with(end), "{reported:?}");
     });
 }
 
@@ -150,26 +150,26 @@ fn a_directory_whose_parent_is_missing_is_named_and_neither_is_made() {
             .domain(Domain::directory(dir.path()))
             .build();
         let server = without_device(&path).device(Arc::new(device.unwrap()));
-        let told = both(builder(On::Tokio, true, dir.path()), server).await;
-        assert_eq!(told[1], format!("0x03010000 {text}"));
+        let reported = both(builder(On::Tokio, true, dir.path()), server).await;
+        assert_eq!(reported[1], format!("0x03010000 {text}"));
     });
     assert!(!parent.exists());
 }
 
 #[test]
-fn an_end_without_a_device_says_so() {
+fn an_endpoint_without_a_device_reports_it() {
     let dir = TempDir::new().unwrap();
     On::Tokio.run(async {
         let with_device = || builder(On::Tokio, true, dir.path());
-        let told = both(with_device(), without_device(dir.path())).await;
-        assert_eq!(told[1], "0x03030003 endpoint has no device that works");
-        let told = both(without_device(dir.path()), with_device()).await;
-        assert_eq!(told[0], "0x03030000 endpoint has no device that works");
+        let reported = both(with_device(), without_device(dir.path())).await;
+        assert_eq!(reported[1], "0x03030003 endpoint has no device that works");
+        let reported = both(without_device(dir.path()), with_device()).await;
+        assert_eq!(reported[0], "0x03030000 endpoint has no device that works");
     });
 }
 
 #[test]
-fn a_listener_without_a_buffer_says_so_and_its_client_has_the_code() {
+fn a_listener_without_a_buffer_reports_it_and_its_client_has_the_code() {
     let dir = TempDir::new().unwrap();
     On::Tokio.run(async {
         let device = LoopDevice::builder()
@@ -180,11 +180,11 @@ fn a_listener_without_a_buffer_says_so_and_its_client_has_the_code() {
             Err(error) => return println!("skipped: {error}"),
         };
         let server = without_device(dir.path()).device(device);
-        let told = both(builder(On::Tokio, true, dir.path()), server).await;
+        let reported = both(builder(On::Tokio, true, dir.path()), server).await;
         let text = "0x05000000/0x030d0000 peer declined: the device cannot register more buffers";
-        assert_eq!(told[0], text);
+        assert_eq!(reported[0], text);
         let text = "0x030d0000 register the receive buffer: no buffer left on the device";
-        assert_eq!(told[1], text);
+        assert_eq!(reported[1], text);
     });
 }
 
@@ -232,9 +232,9 @@ fn a_plain_server_is_the_usual_case_and_a_missing_directory_is_not() {
 fn a_client_that_may_not_make_a_file_long_enough_names_the_limit() {
     let dir = TempDir::new().unwrap();
     let helper = Helper::start("small files", dir.path());
-    let told = told_by(helper, Domain::directory(dir.path()));
-    assert!(told.starts_with("0x03010000 "), "{told}");
-    assert!(told.contains("RLIMIT_FSIZE is 4096"), "{told}");
+    let reported = reported_by(helper, Domain::directory(dir.path()));
+    assert!(reported.starts_with("0x03010000 "), "{reported}");
+    assert!(reported.contains("RLIMIT_FSIZE is 4096"), "{reported}");
 }
 
 #[test]
@@ -244,24 +244,24 @@ fn a_client_that_has_too_few_descriptors_names_the_limit_wherever_it_meets_it() 
     for left in 0.. {
         assert!(left < 100, "never enough");
         let helper = Helper::start(&format!("{left}{DESCRIPTORS_LEFT}"), dir.path());
-        let told = told_by(helper, Domain::directory(dir.path()));
-        if told.starts_with("SMC-D") {
+        let reported = reported_by(helper, Domain::directory(dir.path()));
+        if reported.starts_with("SMC-D") {
             break;
         }
-        if !told.contains("(os error 24)") {
-            others.push(format!("with {left} left: {told}"));
+        if !reported.contains("(os error 24)") {
+            others.push(format!("with {left} left: {reported}"));
         }
     }
     assert!(others.is_empty(), "{others:#?}");
 }
 
 #[test]
-fn a_device_that_cannot_be_made_says_why() {
+fn a_device_that_cannot_be_made_reports_the_cause() {
     let dir = TempDir::new().unwrap();
     let mut helper = Helper::start("device without descriptors", dir.path());
-    let told = helper.hear();
+    let reported = helper.recv();
     let end = "too many open files (os error 24), RLIMIT_NOFILE is";
-    assert!(told.contains(end), "{told}");
+    assert!(reported.contains(end), "{reported}");
 
     let file = dir.path().join("file");
     std::fs::write(&file, "").unwrap();
@@ -275,7 +275,7 @@ fn a_device_that_cannot_be_made_says_why() {
 }
 
 #[test]
-fn a_user_that_is_not_let_in_learns_it() {
+fn a_user_that_is_not_allowed_gets_the_cause() {
     if !geteuid().is_root() {
         println!("skipped: only root can start processes of other users");
         return;
@@ -289,23 +289,32 @@ fn a_user_that_is_not_let_in_learns_it() {
     };
     let shared = |users: &[u32]| Domain::shared(dir.path(), users.iter().copied());
     let other = UNLISTED + 1;
-    let told = told_by(start("a friend of root"), shared(&[other]));
+    let reported = reported_by(start("a friend of root"), shared(&[other]));
     let refused = format!("0x03010000 listener refused the offer: user {UNLISTED} is not allowed");
-    assert_eq!(told, refused);
-    let told = told_by(start("a user who is not listed"), shared(&[other]));
+    assert_eq!(reported, refused);
+    let reported = reported_by(start("a user who is not listed"), shared(&[other]));
     let searched = dir.path().join(UNLISTED.to_string());
-    assert!(told.starts_with("0x03010000 "), "{told}");
-    assert!(told.ends_with(&searched.display().to_string()), "{told}");
+    assert!(reported.starts_with("0x03010000 "), "{reported}");
+    assert!(
+        reported.ends_with(&searched.display().to_string()),
+        "{reported}"
+    );
     let closed = dir.path().join("0");
     std::fs::remove_dir(&closed).unwrap();
-    let told = told_by(start("a friend of root"), shared(&[]));
-    assert!(told.contains("permission denied (os error 13)"), "{told}");
-    assert!(told.contains(&closed.display().to_string()), "{told}");
+    let reported = reported_by(start("a friend of root"), shared(&[]));
+    assert!(
+        reported.contains("permission denied (os error 13)"),
+        "{reported}"
+    );
+    assert!(
+        reported.contains(&closed.display().to_string()),
+        "{reported}"
+    );
 }
 
-/// What a helper says that connects to a listener here.
-fn told_by(mut helper: Helper, domain: Domain) -> String {
-    let mut told = String::new();
+/// The report of a helper that connects to a listener here.
+fn reported_by(mut helper: Helper, domain: Domain) -> String {
+    let mut reported = String::new();
     On::Tokio.run(async {
         let device = LoopDevice::builder().domain(domain.clone()).build();
         let server = On::Tokio.endpoint().domain(domain);
@@ -313,15 +322,15 @@ fn told_by(mut helper: Helper, domain: Domain) -> String {
         let listener = server.bind("127.0.0.1:0").await.unwrap();
         let at = listener.local_addr().unwrap();
         let accepting = tokio::spawn(accept_all(listener));
-        told = tokio::task::spawn_blocking(move || {
-            helper.tell(at);
-            helper.hear()
+        reported = tokio::task::spawn_blocking(move || {
+            helper.send(at);
+            helper.recv()
         })
         .await
         .unwrap();
         accepting.abort();
     });
-    told
+    reported
 }
 
 async fn accept_all(listener: Listener) {
@@ -330,7 +339,7 @@ async fn accept_all(listener: Listener) {
     }
 }
 
-/// Connects once; what both streams say.
+/// Connects once; the report of both streams.
 async fn both(client: Builder, server: Builder) -> [String; 2] {
     let (client, server) = (client.build().unwrap(), server.build().unwrap());
     let listener = server.bind("127.0.0.1:0").await.unwrap();

@@ -15,21 +15,21 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{ipv6_v6only, socket_cookie, socket_reuseport};
 use rustix::process::geteuid;
 
-use super::board::{Card, Turn, Voice};
+use super::client_channels::{Claimed, ClientChannels, Collected, Pair, ProbeRequest};
 use super::directory::{Entry, Scope};
-use super::inbox::{Claimed, Collected, Inbox, Pair, Proof};
+use super::mailbox::{Direction, Generation, Slot};
 use super::message::ToClient;
 use super::netns::{NetNs, canonical};
-use super::{is_own, lock, proof};
+use super::{is_own, lock, reachability};
 use crate::error::{FallbackCause, OsError};
 use crate::io::negotiate::runtime_dir::{Domain, Publication};
 use crate::io::negotiate::{Credentials, Published, SideChannel, Verdict};
 use crate::io::runtime::{Runtime, Socket, SocketOptions, Watch};
 use crate::mem::sync::{AtomicBool, Ordering};
 
-/// A published listener. Dropping it takes its name away and ends its channels.
+/// A published listener. Dropping it removes its name and ends its channels.
 #[derive(Debug)]
-pub(super) struct Listening {
+pub(super) struct LocalListener {
     shared: Arc<Shared>,
 }
 
@@ -38,7 +38,7 @@ pub(super) struct Listening {
 struct Shared {
     runtime: Arc<dyn Runtime>,
     netns: NetNs,
-    inbox: Mutex<Inbox>,
+    clients: Mutex<ClientChannels>,
     /// Why a connection was not offered, as far as that is known beforehand.
     not_offered: FallbackCause,
     closed: AtomicBool,
@@ -46,7 +46,7 @@ struct Shared {
     task: AtomicWaker,
 }
 
-impl Listening {
+impl LocalListener {
     pub(super) fn publish(
         domain: Domain,
         runtime: &Arc<dyn Runtime>,
@@ -72,12 +72,12 @@ impl Listening {
         if let (Some(error), false) = (publication.error(), domain.is_default()) {
             return Err(error.clone().into());
         }
-        let inbox = Inbox::new(domain, entry, publication, at).map_err(failed)?;
-        let watch = runtime.watch(inbox.bell()).map_err(failed)?;
+        let clients = ClientChannels::new(domain, entry, publication, at).map_err(failed)?;
+        let watch = runtime.watch(clients.epoll_fd()).map_err(failed)?;
         let shared = Arc::new(Shared {
             runtime: runtime.clone(),
             netns,
-            inbox: Mutex::new(inbox),
+            clients: Mutex::new(clients),
             not_offered: match fstat(tcp).map_err(inspect)?.st_uid {
                 owner if is_own(owner) => FallbackCause::NotOffered,
                 owner => FallbackCause::NotOwner {
@@ -93,24 +93,24 @@ impl Listening {
     }
 }
 
-impl Published for Listening {
+impl Published for LocalListener {
     fn verdict(&self, socket: &dyn Socket, peer: SocketAddr) -> Verdict {
-        match self.find(socket, peer, Inbox::claim) {
+        match self.find(socket, peer, ClientChannels::claim) {
             Some(Claimed {
                 channel,
-                card,
-                turn,
+                slot,
+                generation,
                 client,
                 dead,
             }) => Verdict::SideChannel(Box::new(ListenerSideChannel {
                 shared: Arc::clone(&self.shared),
                 channel,
-                card,
-                turn,
+                slot,
+                generation,
                 client,
-                fate: Fate::Open,
+                claim: ClaimState::Open,
                 dead,
-                heard: 0,
+                read_len: 0,
                 early: None,
             })),
             None => Verdict::Plain(self.cause()),
@@ -118,8 +118,8 @@ impl Published for Listening {
     }
 
     fn dismiss(&self, socket: &dyn Socket, peer: SocketAddr) -> Verdict {
-        let refuse = |inbox: &mut Inbox, pair, _| {
-            inbox.refuse(pair);
+        let refuse = |clients: &mut ClientChannels, pair, _| {
+            clients.refuse(pair);
             None::<()>
         };
         self.find(socket, peer, refuse);
@@ -127,70 +127,70 @@ impl Published for Listening {
     }
 }
 
-impl Listening {
+impl LocalListener {
     /// Why a connection was not claimed.
     fn cause(&self) -> FallbackCause {
-        let cause = lock(&self.shared.inbox).take_cause();
+        let cause = lock(&self.shared.clients).take_cause();
         cause.unwrap_or_else(|| self.shared.not_offered.clone())
     }
 
-    /// Looks for a connection's addresses on the boards that are known, then on those that have
-    /// come meanwhile.
+    /// Searches the known mailboxes for a connection's addresses, then those that have arrived
+    /// meanwhile.
     fn find<T>(
         &self,
         socket: &dyn Socket,
         peer: SocketAddr,
-        look: impl Fn(&mut Inbox, Pair, Instant) -> Option<T>,
+        find: impl Fn(&mut ClientChannels, Pair, Instant) -> Option<T>,
     ) -> Option<T> {
         let now = self.shared.runtime.now();
-        let mut inbox = lock(&self.shared.inbox);
-        inbox.beat(now);
-        let pair = |inbox: &Inbox| {
-            if inbox.is_empty() {
+        let mut clients = lock(&self.shared.clients);
+        clients.heartbeat(now);
+        let pair = |clients: &ClientChannels| {
+            if clients.is_empty() {
                 return None;
             }
-            let local = inbox.address().or_else(|| socket.local_addr().ok())?;
+            let local = clients.address().or_else(|| socket.local_addr().ok())?;
             Some((canonical(peer), canonical(local)))
         };
-        if let Some(found) = pair(&inbox).and_then(|pair| look(&mut inbox, pair, now)) {
+        if let Some(found) = pair(&clients).and_then(|pair| find(&mut clients, pair, now)) {
             return Some(found);
         }
-        let collected = inbox.collect();
-        let found = pair(&inbox).and_then(|pair| look(&mut inbox, pair, now));
-        // A runtime may run the task at once, which needs the inbox.
-        drop(inbox);
-        self.shared.act(collected);
+        let collected = clients.collect();
+        let found = pair(&clients).and_then(|pair| find(&mut clients, pair, now));
+        // A runtime may run the task at once, which needs the clients.
+        drop(clients);
+        self.shared.handle_collected(collected);
         found
     }
 }
 
-impl Drop for Listening {
+impl Drop for LocalListener {
     fn drop(&mut self) {
         self.shared.closed.store(true, Ordering::Release);
-        let wakers = lock(&self.shared.inbox).close();
+        let wakers = lock(&self.shared.clients).close();
         wakers.into_iter().for_each(Waker::wake);
         self.shared.task.wake();
     }
 }
 
 impl Shared {
-    /// Serves clients that come newly, and those that say something.
+    /// Accepts clients and handles their messages.
     async fn serve(self: Arc<Self>, watch: Box<dyn Watch>) {
         loop {
-            let rung = poll_fn(|cx| {
+            let is_readable = poll_fn(|cx| {
                 self.task.register(cx.waker());
                 if self.closed.load(Ordering::Acquire) {
                     return Poll::Ready(false);
                 }
                 watch.poll_readable(cx).map(|result| result.is_ok())
             });
-            if !rung.await {
+            if !is_readable.await {
                 return;
             }
             loop {
-                let collected = lock(&self.inbox).collect();
+                let collected = lock(&self.clients).collect();
                 let more = collected.more;
-                self.act(collected);
+                self.handle_collected(collected);
                 if !more {
                     break;
                 }
@@ -202,26 +202,26 @@ impl Shared {
         }
     }
 
-    /// Does what came of looking at the channels.
-    fn act(self: &Arc<Self>, collected: Collected) {
+    /// Wakes tasks and starts probes after a poll of the channels.
+    fn handle_collected(self: &Arc<Self>, collected: Collected) {
         collected.wakers.into_iter().for_each(Waker::wake);
         for proof in collected.proofs {
-            self.prove(proof);
+            self.start_probe(proof);
         }
     }
 
-    /// Begins a proof for a client in another namespace.
-    fn prove(self: &Arc<Self>, proof: Proof) {
+    /// Starts a reachability probe for a client in another namespace.
+    fn start_probe(self: &Arc<Self>, proof: ProbeRequest) {
         let shared = self.clone();
         self.runtime.spawn(Box::pin(async move {
-            let from = shared.meet(&proof).await;
-            lock(&shared.inbox).proven(&proof, from, shared.runtime.now());
+            let from = shared.run_probe(&proof).await;
+            lock(&shared.clients).proven(&proof, from, shared.runtime.now());
         }));
     }
 
-    /// Who came to the meeting point, if it could be set up and the right one came.
-    async fn meet(&self, proof: &Proof) -> Option<IpAddr> {
-        // A task may run on a thread that lives in another namespace than the listener.
+    /// The address that sent the nonce to the probe socket, if one did.
+    async fn run_probe(&self, proof: &ProbeRequest) -> Option<IpAddr> {
+        // A task may run on a thread in another namespace than the listener's.
         if NetNs::current().ok()? != self.netns {
             return None;
         }
@@ -229,13 +229,13 @@ impl Shared {
             backlog: Some(4),
             ..SocketOptions::default()
         };
-        let meeting = self
+        let probe_socket = self
             .runtime
             .bind(SocketAddr::new(proof.to, 0), &options, &mut |_| Ok(()))
             .ok()?;
-        let port = meeting.local_addr().ok()?.port();
-        lock(&self.inbox).tell(proof.channel, ToClient::Meet { id: proof.id, port });
-        proof::answer(&*self.runtime, &*meeting, proof.nonce).await
+        let port = probe_socket.local_addr().ok()?.port();
+        lock(&self.clients).send(proof.channel, ToClient::ProbePort { id: proof.id, port });
+        reachability::accept_probe(&*self.runtime, &*probe_socket, proof.nonce).await
     }
 }
 
@@ -243,38 +243,38 @@ impl Shared {
 struct ListenerSideChannel {
     shared: Arc<Shared>,
     channel: u64,
-    card: Card,
-    turn: Turn,
+    slot: Slot,
+    generation: Generation,
     client: Credentials,
-    fate: Fate,
+    claim: ClaimState,
     /// Whether the channel has ended, and with it the client.
     dead: Arc<AtomicBool>,
     /// Bytes that were read.
-    heard: usize,
-    /// What the client has confirmed early, as far as it was not read.
+    read_len: usize,
+    /// The early CONFIRM of the client, as far as it was not read.
     early: Option<Vec<u8>>,
 }
 
-/// What has become of an offer that was claimed.
+/// The state of an offer that was claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fate {
+enum ClaimState {
     Open,
-    /// The answer was there before the client gave up.
+    /// The answer was written before the client withdrew the offer.
     Taken,
     Withdrawn,
 }
 
 impl SideChannel for ListenerSideChannel {
     fn send(&mut self, message: &[u8]) -> io::Result<()> {
-        if self.fate == Fate::Withdrawn {
+        if self.claim == ClaimState::Withdrawn {
             return Err(io::ErrorKind::ConnectionAborted.into());
         }
-        let early = self.card.early().filter(|early| early.answers(message));
-        self.card.say(Voice::Listener, message)?;
-        if self.fate == Fate::Open {
+        let early = self.slot.early().filter(|early| early.expects(message));
+        self.slot.write(Direction::FromListener, message)?;
+        if self.claim == ClaimState::Open {
             self.decide();
         }
-        if self.fate == Fate::Withdrawn {
+        if self.claim == ClaimState::Withdrawn {
             return Err(io::ErrorKind::ConnectionAborted.into());
         }
         self.early = early.map(|early| early.confirm);
@@ -282,7 +282,7 @@ impl SideChannel for ListenerSideChannel {
     }
 
     fn is_withdrawn(&self) -> bool {
-        self.fate == Fate::Withdrawn
+        self.claim == ClaimState::Withdrawn
     }
 
     fn credentials(&self) -> Option<Credentials> {
@@ -290,21 +290,21 @@ impl SideChannel for ListenerSideChannel {
     }
 
     fn publish_progress(&self) {
-        lock(&self.shared.inbox).beat(self.shared.runtime.now());
+        lock(&self.shared.clients).heartbeat(self.shared.runtime.now());
     }
 
     fn flush(&mut self) {
-        lock(&self.shared.inbox).ring(self.channel, &self.card);
+        lock(&self.shared.clients).notify(self.channel, &self.slot);
     }
 
     fn try_read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
-        // Looked at first: a client that ends has said before what it had to say.
+        // Loaded first: a client writes all its messages before it ends.
         let is_dead = self.dead.load(Ordering::Acquire);
-        match self.card.hear(Voice::Client, self.heard, buf) {
-            // Even if the client has hung up: it has the stream already.
-            None | Some(0) if self.early.is_some() => Ok(self.hear_early(buf)),
+        match self.slot.read(Direction::FromClient, self.read_len, buf) {
+            // Even if the client has closed its direction: it has the stream already.
+            None | Some(0) if self.early.is_some() => Ok(self.read_early(buf)),
             Some(count) => {
-                self.heard += count;
+                self.read_len += count;
                 Ok(count)
             }
             None if is_dead => Ok(0),
@@ -314,8 +314,8 @@ impl SideChannel for ListenerSideChannel {
 
     fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
         let waker = Some(cx.waker().clone());
-        lock(&self.shared.inbox).wait(self.channel, self.card.number(), waker);
-        self.card.wait_for(Voice::Client);
+        lock(&self.shared.clients).wait(self.channel, self.slot.number(), waker);
+        self.slot.request_wake(Direction::FromClient);
         match self.try_read(buf) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Poll::Pending,
             read => Poll::Ready(read),
@@ -324,16 +324,16 @@ impl SideChannel for ListenerSideChannel {
 }
 
 impl ListenerSideChannel {
-    /// Takes the offer, unless the client has taken it back.
+    /// Takes the offer, unless the client has withdrawn it.
     fn decide(&mut self) {
-        self.fate = match self.card.take(self.turn) {
-            true => Fate::Taken,
-            false => Fate::Withdrawn,
+        self.claim = match self.slot.take(self.generation) {
+            true => ClaimState::Taken,
+            false => ClaimState::Withdrawn,
         };
     }
 
-    /// Copies what was confirmed early.
-    fn hear_early(&mut self, buf: &mut [u8]) -> usize {
+    /// Copies the early CONFIRM.
+    fn read_early(&mut self, buf: &mut [u8]) -> usize {
         let mut left = self.early.take().unwrap_or_default();
         let count = left.len().min(buf.len());
         for (to, from) in buf.iter_mut().zip(left.drain(..count)) {
@@ -346,14 +346,14 @@ impl ListenerSideChannel {
 
 impl Drop for ListenerSideChannel {
     fn drop(&mut self) {
-        if self.fate == Fate::Open {
+        if self.claim == ClaimState::Open {
             // There is no answer, and no TCP either: the connection ends.
             self.decide();
         }
-        let mut inbox = lock(&self.shared.inbox);
-        inbox.wait(self.channel, self.card.number(), None);
-        self.card.hang_up(Voice::Listener);
-        inbox.ring(self.channel, &self.card);
+        let mut clients = lock(&self.shared.clients);
+        clients.wait(self.channel, self.slot.number(), None);
+        self.slot.close(Direction::FromListener);
+        clients.notify(self.channel, &self.slot);
     }
 }
 
@@ -361,7 +361,7 @@ impl fmt::Debug for ListenerSideChannel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ListenerSideChannel")
             .field("channel", &self.channel)
-            .field("card", &self.card.number())
+            .field("slot", &self.slot.number())
             .finish_non_exhaustive()
     }
 }

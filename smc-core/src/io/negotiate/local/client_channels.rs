@@ -1,4 +1,4 @@
-//! The channels of a listener, and the boards on which its clients announce connections.
+//! The channels of a listener, and the mailboxes in which its clients announce connections.
 
 use std::collections::VecDeque;
 use std::io;
@@ -13,13 +13,13 @@ use hashbrown::HashMap;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::Errno;
 
-use super::board::{Announcement, Board, Card, Turn, Voice};
-use super::diag::Diag;
 use super::directory::{Entry, Scope};
 use super::is_own;
+use super::mailbox::{Announcement, Direction, Generation, Mailbox, Slot};
 use super::message::{MAX_LEN, NONCE_LEN, ToClient, ToListener};
 use super::netns::canonical;
 use super::packet::{MANY, Received, receive, send};
+use super::sock_diag::SockDiag;
 use crate::error::{FallbackCause, OsError, Refusal};
 use crate::io::negotiate::Credentials;
 use crate::io::negotiate::passed::PeerSocket;
@@ -27,34 +27,34 @@ use crate::io::negotiate::runtime_dir::{Domain, Publication};
 use crate::mem::sync::{AtomicBool, Ordering};
 use crate::shares::Shares;
 
-/// The channels of a listener and what came on them.
+/// The channels of a listener and their state.
 #[derive(Debug)]
-pub(super) struct Inbox {
+pub(super) struct ClientChannels {
     domain: Domain,
     entry: Entry,
     /// `None` when closed.
     publication: Option<Publication>,
     /// The listener and all channels.
-    all: OwnedFd,
+    epoll: OwnedFd,
     channels: HashMap<u64, Channel>,
     /// Channels of users other than the listener's.
     of_others: Shares<u32, MAX_OF_OTHERS, MAX_OF_ONE>,
-    /// Channels on which there was no HELLO, and until when it has to come; the oldest first. Some
-    /// have said it meanwhile, or have ended.
-    silent: VecDeque<(u64, Instant)>,
+    /// Channels without HELLO and the time limits for it; the oldest first. Some have sent it
+    /// meanwhile, or have ended.
+    awaiting_hello: VecDeque<(u64, Instant)>,
     next_channel: u64,
     /// Channels by the time of their last connection, the latest at the end.
     recent: Vec<u64>,
-    /// Why the connection that was looked for last was not claimed, if it was offered.
+    /// Why the last connection that was searched was not claimed, if it was offered.
     cause: Option<FallbackCause>,
-    /// What this process lacked when a client was not taken in, and when that was.
+    /// The resource that was exhausted when a client was not accepted, and the time.
     shortage: Option<(Instant, OsError)>,
-    /// When clients are shown next that the listener works.
-    next_beat: Option<Instant>,
-    /// Handshakes that wait for what a client says, by channel and card.
+    /// Time of the next heartbeat.
+    next_heartbeat: Option<Instant>,
+    /// Handshakes that wait for messages of a client, by channel and slot.
     waiting: HashMap<(u64, u32), Waker>,
     /// `None` where the kernel does not offer it.
-    diag: Option<Diag>,
+    diag: Option<SockDiag>,
 }
 
 /// The canonical addresses of client and server.
@@ -66,96 +66,96 @@ struct Channel {
     client: Credentials,
     /// Of the listener's user.
     own: bool,
-    home: Home,
+    netns: ClientNetns,
     /// From HELLO on.
-    board: Option<Board>,
+    mailbox: Option<Mailbox>,
     proofs: u32,
     /// Set when the channel ends.
     dead: Arc<AtomicBool>,
 }
 
-/// Where the client lives.
+/// The network namespace of a client.
 #[derive(Debug)]
-enum Home {
-    /// It has not said yet.
+enum ClientNetns {
+    /// HELLO has not come yet.
     Unknown,
-    /// In the listener's network namespace.
-    Here,
-    /// Elsewhere. Addresses that were proven, with the client's own there, and until when.
-    Abroad(HashMap<IpAddr, (IpAddr, Instant)>),
+    /// The listener's network namespace.
+    Same,
+    /// Another one. Proven addresses, with the client's address for each and its time limit.
+    Other(HashMap<IpAddr, (IpAddr, Instant)>),
 }
 
-/// A connection that was announced and accepted. Its client may still take the offer back.
+/// A connection that was announced and accepted. Its client may still withdraw the offer.
 #[derive(Debug)]
 pub(super) struct Claimed {
     pub(super) channel: u64,
-    pub(super) card: Card,
-    pub(super) turn: Turn,
+    pub(super) slot: Slot,
+    pub(super) generation: Generation,
     pub(super) client: Credentials,
     pub(super) dead: Arc<AtomicBool>,
 }
 
-/// A proof that a client asked for.
+/// A reachability probe that a client has requested.
 #[derive(Debug)]
-pub(super) struct Proof {
+pub(super) struct ProbeRequest {
     pub(super) channel: u64,
     pub(super) id: u64,
     pub(super) nonce: [u8; NONCE_LEN],
     pub(super) to: IpAddr,
 }
 
-/// What came of looking at the channels.
+/// The result of a poll of the channels.
 #[derive(Debug, Default)]
 pub(super) struct Collected {
-    pub(super) proofs: Vec<Proof>,
-    /// Handshakes that have news.
+    pub(super) proofs: Vec<ProbeRequest>,
+    /// Tasks of handshakes with new messages.
     pub(super) wakers: Vec<Waker>,
     /// There is more to do.
     pub(super) more: bool,
-    /// Packets that were read, and channels that were taken in, each as [`COST`] of them.
+    /// Packets that were read, and [`COST`] for each channel that was accepted.
     spent: usize,
 }
 
-impl Inbox {
+impl ClientChannels {
     pub(super) fn new(
         domain: Domain,
         entry: Entry,
         publication: Publication,
         at: SocketAddr,
     ) -> io::Result<Self> {
-        let all = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(
-            &all,
+            &epoll,
             publication.epoll_fd(),
             LISTENER,
             epoll::EventFlags::IN,
         )?;
         // It is offered if the kernel knows at least the listener itself.
         let at = canonical(at);
-        let works = |diag: &mut Diag| matches!(diag.find(at, (at.ip(), 1).into()), Ok(Some(_)));
+        let works = |diag: &mut SockDiag| matches!(diag.find(at, (at.ip(), 1).into()), Ok(Some(_)));
         Ok(Self {
             domain,
             entry,
             publication: Some(publication),
-            all,
+            epoll,
             channels: HashMap::new(),
             of_others: Shares::default(),
-            silent: VecDeque::new(),
+            awaiting_hello: VecDeque::new(),
             next_channel: 0,
             recent: Vec::new(),
             cause: None,
             shortage: None,
-            next_beat: None,
+            next_heartbeat: None,
             waiting: HashMap::new(),
-            diag: Diag::open()
+            diag: SockDiag::open()
                 .ok()
                 .and_then(|mut diag| works(&mut diag).then_some(diag)),
         })
     }
 
-    /// Readable when somebody has come or said something.
-    pub(super) fn bell(&self) -> BorrowedFd<'_> {
-        self.all.as_fd()
+    /// Readable when a client has connected or sent a message.
+    pub(super) fn epoll_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
     }
 
     /// Whether there is no client.
@@ -171,8 +171,8 @@ impl Inbox {
         }
     }
 
-    /// Takes in what has come, as far as is good for one call: see [`Collected::more`]. Costs one
-    /// system call if that is nothing.
+    /// Accepts channels and receives messages, up to a limit: see [`Collected::more`]. Costs one
+    /// system call if there is nothing.
     pub(super) fn collect(&mut self) -> Collected {
         self.collect_at(Instant::now())
     }
@@ -185,17 +185,17 @@ impl Inbox {
                 tv_sec: 0,
                 tv_nsec: 0,
             };
-            let Ok((events, _)) = epoll::wait(&self.all, &mut space, Some(&at_once)) else {
+            let Ok((events, _)) = epoll::wait(&self.epoll, &mut space, Some(&at_once)) else {
                 break;
             };
-            // Channels that were not looked at, or that are new, come first in the next round; those
+            // Channels that were not polled, or that are new, come first in the next round; those
             // with more packets come last.
             let before = self.next_channel;
             let mut has_others = events.len() == EVENTS;
             for event in events {
                 let data = event.data;
                 if data == LISTENER {
-                    self.welcome(now, &mut collected);
+                    self.accept_clients(now, &mut collected);
                 } else {
                     self.read(data.u64(), &mut collected);
                 }
@@ -208,7 +208,7 @@ impl Inbox {
             collected.more = false;
         }
         if collected.spent > 0 {
-            self.end_silent(now, &mut collected);
+            self.end_without_hello(now, &mut collected);
         }
         collected
     }
@@ -217,10 +217,10 @@ impl Inbox {
     pub(super) fn claim(&mut self, pair: Pair, now: Instant) -> Option<Claimed> {
         for place in (0..self.recent.len()).rev() {
             let key = *self.recent.get(place)?;
-            for (card, turn, announcement) in self.offers(key, pair) {
-                let is_fit = self.comes_from(key, &announcement, now) && self.is_alive(key);
-                if is_fit && card.claim(turn) {
-                    // Whoever comes often is found soon.
+            for (slot, generation, announcement) in self.offers(key, pair) {
+                let is_fit = self.is_verified(key, &announcement, now) && self.is_alive(key);
+                if is_fit && slot.claim(generation) {
+                    // The channel of the latest connection is searched first.
                     self.recent.remove(place);
                     self.recent.push(key);
                     // An offer before this one may have been refused.
@@ -228,22 +228,22 @@ impl Inbox {
                     let channel = self.channels.get(&key)?;
                     return Some(Claimed {
                         channel: key,
-                        card,
-                        turn,
+                        slot,
+                        generation,
                         client: channel.client,
                         dead: Arc::clone(&channel.dead),
                     });
                 }
-                self.refuse_offer(key, &card, turn, Refusal::Identity);
+                self.refuse_offer(key, &slot, generation, Refusal::Identity);
                 self.cause = Some(FallbackCause::Refused(Refusal::Identity));
             }
         }
         None
     }
 
-    /// Why the connection that was looked for last was not claimed, if that is known.
+    /// Why the last connection that was searched was not claimed, if that is known.
     pub(super) fn take_cause(&mut self) -> Option<FallbackCause> {
-        let recent = |(at, _): &&(Instant, _)| at.elapsed() < SHORTAGE_LASTS;
+        let recent = |(at, _): &&(Instant, _)| at.elapsed() < SHORTAGE_LIFETIME;
         let shortage = || {
             let (_, error) = self.shortage.as_ref().filter(recent)?;
             Some(FallbackCause::Os(error.clone()))
@@ -255,68 +255,72 @@ impl Inbox {
         self.cause.take().or_else(shortage).or_else(unpublished)
     }
 
-    /// Tells whoever announced this connection that it is plain by policy.
+    /// Refuses all offers for this connection by policy.
     pub(super) fn refuse(&mut self, pair: Pair) {
         for key in &self.recent {
-            for (card, turn, _) in self.offers(*key, pair) {
-                self.refuse_offer(*key, &card, turn, Refusal::Policy);
+            for (slot, generation, _) in self.offers(*key, pair) {
+                self.refuse_offer(*key, &slot, generation, Refusal::Policy);
             }
         }
     }
 
-    fn refuse_offer(&self, channel: u64, card: &Card, turn: Turn, why: Refusal) {
-        card.refuse(turn, why);
-        self.ring(channel, card);
+    fn refuse_offer(&self, channel: u64, slot: &Slot, generation: Generation, why: Refusal) {
+        slot.refuse(generation, why);
+        self.notify(channel, slot);
     }
 
-    /// Shows all clients that the listener works, unless it has done so a moment ago: those whose
-    /// connections wait to be accepted see nothing else of it.
-    pub(super) fn beat(&mut self, now: Instant) {
-        if self.next_beat.is_some_and(|next| now < next) {
+    /// Increments the heartbeat counter of all clients, unless that was done a moment ago: clients
+    /// whose connections wait to be accepted get no other information.
+    pub(super) fn heartbeat(&mut self, now: Instant) {
+        if self.next_heartbeat.is_some_and(|next| now < next) {
             return;
         }
-        self.next_beat = Some(now + BEAT);
-        let boards = self.channels.values().filter_map(|it| it.board.as_ref());
-        boards.for_each(Board::beat);
+        self.next_heartbeat = Some(now + HEARTBEAT_INTERVAL);
+        let mailboxes = self.channels.values().filter_map(|it| it.mailbox.as_ref());
+        mailboxes.for_each(Mailbox::heartbeat);
     }
 
-    /// Makes a client look at its card, if it waits for that.
-    pub(super) fn ring(&self, channel: u64, card: &Card) {
-        if card.must_ring(Voice::Listener) {
-            let card = u64::from(card.number());
-            self.tell(channel, ToClient::Look { card });
+    /// Notifies a client of a change of its slot, if it has requested that.
+    pub(super) fn notify(&self, channel: u64, slot: &Slot) {
+        if slot.needs_wake(Direction::FromListener) {
+            let slot = u64::from(slot.number());
+            self.send(channel, ToClient::Notify { slot });
         }
     }
 
     /// What a client offers for a connection.
-    fn offers(&self, channel: u64, (from, to): Pair) -> Vec<(Card, Turn, Announcement)> {
-        let board = self.channels.get(&channel).and_then(|it| it.board.as_ref());
-        let cards = board.map(|board| board.find(from.port()));
-        let offered = cards.into_iter().flatten().filter_map(|card| {
-            let (turn, announcement) = card.offered()?;
+    fn offers(&self, channel: u64, (from, to): Pair) -> Vec<(Slot, Generation, Announcement)> {
+        let mailbox = self
+            .channels
+            .get(&channel)
+            .and_then(|it| it.mailbox.as_ref());
+        let slots = mailbox.map(|mailbox| mailbox.find(from.port()));
+        let offered = slots.into_iter().flatten().filter_map(|slot| {
+            let (generation, announcement) = slot.offered()?;
             let fits = (announcement.from, announcement.to) == (from, to);
-            fits.then_some((card, turn, announcement))
+            fits.then_some((slot, generation, announcement))
         });
         offered.collect()
     }
 
-    /// Whether a client is believed that this connection is its own.
+    /// Whether an announced connection is accepted as the client's own.
     ///
-    /// Those of the listener's user are: what they claim wrongly is a connection that they cannot
-    /// use, because nobody else gets a byte of the handshake. Of others the socket at the other end
-    /// has to be the one that was announced, and theirs, and connected: where the other end is not in
-    /// this namespace, the kernel finds a listening socket that has the address.
-    fn comes_from(&mut self, channel: u64, announcement: &Announcement, now: Instant) -> bool {
+    /// Clients of the listener's user are trusted: with a false announcement they get a connection
+    /// that they cannot use, because the other process gets no byte of the handshake. For other users
+    /// the socket at the other end has to be the announced one, to belong to the user, and to be
+    /// connected: where the other end is not in this namespace, the kernel finds a listening socket
+    /// with the address.
+    fn is_verified(&mut self, channel: u64, announcement: &Announcement, now: Instant) -> bool {
         let Some(channel) = self.channels.get(&channel) else {
             return false;
         };
-        match &channel.home {
-            Home::Unknown => false,
-            Home::Abroad(proven) => proven
+        match &channel.netns {
+            ClientNetns::Unknown => false,
+            ClientNetns::Other(proven) => proven
                 .get(&announcement.to.ip())
                 .is_some_and(|(from, until)| *from == announcement.from.ip() && *until > now),
-            Home::Here if channel.own => true,
-            Home::Here => {
+            ClientNetns::Same if channel.own => true,
+            ClientNetns::Same => {
                 let uid = channel.client.uid;
                 let diag = self.diag.as_mut();
                 let found = diag.map(|diag| diag.find(announcement.from, announcement.to));
@@ -328,8 +332,8 @@ impl Inbox {
         }
     }
 
-    /// Whether a client is still there. The memory of one that died does not say so, and somebody
-    /// else may have its port by now.
+    /// Whether a client's channel is open. The memory does not show the end of a client, and its port
+    /// may belong to another process by now.
     fn is_alive(&self, channel: u64) -> bool {
         let Some(channel) = self.channels.get(&channel) else {
             return false;
@@ -342,57 +346,57 @@ impl Inbox {
         poll(&mut ends, Some(&at_once)).is_ok_and(|ended| ended == 0)
     }
 
-    /// Has a handshake woken when its client rings; `None` takes that back.
-    pub(super) fn wait(&mut self, channel: u64, card: u32, waker: Option<Waker>) {
-        let key = (channel, card);
+    /// Sets the waker for notifications of a slot; `None` removes it.
+    pub(super) fn wait(&mut self, channel: u64, slot: u32, waker: Option<Waker>) {
+        let key = (channel, slot);
         match waker {
             Some(waker) => drop(self.waiting.insert(key, waker)),
             None => drop(self.waiting.remove(&key)),
         }
     }
 
-    /// Says something to a client, if it is still there and has room for it.
-    pub(super) fn tell(&self, channel: u64, message: ToClient) {
+    /// Sends a message to a client, if its channel is open and has space.
+    pub(super) fn send(&self, channel: u64, message: ToClient) {
         if let Some(channel) = self.channels.get(&channel) {
-            // A client that does not listen does not mind.
+            // Not needed by a client that is behind.
             let _ = send(channel.fd.as_fd(), &message.encode(), None);
         }
     }
 
     /// A proof has ended.
-    pub(super) fn proven(&mut self, proof: &Proof, from: Option<IpAddr>, now: Instant) {
+    pub(super) fn proven(&mut self, proof: &ProbeRequest, from: Option<IpAddr>, now: Instant) {
         let Some(channel) = self.channels.get_mut(&proof.channel) else {
             return;
         };
         channel.proofs = channel.proofs.saturating_sub(1);
-        let answer = match (&mut channel.home, from) {
-            (Home::Abroad(proven), Some(from)) => {
+        let answer = match (&mut channel.netns, from) {
+            (ClientNetns::Other(proven), Some(from)) => {
                 proven.retain(|_, (_, until)| *until > now);
                 if proven.len() < MAX_PROVEN {
-                    proven.insert(proof.to, (from, now + PROOF_LASTS));
+                    proven.insert(proof.to, (from, now + PROOF_LIFETIME));
                 }
                 ToClient::Proven { id: proof.id, from }
             }
             _ => ToClient::Refused { id: proof.id },
         };
-        self.tell(proof.channel, answer);
+        self.send(proof.channel, answer);
     }
 
-    /// Ends all channels; who has to be woken.
+    /// Ends all channels; returns the tasks to be woken.
     pub(super) fn close(&mut self) -> Vec<Waker> {
         self.publication = None;
         for (_, channel) in self.channels.drain() {
             channel.dead.store(true, Ordering::Release);
-            channel.board.iter().for_each(Board::close);
+            channel.mailbox.iter().for_each(Mailbox::close);
         }
         self.of_others = Shares::default();
-        self.silent.clear();
+        self.awaiting_hello.clear();
         self.recent.clear();
         self.waiting.drain().map(|(_, waker)| waker).collect()
     }
 
-    /// Takes new channels in.
-    fn welcome(&mut self, now: Instant, collected: &mut Collected) {
+    /// Accepts new channels.
+    fn accept_clients(&mut self, now: Instant, collected: &mut Collected) {
         if let Some(publication) = &mut self.publication {
             publication.handle_events();
         }
@@ -420,23 +424,23 @@ impl Inbox {
             let uid = client.uid;
             let refusal = match self.domain.allows(uid) {
                 false => Some(Refusal::User { uid }),
-                true if !self.has_room(uid) => Some(Refusal::Full),
+                true if !self.has_capacity(uid) => Some(Refusal::Full),
                 true => None,
             };
             if let Some(refusal) = refusal {
                 // Its connections are plain TCP, whether it reads this or not.
-                let _ = send(fd.as_fd(), &ToClient::Bye { refusal }.encode(), None);
+                let _ = send(fd.as_fd(), &ToClient::Close { refusal }.encode(), None);
                 continue;
             }
             let key = self.next_channel;
             self.next_channel += 1;
-            if epoll::add(&self.all, &fd, data(key), epoll::EventFlags::IN).is_ok() {
+            if epoll::add(&self.epoll, &fd, data(key), epoll::EventFlags::IN).is_ok() {
                 let channel = Channel {
                     fd,
                     client,
                     own: is_own(uid),
-                    home: Home::Unknown,
-                    board: None,
+                    netns: ClientNetns::Unknown,
+                    mailbox: None,
                     proofs: 0,
                     dead: Arc::default(),
                 };
@@ -444,38 +448,38 @@ impl Inbox {
                     self.of_others.take(uid);
                 }
                 self.channels.insert(key, channel);
-                self.silent.push_back((key, now + HELLO_WITHIN));
+                self.awaiting_hello.push_back((key, now + HELLO_WITHIN));
             }
         }
         // There may be others.
         collected.more = true;
     }
 
-    /// Whether a client of this user may have a channel. Other users cannot keep out the listener's
-    /// own, nor each other.
-    fn has_room(&self, uid: u32) -> bool {
+    /// Whether a client of this user may have a channel. Other users cannot exhaust the channels of
+    /// the listener's user, nor of each other.
+    fn has_capacity(&self, uid: u32) -> bool {
         self.channels.len() < MAX_CHANNELS && (is_own(uid) || self.of_others.has_capacity(&uid))
     }
 
     /// Ends channels on which HELLO has not come in time.
-    fn end_silent(&mut self, now: Instant, collected: &mut Collected) {
-        while let Some((key, until)) = self.silent.front().copied() {
+    fn end_without_hello(&mut self, now: Instant, collected: &mut Collected) {
+        while let Some((key, until)) = self.awaiting_hello.front().copied() {
             let channel = self.channels.get(&key);
-            let is_silent = channel.is_some_and(|it| matches!(it.home, Home::Unknown));
+            let is_silent = channel.is_some_and(|it| matches!(it.netns, ClientNetns::Unknown));
             if is_silent && until > now {
                 if let Some(publication) = &self.publication {
                     publication.wake_after(until - now);
                 }
                 return;
             }
-            self.silent.pop_front();
+            self.awaiting_hello.pop_front();
             if is_silent {
                 self.end(key, collected);
             }
         }
     }
 
-    /// Takes in the packets of a channel.
+    /// Receives the packets of a channel.
     fn read(&mut self, key: u64, collected: &mut Collected) {
         let mut buf = [0; MAX_LEN];
         for count in 0..PACKETS {
@@ -502,7 +506,7 @@ impl Inbox {
         collected.more = true;
     }
 
-    /// All handshakes of a client look again.
+    /// Wakes all handshakes of a client.
     fn wake_all(&mut self, key: u64, collected: &mut Collected) {
         let waiting = self.waiting.extract_if(|(channel, _), _| *channel == key);
         collected.wakers.extend(waiting.map(|(_, waker)| waker));
@@ -517,38 +521,38 @@ impl Inbox {
         collected: &mut Collected,
     ) -> Option<()> {
         let channel = self.channels.get_mut(&key)?;
-        match (message, &channel.home) {
-            (ToListener::Hello { netns }, Home::Unknown) => {
+        match (message, &channel.netns) {
+            (ToListener::Hello { netns }, ClientNetns::Unknown) => {
                 let Some(passed) = passed else {
-                    // This process had no room for the descriptor.
+                    // This process had no descriptor left.
                     let refusal = Refusal::Descriptors;
-                    self.tell(key, ToClient::Bye { refusal });
+                    self.send(key, ToClient::Close { refusal });
                     return None;
                 };
-                channel.board = Some(Board::adopt(passed.as_fd()).ok()?);
-                channel.home = match netns == self.entry.netns {
-                    true => Home::Here,
-                    false if channel.own => Home::Abroad(HashMap::new()),
+                channel.mailbox = Some(Mailbox::adopt(passed.as_fd()).ok()?);
+                channel.netns = match netns == self.entry.netns {
+                    true => ClientNetns::Same,
+                    false if channel.own => ClientNetns::Other(HashMap::new()),
                     false => return None,
                 };
                 self.recent.push(key);
             }
-            (ToListener::Hello { .. }, _) | (_, Home::Unknown) => return None,
-            (ToListener::Look { card }, _) => {
-                let card = u32::try_from(card).ok()?;
-                collected.wakers.extend(self.waiting.remove(&(key, card)));
+            (ToListener::Hello { .. }, _) | (_, ClientNetns::Unknown) => return None,
+            (ToListener::Notify { slot }, _) => {
+                let slot = u32::try_from(slot).ok()?;
+                collected.wakers.extend(self.waiting.remove(&(key, slot)));
             }
-            (ToListener::Prove { id, nonce, to }, Home::Abroad(_)) => {
+            (ToListener::Prove { id, nonce, to }, ClientNetns::Other(_)) => {
                 if self.entry.scope.covers(to) && channel.proofs < MAX_PROOFS {
                     channel.proofs += 1;
-                    collected.proofs.push(Proof {
+                    collected.proofs.push(ProbeRequest {
                         channel: key,
                         id,
                         nonce,
                         to,
                     });
                 } else {
-                    self.tell(key, ToClient::Refused { id });
+                    self.send(key, ToClient::Refused { id });
                 }
             }
             (ToListener::Prove { .. }, _) => return None,
@@ -576,17 +580,17 @@ fn data(channel: u64) -> epoll::EventData {
 /// Not the number of a channel.
 const LISTENER: epoll::EventData = epoll::EventData::new_u64(u64::MAX);
 
-/// Channels with news that are looked at together.
+/// Channels with events that are polled together.
 const EVENTS: usize = 64;
 
-/// Packets of a channel that are read together. After so many all its handshakes look.
+/// Packets of a channel that are read together. After so many all its handshakes are woken.
 const PACKETS: usize = 2 * MANY;
 
-/// What taking in a channel counts as, in packets.
+/// Cost of accepting a channel, in packets.
 const COST: usize = 8;
 
 /// Packets that are read in one call: some milliseconds of work. All channels that other users can
-/// have together do not send more before each was looked at.
+/// have together do not send more before each was polled.
 const BUDGET: usize = PACKETS * MAX_OF_OTHERS;
 
 /// Clients of a listener.
@@ -596,25 +600,25 @@ const MAX_CHANNELS: usize = 1024;
 const MAX_OF_OTHERS: usize = MAX_CHANNELS / 2;
 const MAX_OF_ONE: usize = MAX_CHANNELS / 4;
 
-/// How long a client may take to say HELLO, which it does in the call in which it connects.
+/// Time limit for HELLO, which a client sends in the call in which it connects.
 const HELLO_WITHIN: Duration = Duration::from_secs(1);
 
 /// For how long a channel that was not accepted may explain that a connection is not announced:
 /// about as long as a set-up may take.
-const SHORTAGE_LASTS: Duration = Duration::from_secs(10);
+const SHORTAGE_LIFETIME: Duration = Duration::from_secs(10);
 
-/// How often clients are shown that the listener works, while it does. Much shorter than they wait
-/// for a sign of it.
-pub(super) const BEAT: Duration = Duration::from_millis(20);
+/// Interval of the heartbeat while the listener works. Much shorter than the answer timeout of
+/// clients.
+pub(super) const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Proofs that one client may have under way.
+/// Concurrent proofs of one client.
 const MAX_PROOFS: u32 = 4;
 
 /// Proven addresses of one client.
 const MAX_PROVEN: usize = 64;
 
-/// How long a proof holds, longer than clients rely on it.
-const PROOF_LASTS: Duration = Duration::from_secs(60);
+/// How long a proof is valid, longer than clients use it.
+const PROOF_LIFETIME: Duration = Duration::from_secs(60);
 
 #[cfg(test)]
 mod tests {
@@ -627,8 +631,8 @@ mod tests {
     use super::*;
     use crate::io::negotiate::local::netns::NetNs;
 
-    /// A listener's inbox with nothing behind it.
-    fn inbox(dir: &TempDir) -> Inbox {
+    /// The channels of a listener without a TCP socket.
+    fn clients(dir: &TempDir) -> ClientChannels {
         let at: SocketAddr = ([127, 0, 0, 1], 80).into();
         let entry = Entry {
             shared: false,
@@ -640,7 +644,7 @@ mod tests {
         };
         let domain = domain(dir);
         let publication = Publication::new(domain.clone(), entry.to_string()).unwrap();
-        Inbox::new(domain, entry, publication, at).unwrap()
+        ClientChannels::new(domain, entry, publication, at).unwrap()
     }
 
     /// A user who is allowed.
@@ -651,31 +655,31 @@ mod tests {
         Domain::shared(dir.path(), [0, OTHER])
     }
 
-    /// A client that has introduced itself.
-    fn client(dir: &TempDir, inbox: &Inbox) -> PeerSocket {
+    /// A client that has sent HELLO.
+    fn client(dir: &TempDir, clients: &ClientChannels) -> PeerSocket {
         let domain = domain(dir);
-        let client = domain.connect(&inbox.entry.to_string()).unwrap();
-        let (_board, file) = Board::create().unwrap();
-        introduce(&client, inbox, &file);
+        let client = domain.connect(&clients.entry.to_string()).unwrap();
+        let (_mailbox, file) = Mailbox::create().unwrap();
+        introduce(&client, clients, &file);
         client
     }
 
-    fn introduce(client: &PeerSocket, inbox: &Inbox, board: &OwnedFd) {
-        let netns = inbox.entry.netns;
+    fn introduce(client: &PeerSocket, clients: &ClientChannels, mailbox: &OwnedFd) {
+        let netns = clients.entry.netns;
         let hello = ToListener::Hello { netns }.encode();
-        send(client.as_fd(), &hello, Some(board.as_fd())).unwrap();
+        send(client.as_fd(), &hello, Some(mailbox.as_fd())).unwrap();
     }
 
     /// Announces a connection as a client does.
-    fn announce(board: &Board, announcement: Announcement) {
-        let card = board.card(0).unwrap();
-        assert!(card.offer(announcement, b"PROPOSAL", None).is_some());
-        assert!(board.enter(announcement.from.port(), 0));
+    fn announce(mailbox: &Mailbox, announcement: Announcement) {
+        let slot = mailbox.slot(0).unwrap();
+        assert!(slot.offer(announcement, b"PROPOSAL", None).is_some());
+        assert!(mailbox.insert(announcement.from.port(), 0));
     }
 
-    /// Sends packets until there is no room; how many that were.
+    /// Sends packets until there is no space; returns their number.
     fn fill(client: &PeerSocket) -> usize {
-        let look = ToListener::Look { card: 0 }.encode();
+        let look = ToListener::Notify { slot: 0 }.encode();
         let mut count = 0;
         while send(client.as_fd(), &look, None).is_ok() {
             count += 1;
@@ -684,23 +688,23 @@ mod tests {
     }
 
     #[test]
-    fn a_client_has_a_second_to_say_hello() {
+    fn a_client_has_a_second_to_send_hello() {
         let dir = TempDir::new().unwrap();
-        let mut inbox = inbox(&dir);
+        let mut clients = clients(&dir);
         let silent = domain(&dir);
-        let silent = silent.connect(&inbox.entry.to_string()).unwrap();
-        let _client = client(&dir, &inbox);
+        let silent = silent.connect(&clients.entry.to_string()).unwrap();
+        let _client = client(&dir, &clients);
         let start = Instant::now();
-        while inbox.collect_at(start).more {}
-        assert_eq!(inbox.channels.len(), 2);
-        let mut look_after = |time| {
-            inbox.end_silent(start + time, &mut Collected::default());
-            inbox.channels.len()
+        while clients.collect_at(start).more {}
+        assert_eq!(clients.channels.len(), 2);
+        let mut count_after = |time| {
+            clients.end_without_hello(start + time, &mut Collected::default());
+            clients.channels.len()
         };
-        assert_eq!(look_after(HELLO_WITHIN - Duration::from_millis(1)), 2);
-        assert_eq!(look_after(HELLO_WITHIN), 1);
-        assert_eq!(inbox.recent.len(), 1);
-        assert!(inbox.silent.is_empty());
+        assert_eq!(count_after(HELLO_WITHIN - Duration::from_millis(1)), 2);
+        assert_eq!(count_after(HELLO_WITHIN), 1);
+        assert_eq!(clients.recent.len(), 1);
+        assert!(clients.awaiting_hello.is_empty());
         let mut buf = [0; MAX_LEN];
         assert!(matches!(receive(&silent, &mut buf), Received::End));
     }
@@ -713,16 +717,16 @@ mod tests {
         let dir = TempDir::new().unwrap();
         let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(dir.path(), open).unwrap();
-        let mut inbox = inbox(&dir);
+        let mut clients = clients(&dir);
         let server = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let to = server.local_addr().unwrap();
-        let mut diag = Diag::open().unwrap();
+        let mut diag = SockDiag::open().unwrap();
         if let Err(error) = diag.find(to, to) {
             return println!("skipped: why: no sock_diag here: {error}");
         }
-        inbox.diag = Some(diag);
+        clients.diag = Some(diag);
         let user = run_as(OTHER, || {
-            let client = domain(&dir).connect(&inbox.entry.to_string()).unwrap();
+            let client = domain(&dir).connect(&clients.entry.to_string()).unwrap();
             (
                 client,
                 TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap(),
@@ -730,14 +734,14 @@ mod tests {
             )
         });
         let (client, listening, connected) = user.unwrap();
-        let (board, file) = Board::create().unwrap();
-        introduce(&client, &inbox, &file);
-        while inbox.collect().more {}
+        let (mailbox, file) = Mailbox::create().unwrap();
+        introduce(&client, &clients, &file);
+        while clients.collect().more {}
         let mut is_claimed = |from, cookie: Result<u64, Errno>| {
             let cookie = cookie.unwrap();
-            announce(&board, Announcement { cookie, from, to });
-            let claimed = inbox.claim((from, to), Instant::now()).is_some();
-            board.leave(from.port(), 0);
+            announce(&mailbox, Announcement { cookie, from, to });
+            let claimed = clients.claim((from, to), Instant::now()).is_some();
+            mailbox.remove(from.port(), 0);
             claimed
         };
         // The socket of the connection is on another host, or in another network namespace: of those
@@ -749,13 +753,13 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_sends_without_end_costs_a_look_a_bounded_number_of_packets() {
+    fn a_client_that_sends_without_end_costs_each_poll_a_bounded_number_of_packets() {
         let dir = TempDir::new().unwrap();
-        let mut inbox = inbox(&dir);
-        let storming = client(&dir, &inbox);
-        assert!(!inbox.collect().more);
+        let mut clients = clients(&dir);
+        let storming = client(&dir, &clients);
+        assert!(!clients.collect().more);
         assert!(fill(&storming) > 4 * PACKETS);
-        let collected = inbox.collect();
+        let collected = clients.collect();
         assert!(collected.more);
         assert!(
             collected.spent <= PACKETS,
@@ -763,15 +767,15 @@ mod tests {
             collected.spent
         );
         // What comes meanwhile from others is seen all the same.
-        let _other = client(&dir, &inbox);
+        let _other = client(&dir, &clients);
         fill(&storming);
-        let collected = inbox.collect();
+        let collected = clients.collect();
         assert!(collected.more);
-        assert_eq!(inbox.recent.len(), 2);
+        assert_eq!(clients.recent.len(), 2);
         let most = 3 * PACKETS + 2 * COST;
         assert!(collected.spent <= most, "{} packets read", collected.spent);
         // All of it is read in time.
-        while inbox.collect().more {}
+        while clients.collect().more {}
         assert!(fill(&storming) > 4 * PACKETS);
     }
 }

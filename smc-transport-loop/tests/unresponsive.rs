@@ -28,11 +28,11 @@ fn helper_process() {
     }
 }
 
-/// Sends back what its clients send. Says where it listens; follows orders.
+/// Sends back what its clients send. Reports its port; executes commands.
 async fn echo(role: Role) {
     let endpoint = builder(On::Smol, true, &role.dir).build().unwrap();
     let listener = endpoint.bind("127.0.0.1:0").await.unwrap();
-    role.say(listener.local_addr().unwrap().port());
+    role.send(listener.local_addr().unwrap().port());
     let orders = orders(&role);
     let serve = async {
         loop {
@@ -62,7 +62,7 @@ fn orders(role: &Role) -> smol::channel::Receiver<String> {
         dir: role.dir.clone(),
     };
     thread::spawn(move || {
-        while let Some(order) = role.hear() {
+        while let Some(order) = role.recv() {
             let _ended = sender.try_send(order);
         }
     });
@@ -78,14 +78,14 @@ async fn follow(role: Role, orders: smol::channel::Receiver<String>) {
                 // Those below are always open.
                 none.current = Some(3);
                 setrlimit(Resource::Nofile, none).unwrap();
-                role.say("done");
+                role.send("done");
             }
             "with descriptors" => {
                 setrlimit(Resource::Nofile, allowed).unwrap();
-                role.say("done");
+                role.send("done");
             }
             "be busy" => {
-                role.say("done");
+                role.send("done");
                 // Until the test has seen what it wants to see.
                 while orders.is_empty() {
                     thread::sleep(Duration::from_millis(5));
@@ -96,7 +96,7 @@ async fn follow(role: Role, orders: smol::channel::Receiver<String>) {
     }
 }
 
-/// How a listener is kept from answering, and let go on.
+/// How a listener is prevented from answering, and continued.
 struct Trouble {
     loses_buffers: bool,
     begin: fn(&mut Helper),
@@ -115,22 +115,22 @@ const STOPPED: Trouble = Trouble {
 const WITHOUT_DESCRIPTORS: Trouble = Trouble {
     loses_buffers: true,
     begin: |helper| {
-        helper.tell("without descriptors");
-        assert_eq!(helper.hear(), "done");
+        helper.send("without descriptors");
+        assert_eq!(helper.recv(), "done");
     },
     end: |helper| {
-        helper.tell("with descriptors");
-        assert_eq!(helper.hear(), "done");
+        helper.send("with descriptors");
+        assert_eq!(helper.recv(), "done");
     },
 };
 
 const BUSY: Trouble = Trouble {
     loses_buffers: false,
     begin: |helper| {
-        helper.tell("be busy");
-        assert_eq!(helper.hear(), "done");
+        helper.send("be busy");
+        assert_eq!(helper.recv(), "done");
     },
-    end: |helper| helper.tell("go on"),
+    end: |helper| helper.send("go on"),
 };
 
 #[test]
@@ -144,17 +144,17 @@ fn a_listener_that_was_stopped_before_the_first_connection_is_the_same() {
 }
 
 #[test]
-fn a_crowd_that_connects_to_a_stopped_listener_is_tcp() {
+fn many_clients_of_a_stopped_listener_are_tcp() {
     let dir = TempDir::new().unwrap();
     let mut helper = Helper::start("echo", dir.path());
-    let port: u16 = helper.hear().parse().unwrap();
+    let port: u16 = helper.recv().parse().unwrap();
     On::Tokio.run(async {
         let client = client(dir.path());
         let connect = || async { client.connect(("127.0.0.1", port)).await.unwrap() };
-        talk(connect().await, true).await;
-        talk(connect().await, true).await;
+        exchange(connect().await, true).await;
+        exchange(connect().await, true).await;
         (STOPPED.begin)(&mut helper);
-        // More memory than the channel to a process that does not read has room for.
+        // More memory than fits the channel to a process that does not read.
         let connecting = futures::future::join_all((0..CLIENTS).map(|_| connect()));
         let in_time = async {
             smol::Timer::after(RECOVERY).await;
@@ -188,13 +188,13 @@ fn a_listener_whose_executor_is_busy_is_tcp_and_smc_again_when_it_is_not() {
 fn is_tcp_and_smc_again(trouble: &Trouble, is_known: bool) {
     let dir = TempDir::new().unwrap();
     let mut helper = Helper::start("echo", dir.path());
-    let port: u16 = helper.hear().parse().unwrap();
+    let port: u16 = helper.recv().parse().unwrap();
     On::Tokio.run(async {
         let client = client(dir.path());
         let connect = || async { client.connect(("127.0.0.1", port)).await.unwrap() };
         if is_known {
-            talk(connect().await, true).await;
-            talk(connect().await, true).await;
+            exchange(connect().await, true).await;
+            exchange(connect().await, true).await;
         }
         (trouble.begin)(&mut helper);
         let mut first = connect().await;
@@ -220,9 +220,9 @@ fn is_tcp_and_smc_again(trouble: &Trouble, is_known: bool) {
         assert!(has_waited, "each connection has waited");
         (trouble.end)(&mut helper);
         for stream in others.iter_mut().chain([&mut first]) {
-            let mut heard = [0; 7];
-            stream.read_exact(&mut heard).await.unwrap();
-            assert_eq!(&heard, b"at once");
+            let mut received = [0; 7];
+            stream.read_exact(&mut received).await.unwrap();
+            assert_eq!(&received, b"at once");
         }
         // Until the listener is asked again. A device that had no descriptor has lost those of
         // buffers that were passed to it meanwhile, and connections that use one of them end.
@@ -234,7 +234,7 @@ fn is_tcp_and_smc_again(trouble: &Trouble, is_known: bool) {
             let stream = connect().await;
             last = stream.mode().to_string();
             let is_smc = stream.mode().is_smc();
-            let has_answered = try_talk(stream).await.is_ok();
+            let has_answered = try_exchange(stream).await.is_ok();
             assert!(has_answered || trouble.loses_buffers, "{is_smc}");
             in_a_row = match is_smc && has_answered {
                 true => in_a_row + 1,
@@ -258,16 +258,16 @@ fn client(dir: &Path) -> Endpoint {
         .unwrap()
 }
 
-async fn talk(stream: Stream, is_smc: bool) {
+async fn exchange(stream: Stream, is_smc: bool) {
     assert_eq!(stream.mode().is_smc(), is_smc, "{}", stream.mode());
-    try_talk(stream).await.unwrap();
+    try_exchange(stream).await.unwrap();
 }
 
-async fn try_talk(mut stream: Stream) -> std::io::Result<()> {
+async fn try_exchange(mut stream: Stream) -> std::io::Result<()> {
     stream.write_all(b"hello").await?;
-    let mut heard = [0; 5];
-    stream.read_exact(&mut heard).await?;
-    assert_eq!(&heard, b"hello");
+    let mut received = [0; 5];
+    stream.read_exact(&mut received).await?;
+    assert_eq!(&received, b"hello");
     Ok(())
 }
 

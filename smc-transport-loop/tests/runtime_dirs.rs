@@ -1,4 +1,4 @@
-//! Where processes of a user find each other, with real streams between real processes.
+//! The runtime directories of processes, with real streams between real processes.
 //!
 //! Each scenario has `/tmp` and `/run` of its own, in a mount namespace.
 
@@ -13,7 +13,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::{Helper, PATIENCE, Role};
+use common::{Helper, Role, TIMEOUT};
 use smc_core::Domain;
 use smc_core::Endpoint;
 use smc_transport_loop::LoopDevice;
@@ -31,7 +31,7 @@ const UNLISTED: u32 = 1003;
 const SHARED: &str = "/run/shared";
 
 const SMC: &str = "SMC-D";
-/// Neither end knows of the other.
+/// Neither end finds the other.
 const NOT_FOUND: &str = "0x03010000";
 
 #[test]
@@ -67,7 +67,7 @@ fn endpoint(role: &Role) -> Endpoint {
     let device = LoopDevice::builder().domain(domain.clone()).build();
     let device = device.expect("a service starts");
     if let Err(why) = device.runtime_dir() {
-        role.say(format!("unpublished: {why}"));
+        role.send(format!("unpublished: {why}"));
     }
     let endpoint = Endpoint::smol().domain(domain).device(Arc::new(device));
     // However busy this machine is.
@@ -75,25 +75,25 @@ fn endpoint(role: &Role) -> Endpoint {
     endpoint.build().expect("endpoint")
 }
 
-/// Accepts streams, and says what they are.
+/// Accepts streams, and reports their modes.
 async fn serve(role: &Role) {
     let endpoint = endpoint(role);
     let listener = endpoint.bind("127.0.0.1:0").await.expect("listener");
-    role.say(listener.local_addr().expect("address"));
+    role.send(listener.local_addr().expect("address"));
     loop {
         let (stream, _) = listener.accept().await.expect("stream");
-        role.say(format!("accepted: {}", stream.mode()));
+        role.send(format!("accepted: {}", stream.mode()));
     }
 }
 
-/// Connects as often as it is told to, and says what the stream is.
+/// Connects on each request, and reports the mode of the stream.
 async fn dial(role: &Role) {
     let endpoint = endpoint(role);
-    role.say("ready");
-    while let Some(to) = role.hear() {
+    role.send("ready");
+    while let Some(to) = role.recv() {
         let to: SocketAddr = to.parse().expect("an address");
         let stream = endpoint.connect(to).await.expect("stream");
-        role.say(format!("mode: {}", stream.mode()));
+        role.send(format!("mode: {}", stream.mode()));
     }
 }
 
@@ -119,9 +119,9 @@ fn start(role: &str, uid: u32, env: Env) -> Helper {
 }
 
 fn mode_of(dial: &mut Helper, to: &str) -> String {
-    dial.tell(to);
+    dial.send(to);
     loop {
-        let line = dial.hear();
+        let line = dial.recv();
         if let Some(mode) = line.strip_prefix("mode: ") {
             return mode.to_owned();
         }
@@ -130,7 +130,7 @@ fn mode_of(dial: &mut Helper, to: &str) -> String {
 
 /// Connects, with the same process, until the stream is SMC.
 fn until_smc(dial: &mut Helper, to: &str) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let mode = mode_of(dial, to);
         if mode.contains(SMC) {
@@ -149,7 +149,7 @@ fn make(path: &str, uid: u32, mode: u32) {
 }
 
 /// Runs a role as root where `/tmp` and `/run` are empty.
-fn in_a_world(role: &str) {
+fn in_namespace(role: &str) {
     if !rustix::process::geteuid().is_root() {
         return println!("skipped: why: needs root for several users and a mount namespace");
     }
@@ -196,8 +196,8 @@ const MOUNT: &str = "mount -t tmpfs -o mode=1777 none /tmp && \
     mount -t tmpfs -o mode=755 none /run && exec \"$@\"";
 
 #[test]
-fn processes_meet_whatever_their_sessions() {
-    in_a_world("environments");
+fn processes_connect_whatever_their_sessions() {
+    in_namespace("environments");
 }
 
 fn environments() {
@@ -213,18 +213,22 @@ fn environments() {
         Env::Session("/run/other"),
         Env::Smc("/run/smc"),
     ];
-    let meet = |one: Env, other: Env| {
+    let is_shared = |one: Env, other: Env| {
         one == other || !matches!((one, other), (Env::Smc(_), _) | (_, Env::Smc(_)))
     };
     let mut servers = all.map(|env| (env, start("serve", USER, env)));
     let servers = servers
         .each_mut()
-        .map(|(env, server)| (*env, server.hear()));
+        .map(|(env, server)| (*env, server.recv()));
     for from in all {
         let mut client = start("dial", USER, from);
         for (env, at) in &servers {
             let mode = mode_of(&mut client, at);
-            let expected = if meet(from, *env) { SMC } else { NOT_FOUND };
+            let expected = if is_shared(from, *env) {
+                SMC
+            } else {
+                NOT_FOUND
+            };
             assert!(mode.contains(expected), "{from:?} to {env:?}: {mode}");
         }
     }
@@ -232,7 +236,7 @@ fn environments() {
 
 #[test]
 fn streams_are_smc_again_when_the_directory_was_removed() {
-    in_a_world("removed");
+    in_namespace("removed");
 }
 
 fn removed() {
@@ -243,7 +247,7 @@ fn removed() {
     ] {
         make("/tmp/session", USER, 0o700);
         let mut server = start("serve", USER, env);
-        let to = server.hear();
+        let to = server.recv();
         let mut before = start("dial", USER, env);
         assert!(mode_of(&mut before, &to).contains(SMC), "{env:?}");
         let removed = Command::new("rm").args(["-rf", dir]).status();
@@ -255,8 +259,8 @@ fn removed() {
 }
 
 #[test]
-fn a_place_taken_by_another_user_does_not_matter() {
-    in_a_world("taken");
+fn a_directory_taken_by_another_user_does_not_matter() {
+    in_namespace("taken");
 }
 
 fn taken() {
@@ -270,7 +274,7 @@ fn taken() {
         }
     }
     let mut server = start("serve", USER, Env::Nothing);
-    let to = server.hear();
+    let to = server.recv();
     let mut client = start("dial", USER, Env::Nothing);
     let mode = mode_of(&mut client, &to);
     assert!(mode.contains(SMC), "{mode}");
@@ -280,13 +284,13 @@ fn taken() {
 }
 
 #[test]
-fn a_place_taken_while_a_service_runs_does_not_matter() {
-    in_a_world("taken later");
+fn a_directory_taken_while_a_service_runs_does_not_matter() {
+    in_namespace("taken later");
 }
 
 fn taken_later() {
     let mut server = start("serve", USER, Env::Nothing);
-    let to = server.hear();
+    let to = server.recv();
     let mut before = start("dial", USER, Env::Nothing);
     assert!(mode_of(&mut before, &to).contains(SMC));
     for owner in [OTHER, USER, OTHER] {
@@ -300,14 +304,14 @@ fn taken_later() {
 }
 
 #[test]
-fn a_place_that_is_free_again_is_used() {
-    in_a_world("free again");
+fn a_directory_that_is_free_again_is_used() {
+    in_namespace("free again");
 }
 
 fn free_again() {
     make("/tmp/smc-990", OTHER, 0o700);
     let mut server = start("serve", USER, Env::Nothing);
-    let to = server.hear();
+    let to = server.recv();
     let mut before = start("dial", USER, Env::Nothing);
     assert!(mode_of(&mut before, &to).contains(SMC));
     fs::remove_dir("/tmp/smc-990").expect("remove");
@@ -317,17 +321,17 @@ fn free_again() {
 
 #[test]
 fn a_directory_of_the_system_is_preferred() {
-    in_a_world("system");
+    in_namespace("system");
 }
 
 fn system() {
     // One that started earlier is elsewhere.
     let mut early = start("serve", USER, Env::Nothing);
-    let to_early = early.hear();
+    let to_early = early.recv();
     make("/run/smc-990", USER, 0o700);
     make("/run/session", USER, 0o700);
     let mut server = start("serve", USER, Env::Session("/run/session"));
-    let to = server.hear();
+    let to = server.recv();
     assert_eq!(common::names(Path::new("/run/smc-990")).len(), 2);
     assert_eq!(common::names(Path::new("/run/session")).len(), 0);
     let mut client = start("dial", USER, Env::Nothing);
@@ -337,15 +341,15 @@ fn system() {
     }
     // Root makes its own.
     let mut server = start("serve", 0, Env::Nothing);
-    let to = server.hear();
+    let to = server.recv();
     assert_eq!(common::names(Path::new("/run/smc-0")).len(), 2);
     let mode = mode_of(&mut start("dial", 0, Env::Nothing), &to);
     assert!(mode.contains(SMC), "{mode}");
 }
 
 #[test]
-fn without_a_place_a_service_starts_as_tcp() {
-    in_a_world("nowhere");
+fn without_a_directory_a_service_starts_as_tcp() {
+    in_namespace("nowhere");
 }
 
 fn nowhere() {
@@ -353,12 +357,12 @@ fn nowhere() {
     make("/tmp", 0, 0o755);
     let mut server = start("serve", USER, Env::Nothing);
     let why = "runtime directory /tmp/smc-990 belongs to user 991";
-    assert_eq!(server.hear(), format!("unpublished: {why}"));
-    let to = server.hear();
+    assert_eq!(server.recv(), format!("unpublished: {why}"));
+    let to = server.recv();
     let mut client = start("dial", USER, Env::Nothing);
     let mode = mode_of(&mut client, &to);
     assert!(mode.contains(NOT_FOUND) && mode.contains(why), "{mode}");
-    let mode = server.hear();
+    let mode = server.recv();
     assert!(
         mode.starts_with("accepted: TCP") && mode.contains(why),
         "{mode}"
@@ -369,8 +373,8 @@ fn nowhere() {
 }
 
 #[test]
-fn the_environment_does_not_say_where_a_set_user_id_program_looks() {
-    in_a_world("elevated");
+fn a_set_user_id_program_ignores_the_environment() {
+    in_namespace("elevated");
 }
 
 fn elevated() {
@@ -378,24 +382,24 @@ fn elevated() {
     let program = "/tmp/program";
     fs::copy(std::env::current_exe().expect("own path"), program).expect("copy");
     chown(program, Some(USER), Some(USER)).expect("owner");
-    let is_heeded = |mode| {
+    let is_used = |mode| {
         fs::set_permissions(program, fs::Permissions::from_mode(mode)).expect("mode");
         let mut command = Command::new(program);
         command.args(["helper_process", "--exact", "--ignored", "--nocapture"]);
         command.uid(OTHER).gid(OTHER);
         command.env("SMC_RUNTIME_DIR", "/run/given");
         command.env("XDG_RUNTIME_DIR", "/run/given");
-        let places = Helper::spawn(command, "search", Path::new("/")).hear();
-        places.contains("/run/given")
+        let paths = Helper::spawn(command, "search", Path::new("/")).recv();
+        paths.contains("/run/given")
     };
-    assert!(is_heeded(0o755));
-    assert!(!is_heeded(0o4755), "user");
-    assert!(!is_heeded(0o2755), "group");
+    assert!(is_used(0o755));
+    assert!(!is_used(0o4755), "user");
+    assert!(!is_used(0o2755), "group");
 }
 
-/// Says where it looks.
+/// Reports the directories that it searches.
 fn search(role: &Role) {
-    role.say(format!("{:?}", Domain::default().search_paths()));
+    role.send(format!("{:?}", Domain::default().search_paths()));
 }
 
 fn start_shared(role: &str, uid: u32) -> Helper {
@@ -405,10 +409,10 @@ fn start_shared(role: &str, uid: u32) -> Helper {
 }
 
 /// Two users who have listed each other are SMC, and the third is TCP, in both directions.
-fn only_two_meet() {
+fn only_two_connect() {
     let users = [FIRST, SECOND, UNLISTED];
     let mut servers = users.map(|uid| start_shared("serve", uid));
-    let addresses = servers.each_mut().map(Helper::hear);
+    let addresses = servers.each_mut().map(Helper::recv);
     let mut clients = users.map(|uid| start_shared("dial", uid));
     for (from, client) in users.iter().zip(&mut clients) {
         for (to, at) in users.iter().zip(&addresses) {
@@ -425,18 +429,18 @@ fn only_two_meet() {
 }
 
 #[test]
-fn users_who_list_each_other_meet_by_one_call() {
-    in_a_world("users");
+fn users_who_list_each_other_connect_by_one_call() {
+    in_namespace("users");
 }
 
 fn users() {
     make(SHARED, 0, 0o1777);
-    only_two_meet();
+    only_two_connect();
 }
 
 #[test]
 fn a_user_who_is_not_listed_and_takes_names_changes_nothing() {
-    in_a_world("squatted");
+    in_namespace("squatted");
 }
 
 fn squatted() {
@@ -451,18 +455,18 @@ fn squatted() {
             _ => symlink(format!("{SHARED}/{UNLISTED}"), path).expect("link"),
         }
     }
-    only_two_meet();
+    only_two_connect();
 }
 
 #[test]
-fn containers_that_share_a_volume_meet() {
-    in_a_world("containers");
+fn containers_that_share_a_volume_connect() {
+    in_namespace("containers");
 }
 
 fn containers() {
     make("/tmp/volume", 0, 0o1777);
     let mut server = in_container("serve", FIRST);
-    let to = server.hear();
+    let to = server.recv();
     for uid in [FIRST, SECOND] {
         let mode = mode_of(&mut in_container("dial", uid), &to);
         assert!(mode.contains(SMC), "{uid}: {mode}");
@@ -496,12 +500,12 @@ const CONTAINER: &str = "mkdir -p \"$1\" && mount --bind /tmp/volume \"$1\" && \
 
 #[test]
 fn a_published_process_that_is_idle_sleeps() {
-    in_a_world("idle");
+    in_namespace("idle");
 }
 
 fn idle() {
     let mut server = start("serve", USER, Env::Nothing);
-    server.hear();
+    server.recv();
     let switches = || {
         let tasks = fs::read_dir(format!("/proc/{}/task", server.id())).expect("/proc");
         let of = |task: fs::DirEntry| {
@@ -519,7 +523,7 @@ fn idle() {
     for _ in 0..20 {
         // Others come and go meanwhile.
         let mut other = start("dial", USER, Env::Nothing);
-        assert_eq!(other.hear(), "ready");
+        assert_eq!(other.recv(), "ready");
         other.finish();
     }
     // One that woke up for each of them would do so twenty times.

@@ -1,10 +1,9 @@
-//! Asking the kernel which socket has which addresses (`sock_diag(7)`).
+//! Queries of the kernel for the socket with given addresses (`sock_diag(7)`).
 //!
-//! The answer comes with the socket's cookie, a number that no other socket of this boot has, and
-//! its owner. So a listener can be certain that a connection comes from the very socket that was
-//! announced, and a client can know which of several listeners will get its connection, and whose
-//! that is. Exact
-//! questions cost the same however many sockets there are, and need no privilege.
+//! The answer contains the socket's cookie, a number that no other socket of this boot has, and its
+//! owner. A listener verifies that a connection comes from exactly the socket that was announced. A
+//! client finds out which of several listeners will get its connection, and its owner. Exact queries
+//! cost the same however many sockets there are, and need no privilege.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -15,24 +14,24 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, connect, recv, send, socket_with,
 };
 
-/// A channel to the kernel, for the network namespace in which it was opened.
+/// A netlink socket, for the network namespace in which it was opened.
 #[derive(Debug)]
-pub(super) struct Diag {
+pub(super) struct SockDiag {
     fd: OwnedFd,
     sequence: u32,
 }
 
-/// What the kernel says about a socket.
+/// The kernel's report of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct SocketInfo {
     pub(super) cookie: u64,
     pub(super) uid: u32,
-    pub(super) state: State,
+    pub(super) state: TcpState,
 }
 
-/// What a TCP socket is doing.
+/// The state of a TCP socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum TcpState {
     Listening,
     Established,
     /// Connected to the peer, and not established yet, or not any more.
@@ -41,27 +40,27 @@ pub(super) enum State {
     Unconnected,
 }
 
-impl Found {
+impl SocketInfo {
     pub(super) fn is_listening(&self) -> bool {
-        self.state == State::Listening
+        self.state == TcpState::Listening
     }
 
     /// Whether another socket has answered it, or has connected to it.
     pub(super) fn has_peer(&self) -> bool {
-        matches!(self.state, State::Established | State::Connected)
+        matches!(self.state, TcpState::Established | TcpState::Connected)
     }
 
     pub(super) fn is_established(&self) -> bool {
-        self.state == State::Established
+        self.state == TcpState::Established
     }
 }
 
-impl Diag {
+impl SockDiag {
     pub(super) fn open() -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let protocol = Some(netlink::SOCK_DIAG);
         let fd = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, protocol)?;
-        // From then on nothing gets here but what the kernel says.
+        // From then on only messages of the kernel are received.
         connect(&fd, &SocketAddrNetlink::new(0, 0))?;
         Ok(Self { fd, sequence: 0 })
     }
@@ -71,17 +70,17 @@ impl Diag {
     ///
     /// # Errors
     ///
-    /// When the kernel cannot say.
+    /// When the kernel does not report it.
     pub(super) fn find(
         &mut self,
         local: SocketAddr,
         peer: SocketAddr,
-    ) -> io::Result<Option<Found>> {
+    ) -> io::Result<Option<SocketInfo>> {
         self.sequence = self.sequence.wrapping_add(1);
         let request = request(self.sequence, local, peer);
         send(&self.fd, &request, SendFlags::empty())?;
-        // The kernel answers before `send` returns. An answer to a question that failed half way
-        // may be in front of ours.
+        // The kernel answers before `send` returns. The answer to an earlier query that failed half
+        // way may be in front.
         for _ in 0..4 {
             let mut answer = [0; 512];
             let (len, _) = recv(&self.fd, &mut answer[..], RecvFlags::DONTWAIT)?;
@@ -138,7 +137,7 @@ fn padded(ip: IpAddr) -> [u8; 16] {
 }
 
 /// `struct nlmsghdr` and `struct inet_diag_msg`, or an error number.
-fn parse(answer: &[u8]) -> io::Result<Option<Found>> {
+fn parse(answer: &[u8]) -> io::Result<Option<SocketInfo>> {
     let invalid = || io::Error::from(io::ErrorKind::InvalidData);
     let kind = answer
         .get(4..)
@@ -155,14 +154,14 @@ fn parse(answer: &[u8]) -> io::Result<Option<Found>> {
     let field = |at| number(answer, at).ok_or_else(invalid);
     let (low, high) = (field(16 + 44)?, field(16 + 48)?);
     let [_, state, _, _] = field(16)?.to_ne_bytes();
-    Ok(Some(Found {
+    Ok(Some(SocketInfo {
         cookie: u64::from(high) << 32 | u64::from(low),
         uid: field(16 + 64)?,
         state: match state {
-            TCP_LISTEN => State::Listening,
-            TCP_ESTABLISHED => State::Established,
-            TCP_SYN_SENT | TCP_CLOSE => State::Unconnected,
-            _ => State::Connected,
+            TCP_LISTEN => TcpState::Listening,
+            TCP_ESTABLISHED => TcpState::Established,
+            TCP_SYN_SENT | TCP_CLOSE => TcpState::Unconnected,
+            _ => TcpState::Connected,
         },
     }))
 }
@@ -197,7 +196,7 @@ mod tests {
 
     #[test]
     fn nothing_but_the_kernel_answers() {
-        let diag = Diag::open().unwrap();
+        let diag = SockDiag::open().unwrap();
         let own: SocketAddrNetlink = getsockname(&diag.fd).unwrap().try_into().unwrap();
         let other = socket_with(
             AddressFamily::NETLINK,
@@ -218,7 +217,7 @@ mod tests {
             Ipv4Addr::LOCALHOST.into(),
             IpAddr::from(Ipv6Addr::LOCALHOST),
         ] {
-            let mut diag = Diag::open().unwrap();
+            let mut diag = SockDiag::open().unwrap();
             // Held, so that nothing else listens there when the listener is gone.
             let port = HeldPort::of(ip).unwrap();
             let to = port.addr();
@@ -228,13 +227,13 @@ mod tests {
                 Ok(found) => found.unwrap(),
                 Err(error) => return println!("skipped: why: no sock_diag here: {error}"),
             };
-            assert_eq!(found.state, State::Listening);
+            assert_eq!(found.state, TcpState::Listening);
             assert_eq!(found.cookie, socket_cookie(&listener).unwrap());
 
             let client = TcpStream::connect(to).unwrap();
             let from = client.local_addr().unwrap();
             let found = diag.find(from, to).unwrap().unwrap();
-            assert_eq!(found.state, State::Established);
+            assert_eq!(found.state, TcpState::Established);
             assert_eq!(found.cookie, socket_cookie(&client).unwrap());
             assert_eq!(found.uid, rustix::process::geteuid().as_raw());
 
