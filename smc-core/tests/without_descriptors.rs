@@ -1,5 +1,5 @@
-//! A process that has no descriptor left for new connections. Descriptors are those of all tests, so
-//! this is one test.
+//! A process that has no descriptor left for new connections. Descriptors are those of all tests,
+//! so this is one test.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

@@ -1,8 +1,8 @@
 //! Peers that the driver polls without a doorbell.
 //!
 //! A peer is added when it rings the doorbell, which also clears the driver's request for it. It
-//! stays while it signals, and is removed once the driver has armed the doorbell again and then found
-//! nothing. The cost of a drain is therefore proportional to the number of active peers.
+//! stays while it signals, and is removed once the driver has armed the doorbell again and then
+//! found nothing. The cost of a drain is therefore proportional to the number of active peers.
 
 use std::sync::{Arc, Mutex};
 
@@ -26,9 +26,9 @@ impl ActivePeers {
         }
     }
 
-    /// Takes what the peers signalled. Returns whether the doorbell is armed for each of them: it is
-    /// not for a peer that has rung since the last [`ActivePeers::arm`], or has signalled without an
-    /// event.
+    /// Takes what the peers signalled. Returns whether the doorbell is armed for each of them: it
+    /// is not for a peer that has rung since the last [`ActivePeers::arm`], or has signalled
+    /// without an event.
     pub(crate) fn collect(&self, events: &mut Vec<Event>) -> bool {
         let mut all_armed = true;
         lock(&self.0).retain(|peer| {

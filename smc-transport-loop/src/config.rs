@@ -88,8 +88,8 @@ impl Builder {
     }
 
     /// How many unused buffers are pooled per peer for its next connections, and how many bytes of
-    /// memory in all; 256 and 16 MiB if not given. With 0 none are pooled. Of a long buffer only the
-    /// first 64 KiB are kept in memory, so no more than that count.
+    /// memory in all; 256 and 16 MiB if not given. With 0 none are pooled. Of a long buffer only
+    /// the first 64 KiB are kept in memory, so no more than that count.
     #[must_use]
     pub fn pool(mut self, buffers: usize, bytes: usize) -> Self {
         self.pool_limits = PoolLimits { buffers, bytes };
@@ -105,9 +105,9 @@ impl Builder {
     /// otherwise (`vm.max_map_count`); those of own buffers
     /// ([`max_dmbs`](Self::max_dmbs)), of other devices and of all the rest have to fit too.
     ///
-    /// How many peers there may be follows from `RLIMIT_NOFILE`: a peer takes up to four descriptors,
-    /// those of the own user at most half of all, those of another user an eighth, and those of all
-    /// other users a quarter.
+    /// How many peers there may be follows from `RLIMIT_NOFILE`: a peer takes up to four
+    /// descriptors, those of the own user at most half of all, those of another user an eighth, and
+    /// those of all other users a quarter.
     #[must_use]
     pub fn max_mappings(mut self, mappings: usize) -> Self {
         self.max_mappings = mappings;

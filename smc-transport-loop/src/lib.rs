@@ -34,13 +34,13 @@
 //!   buffer; without, they write through [`move_data`], which is one copy into the same mapping.
 //!   Each device chooses for its own writes: devices that differ can be peers.
 //! * A signal costs a fence and a load unless the owner [armed] the buffer. Then a bit is set in
-//!   the *signal page*, some shared memory per pair of devices, and if the owner sleeps its eventfd is
-//!   written. A wake-up polls the peers that have signalled and the bits that are set, not all
+//!   the *signal page*, some shared memory per pair of devices, and if the owner sleeps its eventfd
+//!   is written. A wake-up polls the peers that have signalled and the bits that are set, not all
 //!   buffers.
-//! * A buffer that is dropped stays in a pool, on both sides, for the next connection of the same two
-//!   devices ([`Builder::pool`]). That takes no system call, descriptor or message. It gets a fresh
-//!   token; writes under the old one are refused, and memory is used again only after the peer
-//!   has released all references to it. It is zeroed first: up to 64 KiB by writing, what is
+//! * A buffer that is dropped stays in a pool, on both sides, for the next connection of the same
+//!   two devices ([`Builder::pool`]). That takes no system call, descriptor or message. It gets a
+//!   fresh token; writes under the old one are refused, and memory is used again only after the
+//!   peer has released all references to it. It is zeroed first: up to 64 KiB by writing, what is
 //!   beyond by giving the pages back. The stale bytes would be no secret, since this peer wrote
 //!   them; but a stale CDC block would be taken for a valid one.
 //! * The pages of a dropped buffer, but for its first 64 KiB, go back to the system as soon as
@@ -53,22 +53,23 @@
 //!
 //! # Trust model
 //!
-//! Peers are processes of the users of the device's [`Domain`](smc_core::Domain); the kernel vouches
-//! for the user (`SO_PEERCRED`). The peer behind a GID is the process that listens at its socket in
-//! that user's runtime directory, which other users must not be able to change. A token is 64 random
-//! bits, and is known to one peer only.
+//! Peers are processes of the users of the device's [`Domain`](smc_core::Domain); the kernel
+//! vouches for the user (`SO_PEERCRED`). The peer behind a GID is the process that listens at its
+//! socket in that user's runtime directory, which other users must not be able to change. A token
+//! is 64 random bits, and is known to one peer only.
 //!
-//! A peer can write the buffers that were registered for it and the signal page that it shares with us, at
-//! any time, and nothing else. It can make our driver run, and thereby use some time and address
-//! space. It cannot make us touch memory that goes away, read or write what belongs to others, or
-//! wait for it. All that it writes is checked before it is used.
+//! A peer can write the buffers that were registered for it and the signal page that it shares with
+//! us, at any time, and nothing else. It can make our driver run, and thereby use some time and
+//! address space. It cannot make us touch memory that goes away, read or write what belongs to
+//! others, or wait for it. All that it writes is checked before it is used.
 //!
 //! # Runtime directories
 //!
-//! A [`Domain`](smc_core::Domain) defines in which runtime directories devices find each other; give the same one to the device
-//! ([`Builder::domain`]) and to the endpoint. Containers have to mount the same directory; they need
-//! not share namespaces if they are of one user, see [`Domain::shared`](smc_core::Domain::shared). A
-//! device whose name is removed there is published again within a second.
+//! A [`Domain`](smc_core::Domain) defines in which runtime directories devices find each other;
+//! give the same one to the device ([`Builder::domain`]) and to the endpoint. Containers have to
+//! mount the same directory; they need not share namespaces if they are of one user, see
+//! [`Domain::shared`](smc_core::Domain::shared). A device whose name is removed there is published
+//! again within a second.
 //!
 //! A process that forks without `exec` shares its sockets with the child, so its end is noticed
 //! only after that of the child.

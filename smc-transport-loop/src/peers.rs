@@ -53,8 +53,8 @@ pub(crate) struct Peers {
     opening: Mutex<()>,
     /// Locked while set-up runs.
     setup: Mutex<SetupState>,
-    /// Channels to peers that have ended without reading all, by user. Descriptors in flight count for
-    /// the user of the sender until they are read, also after the channel is closed.
+    /// Channels to peers that have ended without reading all, by user. Descriptors in flight count
+    /// for the user of the sender until they are read, also after the channel is closed.
     unread: Mutex<Vec<(u32, Arc<PeerSocket>)>>,
     /// The resource that was exhausted when a peer was not accepted, and the time.
     shortage: Mutex<Option<(Instant, OsError)>>,
@@ -438,12 +438,12 @@ fn new_signal_page(mapping: &Arc<Mapping>) -> Result<SignalPage, DeviceError> {
     Ok(signal_page)
 }
 
-/// Send buffer of a channel in bytes, of which the system makes twice as many: about 20 messages, each
-/// with a descriptor, that a peer may leave unread.
+/// Send buffer of a channel in bytes, of which the system makes twice as many: about 20 messages,
+/// each with a descriptor, that a peer may leave unread.
 const CHANNEL_BUFFER: usize = 8 << 10;
 
-/// What a peer without buffers is charged as: two pages of each of the two signal pages, with the words and
-/// the bit sets.
+/// What a peer without buffers is charged as: two pages of each of the two signal pages, with the
+/// words and the bit sets.
 const PEER_CHARGE: usize = 16 << 10;
 
 /// For how long a set-up that fails may be explained by it: about as long as one may take.

@@ -1,9 +1,9 @@
 //! Memory without a buffer, pooled for the next buffers for the same peer.
 //!
-//! Either side may release a buffer first, so memory can enter the pool while the peer still uses it.
-//! Such memory is in a queue of its own, in the order in which it came, which is about the order in
-//! which the peer releases it. Free memory is therefore near the front, and few slots have to be
-//! read: a slot in use is in the cache of the peer's CPU, and reading it costs a cache miss.
+//! Either side may release a buffer first, so memory can enter the pool while the peer still uses
+//! it. Such memory is in a queue of its own, in the order in which it came, which is about the
+//! order in which the peer releases it. Free memory is therefore near the front, and few slots have
+//! to be read: a slot in use is in the cache of the peer's CPU, and reading it costs a cache miss.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -153,7 +153,8 @@ impl Pool {
         self.free.len() + self.in_use.len() > pool_limits.buffers || self.bytes > pool_limits.bytes
     }
 
-    /// Moves free memory to the free queue. Memory in use goes to the back, so the next call checks others.
+    /// Moves free memory to the free queue. Memory in use goes to the back, so the next call checks
+    /// others.
     fn collect_free(&mut self) {
         let mut busy = 0;
         for _ in 0..self.in_use.len().min(MAX_PROBES) {

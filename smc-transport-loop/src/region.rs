@@ -81,7 +81,8 @@ impl Mapping {
         self.region.len()
     }
 
-    /// Makes the first `used` bytes zero, of which those beyond [`RESIDENT_LEN`] by [`trim`](Self::trim).
+    /// Makes the first `used` bytes zero, of which those beyond [`RESIDENT_LEN`] by
+    /// [`trim`](Self::trim).
     pub(crate) fn zero(&self, used: usize) -> Result<(), OutOfBounds> {
         let used = used.min(self.len());
         self.region.zero(0, used.min(RESIDENT_LEN))?;
@@ -92,17 +93,17 @@ impl Mapping {
         }
     }
 
-    /// Makes what is beyond [`RESIDENT_LEN`] zero by giving it back to the system. Writing there would make
-    /// a long, hardly used buffer resident.
+    /// Makes what is beyond [`RESIDENT_LEN`] zero by giving it back to the system. Writing there
+    /// would make a long, hardly used buffer resident.
     pub(crate) fn trim(&self) -> Result<(), OutOfBounds> {
         let far = self.len().saturating_sub(RESIDENT_LEN);
         if far == 0 {
             return Ok(());
         }
         let start = self.region.part(RESIDENT_LEN, far)?.as_ptr();
-        // SAFETY: the span is a part of this mapping and starts on a page, as RESIDENT_LEN is a multiple
-        // of the page size. Removing its pages makes it read as zeros, as another process could do
-        // at any time; regions tolerate that.
+        // SAFETY: the span is a part of this mapping and starts on a page, as RESIDENT_LEN is a
+        // multiple of the page size. Removing its pages makes it read as zeros, as another process
+        // could do at any time; regions tolerate that.
         let removed = unsafe { madvise(start.as_ptr().cast(), far, Advice::LinuxRemove) };
         match removed {
             Ok(()) => Ok(()),

@@ -1,11 +1,10 @@
 //! The owner's side: the local buffers for one peer.
 //!
 //! A buffer whose [`Dmb`] was dropped leaves its backing, that is its memory and its slot in the
-//! signal page, in a bounded pool, and the peer keeps the memory mapped. The next buffer of the same
-//! length takes the backing again under a fresh token: no system call, no descriptor, no message.
-//! The peer has to have released the memory, as the `users` word of the slot shows.
-//! Backings are never given to another peer, since a process keeps access to what it once
-//! mapped.
+//! signal page, in a bounded pool, and the peer keeps the memory mapped. The next buffer of the
+//! same length takes the backing again under a fresh token: no system call, no descriptor, no
+//! message. The peer has to have released the memory, as the `users` word of the slot shows.
+//! Backings are never given to another peer, since a process keeps access to what it once mapped.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -211,8 +210,8 @@ impl LocalBuffers {
         self.put(backing, was_delivered);
     }
 
-    /// Gives back the pages of a dropped buffer, if this process and the peer have both released it:
-    /// the last release calls this, that of the peer by a signal.
+    /// Gives back the pages of a dropped buffer, if this process and the peer have both released
+    /// it: the last release calls this, that of the peer by a signal.
     fn reclaim(&self, index: u32) {
         let backing = {
             let mut table = lock(&self.table);
@@ -415,8 +414,8 @@ impl Table {
         entry.copied().unwrap_or(Entry::Vacant)
     }
 
-    /// Pools a backing; gives back what has to be dropped, outside of the lock. A backing whose pages
-    /// can be given back at once is the error.
+    /// Pools a backing; gives back what has to be dropped, outside of the lock. A backing whose
+    /// pages can be given back at once is the error.
     fn put(
         &mut self,
         backing: Backing,
@@ -510,8 +509,8 @@ pub(crate) struct Permit {
 }
 
 impl Permit {
-    /// Memory of a peer of this length is going to be written: as much of it as the peer keeps of an
-    /// unused buffer may stay charged to this process.
+    /// Memory of a peer of this length is going to be written: as much of it as the peer keeps of
+    /// an unused buffer may stay charged to this process.
     pub(crate) fn charge(&self, len: usize) {
         let account = &self.permits.account;
         self.charge

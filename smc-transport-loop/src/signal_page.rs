@@ -20,15 +20,16 @@
 //! ```
 //!
 //! Either side can write any bytes anywhere. The owner therefore uses the words of the writer only
-//! for buffers of that writer: a ready bit is a hint to poll a buffer, `users` is zero when the owner
-//! may reuse memory *for the same peer*. Numbers are checked against private tables before use.
+//! for buffers of that writer: a ready bit is a hint to poll a buffer, `users` is zero when the
+//! owner may reuse memory *for the same peer*. Numbers are checked against private tables before
+//! use.
 //!
 //! Five pairs of words need that one of two sides reads what the other just wrote. Each side writes
-//! its word and reads the other's word. For *data, armed* and *users, armed* ([`Slot::must_signal`])
-//! and for *registration, users* ([`Slot::begin_use`]) a sequentially consistent fence is between the
-//! two; for *ready bits, sleeping* ([`SignalPage::set_ready`]) and *changed bits, scan requested*
-//! ([`SignalPage::request_scan`]) the accesses themselves are sequentially consistent. The crate's
-//! `models` test all of them.
+//! its word and reads the other's word. For *data, armed* and *users, armed*
+//! ([`Slot::must_signal`]) and for *registration, users* ([`Slot::begin_use`]) a sequentially
+//! consistent fence is between the two; for *ready bits, sleeping* ([`SignalPage::set_ready`]) and
+//! *changed bits, scan requested* ([`SignalPage::request_scan`]) the accesses themselves are
+//! sequentially consistent. The crate's `models` test all of them.
 
 use smc_core::mem::sync::{AtomicU64, Ordering, fence};
 use smc_core::mem::{OutOfBounds, Region};
@@ -130,8 +131,8 @@ impl SignalPage {
             .fetch_or(1 << group_bit, Ordering::SeqCst);
     }
 
-    /// Takes summary bits, then the bits under them: a side that sets a bit behind the scan sets its
-    /// summary bit afterwards, so the next call finds it.
+    /// Takes summary bits, then the bits under them: a side that sets a bit behind the scan sets
+    /// its summary bit afterwards, so the next call finds it.
     fn take(&self, set: BitSet, mut each: impl FnMut(u32)) -> bool {
         let mut any = false;
         for group in 0..WORDS / 64 {

@@ -211,7 +211,7 @@ impl Pair {
     fn drive(&self) {
         for device in [&self.ours, &self.theirs] {
             device.drain();
-            party.device_arm();
+            device.device_arm();
             device.drain();
         }
     }
@@ -476,9 +476,9 @@ impl Drop for Cgroup {
     }
 }
 
-/// A hundred clients of a server that has a long answer for each, of which nothing is read until all
-/// are connected. Returns how many streams were SMC, the sizes of the server's buffers, and what the
-/// server said of its memory before and after.
+/// A hundred clients of a server that has a long answer for each, of which nothing is read until
+/// all are connected. Returns how many streams were SMC, the sizes of the server's buffers, and
+/// what the server said of its memory before and after.
 struct Flood {
     smc: usize,
     sizes: Vec<usize>,

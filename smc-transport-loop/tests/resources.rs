@@ -95,7 +95,7 @@ fn a_killed_peer_is_noticed_and_leaves_nothing() {
     assert_eq!(device.write(theirs, 0, b"x"), Err(SubmitError::PeerGone));
     attached.region().copy_in(0, b"still mapped").unwrap();
     dmb.region().copy_in(0, b"still ours").unwrap();
-    let again = block_on(party.device.register(peer, LEN));
+    let again = block_on(device.device.register(peer, LEN));
     assert!(
         matches!(again, Err(DeviceError::Unreachable { .. })),
         "{again:?}"
@@ -131,7 +131,7 @@ fn a_peer_may_be_killed_at_any_moment() {
         wait_descriptors(before);
         assert_eq!(memory_mappings(), 0);
     }
-    assert_eq!((party.device.peers(), party.device.dmbs()), (0, 0));
+    assert_eq!((device.device.peers(), device.device.dmbs()), (0, 0));
 }
 
 #[test]
@@ -231,7 +231,7 @@ fn a_stopped_peer_does_not_block_us() {
     // Fill the channel with buffers that the peer does not take.
     let mut dmbs = Vec::new();
     let pending = loop {
-        let mut register = Box::pin(party.device.register(peer, LEN));
+        let mut register = Box::pin(device.device.register(peer, LEN));
         match block_on(poll_once(&mut register)) {
             Some(dmb) => dmbs.push(dmb.unwrap()),
             None => break register,
@@ -243,12 +243,13 @@ fn a_stopped_peer_does_not_block_us() {
     drop(pending);
     // A channel, an eventfd, and nothing for each buffer.
     wait_descriptors(before + 2);
-    let mut waiting = Box::pin(party.device.register(peer, LEN));
+    let mut waiting = Box::pin(device.device.register(peer, LEN));
     assert!(block_on(poll_once(&mut waiting)).is_none());
     helper.signal(Kill::CONT);
     helper.send(device.gid());
     helper.recv();
-    // The peer receives whenever it registers or attaches; it does not drain. So it is notified again.
+    // The peer receives whenever it registers or attaches; it does not drain. So it is notified
+    // again.
     helper.kill();
     device.wait(Event::PeerGone(peer));
     let end = block_on(poll_once(&mut waiting)).expect("ends with the peer");

@@ -148,8 +148,8 @@ fn freeze(map: &Path) -> Result<(), Freeze> {
     const MAP_FREEZE: libc::c_int = 22;
     let path = CString::new(map.as_os_str().as_bytes()).unwrap();
     let open = [path.as_ptr().expose_provenance() as u64, 0];
-    // SAFETY: the 16 bytes of attributes of BPF_OBJ_GET are the address of a path, which lives until
-    // the call is over, and two words that are zero.
+    // SAFETY: the 16 bytes of attributes of BPF_OBJ_GET are the address of a path, which lives
+    // until the call is over, and two words that are zero.
     let fd = unsafe { libc::syscall(libc::SYS_bpf, OBJECT_GET, &raw const open, 16) };
     if fd < 0 {
         return Err(Freeze::NotOpened(io::Error::last_os_error()));

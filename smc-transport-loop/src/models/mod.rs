@@ -1,9 +1,9 @@
 //! The device under loom: every order of steps, every value that a load may see.
 //!
-//! What runs is the code itself: registered buffers, the signal page, the driver's list of peers, and the
-//! writer's side with its eventfd. Only the driver's wait is missing: a model checks afterwards
-//! whether it would have ended. Each model is run again with memory that does less
-//! than the code requests, or without a step, and has to fail then.
+//! What runs is the code itself: registered buffers, the signal page, the driver's list of peers,
+//! and the writer's side with its eventfd. Only the driver's wait is missing: a model checks
+//! afterwards whether it would have ended. Each model is run again with memory that does less than
+//! the code requests, or without a step, and has to fail then.
 
 mod sleep;
 mod slots;

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// Channels that wait for HELLO. A peer sends it in the call in which it connects, so it comes at once
-/// unless the peer is malicious or was stopped.
+/// Channels that wait for HELLO. A peer sends it in the call in which it connects, so it comes at
+/// once unless the peer is malicious or was stopped.
 #[derive(Debug)]
 pub(super) struct PendingChannels<S> {
     /// By number, so the first one waits for longest.
@@ -27,8 +27,8 @@ impl<S> Default for PendingChannels<S> {
 }
 
 impl<S> PendingChannels<S> {
-    /// Adds a channel of this user. Above the limit it removes and returns the oldest channel of the
-    /// user with most channels, so that a user cannot displace a user with fewer.
+    /// Adds a channel of this user. Above the limit it removes and returns the oldest channel of
+    /// the user with most channels, so that a user cannot displace a user with fewer.
     #[must_use]
     pub(super) fn add(&mut self, id: u64, uid: u32, socket: S, now: Instant) -> Option<S> {
         let until = now + HELLO_WITHIN;

@@ -29,13 +29,14 @@ use crate::signal_page;
 #[derive(Debug, Default)]
 pub(super) struct SetupState {
     pending: PendingChannels<PeerSocket>,
-    /// Peers that have just ended, each with a connection that ends with the peer's listening socket.
+    /// Peers that have just ended, each with a connection that ends with the peer's listening
+    /// socket.
     stale: HashMap<u64, (Gid, PeerSocket)>,
 }
 
 impl Peers {
-    /// Accepts connections and receives messages. Only the driver, which passes `events`, removes and
-    /// reports ended peers.
+    /// Accepts connections and receives messages. Only the driver, which passes `events`, removes
+    /// and reports ended peers.
     pub(super) fn run_setup(&self, events: Option<&mut Vec<Event>>) -> Result<(), DeviceError> {
         let result = self.run_setup_in(&mut lock(&self.setup), events);
         self.wake();
@@ -247,8 +248,8 @@ impl Peers {
     }
 
     /// A process that is killed closes its channels and its listener one after the other, so the
-    /// listener may still be there. A connection in its backlog ends together with it; a process that
-    /// still runs closes the connection because of the invalid message.
+    /// listener may still be there. A connection in its backlog ends together with it; a process
+    /// that still runs closes the connection because of the invalid message.
     fn remove_when_stale(&self, setup: &mut SetupState, gid: Gid) {
         let Ok(socket) = self.domain.connect(&socket_name(gid)) else {
             self.domain.remove_if_stale(&socket_name(gid));

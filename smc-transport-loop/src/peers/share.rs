@@ -11,8 +11,8 @@ pub(super) struct PeerCounts {
     pub(super) other_users: usize,
 }
 
-/// Whether a process of this user may be one more peer. Peers of the own user have at most half of the
-/// descriptors of this process, those of another user an eighth, and those of all other users a
+/// Whether a process of this user may be one more peer. Peers of the own user have at most half of
+/// the descriptors of this process, those of another user an eighth, and those of all other users a
 /// quarter.
 pub(super) fn has_quota(uid: u32, peers: PeerCounts) -> bool {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);

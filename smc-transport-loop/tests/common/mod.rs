@@ -324,7 +324,8 @@ pub fn open_descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").expect("/proc").count()
 }
 
-/// Waits until this process has at most so many descriptors open: some are closed by another thread.
+/// Waits until this process has at most so many descriptors open: some are closed by another
+/// thread.
 pub fn wait_descriptors(most: usize) {
     let deadline = Instant::now() + TIMEOUT;
     while open_descriptors() > most {

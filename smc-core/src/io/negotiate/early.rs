@@ -3,8 +3,8 @@
 //! The handshakes of one client with one listener have the same result, apart from the buffers. A
 //! client caches the messages of its last handshake and sends an early CONFIRM with its next offer
 //! (as 0-RTT data of TLS). The CONFIRM applies if the listener sends the same ACCEPT as before. The
-//! handshake is then complete at the listener without a wake-up for the CONFIRM, and the client does
-//! not send the CONFIRM again. Otherwise the listener waits for a CONFIRM as usual. Both sides
+//! handshake is then complete at the listener without a wake-up for the CONFIRM, and the client
+//! does not send the CONFIRM again. Otherwise the listener waits for a CONFIRM as usual. Both sides
 //! compare the same two messages, so they agree whether the early CONFIRM applies.
 //!
 //! A client that cannot do what it has confirmed has to end the connection. It then connects again
@@ -120,8 +120,8 @@ impl Direct {
         }
     }
 
-    /// What does not change from one handshake to the next. The size of the listener's buffer may, and
-    /// limits that of the client's.
+    /// What does not change from one handshake to the next. The size of the listener's buffer may,
+    /// and limits that of the client's.
     fn without_buffer(mut self) -> Self {
         (self.end.dmb, self.end.dmbe_index) = (DmbToken(0), 0);
         self

@@ -24,9 +24,9 @@
 //! The rules that keep plain TCP plain:
 //!
 //! - A server sends CLC only if [`Published::verdict`] returned that for this connection.
-//! - A handshake whose PROPOSAL was delivered beside TCP stays beside it ([`SideChannel`]): TCP carries
-//!   what the application sends and nothing else. Bytes on it mean a plain server, unless the
-//!   offer was taken.
+//! - A handshake whose PROPOSAL was delivered beside TCP stays beside it ([`SideChannel`]): TCP
+//!   carries what the application sends and nothing else. Bytes on it mean a plain server, unless
+//!   the offer was taken.
 //! - A client that stops waiting withdraws its offer ([`Offer::withdraw`]). It may go on as plain
 //!   TCP only after [`Withdrawn::Free`]: after [`Withdrawn::Taken`] the server is about to answer.
 //!
@@ -71,8 +71,8 @@ pub trait Negotiation: Debug + Send + Sync + 'static {
     /// Sees the TCP socket of a listener after it was bound and before it listens.
     ///
     /// For settings that a listening socket does not take. Does not wait. An error here is returned
-    /// by [`Negotiation::publish`], which follows for the same socket. It is not called for a socket
-    /// that listened before ([`Endpoint::listen_on`](super::Endpoint::listen_on)).
+    /// by [`Negotiation::publish`], which follows for the same socket. It is not called for a
+    /// socket that listened before ([`Endpoint::listen_on`](super::Endpoint::listen_on)).
     fn prepare(&self, socket: &Unconnected<'_>) {
         let _ = socket;
     }

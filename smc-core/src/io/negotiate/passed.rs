@@ -5,8 +5,8 @@
 //! socket is closed. So all descriptors that are not of a harmless kind are closed by a thread of
 //! their own, and no call that could block is made on them.
 //!
-//! Descriptors that wait to be closed are counted by the user who passed them. At 64 descriptors of a
-//! user nothing more is received from this user, and their connections are refused. While the
+//! Descriptors that wait to be closed are counted by the user who passed them. At 64 descriptors of
+//! a user nothing more is received from this user, and their connections are refused. While the
 //! descriptors of all users are half of those that the process may have, no connection is accepted
 //! ([`has_descriptors`]).
 
@@ -61,8 +61,8 @@ impl PeerSocket {
         *self.user.get_or_init(|| user_of(self.as_fd()))
     }
 
-    /// Whether nothing can be received from this user now, because too much of what they have passed
-    /// waits to be closed.
+    /// Whether nothing can be received from this user now, because too much of what they have
+    /// passed waits to be closed.
     fn is_of_no_use(&self) -> bool {
         is_full(self.user())
     }
@@ -148,7 +148,8 @@ pub fn receive(socket: &PeerSocket, buf: &mut [u8]) -> io::Result<Packet> {
             format!("{MAX_WAITING} descriptors that user {user} has passed are not closed yet");
         return Err(io::Error::other(why));
     }
-    // Space for the maximum: the system closes what does not fit, and this call would wait for that.
+    // Space for the maximum: the system closes what does not fit, and this call would wait for
+    // that.
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
@@ -208,8 +209,8 @@ fn user_of(socket: BorrowedFd<'_>) -> u32 {
     Credentials::of_peer(&socket).map_or(u32::MAX, |peer| peer.uid)
 }
 
-/// Receives what is left in a socket that was shut down, up to a packet with descriptors; whether that
-/// was all.
+/// Receives what is left in a socket that was shut down, up to a packet with descriptors; whether
+/// that was all.
 ///
 /// No descriptor is received: without a free one here, the system would close it in this call.
 fn is_emptied(socket: &OwnedFd) -> bool {
@@ -248,8 +249,8 @@ fn has_more(socket: &OwnedFd) -> bool {
     peek(socket, &mut [0], 0) != Ok((0, false))
 }
 
-/// Peeks at the next packet, or at the next bytes of a stream. Returns their number, and whether more
-/// came with them than fits the space. All of it stays in the queue, so nothing is closed.
+/// Peeks at the next packet, or at the next bytes of a stream. Returns their number, and whether
+/// more came with them than fits the space. All of it stays in the queue, so nothing is closed.
 fn peek(socket: &OwnedFd, bytes: &mut [u8], space: usize) -> Result<(usize, bool), Errno> {
     let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
     let mut times = [MaybeUninit::uninit(); TIME_SPACE];

@@ -8,8 +8,8 @@ use super::lock;
 /// The backoff of one listener.
 ///
 /// A connection that gets no answer in time begins a backoff, in which other connections are plain
-/// TCP at once. After it one connection makes an offer again. Each further backoff is twice as long,
-/// up to a limit, until the listener answers.
+/// TCP at once. After it one connection makes an offer again. Each further backoff is twice as
+/// long, up to a limit, until the listener answers.
 #[derive(Debug, Default)]
 pub(super) struct Backoff(Mutex<Option<Interval>>);
 

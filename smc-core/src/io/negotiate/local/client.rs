@@ -172,8 +172,8 @@ impl LocalClient {
         }
     }
 
-    /// The channel to a listener, if its process is the one that `target` belongs to, as far as users
-    /// can be distinguished.
+    /// The channel to a listener, if its process is the one that `target` belongs to, as far as
+    /// users can be distinguished.
     fn channel(
         &self,
         dir: &Path,
@@ -299,8 +299,8 @@ impl LocalClient {
         Ok(found.ok().flatten().filter(SocketInfo::is_listening))
     }
 
-    /// Whether the other end of a connection is in this network namespace, at the address that it was
-    /// made to; `None` where the kernel does not report it.
+    /// Whether the other end of a connection is in this network namespace, at the address that it
+    /// was made to; `None` where the kernel does not report it.
     pub(super) fn has_local_peer(
         &self,
         netns: NetNs,
@@ -531,8 +531,8 @@ fn owner(target: Option<SocketInfo>) -> u32 {
     target.map_or_else(|| geteuid().as_raw(), |target| target.uid)
 }
 
-/// The names that are used, up to a limit. Names made by the owner of the listening socket come first:
-/// other users may have made more names to hide them.
+/// The names that are used, up to a limit. Names made by the owner of the listening socket come
+/// first: other users may have made more names to hide them.
 fn preferred(mut names: Vec<NamedListener>, target: Option<SocketInfo>) -> Vec<NamedListener> {
     if names.len() > MAX_LISTENERS {
         let owner = owner(target);

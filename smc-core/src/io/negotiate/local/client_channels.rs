@@ -306,10 +306,10 @@ impl ClientChannels {
     /// Whether an announced connection is accepted as the client's own.
     ///
     /// Clients of the listener's user are trusted: with a false announcement they get a connection
-    /// that they cannot use, because the other process gets no byte of the handshake. For other users
-    /// the socket at the other end has to be the announced one, to belong to the user, and to be
-    /// connected: where the other end is not in this namespace, the kernel finds a listening socket
-    /// with the address.
+    /// that they cannot use, because the other process gets no byte of the handshake. For other
+    /// users the socket at the other end has to be the announced one, to belong to the user, and to
+    /// be connected: where the other end is not in this namespace, the kernel finds a listening
+    /// socket with the address.
     fn is_verified(&mut self, channel: u64, announcement: &Announcement, now: Instant) -> bool {
         let Some(channel) = self.channels.get(&channel) else {
             return false;
@@ -332,8 +332,8 @@ impl ClientChannels {
         }
     }
 
-    /// Whether a client's channel is open. The memory does not show the end of a client, and its port
-    /// may belong to another process by now.
+    /// Whether a client's channel is open. The memory does not show the end of a client, and its
+    /// port may belong to another process by now.
     fn is_alive(&self, channel: u64) -> bool {
         let Some(channel) = self.channels.get(&channel) else {
             return false;
@@ -744,8 +744,8 @@ mod tests {
             mailbox.remove(from.port(), 0);
             claimed
         };
-        // The socket of the connection is on another host, or in another network namespace: of those
-        // here it is the listening one that a packet to this address would go to.
+        // The socket of the connection is on another host, or in another network namespace: of
+        // those here it is the listening one that a packet to this address would go to.
         let from = listening.local_addr().unwrap();
         assert!(!is_claimed(from, socket_cookie(&listening)));
         let from = connected.local_addr().unwrap();

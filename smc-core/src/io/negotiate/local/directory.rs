@@ -50,7 +50,8 @@ impl Directory {
     ///
     /// # Errors
     ///
-    /// When this process may not read the names, or has no descriptor or memory left to read them with.
+    /// When this process may not read the names, or has no descriptor or memory left to read them
+    /// with.
     pub(super) fn entries(&mut self, domain: &Domain) -> Result<&[Arc<Entry>], OsError> {
         match domain.check(&self.path) {
             Ok(found) => self.refresh(&found)?,

@@ -34,12 +34,12 @@
 //!
 //! Each transition is one compare-and-exchange, and only one transition can end an offer: the
 //! listener takes it after the bytes of its answer are in the slot, or the client withdraws it, or
-//! the listener refuses it. A withdrawal needs no action of the listener. A listener that is busy or
-//! stopped, before it accepts or before it answers, therefore does not block a client.
+//! the listener refuses it. A withdrawal needs no action of the listener. A listener that is busy
+//! or stopped, before it accepts or before it answers, therefore does not block a client.
 //!
-//! Either side can write any bytes anywhere. Each side uses only copies, within bounds that it knows
-//! by itself. A side that writes wrong bytes affects its own connections only. A slot is reused for
-//! the next connection only after the listener has closed its direction.
+//! Either side can write any bytes anywhere. Each side uses only copies, within bounds that it
+//! knows by itself. A side that writes wrong bytes affects its own connections only. A slot is
+//! reused for the next connection only after the listener has closed its direction.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

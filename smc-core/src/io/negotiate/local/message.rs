@@ -174,8 +174,8 @@ impl ToClient {
         rest.0.is_empty().then_some(message)
     }
 
-    /// The slot or proof that it is about; proofs have numbers beyond those of slots. `None` if it is
-    /// about the channel.
+    /// The slot or proof that it is about; proofs have numbers beyond those of slots. `None` if it
+    /// is about the channel.
     pub(super) fn id(self) -> Option<u64> {
         match self {
             Self::Refused { id }

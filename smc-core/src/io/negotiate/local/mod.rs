@@ -3,10 +3,10 @@
 //! A listener has a UNIX socket in the runtime directory, named after its port. A client that finds
 //! this socket opens one channel to the listener and passes a memory file on it, the `mailbox`. For
 //! each connection the client binds its TCP socket, writes both addresses and the PROPOSAL into a
-//! *slot* of the mailbox, and connects. When the listener accepts a connection, it searches the slots
-//! for the addresses. Without a slot the connection is plain TCP at once. With a slot, the rest of the
-//! handshake uses the slot in both directions. TCP carries application data only. The channel carries
-//! notifications of a changed slot to a side that sleeps.
+//! *slot* of the mailbox, and connects. When the listener accepts a connection, it searches the
+//! slots for the addresses. Without a slot the connection is plain TCP at once. With a slot, the
+//! rest of the handshake uses the slot in both directions. TCP carries application data only. The
+//! channel carries notifications of a changed slot to a side that sleeps.
 //!
 //! A client that has completed a handshake with a listener adds an early CONFIRM to its next offer,
 //! valid if the ACCEPT is as before ([`EarlyConfirm`](super::EarlyConfirm)). The handshake of the
@@ -17,19 +17,19 @@
 //!
 //! # Threats and how they are prevented
 //!
-//! **CLC sent to a peer that does not expect it.** No CLC is sent on TCP. A message in a slot is read
-//! by the process at the other end of the channel, whatever process has the TCP connection.
+//! **CLC sent to a peer that does not expect it.** No CLC is sent on TCP. A message in a slot is
+//! read by the process at the other end of the channel, whatever process has the TCP connection.
 //!
 //! **A plain connection taken for SMC.** A listener takes an offer only for a connection between
 //! exactly the addresses of the offer, and only while the client's channel is open. A client that
-//! stops waiting withdraws its offer, and the port is not announced afterwards. The offer of a client
-//! of another user also contains the cookie of its socket, a number that is unique until the next
-//! boot. The listener queries the kernel (`sock_diag`) for the connected socket at the other end of
-//! the accepted connection and compares both. Processes of the same user are trusted.
+//! stops waiting withdraws its offer, and the port is not announced afterwards. The offer of a
+//! client of another user also contains the cookie of its socket, a number that is unique until the
+//! next boot. The listener queries the kernel (`sock_diag`) for the connected socket at the other
+//! end of the accepted connection and compares both. Processes of the same user are trusted.
 //!
-//! **A client that waits without end.** One atomic transition of the slot ends an offer: the listener
-//! takes it by its answer or refuses it, or the client withdraws it. A listener increments a
-//! heartbeat counter in the mailbox while it works on any connection. A listener that is stopped,
+//! **A client that waits without end.** One atomic transition of the slot ends an offer: the
+//! listener takes it by its answer or refuses it, or the client withdraws it. A listener increments
+//! a heartbeat counter in the mailbox while it works on any connection. A listener that is stopped,
 //! starved or without descriptors does not. After
 //! [`Builder::answer_timeout`](crate::io::Builder::answer_timeout) without progress the client
 //! withdraws the offer, and the connection is plain TCP at both ends. Further connections to this
@@ -40,43 +40,44 @@
 //! the channel (`SO_PEERCRED`). By default only the same user is served, and the directory has to
 //! belong to this user and not to be writable by others. Other users can be allowed
 //! ([`Domain::shared`]). A client announces a connection to a listener of another user only if the
-//! listening socket that will get the connection belongs to the user at the other end of the channel,
-//! because the cookie in a name is public and a user can write any name into its directory. A
-//! listener accepts an announcement of another user only if the socket at the other end belongs to
-//! that user. The kernel reports the owners of sockets. A packet filter may redirect a connection, so
-//! that the listener does not get it. A client therefore queries the kernel again after `connect`,
-//! and withdraws an offer to another user unless a new socket exists at the other end. The kernel
-//! does not report the process. So processes of one user can publish a name for each other's
-//! listeners and get what clients send there, and they can claim each other's connections, of which
-//! they get only their own handshake.
+//! listening socket that will get the connection belongs to the user at the other end of the
+//! channel, because the cookie in a name is public and a user can write any name into its
+//! directory. A listener accepts an announcement of another user only if the socket at the other
+//! end belongs to that user. The kernel reports the owners of sockets. A packet filter may redirect
+//! a connection, so that the listener does not get it. A client therefore queries the kernel again
+//! after `connect`, and withdraws an offer to another user unless a new socket exists at the other
+//! end. The kernel does not report the process. So processes of one user can publish a name for
+//! each other's listeners and get what clients send there, and they can claim each other's
+//! connections, of which they get only their own handshake.
 //!
-//! **Other network namespaces with the same addresses.** The name of a listener and the first message
-//! of a client contain their network namespaces. Addresses of the client's own host (loopback and all
-//! others that it can bind) are announced to listeners in the same namespace only, all other
-//! addresses to listeners in other namespaces only. Such a listener first has to prove that the
-//! address is its own (`reachability`): the listener binds a port of this address, and the client
-//! connects to it through the network and sends a nonce that the listener got on the channel. If the
-//! packets arrive in this namespace with the client's address, no other connection there has the same
-//! addresses. The kernel cannot be queried across namespaces, so only processes of the same user are
-//! trusted there.
+//! **Other network namespaces with the same addresses.** The name of a listener and the first
+//! message of a client contain their network namespaces. Addresses of the client's own host
+//! (loopback and all others that it can bind) are announced to listeners in the same namespace
+//! only, all other addresses to listeners in other namespaces only. Such a listener first has to
+//! prove that the address is its own (`reachability`): the listener binds a port of this address,
+//! and the client connects to it through the network and sends a nonce that the listener got on the
+//! channel. If the packets arrive in this namespace with the client's address, no other connection
+//! there has the same addresses. The kernel cannot be queried across namespaces, so only processes
+//! of the same user are trusted there.
 //!
 //! **Wildcards, and several listeners on one port.** The kernel reports the listening socket that
 //! will get a connection between two addresses, also among sockets that share a port. Only that
 //! listener gets the announcement. Without a report all listeners get it, each in a slot of its
-//! mailbox, and the one that takes it has the connection. A report is cached for a moment, unless the
-//! socket belongs to another user.
+//! mailbox, and the one that takes it has the connection. A report is cached for a moment, unless
+//! the socket belongs to another user.
 //!
-//! **Listeners that have ended.** Their channels are closed, which clients notice at once. Their names
-//! are removed by the next process that finds them.
+//! **Listeners that have ended.** Their channels are closed, which clients notice at once. Their
+//! names are removed by the next process that finds them.
 //!
 //! **Names that are removed while the listener runs.** They are published again, see
 //! [`Publication`](super::runtime_dir::Publication).
 //!
-//! **Floods, malformed packets, and memory that changes.** The number of channels is limited, also of a
-//! client to listeners of one other user, and a mailbox has a fixed length. A file that can shrink is
-//! refused. A malformed packet ends the channel. Each side copies what it reads from a mailbox, within
-//! its own bounds, and checks the copy. Each failure, also a lack of slots, means plain TCP for that
-//! connection. A slot is reused only after the listener has closed its direction.
+//! **Floods, malformed packets, and memory that changes.** The number of channels is limited, also
+//! of a client to listeners of one other user, and a mailbox has a fixed length. A file that can
+//! shrink is refused. A malformed packet ends the channel. Each side copies what it reads from a
+//! mailbox, within its own bounds, and checks the copy. Each failure, also a lack of slots, means
+//! plain TCP for that connection. A slot is reused only after the listener has closed its
+//! direction.
 //!
 //! On a kernel without `sock_diag` for TCP neither cookie nor owner can be compared, so other users
 //! are not served, and their listeners get no announcements.
@@ -124,8 +125,8 @@ impl Local {
 
     /// Between the processes of this domain.
     ///
-    /// Processes of other users have to be in the same network namespace, with a kernel that reports
-    /// the owners of TCP sockets (`sock_diag`).
+    /// Processes of other users have to be in the same network namespace, with a kernel that
+    /// reports the owners of TCP sockets (`sock_diag`).
     #[must_use]
     pub fn in_domain(domain: Domain) -> Self {
         Self { domain }

@@ -83,8 +83,8 @@ impl LocalOffer {
         self.early.as_ref().is_some_and(expects)
     }
 
-    /// Whether the connection has reached a socket at its address, as far as the kernel reports it: a
-    /// packet filter may have redirected it.
+    /// Whether the connection has reached a socket at its address, as far as the kernel reports it:
+    /// a packet filter may have redirected it.
     fn has_arrived(&self) -> Option<bool> {
         let connection = self.connection.as_ref()?;
         let client = &connection.client;
@@ -140,8 +140,8 @@ impl LocalOffer {
 }
 
 impl Offer for LocalOffer {
-    /// A listener of another user gets the stream only if the connection is with a socket here. When it
-    /// was announced there was none with these addresses but the listening one.
+    /// A listener of another user gets the stream only if the connection is with a socket here.
+    /// When it was announced there was none with these addresses but the listening one.
     fn connected(&mut self, _socket: &dyn Socket) -> Delivery {
         if self.connection.is_none() {
             return Delivery::Delivered;

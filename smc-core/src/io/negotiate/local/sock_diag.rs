@@ -2,8 +2,8 @@
 //!
 //! The answer contains the socket's cookie, a number that no other socket of this boot has, and its
 //! owner. A listener verifies that a connection comes from exactly the socket that was announced. A
-//! client finds out which of several listeners will get its connection, and its owner. Exact queries
-//! cost the same however many sockets there are, and need no privilege.
+//! client finds out which of several listeners will get its connection, and its owner. Exact
+//! queries cost the same however many sockets there are, and need no privilege.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};

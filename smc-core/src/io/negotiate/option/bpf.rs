@@ -447,7 +447,8 @@ fn load_types() -> io::Result<OwnedFd> {
         size: count(&types),
         ..TypesLoad::default()
     };
-    // SAFETY: the attributes are those of BPF_BTF_LOAD; the kernel reads as many bytes as there are.
+    // SAFETY: the attributes are those of BPF_BTF_LOAD; the kernel reads as many bytes as there
+    // are.
     unsafe { make(TYPES_LOAD, attr) }
 }
 

@@ -42,9 +42,9 @@
 //!   inherited or bound elsewhere ([`Endpoint::listen_on`](crate::io::Endpoint::listen_on)), unless
 //!   whatever made it listen had marked it.
 //!
-//! What a server cannot see is what became of its SYN-ACK. If that alone lost the option, on the way
-//! or to other programs that fill the option space, the server waits for CLC until its timeout and ends
-//! the connection, as a kernel does.
+//! What a server cannot see is what became of its SYN-ACK. If that alone lost the option, on the
+//! way or to other programs that fill the option space, the server waits for CLC until its timeout
+//! and ends the connection, as a kernel does.
 //!
 //! A listener that is shared with child processes by `fork` works in all that go on using this
 //! object; a process that got the listener in another way sees CLC as data. TCP Fast Open is not
@@ -53,9 +53,9 @@
 //! # Other programs of this kind
 //!
 //! Loading a second instance where one is effective is refused, as far as the process may see
-//! the programs of others (`CAP_SYS_ADMIN`). Two at a time are harmless, but need twice the space in
-//! the option space. If *another* program writes TCP options in SYN-ACKs of listeners that do not
-//! support SMC, this one cannot distinguish them from marked ones; [`Status::others`] lists
+//! the programs of others (`CAP_SYS_ADMIN`). Two at a time are harmless, but need twice the space
+//! in the option space. If *another* program writes TCP options in SYN-ACKs of listeners that do
+//! not support SMC, this one cannot distinguish them from marked ones; [`Status::others`] lists
 //! such programs.
 
 mod asm;

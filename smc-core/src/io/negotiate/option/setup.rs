@@ -22,8 +22,8 @@ use crate::io::negotiate::runtime_dir::by_fd;
 /// root, or `CAP_BPF`, `CAP_NET_ADMIN` and the right to write there.
 ///
 /// What a map may be used for is to mark one's own sockets and to read what became of them, so all
-/// users may have it. They cannot freeze it (`BPF_MAP_FREEZE`): before Linux 6.5 that takes `CAP_BPF`, and
-/// from 6.2 on the kernel refuses it for this map.
+/// users may have it. They cannot freeze it (`BPF_MAP_FREEZE`): before Linux 6.5 that takes
+/// `CAP_BPF`, and from 6.2 on the kernel refuses it for this map.
 #[derive(Clone, Debug)]
 pub struct Setup {
     cgroup: Option<PathBuf>,
@@ -49,8 +49,8 @@ impl Setup {
         self
     }
 
-    /// Pins in this directory of a bpf file system. It is made unless it is there; it has to belong to
-    /// root or to the user who installs, and no other user may write to it.
+    /// Pins in this directory of a bpf file system. It is made unless it is there; it has to belong
+    /// to root or to the user who installs, and no other user may write to it.
     #[must_use]
     pub fn directory(mut self, path: impl Into<PathBuf>) -> Self {
         self.directory = path.into();
@@ -145,8 +145,8 @@ impl Setup {
     ///
     /// # Errors
     ///
-    /// [`SetupError::Foreign`] if something else is pinned there; [`SetupError::UnsafeDirectory`]; if it
-    /// cannot be removed.
+    /// [`SetupError::Foreign`] if something else is pinned there; [`SetupError::UnsafeDirectory`];
+    /// if it cannot be removed.
     pub fn undo(&self) -> Result<bool, SetupError> {
         let directory = match Directory::open(&self.directory) {
             Err(SetupError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {

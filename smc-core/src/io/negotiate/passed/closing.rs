@@ -2,8 +2,8 @@
 //!
 //! A blocked thread holds one descriptor at most, that of a connection. Fewer descriptors wait if
 //! more are closed by one call: a socket together with all that was passed over it and not
-//! received, and sockets that came in one packet. TCP sockets do not linger; but UNIX sockets may have
-//! some in their queues that do.
+//! received, and sockets that came in one packet. TCP sockets do not linger; but UNIX sockets may
+//! have some in their queues that do.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{IoSlice, IoSliceMut};
@@ -30,8 +30,8 @@ pub(super) enum Content {
     Passed(Vec<OwnedFd>),
 }
 
-/// Whether there are descriptors enough to accept another connection; false while so many wait to be
-/// closed that it is half of those that the process may have (`RLIMIT_NOFILE`).
+/// Whether there are descriptors enough to accept another connection; false while so many wait to
+/// be closed that it is half of those that the process may have (`RLIMIT_NOFILE`).
 #[must_use]
 pub fn has_descriptors() -> bool {
     let waiting = WAITING.load(Ordering::Relaxed);
@@ -217,8 +217,8 @@ static WAITING: AtomicUsize = AtomicUsize::new(0);
 const MAX_THREADS: usize = 4;
 
 /// Descriptors of a user that wait to be closed: nothing more is received then, and connections are
-/// refused. What the last packet brought, and a socket for each of the user's connections, may come on
-/// top.
+/// refused. What the last packet brought, and a socket for each of the user's connections, may come
+/// on top.
 pub(super) const MAX_WAITING: usize = 64;
 
 /// Control space for a time and as many descriptors as there can be.

@@ -10,8 +10,8 @@ use super::reserve::accept;
 
 /// A listening UNIX socket for untrusted processes.
 ///
-/// Dropping it ends the connections that were not accepted, and never waits whatever was passed over
-/// them.
+/// Dropping it ends the connections that were not accepted, and never waits whatever was passed
+/// over them.
 #[derive(Debug)]
 pub struct Listener {
     /// Taken when dropped.

@@ -41,10 +41,10 @@ impl Reserve {
     ///
     /// # Errors
     ///
-    /// [`NotAccepted`]. With `CONNABORTED` one is ended, as also of a user of whom too many descriptors
-    /// [wait to be closed](super::receive), and there may be another one. With `MFILE` and `NFILE` the
-    /// peer sees the end of its connection, unless that still waits: another thread or process may
-    /// take the released descriptor first, or the limit may be lowered.
+    /// [`NotAccepted`]. With `CONNABORTED` one is ended, as also of a user of whom too many
+    /// descriptors [wait to be closed](super::receive), and there may be another one. With `MFILE`
+    /// and `NFILE` the peer sees the end of its connection, unless that still waits: another thread
+    /// or process may take the released descriptor first, or the limit may be lowered.
     pub fn accept(&mut self, listener: impl AsFd) -> Result<PeerSocket, NotAccepted> {
         let errno = match accept(&listener) {
             Ok(socket) => {

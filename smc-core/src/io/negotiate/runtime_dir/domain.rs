@@ -74,11 +74,11 @@ impl Default for Domain {
     /// rights which the user who started it has not (`AT_SECURE`, as set-user-ID programs have it),
     /// which takes neither this nor `$XDG_RUNTIME_DIR` from the environment:
     ///
-    /// 1. `/run/smc-<uid>`, if it is the user's. Root makes its own; for another user it is there if
-    ///    an administrator or systemd (`RuntimeDirectory=smc-<uid>`) has made it.
+    /// 1. `/run/smc-<uid>`, if it is the user's. Root makes its own; for another user it is there
+    ///    if an administrator or systemd (`RuntimeDirectory=smc-<uid>`) has made it.
     /// 2. `$XDG_RUNTIME_DIR/smc` and `/run/user/<uid>/smc`, if the parent exists and is the user's.
-    /// 3. `/tmp/smc-<uid>`. If another user has made that, `/tmp/smc-<uid>-<random>`, with mode 0700,
-    ///    found by its name, owner and mode.
+    /// 3. `/tmp/smc-<uid>`. If another user has made that, `/tmp/smc-<uid>-<random>`, with mode
+    ///    0700, found by its name, owner and mode.
     ///
     /// A socket is published in the first of them that can be used; if that is `$XDG_RUNTIME_DIR`,
     /// which other processes of the user may not know, also in the next. It is searched in all.
@@ -125,8 +125,8 @@ impl Locations {
 impl Domain {
     /// Processes of this user that use this directory.
     ///
-    /// It is made if need be, for the user alone; directories above it are not. It may be a symbolic
-    /// link. It has to be on a local file system.
+    /// It is made if need be, for the user alone; directories above it are not. It may be a
+    /// symbolic link. It has to be on a local file system.
     #[must_use]
     pub fn directory(path: impl Into<PathBuf>) -> Self {
         Self::at(Locations::One {
@@ -149,13 +149,13 @@ impl Domain {
     /// users, or of containers that share a volume. All of them may make the same call. A user that
     /// others have not listed is TCP to them.
     ///
-    /// An administrator makes the directory, on a local file system. It belongs to root or to one of
-    /// these users; if others than its owner can write to it, it needs the sticky bit (mode 1777, or
-    /// 1770 with a group). In it each user has a directory `<base>/<uid>`, which the library makes
-    /// (mode 0755; 0700 if no other user is listed), and which another user can neither own nor
-    /// write to. If another user has taken the name, it is `<base>/<uid>-<random>`, found by its name
-    /// and owner. One that an administrator has made keeps its mode, unless that is closed to all
-    /// other users.
+    /// An administrator makes the directory, on a local file system. It belongs to root or to one
+    /// of these users; if others than its owner can write to it, it needs the sticky bit (mode
+    /// 1777, or 1770 with a group). In it each user has a directory `<base>/<uid>`, which the
+    /// library makes (mode 0755; 0700 if no other user is listed), and which another user can
+    /// neither own nor write to. If another user has taken the name, it is `<base>/<uid>-<random>`,
+    /// found by its name and owner. One that an administrator has made keeps its mode, unless that
+    /// is closed to all other users.
     ///
     /// Processes of users that have no number here, such as those of a container with a user
     /// namespace of its own, cannot be listed. Between different users a connection within one
@@ -185,8 +185,8 @@ impl Domain {
         uid == own() || self.others.contains(&uid)
     }
 
-    /// Whether this is [`Domain::default`], whatever the environment contains. If another one cannot be
-    /// used, the program has named a wrong directory, which is an error.
+    /// Whether this is [`Domain::default`], whatever the environment contains. If another one
+    /// cannot be used, the program has named a wrong directory, which is an error.
     #[must_use]
     pub fn is_default(&self) -> bool {
         self.is_default
@@ -203,7 +203,8 @@ impl Domain {
         self.others.iter().copied().filter(move |uid| *uid != own)
     }
 
-    /// The directories in which a socket is searched. Not all of them exist, and they are not checked yet.
+    /// The directories in which a socket is searched. Not all of them exist, and they are not
+    /// checked yet.
     ///
     /// Reads `/tmp`, or the directory of a shared domain, if there is something at the path of a
     /// user's directory that cannot be used; `/tmp` only if there is none of the directories before

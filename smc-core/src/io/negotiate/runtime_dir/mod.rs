@@ -1,8 +1,8 @@
 //! The runtime directory, where processes of one host find each other by the names of sockets.
 //!
-//! Listeners and devices use the same one, by the same rule: [`Domain`] defines in which directories a
-//! socket is published and in which it is searched. [`Publication`] is a socket that has its name
-//! there, again whenever the name is removed. Both need `/proc`.
+//! Listeners and devices use the same one, by the same rule: [`Domain`] defines in which
+//! directories a socket is published and in which it is searched. [`Publication`] is a socket that
+//! has its name there, again whenever the name is removed. Both need `/proc`.
 
 mod domain;
 mod elevated;

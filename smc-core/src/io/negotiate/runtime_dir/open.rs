@@ -225,8 +225,8 @@ impl Domain {
         spare.ok_or(taken)
     }
 
-    /// Directories above it are not made: their mode and owner are for the user to decide, and a path
-    /// that was misspelt is an error.
+    /// Directories above it are not made: their mode and owner are for the user to decide, and a
+    /// path that was misspelt is an error.
     fn make_and_open(&self, path: &Path) -> Result<OpenDir, RuntimeDirError> {
         let origin = self.origin(path)?;
         let dir = match mkdirat(origin.fd(), origin.name, Mode::RWXU) {

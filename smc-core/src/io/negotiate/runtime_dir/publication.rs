@@ -17,11 +17,11 @@ use crate::io::negotiate::passed::{self, NotAccepted, PeerSocket, Reserve};
 /// A listening `SOCK_SEQPACKET` socket that is published in the runtime directories.
 ///
 /// When its name is removed, or the whole directory, it is published again within a second. inotify
-/// reports that, to a thread that all publications of the process share; without inotify, or while no
-/// directory can be used, the directories are checked about once a second. A check makes some twenty
-/// system calls, and there are ten checks a second at most, whatever is done to the path. Each begins
-/// with the checks of [`Domain`]. A name that another process has given to its own socket meanwhile is
-/// not changed.
+/// reports that, to a thread that all publications of the process share; without inotify, or while
+/// no directory can be used, the directories are checked about once a second. A check makes some
+/// twenty system calls, and there are ten checks a second at most, whatever is done to the path.
+/// Each begins with the checks of [`Domain`]. A name that another process has given to its own
+/// socket meanwhile is not changed.
 ///
 /// Dropping it removes the name, if the name is still its own.
 #[derive(Debug)]
@@ -62,8 +62,8 @@ impl Publication {
     }
 
     /// Publishes a socket for the processes of this user, in a directory in which the file
-    /// `companion` is now, and as long as the same file is in it: without that file the socket would
-    /// be of no use.
+    /// `companion` is now, and as long as the same file is in it: without that file the socket
+    /// would be of no use.
     ///
     /// # Errors
     ///
@@ -101,7 +101,8 @@ impl Publication {
         })
     }
 
-    /// Readable when a connection can be accepted or [`Publication::handle_events`] has work. Level-triggered.
+    /// Readable when a connection can be accepted or [`Publication::handle_events`] has work.
+    /// Level-triggered.
     #[must_use]
     pub fn epoll_fd(&self) -> BorrowedFd<'_> {
         self.epoll.as_fd()
@@ -123,8 +124,8 @@ impl Publication {
         self.error.as_ref()
     }
 
-    /// Publishes removed names again. To be called before [`Publication::accept`] when the descriptor is
-    /// readable. Does not wait.
+    /// Publishes removed names again. To be called before [`Publication::accept`] when the
+    /// descriptor is readable. Does not wait.
     pub fn handle_events(&mut self) {
         let mut space = [const { MaybeUninit::uninit() }; EVENTS];
         let at_once = Timespec {
@@ -149,8 +150,8 @@ impl Publication {
     ///
     /// # Errors
     ///
-    /// As `accept(2)`; `AGAIN` if there is none. With `CONNABORTED`, `MFILE` and `NFILE` one was closed,
-    /// and there may be another one.
+    /// As `accept(2)`; `AGAIN` if there is none. With `CONNABORTED`, `MFILE` and `NFILE` one was
+    /// closed, and there may be another one.
     ///
     /// While none can be accepted, there are none: too many descriptors that were passed to this
     /// process [wait to be closed](passed::has_descriptors), or there is no descriptor with which a

@@ -155,8 +155,8 @@ impl Domain {
     /// # Errors
     ///
     /// As `connect(2)`: `NOENT` if there is none, `CONNREFUSED` if its process has ended, `AGAIN`
-    /// if it has too many connections to accept. `LOOP` if the name is a symbolic link, which is not
-    /// followed. As `open(2)` when this process has no descriptor left.
+    /// if it has too many connections to accept. `LOOP` if the name is a symbolic link, which is
+    /// not followed. As `open(2)` when this process has no descriptor left.
     pub fn connect(&self, name: &str) -> Result<PeerSocket, Errno> {
         let mut failed = Errno::NOENT;
         for path in self.search_paths() {
@@ -175,8 +175,8 @@ impl Domain {
         Err(failed)
     }
 
-    /// Removes this name where its process has ended; false if a process has it. Names of other users
-    /// are left to them.
+    /// Removes this name where its process has ended; false if a process has it. Names of other
+    /// users are left to them.
     pub fn remove_if_stale(&self, name: &str) -> bool {
         let dirs = self.own_directories();
         let alive = dirs.filter(|dir| dir.remove_if_stale(name) == Stale::Alive);
@@ -206,8 +206,8 @@ pub(in crate::io::negotiate) fn names(dir: &Path) -> io::Result<impl Iterator<It
 /// process takes nothing away. Returns the new file.
 ///
 /// No other file gets the mode: the owner of the directory may put a link or another file in the
-/// place of the name at any time, so the mode is changed by way of a descriptor, and only if that is
-/// the socket's.
+/// place of the name at any time, so the mode is changed by way of a descriptor, and only if that
+/// is the socket's.
 ///
 /// # Errors
 ///
@@ -256,8 +256,8 @@ fn open_socket(dir: impl AsFd, path: &Path) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// The path of an open file, which leads to it whatever its name is now, and is shorter than the 107
-/// bytes that an address holds.
+/// The path of an open file, which leads to it whatever its name is now, and is shorter than the
+/// 107 bytes that an address holds.
 pub(in crate::io::negotiate) fn by_fd(file: &OwnedFd) -> PathBuf {
     format!("/proc/self/fd/{}", file.as_raw_fd()).into()
 }

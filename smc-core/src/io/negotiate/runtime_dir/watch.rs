@@ -128,8 +128,8 @@ impl Watcher {
         self.add(path, timer, WatchFlags::ATTRIB)
     }
 
-    /// As [`Watcher::watch`], without changes of owner and mode: of a directory those of its entries
-    /// are reported too, and other users have entries in `/tmp`.
+    /// As [`Watcher::watch`], without changes of owner and mode: of a directory those of its
+    /// entries are reported too, and other users have entries in `/tmp`.
     pub(super) fn watch_ancestor(&self, path: &Path, timer: &Arc<Timer>) -> Result<(), Errno> {
         self.add(path, timer, WatchFlags::empty())
     }
