@@ -2,7 +2,6 @@
 
 use smc_core::device::{DeviceError, Event, LinkFailure};
 
-use crate::completion::down;
 use crate::device::Parts;
 use crate::verbs::{self, Async};
 use crate::{lock, port};
@@ -16,7 +15,7 @@ pub(crate) fn drain(parts: &Parts, sink: &mut dyn FnMut(Event)) -> Result<(), De
             Ok(Some(Async::QueuePair { qpn, why })) => {
                 let links = parts.links().all();
                 if let Some(link) = links.iter().find(|link| link.qpn().get() == qpn) {
-                    down(link, LinkFailure::Device(why), sink);
+                    parts.stop_link(link, LinkFailure::Device(why));
                 }
             }
             Ok(Some(Async::Port)) => ports = true,
@@ -42,8 +41,9 @@ pub(crate) fn gone(parts: &Parts, sink: &mut dyn FnMut(Event)) {
     }
     lock(parts.addresses()).clear();
     for link in parts.links().all() {
-        down(&link, LinkFailure::Device("it was removed"), sink);
+        parts.stop_link(&link, LinkFailure::Device("it was removed"));
     }
+    parts.report_stopped(sink);
     sink(Event::DeviceGone);
 }
 
@@ -60,7 +60,7 @@ fn ports_changed(parts: &Parts, sink: &mut dyn FnMut(Event)) {
             (address.gid, address.kind, address.port) == (at.gid, at.kind, at.port)
         });
         if !still {
-            down(&link, LinkFailure::PortDown, sink);
+            parts.stop_link(&link, LinkFailure::PortDown);
         }
     }
     let before = std::mem::replace(&mut *lock(parts.addresses()), now.clone());

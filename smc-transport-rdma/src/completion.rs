@@ -56,19 +56,26 @@ pub(crate) fn drain(
     sink: &mut dyn FnMut(Event),
 ) -> Result<(), DeviceError> {
     let retired = parts.links().retired();
-    let mut visit = Visit {
-        parts,
-        number,
-        link: None,
-        flushed: Vec::new(),
-    };
+    let mut visit = Visit::new(parts, number);
     let depths = parts.depths();
     let received = visit.queue(parts.receives(), depths.receive_completions(), sink)?;
     let sent = visit.queue(parts.sends(), depths.send_completions(), sink)?;
-    visit.end(sink);
+    visit.end();
     if received && sent {
         parts.links().settle(retired);
     }
+    Ok(())
+}
+
+/// Hands out everything that the queue of receives has.
+pub(crate) fn drain_receives(
+    parts: &Parts,
+    number: u64,
+    sink: &mut dyn FnMut(Event),
+) -> Result<(), DeviceError> {
+    let mut visit = Visit::new(parts, number);
+    visit.queue(parts.receives(), parts.depths().receive_completions(), sink)?;
+    visit.end();
     Ok(())
 }
 
@@ -82,7 +89,16 @@ struct Visit<'a> {
     flushed: Vec<Arc<Core>>,
 }
 
-impl Visit<'_> {
+impl<'a> Visit<'a> {
+    fn new(parts: &'a Parts, number: u64) -> Self {
+        Self {
+            parts,
+            number,
+            link: None,
+            flushed: Vec::new(),
+        }
+    }
+
     /// Hands out what a queue has. Returns whether it was emptied.
     fn queue(
         &mut self,
@@ -151,24 +167,13 @@ impl Visit<'_> {
             }
             (status, _) => failure(status),
         };
-        down(link, failure, sink);
+        self.parts.stop_link(link, failure);
     }
 
-    fn end(self, sink: &mut dyn FnMut(Event)) {
+    fn end(self) {
         for link in self.flushed {
-            down(&link, LinkFailure::Flushed, sink);
+            self.parts.stop_link(&link, LinkFailure::Flushed);
         }
-    }
-}
-
-/// Stops a link and reports that, unless it was stopped before.
-pub(crate) fn down(link: &Core, cause: LinkFailure, sink: &mut dyn FnMut(Event)) {
-    if link.take_down() {
-        link.set_failed();
-        sink(Event::LinkDown {
-            link: link.qpn(),
-            cause,
-        });
     }
 }
 

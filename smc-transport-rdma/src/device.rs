@@ -14,14 +14,13 @@ use smc_core::device::{
     Device, DeviceError, Doorbell, Event, Fabric, Identity, Limits, LinkFailure, ProtectionDomain,
     Rdma, RdmaAddress, SENDS_MAX,
 };
-use smc_wire::types::Qpn;
 
 use crate::config::Builder;
 use crate::domain::{self, Domain};
 use crate::doorbell::{Bell, Rings, node_of};
 use crate::error::OpenError;
 use crate::link::{Core, buffers_len};
-use crate::links::Links;
+use crate::links::{Links, Serial};
 use crate::retry_policy::RetryPolicy;
 use crate::verbs::{self, QueueId};
 use crate::{async_events, completion, lock, port, probe};
@@ -203,7 +202,12 @@ impl RdmaDevice {
             return Ok(());
         }
         completion::drain(&self.parts, consumer.drains, sink)?;
-        self.parts.hand_out_reports(sink);
+        if self.parts.has_stopped() {
+            // The peer takes for delivered what a link has acknowledged. That is in the queue once its
+            // queue pair is stopped, and would be lost behind the report.
+            completion::drain_receives(&self.parts, consumer.drains, sink)?;
+            self.parts.report_stopped(sink);
+        }
         Ok(())
     }
 }
@@ -247,9 +251,9 @@ pub(crate) struct Parts {
     retry_policy: RetryPolicy,
     links: Links,
     addresses: Mutex<Vec<port::Entry>>,
-    /// Links whose failure was detected by a post.
-    reports: Mutex<Vec<(Qpn, LinkFailure)>>,
-    has_reports: AtomicBool,
+    /// Links whose queue pair was stopped, and that are not reported as down.
+    stopped: Mutex<Vec<(Serial, LinkFailure)>>,
+    has_stopped: AtomicBool,
     gone: AtomicBool,
 }
 
@@ -298,8 +302,8 @@ impl Parts {
             retry_policy,
             links: Links::new(depths.links as usize, depths.room() as usize),
             addresses: Mutex::new(port::active(&ports)),
-            reports: Mutex::default(),
-            has_reports: AtomicBool::new(false),
+            stopped: Mutex::default(),
+            has_stopped: AtomicBool::new(false),
             gone: AtomicBool::new(false),
         })
     }
@@ -341,20 +345,41 @@ impl Parts {
     }
 
     /// Stops a link outside of a drain; the next one reports it.
-    pub(crate) fn report_down(&self, link: &Core, cause: LinkFailure) {
-        if link.take_down() {
-            link.set_failed();
-            lock(&self.reports).push((link.qpn(), cause));
-            self.has_reports.store(true, Ordering::Release);
+    pub(crate) fn stop_link_and_ring(&self, link: &Core, cause: LinkFailure) {
+        if self.stop_link(link, cause) {
             self.bell.ring();
         }
     }
 
-    fn hand_out_reports(&self, sink: &mut dyn FnMut(Event)) {
-        if self.has_reports.swap(false, Ordering::AcqRel) {
-            let reports = std::mem::take(&mut *lock(&self.reports));
-            for (link, cause) in reports {
-                sink(Event::LinkDown { link, cause });
+    /// Stops the queue pair of a link. [`Parts::report_stopped`] reports it. `false` if it was stopped
+    /// before.
+    pub(crate) fn stop_link(&self, link: &Core, cause: LinkFailure) -> bool {
+        if !link.stop() {
+            return false;
+        }
+        link.set_failed();
+        lock(&self.stopped).push((link.serial(), cause));
+        self.has_stopped.store(true, Ordering::Release);
+        true
+    }
+
+    /// Whether a link was stopped and is not reported.
+    fn has_stopped(&self) -> bool {
+        self.has_stopped.load(Ordering::Acquire)
+    }
+
+    /// Reports the links that were stopped as down. Nothing more is reported of them.
+    pub(crate) fn report_stopped(&self, sink: &mut dyn FnMut(Event)) {
+        if !self.has_stopped.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        let stopped = std::mem::take(&mut *lock(&self.stopped));
+        for (serial, cause) in stopped {
+            if let Some(link) = self.links.find(serial).filter(|link| link.set_down()) {
+                sink(Event::LinkDown {
+                    link: link.qpn(),
+                    cause,
+                });
             }
         }
     }

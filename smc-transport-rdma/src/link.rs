@@ -47,7 +47,9 @@ pub(crate) struct Core {
     serial: Serial,
     qpn: Qpn,
     at: RdmaAddress,
-    /// Nothing more is posted on it, and nothing more reported of it.
+    /// Its queue pair is stopped: nothing more is posted on it.
+    stopped: AtomicBool,
+    /// Nothing more is reported of it.
     down: AtomicBool,
     /// It went down by itself: taking it apart may take long.
     failed: AtomicBool,
@@ -109,6 +111,7 @@ impl Core {
             serial,
             qpn,
             at: entry.address.clone(),
+            stopped: AtomicBool::new(false),
             down: AtomicBool::new(false),
             queue: Mutex::new(Queue {
                 qp: Some(qp),
@@ -150,9 +153,18 @@ impl Core {
         self.down.load(Ordering::Acquire)
     }
 
-    /// Stops the queue pair. `true` for the first who does so.
-    pub(crate) fn take_down(&self) -> bool {
-        if self.down.swap(true, Ordering::AcqRel) {
+    /// Nothing more is to be reported of it. `true` for the first call.
+    pub(crate) fn set_down(&self) -> bool {
+        !self.down.swap(true, Ordering::AcqRel)
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Acquire)
+    }
+
+    /// Stops the queue pair. `true` for the first call.
+    pub(crate) fn stop(&self) -> bool {
+        if self.stopped.swap(true, Ordering::AcqRel) {
             return false;
         }
         let mut error = QueuePairAttribute::new();
@@ -172,11 +184,19 @@ impl Core {
         drain: u64,
     ) -> Result<Inbound, LinkFailure> {
         let message = self.buffers.message(index, len)?;
+        if self.is_stopped() {
+            // What was acknowledged before that; no more follows.
+            return Ok(message);
+        }
         let mut queue = lock(&self.queue);
         let id = Work::Receive(index).id(self.serial);
         let qp = queue.qp.as_ref().ok_or(LinkFailure::Flushed)?;
-        verbs::post_receive(qp, id, self.buffers.receive(index))
-            .map_err(|_| LinkFailure::QueuePair("a receive could not be posted"))?;
+        if verbs::post_receive(qp, id, self.buffers.receive(index)).is_err() {
+            drop(queue);
+            let why = "a receive could not be posted";
+            self.parts.stop_link(self, LinkFailure::QueuePair(why));
+            return Ok(message);
+        }
         if queue.drain != drain {
             queue.drain = drain;
             queue.used = 0;
@@ -213,7 +233,7 @@ impl Core {
         }
 
         let mut queue = lock(&self.queue);
-        if self.is_down() {
+        if self.is_stopped() {
             return Err(SubmitError::PeerGone);
         }
         if queue.sends.len() >= self.parts.depths().sends as usize {
@@ -248,7 +268,7 @@ impl Core {
             Err(_) => {
                 drop(queue);
                 self.parts
-                    .report_down(self, LinkFailure::QueuePair("a post was refused"));
+                    .stop_link_and_ring(self, LinkFailure::QueuePair("a post was refused"));
                 Err(SubmitError::PeerGone)
             }
         }
@@ -298,7 +318,7 @@ impl Core {
             .qp
             .as_mut()
             .ok_or(DeviceError::Gone("link is closed"))?;
-        if self.is_down() {
+        if self.is_stopped() {
             return Err(DeviceError::Gone("link is closed"));
         }
         qp.modify(&receive)
@@ -343,7 +363,7 @@ struct Handle(Arc<Core>);
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        self.0.down.store(true, Ordering::Release);
+        self.0.set_down();
         self.0.parts.links().remove(self.0.serial);
     }
 }
@@ -412,7 +432,8 @@ impl Link for Connected {
     }
 
     fn close(&self) {
-        self.0.0.take_down();
+        self.0.0.set_down();
+        self.0.0.stop();
     }
 
     fn counters(&self) -> LinkCounters {
