@@ -96,6 +96,7 @@ step_rules() {
             '^[^/]*\bstd::fs\b' "$program/src" '/dissect/' || failed=1
     done
     citations_exist || failed=1
+    words_are_standard || failed=1
     no_match 'a citation of something other than a heading of docs/spec or a section of an RFC' \
         '//.*(\(behaviou[r]( |$)|ehaviou[r] ([0-9]|of (closing|set-up))|ire forma[t]: )' . || failed=1
     return "$failed"
@@ -400,6 +401,28 @@ no_match() {
     hits=$(sources "$3" | grep -vE "${4:-^$}" | xargs -r -d '\n' grep -sHInE "$2" -- || true)
     [[ -z $hits ]] && return 0
     printf '%s:\n%s\n' "$1" "$hits"
+    return 1
+}
+
+# Whether names, comments, documents and paths are free of the words that docs/glossary.md lists as
+# not used, also as parts of names in snake_case and CamelCase.
+words_are_standard() {
+    local words parts text hits
+    words=$(sed -nE '/^## Words that are not used/,$s/^\| (`[a-z_`, ]*`) \|.*/\1/p' docs/glossary.md |
+        tr -d '`' | sed 's/, /|/g' | paste -sd'|')
+    if [[ -z $words ]]; then
+        echo 'no list of words in docs/glossary.md'
+        return 1
+    fi
+    parts=$(sed -E 's/(^|\|)(.)/\1\u\2/g' <<<"$words")
+    hits=$(
+        sources . | grep -iE "(^|[^a-z])($words)([^a-z]|$)" || true
+        text=$(sources . | grep -vx docs/glossary.md)
+        xargs -r -d '\n' grep -sHnIiE "(^|[^a-z])($words)([^a-z]|$)" -- <<<"$text" || true
+        xargs -r -d '\n' grep -sHnIE "[a-z]($parts)([^a-z]|$)" -- <<<"$text" || true
+    )
+    [[ -z $hits ]] && return 0
+    printf 'a word that is not used here (docs/glossary.md has another):\n%s\n' "$hits"
     return 1
 }
 
