@@ -100,7 +100,7 @@ fn end(writing: Option<Mutation>, reading: Option<Mutation>) {
         with(reading, || {
             reader.read(&mut read);
             if reader.is_at_end() {
-                reader.look();
+                reader.read_producer();
                 let seen = read.len() + len(reader.half.readable());
                 assert_eq!(seen, 2, "the end came before the data");
             }
@@ -138,7 +138,7 @@ impl Writer {
         let blocked = ProducerFlags::WRITER_BLOCKED;
         if self.word.producer_flags.contains(blocked) != (count == space) {
             self.word.producer_flags.toggle(blocked);
-            self.say();
+            self.publish_consumer();
         }
         let cursor = self.half.commit(u32::try_from(count).unwrap());
         let word = ProducerWord { cursor }.to_ne();
@@ -148,7 +148,7 @@ impl Writer {
 
     fn finish(&mut self) {
         self.word.state_flags.insert(StateFlags::SENDING_DONE);
-        self.say();
+        self.publish_consumer();
     }
 
     fn publish_consumer(&self) {
@@ -168,7 +168,7 @@ impl Reader {
     /// Reads what is there.
     fn read(&mut self, to: &mut Vec<u8>) -> usize {
         if self.half.readable() == 0 {
-            self.look();
+            self.read_producer();
         }
         let count = self.half.readable();
         if count == 0 {
@@ -190,7 +190,7 @@ impl Reader {
         len(count)
     }
 
-    fn look(&mut self) {
+    fn read_producer(&mut self) {
         let word = self.local.producer().load(Ordering::Acquire);
         if word != self.seen {
             let cursor = ProducerWord::from_ne(word).cursor;
