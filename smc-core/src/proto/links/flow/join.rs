@@ -19,9 +19,9 @@ transitions! {
     /// A client adds the link that its server offers.
     ///
     /// ```text
-    /// OPENING ─ CONNECTING ─ MAPPING ─┬─ TELLING ─┬─ CONFIRMING ─ CONFIRMED
-    ///  queue     the server's  RMBs   └── v2 ─────┘   CONFIRM
-    ///  pair      end           there                   LINK
+    /// OPENING ─ CONNECTING ─ MAPPING ─┬─ EXCHANGING ─┬─ CONFIRMING ─ CONFIRMED
+    ///  queue     the server's  RMBs   └──── v2 ──────┘   CONFIRM
+    ///  pair      end           there                      LINK
     /// ```
     pub(in crate::proto::links) enum JoinStage {
         /// The queue pair is being made.

@@ -22,9 +22,9 @@ transitions! {
     /// A server adds a link.
     ///
     /// ```text
-    /// OPENING ─ MAPPING ─ OFFERED ─ CONNECTING ─┬─ TELLING ─┬─ CONFIRMING ─ CONFIRMED
-    ///  queue     RMBs      ADD       the client's└── v2 ─────┘  CONFIRM
-    ///  pair      there     LINK      end                         LINK
+    /// OPENING ─ MAPPING ─ OFFERED ─ CONNECTING ─┬─ EXCHANGING ─┬─ CONFIRMING ─ CONFIRMED
+    ///  queue     RMBs      ADD       the client's└──── v2 ──────┘  CONFIRM
+    ///  pair      there     LINK      end                            LINK
     /// ```
     pub(in crate::proto::links) enum OfferStage {
         /// The queue pair is being made.

@@ -16,12 +16,12 @@ INACTIVE   | -          | -       | -          | UNUSED
 #[test]
 fn stages_of_an_offer() {
     let expected = "\
-state      | opened  | mapped  | accepted   | connected_v1 | connected_v2 | told       | confirmed
+state      | opened  | mapped  | accepted   | connected_v1 | connected_v2 | exchanged  | confirmed
 OPENING    | MAPPING | -       | -          | -            | -            | -          | -
 MAPPING    | -       | OFFERED | -          | -            | -            | -          | -
 OFFERED    | -       | -       | CONNECTING | -            | -            | -          | -
-CONNECTING | -       | -       | -          | TELLING      | CONFIRMING   | -          | -
-TELLING    | -       | -       | -          | -            | -            | CONFIRMING | -
+CONNECTING | -       | -       | -          | EXCHANGING   | CONFIRMING   | -          | -
+EXCHANGING | -       | -       | -          | -            | -            | CONFIRMING | -
 CONFIRMING | -       | -       | -          | -            | -            | -          | CONFIRMED
 CONFIRMED  | -       | -       | -          | -            | -            | -          | -
 ";
@@ -31,13 +31,13 @@ CONFIRMED  | -       | -       | -          | -            | -            | -   
 #[test]
 fn stages_of_a_join() {
     let expected = "\
-state      | opened     | connected | mapped_v1 | mapped_v2  | told       | confirmed
-OPENING    | CONNECTING | -         | -         | -          | -          | -
-CONNECTING | -          | MAPPING   | -         | -          | -          | -
-MAPPING    | -          | -         | TELLING   | CONFIRMING | -          | -
-TELLING    | -          | -         | -         | -          | CONFIRMING | -
-CONFIRMING | -          | -         | -         | -          | -          | CONFIRMED
-CONFIRMED  | -          | -         | -         | -          | -          | -
+state      | opened     | connected | mapped_v1  | mapped_v2  | exchanged  | confirmed
+OPENING    | CONNECTING | -         | -          | -          | -          | -
+CONNECTING | -          | MAPPING   | -          | -          | -          | -
+MAPPING    | -          | -         | EXCHANGING | CONFIRMING | -          | -
+EXCHANGING | -          | -         | -          | -          | CONFIRMING | -
+CONFIRMING | -          | -         | -          | -          | -          | CONFIRMED
+CONFIRMED  | -          | -         | -          | -          | -          | -
 ";
     assert_eq!(JoinStage::table().to_string(), expected);
 }
