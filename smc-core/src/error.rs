@@ -3,6 +3,8 @@
 mod fallback;
 mod os;
 
+pub use crate::proto::group::NoGroup;
+pub use crate::proto::handshake::{ConfirmFailure, RkeyFailure};
 pub use fallback::{DirectoryProblem, FallbackCause, FallbackReason, Refusal, SetupStep};
 pub use os::{Limit, OsError};
 

@@ -94,6 +94,7 @@ pub mod io;
 pub mod manual;
 pub mod mem;
 mod process;
+#[doc(hidden)]
 pub mod proto;
 pub mod random;
 mod shares;

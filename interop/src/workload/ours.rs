@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result};
 use smc_core::device::Device;
+use smc_core::io::Builder;
+use smc_core::io::info::{GroupType, RdmaGroupInfo};
 use smc_core::io::negotiate::{Negotiation, SynOption};
-use smc_core::io::{Builder, RdmaGroupInfo};
-use smc_core::proto::links::GroupType;
 use smc_core::{Endpoint, Mode, Stream};
 use smc_transport_rdma::RdmaDevice;
 use smc_wire::types::{Eid, PnetId};

@@ -9,8 +9,6 @@ pub enum Event {
     /// The peer wrote into this local buffer and signalled. Several signals may be reported as one;
     /// a report without a write is harmless.
     Signalled(DmbToken),
-    /// This buffer of the peer can no longer be written.
-    BufferGone(DmbToken),
     /// The peer's device went away, with all its buffers: process ended, partition reset.
     PeerGone(Gid),
     /// A peer's device sent an event ([`super::PeerEvents`]).

@@ -135,8 +135,6 @@ pub enum Doorbell<'a> {
     Fd(BorrowedFd<'a>),
     /// Woken from a thread of this process.
     Waker(&'a AtomicWaker),
-    /// The device has no doorbell and has to be polled.
-    Spin,
 }
 
 /// The SMC-D operations of a device.

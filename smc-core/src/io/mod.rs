@@ -7,6 +7,7 @@
 //! halves of a stream that stayed TCP, and `device_driver` has the task that dispatches a device's
 //! events to its connections.
 
+pub mod info;
 pub mod negotiate;
 pub mod runtime;
 
@@ -40,11 +41,10 @@ mod target;
 mod tcp;
 
 pub use builder::Builder;
-pub use endpoint::{ConnectOptions, ConnectionInfo, Endpoint};
+pub use endpoint::{ConnectOptions, Endpoint};
 pub use in_place::{ReadGuard, Reservation};
 pub use listener::{ListenOptions, Listener, Refused};
 pub use mode::Mode;
-pub use rdma::RdmaGroupInfo;
 pub use readiness::{Interest, Readiness};
 pub use split::{OwnedReadHalf, OwnedWriteHalf, ReadHalf, ReuniteError, WriteHalf};
 pub use stream::Stream;

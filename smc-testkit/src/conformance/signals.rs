@@ -203,9 +203,6 @@ pub(super) fn a_buffer_can_be_armed_late(bench: &mut Bench<'_>) -> Verdict {
 }
 
 pub(super) fn an_idle_doorbell_is_quiet(bench: &mut Bench<'_>) -> Verdict {
-    if spins(bench) {
-        return super::bench::skip("the device has no doorbell");
-    }
     let dmb = bench.our_buffer()?;
     bench.ours().forget()?;
     dmb.arm();
@@ -213,9 +210,6 @@ pub(super) fn an_idle_doorbell_is_quiet(bench: &mut Bench<'_>) -> Verdict {
 }
 
 pub(super) fn a_drained_doorbell_is_quiet(bench: &mut Bench<'_>) -> Verdict {
-    if spins(bench) {
-        return super::bench::skip("the device has no doorbell");
-    }
     let dmb = bench.our_buffer()?;
     dmb.arm();
     bench.ours().turn(Duration::ZERO)?;
@@ -237,13 +231,6 @@ fn expect_quiet(bench: &Bench<'_>) -> Verdict {
         "{rung} of {QUIET_TURNS} turns without news were woken"
     );
     Ok(())
-}
-
-fn spins(bench: &Bench<'_>) -> bool {
-    matches!(
-        bench.ours().device().doorbell(),
-        smc_core::device::Doorbell::Spin
-    )
 }
 
 pub(super) fn signals_to_a_dropped_buffer_are_harmless(bench: &mut Bench<'_>) -> Verdict {

@@ -43,10 +43,9 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use smc_core::io::runtime::{
-    Acceptor, BeforeConnect, BeforeListen, InterfaceAddress, Runtime, Socket, SocketOptions, Task,
-    Timer, Watch,
+    Acceptor, BeforeConnect, BeforeListen, InterfaceAddress, Runtime, Socket, SocketOptions,
+    Subnet, Task, Timer, Watch,
 };
-use smc_core::proto::handshake::Subnet;
 
 use executor::Core;
 use net::Net;

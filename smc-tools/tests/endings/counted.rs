@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _, FutureExt as _};
-use smc_core::proto::group::GroupState;
+use smc_core::io::info::GroupState;
 use smc_core::{Endpoint, Stream};
 
 use crate::process::{Process, TIMEOUT};

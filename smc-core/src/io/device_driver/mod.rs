@@ -282,9 +282,8 @@ impl DeviceDriver {
                 event: crate::device::PeerEvent::Shutdown,
             } => self.groups.peer_shutdown(self.index, from),
             Event::DeviceGone => self.device_gone(),
-            // Connections detect a lost buffer when they write; test events are handled by the
-            // device.
-            Event::BufferGone(_) | Event::Peer { .. } => {}
+            // Test events are handled by the device.
+            Event::Peer { .. } => {}
             Event::Received { link, message } => {
                 if let Some((group, link)) = self.link(link) {
                     group.received(self.index, link, &message);

@@ -29,7 +29,7 @@ impl DriverTask {
     ) -> std::io::Result<Self> {
         let watch = match driver.device.doorbell() {
             Doorbell::Fd(fd) => Some(runtime.watch(fd)?),
-            Doorbell::Waker(_) | Doorbell::Spin => None,
+            Doorbell::Waker(_) => None,
         };
         Ok(Self {
             driver: Arc::downgrade(driver),
@@ -57,7 +57,7 @@ impl DriverTask {
         if driver.drain()? || (has_rung && self.poll_doorbell(cx)?) {
             return Ok(false);
         }
-        Ok(self.sleep_until(next, cx) && !matches!(driver.device.doorbell(), Doorbell::Spin))
+        Ok(self.sleep_until(next, cx))
     }
 
     /// Whether the doorbell has rung since the last call; otherwise registers the waker.

@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 
-use crate::proto::handshake::Subnet;
+pub use crate::proto::handshake::Subnet;
 
 /// A task for [`Runtime::spawn`].
 pub type Task = Pin<Box<dyn Future<Output = ()> + Send>>;

@@ -38,16 +38,6 @@ impl SmolRuntime {
             executor: Some(executor),
         }
     }
-
-    /// Takes over a connected socket.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be watched.
-    pub fn socket(&self, stream: std::net::TcpStream) -> io::Result<Arc<dyn Socket>> {
-        stream.set_nonblocking(true)?;
-        Ok(Arc::new(TcpSocket::<Io>::new(&(), stream.into())))
-    }
 }
 
 #[async_trait]

@@ -46,16 +46,6 @@ impl TokioRuntime {
         Handle::try_current().map(Self::new)
     }
 
-    /// Takes over a connected socket.
-    ///
-    /// # Errors
-    ///
-    /// When it cannot be watched.
-    pub fn socket(&self, stream: std::net::TcpStream) -> io::Result<Arc<dyn Socket>> {
-        stream.set_nonblocking(true)?;
-        Ok(Arc::new(TcpSocket::<Io>::new(&self.handle, stream.into())))
-    }
-
     fn listening(&self, fd: OwnedFd) -> io::Result<Arc<dyn Acceptor>> {
         let acceptor: TcpAcceptor<Io> = TcpAcceptor::new(self.handle.clone(), fd)?;
         Ok(Arc::new(acceptor))

@@ -56,7 +56,7 @@ pub enum HandshakeOutput {
     /// Release what work has brought so far; another device is tried.
     Discard,
     /// The peer says that it does not have our link group:
-    /// [`Registry::out_of_sync`](crate::proto::group::Registry::out_of_sync).
+    /// [`Registry::handle_out_of_sync`](crate::proto::group::Registry::handle_out_of_sync).
     OutOfSync(GroupId),
     /// The connection stands. Nothing more is sent or received on TCP.
     Established(Box<Established>),

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use smc_core::device::{Doorbell, LinkFailure, OpId, SubmitError, Write};
+use smc_core::device::{LinkFailure, OpId, SubmitError, Write};
 use smc_wire::types::Rkey;
 
 use super::Verdict;
@@ -134,9 +134,6 @@ fn staged(
 }
 
 pub(super) fn an_idle_doorbell_is_quiet(bench: &mut Bench<'_>) -> Verdict {
-    if matches!(bench.ours().device().doorbell(), Doorbell::Spin) {
-        return skip("the device has no doorbell");
-    }
     let (ours, peer) = bench.link()?;
     peer.post(1, &[], &numbered(1))?;
     ours.expect_message(&numbered(1))?;

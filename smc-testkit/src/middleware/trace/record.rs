@@ -238,7 +238,6 @@ impl fmt::Display for Record {
                 write!(f, "<- {link} down: {cause}")
             }
             What::Reported(Event::Signalled(token)) => write!(f, "<- signalled {token}"),
-            What::Reported(Event::BufferGone(token)) => write!(f, "<- buffer {token} gone"),
             What::Reported(Event::PeerGone(gid)) => write!(f, "<- peer {gid} gone"),
             What::Reported(Event::Peer { from, event }) => write!(f, "<- {event:?} from {from}"),
             What::Reported(event) => write!(f, "<- {event:?}"),
