@@ -27,9 +27,6 @@ fuzz_target!(|data: &[u8]| {
             .expect("what was received can be sent");
         assert_eq!(len, message.encoded_len());
         let again = Message::parse_from(&buffer[..len], dialect.order());
-        assert_eq!(
-            again.expect("what was sent can be received"),
-            message
-        );
+        assert_eq!(again.expect("what was sent can be received"), message);
     }
 });
