@@ -1,6 +1,6 @@
 //! Compares the userspace stack with the kernel's SMC-R, in the same guests and on the same
-//! devices. Software emulation makes the numbers those of no real machine; only how they relate
-//! says something.
+//! devices. Software emulation makes the numbers those of no real machine; only their
+//! ratios are meaningful.
 
 mod count;
 

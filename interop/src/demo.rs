@@ -40,7 +40,7 @@ pub(crate) fn run() -> Result<bool> {
     let mut timeline = messages(&run, &capture)?;
     timeline.extend(narrated(&run, &fs::read(&capture)?));
     timeline.sort_by_key(|line| line.frame);
-    println!("\nby frame: what they tell, and the SMC messages; the data itself is not shown\n");
+    println!("\nby frame: their events, and the SMC messages; the data itself is not shown\n");
     for Line { frame, who, text } in timeline {
         println!("{frame:>4}  {who:<18}{text}");
     }
@@ -64,7 +64,7 @@ struct Line {
     text: String,
 }
 
-/// The messages, as the `smc` command tells them: frame, ends, contents.
+/// The messages, as the `smc` command prints them: frame, ends, contents.
 fn messages(run: &Run, capture: &Path) -> Result<Vec<Line>> {
     let text = dissect(capture)?;
     let lines = text.lines();
@@ -85,7 +85,7 @@ fn messages(run: &Run, capture: &Path) -> Result<Vec<Line>> {
         .collect()
 }
 
-/// What the ends told, in datagrams of IPv4 from the same capture.
+/// The events of the ends, in datagrams of IPv4 from the same capture.
 fn narrated(run: &Run, capture: &[u8]) -> Vec<Line> {
     let mut rest = capture.get(PCAP_HEADER..).unwrap_or_default();
     let mut lines = Vec::new();
@@ -162,7 +162,7 @@ fn introduce(lab: &Lab, run: &Run, who: Who) {
     );
 }
 
-/// Has the `smc` command tell the messages; builds it if it is not there.
+/// Makes the `smc` command print the messages; builds it if it is not there.
 fn dissect(capture: &Path) -> Result<String> {
     let mut command = if let Some(program) = built() {
         Command::new(program)

@@ -25,7 +25,7 @@ pub(crate) struct GuestArgs {
     args: Vec<String>,
 }
 
-/// Boots, runs it, and says what it says. Whether it ended well is the result.
+/// Boots, runs it, and prints its output. Whether it ended well is the result.
 pub(crate) fn run(args: &GuestArgs) -> Result<bool> {
     let program = args.program.canonicalize();
     let program = program.with_context(|| args.program.display().to_string())?;

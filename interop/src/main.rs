@@ -71,7 +71,7 @@ struct RunArgs {
     /// Keep the captures of runs that passed, too
     #[arg(long)]
     keep: bool,
-    /// Show what the ends tell in runs that passed, too
+    /// Show the events of the ends in runs that passed, too
     #[arg(long)]
     verbose: bool,
     /// Names of scenarios; all if none is given

@@ -1,4 +1,4 @@
-//! What the host and the agent in a guest say to each other: one JSON value a line.
+//! Messages between the host and the agent in a guest: one JSON value a line.
 
 use std::net::SocketAddr;
 
@@ -71,7 +71,7 @@ pub(crate) struct Job {
     pub(crate) max_links: u8,
     /// Seconds without a message after which it tests a link, likewise.
     pub(crate) test_link: u64,
-    /// Where what it tells is sent as datagrams too, so that captures show it in its place.
+    /// Where its events are sent as datagrams too, so that captures show it in its place.
     pub(crate) narrate: Option<SocketAddr>,
 }
 

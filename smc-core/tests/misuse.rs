@@ -1,4 +1,4 @@
-//! What is said to those who put an endpoint together, or name a target, in a way that cannot work.
+//! Errors for endpoints and targets that cannot work.
 
 #![cfg(all(feature = "runtime-tokio", feature = "runtime-smol"))]
 

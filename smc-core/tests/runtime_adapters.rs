@@ -227,11 +227,11 @@ async fn ports_do_not_run_out(rt: Arc<dyn Runtime>) {
 }
 
 async fn a_watch_reports_every_round(rt: Arc<dyn Runtime>) {
-    let bell = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
-    let watch = rt.watch(bell.as_fd()).unwrap();
+    let eventfd = eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC).unwrap();
+    let watch = rt.watch(eventfd.as_fd()).unwrap();
     assert!(poll_once(|cx| watch.poll_readable(cx)).is_pending());
-    let ring = || rustix::io::write(&bell, &1_u64.to_ne_bytes()).unwrap();
-    let drain = || while rustix::io::read(&bell, &mut [0; 8]).is_ok() {};
+    let ring = || rustix::io::write(&eventfd, &1_u64.to_ne_bytes()).unwrap();
+    let drain = || while rustix::io::read(&eventfd, &mut [0; 8]).is_ok() {};
     for _ in 0..100 {
         ring();
         in_time(&*rt, poll_fn(|cx| watch.poll_readable(cx)))
@@ -242,9 +242,9 @@ async fn a_watch_reports_every_round(rt: Arc<dyn Runtime>) {
         drain();
     }
     // Notified by another thread while waiting.
-    let other = bell.try_clone().unwrap();
+    let other = eventfd.try_clone().unwrap();
     let thread = std::thread::spawn(move || rustix::io::write(other, &1_u64.to_ne_bytes()));
-    while rustix::io::read(&bell, &mut [0; 8]).is_err() {
+    while rustix::io::read(&eventfd, &mut [0; 8]).is_err() {
         in_time(&*rt, poll_fn(|cx| watch.poll_readable(cx)))
             .await
             .unwrap();
@@ -253,10 +253,10 @@ async fn a_watch_reports_every_round(rt: Arc<dyn Runtime>) {
 }
 
 async fn a_watch_leaves_the_descriptor_alone(rt: Arc<dyn Runtime>) {
-    let bell = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
-    drop(rt.watch(bell.as_fd()).unwrap());
+    let eventfd = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    drop(rt.watch(eventfd.as_fd()).unwrap());
     assert!(
-        !rustix::fs::fcntl_getfl(&bell)
+        !rustix::fs::fcntl_getfl(&eventfd)
             .unwrap()
             .contains(rustix::fs::OFlags::NONBLOCK)
     );

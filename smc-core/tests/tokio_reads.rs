@@ -15,12 +15,12 @@ use tokio::io::{AsyncRead, ReadBuf};
 
 #[test]
 fn whatever_the_room_all_bytes_come_in_order_and_then_the_end() {
-    for room in [1, 700, 8 * 1024, 16 * 1024, 16 * 1024 + 1, 300_000] {
+    for space in [1, 700, 8 * 1024, 16 * 1024, 16 * 1024 + 1, 300_000] {
         let sent: Vec<u8> = (0..400_000_u32).map(|at| (at % 251) as u8).collect();
-        let sent = &sent[..sent.len().min(room * 1000)];
+        let sent = &sent[..sent.len().min(space * 1000)];
         let read = with_peer_that_sends(&[&sent[..100], &sent[100..]], async |mut stream| {
             let mut read = Vec::new();
-            while read_some(&mut stream, room, &mut read).await > 0 {}
+            while read_some(&mut stream, space, &mut read).await > 0 {}
             read
         });
         assert!(read == sent, "{} bytes of {}", read.len(), sent.len());
@@ -30,8 +30,8 @@ fn whatever_the_room_all_bytes_come_in_order_and_then_the_end() {
 #[test]
 fn what_is_in_the_buffer_already_stays() {
     let read = with_peer_that_sends(&[b"hello, ", b"world"], async |mut stream| {
-        let mut room = [MaybeUninit::uninit(); 64];
-        let mut buf = ReadBuf::uninit(&mut room);
+        let mut space = [MaybeUninit::uninit(); 64];
+        let mut buf = ReadBuf::uninit(&mut space);
         buf.put_slice(b"Oh: ");
         while buf.filled().len() < 16 {
             let before = buf.filled().len();
@@ -46,9 +46,9 @@ fn what_is_in_the_buffer_already_stays() {
 }
 
 /// Reads once into a buffer of unwritten bytes. Returns the number of bytes.
-async fn read_some(stream: &mut Stream, room: usize, into: &mut Vec<u8>) -> usize {
-    let mut room = vec![MaybeUninit::uninit(); room];
-    let mut buf = ReadBuf::uninit(&mut room);
+async fn read_some(stream: &mut Stream, space: usize, into: &mut Vec<u8>) -> usize {
+    let mut space = vec![MaybeUninit::uninit(); space];
+    let mut buf = ReadBuf::uninit(&mut space);
     poll_fn(|cx| Pin::new(&mut *stream).poll_read(cx, &mut buf))
         .await
         .unwrap();

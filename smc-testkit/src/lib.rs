@@ -7,7 +7,7 @@
 //! - [`memory_device`]: an SMC-D fabric inside one process, in safe code, for simulations and as
 //!   the example of a device that keeps the rules.
 //! - [`memory_rdma`]: an SMC-R fabric inside one process, with everything that can go wrong on it.
-//! - [`middleware`]: devices around devices, that tell what happens ([`middleware::Trace`]) or
+//! - [`middleware`]: devices around devices, that report what happens ([`middleware::Trace`]) or
 //!   make it go wrong ([`middleware::Fault`]).
 //! - [`runtime`]: a runtime with a virtual clock and TCP in memory, whose every run follows from a
 //!   seed and which names who waits for what when nothing can go on.

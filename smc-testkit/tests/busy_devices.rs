@@ -1,4 +1,4 @@
-//! Streams over a device that is too busy to tell the peer anything.
+//! Streams over a device that is too busy to signal the peer.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -15,7 +15,7 @@ use smc_testkit::memory_device::MemFabric;
 use smc_testkit::middleware::{Fault, Faults, Journal, Record, Trace, What};
 use smc_testkit::runtime::VirtualRuntime;
 
-/// A stream whose writer has a device that is told when to be busy, and what it is asked.
+/// A stream whose writer has a device whose busy state the test sets, and what it is asked.
 struct Scene {
     runtime: VirtualRuntime,
     busy: Arc<Fault>,
@@ -168,7 +168,7 @@ fn a_device_that_is_free_again_tells_the_peer_of_a_connection_that_was_given_up(
         scene.set_busy(0);
         let mut data = [0; 4];
         let read = scene.within_a_minute(peer.read(&mut data)).await;
-        let error = read.expect("the peer was never told").unwrap_err();
+        let error = read.expect("the peer was never notified").unwrap_err();
         assert_eq!(error.kind(), ErrorKind::ConnectionReset);
     });
 }

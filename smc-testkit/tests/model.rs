@@ -91,7 +91,7 @@ impl Machine {
             removal: rng
                 .chance(60)
                 .then(|| Duration::from_micros(rng.bits() % 3000)),
-            // Polling looks at the real clock as well; most runs are without.
+            // Polling checks the real clock as well; most runs are without.
             polling: Duration::from_micros(if rng.chance(50) { 5 } else { 0 }),
             is_trusting: rng.chance(500),
             buffers: [0, 1].map(|_| 1 << rng.between(14, 16)),

@@ -21,8 +21,8 @@ use smc_testkit::memory_rdma::{RdmaOptions, RdmaWire};
 use smc_testkit::middleware::{Fault, Faults};
 use smc_testkit::runtime::{EndingRuntime, VirtualRuntime};
 
-/// A client whose runtime ends, with a device that is told when to be busy, and its server. The
-/// client's endpoint stays, and so does its device: the server is not told that it is gone.
+/// A client whose runtime ends, with a device whose busy state the test sets, and its server. The
+/// client's endpoint stays, and so does its device: the server is not notified that it is gone.
 struct Scene {
     runtime: VirtualRuntime,
     ending: Arc<EndingRuntime>,
@@ -167,7 +167,7 @@ fn a_window_update_that_is_owed_by_a_busy_device_is_said_when_the_runtime_ends()
                             assert_eq!(error.kind(), ErrorKind::ConnectionAborted);
                             assert!(error.to_string().contains("runtime"), "{error}");
                         }
-                        // It looks again before it would sleep.
+                        // It polls again before it would sleep.
                         None => {}
                     }
                 }
@@ -207,7 +207,7 @@ fn what_a_busy_device_refuses_after_the_end_of_the_runtime_is_said_with_what_fol
     }
 }
 
-/// SMC-R: what was not sent by then is lost, and the peer is told.
+/// SMC-R: what was not sent by then is lost, and the peer is notified.
 #[test]
 fn data_in_the_send_buffer_when_the_runtime_ends_is_an_error_at_the_peer() {
     for is_dropped_first in [true, false] {
@@ -216,7 +216,7 @@ fn data_in_the_send_buffer_when_the_runtime_ends_is_an_error_at_the_peer() {
             scene.runtime.block_on(async {
                 let (mut stream, mut peer) = scene.pair().await;
                 let data: Vec<u8> = (0..len).map(|at| (at / 7) as u8).collect();
-                // As much as there is room for: the peer does not read.
+                // As much as there is space for: the peer does not read.
                 let _writing = poll_once(stream.write_all(&data)).await;
                 let mut stream = Some(stream);
                 if is_dropped_first {

@@ -1,5 +1,5 @@
 //! The memory RDMA devices keep all the rules: without a clock, with packets that take time, and
-//! as a device that talks to itself.
+//! as a device connected to itself.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! `smc ism-server`: the memory that guests and processes share, and who tells them of each other.
+//! `smc ism-server`: the memory that guests and processes share, and the server that announces them to each other.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -71,16 +71,16 @@ fn serve(args: &Args) -> Result<(), DeviceError> {
     run_until_told(server)
 }
 
-/// A server that is asked to end tells guests so, who would otherwise miss it after a while.
+/// A server that is asked to end marks that for guests, which would otherwise detect it after a while.
 fn run_until_told(server: Server) -> Result<(), DeviceError> {
     let ends: SigSet = [Signal::SIGINT, Signal::SIGTERM].into_iter().collect();
     let server = Arc::new(server);
-    let told = Arc::clone(&server);
+    let stopping = Arc::clone(&server);
     // Where signals cannot be kept back they end the process.
     let waiting = ends.thread_block().map(|()| {
         thread::spawn(move || {
             if ends.wait().is_ok() {
-                told.stop();
+                stopping.stop();
             }
         })
     });

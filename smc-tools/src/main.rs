@@ -39,7 +39,7 @@ enum Command {
     Dissect(dissect::Args),
     /// Serve shared memory to QEMU (ivshmem-doorbell) and to processes, for SMC-D between them
     IsmServer(ism_server::Args),
-    /// Let programs of all users talk SMC to kernels: pin what adds the TCP option
+    /// Let programs of all users use SMC with kernels: pin what adds the TCP option
     #[cfg(feature = "syn-option")]
     Setup(setup::Args),
 }

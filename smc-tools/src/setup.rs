@@ -1,4 +1,4 @@
-//! `smc setup`: lets programs without privileges talk SMC to kernels.
+//! `smc setup`: lets programs without privileges use SMC with kernels.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use smc_core::io::negotiate::option::{Setup, SetupError, Status};
 
 /// Arguments of `smc setup`.
 ///
-/// A kernel speaks SMC only to peers that announce it with a TCP option. This loads the eBPF
+/// A kernel supports SMC only to peers that announce it with a TCP option. This loads the eBPF
 /// program that does so for sockets of the SMC crates, and pins its map, which they find. It takes
 /// root (or CAP_BPF, CAP_NET_ADMIN and the right to write in the bpf file system) and lasts until it
 /// is undone or the machine restarts. Other sockets are not touched.
@@ -43,7 +43,7 @@ pub(crate) struct Args {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Action {
-    /// Load and pin it, or say that it is there
+    /// Load and pin it, or report that it is there
     Install,
     /// Say what is there
     Status,

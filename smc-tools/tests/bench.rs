@@ -1,4 +1,4 @@
-//! `smc bench` with the least of everything: what it says, never how fast anything is.
+//! `smc bench` with minimal settings: its output, never how fast anything is.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 

@@ -25,8 +25,8 @@ fn a_demonstration_leaves_nothing_behind() {
             .unwrap();
         let mine = format!("smc-demo-{}-", demo.id());
         let output = demo.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout);
-        assert!(output.status.success(), "{carrier}: {said}");
+        let reported = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{carrier}: {reported}");
         assert_eq!(left(runtime_dir.path(), ""), [""; 0], "{carrier}");
         for place in [Path::new("/dev/shm"), &std::env::temp_dir()] {
             assert_eq!(left(place, &mine), [""; 0], "{carrier}");

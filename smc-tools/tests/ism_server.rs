@@ -60,7 +60,7 @@ fn start(path: &Path) -> Child {
 }
 
 fn await_end(device: &IsmDevice) {
-    let Doorbell::Fd(bell) = device.doorbell() else {
+    let Doorbell::Fd(doorbell) = device.doorbell() else {
         panic!("no descriptor");
     };
     device.arm().unwrap();
@@ -70,7 +70,7 @@ fn await_end(device: &IsmDevice) {
             .drain(&mut |event| is_gone |= event == Event::DeviceGone)
             .unwrap();
         if !is_gone {
-            poll(&mut [PollFd::new(&bell, PollFlags::IN)], None).unwrap();
+            poll(&mut [PollFd::new(&doorbell, PollFlags::IN)], None).unwrap();
         }
     }
     match device.drain(&mut |_| {}) {

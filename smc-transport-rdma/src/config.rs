@@ -61,7 +61,7 @@ impl Builder {
     ///
     /// # Errors
     ///
-    /// [`OpenError`] says what is missing. A port that is down is no error: it may come up later,
+    /// [`OpenError`] states what is missing. A port that is down is no error: it may come up later,
     /// and [`Rdma::addresses`](smc_core::device::Rdma::addresses) is empty until then.
     pub fn open(self) -> Result<RdmaDevice, OpenError> {
         RdmaDevice::with(self)
@@ -74,5 +74,5 @@ const RECEIVES_MIN: u32 = 48;
 const SENDS: u32 = 20;
 const SENDS_MIN: u32 = 16;
 const LINKS: u32 = 128;
-/// What the numbers of work requests have room for, by far.
+/// What the numbers of work requests have space for, by far.
 const QUEUE_MAX: u32 = 1 << 14;

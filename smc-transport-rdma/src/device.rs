@@ -17,7 +17,7 @@ use smc_core::device::{
 
 use crate::config::Builder;
 use crate::domain::{self, Domain};
-use crate::doorbell::{Bell, Rings, node_of};
+use crate::doorbell::{EventSet, ReadySources, node_of};
 use crate::error::OpenError;
 use crate::link::{Core, buffers_len};
 use crate::links::{Links, Serial};
@@ -25,7 +25,7 @@ use crate::retry_policy::RetryPolicy;
 use crate::verbs::{self, QueueId};
 use crate::{async_events, completion, lock, port, probe};
 
-/// An RDMA device that speaks RoCE.
+/// An RDMA device that supports RoCE.
 ///
 /// It is closed when it and all links and registrations made by it are dropped, in whatever order.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ struct Consumer {
     receives_armed: bool,
     sends_armed: bool,
     /// What rang besides, and has to be seen to by the next drain.
-    rings: Rings,
+    ready: ReadySources,
 }
 
 impl RdmaDevice {
@@ -105,13 +105,13 @@ impl RdmaDevice {
     }
 
     /// Sees what has rung, and takes the events of the completion channel, which make it readable.
-    fn look(&self, consumer: &mut Consumer) -> Result<(), DeviceError> {
-        let rings = self.parts.bell.look();
-        let rings = rings.map_err(|error| DeviceError::os("looking for events", &error))?;
-        consumer.rings.asynchronous |= rings.asynchronous;
-        consumer.rings.nodes |= rings.nodes;
+    fn poll(&self, consumer: &mut Consumer) -> Result<(), DeviceError> {
+        let ready = self.parts.event_set.poll();
+        let ready = ready.map_err(|error| DeviceError::os("polling for events", &error))?;
+        consumer.ready.asynchronous |= ready.asynchronous;
+        consumer.ready.nodes |= ready.nodes;
         // A queue has one at most, since it is asked for only after the one before was taken.
-        let mut is_rung = rings.completion;
+        let mut is_rung = ready.completion;
         while is_rung && (consumer.receives_armed || consumer.sends_armed) {
             let event = verbs::take_event(&self.parts.channel)
                 .map_err(|error| DeviceError::os("reading completion events", &error))?;
@@ -152,13 +152,13 @@ impl Device for RdmaDevice {
         let was_armed = (consumer.receives_armed, consumer.sends_armed);
         // Looking takes a system call: arming does so, and who polls without it does now and then.
         if consumer.drains % LOOK_EVERY == 0 {
-            self.look(&mut consumer)?;
+            self.poll(&mut consumer)?;
         }
-        self.hand_out(&mut consumer, sink)?;
+        self.deliver(&mut consumer, sink)?;
         if !is_any && was_armed != (consumer.receives_armed, consumer.sends_armed) {
             // The event was late, for a completion that was handed out before. The driver may sleep
             // now, as it gets nothing, and no completion would wake it.
-            self.parts.bell.ring();
+            self.parts.event_set.ring();
         }
         Ok(())
     }
@@ -167,7 +167,7 @@ impl Device for RdmaDevice {
         let mut consumer = lock(&self.consumer);
         self.parts.check()?;
         // The caller may have been woken by the event, and would be again.
-        self.look(&mut consumer)?;
+        self.poll(&mut consumer)?;
         if !consumer.receives_armed {
             request_notify(&self.parts.receives)?;
             consumer.receives_armed = true;
@@ -176,26 +176,26 @@ impl Device for RdmaDevice {
     }
 
     fn doorbell(&self) -> Doorbell<'_> {
-        Doorbell::Fd(self.parts.bell.fd())
+        Doorbell::Fd(self.parts.event_set.fd())
     }
 }
 
 impl RdmaDevice {
     /// Hands out what there is.
-    fn hand_out(
+    fn deliver(
         &self,
         consumer: &mut Consumer,
         sink: &mut dyn FnMut(Event),
     ) -> Result<(), DeviceError> {
-        let rings = std::mem::take(&mut consumer.rings);
-        if rings.asynchronous || rings.nodes {
+        let ready = std::mem::take(&mut consumer.ready);
+        if ready.asynchronous || ready.nodes {
             // What links received and acknowledged before they failed comes first.
             completion::drain(&self.parts, consumer.drains, sink)?;
         }
-        if rings.asynchronous {
+        if ready.asynchronous {
             async_events::drain(&self.parts, sink)?;
         }
-        if rings.nodes && self.parts.is_removed() {
+        if ready.nodes && self.parts.is_removed() {
             async_events::gone(&self.parts, sink);
         }
         if self.parts.is_gone() {
@@ -245,7 +245,7 @@ pub(crate) struct Parts {
     sends: Arc<BasicCompletionQueue>,
     channel: Arc<CompletionChannel>,
     context: Arc<DeviceContext>,
-    bell: Bell,
+    event_set: EventSet,
     node: Option<PathBuf>,
     depths: Depths,
     retry_policy: RetryPolicy,
@@ -287,7 +287,7 @@ impl Parts {
         };
         let receives = queue(depths.receive_completions())?;
         let sends = queue(depths.send_completions())?;
-        let bell = Bell::new(verbs::channel_fd(&channel), verbs::async_fd(&context))
+        let event_set = EventSet::new(verbs::channel_fd(&channel), verbs::async_fd(&context))
             .map_err(|error| OpenError::verbs("making a doorbell", error))?;
         let ports = port::read(&context)
             .map_err(|error| OpenError::verbs("reading the GID table", error))?;
@@ -296,11 +296,11 @@ impl Parts {
             sends,
             channel,
             context,
-            bell,
+            event_set,
             node: node_of(name),
             depths,
             retry_policy,
-            links: Links::new(depths.links as usize, depths.room() as usize),
+            links: Links::new(depths.links as usize, depths.capacity() as usize),
             addresses: Mutex::new(port::active(&ports)),
             stopped: Mutex::default(),
             has_stopped: AtomicBool::new(false),
@@ -340,14 +340,14 @@ impl Parts {
     /// The place of a link in the completion queue is free after the next drain.
     pub(crate) fn retire(&self) {
         if self.links.retire() {
-            self.bell.ring();
+            self.event_set.ring();
         }
     }
 
     /// Stops a link outside of a drain; the next one reports it.
     pub(crate) fn stop_link_and_ring(&self, link: &Core, cause: LinkFailure) {
         if self.stop_link(link, cause) {
-            self.bell.ring();
+            self.event_set.ring();
         }
     }
 
@@ -395,7 +395,7 @@ impl Parts {
         self.gone.load(Ordering::Acquire)
     }
 
-    /// `true` for the first who says so.
+    /// `true` for the first report.
     pub(crate) fn set_gone(&self) -> bool {
         !self.gone.swap(true, Ordering::AcqRel)
     }
@@ -424,7 +424,7 @@ impl Drop for Parts {
     }
 }
 
-/// How much a device has room for.
+/// How much a device has space for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Depths {
     pub(crate) receives: u32,
@@ -468,17 +468,17 @@ impl Depths {
 
     /// Entries of the completion queue of receives.
     pub(crate) fn receive_completions(self) -> u32 {
-        self.room() * self.receives
+        self.capacity() * self.receives
     }
 
     /// Entries of the completion queue of posts: when a link fails, every request is reported.
     pub(crate) fn send_completions(self) -> u32 {
-        self.room() * self.send_requests()
+        self.capacity() * self.send_requests()
     }
 
     /// Links that these are for. Some more than there may be: what a dropped link has left in the
     /// queues stays there until the next drain.
-    fn room(self) -> u32 {
+    fn capacity(self) -> u32 {
         self.links + (self.links / 4).max(8)
     }
 }

@@ -1,4 +1,4 @@
-//! One descriptor that becomes readable when the device has news of any kind.
+//! One descriptor that becomes readable when the device has an event of any kind.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -10,9 +10,9 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl, inotify};
 
 /// An epoll set over all that can ring.
 #[derive(Debug)]
-pub(crate) struct Bell {
+pub(crate) struct EventSet {
     set: OwnedFd,
-    /// Rung by ourselves, for news that no descriptor tells of.
+    /// Rung by ourselves, for events without a descriptor.
     own: OwnedFd,
     /// Tells that device nodes were removed.
     nodes: Option<OwnedFd>,
@@ -20,7 +20,7 @@ pub(crate) struct Bell {
 
 /// What rang.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Rings {
+pub(crate) struct ReadySources {
     /// There are completion events.
     pub(crate) completion: bool,
     /// There are asynchronous events.
@@ -29,8 +29,8 @@ pub(crate) struct Rings {
     pub(crate) nodes: bool,
 }
 
-impl Bell {
-    /// A bell for two descriptors, which no longer block from now on.
+impl EventSet {
+    /// An epoll set for two descriptors, which no longer block from now on.
     pub(crate) fn new(
         completion: BorrowedFd<'_>,
         asynchronous: BorrowedFd<'_>,
@@ -60,7 +60,7 @@ impl Bell {
     }
 
     /// What rings now. Takes back rings of our own; the others stop when their events are taken.
-    pub(crate) fn look(&self) -> io::Result<Rings> {
+    pub(crate) fn poll(&self) -> io::Result<ReadySources> {
         let mut found = [const { MaybeUninit::<epoll::Event>::uninit() }; SOURCES];
         let none = Timespec {
             tv_sec: 0,
@@ -68,17 +68,17 @@ impl Bell {
         };
         let (found, _) = match epoll::wait(&self.set, &mut found, Some(&none)) {
             Ok(found) => found,
-            Err(rustix::io::Errno::INTR) => return Ok(Rings::default()),
+            Err(rustix::io::Errno::INTR) => return Ok(ReadySources::default()),
             Err(error) => return Err(error.into()),
         };
-        let mut rings = Rings::default();
+        let mut ready = ReadySources::default();
         for event in found {
             match event.data.u64() {
-                COMPLETION => rings.completion = true,
-                ASYNCHRONOUS => rings.asynchronous = true,
+                COMPLETION => ready.completion = true,
+                ASYNCHRONOUS => ready.asynchronous = true,
                 NODES => {
-                    rings.nodes = true;
-                    self.forget_nodes();
+                    ready.nodes = true;
+                    self.drain_nodes();
                 }
                 _ => {
                     let mut count = [0; 8];
@@ -87,11 +87,11 @@ impl Bell {
                 }
             }
         }
-        Ok(rings)
+        Ok(ready)
     }
 
     /// The reader checks which node it was, so the contents of the events are discarded.
-    fn forget_nodes(&self) {
+    fn drain_nodes(&self) {
         let Some(nodes) = &self.nodes else { return };
         let mut events = [0; 4096];
         // A bound, since others make these events: what is left rings again.

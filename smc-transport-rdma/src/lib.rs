@@ -1,8 +1,8 @@
-//! SMC-R over RDMA verbs: the transport for hosts whose network cards speak RoCE.
+//! SMC-R over RDMA verbs: the transport for hosts whose network cards support RoCE.
 //!
 //! An [`RdmaDevice`] is a transport device for `smc-core`: give it to an endpoint, and streams to
-//! hosts that have one too, or a kernel that speaks SMC-R, move their data by RDMA. Soft-RoCE, which
-//! turns any network interface into an RDMA device, will do.
+//! hosts that have one too, or a kernel that supports SMC-R, move their data by RDMA. Soft-RoCE,
+//! which turns any network interface into an RDMA device, will do.
 //!
 //! ```text
 //!   Link  = queue pair (RC)             one per peer and path, with its own buffers for messages
@@ -18,8 +18,8 @@
 //!
 //! * All links of a device share two completion queues, one for receives and one for posts, long
 //!   enough for everything that they may have posted. Completions name their link by a number that
-//!   is not used twice, so what a dropped link leaves behind is never taken for news of another, also
-//!   where queue pair numbers come back.
+//!   is not used twice, so what a dropped link leaves behind is never taken for an event of
+//!   another, also where queue pair numbers come back.
 //! * A received message is copied out and its buffer posted again before the message is handed on:
 //!   the peer finds a buffer also while the application thinks. Posting and draining allocate
 //!   nothing; only messages of other lengths than 44 bytes do.
@@ -31,7 +31,7 @@
 //!   at what happens rarely.
 //! * A link goes down when a request fails, when its port is no longer active, when its GID
 //!   disappears, or with the device. Its queue pair is stopped before [`LinkDown`] is reported. What
-//!   a completion says concerns that link alone, unless it is `IBV_WC_FATAL_ERR`; asynchronous
+//!   a completion states concerns that link alone, unless it is `IBV_WC_FATAL_ERR`; asynchronous
 //!   events about the queue pair or the device are [failures of the
 //!   device](smc_core::device::LinkFailure::Device).
 //! * Some devices, soft-RoCE among them, are removed only when no process has them open, and their
@@ -49,7 +49,7 @@
 //!
 //! Hop limit 1, or 64 through a gateway, and the peer's MAC are what SMC-R wants of a path, and the
 //! hop limit is asked for. The kernel's RDMA core resolves both by itself for queue pairs of user
-//! space: it looks the MAC up as IP does, and packets leave with a hop limit of its own, commonly
+//! space: it resolves the MAC as IP does, and packets leave with a hop limit of its own, commonly
 //! 64. So a direct path is not kept from passing a router, as it is between kernels.
 //!
 //! [`Builder`] sets the depth of the queues.
@@ -69,7 +69,7 @@
 //! To build: cmake and libclang. To run: `libibverbs.so.1` with a driver for the device, access to
 //! its node below `/dev/infiniband`, and enough locked memory (`ulimit -l`), about 270 KiB per link
 //! besides the buffers of connections. The library is loaded when it is first used; where it or a
-//! device is missing, that is an [`OpenError`], and [`probe()`] says what each device lacks.
+//! device is missing, that is an [`OpenError`], and [`probe()`] states what each device lacks.
 //!
 //! A process that forks with a device open must not use it in the child.
 //!
@@ -98,7 +98,7 @@
 //!
 //! // Links reach memory of their own protection domain only.
 //! let domain = device.protection_domain().await?;
-//! // Each end tells the other where it is; with SMC that travels in the handshake.
+//! // Each end sends the other its address; with SMC that travels in the handshake.
 //! let (near, far) = (domain.open_link(at).await?, domain.open_link(at).await?);
 //! let (here, there) = (near.local(), far.local());
 //! let near = near.connect(there, Route::Direct).await?;
@@ -116,9 +116,9 @@
 //! };
 //! near.post(OpId(1), &[hello], &[0; 44])?;
 //!
-//! let mut news = Vec::new();
-//! while !news.iter().any(|event| matches!(event, Event::Received { .. })) {
-//!     device.drain(&mut |event| news.push(event))?; // a driver arms and sleeps in between
+//! let mut events = Vec::new();
+//! while !events.iter().any(|event| matches!(event, Event::Received { .. })) {
+//!     device.drain(&mut |event| events.push(event))?; // a driver arms and sleeps in between
 //! }
 //! let mut data = [0; 5];
 //! to.region().copy_out(0, &mut data)?;
@@ -157,7 +157,7 @@ pub use probe::{DeviceReport, PortReport, Unusable, probe};
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks a mutex. What it guards is changed in steps that do not panic, so poison says nothing.
+/// Locks a mutex. Its data is changed in steps that do not panic, so poison has no meaning.
 fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -336,13 +336,13 @@ impl Core {
 
 impl Drop for Core {
     fn drop(&mut self) {
-        let remains = DeferredTeardown {
+        let teardown = DeferredTeardown {
             qp: lock(&self.queue).qp.take(),
             _buffers: Arc::clone(&self.buffers),
             parts: Arc::clone(&self.parts),
         };
         if self.failed.load(Ordering::Acquire) {
-            remains.spawn();
+            teardown.spawn();
         }
     }
 }
@@ -530,7 +530,7 @@ pub(crate) fn buffers_len(receives: u32, sends: u32) -> u64 {
     (u64::from(receives) + u64::from(sends)) * SLOT + 2 * u64::from(LONGS) * LONG
 }
 
-/// Makes a queue pair; says how many bytes of a message it copies at once.
+/// Makes a queue pair; returns how many bytes of a message it copies at once.
 fn make(
     domain: &Arc<ProtectionDomain>,
     parts: &Parts,

@@ -13,7 +13,7 @@ use crate::lock;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Serial(pub(crate) u32);
 
-/// The links that there are, and the room in the completion queue that each takes.
+/// The links that there are, and the space in the completion queue that each takes.
 #[derive(Debug)]
 pub(crate) struct Links {
     table: Mutex<Table>,
@@ -21,8 +21,8 @@ pub(crate) struct Links {
     retired: AtomicUsize,
     /// Links at a time.
     max: usize,
-    /// Links that the completion queue has room for, with those that were destroyed.
-    room: usize,
+    /// Links that the completion queue has space for, with those that were destroyed.
+    capacity: usize,
 }
 
 #[derive(Debug, Default)]
@@ -33,22 +33,22 @@ struct Table {
 }
 
 impl Links {
-    pub(crate) fn new(max: usize, room: usize) -> Self {
+    pub(crate) fn new(max: usize, capacity: usize) -> Self {
         Self {
             table: Mutex::default(),
             retired: AtomicUsize::new(0),
             max,
-            room,
+            capacity,
         }
     }
 
     /// A number for another link, unless there are too many. It has to be retired at last.
     pub(crate) fn reserve(&self) -> Option<Serial> {
         let mut table = lock(&self.table);
-        let alive = table
+        let live = table
             .taken
             .saturating_sub(self.retired.load(Ordering::Acquire));
-        if alive >= self.max || table.taken >= self.room {
+        if live >= self.max || table.taken >= self.capacity {
             return None;
         }
         table.taken += 1;
@@ -83,7 +83,7 @@ impl Links {
     /// completion queue, to have its place back.
     pub(crate) fn retire(&self) -> bool {
         let retired = self.retired.fetch_add(1, Ordering::AcqRel) + 1;
-        retired >= (self.room - self.max).div_ceil(2)
+        retired >= (self.capacity - self.max).div_ceil(2)
     }
 
     /// How many were retired and are not settled.

@@ -26,7 +26,7 @@ impl Memory {
     ) -> Result<Self, DeviceError> {
         let registered = match access {
             Access::Local => Registered::new(domain, region.clone(), AccessFlags::LocalWrite),
-            // Peers get to know the address: it says nothing of where the memory is.
+            // Peers receive the address, so it must not reveal where the memory is.
             Access::RemoteWrite => {
                 let random = smc_core::random::bytes()
                     .map_err(|error| DeviceError::os("choosing an address", &error))?;

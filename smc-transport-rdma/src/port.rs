@@ -50,7 +50,7 @@ pub(crate) fn read(context: &DeviceContext) -> io::Result<Vec<Port>> {
         _ => io::ErrorKind::Other.into(),
     })?;
     let mut ports = Vec::new();
-    let mut room = 0;
+    let mut capacity = 0;
     for number in 1..=attributes.phys_port_cnt() {
         let port = context
             .query_port(number)
@@ -59,7 +59,7 @@ pub(crate) fn read(context: &DeviceContext) -> io::Result<Vec<Port>> {
                 _ => io::ErrorKind::Other.into(),
             })?;
         // Numbers, not sideway's enums: those panic on values that they do not know.
-        room += usize::try_from(port.attr.gid_tbl_len).unwrap_or(0);
+        capacity += usize::try_from(port.attr.gid_tbl_len).unwrap_or(0);
         ports.push(Port {
             number,
             state: match port.attr.state {
@@ -73,7 +73,7 @@ pub(crate) fn read(context: &DeviceContext) -> io::Result<Vec<Port>> {
         });
     }
     let mut interfaces = Interfaces::default();
-    for gid in verbs::gid_table(context, room)? {
+    for gid in verbs::gid_table(context, capacity)? {
         let port = ports
             .iter_mut()
             .find(|port| u32::from(port.number) == gid.port);

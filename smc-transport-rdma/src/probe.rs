@@ -67,24 +67,24 @@ pub enum Unusable {
 
 /// Looks at all devices of the host.
 ///
-/// Opens each and tries to register some memory, so what it says holds for this process and its
+/// Opens each and tries to register some memory, so what it states holds for this process and its
 /// limits. Blocks for some milliseconds.
 ///
 /// # Errors
 ///
-/// [`OpenError::NoLibrary`] or [`OpenError::NoDevices`] if there is nothing to look at.
+/// [`OpenError::NoLibrary`] or [`OpenError::NoDevices`] if there is nothing to check.
 pub fn probe() -> Result<Vec<DeviceReport>, OpenError> {
     Ok(names()?.into_iter().map(report).collect())
 }
 
 fn report(name: String) -> DeviceReport {
-    let looked = context(&name).and_then(|context| {
+    let result = context(&name).and_then(|context| {
         let ports = port::read(&context)
             .map_err(|error| OpenError::verbs("reading the GID table", error))?;
         Ok((context, ports))
     });
-    let (context, ports) = match looked {
-        Ok(looked) => looked,
+    let (context, ports) = match result {
+        Ok(result) => result,
         Err(error) => {
             return DeviceReport {
                 name,
@@ -196,9 +196,9 @@ fn devices() -> Result<DeviceList, OpenError> {
                 .raw_os_error()
                 .map(rustix::io::Errno::from_raw_os_error)
             {
-                // What stands in for the library says this when it is not there.
+                // The stub of the library returns this when it is missing.
                 Some(rustix::io::Errno::OPNOTSUPP) => OpenError::NoLibrary,
-                // The library says this when the kernel lacks the interface.
+                // The library returns this when the kernel lacks the interface.
                 Some(rustix::io::Errno::NOSYS | rustix::io::Errno::NOENT) => OpenError::NoDevices,
                 _ => OpenError::verbs("listing the devices", error),
             }

@@ -36,7 +36,7 @@ pub(crate) struct Completion {
     pub(crate) len: u32,
 }
 
-/// Takes completions out of a queue, as many as there are and fit; says how many.
+/// Takes completions out of a queue, as many as there are and fit; returns how many.
 pub(crate) fn poll(
     queue: &BasicCompletionQueue,
     into: &mut [Completion; BATCH],
@@ -44,7 +44,7 @@ pub(crate) fn poll(
     let mut found = [const { MaybeUninit::<sys::ibv_wc>::zeroed() }; BATCH];
     // SAFETY: the handle is used in this call only, while the queue is borrowed.
     let handle = unsafe { queue.cq() };
-    // SAFETY: the queue is alive, and `found` has room for as many entries as are asked for.
+    // SAFETY: the queue is alive, and `found` has space for as many entries as are asked for.
     let count = unsafe {
         sys::ibv_poll_cq(
             handle.as_ptr(),
@@ -384,7 +384,7 @@ pub(crate) fn take_async(context: &DeviceContext) -> io::Result<Option<Async>> {
     } else {
         None
     };
-    let told = if let Some(why) = about_qp {
+    let outcome = if let Some(why) = about_qp {
         // SAFETY: a place inside of `event`; nothing is read.
         let element = unsafe { &raw const (*at).element };
         // SAFETY: for events of this kind the union has the queue pair.
@@ -403,7 +403,7 @@ pub(crate) fn take_async(context: &DeviceContext) -> io::Result<Option<Async>> {
     };
     // SAFETY: as taken above, and once.
     unsafe { sys::ibv_ack_async_event(at) };
-    Ok(Some(told))
+    Ok(Some(outcome))
 }
 
 const PORT_EVENTS: [sys::ibv_event_type; 7] = [
@@ -457,7 +457,7 @@ pub(crate) fn gid_table(context: &DeviceContext, max: usize) -> io::Result<Vec<G
     let mut entries = vec![empty; max.max(1)];
     // SAFETY: the handle is used in this call only, while the context is borrowed.
     let handle = unsafe { context.context() };
-    // SAFETY: the context is alive, and there is room for as many entries as are asked for.
+    // SAFETY: the context is alive, and there is space for as many entries as are asked for.
     let count = unsafe {
         sys::ibv_query_gid_table(handle.as_ptr(), entries.as_mut_ptr(), entries.len(), 0)
     };
@@ -495,7 +495,8 @@ fn check(status: i32) -> io::Result<()> {
     }
 }
 
-/// Error numbers come positive from some drivers and negative from others; -1 says nothing.
+/// Error numbers come positive from some drivers and negative from others; -1 contains no
+/// information.
 fn from_return(status: i32) -> io::Error {
     match status.checked_abs() {
         None | Some(1) => io::Error::last_os_error(),

@@ -1,4 +1,4 @@
-//! What a device says when the world around it changes.
+//! Events of a device when its environment changes.
 //!
 //! Takes a machine whose network may be changed: `SMC_RDMA_CHANGE=<netdev>:<rdma device>` names an
 //! interface that may be taken down and the soft-RoCE device on it, which may be removed.

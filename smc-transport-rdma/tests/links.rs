@@ -58,7 +58,7 @@ fn as_many_posts_as_promised_are_taken_and_reported_in_order() {
         assert_eq!(received(&far), Inbound::Short([number as u8; 44]));
         assert_eq!(sent(&near), OpId(number));
     }
-    // And there is room again.
+    // And there is space again.
     near.link.post(OpId(1), &[], &[1; 44]).unwrap();
     assert_eq!(sent(&near), OpId(1));
 }
@@ -202,7 +202,7 @@ fn links_can_be_dropped_at_any_time() {
         }
         drop(near);
         drop(far);
-        // Whatever is left over is not taken for news of a link that is there.
+        // Whatever is left over is not taken for an event of a link that is there.
         let mut left = Vec::new();
         a.drain_into(&mut left);
         b.drain_into(&mut left);

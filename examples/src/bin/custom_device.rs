@@ -2,7 +2,7 @@
 //!
 //! Run it with `cargo run -p smc-examples --bin custom_device`.
 //!
-//! A device says who it is, registers buffers, moves data into the buffers of its peers, reports
+//! A device has an identity, registers buffers, moves data into the buffers of its peers, reports
 //! what its peers signalled, and has a doorbell. That is all there is to it; what follows is the
 //! whole transport, in safe code. The tests at the end let the conformance suite judge it.
 
@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             writer.close().await?;
             Ok::<_, Box<dyn Error>>(())
         };
-        let talk = async {
+        let client = async {
             let mut stream = client.connect(address).await?;
             println!("connected: {}", stream.mode());
             stream.write_all(b"through a device of our own").await?;
@@ -48,7 +48,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             println!("answer: {answer}");
             Ok(())
         };
-        future::try_zip(echo, talk).await.map(|_| ())
+        future::try_zip(echo, client).await.map(|_| ())
     })
 }
 
@@ -64,7 +64,7 @@ struct Hub {
 struct Inbox {
     gid: Gid,
     events: Mutex<Vec<Event>>,
-    bell: AtomicWaker,
+    waker: AtomicWaker,
 }
 
 #[derive(Debug)]
@@ -77,12 +77,12 @@ struct Buffer {
 
 impl Hub {
     fn device(self: &Arc<Self>, name: &str) -> Arc<HubDevice> {
-        // The second half of the GID must not be zero: that is how emulated devices are told.
+        // The second half of the GID must not be zero: this identifies emulated devices.
         let gid = Gid::new(random(), random() | 1);
         let inbox = Arc::new(Inbox {
             gid,
             events: Mutex::default(),
-            bell: AtomicWaker::new(),
+            waker: AtomicWaker::new(),
         });
         lock(&self.members).insert(gid, Arc::clone(&inbox));
         Arc::new(HubDevice {
@@ -101,7 +101,7 @@ impl Inbox {
             events.push(event);
         }
         drop(events);
-        self.bell.wake();
+        self.waker.wake();
     }
 }
 
@@ -136,7 +136,7 @@ impl Device for HubDevice {
     }
 
     fn doorbell(&self) -> Doorbell<'_> {
-        Doorbell::Waker(&self.inbox.bell)
+        Doorbell::Waker(&self.inbox.waker)
     }
 }
 

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! cargo run -p smc-examples --bin echo_tokio -- serve 127.0.0.1:7007
-//! cargo run -p smc-examples --bin echo_tokio -- say 127.0.0.1:7007 hello
+//! cargo run -p smc-examples --bin echo_tokio -- send 127.0.0.1:7007 hello
 //! ```
 
 use std::env;
@@ -22,16 +22,16 @@ async fn main() -> Result<()> {
     let args: Vec<_> = env::args().skip(1).collect();
     match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["serve", addr] => serve(endpoint()?.bind(addr).await?).await,
-        ["say", addr, words] => say(addr, words).await,
+        ["send", addr, words] => send(addr, words).await,
         [] => {
             let listener = endpoint()?.bind("127.0.0.1:0").await?;
             let addr = listener.local_addr()?.to_string();
             let server = tokio::spawn(serve(listener));
-            say(&addr, "hello").await?;
+            send(&addr, "hello").await?;
             server.abort();
             Ok(())
         }
-        _ => Err("arguments: [serve ADDR | say ADDR WORDS]".into()),
+        _ => Err("arguments: [serve ADDR | send ADDR WORDS]".into()),
     }
 }
 
@@ -46,7 +46,7 @@ async fn serve(listener: Listener) -> Result<()> {
         let (stream, peer) = listener.accept().await?;
         println!("server: {peer} over {}", stream.mode());
         tokio::spawn(async move {
-            // Works the same for clients that only speak TCP.
+            // Works the same for clients that support TCP only.
             let (mut from, mut to) = stream.into_split();
             if let Err(error) = tokio::io::copy(&mut from, &mut to).await {
                 eprintln!("server: {peer}: {error}");
@@ -55,7 +55,7 @@ async fn serve(listener: Listener) -> Result<()> {
     }
 }
 
-async fn say(addr: &str, words: &str) -> Result<()> {
+async fn send(addr: &str, words: &str) -> Result<()> {
     let mut stream = endpoint()?.connect(addr).await?;
     println!("client: connected over {}", stream.mode());
     stream.write_all(words.as_bytes()).await?;
@@ -66,6 +66,6 @@ async fn say(addr: &str, words: &str) -> Result<()> {
     if back == words {
         Ok(())
     } else {
-        Err("the echo is not what was said".into())
+        Err("the echo differs from what was sent".into())
     }
 }

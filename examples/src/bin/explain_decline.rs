@@ -1,5 +1,5 @@
-//! A tool that needs nothing but the wire crate: says in words what a DECLINE or any other CLC
-//! message says in bytes, and builds one.
+//! A tool that needs nothing but the wire crate: explains a DECLINE or any other CLC
+//! message, and builds one.
 //!
 //! ```text
 //! cargo run -p smc-examples --bin explain_decline

@@ -6,9 +6,10 @@
 //!
 //! `zero_copy_write` has the other end of it, and data that is held.
 //!
-//! `fill_buf` lends the next bytes of the receive ring and `consume` gives their space back to the
-//! writer. Unless the endpoint trusts its peers these bytes are a copy of ours, because memory that
-//! another process can change must not be looked at as `&[u8]`; here both ends are this program.
+//! `fill_buf` borrows the next bytes of the receive ring and `consume` gives their space back to
+//! the writer. Unless the endpoint trusts its peers these bytes are a copy of ours, because memory
+//! that another process can change must not be borrowed as `&[u8]`; here both ends are this
+//! program.
 
 #![allow(unsafe_code, reason = "the promise about peers is an unsafe function")]
 

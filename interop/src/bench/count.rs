@@ -1,5 +1,5 @@
 //! What the kernels of the guests count while something is measured: where the time goes, as far
-//! as numbers of events tell.
+//! as counted by numbers of events.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -107,7 +107,7 @@ const KINDS: &[&str] = &["user", "nice", "system", "idle", "iowait", "irq", "sof
 
 const TRACING: &str = "/sys/kernel/tracing";
 
-/// What is counted, and by what it is told apart.
+/// What is counted, and by what it is distinguished.
 const EVENTS: &[(&str, &str)] = &[
     ("raw_syscalls/sys_enter", "common_pid.execname,id.syscall"),
     ("sched/sched_switch", "next_comm"),

@@ -19,13 +19,13 @@ use crate::protocol::{FromGuest, Order, Request};
 /// Serves the host until it closes the port.
 pub(crate) fn serve() -> Result<()> {
     let mut port = port().context("no port to the host")?;
-    // Whatever was said before a reset ends here.
+    // Whatever was sent before a reset ends here.
     port.write_all(b"\n")?;
     let host = Host {
         port: Arc::new(Mutex::new(port.try_clone()?)),
     };
     let kernel = fs::read_to_string("/proc/sys/kernel/osrelease")?;
-    host.tell(&FromGuest::Hello {
+    host.send(&FromGuest::Hello {
         kernel: kernel.trim().to_owned(),
     });
     let jobs = Jobs::new(host.clone());
@@ -33,7 +33,7 @@ pub(crate) fn serve() -> Result<()> {
         let line = line.context("port to the host")?;
         let Request { id, order } = serde_json::from_str(&line).context("order")?;
         let result = obey(order, &jobs).map_err(|error| format!("{error:#}"));
-        host.tell(&FromGuest::Answer { id, result });
+        host.send(&FromGuest::Answer { id, result });
     }
     Ok(())
 }
@@ -45,14 +45,14 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    pub(crate) fn tell(&self, what: &FromGuest) {
+    pub(crate) fn send(&self, what: &FromGuest) {
         let Ok(mut line) = serde_json::to_vec(what) else {
             return;
         };
         line.push(b'\n');
         let mut port = self.port.lock().unwrap_or_else(PoisonError::into_inner);
         if let Err(error) = port.write_all(&line) {
-            eprintln!("interop agent: cannot tell the host: {error}");
+            eprintln!("interop agent: cannot send to the host: {error}");
         }
     }
 }

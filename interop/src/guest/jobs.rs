@@ -31,7 +31,7 @@ impl Jobs {
         }
     }
 
-    /// A side of a scenario: this program, which takes its job from stdin and tells events.
+    /// A side of a scenario: this program, which takes its job from stdin and emits events.
     pub(crate) fn start(&self, run: u32, job: &Job) -> Result<()> {
         let mut side = Command::new("/proc/self/exe");
         let event = |line: String| serde_json::from_str(&line).unwrap_or(Event::Log(line));
@@ -76,7 +76,7 @@ impl Jobs {
         thread::spawn(move || {
             let _ = (words.join(), events.join());
             let code = wait(&waited);
-            host.tell(&FromGuest::Event {
+            host.send(&FromGuest::Event {
                 run,
                 event: Event::Ended(code),
             });
@@ -107,7 +107,7 @@ impl Jobs {
         let host = self.host.clone();
         thread::spawn(move || {
             for line in BufReader::new(from).lines().map_while(Result::ok) {
-                host.tell(&FromGuest::Event {
+                host.send(&FromGuest::Event {
                     run,
                     event: event(line),
                 });
@@ -120,14 +120,14 @@ impl Jobs {
     }
 }
 
-/// The child's output has ended, so it ends soon; between looks it can be killed.
+/// The child's output has ended, so it ends soon; between polls it can be killed.
 fn wait(child: &Mutex<Child>) -> Option<i32> {
     loop {
-        let looked = child
+        let polled = child
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .try_wait();
-        match looked {
+        match polled {
             Ok(Some(status)) => return status.code(),
             Ok(None) => thread::sleep(Duration::from_millis(10)),
             Err(_) => return None,

@@ -61,7 +61,7 @@ impl Netlink {
         Ok(())
     }
 
-    /// Hands over payloads until the kernel says that it is done.
+    /// Hands over payloads until the kernel reports that it is done.
     fn replies(&self, mut each: impl FnMut(&[u8])) -> io::Result<()> {
         let mut buf = vec![0; 64 * 1024];
         loop {

@@ -60,7 +60,7 @@ pub(super) async fn keep(endpoint: &Endpoint, to: SocketAddr) -> Result<bool> {
 }
 
 /// Uses one stream.
-pub(super) async fn greet(endpoint: &Endpoint, to: SocketAddr, is_tcp: bool) -> Result<bool> {
+pub(super) async fn ping(endpoint: &Endpoint, to: SocketAddr, is_tcp: bool) -> Result<bool> {
     let mut stream = endpoint
         .connect(to)
         .await
@@ -104,11 +104,11 @@ pub(super) async fn open(endpoint: &Endpoint, to: SocketAddr, job: Job) -> Resul
 }
 
 async fn echo_once(stream: &mut Stream, len: usize) -> Result<()> {
-    let said: Vec<u8> = (0..len).map(|at| (at * 7 % 251) as u8).collect();
+    let sent: Vec<u8> = (0..len).map(|at| (at * 7 % 251) as u8).collect();
     let mut received = vec![0; len];
-    stream.write_all(&said).await.context("write")?;
+    stream.write_all(&sent).await.context("write")?;
     stream.read_exact(&mut received).await.context("read")?;
-    ensure!(said == received, "another echo");
+    ensure!(sent == received, "another echo");
     Ok(())
 }
 
@@ -148,7 +148,7 @@ async fn half_close(endpoint: &Endpoint, to: SocketAddr) -> Result<String> {
     let mut received = Vec::new();
     stream.read_to_end(&mut received).await?;
     ensure!(received == b"the last words", "another echo");
-    Ok("what was said before came back".to_owned())
+    Ok("earlier data came back".to_owned())
 }
 
 async fn abort_by_server(endpoint: &Endpoint, to: SocketAddr) -> Result<String> {
@@ -164,7 +164,7 @@ async fn abort_by_client(endpoint: &Endpoint, to: SocketAddr) -> Result<String> 
     let stream = open(endpoint, to, Job::BeAborted).await?;
     stream.peek(&mut [0]).await?;
     drop(stream);
-    Ok("done; the server tells how it is received".to_owned())
+    Ok("done; the server reports the result".to_owned())
 }
 
 async fn fifty(endpoint: &Endpoint, to: SocketAddr) -> Result<String> {

@@ -53,7 +53,7 @@ fn kill_processes(stage: &mut Stage) -> Result<()> {
     }
     // Servers that have lost their clients take others.
     for (client, serving) in servers {
-        greet(stage, client, &serving, Carried::Smc)?;
+        ping(stage, client, &serving, Carried::Smc)?;
         stage.kill(serving.side)?;
     }
     Ok(())
@@ -72,7 +72,7 @@ fn reset_guest(stage: &mut Stage) -> Result<()> {
     stage.reset(At::GuestB)?;
     // The devices are taken again: their earlier peers detect it at once.
     let back = stage.serve(At::GuestB, WORD_TIME)?;
-    greet(stage, At::GuestB, &steady, Carried::Smc)?;
+    ping(stage, At::GuestB, &steady, Carried::Smc)?;
     for side in holding {
         all_ended(stage, side)?;
     }
@@ -81,7 +81,7 @@ fn reset_guest(stage: &mut Stage) -> Result<()> {
     }
     goes_on(stage, kept)?;
     for client in [At::GuestA, At::Host] {
-        greet(stage, client, &back, Carried::Smc)?;
+        ping(stage, client, &back, Carried::Smc)?;
     }
     stage.kill(back.side)?;
     stage.kill(steady.side)
@@ -117,7 +117,7 @@ fn replace_server(stage: &mut Stage) -> Result<()> {
         hold(stage, At::Host, &inside)?,
         hold(stage, At::GuestA, &outside)?,
     ];
-    let has_said_so = stage.end_server();
+    let was_marked = stage.end_server();
     for side in holding {
         all_ended(stage, side)?;
     }
@@ -125,7 +125,7 @@ fn replace_server(stage: &mut Stage) -> Result<()> {
         stage.await_line(inside.side, "ended broken", DEATH_TIME)?;
     }
     stage.kill(outside.side)?;
-    if has_said_so {
+    if was_marked {
         // No new fabric can use what is left in guests.
         let late = stage.start(At::GuestA, &["serve", "127.0.0.1:1"])?;
         let why = "interop: device is gone: the ivshmem server";
@@ -133,12 +133,12 @@ fn replace_server(stage: &mut Stage) -> Result<()> {
     }
     // Endpoints of the old fabric are still reached.
     stage.start_server()?;
-    greet(stage, At::Host, &inside, Carried::Tcp)?;
+    ping(stage, At::Host, &inside, Carried::Tcp)?;
     stage.kill(inside.side)?;
     // Machines that are started now are on the new fabric, with processes of the host.
     stage.restart_machine(At::GuestB)?;
     let serving = stage.serve(At::GuestB, WORD_TIME)?;
-    greet(stage, At::Host, &serving, Carried::Smc)?;
+    ping(stage, At::Host, &serving, Carried::Smc)?;
     stage.kill(serving.side)
 }
 
@@ -181,9 +181,9 @@ fn goes_on(stage: &mut Stage, keeping: u32) -> Result<()> {
     Ok(())
 }
 
-fn greet(stage: &mut Stage, client: At, server: &Served, on: Carried) -> Result<()> {
+fn ping(stage: &mut Stage, client: At, server: &Served, on: Carried) -> Result<()> {
     let to = stage.way(client, server)?;
-    let mut what = vec!["greet", &to];
+    let mut what = vec!["ping", &to];
     if on == Carried::Tcp {
         what.push("--tcp");
     }

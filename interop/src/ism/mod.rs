@@ -1,9 +1,10 @@
 //! SMC-D between this host and guests, over the memory of an ivshmem server.
 //!
-//! The server runs in this process. Two guests have ivshmem devices and are told, like processes of
-//! the host, to be one side of each scene: `call` and `serve` are the sides, `job` is what they do,
-//! `model` the stream model between two of them, `stage` is where they run, `bench` measures there, `inside` what one guest does with several devices of its own, and
-//! `failures` is what happens when a process, a machine or the server ends.
+//! The server runs in this process. Two guests have ivshmem devices and are started, like processes
+//! of the host, to be one side of each scene: `call` and `serve` are the sides, `job` is what they
+//! do, `model` the stream model between two of them, `stage` is where they run, `bench` measures
+//! there, `inside` what one guest does with several devices of its own, and `failures` is what
+//! happens when a process, a machine or the server ends.
 
 mod bench;
 mod call;
@@ -55,7 +56,7 @@ pub(crate) struct IsmArgs {
     /// Only what ends
     #[arg(long)]
     failures: bool,
-    /// Show what the sides say
+    /// Show the output of the sides
     #[arg(long)]
     verbose: bool,
 }
@@ -82,10 +83,10 @@ enum Side {
     },
     /// Open streams and wait for their end
     Hold { to: SocketAddr },
-    /// Open streams and use them again when told to
+    /// Open streams and use them again on request
     Keep { to: SocketAddr },
     /// Say hello
-    Greet {
+    Ping {
         to: SocketAddr,
         /// On a stream that is TCP, because the server has lost its device
         #[arg(long)]
@@ -121,7 +122,7 @@ pub(crate) fn side(args: &SideArgs) -> Result<bool> {
         Side::Call { to, bulk } => smol::block_on(call::call(&endpoint()?, *to, *bulk)),
         Side::Hold { to } => smol::block_on(call::hold(&endpoint()?, *to)),
         Side::Keep { to } => smol::block_on(call::keep(&endpoint()?, *to)),
-        Side::Greet { to, tcp } => smol::block_on(call::greet(&endpoint()?, *to, *tcp)),
+        Side::Ping { to, tcp } => smol::block_on(call::ping(&endpoint()?, *to, *tcp)),
         Side::Inside => inside::run(),
         Side::KeepMemory { path, nocopy } => stage::keep_memory(path, *nocopy).map(|()| true),
     }
@@ -200,7 +201,7 @@ fn scenes(stage: &mut Stage, client: At, server: At, bulk: u64) -> Result<()> {
     // What only the other end sees.
     let aborted = stage.await_line(serving.side, "ended aborted as expected", WORD_TIME);
     stage.kill(serving.side)?;
-    ensure!(code == Some(0), "the client says that not all was well");
+    ensure!(code == Some(0), "the client reports that not all was well");
     aborted
 }
 

@@ -55,8 +55,8 @@ pub(super) struct Stage {
     serving: Option<Serving>,
     /// Sides on this host.
     children: Vec<(u32, Child)>,
-    tell: Sender<(u32, Event)>,
-    told: Receiver<(u32, Event)>,
+    sender: Sender<(u32, Event)>,
+    receiver: Receiver<(u32, Event)>,
     /// Events of sides that were not consumed yet.
     received: Vec<(u32, Event)>,
     sides: Vec<(u32, At)>,
@@ -81,7 +81,7 @@ impl Stage {
         for guest in 0..2 {
             set_up(&mut lab, guest, vfio)?;
         }
-        let (tell, told) = channel();
+        let (sender, receiver) = channel();
         Ok(Self {
             lab,
             _folder: folder,
@@ -90,8 +90,8 @@ impl Stage {
             vfio,
             serving,
             children: Vec::new(),
-            tell,
-            told,
+            sender,
+            receiver,
             received: Vec::new(),
             sides: Vec::new(),
             ports,
@@ -118,8 +118,8 @@ impl Stage {
         set_up(&mut self.lab, guest(at), self.vfio)
     }
 
-    /// Ends the ivshmem server. Gives whether it could say so: with guests that are interrupted it
-    /// is killed.
+    /// Ends the ivshmem server. Gives whether it could report it: with guests that are interrupted
+    /// it is killed.
     pub(super) fn end_server(&mut self) -> bool {
         let ended = self.serving.take();
         matches!(ended, Some(Serving::Here(..)))
@@ -196,12 +196,12 @@ impl Stage {
             .spawn()
             .context("cannot start a side")?;
         let stdout = child.stdout.take().context("no stdout")?;
-        let tell = self.tell.clone();
+        let sender = self.sender.clone();
         thread::spawn(move || {
             for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                let _ = tell.send((side, Event::Log(line)));
+                let _ = sender.send((side, Event::Log(line)));
             }
-            let _ = tell.send((side, Event::Ended(None)));
+            let _ = sender.send((side, Event::Ended(None)));
         });
         self.children.push((side, child));
         Ok(())
@@ -243,13 +243,13 @@ impl Stage {
         }
     }
 
-    /// Waits until a side says something that begins like that.
+    /// Waits for a line of a side with this beginning.
     pub(super) fn await_line(&mut self, side: u32, start: &str, time: Duration) -> Result<()> {
         let deadline = Instant::now() + time;
         loop {
             match self.next(side, deadline)? {
                 Some(Event::Log(line)) if line.starts_with(start) => return Ok(()),
-                Some(Event::Log(line)) => self.tell(side, &line),
+                Some(Event::Log(line)) => self.print(side, &line),
                 Some(Event::Ended(code)) => {
                     bail!("the side has ended ({code:?}) without '{start}'")
                 }
@@ -259,7 +259,7 @@ impl Stage {
         }
     }
 
-    /// Prints what a side says until it ends. Gives its exit code.
+    /// Prints the output of a side until it ends. Gives its exit code.
     pub(super) fn show_until_end(&mut self, side: u32, time: Duration) -> Result<Option<i32>> {
         let deadline = Instant::now() + time;
         loop {
@@ -278,7 +278,7 @@ impl Stage {
         }
     }
 
-    fn tell(&self, side: u32, line: &str) {
+    fn print(&self, side: u32, line: &str) {
         if self.verbose {
             println!("    {side:>3}   {line}");
         }
@@ -287,7 +287,7 @@ impl Stage {
     /// The next event of a side; those of others are kept.
     fn next(&mut self, side: u32, deadline: Instant) -> Result<Option<Event>> {
         loop {
-            self.received.extend(self.told.try_iter());
+            self.received.extend(self.receiver.try_iter());
             let at = self.received.iter().position(|(from, _)| *from == side);
             if let Some(at) = at {
                 return Ok(Some(self.received.remove(at).1));
@@ -374,10 +374,10 @@ impl Drop for Serving {
 /// A server of its own process. It ends with the process that started it.
 pub(super) fn keep_memory(path: &Path, nocopy: bool) -> Result<()> {
     let server = Arc::new(server(path, nocopy)?);
-    let told = Arc::clone(&server);
+    let receiver = Arc::clone(&server);
     thread::spawn(move || {
         let _ = std::io::stdin().read_line(&mut String::new());
-        told.stop();
+        receiver.stop();
     });
     println!("listening");
     Ok(server.run()?)

@@ -16,7 +16,7 @@ pub(crate) struct Agent {
 }
 
 impl Agent {
-    /// What the agent says goes to the inbox, with the number of the guest.
+    /// Messages of the agent go to the inbox, with the number of the guest.
     pub(crate) fn new(
         stream: UnixStream,
         guest: usize,

@@ -82,7 +82,7 @@ impl Machine {
             command
                 .args(["-netdev", &format!("hubport,id=n{nic},hubid=0")])
                 .arg("-device")
-                // Without `status` the guest is not told when it is cut off.
+                // Without `status` the guest is not notified when it is cut off.
                 .arg(format!(
                     "virtio-net-pci,netdev=n{nic},mac=52:54:00:00:0{index}:0{nic},\
                      romfile=,status=off"
@@ -105,7 +105,7 @@ impl Machine {
         })();
         let (agent, qmp) = connected.with_context(|| {
             let words = fs::read_to_string(file("qemu")).unwrap_or_default();
-            format!("QEMU says: {}", words.trim())
+            format!("QEMU reports: {}", words.trim())
         })?;
         Ok(Self {
             process: process.0.take().context("just started")?,

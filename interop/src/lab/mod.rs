@@ -194,7 +194,7 @@ impl Lab {
         }
     }
 
-    /// Cuts an interface off so that neither guest is told, or connects it again.
+    /// Cuts an interface off so that neither guest is notified, or connects it again.
     pub(crate) fn set_cable(&mut self, guest: usize, nic: usize, whole: bool) -> Result<()> {
         self.machines[guest].set_cable(nic, whole)
     }

@@ -34,7 +34,7 @@ impl Qmp {
                 bail!("QEMU has closed its control connection");
             }
             let answer: Value = serde_json::from_str(&line).context("answer of QEMU")?;
-            // The greeting and events come in between.
+            // The handshake and events come in between.
             if answer.get("return").is_some() {
                 return Ok(());
             }

@@ -12,7 +12,7 @@ use crate::scenario::Who;
 use crate::workload::{AFTER, BEFORE, Measure, Report};
 
 /// Has the subject take measures with the peer as the server. `watch` is called before and after
-/// each of them, in a moment when nothing goes on; it is told which.
+/// each of them, when nothing runs, with its number.
 pub(crate) fn measure(
     lab: &mut Lab,
     run: &Run,

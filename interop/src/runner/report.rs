@@ -86,13 +86,13 @@ fn line(row: &str, outcome: &Outcome, took: Duration) -> String {
     }
 }
 
-/// Shows what both ends told.
+/// Shows the events of both ends.
 pub(crate) fn log(run: &Run, log: &str) {
     println!("--- {} {}: what happened", run.scenario.name, run.parties());
     print!("{log}");
 }
 
-/// Shows what a kernel has to say and what it has open.
+/// Shows the log of a kernel and its open sockets.
 pub(crate) fn kernel(lab: &mut Lab, guest: usize) {
     println!("--- {} ({})", lab::name(guest), lab.kernel(guest));
     match lab.order::<SmcState>(guest, Order::SmcState) {

@@ -51,7 +51,7 @@ pub(crate) fn before(lab: &mut Lab, run: &Run) -> Result<()> {
         for device in devices(lab, guest)? {
             lab.exec(guest, &format!("rdma link delete {device}"))?;
         }
-        // What was said until here is of an earlier scenario.
+        // What was sent until here is of an earlier scenario.
         lab.exec(guest, "dmesg --clear")?;
         for nic in 0..NICS {
             lab.exec(guest, &format!("ip link set eth{nic} up"))?;
@@ -128,7 +128,7 @@ fn number(index: usize) -> u8 {
     u8::try_from(index).unwrap_or(u8::MAX)
 }
 
-/// All devices are on one network. Linux before 6.12 does not find them without being told.
+/// All devices are on one network. Linux before 6.12 does not find them without configuration.
 fn pnets(node: &Node) -> Vec<Pnet> {
     let interfaces = (0..NICS).map(|nic| Pnet::Interface {
         pnet: PNET.into(),
@@ -174,7 +174,7 @@ fn write(lab: &mut Lab, guest: usize, name: &str, value: &str) -> Result<()> {
 
 const DEVICES: &str = "/sys/class/infiniband";
 
-/// Places of the table to look at.
+/// Places of the table to check.
 const GIDS: usize = 4;
 
 const TIMEOUT: Duration = Duration::from_secs(20);

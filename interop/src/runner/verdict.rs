@@ -12,7 +12,7 @@ use crate::protocol::{Order, SmcState};
 use crate::scenario::Who;
 use crate::workload::Kind;
 
-/// Judges what both ends told.
+/// Checks the events of both ends.
 pub(crate) fn on_ends(run: &Run, ends: &[Side; 2]) -> Result<()> {
     let expected = run.scenario.carried_for(run.role);
     for who in [Who::Subject, Who::Peer] {

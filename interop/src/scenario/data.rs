@@ -6,7 +6,7 @@ use super::Scenario;
 use crate::workload::Step;
 
 pub(super) fn shown() -> Scenario {
-    let say = |words: &str| Step::Mark(words.into());
+    let mark = |words: &str| Step::Mark(words.into());
     let ask = Step::Echo {
         size: 1000,
         count: 1,
@@ -18,21 +18,21 @@ pub(super) fn shown() -> Scenario {
     let mut scenario = Scenario::new("demo", "three questions and their answers").steps(
         [
             ask.clone(),
-            say("sent 1000 bytes and got them back"),
+            mark("sent 1000 bytes and got them back"),
             ask.clone(),
-            say("sent the next 1000, got them back"),
+            mark("sent the next 1000, got them back"),
             ask,
-            say("sent the last 1000, got them back"),
+            mark("sent the last 1000, got them back"),
         ],
         [
             answer.clone(),
-            say("received 1000 bytes, all right, and sent them back"),
+            mark("received 1000 bytes, all right, and sent them back"),
             answer.clone(),
-            say("received the next 1000, all right, and sent them back"),
+            mark("received the next 1000, all right, and sent them back"),
             answer,
-            say("received the last 1000, all right, and sent them back"),
+            mark("received the last 1000, all right, and sent them back"),
             Step::End,
-            say("received the end"),
+            mark("received the end"),
         ],
     );
     scenario.is_narrated = true;

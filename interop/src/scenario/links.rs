@@ -79,11 +79,11 @@ fn two_links(name: &'static str, about: &'static str) -> Scenario {
         )
 }
 
-/// Two links; the peer says `loaded` in the midst of a transfer in both directions, and both say
+/// Two links; the peer states `loaded` in the midst of a transfer in both directions, and both report
 /// `moved` when all has arrived.
 ///
 /// It has to be the peer. A kernel does not repeat a window update that went into a dead wire, only
-/// data with what else there is to say. So when nothing but its reading is waited for, it stalls.
+/// data with other messages. So when nothing but its reading is waited for, it stalls.
 fn under_load(name: &'static str, about: &'static str) -> Scenario {
     two_links(name, about).steps(
         [

@@ -1,8 +1,8 @@
-//! Scenarios: who talks to whom, on what, what goes wrong meanwhile, and how it has to end.
+//! Scenarios: which ends connect, on what, which failures occur, and how it has to end.
 //!
-//! A scenario is told from the point of view of a *subject*, which is the userspace stack or, to
-//! try the scenario itself, a kernel. The *peer* is a kernel unless the scenario says otherwise.
-//! Whether the subject connects or accepts is the role it gets when the scenario runs.
+//! A scenario is described from the point of view of a *subject*, which is the userspace stack or,
+//! to try the scenario itself, a kernel. The *peer* is a kernel unless the scenario states
+//! otherwise. Whether the subject connects or accepts is the role it gets when the scenario runs.
 
 mod closing;
 mod data;
@@ -28,12 +28,12 @@ pub(crate) fn all() -> Vec<Scenario> {
     .concat()
 }
 
-/// The one to look at: three questions and their answers, told one by one.
+/// The simplest one: three questions and their answers.
 pub(crate) fn shown() -> Scenario {
     data::shown()
 }
 
-/// One that only says how things usually are.
+/// One that only states how things usually are.
 pub(crate) fn usual() -> Scenario {
     Scenario::new("usual", "nothing")
 }
@@ -55,13 +55,13 @@ pub(crate) struct Scenario {
     /// The end that is left with data of its own in a wire that is dead for good.
     ///
     /// Soft-RoCE repeats such data for ever, as the kernel's SMC asks it to. A kernel that is the
-    /// server moves its connections to the other link when the client tells it to, but closing
+    /// server moves its connections to the other link when the client requests it, but closing
     /// them waits for what it sent into the dead one. So with such a kernel the run is over when
     /// both ends have got everything, and the guests are of no use any more.
     pub(crate) strands: Option<Who>,
     /// Whether the peer can be the userspace stack as well.
     pub(crate) pair: bool,
-    /// Whether both ends tell in the network what they do, for those who look at the capture.
+    /// Whether both ends send their events to the network, for readers of the capture.
     pub(crate) is_narrated: bool,
     pub(crate) limit: Duration,
 }
@@ -69,7 +69,7 @@ pub(crate) struct Scenario {
 /// One of the two ends.
 #[derive(Clone, Debug)]
 pub(crate) struct Node {
-    /// `None`: what the run says.
+    /// `None`: as configured for the run.
     pub(crate) kind: Option<Kind>,
     pub(crate) script: Script,
     pub(crate) ueids: &'static [&'static str],
@@ -256,7 +256,7 @@ impl Scenario {
         }
     }
 
-    /// What an end should say of its connections.
+    /// What an end should report of its connections.
     pub(crate) fn carried_for(&self, role: Role) -> Carried {
         match role {
             Role::Client => self.expect.as_client,

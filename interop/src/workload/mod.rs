@@ -72,7 +72,7 @@ pub(crate) enum Step {
     Pause(u64),
     /// Tell the host, once for all connections, that the script came here.
     Mark(String),
-    /// As `Mark`, then wait until the host says go.
+    /// As `Mark`, then wait for the host's go.
     Gate(String),
 }
 
@@ -98,7 +98,7 @@ impl Script {
     }
 }
 
-/// What a side tells at its end.
+/// What a side reports at its end.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Report {
     /// What carried the connections, each different answer once.

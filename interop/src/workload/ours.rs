@@ -18,7 +18,7 @@ use smol::block_on;
 
 use super::Carrier;
 use super::connection::{Connection, Listener};
-use super::run::tell;
+use super::run::emit;
 use crate::protocol::{Event, Job, PNET, SocketMode};
 
 /// An endpoint of the userspace stack.
@@ -95,18 +95,18 @@ pub(super) fn carrier(mode: &Mode) -> io::Result<Carrier> {
 
 /// Tells the host whenever the link groups have changed, until the process ends.
 fn watch(endpoint: &Endpoint) {
-    let mut told = String::new();
+    let mut printed = String::new();
     loop {
         let groups = endpoint.rdma_groups();
         let texts: Vec<_> = groups.iter().map(describe).collect();
         let text = texts.join(", ");
-        if text != told {
+        if text != printed {
             let used = groups.iter().find(|group| group.connections > 0);
-            tell(&Event::Groups {
+            emit(&Event::Groups {
                 kind: used.map_or(0, |group| number_of(group.kind)),
                 text: text.clone(),
             });
-            told = text;
+            printed = text;
         }
         thread::sleep(LOOK_AGAIN);
     }
@@ -142,7 +142,7 @@ fn describe(group: &RdmaGroupInfo) -> String {
     )
 }
 
-/// What tells SMC peers from others: the option that the kernel's SMC sends, too.
+/// What distinguishes SMC peers from others: the option that the kernel's SMC sends, too.
 fn negotiation() -> Result<Arc<dyn Negotiation>> {
     Ok(Arc::new(SynOption::open()?))
 }

@@ -1,4 +1,4 @@
-//! Bytes that say where they belong.
+//! Bytes that identify their position.
 
 /// The bytes of one direction of one connection.
 #[derive(Clone, Copy, Debug)]

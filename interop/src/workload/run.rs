@@ -1,4 +1,4 @@
-//! A side of a scenario as a process: connects or listens, plays, and tells about it on stdout.
+//! A side of a scenario as a process: connects or listens, runs, and reports on stdout.
 
 use std::collections::HashSet;
 use std::io::{self, BufRead as _, Write as _};
@@ -36,7 +36,7 @@ pub(crate) fn run() -> Result<()> {
     #[cfg(feature = "ours")]
     if job.kind == Kind::Ours && !job.measures.is_empty() {
         let report = bench::run_ours(&job, stage);
-        tell(&Event::Report(report.unwrap_or_else(failed)));
+        emit(&Event::Report(report.unwrap_or_else(failed)));
         return Ok(());
     }
     let maker = Maker::new(&job)?;
@@ -55,7 +55,7 @@ pub(crate) fn run() -> Result<()> {
     let mut report = report.unwrap_or_else(failed);
     report.failures.extend(maker.end());
     stage.narrate("closed");
-    tell(&Event::Report(report));
+    emit(&Event::Report(report));
     Ok(())
 }
 
@@ -83,13 +83,13 @@ impl Stage {
         let mut marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner);
         if marks.insert(name.to_owned()) {
             self.narrate(name);
-            tell(&Event::Mark(name.to_owned()));
+            emit(&Event::Mark(name.to_owned()));
         }
     }
 
     /// Tells the host and waits for its answer.
     pub(crate) fn gate(&self, name: &str) {
-        tell(&Event::Mark(name.to_owned()));
+        emit(&Event::Mark(name.to_owned()));
         let mut gates = self.gates.lock().unwrap_or_else(PoisonError::into_inner);
         gates.1 += 1;
         let ticket = gates.1;
@@ -135,7 +135,7 @@ impl Narrator {
 }
 
 /// Writes an event for the agent.
-pub(crate) fn tell(event: &Event) {
+pub(crate) fn emit(event: &Event) {
     if let Ok(line) = serde_json::to_string(event) {
         let mut out = io::stdout().lock();
         // An agent that is gone takes us with it anyway.
@@ -247,7 +247,7 @@ impl Maker {
         })
     }
 
-    /// A listener may not be there yet in the first moments, though it said so.
+    /// A listener may not be there yet in the first moments, though it reported it.
     pub(super) fn connect(&self, to: SocketAddr) -> Result<Box<dyn Connection>> {
         Ok(match self {
             Self::Sockets(sockets) => Box::new(
@@ -283,7 +283,7 @@ impl Maker {
     }
 }
 
-/// Connections that are asked what carries them; asking means a look at all sockets.
+/// Connections that are asked what carries them; the query reads all sockets.
 const ASKED: usize = 4;
 
 const STACK: usize = 256 * 1024;

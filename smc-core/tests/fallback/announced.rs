@@ -86,30 +86,30 @@ fn an_offer_without_answer() {
             PLAIN,
         ),
         row(
-            "a plain server speaks first",
+            "a plain server sends first",
             Free,
-            |_| vec![Step::Speaks(b"220 mail.example ESMTP\r\n")],
+            |_| vec![Step::SendsFirst(b"220 mail.example ESMTP\r\n")],
             PLAIN,
         )
         .reads(b"220 mail.example ESMTP\r\n"),
         row(
-            "a plain server speaks first, in pieces",
+            "a plain server sends first, in pieces",
             Free,
-            |_| vec![Step::SpeaksSlowly(b"220 mail.example ESMTP\r\n")],
+            |_| vec![Step::SendsFirstSlowly(b"220 mail.example ESMTP\r\n")],
             PLAIN,
         )
         .reads(b"220 mail.example ESMTP\r\n"),
         row(
-            "a plain server says what looks like CLC",
+            "a plain server sends what looks like CLC",
             Free,
-            |_| vec![Step::Speaks(b"\xe2\xd4\xc3\xc5 is EBCDIC")],
+            |_| vec![Step::SendsFirst(b"\xe2\xd4\xc3\xc5 is EBCDIC")],
             PLAIN,
         )
         .reads(b"\xe2\xd4\xc3\xc5 is EBCDIC"),
         row(
             "a plain server sends when it becomes known that no answer can come",
             Free,
-            |_| vec![Step::Speaks(b"2")],
+            |_| vec![Step::SendsFirst(b"2")],
             PLAIN,
         )
         .reads(b"2")
@@ -121,9 +121,9 @@ fn an_offer_without_answer() {
             PLAIN,
         ),
         row(
-            "a plain server says a little and closes",
+            "a plain server sends a little and closes",
             Free,
-            |_| vec![Step::Speaks(b"no"), Step::HangsUp],
+            |_| vec![Step::SendsFirst(b"no"), Step::HangsUp],
             PLAIN,
         )
         .reads(b"no"),
@@ -248,9 +248,9 @@ fn the_server_takes_the_offer_and_fails() {
             invalid,
         ),
         row(
-            "speaks on TCP instead",
+            "sends on TCP instead",
             Taken,
-            |_| vec![Step::Speaks(b"220 mail.example ESMTP\r\n")],
+            |_| vec![Step::SendsFirst(b"220 mail.example ESMTP\r\n")],
             reset,
         ),
         row("lets go", Taken, |_| vec![Step::LetsGo], reset),
@@ -339,7 +339,7 @@ fn run_row(world: &World, row: &Row) {
         assert_eq!(
             Some(proposal),
             scripted.offered(),
-            "said on the way beside TCP"
+            "sent on the side channel"
         );
         raw.follow(&*world.rt, &script).await
     };
@@ -351,18 +351,18 @@ fn run_row(world: &World, row: &Row) {
         assert!(matches!(Message::parse(&offered), Ok(Message::Proposal(_))));
         assert_eq!(scripted.offers(), 0, "the offer is not kept");
         match row.outcome {
-            // What the server reads in `talk` begins with the application's data.
+            // What the server reads in `exchange` begins with the application's data.
             Outcome::Tcp(expected) => {
                 let stream = connected.unwrap();
                 assert_eq!(reason(&stream), Some(expected));
                 assert!(now - since >= row.takes && now - since < row.takes + 2 * SOON);
-                world.talk(stream, raw, row.early).await;
+                world.exchange(stream, raw, row.early).await;
             }
             Outcome::Declined(code) => {
                 let (stream, raw) = (connected.unwrap(), raw.unwrap());
                 assert_eq!(reason(&stream), Some(Codes::local(code)));
                 assert_eq!(declined(&raw.message().await).0, code);
-                world.talk(stream, Some(raw), b"").await;
+                world.exchange(stream, Some(raw), b"").await;
             }
             Outcome::Fails(expected) => {
                 assert_eq!(kind(connected.unwrap_err()), expected);
@@ -398,7 +398,7 @@ fn the_server_is_known_not_to_speak() {
     let nothing = Scripted::delivered(Taken).finds(Finds::Nothing);
     let without_interest = Scripted::delivered(Taken).finds(Finds::NoInterest);
     for scripted in [plain, nothing, without_interest] {
-        everywhere("known not to speak", PLAIN, |world| {
+        everywhere("known not to support SMC", PLAIN, |world| {
             let negotiation = Arc::new(scripted.clone());
             let client = world.host_with(world.device("client"), |builder| {
                 builder.negotiation(negotiation)
@@ -415,7 +415,7 @@ fn the_server_is_known_not_to_speak() {
                 );
                 let stream = stream.unwrap();
                 assert_eq!(Outcome::Tcp(reason(&stream).unwrap()), PLAIN);
-                world.talk(stream, Some(raw), b"").await;
+                world.exchange(stream, Some(raw), b"").await;
                 world.nothing_left(&client).await;
             });
         });
@@ -441,7 +441,7 @@ fn a_client_with_nothing_to_offer_does_not_wait() {
                 assert_eq!(declined(&far.message().await).0, NODEV);
                 assert_eq!(far.rest().await, b"");
                 assert_eq!(scripted.offers(), 0, "the offer is not kept");
-                world.talk(stream, Some(raw), b"").await;
+                world.exchange(stream, Some(raw), b"").await;
             });
         });
     }
@@ -468,7 +468,7 @@ fn a_connect_that_is_dropped_takes_its_offer_back() {
         assert_eq!(scripted.offers(), 0);
         let far = scripted.far().unwrap();
         far.message().await;
-        assert_eq!(far.rest().await, b"", "only the PROPOSAL was said");
+        assert_eq!(far.rest().await, b"", "only the PROPOSAL was sent");
         let raw = Raw::accept(&*acceptor).await;
         assert_eq!(raw.rest().await.0, b"", "not a byte on TCP");
         world.nothing_left(&client).await;

@@ -90,7 +90,7 @@ fn a_server_declines() {
 fn a_server_is_plain() {
     run(&[
         row(
-            "speaks first",
+            "sends first",
             |_| vec![Step::Sends(b"220 mail.example ESMTP\r\n".to_vec())],
             Outcome::Fails(ErrorKind::InvalidData),
         ),
@@ -99,7 +99,7 @@ fn a_server_is_plain() {
             |forger| vec![Step::Sends(proposal(&forger.proposal()))],
             Outcome::Fails(ErrorKind::InvalidData),
         ),
-        row("never speaks", |_| vec![], Outcome::TimesOut(MESSAGE)),
+        row("never sends", |_| vec![], Outcome::TimesOut(MESSAGE)),
     ]);
 }
 
@@ -322,7 +322,7 @@ fn run_row(world: &World, row: &Row) {
             Outcome::Tcp(expected) => {
                 let stream = connected.unwrap();
                 assert_eq!(reason(&stream), Some(expected));
-                world.talk(stream, raw, early(&script)).await;
+                world.exchange(stream, raw, early(&script)).await;
             }
             Outcome::Declined(code) => {
                 let (stream, raw) = (connected.unwrap(), raw.unwrap());
@@ -333,7 +333,7 @@ fn run_row(world: &World, row: &Row) {
                 };
                 let version = accept.version;
                 assert_eq!(declined(&raw.message().await), (code, version));
-                world.talk(stream, Some(raw), b"").await;
+                world.exchange(stream, Some(raw), b"").await;
             }
             Outcome::Fails(_) | Outcome::TimesOut(_) => {
                 let error = kind(connected.unwrap_err());
@@ -357,7 +357,7 @@ fn run_row(world: &World, row: &Row) {
                 assert_eq!(reason(&stream), None);
                 let confirm = raw.message().await;
                 assert!(matches!(Message::parse(&confirm), Ok(Message::Confirm(_))));
-                // A peer that is gone will not say its last word.
+                // A peer that is gone sends no last message.
                 forger.device.leave();
                 drop(stream);
                 assert_eq!(raw.rest().await.0, b"", "data does not go over TCP");

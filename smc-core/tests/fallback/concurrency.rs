@@ -80,7 +80,7 @@ fn a_listener_full_of_stalled_clients_recovers_when_their_time_is_over() {
     });
 }
 
-/// Says of connections that they speak CLC, or that they are plain, as it is told.
+/// Says of connections that they support CLC, or that they are plain, as configured.
 #[derive(Clone, Debug, Default)]
 struct Told(Arc<AtomicBool>);
 
@@ -221,8 +221,8 @@ fn first_contacts_at_the_same_time_do_not_wait_for_each_other() {
             assert!(theirs.iter().all(|stream| reason(stream).is_none()));
             for host in [&client, &server] {
                 let groups = host.endpoint.link_groups();
-                let seats: usize = groups.iter().map(|group| group.connections).sum();
-                assert_eq!(seats, CONNECTIONS);
+                let connections: usize = groups.iter().map(|group| group.connections).sum();
+                assert_eq!(connections, CONNECTIONS);
                 assert!(groups.iter().all(|group| group.state == GroupState::Active));
             }
             assert_eq!(
@@ -364,10 +364,10 @@ fn when_buffers_run_out_the_rest_is_tcp() {
         let smc = |streams: &[Stream]| streams.iter().filter(|s| s.mode().is_smc()).count();
         assert_eq!((smc(&ours), smc(&theirs)), (10, 10));
         for stream in ours.iter().chain(&theirs) {
-            let told = stream
+            let peer_code = stream
                 .fallback_reason()
                 .map(|reason| reason.peer.unwrap_or(reason.local));
-            assert!(told.is_none_or(|code| code == DeclineCode::MAX_DMB));
+            assert!(peer_code.is_none_or(|code| code == DeclineCode::MAX_DMB));
         }
         exchange_names(ours, theirs).await;
         world.only_idle_groups_left(&client).await;
@@ -409,7 +409,7 @@ async fn exchange_names(ours: Vec<Stream>, theirs: Vec<Stream>) {
         // Not gone before the other end has read it.
         stream
     });
-    let talks = ours
+    let clients = ours
         .into_iter()
         .enumerate()
         .map(async |(number, mut stream)| {
@@ -420,7 +420,7 @@ async fn exchange_names(ours: Vec<Stream>, theirs: Vec<Stream>) {
             stream.read_to_string(&mut received).await.unwrap();
             assert_eq!(received, name);
         });
-    future::zip(join_all(echoes), join_all(talks)).await;
+    future::zip(join_all(echoes), join_all(clients)).await;
 }
 
 /// Polls all of them until each has ended.

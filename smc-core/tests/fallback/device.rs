@@ -1,4 +1,4 @@
-//! A device that does as it is told, and counts what it has given out.
+//! A device with scripted behaviour, which counts its objects.
 
 use std::collections::HashMap;
 use std::io::IoSlice;

@@ -159,10 +159,10 @@ fn run_row(world: &World, row: &Row) {
         let (ours, theirs) = meet(&client, &server).await;
         assert!(row.takes.is_zero() || has_taken(world.rt.now(), since, row.takes));
         let declined = Some(Codes::local(row.code));
-        let told = Some(Codes::peer_declined(row.code));
+        let peer_code = Some(Codes::peer_declined(row.code));
         let expected = match declines {
-            Side::Client => (declined, told),
-            Side::Server => (told, declined),
+            Side::Client => (declined, peer_code),
+            Side::Server => (peer_code, declined),
         };
         assert_eq!((reason(&ours), reason(&theirs)), expected);
         world.chat(ours, theirs).await;
@@ -329,7 +329,7 @@ fn a_reader_learns_that_the_server_could_not_attach() {
         server.device.fail(Call::Attach, DeviceError::NoMemory);
         let (_listener, at) = server.listen().await;
         let mut ours = client.endpoint.connect(at).await.unwrap();
-        // It never writes, so only the end of the TCP connection can tell it.
+        // It never writes, so only the end of the TCP connection can show it.
         let read = ours.read(&mut [0; 8]).await;
         assert_eq!(read.unwrap_err().kind(), ErrorKind::ConnectionAborted);
         drop(ours);

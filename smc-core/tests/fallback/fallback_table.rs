@@ -62,5 +62,5 @@ pub(crate) fn early(script: &[Step]) -> &'static [u8] {
 /// How long each message may take.
 pub(crate) const MESSAGE: Duration = Duration::from_secs(6);
 
-/// How long a client may be silent that is known to speak CLC.
+/// How long a client may be silent that is known to support CLC.
 pub(crate) const FIRST_BYTE: Duration = Duration::from_secs(1);

@@ -23,7 +23,7 @@ async fn crossing(left: &Host, right: &Host) -> [(Stream, Stream); 2] {
 }
 
 /// A word each way.
-async fn talk((ours, theirs): &mut (Stream, Stream)) {
+async fn exchange((ours, theirs): &mut (Stream, Stream)) {
     let mut word = [0; 4];
     ours.write_all(b"ping").await.unwrap();
     theirs.read_exact(&mut word).await.unwrap();
@@ -47,7 +47,7 @@ fn an_idle_link_group_that_expires_leaves_streams_in_other_groups_alone() {
                 world.chat(ours, theirs).await;
                 for _ in 0..3 {
                     world.sleep(PAST_IDLE).await;
-                    talk(&mut one).await;
+                    exchange(&mut one).await;
                 }
                 assert_eq!((reason(&one.0), reason(&one.1)), (None, None));
                 for host in [&left, &right] {
@@ -75,18 +75,18 @@ fn a_shutdown_event_at_any_moment_of_a_first_contact_does_not_end_the_stream() {
             let shutdown = async {
                 world.sleep(Duration::from_micros(delay)).await;
                 let (to_client, to_server) = (client.device.gid(), server.device.gid());
-                let say = |from: &Host, to| {
+                let exchange = |from: &Host, to| {
                     let events = from.device.peer_events().unwrap();
                     events.signal_event(to, PeerEvent::Shutdown).unwrap();
                 };
-                say(&client, to_server);
-                say(&server, to_client);
+                exchange(&client, to_server);
+                exchange(&server, to_client);
             };
             let (mut pair, ()) = future::zip(meet(&client, &server), shutdown).await;
             let reasons = (reason(&pair.0), reason(&pair.1));
             assert_eq!(reasons, (None, None), "{delay} us");
             for _ in 0..2 {
-                talk(&mut pair).await;
+                exchange(&mut pair).await;
                 world.sleep(PAST_IDLE).await;
             }
             let (ours, theirs) = pair;

@@ -20,20 +20,25 @@ fn ours(code: DeclineCode) -> Option<Codes> {
     Some(Codes::local(code))
 }
 
-fn told(code: DeclineCode) -> Option<Codes> {
+fn peer_code(code: DeclineCode) -> Option<Codes> {
     Some(Codes::peer_declined(code))
 }
 
 #[test]
 fn an_endpoint_without_a_device_falls_back_at_once() {
     // A client without devices does not wait until the server has seen its DECLINE.
-    let not_received = || vec![ours(DeclineCode::PEERNOSMC), told(DeclineCode::NOSMCDEV)];
+    let not_received = || {
+        vec![
+            ours(DeclineCode::PEERNOSMC),
+            peer_code(DeclineCode::NOSMCDEV),
+        ]
+    };
     let nodev = || vec![ours(DeclineCode::NOSMCDEV)];
-    let (no_ism, told_no_ism) = (DeclineCode::NOISM2SUPP, told(DeclineCode::NOISM2SUPP));
+    let (no_ism, peer_no_ism) = (DeclineCode::NOISM2SUPP, peer_code(DeclineCode::NOISM2SUPP));
     // Who has a device, and the reasons of the client's stream and of the server's.
     let rows = [
         (true, true, vec![None], vec![None]),
-        (true, false, vec![told_no_ism], vec![ours(no_ism)]),
+        (true, false, vec![peer_no_ism], vec![ours(no_ism)]),
         (false, true, nodev(), not_received()),
         (false, false, nodev(), not_received()),
     ];
@@ -88,7 +93,7 @@ fn a_listener_that_takes_no_offer_leaves_its_clients_plain() {
             // As when it is stopped, and wakes up then.
             let verdict = published.verdict(raw.socket(), raw.peer_addr());
             assert!(matches!(verdict, Verdict::Plain(_)), "{verdict:?}");
-            world.talk(stream, Some(raw), b"").await;
+            world.exchange(stream, Some(raw), b"").await;
         }
         // A client that waits for such a listener stops to wait when it ends.
         let connect = client.connect(at);
@@ -100,7 +105,7 @@ fn a_listener_that_takes_no_offer_leaves_its_clients_plain() {
         .await;
         let stream = stream.unwrap();
         assert_eq!(reason(&stream), ours(DeclineCode::PEERNOSMC));
-        world.talk(stream, Some(raw), b"").await;
+        world.exchange(stream, Some(raw), b"").await;
     });
 }
 
@@ -135,7 +140,7 @@ fn a_listener_that_stops_before_its_answer_leaves_its_client_plain() {
         let decline = decline_v2(DeclineCode::NOSMCDEV);
         assert!(side_channel.send(&decline).is_err() && side_channel.is_withdrawn());
         drop(side_channel);
-        world.talk(stream, Some(raw), b"").await;
+        world.exchange(stream, Some(raw), b"").await;
     });
 }
 
@@ -177,8 +182,8 @@ fn a_slow_listener_that_works_is_waited_for() {
         })
         .await;
         let stream = stream.unwrap();
-        assert_eq!(reason(&stream), told(DeclineCode::MAX_DMB));
-        world.talk(stream, Some(raw), b"").await;
+        assert_eq!(reason(&stream), peer_code(DeclineCode::MAX_DMB));
+        world.exchange(stream, Some(raw), b"").await;
     });
 }
 
@@ -221,9 +226,9 @@ fn both_ends_agree_when_there_are_more_connections_than_cards() {
         let mut accepted = HashMap::new();
         for _ in 0..CONNECTIONS {
             let (mut stream, peer) = listener.accept().await.unwrap();
-            let mut said = [0; 2];
-            stream.read_exact(&mut said).await.unwrap();
-            assert_eq!(u16::from_le_bytes(said), peer.port());
+            let mut sent = [0; 2];
+            stream.read_exact(&mut sent).await.unwrap();
+            assert_eq!(u16::from_le_bytes(sent), peer.port());
             accepted.insert(peer, stream.mode().is_smc());
         }
         let connected = std::mem::take(&mut *connected.lock().unwrap());

@@ -1,6 +1,6 @@
 //! Fallback is complete: whatever the other end of a TCP connection does instead of its part of
 //! the handshake, and whatever a device refuses, comes to one of three ends. The stream is TCP and
-//! says why, with every byte of the application's data; or the connection fails with the kind of
+//! states why, with every byte of the application's data; or the connection fails with the kind of
 //! error that fits, and a listener's application never sees it; or it is SMC. In all of them
 //! nothing is left behind.
 //!

@@ -1,4 +1,4 @@
-//! A negotiation that follows a script: what becomes of offers, and what listeners are told.
+//! A negotiation that follows a script: results of offers, and verdicts for listeners.
 
 use std::io;
 use std::net::SocketAddr;
@@ -53,7 +53,7 @@ struct Seen {
 }
 
 impl Scripted {
-    /// PROPOSALs are delivered, and from then on as told by `withdrawn`.
+    /// PROPOSALs are delivered, and from then on as configured by `withdrawn`.
     pub(crate) fn delivered(withdrawn: Withdrawn) -> Self {
         Self::client(Delivery::Delivered, withdrawn)
     }
@@ -71,12 +71,12 @@ impl Scripted {
         }
     }
 
-    /// Listeners get each offer that was made here, and are told that everything else is plain.
+    /// Listeners get each offer that was made here, and the verdict that everything else is plain.
     pub(crate) fn server() -> Self {
         Self::delivered(Withdrawn::Taken)
     }
 
-    /// The next connection of a listener speaks CLC on this way.
+    /// The next connection of a listener supports CLC on this way.
     pub(crate) fn server_beside(far: Pipe) -> Self {
         let scripted = Self::server();
         *scripted.seen.far.lock().unwrap() = Some(far);
@@ -174,7 +174,7 @@ impl Candidate for ScriptedClient {
             return Err(nothing_announced());
         }
         let (near, far) = Pipe::pair();
-        near.say(proposal);
+        near.deliver(proposal);
         *seen.proposal.lock().unwrap() = Some(proposal.to_vec());
         *seen.far.lock().unwrap() = Some(far);
         seen.offers.fetch_add(1, Ordering::SeqCst);

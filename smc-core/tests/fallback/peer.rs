@@ -26,9 +26,9 @@ pub(crate) enum Step {
     /// Writes a message and application data behind it, in one segment where both go over TCP.
     SendsWith(Vec<u8>, &'static [u8]),
     /// Writes application data.
-    Speaks(&'static [u8]),
+    SendsFirst(&'static [u8]),
     /// Writes application data, a byte at a time.
-    SpeaksSlowly(&'static [u8]),
+    SendsFirstSlowly(&'static [u8]),
     /// Ends the way beside TCP and nothing else.
     LetsGo,
     /// Closes the connection.
@@ -86,20 +86,20 @@ impl Raw {
                     let message = Message::parse(&message).unwrap();
                     assert_eq!(message.kind(), *kind);
                 }
-                Step::Sends(bytes) => self.tell(bytes).await,
+                Step::Sends(bytes) => self.send_handshake(bytes).await,
                 Step::SendsSlowly(bytes) => {
                     for byte in bytes {
-                        self.tell(&[*byte]).await;
+                        self.send_handshake(&[*byte]).await;
                         rt.timer(rt.now() + Duration::from_micros(200)).await;
                     }
                 }
                 Step::SendsWith(bytes, data) if self.side_channel.is_some() => {
-                    self.tell(bytes).await;
+                    self.send_handshake(bytes).await;
                     self.send(data).await;
                 }
                 Step::SendsWith(bytes, data) => self.send(&[bytes, *data].concat()).await,
-                Step::Speaks(data) => self.send(data).await,
-                Step::SpeaksSlowly(data) => {
+                Step::SendsFirst(data) => self.send(data).await,
+                Step::SendsFirstSlowly(data) => {
                     for byte in *data {
                         self.send(&[*byte]).await;
                         rt.timer(rt.now() + Duration::from_micros(200)).await;
@@ -117,9 +117,9 @@ impl Raw {
     }
 
     /// Writes a part of the handshake.
-    async fn tell(&self, bytes: &[u8]) {
+    async fn send_handshake(&self, bytes: &[u8]) {
         match &self.side_channel {
-            Some(side_channel) => side_channel.say(bytes),
+            Some(side_channel) => side_channel.deliver(bytes),
             None => self.send(bytes).await,
         }
     }

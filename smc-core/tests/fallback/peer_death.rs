@@ -39,7 +39,7 @@ fn a_client_dies_before_it_confirms() {
             forger.device.leave();
             match death {
                 Death::Process => drop(raw),
-                // It says nothing more: in the end its time is over.
+                // It sends nothing more: in the end it times out.
                 Death::Device => {
                     assert_eq!(raw.rest().await.0, b"");
                     assert!(world.rt.now() - since < MESSAGE + AT_ONCE);
@@ -131,7 +131,7 @@ fn a_server_dies_while_the_client_prepares() {
                     let code = DeclineCode::MEM;
                     assert_eq!(declined(&raw.message().await).0, code);
                     assert_eq!(reason(&stream).unwrap().local, code);
-                    world.talk(stream, Some(raw), b"").await;
+                    world.exchange(stream, Some(raw), b"").await;
                 }
                 (Ok(mut stream), None) => {
                     assert!(!stream.mode().is_smc());
@@ -166,7 +166,7 @@ fn a_peer_that_dies_after_the_handshake_aborts_the_stream() {
     }
 }
 
-/// Any TCP client can name a host's GID and then say that it does not have the link group.
+/// Any TCP client can name a host's GID and then report that it does not have the link group.
 #[test]
 fn a_client_that_is_out_of_sync_ends_no_stream_and_the_next_ones_get_a_new_link_group() {
     for world in [Some(World::new()), World::real()].into_iter().flatten() {
@@ -187,14 +187,14 @@ fn a_client_that_is_out_of_sync_ends_no_stream_and_the_next_ones_get_a_new_link_
             raw.message().await;
             raw.send(&out_of_sync()).await;
             let (fell_back, _) = listener.accept().await.unwrap();
-            let told = reason(&fell_back).unwrap();
-            assert_eq!(told.peer, Some(DeclineCode::SYNCERR));
-            world.talk(fell_back, Some(raw), b"").await;
+            let peer_code = reason(&fell_back).unwrap();
+            assert_eq!(peer_code.peer, Some(DeclineCode::SYNCERR));
+            world.exchange(fell_back, Some(raw), b"").await;
 
             let next = join().await;
             assert_eq!((reason(&next.0), reason(&next.1)), (None, None));
-            let seats: Vec<_> = groups().iter().map(|group| group.connections).collect();
-            assert_eq!(seats, [1, 1], "the next one is in another group");
+            let connections: Vec<_> = groups().iter().map(|group| group.connections).collect();
+            assert_eq!(connections, [1, 1], "the next one is in another group");
             world.chat(ours, theirs).await;
             world.chat(next.0, next.1).await;
             world.only_idle_groups_left(&server).await;

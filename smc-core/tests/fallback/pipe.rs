@@ -54,8 +54,8 @@ impl Pipe {
         self
     }
 
-    /// Sends something that arrives at once.
-    pub(crate) fn say(&self, bytes: &[u8]) {
+    /// Delivers bytes at once.
+    pub(crate) fn deliver(&self, bytes: &[u8]) {
         self.hold(bytes);
         self.release(false);
     }

@@ -34,7 +34,7 @@ fn a_client_without_devices_declines_instead_of_proposing() {
             let (stream, raw) = future::zip(endpoint.connect(at), server).await;
             let stream = stream.unwrap();
             assert_eq!(reason(&stream), Some(Codes::local(NODEV)));
-            world.talk(stream, Some(raw), b"").await;
+            world.exchange(stream, Some(raw), b"").await;
         });
     }
 }
@@ -55,7 +55,7 @@ fn a_client_whose_devices_are_elsewhere_declines() {
         let (stream, raw) = future::zip(client.endpoint.connect(at), server).await;
         let stream = stream.unwrap();
         assert_eq!(reason(&stream), Some(Codes::local(NODEV)));
-        world.talk(stream, Some(raw), b"").await;
+        world.exchange(stream, Some(raw), b"").await;
         world.nothing_left(&client).await;
     });
 }

@@ -165,7 +165,7 @@ fn a_listener_without_smc_declines_before_any_wait() {
         assert_eq!(scripted.dismissed(), 1);
         let by_policy = Codes::local(DeclineCode::OPTUNSUPP);
         assert_eq!(reason(&stream), Some(by_policy));
-        world.talk(stream, Some(raw), b"").await;
+        world.exchange(stream, Some(raw), b"").await;
     });
 }
 
@@ -185,7 +185,7 @@ fn a_client_without_smc_sends_no_offer() {
         let by_policy = Codes::local(DeclineCode::OPTUNSUPP);
         assert_eq!(reason(&stream), Some(by_policy));
         assert_eq!(scripted.offered(), None);
-        world.talk(stream, Some(raw), b"").await;
+        world.exchange(stream, Some(raw), b"").await;
         world.nothing_left(&client).await;
     });
 }
@@ -213,13 +213,13 @@ fn a_policy_can_depend_on_who_it_is() {
     server.device.fail(Call::Register, DeviceError::Exhausted);
     world.block_on(async {
         let (ours, theirs) = future::zip(client.endpoint.connect(wanted), at.accept()).await;
-        let told = Codes::peer_declined(DeclineCode::MAX_DMB);
-        assert_eq!(codes(&ours.unwrap_err()), told);
+        let peer_code = Codes::peer_declined(DeclineCode::MAX_DMB);
+        assert_eq!(codes(&ours.unwrap_err()), peer_code);
         drop(theirs);
         let to = other.local_addr().unwrap();
         let (ours, theirs) = future::zip(client.endpoint.connect(to), other.accept()).await;
         let (ours, (theirs, _)) = (ours.unwrap(), theirs.unwrap());
-        assert_eq!(reason(&ours), Some(told));
+        assert_eq!(reason(&ours), Some(peer_code));
         world.chat(ours, theirs).await;
         world.nothing_left(&client).await;
         world.nothing_left(&server).await;

@@ -213,7 +213,7 @@ fn an_endpoint_can_talk_to_itself() {
     });
 }
 
-/// Connects, talks, and gives the client's mode; the server's is of the same kind.
+/// Connects, exchanges data, and returns the client's mode; the server's is of the same kind.
 fn mode_of(world: &World, client: &Host, server: &Host) -> Mode {
     world.block_on(async {
         let (ours, theirs) = meet(client, server).await;
@@ -226,7 +226,7 @@ fn mode_of(world: &World, client: &Host, server: &Host) -> Mode {
     })
 }
 
-/// Connects; the server declines for this reason, and both talk over TCP.
+/// Connects; the server declines for this reason, and both use TCP.
 fn declines(world: &World, client: &Host, server: &Host, code: DeclineCode) {
     world.block_on(async {
         let (ours, theirs) = meet(client, server).await;

@@ -93,11 +93,11 @@ fn a_client_declines_at_once() {
 fn a_client_is_plain() {
     run(&[
         row(
-            "speaks first",
+            "sends first",
             |_| vec![Step::Sends(b"GET / HTTP/1.1\r\n\r\n".to_vec())],
             UNSEEN,
         ),
-        row("never speaks", |_| vec![], Outcome::TimesOut(FIRST_BYTE)),
+        row("never sends", |_| vec![], Outcome::TimesOut(FIRST_BYTE)),
     ]);
 }
 
@@ -275,7 +275,7 @@ fn a_listener_without_devices_declines() {
             assert_eq!(declined(&raw.message().await), (code, Version::V2));
             let (stream, _) = listener.accept().await.unwrap();
             assert_eq!(reason(&stream), Some(Codes::local(code)));
-            world.talk(stream, Some(raw), b"").await;
+            world.exchange(stream, Some(raw), b"").await;
         });
     }
 }
@@ -309,7 +309,7 @@ fn run_row(world: &World, row: &Row) {
                     }
                     _ => unreachable!(),
                 }
-                world.talk(stream, raw, early(&script)).await;
+                world.exchange(stream, raw, early(&script)).await;
             }
             Outcome::Lost => {
                 let (mut stream, _) = listener.accept().await.unwrap();
@@ -338,7 +338,7 @@ fn run_row(world: &World, row: &Row) {
             Outcome::Smc => {
                 let (stream, peer) = listener.accept().await.unwrap();
                 assert_eq!((reason(&stream), peer), (None, client_addr));
-                // A peer that is gone will not say its last word.
+                // A peer that is gone sends no last message.
                 forger.device.leave();
                 drop(stream);
                 assert_eq!(

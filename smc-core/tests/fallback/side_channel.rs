@@ -1,4 +1,4 @@
-//! Handshakes that a listener has beside TCP, as the verdict on a connection says.
+//! Handshakes that a listener has beside TCP, controlled by the verdict on a connection.
 
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -22,8 +22,8 @@ const SOON: Duration = Duration::from_millis(300);
 
 struct Row {
     name: &'static str,
-    /// What the client has said already, if it speaks SMC.
-    said: fn(&Forger) -> Option<Vec<u8>>,
+    /// What the client has sent already, if it supports SMC.
+    sent: fn(&Forger) -> Option<Vec<u8>>,
     client: fn(&Forger) -> Vec<Step>,
     outcome: Outcome,
 }
@@ -34,7 +34,7 @@ fn a_listener_gets_the_first_message_beside_tcp() {
     let rows = [
         Row {
             name: "PROPOSAL, and CONFIRM follows",
-            said: |forger| Some(proposal(&forger.proposal())),
+            sent: |forger| Some(proposal(&forger.proposal())),
             client: |forger| {
                 let confirm = bytes(&forger.confirm());
                 vec![Step::Takes(ClcType::Accept), Step::Sends(confirm)]
@@ -43,7 +43,7 @@ fn a_listener_gets_the_first_message_beside_tcp() {
         },
         Row {
             name: "PROPOSAL, and DECLINE follows with data",
-            said: |forger| Some(proposal(&forger.proposal())),
+            sent: |forger| Some(proposal(&forger.proposal())),
             client: |_| {
                 let decline = Step::SendsWith(decline_v2(NODEV), b"GET /");
                 vec![Step::Takes(ClcType::Accept), decline]
@@ -52,7 +52,7 @@ fn a_listener_gets_the_first_message_beside_tcp() {
         },
         Row {
             name: "PROPOSAL, and rubbish follows",
-            said: |forger| Some(proposal(&forger.proposal())),
+            sent: |forger| Some(proposal(&forger.proposal())),
             client: |_| {
                 let rubbish = Step::Sends(b"GET /".to_vec());
                 vec![Step::Takes(ClcType::Accept), rubbish]
@@ -61,31 +61,31 @@ fn a_listener_gets_the_first_message_beside_tcp() {
         },
         Row {
             name: "PROPOSAL, and data on TCP follows",
-            said: |forger| Some(proposal(&forger.proposal())),
-            client: |_| vec![Step::Takes(ClcType::Accept), Step::Speaks(b"GET /")],
+            sent: |forger| Some(proposal(&forger.proposal())),
+            client: |_| vec![Step::Takes(ClcType::Accept), Step::SendsFirst(b"GET /")],
             outcome: Outcome::TimesOut(MESSAGE),
         },
         Row {
             name: "PROPOSAL, and the client lets go",
-            said: |forger| Some(proposal(&forger.proposal())),
+            sent: |forger| Some(proposal(&forger.proposal())),
             client: |_| vec![Step::Takes(ClcType::Accept), Step::LetsGo],
             outcome: unseen,
         },
         Row {
             name: "PROPOSAL, and nothing follows",
-            said: |forger| Some(proposal(&forger.proposal())),
+            sent: |forger| Some(proposal(&forger.proposal())),
             client: |_| vec![Step::Takes(ClcType::Accept)],
             outcome: Outcome::TimesOut(MESSAGE),
         },
         Row {
             name: "PROPOSAL, and the client hangs up",
-            said: |forger| Some(proposal(&forger.proposal())),
+            sent: |forger| Some(proposal(&forger.proposal())),
             client: |_| vec![Step::Takes(ClcType::Accept), Step::HangsUp],
             outcome: unseen,
         },
         Row {
             name: "PROPOSAL without an EID",
-            said: |forger| {
+            sent: |forger| {
                 let mut offered = forger.proposal();
                 offered.ext.as_mut().unwrap().has_seid = false;
                 Some(proposal(&offered))
@@ -95,37 +95,37 @@ fn a_listener_gets_the_first_message_beside_tcp() {
         },
         Row {
             name: "DECLINE",
-            said: |_| Some(decline_v2(NODEV)),
+            sent: |_| Some(decline_v2(NODEV)),
             client: |_| vec![],
             outcome: peer(NODEV),
         },
         Row {
             name: "rubbish",
-            said: |_| Some(b"GET / HTTP/1.1\r\n\r\n".to_vec()),
+            sent: |_| Some(b"GET / HTTP/1.1\r\n\r\n".to_vec()),
             client: |_| vec![],
             outcome: unseen,
         },
         Row {
             name: "PROPOSAL and more",
-            said: |forger| Some([proposal(&forger.proposal()), vec![0]].concat()),
+            sent: |forger| Some([proposal(&forger.proposal()), vec![0]].concat()),
             client: |_| vec![],
             outcome: unseen,
         },
         Row {
             name: "a part of PROPOSAL",
-            said: |forger| Some(proposal(&forger.proposal())[..100].to_vec()),
+            sent: |forger| Some(proposal(&forger.proposal())[..100].to_vec()),
             client: |_| vec![],
             outcome: Outcome::TimesOut(MESSAGE),
         },
         Row {
             name: "a part of PROPOSAL, and the client is gone",
-            said: |forger| Some(proposal(&forger.proposal())[..100].to_vec()),
+            sent: |forger| Some(proposal(&forger.proposal())[..100].to_vec()),
             client: |_| vec![Step::LetsGo],
             outcome: unseen,
         },
         Row {
             name: "PROPOSAL, the rest of it later",
-            said: |forger| Some(proposal(&forger.proposal())[..100].to_vec()),
+            sent: |forger| Some(proposal(&forger.proposal())[..100].to_vec()),
             client: |forger| {
                 let rest = proposal(&forger.proposal())[100..].to_vec();
                 let confirm = bytes(&forger.confirm());
@@ -139,20 +139,20 @@ fn a_listener_gets_the_first_message_beside_tcp() {
         },
         Row {
             name: "nothing",
-            said: |_| Some(vec![]),
+            sent: |_| Some(vec![]),
             client: |_| vec![],
             outcome: Outcome::TimesOut(MESSAGE),
         },
         Row {
             name: "nothing, and the client is gone",
-            said: |_| Some(vec![]),
+            sent: |_| Some(vec![]),
             client: |_| vec![Step::LetsGo],
             outcome: unseen,
         },
         Row {
             name: "the verdict that this is plain",
-            said: |_| None,
-            client: |_| vec![Step::Speaks(b"GET /")],
+            sent: |_| None,
+            client: |_| vec![Step::SendsFirst(b"GET /")],
             outcome: PLAIN,
         },
     ];
@@ -165,10 +165,10 @@ fn accept_row(world: &World, row: &Row) {
     let device = world.device("server");
     // The forged messages depend on the device, so it is made before the endpoint.
     let forger = world.forger_for(&device);
-    let (near, negotiation) = match (row.said)(&forger) {
-        Some(said) => {
+    let (near, negotiation) = match (row.sent)(&forger) {
+        Some(sent) => {
             let (near, far) = Pipe::pair();
-            near.say(&said);
+            near.deliver(&sent);
             (Some(near), Scripted::server_beside(far))
         }
         None => (None, Scripted::server()),
@@ -198,12 +198,12 @@ fn accept_row(world: &World, row: &Row) {
                     _ => {
                         assert_eq!(Outcome::Tcp(reason(&stream).unwrap()), row.outcome);
                         match &script[..] {
-                            [Step::Speaks(data)] => data,
+                            [Step::SendsFirst(data)] => data,
                             script => early(script),
                         }
                     }
                 };
-                world.talk(stream, raw, early).await;
+                world.exchange(stream, raw, early).await;
             }
             Outcome::Smc => {
                 let (stream, _) = listener.accept().await.unwrap();
@@ -259,7 +259,7 @@ fn a_client_that_withdraws_before_the_answer_has_plain_tcp() {
         let device = world.device("server");
         let forger = world.forger_for(&device);
         let (near, far) = Pipe::pair();
-        near.say(&proposal(&forger.proposal()));
+        near.deliver(&proposal(&forger.proposal()));
         let negotiation = Arc::new(Scripted::server_beside(far.withdrawn()));
         let server = world.host_with(device, |builder| builder.negotiation(negotiation));
         world.block_on(async {
@@ -270,7 +270,7 @@ fn a_client_that_withdraws_before_the_answer_has_plain_tcp() {
                 stream.fallback_reason().unwrap().cause,
                 FallbackCause::Withdrawn
             );
-            world.talk(stream, Some(raw), b"").await;
+            world.exchange(stream, Some(raw), b"").await;
             world.nothing_left(&server).await;
         });
     });

@@ -188,7 +188,7 @@ impl World {
 
     /// Application data goes both ways over the TCP connection, to the end, with nothing missing
     /// and nothing added. `early` is what the peer has written before.
-    pub(crate) async fn talk(&self, mut stream: Stream, raw: Option<Raw>, early: &[u8]) {
+    pub(crate) async fn exchange(&self, mut stream: Stream, raw: Option<Raw>, early: &[u8]) {
         let Some(raw) = raw else {
             let mut read = Vec::new();
             // A reset may take away what was not read yet; it must not add anything.
@@ -218,15 +218,15 @@ impl World {
 
     /// Application data goes both ways between two streams, to the end.
     pub(crate) async fn chat(&self, mut ours: Stream, mut theirs: Stream) {
-        let say = async |stream: &mut Stream, word: &[u8], answer: &[u8]| {
+        let exchange = async |stream: &mut Stream, word: &[u8], answer: &[u8]| {
             stream.write_all(word).await.unwrap();
             stream.shutdown_how(std::net::Shutdown::Write).unwrap();
             let mut read = Vec::new();
             stream.read_to_end(&mut read).await.unwrap();
             assert_eq!(read, answer);
         };
-        let us = say(&mut ours, b"from us", b"from them");
-        let them = say(&mut theirs, b"from them", b"from us");
+        let us = exchange(&mut ours, b"from us", b"from them");
+        let them = exchange(&mut theirs, b"from them", b"from us");
         future::zip(us, them).await;
     }
 
@@ -388,7 +388,7 @@ pub(crate) fn accept_now(listener: &Listener) -> Option<(Stream, SocketAddr)> {
     }
 }
 
-/// The codes of why a stream is TCP; its mode has to say the same.
+/// The codes of why a stream is TCP; its mode has to report the same.
 pub(crate) fn reason(stream: &Stream) -> Option<Codes> {
     let reason = stream.fallback_reason();
     assert_eq!(stream.mode().fallback_reason(), reason);
@@ -426,7 +426,7 @@ impl From<FallbackReason> for Codes {
     }
 }
 
-/// The codes of an error that says that SMC was required.
+/// The codes of an error that states that SMC was required.
 pub(crate) fn codes(error: &Error) -> Codes {
     match error {
         Error::Declined(reason) => reason.clone().into(),

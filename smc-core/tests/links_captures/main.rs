@@ -5,7 +5,7 @@
 //!
 //! * We register an RMB once per device, the kernel once per link: in ADD LINK for the same device
 //!   our new key and address are the old ones.
-//! * Once DELETE LINK for all links was said, we say nothing more, because the peer's queue pair is
+//! * Once DELETE LINK for all links was sent, we send nothing more, because the peer's queue pair is
 //!   gone. The kernel ends its side of the group with one more of them.
 
 #![allow(clippy::unwrap_used, reason = "a helper of a test fails the test")]
@@ -34,7 +34,7 @@ struct Exchange {
     name: String,
     server: RdmaEnd,
     client: RdmaEnd,
-    /// Who said what.
+    /// The sender of each message.
     messages: Vec<(Role, Vec<u8>)>,
 }
 
@@ -80,8 +80,8 @@ struct Replay<'a> {
     now: Instant,
     group: LinkGroup,
     link: LinkId,
-    /// What we have said and the kernel has not (yet).
-    said: Vec<Vec<u8>>,
+    /// What we have sent and the kernel has not (yet).
+    sent: Vec<Vec<u8>>,
     rmbs: Vec<(Rkey, RmbId)>,
     /// What the second link would be, from the recorded offer.
     second: Option<LinkAddress>,
@@ -156,7 +156,7 @@ impl<'a> Replay<'a> {
             now,
             group,
             link,
-            said: Vec::new(),
+            sent: Vec::new(),
             rmbs: vec![(ours.rkey, RmbId(0))],
             second,
             is_over: false,
@@ -175,11 +175,11 @@ impl<'a> Replay<'a> {
             }
         }
         let name = &self.of.name;
-        assert_eq!(self.said, [[]; 0], "{name}: the kernel did not say that");
+        assert_eq!(self.sent, [[]; 0], "{name}: the kernel did not send that");
         self.compared
     }
 
-    /// The kernel said this. Requests have causes outside of the link group.
+    /// The kernel sent this. Requests have causes outside of the link group.
     fn expect(&mut self, bytes: &[u8]) {
         let (now, link) = (self.now, self.link);
         match parsed(bytes) {
@@ -208,9 +208,9 @@ impl<'a> Replay<'a> {
             Message::DeleteLink(message) if is_all(bytes) => {
                 if std::mem::replace(&mut self.is_over, true) {
                     // The answer of a server, or one more than ours.
-                    let at = self.said.iter().position(|said| said == bytes);
+                    let at = self.sent.iter().position(|sent| sent == bytes);
                     self.compared += usize::from(at.is_some());
-                    self.said.retain(|said| said != bytes);
+                    self.sent.retain(|sent| sent != bytes);
                     return;
                 }
                 if message.orderly {
@@ -229,17 +229,17 @@ impl<'a> Replay<'a> {
         let mut wanted = bytes.to_vec();
         if wanted[0] == 0x22 && wanted.len() == 88 {
             wanted.copy_within(72..76, 76);
-            let own = self.said.iter().find(|said| said.len() == 88);
+            let own = self.sent.iter().find(|sent| sent.len() == 88);
             wanted[80..88].copy_from_slice(&own.unwrap()[80..88]);
         }
-        let at = self.said.iter().position(|said| *said == wanted);
+        let at = self.sent.iter().position(|sent| *sent == wanted);
         let at = at.unwrap_or_else(|| {
             panic!(
-                "{}: the kernel said\n{wanted:02x?}\nand we\n{:02x?}",
-                self.of.name, self.said
+                "{}: the kernel sent\n{wanted:02x?}\nand we\n{:02x?}",
+                self.of.name, self.sent
             )
         });
-        self.said.remove(at);
+        self.sent.remove(at);
         self.compared += 1;
     }
 
@@ -254,7 +254,7 @@ impl<'a> Replay<'a> {
         while let Some(output) = self.group.poll_output() {
             match output {
                 LinkGroupOutput::Send { link, message, tag } => {
-                    self.said.push(message);
+                    self.sent.push(message);
                     self.group.handle_sent(self.now, link, tag);
                 }
                 LinkGroupOutput::Open { link, .. } => {
@@ -281,7 +281,7 @@ fn a_server_of_ours_says_what_the_kernel_said() {
 
 #[test]
 fn a_client_of_ours_says_what_the_kernel_said() {
-    // There, some of what the server said did not reach the client.
+    // There, some of what the server sent did not reach the client.
     let lost = ["f7-confirm-link-lost", "j2-test-link-unanswered"];
     replay_all(Role::Client, &lost);
 }

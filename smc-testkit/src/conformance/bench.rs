@@ -46,7 +46,7 @@ macro_rules! ensure {
 }
 pub(super) use ensure;
 
-/// Turns an error into a failed check that says what was tried.
+/// Turns an error into a failed check that states what was tried.
 pub(super) trait OrFail<T> {
     fn or_fail(self, what: &str) -> Result<T, Stop>;
 }
@@ -149,7 +149,7 @@ impl<'p> Bench<'p> {
         })
     }
 
-    /// The device that most checks look at.
+    /// The device that most checks use.
     pub(super) fn ours(&self) -> &Node {
         &self.ours
     }
@@ -194,7 +194,7 @@ impl<'p> Bench<'p> {
     /// Ends the peer's device.
     pub(super) fn kill_peer(&mut self) -> Verdict {
         let Some(kill) = self.extras().kill.take() else {
-            return skip("the provider does not say how to kill a device");
+            return skip("the provider cannot kill a device");
         };
         match std::mem::replace(&mut self.peer, Peer::Killed) {
             Peer::Other(peer) => {

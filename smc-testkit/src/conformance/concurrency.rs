@@ -80,7 +80,7 @@ fn fill_up(bench: &Bench<'_>) -> Verdict {
     for _ in 0..3 {
         dmbs.pop();
         bench.eventually(
-            "dropping a buffer makes room for another",
+            "dropping a buffer makes space for another",
             || match register()? {
                 Ok(dmb) => {
                     dmbs.push(dmb);

@@ -10,7 +10,7 @@ use super::bench::{Bench, OrFail, SMALL, Verdict, bytes, content, ensure, fail, 
 pub(super) fn a_dead_peer_is_reported_once(bench: &mut Bench<'_>) -> Verdict {
     let (to_us, to_peer) = meet(bench)?;
     drop(to_peer);
-    // As a parked driver: nothing but the doorbell may tell.
+    // As a parked driver: only the doorbell may report it.
     let ours = bench.ours();
     ours.forget()?;
     to_us.arm();
@@ -137,13 +137,13 @@ pub(super) fn others_survive_a_dead_peer(bench: &mut Bench<'_>) -> Verdict {
 
 pub(super) fn a_removed_device_says_so(bench: &mut Bench<'_>) -> Verdict {
     let Some(remove) = bench.extras().remove.take() else {
-        return skip("the provider does not say how to remove a device");
+        return skip("the provider cannot remove a device");
     };
     let (to_us, to_peer) = meet(bench)?;
     let (ours, peer) = (bench.ours(), bench.peer());
     remove(ours.device());
     let mut has_said = false;
-    bench.eventually("the device says that it is gone", || {
+    bench.eventually("the device reports that it is gone", || {
         let result = ours
             .device()
             .drain(&mut |event| has_said |= event == Event::DeviceGone);

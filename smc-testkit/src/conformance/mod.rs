@@ -34,7 +34,7 @@
 //! as their drivers would. It needs no async runtime; a device that does brings it along through
 //! [`Provider::block_on`].
 //!
-//! What a device cannot do, such as nocopy, and what a provider did not say how to do, such as
+//! What a device cannot do, such as nocopy, and what a provider cannot do, such as
 //! killing a device, is reported as skipped with the reason.
 //!
 //! [`Doorbell::Waker`]: smc_core::device::Doorbell::Waker
@@ -198,7 +198,7 @@ macro_rules! conformance_suite {
 #[doc(hidden)]
 #[macro_export]
 macro_rules! __conformance_tests {
-    (($assert:path, $provider:expr); $($room:ident { $($name:ident: $rule:literal,)* })*) => {
+    (($assert:path, $provider:expr); $($module:ident { $($name:ident: $rule:literal,)* })*) => {
         $($(
             #[doc = $rule]
             #[test]
@@ -210,13 +210,13 @@ macro_rules! __conformance_tests {
 }
 
 macro_rules! check_table {
-    ($kind:ident; $($room:ident { $($name:ident: $rule:literal,)* })*) => {
+    ($kind:ident; $($module:ident { $($name:ident: $rule:literal,)* })*) => {
         /// Every rule, in the order in which [`run_all`] tests them.
         pub const CHECKS: &[Check] = &[$($(Check {
             name: stringify!($name),
             rule: $rule,
             kind: Kind::$kind,
-            run: $room::$name,
+            run: $module::$name,
         },)*)*];
     };
 }
@@ -232,7 +232,7 @@ macro_rules! __conformance_checks {
             limits_allow_at_least_one_buffer: "A device can hold a buffer of 16 KiB or more.",
             chid_and_gid_agree:
                 "Emulated devices (CHID 0xFF00 to 0xFFFF) have GIDs with a second half that is not \
-                zero, native ones have 64 bits; devices that talk have the same CHID.",
+                zero, native ones have 64 bits; devices that communicate have the same CHID.",
             gids_do_not_change: "A GID is not zero and stays the same.",
             the_peer_can_be_reached: "`reach` finds a device on the fabric, from both sides.",
             unknown_devices_are_unreachable:
@@ -252,7 +252,7 @@ macro_rules! __conformance_checks {
                 numbers, no fixed distance.",
             too_long_buffers_are_refused: "`register` of more than `max_dmb_len` fails.",
             buffers_for_unknown_peers_end:
-                "`register` for a GID that is not on the fabric ends; an error says that the peer \
+                "`register` for a GID that is not on the fabric ends; an error states that the peer \
                 is not there.",
             buffers_do_not_share_memory:
                 "What is written into one buffer does not show in another.",
@@ -320,7 +320,7 @@ macro_rules! __conformance_checks {
             a_buffer_can_be_armed_late:
                 "What was signalled to a buffer before it was armed is in memory when it is armed, \
                 and the next signal is reported.",
-            an_idle_doorbell_is_quiet: "Without news the doorbell does not ring again and again.",
+            an_idle_doorbell_is_quiet: "Without an event the doorbell does not ring repeatedly.",
             a_drained_doorbell_is_quiet: "Draining makes the doorbell quiet again.",
             signals_to_a_dropped_buffer_are_harmless:
                 "A signal that is under way when its buffer is dropped disturbs nothing else.",
@@ -364,7 +364,7 @@ macro_rules! __conformance_checks {
                 "Many buffers live side by side, each with its own data and signals.",
             the_limit_is_kept_and_recovers:
                 "`max_dmbs` buffers can be registered, one more is `Exhausted`, and dropping one \
-                makes room.",
+                makes space.",
             threads_share_a_device:
                 "Buffers can be registered, written and dropped from several threads at once, with \
                 distinct tokens and no crosstalk.",

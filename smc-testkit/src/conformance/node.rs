@@ -16,7 +16,7 @@ use smc_wire::types::{DmbToken, Gid};
 
 use super::bench::{OrFail, Stop, Verdict, ensure, fail};
 
-/// Which surface of a device is looked at.
+/// Which surface of a device is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// SMC-D.
@@ -29,8 +29,8 @@ pub(super) enum Kind {
 #[derive(Debug)]
 pub(super) struct Node {
     device: Arc<dyn Device>,
-    news: Mutex<Vec<Event>>,
-    bell: Arc<Bell>,
+    queued: Mutex<Vec<Event>>,
+    wake_signal: Arc<WakeSignal>,
     timeout: Duration,
     /// For links and memory of all checks that are not about domains.
     domain: OnceLock<Arc<dyn ProtectionDomain>>,
@@ -49,8 +49,8 @@ impl Node {
         }
         Ok(Self {
             device,
-            news: Mutex::default(),
-            bell: Arc::default(),
+            queued: Mutex::default(),
+            wake_signal: Arc::default(),
             timeout,
             domain: OnceLock::new(),
         })
@@ -67,14 +67,14 @@ impl Node {
     pub(super) fn direct(&self) -> &dyn Direct {
         match self.device.fabric() {
             Fabric::Direct(direct) => direct,
-            _ => unreachable!("looked at on construction"),
+            _ => unreachable!("checked on construction"),
         }
     }
 
     pub(super) fn rdma(&self) -> &dyn Rdma {
         match self.device.fabric() {
             Fabric::Rdma(rdma) => rdma,
-            _ => unreachable!("looked at on construction"),
+            _ => unreachable!("checked on construction"),
         }
     }
 
@@ -106,12 +106,12 @@ impl Node {
         self.try_put(to, at, &[data], signal)?.or_fail("move_data")
     }
 
-    /// Drains into the list; says how many events came.
+    /// Drains into the list; returns how many events came.
     pub(super) fn drain(&self) -> Result<usize, Stop> {
         let mut count = 0;
         let result = self.device.drain(&mut |event| {
             count += 1;
-            self.news().push(event);
+            self.queued().push(event);
         });
         result.or_fail("drain")?;
         Ok(count)
@@ -129,15 +129,15 @@ impl Node {
     /// Prepares to wait for the doorbell. Comes before the first drain of a round.
     pub(super) fn listen(&self) {
         if let Doorbell::Waker(cell) = self.device.doorbell() {
-            self.bell.quiet();
-            cell.register(&Waker::from(Arc::clone(&self.bell)));
+            self.wake_signal.quiet();
+            cell.register(&Waker::from(Arc::clone(&self.wake_signal)));
         }
     }
 
     /// Waits for the doorbell; false if it did not ring in time.
     pub(super) fn park(&self, time: Duration) -> Result<bool, Stop> {
         match self.device.doorbell() {
-            Doorbell::Waker(_) => Ok(self.bell.wait(time)),
+            Doorbell::Waker(_) => Ok(self.wake_signal.wait(time)),
             Doorbell::Fd(fd) => poll_readable(fd, time),
             other => fail(format!("the suite does not know how to wait for {other:?}")),
         }
@@ -168,7 +168,7 @@ impl Node {
     pub(super) fn await_event(&self, event: Event) -> Result<bool, Stop> {
         let deadline = Instant::now() + self.timeout;
         loop {
-            if self.news().contains(&event) {
+            if self.queued().contains(&event) {
                 return Ok(true);
             }
             let left = deadline.saturating_duration_since(Instant::now());
@@ -195,39 +195,42 @@ impl Node {
 
     /// How often a buffer was reported since this was asked last.
     pub(super) fn take_reports(&self, token: DmbToken) -> usize {
-        let mut news = self.news();
-        let before = news.len();
-        news.retain(|event| *event != Event::Signalled(token));
-        before - news.len()
+        let mut queued = self.queued();
+        let before = queued.len();
+        queued.retain(|event| *event != Event::Signalled(token));
+        before - queued.len()
     }
 
     pub(super) fn count(&self, event: Event) -> usize {
-        self.news().iter().filter(|seen| **seen == event).count()
+        self.queued().iter().filter(|seen| **seen == event).count()
     }
 
     /// Drains what is there and forgets all reports.
     pub(super) fn forget(&self) -> Result<(), Stop> {
         while self.drain()? > 0 {}
-        self.news().clear();
+        self.queued().clear();
         Ok(())
     }
 
     /// Takes the first event that `pick` makes something of.
     pub(super) fn take<T>(&self, mut pick: impl FnMut(&Event) -> Option<T>) -> Option<T> {
-        let mut news = self.news();
-        let mut events = news.iter().enumerate();
+        let mut queued = self.queued();
+        let mut events = queued.iter().enumerate();
         let (at, found) = events.find_map(|(at, event)| Some((at, pick(event)?)))?;
-        news.remove(at);
+        queued.remove(at);
         Some(found)
     }
 
     /// How many events there are of a sort.
     pub(super) fn count_if(&self, is_counted: impl Fn(&Event) -> bool) -> usize {
-        self.news().iter().filter(|event| is_counted(event)).count()
+        self.queued()
+            .iter()
+            .filter(|event| is_counted(event))
+            .count()
     }
 
-    fn news(&self) -> MutexGuard<'_, Vec<Event>> {
-        self.news.lock().unwrap_or_else(PoisonError::into_inner)
+    fn queued(&self) -> MutexGuard<'_, Vec<Event>> {
+        self.queued.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -252,12 +255,12 @@ pub(super) fn until_taken(
 
 /// What a waker doorbell rings.
 #[derive(Debug, Default)]
-struct Bell {
+struct WakeSignal {
     rung: Mutex<bool>,
     changed: Condvar,
 }
 
-impl Bell {
+impl WakeSignal {
     fn quiet(&self) {
         *self.rung.lock().unwrap_or_else(PoisonError::into_inner) = false;
     }
@@ -272,7 +275,7 @@ impl Bell {
     }
 }
 
-impl Wake for Bell {
+impl Wake for WakeSignal {
     fn wake(self: Arc<Self>) {
         *self.rung.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.changed.notify_all();

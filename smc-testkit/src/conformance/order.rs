@@ -74,9 +74,9 @@ pub(super) fn data_arrives_before_the_header(bench: &mut Bench<'_>) -> Verdict {
     })
 }
 
-/// Has one thread write blocks of 32 bytes as fast as it can while another looks at the words, last
+/// Has one thread write blocks of 32 bytes as fast as it can while another checks the words, last
 /// word first.
-fn watch_blocks(bench: &Bench<'_>, look: impl Fn([u64; 4]) -> Verdict + Sync) -> Verdict {
+fn watch_blocks(bench: &Bench<'_>, check: impl Fn([u64; 4]) -> Verdict + Sync) -> Verdict {
     let dmb = bench.our_buffer()?;
     let rounds = u64::from(bench.effort().rounds) * 8;
     let (ours, peer, timeout) = (bench.ours(), bench.peer(), bench.timeout());
@@ -90,14 +90,14 @@ fn watch_blocks(bench: &Bench<'_>, look: impl Fn([u64; 4]) -> Verdict + Sync) ->
         });
         let deadline = Instant::now() + timeout;
         while !writer.is_finished() {
-            look(words(&*dmb)?)?;
+            check(words(&*dmb)?)?;
             ensure!(Instant::now() < deadline, "moves of 32 bytes take too long");
             ours.drain()?;
         }
         writer.join().unwrap_or_else(|panic| resume_unwind(panic))?;
         await_round(timeout, "the last block", || {
             let words = words(&*dmb)?;
-            look(words)?;
+            check(words)?;
             ours.drain()?;
             Ok(words[3] == whole(rounds))
         })

@@ -33,7 +33,7 @@ pub trait Provider: Sync {
     /// [`Skip`] where the limit cannot be set, which is the default.
     async fn pair_with_limit(&self, dmbs: usize) -> Result<Pair, Skip> {
         let _ = dmbs;
-        Err(Skip::new("the provider does not say how to limit buffers"))
+        Err(Skip::new("the provider cannot limit buffers"))
     }
 
     /// The same, with SMC-R devices of at most `links` queue pairs.
@@ -43,9 +43,7 @@ pub trait Provider: Sync {
     /// [`Skip`] where the limit cannot be set, which is the default.
     async fn pair_with_links(&self, links: usize) -> Result<Pair, Skip> {
         let _ = links;
-        Err(Skip::new(
-            "the provider does not say how to limit queue pairs",
-        ))
+        Err(Skip::new("the provider cannot limit queue pairs"))
     }
 
     /// Whether all devices of a fabric trust each other, so that tokens may be guessable.
@@ -142,7 +140,7 @@ impl Pair {
 
     /// Between which addresses of two SMC-R devices links are made.
     ///
-    /// If not told, the suite takes the first that go together, IPv4 before others and version 2
+    /// By default the suite takes the first that go together, IPv4 before others and version 2
     /// before version 1, on the same subnet.
     #[must_use]
     pub fn with_link_between(mut self, ours: RdmaAddress, peer: RdmaAddress, route: Route) -> Self {
@@ -200,9 +198,9 @@ impl Skip {
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Effort {
-    /// Rounds of each race; 4000 if not told.
+    /// Rounds of each race; 4000 by default.
     pub rounds: u32,
-    /// How long anything may take before it counts as lost; 10 s if not told. Only failures take
+    /// How long anything may take before it counts as lost; 10 s by default. Only failures take
     /// that long.
     pub timeout: Duration,
 }

@@ -178,7 +178,7 @@ pub(super) fn a_buffer_can_be_armed_late(bench: &mut Bench<'_>) -> Verdict {
         bench
             .peer()
             .put(dmb.token(), 8, &round.to_ne_bytes(), Signal::Yes)?;
-        // The signal may be reported or not; this look has to find the data, unless the device
+        // The signal may be reported or not; this poll has to find the data, unless the device
         // reports it afterwards.
         ours.forget()?;
         dmb.arm();
@@ -220,7 +220,7 @@ pub(super) fn a_drained_doorbell_is_quiet(bench: &mut Bench<'_>) -> Verdict {
     expect_quiet(bench)
 }
 
-/// Of several turns without news, at most a few are woken.
+/// Of several turns without an event, at most a few are woken.
 fn expect_quiet(bench: &Bench<'_>) -> Verdict {
     let mut rung = 0;
     for _ in 0..QUIET_TURNS {
@@ -228,7 +228,7 @@ fn expect_quiet(bench: &Bench<'_>) -> Verdict {
     }
     ensure!(
         rung <= QUIET_TURNS / 2,
-        "{rung} of {QUIET_TURNS} turns without news were woken"
+        "{rung} of {QUIET_TURNS} turns without an event were woken"
     );
     Ok(())
 }

@@ -41,7 +41,7 @@ pub(super) fn chase(
         let writer = scope.spawn(|| -> Verdict {
             let mut rng = Rng::new(0x6a69_7474);
             for round in 1..=rounds {
-                // Longer than the reader waits, so that the reader says what it waited for.
+                // Longer than the reader waits, so that the reader states what it waited for.
                 await_round(timeout * 2, "the reader", || {
                     Ok(seen.load(Ordering::Acquire) + 1 >= round)
                 })?;
@@ -145,7 +145,7 @@ fn await_all(
     let mut awake = vec![true; dmbs.len()];
     loop {
         for ((dmb, seen), awake) in dmbs.iter().zip(seen).zip(&mut awake) {
-            // A reader goes to sleep only after a look behind `arm` that found nothing.
+            // A reader goes to sleep only after a poll behind `arm` that found nothing.
             while *awake {
                 dmb.arm();
                 let round = word(&**dmb)?;
@@ -198,7 +198,7 @@ impl<'a> Reader<'a> {
 
     /// Waits until the word of the buffer has reached `round`.
     ///
-    /// The reader arms the buffer and looks again before it sleeps; then only a report of its
+    /// The reader arms the buffer and polls again before it sleeps; then only a report of its
     /// buffer wakes it. It is held up at random, so that the signal falls anywhere between.
     fn await_round(&mut self, round: u32) -> Verdict {
         let (node, dmb) = (self.node, self.dmb);

@@ -91,14 +91,14 @@ impl Device for MemDevice {
     }
 
     fn drain(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {
-        let news = std::mem::take(&mut *self.port.news());
-        if news.is_empty() {
+        let queued = std::mem::take(&mut *self.port.queued());
+        if queued.is_empty() {
             // Stays armed: this is how the second drain before parking ends.
             return self.check_alive();
         }
         self.port.armed.store(false, Ordering::SeqCst);
         // Outside of the lock: the sink may call the device.
-        news.into_iter().for_each(sink);
+        queued.into_iter().for_each(sink);
         Ok(())
     }
 
@@ -206,11 +206,11 @@ impl PeerEvents for MemDevice {
     }
 }
 
-/// The part of a device that others reach: its list of events and its bell.
+/// The part of a device that others reach: its list of events and its waker.
 #[derive(Debug)]
 pub(super) struct Port {
     pub(super) gid: Gid,
-    news: Mutex<VecDeque<Event>>,
+    queued: Mutex<VecDeque<Event>>,
     armed: AtomicBool,
     doorbell: AtomicWaker,
     gone: AtomicBool,
@@ -220,7 +220,7 @@ impl Port {
     fn new(gid: Gid) -> Self {
         Self {
             gid,
-            news: Mutex::default(),
+            queued: Mutex::default(),
             armed: AtomicBool::new(false),
             doorbell: AtomicWaker::new(),
             gone: AtomicBool::new(false),
@@ -232,7 +232,7 @@ impl Port {
     /// The lock orders this with `drain`: if the owner's last drain came before, its `arm` did as
     /// well and is seen here; if not, the drain finds the event.
     pub(super) fn report(&self, event: Event) {
-        self.news().push_back(event);
+        self.queued().push_back(event);
         if self.armed.swap(false, Ordering::SeqCst) {
             self.doorbell.wake();
         }
@@ -242,8 +242,8 @@ impl Port {
         self.gone.load(Ordering::Acquire)
     }
 
-    fn news(&self) -> MutexGuard<'_, VecDeque<Event>> {
-        self.news.lock().unwrap_or_else(PoisonError::into_inner)
+    fn queued(&self) -> MutexGuard<'_, VecDeque<Event>> {
+        self.queued.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -51,7 +51,7 @@ impl MemFabric {
         }
     }
 
-    /// Whether devices made from now on can map each other's buffers. They can if not told.
+    /// Whether devices made from now on can map each other's buffers. They can by default.
     #[must_use]
     pub fn with_nocopy(mut self, nocopy: bool) -> Self {
         self.nocopy = nocopy;

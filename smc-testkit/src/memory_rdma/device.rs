@@ -21,21 +21,21 @@ use super::state::DeviceId;
 pub struct MemoryRdma {
     identity: Identity,
     limits: Limits,
-    bell: Arc<AtomicWaker>,
+    wake_signal: Arc<AtomicWaker>,
     shared: Arc<Shared>,
     id: DeviceId,
 }
 
 impl MemoryRdma {
     pub(super) fn new(name: &str, mut options: RdmaOptions, shared: &Arc<Shared>) -> Self {
-        let bell = Arc::<AtomicWaker>::default();
+        let wake_signal = Arc::<AtomicWaker>::default();
         let limits = options.limits;
         let mut identity = Identity::new(name);
         identity.pnet_id = options.pnet_id;
         let mut state = shared.lock();
         let made_up = options.addresses.is_empty();
         let interface = options.interface.take();
-        let id = state.join(options, Arc::clone(&bell));
+        let id = state.join(options, Arc::clone(&wake_signal));
         if made_up {
             if let Some(member) = state.devices.get_mut(&id) {
                 member.options.addresses = made_up_table(id, interface.as_deref());
@@ -45,7 +45,7 @@ impl MemoryRdma {
         Self {
             identity,
             limits,
-            bell,
+            wake_signal,
             shared: Arc::clone(shared),
             id,
         }
@@ -91,14 +91,14 @@ impl Device for MemoryRdma {
                     return Err(DeviceError::Gone("removed"));
                 };
                 // Closing a link takes its events out of the list at any time.
-                let Some(event) = member.news.pop_front() else {
+                let Some(event) = member.queued.pop_front() else {
                     // Stays armed if nothing came: this is how the second drain before parking ends.
                     return match member.is_gone && left.is_none() {
                         true => Err(DeviceError::Gone("removed")),
                         false => Ok(()),
                     };
                 };
-                left = Some(left.map_or(member.news.len(), |left| left - 1));
+                left = Some(left.map_or(member.queued.len(), |left| left - 1));
                 member.is_armed = false;
                 state.reported(self.id, &event);
                 event
@@ -117,7 +117,7 @@ impl Device for MemoryRdma {
     }
 
     fn doorbell(&self) -> Doorbell<'_> {
-        Doorbell::Waker(&self.bell)
+        Doorbell::Waker(&self.wake_signal)
     }
 }
 

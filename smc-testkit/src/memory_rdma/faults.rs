@@ -94,7 +94,7 @@ impl MemoryRdma {
         self.change(link, |pair| pair.loss = loss);
     }
 
-    /// Loses everything on a link of this device, in both directions, until told otherwise.
+    /// Loses everything on a link of this device, in both directions, until reset.
     pub fn set_cut(&self, link: Qpn, is_cut: bool) {
         self.change(link, |pair| pair.is_cut = is_cut);
     }
@@ -112,7 +112,7 @@ impl MemoryRdma {
         state.retry_all();
     }
 
-    /// Lets a link go down on this side, for any cause. The peer is not told.
+    /// Lets a link go down on this side, for any cause. The peer is not notified.
     pub fn fail_link(&self, link: Qpn, cause: LinkFailure) {
         self.shared().lock().fail(self.pair(link), cause);
     }
@@ -156,7 +156,7 @@ impl MemoryRdma {
         self.shared().lock().leave(self.id());
     }
 
-    /// Keeps back all reports of completed posts, until told otherwise.
+    /// Keeps back all reports of completed posts, until reset.
     pub fn hold_completions(&self, is_held: bool) {
         let mut state = self.shared().lock();
         if let Some(member) = state.devices.get_mut(&self.id()) {
@@ -166,7 +166,7 @@ impl MemoryRdma {
     }
 
     /// Reports the newest message of each link only when the next one has arrived, the link has
-    /// failed, or this is taken back: as a receive queue that is looked at late. The peer's post
+    /// failed, or this is taken back: as a receive queue that is drained late. The peer's post
     /// has completed all the same.
     pub fn set_lag(&self, lags: bool) {
         self.shared().lock().set_lag(self.id(), lags);

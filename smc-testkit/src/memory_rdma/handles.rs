@@ -121,11 +121,11 @@ impl Link for MemoryLink {
         let writes = writes.iter().map(|write| transfer(self.domain, write));
         let writes = writes.collect::<Result<Vec<_>, _>>()?;
         let mut state = self.handle.shared.lock();
-        let room = state.devices.get(&id.device);
-        let room = room.map_or(0, |member| member.options.sends);
+        let space = state.devices.get(&id.device);
+        let space = space.map_or(0, |member| member.options.sends);
         let pair = state.pairs.get_mut(&id).ok_or(SubmitError::PeerGone)?;
         let connection = pair.connection_mut().ok_or(SubmitError::PeerGone)?;
-        if connection.outstanding() >= room {
+        if connection.outstanding() >= space {
             return Err(SubmitError::WouldBlock);
         }
         let lengths = writes.iter().map(Transfer::len);
@@ -143,7 +143,7 @@ impl Link for MemoryLink {
             phase: ChainPhase::Underway,
             is_counted: false,
             is_hit: false,
-            doom: None,
+            pending_loss: None,
         };
         state.depart(id, chain);
         Ok(())

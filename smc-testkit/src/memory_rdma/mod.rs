@@ -1,7 +1,7 @@
 //! An SMC-R fabric inside one process, in safe code: RDMA devices that reach each other.
 //!
 //! An [`RdmaWire`] is the network; it makes [`MemoryRdma`] devices. They keep the book that real
-//! queue pairs keep: a link works only if both ends were told the right number, packet sequence
+//! queue pairs keep: a link works only if both ends were given the right number, packet sequence
 //! number and MTU of the other, writes need a key and stay in bounds, messages need a receive
 //! buffer, and a sender without an answer gives up after a while.
 //!
@@ -11,7 +11,7 @@
 //! Memory is read when a packet leaves for the last time, not when it is posted, so that changing
 //! it too early shows.
 //!
-//! What goes wrong is for the test to say: see [`MemoryRdma`] for one device and its links, and
+//! The test configures failures: see [`MemoryRdma`] for one device and its links, and
 //! [`RdmaWire::cut`] for everything.
 //!
 //! ```

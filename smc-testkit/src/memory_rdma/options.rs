@@ -11,13 +11,13 @@ pub struct RdmaOptions {
     pub interface: Option<String>,
     /// The physical network.
     pub pnet_id: Option<PnetId>,
-    /// Registrations at a time, and the longest one in bytes; 4096 and 64 MiB if not told.
+    /// Registrations at a time, and the longest one in bytes; 4096 and 64 MiB by default.
     pub limits: Limits,
-    /// Queue pairs at a time; 1024 if not told.
+    /// Queue pairs at a time; 1024 by default.
     pub max_links: usize,
-    /// Receive buffers of each link; 128 if not told.
+    /// Receive buffers of each link; 128 by default.
     pub receives: u32,
-    /// Posts that each link takes before the first is reported; [`SENDS_MAX`] if not told.
+    /// Posts that each link takes before the first is reported; [`SENDS_MAX`] by default.
     pub sends: usize,
 }
 

@@ -42,7 +42,7 @@ pub(super) struct Connection {
     pub(super) expected_psn: Psn,
     /// What was posted and has not completed.
     pub(super) chains: VecDeque<Chain>,
-    /// Posts that have completed and were not reported yet: they hold their room.
+    /// Posts that have completed and were not reported yet: they hold their space.
     pub(super) unreported: usize,
     /// Why the next chain does not leave.
     pub(super) stall: Option<Stall>,
@@ -76,7 +76,7 @@ pub(super) struct Chain {
     pub(super) is_counted: bool,
     pub(super) is_hit: bool,
     /// What is lost of it for good, by chance.
-    pub(super) doom: Option<Lost>,
+    pub(super) pending_loss: Option<Lost>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,7 +105,7 @@ impl Transfer {
 }
 
 impl Connection {
-    /// Posts that count against the room of the link.
+    /// Posts that count against the space of the link.
     pub(super) fn outstanding(&self) -> usize {
         self.chains.len() + self.unreported
     }

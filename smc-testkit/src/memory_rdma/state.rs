@@ -51,11 +51,11 @@ pub(super) struct PairId {
 /// A device as the network sees it.
 pub(super) struct Member {
     pub(super) options: RdmaOptions,
-    pub(super) bell: Arc<AtomicWaker>,
-    pub(super) news: VecDeque<Event>,
+    pub(super) wake_signal: Arc<AtomicWaker>,
+    pub(super) queued: VecDeque<Event>,
     pub(super) is_armed: bool,
     /// Armed for completions, too: those ring for no other, so that a task that waits for them and does
-    /// not say so is found out.
+    /// not report it is found out.
     pub(super) is_armed_for_sent: bool,
     pub(super) is_gone: bool,
     pub(super) down: BTreeSet<u8>,
@@ -117,15 +117,15 @@ impl State {
         DomainId(self.next_domain)
     }
 
-    pub(super) fn join(&mut self, options: RdmaOptions, bell: Arc<AtomicWaker>) -> DeviceId {
+    pub(super) fn join(&mut self, options: RdmaOptions, wake_signal: Arc<AtomicWaker>) -> DeviceId {
         let id = DeviceId(self.next_device);
         self.next_device += 1;
         let next_qpn = u32::try_from(self.rng.below(1 << 20)).unwrap_or(0) + 0x100;
         let next_addr = (self.rng.bits() >> 20) & !0xfff;
         let member = Member {
             options,
-            bell,
-            news: VecDeque::new(),
+            wake_signal,
+            queued: VecDeque::new(),
             is_armed: false,
             is_armed_for_sent: false,
             is_gone: false,
@@ -162,9 +162,10 @@ impl State {
                 _ => &mut member.is_armed,
             };
             let rings = mem::take(armed);
-            member.news.push_back(event);
+            member.queued.push_back(event);
             if rings {
-                self.after.push(After::Ring(Arc::clone(&member.bell)));
+                self.after
+                    .push(After::Ring(Arc::clone(&member.wake_signal)));
             }
         }
     }
@@ -201,7 +202,7 @@ impl State {
         }
     }
 
-    /// Moves a queue pair to its error state and says so, once.
+    /// Moves a queue pair to its error state and reports it, once.
     pub(super) fn fail(&mut self, id: PairId, cause: LinkFailure) {
         let Some(pair) = self.pairs.get_mut(&id) else {
             return;
@@ -225,7 +226,7 @@ impl State {
             pair.late = None;
         }
         if let Some(member) = self.devices.get_mut(&id.device) {
-            member.news.retain(|event| link_of(event) != Some(id.qpn));
+            member.queued.retain(|event| link_of(event) != Some(id.qpn));
         }
     }
 
@@ -344,7 +345,7 @@ impl Drop for Locked<'_> {
         self.state = None;
         for after in after {
             match after {
-                After::Ring(bell) => bell.wake(),
+                After::Ring(wake_signal) => wake_signal.wake(),
                 After::Schedule(at, action) => {
                     let Some(clock) = &self.timing.clock else {
                         continue;

@@ -303,7 +303,7 @@ fn a_drain_whose_events_are_taken_away_leaves_the_device_armed() {
     let Doorbell::Waker(doorbell) = world.b.doorbell() else {
         panic!("memory devices wake");
     };
-    let bell = Arc::new(Bell::default());
+    let wake_signal = Arc::new(WakeSignal::default());
     for round in 0..2000 {
         let (to_b, to_a) = connect(
             open_in(&*world.domain_a, &world.a),
@@ -329,19 +329,19 @@ fn a_drain_whose_events_are_taken_away_leaves_the_device_armed() {
             world.b.drain(&mut |_| count += 1).unwrap();
         });
         if count == 0 {
-            bell.0.store(false, Ordering::Relaxed);
-            doorbell.register(&Waker::from(Arc::clone(&bell)));
+            wake_signal.0.store(false, Ordering::Relaxed);
+            doorbell.register(&Waker::from(Arc::clone(&wake_signal)));
             world.post(round, 0, b"data").unwrap();
-            assert!(bell.0.load(Ordering::Relaxed), "a lost wake-up");
+            assert!(wake_signal.0.load(Ordering::Relaxed), "a lost wake-up");
         }
         let _all = (drained(&world.a), drained(&world.b));
     }
 }
 
 #[derive(Default)]
-struct Bell(AtomicBool);
+struct WakeSignal(AtomicBool);
 
-impl Wake for Bell {
+impl Wake for WakeSignal {
     fn wake(self: Arc<Self>) {
         self.0.store(true, Ordering::Relaxed);
     }

@@ -188,7 +188,7 @@ impl Locked<'_> {
             let now = self.now;
             let receives = self.is_open(id);
             let loss = self.pairs.get(&id).and_then(|pair| pair.loss);
-            let is_deaf = loss.is_some_and(|loss| loss.what == Lost::Answer);
+            let is_unresponsive = loss.is_some_and(|loss| loss.what == Lost::Answer);
             let Some(connection) = self.connection(id) else {
                 continue;
             };
@@ -197,7 +197,10 @@ impl Locked<'_> {
             }
             let answered = |chain: &&mut Chain| {
                 let is_unanswered = chain.phase == ChainPhase::Unanswered;
-                is_unanswered && receives && chain.doom.is_none() && !(is_deaf && chain.is_hit)
+                is_unanswered
+                    && receives
+                    && chain.pending_loss.is_none()
+                    && !(is_unresponsive && chain.is_hit)
             };
             for chain in connection.chains.iter_mut().filter(answered) {
                 chain.phase = ChainPhase::Delivered(now);
@@ -264,10 +267,10 @@ impl Locked<'_> {
             if self.rng.chance(doomed) {
                 let ways = [Lost::Everything, Lost::Message, Lost::Answer];
                 let way = self.rng.below(ways.len());
-                chain.doom = ways.get(way).copied();
+                chain.pending_loss = ways.get(way).copied();
             }
         }
-        chain.doom.or_else(|| what.filter(|_| chain.is_hit))
+        chain.pending_loss.or_else(|| what.filter(|_| chain.is_hit))
     }
 
     /// The queue pair at the other end, if it takes the packets of this chain.

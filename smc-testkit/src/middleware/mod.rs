@@ -1,7 +1,7 @@
 //! Devices around devices.
 //!
 //! Each takes a device and is one: give it to an endpoint or to another of them instead. [`Trace`]
-//! tells what is asked of a device and what it reports, [`Fault`] makes it slow, busy and
+//! records calls of a device and what it reports, [`Fault`] makes it slow, busy and
 //! unreliable within the rules, from a seed.
 //!
 //! ```
@@ -22,7 +22,7 @@ pub use trace::{Journal, Record, Trace, What};
 
 use smc_core::device::{Device, Direct, Fabric, Nocopy, PeerEvents, Rdma};
 
-/// What all middleware says of a device: what the inner one says, with its own surface.
+/// What all middleware reports of a device: what the inner one reports, with its own surface.
 macro_rules! delegate_device {
     () => {
         fn identity(&self) -> &smc_core::device::Identity {
@@ -57,7 +57,7 @@ macro_rules! delegate_device {
 }
 use delegate_device;
 
-/// What all middleware says of an SMC-D surface.
+/// What all middleware reports of an SMC-D surface.
 macro_rules! delegate_direct {
     () => {
         fn gid(&self) -> Gid {
@@ -97,7 +97,7 @@ macro_rules! delegate_direct {
 }
 use delegate_direct;
 
-/// What all middleware says of a buffer.
+/// What all middleware reports of a buffer.
 macro_rules! delegate_dmb {
     () => {
         fn token(&self) -> DmbToken {
@@ -111,7 +111,7 @@ macro_rules! delegate_dmb {
 }
 use delegate_dmb;
 
-/// What all middleware says of an SMC-R surface.
+/// What all middleware reports of an SMC-R surface.
 macro_rules! delegate_rdma {
     () => {
         fn addresses(&self) -> Vec<RdmaAddress> {
@@ -129,7 +129,7 @@ use delegate_rdma;
 fn direct(device: &dyn Device) -> &dyn Direct {
     match device.fabric() {
         Fabric::Direct(direct) => direct,
-        _ => unreachable!("looked at before the outer surface was handed out"),
+        _ => unreachable!("checked before the outer surface was handed out"),
     }
 }
 
@@ -137,20 +137,20 @@ fn direct(device: &dyn Device) -> &dyn Direct {
 fn rdma(device: &dyn Device) -> &dyn Rdma {
     match device.fabric() {
         Fabric::Rdma(rdma) => rdma,
-        _ => unreachable!("looked at before the outer surface was handed out"),
+        _ => unreachable!("checked before the outer surface was handed out"),
     }
 }
 
 fn nocopy(device: &dyn Device) -> &dyn Nocopy {
     direct(device)
         .nocopy()
-        .expect("looked at before the outer ability was handed out")
+        .expect("checked before the outer ability was handed out")
 }
 
 fn peer_events(device: &dyn Device) -> &dyn PeerEvents {
     direct(device)
         .peer_events()
-        .expect("looked at before the outer ability was handed out")
+        .expect("checked before the outer ability was handed out")
 }
 
 #[cfg(test)]

@@ -294,7 +294,7 @@ fn a_peer_dies_on_time() {
     }
     let mut events = Vec::new();
     faulty.drain(&mut |event| events.push(event)).unwrap();
-    // The real death is no more news.
+    // The real end is not reported again.
     drop(dmb);
     let gid = peer.gid();
     drop(peer);
@@ -317,8 +317,8 @@ fn a_drain_that_hands_out_nothing_leaves_the_device_armed() {
     let Doorbell::Waker(doorbell) = faulty.doorbell() else {
         panic!("memory devices wake");
     };
-    let bell = Arc::new(Bell::default());
-    doorbell.register(&Waker::from(Arc::clone(&bell)));
+    let wake_signal = Arc::new(WakeSignal::default());
+    doorbell.register(&Waker::from(Arc::clone(&wake_signal)));
     // That was reported before.
     dead.leave();
     faulty.arm().unwrap();
@@ -328,13 +328,13 @@ fn a_drain_that_hands_out_nothing_leaves_the_device_armed() {
     from_other.arm();
     let signalled = other.move_data(from_other.token(), 0, &[], Signal::Yes);
     signalled.unwrap();
-    assert!(bell.0.load(Ordering::Relaxed), "a lost wake-up");
+    assert!(wake_signal.0.load(Ordering::Relaxed), "a lost wake-up");
 }
 
 #[derive(Default)]
-struct Bell(AtomicBool);
+struct WakeSignal(AtomicBool);
 
-impl Wake for Bell {
+impl Wake for WakeSignal {
     fn wake(self: Arc<Self>) {
         self.0.store(true, Ordering::Relaxed);
     }

@@ -1,7 +1,7 @@
 //! What one end of a run did, for runs whose ends are in different processes.
 //!
 //! Either end is judged by the same oracle as in one process, except for what depends on the other
-//! end: that is told when both are over, and compared then.
+//! end: that is compared when both are over.
 
 use super::Tally;
 
@@ -128,7 +128,7 @@ impl EndReport {
         )
     }
 
-    /// How this end was closed, as far as its peer can tell.
+    /// How this end was closed, as far as its peer can detect.
     fn closed(&self, peer: &Self) -> Closed {
         match self.claims.has_zero_linger {
             true => Closed::WithReset,

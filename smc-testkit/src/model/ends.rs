@@ -49,12 +49,12 @@ pub(super) trait Reading: Send {
         bufs: &mut [IoSliceMut<'_>],
     ) -> Poll<io::Result<usize>>;
 
-    /// Shows what comes next to `look`, which says how much of it to consume; gives what was
+    /// Passes the next bytes to `check`, which returns how much of it to consume; gives what was
     /// shown. `None` for ends that are not buffered.
     fn poll_fill(
         &mut self,
         cx: &mut Context<'_>,
-        look: &mut dyn FnMut(&[u8]) -> usize,
+        check: &mut dyn FnMut(&[u8]) -> usize,
     ) -> Option<Poll<io::Result<usize>>>;
 
     /// Takes what comes next as a guard. `None` for ends that do not give them.
@@ -121,10 +121,10 @@ macro_rules! reading {
             fn poll_fill(
                 &mut self,
                 cx: &mut Context<'_>,
-                look: &mut dyn FnMut(&[u8]) -> usize,
+                check: &mut dyn FnMut(&[u8]) -> usize,
             ) -> Option<Poll<io::Result<usize>>> {
                 let (shown, taken) = match AsyncBufRead::poll_fill_buf(Pin::new(self), cx) {
-                    Poll::Ready(Ok(bytes)) => (bytes.len(), look(bytes)),
+                    Poll::Ready(Ok(bytes)) => (bytes.len(), check(bytes)),
                     Poll::Ready(Err(error)) => return Some(Poll::Ready(Err(error))),
                     Poll::Pending => return Some(Poll::Pending),
                 };

@@ -5,7 +5,7 @@ use smc_core::io::ReadGuard;
 use super::oracle::Oracle;
 use crate::Rng;
 
-/// Guards with their positions. What they show is looked at again when they are let go of.
+/// Guards with their positions. What they show is checked again when they are let go of.
 pub(super) struct Kept<'o> {
     oracle: &'o Oracle,
     side: usize,

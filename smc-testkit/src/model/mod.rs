@@ -155,7 +155,7 @@ pub struct Violation {
     pub history: String,
 }
 
-/// Uses both ends of a connection as the seed says; consumes and closes them.
+/// Uses both ends of a connection as the seed states; consumes and closes them.
 ///
 /// Spawns tasks on `runtime`, the one that the streams are on. After a violation they are left
 /// behind.

@@ -9,7 +9,7 @@ use super::end_report::{Claims, EndReport};
 use super::plan::Plan;
 use super::{Rules, Tally};
 
-/// The judge of a run; both ends tell it what they do.
+/// The oracle of a run; both ends report their operations to it.
 pub(super) struct Oracle {
     pub(super) rules: Rules,
     pub(super) is_smc: bool,
@@ -57,7 +57,7 @@ struct Side {
     gone: u8,
     /// What its tasks do now.
     now: [String; 2],
-    /// The writer, to be told when the reader stops.
+    /// The writer, to be notified when the reader stops.
     writer: Option<Waker>,
 }
 
@@ -70,7 +70,7 @@ enum Closed {
     Either,
 }
 
-/// Which task of a side speaks.
+/// The task of a side that reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Task {
     Reader,
@@ -190,7 +190,7 @@ impl Oracle {
     /// The writer shuts its side down, or drops it.
     pub(super) fn shut(&self, side: usize) {
         let mut state = self.state();
-        state.say(side, "shut".into());
+        state.log(side, "shut".into());
         state.directions[side].is_shut = true;
     }
 
@@ -247,7 +247,7 @@ impl Oracle {
             .zip(at..)
             .position(|(byte, at)| *byte != byte_at(1 - side, at));
         let mut state = self.state();
-        state.say(side, format!("releases {} bytes at {at}", bytes.len()));
+        state.log(side, format!("releases {} bytes at {at}", bytes.len()));
         state.require(wrong.is_none(), || {
             format!(
                 "side {side} held {} bytes at {at}, number {wrong:?} has changed",
@@ -386,7 +386,7 @@ impl Oracle {
             (_, false) if self.rules.is_exact || is_quiet => Closed::InOrder,
             (_, false) => Closed::Either,
         };
-        state.say(side, format!("closes {closed:?}"));
+        state.log(side, format!("closes {closed:?}"));
         state.sides[side].closed = Some(closed);
     }
 
@@ -396,7 +396,7 @@ impl Oracle {
     pub(super) fn cancelled(&self, side: usize, how: &str) {
         let mut state = self.state();
         state.tally.cancelled += 1;
-        state.say(side, format!("{how} cancelled"));
+        state.log(side, format!("{how} cancelled"));
     }
 
     /// What a task waits for, for the report of a stuck run.
@@ -516,10 +516,10 @@ impl State {
             Ok(count) => format!("{how}({len}) = {count}"),
             Err(error) => format!("{how}({len}) = {:?}", error.kind()),
         };
-        self.say(side, result);
+        self.log(side, result);
     }
 
-    fn say(&mut self, side: usize, what: String) {
+    fn log(&mut self, side: usize, what: String) {
         if self.history.len() == HISTORY {
             self.history.pop_front();
         }

@@ -141,7 +141,7 @@ impl<'o> Writer<'o> {
 
     async fn put<W: Writing>(&mut self, end: &mut W, polls: Option<usize>) -> Option<Verdict> {
         let (oracle, side) = (self.oracle, self.side);
-        // On TCP a commit that is dropped may have written a part, and does not say how much.
+        // On TCP a commit that is dropped may have written a part, and does not report how much.
         if !W::RESERVES || !oracle.is_smc {
             return self.write(end, polls).await;
         }

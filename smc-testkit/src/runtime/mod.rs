@@ -119,7 +119,7 @@ impl VirtualRuntime {
         self.block_on(handle.timer(handle.now() + time));
     }
 
-    /// Starts a task under a name, which a [`Stall`] tells.
+    /// Starts a task under a name, which a [`Stall`] contains.
     pub fn spawn_named(
         &self,
         name: impl Into<String>,

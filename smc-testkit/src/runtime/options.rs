@@ -4,18 +4,18 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub struct Options {
-    /// How long bytes are on their way; 50 us if not told.
+    /// How long bytes are on their way; 50 us by default.
     pub latency: Duration,
-    /// Added to the latency at random, up to this; nothing if not told. Bytes of one connection
+    /// Added to the latency at random, up to this; nothing by default. Bytes of one connection
     /// stay in order.
     pub jitter: Duration,
-    /// Bytes of one direction that can be under way or unread; 64 KiB if not told.
+    /// Bytes of one direction that can be under way or unread; 64 KiB by default.
     pub capacity: usize,
-    /// Longest piece that one call reads or writes, random from 1; unlimited if not told.
+    /// Longest piece that one call reads or writes, random from 1; unlimited by default.
     pub fragment: Option<usize>,
-    /// Virtual time that polling a task takes; 1 us if not told.
+    /// Virtual time that polling a task takes; 1 us by default.
     pub step: Duration,
-    /// Polls after which a run counts as endless; ten million if not told.
+    /// Polls after which a run counts as endless; ten million by default.
     pub max_steps: u64,
 }
 

@@ -23,7 +23,7 @@ struct State {
     end: Option<Duration>,
     /// The connection was reset; what has arrived can still be read.
     is_reset: bool,
-    /// The error was told to the reader's side.
+    /// The error was given to the reader's side.
     is_reset_told: bool,
     /// The reader shut its side down: reads end at once.
     is_read_shut: bool,
@@ -50,7 +50,7 @@ impl Pipe {
         })
     }
 
-    /// Takes bytes out, or with `is_peek` only looks at them.
+    /// Takes bytes out, or with `is_peek` only checks them.
     pub(super) fn read(&self, buf: &mut [u8], is_peek: bool) -> io::Result<usize> {
         let limit = self.limit(buf.len());
         let now = self.core.elapsed();
@@ -107,12 +107,12 @@ impl Pipe {
             state.is_reset = true;
             return Ok(wanted);
         }
-        let room = self.core.options.capacity.saturating_sub(state.len);
-        if room == 0 {
+        let space = self.core.options.capacity.saturating_sub(state.len);
+        if space == 0 {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         let bytes = bufs.iter().flat_map(|buf| buf.iter().copied());
-        let piece: VecDeque<u8> = bytes.take(limit.min(room)).collect();
+        let piece: VecDeque<u8> = bytes.take(limit.min(space)).collect();
         let count = piece.len();
         let at = state.after_the_last(now + travel);
         state.pieces.push_back((at, piece));
@@ -193,7 +193,7 @@ impl Pipe {
         wake(reader);
     }
 
-    /// The reset, if it was not told yet.
+    /// The reset, if it was not reported yet.
     pub(super) fn take_error(&self) -> Option<io::Error> {
         let mut state = self.state();
         let is_news = state.is_reset && !std::mem::replace(&mut state.is_reset_told, true);

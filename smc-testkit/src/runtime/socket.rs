@@ -237,7 +237,7 @@ impl VirtualAcceptor {
         })
     }
 
-    /// Adds a connection that was made; false if there is no room.
+    /// Adds a connection that was made; false if there is no space.
     pub(super) fn offer(&self, socket: Arc<VirtualSocket>) -> bool {
         let mut queue = self.queue();
         if queue.waiting.len() >= self.backlog {

@@ -1,5 +1,5 @@
 //! The conformance suite can fail: for every check there is a device that is broken in just the
-//! way the check is about, and the check says so.
+//! way the check is about, and the check reports it.
 
 #![allow(clippy::unwrap_used, reason = "a panic of a test is a failed test")]
 
@@ -204,5 +204,5 @@ impl Provider for Workshop {
     }
 }
 
-/// How often a check may look for its flaw.
+/// How often a check may search for its flaw.
 const TRIES: usize = 5;

@@ -55,7 +55,7 @@ fn serve(args: &Args) -> Result<()> {
     }
 }
 
-/// Starts what the other machine asks for, says what it says, and ends it when the other machine
+/// Starts what the other machine asks for, forwards its output, and ends it when the other machine
 /// has had enough.
 fn attend(args: &Args, mut stream: TcpStream) -> Result<()> {
     let mut reader = BufReader::new(stream.try_clone()?.take(TASK_MAX));

@@ -80,7 +80,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = len)]
     pub(super) buffer: Option<usize>,
 
-    /// Longest time for which SMC streams look for data before they sleep, in microseconds; 0 for
+    /// Longest time for which SMC streams poll for data before they sleep, in microseconds; 0 for
     /// never; 100 if not given and there is more than one CPU
     #[arg(long, value_name = "US")]
     pub(super) polling: Option<u64>,

@@ -50,7 +50,7 @@ pub(super) enum Role {
     },
 }
 
-/// What a server says first.
+/// The first line of a server.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Ready {
@@ -87,7 +87,7 @@ fn perform(task: Task) -> Result<()> {
     let needed = workload::descriptors(&cell);
     if descriptors < needed {
         let why = format!("takes {needed} descriptors and the limit is {descriptors} (ulimit -Hn)");
-        return say(&Ready::Skip(why));
+        return report(&Ready::Skip(why));
     }
     let runtime = cell.runtime;
     match role {
@@ -95,7 +95,7 @@ fn perform(task: Task) -> Result<()> {
         Role::Client { address, server } => {
             let meter = Meter::new(server)?;
             let measured = runtime.block_on(drive(cell, dir, address, meter));
-            say(&match measured {
+            report(&match measured {
                 Ok(mut sample) => {
                     if !meter.sees_both() {
                         sample.figures.remove(&Figure::Cpu);
@@ -180,7 +180,7 @@ async fn serve(cell: Cell, dir: PathBuf) -> Result<()> {
         (Kind::Iceoryx2, _) => {
             let ended = stdin_ended();
             let server = peers::iceoryx2::Server::start(&cell, &dir)?;
-            say(&Ready::At(String::new()))?;
+            report(&Ready::At(String::new()))?;
             let _gone = ended.await;
             server.stop()
         }
@@ -190,7 +190,7 @@ async fn serve(cell: Cell, dir: PathBuf) -> Result<()> {
 /// Says where it listens, and serves until standard input ends.
 async fn until_ended<A: Accept>(cell: &Cell, at: A) -> Result<()> {
     let ended = stdin_ended();
-    say(&Ready::At(at.address()?))?;
+    report(&Ready::At(at.address()?))?;
     match select(pin!(workload::serve(cell, at)), ended).await {
         Either::Left((failed, _)) => failed,
         Either::Right(_) => Ok(()),
@@ -198,13 +198,13 @@ async fn until_ended<A: Accept>(cell: &Cell, at: A) -> Result<()> {
 }
 
 /// Tells the parent.
-fn say(what: &impl Serialize) -> Result<()> {
+fn report(what: &impl Serialize) -> Result<()> {
     let mut line = serde_json::to_string(what)?;
     line.push('\n');
     let mut out = std::io::stdout().lock();
     out.write_all(line.as_bytes())
         .and_then(|()| out.flush())
-        .context("cannot tell the parent")
+        .context("cannot send to the parent")
 }
 
 /// The parent holds the other end of our standard input; when it goes, so do we.

@@ -10,7 +10,7 @@ use serde::Serialize;
 pub(super) struct Host {
     pub(super) cpu: Option<String>,
     pub(super) cpus: usize,
-    /// Whether it is a virtual machine, as far as the CPU says.
+    /// Whether the CPU reports a virtual machine.
     pub(super) is_virtual: bool,
     pub(super) governor: Option<String>,
     pub(super) kernel: Option<String>,
@@ -24,7 +24,7 @@ pub(super) struct Host {
 }
 
 impl Host {
-    pub(super) fn look() -> Self {
+    pub(super) fn detect() -> Self {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         Self {
             cpu: value(&cpuinfo, "model name"),

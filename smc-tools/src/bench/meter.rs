@@ -57,7 +57,7 @@ impl Meter {
     }
 }
 
-/// Allows as many descriptors as may be, and says how many that are.
+/// Raises the limit of descriptors, and returns it.
 pub(super) fn raise_descriptors() -> Result<usize> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     if soft < hard {

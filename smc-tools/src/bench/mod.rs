@@ -2,9 +2,9 @@
 //!
 //! A [`plan`] is a list of cells: one workload over one transport on one runtime. For each cell,
 //! [`pair`] starts two fresh processes of this program, the [`end`]s, so that nothing of one
-//! measurement is left for the next; the client's end takes the time and says what it saw. All
+//! measurement is left for the next; the client's end takes the time and reports the result. All
 //! cells are gone through once per round, so that each transport gets its share of whatever else
-//! the machine does. [`results`] puts the rounds together, [`stats`] says what may be concluded,
+//! the machine does. [`results`] puts the rounds together, [`stats`] states what may be concluded,
 //! and [`report`] shows it.
 //!
 //! Inside an end, [`runtime`] and [`transport`] hide what differs, and [`workload`] is the same
@@ -62,7 +62,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 /// Whether everything that was asked for could be measured, or was left out for a reason.
 fn measure(args: &Args) -> Result<bool> {
     let plan = Plan::new(args)?;
-    let host = Host::look();
+    let host = Host::detect();
     let mut results = Results::new(&plan);
     let mut progress = Progress::new(&plan);
     for round in 0..plan.rounds {
@@ -71,9 +71,9 @@ fn measure(args: &Args) -> Result<bool> {
             if results.is_skipped(&cell) {
                 continue;
             }
-            let outcome = pair::run(&cell, plan.remote, |what| progress.say(what));
+            let outcome = pair::run(&cell, plan.remote, |what| progress.report(what));
             if let Outcome::Failed(why) = &outcome {
-                progress.say(&format!("{cell}: failed: {why}"));
+                progress.report(&format!("{cell}: failed: {why}"));
             }
             results.add(&cell, outcome);
         }

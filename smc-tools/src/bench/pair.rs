@@ -29,13 +29,13 @@ pub(super) enum Outcome {
 }
 
 /// Measures a cell, with the server in another machine if its agent is given. When earlier measurements have left no port, waits until they are given back,
-/// and says so with `say`.
-pub(super) fn run(cell: &Cell, remote: Option<SocketAddr>, say: impl Fn(&str)) -> Outcome {
+/// and reports it with `report`.
+pub(super) fn run(cell: &Cell, remote: Option<SocketAddr>, report: impl Fn(&str)) -> Outcome {
     let attempt =
         || measure(cell, remote).unwrap_or_else(|error| Outcome::Failed(format!("{error:#}")));
     let outcome = match attempt() {
         Outcome::Overloaded(why) => {
-            say(&format!(
+            report(&format!(
                 "{cell}: {why}; again in {} s",
                 TIME_WAIT.as_secs()
             ));
@@ -72,7 +72,7 @@ fn measure(cell: &Cell, remote: Option<SocketAddr>) -> Result<Outcome> {
         server: server.process(),
     }))?;
     let line = client.line(timeout).context("the client failed")?;
-    let outcome = serde_json::from_str(&line).context("the client talks nonsense")?;
+    let outcome = serde_json::from_str(&line).context("the client sent an invalid result")?;
     // The client goes first, so that the server sees connections end in order.
     drop(client);
     drop(server);

@@ -1,4 +1,4 @@
-//! What several rounds say together, and when they say nothing.
+//! Statistics of several rounds, and when they prove nothing.
 
 use std::fmt;
 

@@ -43,7 +43,7 @@ impl Carried {
         }
     }
 
-    /// Waits until the last words of connections are said and the device has taken its name back,
+    /// Waits until the last words of connections are sent and the device has taken its name back,
     /// which happens in tasks that end with the process.
     pub(super) async fn part(self) {
         self.endpoint.close().await;
@@ -102,7 +102,7 @@ fn open_rdma(args: &Args, builder: Builder) -> Result<Carried> {
                 .into_iter()
                 .find(|device| device.usable.is_ok());
             usable
-                .context("no usable RDMA device; `smc devices` tells why")?
+                .context("no usable RDMA device; `smc devices` reports why")?
                 .name
         }
     };

@@ -33,7 +33,7 @@ pub(super) fn run(args: &Args) -> Result<bool> {
 }
 
 /// A directory on a file system in memory, if there is one. Its name has the number of this process,
-/// so that one that was left behind can be told from one in use.
+/// so that one that was left behind can be distinguished from one in use.
 fn in_memory() -> std::io::Result<tempfile::TempDir> {
     let prefix = format!("smc-demo-{}-", std::process::id());
     let new = |place: &Path| tempfile::TempDir::with_prefix_in(&prefix, place);

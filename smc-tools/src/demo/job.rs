@@ -1,4 +1,4 @@
-//! What a connection is used for: the first byte says it, the rest is the job's own.
+//! What a connection is used for: the first byte names it, the rest is the job's own.
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use super::net::Duplex;
 pub(super) enum Job {
     /// Send everything back.
     Echo = b'e',
-    /// Read to the end, then say how many bytes came.
+    /// Read to the end, then report how many bytes came.
     Sink = b's',
     /// Send every 14 bytes back.
     Pong = b'p',
@@ -80,7 +80,7 @@ pub(super) async fn one_way(
     stream.write_all(&[Job::Sink as u8]).await?;
     let start = Instant::now();
     let mut writes = 0_u64;
-    // The clock costs as much as a small write, so it is looked at now and then only.
+    // The clock costs as much as a small write, so it is checked now and then only.
     let burst = (BURST_LEN / len).clamp(1, 1000);
     while start.elapsed() < time {
         for _ in 0..burst {
@@ -131,5 +131,5 @@ const READ_LEN: usize = 128 * 1024;
 /// The ball of sockperf's ping-pong.
 pub(super) const PING_LEN: usize = 14;
 
-/// Bytes between two looks at the clock.
+/// Bytes between two readings of the clock.
 const BURST_LEN: usize = 256 * 1024;

@@ -24,7 +24,7 @@ pub(super) async fn serve(args: &Args, unix: &Path) -> Result<()> {
     println!("{} {}", at.smc, at.tcp);
     std::io::stdout()
         .flush()
-        .context("cannot tell the client where to connect")?;
+        .context("cannot send to the client where to connect")?;
     let listeners = Arc::new(listeners);
     let outcome = {
         let loops = Transport::ALL.map(|transport| accept(&endpoint, &listeners, transport));

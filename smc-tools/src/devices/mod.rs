@@ -70,7 +70,7 @@ struct One {
     name: String,
     /// Why it cannot be used, if so.
     trouble: Option<String>,
-    /// What there is to say of it: a line for people, the fields for programs.
+    /// Its description: a line for people, the fields for programs.
     lines: Vec<String>,
     fields: Map<String, Json>,
 }

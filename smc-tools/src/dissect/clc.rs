@@ -207,7 +207,7 @@ impl Half {
         }
     }
 
-    /// Nothing more will come: reports the rest, and looks behind the gaps.
+    /// Nothing more will come: reports the rest, and checks behind the gaps.
     fn finish(&mut self, peer_declined: bool, found: &mut Vec<Message>) {
         loop {
             self.drain(peer_declined, found);
@@ -289,7 +289,7 @@ impl Half {
 /// What the next bytes of a direction are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
-    /// Too little to say.
+    /// Too little to decide.
     Unknown,
     /// Not CLC.
     Other,

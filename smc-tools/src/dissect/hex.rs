@@ -6,7 +6,7 @@ use std::fmt;
 ///
 /// # Errors
 ///
-/// [`HexError`] says which character does not fit, or that a digit is left over.
+/// [`HexError`] states which character does not fit, or that a digit is left over.
 pub(super) fn parse(text: &str) -> Result<Vec<u8>, HexError> {
     let mut bytes = Vec::with_capacity(text.len() / 2);
     let mut high: Option<(u8, usize)> = None;

@@ -90,7 +90,7 @@ fn network(link: Linktype, data: &[u8]) -> Option<Network<'_>> {
         // Protocol (2), reserved (2), interface (4), address type (2), packet type (1), address
         // length (1), address (8).
         Linktype::LINUX_SLL2 => ethertype(be16(data, 0)?, data.get(20..)?),
-        // An address family whose number depends on the system; the IP version tells as much.
+        // An address family whose number depends on the system; the IP version is sufficient.
         Linktype::NULL | Linktype::LOOP => Some(Network::Ip(data.get(4..)?)),
         Linktype::RAW | RAW_12 | RAW_14 | Linktype::IPV4 | Linktype::IPV6 => {
             Some(Network::Ip(data))
@@ -150,7 +150,7 @@ fn ip(bytes: &[u8], missing: usize) -> Option<Packet<'_>> {
     };
     match packet.transport? {
         TransportSlice::Tcp(tcp) => {
-            // The accessors of the slice lend from the slice, not from the frame.
+            // The accessors of the slice borrow from the slice, not from the frame.
             let whole = tcp.slice();
             let (header, payload) = whole.split_at_checked(usize::from(tcp.data_offset()) * 4)?;
             Some(Packet::Tcp(Segment {

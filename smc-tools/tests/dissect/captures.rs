@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::support::{messages, smc, stderr, stdout, vectors};
 
-/// What the list that comes with the captures says is in each: name, `_v2` for LLC of version 2, an
+/// The expected messages of each capture: name, `_v2` for LLC of version 2, an
 /// apostrophe for LLC responses, and how many. Of CDC only those with flags other than
 /// `writer_blocked`; without the retransmissions of RDMA.
 const EXPECTED: &[(&str, &str)] = &[

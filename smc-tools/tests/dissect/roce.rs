@@ -30,7 +30,7 @@ fn messages_are_told_apart_by_their_first_byte() {
         .frame(&roce_v2(&bth(SEND_ONLY, 0x11, 3, &hex(CDC))));
     let found = capture.dissect();
     assert_eq!(crate::support::summary(&found), ["1 CONFIRM_LINK", "3 CDC"]);
-    // CONFIRM LINK told which queue pair sends.
+    // CONFIRM LINK contains which queue pair sends.
     for message in &found {
         assert_eq!(message["src"], "10.0.0.2 qp 0x12");
         assert_eq!(message["dst"], "10.0.0.1 qp 0x11");

@@ -223,7 +223,7 @@ impl Side {
         if header.syn {
             header
                 .set_options_raw(&[1, 1, 0xFE, 6, 0xE2, 0xD4, 0xC3, 0xD9])
-                .expect("there is room");
+                .expect("there is space");
         }
         let address = |text: &str| -> [u8; 4] {
             let ip: std::net::Ipv4Addr = text

@@ -192,19 +192,19 @@ mod clients_of_servers_that_end_after_their_last_write_read_everything {
             let endpoint = fabric.endpoint(on, dir.path());
             for round in 0..rounds {
                 let place = dir.path().to_owned();
-                let (tell, told) = std::sync::mpsc::channel();
+                let (address_tx, address_rx) = std::sync::mpsc::channel();
                 let server = thread::spawn(move || {
                     on.run(async {
                         let endpoint = fabric.endpoint(on, &place);
                         let listener = endpoint.bind("127.0.0.1:0").await.unwrap();
-                        tell.send(listener.local_addr().unwrap()).unwrap();
+                        address_tx.send(listener.local_addr().unwrap()).unwrap();
                         for _ in 0..2 {
                             let (mut stream, _) = listener.accept().await.unwrap();
                             write(&mut stream, 1, LONG).await;
                         }
                     });
                 });
-                let at = told.recv().unwrap();
+                let at = address_rx.recv().unwrap();
                 for which in 0..2 {
                     let what = format!("round {round}, connection {which}");
                     let connected = within(endpoint.connect(at)).await;

@@ -1,4 +1,4 @@
-//! What one end was told is done is seen by the other, wherever either of them ends.
+//! Operations reported as done to one end are seen by the other, wherever either of them ends.
 //!
 //! Client and server are processes that play scripts; some tests use endpoints of one process.
 //! `SMC_ENDINGS_ROUNDS` sets the rounds of the counted tests and the scripts that are drawn at

@@ -6,7 +6,7 @@
 use crate::process::Outcome;
 use crate::script::{Done, Part, Step};
 
-/// What one end was told.
+/// Results that one end got.
 struct End<'a> {
     steps: Vec<(Step, Option<&'a Done>)>,
     /// It was left to end by itself, and has.
@@ -35,20 +35,20 @@ impl<'a> End<'a> {
         self.done(|step| step == Step::Open) == Some(&Done::Ok)
     }
 
-    /// Bytes that it may have written, and those that it was told are.
+    /// Bytes that it may have written, and those reported as written.
     fn written(&self) -> (usize, usize) {
         let mut most = 0;
-        let mut told = 0;
+        let mut reported = 0;
         for (step, done) in &self.steps {
             if let Step::Write(len) | Step::Commit(len) = step {
                 most += len;
-                told += if *done == Some(&Done::Ok) { *len } else { 0 };
+                reported += if *done == Some(&Done::Ok) { *len } else { 0 };
             }
         }
-        (most, told)
+        (most, reported)
     }
 
-    /// Bytes that it was told to have read.
+    /// Bytes that it has reported as read.
     fn read(&self) -> usize {
         let read = self.steps.iter().map(|step| match step {
             (Step::Read(len), Some(Done::Ok)) => *len,
@@ -64,7 +64,7 @@ impl<'a> End<'a> {
         self.done(|step| matches!(step, Step::ReadToEnd | Step::GuardToEnd))
     }
 
-    /// It was told that the peer is told that nothing more comes.
+    /// Its shutdown was completed.
     fn has_closed(&self) -> bool {
         let closes = |step| matches!(step, Step::Shutdown | Step::DropWriter | Step::Drop);
         self.has_opened()
@@ -117,13 +117,13 @@ pub(crate) fn judge(
 
 /// Judges what one end has read of what the other has written.
 fn received(who: &str, writer: &End<'_>, reader: &End<'_>) -> Result<(), String> {
-    let (most, told) = writer.written();
+    let (most, reported) = writer.written();
     let mut read = 0;
     for (step, done) in &reader.steps {
         match (step, done) {
             (Step::Read(len), Some(Done::Ok)) => read += len,
-            (Step::Read(len), Some(done)) if read + len <= told && reader.has_opened() => {
-                return Err(format!("{who}: {done} at {read} of {told} bytes"));
+            (Step::Read(len), Some(done)) if read + len <= reported && reader.has_opened() => {
+                return Err(format!("{who}: {done} at {read} of {reported} bytes"));
             }
             _ => {}
         }
@@ -131,11 +131,11 @@ fn received(who: &str, writer: &End<'_>, reader: &End<'_>) -> Result<(), String>
     let (Some(ended), true) = (reader.to_end(), reader.has_opened()) else {
         return Ok(());
     };
-    let wrong = |what| Err(format!("{who}: {ended}, of {told} bytes: {what}"));
+    let wrong = |what| Err(format!("{who}: {ended}, of {reported} bytes: {what}"));
     let (Done::Eof(len) | Done::Failed(len, _)) = ended else {
         return wrong("no end of a stream");
     };
-    if *len < told {
+    if *len < reported {
         return wrong("bytes are missing");
     }
     if *len > most {

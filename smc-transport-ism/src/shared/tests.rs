@@ -232,7 +232,7 @@ fn a_writer_of_an_earlier_generation_may_not_write() {
 #[test]
 fn memory_of_a_dead_device_is_reclaimed_when_its_last_use_ends() {
     let memory = memory();
-    let [owner, writer, heir] =
+    let [owner, writer, third] =
         [0, 1, 2].map(|slot| join(&memory, slot, gid(slot.into())).unwrap());
     let mut tokens = Vec::new();
     while let Some(run) = memory.allocate(owner, 0) {
@@ -244,7 +244,7 @@ fn memory_of_a_dead_device_is_reclaimed_when_its_last_use_ends() {
         memory.begin_use(tokens[1], writer),
         Err(SubmitError::PeerGone)
     );
-    assert_eq!(memory.allocate(heir, 0), None);
+    assert_eq!(memory.allocate(third, 0), None);
 
     let is_dead = |tag| memory.is_dead(tag);
     assert_eq!(memory.sweep(is_dead), memory.granules() - 1);
@@ -252,7 +252,7 @@ fn memory_of_a_dead_device_is_reclaimed_when_its_last_use_ends() {
     memory.end_use(used.run.first, writer);
     assert_eq!(memory.sweep(is_dead), 1);
     assert_eq!(memory.sweep(is_dead), 0);
-    assert!(memory.allocate(heir, 4).is_some());
+    assert!(memory.allocate(third, 4).is_some());
 }
 
 #[test]

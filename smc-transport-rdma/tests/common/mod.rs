@@ -95,7 +95,7 @@ impl End {
         }
     }
 
-    /// Waits for news of any kind.
+    /// Waits for an event of any kind.
     pub(crate) fn wait_some(&self) {
         self.device_arm();
         self.drain();
@@ -118,7 +118,7 @@ impl End {
         self.device.drain_into(&mut self.events.lock().unwrap());
     }
 
-    /// Sleeps until the doorbell rings; says whether it did.
+    /// Sleeps until the doorbell rings; returns whether it did.
     pub(crate) fn park(&self, limit: Duration) -> bool {
         let Doorbell::Fd(fd) = self.device.doorbell() else {
             unreachable!("the doorbell is a descriptor");

@@ -23,7 +23,7 @@ pub(crate) enum Measure {
     RoundTrip { size: u64, count: u32 },
     /// Megabytes per second in one direction, in writes of 64 KiB, until the peer has all.
     Bulk { bytes: u64 },
-    /// Connections per second that are made, say something, are answered and closed: so many
+    /// Connections per second that are made, send a request, are answered and closed: so many
     /// clients at a time, so many by each of them.
     Connects { clients: u32, each: u32 },
 }
@@ -104,7 +104,7 @@ const DEAL_LEN: usize = 16;
 
 const CHUNK: usize = 64 * 1024;
 
-/// What is said on connections that are made to be closed.
+/// What is sent on connections that are made to be closed.
 const MESSAGE: Deal = Deal {
     ask: 1000,
     answer: 1000,

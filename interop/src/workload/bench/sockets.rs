@@ -85,13 +85,13 @@ pub(in crate::workload) fn server(listener: &dyn Listener) -> Result<Report> {
     loop {
         let conn = listener.accept().context("accept")?;
         thread::spawn(move || {
-            // The client tells what is wrong.
+            // The client reports what is wrong.
             let _ = answer(&*conn);
         });
     }
 }
 
-/// Takes and gives as the client says, until it ends.
+/// Receives and sends as the client requests, until it ends.
 fn answer(conn: &dyn Connection) -> io::Result<()> {
     let mut head = [0; DEAL_LEN];
     let mut at = 0;

@@ -116,13 +116,13 @@ async fn server(listener: &smc_core::Listener) -> Result<Report> {
     loop {
         let (stream, _) = listener.accept().await.context("accept")?;
         tokio::spawn(async move {
-            // The client tells what is wrong.
+            // The client reports what is wrong.
             let _ = answer(stream).await;
         });
     }
 }
 
-/// Takes and gives as the client says, until it ends.
+/// Receives and sends as the client requests, until it ends.
 async fn answer(mut stream: Stream) -> io::Result<()> {
     let mut head = [0; DEAL_LEN];
     stream.read_exact(&mut head).await?;

@@ -9,7 +9,7 @@ use crate::conformance::bench::{Bench, ensure, skip};
 
 pub(super) fn without_packets_a_link_gives_up(bench: &mut Bench<'_>) -> Verdict {
     let Some(cut) = bench.extras().cut.take() else {
-        return skip("the provider does not say how to lose packets");
+        return skip("the provider cannot lose packets");
     };
     let (ours, peer) = bench.link()?;
     ours.post(1, &[], &numbered(1))?;
@@ -39,7 +39,7 @@ pub(super) fn a_dead_peer_gives_no_answer(bench: &mut Bench<'_>) -> Verdict {
 
 pub(super) fn a_port_that_goes_down_says_so(bench: &mut Bench<'_>) -> Verdict {
     let Some(mut switch) = bench.extras().port.take() else {
-        return skip("the provider does not say how to switch a port");
+        return skip("the provider cannot switch a port");
     };
     let at = bench.between()?.ours;
     let (ours, _peer) = bench.link()?;
@@ -74,7 +74,7 @@ pub(super) fn a_port_that_goes_down_says_so(bench: &mut Bench<'_>) -> Verdict {
 
 pub(super) fn a_removed_device_says_so(bench: &mut Bench<'_>) -> Verdict {
     let Some(remove) = bench.extras().remove.take() else {
-        return skip("the provider does not say how to remove a device");
+        return skip("the provider cannot remove a device");
     };
     let (ours, _peer) = bench.link()?;
     let at = bench.between()?.ours;
@@ -82,7 +82,7 @@ pub(super) fn a_removed_device_says_so(bench: &mut Bench<'_>) -> Verdict {
     let mr = bench.memory(bench.ours(), LEN, Access::Local)?;
     remove(device);
     let mut has_said = false;
-    bench.eventually("the device says that it is gone", || {
+    bench.eventually("the device reports that it is gone", || {
         let result = device.drain(&mut |event| has_said |= event == Event::DeviceGone);
         Ok(has_said || result.is_err())
     })?;

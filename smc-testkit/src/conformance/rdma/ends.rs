@@ -163,7 +163,7 @@ impl End<'_> {
         self.link.qpn()
     }
 
-    /// Posts, again and again while there is no room.
+    /// Posts, again and again while there is no space.
     pub(super) fn try_post(
         &self,
         op: u64,
@@ -176,7 +176,7 @@ impl End<'_> {
                 Err(SubmitError::WouldBlock) => {}
                 result => return Ok(result),
             }
-            ensure!(Instant::now() < deadline, "a link has no room for long");
+            ensure!(Instant::now() < deadline, "a link has no space for long");
             self.bench.drain_all()?;
             std::thread::yield_now();
         }
@@ -257,7 +257,7 @@ impl End<'_> {
         Ok(())
     }
 
-    /// Everything reported of this link and not looked at.
+    /// Everything reported of this link and not checked.
     pub(super) fn reports(&self) -> usize {
         let qpn = self.qpn();
         self.node.count_if(|event| is_about(event, qpn))

@@ -127,7 +127,7 @@ pub(super) fn both_ends_post_at_once(bench: &mut Bench<'_>) -> Verdict {
     })
 }
 
-/// Posts as many messages as there is room for.
+/// Posts as many messages as there is space for.
 fn push(end: &End<'_>, posted: &mut u64) -> Verdict {
     while *posted < MANY {
         match end.link.post(OpId(*posted), &[], &numbered(*posted)) {

@@ -26,8 +26,8 @@
 //!
 //! A machine with one device gives [`Pair::alone`](super::Pair::alone), and links of the device to
 //! itself are tested. Where a link is to be made between other addresses than the first, the
-//! provider says so ([`Pair::with_link_between`](super::Pair::with_link_between)). Senders that get
-//! no answer give up only after a while, on some hardware after several seconds; the timeout of
+//! provider reports it ([`Pair::with_link_between`](super::Pair::with_link_between)). Senders that
+//! get no answer give up only after a while, on some hardware after several seconds; the timeout of
 //! [`Effort`](super::Effort) has to be longer.
 
 mod bounds;
@@ -98,14 +98,14 @@ macro_rules! __rdma_conformance_checks {
             messages_go_both_ways:
                 "When both ends are connected, each receives what the other posts.",
             the_smaller_mtu_wins:
-                "Ends that were told a smaller path MTU than their own carry long messages and \
+                "Ends that were given a smaller path MTU than their own carry long messages and \
                 writes.",
             unreachable_ends_are_refused: "`connect` to the zero GID is an error.",
             a_wrong_queue_pair_number_gets_no_answer:
                 "A link to a queue pair that does not exist goes down with `RetryExceeded` when \
                 something is posted.",
             a_wrong_sequence_number_gets_no_answer:
-                "So does a link whose peer was told another sequence number than it begins with.",
+                "So does a link whose peer was given another sequence number than it begins with.",
         }
         messages {
             messages_arrive_whole:
@@ -135,7 +135,7 @@ macro_rules! __rdma_conformance_checks {
                 "A link takes `SENDS_MAX` posts with two writes each before the first is \
                 reported.",
             a_full_link_recovers:
-                "After `WouldBlock` there is room again when posts were reported.",
+                "After `WouldBlock` there is space again when posts were reported.",
             pieces_outside_of_their_memory_are_refused:
                 "A piece outside of its memory is `OutOfBounds`, and nothing is sent.",
         }
@@ -153,7 +153,7 @@ macro_rules! __rdma_conformance_checks {
                 "Registering and dropping again and again uses nothing up.",
             the_limit_is_kept_and_recovers:
                 "`max_dmbs` regions can be registered, one more is `Exhausted`, and dropping one \
-                makes room.",
+                makes space.",
         }
         bounds {
             unknown_keys_cost_the_link:
@@ -183,7 +183,7 @@ macro_rules! __rdma_conformance_checks {
                 "Drain, arm, drain, park: a message after the second drain rings the doorbell.",
             completions_ring: "Posts that complete ring the doorbell of a parked driver.",
             a_lost_link_rings: "A link that goes down rings the doorbell of a parked driver.",
-            an_idle_doorbell_is_quiet: "Without news the doorbell does not ring again and again.",
+            an_idle_doorbell_is_quiet: "Without an event the doorbell does not ring repeatedly.",
             wake_ups_are_never_lost:
                 "Over many rounds against a peer thread that posts at any moment, a driver that \
                 parks is always woken.",
@@ -209,7 +209,7 @@ macro_rules! __rdma_conformance_checks {
             links_come_and_go: "Opening, connecting and dropping again and again uses nothing up.",
             the_limit_of_links_is_kept_and_recovers:
                 "When the device has no queue pair left, `open_link` is `Exhausted`, and dropping \
-                one makes room.",
+                one makes space.",
             threads_share_a_device:
                 "Several threads can register, open, connect and post at once.",
         }

@@ -94,7 +94,7 @@ pub(super) fn the_message_comes_after_the_data(bench: &mut Bench<'_>) -> Verdict
     let half = LEN / 2;
     for round in 1..=rounds {
         let mark = (round % 251 + 1) as u8;
-        // By turns in both halves, so that the next post does not disturb the look at this one.
+        // By turns in both halves, so that the next post does not disturb the check of this one.
         let (at, len) = (
             if round % 2 == 0 { 0 } else { half },
             1 + (round as usize * 37) % half,
@@ -199,7 +199,7 @@ pub(super) fn a_full_link_recovers(bench: &mut Bench<'_>) -> Verdict {
                 return skip("the link never has enough");
             }
         }
-        ensure!(taken > 0, "no room, though all posts were reported");
+        ensure!(taken > 0, "no space, though all posts were reported");
         for name in 0..taken {
             ours.expect_sent(name)?;
             peer.expect_message(&numbered(name))?;

@@ -144,7 +144,7 @@ pub(super) fn an_idle_doorbell_is_quiet(bench: &mut Bench<'_>) -> Verdict {
     }
     ensure!(
         rung <= QUIET_TURNS / 2,
-        "{rung} of {QUIET_TURNS} turns without news were woken"
+        "{rung} of {QUIET_TURNS} turns without an event were woken"
     );
     Ok(())
 }

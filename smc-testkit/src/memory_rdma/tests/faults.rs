@@ -1,4 +1,4 @@
-//! What goes wrong as told.
+//! Configured failures.
 
 use super::*;
 

@@ -19,14 +19,14 @@ use crate::memory_rdma::link_of;
 /// Signals, messages and completions are delayed, never lost, and those of a link stay in order.
 /// What costs a link of SMC-R is for its network to do: see
 /// [`RdmaWire`](crate::memory_rdma::RdmaWire). Delays need a [`Doorbell::Waker`], since the middleware has to
-/// ring the bell itself; devices with another doorbell report in time.
+/// ring the doorbell itself; devices with another doorbell report in time.
 #[derive(Debug)]
 pub struct Fault {
     inner: Arc<dyn Device>,
     state: Arc<Mutex<State>>,
 }
 
-/// What goes wrong, and in how many of a thousand cases. Nothing does if not told.
+/// What goes wrong, and in how many of a thousand cases. Nothing does by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Faults {
@@ -35,7 +35,7 @@ pub struct Faults {
     /// Drains that report a buffer of ours that was not written.
     pub spurious: u16,
     /// Moves and attachment signals that are refused with [`SubmitError::WouldBlock`], and posts
-    /// for which a link need not have room.
+    /// for which a link need not have capacity.
     pub busy: u16,
     /// Calls of [`Direct::reach`](smc_core::device::Direct::reach) that find no device, and of
     /// [`PendingLink::connect`](smc_core::device::PendingLink::connect) that fail.
@@ -131,7 +131,7 @@ impl Fault {
         self.ring();
     }
 
-    /// Counts a move or signal; says why it fails.
+    /// Counts a move or signal; returns why it fails.
     fn submit(&self) -> Result<(), SubmitError> {
         let result = self.state().submit();
         if result.is_err() {
@@ -176,7 +176,7 @@ struct Held {
 }
 
 impl State {
-    /// Counts a move or signal; says why it fails.
+    /// Counts a move or signal; returns why it fails.
     fn submit(&mut self) -> Result<(), SubmitError> {
         self.count();
         if !self.dead.is_empty() {
@@ -188,7 +188,7 @@ impl State {
         Ok(())
     }
 
-    /// Counts a post; says why it fails.
+    /// Counts a post; returns why it fails.
     fn submit_post(&mut self, qpn: Qpn) -> Result<(), SubmitError> {
         self.count();
         let held = self.links.get(&qpn).ok_or(SubmitError::PeerGone)?;
@@ -331,8 +331,8 @@ impl Device for Fault {
 }
 
 fn ring(device: &dyn Device) {
-    if let Doorbell::Waker(bell) = device.doorbell() {
-        bell.wake();
+    if let Doorbell::Waker(wake_signal) = device.doorbell() {
+        wake_signal.wake();
     }
 }
 

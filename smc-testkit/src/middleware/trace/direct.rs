@@ -19,7 +19,7 @@ impl Direct for Trace {
 
     async fn reach(&self, peer: Gid) -> Result<(), DeviceError> {
         let result = direct(&*self.inner).reach(peer).await;
-        self.log.tell(What::Reached {
+        self.log.record(What::Reached {
             peer,
             result: result.clone(),
         });
@@ -28,11 +28,11 @@ impl Direct for Trace {
 
     async fn register(&self, peer: Gid, len: usize) -> Result<Arc<dyn Dmb>, DeviceError> {
         let result = direct(&*self.inner).register(peer, len).await;
-        let told = result.as_ref().map(|dmb| dmb.token()).map_err(Clone::clone);
-        self.log.tell(What::Registered {
+        let outcome = result.as_ref().map(|dmb| dmb.token()).map_err(Clone::clone);
+        self.log.record(What::Registered {
             peer,
             len,
-            result: told,
+            result: outcome,
         });
         Ok(Arc::new(TracedDmb {
             inner: result?,
@@ -49,7 +49,7 @@ impl Direct for Trace {
     ) -> Result<(), SubmitError> {
         let result = direct(&*self.inner).move_data(to, at, data, signal);
         let len = data.iter().map(|slice| slice.len()).sum();
-        self.log.tell(What::Moved {
+        self.log.record(What::Moved {
             to,
             at,
             len,
@@ -64,11 +64,11 @@ impl Direct for Trace {
 impl Nocopy for Trace {
     async fn attach(&self, peer: Gid, token: DmbToken) -> Result<Arc<dyn Attachment>, DeviceError> {
         let result = nocopy(&*self.inner).attach(peer, token).await;
-        let told = result.as_ref().map(|_| ()).map_err(Clone::clone);
-        self.log.tell(What::Attached {
+        let outcome = result.as_ref().map(|_| ()).map_err(Clone::clone);
+        self.log.record(What::Attached {
             peer,
             token,
-            result: told,
+            result: outcome,
         });
         Ok(Arc::new(TracedAttachment {
             inner: result?,
@@ -81,7 +81,7 @@ impl Nocopy for Trace {
 impl PeerEvents for Trace {
     fn signal_event(&self, peer: Gid, event: PeerEvent) -> Result<(), SubmitError> {
         let result = peer_events(&*self.inner).signal_event(peer, event);
-        self.log.tell(What::EventSent {
+        self.log.record(What::EventSent {
             peer,
             event,
             result: result.clone(),
@@ -99,7 +99,7 @@ impl Dmb for TracedDmb {
     delegate_dmb!();
 
     fn arm(&self) {
-        self.log.tell(What::BufferArmed(self.token()));
+        self.log.record(What::BufferArmed(self.token()));
         self.inner.arm();
     }
 
@@ -110,7 +110,7 @@ impl Dmb for TracedDmb {
 
 impl Drop for TracedDmb {
     fn drop(&mut self) {
-        self.log.tell(What::Unregistered(self.token()));
+        self.log.record(What::Unregistered(self.token()));
     }
 }
 
@@ -127,7 +127,7 @@ impl Attachment for TracedAttachment {
 
     fn signal(&self) -> Result<(), SubmitError> {
         let result = self.inner.signal();
-        self.log.tell(What::Signalled {
+        self.log.record(What::Signalled {
             token: self.token,
             result: result.clone(),
         });
@@ -137,7 +137,7 @@ impl Attachment for TracedAttachment {
 
 impl Drop for TracedAttachment {
     fn drop(&mut self) {
-        self.log.tell(What::Detached(self.token));
+        self.log.record(What::Detached(self.token));
     }
 }
 

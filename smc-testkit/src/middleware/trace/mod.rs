@@ -13,7 +13,7 @@ use super::delegate_device;
 
 /// Tells a sink what is asked of a device and what it reports.
 ///
-/// Getters are not told, nor drains that brought nothing, nor reads and writes of shared memory,
+/// Getters are not recorded, nor drains that brought nothing, nor reads and writes of shared memory,
 /// which no device sees.
 pub struct Trace {
     inner: Arc<dyn Device>,
@@ -37,7 +37,7 @@ impl Trace {
         })
     }
 
-    /// Keeps all records, to be looked at later.
+    /// Keeps all records, to be checked later.
     #[must_use]
     pub fn with_journal(inner: Arc<dyn Device>) -> (Arc<Self>, Journal) {
         let journal = Journal::default();
@@ -75,7 +75,7 @@ struct Log {
 }
 
 impl Log {
-    fn tell(&self, what: What) {
+    fn record(&self, what: What) {
         (self.sink)(&Record {
             device: Arc::clone(&self.device),
             what,
@@ -94,14 +94,14 @@ impl Device for Trace {
 
     fn drain(&self, sink: &mut dyn FnMut(Event)) -> Result<(), DeviceError> {
         let result = self.inner.drain(&mut |event| {
-            self.log.tell(What::Reported(event.clone()));
+            self.log.record(What::Reported(event.clone()));
             sink(event);
         });
-        result.inspect_err(|error| self.log.tell(What::DrainFailed(error.clone())))
+        result.inspect_err(|error| self.log.record(What::DrainFailed(error.clone())))
     }
 
     fn arm(&self) -> Result<(), DeviceError> {
-        self.log.tell(What::Armed);
+        self.log.record(What::Armed);
         self.inner.arm()
     }
 }

@@ -35,10 +35,10 @@ struct TracedDomain {
 impl ProtectionDomain for TracedDomain {
     async fn open_link(&self, at: &RdmaAddress) -> Result<Box<dyn PendingLink>, DeviceError> {
         let result = self.inner.open_link(at).await;
-        let told = result.as_ref().map(|link| link.local());
-        self.log.tell(What::Opened {
+        let outcome = result.as_ref().map(|link| link.local());
+        self.log.record(What::Opened {
             at: at.gid,
-            result: told.map_err(Clone::clone),
+            result: outcome.map_err(Clone::clone),
         });
         let inner = result?;
         let released = Released {
@@ -50,11 +50,11 @@ impl ProtectionDomain for TracedDomain {
 
     async fn register(&self, memory: &Region, access: Access) -> Result<Arc<dyn Mr>, DeviceError> {
         let result = self.inner.register(memory, access).await;
-        let told = result.as_ref().map(|mr| (mr.rkey(), mr.addr()));
-        self.log.tell(What::MemoryRegistered {
+        let outcome = result.as_ref().map(|mr| (mr.rkey(), mr.addr()));
+        self.log.record(What::MemoryRegistered {
             len: memory.len(),
             access,
-            result: told.map_err(Clone::clone),
+            result: outcome.map_err(Clone::clone),
         });
         let inner = result?;
         let released = Released {
@@ -76,7 +76,7 @@ impl Drop for Released {
         self.what
             .take()
             .into_iter()
-            .for_each(|what| self.log.tell(what));
+            .for_each(|what| self.log.record(what));
     }
 }
 
@@ -98,12 +98,12 @@ impl PendingLink for TracedPending {
     ) -> Result<Arc<dyn Link>, DeviceError> {
         let link = self.inner.local().qpn;
         let result = self.inner.connect(peer, route).await;
-        let told = result.as_ref().map(|_| ()).map_err(Clone::clone);
+        let outcome = result.as_ref().map(|_| ()).map_err(Clone::clone);
         let released = self.released;
-        released.log.tell(What::Connected {
+        released.log.record(What::Connected {
             link,
             peer,
-            result: told,
+            result: outcome,
         });
         Ok(Arc::new(TracedLink {
             inner: result?,
@@ -126,7 +126,7 @@ impl Link for TracedLink {
         let result = self.inner.post(op, writes, message);
         let length = |write: &Write<'_>| u64::from(write.first.len) + u64::from(write.second.len);
         let writes = writes.iter();
-        self.released.log.tell(What::Posted {
+        self.released.log.record(What::Posted {
             link: self.qpn(),
             op,
             writes: writes.map(|it| (it.rkey, it.to, length(it))).collect(),
@@ -137,7 +137,7 @@ impl Link for TracedLink {
     }
 
     fn close(&self) {
-        self.released.log.tell(What::Closed(self.qpn()));
+        self.released.log.record(What::Closed(self.qpn()));
         self.inner.close();
     }
 

@@ -51,7 +51,7 @@ pub enum What {
         at: u32,
         /// Length of all slices, in bytes.
         len: usize,
-        /// Whether the peer was to be told.
+        /// Whether the peer was to be notified.
         signal: Signal,
         /// Whether it was taken.
         result: Result<(), SubmitError>,

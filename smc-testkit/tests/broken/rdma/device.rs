@@ -173,8 +173,10 @@ impl Device for Broken {
             }
         }
         self.inner.arm()?;
-        if let (true, Doorbell::Waker(bell)) = (self.has(Flaw::RestlessBell), self.doorbell()) {
-            bell.wake();
+        if let (true, Doorbell::Waker(wake_signal)) =
+            (self.has(Flaw::RestlessBell), self.doorbell())
+        {
+            wake_signal.wake();
         }
         Ok(())
     }

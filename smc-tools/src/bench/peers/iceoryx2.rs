@@ -1,5 +1,5 @@
 //! `rate` and `pingpong` over iceoryx2: publish and subscribe, in two services, one for each
-//! direction. Both ends look for samples without a pause, which is the fastest way it has.
+//! direction. Both ends poll for samples without a pause, which is the fastest way it has.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -117,7 +117,7 @@ impl Server {
     /// Ends in order, so that nothing is left behind.
     pub(in crate::bench) fn stop(self) -> Result<()> {
         self.is_over.store(true, Ordering::Relaxed);
-        // It was interrupted, which is no news.
+        // It was interrupted, which is no error.
         let _interrupted = self.thread.join();
         Ok(())
     }
@@ -215,7 +215,7 @@ impl Pipe {
     /// Waits for a sample and shows it.
     fn take<T>(&self, show: impl FnOnce(&[u8]) -> T) -> Result<T> {
         loop {
-            // Not each time, because it is a look at memory of others.
+            // Not each time, because it reads memory of others.
             for _ in 0..LOOKS {
                 if let Some(sample) = self.input.receive().map_err(failed)? {
                     return Ok(show(sample.payload()));

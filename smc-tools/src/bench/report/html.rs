@@ -262,7 +262,7 @@ fn show(figure: Figure) -> fn(f64) -> String {
     }
 }
 
-/// Colours that those who see few of them can tell apart.
+/// Colours that colour-blind readers can distinguish.
 fn color(kind: Kind) -> &'static str {
     match kind {
         Kind::Loop => "#0072b2",

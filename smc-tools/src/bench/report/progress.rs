@@ -11,7 +11,7 @@ use super::super::plan::{Cell, Plan};
 pub(in crate::bench) struct Progress {
     bar: ProgressBar,
     rounds: u32,
-    said: Option<u32>,
+    reported: Option<u32>,
 }
 
 impl Progress {
@@ -26,29 +26,29 @@ impl Progress {
         Self {
             bar,
             rounds: plan.rounds,
-            said: None,
+            reported: None,
         }
     }
 
     /// A cell is going to be measured.
     pub(in crate::bench) fn at(&mut self, round: u32, cell: &Cell) {
         if self.bar.is_hidden() {
-            if self.said != Some(round) {
+            if self.reported != Some(round) {
                 eprintln!("smc bench: round {} of {}", round + 1, self.rounds);
-                self.said = Some(round);
+                self.reported = Some(round);
             }
             return;
         }
         self.bar.set_message(cell.to_string());
         // The one before is done.
-        if self.said.is_some() {
+        if self.reported.is_some() {
             self.bar.inc(1);
         }
-        self.said = Some(round);
+        self.reported = Some(round);
     }
 
     /// Something happened that is worth a line.
-    pub(in crate::bench) fn say(&self, what: &str) {
+    pub(in crate::bench) fn report(&self, what: &str) {
         self.bar.suspend(|| eprintln!("smc bench: {what}"));
     }
 

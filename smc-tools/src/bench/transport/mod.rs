@@ -33,7 +33,7 @@ pub(super) enum Kind {
     Loop,
     /// SMC-D between processes; the device moves the data
     LoopCopy,
-    /// SMC-D between processes; the sender makes the data where the receiver looks at it
+    /// SMC-D between processes; the sender makes the data where the receiver reads it
     LoopInplace,
     /// SMC-D by an ISM device over memory in a file; the peer's buffer is written in place
     Ism,
@@ -45,7 +45,7 @@ pub(super) enum Kind {
     Unix,
     /// TCP over the loopback interface by way of an SMC endpoint that has fallen back
     Fallback,
-    /// iceoryx2: samples in shared memory, both ends look for them without a pause
+    /// iceoryx2: samples in shared memory, both ends poll for them without a pause
     #[cfg(feature = "peers")]
     Iceoryx2,
 }

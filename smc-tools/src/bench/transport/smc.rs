@@ -39,7 +39,7 @@ impl Duplex for Stream {
     }
 }
 
-/// A stream whose bytes are made where the peer will look for them, and looked at where it has put
+/// A stream whose bytes are made where the peer will read them, and read where it has put
 /// them.
 pub(in crate::bench) struct InPlace(Stream);
 
@@ -269,7 +269,7 @@ fn is_ism(kind: Kind) -> bool {
     matches!(kind, Kind::Ism | Kind::IsmCopy)
 }
 
-/// Whether the device lends out the peer's buffers.
+/// Whether the device supports access in place to the peer's buffers.
 fn is_in_place(kind: Kind) -> bool {
     !matches!(kind, Kind::LoopCopy | Kind::IsmCopy)
 }

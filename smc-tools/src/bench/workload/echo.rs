@@ -9,7 +9,7 @@ use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use super::super::figure::Latencies;
 use super::super::transport::Duplex;
 
-/// Sends every ball back; at the end of the stream says how many there were.
+/// Sends every ball back; at the end of the stream sends their number.
 pub(super) async fn serve<S: Duplex>(mut stream: S, len: usize) -> Result<()> {
     let mut ball = vec![0; len];
     let mut trips = 0_u64;

@@ -1,7 +1,7 @@
 //! What the two processes do, as one code for all transports.
 //!
 //! Every client's part warms up before it measures, and knows at the end that everything arrived:
-//! receivers count, and say how much came.
+//! receivers count, and report how much came.
 
 mod connect;
 mod echo;

@@ -13,7 +13,7 @@ use super::super::plan::Cell;
 use super::super::transport::{Connect, Duplex};
 
 /// Sends runs of writes. A run is announced with its length in bytes, and takes until the receiver
-/// has said that it has all of it.
+/// has reported that it has all of it.
 pub(super) async fn drive<C: Connect>(
     cell: &Cell,
     to: &C,
@@ -61,9 +61,9 @@ pub(super) async fn serve<S: Duplex>(mut stream: S, read: usize) -> Result<()> {
         let announced = u64::from_be_bytes(head);
         let mut got = 0;
         while got < announced {
-            let room = usize::try_from(announced - got).unwrap_or(usize::MAX);
-            let room = &mut buf[..room.min(read)];
-            match poll_fn(|cx| stream.poll_take(cx, room)).await? {
+            let space = usize::try_from(announced - got).unwrap_or(usize::MAX);
+            let space = &mut buf[..space.min(read)];
+            match poll_fn(|cx| stream.poll_take(cx, space)).await? {
                 0 => break,
                 count => got += count as u64,
             }

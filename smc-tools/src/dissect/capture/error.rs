@@ -31,7 +31,7 @@ impl std::error::Error for CaptureError {
 /// The cause inside a [`CaptureError`].
 #[derive(Debug)]
 pub(crate) enum Fault {
-    /// The operating system said no.
+    /// The operating system returned an error.
     Io(io::Error),
     /// A file of no bytes.
     Empty,

@@ -24,7 +24,7 @@ pub(super) use self::time::Timestamp;
 pub(super) struct Frame<'a> {
     /// Counted from 1, over all interfaces.
     pub(super) number: u64,
-    /// When it was captured, where the file says so.
+    /// When it was captured, if the file contains it.
     pub(super) time: Option<Timestamp>,
     /// What the bytes begin with.
     pub(super) link: Linktype,
@@ -144,7 +144,7 @@ impl<R: Read> Input<R> {
     }
 }
 
-/// What the header of a classic pcap file says about its records.
+/// What the header of a classic pcap file states about its records.
 #[derive(Debug)]
 struct Classic {
     link: Linktype,
@@ -162,7 +162,7 @@ enum Layout {
 
 /// Bytes of the file header.
 const CLASSIC_HEADER: usize = 24;
-/// Low bits of the network field; the others say how long the frame check sequence is.
+/// Low bits of the network field; the others contain how long the frame check sequence is.
 const LINK_TYPE_BITS: i32 = 0xFFFF;
 
 impl Classic {

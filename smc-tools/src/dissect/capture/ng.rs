@@ -55,8 +55,8 @@ impl Section {
             .map_err(|fault| (offset, fault))
     }
 
-    /// Reads one block, and takes in what it says about the section. Blocks that do not matter here
-    /// are skipped, whatever their length.
+    /// Reads one block, and takes in what it states about the section. Blocks that do not matter
+    /// here are skipped, whatever their length.
     fn load<R: Read>(&mut self, input: &mut Input<R>, frame: u64) -> Result<Loaded, Fault> {
         let cut = |got| Fault::RecordCut {
             frame,

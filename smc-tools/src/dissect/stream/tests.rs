@@ -7,7 +7,7 @@ fn insert(stream: &mut Stream, frame: u64, sequence: u32, bytes: &[u8], missing:
     let mark = Mark { frame, time: None };
     stream
         .insert(mark, sequence, bytes, missing)
-        .expect("there is room");
+        .expect("there is space");
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn what_is_held_back_is_bounded() {
     let mark = Mark::default();
     while stream.insert(mark, sequence, &[0; 1000], 0).is_ok() {
         sequence += 1000;
-        assert!(sequence < 200_000, "it never said that it is full");
+        assert!(sequence < 200_000, "it never reported that it is full");
     }
     assert!(stream.held <= MAX_HELD);
 }
