@@ -69,7 +69,7 @@ impl LoopDevice {
         domain: Domain,
     ) -> Result<Self, DeviceError> {
         let account = MemoryAccount::default();
-        let gid = random::gid()?;
+        let gid = random::gid(rustix::process::geteuid().as_raw())?;
         let peers = Peers::new(gid, domain, pool_limits, max_mappings, account.clone())?;
         let permits = Permits::new(limits.max_dmbs, account.clone());
         Ok(Self {

@@ -22,8 +22,8 @@
 //!
 //! # How it works
 //!
-//! * A device has a random 128-bit GID and CHID 0xFFFF, which on TCP is offered to the own host
-//!   only. It listens on a socket named after the GID, and opens one channel to each peer it has
+//! * A device has CHID 0xFFFF and a GID of 96 random bits and the number of its user, which on TCP is
+//!   offered to the own host only. It listens on a socket named after the GID, and opens one channel to each peer it has
 //!   to do with; the peer does the same.
 //! * A buffer (DMB) is a memory file of one of the standard sizes, 16 KiB to 512 MiB, sealed
 //!   against changes of its length. [`register`] passes it to the peer, which checks and maps it
@@ -55,8 +55,9 @@
 //!
 //! Peers are processes of the users of the device's [`Domain`](smc_core::Domain); the kernel
 //! vouches for the user (`SO_PEERCRED`). The peer behind a GID is the process that listens at its
-//! socket in that user's runtime directory, which other users must not be able to change. A token
-//! is 64 random bits, and is known to one peer only.
+//! socket in the runtime directory of the user whose number the GID contains, which other users must
+//! not be able to change. A user cannot take the GID of another user's device. A token is 64 random
+//! bits, and is known to one peer only.
 //!
 //! A peer can write the buffers that were registered for it and the signal page that it shares with
 //! us, at any time, and nothing else. It can make our driver run, and thereby use some time and

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use hashbrown::HashMap;
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_send_buffer_size;
+use rustix::process::geteuid;
 use smc_core::Domain;
 use smc_core::device::{DeviceError, Event, MemoryAccount};
 use smc_core::error::OsError;
@@ -23,7 +24,7 @@ use smc_wire::types::Gid;
 
 use crate::active::ActivePeers;
 use crate::channel::{self, Message};
-use crate::directory::{is_socket_name, socket_name};
+use crate::directory::{self, is_socket_name, socket_name};
 use crate::doorbell::{Doorbell, Ready, new_eventfd};
 use crate::lock;
 use crate::peer::{Incoming, Peer};
@@ -251,7 +252,8 @@ impl Peers {
         let unreachable = |why| Err(DeviceError::Unreachable { peer: gid, why }.into());
         let name = socket_name(gid);
         let failed = |operation, error: Errno| DeviceError::os_at(operation, &name, &error.into());
-        let channel = match self.domain.connect(&name) {
+        let user = self.user_of(gid);
+        let channel = match self.domain.connect_to(user, &name) {
             Ok(channel) => Arc::new(channel),
             Err(Errno::AGAIN) => return Err(OpenError::Busy),
             Err(Errno::NOENT) => {
@@ -271,7 +273,7 @@ impl Peers {
         };
         let credentials = Credentials::of_peer(&channel)
             .map_err(|error| DeviceError::os("identify peer device", &error))?;
-        if !self.domain.allows(credentials.uid) {
+        if credentials.uid != user || !self.domain.allows(user) {
             let why = format!("the peer device {gid} belongs to user {}", credentials.uid);
             return Err(DeviceError::NotPermitted(why.into()).into());
         }
@@ -322,6 +324,15 @@ impl Peers {
             return Err(error.into());
         }
         Ok(peer)
+    }
+
+    /// The user to whom the device with this GID has to belong. In a domain of one user that is this
+    /// user, whose number may be another one in the user namespace of the peer.
+    fn user_of(&self, gid: Gid) -> u32 {
+        match self.domain.has_others() {
+            true => directory::user_of(gid),
+            false => geteuid().as_raw(),
+        }
     }
 
     /// Counts peers, and ended peers with unread messages.

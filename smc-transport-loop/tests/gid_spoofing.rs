@@ -28,14 +28,25 @@ use smc_transport_loop::LoopDevice;
 #[test]
 fn helper_process() {
     let Some(role) = Role::current() else { return };
-    assert_eq!(role.name, "impostor");
     let device = Arc::new(Impostor {
         inner: device(&role.dir),
         claimed: role.recv_gid(),
     });
     let endpoint = endpoint(&role.dir, device);
-    let at: SocketAddr = role.recv().unwrap().parse().unwrap();
-    let stream = block_on(endpoint.connect(at)).unwrap();
+    let stream = block_on(async {
+        match role.name.as_str() {
+            "client" => {
+                let at: SocketAddr = role.recv().unwrap().parse().unwrap();
+                endpoint.connect(at).await.unwrap()
+            }
+            "listener" => {
+                let listener = endpoint.bind("127.0.0.1:0").await.unwrap();
+                role.send(listener.local_addr().unwrap());
+                listener.accept().await.unwrap().0
+            }
+            other => panic!("no role {other}"),
+        }
+    });
     role.send(stream.fallback_reason().unwrap());
     assert_eq!(role.recv(), None);
 }
@@ -118,17 +129,11 @@ fn a_process_cannot_use_the_gid_of_another_one() {
         let at = listener.local_addr().unwrap();
         let mut streams = connect_pair(&client, &listener).await;
         for claimed in gids {
-            let mut impostor = Helper::start("impostor", dir.path());
+            let mut impostor = Helper::start("client", dir.path());
             impostor.send(claimed);
             impostor.send(at);
             let (stream, _) = listener.accept().await.unwrap();
-            let reason = stream.fallback_reason().unwrap();
-            assert_eq!(reason.local, DeclineCode::NOSMCD2DEV, "{reason}");
-            let FallbackCause::Device { step, error } = &reason.cause else {
-                panic!("{reason}");
-            };
-            assert_eq!(*step, SetupStep::Reach);
-            assert!(matches!(error, DeviceError::PeerMisbehaved(_)), "{reason}");
+            assert_refused(&stream);
             impostor.recv();
             impostor.finish();
             // The owner of the GID is not affected.
@@ -139,6 +144,45 @@ fn a_process_cannot_use_the_gid_of_another_one() {
         assert_eq!(server.link_groups().len(), 1);
         assert_eq!(server.link_groups()[0].connections, 2);
     });
+}
+
+#[test]
+fn a_listener_cannot_use_the_gid_of_another_process() {
+    let dir = tempfile::tempdir().unwrap();
+    let (client, server) = (device(dir.path()), device(dir.path()));
+    let gids = [client.gid(), server.gid()];
+    let client = endpoint(dir.path(), client);
+    let server = endpoint(dir.path(), server);
+    in_time(async {
+        let listener = server.bind("127.0.0.1:0").await.unwrap();
+        let mut streams = connect_pair(&client, &listener).await;
+        for claimed in gids {
+            let mut impostor = Helper::start("listener", dir.path());
+            impostor.send(claimed);
+            let at: SocketAddr = impostor.recv().parse().unwrap();
+            let stream = client.connect(at).await.unwrap();
+            assert_refused(&stream);
+            impostor.recv();
+            impostor.finish();
+            // The owner of the GID is not affected.
+            exchange(&mut streams).await;
+        }
+        let mut next = connect_pair(&client, &listener).await;
+        exchange(&mut next).await;
+        assert_eq!(client.link_groups().len(), 1);
+        assert_eq!(client.link_groups()[0].connections, 2);
+    });
+}
+
+/// The device that the other end has named is not one of that process.
+fn assert_refused(stream: &Stream) {
+    let reason = stream.fallback_reason().expect("TCP");
+    assert_eq!(reason.local, DeclineCode::NOSMCD2DEV, "{reason}");
+    let FallbackCause::Device { step, error } = &reason.cause else {
+        panic!("{reason}");
+    };
+    assert_eq!(*step, SetupStep::Reach);
+    assert!(matches!(error, DeviceError::PeerMisbehaved(_)), "{reason}");
 }
 
 #[test]

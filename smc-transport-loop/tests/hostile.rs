@@ -15,12 +15,14 @@ use futures_lite::future::block_on;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::io::Errno;
+use rustix::io::ioctl_fionbio;
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
-    SocketType, bind, connect, listen, recv, send, sendmsg, socket,
+    SocketType, accept, bind, connect, listen, recv, send, sendmsg, socket,
 };
 use smc_core::Domain;
-use smc_core::device::{Device, DeviceError, Direct, Event, MemoryLimit, SubmitError};
+use smc_core::device::{Device, DeviceError, Direct, Dmb, Event, MemoryLimit, SubmitError};
+use smc_testkit::user::run_as;
 use smc_transport_loop::LoopDevice;
 use smc_wire::types::{DmbToken, Gid};
 use tempfile::TempDir;
@@ -493,6 +495,54 @@ fn other_users_are_refused() {
     }
 }
 
+/// A user whom the victim allows makes a socket under the name of the device of another such user, in
+/// the directory of its own, which comes first in the order of the domain.
+#[test]
+fn a_user_cannot_take_the_gid_of_another_user_s_device() {
+    let Some(attacker) = another_user() else {
+        return;
+    };
+    let honest = attacker + 1;
+    let dir = shared_dir();
+    let domain = Domain::shared(dir.path(), [attacker, honest]);
+    let victim = DrivenDevice::new(LoopDevice::builder().domain(domain));
+    let mut helper = start_as(honest, "accepted", &dir).unwrap();
+    let gid = helper.recv_gid();
+    let [own_dir, victim_dir] = [attacker, 0].map(|user| dir.path().join(user.to_string()));
+    let doorbell = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+    let (listener, channel) = run_as(attacker, || {
+        std::fs::create_dir(&own_dir).unwrap();
+        std::fs::set_permissions(&own_dir, Permissions::from_mode(0o755)).unwrap();
+        let listener = seqpacket();
+        let name = own_dir.join(socket_name(gid));
+        bind(&listener, &SocketAddrUnix::new(name).unwrap()).unwrap();
+        listen(&listener, 8).unwrap();
+        let channel = seqpacket();
+        let name = victim_dir.join(socket_name(victim.gid()));
+        connect(&channel, &SocketAddrUnix::new(name).unwrap()).unwrap();
+        (listener, channel)
+    })
+    .unwrap();
+    send_with_fds(
+        &channel,
+        &hello(gid),
+        &[sealed(SIGNAL_PAGE_LEN).as_fd(), doorbell.as_fd()],
+    );
+    victim.drain();
+    assert_eq!(victim.device.peers(), 0);
+    let mut byte = [0; 1];
+    let got = recv(&channel, &mut byte, RecvFlags::DONTWAIT);
+    assert!(matches!(got, Ok((0, _)) | Err(Errno::CONNRESET)), "{got:?}");
+
+    // The owner of the GID is still reached, and still accepted.
+    let dmb = victim.register(gid);
+    assert_eq!(victim.device.process(gid).unwrap().uid, honest);
+    ioctl_fionbio(&listener, true).unwrap();
+    assert_eq!(accept(&listener).unwrap_err(), Errno::AGAIN);
+    exchange_signals(&victim, &mut helper, gid, &*dmb);
+    helper.finish();
+}
+
 /// Answers one signal.
 fn accepted_user(role: &Role) {
     let us = DrivenDevice::new(LoopDevice::builder().domain(Domain::shared(&role.dir, [0])));
@@ -510,14 +560,8 @@ fn accepted_user(role: &Role) {
     assert_eq!(role.recv(), None);
 }
 
-#[test]
-fn other_users_can_be_allowed() {
-    let Some(user) = another_user() else { return };
-    let dir = shared_dir();
-    let us = DrivenDevice::new(LoopDevice::builder().domain(Domain::shared(dir.path(), [user])));
-    let mut helper = start_as(user, "accepted", &dir).unwrap();
-    let them = helper.recv_gid();
-    let dmb = us.register(them);
+/// Signals to an accepted user and back, with a buffer for it.
+fn exchange_signals(us: &DrivenDevice, helper: &mut Helper, them: Gid, dmb: &dyn Dmb) {
     helper.send(us.gid());
     helper.send(dmb.token().0);
     let attached = us.attach(them, helper.recv_token());
@@ -528,9 +572,20 @@ fn other_users_can_be_allowed() {
             .copy_in(8, &u64::to_ne_bytes(round))
             .unwrap();
         attached.signal().unwrap();
-        last = us.wait_word(&*dmb, 8, last);
+        last = us.wait_word(dmb, 8, last);
         assert_eq!(last, round);
     }
+}
+
+#[test]
+fn other_users_can_be_allowed() {
+    let Some(user) = another_user() else { return };
+    let dir = shared_dir();
+    let us = DrivenDevice::new(LoopDevice::builder().domain(Domain::shared(dir.path(), [user])));
+    let mut helper = start_as(user, "accepted", &dir).unwrap();
+    let them = helper.recv_gid();
+    let dmb = us.register(them);
+    exchange_signals(&us, &mut helper, them, &*dmb);
     helper.finish();
     us.wait(Event::PeerGone(them));
     drop(us);

@@ -14,6 +14,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{Helper, Role, TIMEOUT};
+use rustix::io::ioctl_fionbio;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, accept, bind, listen, socket};
 use smc_core::Domain;
 use smc_core::Endpoint;
 use smc_transport_loop::LoopDevice;
@@ -26,6 +28,8 @@ const OTHER: u32 = 991;
 const FIRST: u32 = 1001;
 const SECOND: u32 = 1002;
 const UNLISTED: u32 = 1003;
+/// Listed as well, last.
+const LAST: u32 = 1004;
 
 /// The directory that they share.
 const SHARED: &str = "/run/shared";
@@ -52,6 +56,8 @@ fn helper_process() {
         "elevated" => elevated(),
         "search" => search(&role),
         "users" => users(),
+        "squat" => squat(&role),
+        "gids" => gids(),
         "squatted" => squatted(),
         "containers" => containers(),
         other => panic!("no role {other}"),
@@ -62,7 +68,7 @@ fn endpoint(role: &Role) -> Endpoint {
     let domain = match role.dir == Path::new("/") {
         true => Domain::default(),
         // All make the same call.
-        false => Domain::shared(&role.dir, [FIRST, SECOND]),
+        false => Domain::shared(&role.dir, [FIRST, SECOND, LAST]),
     };
     let device = LoopDevice::builder().domain(domain.clone()).build();
     let device = device.expect("a service starts");
@@ -456,6 +462,54 @@ fn squatted() {
         }
     }
     only_two_connect();
+}
+
+#[test]
+fn a_user_who_is_listed_and_takes_names_of_devices_changes_nothing() {
+    in_namespace("gids");
+}
+
+fn gids() {
+    make(SHARED, 0, 0o1777);
+    let mut server = start_shared("serve", SECOND);
+    let at = server.recv();
+    let mut squatter = start_shared("squat", FIRST);
+    assert_eq!(squatter.recv(), "taken");
+    // The client looks in the directory of the other two users in this order.
+    let mut client = start_shared("dial", LAST);
+    for _ in 0..3 {
+        let mode = mode_of(&mut client, &at);
+        assert!(mode.contains(SMC), "{mode}");
+    }
+    squatter.send("");
+    assert_eq!(squatter.recv(), "0 connections");
+    squatter.finish();
+}
+
+/// Takes the names of another user's devices in the directory of its own user, and counts the
+/// connections.
+fn squat(role: &Role) {
+    let own = role.dir.join(FIRST.to_string());
+    fs::create_dir(&own).expect("directory");
+    fs::set_permissions(&own, fs::Permissions::from_mode(0o755)).expect("mode");
+    let names = common::names(&role.dir.join(SECOND.to_string()));
+    let devices = names.iter().filter(|name| name.starts_with("d-"));
+    let sockets = devices.map(|name| {
+        let socket = socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).expect("socket");
+        let path = own.join(name);
+        bind(&socket, &SocketAddrUnix::new(&path).expect("address")).expect("bind");
+        fs::set_permissions(path, fs::Permissions::from_mode(0o666)).expect("mode");
+        listen(&socket, 8).expect("listen");
+        ioctl_fionbio(&socket, true).expect("does not wait");
+        socket
+    });
+    let sockets: Vec<_> = sockets.collect();
+    assert_eq!(sockets.len(), 1);
+    role.send("taken");
+    role.recv();
+    let connections = sockets.iter().filter(|socket| accept(socket).is_ok());
+    role.send(format!("{} connections", connections.count()));
+    assert_eq!(role.recv(), None);
 }
 
 #[test]

@@ -162,7 +162,9 @@ pub trait Direct: Send + Sync + Debug {
     async fn reach(&self, peer: Gid) -> Result<(), DeviceError>;
 
     /// The process that owns a reached device, according to the operating system; `None` where the
-    /// fabric does not know it. A client with a side-channel handshake has to be that process.
+    /// fabric does not know it. In a handshake on a side channel, the process at the other end has to
+    /// be this one, or there is no stream over the device: that goes for the client's device as for
+    /// the listener's.
     fn process(&self, peer: Gid) -> Option<Credentials> {
         let _ = peer;
         None

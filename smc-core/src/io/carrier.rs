@@ -91,7 +91,7 @@ impl<'a> Carrier<'a> {
         }
     }
 
-    /// The credentials of a server's client, where the carrier has them.
+    /// The process at the other end, where the carrier shows it.
     pub(super) fn credentials(&self) -> Option<Credentials> {
         match self {
             Self::Tcp(_) => None,

@@ -272,7 +272,7 @@ fn a_server_accepts_what_the_client_cannot_have() {
                 direct(&mut accept).gid = Gid::new(0xaaaa, 0xbbbb);
                 vec![Step::Sends(bytes(&accept))]
             },
-            Outcome::Declined(DeclineCode::MEM),
+            Outcome::Declined(DeclineCode::NOSMCD2DEV),
         ),
     ]);
 }

@@ -178,6 +178,9 @@ impl Peers {
         if gid == self.gid {
             return Err(DeviceError::PeerMisbehaved("our own GID").into());
         }
+        if credentials.uid != self.user_of(gid) {
+            return Err(DeviceError::PeerMisbehaved("GID of another user").into());
+        }
         // A GID is proved by listening at its socket: the same process has to be behind both.
         let peer = self.record_shortage(self.open_now(gid))?;
         if !peer
@@ -251,7 +254,7 @@ impl Peers {
     /// listener may still be there. A connection in its backlog ends together with it; a process
     /// that still runs closes the connection because of the invalid message.
     fn remove_when_stale(&self, setup: &mut SetupState, gid: Gid) {
-        let Ok(socket) = self.domain.connect(&socket_name(gid)) else {
+        let Ok(socket) = self.domain.connect_to(self.user_of(gid), &socket_name(gid)) else {
             self.domain.remove_if_stale(&socket_name(gid));
             return;
         };

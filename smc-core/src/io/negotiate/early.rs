@@ -14,11 +14,14 @@ use smc_wire::clc::{AcceptConfirm, Body, DirectEnd, Step, Terms};
 use smc_wire::size::SizeCode;
 use smc_wire::types::{DmbToken, Gid};
 
+use super::Credentials;
+
 /// The messages of the last SMC-D handshake in an existing link group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CachedHandshake {
     accept: Direct,
     confirm: Direct,
+    process: Option<Credentials>,
 }
 
 /// The content of a message.
@@ -36,7 +39,21 @@ impl CachedHandshake {
         Some(Self {
             accept: Direct::read(accept, Step::Accept)?,
             confirm: Direct::read(confirm, Step::Confirm)?,
+            process: None,
         })
+    }
+
+    /// With this process at the listener's end.
+    #[must_use]
+    pub fn with_process(mut self, process: Credentials) -> Self {
+        self.process = Some(process);
+        self
+    }
+
+    /// The process at the listener's end, if it is known.
+    #[must_use]
+    pub fn process(&self) -> Option<Credentials> {
+        self.process
     }
 
     /// The listener's device.

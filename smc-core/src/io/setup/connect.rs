@@ -9,7 +9,7 @@ use std::task::Poll;
 
 use smc_wire::types::DeclineCode;
 
-use super::work::{EarlyWork, HandshakeResources, register};
+use super::work::{EarlyWork, HandshakeResources, reach, register};
 use super::{handshake_config, path, plain, run_handshake, run_handshake_on_tcp};
 use crate::config::Policy;
 use crate::error::{Error, FallbackCause, FallbackReason};
@@ -226,8 +226,12 @@ async fn prepare_early(
     let membership = endpoint
         .groups
         .join_now(GroupKey::Direct { device, peer })?;
+    let process = cached_handshake.process();
+    let mut registering = pin!(async {
+        reach(endpoint, device, peer, process).await?;
+        register(endpoint, device, peer, size, peer_size).await
+    });
     // Polled once: the listener's process may be stopped, and no timeout is running yet.
-    let mut registering = pin!(register(endpoint, device, peer, size, peer_size));
     let registered = poll_fn(|cx| Poll::Ready(registering.as_mut().poll(cx))).await;
     let Poll::Ready(Ok((dmb, charge))) = registered else {
         return None;
@@ -238,6 +242,7 @@ async fn prepare_early(
             device,
             peer,
             size,
+            process,
             buffer: Some((dmb, charge)),
             membership: Some(membership),
         },

@@ -257,15 +257,17 @@ async fn drive(
                         machine.handle_io_error(error.into());
                     }
                 }
-                HandshakeOutput::Work(asked) => match resources.take_early(&asked) {
-                    Some(done) => machine.handle_done(endpoint.runtime.now(), done),
-                    None => {
-                        let (prepared, client) =
-                            (resources.prepared.clone(), carrier.credentials());
-                        let endpoint = Arc::clone(endpoint);
-                        work = Some(Box::pin(execute(endpoint, asked, prepared, client)));
+                HandshakeOutput::Work(asked) => {
+                    let process = carrier.credentials();
+                    match resources.take_early(&asked, process) {
+                        Some(done) => machine.handle_done(endpoint.runtime.now(), done),
+                        None => {
+                            let prepared = resources.prepared.clone();
+                            let endpoint = Arc::clone(endpoint);
+                            work = Some(Box::pin(execute(endpoint, asked, prepared, process)));
+                        }
                     }
-                },
+                }
                 HandshakeOutput::Discard => {
                     work = None;
                     *resources = HandshakeResources::default();

@@ -37,6 +37,8 @@ pub(super) struct EarlyWork {
     pub(super) device: DeviceIndex,
     pub(super) peer: Gid,
     pub(super) size: SizeCode,
+    /// The process whose answer is expected. The peer's device belongs to it, where that is known.
+    pub(super) process: Option<Credentials>,
     /// The receive buffer, and the charge for the server's, whose size is the cached one.
     pub(super) buffer: Option<(Arc<dyn Dmb>, Charge)>,
     pub(super) membership: Option<Membership>,
@@ -44,9 +46,20 @@ pub(super) struct EarlyWork {
 
 impl HandshakeResources {
     /// The result of a work item that was done early.
-    pub(super) fn take_early(&mut self, work: &Work) -> Option<WorkDone> {
+    ///
+    /// `process`: at the other end of the handshake.
+    pub(super) fn take_early(
+        &mut self,
+        work: &Work,
+        process: Option<Credentials>,
+    ) -> Option<WorkDone> {
         let early = self.early.as_mut()?;
         match *work {
+            Work::Reach { device, peer }
+                if (early.device, early.peer, early.process) == (device, peer, process) =>
+            {
+                Some(WorkDone::Reached(Ok(())))
+            }
             Work::Enter {
                 key: GroupKey::Direct { device, peer },
                 intent: Intent::Join,
@@ -82,12 +95,12 @@ pub(super) async fn execute(
     endpoint: Arc<EndpointInner>,
     work: Work,
     prepared: Option<Prepared>,
-    client: Option<Credentials>,
+    process: Option<Credentials>,
 ) -> WorkResult {
     let mut resources = HandshakeResources::default();
     let done = match work {
         Work::Reach { device, peer } => {
-            WorkDone::Reached(reach(&endpoint, device, peer, client).await)
+            WorkDone::Reached(reach(&endpoint, device, peer, process).await)
         }
         Work::Enter { key, intent } => {
             WorkDone::Entered(endpoint.groups.enter(key, intent).await.map(|membership| {
@@ -160,18 +173,19 @@ pub(super) async fn execute(
     (resources, done)
 }
 
-/// Checks that the client's device can be reached, and belongs to that client.
-async fn reach(
+/// Checks that the peer's device can be reached, and belongs to the process at the other end of the
+/// handshake, where both processes are known.
+pub(super) async fn reach(
     endpoint: &EndpointInner,
     device: DeviceIndex,
     peer: Gid,
-    client: Option<Credentials>,
+    process: Option<Credentials>,
 ) -> Result<(), DeviceError> {
     let direct = direct(endpoint, device)?;
     direct.reach(peer).await?;
-    match (direct.process(peer), client) {
-        (Some(owner), Some(client)) if !owner.is_same_process(client) => Err(
-            DeviceError::PeerMisbehaved("client names the device of another process"),
+    match (direct.process(peer), process) {
+        (Some(owner), Some(process)) if !owner.is_same_process(process) => Err(
+            DeviceError::PeerMisbehaved("the GID is that of another process's device"),
         ),
         _ => Ok(()),
     }

@@ -12,8 +12,10 @@ use crate::proto::group::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Work {
-    /// Ask the device whether it reaches the peer ([`Direct::reach`](crate::device::Direct)).
-    /// Answer: [`WorkDone::Reached`].
+    /// Ask the device whether it reaches the peer ([`Direct::reach`](crate::device::Direct)), and
+    /// check that the peer's device belongs to the process at the other end of the handshake, where
+    /// both processes are known. Nothing is given to the peer's device before. Answer:
+    /// [`WorkDone::Reached`].
     Reach {
         /// Our device.
         device: DeviceIndex,

@@ -30,8 +30,8 @@ use crate::io::runtime::{Runtime, Watch};
 pub(super) struct Channel {
     fd: PeerSocket,
     entry: Arc<Entry>,
-    /// User of the process that announces the listener.
-    uid: u32,
+    /// The process that announces the listener.
+    process: Credentials,
     /// The listener belongs to another user.
     foreign: bool,
     mailbox: Mailbox,
@@ -87,10 +87,9 @@ impl Channel {
         };
         let connected = dir.connect(&name).map_err(io::Error::from);
         let fd = connected.map_err(failed("connect to the listener's socket"))?;
-        let credentials = Credentials::of_peer(&fd);
-        let uid = credentials
-            .map_err(failed("look up the owner of the listener's socket"))?
-            .uid;
+        let process = Credentials::of_peer(&fd);
+        let process = process.map_err(failed("look up the owner of the listener's socket"))?;
+        let uid = process.uid;
         if !domain.allows(uid) {
             return Err(FallbackCause::User { uid });
         }
@@ -109,7 +108,7 @@ impl Channel {
         let channel = Arc::new(Self {
             fd,
             entry: entry.clone(),
-            uid,
+            process,
             foreign,
             mailbox,
             slots: Mutex::new(FreeSlots {
@@ -138,9 +137,9 @@ impl Channel {
         self.dead.load(Ordering::Relaxed) || self.mailbox.is_closed()
     }
 
-    /// User of the process that announces the listener.
-    pub(super) fn uid(&self) -> u32 {
-        self.uid
+    /// The process that announces the listener.
+    pub(super) fn process(&self) -> Credentials {
+        self.process
     }
 
     /// Whether the listener belongs to another user.
@@ -156,7 +155,11 @@ impl Channel {
     ///
     /// The socket belongs to another user, or its owner is not known.
     pub(super) fn announces(&self, target: Option<SocketInfo>) -> Result<(), FallbackCause> {
-        check_owner(self.uid, self.foreign, target.map(|target| target.uid))
+        check_owner(
+            self.process.uid,
+            self.foreign,
+            target.map(|target| target.uid),
+        )
     }
 
     /// The backoff after a missing answer of the listener.

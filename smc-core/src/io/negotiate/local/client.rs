@@ -548,11 +548,14 @@ fn preferred(mut names: Vec<NamedListener>, target: Option<SocketInfo>) -> Vec<N
 /// Ends unused channels to another user at the limit of channels of one user.
 fn evict_idle(channels: &mut Channels, uid: u32) -> Result<(), FallbackCause> {
     let is_full = |channels: &Channels| {
-        let of_user = channels.values().filter(|channel| channel.uid() == uid);
+        let of_user = channels
+            .values()
+            .filter(|channel| channel.process().uid == uid);
         !is_own(uid) && of_user.count() >= MAX_OF_ONE
     };
     if is_full(channels) {
-        channels.retain(|_, channel| channel.uid() != uid || Arc::strong_count(channel) > 1);
+        channels
+            .retain(|_, channel| channel.process().uid != uid || Arc::strong_count(channel) > 1);
     }
     match is_full(channels) {
         true => {

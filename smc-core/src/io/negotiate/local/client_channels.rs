@@ -726,7 +726,8 @@ mod tests {
         }
         clients.diag = Some(diag);
         let user = run_as(OTHER, || {
-            let client = domain(&dir).connect(&clients.entry.to_string()).unwrap();
+            let client = domain(&dir).connect_to(0, &clients.entry.to_string());
+            let client = client.unwrap();
             (
                 client,
                 TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap(),

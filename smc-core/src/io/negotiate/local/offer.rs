@@ -12,7 +12,7 @@ use super::mailbox::{Direction, State};
 use super::netns::NetNs;
 use crate::error::FallbackCause;
 use crate::io::negotiate::{
-    CachedHandshake, Delivery, EarlyConfirm, Offer, SideChannel, Withdrawn,
+    CachedHandshake, Credentials, Delivery, EarlyConfirm, Offer, SideChannel, Withdrawn,
 };
 use crate::io::runtime::{Runtime, Socket};
 
@@ -181,6 +181,14 @@ impl Offer for LocalOffer {
 }
 
 impl SideChannel for LocalOffer {
+    /// The process that has taken the offer: a message is read from that one only.
+    fn credentials(&self) -> Option<Credentials> {
+        let [taker] = &*self.announced else {
+            return None;
+        };
+        Some(taker.exchange.channel.process())
+    }
+
     fn progress(&self) -> u64 {
         let each = self.announced.iter().map(Announced::progress);
         each.fold(0, u64::wrapping_add)
@@ -216,7 +224,9 @@ impl SideChannel for LocalOffer {
         }
         let answer = self.answer();
         let taker = self.taker().ok_or(io::ErrorKind::NotConnected)?;
+        let process = taker.exchange.channel.process();
         let cached_handshake = answer.and_then(|answer| CachedHandshake::new(&answer, message));
+        let cached_handshake = cached_handshake.map(|cached| cached.with_process(process));
         taker
             .exchange
             .channel

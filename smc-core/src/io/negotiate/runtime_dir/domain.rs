@@ -155,7 +155,7 @@ impl Domain {
     /// library makes (mode 0755; 0700 if no other user is listed), and which another user can
     /// neither own nor write to. If another user has taken the name, it is `<base>/<uid>-<random>`,
     /// found by its name and owner. One that an administrator has made keeps its mode, unless that
-    /// is closed to all other users.
+    /// is closed to all other users. The order of the users does not matter.
     ///
     /// Processes of users that have no number here, such as those of a container with a user
     /// namespace of its own, cannot be listed. Between different users a connection within one
@@ -193,7 +193,8 @@ impl Domain {
     }
 
     /// Whether processes of other users may be peers.
-    pub(super) fn has_others(&self) -> bool {
+    #[must_use]
+    pub fn has_others(&self) -> bool {
         self.others().next().is_some()
     }
 
@@ -226,6 +227,19 @@ impl Domain {
         paths.dedup();
         if user_dirs.iter().any(|user_dir| self.is_taken(user_dir)) && !self.has_common() {
             paths.extend(self.recent_spares());
+        }
+        paths
+    }
+
+    /// Those of the search paths that belong to this user.
+    pub(super) fn search_paths_of(&self, user: u32) -> Vec<PathBuf> {
+        let mut paths = self.search_paths();
+        match &*self.locations {
+            Locations::Shared(base) => {
+                paths.retain(|path| UserDir::in_shared(base, user).has(path));
+            }
+            _ if user == own() => {}
+            _ => paths.clear(),
         }
         paths
     }

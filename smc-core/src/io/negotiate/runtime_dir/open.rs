@@ -125,11 +125,10 @@ impl Domain {
 
     /// The directories of the own user that are there and may be used.
     pub(super) fn own_directories(&self) -> impl Iterator<Item = OpenDir> {
-        let mut paths = self.search_paths();
-        if let Locations::Shared(base) = &*self.locations {
-            paths.retain(|path| UserDir::in_shared(base, own()).has(path));
-        }
-        let opened = paths.into_iter().map(|path| self.open(&path));
+        let opened = self
+            .search_paths_of(own())
+            .into_iter()
+            .map(|path| self.open(&path));
         opened.filter_map(Result::ok)
     }
 

@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use rustix::process::geteuid;
 
+use super::domain::own;
 use super::{Domain, OpenDir};
 use crate::io::negotiate::passed::{Listener, PeerSocket};
 
@@ -150,7 +151,7 @@ impl OpenDir {
 }
 
 impl Domain {
-    /// Connects to the socket of this name, without waiting.
+    /// Connects to the socket of this name in a directory of the own user, without waiting.
     ///
     /// # Errors
     ///
@@ -158,8 +159,18 @@ impl Domain {
     /// if it has too many connections to accept. `LOOP` if the name is a symbolic link, which is
     /// not followed. As `open(2)` when this process has no descriptor left.
     pub fn connect(&self, name: &str) -> Result<PeerSocket, Errno> {
+        self.connect_to(own(), name)
+    }
+
+    /// As [`Domain::connect`], in a directory of this user, who has to be one of the domain. Users make
+    /// any name in their directories, so a name identifies a socket only together with the user.
+    ///
+    /// # Errors
+    ///
+    /// As [`Domain::connect`].
+    pub fn connect_to(&self, user: u32, name: &str) -> Result<PeerSocket, Errno> {
         let mut failed = Errno::NOENT;
-        for path in self.search_paths() {
+        for path in self.search_paths_of(user) {
             let connected = match self.open(&path) {
                 Ok(dir) => dir.connect(name),
                 // In a directory that cannot be used there is no socket.

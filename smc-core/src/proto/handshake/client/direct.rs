@@ -40,20 +40,18 @@ pub(super) fn chosen(
         buffer: PeerBuffer::new(end.dmb, end.dmbe_index, end.size),
         peer_group: end.group,
     };
-    common.work(Work::Enter {
-        key: GroupKey::Direct {
-            device: device.index,
-            peer: end.gid,
-        },
-        intent: chosen.accepted.intent(),
+    common.work(Work::Reach {
+        device: device.index,
+        peer: end.gid,
     });
-    Ok(Some(ClientState::Direct(DirectClientState::Group(
-        ExpectGroup { chosen },
+    Ok(Some(ClientState::Direct(DirectClientState::Reach(
+        ExpectReach { chosen },
     ))))
 }
 
 #[derive(Debug)]
 pub(super) enum DirectClientState {
+    Reach(ExpectReach),
     Group(ExpectGroup),
     Buffer(ExpectBuffer),
     Attachment(ExpectAttachment),
@@ -62,6 +60,7 @@ pub(super) enum DirectClientState {
 impl DirectClientState {
     pub(super) fn name(&self) -> &'static str {
         match self {
+            Self::Reach(_) => "reachability",
             Self::Group(_) => "link group",
             Self::Buffer(_) => "buffer",
             Self::Attachment(_) => "attachment",
@@ -70,7 +69,8 @@ impl DirectClientState {
 
     pub(super) fn deadline(&self) -> Instant {
         match self {
-            Self::Group(ExpectGroup { chosen })
+            Self::Reach(ExpectReach { chosen })
+            | Self::Group(ExpectGroup { chosen })
             | Self::Buffer(ExpectBuffer { chosen, .. })
             | Self::Attachment(ExpectAttachment { chosen, .. }) => chosen.accepted.deadline,
         }
@@ -78,6 +78,11 @@ impl DirectClientState {
 
     pub(super) fn done(self, done: WorkDone, common: &mut Common) -> Next<ClientState> {
         match (self, done) {
+            (Self::Reach(state), WorkDone::Reached(Ok(()))) => Ok(Some(state.handle(common))),
+            (Self::Reach(state), WorkDone::Reached(Err(error))) => {
+                let code = state.chosen.accepted.unreachable();
+                Err(Failure::decline(of_device(code, SetupStep::Reach, error)))
+            }
             (Self::Group(state), WorkDone::Entered(Ok(member))) => state.handle(member, common),
             (Self::Group(_), WorkDone::Entered(Err(why))) => {
                 Err(Failure::decline(no_group(DeclineCode::SYNCERR, why)))
@@ -110,6 +115,9 @@ impl DirectClientState {
 
     pub(super) fn timeout(self) -> Failure {
         Failure::decline(match self {
+            Self::Reach(state) => {
+                step_timed_out(state.chosen.accepted.unreachable(), SetupStep::Reach)
+            }
             Self::Group(_) => step_timed_out(DeclineCode::INTERR, SetupStep::Enter),
             Self::Buffer(_) => step_timed_out(DeclineCode::MEM, SetupStep::Register),
             Self::Attachment(_) => step_timed_out(DeclineCode::MEM, SetupStep::Attach),
@@ -118,7 +126,7 @@ impl DirectClientState {
 
     pub(super) fn terminated(self) -> Next<ClientState> {
         match self {
-            Self::Group(_) => Ok(Some(ClientState::Direct(self))),
+            Self::Reach(_) | Self::Group(_) => Ok(Some(ClientState::Direct(self))),
             Self::Buffer(_) | Self::Attachment(_) => Err(Failure::decline(group_terminated())),
         }
     }
@@ -132,6 +140,26 @@ pub(super) struct DirectChoice {
     peer: Gid,
     buffer: PeerBuffer,
     peer_group: GroupId,
+}
+
+/// The device reports whether it reaches the server's, and that this is a device of the server.
+#[derive(Debug)]
+pub(super) struct ExpectReach {
+    chosen: DirectChoice,
+}
+
+impl ExpectReach {
+    fn handle(self, common: &mut Common) -> ClientState {
+        let Self { chosen } = self;
+        common.work(Work::Enter {
+            key: GroupKey::Direct {
+                device: chosen.device.index,
+                peer: chosen.peer,
+            },
+            intent: chosen.accepted.intent(),
+        });
+        ClientState::Direct(DirectClientState::Group(ExpectGroup { chosen }))
+    }
 }
 
 /// The registry decides on the link group.
@@ -312,6 +340,14 @@ fn confirm_message(
 }
 
 impl AcceptInfo {
+    /// The code to decline with where the server's device cannot be used.
+    fn unreachable(&self) -> DeclineCode {
+        match self.version.is_v2() {
+            true => DeclineCode::NOSMCD2DEV,
+            false => DeclineCode::NOSMCDDEV,
+        }
+    }
+
     /// What holds for a new group of SMC-D.
     fn terms(&self) -> GroupTerms {
         let release = self.stated.map_or(Release::V2_0, |stated| stated.release);

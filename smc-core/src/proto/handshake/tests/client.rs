@@ -517,7 +517,7 @@ fn d5_order_of_the_work() {
     let mut f = Fixture::waiting(host());
     f.accept(&accept());
     let kinds: Vec<_> = f.client.works.iter().map(name).collect();
-    assert_eq!(kinds, ["enter", "register", "attach", "open"]);
+    assert_eq!(kinds, ["reach", "enter", "register", "attach", "open"]);
     assert_eq!(f.client.direct().peer_buffer.token, DmbToken(0xdead_beef));
 }
 

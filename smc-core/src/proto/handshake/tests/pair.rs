@@ -289,6 +289,19 @@ fn server_without_a_free_buffer_declines() {
 }
 
 #[test]
+fn a_client_enters_no_group_of_a_device_that_it_does_not_reach() {
+    let mut pair = Pair::new(host(), host());
+    pair.client.faults.unreachable.push(DeviceIndex(0));
+    pair.run();
+    assert_eq!(pair.client.fallback(), local(DeclineCode::NOSMCD2DEV));
+    assert_eq!(pair.server.fallback(), peer(DeclineCode::NOSMCD2DEV));
+    assert_eq!(
+        pair.client.works.iter().map(name).collect::<Vec<_>>(),
+        ["reach"]
+    );
+}
+
+#[test]
 fn client_without_a_free_buffer_declines_after_accept() {
     let mut pair = Pair::new(host(), host());
     pair.client
@@ -443,6 +456,7 @@ fn stalled_device_of_the_server_ends_in_a_decline_before_the_client_gives_up() {
 #[test]
 fn stalled_work_of_the_client() {
     for (stall, code) in [
+        ("reach", DeclineCode::NOSMCD2DEV),
         ("enter", DeclineCode::INTERR),
         ("register", DeclineCode::MEM),
         ("attach", DeclineCode::MEM),

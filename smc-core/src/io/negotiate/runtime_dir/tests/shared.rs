@@ -197,6 +197,32 @@ fn a_name_that_another_user_has_taken_leads_to_one_with_a_random_name() {
 }
 
 #[test]
+fn a_name_is_looked_up_in_the_directory_of_one_user() {
+    if !is_root() {
+        return;
+    }
+    let shared = Shared::new();
+    for uid in [OTHER, THIRD] {
+        shared.make(uid, uid, 0o755);
+    }
+    let domain = shared.of(&[OTHER, THIRD]);
+    let bind = |uid| {
+        let dir = domain.open(&shared.at(uid)).unwrap();
+        NamedSocket::bind(&dir, NAME, true).unwrap()
+    };
+    let connect = |uid| domain.connect_to(uid, NAME).map(drop);
+    let _first = bind(OTHER);
+    assert_eq!(connect(OTHER), Ok(()));
+    // Whatever the order in which the users are listed.
+    for uid in [own(), THIRD, THIRD + 1] {
+        assert_eq!(connect(uid), Err(Errno::NOENT), "{uid}");
+    }
+    let _second = bind(THIRD);
+    assert_eq!(connect(THIRD), Ok(()));
+    assert_eq!(domain.connect(NAME).map(drop), Err(Errno::NOENT));
+}
+
+#[test]
 fn names_of_other_users_are_left_to_them() {
     if !is_root() {
         return;
@@ -206,7 +232,10 @@ fn names_of_other_users_are_left_to_them() {
     let theirs = shared.at(OTHER).join(NAME);
     drop(UnixListener::bind(&theirs).unwrap());
     let domain = shared.of(&[OTHER]);
-    assert_eq!(domain.connect(NAME).unwrap_err(), Errno::CONNREFUSED);
+    assert_eq!(
+        domain.connect_to(OTHER, NAME).unwrap_err(),
+        Errno::CONNREFUSED
+    );
     assert!(domain.remove_if_stale(NAME));
     domain.sweep(|_| true);
     assert!(theirs.exists());
