@@ -253,8 +253,8 @@ impl Peers {
         let name = socket_name(gid);
         let failed = |operation, error: Errno| DeviceError::os_at(operation, &name, &error.into());
         let user = self.user_of(gid);
-        let channel = match self.domain.connect_to(user, &name) {
-            Ok(channel) => Arc::new(channel),
+        let mut channel = match self.domain.connect_to(user, &name) {
+            Ok(channel) => channel,
             Err(Errno::AGAIN) => return Err(OpenError::Busy),
             Err(Errno::NOENT) => {
                 // Then it is more likely that the peer cannot use it either.
@@ -277,6 +277,8 @@ impl Peers {
             let why = format!("the peer device {gid} belongs to user {}", credentials.uid);
             return Err(DeviceError::NotPermitted(why.into()).into());
         }
+        channel.set_allowed();
+        let channel = Arc::new(channel);
         if !share::has_quota(credentials.uid, self.count(credentials.uid)) {
             return Err(DeviceError::Exhausted.into());
         }

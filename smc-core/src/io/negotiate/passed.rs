@@ -5,10 +5,10 @@
 //! socket is closed. So all descriptors that are not of a harmless kind are closed by a thread of
 //! their own, and no call that could block is made on them.
 //!
-//! Descriptors that wait to be closed are counted by the user who passed them. At 64 descriptors of
-//! a user nothing more is received from this user, and their connections are refused. While the
-//! descriptors of all users are half of those that the process may have, no connection is accepted
-//! ([`has_descriptors`]).
+//! Descriptors that wait to be closed are counted by the user who passed them; those of all users
+//! who are not allowed together. At 64 descriptors of a user nothing more is received from this
+//! user, and their connections are refused. While the descriptors of all users are half of those
+//! that the process may have, no connection is accepted ([`has_descriptors`]).
 
 mod closing;
 mod listener;
@@ -31,8 +31,9 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, Shutdown, SocketType, recv,
     recvmsg, shutdown, sockopt::socket_type,
 };
+use rustix::process::geteuid;
 
-use self::closing::{Content, MAX_WAITING, close_elsewhere, is_full};
+use self::closing::{Content, MAX_WAITING, Share, close_elsewhere, is_full};
 use super::Credentials;
 
 /// A UNIX socket to an untrusted process, of the type `SOCK_SEQPACKET` or `SOCK_STREAM`.
@@ -44,6 +45,8 @@ pub struct PeerSocket {
     socket: Option<OwnedFd>,
     /// Read at the first use: the socket may not be connected before.
     user: OnceLock<u32>,
+    /// The user may be a peer.
+    is_allowed: bool,
 }
 
 impl From<OwnedFd> for PeerSocket {
@@ -51,20 +54,36 @@ impl From<OwnedFd> for PeerSocket {
         Self {
             socket: Some(socket),
             user: OnceLock::new(),
+            is_allowed: false,
         }
     }
 }
 
 impl PeerSocket {
+    /// Counts what the peer passes to its user alone. To be called once it is known that this user
+    /// may be a peer: until then it is counted to all users who are not allowed, unless the user is
+    /// that of this process.
+    pub fn set_allowed(&mut self) {
+        self.is_allowed = true;
+    }
+
     /// The user at the other end.
     fn user(&self) -> u32 {
         *self.user.get_or_init(|| user_of(self.as_fd()))
     }
 
+    /// What it counts to that descriptors of the peer wait to be closed.
+    fn share(&self) -> Share {
+        match self.user() {
+            user if self.is_allowed || user == geteuid().as_raw() => Share::User(user),
+            _ => Share::NotAllowed,
+        }
+    }
+
     /// Whether nothing can be received from this user now, because too much of what they have
     /// passed waits to be closed.
     fn is_of_no_use(&self) -> bool {
-        is_full(self.user())
+        is_full(|| self.share())
     }
 }
 
@@ -77,14 +96,14 @@ impl AsFd for PeerSocket {
 
 impl Drop for PeerSocket {
     fn drop(&mut self) {
-        let user = self.user();
+        let share = self.share();
         let Some(socket) = self.socket.take() else {
             return;
         };
         // From here on nothing can be added to what is unread.
         let ended = shutdown(&socket, Shutdown::Both);
         if ended.is_err() || !is_emptied(&socket) {
-            close_elsewhere(Content::Unread(socket), user);
+            close_elsewhere(Content::Unread(socket), share);
         }
     }
 }
@@ -174,7 +193,7 @@ pub fn receive(socket: &PeerSocket, buf: &mut [u8]) -> io::Result<Packet> {
         }
     }
     if !unsuitable.is_empty() {
-        close_elsewhere(Content::Passed(unsuitable), socket.user());
+        close_elsewhere(Content::Passed(unsuitable), socket.share());
     }
     // `space` was sufficient, so this process has no descriptors left.
     if received.flags.contains(ReturnFlags::CTRUNC) {

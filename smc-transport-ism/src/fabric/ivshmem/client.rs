@@ -53,7 +53,9 @@ impl Client {
         };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None);
-        let socket = PeerSocket::from(socket.map_err(failed)?);
+        let mut socket = PeerSocket::from(socket.map_err(failed)?);
+        // The program has named the server.
+        socket.set_allowed();
         let address = SocketAddrUnix::new(path).map_err(failed)?;
         connect(&socket, &address).map_err(failed)?;
 

@@ -271,7 +271,8 @@ impl Server {
     /// Accepts pending connections. Returns whether a new attempt soon can succeed.
     fn accept(&self) -> bool {
         for _ in 0..MAX_ACCEPTS {
-            match lock(&self.reserve).accept(&self.listener.socket) {
+            // The mode of the socket decides who may connect.
+            match lock(&self.reserve).accept(&self.listener.socket, |_| true) {
                 // Closed if there is no free slot: QEMU reports that the server sent nothing.
                 Ok(socket) => drop(self.admit(socket)),
                 Err(refused) if refused.errno == Errno::AGAIN => return true,

@@ -86,13 +86,14 @@ impl Channel {
             move |error: io::Error| OsError::new(operation, &error).at(path)
         };
         let connected = dir.connect(&name).map_err(io::Error::from);
-        let fd = connected.map_err(failed("connect to the listener's socket"))?;
+        let mut fd = connected.map_err(failed("connect to the listener's socket"))?;
         let process = Credentials::of_peer(&fd);
         let process = process.map_err(failed("look up the owner of the listener's socket"))?;
         let uid = process.uid;
         if !domain.allows(uid) {
             return Err(FallbackCause::User { uid });
         }
+        fd.set_allowed();
         let foreign = !is_own(uid);
         check_owner(uid, foreign, target.map(|target| target.uid))?;
         let (mailbox, file) = Mailbox::create()

@@ -21,6 +21,17 @@ use rustix::process::{Resource, getrlimit};
 
 use super::{MAX_UNREAD, SCM_MAX_FD, TIME_SPACE, UNREAD_LEN, has_more};
 
+/// Whose descriptors wait together, and are closed by threads of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Share {
+    /// A user who may be a peer.
+    User(u32),
+    /// All other users together: a user can have many numbers, in a user namespace.
+    NotAllowed,
+    /// Listening sockets of this process, with connections of several users.
+    Listeners,
+}
+
 /// What is to be closed.
 #[derive(Debug)]
 pub(super) enum Content {
@@ -41,16 +52,22 @@ pub fn has_descriptors() -> bool {
             .is_none_or(|limit| u64::try_from(waiting).is_ok_and(|waiting| waiting < limit / 2))
 }
 
-/// Whether so many descriptors of a user wait to be closed that nothing more is received from them.
-pub(super) fn is_full(user: u32) -> bool {
-    let waiting = || closers().0.get(&user).map_or(0, |closer| closer.waiting);
-    WAITING.load(Ordering::Relaxed) >= MAX_WAITING && waiting() >= MAX_WAITING
+/// Whether so many descriptors of a share wait to be closed that nothing more is received for it.
+pub(super) fn is_full(share: impl FnOnce() -> Share) -> bool {
+    if WAITING.load(Ordering::Relaxed) < MAX_WAITING {
+        return false;
+    }
+    let share = share();
+    let closers = closers();
+    let closer = closers.0.get(&closers.counted(share));
+    closer.is_some_and(|closer| closer.waiting >= MAX_WAITING)
 }
 
-/// Closes on another thread what a user has passed.
-pub(super) fn close_elsewhere(content: Content, user: u32) {
+/// Closes on another thread what was passed.
+pub(super) fn close_elsewhere(content: Content, share: Share) {
     let mut closers = closers();
-    let closer = closers.0.entry(user).or_default();
+    let share = closers.counted(share);
+    let closer = closers.0.entry(share).or_default();
     WAITING.fetch_add(content.len(), Ordering::Relaxed);
     closer.waiting += content.len();
     closer.queue.push_back(content);
@@ -59,20 +76,20 @@ pub(super) fn close_elsewhere(content: Content, user: u32) {
     }
     let thread = std::thread::Builder::new().name("smc-close".into());
     // Without a thread it waits for the next one that can be had.
-    if thread.spawn(move || close_all(user)).is_ok() {
+    if thread.spawn(move || close_all(share)).is_ok() {
         closer.threads += 1;
     }
 }
 
-fn close_all(user: u32) {
-    while let Some((content, looking)) = next(user) {
+fn close_all(share: Share) {
+    while let Some((content, looking)) = next(share) {
         match content {
             Content::Unread(socket) => {
                 close_unread(&socket, &looking);
-                forget(user, 1);
+                forget(share, 1);
                 drop(socket);
             }
-            Content::Passed(passed) => close_passed(passed, user),
+            Content::Passed(passed) => close_passed(passed, share),
         }
     }
 }
@@ -117,18 +134,18 @@ fn end_lingering(socket: &OwnedFd, bytes: &mut [u8]) -> Option<usize> {
     Some(next.bytes)
 }
 
-fn close_passed(passed: Vec<OwnedFd>, user: u32) {
+fn close_passed(passed: Vec<OwnedFd>, share: Share) {
     // Also fails for what is not a socket.
     let (sockets, mut files): (Vec<_>, Vec<_>) = passed
         .into_iter()
         .partition(|fd| set_socket_linger(fd, None).is_ok());
     if !sockets.is_empty() && !files.is_empty() {
         let files = Content::Passed(std::mem::take(&mut files));
-        forget(user, files.len());
-        close_elsewhere(files, user);
+        forget(share, files.len());
+        close_elsewhere(files, share);
     }
     for file in files {
-        forget(user, 1);
+        forget(share, 1);
         drop(file);
     }
     if sockets.is_empty() {
@@ -138,7 +155,7 @@ fn close_passed(passed: Vec<OwnedFd>, user: u32) {
     // The packet is the last that has them. So when it is closed all of them are.
     let packet = in_packet(&sockets);
     drop(sockets);
-    forget(user, len);
+    forget(share, len);
     drop(packet);
 }
 
@@ -160,30 +177,44 @@ fn in_packet(sockets: &[OwnedFd]) -> Option<OwnedFd> {
     Some(far)
 }
 
-fn next(user: u32) -> Option<(Content, Arc<Mutex<()>>)> {
+fn next(share: Share) -> Option<(Content, Arc<Mutex<()>>)> {
     let mut closers = closers();
-    let closer = closers.0.get_mut(&user)?;
+    let closer = closers.0.get_mut(&share)?;
     if let Some(content) = closer.queue.pop_front() {
         return Some((content, Arc::clone(&closer.looking)));
     }
     closer.threads -= 1;
     if closer.threads == 0 {
-        closers.0.remove(&user);
+        closers.0.remove(&share);
     }
     None
 }
 
 /// Descriptors are closed by now, or will be as the first thing.
-fn forget(user: u32, count: usize) {
+fn forget(share: Share, count: usize) {
     WAITING.fetch_sub(count, Ordering::Relaxed);
-    if let Some(closer) = closers().0.get_mut(&user) {
+    if let Some(closer) = closers().0.get_mut(&share) {
         closer.waiting -= count;
     }
 }
 
-/// By user.
 #[derive(Debug)]
-struct Closers(BTreeMap<u32, Closer>);
+struct Closers(BTreeMap<Share, Closer>);
+
+impl Closers {
+    /// The share that this one counts to: above a number of users, that of users who are not
+    /// allowed. So the number of threads is bounded also where a file mode decides who may connect.
+    fn counted(&self, share: Share) -> Share {
+        let is_user = |share: &&Share| matches!(share, Share::User(_));
+        match share {
+            Share::User(_) if self.0.contains_key(&share) => share,
+            Share::User(_) if self.0.keys().filter(is_user).count() >= MAX_USERS => {
+                Share::NotAllowed
+            }
+            _ => share,
+        }
+    }
+}
 
 #[derive(Debug, Default)]
 struct Closer {
@@ -213,12 +244,14 @@ static CLOSERS: Mutex<Closers> = Mutex::new(Closers(BTreeMap::new()));
 /// Descriptors of all users that wait to be closed.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 
-/// Threads that close what a user has passed; each can be held up for long.
+/// Threads of a share; each can be blocked for long.
 const MAX_THREADS: usize = 4;
 
-/// Descriptors of a user that wait to be closed: nothing more is received then, and connections are
-/// refused. What the last packet brought, and a socket for each of the user's connections, may come
-/// on top.
+/// Users with shares of their own at a time.
+const MAX_USERS: usize = 16;
+
+/// Descriptors of a share that wait to be closed: nothing more is received then, and connections
+/// are refused. What the last packet brought, and a socket for each connection, may come on top.
 pub(super) const MAX_WAITING: usize = 64;
 
 /// Control space for a time and as many descriptors as there can be.

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 
-use super::closing::{Content, close_elsewhere};
+use super::closing::{Content, Share, close_elsewhere};
 use super::reserve::accept;
 
 /// A listening UNIX socket for untrusted processes.
@@ -41,8 +41,7 @@ impl Drop for Listener {
         // From here on connections are refused, and none is added to the backlog.
         let ended = shutdown(&socket, Shutdown::Both);
         if ended.is_err() || !has_closed_all(&socket) {
-            // Connections of several users may be left.
-            close_elsewhere(Content::Passed(vec![socket]), u32::MAX);
+            close_elsewhere(Content::Passed(vec![socket]), Share::Listeners);
         }
     }
 }

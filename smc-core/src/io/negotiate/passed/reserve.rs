@@ -37,7 +37,8 @@ impl Reserve {
         Ok(Self(Some(take()?)))
     }
 
-    /// Accepts a connection of a nonblocking UNIX socket. Does not wait.
+    /// Accepts a connection of a nonblocking UNIX socket. Does not wait. `allows` decides which users
+    /// may be peers: see [`PeerSocket::set_allowed`]. Connections of others are accepted as well.
     ///
     /// # Errors
     ///
@@ -45,10 +46,17 @@ impl Reserve {
     /// descriptors [wait to be closed](super::receive), and there may be another one. With `MFILE`
     /// and `NFILE` the peer sees the end of its connection, unless that still waits: another thread
     /// or process may take the released descriptor first, or the limit may be lowered.
-    pub fn accept(&mut self, listener: impl AsFd) -> Result<PeerSocket, NotAccepted> {
+    pub fn accept(
+        &mut self,
+        listener: impl AsFd,
+        allows: impl FnOnce(u32) -> bool,
+    ) -> Result<PeerSocket, NotAccepted> {
         let errno = match accept(&listener) {
-            Ok(socket) => {
+            Ok(mut socket) => {
                 self.restore();
+                if allows(socket.user()) {
+                    socket.set_allowed();
+                }
                 if !socket.is_of_no_use() {
                     return Ok(socket);
                 }

@@ -169,7 +169,8 @@ impl Publication {
             return Err(Errno::AGAIN);
         }
         let sockets = self.sockets.iter();
-        let mut each = sockets.map(|named| self.reserve.accept(&named.socket));
+        let allows = |uid| self.domain.allows(uid);
+        let mut each = sockets.map(|named| self.reserve.accept(&named.socket, allows));
         let next = each.find(|next| match next {
             Ok(_) => true,
             Err(refused) => refused.errno != Errno::AGAIN,
@@ -302,8 +303,9 @@ impl Publication {
     /// Removes a socket, and keeps the connections in its backlog.
     fn unpublish(&mut self, named: NamedSocket) {
         named.remove(&self.domain, &self.name);
+        let allows = |uid| self.domain.allows(uid);
         loop {
-            match self.reserve.accept(&named.socket) {
+            match self.reserve.accept(&named.socket, allows) {
                 Ok(pending) => self.pending.push_back(pending),
                 Err(refused) if refused.errno == Errno::CONNABORTED => {}
                 Err(_) => return,
