@@ -46,19 +46,76 @@ impl Drop for Listener {
     }
 }
 
-/// Closes the connections that wait at a socket that was shut down; whether those were all.
+/// Closes the first connections that wait at a socket that was shut down; whether those were all.
+/// The others end together, when the socket is closed.
 fn has_closed_all(socket: &OwnedFd) -> bool {
-    for _ in 0..MAX_CONNECTIONS {
+    for _ in 0..=MAX_CONNECTIONS {
         match accept(socket) {
             Ok(connection) => drop(connection),
             Err(Errno::INTR | Errno::CONNABORTED) => {}
-            // Of a socket that was shut down: there is none.
-            Err(Errno::INVAL) => return true,
+            // Of a socket that was shut down: there is none, and none comes.
+            Err(Errno::INVAL | Errno::AGAIN) => return true,
             Err(_) => return false,
         }
     }
     false
 }
 
-/// More than wait at a socket: `listen(2)` takes 4096 by default, and one more is queued.
-const MAX_CONNECTIONS: usize = 5000;
+/// Connections that are closed by the thread that drops a listener; with more, all that are left
+/// are closed by another one.
+const MAX_CONNECTIONS: usize = 4;
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::time::Duration;
+
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    use super::*;
+
+    #[test]
+    fn a_listener_without_connections_is_closed_by_the_thread_that_drops_it() {
+        for is_nonblocking in [true, false] {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("name.sock");
+            let socket = std::os::unix::net::UnixListener::bind(&path).unwrap();
+            socket.set_nonblocking(is_nonblocking).unwrap();
+            let client = UnixStream::connect(&path).unwrap();
+            let socket = OwnedFd::from(socket);
+            shutdown(&socket, Shutdown::Both).unwrap();
+            assert!(has_closed_all(&socket));
+            assert!(UnixStream::connect(&path).is_err());
+            drop(client);
+        }
+    }
+
+    #[test]
+    fn a_thread_that_drops_a_listener_accepts_few_of_its_connections() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("name.sock");
+        // 128 connections wait at the most.
+        let socket = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let socket = OwnedFd::from(socket);
+        let connect = |_| UnixStream::connect(&path).unwrap();
+        let clients: Vec<_> = (0..100).map(connect).collect();
+        shutdown(&socket, Shutdown::Both).unwrap();
+        assert!(
+            !has_closed_all(&socket),
+            "the rest is left to another thread"
+        );
+        let is_open = |client: &&UnixStream| {
+            let now = Timespec::try_from(Duration::ZERO).unwrap();
+            poll(&mut [PollFd::new(client, PollFlags::IN)], Some(&now)) == Ok(0)
+        };
+        let left = clients.iter().filter(is_open).count();
+        assert!(left >= clients.len() - 8, "{left} are left");
+        // All end.
+        drop(Listener::from(socket));
+        let time = Timespec::try_from(Duration::from_secs(60)).unwrap();
+        for client in &clients {
+            let ended = poll(&mut [PollFd::new(client, PollFlags::IN)], Some(&time));
+            assert_eq!(ended, Ok(1));
+        }
+    }
+}
