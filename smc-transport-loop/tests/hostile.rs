@@ -371,6 +371,37 @@ fn many_silent_connections_do_not_block_a_peer() {
 }
 
 #[test]
+fn users_who_are_not_allowed_cost_each_drain_a_bounded_number_of_connections() {
+    let Some(user) = another_user() else { return };
+    let dir = shared_dir();
+    let domain = Domain::shared(dir.path(), [user + 1]);
+    let victim = DrivenDevice::new(LoopDevice::builder().domain(domain));
+    let own = dir.path().join("0").join(socket_name(victim.gid()));
+    let address = SocketAddrUnix::new(&own).unwrap();
+    let connect_filled = |_| {
+        let channel = seqpacket();
+        connect(&channel, &address).unwrap();
+        for _ in 0..20 {
+            send(&channel, b"x", SendFlags::empty()).unwrap();
+        }
+        channel
+    };
+    let flood: Vec<_> = run_as(user, || (0..200).map(connect_filled).collect()).unwrap();
+    let count_ended = || {
+        let at_its_end = |channel: &&OwnedFd| {
+            recv(channel, &mut [0; 1][..], RecvFlags::DONTWAIT) != Err(Errno::AGAIN)
+        };
+        flood.iter().filter(at_its_end).count()
+    };
+    victim.device.drain(&mut |_| {}).unwrap();
+    let ended = count_ended();
+    assert!((1..=32).contains(&ended), "{ended} in one call");
+    while count_ended() < flood.len() {
+        victim.device.drain(&mut |_| {}).unwrap();
+    }
+}
+
+#[test]
 fn a_gid_of_another_process_is_refused() {
     let dir = TempDir::new().unwrap();
     let victim = DrivenDevice::in_dir(dir.path());

@@ -8,6 +8,7 @@ use std::process::{Command, ExitStatus};
 use rustix::net::sockopt;
 use rustix::process::{Signal, Uid};
 use smc_core::io::negotiate::{Credentials, Withdrawn};
+use smc_testkit::user::run_as;
 
 use super::child::{self, Child, Placement, report, stay};
 use super::raw::{RawChannel, RawMailbox, listen_at};
@@ -151,6 +152,33 @@ fn users_are_kept_apart() {
         assert_eq!(forger.line(), "announced");
         rustix::net::connect(&victim, &server.at()).unwrap();
         assert_eq!(server.accept().await, Accepted::Plain);
+    });
+}
+
+#[test]
+fn connections_of_users_who_are_not_allowed_leave_the_executor_to_other_tasks() {
+    if !is_root() {
+        return println!("skipped: why: needs root to become another user");
+    }
+    run(|world| async move {
+        world.share();
+        let options = SocketOptions::default();
+        let _server = world.server_with(loopback(0), &options, &world.shared(&[OTHER]));
+        let own = world.dir.path.join("0");
+        let path = own.join(names(&own).pop().unwrap());
+        let fill = |_| {
+            let channel = RawChannel::at(&path);
+            (0..20).for_each(|_| channel.send(b"x", None));
+            channel
+        };
+        let flood: Vec<_> = run_as(NOT_ALLOWED, || (0..500).map(fill).collect()).unwrap();
+        // Another task of the same executor that waits for its timer all the time.
+        let mut turns = 0;
+        while !flood.iter().all(RawChannel::is_ended) {
+            world.pause().await;
+            turns += 1;
+        }
+        assert!(turns >= 5, "only {turns} turns while they were refused");
     });
 }
 
@@ -419,3 +447,6 @@ fn guest(world: &World) -> Local {
 
 /// A user without any rights, who need not have an account.
 const OTHER: u32 = 990;
+
+/// A user who is in no list.
+const NOT_ALLOWED: u32 = 991;

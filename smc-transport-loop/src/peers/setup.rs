@@ -269,6 +269,6 @@ impl Peers {
 }
 
 /// Connections accepted per drain; the rest waits for the next drain.
-const MAX_ACCEPTS: usize = 64;
+const MAX_ACCEPTS: usize = 32;
 /// Connections to peers that have just ended.
 const MAX_STALE: usize = 64;

@@ -14,7 +14,7 @@ mod closing;
 mod listener;
 mod reserve;
 
-pub use closing::has_descriptors;
+pub use closing::{has_descriptors, is_behind};
 pub use listener::Listener;
 pub use reserve::{NotAccepted, Reserve};
 
@@ -229,7 +229,8 @@ fn user_of(socket: BorrowedFd<'_>) -> u32 {
 }
 
 /// Receives what is left in a socket that was shut down, up to a packet with descriptors; whether
-/// that was all.
+/// that was all. Receives few packets only: the peer decides how many there are, and the caller is
+/// an executor.
 ///
 /// No descriptor is received: without a free one here, the system would close it in this call.
 fn is_emptied(socket: &OwnedFd) -> bool {
@@ -243,7 +244,8 @@ fn is_emptied(socket: &OwnedFd) -> bool {
         _ => TIME_SPACE,
     };
     let mut bytes = [0; UNREAD_LEN];
-    for _ in 0..MAX_UNREAD {
+    let mut received = 0;
+    for _ in 0..MAX_PEEKS {
         let next = match peek(socket, &mut bytes, space) {
             // The other side closed with unread data, which is reported once.
             Err(Errno::INTR | Errno::CONNRESET) => continue,
@@ -255,6 +257,10 @@ fn is_emptied(socket: &OwnedFd) -> bool {
         if next == 0 && !has_more(socket) {
             return true;
         }
+        if received == MAX_UNREAD {
+            return false;
+        }
+        received += 1;
         // No more than was peeked at: what follows in a stream may have come with descriptors.
         if recv(socket, &mut bytes[..next], RecvFlags::DONTWAIT).is_err() {
             return false;
@@ -282,7 +288,10 @@ fn peek(socket: &OwnedFd, bytes: &mut [u8], space: usize) -> Result<(usize, bool
 const SCM_MAX_FD: usize = 253;
 
 /// Packets that are received to close a socket; more are left to a thread.
-const MAX_UNREAD: usize = 1024;
+const MAX_UNREAD: usize = 2;
+
+/// One for each of these packets, for the end, and for errors that are reported once.
+const MAX_PEEKS: usize = MAX_UNREAD + 4;
 
 /// Bytes of a stream that are received at a time to close it.
 const UNREAD_LEN: usize = 4096;

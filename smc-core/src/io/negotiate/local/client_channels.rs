@@ -112,8 +112,10 @@ pub(super) struct Collected {
     pub(super) wakers: Vec<Waker>,
     /// There is more to do.
     pub(super) more: bool,
-    /// Packets that were read, and [`COST`] for each channel that was accepted.
-    spent: usize,
+    /// Packets that were read.
+    read: usize,
+    /// Connections that were accepted, or could not be.
+    accepted: usize,
 }
 
 impl ClientChannels {
@@ -192,22 +194,23 @@ impl ClientChannels {
             // with more packets come last.
             let before = self.next_channel;
             let mut has_others = events.len() == EVENTS;
+            let packets = (PACKETS_A_ROUND / events.len().max(1)).min(PACKETS);
             for event in events {
                 let data = event.data;
                 if data == LISTENER {
                     self.accept_clients(now, &mut collected);
                 } else {
-                    self.read(data.u64(), &mut collected);
+                    self.read(data.u64(), packets, &mut collected);
                 }
             }
             has_others |= self.next_channel > before;
             collected.more |= has_others;
-            if !has_others || collected.spent >= BUDGET {
+            if !has_others || collected.read >= MAX_PACKETS {
                 break;
             }
             collected.more = false;
         }
-        if collected.spent > 0 {
+        if collected.read + collected.accepted > 0 {
             self.end_without_hello(now, &mut collected);
         }
         collected
@@ -400,8 +403,8 @@ impl ClientChannels {
         if let Some(publication) = &mut self.publication {
             publication.handle_events();
         }
-        while collected.spent < BUDGET {
-            collected.spent += COST;
+        while collected.accepted < MAX_ACCEPTS {
+            collected.accepted += 1;
             let Some(publication) = &mut self.publication else {
                 return;
             };
@@ -479,14 +482,14 @@ impl ClientChannels {
         }
     }
 
-    /// Receives the packets of a channel.
-    fn read(&mut self, key: u64, collected: &mut Collected) {
+    /// Receives packets of a channel, up to this number.
+    fn read(&mut self, key: u64, packets: usize, collected: &mut Collected) {
         let mut buf = [0; MAX_LEN];
-        for count in 0..PACKETS {
+        for count in 0..packets {
             let Some(channel) = self.channels.get(&key) else {
                 return;
             };
-            collected.spent += 1;
+            collected.read += 1;
             match receive(&channel.fd, &mut buf) {
                 Received::Packet(packet, passed) => {
                     let message = ToListener::parse(packet);
@@ -586,12 +589,16 @@ const EVENTS: usize = 64;
 /// Packets of a channel that are read together. After so many all its handshakes are woken.
 const PACKETS: usize = 2 * MANY;
 
-/// Cost of accepting a channel, in packets.
-const COST: usize = 8;
+/// Packets of all channels that are polled together: at least two of each.
+const PACKETS_A_ROUND: usize = 2 * EVENTS;
 
-/// Packets that are read in one call: some milliseconds of work. All channels that other users can
-/// have together do not send more before each was polled.
-const BUDGET: usize = PACKETS * MAX_OF_OTHERS;
+/// Packets that are read in one call, after which no channels are polled any more: about a
+/// millisecond of work. All channels that other users can have together do not send more before
+/// each was polled.
+const MAX_PACKETS: usize = 2 * MAX_OF_OTHERS;
+
+/// Connections that are accepted in one call, each at the cost of about ten packets.
+const MAX_ACCEPTS: usize = 32;
 
 /// Clients of a listener.
 const MAX_CHANNELS: usize = 1024;
@@ -647,8 +654,9 @@ mod tests {
         ClientChannels::new(domain, entry, publication, at).unwrap()
     }
 
-    /// A user who is allowed.
+    /// A user who is allowed, and one who is not.
     const OTHER: u32 = 990;
+    const NOT_ALLOWED: u32 = 991;
 
     /// Of the user of these tests and of another one.
     fn domain(dir: &TempDir) -> Domain {
@@ -762,21 +770,65 @@ mod tests {
         assert!(fill(&storming) > 4 * PACKETS);
         let collected = clients.collect();
         assert!(collected.more);
-        assert!(
-            collected.spent <= PACKETS,
-            "{} packets read",
-            collected.spent
-        );
+        assert!(collected.read <= PACKETS, "{} packets read", collected.read);
         // What comes meanwhile from others is seen all the same.
         let _other = client(&dir, &clients);
         fill(&storming);
         let collected = clients.collect();
         assert!(collected.more);
         assert_eq!(clients.recent.len(), 2);
-        let most = 3 * PACKETS + 2 * COST;
-        assert!(collected.spent <= most, "{} packets read", collected.spent);
+        let most = 3 * PACKETS;
+        assert!(collected.read <= most, "{} packets read", collected.read);
         // All of it is read in time.
         while clients.collect().more {}
         assert!(fill(&storming) > 4 * PACKETS);
+    }
+
+    #[test]
+    fn many_clients_that_send_without_end_cost_each_poll_a_bounded_number_of_packets() {
+        let dir = TempDir::new().unwrap();
+        let mut clients = clients(&dir);
+        let storming: Vec<_> = (0..EVENTS + 32).map(|_| client(&dir, &clients)).collect();
+        while clients.collect().more {}
+        storming
+            .iter()
+            .for_each(|client| assert!(fill(client) > PACKETS));
+        // One more sends HELLO, which is read all the same.
+        let _other = client(&dir, &clients);
+        let collected = clients.collect();
+        let most = MAX_PACKETS + PACKETS_A_ROUND;
+        assert!(
+            most <= 2000 && collected.read <= most,
+            "{} read",
+            collected.read
+        );
+        assert_eq!(clients.recent.len(), storming.len() + 1);
+    }
+
+    #[test]
+    fn users_who_are_not_allowed_cost_each_poll_a_bounded_number_of_connections() {
+        if !rustix::process::geteuid().is_root() {
+            return println!("skipped: why: needs root to become another user");
+        }
+        let dir = TempDir::new().unwrap();
+        let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(dir.path(), open).unwrap();
+        let mut clients = clients(&dir);
+        let name = clients.entry.to_string();
+        let connect = || (0..200).map(|_| domain(&dir).connect(&name).unwrap());
+        let flood: Vec<_> = run_as(NOT_ALLOWED, || connect().collect()).unwrap();
+        let is_refused = |client: &&PeerSocket| {
+            let mut buf = [0; MAX_LEN];
+            !matches!(receive(client, &mut buf), Received::Empty)
+        };
+        let collected = clients.collect();
+        assert!(collected.more);
+        let refused = flood.iter().filter(is_refused).count();
+        assert!((1..=64).contains(&refused), "{refused} in one call");
+        // A client that is allowed has its turn.
+        let _client = client(&dir, &clients);
+        while clients.collect().more {}
+        assert_eq!(clients.recent.len(), 1);
+        assert_eq!(flood.iter().filter(is_refused).count(), flood.len());
     }
 }

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use atomic_waker::AtomicWaker;
 use rustix::fs::fstat;
@@ -194,12 +194,19 @@ impl Shared {
                 if !more {
                     break;
                 }
-                yield_now().await;
+                self.turn_reactor().await;
                 if self.closed.load(Ordering::Acquire) {
                     return;
                 }
             }
         }
+    }
+
+    /// Lets other tasks and the reactor run. A task that wakes itself would run again before
+    /// timers and I/O are checked, many times in a row on some runtimes; a timer is checked with
+    /// them.
+    async fn turn_reactor(&self) {
+        self.runtime.timer(self.runtime.now() + TURN).await;
     }
 
     /// Wakes tasks and starts probes after a poll of the channels.
@@ -366,15 +373,5 @@ impl fmt::Debug for ListenerSideChannel {
     }
 }
 
-/// Lets other tasks run.
-async fn yield_now() {
-    let mut yielded = false;
-    poll_fn(|cx| {
-        if std::mem::replace(&mut yielded, true) {
-            return Poll::Ready(());
-        }
-        cx.waker().wake_by_ref();
-        Poll::Pending
-    })
-    .await;
-}
+/// The shortest time that timers of runtimes can measure.
+const TURN: Duration = Duration::from_millis(1);

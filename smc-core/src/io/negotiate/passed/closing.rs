@@ -19,7 +19,7 @@ use rustix::net::{
 };
 use rustix::process::{Resource, getrlimit};
 
-use super::{MAX_UNREAD, SCM_MAX_FD, TIME_SPACE, UNREAD_LEN, has_more};
+use super::{SCM_MAX_FD, TIME_SPACE, UNREAD_LEN, has_more};
 
 /// Whose descriptors wait together, and are closed by threads of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -63,6 +63,12 @@ pub(super) fn is_full(share: impl FnOnce() -> Share) -> bool {
     closer.is_some_and(|closer| closer.waiting >= MAX_WAITING)
 }
 
+/// Whether the threads are behind with what users who are not allowed have left unread.
+#[must_use]
+pub fn is_behind() -> bool {
+    is_full(|| Share::NotAllowed)
+}
+
 /// Closes on another thread what was passed.
 pub(super) fn close_elsewhere(content: Content, share: Share) {
     let mut closers = closers();
@@ -94,9 +100,10 @@ fn close_all(share: Share) {
     }
 }
 
-/// Takes packets out of a socket and closes what came with them, in one go for each packet.
+/// Takes packets out of a socket and closes what came with them, in one go for each packet. What
+/// came with more packets than these is closed together with the socket.
 fn close_unread(socket: &OwnedFd, looking: &Mutex<()>) {
-    for _ in 0..MAX_UNREAD {
+    for _ in 0..MAX_PACKETS {
         let mut bytes = [0; UNREAD_LEN];
         let len = {
             let _alone = looking.lock().unwrap_or_else(PoisonError::into_inner);
@@ -246,6 +253,10 @@ static WAITING: AtomicUsize = AtomicUsize::new(0);
 
 /// Threads of a share; each can be blocked for long.
 const MAX_THREADS: usize = 4;
+
+/// Packets that are taken out of a socket to close it: to receive all would take a peer less time to
+/// cause than a thread to do.
+const MAX_PACKETS: usize = 64;
 
 /// Users with shares of their own at a time.
 const MAX_USERS: usize = 16;

@@ -134,7 +134,7 @@ fn bytes_of_a_stream_are_not_received_together_with_descriptors_that_follow() {
 fn a_socket_is_emptied_of_all_kinds_of_packets() {
     for empty in [true, false] {
         let (talker, listener) = pair();
-        for _ in 0..20 {
+        for _ in 0..MAX_UNREAD {
             say(&talker, if empty { b"" } else { b"x" }, &[]);
         }
         shutdown(&listener, Shutdown::Both).unwrap();
@@ -142,6 +142,20 @@ fn a_socket_is_emptied_of_all_kinds_of_packets() {
         let left = receive(&PeerSocket::from(listener), &mut [0; 1]).unwrap();
         assert_eq!(left.len, 0, "the end");
     }
+}
+
+#[test]
+fn a_thread_that_drops_a_socket_receives_few_of_its_packets() {
+    let (peer, socket) = pair();
+    let sent = 100;
+    for _ in 0..sent {
+        say(&peer, b"x", &[]);
+    }
+    shutdown(&socket, Shutdown::Both).unwrap();
+    assert!(!is_emptied(&socket), "the rest is left to another thread");
+    let unread = std::iter::from_fn(|| recv(&socket, &mut [0; 2][..], RecvFlags::DONTWAIT).ok());
+    let left = unread.take_while(|(_, len)| *len == 1).count();
+    assert!(left >= sent - 4, "{left} of {sent} are left");
 }
 
 #[test]

@@ -44,6 +44,9 @@ pub struct Publication {
     error: Option<RuntimeDirError>,
     /// The descriptor is not readable for new connections, as they cannot be accepted.
     is_paused: bool,
+    /// How many connections are accepted before the next pause, while the threads that close are
+    /// [behind](passed::is_behind).
+    left: usize,
 }
 
 impl Publication {
@@ -98,6 +101,7 @@ impl Publication {
             lost: None,
             error: None,
             is_paused: false,
+            left: MAX_BEHIND,
         })
     }
 
@@ -155,7 +159,8 @@ impl Publication {
     ///
     /// While none can be accepted, there are none: too many descriptors that were passed to this
     /// process [wait to be closed](passed::has_descriptors), or there is no descriptor with which a
-    /// connection could be [closed](Reserve) either.
+    /// connection could be [closed](Reserve) either. Some are accepted in each tenth of a second
+    /// while the threads that close them are [behind](passed::is_behind).
     pub fn accept(&mut self) -> Result<PeerSocket, Errno> {
         if let Some(pending) = self.pending.pop_front() {
             if !self.pending.is_empty() {
@@ -167,6 +172,14 @@ impl Publication {
         if self.is_paused || !passed::has_descriptors() {
             self.pause(true);
             return Err(Errno::AGAIN);
+        }
+        if passed::is_behind() {
+            let Some(left) = self.left.checked_sub(1) else {
+                self.left = MAX_BEHIND;
+                self.pause(true);
+                return Err(Errno::AGAIN);
+            };
+            self.left = left;
         }
         let sockets = self.sockets.iter();
         let allows = |uid| self.domain.allows(uid);
@@ -362,6 +375,10 @@ const INTERVAL: Duration = Duration::from_millis(800);
 
 /// How long no connection is accepted for which there is no descriptor.
 const PAUSE_TIME: Duration = Duration::from_millis(100);
+
+/// Connections that are accepted between two pauses while the threads that close them are behind:
+/// fewer than these threads can close in that time, unless a peer blocks them.
+const MAX_BEHIND: usize = 128;
 
 /// From an event to the check after it.
 const MIN_DELAY: Duration = Duration::from_millis(100);
