@@ -16,7 +16,7 @@ use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use smc_core::{Domain, Endpoint, Stream};
 use smc_testkit::Rng;
 use smc_transport_loop::LoopDevice;
-use support::{On, builder, open_fds, wait_until_ready};
+use support::{On, builder, descriptors_at_most, open_fds, wait_until_ready};
 
 #[test]
 fn a_peer_killed_at_random_points() {
@@ -98,15 +98,7 @@ async fn survive(rounds: u64, seed: u64, dir: &Path) {
     }
     drop(steady);
     serving.abort();
-    let until = Instant::now() + Duration::from_secs(20);
-    while open_fds() > fds {
-        assert!(
-            Instant::now() < until,
-            "{} descriptors, {fds} before",
-            open_fds()
-        );
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    descriptors_at_most(fds).await;
 }
 
 async fn echo(stream: Stream) {

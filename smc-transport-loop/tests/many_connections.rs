@@ -14,7 +14,7 @@ use futures::future::join_all;
 use futures_lite::future::{yield_now, zip};
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use smc_core::{Endpoint, Listener};
-use support::{On, World, connect, open_fds, shared_mappings};
+use support::{On, World, connect, descriptors_at_most, open_fds, shared_mappings};
 
 scenarios! {
     two_hundred_at_once
@@ -93,11 +93,7 @@ async fn two_hundred_at_once(world: World) {
         }
     }
     drained(&client, &server).await;
-    assert!(
-        open_fds() <= before,
-        "{} descriptors, {before} before",
-        open_fds()
-    );
+    descriptors_at_most(before).await;
 }
 
 async fn ten_thousand_one_after_the_other(world: World) {
@@ -117,11 +113,7 @@ async fn ten_thousand_one_after_the_other(world: World) {
         exchange(&client, &listener).await;
     }
     drained(&client, &server).await;
-    assert!(
-        open_fds() <= fds,
-        "{} descriptors, {fds} before",
-        open_fds()
-    );
+    descriptors_at_most(fds).await;
     assert!(
         shared_mappings() <= maps + POOLED,
         "{} mappings, {maps} before",

@@ -4,12 +4,13 @@
 
 mod support;
 
+use futures_lite::future::block_on;
 use smc_core::Stream;
-use support::{On, World, connect, open_fds};
+use support::{On, World, connect, descriptors_at_most, open_fds};
 
 #[test]
 fn a_runtime_that_ends_leaves_nothing_of_its_connections() {
-    let mut counts = Vec::new();
+    let mut most = None;
     for _ in 0..4 {
         let world = World::new(On::Tokio, true);
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -26,7 +27,10 @@ fn a_runtime_that_ends_leaves_nothing_of_its_connections() {
         });
         drop(runtime);
         drop(half);
-        counts.push(open_fds());
+        match most {
+            Some(most) => block_on(descriptors_at_most(most)),
+            // What the first round has made for the process stays.
+            None => most = Some(open_fds()),
+        }
     }
-    assert!(counts[3] <= counts[1], "{counts:?}");
 }

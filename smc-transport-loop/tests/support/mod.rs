@@ -127,6 +127,17 @@ pub(crate) fn open_fds() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
+/// Waits until no more than these descriptors are open: some are closed on another thread.
+pub(crate) async fn descriptors_at_most(most: usize) {
+    for _ in 0..60_000 {
+        if open_fds() <= most {
+            return;
+        }
+        async_io::Timer::after(Duration::from_millis(1)).await;
+    }
+    panic!("{} descriptors are open instead of {most}", open_fds());
+}
+
 /// Mappings of shared memory files of this process.
 pub(crate) fn shared_mappings() -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
