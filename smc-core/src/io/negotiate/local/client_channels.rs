@@ -815,7 +815,7 @@ mod tests {
         std::fs::set_permissions(dir.path(), open).unwrap();
         let mut clients = clients(&dir);
         let name = clients.entry.to_string();
-        let connect = || (0..200).map(|_| domain(&dir).connect(&name).unwrap());
+        let connect = || (0..200).map(|_| domain(&dir).connect_to(0, &name).unwrap());
         let flood: Vec<_> = run_as(NOT_ALLOWED, || connect().collect()).unwrap();
         let is_refused = |client: &&PeerSocket| {
             let mut buf = [0; MAX_LEN];
