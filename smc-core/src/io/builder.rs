@@ -229,7 +229,8 @@ impl Builder {
         self
     }
 
-    /// Sets the maximum busy-poll window before a task parks; zero switches polling off.
+    /// Sets the maximum busy-poll window before a task parks; zero switches polling off. Unless set it
+    /// is [`POLLING`](crate::config::POLLING), and zero on a machine with a single CPU.
     #[must_use]
     pub fn polling(mut self, window: Duration) -> Self {
         self.config.polling = window;
