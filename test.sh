@@ -96,6 +96,7 @@ step_rules() {
             '^[^/]*\bstd::fs\b' "$program/src" '/dissect/' || failed=1
     done
     citations_exist || failed=1
+    named_tests_exist || failed=1
     words_are_standard || failed=1
     no_match 'a citation of something other than a heading of docs/spec or a section of an RFC' \
         '//.*(\(behaviou[r]( |$)|ehaviou[r] ([0-9]|of (closing|set-up))|ire forma[t]: )' . || failed=1
@@ -423,6 +424,16 @@ words_are_standard() {
     )
     [[ -z $hits ]] && return 0
     printf 'a word that is not used here (docs/glossary.md has another):\n%s\n' "$hits"
+    return 1
+}
+
+# Whether each test that SECURITY.md names exists.
+named_tests_exist() {
+    local missing
+    missing=$(comm -23 <(grep -oE '`[a-z0-9]+(_[a-z0-9]+){3,}`' SECURITY.md | tr -d '`' | sort -u) \
+        <(sources . | grep '\.rs$' | xargs -r -d '\n' grep -shoE '\bfn [a-z0-9_]+' | sed 's/fn //' | sort -u))
+    [[ -z $missing ]] && return 0
+    printf 'SECURITY.md names a test that does not exist:\n%s\n' "$missing"
     return 1
 }
 
