@@ -4,32 +4,34 @@ use core::hash::Hash;
 
 use hashbrown::HashMap;
 
-/// Places, counted by holder: `TOTAL` in all, and `EACH` at most for one.
+/// Places, counted by holder: `total` in all, and `each` at most for one.
 ///
 /// A holder also has no more than are left free, as with the dynamic buffer thresholds of
 /// shared-memory switches. So some places stay free whatever a few holders take: with `n` holders
 /// that take all they get, at least one in `n + 1`.
 #[derive(Debug)]
-pub(crate) struct Shares<K, const TOTAL: usize, const EACH: usize> {
+pub(crate) struct Shares<K> {
+    total: usize,
+    each: usize,
     taken: usize,
     by_holder: HashMap<K, usize>,
 }
 
-impl<K, const TOTAL: usize, const EACH: usize> Default for Shares<K, TOTAL, EACH> {
-    fn default() -> Self {
+impl<K: Eq + Hash> Shares<K> {
+    pub(crate) fn new(total: usize, each: usize) -> Self {
         Self {
+            total,
+            each,
             taken: 0,
             by_holder: HashMap::new(),
         }
     }
-}
 
-impl<K: Eq + Hash, const TOTAL: usize, const EACH: usize> Shares<K, TOTAL, EACH> {
     /// Whether this holder may take a place.
     pub(crate) fn has_capacity(&self, holder: &K) -> bool {
         let has = self.by_holder.get(holder).copied().unwrap_or_default();
-        let free = TOTAL.saturating_sub(self.taken);
-        has < free.min(EACH)
+        let free = self.total.saturating_sub(self.taken);
+        has < free.min(self.each)
     }
 
     /// Takes a place, also above the limits.
@@ -62,7 +64,7 @@ mod tests {
     use super::*;
 
     /// Takes places in turn until none may be taken; returns the number of each holder.
-    fn fill<const N: usize>(shares: &mut Shares<usize, 64, 32>) -> [usize; N] {
+    fn fill<const N: usize>(shares: &mut Shares<usize>) -> [usize; N] {
         let mut has = [0; N];
         loop {
             let before = has;
@@ -80,18 +82,18 @@ mod tests {
 
     #[test]
     fn places_stay_free_for_another_holder() {
-        assert_eq!(fill(&mut Shares::default()), [32]);
-        let mut shares = Shares::default();
+        assert_eq!(fill(&mut Shares::new(64, 32)), [32]);
+        let mut shares = Shares::new(64, 32);
         assert_eq!(fill(&mut shares), [22, 21]);
         assert!(shares.has_capacity(&2));
-        let mut shares = Shares::default();
+        let mut shares = Shares::new(64, 32);
         assert_eq!(fill(&mut shares), [8; 7]);
         assert!(shares.has_capacity(&7));
     }
 
     #[test]
     fn released_places_are_for_others() {
-        let mut shares = Shares::default();
+        let mut shares = Shares::new(64, 32);
         let [count] = fill(&mut shares);
         for _ in 0..count {
             shares.release(&0);

@@ -237,8 +237,9 @@ impl Builder {
         self
     }
 
-    /// Sets the maximum number of concurrent handshakes of a listener, half of them at most from
-    /// one source address of a network; 256 unless set. See [`Listener`](super::Listener).
+    /// Sets the maximum number of concurrent handshakes of a listener; 256 unless set. A quarter is
+    /// reserved for clients of the own user, and of the rest one source has half at most. See
+    /// [`Listener`](super::Listener).
     #[must_use]
     pub fn max_handshakes(mut self, count: usize) -> Self {
         self.config.max_handshakes = count.max(1);

@@ -47,10 +47,11 @@ pub struct Refused {
 /// Accepts streams, SMC from clients that support it and TCP from all others.
 ///
 /// Handshakes run concurrently, so a slow client delays no other. Their number is bounded by the
-/// endpoint, and further ones wait, bounded by the backlog. Of both, one source address (of IPv6:
-/// one /64 network) has half at most. Of clients with a side channel each other user has half at
-/// most, and the own user may have all. Clients beyond these limits are closed, or become TCP if
-/// the client can be notified. A client that announces SMC in TCP's handshake, and then sends
+/// endpoint, and further ones wait, bounded by the backlog. Of both, clients of the own user with a
+/// side channel may have all, and a quarter is reserved for them. Of the rest, one source, which is
+/// another user of this host or a source address (of IPv6: one /64 network; all loopback addresses
+/// of IPv4 count as one), has no more than are left free. Clients beyond these limits are closed,
+/// or become TCP if the client can be notified. A client that announces SMC in TCP's handshake, and then sends
 /// nothing within a second, is closed too. A client without SMC is passed straight to
 /// [`Listener::accept`], however many handshakes are under way. Clients whose handshake fails never
 /// appear there. A client that has confirmed does, as with TCP, also if it has closed, or its

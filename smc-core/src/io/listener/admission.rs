@@ -1,19 +1,18 @@
 //! Admission control of a listener's set-ups.
 //!
 //! A handshake takes a place, whose number is a setting of the endpoint. Set-ups without a place
-//! wait in order of arrival; their number is bounded as well. Of both, one source has half at most:
-//! an address of a network, or another user of this host. Plain TCP connections need no place.
+//! wait in order of arrival; their number is bounded as well. Of both, a quarter is reserved for
+//! clients of the own user, and of the rest one source, which is an address of a network or another
+//! user of this host, has no more than are left free. Plain TCP connections need no place.
 
 use std::collections::BTreeMap;
 use std::future::poll_fn;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 
-use hashbrown::HashMap;
-use hashbrown::hash_map::Entry;
-
 use crate::io::negotiate::Credentials;
+use crate::shares::Shares;
 use crate::source::source;
 
 /// The places of one listener.
@@ -24,13 +23,15 @@ pub(super) struct AdmissionControl {
     max_waiting: usize,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
     last: u64,
     /// Without a place, the oldest first.
     waiting: BTreeMap<u64, Waiting>,
     places: usize,
-    sources: HashMap<Source, Count>,
+    /// The entries of `waiting`, and the places, that sources have.
+    waiting_shares: Shares<Source>,
+    place_shares: Shares<Source>,
 }
 
 #[derive(Debug)]
@@ -40,18 +41,11 @@ struct Waiting {
     waker: Option<Waker>,
 }
 
-/// Set-ups of one source.
-#[derive(Debug, Default)]
-struct Count {
-    waiting: usize,
-    places: usize,
-}
-
 /// The source of clients that share a limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Source {
     /// An IPv4 address, or the network part of an IPv6 one: a host may use any address of its
-    /// network.
+    /// network. Processes of this host may use any loopback address, so these are one source.
     Address(IpAddr),
     /// Another user of this host.
     User(u32),
@@ -59,7 +53,11 @@ pub(super) enum Source {
 
 impl Source {
     pub(super) fn of_address(address: IpAddr) -> Self {
-        Self::Address(source(address))
+        let address = source(address);
+        Self::Address(match address.is_loopback() {
+            true => Ipv4Addr::LOCALHOST.into(),
+            false => address,
+        })
     }
 
     /// Of a client with a side channel. Those of the own user may have all places.
@@ -71,10 +69,18 @@ impl Source {
 
 impl AdmissionControl {
     pub(super) fn new(max_places: usize, max_waiting: usize) -> Arc<Self> {
+        let (max_places, max_waiting) = (max_places.max(1), max_waiting.max(1));
+        let shares = |max| Shares::new(max_of_sources(max), usize::MAX);
         Arc::new(Self {
-            state: Mutex::default(),
-            max_places: max_places.max(1),
-            max_waiting: max_waiting.max(1),
+            state: Mutex::new(State {
+                last: 0,
+                waiting: BTreeMap::new(),
+                places: 0,
+                waiting_shares: shares(max_waiting),
+                place_shares: shares(max_places),
+            }),
+            max_places,
+            max_waiting,
         })
     }
 
@@ -91,11 +97,10 @@ impl AdmissionControl {
     pub(super) fn enter(self: &Arc<Self>, source: Option<Source>) -> Option<AdmissionPermit> {
         let mut state = self.lock();
         if let Some(source) = source {
-            let count = state.sources.entry(source).or_default();
-            if count.waiting >= self.max_waiting.div_ceil(2) {
+            if !state.waiting_shares.has_capacity(&source) {
                 return None;
             }
-            count.waiting += 1;
+            state.waiting_shares.take(source);
         }
         state.last += 1;
         let id = state.last;
@@ -114,30 +119,27 @@ impl AdmissionControl {
         let State {
             waiting,
             places,
-            sources,
+            waiting_shares,
+            place_shares,
             ..
         } = state;
-        let max_of_source = self.max_places.div_ceil(2);
         let max = self.max_places;
         let mut wakers = Vec::new();
         if *places >= max {
             return wakers;
         }
         waiting.retain(|_, next| {
-            let mut count = next.source.and_then(|source| sources.get_mut(&source));
-            let is_over = count
-                .as_ref()
-                .is_some_and(|count| count.places >= max_of_source);
-            if *places >= max || is_over {
+            let is_over = |source| !place_shares.has_capacity(&source);
+            if *places >= max || next.source.is_some_and(is_over) {
                 return true;
             }
             let Some(waker) = next.waker.take() else {
                 return true;
             };
             *places += 1;
-            if let Some(count) = &mut count {
-                count.places += 1;
-                count.waiting -= 1;
+            if let Some(source) = next.source {
+                waiting_shares.release(&source);
+                place_shares.take(source);
             }
             wakers.push(waker);
             false
@@ -188,15 +190,10 @@ impl Drop for AdmissionPermit {
             let mut state = self.admission.lock();
             // A place may have been granted before the set-up was polled again.
             let is_waiting = state.waiting.remove(&self.id).is_some();
-            if let Some(Entry::Occupied(mut count)) =
-                self.source.map(|source| state.sources.entry(source))
-            {
+            if let Some(source) = self.source {
                 match is_waiting {
-                    true => count.get_mut().waiting -= 1,
-                    false => count.get_mut().places -= 1,
-                }
-                if count.get().waiting == 0 && count.get().places == 0 {
-                    count.remove();
+                    true => state.waiting_shares.release(&source),
+                    false => state.place_shares.release(&source),
                 }
             }
             if !is_waiting {
@@ -208,10 +205,14 @@ impl Drop for AdmissionPermit {
     }
 }
 
+/// Of so many, those that all sources together can have. The rest is for clients of the own user.
+fn max_of_sources(max: usize) -> usize {
+    let reserved = max.div_ceil(4);
+    max.saturating_sub(reserved).max(1)
+}
+
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv4Addr;
-
     use futures_lite::future::{block_on, poll_once};
 
     use super::*;
@@ -229,28 +230,92 @@ mod tests {
         block_on(poll_once(permit.place())).is_some()
     }
 
+    /// Lets sources take places in turn until none gets a further one; returns their permits.
+    fn fill(admission: &Arc<AdmissionControl>, sources: &[Option<Source>]) -> Vec<AdmissionPermit> {
+        let mut placed = Vec::new();
+        loop {
+            let before = placed.len();
+            for source in sources {
+                let permit = admission.enter(*source);
+                placed.extend(permit.and_then(|mut it| try_place(&mut it).then_some(it)));
+            }
+            if placed.len() == before {
+                return placed;
+            }
+        }
+    }
+
     #[test]
     fn one_source_has_half_of_the_places() {
-        let admission = AdmissionControl::new(4, 100);
+        let admission = AdmissionControl::new(8, 100);
         let mut all: Vec<_> = (0..4)
             .map(|_| admission.enter(address(1)).unwrap())
             .collect();
         let placed = all
             .iter_mut()
             .filter_map(|one| try_place(one).then_some(()));
-        assert_eq!(placed.count(), 2);
-        let mut others: Vec<_> = (2..5)
+        assert_eq!(placed.count(), 3);
+        let mut others: Vec<_> = [2, 2, 2, 3, 4]
             .map(|last| admission.enter(address(last)).unwrap())
-            .collect();
+            .into();
         let placed = others.iter_mut().map(try_place).collect::<Vec<_>>();
-        assert_eq!(placed, [true, true, false]);
+        assert_eq!(placed, [true, true, false, true, false]);
         // The next place is granted to the oldest permit below the limit.
         drop(all.remove(0));
-        assert!(try_place(&mut all[1]));
-        assert!(!try_place(&mut others[2]));
-        drop(others.remove(0));
-        assert!(try_place(&mut others[1]));
         assert!(!try_place(&mut all[2]));
+        assert!(try_place(&mut others[4]));
+        drop(others);
+        assert!(try_place(&mut all[2]));
+    }
+
+    /// Sources that take all they get leave places to a further one, and to the own user.
+    #[test]
+    fn places_and_the_waiting_line_stay_free_for_the_own_user_and_for_another_source() {
+        let own = client(Credentials::own().uid);
+        let user = |n| client(Credentials::own().uid + n);
+        for sources in [
+            vec![user(1), user(2)],
+            vec![address(1), address(2)],
+            vec![user(1), user(2), address(1), address(2), address(3)],
+        ] {
+            let admission = AdmissionControl::new(256, 1024);
+            let mut placed = fill(&admission, &sources);
+            // Nor do those that wait fill the line.
+            let waiting = |source: &Option<Source>| {
+                let source = *source;
+                std::iter::from_fn(|| admission.enter(source)).collect::<Vec<_>>()
+            };
+            let _waiting: Vec<_> = sources.iter().flat_map(waiting).collect();
+            assert!(admission.is_open());
+            let mut another = admission.enter(user(9)).unwrap();
+            assert!(try_place(&mut another), "{sources:?}");
+            placed.push(another);
+            for _ in 0..64 {
+                let mut permit = admission.enter(own).unwrap();
+                assert!(try_place(&mut permit), "{sources:?}");
+                placed.push(permit);
+            }
+        }
+    }
+
+    /// However many addresses there are, the own user has a quarter.
+    #[test]
+    fn very_many_sources_leave_a_quarter_to_the_own_user() {
+        let admission = AdmissionControl::new(256, 1024);
+        let sources: Vec<_> = (0..=255).map(address).collect();
+        let placed = fill(&admission, &sources);
+        assert_eq!(placed.len(), 192);
+        let own = client(Credentials::own().uid);
+        let mut all: Vec<_> = (0..64).map(|_| admission.enter(own).unwrap()).collect();
+        assert!(all.iter_mut().all(try_place));
+    }
+
+    #[test]
+    fn loopback_addresses_are_one_source() {
+        let of = |address: &str| Source::of_address(address.parse().unwrap());
+        assert_eq!(of("127.0.0.1"), of("127.3.2.1"));
+        assert_eq!(of("::ffff:127.0.0.1"), of("127.0.0.1"));
+        assert_ne!(of("10.0.0.1"), of("127.0.0.1"));
     }
 
     #[test]
@@ -267,7 +332,7 @@ mod tests {
         drop(all);
         let state = admission.lock();
         assert_eq!((state.places, state.waiting.len()), (0, 0));
-        assert!(state.sources.is_empty());
+        assert!(state.place_shares.is_empty() && state.waiting_shares.is_empty());
     }
 
     #[test]
@@ -277,8 +342,10 @@ mod tests {
         let _first = [enter(1).unwrap(), enter(1).unwrap()];
         assert!(enter(1).is_none());
         let _second = enter(2).unwrap();
+        assert!(enter(3).is_none());
+        // The rest is for the own user.
         assert!(admission.is_open());
-        let _third = enter(3).unwrap();
+        let _own = admission.enter(client(Credentials::own().uid)).unwrap();
         assert!(!admission.is_open());
     }
 
@@ -293,7 +360,7 @@ mod tests {
     #[test]
     fn another_user_has_half_of_the_places() {
         let other = Credentials::own().uid + 1;
-        let admission = AdmissionControl::new(4, 8);
+        let admission = AdmissionControl::new(6, 10);
         let mut all = [(); 4].map(|()| admission.enter(client(other)).unwrap());
         assert_eq!(all.each_mut().map(try_place), [true, true, false, false]);
         let mut rest = [client(other + 1), address(1)].map(|from| admission.enter(from).unwrap());
@@ -305,7 +372,7 @@ mod tests {
 
     #[test]
     fn a_network_of_version_6_is_one_source() {
-        let admission = AdmissionControl::new(1, 2);
+        let admission = AdmissionControl::new(1, 3);
         let enter = |address: &str| {
             let address = address.parse().unwrap();
             admission.enter(Some(Source::of_address(address)))

@@ -21,7 +21,7 @@ use crate::shares::Shares;
 /// [`poll_output`](Self::poll_output), then read [`poll_timeout`](Self::poll_timeout). Each call
 /// costs time in proportion to the groups it affects; a short lock around the registry, never held
 /// while waiting, is enough for sharing.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Registry {
     groups: HashMap<GroupId, Group>,
     keys: HashMap<GroupKey, KeyEntry>,
@@ -31,7 +31,7 @@ pub struct Registry {
     /// Deadlines of waiting set-ups.
     wait_deadlines: BTreeSet<(Instant, Waiter)>,
     /// First contacts of SMC-R in progress at a server, by source address of the client.
-    first_contacts: Shares<IpAddr, MAX_ALL_FIRST_CONTACTS, MAX_FIRST_CONTACTS>,
+    first_contacts: Shares<IpAddr>,
     outputs: VecDeque<RegistryOutput>,
     last_group: u32,
     last_waiter: u64,
@@ -82,11 +82,27 @@ struct Waiting {
     limit: Instant,
 }
 
+impl Default for Registry {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Registry {
     /// A registry without groups.
     #[must_use]
     pub fn new() -> Self {
-        Self::default()
+        Self {
+            groups: HashMap::new(),
+            keys: HashMap::new(),
+            waiters: HashMap::new(),
+            idle: BTreeSet::new(),
+            wait_deadlines: BTreeSet::new(),
+            first_contacts: Shares::new(MAX_ALL_FIRST_CONTACTS, MAX_FIRST_CONTACTS),
+            outputs: VecDeque::new(),
+            last_group: 0,
+            last_waiter: 0,
+        }
     }
 
     /// A set-up requests its link group.

@@ -38,7 +38,7 @@ pub(super) struct ClientChannels {
     epoll: OwnedFd,
     channels: HashMap<u64, Channel>,
     /// Channels of users other than the listener's.
-    of_others: Shares<u32, MAX_OF_OTHERS, MAX_OF_ONE>,
+    of_others: Shares<u32>,
     /// Channels without HELLO and the time limits for it; the oldest first. Some have sent it
     /// meanwhile, or have ended.
     awaiting_hello: VecDeque<(u64, Instant)>,
@@ -141,7 +141,7 @@ impl ClientChannels {
             publication: Some(publication),
             epoll,
             channels: HashMap::new(),
-            of_others: Shares::default(),
+            of_others: Shares::new(MAX_OF_OTHERS, MAX_OF_ONE),
             awaiting_hello: VecDeque::new(),
             next_channel: 0,
             recent: Vec::new(),
@@ -392,7 +392,7 @@ impl ClientChannels {
             channel.dead.store(true, Ordering::Release);
             channel.mailbox.iter().for_each(Mailbox::close);
         }
-        self.of_others = Shares::default();
+        self.of_others = Shares::new(MAX_OF_OTHERS, MAX_OF_ONE);
         self.awaiting_hello.clear();
         self.recent.clear();
         self.waiting.drain().map(|(_, waker)| waker).collect()
