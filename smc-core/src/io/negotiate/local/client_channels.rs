@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use hashbrown::HashMap;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use rustix::io::Errno;
+use rustix::net::{Shutdown, shutdown};
 
 use super::directory::{Entry, Scope};
 use super::is_own;
@@ -19,7 +20,7 @@ use super::mailbox::{Announcement, Direction, Generation, Mailbox, Slot};
 use super::message::{MAX_LEN, NONCE_LEN, ToClient, ToListener};
 use super::netns::canonical;
 use super::packet::{MANY, Received, receive, send};
-use super::sock_diag::SockDiag;
+use super::sock_diag::{SockDiag, SocketInfo};
 use crate::error::{FallbackCause, OsError, Refusal};
 use crate::io::negotiate::Credentials;
 use crate::io::negotiate::passed::PeerSocket;
@@ -93,6 +94,35 @@ pub(super) struct Claimed {
     pub(super) generation: Generation,
     pub(super) client: Credentials,
     pub(super) dead: Arc<AtomicBool>,
+}
+
+/// The result of the check of an announcement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verification {
+    Verified,
+    /// It may be right.
+    NotVerified,
+    /// The connection is that of another socket, or of another user.
+    False,
+}
+
+/// The client's socket of a connection, as the kernel reports it.
+#[derive(Clone, Copy, Debug)]
+enum ClientSocket {
+    NotQueried,
+    /// `None` if the kernel has not reported one.
+    Queried(Option<SocketInfo>),
+}
+
+impl ClientSocket {
+    fn get(&mut self, diag: Option<&mut SockDiag>, at: &Announcement) -> Option<SocketInfo> {
+        if let Self::Queried(found) = *self {
+            return found;
+        }
+        let found = diag.and_then(|diag| diag.find(at.from, at.to).ok().flatten());
+        *self = Self::Queried(found);
+        found
+    }
 }
 
 /// A reachability probe that a client has requested.
@@ -216,12 +246,15 @@ impl ClientChannels {
         collected
     }
 
-    /// Finds the announcement of a connection that was accepted, and claims it.
+    /// Finds the announcement of a connection that was accepted, and claims it. Ends channels that
+    /// have announced the connection of another socket.
     pub(super) fn claim(&mut self, pair: Pair, now: Instant) -> Option<Claimed> {
+        let mut client_socket = ClientSocket::NotQueried;
         for place in (0..self.recent.len()).rev() {
             let key = *self.recent.get(place)?;
             for (slot, generation, announcement) in self.offers(key, pair) {
-                let is_fit = self.is_verified(key, &announcement, now) && self.is_alive(key);
+                let result = self.verify(key, &announcement, now, &mut client_socket);
+                let is_fit = result == Verification::Verified && self.is_alive(key);
                 if is_fit && slot.claim(generation) {
                     // The channel of the latest connection is searched first.
                     self.recent.remove(place);
@@ -237,11 +270,24 @@ impl ClientChannels {
                         dead: Arc::clone(&channel.dead),
                     });
                 }
-                self.refuse_offer(key, &slot, generation, Refusal::Identity);
                 self.cause = Some(FallbackCause::Refused(Refusal::Identity));
+                if result == Verification::False {
+                    slot.refuse(generation, Refusal::Identity);
+                    self.recent.remove(place);
+                    self.disconnect(key);
+                    break;
+                }
+                self.refuse_offer(key, &slot, generation, Refusal::Identity);
             }
         }
         None
+    }
+
+    /// Disconnects a client. Its channel ends with the next poll, which finds the end of it.
+    fn disconnect(&self, channel: u64) {
+        if let Some(channel) = self.channels.get(&channel) {
+            let _ = shutdown(&channel.fd, Shutdown::Both);
+        }
     }
 
     /// Why the last connection that was searched was not claimed, if that is known.
@@ -312,12 +358,19 @@ impl ClientChannels {
     /// that they cannot use, because the other process gets no byte of the handshake. For other
     /// users the socket at the other end has to be the announced one, to belong to the user, and to
     /// be connected: where the other end is not in this namespace, the kernel finds a listening
-    /// socket with the address.
-    fn is_verified(&mut self, channel: u64, announcement: &Announcement, now: Instant) -> bool {
+    /// socket with the address. The kernel is asked once for each connection, however many
+    /// announcements of it there are.
+    fn verify(
+        &mut self,
+        channel: u64,
+        announcement: &Announcement,
+        now: Instant,
+        client_socket: &mut ClientSocket,
+    ) -> Verification {
         let Some(channel) = self.channels.get(&channel) else {
-            return false;
+            return Verification::NotVerified;
         };
-        match &channel.netns {
+        let is_verified = match &channel.netns {
             ClientNetns::Unknown => false,
             ClientNetns::Other(proven) => proven
                 .get(&announcement.to.ip())
@@ -325,13 +378,16 @@ impl ClientChannels {
             ClientNetns::Same if channel.own => true,
             ClientNetns::Same => {
                 let uid = channel.client.uid;
-                let diag = self.diag.as_mut();
-                let found = diag.map(|diag| diag.find(announcement.from, announcement.to));
-                matches!(found, Some(Ok(Some(found)))
-                    if found.is_established()
-                        && found.cookie == announcement.cookie
-                        && found.uid == uid)
+                let found = client_socket.get(self.diag.as_mut(), announcement);
+                if found.is_some_and(|it| it.cookie != announcement.cookie || it.uid != uid) {
+                    return Verification::False;
+                }
+                found.is_some_and(|found| found.is_established())
             }
+        };
+        match is_verified {
+            true => Verification::Verified,
+            false => Verification::NotVerified,
         }
     }
 
@@ -680,9 +736,13 @@ mod tests {
 
     /// Announces a connection as a client does.
     fn announce(mailbox: &Mailbox, announcement: Announcement) {
-        let slot = mailbox.slot(0).unwrap();
+        announce_in(mailbox, 0, announcement);
+    }
+
+    fn announce_in(mailbox: &Mailbox, number: u32, announcement: Announcement) {
+        let slot = mailbox.slot(number).unwrap();
         assert!(slot.offer(announcement, b"PROPOSAL", None).is_some());
-        assert!(mailbox.insert(announcement.from.port(), 0));
+        assert!(mailbox.insert(announcement.from.port(), number));
     }
 
     /// Sends packets until there is no space; returns their number.
@@ -759,6 +819,64 @@ mod tests {
         assert!(!is_claimed(from, socket_cookie(&listening)));
         let from = connected.local_addr().unwrap();
         assert!(is_claimed(from, socket_cookie(&connected)));
+    }
+
+    #[test]
+    fn a_connection_with_very_many_false_announcements_costs_one_query_and_their_channels() {
+        const CHANNELS: usize = 8;
+        if !rustix::process::geteuid().is_root() {
+            return println!("skipped: why: needs root to become another user");
+        }
+        let dir = TempDir::new().unwrap();
+        let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(dir.path(), open).unwrap();
+        let mut clients = clients(&dir);
+        let server = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let to = server.local_addr().unwrap();
+        let mut diag = SockDiag::open().unwrap();
+        if let Err(error) = diag.find(to, to) {
+            return println!("skipped: why: no sock_diag here: {error}");
+        }
+        clients.diag = Some(diag);
+        let user = run_as(OTHER, || {
+            let domain = domain(&dir);
+            let name = clients.entry.to_string();
+            let connect = |_| domain.connect_to(0, &name).unwrap();
+            let channels: Vec<_> = (0..=CHANNELS).map(connect).collect();
+            (channels, TcpStream::connect(to).unwrap())
+        });
+        let (channels, tcp) = user.unwrap();
+        let connect = |channel: &PeerSocket| {
+            let (mailbox, file) = Mailbox::create().unwrap();
+            introduce(channel, &clients, &file);
+            mailbox
+        };
+        let mailboxes: Vec<_> = channels.iter().map(connect).collect();
+        while clients.collect().more {}
+        assert_eq!(clients.recent.len(), CHANNELS + 1);
+        let from = tcp.local_addr().unwrap();
+        let cookie = socket_cookie(&tcp).unwrap();
+        // The channel that has announced it rightly is searched last.
+        let [right, wrong @ ..] = &*mailboxes else {
+            panic!("there are channels");
+        };
+        announce(right, Announcement { cookie, from, to });
+        for mailbox in wrong {
+            let cookie = cookie.wrapping_add(1);
+            for slot in 0..8 {
+                announce_in(mailbox, slot, Announcement { cookie, from, to });
+            }
+        }
+        let queries = |clients: &ClientChannels| clients.diag.as_ref().unwrap().queries();
+        let before = queries(&clients);
+        assert!(clients.claim((from, to), Instant::now()).is_some());
+        assert_eq!(queries(&clients).wrapping_sub(before), 1);
+        while clients.collect().more {}
+        assert_eq!((clients.channels.len(), clients.recent.len()), (1, 1));
+        // All of the user's channels are free again but that one.
+        assert!(clients.has_capacity(OTHER));
+        let mut buf = [0; MAX_LEN];
+        assert!(matches!(receive(&channels[1], &mut buf), Received::End));
     }
 
     #[test]

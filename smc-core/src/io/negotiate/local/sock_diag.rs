@@ -93,6 +93,14 @@ impl SockDiag {
     }
 }
 
+#[cfg(test)]
+impl SockDiag {
+    /// The number of queries so far.
+    pub(super) fn queries(&self) -> u32 {
+        self.sequence
+    }
+}
+
 /// `struct nlmsghdr` and `struct inet_diag_req_v2`.
 fn request(sequence: u32, local: SocketAddr, peer: SocketAddr) -> [u8; 72] {
     let family = match local {
