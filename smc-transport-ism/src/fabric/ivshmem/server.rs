@@ -1,5 +1,6 @@
 //! The server: creates the memory and announces machines and processes to each other.
 
+mod numbers;
 mod send_queue;
 
 use std::os::fd::OwnedFd;
@@ -15,11 +16,13 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, listen, socket_with,
 };
 use smc_core::device::DeviceError;
+use smc_core::io::negotiate::Credentials;
 use smc_core::io::negotiate::passed::{Listener, PeerSocket, Reserve};
 use smc_core::io::negotiate::runtime_dir::bind_with_mode;
 
+use self::numbers::Numbers;
 use self::send_queue::SendQueue;
-use super::{HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, protocol, slot_of};
+use super::{HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, protocol};
 use crate::fabric::doorbell::new_eventfd;
 use crate::fabric::notifier::EventfdNotifier;
 use crate::lock;
@@ -38,6 +41,8 @@ use crate::shared::{FabricMemory, FabricOptions, Phase, Sleep, Tag};
 ///
 /// QEMU crashes when the number of a client that has left is assigned to another one, so each of
 /// the 65,536 numbers is used once while any client is connected; then new clients are rejected.
+/// In each slot a quarter of the numbers is reserved for processes of the server's user and of root;
+/// of the rest, one user has no more than are left.
 /// The server uses two descriptors for each client; without free ones, connections are closed.
 ///
 /// Every process that can connect to the socket can read and write all of the memory.
@@ -52,11 +57,10 @@ pub struct Server {
     clients: Mutex<Clients>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Clients {
     by_slot: HashMap<u16, Client>,
-    /// Smaller numbers were assigned before.
-    next: u32,
+    numbers: Numbers,
 }
 
 /// Options of a [`Server`]; see [`Server::builder`].
@@ -127,6 +131,10 @@ impl ServerBuilder {
         let memory_file = memory_file(self.len)?;
         let memory = FabricMemory::create(map(&memory_file, 0, self.len)?, self.options)?;
         let reserve = Reserve::new().map_err(|error| DeviceError::os("make eventfd", &error))?;
+        let clients = Clients {
+            by_slot: HashMap::new(),
+            numbers: Numbers::new(memory.slots(), Credentials::own().uid),
+        };
         Ok(Server {
             listener: BoundSocket::listen(self.path, self.mode)?,
             memory_file: Arc::new(memory_file),
@@ -134,7 +142,7 @@ impl ServerBuilder {
             stop: new_eventfd()?,
             notifier: EventfdNotifier::new()?,
             reserve: Mutex::new(reserve),
-            clients: Mutex::default(),
+            clients: Mutex::new(clients),
         })
     }
 }
@@ -285,8 +293,9 @@ impl Server {
 
     fn admit(&self, socket: PeerSocket) -> Result<(), DeviceError> {
         let mut clients = lock(&self.clients);
-        let (port, slot) = clients.number(&self.memory).ok_or(DeviceError::Exhausted)?;
-        clients.next = u32::from(port) + 1;
+        // Users without a number in this user namespace are treated as one.
+        let uid = Credentials::of_peer(&socket).map_or(u32::MAX, |peer| peer.uid);
+        let (port, slot) = clients.number(uid).ok_or(DeviceError::Exhausted)?;
         let eventfd = Arc::new(new_eventfd()?);
         let failed = |error| os("send handshake to client", error);
         let own = i64::from(port);
@@ -412,15 +421,12 @@ impl Clients {
 
     /// A number that was not assigned before, or that no connected client has received, and its
     /// slot.
-    fn number(&mut self, memory: &FabricMemory) -> Option<(u16, u16)> {
+    fn number(&mut self, uid: u32) -> Option<(u16, u16)> {
         if self.by_slot.is_empty() {
-            self.next = 0;
+            self.numbers.reset();
         }
-        let ports = (self.next..=u16::MAX.into()).take(memory.slots().into());
-        ports
-            .filter_map(|port| u16::try_from(port).ok())
-            .map(|port| (port, slot_of(memory, port)))
-            .find(|(_, slot)| !self.by_slot.contains_key(slot))
+        self.numbers
+            .assign(uid, |slot| !self.by_slot.contains_key(&slot))
     }
 }
 

@@ -12,6 +12,7 @@ use std::time::Duration;
 use rustix::fs::{CWD, OFlags, RenameFlags, fcntl_setfl, renameat_with};
 use rustix::net::sockopt::set_socket_linger;
 use smc_testkit::limits::limit_descriptors;
+use smc_testkit::user::run_as;
 use smc_wire::types::Gid;
 
 use super::super::Client as Process;
@@ -100,6 +101,33 @@ fn numbers_are_not_reused_while_any_client_is_connected() {
     drop(stays);
     remove_ended(&server, 0);
     assert_eq!(connect(&server).0.port(), 0);
+}
+
+#[test]
+fn numbers_are_counted_by_the_user_of_the_process_that_connects() {
+    const OTHER: u32 = 990;
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+    let path = dir.path().join("sock");
+    let server = Server::builder(&path).len(2 << 20).devices(4);
+    let server = server.mode(0o666).bind().unwrap();
+    let (_stays, _) = connect(&server);
+    let come_and_go = || -> std::io::Result<()> {
+        for _ in 0..3 {
+            let mut client = UnixStream::connect(&path)?;
+            server.accept();
+            client.read_exact(&mut [0; 8])?;
+            drop(client);
+            remove_ended(&server, 1);
+        }
+        Ok(())
+    };
+    match run_as(OTHER, come_and_go) {
+        Err(error) => return println!("skipped: why: cannot become another user: {error}"),
+        Ok(result) => result.unwrap(),
+    }
+    let clients = lock(&server.clients);
+    assert_eq!(clients.numbers.of_user(OTHER), 3);
 }
 
 #[test]
