@@ -23,6 +23,9 @@ readonly MSRV=1.85
 # Answer of a step that could not be done here.
 readonly SKIPPED=77
 
+# Of all crates of the workspace.
+readonly MANIFESTS=(*/Cargo.toml negotiation/*/Cargo.toml support/*/Cargo.toml)
+
 readonly TARGET=${CARGO_TARGET_DIR:-target}
 export PATH="$PWD/$TARGET/tools/bin:$TARGET/tools/bin:${HOME:-}/.cargo/bin:$PATH"
 export CARGO_TERM_COLOR=${CARGO_TERM_COLOR:-never}
@@ -90,6 +93,8 @@ step_rules() {
         '(^|[^A-Za-z0-9_.-])/(wor[k]|roo[t]|hom[e]|User[s])/' . || failed=1
     no_match 'the async part in the sans-I/O part' \
         '^[^/]*(crate::io\b|\.await\b)' smc-core/src/proto '/tests(\.rs|/)' || failed=1
+    no_match 'a DECLINE code that is chosen elsewhere than in proto/handshake/decline.rs' \
+        '^[^/]*DeclineCode::[A-Z]' smc-core/src '/tests(\.rs|/)|/handshake/decline\.rs$' || failed=1
     local program
     for program in interop smc-tools; do
         no_match 'std::fs in a program, whose errors do not name the file as those of fs-err do' \
@@ -122,8 +127,8 @@ step_clippy() {
 step all features - "every library alone: no features, then each feature by itself"
 step_features() {
     local manifest crate feature
-    for manifest in */Cargo.toml; do
-        crate=$(dirname "$manifest")
+    for manifest in "${MANIFESTS[@]}"; do
+        crate=$(basename "$(dirname "$manifest")")
         grep -q '^publish = false' "$manifest" && continue
         [[ $crate != smc-transport-rdma ]] || continue
         echo "$crate"
@@ -139,7 +144,7 @@ step_features() {
 
 step all msrv - "the declared Rust version, as far as the installed toolchains can tell"
 step_msrv() {
-    if grep -L '^rust-version' */Cargo.toml | grep .; then
+    if grep -L '^rust-version' "${MANIFESTS[@]}" | grep .; then
         echo "no rust-version there"
         return 1
     fi
@@ -147,7 +152,8 @@ step_msrv() {
         -A clippy::all -D clippy::incompatible_msrv
     if rustup toolchain list 2>/dev/null | grep -q "^$MSRV"; then
         CARGO_TARGET_DIR=$TARGET/msrv cargo "+$MSRV" check "${locked[@]}" -q \
-            -p smc-wire -p smc-core -p smc-transport-loop -p smc-transport-ism --all-features
+            -p smc-wire -p smc-core -p smc-negotiate-local -p smc-negotiate-syn -p smc-transport-loop -p smc-transport-ism \
+            --all-features
     else
         echo "skipped: build with Rust $MSRV, no such toolchain here; checked by clippy only"
     fi
@@ -181,7 +187,8 @@ step_wire() {
 
 step each integration network? "streams, negotiation, devices and tools, each in their own processes"
 step_integration() {
-    local dirs=(smc-core smc-transport-loop smc-transport-ism smc-testkit smc-tools examples) names
+    local names dirs=(smc smc-core negotiation/* support/* smc-transport-loop smc-transport-ism
+        smc-testkit smc-tools examples)
     names=$(tests_of "${dirs[@]}" | grep -vxE -- \
         '--test=(conformance|model|kill|endings|checked_copies)')
     verdicts 1200 cargo test "${locked[@]}" "${ALL[@]}" --no-fail-fast $names -- --show-output
@@ -285,7 +292,7 @@ step_instructions() {
 step all rdma verbs "SMC-R on hardware; tests need an RDMA device"
 step_rdma() {
     cargo clippy "${locked[@]}" "${RDMA[@]}" -p smc-interop --features smc-interop/ours \
-        --all-targets -q -- -D warnings
+        -p smc --features smc/rdma --all-targets -q -- -D warnings
     RUSTDOCFLAGS="-D warnings" cargo doc "${locked[@]}" -p smc-transport-rdma --no-deps -q
     verdicts 900 cargo test "${locked[@]}" "${RDMA[@]}" --lib --bins \
         $(tests_of smc-transport-rdma) -- --show-output
@@ -571,8 +578,8 @@ tests_ran() {
 # One feature set for all tests, so that nothing is built twice: everything but SMC-R on hardware
 # and what `smc bench` is compared with, which take long to build and have steps of their own.
 ALL=(--workspace --exclude smc-transport-rdma)
-for manifest in */Cargo.toml; do
-    crate=$(sed -n 's/^name = "\(smc-.*\)"/\1/p' "$manifest")
+for manifest in "${MANIFESTS[@]}"; do
+    crate=$(sed -n '0,/^name = "\(.*\)"/s//\1/p' "$manifest")
     for feature in $(features_of "$manifest"); do
         case $feature in
         rdma | ours | peers) ;;

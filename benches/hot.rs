@@ -19,7 +19,7 @@ use std::time::Duration;
 use futures_io::{AsyncRead as _, AsyncWrite as _};
 use gungraun::prelude::*;
 use smc_core::mem::{Element, Region, TrustPeers};
-use smc_core::{Endpoint, Policy, Stream};
+use smc_core::{Builder, Policy, Stream};
 use smc_testkit::memory_device::MemFabric;
 use smc_testkit::runtime::VirtualRuntime;
 
@@ -38,7 +38,7 @@ impl Pair {
         let runtime = VirtualRuntime::new(1);
         let fabric = MemFabric::new(1).with_nocopy(nocopy);
         let endpoint = |name| {
-            Endpoint::builder()
+            Builder::new()
                 .device(fabric.device(name))
                 .runtime(runtime.handle())
                 .negotiation(Arc::new(smc_core::io::negotiate::Assume::new()))

@@ -104,7 +104,7 @@ pub const SEND_BUFFER: usize = 256 * 1024;
 /// that fall back.
 pub const MEMORY_SHARE: u64 = 4;
 
-/// Default polling window: a little more than what a wake-up across CPUs costs.
+/// Default polling window: about twice what a wake-up across CPUs costs.
 pub const POLLING: Duration = Duration::from_micros(100);
 
 /// How long each message of the handshake may take (docs/spec/handshake.md#timers).

@@ -1,16 +1,15 @@
 //! Error types, and their mapping to [`io::Error`].
 
 mod fallback;
-mod os;
 
 pub use crate::proto::group::NoGroup;
-pub use crate::proto::handshake::{ConfirmFailure, RkeyFailure};
-pub use fallback::{DirectoryProblem, FallbackCause, FallbackReason, Refusal, SetupStep};
-pub use os::{Limit, OsError};
+pub use crate::proto::links::{FirstLinkError, RkeyError};
+pub use fallback::{FallbackCause, FallbackReason, Refusal, SetupStep};
+#[doc(inline)]
+pub use smc_ipc::{DirectoryProblem, IoError, Limit, OsError, RuntimeDirError};
 
 use std::borrow::Cow;
 use std::io;
-use std::sync::Arc;
 
 use smc_wire::cursor::CursorError;
 use smc_wire::error::DecodeError;
@@ -149,32 +148,6 @@ impl std::fmt::Display for CloseReason {
     }
 }
 
-/// An [`io::Error`] that can be cloned and compared by kind.
-#[derive(Clone, Debug)]
-pub struct IoError(Arc<io::Error>);
-
-impl IoError {
-    /// The kind of the error.
-    #[must_use]
-    pub fn kind(&self) -> io::ErrorKind {
-        self.0.kind()
-    }
-}
-
-impl PartialEq for IoError {
-    fn eq(&self, other: &Self) -> bool {
-        self.kind() == other.kind() && self.0.raw_os_error() == other.0.raw_os_error()
-    }
-}
-
-impl Eq for IoError {}
-
-impl std::fmt::Display for IoError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
 impl From<io::Error> for Error {
     /// An [`Error`] inside of an [`io::Error`] is unwrapped.
     fn from(error: io::Error) -> Self {
@@ -183,7 +156,7 @@ impl From<io::Error> for Error {
             .and_then(|inner| inner.downcast_ref::<Self>())
         {
             Some(ours) => ours.clone(),
-            None => Self::Io(IoError(Arc::new(error))),
+            None => Self::Io(error.into()),
         }
     }
 }
@@ -220,7 +193,7 @@ impl From<Error> for io::Error {
                 io::ErrorKind::ConnectionAborted
             }
             Error::Device(_) | Error::Bug(_) => io::ErrorKind::Other,
-            Error::Io(inner) => match inner.0.raw_os_error() {
+            Error::Io(inner) => match inner.code() {
                 Some(code) => return Self::from_raw_os_error(code),
                 None => inner.kind(),
             },
@@ -229,21 +202,14 @@ impl From<Error> for io::Error {
     }
 }
 
-impl Error {
-    pub(crate) const fn misuse(what: &'static str) -> Self {
-        Self::Misuse(Cow::Borrowed(what))
+impl From<CloseReason> for Error {
+    fn from(reason: CloseReason) -> Self {
+        Self::Closed(reason)
     }
 }
 
-/// A sentence as a clause: in lower case, without a full stop.
-fn clause(sentence: &str) -> String {
-    let sentence = sentence.trim_end_matches('.');
-    let mut chars = sentence.chars();
-    match (chars.next(), chars.clone().next()) {
-        // An abbreviation stays as it is.
-        (Some(first), second) if second.is_none_or(|second| !second.is_uppercase()) => {
-            first.to_lowercase().chain(chars).collect()
-        }
-        _ => sentence.to_owned(),
+impl Error {
+    pub(crate) const fn misuse(what: &'static str) -> Self {
+        Self::Misuse(Cow::Borrowed(what))
     }
 }

@@ -11,6 +11,10 @@
 //!   `smc-transport-rdma`.
 //! - A transport of your own: [`device`].
 //!
+//! Before the handshake both ends have to find out that the other one supports SMC
+//! ([`io::negotiate`]): `smc-negotiate-local` on one host, `smc-negotiate-syn` with kernels. The crate
+//! `smc` has endpoints with what connections between processes of one host need.
+//!
 //! Do not use it where a stream crosses a network without RDMA: it is TCP there, with a slightly
 //! longer set-up.
 //!
@@ -22,11 +26,13 @@
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use std::sync::Arc;
 //!
-//! use smc_core::Endpoint;
+//! use smc_core::Builder;
+//! use smc_negotiate_local::Local;
 //! use smc_transport_loop::LoopDevice;
 //! use tokio::io::{AsyncReadExt, AsyncWriteExt};
 //!
-//! let endpoint = Endpoint::tokio().device(Arc::new(LoopDevice::new()?)).build()?;
+//! let builder = Builder::tokio().negotiation(Arc::new(Local::new()));
+//! let endpoint = builder.device(Arc::new(LoopDevice::new()?)).build()?;
 //! let listener = endpoint.bind("127.0.0.1:0").await?;
 //! let addr = listener.local_addr()?;
 //!
@@ -84,8 +90,9 @@
 //! | `tokio` | tokio's I/O traits on streams and halves; no reactor |
 //! | `runtime-tokio` | [`io::runtime`]'s adapter for tokio |
 //! | `runtime-smol` | [`io::runtime`]'s adapter for smol |
-//! | `syn-option` | negotiation by TCP option, as kernels do it: `io::negotiate::option` |
 
+#[doc(hidden)]
+pub mod cgroup;
 pub mod config;
 pub mod device;
 pub mod error;
@@ -93,15 +100,18 @@ pub mod io;
 #[cfg(any(doc, doctest))]
 pub mod manual;
 pub mod mem;
-mod process;
+#[doc(hidden)]
+pub mod process;
 #[doc(hidden)]
 pub mod proto;
 pub mod random;
-mod shares;
+#[doc(hidden)]
+pub mod shares;
 mod source;
 
 pub use config::Policy;
 pub use error::{Error, FallbackCause, FallbackReason};
-pub use io::negotiate::Domain;
-pub use io::{Endpoint, Listener, Mode, Stream};
+pub use io::{Builder, Endpoint, Listener, Mode, Stream};
+#[doc(inline)]
+pub use smc_ipc::Domain;
 pub use smc_wire as wire;

@@ -8,7 +8,8 @@ use crate::mem::WipedOnFork;
 
 /// As `getpid(2)`. The number is read once per thread, into memory that the kernel zeroes in a child
 /// process of `fork`, which reads its own number then.
-pub(crate) fn current() -> Pid {
+#[must_use]
+pub fn current() -> Pid {
     let known = |memory: &RefCell<Option<WipedOnFork>>| {
         let mut memory = memory.borrow_mut();
         let word = memory.as_mut()?.bytes().first_chunk_mut()?;

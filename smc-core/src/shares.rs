@@ -10,7 +10,7 @@ use hashbrown::HashMap;
 /// shared-memory switches. So some places stay free whatever a few holders take: with `n` holders
 /// that take all they get, at least one in `n + 1`.
 #[derive(Debug)]
-pub(crate) struct Shares<K> {
+pub struct Shares<K> {
     total: usize,
     each: usize,
     taken: usize,
@@ -18,7 +18,9 @@ pub(crate) struct Shares<K> {
 }
 
 impl<K: Eq + Hash> Shares<K> {
-    pub(crate) fn new(total: usize, each: usize) -> Self {
+    /// No place is taken.
+    #[must_use]
+    pub fn new(total: usize, each: usize) -> Self {
         Self {
             total,
             each,
@@ -28,21 +30,22 @@ impl<K: Eq + Hash> Shares<K> {
     }
 
     /// Whether this holder may take a place.
-    pub(crate) fn has_capacity(&self, holder: &K) -> bool {
+    #[must_use]
+    pub fn has_capacity(&self, holder: &K) -> bool {
         let has = self.by_holder.get(holder).copied().unwrap_or_default();
         let free = self.total.saturating_sub(self.taken);
         has < free.min(self.each)
     }
 
     /// Takes a place, also above the limits.
-    pub(crate) fn take(&mut self, holder: K) {
+    pub fn take(&mut self, holder: K) {
         let count = self.by_holder.entry(holder).or_default();
         *count = count.saturating_add(1);
         self.taken = self.taken.saturating_add(1);
     }
 
     /// Releases a place, if this holder has any.
-    pub(crate) fn release(&mut self, holder: &K) {
+    pub fn release(&mut self, holder: &K) {
         let Some(count) = self.by_holder.get_mut(holder) else {
             return;
         };
@@ -53,8 +56,9 @@ impl<K: Eq + Hash> Shares<K> {
         self.taken = self.taken.saturating_sub(1);
     }
 
-    #[cfg(test)]
-    pub(crate) fn is_empty(&self) -> bool {
+    /// Whether no place is taken.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
         self.taken == 0 && self.by_holder.is_empty()
     }
 }

@@ -84,7 +84,7 @@ fn a_reason_is_its_codes_and_its_cause() {
                 searched: ["/run/smc-0".into(), "/tmp/smc-0".into()].into(),
             }
             .into(),
-            "0x03010000 peer does not support SMC: nothing announced at this address \
+            "0x03010000 no SMC listener is announced at this address \
              in /run/smc-0, /tmp/smc-0",
         ),
         (

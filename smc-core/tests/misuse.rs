@@ -7,16 +7,16 @@ use std::net::TcpStream;
 use std::sync::Arc;
 
 use smc_core::io::negotiate::Assume;
-use smc_core::{Endpoint, Error};
+use smc_core::{Builder, Error};
 
 #[test]
 fn an_endpoint_without_a_runtime_names_the_ways_to_one() {
-    let error = Endpoint::builder().build().expect_err("no runtime");
+    let error = Builder::new().build().expect_err("no runtime");
     let text = "misuse: an endpoint needs a runtime: give Builder::runtime one";
     assert_eq!(error.to_string(), text);
 
-    let error = Endpoint::tokio().build().expect_err("not in a runtime");
-    let text = "misuse: Endpoint::tokio was called outside of a tokio runtime: call it in an async \
+    let error = Builder::tokio().build().expect_err("not in a runtime");
+    let text = "misuse: Builder::tokio was called outside of a tokio runtime: call it in an async \
                 function that tokio runs, or after Runtime::enter";
     assert_eq!(error.to_string(), text);
 }
@@ -28,22 +28,22 @@ fn a_tokio_runtime_without_timers_is_found_out_where_the_endpoint_is_built() {
         .enable_io()
         .build();
     let _context = runtime.as_ref().expect("runtime").enter();
-    let _endpoint = Endpoint::tokio().build();
+    let _endpoint = Builder::tokio().build();
 }
 
 #[test]
 fn a_buffer_that_is_too_long_is_named_by_its_kind() {
-    let error = Endpoint::smol().send_buffer(1 << 30).build();
+    let error = Builder::smol().send_buffer(1 << 30).build();
     let text = "misuse: send buffers have at most 512 MiB";
     assert_eq!(error.expect_err("too long").to_string(), text);
-    let error = Endpoint::smol().recv_buffer(1 << 30).build();
+    let error = Builder::smol().recv_buffer(1 << 30).build();
     let text = "misuse: receive buffers have at most 512 MiB";
     assert_eq!(error.expect_err("too long").to_string(), text);
 }
 
 #[test]
 fn a_target_that_is_none_is_in_the_message() {
-    let endpoint = Endpoint::smol().build().expect("endpoint");
+    let endpoint = Builder::smol().build().expect("endpoint");
     let error = smol::block_on(endpoint.connect("localhost")).expect_err("no port");
     let text = "misuse: target \"localhost\" is neither address:port nor name:port";
     assert_eq!(error.to_string(), text);
@@ -57,7 +57,7 @@ fn accept_does_not_blame_the_runtime_alone_when_a_policy_has_panicked() {
         .enable_all()
         .build();
     runtime.expect("runtime").block_on(async {
-        let endpoint = Endpoint::tokio()
+        let endpoint = Builder::tokio()
             .negotiation(Arc::new(Assume::new()))
             .policy_for(|_| panic!("the policy panics"))
             .build()

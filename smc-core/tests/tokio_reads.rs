@@ -10,7 +10,7 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::pin::Pin;
 use std::thread;
 
-use smc_core::{Endpoint, Stream};
+use smc_core::{Builder, Stream};
 use tokio::io::{AsyncRead, ReadBuf};
 
 #[test]
@@ -72,7 +72,7 @@ fn with_peer_that_sends<T>(writes: &[&[u8]], reader: impl AsyncFnOnce(Stream) ->
             }
         });
         runtime.block_on(async {
-            let endpoint = Endpoint::tokio().build().unwrap();
+            let endpoint = Builder::tokio().build().unwrap();
             let stream = endpoint.connect(at).await.unwrap();
             assert!(stream.fallback_reason().is_some());
             reader(stream).await

@@ -10,7 +10,7 @@ use std::time::Duration;
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use smc_core::device::Device;
 use smc_core::io::negotiate::Assume;
-use smc_core::{Endpoint, Stream};
+use smc_core::{Builder, Endpoint, Stream};
 use smc_testkit::memory_device::MemFabric;
 use smc_testkit::middleware::{Fault, Faults, Journal, Record, Trace, What};
 use smc_testkit::runtime::VirtualRuntime;
@@ -31,7 +31,7 @@ impl Scene {
         let busy = Fault::new(fabric.device("mem0"), 1, Faults::default());
         let (traced, journal) = Trace::with_journal(Arc::clone(&busy) as Arc<dyn Device>);
         let endpoint = |device: Arc<dyn Device>| {
-            Endpoint::builder()
+            Builder::new()
                 .runtime(runtime.handle())
                 .negotiation(Arc::new(Assume::new()))
                 .device(device)

@@ -15,7 +15,7 @@ use smc_core::device::Device;
 use smc_core::io::negotiate::Assume;
 use smc_core::io::runtime::Runtime;
 use smc_core::mem::TrustPeers;
-use smc_core::{Endpoint, Error, Stream};
+use smc_core::{Builder, Endpoint, Error, Stream};
 use smc_testkit::Rng;
 use smc_testkit::memory_device::{MemDevice, MemFabric};
 use smc_testkit::middleware::{Fault, Faults, Trace};
@@ -121,7 +121,7 @@ fn run(seed: u64, apart: bool) -> Result<Tally, Violation> {
     let fabric = MemFabric::new(rng.bits()).with_nocopy(machine.nocopy);
     let devices = [0, 1].map(|side| fabric.device(&format!("mem{side}")));
     let mut endpoint = |side: usize| {
-        let builder = Endpoint::builder()
+        let builder = Builder::new()
             .runtime(runtime.handle())
             .negotiation(Arc::new(Assume::new()))
             .recv_buffer(machine.buffers[side])

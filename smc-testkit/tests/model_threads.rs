@@ -13,7 +13,7 @@ use smc_core::io::negotiate::Assume;
 use smc_core::io::runtime::Runtime;
 use smc_core::io::runtime::tokio::TokioRuntime;
 use smc_core::mem::TrustPeers;
-use smc_core::{Endpoint, Error};
+use smc_core::{Builder, Error};
 use smc_testkit::Rng;
 use smc_testkit::memory_device::MemFabric;
 use smc_testkit::middleware::{Fault, Faults};
@@ -42,7 +42,7 @@ async fn run(seed: u64) -> Result<Result<(), Violation>, Error> {
     let polling = Duration::from_micros([0, 50][rng.below(2)]);
     let is_trusting = rng.chance(500);
     let mut endpoint = |name: &str| {
-        let builder = Endpoint::tokio()
+        let builder = Builder::tokio()
             .negotiation(Arc::new(Assume::new()))
             .recv_buffer(1 << rng.between(14, 16))
             .polling(polling);

@@ -57,7 +57,7 @@ impl Scene {
         let ending = runtime.ending();
         let busy = Fault::new(ours, 1, Faults::default());
         let endpoint = |runtime: Arc<dyn Runtime>, device: Arc<dyn Device>| {
-            let builder: Builder = Endpoint::builder().runtime(runtime).device(device);
+            let builder: Builder = Builder::new().runtime(runtime).device(device);
             builder
                 .negotiation(Arc::new(Assume::new()))
                 .ueid("TEST-EID".parse().unwrap())

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::ValueEnum;
-use smc_core::io::negotiate::option::{Setup, SetupError, Status};
+use smc_negotiate_syn::{Setup, SetupError, Status};
 
 /// Arguments of `smc setup`.
 ///

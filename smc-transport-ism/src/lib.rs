@@ -30,7 +30,8 @@
 //!   the fabric is created, streams write in place.
 //! * A signal sets a bit only for a buffer that was [armed], and wakes only a device that sleeps.
 //! * The CHID is 0xFF00 to 0xFFFE, from the random id of the fabric, so devices of two fabrics
-//!   mostly detect at once that they have no common memory. The GID has 128 random bits.
+//!   mostly detect at once that they have no common memory. An endpoint with devices of two fabrics
+//!   that have the same CHID, one of 255, offers only the first one. The GID has 128 random bits.
 //! * The fabric detects the end of a process, guest or server, and reports it as
 //!   [`Event::PeerGone`] or [`Event::DeviceGone`]; `docs/ism.md` states the delays.
 //!

@@ -347,7 +347,7 @@ impl Node {
         }
     }
 
-    /// Marks a peer as dead in the shared memory, and wakes our own driver to report it.
+    /// Marks a peer as dead in the shared memory, and wakes the local driver to report it.
     fn mark_dead(&self, peer: Tag) {
         if self.memory().mark_dead(peer) {
             self.memory().set_peers_changed(self.tag.slot);

@@ -131,7 +131,7 @@ impl Table {
     }
 }
 
-/// A buffer of ours.
+/// A local buffer.
 #[derive(Debug)]
 pub(crate) struct IsmDmb {
     token: DmbToken,
@@ -181,7 +181,7 @@ impl Dmb for IsmDmb {
 impl Drop for IsmDmb {
     fn drop(&mut self) {
         self.node.memory().withdraw(self.run);
-        // Drops our own reference to the lease.
+        // Drops the local reference to the lease.
         self.region = Region::anonymous(0);
         if let Some(lease) = self.lease.take() {
             let pending = PendingRelease {

@@ -8,13 +8,11 @@
 //! 16  two words: Hello: GID high, GID low; Memory: number, length
 //! ```
 
-use std::io::{ErrorKind, IoSlice};
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::io::Errno;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use smc_core::io::negotiate::passed::{self, Passed, PeerSocket};
+use smc_ipc::channel;
+use smc_ipc::passed::{Passed, PeerSocket};
 use smc_wire::types::Gid;
 
 use crate::signal_page::SLOTS;
@@ -52,40 +50,23 @@ pub(crate) fn send(
     message: Message,
     descriptors: &[BorrowedFd<'_>],
 ) -> Result<(), Errno> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    if !descriptors.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(descriptors)) {
-        return Err(Errno::INVAL);
-    }
-    let bytes = message.to_bytes();
-    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    loop {
-        match sendmsg(&socket, &[IoSlice::new(&bytes)], &mut ancillary, flags) {
-            Ok(_) => return Ok(()),
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error),
-        }
-    }
+    channel::send(socket, &message.to_bytes(), descriptors).map(drop)
 }
 
 /// Receives a message without waiting.
 pub(crate) fn receive(socket: &PeerSocket) -> Received {
     let mut bytes = [0; LEN];
-    let packet = match passed::receive(socket, &mut bytes) {
-        Ok(packet) if packet.is_overloaded(2) => return Received::Garbage,
-        Ok(packet) => packet,
-        Err(error) if error.kind() == ErrorKind::WouldBlock => return Received::Nothing,
-        Err(_) => return Received::Closed,
-    };
-    let mut passed = packet.passed.into_iter();
-    let descriptors = [passed.next(), passed.next()];
-    match packet.len {
-        0 => Received::Closed,
-        LEN if !packet.is_cut => match Message::parse(&bytes) {
-            Some(message) => Received::Message(message, descriptors),
+    match channel::receive(socket, &mut bytes, 2) {
+        channel::Received::Packet(bytes, passed) => match Message::parse(bytes) {
+            Some(message) => {
+                let mut passed = passed.into_iter();
+                Received::Message(message, [passed.next(), passed.next()])
+            }
             None => Received::Garbage,
         },
-        _ => Received::Garbage,
+        channel::Received::Nothing => Received::Nothing,
+        channel::Received::Closed => Received::Closed,
+        channel::Received::Invalid => Received::Garbage,
     }
 }
 
@@ -106,7 +87,8 @@ impl Message {
         bytes
     }
 
-    fn parse(bytes: &[u8; LEN]) -> Option<Self> {
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; LEN] = bytes.try_into().ok()?;
         let (head, rest) = bytes.split_first_chunk::<8>()?;
         let (index, rest) = rest.split_first_chunk()?;
         let (first, second) = rest.split_at_checked(4)?.1.split_first_chunk()?;
@@ -142,10 +124,10 @@ const NOTIFY: u8 = 3;
 mod tests {
     use std::os::fd::OwnedFd;
 
-    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, socketpair};
+    use smc_ipc::doorbell::new_eventfd;
 
     use super::*;
-    use crate::doorbell::new_eventfd;
 
     fn pair() -> (OwnedFd, PeerSocket) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

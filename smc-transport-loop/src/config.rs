@@ -1,7 +1,7 @@
 //! How a device is set up.
 
-use smc_core::Domain;
 use smc_core::device::{DeviceError, Identity, Limits};
+use smc_ipc::Domain;
 use smc_wire::size::SizeCode;
 use smc_wire::types::PnetId;
 
@@ -53,8 +53,8 @@ impl Builder {
     }
 
     /// The processes that may be peers, and where devices find each other;
-    /// [`Domain::default`](smc_core::Domain) if not given. The endpoint takes the same one
-    /// ([`smc_core::io::Builder::domain`]).
+    /// [`Domain::default`](smc_core::Domain) if not given. The negotiation of the endpoint takes the
+    /// same one (`smc_negotiate_local::Local::in_domain`).
     #[must_use]
     pub fn domain(mut self, domain: Domain) -> Self {
         self.domain = domain;

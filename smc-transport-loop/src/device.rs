@@ -6,15 +6,12 @@ use std::sync::{Arc, Mutex};
 use std::task::Poll;
 
 use async_trait::async_trait;
-use smc_core::Domain;
 use smc_core::device::{
     Attachment, Device, DeviceError, Direct, Dmb, Doorbell, Event, Fabric, Identity, Limits,
     MemoryAccount, MemoryLimit, Nocopy, Signal, SubmitError,
 };
-use smc_core::error::OsError;
-use smc_core::io::negotiate::Credentials;
-use smc_core::io::negotiate::runtime_dir::RuntimeDirError;
 use smc_core::mem::{WORDWISE_MAX, gather};
+use smc_ipc::{Credentials, Domain, OsError, RuntimeDirError};
 use smc_wire::types::{Chid, DmbToken, Gid};
 
 use crate::channel::Message;
@@ -210,7 +207,7 @@ impl Direct for LoopDevice {
 
     fn process(&self, peer: Gid) -> Option<Credentials> {
         let known = self.peers.find(peer)?;
-        // There is no channel to our own device that has the credentials.
+        // There is no channel to the local device itself that has the credentials.
         Some(known.credentials.unwrap_or_else(Credentials::own))
     }
 

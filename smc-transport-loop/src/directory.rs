@@ -1,7 +1,7 @@
 //! Names of devices in the runtime directory.
 //!
 //! Every device listens on a socket `d-<GID>.sock`, as
-//! [`Publication`](smc_core::io::negotiate::runtime_dir::Publication) does it.
+//! [`Publication`](smc_ipc::runtime_dir::Publication) does it.
 
 use smc_wire::types::Gid;
 

@@ -5,26 +5,36 @@
 //! can be run by a call that needs it, without consuming signals of the driver.
 //!
 //! A peer shares its eventfd with us alone, so no peer can take or fake the signals of another.
-//! The eventfds are watched for edges and never read: a write makes an edge whatever the count is.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
-use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::event::epoll::EventFlags;
 use rustix::fs::{OFlags, fcntl_getfl};
-use rustix::io::Errno;
 use smc_core::device::DeviceError;
-use smc_core::io::negotiate::passed::{PeerSocket, is_eventfd};
+use smc_ipc::doorbell::{self, OWN, WatchSet};
+use smc_ipc::passed::{PeerSocket, is_eventfd};
 
 use crate::region::os;
 
 /// The doorbell of one device.
 #[derive(Debug)]
 pub(crate) struct Doorbell {
-    outer: OwnedFd,
-    inner: OwnedFd,
-    own: Arc<OwnedFd>,
+    outer: doorbell::Doorbell,
+    inner: WatchSet,
+}
+
+/// A channel that is watched, or will be a channel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Channel {
+    /// A connection without HELLO.
+    Pending,
+    /// A connection to the listener of a peer that has ended, which ends together with it.
+    Stale,
+    /// From a peer.
+    Incoming,
+    /// To a peer.
+    Outgoing,
 }
 
 /// A descriptor that is ready. Numbers are those of peers and pending channels.
@@ -38,12 +48,8 @@ pub(crate) enum Ready {
     Peer(u64),
     /// A new connection.
     Listener,
-    /// A connection without HELLO.
-    Pending(u64),
-    /// The end of a connection to the listener of a peer that has ended.
-    Stale(u64),
-    /// The channel from a peer.
-    Incoming(u64),
+    /// A channel other than to a peer, which has sent something or has ended.
+    Channel(Channel, u64),
     /// The channel to a peer.
     Outgoing {
         peer: u64,
@@ -54,15 +60,10 @@ pub(crate) enum Ready {
 
 impl Doorbell {
     pub(crate) fn new(listener: BorrowedFd<'_>) -> Result<Self, DeviceError> {
-        let failed = |error| os("make doorbell", error);
-        let outer = epoll::create(CreateFlags::CLOEXEC).map_err(failed)?;
-        let inner = epoll::create(CreateFlags::CLOEXEC).map_err(failed)?;
-        let own = Arc::new(new_eventfd()?);
-        let tag = |kind| EventData::new_u64(kind << KIND_SHIFT);
-        epoll::add(&inner, listener, tag(LISTENER), EventFlags::IN).map_err(failed)?;
-        epoll::add(&outer, &own, tag(OWN), EventFlags::IN | EventFlags::ET).map_err(failed)?;
-        epoll::add(&outer, &inner, tag(SETUP), EventFlags::IN).map_err(failed)?;
-        Ok(Self { outer, inner, own })
+        let (outer, inner) = (doorbell::Doorbell::new()?, WatchSet::new()?);
+        inner.watch(listener, tag(LISTENER, 0))?;
+        outer.set().watch(&inner, tag(SETUP, 0))?;
+        Ok(Self { outer, inner })
     }
 
     /// For the driver to wait on.
@@ -72,89 +73,42 @@ impl Doorbell {
 
     /// The eventfd by which this device wakes its own driver.
     pub(crate) fn own(&self) -> &Arc<OwnedFd> {
-        &self.own
+        self.outer.own()
     }
 
-    /// WakeList the driver of this device.
+    /// Wakes the driver of this device.
     pub(crate) fn notify_self(&self) {
-        let _ = rustix::io::write(&self.own, &1_u64.to_ne_bytes());
+        self.outer.notify_self();
     }
 
     /// Hands the ready descriptors to `each`, without waiting. Edges are consumed.
-    pub(crate) fn poll_signals(&self, each: impl FnMut(Ready)) -> Result<(), DeviceError> {
-        self.collect(&self.outer, each)
+    pub(crate) fn poll_signals(&self, mut each: impl FnMut(Ready)) -> Result<(), DeviceError> {
+        let pass = |id| {
+            decode(id, EventFlags::empty())
+                .into_iter()
+                .for_each(&mut each)
+        };
+        Ok(self.outer.poll(pass)?)
     }
 
     /// The same for set-up, where all descriptors are level-triggered.
-    pub(crate) fn poll_setup(&self, each: impl FnMut(Ready)) -> Result<(), DeviceError> {
-        self.collect(&self.inner, each)
-    }
-
-    /// Drivers may wait for edges, so remaining work has to notify again.
-    fn collect(&self, set: &OwnedFd, each: impl FnMut(Ready)) -> Result<(), DeviceError> {
-        if collect(set, each)? {
-            self.notify_self();
-        }
-        Ok(())
+    pub(crate) fn poll_setup(&self, mut each: impl FnMut(Ready)) -> Result<(), DeviceError> {
+        let pass = |id, flags| decode(id, flags).into_iter().for_each(&mut each);
+        Ok(self.outer.poll_set(&self.inner, pass)?)
     }
 
     /// Watches the eventfd by which a peer notifies.
     pub(crate) fn watch_peer(&self, eventfd: &OwnedFd, peer: u64) -> Result<(), DeviceError> {
-        self.add(
-            &self.outer,
-            eventfd,
-            PEER,
-            peer,
-            EventFlags::IN | EventFlags::ET,
-        )
+        Ok(self.outer.set().watch_edges(eventfd, tag(PEER, peer))?)
     }
 
-    pub(crate) fn watch_pending(&self, socket: &PeerSocket, id: u64) -> Result<(), DeviceError> {
-        self.add(
-            &self.inner,
-            socket,
-            PENDING,
-            id,
-            EventFlags::IN | EventFlags::RDHUP,
-        )
-    }
-
-    pub(crate) fn watch_stale(&self, socket: &PeerSocket, id: u64) -> Result<(), DeviceError> {
-        self.add(
-            &self.inner,
-            socket,
-            STALE,
-            id,
-            EventFlags::IN | EventFlags::RDHUP,
-        )
-    }
-
-    pub(crate) fn watch_incoming(
+    pub(crate) fn watch_channel(
         &self,
-        channel: &PeerSocket,
-        peer: u64,
+        socket: &PeerSocket,
+        channel: Channel,
+        id: u64,
     ) -> Result<(), DeviceError> {
-        self.add(
-            &self.inner,
-            channel,
-            INCOMING,
-            peer,
-            EventFlags::IN | EventFlags::RDHUP,
-        )
-    }
-
-    pub(crate) fn watch_outgoing(
-        &self,
-        channel: &PeerSocket,
-        peer: u64,
-    ) -> Result<(), DeviceError> {
-        self.add(
-            &self.inner,
-            channel,
-            OUTGOING,
-            peer,
-            EventFlags::IN | EventFlags::RDHUP,
-        )
+        Ok(self.inner.watch(socket, tag(channel as u64, id))?)
     }
 
     /// Also, or no longer, watches an outgoing channel for space.
@@ -164,42 +118,18 @@ impl Doorbell {
         peer: u64,
         on: bool,
     ) -> Result<(), DeviceError> {
-        let writable = if on {
-            EventFlags::OUT
-        } else {
-            EventFlags::empty()
-        };
-        let flags = EventFlags::IN | EventFlags::RDHUP | writable;
-        let tag = EventData::new_u64(OUTGOING << KIND_SHIFT | peer);
-        epoll::modify(&self.inner, channel, tag, flags).map_err(|error| os("watch peer", error))
+        let tag = tag(Channel::Outgoing as u64, peer);
+        Ok(self.inner.watch_writable(channel, tag, on)?)
     }
 
     /// A descriptor that others share has to be taken out before it is closed.
     pub(crate) fn unwatch_peer(&self, eventfd: &OwnedFd) {
-        let _ = epoll::delete(&self.outer, eventfd);
+        self.outer.set().unwatch(eventfd);
     }
 
     pub(crate) fn unwatch_channel(&self, socket: &PeerSocket) {
-        let _ = epoll::delete(&self.inner, socket);
+        self.inner.unwatch(socket);
     }
-
-    fn add(
-        &self,
-        set: &OwnedFd,
-        fd: impl AsFd,
-        kind: u64,
-        id: u64,
-        flags: EventFlags,
-    ) -> Result<(), DeviceError> {
-        let tag = EventData::new_u64(kind << KIND_SHIFT | id);
-        epoll::add(set, fd, tag, flags).map_err(|error| os("watch peer", error))
-    }
-}
-
-/// An eventfd that does not block.
-pub(crate) fn new_eventfd() -> Result<OwnedFd, DeviceError> {
-    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-        .map_err(|error| os("make eventfd", error))
 }
 
 /// Refuses a descriptor to which a write could block or have another effect than a notification.
@@ -216,67 +146,37 @@ pub(crate) fn check_eventfd(fd: BorrowedFd<'_>) -> Result<(), DeviceError> {
     }
 }
 
-/// Whether there may be more.
-fn collect(set: &OwnedFd, mut each: impl FnMut(Ready)) -> Result<bool, DeviceError> {
-    for _ in 0..MAX_ROUNDS {
-        let mut events = [epoll::Event {
-            flags: EventFlags::empty(),
-            data: EventData::new_u64(0),
-        }; EVENTS_PER_ROUND];
-        let count = match epoll::wait(set, &mut events[..], Some(&NOW)) {
-            Ok(count) => count,
-            Err(Errno::INTR) => continue,
-            Err(error) => return Err(os("poll the doorbell", error)),
-        };
-        for event in &events[..count] {
-            if let Some(ready) = decode(event.flags, event.data.u64()) {
-                each(ready);
-            }
-        }
-        if count < EVENTS_PER_ROUND {
-            return Ok(false);
-        }
+fn decode(id: u64, flags: EventFlags) -> Option<Ready> {
+    if id == OWN {
+        return Some(Ready::Own);
     }
-    Ok(true)
-}
-
-fn decode(flags: EventFlags, tag: u64) -> Option<Ready> {
-    let id = tag & ID_MASK;
-    Some(match tag >> KIND_SHIFT {
-        OWN => Ready::Own,
+    let number = id & ID_MASK;
+    Some(match id >> KIND_SHIFT {
         SETUP => Ready::Setup,
-        PEER => Ready::Peer(id),
+        PEER => Ready::Peer(number),
         LISTENER => Ready::Listener,
-        PENDING => Ready::Pending(id),
-        STALE => Ready::Stale(id),
-        INCOMING => Ready::Incoming(id),
-        OUTGOING => Ready::Outgoing {
-            peer: id,
+        kind if kind == Channel::Outgoing as u64 => Ready::Outgoing {
+            peer: number,
             is_writable: flags.contains(EventFlags::OUT),
             // Peers do not send on this channel.
             is_dead: flags
                 .intersects(EventFlags::IN | EventFlags::RDHUP | EventFlags::HUP | EventFlags::ERR),
         },
-        _ => return None,
+        kind => {
+            let channels = [Channel::Pending, Channel::Stale, Channel::Incoming];
+            let channel = channels.into_iter().find(|it| *it as u64 == kind)?;
+            Ready::Channel(channel, number)
+        }
     })
 }
 
-/// Kinds in the top byte of a tag, the number below.
+fn tag(kind: u64, number: u64) -> u64 {
+    kind << KIND_SHIFT | number
+}
+
+/// Kinds in the top byte of a tag, the number below. Those of channels are smaller than these.
 const KIND_SHIFT: u32 = 56;
 const ID_MASK: u64 = (1 << KIND_SHIFT) - 1;
-const OWN: u64 = 1;
-const SETUP: u64 = 2;
-const PEER: u64 = 3;
-const LISTENER: u64 = 4;
-const PENDING: u64 = 5;
-const INCOMING: u64 = 6;
-const OUTGOING: u64 = 7;
-const STALE: u64 = 8;
-
-const EVENTS_PER_ROUND: usize = 64;
-/// Descriptors that are always ready must not block the driver; the rest is for the next drain.
-const MAX_ROUNDS: usize = 16;
-const NOW: Timespec = Timespec {
-    tv_sec: 0,
-    tv_nsec: 0,
-};
+const SETUP: u64 = 16;
+const PEER: u64 = 17;
+const LISTENER: u64 = 18;

@@ -60,15 +60,15 @@
 //! bits, and is known to one peer only.
 //!
 //! A peer can write the buffers that were registered for it and the signal page that it shares with
-//! us, at any time, and nothing else. It can make our driver run, and thereby use some time and
-//! address space. It cannot make us touch memory that goes away, read or write what belongs to
-//! others, or wait for it. All that it writes is checked before it is used.
+//! this one, at any time, and nothing else. It can make the driver run, and thereby use some time and
+//! address space. It cannot make this process touch memory that goes away, read or write what belongs
+//! to others, or wait for it. All that it writes is checked before it is used.
 //!
 //! # Runtime directories
 //!
 //! A [`Domain`](smc_core::Domain) defines in which runtime directories devices find each other;
-//! give the same one to the device ([`Builder::domain`]) and to the endpoint. Containers have to
-//! mount the same directory; they need not share namespaces if they are of one user, see
+//! give the same one to the device ([`Builder::domain`]) and to the endpoint's negotiation.
+//! Containers have to mount the same directory; they need not share namespaces if they are of one user, see
 //! [`Domain::shared`](smc_core::Domain::shared). A device whose name is removed there is published
 //! again within a second.
 //!

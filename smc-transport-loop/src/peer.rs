@@ -1,4 +1,4 @@
-//! One peer: both directions between its device and ours.
+//! One peer: both directions between its device and the local one.
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, shutdown};
 use smc_core::device::{DeviceError, Event};
-use smc_core::io::negotiate::Credentials;
-use smc_core::io::negotiate::passed::{Passed, PeerSocket};
 use smc_core::mem::sync::{AtomicBool, Ordering};
+use smc_ipc::Credentials;
+use smc_ipc::passed::{Passed, PeerSocket};
 use smc_wire::size::SizeCode;
 use smc_wire::types::Gid;
 
@@ -20,22 +20,22 @@ use crate::registry::{LocalBuffers, NewMemory, Permit, Permits};
 use crate::remote::RemoteBuffers;
 use crate::send_queue::WakeList;
 
-/// A peer's device, or our own as its own peer.
+/// A peer's device, or the local one as its own peer.
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) gid: Gid,
     /// Number in tags of the doorbell.
     pub(crate) id: u64,
-    /// Of the process that listens at the GID; `None` for our own device.
+    /// Of the process that listens at the GID; `None` for the local device itself.
     pub(crate) credentials: Option<Credentials>,
-    /// Our buffers for the peer.
+    /// The local buffers for the peer.
     pub(crate) local: Arc<LocalBuffers>,
     /// The peer's buffers for us.
     incoming: Mutex<Option<Incoming>>,
-    /// The eventfd that the peer writes; `None` for our own device.
+    /// The eventfd that the peer writes; `None` for the local device itself.
     eventfd: Option<Arc<OwnedFd>>,
     gone: AtomicBool,
-    /// For the signal page of `owner`; `None` for our own device.
+    /// For the signal page of `owner`; `None` for the local device itself.
     _permit: Option<Permit>,
     /// For [`ActivePeers`](crate::active::ActivePeers) only.
     pub(crate) poll_state: PollState,
@@ -53,7 +53,7 @@ pub(crate) struct PollState {
 /// The state of the peer's buffers, and the channel from the peer.
 #[derive(Debug)]
 pub(crate) struct Incoming {
-    /// `None` for our own device.
+    /// `None` for the local device itself.
     pub(crate) channel: Option<PeerSocket>,
     pub(crate) remote: RemoteBuffers,
     /// Limits what is mapped for all peers.
@@ -107,7 +107,7 @@ impl Peer {
         Ok(())
     }
 
-    /// Gives new memory to our own device as its own peer.
+    /// Gives new memory to the local device itself as its own peer.
     pub(crate) fn install(&self, new: NewMemory) {
         if let Some(incoming) = &mut *lock(&self.incoming) {
             incoming

@@ -13,19 +13,18 @@ use hashbrown::HashMap;
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_send_buffer_size;
 use rustix::process::geteuid;
-use smc_core::Domain;
 use smc_core::device::{DeviceError, Event, MemoryAccount};
-use smc_core::error::OsError;
-use smc_core::io::negotiate::Credentials;
-use smc_core::io::negotiate::passed::PeerSocket;
-use smc_core::io::negotiate::runtime_dir::{Publication, RuntimeDirError};
 use smc_core::mem::sync::{AtomicU64, Ordering};
+use smc_ipc::doorbell::new_eventfd;
+use smc_ipc::passed::PeerSocket;
+use smc_ipc::runtime_dir::Publication;
+use smc_ipc::{Credentials, Domain, OsError, RuntimeDirError};
 use smc_wire::types::Gid;
 
 use crate::active::ActivePeers;
 use crate::channel::{self, Message};
 use crate::directory::{self, is_socket_name, socket_name};
-use crate::doorbell::{Doorbell, Ready, new_eventfd};
+use crate::doorbell::{Channel, Doorbell, Ready};
 use crate::lock;
 use crate::peer::{Incoming, Peer};
 use crate::pool::PoolLimits;
@@ -59,7 +58,7 @@ pub(crate) struct Peers {
     unread: Mutex<Vec<(u32, Arc<PeerSocket>)>>,
     /// The resource that was exhausted when a peer was not accepted, and the time.
     shortage: Mutex<Option<(Instant, OsError)>>,
-    /// Limits what is mapped for all peers: signal pages, ours and theirs, and their buffers.
+    /// Limits what is mapped for all peers: signal pages of both sides, and the peers' buffers.
     mappings: Arc<Permits>,
     /// Tasks to be woken as soon as neither of the two is locked.
     wakes: Mutex<WakeList>,
@@ -233,7 +232,7 @@ impl Peers {
         known.by_gid.values().for_each(|peer| peer.scan());
     }
 
-    /// Opens our channel to a peer, if there is none yet.
+    /// Opens the local channel to a peer, if there is none yet.
     pub(crate) fn open(&self, gid: Gid) -> Result<Arc<Peer>, OpenError> {
         let opened = self.open_now(gid);
         self.wake();
@@ -288,7 +287,7 @@ impl Peers {
         permit.charge_within_limit(PEER_CHARGE)?;
         let (mapping, file) = Mapping::create(signal_page::LEN)?;
         let signal_page = new_signal_page(&mapping)?;
-        let eventfd = Arc::new(new_eventfd()?);
+        let eventfd = Arc::new(new_eventfd().map_err(DeviceError::from)?);
         let hello = Message::Hello { gid: self.gid };
         match channel::send(&channel, hello, &[file.as_fd(), eventfd.as_fd()]) {
             Ok(()) => {}
@@ -319,7 +318,7 @@ impl Peers {
         let watched = self
             .doorbell
             .watch_peer(&eventfd, id)
-            .and_then(|()| self.doorbell.watch_outgoing(&channel, id));
+            .and_then(|()| self.doorbell.watch_channel(&channel, Channel::Outgoing, id));
         if let Err(error) = watched {
             self.remove(&peer);
             self.close(&peer);

@@ -257,7 +257,7 @@ impl LocalBuffers {
     }
 }
 
-/// A buffer of ours.
+/// A local buffer.
 #[derive(Debug)]
 pub(crate) struct LoopDmb {
     token: DmbToken,

@@ -9,6 +9,7 @@ use hashbrown::hash_map::Entry;
 use smc_core::device::{Attachment, Charge, DeviceError, MemoryAccount, SubmitError};
 use smc_core::mem::Region;
 use smc_core::mem::sync::{AtomicBool, Ordering};
+use smc_ipc::doorbell;
 use smc_wire::types::{DmbToken, Gid};
 
 use crate::lock;
@@ -30,7 +31,7 @@ pub(crate) struct Notifier {
 pub(crate) enum NotifyBy {
     /// The eventfd that it waits on.
     Eventfd(Arc<OwnedFd>),
-    /// A message on our channel to it. For peers of other users: a process that shares an eventfd
+    /// A message on the channel to it. For peers of other users: a process that shares an eventfd
     /// with us can make writing to it block, but not sending on a socket.
     Channel(Arc<SendQueue>),
 }
@@ -64,9 +65,7 @@ impl Notifier {
         // A full counter or channel already wakes the peer. An error means that the peer has ended,
         // which its channel reports to the driver.
         match &*lock(&self.doorbell) {
-            Some(NotifyBy::Eventfd(fd)) => {
-                let _ = rustix::io::write(fd, &1_u64.to_ne_bytes());
-            }
+            Some(NotifyBy::Eventfd(fd)) => doorbell::notify(fd),
             Some(NotifyBy::Channel(send_queue)) => send_queue.notify(),
             None => {}
         }
@@ -285,7 +284,7 @@ pub(crate) struct RemoteBuffers {
 struct Buffer {
     number: u64,
     memory: Result<Arc<Mapping>, DeviceError>,
-    /// The registration that our table of tokens has.
+    /// The registration that the local table of tokens has.
     known: Option<(DmbToken, u64)>,
     /// Prevents the owner from reusing memory that could not be mapped here.
     _unusable: Option<Unusable>,

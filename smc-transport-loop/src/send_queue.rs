@@ -10,15 +10,16 @@ use std::task::{Context, Poll, Waker};
 use atomic_waker::AtomicWaker;
 use rustix::io::Errno;
 use smc_core::device::DeviceError;
-use smc_core::io::negotiate::passed::PeerSocket;
 use smc_core::mem::sync::{AtomicU8, Ordering};
+use smc_ipc::doorbell;
+use smc_ipc::passed::PeerSocket;
 
 use crate::channel::{self, Message};
 use crate::doorbell::Doorbell;
 use crate::lock;
 use crate::region::{has_unread, os};
 
-/// How messages about our buffers reach a peer.
+/// How messages about the local buffers reach a peer.
 #[derive(Debug)]
 pub(crate) enum SendPath {
     /// The peer is this device, which scans when it is woken.
@@ -27,12 +28,10 @@ pub(crate) enum SendPath {
 }
 
 impl SendPath {
-    /// Notifies the peer of changes in our signal page.
+    /// Notifies the peer of changes in the local signal page.
     pub(crate) fn notify(&self) {
         match self {
-            Self::Own(eventfd) => {
-                let _ = rustix::io::write(eventfd, &1_u64.to_ne_bytes());
-            }
+            Self::Own(eventfd) => doorbell::notify(eventfd),
             Self::Channel(send_queue) => send_queue.notify(),
         }
     }
@@ -45,7 +44,7 @@ impl SendPath {
     }
 }
 
-/// Our channel to a peer.
+/// The local channel to a peer.
 #[derive(Debug)]
 pub(crate) struct SendQueue {
     doorbell: Arc<Doorbell>,

@@ -25,14 +25,14 @@
 //! use.
 //!
 //! Five pairs of words need that one of two sides reads what the other just wrote. Each side writes
-//! its word and reads the other's word. For *data, armed* and *users, armed*
-//! ([`Slot::must_signal`]) and for *registration, users* ([`Slot::begin_use`]) a sequentially
-//! consistent fence is between the two; for *ready bits, sleeping* ([`SignalPage::set_ready`]) and
+//! its word and reads the other's word. *data, armed* and *users, armed* ([`Slot::must_signal`]) are
+//! [`WakeFlag`]s. For *registration, users* ([`Slot::begin_use`]) a sequentially consistent fence is
+//! between the two; for *ready bits, sleeping* ([`SignalPage::set_ready`]) and
 //! *changed bits, scan requested* ([`SignalPage::request_scan`]) the accesses themselves are
 //! sequentially consistent. The crate's `models` test all of them.
 
-use smc_core::mem::sync::{AtomicU64, Ordering, fence};
-use smc_core::mem::{OutOfBounds, Region};
+use smc_core::mem::sync::{Ordering, fence};
+use smc_core::mem::{BitSet, OutOfBounds, Region, WakeFlag};
 
 use crate::region::Line;
 
@@ -81,25 +81,25 @@ impl SignalPage {
 
     /// Writer: marks a buffer as written. True if the doorbell has to be rung.
     pub(crate) fn set_ready(&self, index: u32) -> bool {
-        self.set(READY, index);
+        self.bits(READY).set(index);
         self.sleeping[0].swap(0, Ordering::SeqCst) == 1
     }
 
     /// Writer: as [`SignalPage::set_ready`], interrupted before it reads whether the owner sleeps.
     #[cfg(test)]
     pub(crate) fn begin_set_ready(&self, index: u32) -> impl FnOnce() -> bool + '_ {
-        self.set(READY, index);
+        self.bits(READY).set(index);
         || self.sleeping[0].swap(0, Ordering::SeqCst) == 1
     }
 
     /// Owner: hands the buffers written since the last time to `each`; false if there are none.
     pub(crate) fn take_ready(&self, each: impl FnMut(u32)) -> bool {
-        self.take(READY, each)
+        self.bits(READY).take(each)
     }
 
     /// Owner: marks a slot as changed.
     pub(crate) fn set_changed(&self, index: u32) {
-        self.set(CHANGED, index);
+        self.bits(CHANGED).set(index);
     }
 
     /// Owner: requests a scan of changed slots; true if the writer has to be notified.
@@ -110,7 +110,7 @@ impl SignalPage {
     /// Writer: hands the slots that changed since the last time to `each`.
     pub(crate) fn take_changed(&self, each: impl FnMut(u32)) -> bool {
         self.scan_requested[0].store(0, Ordering::SeqCst);
-        self.take(CHANGED, each)
+        self.bits(CHANGED).take(each)
     }
 
     /// The words of one buffer.
@@ -121,40 +121,9 @@ impl SignalPage {
         )?))
     }
 
-    /// Sets a bit, then its bit in the summary.
-    fn set(&self, set: BitSet, index: u32) {
-        let (word, bit) = (index as usize / 64, index % 64);
-        let (group, group_bit) = (word / 64, word % 64);
-        self.word(set.bits + word * 8)
-            .fetch_or(1 << bit, Ordering::SeqCst);
-        self.word(set.summary + group * 8)
-            .fetch_or(1 << group_bit, Ordering::SeqCst);
-    }
-
-    /// Takes summary bits, then the bits under them: a side that sets a bit behind the scan sets
-    /// its summary bit afterwards, so the next call finds it.
-    fn take(&self, set: BitSet, mut each: impl FnMut(u32)) -> bool {
-        let mut any = false;
-        for group in 0..WORDS / 64 {
-            let summary = self.word(set.summary + group * 8);
-            if summary.load(Ordering::SeqCst) == 0 {
-                continue;
-            }
-            for word in ones(summary.swap(0, Ordering::SeqCst)) {
-                let word = group * 64 + word as usize;
-                for bit in ones(self.word(set.bits + word * 8).swap(0, Ordering::SeqCst)) {
-                    any = true;
-                    each(u32::try_from(word * 64).expect("a signal page has 256 words") + bit);
-                }
-            }
-        }
-        any
-    }
-
-    fn word(&self, at: usize) -> &AtomicU64 {
-        self.region
-            .word(at)
-            .expect("`new` checked the length; offsets are multiples of 8")
+    fn bits(&self, set: Bits) -> BitSet<'_> {
+        let bits = BitSet::new(&self.region, set.summary, set.bits, SLOTS);
+        bits.expect("`new` checked the length; offsets are multiples of 8")
     }
 }
 
@@ -175,7 +144,7 @@ pub(crate) struct SlotState {
 impl Slot {
     /// Owner: offers the slot to the writer.
     pub(crate) fn publish(&self, state: SlotState) {
-        self.0[ARMED].store(0, Ordering::Relaxed);
+        self.wake_flag().clear();
         self.0[MEMORY].store(state.memory, Ordering::Relaxed);
         self.0[TOKEN].store(state.token, Ordering::Relaxed);
         self.0[REGISTRATION].store(state.registration, Ordering::SeqCst);
@@ -199,15 +168,18 @@ impl Slot {
 
     /// Owner: requests the next signal. A poll of the buffer has to follow.
     pub(crate) fn arm(&self) {
-        self.0[ARMED].store(1, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        self.wake_flag().arm();
     }
 
     /// Writer: after a write, whether the owner has requested a signal.
     #[inline]
     pub(crate) fn must_signal(&self) -> bool {
-        fence(Ordering::SeqCst);
-        self.0[ARMED].load(Ordering::Relaxed) != 0 && self.0[ARMED].swap(0, Ordering::SeqCst) != 0
+        self.wake_flag().must_wake()
+    }
+
+    #[inline]
+    fn wake_flag(&self) -> WakeFlag<'_> {
+        WakeFlag::new(&self.0[ARMED])
     }
 
     /// Writer: starts using the buffer; false if this registration is over. Only a use that has
@@ -254,35 +226,25 @@ impl Slot {
     }
 }
 
+/// Byte offsets of a [`BitSet`].
 #[derive(Clone, Copy, Debug)]
-struct BitSet {
+struct Bits {
     summary: usize,
     bits: usize,
 }
 
-/// Positions of the bits that are set.
-fn ones(mut word: u64) -> impl Iterator<Item = u32> {
-    std::iter::from_fn(move || {
-        let bit = (word != 0).then(|| word.trailing_zeros())?;
-        word &= word - 1;
-        Some(bit)
-    })
-}
-
 const SLEEPING: usize = 0x0000;
 const SCAN_REQUESTED: usize = 0x0040;
-const READY: BitSet = BitSet {
+const READY: Bits = Bits {
     summary: 0x0080,
     bits: 0x1000,
 };
-const CHANGED: BitSet = BitSet {
+const CHANGED: Bits = Bits {
     summary: 0x00c0,
     bits: 0x1800,
 };
 const SLOT_BASE: usize = 0x2000;
 const SLOT_LEN: usize = 64;
-/// Words of a bit set.
-const WORDS: usize = SLOTS as usize / 64;
 
 /// Words of a slot.
 const ARMED: usize = 0;

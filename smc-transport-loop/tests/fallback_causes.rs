@@ -18,7 +18,7 @@ use smc_core::device::Device;
 use smc_core::io::Builder;
 use smc_core::{Domain, Error, Listener, Policy, Stream};
 use smc_transport_loop::LoopDevice;
-use support::{On, builder};
+use support::{On, builder, local};
 use tempfile::TempDir;
 
 /// What helpers do: connect to a listener of the test and report why the stream is TCP.
@@ -45,7 +45,7 @@ fn helper_process() {
                 let device = LoopDevice::builder().domain(domain.clone());
                 On::Tokio
                     .endpoint()
-                    .domain(domain)
+                    .negotiation(local(domain))
                     .device(Arc::new(device.build().unwrap()))
             }
             _ => builder(On::Tokio, true, &role.dir),
@@ -89,7 +89,7 @@ fn each_event_has_its_cause() {
             plain(|client| client.policy(Policy::Never)),
             plain(|server| server),
             "0x03060000 policy is to use TCP",
-            "0x03010000 peer does not support SMC: no offer for this connection",
+            "0x03010000 client made no offer for this connection",
         ),
         (
             "a policy of the listener",
@@ -165,6 +165,8 @@ fn an_endpoint_without_a_device_reports_it() {
         assert_eq!(reported[1], "0x03030003 endpoint has no device that works");
         let reported = both(without_device(dir.path()), with_device()).await;
         assert_eq!(reported[0], "0x03030000 endpoint has no device that works");
+        let text = "0x03010000 client made no offer for this connection";
+        assert_eq!(reported[1], text);
     });
 }
 
@@ -196,7 +198,7 @@ fn a_plain_server_is_the_usual_case_and_a_missing_directory_is_not() {
         let at = server.local_addr().unwrap();
         let client = builder(On::Tokio, true, dir.path()).build().unwrap();
         let text = format!(
-            "0x03010000 peer does not support SMC: nothing announced at this address in {}",
+            "0x03010000 no SMC listener is announced at this address in {}",
             dir.path().display()
         );
         assert_eq!(why(&client.connect(at).await.unwrap()), text);
@@ -317,7 +319,7 @@ fn reported_by(mut helper: Helper, domain: Domain) -> String {
     let mut reported = String::new();
     On::Tokio.run(async {
         let device = LoopDevice::builder().domain(domain.clone()).build();
-        let server = On::Tokio.endpoint().domain(domain);
+        let server = On::Tokio.endpoint().negotiation(local(domain));
         let server = server.device(Arc::new(device.unwrap())).build().unwrap();
         let listener = server.bind("127.0.0.1:0").await.unwrap();
         let at = listener.local_addr().unwrap();
@@ -349,7 +351,9 @@ async fn both(client: Builder, server: Builder) -> [String; 2] {
 }
 
 fn without_device(dir: &Path) -> Builder {
-    On::Tokio.endpoint().domain(Domain::directory(dir))
+    On::Tokio
+        .endpoint()
+        .negotiation(local(Domain::directory(dir)))
 }
 
 fn why(stream: &Stream) -> String {

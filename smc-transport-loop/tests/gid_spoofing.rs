@@ -19,9 +19,9 @@ use smc_core::device::{
     SubmitError,
 };
 use smc_core::error::SetupStep;
-use smc_core::io::negotiate::Local;
 use smc_core::wire::types::{Chid, DeclineCode, DmbToken, Gid};
-use smc_core::{Domain, Endpoint, FallbackCause, Listener, Stream};
+use smc_core::{Builder, Domain, Endpoint, FallbackCause, Listener, Stream};
+use smc_negotiate_local::Local;
 use smc_transport_loop::LoopDevice;
 
 /// What helpers do.
@@ -203,7 +203,7 @@ fn device(dir: &Path) -> Arc<LoopDevice> {
 
 fn endpoint(dir: &Path, device: Arc<dyn Device>) -> Endpoint {
     let local = Local::in_domain(Domain::directory(dir));
-    let builder = Endpoint::smol().negotiation(Arc::new(local));
+    let builder = Builder::smol().negotiation(Arc::new(local));
     builder.device(device).build().unwrap()
 }
 

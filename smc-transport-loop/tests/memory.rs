@@ -26,7 +26,7 @@ use smc_transport_loop::LoopDevice;
 use smc_wire::cdc::ProducerWord;
 use smc_wire::cursor::Cursor;
 use smc_wire::types::DeclineCode;
-use support::{On, World, builder, connect, pattern};
+use support::{On, World, builder, connect, local, pattern};
 use tempfile::TempDir;
 
 /// What helpers do.
@@ -358,7 +358,7 @@ fn pages_that_were_read_are_given_back_though_the_peer_takes_its_cursor_back() {
     let (hostile, journal) = Trace::with_journal(Arc::new(device.unwrap()));
     let client = On::Smol
         .endpoint()
-        .domain(Domain::directory(world.dir()))
+        .negotiation(local(Domain::directory(world.dir())))
         .device(Arc::clone(&hostile) as Arc<dyn Device>)
         .build()
         .unwrap();

@@ -10,10 +10,9 @@ use std::sync::Arc;
 
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
 use smc_core::device::Device;
-use smc_core::io::negotiate::Local;
 use smc_core::{Domain, Endpoint, Error};
 use smc_transport_loop::LoopDevice;
-use support::{On, World, connect};
+use support::{On, World, connect, local};
 
 scenarios! {
     a_device_that_serves_an_endpoint_is_refused_to_another
@@ -32,8 +31,8 @@ fn device(world: &World) -> Arc<LoopDevice> {
 }
 
 fn endpoint(world: &World, devices: &[&Arc<LoopDevice>]) -> Result<Endpoint, Error> {
-    let local = Local::in_domain(Domain::directory(world.dir()));
-    let mut builder = world.on.endpoint().negotiation(Arc::new(local));
+    let negotiation = local(Domain::directory(world.dir()));
+    let mut builder = world.on.endpoint().negotiation(negotiation);
     for device in devices {
         builder = builder.device(Arc::clone(*device) as Arc<dyn Device>);
     }

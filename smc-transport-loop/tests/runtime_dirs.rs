@@ -17,7 +17,8 @@ use common::{Helper, Role, TIMEOUT};
 use rustix::io::ioctl_fionbio;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, accept, bind, listen, socket};
 use smc_core::Domain;
-use smc_core::Endpoint;
+use smc_core::{Builder, Endpoint};
+use smc_negotiate_local::Local;
 use smc_transport_loop::LoopDevice;
 
 /// Users that need not have accounts.
@@ -75,7 +76,8 @@ fn endpoint(role: &Role) -> Endpoint {
     if let Err(why) = device.runtime_dir() {
         role.send(format!("unpublished: {why}"));
     }
-    let endpoint = Endpoint::smol().domain(domain).device(Arc::new(device));
+    let endpoint = Builder::smol().negotiation(Arc::new(Local::in_domain(domain)));
+    let endpoint = endpoint.device(Arc::new(device));
     // However busy this machine is.
     let endpoint = endpoint.answer_timeout(Duration::from_secs(60));
     endpoint.build().expect("endpoint")
@@ -426,7 +428,7 @@ fn only_two_connect() {
             let expected = match (*from, *to) {
                 (UNLISTED, UNLISTED) => SMC,
                 (UNLISTED, _) => "0x03010000 listener refused the offer: user 1003 is not allowed",
-                (_, UNLISTED) => "0x03010000 peer does not support SMC: nothing announced",
+                (_, UNLISTED) => "0x03010000 no SMC listener is announced at this address",
                 _ => SMC,
             };
             assert!(mode.contains(expected), "{from} to {to}: {mode}");

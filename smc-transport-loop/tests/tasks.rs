@@ -19,7 +19,7 @@ use smc_core::io::Interest;
 use smc_core::{Domain, Endpoint, Policy, Stream};
 use smc_testkit::middleware::{Fault, Faults};
 use smc_transport_loop::LoopDevice;
-use support::{On, World, connect};
+use support::{On, World, connect, local};
 
 scenarios! {
     two_tasks_in_accept_both_get_a_stream
@@ -48,7 +48,7 @@ fn faulty(world: &World, seed: u64, faults: Faults) -> Endpoint {
         .on
         .endpoint()
         .device(Fault::new(Arc::new(device), seed, faults))
-        .domain(Domain::directory(world.dir()))
+        .negotiation(local(Domain::directory(world.dir())))
         .build()
         .unwrap()
 }

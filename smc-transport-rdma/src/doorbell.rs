@@ -12,7 +12,7 @@ use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl, inotify};
 #[derive(Debug)]
 pub(crate) struct EventSet {
     set: OwnedFd,
-    /// Rung by ourselves, for events without a descriptor.
+    /// Rung by this process, for events without a descriptor.
     own: OwnedFd,
     /// Tells that device nodes were removed.
     nodes: Option<OwnedFd>,
@@ -25,7 +25,7 @@ pub(crate) struct ReadySources {
     pub(crate) completion: bool,
     /// There are asynchronous events.
     pub(crate) asynchronous: bool,
-    /// Device nodes were removed, perhaps ours.
+    /// Device nodes were removed, perhaps that of this device.
     pub(crate) nodes: bool,
 }
 
@@ -59,7 +59,7 @@ impl EventSet {
         let _rung = rustix::io::write(&self.own, &1_u64.to_ne_bytes());
     }
 
-    /// What rings now. Takes back rings of our own; the others stop when their events are taken.
+    /// What rings now. Takes back the own rings; the others stop when their events are taken.
     pub(crate) fn poll(&self) -> io::Result<ReadySources> {
         let mut found = [const { MaybeUninit::<epoll::Event>::uninit() }; SOURCES];
         let none = Timespec {

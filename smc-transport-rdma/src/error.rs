@@ -22,7 +22,7 @@ pub enum OpenError {
         /// The names of the devices that there are.
         present: Vec<String>,
     },
-    /// We may not use the device node below `/dev/infiniband`.
+    /// This process may not use the device node below `/dev/infiniband`.
     #[error("no permission to use the device; its node is below /dev/infiniband: {0}")]
     NotPermitted(#[source] io::Error),
     /// Not even the buffers of one link can be registered.

@@ -41,7 +41,7 @@
 //! # Parameters
 //!
 //! Queue pairs are reliable connected, with partition key index 0, endless retries for a peer without
-//! receive buffers, and 0.06 ms until our peers try again in that case. Cards get an acknowledgement
+//! receive buffers, and 0.06 ms until peers try again in that case. Cards get an acknowledgement
 //! time-out of 134 ms (code 15) and 7 retries, as from Linux: a link with data under way is given up
 //! about a second after the wire died. Soft-RoCE takes 7 retries for endless and gets 537 ms (code 17)
 //! and 6, about four seconds. (It counts time-outs also while the peer has no receive buffers, so

@@ -597,7 +597,7 @@ fn not_modified(what: &'static str, error: ModifyQueuePairError) -> DeviceError 
 /// Endless: a peer without receive buffers is slow, not gone.
 const RNR_RETRIES: u8 = 7;
 
-/// Code 5: peers that met no receive buffer of ours try again after 0.06 ms.
+/// Code 5: peers that met no receive buffer here try again after 0.06 ms.
 const MIN_RNR_TIMER: u8 = 5;
 
 /// Long messages, in each direction, that can be under way: as many as posts may be outstanding.

@@ -115,6 +115,28 @@ impl Ring {
         }
     }
 
+    /// Where `len` bytes from offset `at` are: up to the end of the ring, and on from its start.
+    ///
+    /// For `at` below the size and at most one ring of bytes. The second span is empty unless they
+    /// wrap around.
+    ///
+    /// ```
+    /// let ring = smc_wire::cursor::Ring::new(10).unwrap();
+    /// let [first, second] = ring.spans(8, 5);
+    /// assert_eq!((first.at, first.len), (8, 2));
+    /// assert_eq!((second.at, second.len), (0, 3));
+    /// ```
+    #[inline]
+    #[must_use]
+    pub const fn spans(self, at: u32, len: u32) -> [Span; 2] {
+        let until_end = self.size().saturating_sub(at);
+        let (first, second) = match len.checked_sub(until_end) {
+            Some(rest) => (until_end, rest),
+            None => (len, 0),
+        };
+        [Span { at, len: first }, Span { at: 0, len: second }]
+    }
+
     /// Bytes from `consumer` to `producer`, at most the size of the ring.
     ///
     /// For cursors that are at most one ring apart, which [`span`](Self::span) verifies. Others
@@ -189,6 +211,16 @@ impl Ring {
             _ => Err(jump),
         }
     }
+}
+
+/// Bytes that follow each other in a ring, without wrap-around.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[allow(clippy::exhaustive_structs, reason = "a plain pair of numbers")]
+pub struct Span {
+    /// Offset of the first byte.
+    pub at: u32,
+    /// Number of bytes.
+    pub len: u32,
 }
 
 impl fmt::Display for Ring {

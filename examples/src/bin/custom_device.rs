@@ -15,19 +15,24 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use atomic_waker::AtomicWaker;
 use futures_lite::{AsyncReadExt, AsyncWriteExt, future, io};
-use smc_core::Endpoint;
-use smc_core::device::{
+use smc::Local;
+use smc::device::{
     Device, DeviceError, Direct, Dmb, Doorbell, Event, Fabric, Identity, Limits, Signal,
     SubmitError,
 };
-use smc_core::mem::Region;
-use smc_core::wire::types::{Chid, DmbToken, Gid};
+use smc::io::Builder;
+use smc::mem::Region;
+use smc::wire::types::{Chid, DmbToken, Gid};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let hub = Arc::new(Hub::default());
     smol::block_on(async {
-        let server = Endpoint::smol().device(hub.device("hub0")).build()?;
-        let client = Endpoint::smol().device(hub.device("hub1")).build()?;
+        let endpoint = |name| {
+            let local = Arc::new(Local::new());
+            let builder = Builder::smol().negotiation(local);
+            builder.device(hub.device(name)).build()
+        };
+        let (server, client) = (endpoint("hub0")?, endpoint("hub1")?);
         let listener = server.bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
 

@@ -9,10 +9,8 @@
 
 use std::env;
 use std::error::Error;
-use std::sync::Arc;
 
-use smc_core::{Endpoint, Listener};
-use smc_transport_loop::LoopDevice;
+use smc::{Endpoint, Listener};
 use smol::io::{AsyncReadExt, AsyncWriteExt};
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -39,9 +37,7 @@ async fn run() -> Result<()> {
 }
 
 fn endpoint() -> Result<Endpoint> {
-    Ok(Endpoint::smol()
-        .device(Arc::new(LoopDevice::new()?))
-        .build()?)
+    Ok(smc::smol()?.build()?)
 }
 
 async fn serve(listener: Listener) -> Result<()> {

@@ -9,10 +9,8 @@
 
 use std::env;
 use std::error::Error;
-use std::sync::Arc;
 
-use smc_core::{Endpoint, Listener};
-use smc_transport_loop::LoopDevice;
+use smc::{Endpoint, Listener};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -36,9 +34,7 @@ async fn main() -> Result<()> {
 }
 
 fn endpoint() -> Result<Endpoint> {
-    Ok(Endpoint::tokio()
-        .device(Arc::new(LoopDevice::new()?))
-        .build()?)
+    Ok(smc::tokio()?.build()?)
 }
 
 async fn serve(listener: Listener) -> Result<()> {

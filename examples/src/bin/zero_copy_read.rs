@@ -7,18 +7,16 @@
 //! `zero_copy_write` has the other end of it, and data that is held.
 //!
 //! `fill_buf` borrows the next bytes of the receive ring and `consume` gives their space back to
-//! the writer. Unless the endpoint trusts its peers these bytes are a copy of ours, because memory
+//! the writer. Unless the endpoint trusts its peers these bytes are a private copy, because memory
 //! that another process can change must not be borrowed as `&[u8]`; here both ends are this
 //! program.
 
 #![allow(unsafe_code, reason = "the promise about peers is an unsafe function")]
 
 use std::error::Error;
-use std::sync::Arc;
 
 use futures_lite::{AsyncBufReadExt, AsyncWriteExt, future};
-use smc_core::{Endpoint, Stream, mem::TrustPeers};
-use smc_transport_loop::LoopDevice;
+use smc::{Stream, mem::TrustPeers};
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -27,11 +25,8 @@ fn main() -> Result<()> {
         // SAFETY: the only peer of this endpoint is the one below, which writes bytes of a ring
         // only while they are free.
         let trust = unsafe { TrustPeers::new() };
-        let reader = Endpoint::smol().device(Arc::new(LoopDevice::new()?));
-        let reader = reader.trust_peers(trust).build()?;
-        let writer = Endpoint::smol()
-            .device(Arc::new(LoopDevice::new()?))
-            .build()?;
+        let reader = smc::smol()?.trust_peers(trust).build()?;
+        let writer = smc::smol()?.build()?;
 
         let listener = reader.bind("127.0.0.1:0").await?;
         let addr = listener.local_addr()?;

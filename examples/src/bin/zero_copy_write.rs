@@ -13,13 +13,11 @@
 #![allow(unsafe_code, reason = "the promise about peers is an unsafe function")]
 
 use std::error::Error;
-use std::sync::Arc;
 use std::sync::mpsc;
 use std::thread;
 
 use futures_lite::{AsyncWriteExt, future};
-use smc_core::{Endpoint, Stream, mem::TrustPeers};
-use smc_transport_loop::LoopDevice;
+use smc::{Endpoint, Stream, mem::TrustPeers};
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -43,8 +41,7 @@ fn endpoint() -> Result<Endpoint> {
     // SAFETY: the only peers of these endpoints are each other, and both leave memory alone that
     // is not theirs at the moment.
     let trust = unsafe { TrustPeers::new() };
-    let endpoint = Endpoint::smol().device(Arc::new(LoopDevice::new()?));
-    Ok(endpoint.trust_peers(trust).build()?)
+    Ok(smc::smol()?.trust_peers(trust).build()?)
 }
 
 /// Computes one byte after the other, right where the peer will read it.
@@ -76,7 +73,7 @@ async fn add_up(mut stream: Stream) -> Result<u64> {
         if guard.is_empty() {
             break;
         }
-        // The worker needs nothing from us to get done with it, so that we may wait for more.
+        // The worker needs nothing from this task to finish, so that this task may wait for more.
         pieces.send(guard.into_bytes())?;
     }
     drop(pieces);

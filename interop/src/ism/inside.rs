@@ -6,10 +6,10 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use async_trait::async_trait;
 use futures_lite::future::zip;
-use smc_core::Endpoint;
 use smc_core::io::negotiate::Assume;
 use smc_core::io::runtime::Runtime;
 use smc_core::io::runtime::smol::SmolRuntime;
+use smc_core::{Builder, Endpoint};
 use smc_testkit::conformance::{self, Effort, Pair, Provider, Skip};
 use smc_testkit::model::{self, Rules};
 use smc_transport_ism::{IsmDevice, Place};
@@ -76,7 +76,7 @@ pub(super) fn run() -> Result<bool> {
 async fn streams() -> Result<()> {
     let endpoint = || -> Result<Endpoint> {
         let device = IsmDevice::builder(Place::guest()).build()?;
-        let builder = Endpoint::smol().negotiation(Arc::new(Assume::new()));
+        let builder = Builder::smol().negotiation(Arc::new(Assume::new()));
         let builder = builder.recv_buffer(RECV_BUFFER).device(Arc::new(device));
         Ok(builder.build()?)
     };

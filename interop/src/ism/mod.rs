@@ -22,8 +22,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use clap::{Args, Subcommand};
-use smc_core::Endpoint;
 use smc_core::io::negotiate::Assume;
+use smc_core::{Builder, Endpoint};
 use smc_transport_ism::{IsmDevice, Place};
 
 use stage::{At, Stage};
@@ -111,7 +111,7 @@ pub(crate) fn side(args: &SideArgs) -> Result<bool> {
     let endpoint = || -> Result<Endpoint> {
         let device = IsmDevice::builder(place.clone()).build()?;
         // Both ends are this program, so they know of each other.
-        let builder = Endpoint::smol()
+        let builder = Builder::smol()
             .negotiation(Arc::new(Assume::new()))
             .recv_buffer(RECV_BUFFER)
             .device(Arc::new(device));

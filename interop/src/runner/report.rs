@@ -36,7 +36,8 @@ impl Table {
         self.rows.push((row, outcome, took));
     }
 
-    /// Shows everything again, failures last. Gives whether there were none.
+    /// Shows everything again, failures last. Gives whether something passed and nothing failed: a run
+    /// of which everything was skipped has shown nothing.
     pub(crate) fn conclude(&self) -> bool {
         let count = |wanted: fn(&Outcome) -> bool| {
             self.rows
@@ -45,6 +46,7 @@ impl Table {
                 .count()
         };
         let failed = count(|outcome| matches!(outcome, Outcome::Failed(_)));
+        let passed = count(|outcome| matches!(outcome, Outcome::Passed));
         println!();
         for (row, outcome, took) in &self.rows {
             if matches!(outcome, Outcome::Failed(_)) {
@@ -58,11 +60,13 @@ impl Table {
             self.boots
         );
         println!(
-            "{} passed, {failed} failed, {} skipped",
-            count(|outcome| matches!(outcome, Outcome::Passed)),
+            "{passed} passed, {failed} failed, {} skipped",
             count(|outcome| matches!(outcome, Outcome::Skipped(_))),
         );
-        failed == 0
+        if passed == 0 && failed == 0 {
+            println!("nothing was tried");
+        }
+        failed == 0 && passed > 0
     }
 }
 

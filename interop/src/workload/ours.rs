@@ -10,8 +10,9 @@ use anyhow::{Context as _, Result};
 use smc_core::device::Device;
 use smc_core::io::Builder;
 use smc_core::io::info::{GroupType, RdmaGroupInfo};
-use smc_core::io::negotiate::{Negotiation, SynOption};
+use smc_core::io::negotiate::Negotiation;
 use smc_core::{Endpoint, Mode, Stream};
+use smc_negotiate_syn::SynOption;
 use smc_transport_rdma::RdmaDevice;
 use smc_wire::types::{Eid, PnetId};
 use smol::block_on;
@@ -28,7 +29,7 @@ pub(crate) struct Ours {
 
 impl Ours {
     pub(crate) fn new(job: &Job) -> Result<Self> {
-        let endpoint = endpoint(Endpoint::smol(), job)?;
+        let endpoint = endpoint(Builder::smol(), job)?;
         let watched = endpoint.clone();
         thread::spawn(move || watch(&watched));
         Ok(Self { endpoint })

@@ -3,10 +3,10 @@ use std::io;
 use std::path::Path;
 
 use rustix::io::Errno;
+use smc_ipc::RuntimeDirError;
 use smc_wire::types::Gid;
 
 use crate::error::{Limit, OsError};
-use crate::io::negotiate::runtime_dir::RuntimeDirError;
 use crate::mem::MemoryError;
 
 /// Why an operation of a device failed.

@@ -20,7 +20,7 @@ pub enum Event {
     },
     /// A link received a message.
     Received {
-        /// Our queue pair.
+        /// The local queue pair.
         link: Qpn,
         /// The message.
         message: Inbound,
@@ -28,7 +28,7 @@ pub enum Event {
     /// A post has completed: the peer's device has the message and all data written before it, and
     /// the source memory is free again.
     Sent {
-        /// Our queue pair.
+        /// The local queue pair.
         link: Qpn,
         /// What was posted.
         op: OpId,
@@ -36,7 +36,7 @@ pub enum Event {
     /// A link can no longer be used. A post that was not reported as sent may or may not have
     /// arrived; no more events of this link follow.
     LinkDown {
-        /// Our queue pair.
+        /// The local queue pair.
         link: Qpn,
         /// Why.
         cause: LinkFailure,

@@ -42,10 +42,10 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use atomic_waker::AtomicWaker;
+use smc_ipc::Credentials;
 use smc_wire::types::{Chid, DmbToken, Eid, Gid, PnetId};
 
 use crate::error::OsError;
-use crate::io::negotiate::Credentials;
 use crate::mem::Region;
 
 /// A transport device.

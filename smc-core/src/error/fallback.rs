@@ -1,14 +1,16 @@
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use smc_ipc::error::clause;
 use smc_wire::types::DeclineCode;
 
-use super::{Limit, OsError, clause};
+use super::{Limit, OsError, RuntimeDirError};
 use crate::device::DeviceError;
 use crate::proto::group::NoGroup;
-use crate::proto::handshake::{ConfirmFailure, RkeyFailure};
+use crate::proto::handshake::{DeclineCause, PEER_DECLINED};
+use crate::proto::links::{FirstLinkError, RkeyError};
 
 /// Why a stream stays TCP: the codes that smc-tools show, and the cause.
 ///
@@ -45,7 +47,7 @@ impl FallbackReason {
     #[must_use]
     pub const fn peer_declined(diagnosis: DeclineCode) -> Self {
         Self {
-            local: DeclineCode::PEERDECL,
+            local: PEER_DECLINED,
             peer: Some(diagnosis),
             cause: FallbackCause::PeerDeclined(diagnosis),
         }
@@ -61,14 +63,7 @@ impl From<DeclineCode> for FallbackReason {
 impl From<FallbackCause> for FallbackReason {
     /// Uses the code of a cause outside of a handshake.
     fn from(cause: FallbackCause) -> Self {
-        let code = match &cause {
-            FallbackCause::Code(code) => *code,
-            FallbackCause::PeerDeclined(code) => return Self::peer_declined(*code),
-            FallbackCause::Policy => DeclineCode::OPTUNSUPP,
-            FallbackCause::NoDevice | FallbackCause::OtherHost => DeclineCode::NOSMCDEV,
-            _ => DeclineCode::PEERNOSMC,
-        };
-        Self::because(code, cause)
+        DeclineCause::NoHandshake(cause).into()
     }
 }
 
@@ -99,6 +94,8 @@ pub enum FallbackCause {
     PeerDeclined(DeclineCode),
     /// [`Policy::Never`](crate::config::Policy::Never) applies to the address.
     Policy,
+    /// The endpoint has no negotiation ([`Builder::negotiation`](crate::Builder::negotiation)).
+    NoNegotiation,
     /// The endpoint has no working device.
     NoDevice,
     /// The endpoint has only devices for peers of its own host, and the peer is on another host.
@@ -145,12 +142,7 @@ pub enum FallbackCause {
     /// A limit is reached.
     Full(Limit),
     /// A runtime directory cannot be used.
-    Directory {
-        /// The directory.
-        path: Arc<Path>,
-        /// Why.
-        problem: DirectoryProblem,
-    },
+    Directory(RuntimeDirError),
     /// The address is not proven to reach the listener, which is in another network namespace or
     /// belongs to another user.
     NotProven,
@@ -169,15 +161,16 @@ pub enum FallbackCause {
     NoGroup(NoGroup),
     /// The link group was terminated during the handshake.
     GroupTerminated,
-    /// SMC-R: the peer does not know the keys of our receive buffer.
-    Rkey(RkeyFailure),
+    /// SMC-R: the peer does not know the keys of the local receive buffer.
+    Rkey(RkeyError),
     /// SMC-R: the first link of the group was not confirmed.
-    ConfirmLink(ConfirmFailure),
+    ConfirmLink(FirstLinkError),
 }
 
 impl FallbackCause {
     /// No listener is announced, without a search in directories.
-    pub(crate) fn not_announced() -> Self {
+    #[must_use]
+    pub fn not_announced() -> Self {
         let searched = Arc::default();
         Self::NotAnnounced { searched }
     }
@@ -186,6 +179,12 @@ impl FallbackCause {
 impl From<OsError> for FallbackCause {
     fn from(error: OsError) -> Self {
         Self::Os(error)
+    }
+}
+
+impl From<RuntimeDirError> for FallbackCause {
+    fn from(error: RuntimeDirError) -> Self {
+        Self::Directory(error)
     }
 }
 
@@ -198,11 +197,14 @@ impl fmt::Display for FallbackCause {
                 text => write!(f, "peer declined: {text}"),
             },
             Self::Policy => f.write_str("policy is to use TCP"),
+            Self::NoNegotiation => {
+                f.write_str("endpoint has no negotiation to find out whether peers support SMC")
+            }
             Self::NoDevice => f.write_str("endpoint has no device that works"),
             Self::OtherHost => f.write_str("endpoint has no device for peers of other hosts"),
             Self::NoCommonEid => f.write_str("no EID in common"),
             Self::NotAnnounced { searched } => {
-                f.write_str("peer does not support SMC: nothing announced at this address")?;
+                f.write_str("no SMC listener is announced at this address")?;
                 for (at, path) in searched.iter().enumerate() {
                     let before = if at == 0 { " in" } else { "," };
                     write!(f, "{before} {}", path.display())?;
@@ -210,9 +212,7 @@ impl fmt::Display for FallbackCause {
                 Ok(())
             }
             Self::NoSynOption => f.write_str("peer does not support SMC: no option in its SYN"),
-            Self::NotOffered => {
-                f.write_str("peer does not support SMC: no offer for this connection")
-            }
+            Self::NotOffered => f.write_str("client made no offer for this connection"),
             Self::NoAnswer { within } => write!(f, "listener has not answered within {within:?}"),
             Self::BackOff => f.write_str("listener has not answered lately"),
             Self::PlainServer => {
@@ -234,9 +234,7 @@ impl fmt::Display for FallbackCause {
                 "listening socket is announced by user {uid}, and its owner is not known"
             ),
             Self::Full(limit) => write!(f, "no place left: {limit}"),
-            Self::Directory { path, problem } => {
-                write!(f, "runtime directory {} {problem}", path.display())
-            }
+            Self::Directory(error) => error.fmt(f),
             Self::NotProven => f.write_str("address is not proven to lead to the listener"),
             Self::Os(error) => error.fmt(f),
             Self::Device { step, error } => write!(f, "{step}: {error}"),
@@ -252,37 +250,6 @@ impl fmt::Display for FallbackCause {
 /// The description of a code, as a clause.
 fn described(code: DeclineCode) -> String {
     code.description().map(clause).unwrap_or_default()
-}
-
-/// Why a runtime directory cannot be used.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum DirectoryProblem {
-    /// The operating system refused its use.
-    Os(OsError),
-    /// The path is not a directory, or is a symbolic link.
-    NotDirectory,
-    /// Its owner is not trusted.
-    Owner {
-        /// Its owner.
-        uid: u32,
-    },
-    /// Users other than its owner can write to it.
-    Writable {
-        /// Its permission bits.
-        mode: u32,
-    },
-}
-
-impl fmt::Display for DirectoryProblem {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Os(error) => write!(f, "cannot be used: {error}"),
-            Self::NotDirectory => f.write_str("is not a directory"),
-            Self::Owner { uid } => write!(f, "belongs to user {uid}"),
-            Self::Writable { mode } => write!(f, "can be changed by other users: mode {mode:04o}"),
-        }
-    }
 }
 
 /// Why a listener has refused an offer, as far as it is known.

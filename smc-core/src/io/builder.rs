@@ -11,7 +11,7 @@ use super::endpoint::{Endpoint, EndpointInner};
 use super::groups::Groups;
 use super::lifetime::Lifetime;
 use super::memory::default_limit;
-use super::negotiate::{Domain, Local, Negotiation};
+use super::negotiate::{Negotiation, Never};
 use super::rdma::Ports;
 use super::runtime::Runtime;
 use crate::config::{EndpointConfig, Policy};
@@ -23,6 +23,9 @@ use crate::proto::handshake::{self, DEFAULT_SEID, DirectDevice};
 use crate::proto::links::LlcConfig;
 
 /// Builds an [`Endpoint`].
+///
+/// An endpoint of its defaults has neither a device nor a [negotiation](super::negotiate), and so
+/// makes plain TCP streams. The crate `smc` has builders with both.
 #[derive(Debug, Default)]
 pub struct Builder {
     devices: Vec<Arc<dyn Device>>,
@@ -39,6 +42,34 @@ pub struct Builder {
 }
 
 impl Builder {
+    /// With all defaults and no runtime.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// With tokio's runtime of the calling task, which has to run while the endpoint is in use (see
+    /// [`Endpoint`]), with I/O and time enabled ([`Builder::build`]). Outside of a runtime, building
+    /// fails.
+    #[cfg(feature = "runtime-tokio")]
+    #[must_use]
+    pub fn tokio() -> Self {
+        match super::runtime::tokio::TokioRuntime::current() {
+            Ok(runtime) => Self::new().runtime(Arc::new(runtime)),
+            Err(_) => Self {
+                runtime: Some(Err(NOT_IN_TOKIO)),
+                ..Self::new()
+            },
+        }
+    }
+
+    /// With smol's runtime and its global executor.
+    #[cfg(feature = "runtime-smol")]
+    #[must_use]
+    pub fn smol() -> Self {
+        Self::new().runtime(Arc::new(super::runtime::smol::SmolRuntime::new()))
+    }
+
     /// Adds a device; those added first are preferred.
     ///
     /// A device object serves one endpoint at a time ([`Builder::build`]). Another endpoint can use
@@ -59,25 +90,10 @@ impl Builder {
         self
     }
 
-    /// Makes building fail for this reason, unless a runtime is set later.
-    #[cfg(feature = "runtime-tokio")]
-    pub(super) fn without_runtime(mut self, why: &'static str) -> Self {
-        self.runtime = Some(Err(Error::misuse(why)));
-        self
-    }
-
-    /// Sets the domain: clients and listeners find only processes of the same domain on this host.
-    /// [`Domain::default`] if not given. Devices between processes need the same domain.
-    ///
-    /// Short for [`Builder::negotiation`] with [`Local::in_domain`], which it replaces.
-    #[must_use]
-    pub fn domain(self, domain: Domain) -> Self {
-        self.negotiation(Arc::new(Local::in_domain(domain)))
-    }
-
     /// Sets how clients and listeners find out that the other end supports SMC.
     ///
-    /// [`Local`] if not given.
+    /// Without one all streams are TCP, with the cause
+    /// [`NoNegotiation`](crate::FallbackCause::NoNegotiation).
     #[must_use]
     pub fn negotiation(mut self, negotiation: Arc<dyn Negotiation>) -> Self {
         self.negotiation = Some(negotiation);
@@ -126,7 +142,7 @@ impl Builder {
     /// device's maximum; unless set [`RECV_BUFFER`](crate::config::RECV_BUFFER), or
     /// [`RMB`](crate::config::RMB) with SMC-R.
     ///
-    /// A client's is no larger than its server's, with SMC-D. See [memory](crate#memory) for what
+    /// A client's is no larger than its server's, with SMC-D. See [memory](crate::manual::memory) for what
     /// it means. SMC-D has no send buffer: data is written into the peer's receive buffer.
     #[must_use]
     pub fn recv_buffer(mut self, len: usize) -> Self {
@@ -148,7 +164,7 @@ impl Builder {
     }
 
     /// Sets how much memory connections of this endpoint may take, in bytes: see
-    /// [memory](crate#memory). Unless set, all endpoints of a process share a limit: a quarter of
+    /// [memory](crate::manual::memory). Unless set, all endpoints of a process share a limit: a quarter of
     /// the memory of the machine, or of what the cgroups of the process allow
     /// ([`MEMORY_SHARE`](crate::config::MEMORY_SHARE)).
     ///
@@ -295,8 +311,7 @@ impl Builder {
         if config.ueids.len() > UEIDS_MAX {
             return Err(Error::misuse("an endpoint has at most 4 UEIDs"));
         }
-        let negotiation = negotiation.unwrap_or_else(|| Arc::new(Local::new()));
-        let client = negotiation.client(&runtime);
+        let negotiation = negotiation.unwrap_or_else(|| Arc::new(Never::new()));
         let ports = Ports::new(pnet, max_links, max_conns);
         let memory = memory.map_or_else(default_limit, MemoryLimit::new);
         let lifetime = Arc::new(Lifetime::default());
@@ -338,7 +353,6 @@ impl Builder {
             runtime,
             handshake,
             negotiation,
-            negotiator: client,
             drivers,
             groups,
         };
@@ -385,6 +399,11 @@ pub(crate) fn recv_buffer_size(len: usize) -> Result<SizeCode, Error> {
     SizeCode::for_len(len).ok_or(RECV_BUFFER_TOO_LONG)
 }
 
+#[cfg(feature = "runtime-tokio")]
+const NOT_IN_TOKIO: Error = Error::misuse(
+    "Builder::tokio was called outside of a tokio runtime: call it in an async function that tokio \
+     runs, or after Runtime::enter",
+);
 const NO_RUNTIME: Error = Error::misuse("an endpoint needs a runtime: give Builder::runtime one");
 const RECV_BUFFER_TOO_LONG: Error = Error::misuse("receive buffers have at most 512 MiB");
 const SEND_BUFFER_TOO_LONG: Error = Error::misuse("send buffers have at most 512 MiB");

@@ -5,12 +5,7 @@ use std::time::{Duration, Instant};
 
 /// Adaptive busy polling before parking.
 ///
-/// A cross-CPU wake-up costs tens of microseconds, a read of a cache line almost nothing. So a half
-/// without data polls for a short window: a few times at once, then between polls of the executor,
-/// so that other tasks run, and after yielding the processor, so that a peer on the same processor
-/// runs. The window is halved each time it ends without a hit, down to zero, and is restored when a
-/// wait in the parked state turns out to have been short. Polling is suspended for a while where no
-/// processor is idle, or so many halves poll that it does not pay.
+/// The rule and its constants are explained in `docs/architecture.md`.
 #[derive(Clone, Debug)]
 pub(crate) struct BusyPoll {
     /// Longest window; zero switches polling off.
@@ -74,7 +69,7 @@ impl BusyPoll {
         }
         self.polls = 0;
         if let Some(parked_at) = self.parked_at.take() {
-            if parked_at.elapsed() < self.max.saturating_add(WAKE_UP_LATENCY) {
+            if parked_at.elapsed() < self.max.saturating_mul(2).max(SHORT_WAIT) {
                 self.set_window(self.max);
             }
         }
@@ -156,8 +151,9 @@ const HITS_MAX: u32 = 128;
 /// Bound of polls for clocks that do not advance while tasks run, as virtual ones.
 const POLLS_MAX: u32 = 20_000;
 
-/// Latency of a wake-up: the time from an event to the next poll of a parked task.
-const WAKE_UP_LATENCY: Duration = Duration::from_micros(50);
+/// A wait that took at most this, or two windows, was short: a wake-up alone takes some ten
+/// microseconds.
+const SHORT_WAIT: Duration = Duration::from_micros(50);
 
 /// Windows below this are not worth reading the clock.
 const WINDOW_MIN: Duration = Duration::from_micros(5);

@@ -1,122 +1,193 @@
 //! The copy mode of long data: temporal or non-temporal (streaming) stores.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::mem::{CopyMode, HAS_NON_TEMPORAL};
 
-/// Copies by temporal or non-temporal stores, whichever is faster at the time.
+/// Copies by temporal or non-temporal stores, whichever moves a stream faster at the time.
 ///
-/// If both ends run on processors with a shared cache, temporal stores are fastest: the reader
-/// finds the line there. If not, each written line is first invalidated in the other processor's
-/// cache, and each line that is read is fetched from it again, at a fraction of the memory
-/// bandwidth. The scheduler can move either end at any time, so the mode is measured: some copies
-/// are timed, and while they are slow, or non-temporal, a few trial copies use the other mode now
-/// and then.
+/// The rule and its constants are explained in `docs/architecture.md`.
 #[derive(Debug)]
 pub(crate) struct CopyModeSelector {
+    /// Length of a window, in bytes: at least the ring. `None` where there is one mode.
+    window_len: Option<u32>,
+    /// Since the first long copy.
+    rates: Option<Box<Rates>>,
+}
+
+/// What is known of both modes.
+#[derive(Debug)]
+struct Rates {
     mode: CopyMode,
-    /// Long copies since the last trial.
-    copies: u32,
-    /// Moving average of their rate in this mode, in bytes per nanosecond.
-    average: f32,
-    /// Remaining copies of a trial, and the sum of the rates so far.
-    trial: Option<(u32, f32)>,
+    /// `None` where the next one begins with its first copy: the application may pause before it.
+    window: Option<Window>,
+    /// Rates of the latest windows in this mode, in bytes per nanosecond.
+    latest: [f32; HISTORY],
+    /// Windows in this mode since the last trial.
+    windows: u32,
+    trial: Option<Trial>,
     /// Consecutive trials that changed nothing.
     failed_trials: u32,
-    is_enabled: bool,
+    /// The rate in this mode at the last of them.
+    rate_at_trial: f32,
+}
+
+/// Long copies, one after the other, whose rate is measured as a whole.
+#[derive(Debug)]
+struct Window {
+    start: Instant,
+    len: u32,
+    /// The ring was full at least once: the reader limited the rate.
+    was_full: bool,
+}
+
+/// Some windows in the other mode.
+#[derive(Debug, Default)]
+struct Trial {
+    windows: u32,
+    best: f32,
 }
 
 impl CopyModeSelector {
-    /// `is_mapped`: the memory is written by this process, and not by a device.
-    pub(crate) fn new(is_mapped: bool) -> Self {
+    /// `is_mapped`: the memory is written by this process, and not by a device. `ring` is its
+    /// length in bytes.
+    pub(crate) fn new(is_mapped: bool, ring: u32) -> Self {
+        let has_modes = is_mapped && HAS_NON_TEMPORAL;
         Self {
-            mode: CopyMode::Temporal,
-            copies: 0,
-            average: RATE_GOOD,
-            trial: None,
-            failed_trials: 0,
-            is_enabled: is_mapped && HAS_NON_TEMPORAL,
+            window_len: has_modes.then_some(ring.max(WINDOW_MIN)),
+            rates: None,
         }
     }
 
-    /// Makes a copy of `len` bytes.
+    /// Makes a copy of `len` bytes. `fills` states whether it fills the ring.
     #[inline(always)]
     pub(crate) fn copy<E>(
         &mut self,
         len: usize,
+        fills: bool,
         copy: impl FnOnce(CopyMode) -> Result<(), E>,
     ) -> Result<(), E> {
-        if len < LONG_COPY_MIN || !self.is_enabled {
-            return copy(CopyMode::Temporal);
+        match self.window_len {
+            Some(window_len) if len >= LONG_COPY_MIN => {
+                self.copy_long(len, fills, window_len, copy)
+            }
+            _ => copy(CopyMode::Temporal),
         }
-        self.copy_long(len, copy)
     }
 
-    /// As [`Self::copy`] for long data.
     #[inline(never)]
     fn copy_long<E>(
         &mut self,
         len: usize,
+        fills: bool,
+        window_len: u32,
         copy: impl FnOnce(CopyMode) -> Result<(), E>,
     ) -> Result<(), E> {
-        let (mode, is_timed) = self.next();
-        if !is_timed {
-            return copy(mode);
-        }
-        let start = Instant::now();
-        copy(mode)?;
-        self.handle_sample(len, start.elapsed());
+        let rates = self.rates.get_or_insert_with(|| Box::new(Rates::new()));
+        rates.begin(Instant::now);
+        copy(rates.next())?;
+        rates.add(len, fills, window_len, Instant::now);
         Ok(())
     }
+}
 
-    /// The mode of the next long copy, and whether to time it.
-    fn next(&mut self) -> (CopyMode, bool) {
-        if self.trial.is_some() {
-            return (self.other(), true);
+impl Rates {
+    fn new() -> Self {
+        Self {
+            mode: CopyMode::Temporal,
+            window: None,
+            latest: [0.0; HISTORY],
+            windows: 0,
+            trial: None,
+            failed_trials: 0,
+            rate_at_trial: 0.0,
         }
-        self.copies = self.copies.wrapping_add(1);
-        (self.mode, self.copies % SAMPLE_INTERVAL == 0)
     }
 
-    /// Handles the duration of a timed copy.
-    fn handle_sample(&mut self, len: usize, time: Duration) {
-        let rate = len as f32 / time.as_nanos().max(1) as f32;
-        match self.trial.take() {
-            None => {
-                self.average += (rate - self.average) / AVERAGE_WINDOW;
-                let is_slow = self.mode == CopyMode::Temporal && self.average < RATE_GOOD;
-                let interval = if is_slow {
-                    TRIAL_INTERVAL_SLOW
-                } else {
-                    TRIAL_INTERVAL_NON_TEMPORAL
-                };
-                if self.copies >= interval << self.failed_trials
-                    && (is_slow || self.mode == CopyMode::NonTemporal)
-                {
-                    self.trial = Some((TRIAL_COPIES, 0.0));
+    /// Begins a window, unless one is open.
+    fn begin(&mut self, now: impl FnOnce() -> Instant) {
+        self.window.get_or_insert_with(|| Window::new(now()));
+    }
+
+    /// The mode of the next long copy.
+    fn next(&self) -> CopyMode {
+        match self.trial {
+            Some(_) => self.other(),
+            None => self.mode,
+        }
+    }
+
+    /// Adds a copy to the window, and ends it once it is that long.
+    fn add(&mut self, len: usize, fills: bool, window_len: u32, now: impl FnOnce() -> Instant) {
+        let Some(window) = &mut self.window else {
+            return;
+        };
+        let len = u32::try_from(len).unwrap_or(u32::MAX);
+        window.len = window.len.saturating_add(len);
+        window.was_full |= fills;
+        if window.len < window_len {
+            return;
+        }
+        let now = now();
+        let time = now.duration_since(window.start).as_nanos();
+        let rate = window.len as f32 / time.max(1) as f32;
+        let was_full = window.was_full;
+        // The writer of a full ring waits for the reader, and does not pause.
+        self.window = fills.then(|| Window::new(now));
+        self.end_window(rate, was_full);
+    }
+
+    fn end_window(&mut self, rate: f32, was_full: bool) {
+        match &mut self.trial {
+            Some(trial) => {
+                // What the reader took in the first window was written in the other mode.
+                if trial.windows > 0 {
+                    trial.best = trial.best.max(rate);
+                }
+                trial.windows += 1;
+                if trial.windows == TRIAL_WINDOWS {
+                    self.end_trial();
                 }
             }
-            Some((1, sum)) => self.decide((sum + rate) / TRIAL_COPIES as f32),
-            Some((left, sum)) => self.trial = Some((left - 1, sum + rate)),
+            None => self.handle_rate(rate, was_full),
         }
     }
 
-    /// Ends a trial of the other mode with this average rate.
-    fn decide(&mut self, rate: f32) {
-        self.copies = 0;
-        // A non-temporal copy ends when its stores are issued, not when the peer could read the
-        // data.
+    /// Handles the rate of a window in the current mode.
+    fn handle_rate(&mut self, rate: f32, was_full: bool) {
+        self.latest[self.windows as usize % HISTORY] = rate;
+        self.windows = self.windows.saturating_add(1);
+        if was_full && self.best() < self.rate_at_trial / 2.0 {
+            // One of the two has been moved to another processor.
+            self.failed_trials = 0;
+        }
+        let is_due = self.windows >= TRIAL_INTERVAL << self.failed_trials;
+        // While a reader keeps up with temporal stores, nothing is gained.
+        if is_due && (was_full || self.mode == CopyMode::NonTemporal) {
+            self.trial = Some(Trial::default());
+        }
+    }
+
+    /// The best rate of the latest windows: interruptions only ever lower a rate.
+    fn best(&self) -> f32 {
+        self.latest.iter().copied().fold(0.0, f32::max)
+    }
+
+    fn end_trial(&mut self) {
+        let rate = self.trial.take().map_or(0.0, |trial| trial.best);
         let is_better = match self.mode {
-            CopyMode::Temporal => rate > self.average * NON_TEMPORAL_FACTOR,
-            CopyMode::NonTemporal => rate * NON_TEMPORAL_FACTOR > self.average,
+            CopyMode::Temporal => rate > self.best() * GAIN_TO_ENTER,
+            CopyMode::NonTemporal => rate * GAIN_TO_STAY > self.best(),
         };
         if is_better {
             self.mode = self.other();
-            self.average = rate;
+            self.latest = [rate; HISTORY];
             self.failed_trials = 0;
         } else {
             self.failed_trials = (self.failed_trials + 1).min(FAILED_TRIALS_MAX);
         }
+        self.rate_at_trial = self.best();
+        self.windows = 0;
     }
 
     fn other(&self) -> CopyMode {
@@ -127,134 +198,170 @@ impl CopyModeSelector {
     }
 }
 
+impl Window {
+    fn new(start: Instant) -> Self {
+        Self {
+            start,
+            len: 0,
+            was_full: false,
+        }
+    }
+}
+
 /// From this length on, in bytes, a non-temporal copy outweighs its fence.
 const LONG_COPY_MIN: usize = 16 * 1024;
 
-/// Of this many long copies one is timed.
-const SAMPLE_INTERVAL: u32 = 8;
+/// Least length of a window, in bytes: the clock is read once for it.
+const WINDOW_MIN: u32 = 1 << 20;
 
-/// Timed copies in the moving average, about.
-const AVERAGE_WINDOW: f32 = 8.0;
+/// Windows of which the best counts.
+const HISTORY: usize = 4;
 
-/// Copies of a trial.
-const TRIAL_COPIES: u32 = 8;
+/// Windows of a trial, the first of which does not count.
+const TRIAL_WINDOWS: u32 = 3;
 
-/// Copies before another trial, while temporal copies are slow.
-const TRIAL_INTERVAL_SLOW: u32 = 256;
+/// Windows before the first trial.
+const TRIAL_INTERVAL: u32 = 32;
 
-/// Copies before another trial, while the mode is non-temporal: the trial is slow then.
-const TRIAL_INTERVAL_NON_TEMPORAL: u32 = 2048;
+/// Each failed trial doubles the windows before the next one, this often at most.
+const FAILED_TRIALS_MAX: u32 = 7;
 
-/// Each failed trial doubles the copies before the next one, this often at most.
-const FAILED_TRIALS_MAX: u32 = 5;
+/// Gain by non-temporal stores that is worth a change of mode.
+const GAIN_TO_ENTER: f32 = 1.25;
 
-/// Rate, in bytes per nanosecond, that needs no trial, as memory is not faster.
-const RATE_GOOD: f32 = 12.0;
-
-/// Least factor by which a non-temporal copy appears faster than it is: measured were 24 bytes per
-/// nanosecond where the peer got 11, and 3 to 6 by temporal stores where they were slow.
-const NON_TEMPORAL_FACTOR: f32 = 3.0;
+/// Gain that is worth staying. Non-temporal stores take the data out of the caches, where the
+/// application may want it.
+const GAIN_TO_STAY: f32 = 1.1;
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
-    /// Makes long copies at these rates, in bytes per nanosecond. Returns how many were
-    /// non-temporal.
-    fn run(copy_mode: &mut CopyModeSelector, copies: u32, temporal: u64, non_temporal: u64) -> u32 {
-        let mut non_temporal_copies = 0;
-        for _ in 0..copies {
-            let (mode, is_timed) = copy_mode.next();
-            let rate = match mode {
-                CopyMode::Temporal => temporal,
-                CopyMode::NonTemporal => {
-                    non_temporal_copies += 1;
-                    non_temporal
-                }
-            };
-            if is_timed {
-                copy_mode.handle_sample(64_000, Duration::from_nanos(64_000 / rate));
+    const RING: u32 = 1 << 20;
+    const LEN: usize = 64 * 1024;
+    const COPIES: u32 = RING / LEN as u32;
+
+    /// One writer and one reader, with a clock of their own.
+    struct Stream {
+        measured: Rates,
+        now: Instant,
+        /// Bytes per nanosecond from end to end, by temporal and by non-temporal stores.
+        rates: [f32; 2],
+        is_full: bool,
+    }
+
+    impl Stream {
+        fn new(temporal: f32, non_temporal: f32) -> Self {
+            let now = Instant::now();
+            Self {
+                measured: Rates::new(),
+                now,
+                rates: [temporal, non_temporal],
+                is_full: true,
             }
         }
-        non_temporal_copies
+
+        /// Passes on that many rings of data. Returns how many of them by non-temporal stores.
+        fn run(&mut self, rings: u32) -> f32 {
+            let mut non_temporal = 0;
+            for _ in 0..rings * COPIES {
+                self.measured.begin(|| self.now);
+                let mode = self.measured.next();
+                non_temporal += u32::from(mode == CopyMode::NonTemporal);
+                let rate = self.rates[usize::from(mode == CopyMode::NonTemporal)];
+                self.now += Duration::from_nanos((LEN as f32 / rate) as u64);
+                self.measured.add(LEN, self.is_full, RING, || self.now);
+            }
+            non_temporal as f32 / COPIES as f32
+        }
     }
 
     #[test]
-    fn with_a_shared_cache_there_are_no_trials() {
-        assert_eq!(run(&mut CopyModeSelector::new(true), 100_000, 30, 24), 0);
+    fn with_a_shared_cache_trials_cost_little() {
+        let mut stream = Stream::new(30.0, 10.0);
+        let tried = stream.run(10_000);
+        assert_eq!(stream.measured.mode, CopyMode::Temporal);
+        assert!(tried > 0.0 && tried < 40.0, "{tried}");
     }
 
     #[test]
     fn without_a_shared_cache_copies_are_non_temporal() {
-        let mut copy_mode = CopyModeSelector::new(true);
-        run(&mut copy_mode, 1000, 4, 20);
-        assert_eq!(copy_mode.mode, CopyMode::NonTemporal);
-        let non_temporal_copies = run(&mut copy_mode, 100_000, 4, 20);
-        assert!(non_temporal_copies > 99_000, "{non_temporal_copies}");
+        let mut stream = Stream::new(4.0, 11.0);
+        stream.run(100);
+        assert_eq!(stream.measured.mode, CopyMode::NonTemporal);
+        assert!(stream.run(10_000) > 9_900.0);
+    }
+
+    #[test]
+    fn the_mode_does_not_depend_on_how_fast_the_machine_is() {
+        for scale in [0.01, 1.0, 100.0] {
+            let mut stream = Stream::new(4.0 * scale, 11.0 * scale);
+            stream.run(100);
+            assert_eq!(stream.measured.mode, CopyMode::NonTemporal, "{scale}");
+            let mut stream = Stream::new(11.0 * scale, 4.0 * scale);
+            stream.run(100);
+            assert_eq!(stream.measured.mode, CopyMode::Temporal, "{scale}");
+        }
     }
 
     #[test]
     fn copies_are_temporal_again_once_a_cache_is_shared() {
-        let mut copy_mode = CopyModeSelector::new(true);
-        run(&mut copy_mode, 1000, 4, 20);
-        run(&mut copy_mode, 3000, 30, 24);
-        assert_eq!(copy_mode.mode, CopyMode::Temporal);
-        assert_eq!(run(&mut copy_mode, 100_000, 30, 24), 0);
+        let mut stream = Stream::new(4.0, 11.0);
+        stream.run(100);
+        stream.rates = [30.0, 10.0];
+        stream.run(10_000);
+        assert_eq!(stream.measured.mode, CopyMode::Temporal);
     }
 
     #[test]
-    fn a_slow_machine_keeps_temporal_copies() {
-        let mut copy_mode = CopyModeSelector::new(true);
-        let non_temporal_copies = run(&mut copy_mode, 100_000, 5, 10);
-        assert_eq!(copy_mode.mode, CopyMode::Temporal);
-        assert!(non_temporal_copies < 5_000, "{non_temporal_copies}");
+    fn a_rate_that_falls_is_a_reason_for_a_trial_soon() {
+        let mut stream = Stream::new(30.0, 10.0);
+        stream.run(10_000);
+        stream.rates = [4.0, 11.0];
+        stream.run(100);
+        assert_eq!(stream.measured.mode, CopyMode::NonTemporal);
     }
 
     #[test]
-    fn a_copy_that_was_interrupted_changes_nothing() {
-        let mut copy_mode = CopyModeSelector::new(true);
-        run(&mut copy_mode, 1000, 30, 24);
-        copy_mode.handle_sample(64_000, Duration::from_millis(4));
-        assert_eq!(run(&mut copy_mode, 100_000, 30, 24), 0);
+    fn an_interruption_changes_nothing() {
+        let mut stream = Stream::new(30.0, 10.0);
+        for _ in 0..1_000 {
+            stream.run(2);
+            stream.now += Duration::from_millis(4);
+        }
+        assert_eq!(stream.measured.mode, CopyMode::Temporal);
     }
 
     #[test]
-    fn failed_trials_get_rare_and_never_end() {
-        let mut copy_mode = CopyModeSelector::new(true);
-        run(&mut copy_mode, 100_000, 5, 10);
-        let non_temporal_copies = run(&mut copy_mode, 1_000_000, 5, 10);
-        assert!(
-            non_temporal_copies > 0
-                && non_temporal_copies
-                    <= 1_000_000 * TRIAL_COPIES / (TRIAL_INTERVAL_SLOW << FAILED_TRIALS_MAX),
-            "{non_temporal_copies}"
-        );
-        run(&mut copy_mode, 20_000, 4, 20);
-        assert_eq!(copy_mode.mode, CopyMode::NonTemporal);
+    fn a_gain_within_the_noise_changes_nothing() {
+        let mut stream = Stream::new(10.0, 11.0);
+        stream.run(10_000);
+        assert_eq!(stream.measured.mode, CopyMode::Temporal);
     }
 
     #[test]
-    fn timing_continues_when_the_count_wraps() {
-        let mut copy_mode = CopyModeSelector::new(true);
-        copy_mode.copies = u32::MAX - 20;
-        run(&mut copy_mode, 1000, 4, 20);
-        assert_eq!(copy_mode.mode, CopyMode::NonTemporal);
+    fn there_is_no_trial_while_the_reader_keeps_up() {
+        let mut stream = Stream::new(4.0, 11.0);
+        stream.is_full = false;
+        assert!(stream.run(10_000) < 1.0);
     }
 
     #[test]
-    fn short_copies_and_those_of_a_device_are_not_timed() {
-        for (mut copy_mode, len) in [
-            (CopyModeSelector::new(true), LONG_COPY_MIN - 1),
-            (CopyModeSelector::new(false), LONG_COPY_MIN),
+    fn short_copies_and_those_of_a_device_are_not_measured() {
+        for (mut selector, len) in [
+            (CopyModeSelector::new(true, RING), LONG_COPY_MIN - 1),
+            (CopyModeSelector::new(false, RING), LONG_COPY_MIN),
         ] {
             for _ in 0..10_000 {
-                let copied = copy_mode.copy(len, |mode| match mode {
+                let copied = selector.copy(len, true, |mode| match mode {
                     CopyMode::Temporal => Ok(()),
                     CopyMode::NonTemporal => Err(()),
                 });
                 assert_eq!(copied, Ok(()));
             }
-            assert_eq!(copy_mode.copies, 0);
+            assert!(selector.rates.is_none());
         }
     }
 }

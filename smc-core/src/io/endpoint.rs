@@ -8,18 +8,16 @@ use std::time::Duration;
 
 use rustix::net::sockopt;
 
-use super::builder::Builder;
 use super::deadlines::Deadlines;
 use super::device_driver::DeviceDriver;
 use super::groups::Groups;
+use super::handshake::connect;
 use super::lifetime::{ENDPOINT_CLOSED, Lifetime};
 use super::listener::{ListenOptions, Listener};
-use super::mode::Mode;
-use super::negotiate::{self, Negotiation};
+use super::negotiate::Negotiation;
 use super::rdma::RdmaGroupInfo;
 use super::runtime::{Acceptor, Runtime, SocketOptions};
-use super::setup;
-use super::stream::Stream;
+use super::stream::{Mode, Stream};
 use super::target::{IntoTarget, Target};
 use crate::config::{EndpointConfig, Policy};
 use crate::device::{Device, MemoryLimit, TrimMemory};
@@ -58,7 +56,6 @@ pub(crate) struct EndpointInner {
     pub(crate) runtime: Arc<dyn Runtime>,
     pub(crate) handshake: Arc<handshake::HandshakeConfig>,
     pub(crate) negotiation: Arc<dyn Negotiation>,
-    pub(crate) negotiator: Arc<dyn negotiate::Client>,
     pub(crate) drivers: Vec<Arc<DeviceDriver>>,
     pub(crate) groups: Arc<Groups>,
     /// The limit that buffers are charged to.
@@ -84,34 +81,6 @@ impl Endpoint {
         let pools: Arc<dyn TrimMemory> = Arc::clone(&inner) as _;
         inner.memory.add_user(Arc::downgrade(&pools));
         Self { inner }
-    }
-
-    /// A builder of an endpoint.
-    #[must_use]
-    pub fn builder() -> Builder {
-        Builder::default()
-    }
-
-    /// A builder with tokio's runtime of the calling task, which has to run while the endpoint is
-    /// in use (see [`Endpoint`]), with I/O and time enabled ([`Builder::build`]). Outside of a
-    /// runtime, building fails.
-    #[cfg(feature = "runtime-tokio")]
-    #[must_use]
-    pub fn tokio() -> Builder {
-        match super::runtime::tokio::TokioRuntime::current() {
-            Ok(runtime) => Self::builder().runtime(Arc::new(runtime)),
-            Err(_) => Self::builder().without_runtime(
-                "Endpoint::tokio was called outside of a tokio runtime: call it in an async \
-                 function that tokio runs, or after Runtime::enter",
-            ),
-        }
-    }
-
-    /// A builder with smol's runtime and its global executor.
-    #[cfg(feature = "runtime-smol")]
-    #[must_use]
-    pub fn smol() -> Builder {
-        Self::builder().runtime(Arc::new(super::runtime::smol::SmolRuntime::new()))
     }
 
     /// Connects to an address or a name. Several addresses are tried in order, until one succeeds.
@@ -140,14 +109,14 @@ impl Endpoint {
     ) -> Result<Stream, Error> {
         // Pinned here: a future that is passed on by value is copied, and this one is large.
         let connecting = pin!(async {
-            let mut last = Error::from(io::Error::from(io::ErrorKind::AddrNotAvailable));
+            let mut last = None;
             for addr in self.addresses(to.into_target()).await? {
-                match setup::connect(&self.inner, addr, options).await {
+                match connect(&self.inner, addr, options).await {
                     Ok(stream) => return Ok(stream),
-                    Err(error) => last = error,
+                    Err(error) => last = Some(error),
                 }
             }
-            Err(last)
+            Err(last.unwrap_or_else(no_address))
         });
         self.inner.lifetime.until_end(connecting).await?
     }
@@ -173,14 +142,14 @@ impl Endpoint {
         options: &ListenOptions,
     ) -> Result<Listener, Error> {
         self.inner.lifetime.check()?;
-        let mut last = Error::from(io::Error::from(io::ErrorKind::AddrNotAvailable));
+        let mut last = None;
         for addr in self.addresses(at.into_target()).await? {
             match self.listen(addr, options) {
                 Ok(listener) => return Ok(listener),
-                Err(error) => last = error.into(),
+                Err(error) => last = Some(error.into()),
             }
         }
-        Err(last)
+        Err(last.unwrap_or_else(no_address))
     }
 
     fn listen(&self, at: SocketAddr, options: &ListenOptions) -> io::Result<Listener> {
@@ -204,7 +173,7 @@ impl Endpoint {
     /// The socket is made nonblocking, also for other processes that share it.
     ///
     /// **Which clients get SMC.** The socket is published as one of [`Endpoint::bind`] is, so by
-    /// [`Local`](negotiate::Local) clients find it as soon as this returns; clients that connected
+    /// local negotiation clients find it as soon as this returns; clients that connected
     /// before are plain TCP. Preparations before listening ([`Negotiation::prepare`]) are not done:
     /// a listener that `SynOption` has not marked in time sends no TCP option, so clients that
     /// request SMC by option, kernels among them, are plain TCP. So are clients in the network
@@ -212,12 +181,12 @@ impl Endpoint {
     /// belongs to another user, such as a service manager that runs as root.
     ///
     /// ```
-    /// # use smc_core::Endpoint;
+    /// # use smc_core::Builder;
     /// # #[cfg(feature = "runtime-smol")]
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// // A service manager passes a descriptor; `TcpListener::from` makes a listener of that.
     /// let passed = std::net::TcpListener::bind("127.0.0.1:0")?;
-    /// let endpoint = Endpoint::smol().build()?;
+    /// let endpoint = Builder::smol().build()?;
     /// let listener = endpoint.listen_on(passed)?;
     /// println!("serving {}", listener.local_addr()?);
     /// # Ok(())
@@ -278,15 +247,20 @@ impl Endpoint {
         Listener::new(Arc::clone(&self.inner), acceptor, published, backlog)
     }
 
-    async fn addresses(&self, target: Target) -> Result<Vec<SocketAddr>, Error> {
-        match target {
-            Target::Addr(addr) => Ok(vec![addr]),
-            Target::Name(host, port) => Ok(self.inner.runtime.resolve(&host, port).await?),
+    async fn addresses(
+        &self,
+        target: Target,
+    ) -> Result<impl Iterator<Item = SocketAddr> + use<>, Error> {
+        // Most targets are one address, for which nothing is allocated.
+        let (one, named) = match target {
+            Target::Addr(addr) => (Some(addr), Vec::new()),
+            Target::Name(host, port) => (None, self.inner.runtime.resolve(&host, port).await?),
             Target::Invalid(text) => {
                 let what = format!("target {text:?} is neither address:port nor name:port");
-                Err(Error::Misuse(what.into()))
+                return Err(Error::Misuse(what.into()));
             }
-        }
+        };
+        Ok(one.into_iter().chain(named))
     }
 
     /// Runs a task on the endpoint's runtime; drops it if that has ended.
@@ -398,6 +372,11 @@ impl fmt::Debug for Endpoint {
             .field("config", &self.inner.config)
             .finish_non_exhaustive()
     }
+}
+
+/// The error of a name without addresses.
+fn no_address() -> Error {
+    io::Error::from(io::ErrorKind::AddrNotAvailable).into()
 }
 
 /// Information on an SMC connection, for tools.

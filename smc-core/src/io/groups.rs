@@ -121,29 +121,29 @@ impl Groups {
             }
             admission
         });
-        let seat = match admission {
-            EnterResult::Now(seat) => seat,
+        let member = match admission {
+            EnterResult::Now(member) => member,
             EnterResult::Wait(waiter) => self.wait(waiter).await,
         };
-        seat.map(|seat| Membership {
+        member.map(|member| Membership {
             groups: Arc::clone(self),
-            seat,
+            member,
         })
     }
 
     /// Joins a group that is established now.
     pub(crate) fn join_now(self: &Arc<Self>, key: GroupKey) -> Option<Membership> {
         let now = self.runtime.now();
-        let seat = self.step(|inner| match inner.registry.enter(now, key, Intent::Join) {
-            EnterResult::Now(seat) => seat.ok(),
+        let member = self.step(|inner| match inner.registry.enter(now, key, Intent::Join) {
+            EnterResult::Now(member) => member.ok(),
             EnterResult::Wait(waiter) => {
                 inner.registry.cancel(now, waiter);
                 None
             }
         });
-        seat.map(|seat| Membership {
+        member.map(|member| Membership {
             groups: Arc::clone(self),
-            seat,
+            member,
         })
     }
 
@@ -158,7 +158,7 @@ impl Groups {
                 let deadline = {
                     let mut inner = self.lock();
                     match inner.waiting.get_mut(&guard.waiter) {
-                        Some(Waiting::Ready(seat)) => return Poll::Ready(*seat),
+                        Some(Waiting::Ready(member)) => return Poll::Ready(*member),
                         Some(Waiting::Pending(waker)) => *waker = Some(cx.waker().clone()),
                         None => return Poll::Ready(Err(NoGroup::Missing)),
                     }
@@ -363,9 +363,9 @@ impl Groups {
                 match output {
                     RegistryOutput::Ready {
                         waiter,
-                        result: seat,
+                        result: member,
                     } => {
-                        let answer = Waiting::Ready(seat);
+                        let answer = Waiting::Ready(member);
                         if let Some(Waiting::Pending(Some(waker))) =
                             inner.waiting.insert(waiter, answer)
                         {
@@ -456,19 +456,19 @@ impl fmt::Debug for Groups {
 #[derive(Debug)]
 pub(crate) struct Membership {
     groups: Arc<Groups>,
-    seat: Member,
+    member: Member,
 }
 
 impl Membership {
-    pub(crate) fn seat(&self) -> Member {
-        self.seat
+    pub(crate) fn member(&self) -> Member {
+        self.member
     }
 }
 
 impl Drop for Membership {
     fn drop(&mut self) {
         let now = self.groups.runtime.now();
-        let group = self.seat.group();
+        let group = self.member.group();
         self.groups.step(|inner| inner.registry.leave(now, group));
     }
 }
@@ -492,7 +492,7 @@ impl Drop for CancelOnDrop<'_> {
         let waiter = self.waiter;
         self.groups
             .step(|inner| match inner.waiting.remove(&waiter) {
-                Some(Waiting::Ready(Ok(seat))) => inner.registry.leave(now, seat.group()),
+                Some(Waiting::Ready(Ok(member))) => inner.registry.leave(now, member.group()),
                 Some(_) => inner.registry.cancel(now, waiter),
                 None => {}
             });

@@ -5,20 +5,20 @@ use std::fmt;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::net::SocketAddr;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use atomic_waker::AtomicWaker;
-use event_listener::{Event, IntoNotification as _};
+use event_listener::{Event, EventListener, IntoNotification as _};
 
 use self::admission::{AdmissionControl, Source};
 use super::endpoint::EndpointInner;
+use super::handshake;
 use super::lifetime::{Lifetime, TASKS_ENDED};
 use super::negotiate::{Published, Verdict};
 use super::runtime::{Acceptor, Runtime, Socket, Task};
-use super::setup;
 use super::stream::Stream;
 use crate::config::Policy;
 use crate::error::{CloseReason, Error, FallbackCause, FallbackReason, Limit};
@@ -278,14 +278,22 @@ impl Queue {
 
     /// Runs `work` until the end at most; `None` if the end came before.
     async fn while_listening<T>(&self, work: impl Future<Output = T>) -> Option<T> {
-        let mut ended = self.ended.listen();
-        if self.lock().end.is_some() {
-            return None;
-        }
+        let mut ended: Option<EventListener> = None;
         let mut work = pin!(work);
-        poll_fn(|cx| match pin!(&mut ended).poll(cx) {
-            Poll::Ready(()) => Poll::Ready(None),
-            Poll::Pending => work.as_mut().poll(cx).map(Some),
+        poll_fn(|cx| {
+            if self.lock().end.is_some() {
+                return Poll::Ready(None);
+            }
+            if let Poll::Ready(done) = work.as_mut().poll(cx) {
+                return Poll::Ready(Some(done));
+            }
+            // Many complete at once, and need no listener.
+            let ended = ended.get_or_insert_with(|| self.ended.listen());
+            let _woken = Pin::new(ended).poll(cx);
+            match self.lock().end.is_some() {
+                true => Poll::Ready(None),
+                false => Poll::Pending,
+            }
         })
         .await
     }
@@ -393,13 +401,15 @@ impl Service {
                 return None;
             }
             (Verdict::Plain(cause), _) => {
-                queue.put(Ok((setup::plain(socket, cause), peer)));
+                queue.put(Ok((handshake::plain(socket, cause), peer)));
                 return None;
             }
         };
         let source = match &side_channel {
             None => Some(Source::of_address(peer.ip())),
-            Some(side_channel) => Source::of_client(side_channel.credentials()),
+            Some(side_channel) => {
+                Source::of_client(side_channel.credentials(), side_channel.is_own_user())
+            }
         };
         let mut permit = self.admission.enter(source)?;
         let queue = Arc::clone(queue);
@@ -408,12 +418,12 @@ impl Service {
             // Pinned here: a future that is passed on by value is copied, and this one is large.
             let set_up = pin!(async {
                 if side_channel.is_none() {
-                    setup::await_first_byte(&endpoint, &*socket).await?;
+                    handshake::await_first_byte(&endpoint, &*socket).await?;
                 }
                 permit.place().await;
                 match policy {
-                    Policy::Never => setup::decline_all(&endpoint, socket, side_channel).await,
-                    _ => setup::accept(&endpoint, socket, peer, side_channel).await,
+                    Policy::Never => handshake::decline_all(&endpoint, socket, side_channel).await,
+                    _ => handshake::accept(&endpoint, socket, peer, side_channel).await,
                 }
             });
             // As in the kernel: failed set-ups are not reported to the application.

@@ -6,9 +6,9 @@ use std::sync::{Arc, OnceLock};
 use smc_wire::size::SizeCode;
 use smc_wire::types::DmbToken;
 
-use super::cgroup;
 use super::device_driver::DeviceDriver;
 use super::endpoint::EndpointInner;
+use crate::cgroup;
 use crate::config::MEMORY_SHARE;
 use crate::device::{Charge, DeviceError, MemoryLimit, TrimMemory};
 

@@ -1,6 +1,7 @@
 //! One DMB element: the CDC block of 32 bytes, then the payload ring.
 
 use smc_wire::cdc::{CdcD, ConsumerWord, ProducerWord};
+use smc_wire::cursor::Ring;
 
 use super::sync::{AtomicU64, Ordering};
 use super::{CopyMode, OutOfBounds, Region};
@@ -12,7 +13,7 @@ use super::{CopyMode, OutOfBounds, Region};
 #[derive(Clone, Debug)]
 pub struct Element {
     region: Region,
-    ring_len: usize,
+    ring: Ring,
 }
 
 impl Element {
@@ -20,18 +21,17 @@ impl Element {
     ///
     /// # Errors
     ///
-    /// [`OutOfBounds`] when it is too short for a CDC block and one byte, or not aligned to 8.
+    /// [`OutOfBounds`] when it is too short for a CDC block and one byte, not aligned to 8, or longer
+    /// than a ring can be.
     pub fn new(region: Region) -> Result<Self, OutOfBounds> {
         region.word(ConsumerWord::OFFSET)?;
-        let ring_len = region.len().saturating_sub(HEADER_LEN);
-        if ring_len == 0 {
-            return Err(OutOfBounds {
-                at: HEADER_LEN,
-                len: 1,
-                size: region.len(),
-            });
-        }
-        Ok(Self { region, ring_len })
+        let ring_len = u32::try_from(region.len().saturating_sub(HEADER_LEN)).ok();
+        let ring = ring_len.and_then(Ring::new).ok_or(OutOfBounds {
+            at: HEADER_LEN,
+            len: 1,
+            size: region.len(),
+        })?;
+        Ok(Self { region, ring })
     }
 
     /// The memory as a whole.
@@ -43,7 +43,7 @@ impl Element {
     /// Bytes of payload that fit.
     #[must_use]
     pub fn ring_len(&self) -> usize {
-        self.ring_len
+        usize::try_from(self.ring.size()).unwrap_or(usize::MAX)
     }
 
     /// The word with the producer cursor (bytes 8 to 15).
@@ -120,23 +120,29 @@ impl Element {
     }
 
     /// How many of `len` bytes from `at` lie before the end of the ring.
+    #[inline(always)]
     fn until_end(&self, at: usize, len: usize) -> Result<usize, OutOfBounds> {
-        if at >= self.ring_len || len > self.ring_len {
-            return Err(OutOfBounds {
-                at,
-                len,
-                size: self.ring_len,
-            });
+        let size = self.ring_len();
+        let outside = OutOfBounds { at, len, size };
+        if at >= size || len > size {
+            return Err(outside);
         }
-        Ok(len.min(self.ring_len - at))
+        let (Ok(at), Ok(len)) = (u32::try_from(at), u32::try_from(len)) else {
+            return Err(outside);
+        };
+        let [first, _] = self.ring.spans(at, len);
+        usize::try_from(first.len).map_err(|_| outside)
     }
 
-    fn word(&self, at: usize) -> &AtomicU64 {
-        match self.region.word(at) {
-            Ok(word) => word,
-            // `new` looked up both words; a region never changes its length.
-            Err(_) => unreachable!("element header checked on construction"),
-        }
+    /// The word of the CDC block at this offset.
+    #[inline(always)]
+    pub(crate) fn word(&self, at: usize) -> &AtomicU64 {
+        assert!(at < HEADER_LEN && at % 8 == 0, "no word of the CDC block");
+        let word = self.region.word(at);
+        // SAFETY: `new` checked that the region is aligned, and that it has all of the CDC block and
+        // at least one byte behind it; a region never changes its length. `at` is in the block, at a
+        // multiple of 8, so that the word is in bounds and aligned.
+        unsafe { word.unwrap_unchecked() }
     }
 
     /// Clears the CDC block, before a buffer is reused for another connection.

@@ -12,17 +12,21 @@
 
 pub mod sync;
 
+mod bit_set;
 mod copy;
 mod element;
 mod mapped;
 #[cfg(smc_loom)]
 mod shadow;
+mod wake_flag;
 
+pub use bit_set::{BitSet, take_bits};
 pub(crate) use copy::{CopyMode, HAS_NON_TEMPORAL};
 pub(crate) use element::RingWriter;
 pub use element::{Element, HEADER_LEN, TrustPeers};
 pub(crate) use mapped::WipedOnFork;
 pub use mapped::{MemoryError, check_file_size, memory_file};
+pub use wake_flag::WakeFlag;
 
 use std::any::Any;
 use std::fmt;
@@ -224,6 +228,7 @@ impl Region {
     /// # Errors
     ///
     /// [`OutOfBounds`] when the word passes the end or is not aligned to 8.
+    #[inline]
     pub fn word(&self, at: usize) -> Result<&AtomicU64, OutOfBounds> {
         let word = self.at(at, 8)?;
         if !is_word_aligned(word) {
@@ -260,6 +265,7 @@ impl Region {
         Ok(unsafe { std::slice::from_raw_parts(start.as_ptr(), len) })
     }
 
+    #[inline]
     fn at(&self, at: usize, len: usize) -> Result<NonNull<u8>, OutOfBounds> {
         match at.checked_add(len) {
             // SAFETY: `at <= self.len`, so the result stays within or one past the allocation.

@@ -111,7 +111,7 @@ fn end(writing: Option<Mutation>, reading: Option<Mutation>) {
 
 struct Writer {
     half: SendHalf,
-    /// The peer's element, and ours.
+    /// The peer's element, and the local one.
     peer: Element,
     local: Element,
     seen: u64,

@@ -11,10 +11,9 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use smc_core::FallbackCause;
 use smc_core::io::negotiate::{
-    Candidate, Client, Delivery, EarlyConfirm, Negotiation, Offer, Published, SideChannel, Verdict,
-    Withdrawn,
+    Candidate, Delivery, Negotiation, Offer, Published, SideChannel, Verdict, Withdrawn,
 };
-use smc_core::io::runtime::{Runtime, Socket, Timer, Unconnected};
+use smc_core::io::runtime::{Runtime, Socket, Timer};
 
 use crate::pipe::Pipe;
 
@@ -114,12 +113,20 @@ impl Scripted {
     }
 }
 
+#[async_trait]
 impl Negotiation for Scripted {
-    fn client(&self, runtime: &Arc<dyn Runtime>) -> Arc<dyn Client> {
-        Arc::new(ScriptedClient {
-            scripted: self.clone(),
-            runtime: Arc::clone(runtime),
-        })
+    async fn look_up(
+        &self,
+        runtime: &Arc<dyn Runtime>,
+        _to: SocketAddr,
+    ) -> Result<Candidate, FallbackCause> {
+        let (scripted, runtime) = (self.clone(), Arc::clone(runtime));
+        match self.orders.finds {
+            Finds::Nothing => Err(nothing_announced()),
+            _ => Ok(Candidate::new(move |_, proposal, _| {
+                scripted.offer(&runtime, proposal)
+            })),
+        }
     }
 
     fn publish(
@@ -146,30 +153,13 @@ impl Published for Scripted {
     }
 }
 
-#[derive(Clone, Debug)]
-struct ScriptedClient {
-    scripted: Scripted,
-    runtime: Arc<dyn Runtime>,
-}
-
-#[async_trait]
-impl Client for ScriptedClient {
-    async fn look_up(&self, _to: SocketAddr) -> Result<Box<dyn Candidate>, FallbackCause> {
-        match self.scripted.orders.finds {
-            Finds::Nothing => Err(nothing_announced()),
-            _ => Ok(Box::new(self.clone())),
-        }
-    }
-}
-
-impl Candidate for ScriptedClient {
+impl Scripted {
     fn offer(
         &self,
-        _socket: &Unconnected<'_>,
+        runtime: &Arc<dyn Runtime>,
         proposal: &[u8],
-        _early: Option<&EarlyConfirm>,
     ) -> Result<Box<dyn Offer>, FallbackCause> {
-        let Scripted { orders, seen } = &self.scripted;
+        let Self { orders, seen } = self;
         if orders.finds != Finds::Listener {
             return Err(nothing_announced());
         }
@@ -181,10 +171,10 @@ impl Candidate for ScriptedClient {
         Ok(Box::new(ScriptedOffer {
             near,
             lost: orders.lost_after.map(|time| {
-                let at = self.runtime.now() + time;
-                (at, self.runtime.timer(at))
+                let at = runtime.now() + time;
+                (at, runtime.timer(at))
             }),
-            runtime: Arc::clone(&self.runtime),
+            runtime: Arc::clone(runtime),
             orders: orders.clone(),
             seen: Arc::clone(seen),
         }))

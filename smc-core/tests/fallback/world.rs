@@ -115,6 +115,16 @@ impl World {
         }
     }
 
+    /// Whether less than `limit` has passed. A real clock does not tell: it goes on while other
+    /// processes have the processor.
+    pub(crate) fn is_within(&self, since: Instant, limit: Duration) -> bool {
+        match &self.runtime {
+            Kind::Virtual(_) => self.rt.now() - since < limit,
+            #[cfg(feature = "runtime-smol")]
+            Kind::Smol(_) => true,
+        }
+    }
+
     pub(crate) async fn sleep(&self, time: Duration) {
         self.rt.timer(self.rt.now() + time).await;
     }
@@ -139,7 +149,7 @@ impl World {
 
     /// An endpoint without devices of its own.
     pub(crate) fn endpoint(&self, configure: impl FnOnce(Builder) -> Builder) -> Endpoint {
-        let builder = Endpoint::builder()
+        let builder = Builder::new()
             .runtime(Arc::clone(&self.rt))
             .negotiation(Arc::new(Assume::new()))
             .polling(Duration::ZERO);

@@ -14,9 +14,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use smc_core::Error;
+use smc_core::error::FirstLinkError;
 use smc_core::error::Phase;
 use smc_core::proto::handshake::{
-    Client, ClientOffer, ConfirmFailure, LATE_DECLINE_TIMEOUT, Machine, Server, Transport, WorkDone,
+    ClientOffer, Handshake, LATE_DECLINE_TIMEOUT, Transport, WorkDone,
 };
 use smc_wire::clc::{AcceptConfirm, Body, Decline, Proposal};
 use smc_wire::types::{DeclineCode, Eid};
@@ -172,7 +173,7 @@ fn our_client_answers_a_kernels_server_as_a_kernel() {
             let (name, host) = (&exchange.name, exchange.client());
             let replay = registries.entry(exchange.client).or_default();
             let path = host.path(exchange.server);
-            let mut client = Client::new(replay.now, host.config(), &path);
+            let mut client = Handshake::client(replay.now, host.config(), &path);
             let Body::R(end) = confirm.body else {
                 panic!("{name}: not SMC-R");
             };
@@ -211,7 +212,7 @@ fn our_server_answers_a_kernels_client_as_a_kernel() {
             let (name, host) = (&exchange.name, exchange.server());
             let replay = registries.entry(exchange.server).or_default();
             let path = host.path(exchange.client);
-            let mut server = Server::new(replay.now, host.config(), path);
+            let mut server = Handshake::server(replay.now, host.config(), path);
             let Body::R(end) = accept.body else {
                 panic!("{name}: not SMC-R");
             };
@@ -276,7 +277,7 @@ fn our_server_declines_as_a_kernel() {
             host.ueids = ueid.into_iter().map(|id| Eid::ueid(id).unwrap()).collect();
             let mut replay = Replay::default();
             let path = host.path(exchange.client);
-            let mut server = Server::new(replay.now, host.config(), path);
+            let mut server = Handshake::server(replay.now, host.config(), path);
             let sent = replay.run(&mut server, &[&exchange.proposal]);
             assert_eq!(sent, std::slice::from_ref(theirs), "{name}");
 
@@ -284,7 +285,7 @@ fn our_server_declines_as_a_kernel() {
             let host = exchange.client();
             let mut replay = Replay::default();
             let path = host.path(exchange.server);
-            let mut client = Client::new(replay.now, host.config(), &path);
+            let mut client = Handshake::client(replay.now, host.config(), &path);
             replay.run(&mut client, &[theirs]);
             assert_eq!(replay.declined(), Some(DeclineCode::NOSMCDEV), "{name}");
         }
@@ -306,14 +307,14 @@ fn our_client_declines_as_a_kernel() {
         host.has_v2 = !theirs.peer_id.is_zero();
         host.ueids = vec![Eid::ueid("SMCV2-GOLDEN-EID").unwrap()];
         let mut replay = Replay::default();
-        let mut client = Client::new(replay.now, host.config(), &host.path(found.dst));
+        let mut client = Handshake::client(replay.now, host.config(), &host.path(found.dst));
         let sent = replay.run(&mut client, &[]);
         assert_eq!(sent, std::slice::from_ref(&found.bytes), "{name}");
 
         let server = Host::new(found.dst);
         let mut replay = Replay::default();
         let path = server.path(found.src);
-        let mut server = Server::new(replay.now, server.config(), path);
+        let mut server = Handshake::server(replay.now, server.config(), path);
         let sent = replay.run(&mut server, &[&found.bytes]);
         assert!(sent.is_empty(), "{name}: a DECLINE is never answered");
         assert_eq!(replay.declined(), Some(DeclineCode::NOSMCDEV), "{name}");
@@ -335,7 +336,7 @@ fn confirm_link_that_is_lost() {
         let mut replay = Replay::default();
         replay.confirms_links = false;
         let path = host.path(exchange.server);
-        let mut client = Client::new(replay.now, host.config(), &path);
+        let mut client = Handshake::client(replay.now, host.config(), &path);
         replay.drive(&mut client, &end, &[accept]);
         assert_eq!(client.state(), Some("CONFIRM LINK"));
         client.handle_terminated();
@@ -348,13 +349,13 @@ fn confirm_link_that_is_lost() {
         let mut replay = Replay::default();
         replay.confirms_links = false;
         let path = host.path(exchange.client);
-        let mut server = Server::new(replay.now, host.config(), path);
+        let mut server = Handshake::server(replay.now, host.config(), path);
         let Body::R(end) = exchange.accept().unwrap().body else {
             panic!("not SMC-R");
         };
         let messages = [&exchange.proposal, exchange.confirm.as_ref().unwrap()];
         replay.drive(&mut server, &end, &messages);
-        let failed = Err(ConfirmFailure::TimedOut);
+        let failed = Err(FirstLinkError::TimedOut);
         server.handle_done(replay.now, WorkDone::LinkConfirmed(failed));
         replay.now += LATE_DECLINE_TIMEOUT;
         server.handle_timeout(replay.now);
@@ -370,7 +371,7 @@ fn accept_that_is_lost() {
         let host = exchange.client();
         let now = Instant::now();
         let path = host.path(exchange.server);
-        let mut client = Client::new(now, host.config(), &path);
+        let mut client = Handshake::client(now, host.config(), &path);
         while client.poll_output().is_some() {}
         client.handle_timeout(client.poll_timeout().unwrap());
         let mut replay = Replay::default();

@@ -7,7 +7,7 @@ use smc_core::Error;
 use smc_core::device::LinkAddress;
 use smc_core::proto::group::{DeviceIndex, EnterResult, GroupId, Registry};
 use smc_core::proto::handshake::{
-    Established, Fallback, HandshakeOutput, LinkChoice, LocalRmb, Machine, Work, WorkDone,
+    Established, Fallback, Handshake, HandshakeOutput, LinkChoice, LocalRmb, Work, WorkDone,
 };
 use smc_wire::clc::RdmaEnd;
 use smc_wire::types::DeclineCode;
@@ -45,7 +45,7 @@ impl Replay {
     /// Drives a machine that gets as far as having this end. Returns what it sent.
     pub(crate) fn drive(
         &mut self,
-        machine: &mut dyn Machine,
+        machine: &mut Handshake,
         own: &RdmaEnd,
         messages: &[&Vec<u8>],
     ) -> Vec<Vec<u8>> {
@@ -53,7 +53,7 @@ impl Replay {
     }
 
     /// Drives a machine that does not get far.
-    pub(crate) fn run(&mut self, machine: &mut dyn Machine, messages: &[&Vec<u8>]) -> Vec<Vec<u8>> {
+    pub(crate) fn run(&mut self, machine: &mut Handshake, messages: &[&Vec<u8>]) -> Vec<Vec<u8>> {
         self.go(machine, None, messages)
     }
 
@@ -67,7 +67,7 @@ impl Replay {
 
     fn go(
         &mut self,
-        machine: &mut dyn Machine,
+        machine: &mut Handshake,
         own: Option<&RdmaEnd>,
         messages: &[&Vec<u8>],
     ) -> Vec<Vec<u8>> {
@@ -81,7 +81,7 @@ impl Replay {
         sent
     }
 
-    fn drain(&mut self, machine: &mut dyn Machine, own: Option<&RdmaEnd>, sent: &mut Vec<Vec<u8>>) {
+    fn drain(&mut self, machine: &mut Handshake, own: Option<&RdmaEnd>, sent: &mut Vec<Vec<u8>>) {
         while let Some(output) = machine.poll_output() {
             match output {
                 HandshakeOutput::Send(bytes) => sent.push(bytes),
@@ -117,12 +117,12 @@ impl Replay {
                 }
                 WorkDone::RmbPrepared(Ok(rmb(own)))
             }
-            Work::BindPeer { .. } => WorkDone::PeerBound(Ok(())),
+            Work::BindPeer(_) => WorkDone::PeerBound(Ok(())),
             Work::ConnectLink { group, peer, .. } => {
                 self.peers.insert(group, peer);
                 WorkDone::LinkConnected(Ok(()))
             }
-            Work::ConfirmRkey { .. } => WorkDone::RkeyConfirmed(Ok(())),
+            Work::ConfirmRkey => WorkDone::RkeyConfirmed(Ok(())),
             Work::ConfirmLink { .. } => {
                 return self
                     .confirms_links

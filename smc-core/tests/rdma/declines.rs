@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use smc_core::device::DeviceError;
-use smc_core::io::negotiate::{Local, Never};
+use smc_core::io::negotiate::Never;
 use smc_core::io::{Endpoint, Stream};
 use smc_core::wire::types::{DeclineCode, Eid};
+use smc_negotiate_local::Local;
 
 use crate::world::{World, connect, eid, is_smcr, listen, transfer};
 

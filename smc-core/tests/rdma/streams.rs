@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use futures_lite::future::{poll_once, zip};
 use futures_lite::{AsyncReadExt, AsyncWriteExt, pin};
+use smc_core::Error;
 use smc_core::io::Builder;
 use smc_core::io::negotiate::Assume;
-use smc_core::{Endpoint, Error};
 
 use crate::world::{World, connect, eid, is_smcr, listen, transfer};
 
@@ -144,7 +144,7 @@ fn a_device_serves_one_endpoint_at_a_time() {
     let (a, b) = (world.device("a0", 1), world.device("b0", 2));
     let client = world.endpoint(&[&a]);
     let again = || {
-        Endpoint::builder()
+        Builder::new()
             .runtime(world.runtime.handle())
             .negotiation(Arc::new(Assume::new()))
             .ueid(eid())

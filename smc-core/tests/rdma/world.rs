@@ -74,7 +74,7 @@ impl World {
         devices: Vec<Arc<dyn Device>>,
         more: impl FnOnce(Builder) -> Builder,
     ) -> Endpoint {
-        let mut builder = Endpoint::builder()
+        let mut builder = Builder::new()
             .runtime(self.runtime.handle())
             .negotiation(Arc::new(Assume::new()));
         for device in devices {

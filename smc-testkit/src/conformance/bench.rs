@@ -241,7 +241,7 @@ impl<'p> Bench<'p> {
             .or_fail("register")
     }
 
-    /// A small buffer of ours that the peer may write.
+    /// A small local buffer that the peer may write.
     pub(super) fn our_buffer(&self) -> Result<Arc<dyn Dmb>, Stop> {
         self.buffer(self.ours(), self.peer(), SMALL)
     }
@@ -256,7 +256,7 @@ impl<'p> Bench<'p> {
         self.wait("attach", nocopy.attach(owner, token))
     }
 
-    /// The peer's view of a buffer of ours.
+    /// The peer's view of a local buffer.
     pub(super) fn attach(&self, dmb: &dyn Dmb) -> Result<Arc<dyn Attachment>, Stop> {
         self.try_attach(self.peer(), self.ours.gid(), dmb.token())?
             .or_fail("attach")

@@ -71,7 +71,7 @@ impl Buffer {
 
     /// Signals the owner if the buffer is armed.
     pub(super) fn signal(&self) {
-        // Pairs with the fence of `arm`: either we see that the owner is armed, or its poll of the
+        // Pairs with the fence of `arm`: either the owner is seen to be armed, or its poll of the
         // memory after arming sees what was written before.
         fence(Ordering::SeqCst);
         if self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::AcqRel) {

@@ -90,7 +90,7 @@ pub(super) enum ChainPhase {
 
 /// One write of a chain.
 pub(super) struct Transfer {
-    /// Key of our memory.
+    /// Key of the local memory.
     pub(super) own: Rkey,
     pub(super) region: Region,
     pub(super) pieces: [Piece; 2],

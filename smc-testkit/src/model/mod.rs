@@ -25,7 +25,7 @@
 //!
 //! ```
 //! use std::sync::Arc;
-//! use smc_core::Endpoint;
+//! use smc_core::Builder;
 //! use smc_core::io::negotiate::Assume;
 //! use smc_testkit::memory_device::MemFabric;
 //! use smc_testkit::model::{self, Rules};
@@ -34,7 +34,7 @@
 //! let runtime = VirtualRuntime::new(1);
 //! let fabric = MemFabric::new(1);
 //! let endpoint = |name: &str| {
-//!     Endpoint::builder()
+//!     Builder::new()
 //!         .device(fabric.device(name))
 //!         .runtime(runtime.handle())
 //!         .negotiation(Arc::new(Assume::new()))

@@ -207,7 +207,7 @@ fn report(what: &impl Serialize) -> Result<()> {
         .context("cannot send to the parent")
 }
 
-/// The parent holds the other end of our standard input; when it goes, so do we.
+/// The parent holds the other end of standard input; this process ends with it.
 fn stdin_ended() -> oneshot::Receiver<()> {
     let (ended, receiver) = oneshot::channel();
     thread::spawn(|| {

@@ -90,7 +90,7 @@ pub(super) struct End {
     lines: mpsc::Receiver<String>,
 }
 
-/// What keeps an end going; it ends with that, even if we are killed.
+/// What keeps an end going; it ends with that, even if this process is killed.
 enum Life {
     Child {
         child: Child,

@@ -9,7 +9,6 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, anyhow};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
-use smc_core::Endpoint;
 use smc_core::io::Builder;
 use smc_core::io::runtime::smol::SmolRuntime;
 use smc_core::io::runtime::tokio::TokioRuntime;
@@ -76,7 +75,7 @@ impl Runtime {
 
     /// A builder of endpoints on this runtime.
     pub(super) fn endpoint(self) -> Result<Builder> {
-        let builder = Endpoint::builder();
+        let builder = Builder::new();
         Ok(match self {
             Self::Smol => builder.runtime(Arc::new(SmolRuntime::new())),
             Self::Tokio | Self::TokioMt => builder.runtime(Arc::new(TokioRuntime::current()?)),

@@ -10,6 +10,7 @@ use smc_core::Endpoint;
 use smc_core::io::Builder;
 use smc_core::io::runtime::smol::SmolRuntime;
 use smc_core::io::runtime::tokio::TokioRuntime;
+use smc_negotiate_local::Local;
 use smc_transport_ism::{IsmDevice, Place};
 use smc_transport_loop::LoopDevice;
 
@@ -27,9 +28,10 @@ pub(super) struct Carried {
 impl Carried {
     pub(super) fn open(args: &Args) -> Result<Self> {
         let builder = match args.runtime {
-            Runtime::Smol => Endpoint::builder().runtime(Arc::new(SmolRuntime::new())),
-            Runtime::Tokio => Endpoint::builder().runtime(Arc::new(TokioRuntime::current()?)),
+            Runtime::Smol => Builder::new().runtime(Arc::new(SmolRuntime::new())),
+            Runtime::Tokio => Builder::new().runtime(Arc::new(TokioRuntime::current()?)),
         };
+        let builder = builder.negotiation(Arc::new(Local::new()));
         let builder = match args.buffer {
             Some(len) => builder
                 .recv_buffer(usize::try_from(len)?)

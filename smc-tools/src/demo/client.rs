@@ -205,7 +205,7 @@ fn generate(state: &mut u64, buf: &mut [u8]) {
 /// The server's process, ended when dropped.
 struct Server {
     child: Child,
-    /// Its end is what ends the server, even if we are killed.
+    /// Its end is what ends the server, even if this process is killed.
     stdin: Option<ChildStdin>,
     addresses: Addresses,
 }

@@ -56,7 +56,7 @@ async fn accept(
     }
 }
 
-/// The client holds the other end of our standard input; when it goes, so do we.
+/// The client holds the other end of standard input; this process ends with it.
 fn stdin_ended() -> oneshot::Receiver<()> {
     let (ended, receiver) = oneshot::channel();
     thread::spawn(|| {

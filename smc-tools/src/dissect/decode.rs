@@ -2,7 +2,7 @@
 
 use std::io::{self, Read as _, Write};
 
-use smc_wire::cdc::ByteOrder;
+use smc_wire::cdc::{ByteOrder, CdcD, CdcR};
 use smc_wire::pretty;
 
 use super::describe::Description;
@@ -80,5 +80,5 @@ fn content(family: Family, len: usize, big_endian: bool) -> Result<pretty::Famil
     }
 }
 
-const CDC_R: usize = 44;
-const CDC_D: usize = 32;
+const CDC_R: usize = CdcR::LEN;
+const CDC_D: usize = CdcD::LEN;

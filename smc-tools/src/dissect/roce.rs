@@ -81,15 +81,15 @@ impl QueuePairs {
 
 /// Queue pairs that are remembered at a time.
 const MAX_QUEUE_PAIRS: usize = 1 << 14;
-/// The longest LLC message has 8192 bytes; more than one message's worth is another protocol.
-const MAX_MESSAGE: usize = 8192;
+/// More than one message's worth is another protocol.
+const MAX_MESSAGE: usize = llc::MAX_MESSAGE_LEN;
 /// SENDs that are remembered for telling retransmissions. A sender repeats what is not yet
 /// acknowledged, and SMC keeps far fewer messages than this under way.
 const MAX_SEEN: usize = 256;
 /// First byte of a CDC message.
 const CDC: u8 = 0xFE;
 /// Length of CDC, of all LLC messages of version 1, and of most of version 2.
-const USUAL_LEN: usize = 44;
+const USUAL_LEN: usize = llc::MESSAGE_LEN;
 
 /// What is known of the packets one host sends to one queue pair.
 #[derive(Debug, Default)]

@@ -7,9 +7,10 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use smc_core::Domain;
-use smc_core::Endpoint;
 use smc_core::device::Device;
-use smc_core::io::negotiate::{Assume, Local, Negotiation};
+use smc_core::io::negotiate::{Assume, Negotiation};
+use smc_core::{Builder, Endpoint};
+use smc_negotiate_local::Local;
 use smc_transport_ism::{IsmDevice, Place};
 use smc_transport_loop::LoopDevice;
 
@@ -77,8 +78,8 @@ impl Fabric {
     /// An endpoint on the fabric in a directory.
     pub(crate) fn endpoint(self, on: On, dir: &Path) -> Endpoint {
         let builder = match on {
-            On::Smol => Endpoint::smol(),
-            On::Tokio | On::TokioAlone => Endpoint::tokio(),
+            On::Smol => Builder::smol(),
+            On::Tokio | On::TokioAlone => Builder::tokio(),
         };
         let negotiation: Arc<dyn Negotiation> = match self.on_tcp {
             true => Arc::new(Assume::new()),

@@ -19,14 +19,14 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use hashbrown::HashMap;
 use rustix::io::Errno;
-use rustix::net::{SendFlags, send};
 use rustix::process::geteuid;
 use smc_core::device::DeviceError;
-use smc_core::io::negotiate::Credentials;
-use smc_core::io::negotiate::passed::{self, PeerSocket};
-use smc_core::io::negotiate::runtime_dir::Publication;
+use smc_ipc::Credentials;
+use smc_ipc::channel::{self, Received, send};
+use smc_ipc::doorbell::Doorbell;
+use smc_ipc::passed::PeerSocket;
+use smc_ipc::runtime_dir::Publication;
 
-use super::doorbell::Doorbell;
 use super::{ConnectError, Fabric, FabricEvent};
 use crate::lock;
 use crate::region::os_at;
@@ -72,7 +72,7 @@ impl Directory {
         let (slot, publication) = files.take_slot(memory.slots())?;
         drop(lock);
         let doorbell = Doorbell::new()?;
-        doorbell.watch(publication.epoll_fd(), LISTENER)?;
+        doorbell.set().watch(publication.epoll_fd(), LISTENER)?;
         let directory = Self {
             memory,
             files,
@@ -118,7 +118,7 @@ impl Directory {
     ) -> Result<(), DeviceError> {
         conns.next_id += 1;
         let id = conns.next_id;
-        self.doorbell.watch(&socket, id)?;
+        self.doorbell.set().watch(&socket, id)?;
         conns.by_id.insert(id, Conn { socket, peer });
         if let Some(peer) = peer {
             conns.by_peer.insert(peer, id);
@@ -131,13 +131,12 @@ impl Directory {
         let mut conns = lock(&self.conns);
         for _ in 0..MAX_MESSAGES {
             let conn = conns.by_id.get_mut(&id)?;
-            let mut bytes = [0; hello::LEN + 1];
-            match passed::receive(&conn.socket, &mut bytes) {
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return None,
-                Ok(packet) if packet.is_overloaded(0) => return self.close(&mut conns, id),
-                Ok(packet) if packet.len == 1 && conn.peer.is_some() => {}
-                Ok(packet) if packet.len == hello::LEN && conn.peer.is_none() => {
-                    let hello = Hello::parse(&bytes[..hello::LEN]);
+            let mut bytes = [0; hello::LEN];
+            match channel::receive(&conn.socket, &mut bytes, 0) {
+                Received::Nothing => return None,
+                Received::Packet([_], _) if conn.peer.is_some() => {}
+                Received::Packet(packet, _) if conn.peer.is_none() => {
+                    let hello = Hello::parse(packet);
                     let known = hello.filter(|hello| hello.fabric == self.memory.fabric());
                     let Some(peer) = known.map(|hello| hello.from) else {
                         return self.close(&mut conns, id);
@@ -146,7 +145,7 @@ impl Directory {
                     conns.by_peer.entry(peer).or_insert(id);
                 }
                 // End of file, an error, or a message that no device sends.
-                Ok(_) | Err(_) => return self.close(&mut conns, id),
+                _ => return self.close(&mut conns, id),
             }
         }
         self.doorbell.notify_self();
@@ -156,7 +155,7 @@ impl Directory {
     /// Closes a connection. Returns the peer unless there is another connection to it.
     fn close(&self, conns: &mut Conns, id: u64) -> Option<Tag> {
         if let Some(conn) = conns.by_id.get(&id) {
-            self.doorbell.unwatch(&conn.socket);
+            self.doorbell.set().unwatch(&conn.socket);
         }
         conns.remove(id)
     }
@@ -226,7 +225,7 @@ impl Fabric for Directory {
             from: *own,
             fabric: self.memory.fabric(),
         };
-        match send(&socket, &hello.to_bytes(), SEND_FLAGS) {
+        match send(&socket, &hello.to_bytes(), &[]) {
             Ok(_) => {}
             Err(Errno::PIPE | Errno::CONNRESET) => return Err(ConnectError::Dead),
             Err(error) => {
@@ -253,7 +252,7 @@ impl Fabric for Directory {
             // A full socket wakes the peer anyway; after an error the peer closes the connection
             // soon, which is detected.
             Some(conn) => {
-                let _ = send(&conn.socket, &[0], SEND_FLAGS);
+                let _ = send(&conn.socket, &[0], &[]);
             }
             None => {
                 drop(conns);
@@ -264,14 +263,15 @@ impl Fabric for Directory {
     }
 
     fn poll_events(&self, each: &mut dyn FnMut(FabricEvent)) -> Result<(), DeviceError> {
-        self.doorbell.poll(|id| match id {
+        let polled = self.doorbell.poll(|id| match id {
             LISTENER => self.accept(),
             id => {
                 if let Some(peer) = self.handle_input(id) {
                     each(FabricEvent::PeerLeft(peer));
                 }
             }
-        })
+        });
+        Ok(polled?)
     }
 
     fn doorbell(&self) -> BorrowedFd<'_> {
@@ -288,7 +288,6 @@ fn is_own_user(socket: &PeerSocket) -> bool {
     Credentials::of_peer(&socket.as_fd()).is_ok_and(|peer| peer.uid == own)
 }
 
-const SEND_FLAGS: SendFlags = SendFlags::NOSIGNAL.union(SendFlags::DONTWAIT);
 /// The id of the listener; connections have larger ones.
 const LISTENER: u64 = 0;
 /// Input that peers can produce without end must not occupy the driver; the rest is handled by the

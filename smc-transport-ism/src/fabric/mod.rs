@@ -4,7 +4,6 @@
 //! For that it relies on the operating system and not on the contents of the shared memory.
 
 mod directory;
-mod doorbell;
 mod ivshmem;
 mod notifier;
 mod place;

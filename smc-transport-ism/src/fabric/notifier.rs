@@ -19,7 +19,7 @@ use crate::region::{AioContext, os};
 #[derive(Debug)]
 pub(crate) struct EventfdNotifier {
     aio: AioContext,
-    /// An eventfd of our own that is never read: a poll of it is complete at once.
+    /// An eventfd of this process that is never read: a poll of it is complete at once.
     ready: OwnedFd,
 }
 

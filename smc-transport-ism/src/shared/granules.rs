@@ -21,8 +21,8 @@ use std::any::Any;
 
 use hashbrown::HashMap;
 use smc_core::device::{DeviceError, SubmitError};
-use smc_core::mem::Region;
-use smc_core::mem::sync::{Ordering, fence};
+use smc_core::mem::sync::Ordering;
+use smc_core::mem::{Region, WakeFlag};
 use smc_wire::types::DmbToken;
 
 use super::layout::{GRANULE, granule};
@@ -177,7 +177,7 @@ impl FabricMemory {
             }
         };
         let words = self.granule(run.first);
-        words[granule::ARMED].store(0, Ordering::Relaxed);
+        wake_flag(&words).clear();
         words[granule::WRITER].store(writer.bits(), Ordering::Relaxed);
         words[granule::TOKEN].store(token.0, Ordering::SeqCst);
         Ok(token)
@@ -202,21 +202,19 @@ impl FabricMemory {
 
     /// Owner: requests the next signal. The caller has to poll the buffer afterwards.
     pub(crate) fn arm(&self, run: GranuleRun) {
-        self.granule(run.first)[granule::ARMED].store(1, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
+        wake_flag(&self.granule(run.first)).arm();
     }
 
     /// Writer: after a write, whether the owner has to be signalled.
     #[inline]
     pub(crate) fn must_signal(&self, first: u32) -> bool {
-        take_armed(self.granule(first))
+        wake_flag(&self.granule(first)).must_wake()
     }
 
     /// Writer: after a use has ended, whether the owner has to be signalled. The word stays set:
     /// the memory may belong to another buffer already.
     pub(crate) fn is_armed(&self, first: u32) -> bool {
-        fence(Ordering::SeqCst);
-        self.granule(first)[granule::ARMED].load(Ordering::Relaxed) != 0
+        wake_flag(&self.granule(first)).is_armed()
     }
 
     /// Whether a buffer is still registered for this writer, by a live device.
@@ -436,7 +434,7 @@ impl BufferAccess<'_> {
     /// After a write, whether the owner has to be signalled.
     #[inline]
     pub(crate) fn must_signal(self) -> bool {
-        take_armed(self.words)
+        wake_flag(&self.words).must_wake()
     }
 }
 
@@ -445,7 +443,7 @@ impl BufferAccess<'_> {
 #[inline]
 fn seqcst_fence_for_loom() {
     #[cfg(smc_loom)]
-    fence(Ordering::SeqCst);
+    smc_core::mem::sync::fence(Ordering::SeqCst);
 }
 
 /// Writer: decrements the count of users.
@@ -457,12 +455,10 @@ fn count_out(words: Words<'_>, writer: Tag) {
     });
 }
 
-/// Writer: after a write, takes the armed flag.
+/// The request of the owner to be signalled.
 #[inline]
-fn take_armed(words: Words<'_>) -> bool {
-    fence(Ordering::SeqCst);
-    let armed = &words[granule::ARMED];
-    armed.load(Ordering::Relaxed) != 0 && armed.swap(0, Ordering::SeqCst) != 0
+fn wake_flag<'a>(words: &'a Words<'_>) -> WakeFlag<'a> {
+    WakeFlag::new(&words[granule::ARMED])
 }
 
 /// A buffer that is being used.

@@ -91,24 +91,10 @@ impl Layout {
         self.slot(to, MAILBOX + 8 * usize::from(from))
     }
 
-    /// A word of the summary of ready buffers.
-    pub(crate) fn ready_summary(&self, slot: u16, word: usize) -> usize {
-        self.slot(slot, MAILBOX + 8 * (usize::from(self.slots) + word))
-    }
-
-    /// A word of the ready buffers.
-    pub(crate) fn ready(&self, slot: u16, word: usize) -> usize {
-        self.ready_summary(slot, self.summary_words() + word)
-    }
-
-    /// Words of the ready buffers.
-    pub(crate) fn ready_words(&self) -> usize {
-        words(self.granules)
-    }
-
-    /// Words of the summary of them.
-    pub(crate) fn summary_words(&self) -> usize {
-        self.ready_words().div_ceil(64)
+    /// The summary of the ready buffers, and their bits.
+    pub(crate) fn ready(&self, slot: u16) -> (usize, usize) {
+        let summary = self.slot(slot, MAILBOX + 8 * usize::from(self.slots));
+        (summary, summary + 8 * words(self.granules).div_ceil(64))
     }
 
     /// The words of a granule, which must be below the number of granules.
@@ -192,7 +178,7 @@ mod tests {
                     assert!(len < 4 << 20, "{len} bytes are enough for {slots} slots");
                     continue;
                 };
-                let last = layout.ready(slots - 1, layout.ready_words() - 1) + 8;
+                let last = layout.ready(slots - 1).1 + 8 * words(layout.granules);
                 assert!(last <= layout.granule(0), "{layout:?}");
                 let end = layout.granule(layout.granules - 1) + GRANULE_LINE;
                 assert!(end <= layout.data(0));

@@ -5,7 +5,6 @@
 //! values can cause failed calls, missed or spurious wake-ups, and wrong data, but never an access
 //! outside of the memory, a panic, or a wait without end.
 
-mod bits;
 mod granules;
 mod layout;
 mod slots;

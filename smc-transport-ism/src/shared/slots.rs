@@ -1,11 +1,11 @@
 //! Slots: the devices of the fabric, their sleep states, signals and events.
 
 use smc_core::device::DeviceError;
-use smc_core::mem::sync::{Ordering, fence};
+use smc_core::mem::sync::{AtomicU64, Ordering, fence};
+use smc_core::mem::{BitSet, take_bits};
 use smc_wire::types::Gid;
 
 use super::FabricMemory;
-use super::bits::{ones, take};
 use super::layout::slot;
 
 /// A device on the fabric: its slot, and the generation of the slot.
@@ -238,33 +238,18 @@ impl FabricMemory {
 
     /// Marks a buffer of a device as written.
     pub(crate) fn set_ready(&self, slot: u16, granule: u32) {
-        let (word, bit) = (granule as usize / 64, granule % 64);
-        self.word(self.layout.ready(slot, word))
-            .fetch_or(1 << bit, Ordering::SeqCst);
-        self.word(self.layout.ready_summary(slot, word / 64))
-            .fetch_or(1 << (word % 64), Ordering::SeqCst);
+        self.ready(slot).set(granule);
     }
 
     /// Passes the buffers that were written since the last call to `each`.
-    ///
-    /// First the bits of the summary are taken, then those of their words: a writer sets the
-    /// summary bit after the bit of the word, so the next call finds a bit that was set too late
-    /// for this one.
-    pub(crate) fn take_ready(&self, slot: u16, mut each: impl FnMut(u32)) {
-        for group in 0..self.layout.summary_words() {
-            for word in ones(take(self.word(self.layout.ready_summary(slot, group)))) {
-                let word = group * 64 + word as usize;
-                if word >= self.layout.ready_words() {
-                    continue;
-                }
-                for bit in ones(take(self.word(self.layout.ready(slot, word)))) {
-                    let granule = u32::try_from(word * 64).expect("words of 2^24 bits") + bit;
-                    if granule < self.granules() {
-                        each(granule);
-                    }
-                }
-            }
-        }
+    pub(crate) fn take_ready(&self, slot: u16, each: impl FnMut(u32)) {
+        self.ready(slot).take(each);
+    }
+
+    fn ready(&self, slot: u16) -> BitSet<'_> {
+        let (summary, bits) = self.layout.ready(slot);
+        let bits = BitSet::new(&self.all, summary, bits, self.granules());
+        bits.expect("offsets of the layout are inside of the memory and multiples of 8")
     }
 
     /// Posts events, as bits, to the mailbox of another device.
@@ -278,7 +263,7 @@ impl FabricMemory {
     /// Passes the contents of the mailbox to `each`: sending slot and events.
     pub(crate) fn take_events(&self, slot: u16, mut each: impl FnMut(u16, u64)) {
         for group in 0..self.slots().div_ceil(64) {
-            for bit in ones(take(self.mailbox_summary(slot, group))) {
+            for bit in take_bits(self.mailbox_summary(slot, group)) {
                 let from = group * 64 + u16::try_from(bit).expect("a word has 64 bits");
                 if from < self.slots() {
                     each(from, take(self.word(self.layout.mailbox(slot, from))));
@@ -299,11 +284,11 @@ impl FabricMemory {
             .load(Ordering::Relaxed)
     }
 
-    fn mailbox_summary(&self, slot: u16, group: u16) -> &smc_core::mem::sync::AtomicU64 {
+    fn mailbox_summary(&self, slot: u16, group: u16) -> &AtomicU64 {
         self.slot_word(slot, slot::MAILBOX_SUMMARY + 8 * usize::from(group))
     }
 
-    fn slot_word(&self, slot: u16, field: usize) -> &smc_core::mem::sync::AtomicU64 {
+    fn slot_word(&self, slot: u16, field: usize) -> &AtomicU64 {
         self.word(self.layout.slot(slot, field))
     }
 }
@@ -316,6 +301,14 @@ fn state(tag: Tag, phase: Phase) -> u64 {
         Phase::Dead => 4,
     };
     u64::from(tag.generation) << 32 | phase
+}
+
+/// Takes the content of a word; most of the time there is none.
+fn take(word: &AtomicU64) -> u64 {
+    match word.load(Ordering::SeqCst) {
+        0 => 0,
+        _ => word.swap(0, Ordering::SeqCst),
+    }
 }
 
 const PHASE: u64 = 0xffff_ffff;

@@ -15,6 +15,7 @@ use futures_lite::future::zip;
 use smc_core::device::{Device, Event};
 use smc_core::io::Builder;
 use smc_core::{Domain, Endpoint, Listener, Stream};
+use smc_negotiate_local::Local;
 use smc_transport_ism::{IsmDevice, Place, Server};
 use tempfile::TempDir;
 
@@ -47,8 +48,8 @@ impl On {
 
     fn endpoint(self) -> Builder {
         match self {
-            Self::Tokio => Endpoint::tokio(),
-            Self::Smol => Endpoint::smol(),
+            Self::Tokio => Builder::tokio(),
+            Self::Smol => Builder::smol(),
         }
     }
 }
@@ -138,7 +139,8 @@ pub(crate) fn place(address: &Path) -> Place {
 
 /// Options of an endpoint without devices.
 pub(crate) fn builder(on: On, dir: &Path) -> Builder {
-    on.endpoint().domain(Domain::directory(dir))
+    let local = Local::in_domain(Domain::directory(dir));
+    on.endpoint().negotiation(Arc::new(local))
 }
 
 /// A server with its thread.

@@ -14,10 +14,10 @@ use std::sync::Arc;
 use smc_core::device::{Attachment, Dmb, Event, MemoryAccount};
 use smc_core::mem::sync::Ordering;
 use smc_core::mem::{Element, Region};
+use smc_ipc::doorbell::new_eventfd;
 use smc_wire::types::Gid;
 
 use crate::active::ActivePeers;
-use crate::doorbell::new_eventfd;
 use crate::peer::Peer;
 use crate::pool::PoolLimits;
 use crate::registry::{LocalBuffers, LoopDmb, Permits};
@@ -98,9 +98,8 @@ impl Sides {
         }
     }
 
-    fn reader(&self) -> Reader<'_> {
+    fn reader(&self) -> Reader {
         Reader {
-            dmb: &self.dmb,
             element: Element::new(self.dmb.region().clone()).unwrap(),
             seen: 0,
         }
@@ -152,14 +151,13 @@ impl Writer {
     }
 }
 
-/// Our reading half.
-struct Reader<'a> {
-    dmb: &'a LoopDmb,
+/// The local reading half.
+struct Reader {
     element: Element,
     seen: u64,
 }
 
-impl Reader<'_> {
+impl Reader {
     /// Whether there is something new to read.
     fn poll(&mut self) -> bool {
         let count = self.element.producer().load(Ordering::Acquire);
@@ -172,12 +170,6 @@ impl Reader<'_> {
         self.element.read(0, &mut data[..count]).unwrap();
         assert_eq!(data[..count], DATA[..count]);
         true
-    }
-
-    /// The last thing that a half does before its task sleeps.
-    fn arm_and_poll(&mut self) -> bool {
-        self.dmb.arm();
-        self.poll()
     }
 }
 

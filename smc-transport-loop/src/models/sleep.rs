@@ -10,23 +10,6 @@ use smc_core::mem::sync::{AtomicBool, Ordering};
 use super::Sides;
 
 #[test]
-fn a_reader_that_sleeps_is_reported() {
-    reader(None, None);
-}
-
-#[test]
-#[should_panic(expected = "neither seen nor reported")]
-fn a_writer_without_fence_does_not_see_that_the_reader_sleeps() {
-    reader(Some(Mutation::NoFence), None);
-}
-
-#[test]
-#[should_panic(expected = "neither seen nor reported")]
-fn a_reader_that_sleeps_without_fence_does_not_see_what_was_written() {
-    reader(None, Some(Mutation::NoFence));
-}
-
-#[test]
 fn a_driver_that_sleeps_is_notified() {
     driver(None, None);
 }
@@ -89,29 +72,6 @@ fn a_driver_has_to_poll_again() {
         ..POLLS_AGAIN
     };
     all(2, IN_ORDER, IN_ORDER, final_poll);
-}
-
-/// A reader polls, requests a signal, and polls again, while the peer writes once.
-fn reader(writing: Option<Mutation>, reading: Option<Mutation>) {
-    check(move || {
-        let sides = Sides::new();
-        let writer = sides.attach();
-        let writes = thread::spawn(move || {
-            with(writing, || writer.write(1));
-            writer
-        });
-        let seen = with(reading, || {
-            let mut reader = sides.reader();
-            reader.poll() || reader.arm_and_poll()
-        });
-        let _attached = writes.join().unwrap();
-        assert!(seen || sides.collect(), "neither seen nor reported");
-        assert_eq!(
-            sides.doorbell_count(),
-            0,
-            "notified a driver that was awake"
-        );
-    });
 }
 
 /// The driver collects, requests the doorbell, and collects again, while the peer signals once.

@@ -7,17 +7,16 @@ use std::time::Instant;
 use hashbrown::HashMap;
 use rustix::io::Errno;
 use smc_core::device::{DeviceError, Event};
-use smc_core::error::OsError;
-use smc_core::io::negotiate::Credentials;
-use smc_core::io::negotiate::passed::{Passed, PeerSocket};
 use smc_core::mem::sync::Ordering;
+use smc_ipc::passed::{Passed, PeerSocket};
+use smc_ipc::{Credentials, OsError};
 use smc_wire::types::Gid;
 
 use super::pending_channels::PendingChannels;
 use super::{OpenError, Peers, new_signal_page, share};
 use crate::channel::{self, Message, Received};
 use crate::directory::socket_name;
-use crate::doorbell::{Ready, check_eventfd};
+use crate::doorbell::{Channel, Ready, check_eventfd};
 use crate::lock;
 use crate::peer::{Incoming, Peer};
 use crate::region::Mapping;
@@ -50,13 +49,13 @@ impl Peers {
     ) -> Result<(), DeviceError> {
         let result = self.doorbell.poll_setup(|ready| match ready {
             Ready::Listener => self.accept(setup),
-            Ready::Pending(id) => {
+            Ready::Channel(Channel::Pending, id) => {
                 if let Some(socket) = setup.pending.remove(id) {
                     self.doorbell.unwatch_channel(&socket);
                     self.authenticate(setup, socket);
                 }
             }
-            Ready::Incoming(id) => {
+            Ready::Channel(Channel::Incoming, id) => {
                 let Some(peer) = self.by_id(id) else { return };
                 let outcome = peer.receive();
                 if outcome.more {
@@ -86,7 +85,7 @@ impl Peers {
                     self.remove_dead_peer(setup, &peer, events);
                 }
             }
-            Ready::Stale(id) => {
+            Ready::Channel(Channel::Stale, id) => {
                 if let Some((gid, socket)) = setup.stale.remove(&id) {
                     self.doorbell.unwatch_channel(&socket);
                     self.domain.remove_if_stale(&socket_name(gid));
@@ -154,7 +153,11 @@ impl Peers {
             }
             Received::Nothing => {
                 let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-                if self.doorbell.watch_pending(&socket, id).is_ok() {
+                if self
+                    .doorbell
+                    .watch_channel(&socket, Channel::Pending, id)
+                    .is_ok()
+                {
                     let now = Instant::now();
                     let too_many = setup.pending.add(id, credentials.uid, socket, now);
                     if let Some(oldest) = too_many {
@@ -202,7 +205,8 @@ impl Peers {
         };
         let notifier = Arc::new(Notifier::new(gid, signal_page, notify_by));
         let remote = RemoteBuffers::new(notifier, Arc::clone(&self.tokens), &self.account);
-        self.doorbell.watch_incoming(&socket, peer.id)?;
+        self.doorbell
+            .watch_channel(&socket, Channel::Incoming, peer.id)?;
         let incoming = Incoming {
             channel: Some(socket),
             remote,
@@ -261,7 +265,10 @@ impl Peers {
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
         let is_watched = channel::send(&socket, Message::Notify, &[]).is_ok()
             && setup.stale.len() < MAX_STALE
-            && self.doorbell.watch_stale(&socket, id).is_ok();
+            && self
+                .doorbell
+                .watch_channel(&socket, Channel::Stale, id)
+                .is_ok();
         if is_watched {
             setup.stale.insert(id, (gid, socket));
         }

@@ -7,7 +7,7 @@ use rustix::process::{Resource, geteuid, getrlimit};
 pub(super) struct PeerCounts {
     /// Of the user in question.
     pub(super) same_user: usize,
-    /// Of all users but our own.
+    /// Of all users but the own one.
     pub(super) other_users: usize,
 }
 

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use futures_lite::FutureExt as _;
 use futures_lite::future::zip;
-use smc_core::io::Builder;
-use smc_core::{Domain, Endpoint, Listener, Stream};
+use smc_core::{Builder, Domain, Endpoint, Listener, Stream};
+use smc_negotiate_local::Local;
 use smc_transport_loop::LoopDevice;
 use tempfile::TempDir;
 
@@ -45,8 +45,8 @@ impl On {
 
     pub(crate) fn endpoint(self) -> Builder {
         let builder = match self {
-            Self::Tokio => Endpoint::tokio(),
-            Self::Smol => Endpoint::smol(),
+            Self::Tokio => Builder::tokio(),
+            Self::Smol => Builder::smol(),
         };
         // However busy this machine is.
         builder.answer_timeout(Duration::from_secs(60))
@@ -97,8 +97,13 @@ pub(crate) fn builder(on: On, nocopy: bool, dir: &Path) -> Builder {
         .build()
         .unwrap();
     on.endpoint()
-        .domain(Domain::directory(dir))
+        .negotiation(local(Domain::directory(dir)))
         .device(Arc::new(device))
+}
+
+/// Negotiation between the processes of a domain.
+pub(crate) fn local(domain: Domain) -> Arc<Local> {
+    Arc::new(Local::in_domain(domain))
 }
 
 /// A new stream between an endpoint and a listener: the client's and the server's end.

@@ -66,8 +66,8 @@ impl CdcR {
 
     /// A failover validation: only sequence number and token are filled.
     ///
-    /// `sequence` is that of the last CDC whose transmission completed on the old link; Linux sends
-    /// one less.
+    /// `sequence` names a CDC that the peer must have received: as Linux does, the one before the last
+    /// whose transmission completed on the old link (docs/spec/failover.md#validation).
     #[must_use]
     pub const fn failover(sequence: u16, token: AlertToken) -> Self {
         Self {

@@ -156,3 +156,19 @@ proptest! {
         prop_assert!(ring.advance(a, by).count < size || by < size.saturating_sub(a.count));
     }
 }
+
+#[test]
+fn spans_are_cut_where_the_ring_ends() {
+    let ring = ring(10);
+    for (at, len, expected) in [
+        (0, 0, [(0, 0), (0, 0)]),
+        (3, 4, [(3, 4), (0, 0)]),
+        (3, 7, [(3, 7), (0, 0)]),
+        (8, 5, [(8, 2), (0, 3)]),
+        (0, 10, [(0, 10), (0, 0)]),
+        (9, 10, [(9, 1), (0, 9)]),
+    ] {
+        let spans = ring.spans(at, len).map(|span| (span.at, span.len));
+        assert_eq!(spans, expected, "{len} bytes from {at}");
+    }
+}

@@ -15,9 +15,10 @@ use super::parse::{ParseError, number};
 ///
 /// assert_eq!(DeclineCode::NOSMCDEV.to_string(), "0x03030000 (NOSMCDEV)");
 /// assert_eq!(DeclineCode(0x1234).to_string(), "0x00001234");
+/// assert_eq!(format!("{:?}", DeclineCode::NOSMCDEV), "DeclineCode(0x03030000 (NOSMCDEV))");
 /// assert_eq!("NOSMCDEV".parse(), Ok(DeclineCode::NOSMCDEV));
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DeclineCode(pub u32);
 
 macro_rules! decline_codes {
@@ -109,6 +110,12 @@ impl fmt::Display for DeclineCode {
             Some(name) => write!(f, " ({name})"),
             None => Ok(()),
         }
+    }
+}
+
+impl fmt::Debug for DeclineCode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DeclineCode({self})")
     }
 }
 

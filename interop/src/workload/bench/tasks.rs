@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result};
-use smc_core::{Endpoint, Stream};
+use smc_core::{Builder, Endpoint, Stream};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::task::JoinSet;
 
@@ -25,7 +25,7 @@ pub(in crate::workload) fn run(job: &Job, stage: &'static Stage) -> Result<Repor
 }
 
 async fn end(job: Job, stage: &Stage) -> Result<Report> {
-    let endpoint = ours::endpoint(Endpoint::tokio(), &job)?;
+    let endpoint = ours::endpoint(Builder::tokio(), &job)?;
     let report = match job.end {
         End::Connect(to) => client(&endpoint, to, &job.measures, stage).await,
         End::Listen(at) => {

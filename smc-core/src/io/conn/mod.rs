@@ -1,9 +1,10 @@
 //! One SMC connection, shared by its two halves, the driver and tools.
 
-mod publish;
+mod direct;
+mod rdma;
 
-use publish::Consumer;
-pub(crate) use publish::{PeerElement, RetryResult};
+pub(crate) use direct::{DirectConn, PeerDmb, RetryResult};
+pub(crate) use rdma::{RdmaConn, RdmaConnHandle};
 
 use std::fmt;
 use std::net::{Shutdown, SocketAddr};
@@ -13,18 +14,16 @@ use std::time::Duration;
 
 use atomic_waker::AtomicWaker;
 use event_listener::{Event, EventListener};
-use smc_wire::cdc::{ConsumerWord, ProducerWord, StateFlags};
+use smc_wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord, StateFlags};
 use smc_wire::cursor::{Cursor, Ring};
 use smc_wire::types::{AlertToken, DmbToken};
 
 use super::deadlines::Deadline;
 use super::device_driver::DeviceDriver;
 use super::groups::Membership;
-use super::memory::PeerCharge;
-use super::mode::Mode;
-use super::rdma::{RdmaConn, RdmaConnHandle};
 use super::runtime::Socket;
-use crate::device::Dmb;
+use super::stream::Mode;
+use crate::device::{Dmb, SubmitError};
 use crate::error::{CloseReason, Error, PeerMisbehaved};
 use crate::mem::sync::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crate::mem::{Element, HEADER_LEN};
@@ -35,9 +34,7 @@ use crate::proto::handshake::Role;
 
 /// The shared part of a connection.
 ///
-/// Both halves read the peer's updates in [`Conn::local`]. This side publishes two words to the
-/// peer: the producer word belongs to the writing half alone; the consumer word is composed by both
-/// halves and by closing; [`publish`] has both.
+/// Both halves read the peer's updates in [`Conn::local`], and publish their own through the path.
 pub(crate) struct Conn {
     /// The local element, written by the peer.
     pub(crate) local: Element,
@@ -49,15 +46,9 @@ pub(crate) struct Conn {
     locality: PeerLocality,
     /// The TCP connection is not watched yet: see `TCP_WATCH_DELAY`.
     tcp_watch_deferred: AtomicBool,
-    buffer: LocalBuffer,
-    peer: PeerElement,
-    /// The producer word that was published last.
-    producer: AtomicU64,
-    /// Not zero: the device was busy, and the driver retries the producer word.
-    producer_pending: AtomicU32,
+    path: Path,
     /// Number of retries of the driver at a busy device.
     retries: AtomicU32,
-    consumer: Mutex<Consumer>,
     /// The waker registered with the TCP socket.
     tcp_waker: OnceLock<Waker>,
     /// The peer has written to the local element.
@@ -86,16 +77,56 @@ pub(crate) struct Conn {
     group: GroupId,
     /// Dropped, to leave the link group, when the connection has ended.
     membership: Mutex<Option<Membership>>,
-    /// For the peer's buffer, with SMC-D.
-    _charge: Option<PeerCharge>,
 }
 
-/// The local receive buffer.
-pub(crate) enum LocalBuffer {
-    /// SMC-D: a DMB of the device.
-    Dmb(Arc<dyn Dmb>),
-    /// SMC-R: an RMB, with the other resources of the connection in its link group.
-    Rmb(Arc<RdmaConnHandle>),
+/// The buffers of a connection, and how data gets from one end to the other.
+#[derive(Debug)]
+pub(crate) enum Path {
+    /// SMC-D: through the peer's DMB.
+    Direct(Arc<DirectConn>),
+    /// SMC-R: over links, from the staging ring to the peer's RMB.
+    Rdma(Arc<RdmaConnHandle>),
+}
+
+/// The operations that SMC-D and SMC-R do in different ways.
+pub(crate) trait SmcPath: Send + Sync {
+    /// The peer's ring, which this side writes.
+    fn peer_ring(&self) -> Ring;
+
+    /// Requests that the device reports the next write of the peer. The caller checks once more
+    /// afterwards.
+    fn arm(&self);
+
+    /// Polls the device: on links, updates do not appear in memory by themselves.
+    fn poll_device(&self, driver: &DeviceDriver);
+
+    /// Whether the peer's flags are a request for an update that holds until it is withdrawn. Over a
+    /// link each request is a separate event.
+    fn is_update_requested(&self, flags: ProducerFlags) -> bool;
+
+    /// Takes the peer's request for an update when everything is read; called when it is.
+    fn take_update_wanted(&self) -> bool;
+
+    /// Restores the peer's request for an update.
+    fn want_update(&self);
+
+    /// Publishes the consumer cursor and signals the peer.
+    fn publish_consumer(&self, conn: &Conn, cursor: Cursor);
+
+    /// Publishes flags in addition to those before.
+    fn publish_flags(&self, conn: &Conn, flags: StateFlags);
+
+    /// Whether updates are not published yet.
+    fn has_pending(&self) -> bool;
+
+    /// Publishes the words that the device was busy for, in order.
+    fn publish_pending(&self) -> Result<(), SubmitError>;
+
+    /// Drops the words that the device was busy for.
+    fn clear_pending(&self);
+
+    /// Whether the peer has published any update.
+    fn has_received(&self, local: &Element) -> bool;
 }
 
 /// Whether the peer is a process of this host, as proven by a side-channel handshake.
@@ -128,16 +159,13 @@ impl ConnKey {
 pub(crate) struct Parts {
     pub(crate) local: Element,
     pub(crate) local_ring: Ring,
-    pub(crate) buffer: LocalBuffer,
-    pub(crate) peer: PeerElement,
+    pub(crate) path: Path,
     pub(crate) mode: Mode,
     pub(crate) peer_addr: SocketAddr,
     pub(crate) socket: Arc<dyn Socket>,
     pub(crate) driver: Arc<DeviceDriver>,
     pub(crate) membership: Membership,
     pub(crate) locality: PeerLocality,
-    /// For the peer's buffer, with SMC-D.
-    pub(crate) charge: Option<PeerCharge>,
 }
 
 impl Conn {
@@ -145,15 +173,13 @@ impl Conn {
         let Parts {
             local,
             local_ring,
-            buffer,
-            peer,
+            path,
             mode,
             peer_addr,
             socket,
             driver,
             membership,
             locality,
-            charge,
         } = parts;
         if locality == PeerLocality::SameHost(Role::Client) {
             // TCP is not read any more: a reset avoids TIME_WAIT for the port, also if this process
@@ -168,12 +194,8 @@ impl Conn {
             socket,
             locality,
             tcp_watch_deferred: AtomicBool::new(locality != PeerLocality::Unknown),
-            buffer,
-            peer,
-            producer: AtomicU64::new(0),
-            producer_pending: AtomicU32::new(0),
+            path,
             retries: AtomicU32::new(0),
-            consumer: Mutex::default(),
             tcp_waker: OnceLock::new(),
             has_peer_sent: AtomicBool::new(false),
             half_open: AtomicBool::new(false),
@@ -189,32 +211,43 @@ impl Conn {
             writer: AtomicWaker::new(),
             changed: Event::new(),
             driver,
-            group: membership.seat().group(),
+            group: membership.member().group(),
             membership: Mutex::new(Some(membership)),
-            _charge: charge,
         })
     }
 
     pub(crate) fn key(&self) -> ConnKey {
-        match &self.buffer {
-            LocalBuffer::Dmb(dmb) => ConnKey::direct(dmb.token()),
-            LocalBuffer::Rmb(handle) => ConnKey::rdma(handle.rdma_conn().token()),
+        match &self.path {
+            Path::Direct(direct) => ConnKey::direct(direct.dmb.token()),
+            Path::Rdma(handle) => ConnKey::rdma(handle.rdma_conn().token()),
         }
     }
 
     /// The local receive buffer, if this is SMC-D.
-    pub(crate) fn dmb(&self) -> Option<Arc<dyn Dmb>> {
-        match &self.buffer {
-            LocalBuffer::Dmb(dmb) => Some(Arc::clone(dmb)),
-            LocalBuffer::Rmb(_) => None,
+    pub(crate) fn dmb(&self) -> Option<&Arc<dyn Dmb>> {
+        match &self.path {
+            Path::Direct(direct) => Some(&direct.dmb),
+            Path::Rdma(_) => None,
         }
     }
 
     /// The SMC-R connection in its link group, if this is SMC-R.
     pub(crate) fn rdma(&self) -> Option<&Arc<RdmaConn>> {
-        match &self.buffer {
-            LocalBuffer::Dmb(_) => None,
-            LocalBuffer::Rmb(handle) => Some(handle.rdma_conn()),
+        match &self.path {
+            Path::Direct(_) => None,
+            Path::Rdma(handle) => Some(handle.rdma_conn()),
+        }
+    }
+
+    /// The buffers, for a half of the stream.
+    pub(crate) fn buffers(&self) -> &Path {
+        &self.path
+    }
+
+    fn path(&self) -> &dyn SmcPath {
+        match &self.path {
+            Path::Direct(direct) => &**direct,
+            Path::Rdma(handle) => &**handle.rdma_conn(),
         }
     }
 
@@ -247,7 +280,7 @@ impl Conn {
     pub(crate) fn delivery(&self) -> DeliveryStatus {
         match self.rdma() {
             Some(rdma) => rdma.delivery(),
-            None if !self.has_pending() => DeliveryStatus::Done,
+            None if !self.path().has_pending() => DeliveryStatus::Done,
             None => {
                 self.handle_peer_flags();
                 // The device and its driver may be gone too: no later event ends the wait.
@@ -274,16 +307,12 @@ impl Conn {
 
     /// The peer's ring, which this side writes.
     pub(crate) fn peer_ring(&self) -> Ring {
-        match &self.peer {
-            PeerElement::Mapped { ring, .. }
-            | PeerElement::Moved { ring, .. }
-            | PeerElement::Lost { ring } => *ring,
-            PeerElement::Rdma(rdma) => rdma.peer_ring(),
-        }
+        self.path().peer_ring()
     }
 
-    pub(crate) fn peer(&self) -> &PeerElement {
-        &self.peer
+    /// Publishes the consumer cursor and signals the peer.
+    pub(crate) fn publish_consumer(&self, cursor: Cursor) {
+        self.path().publish_consumer(self, cursor);
     }
 
     pub(crate) fn state(&self) -> ConnState {
@@ -384,33 +413,12 @@ impl Conn {
     /// Requests that the device reports the next write of the peer. The caller checks once more
     /// afterwards.
     pub(crate) fn arm(&self) {
-        match &self.buffer {
-            LocalBuffer::Dmb(dmb) => dmb.arm(),
-            // Every message is reported.
-            LocalBuffer::Rmb(handle) => handle.rdma_conn().arm(),
-        }
+        self.path().arm();
     }
 
-    /// Takes the peer's request for an update when everything is read; called when it is.
-    pub(crate) fn take_update_wanted(&self) -> bool {
-        match &self.buffer {
-            LocalBuffer::Dmb(_) => false,
-            LocalBuffer::Rmb(handle) => handle.rdma_conn().take_update_wanted(),
-        }
-    }
-
-    /// Restores the peer's request for an update.
-    pub(crate) fn want_update(&self) {
-        if let LocalBuffer::Rmb(handle) = &self.buffer {
-            handle.rdma_conn().want_update();
-        }
-    }
-
-    /// Polls the device: on links, updates do not appear in memory by themselves.
-    pub(crate) fn poll_device(&self) {
-        if let LocalBuffer::Rmb(handle) = &self.buffer {
-            handle.rdma_conn().poll_device(&self.driver);
-        }
+    /// The driver of the device of the connection, which was the first one with SMC-R.
+    pub(crate) fn driver(&self) -> &DeviceDriver {
+        &self.driver
     }
 
     /// Wakes all tasks: the peer signalled, or another state changed.
@@ -455,15 +463,11 @@ impl Conn {
     /// SMC-R, after the application dropped the stream: data that still arrives must not leave the
     /// peer without space, because this side's unsent data may depend on the peer in the same way.
     fn discard_arrivals(&self) {
-        let LocalBuffer::Rmb(handle) = &self.buffer else {
-            return;
-        };
+        let Some(rdma) = self.rdma() else { return };
         let word = self.local.producer().load(Ordering::Acquire);
         let before = self.read_until.swap(word, Ordering::AcqRel);
         if word != before {
-            handle
-                .rdma_conn()
-                .discard(ProducerWord::from_ne(word).cursor);
+            rdma.discard(ProducerWord::from_ne(word).cursor);
         }
     }
 
@@ -485,15 +489,15 @@ impl Conn {
         if !ended || !self.is_peer_silent() {
             return;
         }
-        match &self.buffer {
+        match &self.path {
             // A peer that closes publishes its flags before its TCP connection ends.
-            LocalBuffer::Dmb(_) => self.abort(Error::Closed(CloseReason::Aborted)),
+            Path::Direct(_) => self.abort(Error::Closed(CloseReason::Aborted)),
             // Only a DECLINE can follow on TCP: set-up has failed.
-            LocalBuffer::Rmb(_) if self.has_tcp_data(waker) => {
+            Path::Rdma(_) if self.has_tcp_data(waker) => {
                 self.abort(Error::Closed(CloseReason::Aborted));
             }
             // Here the end of TCP may overtake the peer's messages on the link.
-            LocalBuffer::Rmb(_) => {
+            Path::Rdma(_) => {
                 if !self.half_open.swap(true, Ordering::AcqRel) {
                     self.driver.start_half_open_timeout(self);
                 }
@@ -524,13 +528,7 @@ impl Conn {
         if self.has_peer_sent.load(Ordering::Relaxed) {
             return false;
         }
-        let has_peer_sent = match &self.buffer {
-            LocalBuffer::Dmb(_) => {
-                let words = [self.local.producer(), self.local.consumer()];
-                words.iter().any(|word| word.load(Ordering::Acquire) != 0)
-            }
-            LocalBuffer::Rmb(handle) => handle.rdma_conn().has_received(),
-        };
+        let has_peer_sent = self.path().has_received(&self.local);
         self.has_peer_sent.store(has_peer_sent, Ordering::Relaxed);
         !has_peer_sent
     }
@@ -542,7 +540,7 @@ impl Conn {
         let flags = self.closing().shutdown_write();
         if let Some(flags) = flags {
             self.ended.store(true, Ordering::Release);
-            self.publish_flags(flags);
+            self.path().publish_flags(self, flags);
             self.wake();
         }
     }
@@ -570,7 +568,7 @@ impl Conn {
         match (flags, self.rdma()) {
             // The final cursor shows a closing peer that its data was read, however little that is.
             (Some(flags), Some(rdma)) if !unread => rdma.publish_close(read.cursor, flags),
-            (Some(flags), _) => self.publish_flags(flags),
+            (Some(flags), _) => self.path().publish_flags(self, flags),
             (None, _) => {}
         }
         self.release_if_closed();
@@ -603,10 +601,10 @@ impl Conn {
         let _later = self.failure.set(cause);
         self.ended.store(true, Ordering::Release);
         match (flags, self.rdma()) {
-            (Some(flags), _) => self.publish_flags(flags),
+            (Some(flags), _) => self.path().publish_flags(self, flags),
             // The close flags may still be queued behind data that cannot be sent.
             (None, Some(rdma)) if rdma.has_pending() => {
-                rdma.publish_flags(StateFlags::ABORTED);
+                rdma.publish_flags(self, StateFlags::ABORTED);
             }
             (None, _) => {}
         }
@@ -638,7 +636,7 @@ impl Conn {
         // the driver retries.
         let is_gone = self.driver.is_gone() && self.rdma().is_none();
         let is_lost = is_gone || self.driver.is_stopped();
-        let has_pending = self.has_pending() && !is_lost;
+        let has_pending = self.path().has_pending() && !is_lost;
         if !self.closing().is_finished() || has_pending {
             return;
         }
@@ -672,9 +670,7 @@ impl Conn {
 
 impl Drop for Conn {
     fn drop(&mut self) {
-        let LocalBuffer::Dmb(dmb) = &self.buffer else {
-            return;
-        };
+        let Some(dmb) = self.dmb() else { return };
         let written = ProducerWord::from_ne(self.local.producer().load(Ordering::Acquire)).cursor;
         if written.wrap != 0 {
             return;

@@ -122,6 +122,10 @@ impl BusyRetries {
         self.0.remove(&key);
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// The time of the next retry.
     pub(super) fn next(&self) -> Option<Instant> {
         let open = self.0.values().filter(|backoff| backoff.is_scheduled);

@@ -3,6 +3,7 @@
 mod busy_retries;
 mod claims;
 mod task;
+mod timeouts;
 
 pub(crate) use claims::claim;
 pub(crate) use task::DriverTask;
@@ -24,7 +25,7 @@ use crate::error::{CloseReason, Error};
 use crate::mem::sync::{AtomicBool, AtomicUsize, Ordering};
 use crate::proto::group::{DeviceIndex, GroupEndCause, GroupId};
 use crate::proto::links::LinkId;
-use busy_retries::{BusyRetries, Due};
+use busy_retries::BusyRetries;
 
 /// A device of an endpoint with the connections that use it.
 pub(crate) struct DeviceDriver {
@@ -336,111 +337,6 @@ impl DeviceDriver {
         if self.device.fabric().rdma().is_some() {
             self.groups.addresses_changed();
         }
-    }
-
-    /// Handles queued work and timeouts. Returns the next timeout.
-    fn handle_timeouts(&self, now: Instant) -> Option<Instant> {
-        let tcp_events = std::mem::take(&mut self.table().tcp_events);
-        for conn in tcp_events.iter().filter_map(Weak::upgrade) {
-            conn.handle_signal();
-        }
-        for conn in self.due_tcp_watches(now) {
-            conn.start_tcp_watch();
-        }
-        for conn in self.overdue(now) {
-            conn.abort(Error::Closed(CloseReason::Aborted));
-        }
-        for conn in self.expired_half_open(now) {
-            conn.abort(Error::Closed(CloseReason::Aborted));
-        }
-        for (conn, due) in self.due_retries(now) {
-            match due {
-                Due::Retry => {
-                    let result = conn.retry_pending();
-                    self.table().retries.handle_result(conn.key(), result, now);
-                }
-                Due::TimedOut => conn.handle_busy_timeout(),
-                Due::Drop => conn.drop_pending(),
-            }
-        }
-        let table = self.table();
-        let lingering = table.lingering.front().map(|(until, _)| *until);
-        let half_open = table.half_open.front().map(|(until, _)| *until);
-        let deferred_tcp_watches = table.deferred_tcp_watches.front().map(|(until, _)| *until);
-        lingering
-            .into_iter()
-            .chain(deferred_tcp_watches)
-            .chain(half_open)
-            .chain(table.retries.next())
-            .min()
-    }
-
-    /// Connections whose TCP watch starts now.
-    fn due_tcp_watches(&self, now: Instant) -> Vec<Arc<Conn>> {
-        let mut due = Vec::new();
-        let mut table = self.table();
-        while let Some((until, conn)) = table.deferred_tcp_watches.front() {
-            match conn.upgrade() {
-                Some(conn) if *until <= now => due.push(conn),
-                Some(_) => break,
-                None => {}
-            }
-            table.deferred_tcp_watches.pop_front();
-        }
-        due
-    }
-
-    /// Half-open connections whose timeout has passed.
-    fn expired_half_open(&self, now: Instant) -> Vec<Arc<Conn>> {
-        let mut silent = Vec::new();
-        let mut table = self.table();
-        while let Some((until, conn)) = table.half_open.front() {
-            match conn.upgrade().filter(|conn| conn.is_peer_silent()) {
-                Some(conn) if *until <= now => silent.push(conn),
-                Some(_) => break,
-                None => {}
-            }
-            table.half_open.pop_front();
-        }
-        silent
-    }
-
-    /// Connections whose peer has not closed in time.
-    fn overdue(&self, now: Instant) -> Vec<Arc<Conn>> {
-        let mut overdue = Vec::new();
-        let mut table = self.table();
-        let Table {
-            conns,
-            lingering,
-            released,
-            ..
-        } = &mut *table;
-        let until = now + self.close_timeout;
-        lingering.extend(released.drain(..).map(|conn| (until, conn)));
-        // The table holds every connection that has not ended.
-        while let Some((until, conn)) = lingering.front() {
-            match conn.upgrade() {
-                Some(conn) if *until <= now => overdue.push(conn),
-                Some(_) => break,
-                None => {}
-            }
-            lingering.pop_front();
-        }
-        if lingering.len() > 2 * conns.len() + 64 {
-            lingering.retain(|(_, conn)| conn.strong_count() > 0);
-        }
-        overdue
-    }
-
-    /// Connections with a retry due at a busy device.
-    fn due_retries(&self, now: Instant) -> Vec<(Arc<Conn>, Due)> {
-        let mut table = self.table();
-        let due = table.retries.due(now);
-        let found = due.into_iter().filter_map(|(key, due)| {
-            let conn = table.conns.get(&key)?;
-            Some((Arc::clone(conn), due))
-        });
-        found.collect()
     }
 
     /// Adds a link with a waiter for the completion of a post.

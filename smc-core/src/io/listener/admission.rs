@@ -61,9 +61,9 @@ impl Source {
     }
 
     /// Of a client with a side channel. Those of the own user may have all places.
-    pub(super) fn of_client(client: Option<Credentials>) -> Option<Self> {
-        let uid = client?.uid;
-        (uid != Credentials::own().uid).then_some(Self::User(uid))
+    pub(super) fn of_client(client: Option<Credentials>, is_own: bool) -> Option<Self> {
+        let user = client.map(|client| Self::User(client.uid));
+        user.filter(|_| !is_own)
     }
 }
 
@@ -114,8 +114,9 @@ impl AdmissionControl {
         })
     }
 
-    /// Grants free places to waiting set-ups. The caller wakes them without the lock.
-    fn grant(&self, state: &mut State) -> Vec<Waker> {
+    /// Grants free places to waiting set-ups. The caller wakes them without the lock. `running` is
+    /// the one that calls, if one does.
+    fn grant(&self, state: &mut State, running: Option<u64>) -> Vec<Waker> {
         let State {
             waiting,
             places,
@@ -128,20 +129,21 @@ impl AdmissionControl {
         if *places >= max {
             return wakers;
         }
-        waiting.retain(|_, next| {
+        waiting.retain(|id, next| {
             let is_over = |source| !place_shares.has_capacity(&source);
             if *places >= max || next.source.is_some_and(is_over) {
                 return true;
             }
-            let Some(waker) = next.waker.take() else {
+            let waker = next.waker.take();
+            if waker.is_none() && Some(*id) != running {
                 return true;
-            };
+            }
             *places += 1;
             if let Some(source) = next.source {
                 waiting_shares.release(&source);
                 place_shares.take(source);
             }
-            wakers.push(waker);
+            wakers.extend(waker.filter(|_| Some(*id) != running));
             false
         });
         wakers
@@ -166,15 +168,15 @@ impl AdmissionPermit {
         poll_fn(|cx| {
             let (is_waiting, wakers) = {
                 let mut state = self.admission.lock();
-                if let Some(waiting) = state.waiting.get_mut(&self.id) {
+                let wakers = self.admission.grant(&mut state, Some(self.id));
+                let waiting = state.waiting.get_mut(&self.id);
+                let is_waiting = waiting.is_some();
+                if let Some(waiting) = waiting {
                     waiting.waker = Some(cx.waker().clone());
                 }
-                let wakers = self.admission.grant(&mut state);
-                (state.waiting.contains_key(&self.id), wakers)
+                (is_waiting, wakers)
             };
-            // Except for this task, which is running.
-            let others = wakers.iter().filter(|waker| !waker.will_wake(cx.waker()));
-            others.for_each(Waker::wake_by_ref);
+            wakers.into_iter().for_each(Waker::wake);
             match is_waiting {
                 true => Poll::Pending,
                 false => Poll::Ready(()),
@@ -199,7 +201,7 @@ impl Drop for AdmissionPermit {
             if !is_waiting {
                 state.places -= 1;
             }
-            self.admission.grant(&mut state)
+            self.admission.grant(&mut state, None)
         };
         wakers.into_iter().for_each(Waker::wake);
     }
@@ -223,7 +225,9 @@ mod tests {
 
     fn client(uid: u32) -> Option<Source> {
         let own = Credentials::own();
-        Source::of_client(Some(Credentials { uid, ..own }))
+        let mut client = own;
+        client.uid = uid;
+        Source::of_client(Some(client), uid == own.uid)
     }
 
     fn try_place(permit: &mut AdmissionPermit) -> bool {

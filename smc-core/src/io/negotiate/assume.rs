@@ -6,11 +6,9 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use super::{
-    Candidate, Client, Delivery, EarlyConfirm, Negotiation, Offer, Published, Verdict, Withdrawn,
-};
+use super::{Candidate, Delivery, Negotiation, Offer, Published, Verdict, Withdrawn};
 use crate::error::FallbackCause;
-use crate::io::runtime::{Runtime, Socket, Unconnected};
+use crate::io::runtime::{Runtime, Socket};
 
 /// All peers support SMC, by configuration of both ends.
 ///
@@ -29,9 +27,15 @@ impl Assume {
     }
 }
 
+#[async_trait]
 impl Negotiation for Assume {
-    fn client(&self, _runtime: &Arc<dyn Runtime>) -> Arc<dyn Client> {
-        Arc::new(*self)
+    async fn look_up(
+        &self,
+        _runtime: &Arc<dyn Runtime>,
+        _to: SocketAddr,
+    ) -> Result<Candidate, FallbackCause> {
+        let assume = *self;
+        Ok(Candidate::new(move |_, _, _| Ok(Box::new(assume))))
     }
 
     fn publish(
@@ -41,24 +45,6 @@ impl Negotiation for Assume {
         _listener: Option<BorrowedFd<'_>>,
     ) -> Result<Arc<dyn Published>, FallbackCause> {
         Ok(Arc::new(*self))
-    }
-}
-
-#[async_trait]
-impl Client for Assume {
-    async fn look_up(&self, _to: SocketAddr) -> Result<Box<dyn Candidate>, FallbackCause> {
-        Ok(Box::new(*self))
-    }
-}
-
-impl Candidate for Assume {
-    fn offer(
-        &self,
-        _socket: &Unconnected<'_>,
-        _proposal: &[u8],
-        _early: Option<&EarlyConfirm>,
-    ) -> Result<Box<dyn Offer>, FallbackCause> {
-        Ok(Box::new(*self))
     }
 }
 
@@ -82,7 +68,8 @@ impl Published for Assume {
     }
 }
 
-/// No peer supports SMC: all connections are plain TCP.
+/// No peer supports SMC: all connections are plain TCP, with the cause
+/// [`FallbackCause::NoNegotiation`]. What an endpoint without a negotiation has.
 #[derive(Clone, Copy, Debug, Default)]
 #[non_exhaustive]
 pub struct Never;
@@ -95,9 +82,14 @@ impl Never {
     }
 }
 
+#[async_trait]
 impl Negotiation for Never {
-    fn client(&self, _runtime: &Arc<dyn Runtime>) -> Arc<dyn Client> {
-        Arc::new(*self)
+    async fn look_up(
+        &self,
+        _runtime: &Arc<dyn Runtime>,
+        _to: SocketAddr,
+    ) -> Result<Candidate, FallbackCause> {
+        Err(FallbackCause::NoNegotiation)
     }
 
     fn publish(
@@ -110,15 +102,8 @@ impl Negotiation for Never {
     }
 }
 
-#[async_trait]
-impl Client for Never {
-    async fn look_up(&self, _to: SocketAddr) -> Result<Box<dyn Candidate>, FallbackCause> {
-        Err(FallbackCause::not_announced())
-    }
-}
-
 impl Published for Never {
     fn verdict(&self, _socket: &dyn Socket, _peer: SocketAddr) -> Verdict {
-        Verdict::Plain(FallbackCause::NotOffered)
+        Verdict::Plain(FallbackCause::NoNegotiation)
     }
 }

@@ -6,9 +6,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use super::{
-    CachedHandshake, Candidate, Client, EarlyConfirm, Negotiation, Offer, Published, Verdict,
-};
+use super::{Candidate, Negotiation, Published, Verdict};
 use crate::error::FallbackCause;
 use crate::io::runtime::{Runtime, Socket, Unconnected};
 
@@ -33,11 +31,25 @@ impl Chain {
     }
 }
 
+#[async_trait]
 impl Negotiation for Chain {
-    fn client(&self, runtime: &Arc<dyn Runtime>) -> Arc<dyn Client> {
-        Arc::new(Clients(
-            self.links.iter().map(|link| link.client(runtime)).collect(),
-        ))
+    async fn look_up(
+        &self,
+        runtime: &Arc<dyn Runtime>,
+        to: SocketAddr,
+    ) -> Result<Candidate, FallbackCause> {
+        let mut found = Vec::new();
+        let mut causes = Vec::new();
+        for link in &self.links {
+            match link.look_up(runtime, to).await {
+                Ok(candidate) => found.push(candidate),
+                Err(cause) => causes.push(cause),
+            }
+        }
+        match found.is_empty() {
+            true => Err(first(causes)),
+            false => Ok(any_of(found)),
+        }
     }
 
     fn prepare(&self, socket: &Unconnected<'_>) {
@@ -70,55 +82,28 @@ impl Negotiation for Chain {
     }
 }
 
-#[derive(Debug)]
-struct Clients(Vec<Arc<dyn Client>>);
-
-#[async_trait]
-impl Client for Clients {
-    async fn look_up(&self, to: SocketAddr) -> Result<Box<dyn Candidate>, FallbackCause> {
-        let mut found = Vec::new();
+/// A candidate that makes the first offer of these that is possible.
+fn any_of(candidates: Vec<Candidate>) -> Candidate {
+    let needs_address = candidates.iter().any(Candidate::needs_address);
+    let mut numbered = candidates.iter().enumerate();
+    let expecting = numbered.find_map(|(index, it)| Some((index, it.expected_handshake()?)));
+    let (expecting, expected) = expecting.unzip();
+    let made = Candidate::new(move |socket, proposal, buffer| {
         let mut causes = Vec::new();
-        for client in &self.0 {
-            match client.look_up(to).await {
-                Ok(candidate) => found.push(candidate),
-                Err(cause) => causes.push(cause),
-            }
-        }
-        match found.is_empty() {
-            true => Err(first(causes)),
-            false => Ok(Box::new(Candidates(found))),
-        }
-    }
-}
-
-#[derive(Debug)]
-struct Candidates(Vec<Box<dyn Candidate>>);
-
-impl Candidate for Candidates {
-    fn offer(
-        &self,
-        socket: &Unconnected<'_>,
-        proposal: &[u8],
-        early: Option<&EarlyConfirm>,
-    ) -> Result<Box<dyn Offer>, FallbackCause> {
-        let mut causes = Vec::new();
-        for candidate in &self.0 {
-            match candidate.offer(socket, proposal, early) {
+        for (index, candidate) in candidates.iter().enumerate() {
+            // The buffer was registered for the handshake that this one expects.
+            let buffer = buffer.filter(|_| expecting == Some(index));
+            match candidate.offer(socket, proposal, buffer) {
                 Ok(offer) => return Ok(offer),
                 Err(cause) => causes.push(cause),
             }
         }
         Err(first(causes))
-    }
-
-    fn cached_handshake(&self) -> Option<CachedHandshake> {
-        self.0
-            .iter()
-            .find_map(|candidate| candidate.cached_handshake())
-    }
-
-    fn needs_address(&self) -> bool {
-        self.0.iter().any(|candidate| candidate.needs_address())
+    });
+    let made = made.expecting(expected);
+    match needs_address {
+        true => made,
+        false => made.without_address(),
     }
 }
 
@@ -160,7 +145,9 @@ fn first(causes: Vec<FallbackCause>) -> FallbackCause {
     let usual = |cause: &FallbackCause| {
         matches!(
             cause,
-            FallbackCause::NotAnnounced { .. } | FallbackCause::NotOffered
+            FallbackCause::NotAnnounced { .. }
+                | FallbackCause::NotOffered
+                | FallbackCause::NoNegotiation
         )
     };
     let rest = causes
@@ -171,4 +158,51 @@ fn first(causes: Vec<FallbackCause>) -> FallbackCause {
         .into_iter()
         .find(|cause| !usual(cause))
         .unwrap_or(rest)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+    use std::sync::Mutex;
+
+    use smc_wire::size::SizeCode;
+    use smc_wire::types::{DmbToken, Gid};
+
+    use super::super::ExpectedHandshake;
+    use super::*;
+
+    type Offers = Arc<Mutex<Vec<(Gid, Option<DmbToken>)>>>;
+
+    /// A candidate that expects a handshake with this GID, and refuses all offers.
+    fn refusing(gid: Gid, offers: &Offers) -> Candidate {
+        let offers = Arc::clone(offers);
+        let candidate = Candidate::new(move |_, _, buffer| {
+            let mut offers = offers.lock().expect("no test panics here");
+            offers.push((gid, buffer));
+            Err(FallbackCause::BackOff)
+        });
+        candidate.expecting(Some(ExpectedHandshake {
+            client: gid,
+            listener: gid,
+            process: None,
+            size: SizeCode::MIN,
+            listener_size: SizeCode::MIN,
+        }))
+    }
+
+    #[test]
+    fn a_buffer_is_confirmed_only_for_the_handshake_that_it_was_registered_for() {
+        let offers = Offers::default();
+        let gids = [1, 2].map(|lo| Gid::new(0, lo));
+        let candidate = any_of(gids.map(|gid| refusing(gid, &offers)).into());
+        let expected = candidate
+            .expected_handshake()
+            .map(|expected| expected.client);
+        assert_eq!(expected, Some(gids[0]));
+        let socket = Unconnected::new((Ipv4Addr::LOCALHOST, 1).into(), None);
+        let buffer = DmbToken(7);
+        assert!(candidate.offer(&socket, b"", Some(buffer)).is_err());
+        let offers = offers.lock().expect("no test panics here");
+        assert_eq!(*offers, [(gids[0], Some(buffer)), (gids[1], None)]);
+    }
 }

@@ -3,11 +3,11 @@
 //! Kernels announce SMC with a TCP option, which ordinary sockets cannot set. So it is a pluggable
 //! step of endpoints and listeners, a [`Negotiation`]:
 //!
-//! - [`Local`]: on the same host, through directories that only its
-//!   [`Domain`] can change. The default.
-//! - `SynOption`: by that TCP option, and so with kernels; see `option` (feature `syn-option`).
+//! - `Local` of the crate `smc-negotiate-local`: on the same host, through directories that only
+//!   its [`Domain`](crate::Domain) can change. What endpoints of the crate `smc` have.
+//! - `SynOption` of the crate `smc-negotiate-syn`: by that TCP option, and so with kernels.
 //! - [`Assume`]: all peers support SMC, by configuration.
-//! - [`Never`]: no peer supports SMC.
+//! - [`Never`]: no peer supports SMC. The default of `smc-core`.
 //! - [`Chain`]: several negotiations in order of preference.
 //!
 //! ```text
@@ -34,24 +34,13 @@
 
 mod assume;
 mod chain;
-mod credentials;
-mod early;
-pub mod local;
-#[cfg(feature = "syn-option")]
-pub mod option;
-pub mod passed;
-pub mod runtime_dir;
 
 pub use assume::{Assume, Never};
 pub use chain::Chain;
-pub use credentials::{Credentials, is_ambiguous_user};
-pub use early::{CachedHandshake, EarlyConfirm};
-pub use local::Local;
-#[cfg(feature = "syn-option")]
-pub use option::SynOption;
-pub use runtime_dir::Domain;
+#[doc(inline)]
+pub use smc_ipc::Credentials;
 
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
@@ -59,14 +48,30 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use async_trait::async_trait;
+use smc_wire::size::SizeCode;
+use smc_wire::types::{DmbToken, Gid};
 
 use super::runtime::{Runtime, Socket, Unconnected};
 use crate::error::FallbackCause;
 
 /// A method by which two endpoints find out that both support SMC.
+///
+/// What it knows of listeners lasts as long as the object, so each endpoint has one of its own.
+#[async_trait]
 pub trait Negotiation: Debug + Send + Sync + 'static {
-    /// The client side, one per endpoint. Futures of the result have to run on `runtime`.
-    fn client(&self, runtime: &Arc<dyn Runtime>) -> Arc<dyn Client>;
+    /// Client: looks up the listeners that are announced at an address.
+    ///
+    /// Waits only if the files and sockets of this host are not sufficient. Futures of the result
+    /// run on `runtime`. Cancelling it has no effect on anything else.
+    ///
+    /// # Errors
+    ///
+    /// Why the connection is to be plain TCP; [`FallbackCause::NotAnnounced`] where no listener is.
+    async fn look_up(
+        &self,
+        runtime: &Arc<dyn Runtime>,
+        to: SocketAddr,
+    ) -> Result<Candidate, FallbackCause>;
 
     /// Sees the TCP socket of a listener after it was bound and before it listens.
     ///
@@ -92,50 +97,113 @@ pub trait Negotiation: Debug + Send + Sync + 'static {
     ) -> Result<Arc<dyn Published>, FallbackCause>;
 }
 
-/// The client side of a negotiation.
-#[async_trait]
-pub trait Client: Debug + Send + Sync {
-    /// Looks up the listeners that are announced at an address.
-    ///
-    /// Waits only if the files and sockets of this host are not sufficient.
-    /// Cancelling it has no effect on anything else.
-    ///
-    /// # Errors
-    ///
-    /// Why the connection is to be plain TCP; [`FallbackCause::NotAnnounced`] where no listener is.
-    async fn look_up(&self, to: SocketAddr) -> Result<Box<dyn Candidate>, FallbackCause>;
+/// A listener that may be at the address that was looked up.
+pub struct Candidate {
+    make_offer: Box<MakeOffer>,
+    needs_address: bool,
+    expected: Option<ExpectedHandshake>,
 }
 
-/// A listener that may be at the address that was looked up.
-pub trait Candidate: Debug + Send + Sync {
+/// See [`Candidate::offer`].
+type MakeOffer = dyn Fn(&Unconnected<'_>, &[u8], Option<DmbToken>) -> OfferResult + Send + Sync;
+
+/// An offer, or why the connection is to be plain TCP.
+pub type OfferResult = Result<Box<dyn Offer>, FallbackCause>;
+
+impl Candidate {
+    /// With this function for [`Candidate::offer`].
+    #[must_use]
+    pub fn new(
+        make_offer: impl Fn(&Unconnected<'_>, &[u8], Option<DmbToken>) -> OfferResult
+        + Send
+        + Sync
+        + 'static,
+    ) -> Self {
+        Self {
+            make_offer: Box::new(make_offer),
+            needs_address: true,
+            expected: None,
+        }
+    }
+
+    /// Its offers do not contain the socket's address, so that the socket need not be bound before:
+    /// `connect` may choose the address, which costs less.
+    #[must_use]
+    pub fn without_address(mut self) -> Self {
+        self.needs_address = false;
+        self
+    }
+
+    /// With the handshake that the last one with this listener lets expect. The endpoint then takes
+    /// a place in the link group and registers a receive buffer before it makes the offer.
+    #[must_use]
+    pub fn expecting(mut self, handshake: Option<ExpectedHandshake>) -> Self {
+        self.expected = handshake;
+        self
+    }
+
     /// Offers SMC for one connection, between binding and connecting its socket.
     ///
-    /// `proposal` is the encoded CLC PROPOSAL. May be called again with another socket; drop the
-    /// earlier offer then. Does not wait.
+    /// `proposal` is the encoded CLC PROPOSAL, or the DECLINE of a client that has nothing to
+    /// offer: only a server that expects CLC on TCP has to receive that. May be called again with
+    /// another socket; drop the earlier offer then. Does not wait.
     ///
-    /// `early` is a CONFIRM for the case that the listener answers as expected.
-    /// [`SideChannel::is_confirmed`] reports whether it applied. A negotiation may ignore it.
+    /// `buffer` is a receive buffer that was registered for the
+    /// [expected handshake](Candidate::expecting), so that the negotiation can confirm it with the
+    /// offer. [`SideChannel::is_confirmed`] reports whether that applied. A negotiation may ignore
+    /// it.
     ///
     /// # Errors
     ///
     /// Why the connection is to be plain TCP.
-    fn offer(
+    pub fn offer(
         &self,
         socket: &Unconnected<'_>,
         proposal: &[u8],
-        early: Option<&EarlyConfirm>,
-    ) -> Result<Box<dyn Offer>, FallbackCause>;
-
-    /// The result of the last handshake with the same listener, if the next one may be the same.
-    fn cached_handshake(&self) -> Option<CachedHandshake> {
-        None
+        buffer: Option<DmbToken>,
+    ) -> OfferResult {
+        (self.make_offer)(socket, proposal, buffer)
     }
 
-    /// Whether the offer contains the socket's address, so that the socket has to be bound before.
-    /// Otherwise `connect` may choose the address, which costs less.
-    fn needs_address(&self) -> bool {
-        true
+    /// Whether the socket has to be bound before an offer.
+    #[must_use]
+    pub fn needs_address(&self) -> bool {
+        self.needs_address
     }
+
+    /// The handshake that is [expected](Candidate::expecting).
+    #[must_use]
+    pub fn expected_handshake(&self) -> Option<ExpectedHandshake> {
+        self.expected
+    }
+}
+
+impl Debug for Candidate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Candidate")
+            .field("needs_address", &self.needs_address)
+            .field("expected", &self.expected)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A handshake of SMC-D in an existing link group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(
+    clippy::exhaustive_structs,
+    reason = "negotiations of other crates make it"
+)]
+pub struct ExpectedHandshake {
+    /// The client's device.
+    pub client: Gid,
+    /// The listener's device.
+    pub listener: Gid,
+    /// The process at the listener's end, if it is known.
+    pub process: Option<Credentials>,
+    /// Size of the client's receive buffer.
+    pub size: SizeCode,
+    /// Size of the listener's receive buffer.
+    pub listener_size: SizeCode,
 }
 
 /// An offer of SMC for one connection. Dropping it withdraws the offer.
@@ -172,7 +240,8 @@ pub trait SideChannel: Debug + Send {
     /// Notifies the other side of what was sent.
     fn flush(&mut self);
 
-    /// Whether the answer was the expected one, so that the early CONFIRM applies.
+    /// Client: whether the answer was the [expected](Candidate::expecting) one, so that the
+    /// listener has its CONFIRM already.
     fn is_confirmed(&self) -> bool {
         false
     }
@@ -196,6 +265,13 @@ pub trait SideChannel: Debug + Send {
     /// ([`Direct::process`](crate::device::Direct::process)).
     fn credentials(&self) -> Option<Credentials> {
         None
+    }
+
+    /// Server: whether the client is a process of the listener's user, for whose clients a part of
+    /// the handshakes is reserved.
+    fn is_own_user(&self) -> bool {
+        let own = |client: Credentials| client.uid == Credentials::own().uid;
+        self.credentials().is_none_or(own)
     }
 
     /// Client: a counter that changes while the server works, on this handshake or on others.

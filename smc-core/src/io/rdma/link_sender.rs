@@ -110,52 +110,30 @@ impl LinkSender {
         is_due
     }
 
-    /// Lets a connection post the result of `fill`, which is called only if there is send capacity.
+    /// Reserves send capacity for one post of a connection. If there is none, the connection is
+    /// queued for a turn; a link that is down has none, and gets none.
     ///
     /// `in_turn`: the connection has a turn; otherwise waiting connections come first.
-    pub(crate) fn post<T>(
-        &self,
-        now: Instant,
-        token: AlertToken,
-        in_turn: bool,
-        fill: impl FnOnce(&mut dyn FnMut(&[Write<'_>], &[u8]) -> PostResult) -> T,
-    ) -> Option<T> {
+    pub(crate) fn try_reserve(&self, token: AlertToken, in_turn: bool) -> Option<SendSlot<'_>> {
         let mut posts = self.lock();
         if self.is_down() {
             return None;
         }
         let queue = &mut posts.queue;
-        let open = if in_turn {
-            queue.has_capacity()
-        } else {
-            queue.can_post_now()
+        let is_open = match in_turn {
+            true => queue.has_capacity(),
+            false => queue.can_post_now(),
         };
-        if !open {
+        if !is_open {
             queue.queue_connection(token);
             self.await_last(&mut posts);
             return None;
         }
-        let link = &self.link;
-        let mut is_full = false;
-        let filled = fill(&mut |writes, message| {
-            match link.post(queue.next_op(), writes, message) {
-                Ok(()) => {
-                    queue.posted(now, Posted::Cdc(token));
-                    PostResult::Posted
-                }
-                Err(SubmitError::WouldBlock) => {
-                    queue.queue_connection(token);
-                    is_full = true;
-                    PostResult::Queued
-                }
-                // The device reports the link as down.
-                Err(_) => PostResult::LinkDown,
-            }
-        });
-        if is_full {
-            self.await_last(&mut posts);
-        }
-        Some(filled)
+        Some(SendSlot {
+            sender: self,
+            posts,
+            token,
+        })
     }
 
     /// Queues a connection again that had its turn and has more to post.
@@ -262,6 +240,33 @@ impl LinkSender {
 
     fn lock(&self) -> MutexGuard<'_, Posts> {
         self.posts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Send capacity for one post of a connection; the sender is locked meanwhile.
+pub(crate) struct SendSlot<'a> {
+    sender: &'a LinkSender,
+    posts: MutexGuard<'a, Posts>,
+    token: AlertToken,
+}
+
+impl SendSlot<'_> {
+    /// Posts writes, and a message behind them.
+    pub(crate) fn post(mut self, now: Instant, writes: &[Write<'_>], message: &[u8]) -> PostResult {
+        let queue = &mut self.posts.queue;
+        match self.sender.link.post(queue.next_op(), writes, message) {
+            Ok(()) => {
+                queue.posted(now, Posted::Cdc(self.token));
+                PostResult::Posted
+            }
+            Err(SubmitError::WouldBlock) => {
+                queue.queue_connection(self.token);
+                self.sender.await_last(&mut self.posts);
+                PostResult::Queued
+            }
+            // The device reports the link as down.
+            Err(_) => PostResult::LinkDown,
+        }
     }
 }
 

@@ -6,27 +6,26 @@
 //!                                              |  |
 //!                                         CDC  |  | posts
 //!                                              v  v
-//!   Sender ---- write ----> RdmaConn ---------> LinkSender ---> device::Link
-//!   Receiver <-- words in front of the RMB's ring
+//!   Writer ---- write ----> RdmaConn ---------> LinkSender ---> device::Link
+//!   Reader <---- words in front of the RMB's ring
 //! ```
 //!
-//! A handshake enters through `work`. Locks are taken in this order: a connection's, its link
+//! A handshake enters through its executor. Locks are taken in this order: a connection's, its link
 //! sender's; the group's own is a leaf. None is held across an await.
 //!
 //! A failed link is closed by the driver of its device: its received messages are dispatched before
 //! it is closed, because the peer knows that they arrived; and its connections continue on another
 //! link only after it is closed, and sends nothing of the staging rings any more.
 
-mod conn;
 mod link_group;
 mod link_sender;
 mod memory;
 mod persist_timer;
 mod ports;
-pub(crate) mod work;
 
-pub(crate) use conn::{RdmaConn, RdmaConnHandle};
 pub(crate) use link_group::RdmaGroup;
 pub use link_group::RdmaGroupInfo;
-pub(crate) use link_sender::LinkSender;
+pub(crate) use link_sender::{LinkSender, PostResult, SendSlot};
+pub(crate) use memory::Buffer;
+pub(crate) use persist_timer::PersistTimer;
 pub(crate) use ports::Ports;

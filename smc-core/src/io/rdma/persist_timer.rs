@@ -12,26 +12,26 @@ use std::time::{Duration, Instant};
 ///
 /// [`Transmit::probe`]: crate::proto::conn::rdma::Transmit::probe
 #[derive(Debug)]
-pub(super) struct PersistTimer {
+pub(crate) struct PersistTimer {
     at: Instant,
     interval: Duration,
 }
 
 impl PersistTimer {
-    pub(super) fn new(now: Instant) -> Self {
+    pub(crate) fn new(now: Instant) -> Self {
         Self {
             at: now + INTERVAL_MIN,
             interval: INTERVAL_MIN,
         }
     }
 
-    pub(super) const fn at(&self) -> Instant {
+    pub(crate) const fn at(&self) -> Instant {
         self.at
     }
 
     /// Whether a probe is due. If so, the next one backs off if the peer has sent no data
     /// meanwhile.
-    pub(super) fn is_due(&mut self, now: Instant, has_data: bool) -> bool {
+    pub(crate) fn is_due(&mut self, now: Instant, has_data: bool) -> bool {
         let is_due = self.at <= now;
         if is_due {
             self.interval = match has_data {
@@ -45,7 +45,7 @@ impl PersistTimer {
 
     /// Restarts the timer after a write that may have an answer. Returns whether the next probe is
     /// earlier now.
-    pub(super) fn restart(&mut self, now: Instant) -> bool {
+    pub(crate) fn restart(&mut self, now: Instant) -> bool {
         let soon = now + INTERVAL_MIN;
         let is_sooner = soon < self.at;
         if is_sooner {

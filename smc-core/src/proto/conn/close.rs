@@ -99,7 +99,7 @@ impl ConnState {
     }
 }
 
-/// ConnState of the close sequence of a connection: the flags sent, the flags received, and the results
+/// State of the close sequence of a connection: the flags sent, the flags received, and the results
 /// that the application gets.
 ///
 /// Flags are levels: once set, a flag is set in every later message.

@@ -183,7 +183,7 @@ pub struct GroupTerms {
 }
 
 impl GroupTerms {
-    /// GroupTerms without information about the peer.
+    /// Terms without information about the peer.
     #[must_use]
     pub const fn new(version: Version, release: Release, eid: Option<Eid>) -> Self {
         Self {

@@ -128,7 +128,6 @@ impl Registry {
     /// # Errors
     /// [`Terminated`] when the group was ended meanwhile; the connection cannot be used then and
     /// still has to leave.
-    /// still has to leave.
     pub fn establish(&mut self, group: GroupId, terms: GroupTerms) -> Result<(), Terminated> {
         let Some(record) = self.groups.get_mut(&group) else {
             return Err(Terminated);
@@ -218,7 +217,7 @@ impl Registry {
 
     /// A set-up stops waiting.
     ///
-    /// If it was admitted by an [`RegistryOutput::Ready`] that is not polled yet, it leaves the
+    /// If it was admitted by a [`RegistryOutput::Ready`] that is not polled yet, it leaves the
     /// group here; after that output was polled, the caller has to call [`leave`](Self::leave)
     /// instead.
     pub fn cancel(&mut self, now: Instant, waiter: Waiter) {

@@ -70,6 +70,13 @@ impl HandshakeConfig {
         !self.devices.is_empty() || self.rdma.is_some()
     }
 
+    /// Whether the offer for this path is that for the default one.
+    pub(crate) fn has_usual_offer(&self, path: &TcpPath) -> bool {
+        let is_within_reach = |device: &DirectDevice| path.is_within_reach(device.chid);
+        let is_usual = self.rdma.is_none() && !self.v1 && !path.ipsec;
+        is_usual && self.devices.iter().all(is_within_reach)
+    }
+
     /// Why there is no device to offer.
     pub(super) fn no_offer_cause(&self, path: &TcpPath) -> FallbackCause {
         let mut devices = self.devices.iter();
@@ -161,7 +168,7 @@ pub struct TcpPath {
     pub vlan_unknown: bool,
     /// VLAN of the connection, 0 without.
     pub vlan: u16,
-    /// Our address of the TCP connection; one of IPv4 is never given as IPv6. SMC-R v2 is possible
+    /// The local address of the TCP connection; IPv4 is never given as IPv6. SMC-R v2 is possible
     /// only with it.
     pub local: Option<IpAddr>,
     /// The peer's address of the TCP connection.

@@ -2,9 +2,9 @@ use std::time::{Duration, Instant};
 
 use smc_wire::clc::{ClcType, Decline, Eyecatcher, Frame, HEADER_LEN, TRAILER_LEN};
 
-use super::engine::after;
+use super::machine::after;
 
-/// Keeps a DECLINE that crossed ours on the wire away from the application.
+/// Keeps a DECLINE that crossed the local one on the wire away from the application.
 ///
 /// To be put in front of a stream after a [`Fallback`](super::Fallback) with `crossing_possible`.
 /// For one second the first bytes received are held back as long as they could be the beginning
@@ -22,7 +22,7 @@ pub struct CrossingDecline {
 }
 
 impl CrossingDecline {
-    /// To be made when our DECLINE is sent.
+    /// To be made when the local DECLINE is sent.
     #[must_use]
     pub fn new(now: Instant) -> Self {
         Self {
@@ -125,5 +125,5 @@ enum Verdict {
     Data,
 }
 
-/// How long after our own DECLINE the peer's may come.
+/// How long after the local DECLINE the peer's may come.
 const CROSSING_WAIT: Duration = Duration::from_secs(1);

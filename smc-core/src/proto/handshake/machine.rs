@@ -1,48 +1,64 @@
-use std::time::Instant;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use super::{Established, Fallback, Work, WorkDone};
-use crate::error::Error;
-use crate::proto::group::GroupId;
+use smc_wire::EmitError;
+use smc_wire::clc::{self, Decline, Message};
+use smc_wire::size::SizeCode;
+use smc_wire::types::Version;
+
+use super::attempt::{Attempt, Ends};
+use super::message_buffer::MessageBuffer;
+use super::select::Selection;
+use super::steps::{Awaits, Clock, LATE_DECLINE, OnError, OnTerminated, OnTimeout, Step, Tcp};
+use super::{
+    ClientOffer, DeclineCause, Established, Fallback, HandshakeConfig, PeerAccess, RmbError,
+    TcpPath, Work, WorkDone,
+};
+use crate::device::DeviceError;
+use crate::error::{CloseReason, Error, FallbackReason, PeerMisbehaved, SetupStep};
+use crate::proto::group::{GroupId, Intent, Member};
+use crate::proto::links::FirstLinkError;
 
 /// One side of a handshake; see the [module](super) for the contract.
-pub trait Machine: std::fmt::Debug + Send {
-    /// Bytes received, at most [`wants`](Self::wants) at a time. Returns how many were taken; the
-    /// rest is not part of the handshake.
-    fn handle_bytes(&mut self, now: Instant, bytes: &[u8]) -> usize;
+#[derive(Debug)]
+pub struct Handshake {
+    pub(super) config: Arc<HandshakeConfig>,
+    pub(super) side: Side,
+    /// The present step; none at the end.
+    step: Option<&'static Step>,
+    /// The steps that follow.
+    pub(super) rest: &'static [&'static Step],
+    deadline: Instant,
+    /// The time of the last input.
+    now: Instant,
+    /// From the choice of a device on.
+    pub(super) attempt: Option<Attempt>,
+    /// Version of a DECLINE sent now.
+    pub(super) version: Version,
+    /// The peer may decline at the same time as this side.
+    crossing_possible: bool,
+    /// The peer has the CONFIRM, before it is sent.
+    is_confirmed: bool,
+    has_failed: bool,
+    /// The reason of a DECLINE, while that of the peer may be under way.
+    late: Option<Box<FallbackReason>>,
+    /// The peer has closed TCP while the handshake could do without it.
+    closed: Option<Error>,
+    buffer: MessageBuffer,
+    outputs: VecDeque<HandshakeOutput>,
+}
 
-    /// The peer closed the connection.
-    fn handle_closed(&mut self);
-
-    /// Reading or writing failed; the machine aborts with this error.
-    fn handle_io_error(&mut self, error: Error);
-
-    /// The peer has our CONFIRM already: it was given in advance, for the ACCEPT that was received
-    /// last. Of meaning to a client of SMC-D alone.
-    fn handle_confirmed(&mut self);
-
-    /// The work that was asked for has an outcome. What does not fit the work that was asked for
-    /// is a bug of the caller and aborts.
-    fn handle_done(&mut self, now: Instant, done: WorkDone);
-
-    /// The link group that [`WorkDone::Entered`] brought was terminated
-    /// ([`group::RegistryOutput::Terminate`](crate::proto::group::RegistryOutput::Terminate)).
-    fn handle_terminated(&mut self);
-
-    /// Time has passed.
-    fn handle_timeout(&mut self, now: Instant);
-
-    /// How many bytes to read at most; zero while the machine waits for something else or is at
-    /// its end.
-    fn wants(&self) -> usize;
-
-    /// The next thing to do, until `None`.
-    fn poll_output(&mut self) -> Option<HandshakeOutput>;
-
-    /// When [`handle_timeout`](Self::handle_timeout) has to be called at the latest.
-    fn poll_timeout(&self) -> Option<Instant>;
-
-    /// What the machine waits for, for logs; `None` when it is at its end.
-    fn state(&self) -> Option<&'static str>;
+/// What only one of the sides has.
+#[derive(Debug)]
+pub(super) enum Side {
+    /// The offer, if there is one.
+    Client(Option<Arc<ClientOffer>>),
+    Server {
+        path: TcpPath,
+        /// From PROPOSAL to ACCEPT.
+        scan: Option<Box<Selection>>,
+    },
 }
 
 /// What there is to do.
@@ -51,11 +67,11 @@ pub trait Machine: std::fmt::Debug + Send {
 pub enum HandshakeOutput {
     /// Send these bytes on the TCP connection, before anything that follows.
     Send(Vec<u8>),
-    /// Do this and report with [`Machine::handle_done`].
+    /// Do this and report with [`Handshake::handle_done`].
     Work(Work),
     /// Release what work has brought so far; another device is tried.
     Discard,
-    /// The peer says that it does not have our link group:
+    /// The peer states that it does not have the link group:
     /// [`Registry::handle_out_of_sync`](crate::proto::group::Registry::handle_out_of_sync).
     OutOfSync(GroupId),
     /// The connection stands. Nothing more is sent or received on TCP.
@@ -65,3 +81,482 @@ pub enum HandshakeOutput {
     /// The connection failed; close it.
     Abort(Error),
 }
+
+/// An end without a connection.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// This side declines and falls back.
+    Decline(Box<FallbackReason>),
+    /// The peer declined; this side falls back.
+    PeerDeclined(Decline),
+    /// Nothing can be saved.
+    Abort(Error),
+}
+
+impl Failure {
+    pub(super) fn decline(reason: impl Into<FallbackReason>) -> Self {
+        Self::Decline(Box::new(reason.into()))
+    }
+}
+
+impl<E: Into<Error>> From<E> for Failure {
+    fn from(error: E) -> Self {
+        Self::Abort(error.into())
+    }
+}
+
+impl Handshake {
+    pub(super) fn new(
+        now: Instant,
+        config: Arc<HandshakeConfig>,
+        side: Side,
+        version: Version,
+    ) -> Self {
+        Self {
+            config,
+            side,
+            step: None,
+            rest: &[],
+            deadline: now,
+            now,
+            attempt: None,
+            version,
+            crossing_possible: false,
+            is_confirmed: false,
+            has_failed: false,
+            late: None,
+            closed: None,
+            buffer: MessageBuffer::default(),
+            outputs: VecDeque::new(),
+        }
+    }
+
+    /// Bytes received, at most [`wants`](Self::wants) at a time. Returns how many were taken; the
+    /// rest is not part of the handshake.
+    pub fn handle_bytes(&mut self, now: Instant, bytes: &[u8]) -> usize {
+        let Some((step, expected)) = self.expected() else {
+            return 0;
+        };
+        self.now = now;
+        let (taken, result) = self.buffer.take(bytes, expected);
+        let result = match result {
+            Ok(None) => return taken,
+            Ok(Some(message)) => Message::parse(&message)
+                .map_err(Failure::from)
+                .and_then(|message| self.handle_message(step, message)),
+            Err(error) => Err(Failure::Abort(error)),
+        };
+        self.conclude(result);
+        taken
+    }
+
+    /// The peer closed the connection.
+    pub fn handle_closed(&mut self) {
+        let error = Error::Closed(CloseReason::DuringHandshake);
+        if self.step.is_some_and(|step| step.tcp == Tcp::MayEnd) {
+            self.closed = Some(error);
+        } else {
+            self.handle_io_error(error);
+        }
+    }
+
+    /// Reading or writing failed; the machine aborts with this error.
+    pub fn handle_io_error(&mut self, error: Error) {
+        // An outcome that was not polled yet has not happened: what goes before it failed.
+        if self.step.is_some() || (!self.has_failed && !self.outputs.is_empty()) {
+            self.conclude(Err(Failure::Abort(error)));
+        }
+    }
+
+    /// The peer has the CONFIRM already: it was given in advance, for the ACCEPT that was received
+    /// last. Of meaning to a client of SMC-D alone.
+    pub fn handle_confirmed(&mut self) {
+        self.is_confirmed = true;
+    }
+
+    /// The work that was asked for has an outcome. What does not fit the work that was asked for
+    /// is a bug of the caller and aborts.
+    pub fn handle_done(&mut self, now: Instant, done: WorkDone) {
+        self.now = now;
+        if let Some(step) = self.step {
+            let result = self.handle_work(step, done);
+            self.conclude(result);
+        }
+    }
+
+    /// The link group that [`WorkDone::Entered`] brought was terminated
+    /// ([`group::RegistryOutput::Terminate`](crate::proto::group::RegistryOutput::Terminate)).
+    pub fn handle_terminated(&mut self) {
+        let on_terminated = self.step.map(|step| step.on_terminated);
+        if on_terminated == Some(OnTerminated::Decline) {
+            let result = self.decline(DeclineCause::GroupTerminated);
+            self.conclude(result);
+        }
+    }
+
+    /// Time has passed.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        self.now = now;
+        let Some(step) = self.step.filter(|_| self.deadline <= now) else {
+            return;
+        };
+        let result = match step.on_timeout {
+            OnTimeout::Abort => Err(Error::TimedOut(step.phase()).into()),
+            OnTimeout::Lost => self.advance(),
+            OnTimeout::Decline => Err(self.timed_out(step.setup_step())),
+        };
+        self.conclude(result);
+    }
+
+    /// How many bytes to read at most; zero while the machine waits for something else or is at
+    /// its end.
+    #[must_use]
+    pub fn wants(&self) -> usize {
+        match self.expected() {
+            Some(_) => self.buffer.wants(),
+            None => 0,
+        }
+    }
+
+    /// The next thing to do, until `None`.
+    pub fn poll_output(&mut self) -> Option<HandshakeOutput> {
+        self.outputs.pop_front()
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) has to be called at the latest.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.step.map(|_| self.deadline)
+    }
+
+    /// What the machine waits for, for logs; `None` when it is at its end.
+    #[must_use]
+    pub fn state(&self) -> Option<&'static str> {
+        self.step.map(|step| step.name)
+    }
+
+    // ---- Inputs of a step ----------------------------------------------------------------------
+
+    /// The message that may come now, if any.
+    fn expected(&self) -> Option<(&'static Step, clc::ClcType)> {
+        let step = self.step.filter(|_| self.closed.is_none())?;
+        Some((step, step.message_type()?))
+    }
+
+    fn handle_message(&mut self, step: &'static Step, message: Message) -> Result<(), Failure> {
+        match (step.awaits, message) {
+            (_, Message::Decline(decline)) => Err(Failure::PeerDeclined(decline)),
+            (Awaits::Proposal, Message::Proposal(proposal)) => self.handle_proposal(proposal),
+            (Awaits::Accept, Message::Accept(accept)) => self.handle_accept(&accept),
+            (Awaits::Confirm, Message::Confirm(confirm)) => self.handle_confirm(&confirm),
+            _ => Err(PeerMisbehaved::UnexpectedMessage.into()),
+        }
+    }
+
+    fn handle_work(&mut self, step: &'static Step, done: WorkDone) -> Result<(), Failure> {
+        let Some(attempt) = &mut self.attempt else {
+            return Err(UNEXPECTED.into());
+        };
+        let Attempt {
+            role,
+            intent,
+            member,
+            size,
+            ends,
+            ..
+        } = attempt;
+        let role = *role;
+        let cause = match (step.awaits, done, ends) {
+            (Awaits::Reach, WorkDone::Reached(reached), _) => {
+                return self.handle_reached(reached);
+            }
+            (Awaits::Enter, WorkDone::Entered(Ok(place)), _) if is_intended(*intent, place) => {
+                *member = Some(place);
+                return self.advance();
+            }
+            (Awaits::Register, WorkDone::Registered(Ok(token)), Ends::Direct(ends)) => {
+                ends.local = Some(token);
+                return self.advance();
+            }
+            (Awaits::PrepareRmb, WorkDone::RmbPrepared(Ok(rmb)), Ends::Rdma(ends)) => {
+                ends.local = Some(rmb);
+                return self.advance();
+            }
+            (Awaits::Register, WorkDone::Registered(Err(error)), _)
+            | (Awaits::PrepareRmb, WorkDone::RmbPrepared(Err(RmbError::Device(error))), _)
+                if shrink(size, &error) =>
+            {
+                return self.begin(step);
+            }
+            (Awaits::Attach, WorkDone::Attached(attached), Ends::Direct(ends)) => {
+                let end = ends.peer_buffer.map_or(usize::MAX, |buffer| buffer.end());
+                let is_lost = step.on_error == OnError::Lost;
+                match attached {
+                    Ok(len) if len >= end => {
+                        ends.access = PeerAccess::Attached;
+                        return self.advance();
+                    }
+                    Ok(_) if is_lost => return Err(PeerMisbehaved::BadBuffer.into()),
+                    // The server has used the connection and ended.
+                    Err(error) if is_lost || (self.is_confirmed && error.is_peer_gone()) => {
+                        return self.advance();
+                    }
+                    // A mapping that does not hold the element is no better than none.
+                    failed => {
+                        let short = DeviceError::Invalid("mapping is shorter than the buffer");
+                        let error = failed.err().unwrap_or(short);
+                        DeclineCause::Device(step.setup_step(), error)
+                    }
+                }
+            }
+            // What was asked for before it came to an end.
+            (Awaits::LateDecline, WorkDone::LinkConfirmed(_), _) => return Ok(()),
+            (Awaits::ConfirmLink, WorkDone::LinkConfirmed(Err(error)), _) => {
+                return self.handle_unconfirmed(error);
+            }
+            // If the group was terminated meanwhile the peer may have used the connection before
+            // that, and the connection ends together with the group.
+            (Awaits::Open, WorkDone::Opened(_), _)
+            | (Awaits::OpenLink, WorkDone::LinkOpened(Ok(_)), _)
+            | (Awaits::ConfirmRkey, WorkDone::RkeyConfirmed(Ok(())), _)
+            | (Awaits::BindPeer, WorkDone::PeerBound(Ok(())), _)
+            | (Awaits::ConnectLink, WorkDone::LinkConnected(Ok(())), _)
+            | (Awaits::ConfirmLink, WorkDone::LinkConfirmed(Ok(())), _) => return self.advance(),
+            (Awaits::BindPeer, WorkDone::PeerBound(Err(full)), _) => match step.on_error {
+                OnError::Lost => return self.advance(),
+                OnError::Decline => DeclineCause::RtokenTableFull(full),
+            },
+            (Awaits::Enter, WorkDone::Entered(Err(why)), _) => DeclineCause::NoGroup(role, why),
+            (Awaits::Register, WorkDone::Registered(Err(error)), _)
+            | (Awaits::OpenLink, WorkDone::LinkOpened(Err(error)), _)
+            | (Awaits::ConnectLink, WorkDone::LinkConnected(Err(error)), _) => {
+                DeclineCause::Device(step.setup_step(), error)
+            }
+            (Awaits::PrepareRmb, WorkDone::RmbPrepared(Err(error)), _) => {
+                DeclineCause::Rmb(role, error)
+            }
+            (Awaits::ConfirmRkey, WorkDone::RkeyConfirmed(Err(error)), _) => {
+                DeclineCause::Rkey(error)
+            }
+            _ => return Err(UNEXPECTED.into()),
+        };
+        self.decline(cause)
+    }
+
+    /// Whether the peer's device is reached. A server tries its next one if not.
+    fn handle_reached(&mut self, reached: Result<(), DeviceError>) -> Result<(), Failure> {
+        let Side::Server {
+            scan: Some(scan), ..
+        } = &mut self.side
+        else {
+            return match reached {
+                Ok(()) => self.advance(),
+                Err(error) => Err(Failure::decline(DeclineCause::Unreachable(
+                    self.version,
+                    error,
+                ))),
+            };
+        };
+        let is_usable = match reached {
+            Ok(()) => scan.claim(),
+            Err(error) => {
+                scan.handle_unreachable(error);
+                false
+            }
+        };
+        match is_usable {
+            true => self.advance(),
+            false => self.try_next_device(),
+        }
+    }
+
+    /// The first link is not confirmed. The peer may have declined for the same reason.
+    fn handle_unconfirmed(&mut self, error: FirstLinkError) -> Result<(), Failure> {
+        let reason = FallbackReason::from(DeclineCause::FirstLink(error));
+        if error == FirstLinkError::Eyecatchers || self.closed.is_some() {
+            return Err(Failure::decline(reason));
+        }
+        self.late = Some(Box::new(reason));
+        self.begin(&LATE_DECLINE)
+    }
+
+    fn timed_out(&mut self, step: SetupStep) -> Failure {
+        if let Some(reason) = self.late.take() {
+            return Failure::Decline(reason);
+        }
+        let version = self.attempt.as_ref().map_or(self.version, |it| it.version);
+        let cause = match step {
+            SetupStep::Reach => DeclineCause::ReachTimedOut(version),
+            step => DeclineCause::TimedOut(step),
+        };
+        Failure::decline(match &self.side {
+            // There is no time for another device.
+            Side::Server {
+                scan: Some(scan), ..
+            } => scan.final_reason(cause),
+            _ => cause.into(),
+        })
+    }
+
+    // ---- From step to step ---------------------------------------------------------------------
+
+    /// Begins the next step that the connection has. Behind the last one it is established.
+    pub(super) fn advance(&mut self) -> Result<(), Failure> {
+        while let [step, rest @ ..] = self.rest {
+            self.rest = rest;
+            let attempt = self.attempt.as_ref();
+            if !attempt.is_none_or(|attempt| attempt.has_step(step.when)) {
+                continue;
+            }
+            if step.awaits != Awaits::Nothing {
+                return self.begin(step);
+            }
+            self.send_end(clc::Step::Confirm)?;
+        }
+        let attempt = self.attempt.as_ref();
+        let established = attempt.and_then(Attempt::established).ok_or(BUG)?;
+        self.step = None;
+        self.outputs
+            .push_back(HandshakeOutput::Established(Box::new(established)));
+        Ok(())
+    }
+
+    pub(super) fn begin(&mut self, step: &'static Step) -> Result<(), Failure> {
+        let (clock, before) = (step.clock(), self.step.map(Step::clock));
+        if clock != Clock::Work || before != Some(Clock::Work) {
+            self.deadline = after(self.now, clock.time(&self.config.timeouts));
+        }
+        self.step = Some(step);
+        match step.awaits {
+            Awaits::Proposal | Awaits::Accept | Awaits::LateDecline => return Ok(()),
+            Awaits::Confirm => {
+                if let Side::Server { scan, .. } = &mut self.side {
+                    *scan = None;
+                }
+                return self.send_end(clc::Step::Accept);
+            }
+            // From here on the peer may decline whenever this side does.
+            Awaits::ConfirmLink => self.crossing_possible = true,
+            _ => {}
+        }
+        let attempt = self.attempt.as_ref();
+        let work = attempt.and_then(|attempt| attempt.work(step.awaits));
+        self.outputs
+            .push_back(HandshakeOutput::Work(work.ok_or(BUG)?));
+        Ok(())
+    }
+
+    /// Sends ACCEPT or CONFIRM.
+    fn send_end(&mut self, step: clc::Step) -> Result<(), Failure> {
+        let attempt = self.attempt.as_ref();
+        let message = attempt.and_then(|attempt| attempt.message(step, &self.config));
+        let bytes = message
+            .and_then(|message| emitted(message.encoded_len(), |buffer| message.emit(buffer)));
+        self.send(bytes.ok_or(Error::Bug("handshake message cannot be written"))?);
+        Ok(())
+    }
+
+    pub(super) fn send(&mut self, bytes: Vec<u8>) {
+        self.outputs.push_back(HandshakeOutput::Send(bytes));
+    }
+
+    /// The attempt has failed. A server that has not sent ACCEPT tries the next device.
+    fn decline(&mut self, cause: DeclineCause) -> Result<(), Failure> {
+        let Side::Server {
+            scan: Some(scan), ..
+        } = &mut self.side
+        else {
+            return Err(Failure::decline(cause));
+        };
+        scan.record_reason(cause);
+        self.attempt = None;
+        self.outputs.push_back(HandshakeOutput::Discard);
+        self.try_next_device()
+    }
+
+    /// Ends the handshake if it has failed.
+    pub(super) fn conclude(&mut self, result: Result<(), Failure>) {
+        let Err(failure) = result else {
+            return;
+        };
+        self.step = None;
+        let failure = match (failure, self.closed.take()) {
+            // There is no TCP to fall back to.
+            (Failure::Decline(_), Some(error)) => Failure::Abort(error),
+            (failure, _) => failure,
+        };
+        let fallback = match failure {
+            Failure::Decline(reason) => {
+                let mut decline = Decline::new(self.version, reason.local, self.config.os);
+                if let Some(rdma) = &self.config.rdma {
+                    decline.peer_id = rdma.peer_id;
+                }
+                if let Some(bytes) = emitted(decline.encoded_len(), |buffer| decline.emit(buffer)) {
+                    self.send(bytes);
+                }
+                Fallback {
+                    reason: *reason,
+                    crossing_possible: self.crossing_possible,
+                }
+            }
+            Failure::PeerDeclined(decline) => {
+                let group = self.attempt.as_ref().and_then(Attempt::group);
+                if let (true, Some(group)) = (decline.out_of_sync, group) {
+                    self.outputs.push_back(HandshakeOutput::OutOfSync(group));
+                }
+                Fallback {
+                    reason: FallbackReason::peer_declined(decline.diagnosis),
+                    crossing_possible: false,
+                }
+            }
+            Failure::Abort(error) => {
+                self.has_failed = true;
+                self.outputs.clear();
+                self.outputs.push_back(HandshakeOutput::Abort(error));
+                return;
+            }
+        };
+        self.outputs.push_back(HandshakeOutput::Fallback(fallback));
+    }
+}
+
+/// Whether the place in a link group is the one that was asked for.
+fn is_intended(intent: Intent, member: Member) -> bool {
+    match intent {
+        Intent::JoinOrCreate => true,
+        Intent::Join => !member.is_first_contact(),
+        Intent::Create => member.is_first_contact(),
+    }
+}
+
+/// Changes to the next smaller buffer, if memory is the trouble and there is a smaller one.
+fn shrink(size: &mut SizeCode, error: &DeviceError) -> bool {
+    let smaller = size.code().checked_sub(1).and_then(SizeCode::new);
+    match smaller.filter(|_| error.is_lack_of_memory()) {
+        Some(smaller) => {
+            *size = smaller;
+            true
+        }
+        None => false,
+    }
+}
+
+/// The bytes of a message. `None` if its fields contradict each other.
+pub(super) fn emitted(
+    len: usize,
+    emit: impl FnOnce(&mut [u8]) -> Result<usize, EmitError>,
+) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; len];
+    let written = emit(&mut bytes).ok()?;
+    bytes.truncate(written);
+    Some(bytes)
+}
+
+/// `now + wait`, as far as the clock goes.
+pub(super) fn after(now: Instant, wait: Duration) -> Instant {
+    now.checked_add(wait).unwrap_or(now)
+}
+
+const UNEXPECTED: Error = Error::Bug("work was reported that the handshake did not ask for");
+
+const BUG: Error = Error::Bug("a step of the handshake lacks the outcome of another one");

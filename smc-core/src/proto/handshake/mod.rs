@@ -1,45 +1,48 @@
-//! The CLC handshake (connection layer control) as two machines, [`Client`] and [`Server`].
+//! The CLC handshake (connection layer control) as a machine, [`Handshake`].
 //!
 //! ```text
 //!   Client                                            Server
-//!   device search                                     ExpectProposal
-//!      | ------------------ PROPOSAL ------------------> |  screening, device selection:
-//!   ExpectAccept                                         |  ExpectReach, ExpectGroup,
-//!      |                                                 |  ExpectBuffer
+//!   device search                                        |
+//!      | ------------------ PROPOSAL ------------------> |
+//!      |                                              screening; for a device:
+//!      |                                              Reach, Enter, Register
 //!      | <------------------- ACCEPT ------------------- |
-//!   ExpectGroup, ExpectBuffer, ExpectAttachment        ExpectConfirm
+//!   Reach, Enter, Register, Attach                       |
 //!      | ------------------ CONFIRM -------------------> |
-//!   ExpectOpening                                     ExpectOpening, ExpectAttachment
+//!   Open                                              Open, Attach
 //!   Established                                       Established
 //! ```
 //!
-//! That is SMC-D. With SMC-R both sides have more to do:
+//! That is SMC-D, with the [`Work`] of each side. `steps.rs` has all sequences, and for each step
+//! what follows from an error, a timeout and the end of the link group. With SMC-R both sides have
+//! more to do:
 //!
 //! * First contact: [`Work::OpenLink`] and [`Work::PrepareRmb`] before the own message,
 //!   [`Work::BindPeer`] and [`Work::ConnectLink`] after the peer's, and then, when CONFIRM has been
 //!   sent, [`Work::ConfirmLink`] over the new link. Its failure is still answered with a DECLINE,
 //!   or the peer's is waited for. A TCP connection that the peer closes meanwhile does not count:
-//!   the peer may be through already.
+//!   the peer may have finished already.
 //! * In a group that exists: [`Work::PrepareRmb`] and [`Work::ConfirmRkey`] before the own message,
 //!   [`Work::BindPeer`] after the peer's.
 //!
-//! A DECLINE may take the place of every message; then the stream stays TCP, which is an
-//! [`HandshakeOutput::Fallback`] and no error. What the protocol calls fatal is an [`HandshakeOutput::Abort`]: the
-//! TCP connection has to be closed, there is nothing to fall back to.
+//! A DECLINE may take the place of every message; then the stream stays TCP, which is a
+//! [`HandshakeOutput::Fallback`] and no error. What the protocol calls fatal is a
+//! [`HandshakeOutput::Abort`]: the TCP connection has to be closed, there is nothing to fall back to.
 //!
 //! # Contract
 //!
-//! Both are a [`Machine`]. After each `handle_*` call, drain [`Machine::poll_output`] until `None`
-//! and carry out what it says in that order; then wait for whatever comes first of
+//! After each `handle_*` call, drain [`Handshake::poll_output`] until `None` and perform the outputs
+//! in that order; then wait for the first of
 //!
-//! * bytes, if [`Machine::wants`] is not zero: read **no more** than that many, because what
+//! * bytes, if [`Handshake::wants`] is not zero: read **no more** than that many, because what
 //!   follows a message may be application data;
 //! * the outcome of the [`Work`] that was asked for, of which there is at most one at a time;
-//! * the time that [`Machine::poll_timeout`] names.
+//! * the time that [`Handshake::poll_timeout`] names.
 //!
-//! The outcome is [`HandshakeOutput::Established`], [`HandshakeOutput::Fallback`] or [`HandshakeOutput::Abort`]; after it
-//! nothing follows and all inputs are ignored. Work still under way is to be cancelled then.
-//! Whatever work has brought (a seat in a link group, a buffer, an attachment) is kept by the
+//! The outcome is [`HandshakeOutput::Established`], [`HandshakeOutput::Fallback`] or
+//! [`HandshakeOutput::Abort`]; after it nothing follows and all inputs are ignored. Work still under
+//! way is to be cancelled then.
+//! What work has acquired (membership in a link group, a buffer, an attachment) is kept by the
 //! caller: for the connection when it is established, to be released on [`HandshakeOutput::Discard`],
 //! [`HandshakeOutput::Fallback`] and [`HandshakeOutput::Abort`].
 //!
@@ -53,11 +56,10 @@
 //! use std::sync::Arc;
 //! use std::time::Instant;
 //!
-//! use smc_core::Error;
+//! use smc_core::error::{Error, FallbackCause};
 //! use smc_core::proto::handshake::{
-//!     Client, HandshakeConfig, WorkDone, Established, Fallback, Machine, HandshakeOutput, TcpPath, Work,
+//!     Established, Fallback, Handshake, HandshakeConfig, HandshakeOutput, TcpPath, Work, WorkDone,
 //! };
-//! use smc_wire::types::DeclineCode;
 //!
 //! enum Outcome {
 //!     Smc(Box<Established>),
@@ -71,7 +73,7 @@
 //! }
 //!
 //! fn drive(
-//!     machine: &mut dyn Machine,
+//!     machine: &mut Handshake,
 //!     tcp: &mut (impl Read + Write),
 //!     worker: &mut impl Worker,
 //! ) -> Result<Outcome, Error> {
@@ -86,7 +88,7 @@
 //!                 }
 //!                 HandshakeOutput::Work(work) => done = Some(worker.carry_out(work)),
 //!                 HandshakeOutput::Discard => worker.release_all(),
-//!                 HandshakeOutput::OutOfSync(_group) => { /* registry.out_of_sync(group) */ }
+//!                 HandshakeOutput::OutOfSync(_group) => { /* registry.handle_out_of_sync(group) */ }
 //!                 HandshakeOutput::Established(established) => return Ok(Outcome::Smc(established)),
 //!                 HandshakeOutput::Fallback(fallback) => {
 //!                     worker.release_all();
@@ -123,44 +125,41 @@
 //! # }
 //! # let mut worker = NoDevice;
 //! let config = Arc::new(HandshakeConfig::new(vec![]));
-//! let mut client = Client::new(Instant::now(), config, &TcpPath::default());
+//! let mut client = Handshake::client(Instant::now(), config, &TcpPath::default());
 //! let mut tcp = io::Cursor::new(Vec::new());
 //! let Outcome::Tcp(fallback) = drive(&mut client, &mut tcp, &mut worker)? else { panic!() };
-//! assert_eq!(fallback.reason.local, DeclineCode::NOSMCDEV);
+//! assert_eq!(fallback.reason.cause, FallbackCause::NoDevice);
 //! # Ok::<(), Error>(())
 //! ```
 
+mod attempt;
 mod client;
 mod config;
 mod crossing;
-mod engine;
+mod decline;
 mod machine;
 mod message_buffer;
 mod offer;
 mod outcome;
 mod ports;
-mod rdma;
 mod select;
 mod server;
+mod steps;
 mod work;
 
-pub use client::Client;
 pub use config::{
     CLC_TIMEOUT, CONFIRM_LINK_TIMEOUT, DEFAULT_SEID, DirectDevice, HandshakeConfig,
     HandshakeTimeouts, Interface, LATE_DECLINE_TIMEOUT, Subnet, TcpPath, WORK_TIMEOUT,
 };
 pub use crossing::CrossingDecline;
-pub use machine::{HandshakeOutput, Machine};
+pub(crate) use decline::{DeclineCause, PEER_DECLINED};
+pub use machine::{Handshake, HandshakeOutput};
 pub use offer::ClientOffer;
 pub use outcome::{
     DirectPath, Established, Fallback, PeerAccess, PeerBuffer, RdmaPath, Role, Transport,
 };
 pub use ports::{RdmaConfig, RdmaPort};
-pub use server::Server;
-pub use work::{
-    ConfirmFailure, LinkChoice, LinkTerms, LocalRmb, PeerRmb, RkeyFailure, RmbError, TableFull,
-    Work, WorkDone,
-};
+pub use work::{LinkChoice, LocalRmb, PeerRmb, RmbError, Work, WorkDone};
 
 #[cfg(test)]
 mod tests;

@@ -5,19 +5,23 @@ use core::net::IpAddr;
 use smc_wire::Bounded;
 use smc_wire::clc::{Device, DirectExtension, IpArea, Ipv6Prefix, Proposal, SmcdArea, V2Extension};
 use smc_wire::types::{
-    Chid, DeclineCode, Eid, FeatureMask, Gid, IsmGid, Mac, Offer as Types, PeerId, Release,
-    RoceGid, Version,
+    Chid, Eid, FeatureMask, Gid, IsmGid, Mac, Offer as Types, PeerId, Release, RoceGid, Version,
 };
 
 use super::config::{mask_v4, mask_v6};
-use super::engine::emitted;
-use super::{DirectDevice, HandshakeConfig, Interface, RdmaConfig, RdmaPort, Subnet, TcpPath};
+use super::decline::Search;
+use super::machine::emitted;
+use super::ports::LinkLimits;
+use super::{
+    DeclineCause, DirectDevice, HandshakeConfig, Interface, RdmaConfig, RdmaPort, Subnet, TcpPath,
+};
+use crate::error::FallbackReason;
 
 /// What a client offers on one connection: the outcome of its device search, and the PROPOSAL.
 ///
-/// Usually [`Client::new`](super::Client::new) makes and sends it. Where the PROPOSAL reaches the
-/// server by another way than TCP, make it first and hand it to
-/// [`Client::announced`](super::Client::announced).
+/// Usually [`Handshake::client`](super::Handshake::client) makes and sends it. Where the PROPOSAL
+/// reaches the server by another way than TCP, make it first and hand it to
+/// [`Handshake::announced`](super::Handshake::announced).
 #[derive(Clone, Debug)]
 pub struct ClientOffer {
     v1: Option<DirectDevice>,
@@ -39,9 +43,9 @@ impl ClientOffer {
     ///
     /// The reason why there is nothing to offer. It is sent as a DECLINE in the place of the
     /// PROPOSAL, if the server expects one on TCP.
-    pub fn new(config: &HandshakeConfig, path: &TcpPath) -> Result<Self, DeclineCode> {
+    pub fn new(config: &HandshakeConfig, path: &TcpPath) -> Result<Self, FallbackReason> {
         if path.ipsec {
-            return Err(DeclineCode::IPSEC);
+            return Err(DeclineCause::Ipsec.into());
         }
         let found = DeviceSearch::search(config, path)?;
         let types = [
@@ -66,7 +70,7 @@ impl ClientOffer {
             ext: (!v2.is_neither()).then(|| v2_extension(config, &found)),
         };
         let bytes = emitted(proposal.encoded_len(), |buffer| proposal.emit(buffer))
-            .ok_or(DeclineCode::INTERR)?;
+            .ok_or(DeclineCause::Unwritable)?;
         let v2 = found
             .native
             .into_iter()
@@ -133,7 +137,7 @@ struct DeviceSearch<'a> {
 }
 
 impl<'a> DeviceSearch<'a> {
-    fn search(config: &'a HandshakeConfig, path: &TcpPath) -> Result<Self, DeclineCode> {
+    fn search(config: &'a HandshakeConfig, path: &TcpPath) -> Result<Self, DeclineCause> {
         let rdma = config.rdma.as_ref();
         let port = |version| rdma.and_then(|rdma| rdma.port(version, path));
         let (native, rdma_v1) = (config.v1_device(path).copied(), port(Version::V1));
@@ -156,9 +160,10 @@ impl<'a> DeviceSearch<'a> {
         if has_v1 || found.has_direct_v2() || found.rdma_v2.is_some() {
             Ok(found)
         } else if wants_v1 {
-            Err(DeclineCode::CNFERR)
+            Err(DeclineCause::NoSubnets)
         } else {
-            Err(DeclineCode::NOSMCDEV)
+            let cause = config.no_offer_cause(path);
+            Err(DeclineCause::NoDevice(Search::Any, Some(cause)))
         }
     }
 
@@ -221,13 +226,13 @@ fn v2_extension(config: &HandshakeConfig, found: &DeviceSearch<'_>) -> V2Extensi
         .rdma
         .as_ref()
         .filter(|_| found.rdma_v2.is_some() && config.release >= Release::V2_1)
-        .map_or((0, 0), RdmaConfig::limits);
+        .map_or_else(LinkLimits::default, RdmaConfig::limits);
     V2Extension {
         release: config.release,
         has_seid: config.seid.is_some() && found.has_direct_v2(),
         gid: found.rdma_v2.map_or(RoceGid::ZERO, |port| port.address.gid),
-        max_conns: limits.0,
-        max_links: limits.1,
+        max_conns: limits.conns,
+        max_links: limits.links,
         features: features(config, config.release),
         ueids: Bounded::from_iter_lossy(config.ueids.iter().copied()),
         direct: found

@@ -20,7 +20,7 @@ pub enum Role {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Established {
-    /// Our side.
+    /// The role of this side.
     pub role: Role,
     /// Version of the handshake.
     pub version: Version,
@@ -58,24 +58,24 @@ pub enum Transport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DirectPath {
-    /// Our device.
+    /// The local device.
     pub device: DeviceIndex,
     /// The fabric.
     pub chid: Chid,
     /// The peer's device.
     pub peer: Gid,
-    /// Our receive buffer, registered by [`Work::Register`](super::Work::Register).
+    /// The local receive buffer, registered by [`Work::Register`](super::Work::Register).
     pub local: DmbToken,
-    /// Size of our receive buffer.
+    /// Size of the local receive buffer.
     pub local_size: SizeCode,
-    /// The peer's receive buffer, which we write.
+    /// The peer's receive buffer, which this side writes.
     pub peer_buffer: PeerBuffer,
     /// How it is written.
     pub access: PeerAccess,
 }
 
 impl DirectPath {
-    /// Bytes of payload that our receive buffer holds.
+    /// Bytes of payload that the local receive buffer holds.
     #[must_use]
     pub fn local_ring(&self) -> u32 {
         self.local_size.ring_d().size()
@@ -91,7 +91,7 @@ pub enum PeerAccess {
     /// The device moves data there.
     Moved,
     /// Not at all: it could not be attached after the peer had everything that it needs to use the
-    /// connection. What the peer has written until then is in our buffer.
+    /// connection. What the peer has written until then is in the local buffer.
     Lost,
 }
 
@@ -99,15 +99,15 @@ pub enum PeerAccess {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RdmaPath {
-    /// Our device.
+    /// The local device.
     pub device: DeviceIndex,
-    /// Our end of the link that the connection uses.
+    /// The local end of the link that the connection uses.
     pub link: LinkAddress,
     /// The peer's end.
     pub peer: LinkAddress,
-    /// Our receive buffer, prepared by [`Work::PrepareRmb`](super::Work::PrepareRmb).
+    /// The local receive buffer, prepared by [`Work::PrepareRmb`](super::Work::PrepareRmb).
     pub local: LocalRmb,
-    /// The peer's receive buffer, which we write.
+    /// The peer's receive buffer, which this side writes.
     pub peer_rmb: PeerRmb,
     /// Whether a router stands between.
     pub route: Route,
@@ -153,9 +153,9 @@ impl PeerBuffer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Fallback {
-    /// Our reason, and the peer's if it declined.
+    /// The local reason, and the peer's if it declined.
     pub reason: FallbackReason,
-    /// The peer may have sent a DECLINE at the same time as we: pass what is received next through
+    /// The peer may have sent a DECLINE at the same time: pass what is received next through
     /// [`CrossingDecline`](super::CrossingDecline).
     ///
     /// That takes two sides that both wait for something else than the other's message on TCP,

@@ -50,11 +50,11 @@ impl RdmaConfig {
     }
 
     /// Connections and links per link group, within what the protocol allows.
-    pub(super) fn limits(&self) -> (u8, u8) {
-        (
-            self.max_conns.max(Self::MIN_CONNS),
-            self.max_links.clamp(1, Self::MAX_LINKS),
-        )
+    pub(super) fn limits(&self) -> LinkLimits {
+        LinkLimits {
+            conns: self.max_conns.max(Self::MIN_CONNS),
+            links: self.max_links.clamp(1, Self::MAX_LINKS),
+        }
     }
 
     /// The port for a connection in this version: the first on its physical network with a
@@ -79,7 +79,14 @@ impl RdmaConfig {
     }
 }
 
-/// An address of one of our RDMA devices, and what is known about its network.
+/// Connections and links of a link group, as stated in v2.1.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct LinkLimits {
+    pub(super) conns: u8,
+    pub(super) links: u8,
+}
+
+/// An address of one of the local RDMA devices, and what is known about its network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RdmaPort {

@@ -1,12 +1,11 @@
 use smc_wire::size::SizeCode;
-use smc_wire::types::{
-    AlertToken, DmbToken, Gid, Mac, Qpn, Release, Rkey, RmbAddr, RoceGid, Version,
-};
+use smc_wire::types::{AlertToken, DmbToken, Gid, Mac, Qpn, Rkey, RmbAddr, RoceGid};
 
 use crate::device::{DeviceError, LinkAddress, RdmaAddress, Route};
 use crate::proto::group::{
     DeviceIndex, GroupId, GroupKey, GroupTerms, Intent, Member, NoGroup, Terminated,
 };
+use crate::proto::links::{FirstLinkError, LlcTerms, RkeyError, RtokenTableFull};
 
 /// Work that takes time.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,12 +16,12 @@ pub enum Work {
     /// both processes are known. Nothing is given to the peer's device before. Answer:
     /// [`WorkDone::Reached`].
     Reach {
-        /// Our device.
+        /// The local device.
         device: DeviceIndex,
         /// The peer's device.
         peer: Gid,
     },
-    /// Get a seat in a link group ([`Registry::enter`](crate::proto::group::Registry::enter)).
+    /// Become a member of a link group ([`Registry::enter`](crate::proto::group::Registry::enter)).
     /// Answer: [`WorkDone::Entered`].
     Enter {
         /// Which group.
@@ -33,7 +32,7 @@ pub enum Work {
     /// Register a receive buffer that the peer may write
     /// ([`Direct::register`](crate::device::Direct)). Answer: [`WorkDone::Registered`].
     Register {
-        /// Our device.
+        /// The local device.
         device: DeviceIndex,
         /// Who may write.
         peer: Gid,
@@ -46,7 +45,7 @@ pub enum Work {
     /// Map the peer's buffer ([`Nocopy::attach`](crate::device::Nocopy)). Answer:
     /// [`WorkDone::Attached`].
     Attach {
-        /// Our device.
+        /// The local device.
         device: DeviceIndex,
         /// The peer's device.
         peer: Gid,
@@ -77,17 +76,9 @@ pub enum Work {
     },
     /// SMC-R, reuse: tell the peer the keys of the RMB just prepared (CONFIRM RKEY). Answer:
     /// [`WorkDone::RkeyConfirmed`].
-    ConfirmRkey {
-        /// The group.
-        group: GroupId,
-    },
-    /// SMC-R: enter the peer's RMB in the group's table. Answer: [`WorkDone::PeerBound`].
-    BindPeer {
-        /// The group.
-        group: GroupId,
-        /// The peer's RMB.
-        rmb: PeerRmb,
-    },
+    ConfirmRkey,
+    /// SMC-R: enter the peer's RMB in the table of the group. Answer: [`WorkDone::PeerBound`].
+    BindPeer(PeerRmb),
     /// SMC-R, first contact: connect the queue pair
     /// ([`PendingLink::connect`](crate::device::PendingLink)). Answer: [`WorkDone::LinkConnected`].
     ConnectLink {
@@ -98,7 +89,7 @@ pub enum Work {
         /// Whether a router stands between.
         route: Route,
         /// What the group has to keep to.
-        terms: LinkTerms,
+        terms: LlcTerms,
     },
     /// SMC-R, first contact: the CONFIRM LINK exchange over the new link, with its own time-out.
     /// Answer: [`WorkDone::LinkConfirmed`].
@@ -129,18 +120,18 @@ pub enum WorkDone {
     Registered(Result<DmbToken, DeviceError>),
     /// Of [`Work::Attach`]: the length of the mapped buffer in bytes.
     Attached(Result<usize, DeviceError>),
-    /// Of [`Work::OpenLink`]: our end.
+    /// Of [`Work::OpenLink`]: the local end.
     LinkOpened(Result<LinkAddress, DeviceError>),
     /// Of [`Work::PrepareRmb`].
     RmbPrepared(Result<LocalRmb, RmbError>),
     /// Of [`Work::ConfirmRkey`].
-    RkeyConfirmed(Result<(), RkeyFailure>),
+    RkeyConfirmed(Result<(), RkeyError>),
     /// Of [`Work::BindPeer`].
-    PeerBound(Result<(), TableFull>),
+    PeerBound(Result<(), RtokenTableFull>),
     /// Of [`Work::ConnectLink`].
     LinkConnected(Result<(), DeviceError>),
     /// Of [`Work::ConfirmLink`].
-    LinkConfirmed(Result<(), ConfirmFailure>),
+    LinkConfirmed(Result<(), FirstLinkError>),
     /// Of [`Work::Open`].
     Opened(Result<(), Terminated>),
 }
@@ -164,15 +155,15 @@ pub enum LinkChoice {
     },
 }
 
-/// Our receive buffer of one SMC-R connection, and the link that the connection uses.
+/// The local receive buffer of one SMC-R connection, and the link that the connection uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_structs, reason = "what one CLC message says")]
 pub struct LocalRmb {
     /// The device of the link.
     pub device: DeviceIndex,
-    /// Our end of the link.
+    /// The local end of the link.
     pub link: LinkAddress,
-    /// GroupKey of the RMB on this link.
+    /// Key of the RMB on this link.
     pub rkey: Rkey,
     /// Address of the RMB on this link.
     pub addr: RmbAddr,
@@ -188,7 +179,7 @@ pub struct LocalRmb {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_structs, reason = "what one CLC message says")]
 pub struct PeerRmb {
-    /// GroupKey of the RMB on the connection's link.
+    /// Key of the RMB on the connection's link.
     pub rkey: Rkey,
     /// Address of the RMB on the connection's link.
     pub addr: RmbAddr,
@@ -209,42 +200,6 @@ impl PeerRmb {
     }
 }
 
-/// What was negotiated for the links of a new group (docs/spec/handshake.md#negotiation).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[expect(clippy::exhaustive_structs, reason = "what v2.1 negotiates")]
-pub struct LinkTerms {
-    /// Version, which decides on the dialect of LLC messages.
-    pub version: Version,
-    /// Release within version 2; v2.0 in version 1.
-    pub release: Release,
-    /// Connections that the group may have.
-    pub max_conns: u8,
-    /// Regular links that the group may have.
-    pub max_links: u8,
-}
-
-impl LinkTerms {
-    /// What holds where nothing is negotiated: version 1, and release v2.0.
-    #[must_use]
-    pub const fn fixed(version: Version) -> Self {
-        Self {
-            version,
-            release: Release::V2_0,
-            max_conns: 255,
-            max_links: 2,
-        }
-    }
-
-    /// Connections and links as first-contact parts state them; before v2.1 they do not.
-    pub(super) fn stated(&self) -> (u8, u8) {
-        if self.release >= Release::V2_1 {
-            (self.max_conns, self.max_links)
-        } else {
-            (0, 0)
-        }
-    }
-}
-
 /// Why there is no receive buffer for a connection.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -255,48 +210,4 @@ pub enum RmbError {
     /// The device could not register the memory.
     #[error(transparent)]
     Device(#[from] DeviceError),
-}
-
-/// Why the peer does not know the keys of our RMB.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum RkeyFailure {
-    /// It did not answer in time.
-    #[error("peer did not confirm the rkey in time")]
-    TimedOut,
-    /// It does not take it.
-    #[error("peer refused the rkey")]
-    Refused,
-    /// No link is left to tell it over.
-    #[error("link went down")]
-    LinkDown,
-}
-
-/// The peer has as many RMBs as the group's table has places.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, thiserror::Error)]
-#[error("no place for another buffer of the peer")]
-#[non_exhaustive]
-pub struct TableFull;
-
-impl TableFull {
-    /// The error.
-    #[must_use]
-    pub const fn new() -> Self {
-        Self
-    }
-}
-
-/// Why the first link of a group was not confirmed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ConfirmFailure {
-    /// Nothing came in time.
-    #[error("CONFIRM LINK did not come in time")]
-    TimedOut,
-    /// The peer wants eyecatchers in buffers, which are no longer written.
-    #[error("peer wants eyecatchers in its buffers")]
-    Eyecatchers,
-    /// The link went down.
-    #[error("link went down")]
-    LinkDown,
 }

@@ -154,7 +154,7 @@ impl LinkGroup {
     }
 
     /// A link failed, as its device reports, or because it was stuck
-    /// ([`SendSlots::poll_timeout`](super::SendSlots::poll_timeout)).
+    /// ([`SendQueue::poll_timeout`](super::SendQueue::poll_timeout)).
     pub fn handle_link_down(&mut self, now: Instant, link: LinkId, failure: LinkFailure) {
         match self.end {
             None => self.link_down(now, link, Some(failure)),

@@ -106,32 +106,32 @@ pub struct OpTag(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FirstLinkError {
-    /// The peer sent nothing in time (decline code 0x02010000, after a wait for a DECLINE).
+    /// The peer sent nothing in time.
     #[error("CONFIRM LINK did not come in time")]
     TimedOut,
-    /// The peer wants eyecatchers in RMBs (decline code 0x03050000).
-    #[error("peer asks for eyecatchers in its buffers")]
+    /// The peer wants eyecatchers in RMBs, which are no longer written.
+    #[error("peer wants eyecatchers in its buffers")]
     Eyecatchers,
     /// The link failed, or the group was ended.
-    #[error("first link went down")]
+    #[error("link went down")]
     LinkDown,
 }
 
-/// Why an RMB was not announced to a peer (decline code 0x09990003).
+/// Why an RMB was not announced to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RkeyError {
     /// It did not answer in time.
-    #[error("peer does not answer")]
+    #[error("peer did not confirm the rkey in time")]
     TimedOut,
     /// The peer refused it, for lack of space.
-    #[error("peer refused")]
+    #[error("peer refused the rkey")]
     Refused,
     /// Other requests came first for too long.
-    #[error("no turn in time")]
+    #[error("rkey could not be announced in time")]
     NoTurn,
     /// There is no key for the link of the handshake, or that link has failed.
-    #[error("no key for the link")]
+    #[error("link went down")]
     NoKey,
     /// The link group has ended.
     #[error("link group has ended")]

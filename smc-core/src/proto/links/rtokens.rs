@@ -15,7 +15,7 @@ const FORMER_KEYS_MAX: usize = 3;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RtokenId(u64);
 
-/// All [`RTOKENS_MAX`] slots are taken (decline code 0x09990001; a server opens a new group).
+/// All [`RTOKENS_MAX`] slots are taken: a server creates a new group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("table of the peer's buffers is full")]
 #[non_exhaustive]

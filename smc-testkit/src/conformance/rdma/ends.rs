@@ -73,7 +73,7 @@ impl<'p> Bench<'p> {
             .or_fail("protection_domain")
     }
 
-    /// A queue pair of ours and one of the peer.
+    /// A local queue pair and one of the peer.
     pub(super) fn pending(&self) -> Result<[Box<dyn PendingLink>; 2], Stop> {
         let between = self.between()?;
         let ours = self.open(self.ours(), &between.ours)?;
@@ -127,7 +127,7 @@ impl<'p> Bench<'p> {
             .or_fail("register")
     }
 
-    /// Memory of ours to write from, and of the peer to write into.
+    /// Local memory to write from, and of the peer to write into.
     pub(super) fn memories(&self) -> Result<Memories, Stop> {
         let from = self.memory(self.ours(), LEN, Access::Local)?;
         Ok((from, self.memory(self.peer(), LEN, Access::RemoteWrite)?))

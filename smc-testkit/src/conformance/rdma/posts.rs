@@ -144,7 +144,7 @@ pub(super) fn sent_means_arrived(bench: &mut Bench<'_>) -> Verdict {
         ours.expect_sent(name)?;
         let late = content(to.region())?.iter().any(|byte| *byte != round);
         ensure!(!late, "round {round}: sent before the data has arrived");
-        // Ours again: nothing of this may be sent any more.
+        // Local memory again: nothing of this may be sent any more.
         fill(&*from, 0, &[0; LEN])?;
         peer.expect_message(&numbered(name))?;
         let late = content(to.region())?.iter().any(|byte| *byte != round);

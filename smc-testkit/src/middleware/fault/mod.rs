@@ -32,7 +32,7 @@ pub struct Fault {
 pub struct Faults {
     /// Signals, messages and completions that are reported some drains later.
     pub delayed: u16,
-    /// Drains that report a buffer of ours that was not written.
+    /// Drains that report a local buffer that was not written.
     pub spurious: u16,
     /// Moves and attachment signals that are refused with [`SubmitError::WouldBlock`], and posts
     /// for which a link need not have capacity.
@@ -156,9 +156,9 @@ struct State {
     rng: Rng,
     /// Events with the number of drains that they still miss.
     held: Vec<(u8, Event)>,
-    /// Buffers of ours.
+    /// Local buffers.
     own: BTreeSet<DmbToken>,
-    /// Devices that we have had to do with.
+    /// Devices of peers that were used.
     peers: BTreeSet<Gid>,
     /// Those of them that died by us.
     dead: BTreeSet<Gid>,
@@ -167,7 +167,7 @@ struct State {
     operations: u64,
 }
 
-/// A link of ours.
+/// A local link.
 #[derive(Debug)]
 struct Held {
     link: Weak<dyn Link>,

@@ -91,13 +91,13 @@ pub enum What {
     Opened {
         /// At which address.
         at: RoceGid,
-        /// Our end, or why there is none.
+        /// The local end, or why there is none.
         result: Result<LinkAddress, DeviceError>,
     },
     /// [`PendingLink::connect`](smc_core::device::PendingLink::connect) ended.
     #[non_exhaustive]
     Connected {
-        /// Our queue pair.
+        /// The local queue pair.
         link: Qpn,
         /// The other end.
         peer: LinkAddress,
@@ -123,7 +123,7 @@ pub enum What {
     /// [`Link::post`](smc_core::device::Link::post) was called.
     #[non_exhaustive]
     Posted {
-        /// Our queue pair.
+        /// The local queue pair.
         link: Qpn,
         /// The name of the post.
         op: OpId,

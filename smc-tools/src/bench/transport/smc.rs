@@ -13,6 +13,7 @@ use futures_lite::{AsyncBufRead, AsyncRead, AsyncWrite};
 use smc_core::device::Device;
 use smc_core::io::negotiate::Assume;
 use smc_core::{Domain, Endpoint, Mode, Policy, Stream};
+use smc_negotiate_local::Local;
 use smc_transport_ism::{IsmDevice, Place};
 use smc_transport_loop::LoopDevice;
 
@@ -225,7 +226,7 @@ fn endpoint(cell: &Cell, dir: &Path) -> Result<Endpoint> {
     }
     let builder = builder.device(device(cell, dir)?);
     Ok(match &cell.settings.apart {
-        None => builder.domain(Domain::directory(dir)),
+        None => builder.negotiation(Arc::new(Local::in_domain(Domain::directory(dir)))),
         // The two know of each other.
         Some(_) => builder.negotiation(Arc::new(Assume::new())),
     }

@@ -2,34 +2,29 @@
 
 use std::fs::DirBuilder;
 use std::io::ErrorKind;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::{
-    AtFlags, CWD, FallocateFlags, FileType, FlockOperation, Mode, OFlags, Stat, fallocate, flock,
-    fstat, openat, renameat, unlinkat,
+    AtFlags, FallocateFlags, FileType, FlockOperation, Mode, OFlags, Stat, fallocate, flock, fstat,
+    openat, renameat, unlinkat,
 };
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use rustix::process::geteuid;
-use smc_core::Domain;
 use smc_core::device::DeviceError;
-use smc_core::io::negotiate::is_ambiguous_user;
-use smc_core::io::negotiate::passed::PeerSocket;
-use smc_core::io::negotiate::runtime_dir::Publication;
 use smc_core::mem::{Region, check_file_size};
+use smc_ipc::passed::PeerSocket;
+use smc_ipc::runtime_dir::{OpenDir, Publication};
+use smc_ipc::{DirectoryProblem, Domain, is_ambiguous_user};
 
 use crate::region::{map, os_at};
 use crate::shared::{FabricMemory, FabricOptions};
 
 /// An open directory.
 #[derive(Debug)]
-pub(super) struct Files {
-    dir: OwnedFd,
-    path: PathBuf,
-}
+pub(super) struct Files(OpenDir);
 
 impl Files {
     /// Opens a directory, and checks that only the own user can change it. Creates it if necessary,
@@ -41,22 +36,19 @@ impl Files {
             }
             _ => {}
         }
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let dir = openat(CWD, path, flags, Mode::empty());
-        let dir = dir.map_err(|error| os_at("open directory", path, error))?;
-        let stat = fstat(&dir).map_err(|error| os_at("inspect directory", path, error))?;
-        check_owner(&stat, path)?;
-        Ok(Self {
-            dir,
-            path: path.to_owned(),
+        let opened = Domain::existing(path).open(path);
+        opened.map(Self).map_err(|error| match error.problem {
+            DirectoryProblem::Os(error) => DeviceError::Os(error.at(path)),
+            DirectoryProblem::NotDirectory => os_at("open directory", path, Errno::NOTDIR),
+            problem => not_permitted(path, problem),
         })
     }
 
     /// Prevents other devices from joining until the result is dropped.
     pub(super) fn lock(&self) -> Result<OwnedFd, DeviceError> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let file = openat(&self.dir, LOCK, flags, Mode::RUSR | Mode::WUSR);
-        let path = self.path.join(LOCK);
+        let file = openat(&self.0, LOCK, flags, Mode::RUSR | Mode::WUSR);
+        let path = self.0.path().join(LOCK);
         let file = file.map_err(|error| os_at("open", &path, error))?;
         for _ in 0..LOCK_TRIES {
             match flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -80,7 +72,7 @@ impl Files {
         if self.is_in_use() {
             return FabricMemory::open(self.open_memory()?);
         }
-        let _ = unlinkat(&self.dir, MEMORY, AtFlags::empty());
+        let _ = unlinkat(&self.0, MEMORY, AtFlags::empty());
         self.make_memory(len, options)
     }
 
@@ -96,9 +88,9 @@ impl Files {
                 // The process is alive, or its state is unknown.
                 _ => continue,
             }
-            let domain = Domain::existing(&self.path);
+            let domain = Domain::existing(self.0.path());
             let publication = Publication::with_companion(domain, socket_name(slot), MEMORY)
-                .map_err(|error| DeviceError::os_at("listen in", &self.path, &error))?;
+                .map_err(|error| DeviceError::os_at("listen in", self.0.path(), &error))?;
             return match publication.error() {
                 None => Ok((slot, publication)),
                 Some(error) => Err(error.clone().into()),
@@ -112,19 +104,17 @@ impl Files {
     /// `CONNREFUSED` if its process is dead, `NOENT` if there is none, `AGAIN` if its backlog is
     /// full.
     pub(super) fn connect(&self, slot: u16) -> Result<PeerSocket, Errno> {
-        let socket = PeerSocket::from(seqpacket()?);
-        connect(&socket, &self.address(slot)?)?;
-        Ok(socket)
+        self.0.connect(&socket_name(slot))
     }
 
     /// Removes the socket of a slot.
     pub(super) fn remove_socket(&self, slot: u16) {
-        let _ = unlinkat(&self.dir, socket_name(slot), AtFlags::empty());
+        let _ = unlinkat(&self.0, socket_name(slot), AtFlags::empty());
     }
 
     /// Whether any process has a device in this directory.
     fn is_in_use(&self) -> bool {
-        let Ok(entries) = std::fs::read_dir(&self.path) else {
+        let Ok(entries) = std::fs::read_dir(self.0.path()) else {
             return true;
         };
         let names = entries.flatten().map(|entry| entry.file_name());
@@ -144,8 +134,8 @@ impl Files {
 
     fn open_memory(&self) -> Result<Region, DeviceError> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let file = openat(&self.dir, MEMORY, flags, Mode::empty());
-        let path = self.path.join(MEMORY);
+        let file = openat(&self.0, MEMORY, flags, Mode::empty());
+        let path = self.0.path().join(MEMORY);
         let file = file.map_err(|error| os_at("open", &path, error))?;
         let stat = fstat(&file).map_err(|error| os_at("inspect", &path, error))?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
@@ -160,13 +150,13 @@ impl Files {
 
     /// Creates the memory under another name, so that no process sees it incomplete.
     fn make_memory(&self, len: usize, options: FabricOptions) -> Result<FabricMemory, DeviceError> {
-        let failed = |error| os_at("make the fabric's memory in", &self.path, error);
-        let _ = unlinkat(&self.dir, DRAFT, AtFlags::empty());
+        let failed = |error| os_at("make the fabric's memory in", self.0.path(), error);
+        let _ = unlinkat(&self.0, DRAFT, AtFlags::empty());
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let file = openat(&self.dir, DRAFT, flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
+        let file = openat(&self.0, DRAFT, flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
         let made = self.fill_memory(&file, len, options);
         if made.is_err() {
-            let _ = unlinkat(&self.dir, DRAFT, AtFlags::empty());
+            let _ = unlinkat(&self.0, DRAFT, AtFlags::empty());
         }
         made
     }
@@ -177,49 +167,39 @@ impl Files {
         len: usize,
         options: FabricOptions,
     ) -> Result<FabricMemory, DeviceError> {
-        let failed = |error| os_at("make the fabric's memory in", &self.path, error);
+        let failed = |error| os_at("make the fabric's memory in", self.0.path(), error);
         let bytes = u64::try_from(len).map_err(|_| DeviceError::NoMemory)?;
         if bytes == 0 {
             return Err(DeviceError::Invalid("the fabric's memory is too small"));
         }
         check_file_size(bytes).map_err(|error| {
-            DeviceError::os_at("make the fabric's memory in", &self.path, &error)
+            DeviceError::os_at("make the fabric's memory in", self.0.path(), &error)
         })?;
         // A page that cannot be allocated on first access would kill the process.
         fallocate(file, FallocateFlags::empty(), 0, bytes).map_err(failed)?;
         let memory = FabricMemory::create(map(file, 0, len)?, options)?;
-        renameat(&self.dir, DRAFT, &self.dir, MEMORY).map_err(failed)?;
+        renameat(&self.0, DRAFT, &self.0, MEMORY).map_err(failed)?;
         Ok(memory)
     }
 
     pub(super) fn socket_path(&self, slot: u16) -> PathBuf {
-        self.path.join(socket_name(slot))
-    }
-
-    /// Relative to the open directory, because the length of a socket address is limited.
-    fn address(&self, slot: u16) -> rustix::io::Result<SocketAddrUnix> {
-        let dir = self.dir.as_raw_fd();
-        SocketAddrUnix::new(format!("/proc/self/fd/{dir}/{}", socket_name(slot)))
-            .or_else(|_| SocketAddrUnix::new(self.socket_path(slot)))
+        self.0.path().join(socket_name(slot))
     }
 }
 
 fn check_owner(stat: &Stat, path: &Path) -> Result<(), DeviceError> {
     let (uid, mode) = (stat.st_uid, stat.st_mode & 0o7777);
-    let path = path.display();
-    let why = if uid != geteuid().as_raw() || is_ambiguous_user(uid) {
-        format!("{path} belongs to user {uid}")
+    if uid != geteuid().as_raw() || is_ambiguous_user(uid) {
+        Err(not_permitted(path, DirectoryProblem::Owner { uid }))
     } else if mode & 0o022 != 0 {
-        format!("{path} can be changed by other users: mode {mode:04o}")
+        Err(not_permitted(path, DirectoryProblem::Writable { mode }))
     } else {
-        return Ok(());
-    };
-    Err(DeviceError::NotPermitted(why.into()))
+        Ok(())
+    }
 }
 
-fn seqpacket() -> rustix::io::Result<OwnedFd> {
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+fn not_permitted(path: &Path, problem: DirectoryProblem) -> DeviceError {
+    DeviceError::NotPermitted(format!("{} {problem}", path.display()).into())
 }
 
 fn socket_name(slot: u16) -> String {

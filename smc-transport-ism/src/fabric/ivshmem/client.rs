@@ -10,11 +10,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use smc_core::device::DeviceError;
-use smc_core::io::negotiate::passed::{PeerSocket, is_eventfd};
+use smc_ipc::doorbell::Doorbell;
+use smc_ipc::passed::{PeerSocket, is_eventfd};
 
 use super::protocol::{self, Reader, Received};
 use super::{SERVER_GONE, slot_of};
-use crate::fabric::doorbell::Doorbell;
 use crate::fabric::notifier::EventfdNotifier;
 use crate::fabric::{ConnectError, Fabric, FabricEvent};
 use crate::lock;
@@ -89,9 +89,9 @@ impl Client {
 
         let doorbell = Doorbell::new()?;
         if let Some((_, eventfd)) = eventfds.get(&slot) {
-            doorbell.watch_edges(eventfd, NOTIFIED)?;
+            doorbell.set().watch_edges(eventfd, NOTIFIED)?;
         }
-        doorbell.watch(&socket, SERVER)?;
+        doorbell.set().watch(&socket, SERVER)?;
         let server = ServerConnection {
             socket,
             reader,

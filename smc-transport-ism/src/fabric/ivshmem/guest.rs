@@ -1,14 +1,14 @@
 //! A guest's end of an ivshmem fabric.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use smc_core::device::DeviceError;
+use smc_ipc::doorbell::Doorbell;
 
 use super::pci::Pci;
 use super::poll::Poller;
 use super::{SERVER_GONE, slot_of};
-use crate::fabric::doorbell::Doorbell;
 use crate::fabric::{ConnectError, Fabric, FabricEvent};
 use crate::shared::{FabricMemory, Tag};
 
@@ -38,7 +38,7 @@ impl Guest {
         let doorbell = Arc::new(Doorbell::new()?);
         let must_poll = match pci.interrupt() {
             Some(interrupt) => {
-                doorbell.watch_edges(interrupt, NOTIFIED)?;
+                doorbell.set().watch_edges(interrupt, NOTIFIED)?;
                 false
             }
             None => true,

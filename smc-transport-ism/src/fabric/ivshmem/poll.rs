@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use smc_core::device::DeviceError;
 use smc_core::mem::sync::{AtomicBool, Ordering};
+use smc_ipc::doorbell::Doorbell;
 
 use super::{HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT};
-use crate::fabric::doorbell::Doorbell;
 use crate::lock;
 use crate::shared::{FabricMemory, Sleep};
 
@@ -181,7 +181,7 @@ mod tests {
             tv_nsec: 0,
         };
         for round in 0..3 {
-            let mut fds = [PollFd::from_borrowed_fd(doorbell.as_fd(), PollFlags::IN)];
+            let mut fds = [PollFd::new(&*doorbell, PollFlags::IN)];
             assert_eq!(
                 poll(&mut fds, Some(&timeout)).unwrap(),
                 1,

@@ -7,13 +7,11 @@
 //!         id             a client has left
 //! ```
 
-use std::io::{ErrorKind, IoSlice};
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::io::Errno;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use smc_core::io::negotiate::passed::{self, Passed, PeerSocket};
+use smc_ipc::channel;
+use smc_ipc::passed::{Passed, PeerSocket};
 
 /// The only version of the protocol.
 pub(super) const VERSION: i64 = 0;
@@ -26,22 +24,10 @@ pub(super) fn send(
     number: i64,
     descriptor: Option<BorrowedFd<'_>>,
 ) -> Result<(), Errno> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    let descriptor = descriptor.as_slice();
-    if !descriptor.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(descriptor)) {
-        return Err(Errno::INVAL);
-    }
-    let bytes = number.to_le_bytes();
-    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    loop {
-        match sendmsg(&socket, &[IoSlice::new(&bytes)], &mut ancillary, flags) {
-            Ok(LEN) => return Ok(()),
-            // The rest of a number cannot be sent later.
-            Ok(_) => return Err(Errno::AGAIN),
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error),
-        }
+    match channel::send(socket, &number.to_le_bytes(), descriptor.as_slice())? {
+        LEN => Ok(()),
+        // The rest of a number cannot be sent later.
+        _ => Err(Errno::AGAIN),
     }
 }
 
@@ -66,21 +52,19 @@ impl Reader {
     /// Receives a number without blocking.
     pub(super) fn receive(&mut self, socket: &PeerSocket) -> Received {
         loop {
-            let packet = match passed::receive(socket, &mut self.bytes[self.have..]) {
-                Ok(packet) if packet.is_overloaded(1) => return Received::Closed,
-                Ok(packet) => packet,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Received::Nothing,
-                Err(_) => return Received::Closed,
-            };
-            for passed in packet.passed {
-                if let Passed::File(file) = passed {
-                    self.descriptor = Some(file);
+            let rest = &mut self.bytes[self.have..];
+            match channel::receive(socket, rest, 1) {
+                channel::Received::Packet(bytes, passed) => {
+                    self.have += bytes.len();
+                    for passed in passed {
+                        if let Passed::File(file) = passed {
+                            self.descriptor = Some(file);
+                        }
+                    }
                 }
+                channel::Received::Nothing => return Received::Nothing,
+                channel::Received::Closed | channel::Received::Invalid => return Received::Closed,
             }
-            if packet.len == 0 {
-                return Received::Closed;
-            }
-            self.have += packet.len;
             if self.have >= LEN {
                 self.have = 0;
                 let number = i64::from_le_bytes(self.bytes);
@@ -94,10 +78,10 @@ const LEN: usize = 8;
 
 #[cfg(test)]
 mod tests {
-    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, socketpair};
+    use smc_ipc::doorbell::new_eventfd;
 
     use super::*;
-    use crate::fabric::doorbell::new_eventfd;
 
     #[test]
     fn numbers_arrive_with_their_descriptors() {

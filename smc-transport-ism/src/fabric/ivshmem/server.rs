@@ -16,14 +16,14 @@ use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, listen, socket_with,
 };
 use smc_core::device::DeviceError;
-use smc_core::io::negotiate::Credentials;
-use smc_core::io::negotiate::passed::{Listener, PeerSocket, Reserve};
-use smc_core::io::negotiate::runtime_dir::bind_with_mode;
+use smc_ipc::Credentials;
+use smc_ipc::doorbell::new_eventfd;
+use smc_ipc::passed::{Listener, PeerSocket, Reserve};
+use smc_ipc::runtime_dir::bind_with_mode;
 
 use self::numbers::Numbers;
 use self::send_queue::SendQueue;
 use super::{HEARTBEAT_INTERVAL, HEARTBEAT_TIMEOUT, protocol};
-use crate::fabric::doorbell::new_eventfd;
 use crate::fabric::notifier::EventfdNotifier;
 use crate::lock;
 use crate::region::{map, memory_file, os, os_at};

@@ -10,8 +10,8 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::io::{Errno, pread, pwrite};
 use smc_core::device::DeviceError;
 use smc_core::mem::Region;
+use smc_ipc::doorbell::new_eventfd;
 
-use crate::fabric::doorbell::new_eventfd;
 use crate::region::{
     map, os_at, vfio_device, vfio_region, vfio_set_container, vfio_set_interrupt, vfio_set_iommu,
 };

@@ -16,9 +16,9 @@ use smc_wire::llc::DeleteLinkReason;
 use smc_wire::size::SizeCode;
 use smc_wire::types::{AlertToken, GroupId, Rkey, RmbAddr};
 
+use super::super::conn::{RdmaConn, RdmaConnHandle};
 use super::super::device_driver::DeviceDriver;
 use super::super::groups::Groups;
-use super::conn::{RdmaConn, RdmaConnHandle};
 use super::link_sender::LinkSender;
 use super::memory::{Buffer, Pool};
 use crate::device::{
@@ -154,17 +154,17 @@ impl RdmaGroup {
         group
     }
 
-    pub(super) fn now(&self) -> Instant {
+    pub(crate) fn now(&self) -> Instant {
         self.groups.runtime().now()
     }
 
     /// Wakes the group's task: a timeout is earlier than its timer.
-    pub(super) fn wake(&self) {
+    pub(crate) fn wake(&self) {
         self.task.wake();
     }
 
     /// Whether the group has ended: nothing can be sent any more.
-    pub(super) fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.over.load(Ordering::Acquire)
     }
 
@@ -196,12 +196,12 @@ impl RdmaGroup {
         self.lock().machine.links().collect()
     }
 
-    pub(super) fn rtoken(&self, id: RtokenId, link: LinkId) -> Option<(Rkey, RmbAddr)> {
+    pub(crate) fn rtoken(&self, id: RtokenId, link: LinkId) -> Option<(Rkey, RmbAddr)> {
         self.lock().machine.rtoken(id, link)
     }
 
     /// Polls the devices of the other links, for a missing message.
-    pub(super) fn poll_other_devices(&self, here: DeviceIndex) {
+    pub(crate) fn poll_other_devices(&self, here: DeviceIndex) {
         let mut devices: Vec<_> = self.links().iter().map(|link| link.device).collect();
         devices.sort_unstable();
         devices.dedup();
@@ -214,7 +214,7 @@ impl RdmaGroup {
     // ---- First contact -------------------------------------------------------------------------
 
     /// Makes the queue pair of the first link.
-    pub(super) async fn open_first(
+    pub(crate) async fn open_first(
         self: &Arc<Self>,
         device: DeviceIndex,
         address: &RdmaAddress,
@@ -236,7 +236,7 @@ impl RdmaGroup {
     }
 
     /// Connects the first link.
-    pub(super) async fn connect_first(
+    pub(crate) async fn connect_first(
         self: &Arc<Self>,
         peer: LinkAddress,
         route: Route,
@@ -256,7 +256,7 @@ impl RdmaGroup {
     }
 
     /// Exchanges CONFIRM LINK on the first link.
-    pub(super) async fn confirm_first(self: &Arc<Self>) -> Result<(), FirstLinkError> {
+    pub(crate) async fn confirm_first(self: &Arc<Self>) -> Result<(), FirstLinkError> {
         let now = self.now();
         self.step(|state| state.machine.confirm_link(now));
         poll_fn(|cx| self.lock().first_link.poll(cx)).await
@@ -272,26 +272,26 @@ impl RdmaGroup {
     // ---- Connections ---------------------------------------------------------------------------
 
     /// The link for another connection, as the server assigns it.
-    pub(super) fn assign(&self) -> Option<LinkId> {
+    pub(crate) fn assign(&self) -> Option<LinkId> {
         let count = self.lock_members().len();
         self.lock().machine.assign(count)
     }
 
-    pub(super) fn find(&self, peer: links::PeerEnd) -> Option<LinkId> {
+    pub(crate) fn find(&self, peer: links::PeerEnd) -> Option<LinkId> {
         self.lock().machine.find(peer)
     }
 
-    pub(super) fn link(&self, id: LinkId) -> Option<LinkInfo> {
+    pub(crate) fn link(&self, id: LinkId) -> Option<LinkInfo> {
         self.lock().machine.link(id)
     }
 
     /// The link that is being set up at first contact.
-    pub(super) fn first_link(&self) -> Option<LinkInfo> {
+    pub(crate) fn first_link(&self) -> Option<LinkInfo> {
         self.lock().machine.links().next()
     }
 
     /// Buffers for a connection, registered with all devices of the group.
-    pub(super) async fn prepare(
+    pub(crate) async fn prepare(
         self: &Arc<Self>,
         link: LinkId,
         size: SizeCode,
@@ -331,7 +331,7 @@ impl RdmaGroup {
     }
 
     /// Adds the RMB of the first connection, which the handshake sends to the peer.
-    pub(super) fn add_rmb(self: &Arc<Self>, conn: &RdmaConn, keys: &[RmbKey]) {
+    pub(crate) fn add_rmb(self: &Arc<Self>, conn: &RdmaConn, keys: &[RmbKey]) {
         self.step(|state| state.machine.add_rmb(conn.rmb_id(), keys));
     }
 
@@ -346,7 +346,7 @@ impl RdmaGroup {
     }
 
     /// Sends the RMB of a further connection to the peer (CONFIRM RKEY).
-    pub(super) async fn confirm_rkey(
+    pub(crate) async fn confirm_rkey(
         self: &Arc<Self>,
         conn: &RdmaConn,
         link: LinkId,
@@ -368,7 +368,7 @@ impl RdmaGroup {
 
     /// Enters the peer's RMB in the table. Without space there, or when the group has ended,
     /// received data can be read, and nothing can be sent.
-    pub(super) fn bind(
+    pub(crate) fn bind(
         self: &Arc<Self>,
         conn: &RdmaConn,
         link: LinkId,
@@ -420,7 +420,7 @@ impl RdmaGroup {
     }
 
     /// Releases a connection that is not used any more.
-    pub(super) fn release(self: &Arc<Self>, conn: &Arc<RdmaConn>) {
+    pub(crate) fn release(self: &Arc<Self>, conn: &Arc<RdmaConn>) {
         if conn.release() {
             self.retire(conn);
         }
@@ -451,7 +451,7 @@ impl RdmaGroup {
 
     // ---- Parts ---------------------------------------------------------------------------------
 
-    pub(super) fn release_token(&self, token: AlertToken) {
+    pub(crate) fn release_token(&self, token: AlertToken) {
         self.groups.release_token(token);
     }
 

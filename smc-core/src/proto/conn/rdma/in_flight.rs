@@ -16,7 +16,7 @@ pub(super) struct InFlight {
     cdc_only: u32,
 }
 
-/// PostKind of a post.
+/// Kind of a post.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum PostKind {
     /// Payload and a CDC.

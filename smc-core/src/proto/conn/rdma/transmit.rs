@@ -1,5 +1,5 @@
 use smc_wire::cdc::{CdcR, ProducerFlags, StateFlags};
-use smc_wire::cursor::{Cursor, Ring};
+use smc_wire::cursor::{Cursor, Ring, Span};
 use smc_wire::types::AlertToken;
 
 use super::in_flight::{InFlight, PostKind, SentCdc};
@@ -79,7 +79,7 @@ pub struct Transmit {
     killed: bool,
 }
 
-/// DeliveryStatus of everything staged and of the end of stream behind it.
+/// Delivery of everything staged and of the end of stream behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum DeliveryStatus {
@@ -472,7 +472,7 @@ impl Transmit {
                 && self.last_cdc.state == self.flags_after(self.sent))
     }
 
-    /// DeliveryStatus of everything staged and of the end of stream
+    /// Delivery of everything staged and of the end of stream
     /// ([`SENDING_DONE`](StateFlags::SENDING_DONE)).
     ///
     /// Completed data is in the peer's memory, and completed messages are in its receive queue:
@@ -569,28 +569,22 @@ impl Transmit {
 
     /// Source and destination of the next `count` bytes.
     fn spans(&self, count: u32) -> [PeerWrite; 2] {
-        let at = self.producer().count;
-        let first = count.min(self.peer.size().saturating_sub(at));
-        let second = count.saturating_sub(first);
-        let behind = self.sent.saturating_add(u64::from(first));
-        [
+        let mut from = self.sent;
+        self.peer.spans(self.producer().count, count).map(|to| {
+            let pieces = self.pieces(from, to.len);
+            from = from.saturating_add(u64::from(to.len));
             PeerWrite {
-                pieces: self.pieces(self.sent, first),
-                at: self.base.saturating_add(u64::from(at)),
-            },
-            PeerWrite {
-                pieces: self.pieces(behind, second),
-                at: self.base,
-            },
-        ]
+                pieces,
+                at: self.base.saturating_add(u64::from(to.at)),
+            }
+        })
     }
 
     /// Position of `count` bytes of the stream in the staging ring.
     fn pieces(&self, from: u64, count: u32) -> [Piece; 2] {
         let at = cursor_at(self.staging, from).count;
-        let first = count.min(self.staging.size().saturating_sub(at));
-        let second = count.saturating_sub(first);
-        [Piece { at, len: first }, Piece { at: 0, len: second }]
+        let spans = self.staging.spans(at, count);
+        spans.map(|Span { at, len }| Piece { at, len })
     }
 
     /// Data that the peer has read is not written again, though its completion was lost.

@@ -6,11 +6,13 @@ use core::net::IpAddr;
 use std::collections::VecDeque;
 
 use smc_wire::clc::Proposal;
-use smc_wire::types::{DeclineCode, Eid, Gid, Mac, PeerId, Release, RoceGid, Version};
+use smc_wire::types::{Eid, Gid, Mac, PeerId, Release, RoceGid, Version};
 
 use self::screen::{Screened, check_limits, common_eid, common_ueid, screen};
+use super::decline::Search;
 use super::offer::{is_same_subnet, v1_gid};
-use super::{DirectDevice, HandshakeConfig, LinkTerms, RdmaConfig, RdmaPort, Role, TcpPath};
+use super::ports::LinkLimits;
+use super::{DeclineCause, DirectDevice, HandshakeConfig, RdmaConfig, RdmaPort, Role, TcpPath};
 use crate::device::{DeviceError, Route};
 use crate::error::{FallbackCause, FallbackReason, SetupStep};
 use crate::proto::group::{DeviceIndex, GroupKey};
@@ -27,11 +29,13 @@ pub(super) struct Selection {
     /// Everything was tried.
     is_over: bool,
     candidates: VecDeque<DirectCandidate>,
-    /// Devices of ours that an entry of the offer has claimed; each serves only one.
+    /// The one that is tried.
+    candidate: Option<DirectCandidate>,
+    /// Local devices that an entry of the offer has claimed; each serves only one.
     claimed: Vec<DeviceIndex>,
     reason: Option<FallbackReason>,
     /// What was in the way of a device that else would have done.
-    blocking_cause: Option<FallbackCause>,
+    blocking_cause: Option<Box<FallbackCause>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,7 +53,7 @@ pub(super) enum DeviceCandidate {
     Rdma(Box<RdmaCandidate>),
 }
 
-/// A device of ours and the peer's device that it may reach.
+/// A local device and the peer's device that it may reach.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct DirectCandidate {
     pub(super) device: DirectDevice,
@@ -61,7 +65,7 @@ pub(super) struct DirectCandidate {
     entry: usize,
 }
 
-/// A port of ours and the client that it reaches.
+/// A local port and the client that it reaches.
 #[derive(Debug)]
 pub(super) struct RdmaCandidate {
     pub(super) port: RdmaPort,
@@ -76,7 +80,8 @@ pub(super) struct RdmaCandidate {
     /// Its address of the TCP connection.
     pub(super) client: Option<IpAddr>,
     pub(super) route: Route,
-    pub(super) terms: LinkTerms,
+    /// Negotiated in v2.1.
+    pub(super) limits: Option<LinkLimits>,
 }
 
 impl RdmaCandidate {
@@ -99,14 +104,14 @@ impl Selection {
     ///
     /// # Errors
     ///
-    /// The code to decline with.
+    /// The cause of a DECLINE.
     pub(super) fn new(
         proposal: Proposal,
         config: &HandshakeConfig,
         path: TcpPath,
-    ) -> Result<Self, DeclineCode> {
+    ) -> Result<Self, DeclineCause> {
         if path.ipsec {
-            return Err(DeclineCode::IPSEC);
+            return Err(DeclineCause::Ipsec);
         }
         let screened = screen(&proposal, config)?;
         let offered = proposal
@@ -126,6 +131,7 @@ impl Selection {
             stage: Stage::DirectV2,
             is_over: false,
             candidates: VecDeque::new(),
+            candidate: None,
             claimed: Vec::new(),
             reason: None,
             blocking_cause: None,
@@ -140,7 +146,7 @@ impl Selection {
     ///
     /// # Errors
     ///
-    /// Nothing is left: the code to decline with.
+    /// Nothing is left: the reason to decline with.
     pub(super) fn next(
         &mut self,
         config: &HandshakeConfig,
@@ -148,19 +154,20 @@ impl Selection {
         loop {
             while let Some(candidate) = self.candidates.pop_front() {
                 if !self.claimed.contains(&candidate.device.index) {
+                    self.candidate = Some(candidate);
                     return Ok(DeviceCandidate::Direct(candidate));
                 }
             }
             match self.stage {
                 Stage::DirectV2 => {
                     if self.screened.d_v2 && self.claimed.is_empty() {
-                        self.record_reason(self.without_device(DeclineCode::NOSMCD2DEV));
+                        self.record_reason(self.without_device(Search::Direct(Version::V2)));
                     }
                     self.enter_v1(config)?;
                 }
                 Stage::DirectV1 => {
                     if self.wants_direct_v1() && self.claimed_in_v1().is_none() {
-                        self.record_reason(self.without_device(DeclineCode::NOSMCDDEV));
+                        self.record_reason(self.without_device(Search::Direct(Version::V1)));
                     }
                     self.enter_rdma()?;
                 }
@@ -183,13 +190,16 @@ impl Selection {
 
     /// The device reaches the peer. Whether it can be used: an EID mismatch leaves no reason of
     /// its own and rules version 2 out.
-    pub(super) fn claim(&mut self, candidate: &DirectCandidate) -> bool {
+    pub(super) fn claim(&mut self) -> bool {
+        let Some(candidate) = self.candidate else {
+            return false;
+        };
         self.claimed.push(candidate.device.index);
         self.candidates
             .retain(|other| other.entry != candidate.entry);
         if candidate.version.is_v2() && candidate.eid.is_none() {
             self.candidates.clear();
-            self.blocking_cause = Some(FallbackCause::NoCommonEid);
+            self.blocking_cause = Some(Box::new(FallbackCause::NoCommonEid));
             return false;
         }
         true
@@ -199,7 +209,7 @@ impl Selection {
     pub(super) fn handle_unreachable(&mut self, error: DeviceError) {
         let step = SetupStep::Reach;
         self.blocking_cause
-            .get_or_insert(FallbackCause::Device { step, error });
+            .get_or_insert_with(|| Box::new(FallbackCause::Device { step, error }));
     }
 
     /// Stores a reason to decline; the first one counts.
@@ -213,14 +223,11 @@ impl Selection {
     }
 
     /// No device was found.
-    fn without_device(&self, code: DeclineCode) -> FallbackReason {
-        match &self.blocking_cause {
-            Some(cause) => FallbackReason::because(code, cause.clone()),
-            None => code.into(),
-        }
+    fn without_device(&self, search: Search) -> DeclineCause {
+        DeclineCause::NoDevice(search, self.blocking_cause.as_deref().cloned())
     }
 
-    /// Our devices on the fabrics of the offer, in the order of the offer: the native device
+    /// The local devices on the fabrics of the offer, in the order of the offer: the native device
     /// first, then the list (docs/spec/handshake.md#device-scan).
     fn v2_candidates(&self, config: &HandshakeConfig) -> VecDeque<DirectCandidate> {
         let candidate = |entry, peer, device: &DirectDevice| DirectCandidate {
@@ -248,10 +255,10 @@ impl Selection {
     fn enter_v1(&mut self, config: &HandshakeConfig) -> Result<(), FallbackReason> {
         self.stage = Stage::DirectV1;
         if !self.is_subnet_ok() {
-            self.record_reason(DeclineCode::DIFFPREFIX);
+            self.record_reason(DeclineCause::OtherSubnet);
         }
         if self.path.vlan_unknown {
-            return Err(self.final_reason(DeclineCode::GETVLANERR));
+            return Err(self.final_reason(DeclineCause::VlanUnknown));
         }
         let (Some(area), Some(device)) = (self.proposal.smcd, config.v1_device(&self.path)) else {
             return Ok(());
@@ -276,7 +283,7 @@ impl Selection {
         if v1.has_r() || v2.has_r() {
             Ok(())
         } else {
-            Err(self.final_reason(self.without_device(DeclineCode::NOSMCDDEV)))
+            Err(self.final_reason(self.without_device(Search::Direct(Version::V1))))
         }
     }
 
@@ -288,29 +295,31 @@ impl Selection {
         }
         let Some(eid) = common_ueid(&self.proposal, config) else {
             self.blocking_cause
-                .get_or_insert(FallbackCause::NoCommonEid);
+                .get_or_insert_with(|| Box::new(FallbackCause::NoCommonEid));
             return None;
         };
         let ext = self.proposal.ext.as_ref()?;
-        let (gid, limits) = (ext.gid, (ext.max_conns, ext.max_links));
+        let gid = ext.gid;
+        let offered = LinkLimits {
+            conns: ext.max_conns,
+            links: ext.max_links,
+        };
         let port = self.port(config, Version::V2);
         let found = port.and_then(|(rdma, port)| {
             let route = port.route(Version::V2, gid)?;
-            let mut terms = LinkTerms::fixed(Version::V2);
-            if self.release >= Release::V2_1 {
-                let (max_conns, max_links) = rdma.limits();
-                terms.release = self.release;
-                terms.max_conns = limits.0.min(max_conns);
-                terms.max_links = limits.1.min(max_links);
-            }
+            let own = rdma.limits();
+            let both = LinkLimits {
+                conns: own.conns.min(offered.conns),
+                links: own.links.min(offered.links),
+            };
             Some(RdmaCandidate {
                 route,
-                terms,
+                limits: (self.release >= Release::V2_1).then_some(both),
                 ..self.rdma(port, Version::V2, Some(eid), gid)
             })
         });
         if found.is_none() {
-            self.record_reason(DeclineCode::NOSMCRDEV);
+            self.record_reason(DeclineCause::NoDevice(Search::Rdma, None));
         }
         found
     }
@@ -350,16 +359,16 @@ impl Selection {
             vlan: self.path.vlan,
             client: self.path.peer,
             route: Route::Direct,
-            terms: LinkTerms::fixed(version),
+            limits: None,
         }
     }
 
     /// Nothing is left.
     fn end(&self) -> FallbackReason {
         if self.is_subnet_ok() {
-            self.final_reason(self.without_device(DeclineCode::NOSMCDEV))
+            self.final_reason(self.without_device(Search::Any))
         } else {
-            DeclineCode::DIFFPREFIX.into()
+            DeclineCause::OtherSubnet.into()
         }
     }
 

@@ -1,9 +1,9 @@
 //! What of a PROPOSAL cannot be used for formal reasons, and EIDs in common.
 
 use smc_wire::clc::Proposal;
-use smc_wire::types::{DeclineCode, Eid, Release};
+use smc_wire::types::{Eid, Release};
 
-use crate::proto::handshake::{HandshakeConfig, RdmaConfig};
+use crate::proto::handshake::{DeclineCause, HandshakeConfig, RdmaConfig};
 
 /// What remains of an offer after screening (docs/spec/handshake.md#screening).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,12 +20,12 @@ pub(super) struct Screened {
 pub(super) fn screen(
     proposal: &Proposal,
     config: &HandshakeConfig,
-) -> Result<Screened, DeclineCode> {
+) -> Result<Screened, DeclineCause> {
     let Proposal { v1, v2, ext, .. } = proposal;
-    let mut last = DeclineCode::PEERNOSMC;
+    let mut last = DeclineCause::NothingOffered;
     let Some(ext) = ext else {
         if !v2.is_neither() {
-            last = DeclineCode::NOV2EXT;
+            last = DeclineCause::NoV2Extension;
         }
         let none = Screened {
             d_v2: false,
@@ -37,21 +37,21 @@ pub(super) fn screen(
     let mut d_v2 = v2.has_d();
     if d_v2 {
         let trouble = if !config.is_v2_capable() {
-            Some(DeclineCode::NOISM2SUPP)
+            Some(DeclineCause::NoDeviceForV2)
         } else if ext.direct.is_none() {
-            Some(DeclineCode::NOV2DEXT)
+            Some(DeclineCause::NoDirectExtension)
         } else if ext.ueids.is_empty() && !ext.has_seid {
-            Some(DeclineCode::NOUEID)
+            Some(DeclineCause::NoEid)
         } else {
             None
         };
-        if let Some(code) = trouble {
-            (d_v2, last) = (false, code);
+        if let Some(cause) = trouble {
+            (d_v2, last) = (false, cause);
         }
     }
     let mut r_v2 = v2.has_r();
     if r_v2 && ext.ueids.is_empty() {
-        (r_v2, last) = (false, DeclineCode::NOUEID);
+        (r_v2, last) = (false, DeclineCause::NoEid);
     }
     if v1.is_neither() && !d_v2 && !r_v2 {
         Err(last)
@@ -65,7 +65,7 @@ pub(super) fn check_limits(
     proposal: &Proposal,
     screened: Screened,
     release: Release,
-) -> Result<(), DeclineCode> {
+) -> Result<(), DeclineCause> {
     let Some(ext) = proposal.ext.as_ref().filter(|_| screened.r_v2) else {
         return Ok(());
     };
@@ -73,10 +73,10 @@ pub(super) fn check_limits(
         return Ok(());
     }
     if ext.max_conns < RdmaConfig::MIN_CONNS {
-        return Err(DeclineCode::MAXCONNERR);
+        return Err(DeclineCause::MaxConns);
     }
     if ext.max_links < MIN_LINKS {
-        return Err(DeclineCode::MAXLINKERR);
+        return Err(DeclineCause::MaxLinks);
     }
     Ok(())
 }
@@ -87,7 +87,7 @@ pub(super) fn common_eid(proposal: &Proposal, config: &HandshakeConfig) -> Optio
     seid.or_else(|| common_ueid(proposal, config))
 }
 
-/// The first UEID of the client that we have too.
+/// The first UEID of the client that this side has too.
 pub(super) fn common_ueid(proposal: &Proposal, config: &HandshakeConfig) -> Option<Eid> {
     let ext = proposal.ext.as_ref()?;
     ext.ueids

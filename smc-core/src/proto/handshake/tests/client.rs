@@ -21,7 +21,7 @@ impl Fixture {
 
     fn over(config: HandshakeConfig, path: &TcpPath) -> Self {
         let now = Instant::now();
-        let mut client = Side::new(Client::new(now, Arc::new(config), path));
+        let mut client = Side::new(Handshake::client(now, Arc::new(config), path));
         client.settle(now);
         Self { client, now }
     }
@@ -356,7 +356,7 @@ fn is_reset(error: &IoError) -> bool {
 #[test]
 fn c11_failure_to_send_takes_the_outcome_back() {
     let now = Instant::now();
-    let mut client = Client::new(now, Arc::new(host_with(vec![])), &TcpPath::default());
+    let mut client = Handshake::client(now, Arc::new(host_with(vec![])), &TcpPath::default());
     assert!(matches!(
         client.poll_output(),
         Some(HandshakeOutput::Send(_))
@@ -505,7 +505,7 @@ fn d4_first_contact_never_reuses_a_group() {
     first.accept(&accept());
     let groups = Rc::clone(&first.client.groups);
     let now = first.now;
-    let client = Client::new(now, Arc::new(host()), &TcpPath::default());
+    let client = Handshake::client(now, Arc::new(host()), &TcpPath::default());
     let mut client = Side::with_groups(client, groups, Rc::clone(&first.client.fabric));
     client.settle(now);
     client.receive(now, &accept_bytes(&accept()), usize::MAX);

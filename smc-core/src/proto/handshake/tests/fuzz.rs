@@ -98,13 +98,13 @@ fn done() -> impl Strategy<Value = WorkDone> {
         WorkDone::RmbPrepared(Err(DeviceError::NoMemory.into())),
         WorkDone::PeerBound(Ok(())),
         WorkDone::PeerBound(Ok(())),
-        WorkDone::PeerBound(Err(TableFull::new())),
+        WorkDone::PeerBound(Err(RtokenTableFull)),
         WorkDone::LinkConnected(Ok(())),
         WorkDone::RkeyConfirmed(Ok(())),
-        WorkDone::RkeyConfirmed(Err(RkeyFailure::Refused)),
+        WorkDone::RkeyConfirmed(Err(RkeyError::Refused)),
         WorkDone::LinkConfirmed(Ok(())),
-        WorkDone::LinkConfirmed(Err(ConfirmFailure::TimedOut)),
-        WorkDone::LinkConfirmed(Err(ConfirmFailure::Eyecatchers)),
+        WorkDone::LinkConfirmed(Err(FirstLinkError::TimedOut)),
+        WorkDone::LinkConfirmed(Err(FirstLinkError::Eyecatchers)),
     ])
 }
 
@@ -131,7 +131,7 @@ fn rmb() -> LocalRmb {
 }
 
 /// Applies events and then lets time pass; the machine has to come to exactly one end.
-fn survive(machine: &mut dyn Machine, start: Instant, events: &[Event]) {
+fn survive(machine: &mut Handshake, start: Instant, events: &[Event]) {
     let mut now = start;
     let mut ends = 0;
     let mut asked = None;
@@ -172,7 +172,7 @@ fn survive(machine: &mut dyn Machine, start: Instant, events: &[Event]) {
     assert_eq!((machine.wants(), machine.poll_timeout()), (0, None));
 }
 
-fn drain(machine: &mut dyn Machine, ends: &mut usize, asked: &mut Option<Work>) {
+fn drain(machine: &mut Handshake, ends: &mut usize, asked: &mut Option<Work>) {
     while let Some(output) = machine.poll_output() {
         assert_eq!(*ends, 0, "nothing follows an outcome");
         match output {
@@ -198,9 +198,9 @@ fn fits(work: &Work, done: &WorkDone) -> bool {
             | (Work::Open { .. }, WorkDone::Opened(_))
             | (Work::OpenLink { .. }, WorkDone::LinkOpened(_))
             | (Work::PrepareRmb { .. }, WorkDone::RmbPrepared(_))
-            | (Work::BindPeer { .. }, WorkDone::PeerBound(_))
+            | (Work::BindPeer(_), WorkDone::PeerBound(_))
             | (Work::ConnectLink { .. }, WorkDone::LinkConnected(_))
-            | (Work::ConfirmRkey { .. }, WorkDone::RkeyConfirmed(_))
+            | (Work::ConfirmRkey, WorkDone::RkeyConfirmed(_))
             | (Work::ConfirmLink { .. }, WorkDone::LinkConfirmed(_))
     )
 }
@@ -211,14 +211,14 @@ proptest! {
     #[test]
     fn server_survives_anything(events in vec(event(), 0..24)) {
         let now = Instant::now();
-        let mut server = Server::new(now, Arc::new(host()), TcpPath::default());
+        let mut server = Handshake::server(now, Arc::new(host()), TcpPath::default());
         survive(&mut server, now, &events);
     }
 
     #[test]
     fn client_survives_anything(events in vec(event(), 0..24)) {
         let now = Instant::now();
-        let mut client = Client::new(now, Arc::new(host()), &TcpPath::default());
+        let mut client = Handshake::client(now, Arc::new(host()), &TcpPath::default());
         survive(&mut client, now, &events);
     }
 
@@ -226,7 +226,7 @@ proptest! {
     fn server_of_smc_r_survives_anything(events in vec(event(), 0..32)) {
         let now = Instant::now();
         let config = Arc::new(rdma_host(SERVER));
-        let mut server = Server::new(now, config, path(SERVER));
+        let mut server = Handshake::server(now, config, path(SERVER));
         survive(&mut server, now, &events);
     }
 
@@ -234,16 +234,16 @@ proptest! {
     fn client_of_smc_r_survives_anything(events in vec(event(), 0..32)) {
         let now = Instant::now();
         let config = Arc::new(rdma_host(CLIENT));
-        let mut client = Client::new(now, config, &path(CLIENT));
+        let mut client = Handshake::client(now, config, &path(CLIENT));
         survive(&mut client, now, &events);
     }
 
     #[test]
     fn any_bytes_in_any_pieces(bytes in vec(any::<u8>(), 0..800), chunk in 1..50_usize) {
         let now = Instant::now();
-        let mut server = Side::new(Server::new(now, Arc::new(host()), TcpPath::default()));
+        let mut server = Side::new(Handshake::server(now, Arc::new(host()), TcpPath::default()));
         server.receive(now, &bytes, chunk);
-        let mut client = Side::new(Client::new(now, Arc::new(host()), &TcpPath::default()));
+        let mut client = Side::new(Handshake::client(now, Arc::new(host()), &TcpPath::default()));
         client.settle(now);
         client.receive(now, &bytes, chunk);
     }

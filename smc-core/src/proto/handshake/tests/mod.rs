@@ -20,6 +20,7 @@ use super::*;
 use crate::device::DeviceError;
 use crate::error::{Error, FallbackReason};
 use crate::proto::group::{self, DeviceIndex, EnterResult, Member, NoGroup, Registry, Waiter};
+use crate::proto::links::{FirstLinkError, LlcTerms, RkeyError, RtokenTableFull};
 
 /// How a handshake ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,7 +90,7 @@ struct Faults {
 /// One side of a connection with everything it works with.
 #[derive(Debug)]
 struct Side {
-    machine: Box<dyn Machine>,
+    machine: Handshake,
     groups: Rc<RefCell<Groups>>,
     fabric: Rc<RefCell<Fabric>>,
     faults: Faults,
@@ -102,17 +103,17 @@ struct Side {
 }
 
 impl Side {
-    fn new(machine: impl Machine + 'static) -> Self {
+    fn new(machine: Handshake) -> Self {
         Self::with_groups(machine, Rc::default(), Rc::default())
     }
 
     fn with_groups(
-        machine: impl Machine + 'static,
+        machine: Handshake,
         groups: Rc<RefCell<Groups>>,
         fabric: Rc<RefCell<Fabric>>,
     ) -> Self {
         Self {
-            machine: Box::new(machine),
+            machine,
             groups,
             fabric,
             faults: Faults::default(),
@@ -319,8 +320,8 @@ fn name(work: &Work) -> &'static str {
         Work::Attach { .. } => "attach",
         Work::OpenLink { .. } => "open link",
         Work::PrepareRmb { .. } => "prepare",
-        Work::ConfirmRkey { .. } => "confirm rkey",
-        Work::BindPeer { .. } => "bind",
+        Work::ConfirmRkey => "confirm rkey",
+        Work::BindPeer(_) => "bind",
         Work::ConnectLink { .. } => "connect",
         Work::ConfirmLink { .. } => "confirm link",
         Work::Open { .. } => "open",
@@ -387,8 +388,8 @@ impl Pair {
         [client_groups, server_groups]: [Rc<RefCell<Groups>>; 2],
     ) -> Self {
         let fabric = Rc::<RefCell<Fabric>>::default();
-        let client = Client::new(now, Arc::new(client.0), &client.1);
-        let server = Server::new(now, Arc::new(server.0), server.1);
+        let client = Handshake::client(now, Arc::new(client.0), &client.1);
+        let server = Handshake::server(now, Arc::new(server.0), server.1);
         Self::of(
             now,
             Side::with_groups(client, client_groups, Rc::clone(&fabric)),

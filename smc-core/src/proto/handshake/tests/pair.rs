@@ -569,8 +569,8 @@ fn announced_proposal_and_a_client_that_speaks_second() {
     let offer = ClientOffer::new(&config, &TcpPath::default()).unwrap();
     let announced = offer.bytes().to_vec();
     let fabric = Rc::<RefCell<Fabric>>::default();
-    let client = Client::announced(now, Arc::clone(&config), Arc::new(offer));
-    let server = Server::new(now, config, TcpPath::default());
+    let client = Handshake::announced(now, Arc::clone(&config), Arc::new(offer));
+    let server = Handshake::server(now, config, TcpPath::default());
     let mut pair = Pair::of(
         now,
         Side::with_groups(client, Rc::default(), Rc::clone(&fabric)),

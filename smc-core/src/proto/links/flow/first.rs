@@ -105,7 +105,7 @@ impl LinkGroup {
             .push_back(LinkGroupOutput::FirstLink(Err(FirstLinkError::TimedOut)));
     }
 
-    /// CONFIRM LINK about our end of a link, on that link.
+    /// CONFIRM LINK about the local end of a link, on that link.
     pub(in crate::proto::links) fn send_confirm_link(&mut self, link: LinkId, step: Step) {
         let Some(info) = self.link(link) else {
             return;

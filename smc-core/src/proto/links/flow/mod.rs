@@ -3,7 +3,7 @@
 //! ```text
 //!             first ── offer (server) / join (client) ── delete ── request     one at a time
 //!                 │ excludes the start of                                      (Flow)
-//!             rkeys: CONFIRM RKEY, DELETE RKEY of ours                         local_rmbs.requests
+//!             rkeys: CONFIRM RKEY, DELETE RKEY, local                          local_rmbs.requests
 //!             rkeys of the peer, TEST LINK, DELETE LINK for all links          at any time
 //! ```
 //!

@@ -1,4 +1,4 @@
-//! CONFIRM RKEY and DELETE RKEY, ours and the peer's (docs/spec/llc.md#confirm-rkey and
+//! CONFIRM RKEY and DELETE RKEY of both sides (docs/spec/llc.md#confirm-rkey and
 //! docs/spec/llc.md#delete-rkey).
 
 use std::time::Instant;

@@ -2,9 +2,9 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::thread;
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+use smc_ipc::doorbell::new_eventfd;
 
 use super::*;
-use crate::fabric::doorbell::new_eventfd;
 use crate::region::{map, memory_file};
 use crate::shared::FabricOptions;
 

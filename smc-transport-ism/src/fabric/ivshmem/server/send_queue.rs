@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 use rustix::net::sockopt::set_socket_send_buffer_size;
-use smc_core::io::negotiate::passed::PeerSocket;
+use smc_ipc::passed::PeerSocket;
 
 use super::protocol;
 

@@ -14,7 +14,7 @@ impl Fixture {
     /// PROPOSAL is sent.
     fn new(config: HandshakeConfig) -> Self {
         let now = Instant::now();
-        let mut client = Side::new(Client::new(now, Arc::new(config), &path(CLIENT)));
+        let mut client = Side::new(Handshake::client(now, Arc::new(config), &path(CLIENT)));
         client.settle(now);
         client.take_sent();
         Self { client, now }
@@ -184,7 +184,7 @@ fn r3_to_r8_work_that_fails() {
             DeclineCode::MEM,
         ),
         (
-            WorkDone::PeerBound(Err(TableFull::new())),
+            WorkDone::PeerBound(Err(RtokenTableFull)),
             DeclineCode::ERR_RTOK,
         ),
         (WorkDone::LinkConnected(Err(unfit)), DeclineCode::ERR_RDYLNK),
@@ -244,7 +244,7 @@ fn any_element_of_the_servers_rmb() {
 
 #[test]
 fn r11_nothing_came_over_the_link() {
-    for failure in [ConfirmFailure::TimedOut, ConfirmFailure::LinkDown] {
+    for failure in [FirstLinkError::TimedOut, FirstLinkError::LinkDown] {
         let mut f = Fixture::confirming();
         f.done(WorkDone::LinkConfirmed(Err(failure)));
         assert_eq!(f.client.outcome, None, "the server may say why");
@@ -265,7 +265,7 @@ fn r11_server_declines_instead() {
     early.client.settle(early.now);
 
     let mut late = Fixture::confirming();
-    late.done(WorkDone::LinkConfirmed(Err(ConfirmFailure::TimedOut)));
+    late.done(WorkDone::LinkConfirmed(Err(FirstLinkError::TimedOut)));
     late.wait(SECOND / 2);
     late.client.receive(late.now, &bytes, 7);
     late.client.settle(late.now);
@@ -282,7 +282,7 @@ fn r11_server_declines_instead() {
 fn r11_group_terminated_by_the_server_which_then_declines() {
     let mut f = Fixture::confirming();
     f.client.machine.handle_terminated();
-    f.done(WorkDone::LinkConfirmed(Err(ConfirmFailure::LinkDown)));
+    f.done(WorkDone::LinkConfirmed(Err(FirstLinkError::LinkDown)));
     assert_eq!(f.client.machine.state(), Some("late DECLINE"));
     let bytes = late_decline(DeclineCode::RMBE_EC);
     f.client.receive(f.now, &bytes, usize::MAX);
@@ -317,7 +317,7 @@ fn r11_tcp_may_be_closed_early() {
     f.done(WorkDone::LinkConfirmed(Ok(())));
     assert!(f.client.established().first_contact);
 
-    for failure in [ConfirmFailure::TimedOut, ConfirmFailure::Eyecatchers] {
+    for failure in [FirstLinkError::TimedOut, FirstLinkError::Eyecatchers] {
         let mut f = Fixture::confirming();
         f.client.machine.handle_closed();
         f.done(WorkDone::LinkConfirmed(Err(failure)));
@@ -327,7 +327,7 @@ fn r11_tcp_may_be_closed_early() {
         );
     }
     let mut f = Fixture::confirming();
-    f.done(WorkDone::LinkConfirmed(Err(ConfirmFailure::TimedOut)));
+    f.done(WorkDone::LinkConfirmed(Err(FirstLinkError::TimedOut)));
     f.client.machine.handle_closed();
     f.client.settle(f.now);
     assert_eq!(
@@ -339,7 +339,7 @@ fn r11_tcp_may_be_closed_early() {
 #[test]
 fn r12_server_wants_eyecatchers() {
     let mut f = Fixture::confirming();
-    f.done(WorkDone::LinkConfirmed(Err(ConfirmFailure::Eyecatchers)));
+    f.done(WorkDone::LinkConfirmed(Err(FirstLinkError::Eyecatchers)));
     assert_eq!(f.client.fallback(), local(DeclineCode::RMBE_EC));
     assert!(f.client.is_crossing_possible());
 }

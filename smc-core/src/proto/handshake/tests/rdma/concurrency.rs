@@ -134,11 +134,11 @@ impl Simulation {
                     WorkDone::LinkOpened(Err(refused())),
                     WorkDone::RmbPrepared(Err(RmbError::NoLink)),
                     WorkDone::RmbPrepared(Err(DeviceError::NoMemory.into())),
-                    WorkDone::PeerBound(Err(TableFull::new())),
+                    WorkDone::PeerBound(Err(RtokenTableFull)),
                     WorkDone::LinkConnected(Err(refused())),
-                    WorkDone::RkeyConfirmed(Err(RkeyFailure::TimedOut)),
-                    WorkDone::LinkConfirmed(Err(ConfirmFailure::TimedOut)),
-                    WorkDone::LinkConfirmed(Err(ConfirmFailure::Eyecatchers)),
+                    WorkDone::RkeyConfirmed(Err(RkeyError::TimedOut)),
+                    WorkDone::LinkConfirmed(Err(FirstLinkError::TimedOut)),
+                    WorkDone::LinkConfirmed(Err(FirstLinkError::Eyecatchers)),
                 ];
                 let at = usize::try_from(self.below(faults.len() as u64)).unwrap();
                 side.faults.rdma.push_back(faults[at].clone());

@@ -24,7 +24,7 @@ pub(super) struct TestLink {
     device: DeviceIndex,
     local: LinkAddress,
     peer: Option<LinkAddress>,
-    terms: Option<LinkTerms>,
+    terms: Option<LlcTerms>,
 }
 
 impl Side {
@@ -85,8 +85,8 @@ impl Side {
                 (link.peer, link.terms) = (Some(peer), Some(terms));
                 WorkDone::LinkConnected(Ok(()))
             }
-            Work::BindPeer { .. } => WorkDone::PeerBound(Ok(())),
-            Work::ConfirmRkey { .. } => WorkDone::RkeyConfirmed(Ok(())),
+            Work::BindPeer(_) => WorkDone::PeerBound(Ok(())),
+            Work::ConfirmRkey => WorkDone::RkeyConfirmed(Ok(())),
             Work::ConfirmLink { .. } => WorkDone::LinkConfirmed(Ok(())),
             ref other => panic!("not SMC-R work: {other:?}"),
         }
@@ -98,9 +98,9 @@ impl Side {
             (work, self.faults.rdma.front()?),
             (Work::OpenLink { .. }, WorkDone::LinkOpened(_))
                 | (Work::PrepareRmb { .. }, WorkDone::RmbPrepared(_))
-                | (Work::BindPeer { .. }, WorkDone::PeerBound(_))
+                | (Work::BindPeer(_), WorkDone::PeerBound(_))
                 | (Work::ConnectLink { .. }, WorkDone::LinkConnected(_))
-                | (Work::ConfirmRkey { .. }, WorkDone::RkeyConfirmed(_))
+                | (Work::ConfirmRkey, WorkDone::RkeyConfirmed(_))
                 | (Work::ConfirmLink { .. }, WorkDone::LinkConfirmed(_))
         );
         fits.then(|| self.faults.rdma.pop_front()).flatten()

@@ -65,7 +65,7 @@ fn first_contact_of_v2_1() {
         );
         assert_eq!(snapshot.terms.unwrap().max_connections, Some(255));
         let terms = groups.links[&group].terms.unwrap();
-        assert_eq!((terms.max_conns, terms.max_links), (255, 2));
+        assert_eq!(terms, LlcTerms::v2_1(2, 255));
     }
 }
 
@@ -146,8 +146,8 @@ fn limits_are_the_smaller_ones() {
     for side in [&pair.client, &pair.server] {
         let groups = side.groups.borrow();
         let terms = groups.links[&side.established().group].terms.unwrap();
-        assert_eq!((terms.max_conns, terms.max_links), (16, 1));
-        assert_eq!(terms.release, Release::V2_1);
+        assert_eq!(terms, LlcTerms::v2_1(1, 16));
+        assert_eq!(side.established().release, Release::V2_1);
     }
 }
 
@@ -166,7 +166,7 @@ fn v2_0_states_no_limits() {
             assert_eq!(side.established().features, FeatureMask::empty());
             let groups = side.groups.borrow();
             let terms = groups.links[&side.established().group].terms.unwrap();
-            assert_eq!((terms.max_conns, terms.max_links), (255, 2));
+            assert_eq!(terms, LlcTerms::V2);
         }
     }
 }

@@ -267,11 +267,7 @@ fn stalled_client_costs_the_others_two_seconds_and_nothing_else() {
 
 #[test]
 fn rkey_that_is_not_confirmed() {
-    for failure in [
-        RkeyFailure::TimedOut,
-        RkeyFailure::Refused,
-        RkeyFailure::LinkDown,
-    ] {
+    for failure in [RkeyError::TimedOut, RkeyError::Refused, RkeyError::NoKey] {
         let mut first = rdma_pair();
         first.run();
         let mut second = again(&first);
@@ -318,7 +314,7 @@ fn server_without_a_place_for_the_clients_buffer_has_the_connection_on_reuse() {
     let mut first = rdma_pair();
     first.run();
     let mut second = again(&first);
-    let full = WorkDone::PeerBound(Err(TableFull::new()));
+    let full = WorkDone::PeerBound(Err(RtokenTableFull));
     second.server.faults.rdma.push_back(full);
     second.run();
     second.client.established();
@@ -351,7 +347,7 @@ fn group_that_ends_under_a_set_up() {
     fourth.settle();
     fourth.client.established();
     fourth.server.machine.handle_terminated();
-    let full = WorkDone::PeerBound(Err(TableFull::new()));
+    let full = WorkDone::PeerBound(Err(RtokenTableFull));
     fourth.server.machine.handle_done(fourth.now, full);
     fourth.run();
     fourth.server.established();

@@ -5,7 +5,8 @@ use smc_wire::types::{Offer as Types, PnetId};
 use super::*;
 
 fn offer(config: &HandshakeConfig, path: &TcpPath) -> Result<Proposal, DeclineCode> {
-    ClientOffer::new(config, path).map(|offer| Proposal::parse(offer.bytes()).unwrap())
+    let offer = ClientOffer::new(config, path).map_err(|reason| reason.local)?;
+    Ok(Proposal::parse(offer.bytes()).unwrap())
 }
 
 #[test]

@@ -15,7 +15,7 @@ struct Fixture {
 impl Fixture {
     fn new(config: HandshakeConfig) -> Self {
         let now = Instant::now();
-        let server = Server::new(now, Arc::new(config), path(SERVER));
+        let server = Handshake::server(now, Arc::new(config), path(SERVER));
         Self {
             server: Side::new(server),
             now,
@@ -344,7 +344,7 @@ fn s14_addresses_are_those_of_the_proposal() {
 fn s14_work_that_fails() {
     for (done, code) in [
         (
-            WorkDone::PeerBound(Err(TableFull::new())),
+            WorkDone::PeerBound(Err(RtokenTableFull)),
             DeclineCode::ERR_RTOK,
         ),
         (
@@ -367,7 +367,7 @@ fn s14_work_that_fails() {
 
 #[test]
 fn s14_link_that_is_not_confirmed() {
-    for failure in [ConfirmFailure::TimedOut, ConfirmFailure::LinkDown] {
+    for failure in [FirstLinkError::TimedOut, FirstLinkError::LinkDown] {
         let mut f = Fixture::confirming();
         f.done(WorkDone::LinkConfirmed(Err(failure)));
         assert_eq!(f.server.outcome, None, "the client may say why");
@@ -376,7 +376,7 @@ fn s14_link_that_is_not_confirmed() {
         assert!(f.server.is_crossing_possible());
     }
     let mut f = Fixture::confirming();
-    f.done(WorkDone::LinkConfirmed(Err(ConfirmFailure::Eyecatchers)));
+    f.done(WorkDone::LinkConfirmed(Err(FirstLinkError::Eyecatchers)));
     assert_eq!(f.server.fallback(), local(DeclineCode::RMBE_EC));
     assert!(f.server.is_crossing_possible());
 }
@@ -399,7 +399,7 @@ fn s14_client_declines_meanwhile() {
     for late in [false, true] {
         let mut f = Fixture::confirming();
         if late {
-            f.done(WorkDone::LinkConfirmed(Err(ConfirmFailure::TimedOut)));
+            f.done(WorkDone::LinkConfirmed(Err(FirstLinkError::TimedOut)));
         }
         f.receive(&bytes);
         assert_eq!(f.server.fallback(), peer(DeclineCode::RMBE_EC));
@@ -418,7 +418,7 @@ fn s14_tcp_may_be_closed_early() {
 
     let mut f = Fixture::confirming();
     f.server.machine.handle_closed();
-    f.done(WorkDone::LinkConfirmed(Err(ConfirmFailure::TimedOut)));
+    f.done(WorkDone::LinkConfirmed(Err(FirstLinkError::TimedOut)));
     assert_eq!(
         *f.server.error(),
         Error::Closed(CloseReason::DuringHandshake)
@@ -429,7 +429,7 @@ fn s14_tcp_may_be_closed_early() {
 fn s14_group_that_ends_under_a_set_up() {
     let mut f = Fixture::confirming();
     f.server.machine.handle_terminated();
-    f.done(WorkDone::LinkConfirmed(Err(ConfirmFailure::LinkDown)));
+    f.done(WorkDone::LinkConfirmed(Err(FirstLinkError::LinkDown)));
     f.wait(LATE_DECLINE_TIMEOUT);
     assert_eq!(f.server.fallback(), local(DeclineCode::TIMEOUT_CL));
 
@@ -464,7 +464,7 @@ fn s14_declines_that_cross() {
     pair.client.faults.stall = Some("confirm link");
     pair.server.faults.stall = Some("confirm link");
     pair.settle();
-    let late = || WorkDone::LinkConfirmed(Err(ConfirmFailure::TimedOut));
+    let late = || WorkDone::LinkConfirmed(Err(FirstLinkError::TimedOut));
     pair.client.machine.handle_done(pair.now, late());
     pair.server.machine.handle_done(pair.now, late());
     let now = pair.now + LATE_DECLINE_TIMEOUT;

@@ -30,7 +30,7 @@ impl Fixture {
     fn over(config: HandshakeConfig, path: TcpPath) -> Self {
         let now = Instant::now();
         Self {
-            server: Side::new(Server::new(now, Arc::new(config), path)),
+            server: Side::new(Handshake::server(now, Arc::new(config), path)),
             now,
         }
     }

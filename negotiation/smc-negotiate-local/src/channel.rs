@@ -1,0 +1,516 @@
+//! A client's channel to one listener.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::task::{Context, Poll, Waker};
+
+use atomic_waker::AtomicWaker;
+use hashbrown::HashMap;
+use rustix::io::Errno;
+use smc_core::error::{FallbackCause, Limit, OsError, Refusal};
+use smc_core::io::negotiate::Credentials;
+use smc_core::io::runtime::{Runtime, Watch};
+use smc_ipc::Domain;
+use smc_ipc::passed::PeerSocket;
+use smc_ipc::runtime_dir::OpenDir;
+
+use crate::backoff::Backoff;
+use crate::directory::Entry;
+use crate::early::{CachedHandshake, EarlyConfirm};
+use crate::mailbox::{Announcement, Direction, Generation, Mailbox, PROBES, SLOTS, Slot, State};
+use crate::message::{ToClient, ToListener};
+use crate::netns::NetNs;
+use crate::packet::{MANY, Received, receive, send};
+use crate::sock_diag::SocketInfo;
+use crate::{is_own, lock};
+
+/// A channel. Many connections use it at a time, each with an id of its own.
+#[derive(Debug)]
+pub(super) struct Channel {
+    fd: PeerSocket,
+    entry: Arc<Entry>,
+    /// The process that announces the listener.
+    process: Credentials,
+    /// The listener belongs to another user.
+    foreign: bool,
+    mailbox: Mailbox,
+    slots: Mutex<FreeSlots>,
+    next_id: AtomicU64,
+    dead: AtomicBool,
+    waiters: Mutex<Waiters>,
+    cached_handshake: Mutex<Option<CachedHandshake>>,
+    backoff: Arc<Backoff>,
+    /// Why the listener has ended the channel, if it has sent a reason.
+    refusal: OnceLock<Refusal>,
+    /// The task that reads the channel.
+    reader: AtomicWaker,
+}
+
+/// The exchanges that wait for messages, by id.
+#[derive(Debug, Default)]
+struct Waiters(HashMap<u64, Waiter>);
+
+/// State of one exchange.
+#[derive(Debug, Default)]
+struct Waiter {
+    /// The last message, until it is taken.
+    message: Option<ToClient>,
+    waker: Option<Waker>,
+}
+
+/// The slots that are not in use.
+#[derive(Debug)]
+struct FreeSlots {
+    /// Slots from this number on were never used.
+    fresh: u32,
+    free: Vec<Slot>,
+    /// Released by the client; the listener may still read them.
+    released: VecDeque<Slot>,
+}
+
+impl Channel {
+    /// Connects to a listener and sends HELLO, if [`Self::announces`] succeeds.
+    pub(super) fn open(
+        domain: &Domain,
+        runtime: &dyn Runtime,
+        dir: &OpenDir,
+        entry: &Arc<Entry>,
+        netns: NetNs,
+        backoff: Arc<Backoff>,
+        target: Option<SocketInfo>,
+    ) -> Result<Arc<Self>, FallbackCause> {
+        let name = entry.to_string();
+        let failed = |operation| {
+            let path = dir.path().join(&name);
+            move |error: io::Error| OsError::new(operation, &error).at(path)
+        };
+        let connected = dir.connect(&name).map_err(io::Error::from);
+        let mut fd = connected.map_err(failed("connect to the listener's socket"))?;
+        let process = Credentials::of_peer(&fd);
+        let process = process.map_err(failed("look up the owner of the listener's socket"))?;
+        let uid = process.uid;
+        if !domain.allows(uid) {
+            return Err(FallbackCause::User { uid });
+        }
+        fd.set_allowed();
+        let foreign = !is_own(uid);
+        check_owner(uid, foreign, target.map(|target| target.uid))?;
+        let (mailbox, file) = Mailbox::create()
+            .map_err(|error| OsError::new("create memory for the listener", &error))?;
+        let hello = ToListener::Hello { netns }.encode();
+        match send(fd.as_fd(), &hello, Some(file.as_fd())) {
+            Ok(()) => {}
+            Err(Errno::PIPE | Errno::CONNRESET) => return Err(read_refusal(&fd)),
+            Err(error) => return Err(failed("send to the listener's socket")(error.into()).into()),
+        }
+        let watch = runtime.watch(fd.as_fd());
+        let watch = watch.map_err(failed("watch the listener's socket"))?;
+        let channel = Arc::new(Self {
+            fd,
+            entry: entry.clone(),
+            process,
+            foreign,
+            mailbox,
+            slots: Mutex::new(FreeSlots {
+                fresh: 0,
+                free: Vec::new(),
+                released: VecDeque::new(),
+            }),
+            next_id: AtomicU64::new(u64::from(SLOTS)),
+            dead: AtomicBool::new(false),
+            waiters: Mutex::default(),
+            cached_handshake: Mutex::default(),
+            backoff,
+            refusal: OnceLock::new(),
+            reader: AtomicWaker::new(),
+        });
+        runtime.spawn(Box::pin(read(Arc::downgrade(&channel), watch)));
+        Ok(channel)
+    }
+
+    pub(super) fn entry(&self) -> &Arc<Entry> {
+        &self.entry
+    }
+
+    /// Whether the listener has ended, as far as is known.
+    pub(super) fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Relaxed) || self.mailbox.is_closed()
+    }
+
+    /// The process that announces the listener.
+    pub(super) fn process(&self) -> Credentials {
+        self.process
+    }
+
+    /// Whether the listener belongs to another user.
+    pub(super) fn is_foreign(&self) -> bool {
+        self.foreign
+    }
+
+    /// Checks that this is the channel of the listening socket that gets the connections, as far as
+    /// users can be distinguished. The name of the listener contains the socket, but is no proof.
+    /// Without a report of the kernel other users are not trusted.
+    ///
+    /// # Errors
+    ///
+    /// The socket belongs to another user, or its owner is not known.
+    pub(super) fn announces(&self, target: Option<SocketInfo>) -> Result<(), FallbackCause> {
+        check_owner(
+            self.process.uid,
+            self.foreign,
+            target.map(|target| target.uid),
+        )
+    }
+
+    /// The backoff after a missing answer of the listener.
+    pub(super) fn backoff(&self) -> &Arc<Backoff> {
+        &self.backoff
+    }
+
+    /// Why the listener does not answer any more.
+    pub(super) fn end_cause(&self) -> FallbackCause {
+        match self.refusal.get() {
+            Some(refusal) => FallbackCause::Refused(*refusal),
+            None => FallbackCause::ListenerGone,
+        }
+    }
+
+    /// The result of the last handshake.
+    pub(super) fn cached_handshake(&self) -> Option<CachedHandshake> {
+        lock(&self.cached_handshake).clone()
+    }
+
+    pub(super) fn set_cached_handshake(&self, cached_handshake: Option<CachedHandshake>) {
+        *lock(&self.cached_handshake) = cached_handshake;
+    }
+
+    /// Sends a message to the listener, if there is space for it now.
+    pub(super) fn send(&self, message: ToListener) -> Result<(), Errno> {
+        let sent = send(self.fd.as_fd(), &message.encode(), None);
+        if matches!(sent, Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN)) {
+            self.dead.store(true, Ordering::Relaxed);
+        }
+        sent
+    }
+
+    /// Announces a connection.
+    ///
+    /// # Errors
+    ///
+    /// Too many are under way.
+    pub(super) fn announce(
+        self: &Arc<Self>,
+        announcement: Announcement,
+        proposal: &[u8],
+        early: Option<&EarlyConfirm>,
+    ) -> Result<Announced, FallbackCause> {
+        let full = |what, limit: u32| FallbackCause::Full(Limit::new(what, limit.into()));
+        let slot = lock(&self.slots).take(&self.mailbox);
+        let slot = slot.ok_or_else(|| full("limit of connections under way", SLOTS))?;
+        let announced = Announced {
+            port: announcement.from.port(),
+            generation: slot.offer(announcement, proposal, early),
+            exchange: Exchange::with_id(Arc::clone(self), u64::from(slot.number())),
+            slot: slot.clone(),
+            slot_guard: SlotGuard {
+                channel: Arc::clone(self),
+                slot,
+                claimed: false,
+            },
+        };
+        let is_entered = || self.mailbox.insert(announced.port, announced.slot.number());
+        match announced.generation.is_some() && is_entered() {
+            true => Ok(announced),
+            false => Err(full(
+                "limit of connections under way with ports like this",
+                PROBES,
+            )),
+        }
+    }
+
+    /// Receives all messages that are there, up to a limit; false at the limit.
+    fn drain(&self) -> bool {
+        let mut buf = [0; 64];
+        for count in 0..PACKETS {
+            let message = match receive(&self.fd, &mut buf) {
+                Received::Packet(packet, _) => ToClient::parse(packet),
+                Received::Empty => {
+                    if count >= MANY {
+                        self.wake_all();
+                    }
+                    return true;
+                }
+                Received::End => None,
+            };
+            let id = match message {
+                Some(ToClient::Close { refusal }) => {
+                    let _first = self.refusal.set(refusal);
+                    None
+                }
+                message => message.and_then(ToClient::id),
+            };
+            let (Some(message), Some(id)) = (message, id) else {
+                self.end();
+                return true;
+            };
+            let waker = {
+                let mut waiters = lock(&self.waiters);
+                // Messages for an exchange that has ended are dropped.
+                waiters.0.get_mut(&id).and_then(|waiter| {
+                    waiter.message = Some(message);
+                    waiter.waker.take()
+                })
+            };
+            waker.into_iter().for_each(Waker::wake);
+        }
+        self.wake_all();
+        false
+    }
+
+    fn end(&self) {
+        self.dead.store(true, Ordering::Relaxed);
+        self.wake_all();
+    }
+
+    fn wake_all(&self) {
+        let wakers: Vec<_> = {
+            let mut waiters = lock(&self.waiters);
+            let all = waiters.0.values_mut();
+            all.filter_map(|waiter| waiter.waker.take()).collect()
+        };
+        // Without the lock: a waker may run its task at once.
+        wakers.into_iter().for_each(Waker::wake);
+    }
+}
+
+fn check_owner(uid: u32, is_foreign: bool, owner: Option<u32>) -> Result<(), FallbackCause> {
+    match owner.map_or(!is_foreign, |owner| owner == uid) {
+        true => Ok(()),
+        false => Err(FallbackCause::NotOwner { uid, owner }),
+    }
+}
+
+/// Why a listener has ended a channel before it got HELLO.
+fn read_refusal(fd: &PeerSocket) -> FallbackCause {
+    let mut buf = [0; 64];
+    match receive(fd, &mut buf) {
+        Received::Packet(packet, _) => match ToClient::parse(packet) {
+            Some(ToClient::Close { refusal }) => FallbackCause::Refused(refusal),
+            _ => FallbackCause::ListenerGone,
+        },
+        Received::Empty | Received::End => FallbackCause::ListenerGone,
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        self.reader.wake();
+    }
+}
+
+/// Reads a channel for all its exchanges, until it ends or is no longer used.
+async fn read(channel: Weak<Channel>, watch: Box<dyn Watch>) {
+    let mut unread = false;
+    poll_fn(|cx| {
+        let Some(channel) = channel.upgrade() else {
+            return Poll::Ready(());
+        };
+        channel.reader.register(cx.waker());
+        while !channel.is_dead() {
+            // Nothing is read unless there is something.
+            if !unread {
+                match watch.poll_readable(cx) {
+                    Poll::Ready(Ok(())) => {}
+                    Poll::Ready(Err(_)) => channel.end(),
+                    Poll::Pending => return Poll::Pending,
+                }
+            }
+            unread = !channel.drain();
+            if unread {
+                // Other tasks have to run as well.
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+        }
+        channel.wake_all();
+        Poll::Ready(())
+    })
+    .await;
+}
+
+/// Released slots that are checked for each slot that is taken.
+const SLOT_CHECKS: usize = 8;
+
+/// Packets after which all exchanges are woken, as notifications may have been lost.
+const PACKETS: usize = 64;
+
+/// One exchange on a channel, with a unique id.
+#[derive(Debug)]
+pub(super) struct Exchange {
+    pub(super) channel: Arc<Channel>,
+    pub(super) id: u64,
+}
+
+impl Exchange {
+    pub(super) fn new(channel: Arc<Channel>) -> Self {
+        let id = channel.next_id.fetch_add(1, Ordering::Relaxed);
+        Self::with_id(channel, id)
+    }
+
+    fn with_id(channel: Arc<Channel>, id: u64) -> Self {
+        lock(&channel.waiters).0.insert(id, Waiter::default());
+        Self { channel, id }
+    }
+
+    /// Waits for a message of the listener; `None` if it has ended. Keeps one waker.
+    pub(super) fn poll_message(&self, cx: &mut Context<'_>) -> Poll<Option<ToClient>> {
+        let waker = cx.waker().clone();
+        // Dropped after the lock: that may drop a task with conversations of its own.
+        let _old;
+        let mut waiters = lock(&self.channel.waiters);
+        let waiter = waiters.0.entry(self.id).or_default();
+        if let Some(message) = waiter.message.take() {
+            return Poll::Ready(Some(message));
+        }
+        _old = waiter.waker.replace(waker);
+        drop(waiters);
+        // The end of the channel wakes all exchanges afterwards.
+        match self.channel.is_dead() {
+            true => Poll::Ready(None),
+            false => Poll::Pending,
+        }
+    }
+
+    pub(super) async fn next_message(&self) -> Option<ToClient> {
+        poll_fn(|cx| self.poll_message(cx)).await
+    }
+}
+
+impl Drop for Exchange {
+    fn drop(&mut self) {
+        // The waker is dropped after the lock: that may drop a task with other conversations.
+        let _waiter = lock(&self.channel.waiters).0.remove(&self.id);
+    }
+}
+
+/// A connection that was announced in a slot. Dropping it withdraws an offer that was not taken.
+#[derive(Debug)]
+pub(super) struct Announced {
+    pub(super) exchange: Exchange,
+    pub(super) slot: Slot,
+    /// `None` if nothing could be written.
+    generation: Option<Generation>,
+    port: u16,
+    // Last: the next exchange about the slot has the same id.
+    slot_guard: SlotGuard,
+}
+
+/// Releases a slot when dropped.
+#[derive(Debug)]
+struct SlotGuard {
+    channel: Arc<Channel>,
+    slot: Slot,
+    /// The listener may still write to it.
+    claimed: bool,
+}
+
+impl Announced {
+    pub(super) fn state(&self) -> State {
+        self.generation
+            .map_or(State::Cancelled, |generation| self.slot.state(generation))
+    }
+
+    /// Withdraws the offer; false after the listener has answered or refused.
+    pub(super) fn withdraw(&self) -> bool {
+        self.generation
+            .is_some_and(|generation| self.slot.withdraw(generation))
+    }
+
+    /// A number that changes as long as the listener works.
+    pub(super) fn progress(&self) -> u64 {
+        let claimed = u64::from(self.state() != State::Offered);
+        self.exchange
+            .channel
+            .mailbox
+            .heartbeats()
+            .wrapping_add(claimed)
+    }
+
+    /// Notifies the listener of a write, if it has requested that.
+    pub(super) fn notify(&self) {
+        if self.slot.needs_wake(Direction::FromClient) {
+            let slot = u64::from(self.slot.number());
+            // Not needed by a listener that has ended or is behind.
+            let _ = self.exchange.channel.send(ToListener::Notify { slot });
+        }
+    }
+}
+
+impl Drop for Announced {
+    fn drop(&mut self) {
+        let channel = &self.exchange.channel;
+        self.withdraw();
+        channel.mailbox.remove(self.port, self.slot.number());
+        let claimed = matches!(self.state(), State::Taken | State::Withdrawn);
+        self.slot.close(Direction::FromClient);
+        if claimed {
+            self.notify();
+        }
+        self.slot_guard.claimed = claimed;
+    }
+}
+
+impl Drop for SlotGuard {
+    fn drop(&mut self) {
+        let mut slots = lock(&self.channel.slots);
+        match self.claimed {
+            true => slots.released.push_back(self.slot.clone()),
+            false => slots.free.push(self.slot.clone()),
+        }
+    }
+}
+
+impl FreeSlots {
+    /// A slot that is not in use.
+    fn take(&mut self, mailbox: &Mailbox) -> Option<Slot> {
+        // The listener may be stopped while it uses some of them, and have closed those behind.
+        for _ in 0..SLOT_CHECKS {
+            if let Some(slot) = self.free.pop() {
+                return Some(slot);
+            }
+            match self.released.pop_front() {
+                Some(slot) if slot.is_closed(Direction::FromListener) => return Some(slot),
+                Some(slot) => self.released.push_back(slot),
+                None => break,
+            }
+        }
+        let slot = mailbox.slot(self.fresh)?;
+        self.fresh += 1;
+        Some(slot)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_the_owner_is_not_known_only_the_own_user_is_trusted() {
+        let refused = |uid, owner| Err(FallbackCause::NotOwner { uid, owner });
+        for (uid, is_foreign, owner, expected) in [
+            (990, false, None, Ok(())),
+            (991, true, None, refused(991, None)),
+            (990, false, Some(990), Ok(())),
+            (991, true, Some(991), Ok(())),
+            (990, false, Some(991), refused(990, Some(991))),
+            (991, true, Some(990), refused(991, Some(990))),
+            (991, true, Some(0), refused(991, Some(0))),
+        ] {
+            assert_eq!(check_owner(uid, is_foreign, owner), expected);
+        }
+    }
+}

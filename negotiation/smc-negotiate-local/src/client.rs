@@ -1,0 +1,653 @@
+//! The client side: finding listeners and announcing connections to them.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::symlink_metadata;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, Weak};
+use std::thread::{self, ThreadId};
+use std::time::{Duration, Instant};
+
+use event_listener::Event;
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_cookie;
+use rustix::process::geteuid;
+use smc_core::error::{FallbackCause, Limit, OsError};
+use smc_core::io::negotiate::ExpectedHandshake;
+use smc_core::io::runtime::{Runtime, Unconnected};
+use smc_ipc::Domain;
+use smc_wire::clc::{ClcType, Frame};
+use smc_wire::types::DmbToken;
+
+use crate::channel::{Announced, Channel};
+use crate::directory::{Directory, Entry};
+use crate::early::CachedHandshake;
+use crate::mailbox::{Announcement, MAX_PROPOSAL};
+use crate::netns::{NetNs, canonical, has_scope, is_local, is_routable};
+use crate::offer::{Connection, LocalOffer};
+use crate::sock_diag::{SockDiag, SocketInfo};
+use crate::{is_own, lock, reachability};
+
+/// What an endpoint caches about the listeners of this host.
+#[derive(Clone, Debug)]
+pub(super) struct LocalClient {
+    domain: Domain,
+    runtime: Arc<dyn Runtime>,
+    known: Arc<Known>,
+}
+
+#[derive(Debug)]
+struct Known {
+    directories: Mutex<Directories>,
+    channels: Mutex<Channels>,
+    /// Of the network namespace that was used last, where the kernel offers it.
+    diag: Mutex<Option<(NetNs, Option<SockDiag>)>>,
+    proofs: Mutex<HashMap<ProofKey, Proof>>,
+    /// Recent routes of connections, by thread, as threads may be in different namespaces.
+    routes: Mutex<hashbrown::HashMap<(ThreadId, SocketAddr), Route>>,
+}
+
+type Channels = HashMap<(NetNs, String), Arc<Channel>>;
+
+/// A listener and the directory of its name.
+type NamedListener = (Arc<Path>, Arc<Entry>);
+
+/// The directories that are searched for listeners.
+#[derive(Debug)]
+struct Directories {
+    domain: Domain,
+    /// Those of the domain, as of a moment ago.
+    known: Vec<Directory>,
+    /// Their paths.
+    searched: Arc<[PathBuf]>,
+    /// Why none of them can be used, if that is so.
+    unusable: Option<FallbackCause>,
+    until: Instant,
+}
+
+impl Directories {
+    /// The directories of the domain, with what is known of those that were there before.
+    fn refresh(&mut self, now: Instant) {
+        if now < self.until {
+            return;
+        }
+        self.until = now + DIRECTORIES_LIFETIME;
+        self.unusable = self.domain.unusable().map(FallbackCause::from);
+        let mut old = std::mem::take(&mut self.known);
+        self.known
+            .extend(self.domain.search_paths().into_iter().map(|path| {
+                let at = old.iter().position(|known| **known.path() == *path);
+                at.map_or_else(|| Directory::new(path), |at| old.swap_remove(at))
+            }));
+        let paths = self
+            .known
+            .iter()
+            .map(|directory| directory.path().to_path_buf());
+        self.searched = paths.collect();
+    }
+
+    fn not_announced(&self) -> FallbackCause {
+        let searched = Arc::clone(&self.searched);
+        FallbackCause::NotAnnounced { searched }
+    }
+}
+
+/// The listener that gets the connections to an address of this host.
+#[derive(Clone, Debug)]
+struct Route {
+    dir: Arc<Path>,
+    entry: Arc<Entry>,
+    channel: Weak<Channel>,
+    target: SocketInfo,
+    netns: NetNs,
+    until: Instant,
+}
+
+type ProofKey = (NetNs, String, IpAddr);
+
+/// Whether an address was proven to lead to a listener.
+#[derive(Clone, Debug)]
+enum Proof {
+    Known { leads: bool, until: Instant },
+    UnderWay(Arc<Event>),
+}
+
+impl LocalClient {
+    pub(super) fn new(domain: Domain, runtime: Arc<dyn Runtime>) -> Self {
+        let directories = Directories {
+            domain: domain.clone(),
+            known: Vec::new(),
+            searched: Arc::default(),
+            unusable: None,
+            until: runtime.now(),
+        };
+        Self {
+            domain,
+            runtime,
+            known: Arc::new(Known {
+                directories: Mutex::new(directories),
+                channels: Mutex::default(),
+                diag: Mutex::default(),
+                proofs: Mutex::default(),
+                routes: Mutex::default(),
+            }),
+        }
+    }
+
+    /// That no listener is announced in any of the directories.
+    fn not_announced(&self) -> FallbackCause {
+        lock(&self.known.directories).not_announced()
+    }
+
+    /// Listeners that may get connections to `to`, at least one, or why there is none.
+    fn listeners_at(&self, to: SocketAddr) -> Result<Vec<NamedListener>, FallbackCause> {
+        let mut found: Vec<NamedListener> = Vec::new();
+        // The same listener may be in several directories.
+        let mut names = HashSet::new();
+        let mut unread = None;
+        let mut directories = lock(&self.known.directories);
+        directories.refresh(self.runtime.now());
+        let Directories { domain, known, .. } = &mut *directories;
+        for directory in known {
+            let path = Arc::clone(directory.path());
+            let entries = match directory.entries(domain) {
+                Ok(entries) => entries,
+                Err(error) => {
+                    unread = Some(FallbackCause::Os(error));
+                    continue;
+                }
+            };
+            for entry in entries {
+                let fits = entry.port == to.port() && entry.scope.covers(to.ip());
+                if fits && names.insert(Arc::clone(entry)) {
+                    found.push((Arc::clone(&path), Arc::clone(entry)));
+                }
+            }
+        }
+        match found.is_empty() {
+            true => Err(unread
+                .or_else(|| directories.unusable.clone())
+                .unwrap_or_else(|| directories.not_announced())),
+            false => Ok(found),
+        }
+    }
+
+    /// The channel to a listener, if its process is the one that `target` belongs to, as far as
+    /// users can be distinguished.
+    fn channel(
+        &self,
+        dir: &Path,
+        entry: &Arc<Entry>,
+        netns: NetNs,
+        target: Option<SocketInfo>,
+    ) -> Result<Arc<Channel>, FallbackCause> {
+        let name = entry.to_string();
+        let mut channels = lock(&self.known.channels);
+        let key = (netns, name);
+        let mut backoff = Arc::default();
+        if let Some(channel) = channels.get(&key) {
+            if !channel.is_dead() {
+                return channel.announces(target).map(|()| channel.clone());
+            }
+            backoff = Arc::clone(channel.backoff());
+        }
+        channels.retain(|_, channel| !channel.is_dead());
+        evict_idle(&mut channels, owner(target))?;
+        let dir = lock(&self.known.directories).domain.open(dir)?;
+        let (domain, runtime) = (&self.domain, &*self.runtime);
+        match Channel::open(domain, runtime, &dir, entry, netns, backoff, target) {
+            Ok(channel) => {
+                channels.insert(key, channel.clone());
+                Ok(channel)
+            }
+            Err(FallbackCause::Os(error)) if is_stale(&error) => {
+                lock(&self.known.directories).domain.remove_if_stale(&key.1);
+                Err(self.not_announced())
+            }
+            Err(cause) => Err(cause),
+        }
+    }
+
+    /// Whether `to` leads from here to the listener behind `channel`, in another namespace.
+    async fn leads_to(&self, channel: &Arc<Channel>, netns: NetNs, to: IpAddr) -> bool {
+        let key = (netns, channel.entry().to_string(), to);
+        loop {
+            let listener = {
+                let mut proofs = lock(&self.known.proofs);
+                match proofs.get(&key) {
+                    Some(Proof::Known { leads, until }) if *until > self.runtime.now() => {
+                        return *leads;
+                    }
+                    Some(Proof::UnderWay(done)) => done.listen(),
+                    _ => {
+                        if proofs.len() >= MAX_PROOFS {
+                            proofs.retain(|_, proof| matches!(proof, Proof::UnderWay(_)));
+                        }
+                        proofs.insert(key.clone(), Proof::UnderWay(Arc::default()));
+                        break;
+                    }
+                }
+            };
+            listener.await;
+        }
+        let mut under_way = UnderWay {
+            client: self,
+            key,
+            result: None,
+        };
+        let leads = reachability::probe(&*self.runtime, channel, to).await;
+        let valid = if leads {
+            PROOF_LIFETIME
+        } else {
+            FAILURE_LIFETIME
+        };
+        under_way.result = Some(Proof::Known {
+            leads,
+            until: self.runtime.now() + valid,
+        });
+        leads
+    }
+
+    /// Caches the route of a connection for those that follow soon.
+    fn cache_route(
+        &self,
+        candidate: &LocalCandidate,
+        target: SocketInfo,
+        dir: &Arc<Path>,
+        channel: &Arc<Channel>,
+    ) {
+        let route = Route {
+            target,
+            dir: Arc::clone(dir),
+            entry: Arc::clone(channel.entry()),
+            channel: Arc::downgrade(channel),
+            netns: candidate.netns,
+            until: self.runtime.now() + ROUTE_LIFETIME,
+        };
+        let mut routes = lock(&self.known.routes);
+        if routes.len() >= MAX_ROUTES {
+            routes.clear();
+        }
+        routes.insert((thread::current().id(), candidate.to), route);
+    }
+
+    /// The cached route to an address, unless the listener has ended.
+    fn cached_route(&self, to: SocketAddr) -> Option<LocalCandidate> {
+        let now = self.runtime.now();
+        let key = (thread::current().id(), to);
+        let route = lock(&self.known.routes).get(&key).cloned()?;
+        let channel = route.channel.upgrade()?;
+        (route.until > now && !channel.is_dead()).then(|| LocalCandidate {
+            client: self.clone(),
+            target: Some(route.target),
+            listeners: vec![(route.dir, route.entry)],
+            to,
+            netns: route.netns,
+            own_host: true,
+            channel: Some(channel),
+            cached_handshake: None,
+        })
+    }
+
+    /// The socket that will get a connection between these addresses, where the kernel reports it.
+    fn target(
+        &self,
+        netns: NetNs,
+        to: SocketAddr,
+        from: SocketAddr,
+    ) -> Result<Option<SocketInfo>, OsError> {
+        let found = self.find(netns, to, from)?;
+        Ok(found.ok().flatten().filter(SocketInfo::is_listening))
+    }
+
+    /// Whether the other end of a connection is in this network namespace, at the address that it
+    /// was made to; `None` where the kernel does not report it.
+    pub(super) fn has_local_peer(
+        &self,
+        netns: NetNs,
+        to: SocketAddr,
+        from: SocketAddr,
+    ) -> Option<bool> {
+        // The task may have moved to a thread in another namespace.
+        let found = match NetNs::current() == Ok(netns) {
+            true => self.find(netns, to, from).ok()?.ok()?,
+            false => return None,
+        };
+        Some(found.is_some_and(|found| found.has_peer()))
+    }
+
+    /// As [`SockDiag::find`].
+    ///
+    /// # Errors
+    ///
+    /// When no `sock_diag` socket can be opened.
+    fn find(
+        &self,
+        netns: NetNs,
+        local: SocketAddr,
+        peer: SocketAddr,
+    ) -> Result<io::Result<Option<SocketInfo>>, OsError> {
+        let mut diag = lock(&self.known.diag);
+        if diag
+            .as_ref()
+            .is_none_or(|(opened_in, _)| *opened_in != netns)
+        {
+            let opened = SockDiag::open();
+            let opened = opened.map_err(|error| OsError::new("open a sock_diag socket", &error));
+            if let Some(error) = opened.as_ref().err().filter(|error| error.is_lack()) {
+                return Err(error.clone());
+            }
+            *diag = Some((netns, opened.ok()));
+        }
+        let open = diag.as_mut().and_then(|(_, open)| open.as_mut());
+        Ok(open.map_or_else(
+            || Err(io::ErrorKind::Unsupported.into()),
+            |open| open.find(local, peer),
+        ))
+    }
+}
+
+impl LocalClient {
+    /// Whether it was made for this runtime.
+    pub(super) fn runs_on(&self, runtime: &Arc<dyn Runtime>) -> bool {
+        Arc::ptr_eq(&self.runtime, runtime)
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.known, &other.known)
+    }
+
+    /// Looks up the listeners at an address.
+    pub(super) async fn look_up(&self, to: SocketAddr) -> Result<LocalCandidate, FallbackCause> {
+        let dialled = to;
+        let to = canonical(to);
+        let candidate = match self.cached_route(to) {
+            Some(candidate) => candidate,
+            // The future of a search is large, and most connections need none.
+            None => Box::pin(self.search(dialled, to)).await?,
+        };
+        Ok(candidate.with_cached_handshake())
+    }
+
+    async fn search(
+        &self,
+        dialled: SocketAddr,
+        to: SocketAddr,
+    ) -> Result<LocalCandidate, FallbackCause> {
+        let mut listeners = self.listeners_at(to)?;
+        let netns = NetNs::current()?;
+        let own_host = is_local(dialled)?;
+        if has_scope(to.ip()) || !(own_host || is_routable(to.ip())) {
+            return Err(self.not_announced());
+        }
+        listeners.retain(|(_, entry)| own_host == (entry.netns == netns));
+        let mut cause = None;
+        if !own_host {
+            let mut proven = Vec::new();
+            for (dir, entry) in preferred(listeners, None) {
+                match self.channel(&dir, &entry, netns, None) {
+                    Ok(channel) if self.leads_to(&channel, netns, to.ip()).await => {
+                        proven.push((dir, entry));
+                    }
+                    Ok(_) => cause = Some(FallbackCause::NotProven),
+                    Err(failed) => cause = Some(failed),
+                }
+            }
+            listeners = proven;
+        }
+        if listeners.is_empty() {
+            return Err(cause.unwrap_or_else(|| self.not_announced()));
+        }
+        Ok(LocalCandidate {
+            client: self.clone(),
+            listeners,
+            to,
+            netns,
+            own_host,
+            target: None,
+            channel: None,
+            cached_handshake: None,
+        })
+    }
+}
+
+/// Wakes the tasks that wait for a proof when its task is dropped.
+struct UnderWay<'a> {
+    client: &'a LocalClient,
+    key: ProofKey,
+    result: Option<Proof>,
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        let mut proofs = lock(&self.client.known.proofs);
+        let old = match self.result.take() {
+            Some(known) => proofs.insert(self.key.clone(), known),
+            None => proofs.remove(&self.key),
+        };
+        if let Some(Proof::UnderWay(done)) = old {
+            done.notify(usize::MAX);
+        }
+    }
+}
+
+/// Listeners that may be at an address.
+#[derive(Debug)]
+pub(super) struct LocalCandidate {
+    client: LocalClient,
+    listeners: Vec<NamedListener>,
+    to: SocketAddr,
+    netns: NetNs,
+    own_host: bool,
+    /// The socket that will get the connection, if that is known already.
+    target: Option<SocketInfo>,
+    /// The channel to the only listener, if it was used a moment ago.
+    channel: Option<Arc<Channel>>,
+    /// The last handshake with the only listener, if the next one may be the same.
+    cached_handshake: Option<CachedHandshake>,
+}
+
+impl LocalCandidate {
+    fn channel(
+        &self,
+        (dir, entry): &NamedListener,
+        target: Option<SocketInfo>,
+    ) -> Result<Arc<Channel>, FallbackCause> {
+        match &self.channel {
+            Some(channel) if !channel.is_dead() => {
+                channel.announces(target).map(|()| Arc::clone(channel))
+            }
+            _ => self.client.channel(dir, entry, self.netns, target),
+        }
+    }
+
+    fn with_cached_handshake(self) -> Self {
+        Self {
+            cached_handshake: self.cached_handshake(),
+            ..self
+        }
+    }
+
+    fn cached_handshake(&self) -> Option<CachedHandshake> {
+        // Several listeners would need one each.
+        let [(_, entry)] = &*self.listeners else {
+            return None;
+        };
+        // One that is not open yet has none.
+        let open = || {
+            let key = (self.netns, entry.to_string());
+            lock(&self.client.known.channels).get(&key).cloned()
+        };
+        let channel = self.channel.clone().or_else(open)?;
+        channel
+            .cached_handshake()
+            .filter(|_| !channel.backoff().is_active())
+    }
+
+    /// The handshake that the last one lets expect.
+    pub(super) fn expected_handshake(&self) -> Option<ExpectedHandshake> {
+        self.cached_handshake
+            .as_ref()
+            .map(CachedHandshake::expected)
+    }
+
+    /// Announces one connection.
+    pub(super) fn offer(
+        &self,
+        socket: &Unconnected<'_>,
+        proposal: &[u8],
+        buffer: Option<DmbToken>,
+    ) -> Result<LocalOffer, FallbackCause> {
+        // The listener reads plain TCP without an offer, so a DECLINE has nothing to tell it.
+        let frame = Frame::peek(proposal).ok().flatten();
+        if frame.is_some_and(|frame| frame.header().kind == ClcType::Decline) {
+            return Err(FallbackCause::NoDevice);
+        }
+        if proposal.len() > MAX_PROPOSAL {
+            let limit = Limit::new("limit of bytes of a PROPOSAL", MAX_PROPOSAL as u64);
+            return Err(FallbackCause::Full(limit));
+        }
+        let early = match (buffer, &self.cached_handshake) {
+            (Some(buffer), Some(cached)) => cached.clone().confirm(buffer),
+            _ => None,
+        };
+        let now = self.client.runtime.now();
+        let from = canonical(socket.local);
+        // A listener of another user gets no offer for a port that now belongs to another socket.
+        let own = self.channel.as_ref().filter(|it| !it.is_foreign());
+        let known = self.target.filter(|_| own.is_some());
+        let target = match (self.own_host, known) {
+            (true, None) => self.client.target(self.netns, self.to, from)?,
+            (_, target) => target,
+        };
+        let is_target = |entry: &Entry| target.is_none_or(|target| target.cookie == entry.cookie);
+        let chosen = self.listeners.iter().filter(|(_, entry)| is_target(entry));
+        let chosen = preferred(chosen.cloned().collect(), target);
+        let mut announced = Vec::with_capacity(1);
+        let mut cause = None;
+        for named in chosen {
+            let channel = match self.channel(&named, target) {
+                Ok(channel) if channel.backoff().allows(now) => channel,
+                Ok(_) => {
+                    cause = Some(FallbackCause::BackOff);
+                    continue;
+                }
+                Err(failed) => {
+                    cause = Some(failed);
+                    continue;
+                }
+            };
+            let cookie = match channel.is_foreign() {
+                true => cookie(socket)?,
+                false => 0,
+            };
+            let announcement = Announcement {
+                cookie,
+                from,
+                to: self.to,
+            };
+            match channel.announce(announcement, proposal, early.as_ref()) {
+                Ok(made) => announced.push(made),
+                Err(failed) => cause = Some(failed),
+            }
+            let (dir, entry) = &named;
+            if let (None, Some(target), false) = (self.target, target, entry.shared) {
+                self.client.cache_route(self, target, dir, &channel);
+            }
+        }
+        match announced.is_empty() {
+            true => Err(cause.unwrap_or_else(|| self.client.not_announced())),
+            false => {
+                let runtime = Arc::clone(&self.client.runtime);
+                let is_foreign = |made: &Announced| made.exchange.channel.is_foreign();
+                let connection = announced.iter().any(is_foreign).then(|| Connection {
+                    client: self.client.clone(),
+                    netns: self.netns,
+                    to: self.to,
+                    from,
+                });
+                Ok(LocalOffer::new(announced, early, runtime, now, connection))
+            }
+        }
+    }
+}
+
+/// The user whose process is to be at the other end of a channel.
+fn owner(target: Option<SocketInfo>) -> u32 {
+    target.map_or_else(|| geteuid().as_raw(), |target| target.uid)
+}
+
+/// The names that are used, up to a limit. Names made by the owner of the listening socket come
+/// first: other users may have made more names to hide them.
+fn preferred(mut names: Vec<NamedListener>, target: Option<SocketInfo>) -> Vec<NamedListener> {
+    if names.len() > MAX_LISTENERS {
+        let owner = owner(target);
+        names.sort_by_cached_key(|(dir, entry)| {
+            let file = symlink_metadata(dir.join(entry.to_string()));
+            !file.is_ok_and(|file| file.uid() == owner)
+        });
+        names.truncate(MAX_LISTENERS);
+    }
+    names
+}
+
+/// Ends unused channels to another user at the limit of channels of one user.
+fn evict_idle(channels: &mut Channels, uid: u32) -> Result<(), FallbackCause> {
+    let is_full = |channels: &Channels| {
+        let of_user = channels
+            .values()
+            .filter(|channel| channel.process().uid == uid);
+        !is_own(uid) && of_user.count() >= MAX_OF_ONE
+    };
+    if is_full(channels) {
+        channels
+            .retain(|_, channel| channel.process().uid != uid || Arc::strong_count(channel) > 1);
+    }
+    match is_full(channels) {
+        true => {
+            let what = "limit of channels to listeners of one user";
+            Err(FallbackCause::Full(Limit::new(what, MAX_OF_ONE as u64)))
+        }
+        false => Ok(()),
+    }
+}
+
+/// The number of a socket by which a listener of another user finds it.
+fn cookie(socket: &Unconnected<'_>) -> Result<u64, OsError> {
+    let failed = |error: Errno| OsError::new("look up the socket's cookie", &error.into());
+    let fd = socket.fd.ok_or_else(|| failed(Errno::OPNOTSUPP))?;
+    socket_cookie(fd).map_err(failed)
+}
+
+/// Whether the name of a listener is still there, and the listener is not.
+fn is_stale(error: &OsError) -> bool {
+    matches!(error.errno(), Some(Errno::CONNREFUSED | Errno::NOENT))
+}
+
+/// Listeners of one port that get an announcement, where the kernel does not report the target.
+const MAX_LISTENERS: usize = 32;
+
+/// Channels to listeners of another user.
+const MAX_OF_ONE: usize = 64;
+
+/// How long a route is cached. Another listener may have the port by then, or the thread may have
+/// moved to another namespace: an offer without an answer is then plain TCP.
+const ROUTE_LIFETIME: Duration = Duration::from_millis(20);
+
+/// Upper limit of the time until a listener in a new directory is found.
+const DIRECTORIES_LIFETIME: Duration = Duration::from_secs(1);
+
+/// Cached routes.
+const MAX_ROUTES: usize = 256;
+
+/// Cached proofs.
+const MAX_PROOFS: usize = 1024;
+
+/// How long a proof is valid. Addresses rarely move, and the connection has to match as well.
+const PROOF_LIFETIME: Duration = Duration::from_secs(30);
+
+/// How long a failed proof is valid: connections are plain without another probe.
+const FAILURE_LIFETIME: Duration = Duration::from_secs(5);

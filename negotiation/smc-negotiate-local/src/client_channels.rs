@@ -1,0 +1,976 @@
+//! The channels of a listener, and the mailboxes in which its clients announce connections.
+
+use std::collections::VecDeque;
+use std::io;
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use hashbrown::HashMap;
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
+use rustix::io::Errno;
+use rustix::net::{Shutdown, shutdown};
+use smc_core::error::{FallbackCause, OsError, Refusal};
+use smc_core::io::negotiate::Credentials;
+use smc_core::mem::sync::{AtomicBool, Ordering};
+use smc_core::shares::Shares;
+use smc_ipc::Domain;
+use smc_ipc::passed::PeerSocket;
+use smc_ipc::runtime_dir::Publication;
+
+use crate::directory::{Entry, Scope};
+use crate::is_own;
+use crate::mailbox::{Announcement, Direction, Generation, Mailbox, Slot};
+use crate::message::{MAX_LEN, NONCE_LEN, ToClient, ToListener};
+use crate::netns::canonical;
+use crate::packet::{MANY, Received, receive, send};
+use crate::sock_diag::{SockDiag, SocketInfo};
+
+/// The channels of a listener and their state.
+#[derive(Debug)]
+pub(super) struct ClientChannels {
+    domain: Domain,
+    entry: Entry,
+    /// `None` when closed.
+    publication: Option<Publication>,
+    /// The listener and all channels.
+    epoll: OwnedFd,
+    channels: HashMap<u64, Channel>,
+    /// Channels of users other than the listener's.
+    of_others: Shares<u32>,
+    /// Channels without HELLO and the time limits for it; the oldest first. Some have sent it
+    /// meanwhile, or have ended.
+    awaiting_hello: VecDeque<(u64, Instant)>,
+    next_channel: u64,
+    /// Channels by the time of their last connection, the latest at the end.
+    recent: Vec<u64>,
+    /// Why the last connection that was searched was not claimed, if it was offered.
+    cause: Option<FallbackCause>,
+    /// The resource that was exhausted when a client was not accepted, and the time.
+    shortage: Option<(Instant, OsError)>,
+    /// Time of the next heartbeat.
+    next_heartbeat: Option<Instant>,
+    /// Handshakes that wait for messages of a client, by channel and slot.
+    waiting: HashMap<(u64, u32), Waker>,
+    /// `None` where the kernel does not offer it.
+    diag: Option<SockDiag>,
+}
+
+/// The canonical addresses of client and server.
+pub(super) type Pair = (SocketAddr, SocketAddr);
+
+#[derive(Debug)]
+struct Channel {
+    fd: PeerSocket,
+    client: Credentials,
+    /// Of the listener's user.
+    own: bool,
+    netns: ClientNetns,
+    /// From HELLO on.
+    mailbox: Option<Mailbox>,
+    proofs: u32,
+    /// Set when the channel ends.
+    dead: Arc<AtomicBool>,
+}
+
+/// The network namespace of a client.
+#[derive(Debug)]
+enum ClientNetns {
+    /// HELLO has not come yet.
+    Unknown,
+    /// The listener's network namespace.
+    Same,
+    /// Another one. Proven addresses, with the client's address for each and its time limit.
+    Other(HashMap<IpAddr, (IpAddr, Instant)>),
+}
+
+/// A connection that was announced and accepted. Its client may still withdraw the offer.
+#[derive(Debug)]
+pub(super) struct Claimed {
+    pub(super) channel: u64,
+    pub(super) slot: Slot,
+    pub(super) generation: Generation,
+    pub(super) client: Credentials,
+    /// The client is a process of the listener's user.
+    pub(super) own: bool,
+    pub(super) dead: Arc<AtomicBool>,
+}
+
+/// An offer in a mailbox, and the position behind it.
+struct Offered {
+    offer: (Slot, Generation, Announcement),
+    next: u32,
+}
+
+/// The result of the check of an announcement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Verification {
+    Verified,
+    /// It may be right.
+    NotVerified,
+    /// The connection is that of another socket, or of another user.
+    False,
+}
+
+/// The client's socket of a connection, as the kernel reports it.
+#[derive(Clone, Copy, Debug)]
+enum ClientSocket {
+    NotQueried,
+    /// `None` if the kernel has not reported one.
+    Queried(Option<SocketInfo>),
+}
+
+impl ClientSocket {
+    fn get(&mut self, diag: Option<&mut SockDiag>, at: &Announcement) -> Option<SocketInfo> {
+        if let Self::Queried(found) = *self {
+            return found;
+        }
+        let found = diag.and_then(|diag| diag.find(at.from, at.to).ok().flatten());
+        *self = Self::Queried(found);
+        found
+    }
+}
+
+/// A reachability probe that a client has requested.
+#[derive(Debug)]
+pub(super) struct ProbeRequest {
+    pub(super) channel: u64,
+    pub(super) id: u64,
+    pub(super) nonce: [u8; NONCE_LEN],
+    pub(super) to: IpAddr,
+}
+
+/// The result of a poll of the channels.
+#[derive(Debug, Default)]
+pub(super) struct Collected {
+    pub(super) proofs: Vec<ProbeRequest>,
+    /// Tasks of handshakes with new messages.
+    pub(super) wakers: Vec<Waker>,
+    /// There is more to do.
+    pub(super) more: bool,
+    /// Packets that were read.
+    read: usize,
+    /// Connections that were accepted, or could not be.
+    accepted: usize,
+}
+
+impl ClientChannels {
+    pub(super) fn new(
+        domain: Domain,
+        entry: Entry,
+        publication: Publication,
+        at: SocketAddr,
+    ) -> io::Result<Self> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(
+            &epoll,
+            publication.epoll_fd(),
+            LISTENER,
+            epoll::EventFlags::IN,
+        )?;
+        // It is offered if the kernel knows at least the listener itself.
+        let at = canonical(at);
+        let works = |diag: &mut SockDiag| matches!(diag.find(at, (at.ip(), 1).into()), Ok(Some(_)));
+        Ok(Self {
+            domain,
+            entry,
+            publication: Some(publication),
+            epoll,
+            channels: HashMap::new(),
+            of_others: Shares::new(MAX_OF_OTHERS, MAX_OF_ONE),
+            awaiting_hello: VecDeque::new(),
+            next_channel: 0,
+            recent: Vec::new(),
+            cause: None,
+            shortage: None,
+            next_heartbeat: None,
+            waiting: HashMap::new(),
+            diag: SockDiag::open()
+                .ok()
+                .and_then(|mut diag| works(&mut diag).then_some(diag)),
+        })
+    }
+
+    /// Readable when a client has connected or sent a message.
+    pub(super) fn epoll_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    /// Whether there is no client.
+    pub(super) fn is_empty(&self) -> bool {
+        self.channels.is_empty()
+    }
+
+    /// The one address that connections are made to, unless there are several.
+    pub(super) fn address(&self) -> Option<SocketAddr> {
+        match self.entry.scope {
+            Scope::One(ip) => Some(SocketAddr::new(ip, self.entry.port)),
+            _ => None,
+        }
+    }
+
+    /// Accepts channels and receives messages, up to a limit: see [`Collected::more`]. Costs one
+    /// system call if there is nothing.
+    pub(super) fn collect(&mut self) -> Collected {
+        self.collect_at(Instant::now())
+    }
+
+    fn collect_at(&mut self, now: Instant) -> Collected {
+        let mut collected = Collected::default();
+        loop {
+            let mut space = [const { MaybeUninit::uninit() }; EVENTS];
+            let at_once = Timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            };
+            let Ok((events, _)) = epoll::wait(&self.epoll, &mut space, Some(&at_once)) else {
+                break;
+            };
+            // Channels that were not polled, or that are new, come first in the next round; those
+            // with more packets come last.
+            let before = self.next_channel;
+            let mut has_others = events.len() == EVENTS;
+            let packets = (PACKETS_A_ROUND / events.len().max(1)).min(PACKETS);
+            for event in events {
+                let data = event.data;
+                if data == LISTENER {
+                    self.accept_clients(now, &mut collected);
+                } else {
+                    self.read(data.u64(), packets, &mut collected);
+                }
+            }
+            has_others |= self.next_channel > before;
+            collected.more |= has_others;
+            if !has_others || collected.read >= MAX_PACKETS {
+                break;
+            }
+            collected.more = false;
+        }
+        if collected.read + collected.accepted > 0 {
+            self.end_without_hello(now, &mut collected);
+        }
+        collected
+    }
+
+    /// Finds the announcement of a connection that was accepted, and claims it. Ends channels that
+    /// have announced the connection of another socket.
+    pub(super) fn claim(&mut self, pair: Pair, now: Instant) -> Option<Claimed> {
+        let mut client_socket = ClientSocket::NotQueried;
+        for place in (0..self.recent.len()).rev() {
+            let key = *self.recent.get(place)?;
+            let mut from = 0;
+            while let Some(offered) = self.offer(key, pair, from) {
+                let (slot, generation, announcement) = offered.offer;
+                from = offered.next;
+                let result = self.verify(key, &announcement, now, &mut client_socket);
+                let is_fit = result == Verification::Verified && self.is_alive(key);
+                if is_fit && slot.claim(generation) {
+                    // The channel of the latest connection is searched first.
+                    self.recent.remove(place);
+                    self.recent.push(key);
+                    // An offer before this one may have been refused.
+                    self.cause = None;
+                    let channel = self.channels.get(&key)?;
+                    return Some(Claimed {
+                        channel: key,
+                        slot,
+                        generation,
+                        client: channel.client,
+                        own: channel.own,
+                        dead: Arc::clone(&channel.dead),
+                    });
+                }
+                self.cause = Some(FallbackCause::Refused(Refusal::Identity));
+                if result == Verification::False {
+                    slot.refuse(generation, Refusal::Identity);
+                    self.recent.remove(place);
+                    self.disconnect(key);
+                    break;
+                }
+                self.refuse_offer(key, &slot, generation, Refusal::Identity);
+            }
+        }
+        None
+    }
+
+    /// Disconnects a client. Its channel ends with the next poll, which finds the end of it.
+    fn disconnect(&self, channel: u64) {
+        if let Some(channel) = self.channels.get(&channel) {
+            let _ = shutdown(&channel.fd, Shutdown::Both);
+        }
+    }
+
+    /// Why the last connection that was searched was not claimed, if that is known.
+    pub(super) fn take_cause(&mut self) -> Option<FallbackCause> {
+        let recent = |(at, _): &&(Instant, _)| at.elapsed() < SHORTAGE_LIFETIME;
+        let shortage = || {
+            let (_, error) = self.shortage.as_ref().filter(recent)?;
+            Some(FallbackCause::Os(error.clone()))
+        };
+        let unpublished = || {
+            let publication = self.publication.as_ref()?;
+            publication.error().cloned().map(FallbackCause::from)
+        };
+        self.cause.take().or_else(shortage).or_else(unpublished)
+    }
+
+    /// Refuses all offers for this connection by policy.
+    pub(super) fn refuse(&mut self, pair: Pair) {
+        for key in &self.recent {
+            let mut from = 0;
+            while let Some(offered) = self.offer(*key, pair, from) {
+                let (slot, generation, _) = offered.offer;
+                from = offered.next;
+                self.refuse_offer(*key, &slot, generation, Refusal::Policy);
+            }
+        }
+    }
+
+    fn refuse_offer(&self, channel: u64, slot: &Slot, generation: Generation, why: Refusal) {
+        slot.refuse(generation, why);
+        self.notify(channel, slot);
+    }
+
+    /// Increments the heartbeat counter of all clients, unless that was done a moment ago: clients
+    /// whose connections wait to be accepted get no other information.
+    pub(super) fn heartbeat(&mut self, now: Instant) {
+        if self.next_heartbeat.is_some_and(|next| now < next) {
+            return;
+        }
+        self.next_heartbeat = Some(now + HEARTBEAT_INTERVAL);
+        let mailboxes = self.channels.values().filter_map(|it| it.mailbox.as_ref());
+        mailboxes.for_each(Mailbox::heartbeat);
+    }
+
+    /// Notifies a client of a change of its slot, if it has requested that.
+    pub(super) fn notify(&self, channel: u64, slot: &Slot) {
+        if slot.needs_wake(Direction::FromListener) {
+            let slot = u64::from(slot.number());
+            self.send(channel, ToClient::Notify { slot });
+        }
+    }
+
+    /// What a client offers for a connection, from this position of its mailbox on.
+    fn offer(&self, channel: u64, (from, to): Pair, position: u32) -> Option<Offered> {
+        let mailbox = self.channels.get(&channel)?.mailbox.as_ref()?;
+        let mut slots = mailbox.find_from(from.port(), position);
+        slots.find_map(|(next, slot)| {
+            let (generation, announcement) = slot.offered()?;
+            let fits = (announcement.from, announcement.to) == (from, to);
+            let offer = (slot, generation, announcement);
+            fits.then_some(Offered { offer, next })
+        })
+    }
+
+    /// Whether an announced connection is accepted as the client's own.
+    ///
+    /// Clients of the listener's user are trusted: with a false announcement they get a connection
+    /// that they cannot use, because the other process gets no byte of the handshake. For other
+    /// users the socket at the other end has to be the announced one, to belong to the user, and to
+    /// be connected: where the other end is not in this namespace, the kernel finds a listening
+    /// socket with the address. The kernel is asked once for each connection, however many
+    /// announcements of it there are.
+    fn verify(
+        &mut self,
+        channel: u64,
+        announcement: &Announcement,
+        now: Instant,
+        client_socket: &mut ClientSocket,
+    ) -> Verification {
+        let Some(channel) = self.channels.get(&channel) else {
+            return Verification::NotVerified;
+        };
+        let is_verified = match &channel.netns {
+            ClientNetns::Unknown => false,
+            ClientNetns::Other(proven) => proven
+                .get(&announcement.to.ip())
+                .is_some_and(|(from, until)| *from == announcement.from.ip() && *until > now),
+            ClientNetns::Same if channel.own => true,
+            ClientNetns::Same => {
+                let uid = channel.client.uid;
+                let found = client_socket.get(self.diag.as_mut(), announcement);
+                if found.is_some_and(|it| it.cookie != announcement.cookie || it.uid != uid) {
+                    return Verification::False;
+                }
+                found.is_some_and(|found| found.is_established())
+            }
+        };
+        match is_verified {
+            true => Verification::Verified,
+            false => Verification::NotVerified,
+        }
+    }
+
+    /// Whether a client's channel is open. The memory does not show the end of a client, and its
+    /// port may belong to another process by now.
+    fn is_alive(&self, channel: u64) -> bool {
+        let Some(channel) = self.channels.get(&channel) else {
+            return false;
+        };
+        let mut ends = [PollFd::new(&channel.fd, PollFlags::empty())];
+        let at_once = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        poll(&mut ends, Some(&at_once)).is_ok_and(|ended| ended == 0)
+    }
+
+    /// Sets the waker for notifications of a slot; `None` removes it.
+    pub(super) fn wait(&mut self, channel: u64, slot: u32, waker: Option<Waker>) {
+        let key = (channel, slot);
+        match waker {
+            Some(waker) => drop(self.waiting.insert(key, waker)),
+            None => drop(self.waiting.remove(&key)),
+        }
+    }
+
+    /// Sends a message to a client, if its channel is open and has space.
+    pub(super) fn send(&self, channel: u64, message: ToClient) {
+        if let Some(channel) = self.channels.get(&channel) {
+            // Not needed by a client that is behind.
+            let _ = send(channel.fd.as_fd(), &message.encode(), None);
+        }
+    }
+
+    /// A proof has ended.
+    pub(super) fn proven(&mut self, proof: &ProbeRequest, from: Option<IpAddr>, now: Instant) {
+        let Some(channel) = self.channels.get_mut(&proof.channel) else {
+            return;
+        };
+        channel.proofs = channel.proofs.saturating_sub(1);
+        let answer = match (&mut channel.netns, from) {
+            (ClientNetns::Other(proven), Some(from)) => {
+                proven.retain(|_, (_, until)| *until > now);
+                if proven.len() < MAX_PROVEN {
+                    proven.insert(proof.to, (from, now + PROOF_LIFETIME));
+                }
+                ToClient::Proven { id: proof.id, from }
+            }
+            _ => ToClient::Refused { id: proof.id },
+        };
+        self.send(proof.channel, answer);
+    }
+
+    /// Ends all channels; returns the tasks to be woken.
+    pub(super) fn close(&mut self) -> Vec<Waker> {
+        self.publication = None;
+        for (_, channel) in self.channels.drain() {
+            channel.dead.store(true, Ordering::Release);
+            channel.mailbox.iter().for_each(Mailbox::close);
+        }
+        self.of_others = Shares::new(MAX_OF_OTHERS, MAX_OF_ONE);
+        self.awaiting_hello.clear();
+        self.recent.clear();
+        self.waiting.drain().map(|(_, waker)| waker).collect()
+    }
+
+    /// Accepts new channels.
+    fn accept_clients(&mut self, now: Instant, collected: &mut Collected) {
+        if let Some(publication) = &mut self.publication {
+            publication.handle_events();
+        }
+        while collected.accepted < MAX_ACCEPTS {
+            collected.accepted += 1;
+            let Some(publication) = &mut self.publication else {
+                return;
+            };
+            let fd = match publication.accept() {
+                Ok(fd) => fd,
+                Err(Errno::INTR | Errno::CONNABORTED) => continue,
+                Err(Errno::AGAIN) => return,
+                Err(error) => {
+                    let error = OsError::new("accept a client's channel", &error.into());
+                    if !error.is_lack() {
+                        return;
+                    }
+                    self.shortage = Some((now, error));
+                    continue;
+                }
+            };
+            let Ok(client) = Credentials::of_peer(&fd) else {
+                continue;
+            };
+            let uid = client.uid;
+            let refusal = match self.domain.allows(uid) {
+                false => Some(Refusal::User { uid }),
+                true if !self.has_capacity(uid) => Some(Refusal::Full),
+                true => None,
+            };
+            if let Some(refusal) = refusal {
+                // Its connections are plain TCP, whether it reads this or not.
+                let _ = send(fd.as_fd(), &ToClient::Close { refusal }.encode(), None);
+                continue;
+            }
+            let key = self.next_channel;
+            self.next_channel += 1;
+            if epoll::add(&self.epoll, &fd, data(key), epoll::EventFlags::IN).is_ok() {
+                let channel = Channel {
+                    fd,
+                    client,
+                    own: is_own(uid),
+                    netns: ClientNetns::Unknown,
+                    mailbox: None,
+                    proofs: 0,
+                    dead: Arc::default(),
+                };
+                if !channel.own {
+                    self.of_others.take(uid);
+                }
+                self.channels.insert(key, channel);
+                self.awaiting_hello.push_back((key, now + HELLO_WITHIN));
+            }
+        }
+        // There may be others.
+        collected.more = true;
+    }
+
+    /// Whether a client of this user may have a channel. Other users cannot exhaust the channels of
+    /// the listener's user, nor of each other.
+    fn has_capacity(&self, uid: u32) -> bool {
+        self.channels.len() < MAX_CHANNELS && (is_own(uid) || self.of_others.has_capacity(&uid))
+    }
+
+    /// Ends channels on which HELLO has not come in time.
+    fn end_without_hello(&mut self, now: Instant, collected: &mut Collected) {
+        while let Some((key, until)) = self.awaiting_hello.front().copied() {
+            let channel = self.channels.get(&key);
+            let is_silent = channel.is_some_and(|it| matches!(it.netns, ClientNetns::Unknown));
+            if is_silent && until > now {
+                if let Some(publication) = &self.publication {
+                    publication.wake_after(until - now);
+                }
+                return;
+            }
+            self.awaiting_hello.pop_front();
+            if is_silent {
+                self.end(key, collected);
+            }
+        }
+    }
+
+    /// Receives packets of a channel, up to this number.
+    fn read(&mut self, key: u64, packets: usize, collected: &mut Collected) {
+        let mut buf = [0; MAX_LEN];
+        for count in 0..packets {
+            let Some(channel) = self.channels.get(&key) else {
+                return;
+            };
+            collected.read += 1;
+            match receive(&channel.fd, &mut buf) {
+                Received::Packet(packet, passed) => {
+                    let message = ToListener::parse(packet);
+                    if message
+                        .and_then(|m| self.handle(key, m, passed, collected))
+                        .is_none()
+                    {
+                        return self.end(key, collected);
+                    }
+                }
+                Received::Empty if count < MANY => return,
+                Received::Empty => return self.wake_all(key, collected),
+                Received::End => return self.end(key, collected),
+            }
+        }
+        self.wake_all(key, collected);
+        collected.more = true;
+    }
+
+    /// Wakes all handshakes of a client.
+    fn wake_all(&mut self, key: u64, collected: &mut Collected) {
+        let waiting = self.waiting.extract_if(|(channel, _), _| *channel == key);
+        collected.wakers.extend(waiting.map(|(_, waker)| waker));
+    }
+
+    /// `None` if the client broke the rules.
+    fn handle(
+        &mut self,
+        key: u64,
+        message: ToListener,
+        passed: Option<OwnedFd>,
+        collected: &mut Collected,
+    ) -> Option<()> {
+        let channel = self.channels.get_mut(&key)?;
+        match (message, &channel.netns) {
+            (ToListener::Hello { netns }, ClientNetns::Unknown) => {
+                let Some(passed) = passed else {
+                    // This process had no descriptor left.
+                    let refusal = Refusal::Descriptors;
+                    self.send(key, ToClient::Close { refusal });
+                    return None;
+                };
+                channel.mailbox = Some(Mailbox::adopt(passed.as_fd()).ok()?);
+                channel.netns = match netns == self.entry.netns {
+                    true => ClientNetns::Same,
+                    false if channel.own => ClientNetns::Other(HashMap::new()),
+                    false => return None,
+                };
+                self.recent.push(key);
+            }
+            (ToListener::Hello { .. }, _) | (_, ClientNetns::Unknown) => return None,
+            (ToListener::Notify { slot }, _) => {
+                let slot = u32::try_from(slot).ok()?;
+                collected.wakers.extend(self.waiting.remove(&(key, slot)));
+            }
+            (ToListener::Prove { id, nonce, to }, ClientNetns::Other(_)) => {
+                if self.entry.scope.covers(to) && channel.proofs < MAX_PROOFS {
+                    channel.proofs += 1;
+                    collected.proofs.push(ProbeRequest {
+                        channel: key,
+                        id,
+                        nonce,
+                        to,
+                    });
+                } else {
+                    self.send(key, ToClient::Refused { id });
+                }
+            }
+            (ToListener::Prove { .. }, _) => return None,
+        }
+        Some(())
+    }
+
+    fn end(&mut self, key: u64, collected: &mut Collected) {
+        let Some(channel) = self.channels.remove(&key) else {
+            return;
+        };
+        channel.dead.store(true, Ordering::Release);
+        if !channel.own {
+            self.of_others.release(&channel.client.uid);
+        }
+        self.recent.retain(|recent| *recent != key);
+        self.wake_all(key, collected);
+    }
+}
+
+fn data(channel: u64) -> epoll::EventData {
+    epoll::EventData::new_u64(channel)
+}
+
+/// Not the number of a channel.
+const LISTENER: epoll::EventData = epoll::EventData::new_u64(u64::MAX);
+
+/// Channels with events that are polled together.
+const EVENTS: usize = 64;
+
+/// Packets of a channel that are read together. After so many all its handshakes are woken.
+const PACKETS: usize = 2 * MANY;
+
+/// Packets of all channels that are polled together: at least two of each.
+const PACKETS_A_ROUND: usize = 2 * EVENTS;
+
+/// Packets that are read in one call, after which no channels are polled any more: about a
+/// millisecond of work. All channels that other users can have together do not send more before
+/// each was polled.
+const MAX_PACKETS: usize = 2 * MAX_OF_OTHERS;
+
+/// Connections that are accepted in one call, each at the cost of about ten packets.
+const MAX_ACCEPTS: usize = 32;
+
+/// Clients of a listener.
+const MAX_CHANNELS: usize = 1024;
+
+/// Clients of other users than the listener's, and of one of them.
+const MAX_OF_OTHERS: usize = MAX_CHANNELS / 2;
+const MAX_OF_ONE: usize = MAX_CHANNELS / 4;
+
+/// Time limit for HELLO, which a client sends in the call in which it connects.
+const HELLO_WITHIN: Duration = Duration::from_secs(1);
+
+/// For how long a channel that was not accepted may explain that a connection is not announced:
+/// about as long as a set-up may take.
+const SHORTAGE_LIFETIME: Duration = Duration::from_secs(10);
+
+/// Interval of the heartbeat while the listener works. Much shorter than the answer timeout of
+/// clients.
+pub(super) const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Concurrent proofs of one client.
+const MAX_PROOFS: u32 = 4;
+
+/// Proven addresses of one client.
+const MAX_PROVEN: usize = 64;
+
+/// How long a proof is valid, longer than clients use it.
+const PROOF_LIFETIME: Duration = Duration::from_secs(60);
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, TcpListener, TcpStream};
+
+    use rustix::net::sockopt::socket_cookie;
+    use smc_testkit::user::run_as;
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::netns::NetNs;
+
+    /// The channels of a listener without a TCP socket.
+    fn clients(dir: &TempDir) -> ClientChannels {
+        let at: SocketAddr = ([127, 0, 0, 1], 80).into();
+        let entry = Entry {
+            shared: false,
+            port: at.port(),
+            scope: Scope::One(at.ip()),
+            netns: NetNs::current().unwrap(),
+            cookie: 1,
+            salt: 1,
+        };
+        let domain = domain(dir);
+        let publication = Publication::new(domain.clone(), entry.to_string()).unwrap();
+        ClientChannels::new(domain, entry, publication, at).unwrap()
+    }
+
+    /// A user who is allowed, and one who is not.
+    const OTHER: u32 = 990;
+    const NOT_ALLOWED: u32 = 991;
+
+    /// Of the user of these tests and of another one.
+    fn domain(dir: &TempDir) -> Domain {
+        Domain::shared(dir.path(), [0, OTHER])
+    }
+
+    /// A client that has sent HELLO.
+    fn client(dir: &TempDir, clients: &ClientChannels) -> PeerSocket {
+        let domain = domain(dir);
+        let client = domain.connect(&clients.entry.to_string()).unwrap();
+        let (_mailbox, file) = Mailbox::create().unwrap();
+        introduce(&client, clients, &file);
+        client
+    }
+
+    fn introduce(client: &PeerSocket, clients: &ClientChannels, mailbox: &OwnedFd) {
+        let netns = clients.entry.netns;
+        let hello = ToListener::Hello { netns }.encode();
+        send(client.as_fd(), &hello, Some(mailbox.as_fd())).unwrap();
+    }
+
+    /// A directory that other users can enter; `None`, and says why, if this process cannot become
+    /// another user.
+    fn dir_of_all_users() -> Option<TempDir> {
+        if !rustix::process::geteuid().is_root() {
+            println!("skipped: why: needs root to become another user");
+            return None;
+        }
+        let dir = TempDir::new().unwrap();
+        let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(dir.path(), open).unwrap();
+        Some(dir)
+    }
+
+    /// A server whose connections these clients announce, and its address; `None`, and says why, on
+    /// a kernel that does not report the owners of sockets.
+    fn serve(clients: &mut ClientChannels) -> Option<(TcpListener, SocketAddr)> {
+        let server = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let to = server.local_addr().unwrap();
+        let mut diag = SockDiag::open().unwrap();
+        if let Err(error) = diag.find(to, to) {
+            println!("skipped: why: no sock_diag here: {error}");
+            return None;
+        }
+        clients.diag = Some(diag);
+        Some((server, to))
+    }
+
+    /// Announces a connection as a client does.
+    fn announce(mailbox: &Mailbox, announcement: Announcement) {
+        announce_in(mailbox, 0, announcement);
+    }
+
+    fn announce_in(mailbox: &Mailbox, number: u32, announcement: Announcement) {
+        let slot = mailbox.slot(number).unwrap();
+        assert!(slot.offer(announcement, b"PROPOSAL", None).is_some());
+        assert!(mailbox.insert(announcement.from.port(), number));
+    }
+
+    /// Sends packets until there is no space; returns their number.
+    fn fill(client: &PeerSocket) -> usize {
+        let look = ToListener::Notify { slot: 0 }.encode();
+        let mut count = 0;
+        while send(client.as_fd(), &look, None).is_ok() {
+            count += 1;
+        }
+        count
+    }
+
+    #[test]
+    fn a_client_has_a_second_to_send_hello() {
+        let dir = TempDir::new().unwrap();
+        let mut clients = clients(&dir);
+        let silent = domain(&dir);
+        let silent = silent.connect(&clients.entry.to_string()).unwrap();
+        let _client = client(&dir, &clients);
+        let start = Instant::now();
+        while clients.collect_at(start).more {}
+        assert_eq!(clients.channels.len(), 2);
+        let mut count_after = |time| {
+            clients.end_without_hello(start + time, &mut Collected::default());
+            clients.channels.len()
+        };
+        assert_eq!(count_after(HELLO_WITHIN - Duration::from_millis(1)), 2);
+        assert_eq!(count_after(HELLO_WITHIN), 1);
+        assert_eq!(clients.recent.len(), 1);
+        assert!(clients.awaiting_hello.is_empty());
+        let mut buf = [0; MAX_LEN];
+        assert!(matches!(receive(&silent, &mut buf), Received::End));
+    }
+
+    #[test]
+    fn a_user_who_listens_where_a_connection_comes_from_cannot_claim_it() {
+        let Some(dir) = dir_of_all_users() else {
+            return;
+        };
+        let mut clients = clients(&dir);
+        let Some((_server, to)) = serve(&mut clients) else {
+            return;
+        };
+        let user = run_as(OTHER, || {
+            let client = domain(&dir).connect_to(0, &clients.entry.to_string());
+            let client = client.unwrap();
+            (
+                client,
+                TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap(),
+                TcpStream::connect(to).unwrap(),
+            )
+        });
+        let (client, listening, connected) = user.unwrap();
+        let (mailbox, file) = Mailbox::create().unwrap();
+        introduce(&client, &clients, &file);
+        while clients.collect().more {}
+        let mut is_claimed = |from, cookie: Result<u64, Errno>| {
+            let cookie = cookie.unwrap();
+            announce(&mailbox, Announcement { cookie, from, to });
+            let claimed = clients.claim((from, to), Instant::now()).is_some();
+            mailbox.remove(from.port(), 0);
+            claimed
+        };
+        // The socket of the connection is on another host, or in another network namespace: of
+        // those here it is the listening one that a packet to this address would go to.
+        let from = listening.local_addr().unwrap();
+        assert!(!is_claimed(from, socket_cookie(&listening)));
+        let from = connected.local_addr().unwrap();
+        assert!(is_claimed(from, socket_cookie(&connected)));
+    }
+
+    #[test]
+    fn a_connection_with_very_many_false_announcements_costs_one_query_and_their_channels() {
+        const CHANNELS: usize = 8;
+        let Some(dir) = dir_of_all_users() else {
+            return;
+        };
+        let mut clients = clients(&dir);
+        let Some((_server, to)) = serve(&mut clients) else {
+            return;
+        };
+        let user = run_as(OTHER, || {
+            let domain = domain(&dir);
+            let name = clients.entry.to_string();
+            let connect = |_| domain.connect_to(0, &name).unwrap();
+            let channels: Vec<_> = (0..=CHANNELS).map(connect).collect();
+            (channels, TcpStream::connect(to).unwrap())
+        });
+        let (channels, tcp) = user.unwrap();
+        let connect = |channel: &PeerSocket| {
+            let (mailbox, file) = Mailbox::create().unwrap();
+            introduce(channel, &clients, &file);
+            mailbox
+        };
+        let mailboxes: Vec<_> = channels.iter().map(connect).collect();
+        while clients.collect().more {}
+        assert_eq!(clients.recent.len(), CHANNELS + 1);
+        let from = tcp.local_addr().unwrap();
+        let cookie = socket_cookie(&tcp).unwrap();
+        // The channel that has announced it rightly is searched last.
+        let [right, wrong @ ..] = &*mailboxes else {
+            panic!("there are channels");
+        };
+        announce(right, Announcement { cookie, from, to });
+        for mailbox in wrong {
+            let cookie = cookie.wrapping_add(1);
+            for slot in 0..8 {
+                announce_in(mailbox, slot, Announcement { cookie, from, to });
+            }
+        }
+        let queries = |clients: &ClientChannels| clients.diag.as_ref().unwrap().queries();
+        let before = queries(&clients);
+        let claimed = clients.claim((from, to), Instant::now()).unwrap();
+        assert!((claimed.client.uid, claimed.own) == (OTHER, false));
+        assert_eq!(queries(&clients).wrapping_sub(before), 1);
+        while clients.collect().more {}
+        assert_eq!((clients.channels.len(), clients.recent.len()), (1, 1));
+        // All of the user's channels are free again but that one.
+        assert!(clients.has_capacity(OTHER));
+        let mut buf = [0; MAX_LEN];
+        assert!(matches!(receive(&channels[1], &mut buf), Received::End));
+    }
+
+    #[test]
+    fn a_client_that_sends_without_end_costs_each_poll_a_bounded_number_of_packets() {
+        let dir = TempDir::new().unwrap();
+        let mut clients = clients(&dir);
+        let storming = client(&dir, &clients);
+        assert!(!clients.collect().more);
+        assert!(fill(&storming) > 4 * PACKETS);
+        let collected = clients.collect();
+        assert!(collected.more);
+        assert!(collected.read <= PACKETS, "{} packets read", collected.read);
+        // What comes meanwhile from others is seen all the same.
+        let _other = client(&dir, &clients);
+        fill(&storming);
+        let collected = clients.collect();
+        assert!(collected.more);
+        assert_eq!(clients.recent.len(), 2);
+        let most = 3 * PACKETS;
+        assert!(collected.read <= most, "{} packets read", collected.read);
+        // All of it is read in time.
+        while clients.collect().more {}
+        assert!(fill(&storming) > 4 * PACKETS);
+    }
+
+    #[test]
+    fn many_clients_that_send_without_end_cost_each_poll_a_bounded_number_of_packets() {
+        let dir = TempDir::new().unwrap();
+        let mut clients = clients(&dir);
+        let storming: Vec<_> = (0..EVENTS + 32).map(|_| client(&dir, &clients)).collect();
+        while clients.collect().more {}
+        storming
+            .iter()
+            .for_each(|client| assert!(fill(client) > PACKETS));
+        // One more sends HELLO, which is read all the same.
+        let _other = client(&dir, &clients);
+        let collected = clients.collect();
+        let most = MAX_PACKETS + PACKETS_A_ROUND;
+        assert!(
+            most <= 2000 && collected.read <= most,
+            "{} read",
+            collected.read
+        );
+        assert_eq!(clients.recent.len(), storming.len() + 1);
+    }
+
+    #[test]
+    fn users_who_are_not_allowed_cost_each_poll_a_bounded_number_of_connections() {
+        let Some(dir) = dir_of_all_users() else {
+            return;
+        };
+        let mut clients = clients(&dir);
+        let name = clients.entry.to_string();
+        let connect = || (0..200).map(|_| domain(&dir).connect_to(0, &name).unwrap());
+        let flood: Vec<_> = run_as(NOT_ALLOWED, || connect().collect()).unwrap();
+        let is_refused = |client: &&PeerSocket| {
+            let mut buf = [0; MAX_LEN];
+            !matches!(receive(client, &mut buf), Received::Empty)
+        };
+        let collected = clients.collect();
+        assert!(collected.more);
+        let refused = flood.iter().filter(is_refused).count();
+        assert!((1..=64).contains(&refused), "{refused} in one call");
+        // A client that is allowed has its turn.
+        let _client = client(&dir, &clients);
+        while clients.collect().more {}
+        assert_eq!(clients.recent.len(), 1);
+        assert_eq!(flood.iter().filter(is_refused).count(), flood.len());
+    }
+}

@@ -1,0 +1,264 @@
+//! Negotiation of SMC between processes of one host, without privileges.
+//!
+//! A [`Local`] is a [negotiation](smc_core::io::negotiate) for an endpoint of `smc-core`:
+//! connections with listeners of the same [`Domain`] use SMC if both ends have a device in common.
+//!
+//! ```
+//! use std::sync::Arc;
+//!
+//! use futures_lite::future::zip;
+//! use smc_core::{Builder, Domain};
+//! use smc_negotiate_local::Local;
+//! use smc_testkit::memory_device::MemFabric;
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let dir = tempfile::tempdir()?;
+//! let domain = Domain::directory(dir.path()); // `Local::new()` is for the default one
+//! let fabric = MemFabric::new(1); // or devices that processes share, such as a `LoopDevice`
+//! let endpoint = |device| {
+//!     let local = Arc::new(Local::in_domain(domain.clone()));
+//!     Builder::tokio().negotiation(local).device(device).build()
+//! };
+//! let (server, client) = (endpoint(fabric.device("a"))?, endpoint(fabric.device("b"))?);
+//! let listener = server.bind("127.0.0.1:0").await?;
+//! let connecting = client.connect(listener.local_addr()?);
+//! let (connected, accepted) = zip(connecting, listener.accept()).await;
+//! assert!(connected?.mode().is_smc());
+//! assert!(accepted?.0.mode().is_smc());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # How it works
+//!
+//! A listener has a UNIX socket in the runtime directory, named after its port. A client that finds
+//! this socket opens one channel to the listener and passes a memory file on it, the `mailbox`. For
+//! each connection the client binds its TCP socket, writes both addresses and the PROPOSAL into a
+//! *slot* of the mailbox, and connects. When the listener accepts a connection, it searches the
+//! slots for the addresses. Without a slot the connection is plain TCP at once. With a slot, the
+//! rest of the handshake uses the slot in both directions. TCP carries application data only. The
+//! channel carries notifications of a changed slot to a side that sleeps.
+//!
+//! A client that has completed a handshake with a listener adds an early CONFIRM to its next offer,
+//! valid if the ACCEPT is as before (`EarlyConfirm`). The handshake of the
+//! listener is then complete as soon as it has answered.
+//!
+//! No step waits for the other side, with one exception: a listener in *another network namespace*
+//! has to prove from time to time that the address is its own.
+//!
+//! # Threats and how they are prevented
+//!
+//! **CLC sent to a peer that does not expect it.** No CLC is sent on TCP. A message in a slot is
+//! read by the process at the other end of the channel, whatever process has the TCP connection.
+//!
+//! **A plain connection taken for SMC.** A listener takes an offer only for a connection between
+//! exactly the addresses of the offer, and only while the client's channel is open. A client that
+//! stops waiting withdraws its offer, and the port is not announced afterwards. The offer of a
+//! client of another user also contains the cookie of its socket, a number that is unique until the
+//! next boot. The listener queries the kernel (`sock_diag`) for the connected socket at the other
+//! end of the accepted connection and compares both. Processes of the same user are trusted.
+//!
+//! **A client that waits without end.** One atomic transition of the slot ends an offer: the
+//! listener takes it by its answer or refuses it, or the client withdraws it. A listener increments
+//! a heartbeat counter in the mailbox while it works on any connection. A listener that is stopped,
+//! starved or without descriptors does not. After
+//! [`Builder::answer_timeout`](smc_core::Builder::answer_timeout) without progress the client
+//! withdraws the offer, and the connection is plain TCP at both ends. Further connections to this
+//! listener are plain at once during a `backoff`. The same holds when the listener refuses or has
+//! ended. Bytes on TCP before an offer was taken come from another server, and end the wait.
+//!
+//! **A user who interferes with connections of another user.** Both sides check the credentials of
+//! the channel (`SO_PEERCRED`). By default only the same user is served, and the directory has to
+//! belong to this user and not to be writable by others. Other users can be allowed
+//! ([`Domain::shared`]). A client announces a connection to a listener of another user only if the
+//! listening socket that will get the connection belongs to the user at the other end of the
+//! channel, because the cookie in a name is public and a user can write any name into its
+//! directory. A listener accepts an announcement of another user only if the socket at the other
+//! end belongs to that user. The kernel reports the owners of sockets. A packet filter may redirect
+//! a connection, so that the listener does not get it. A client therefore queries the kernel again
+//! after `connect`, and withdraws an offer to another user unless a new socket exists at the other
+//! end. The kernel does not report the process. So processes of one user can publish a name for
+//! each other's listeners and get what clients send there, and they can claim each other's
+//! connections, of which they get only their own handshake.
+//!
+//! **Other network namespaces with the same addresses.** The name of a listener and the first
+//! message of a client contain their network namespaces. Addresses of the client's own host
+//! (loopback and all others that it can bind) are announced to listeners in the same namespace
+//! only, all other addresses to listeners in other namespaces only. Such a listener first has to
+//! prove that the address is its own (`reachability`): the listener binds a port of this address,
+//! and the client connects to it through the network and sends a nonce that the listener got on the
+//! channel. If the packets arrive in this namespace with the client's address, no other connection
+//! there has the same addresses. The kernel cannot be queried across namespaces, so only processes
+//! of the same user are trusted there.
+//!
+//! **Wildcards, and several listeners on one port.** The kernel reports the listening socket that
+//! will get a connection between two addresses, also among sockets that share a port. Only that
+//! listener gets the announcement. Without a report all listeners get it, each in a slot of its
+//! mailbox, and the one that takes it has the connection. A report is cached for a moment, unless
+//! the socket belongs to another user.
+//!
+//! **Listeners that have ended.** Their channels are closed, which clients notice at once. Their
+//! names are removed by the next process that finds them.
+//!
+//! **Names that are removed while the listener runs.** They are published again, see
+//! [`Publication`](smc_ipc::runtime_dir::Publication).
+//!
+//! **Floods, malformed packets, and memory that changes.** The number of channels is limited, also
+//! of a client to listeners of one other user, and a mailbox has a fixed length. A file that can
+//! shrink is refused. A malformed packet ends the channel. Each side copies what it reads from a
+//! mailbox, within its own bounds, and checks the copy. Each failure, also a lack of slots, means
+//! plain TCP for that connection. A slot is reused only after the listener has closed its
+//! direction.
+//!
+//! On a kernel without `sock_diag` for TCP neither cookie nor owner can be compared, so other users
+//! are not served, and their listeners get no announcements.
+
+mod backoff;
+mod channel;
+mod client;
+mod client_channels;
+mod directory;
+mod early;
+mod listener;
+mod mailbox;
+mod message;
+mod netns;
+mod offer;
+mod packet;
+mod reachability;
+mod sock_diag;
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use rustix::process::geteuid;
+use smc_core::error::{FallbackCause, OsError};
+use smc_core::io::negotiate::{Candidate, Negotiation, Published};
+use smc_core::io::runtime::Runtime;
+use smc_ipc::Domain;
+
+use client::LocalClient;
+
+/// Negotiation between processes of one host, through directories that only they can change.
+///
+/// See the [crate](self) for the protocol and its threat model.
+///
+/// Clones share what they know of listeners, for each endpoint's runtime apart, and of so many
+/// endpoints as [`Local::ENDPOINTS_MAX`]. Channels to listeners stay until the last clone is gone.
+#[derive(Clone, Debug, Default)]
+pub struct Local {
+    domain: Domain,
+    /// One for each runtime, made at its first use, the oldest first.
+    clients: Arc<Mutex<Vec<LocalClient>>>,
+}
+
+impl Local {
+    /// Endpoints that can share a `Local`: beyond that, the one that was made first loses what is
+    /// known for it, and finds it again.
+    pub const ENDPOINTS_MAX: usize = 16;
+
+    /// Between the processes of [`Domain::default`].
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Between the processes of this domain.
+    ///
+    /// Processes of other users have to be in the same network namespace, with a kernel that
+    /// reports the owners of TCP sockets (`sock_diag`).
+    #[must_use]
+    pub fn in_domain(domain: Domain) -> Self {
+        Self {
+            domain,
+            clients: Arc::default(),
+        }
+    }
+
+    fn client(&self, runtime: &Arc<dyn Runtime>) -> LocalClient {
+        let mut known = lock(&self.clients);
+        if let Some(client) = known.iter().find(|client| client.runs_on(runtime)) {
+            return client.clone();
+        }
+        if known.len() == Self::ENDPOINTS_MAX {
+            known.remove(0);
+        }
+        let client = LocalClient::new(self.domain.clone(), Arc::clone(runtime));
+        known.push(client.clone());
+        client
+    }
+}
+
+#[async_trait]
+impl Negotiation for Local {
+    async fn look_up(
+        &self,
+        runtime: &Arc<dyn Runtime>,
+        to: SocketAddr,
+    ) -> Result<Candidate, FallbackCause> {
+        let found = self.client(runtime).look_up(to).await?;
+        let expected = found.expected_handshake();
+        let candidate = Candidate::new(move |socket, proposal, buffer| {
+            let offer = found.offer(socket, proposal, buffer)?;
+            Ok(Box::new(offer))
+        });
+        Ok(candidate.expecting(expected))
+    }
+
+    fn publish(
+        &self,
+        runtime: &Arc<dyn Runtime>,
+        at: SocketAddr,
+        listener: Option<BorrowedFd<'_>>,
+    ) -> Result<Arc<dyn Published>, FallbackCause> {
+        let unsupported =
+            |error: io::ErrorKind| OsError::new("announce the listener", &error.into());
+        let tcp = listener.ok_or_else(|| unsupported(io::ErrorKind::Unsupported))?;
+        Ok(Arc::new(listener::LocalListener::publish(
+            self.domain.clone(),
+            runtime,
+            at,
+            tcp,
+        )?))
+    }
+}
+
+fn is_own(uid: u32) -> bool {
+    uid == geteuid().as_raw()
+}
+
+/// Locks a mutex. No code panics while it changes guarded data, so poison is ignored.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use smc_testkit::runtime::VirtualRuntime;
+
+    use super::*;
+
+    #[test]
+    fn endpoints_that_share_it_keep_what_they_know() {
+        let local = Local::new();
+        let runtimes: [Arc<dyn Runtime>; 2] = [1, 2].map(|seed| VirtualRuntime::new(seed).handle());
+        let before = runtimes.each_ref().map(|runtime| local.client(runtime));
+        for (runtime, before) in runtimes.iter().zip(before) {
+            assert!(local.client(runtime).is_same(&before));
+        }
+    }
+
+    #[test]
+    fn the_number_of_endpoints_is_bounded() {
+        let local = Local::new();
+        for seed in 0..2 * Local::ENDPOINTS_MAX as u64 {
+            let runtime: Arc<dyn Runtime> = VirtualRuntime::new(seed).handle();
+            local.client(&runtime);
+        }
+        assert_eq!(lock(&local.clients).len(), Local::ENDPOINTS_MAX);
+    }
+}

@@ -1,0 +1,384 @@
+//! The listener's side: a name in the directory, verdicts, handshakes beside TCP.
+
+use std::fmt;
+use std::future::poll_fn;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use atomic_waker::AtomicWaker;
+use rustix::fs::fstat;
+use rustix::io::Errno;
+use rustix::net::sockopt::{ipv6_v6only, socket_cookie, socket_reuseport};
+use rustix::process::geteuid;
+use smc_core::error::{FallbackCause, OsError};
+use smc_core::io::negotiate::{Credentials, Published, SideChannel, Verdict};
+use smc_core::io::runtime::{Runtime, Socket, SocketOptions, Watch};
+use smc_core::mem::sync::{AtomicBool, Ordering};
+use smc_ipc::Domain;
+use smc_ipc::runtime_dir::Publication;
+
+use crate::client_channels::{Claimed, ClientChannels, Collected, Pair, ProbeRequest};
+use crate::directory::{Entry, Scope};
+use crate::mailbox::{Direction, Generation, Slot};
+use crate::message::ToClient;
+use crate::netns::{NetNs, canonical};
+use crate::{is_own, lock, reachability};
+
+/// A published listener. Dropping it removes its name and ends its channels.
+#[derive(Debug)]
+pub(super) struct LocalListener {
+    shared: Arc<Shared>,
+}
+
+/// What the listener shares with the task that serves its clients.
+#[derive(Debug)]
+struct Shared {
+    runtime: Arc<dyn Runtime>,
+    netns: NetNs,
+    clients: Mutex<ClientChannels>,
+    /// Why a connection was not offered, as far as that is known beforehand.
+    not_offered: FallbackCause,
+    closed: AtomicBool,
+    /// The task, while it waits.
+    task: AtomicWaker,
+}
+
+impl LocalListener {
+    pub(super) fn publish(
+        domain: Domain,
+        runtime: &Arc<dyn Runtime>,
+        at: SocketAddr,
+        tcp: BorrowedFd<'_>,
+    ) -> Result<Self, FallbackCause> {
+        let inspect = |error: Errno| OsError::new("inspect the listener", &error.into());
+        let netns = NetNs::current()?;
+        let salt = smc_core::random::bytes();
+        let salt = salt.map_err(|error| OsError::new("get random bytes", &error))?;
+        let entry = Entry {
+            shared: socket_reuseport(tcp).map_err(inspect)?,
+            port: at.port(),
+            scope: Scope::of(at, at.is_ipv6() && ipv6_v6only(tcp).map_err(inspect)?),
+            netns,
+            cookie: socket_cookie(tcp).map_err(inspect)?,
+            salt: u32::from_ne_bytes(salt),
+        };
+        domain.sweep(|name| Entry::parse(name).is_some());
+        let failed = |error: io::Error| OsError::new("announce the listener", &error);
+        let publication = Publication::new(domain.clone(), entry.to_string()).map_err(failed)?;
+        // A directory that was configured has to be right. The default ones may become so.
+        if let (Some(error), false) = (publication.error(), domain.is_default()) {
+            return Err(error.clone().into());
+        }
+        let clients = ClientChannels::new(domain, entry, publication, at).map_err(failed)?;
+        let watch = runtime.watch(clients.epoll_fd()).map_err(failed)?;
+        let shared = Arc::new(Shared {
+            runtime: runtime.clone(),
+            netns,
+            clients: Mutex::new(clients),
+            not_offered: match fstat(tcp).map_err(inspect)?.st_uid {
+                owner if is_own(owner) => FallbackCause::NotOffered,
+                owner => FallbackCause::NotOwner {
+                    uid: geteuid().as_raw(),
+                    owner: Some(owner),
+                },
+            },
+            closed: AtomicBool::new(false),
+            task: AtomicWaker::new(),
+        });
+        runtime.spawn(Box::pin(shared.clone().serve(watch)));
+        Ok(Self { shared })
+    }
+}
+
+impl Published for LocalListener {
+    fn verdict(&self, socket: &dyn Socket, peer: SocketAddr) -> Verdict {
+        match self.find(socket, peer, ClientChannels::claim) {
+            Some(Claimed {
+                channel,
+                slot,
+                generation,
+                client,
+                own,
+                dead,
+            }) => Verdict::SideChannel(Box::new(ListenerSideChannel {
+                shared: Arc::clone(&self.shared),
+                channel,
+                slot,
+                generation,
+                client,
+                own,
+                claim: ClaimState::Open,
+                dead,
+                read_len: 0,
+                early: None,
+            })),
+            None => Verdict::Plain(self.cause()),
+        }
+    }
+
+    fn dismiss(&self, socket: &dyn Socket, peer: SocketAddr) -> Verdict {
+        let refuse = |clients: &mut ClientChannels, pair, _| {
+            clients.refuse(pair);
+            None::<()>
+        };
+        self.find(socket, peer, refuse);
+        Verdict::Plain(FallbackCause::Policy)
+    }
+}
+
+impl LocalListener {
+    /// Why a connection was not claimed.
+    fn cause(&self) -> FallbackCause {
+        let cause = lock(&self.shared.clients).take_cause();
+        cause.unwrap_or_else(|| self.shared.not_offered.clone())
+    }
+
+    /// Searches the known mailboxes for a connection's addresses, then those that have arrived
+    /// meanwhile.
+    fn find<T>(
+        &self,
+        socket: &dyn Socket,
+        peer: SocketAddr,
+        find: impl Fn(&mut ClientChannels, Pair, Instant) -> Option<T>,
+    ) -> Option<T> {
+        let now = self.shared.runtime.now();
+        let mut clients = lock(&self.shared.clients);
+        clients.heartbeat(now);
+        let pair = |clients: &ClientChannels| {
+            if clients.is_empty() {
+                return None;
+            }
+            let local = clients.address().or_else(|| socket.local_addr().ok())?;
+            Some((canonical(peer), canonical(local)))
+        };
+        if let Some(found) = pair(&clients).and_then(|pair| find(&mut clients, pair, now)) {
+            return Some(found);
+        }
+        let collected = clients.collect();
+        let found = pair(&clients).and_then(|pair| find(&mut clients, pair, now));
+        // A runtime may run the task at once, which needs the clients.
+        drop(clients);
+        self.shared.handle_collected(collected);
+        found
+    }
+}
+
+impl Drop for LocalListener {
+    fn drop(&mut self) {
+        self.shared.closed.store(true, Ordering::Release);
+        let wakers = lock(&self.shared.clients).close();
+        wakers.into_iter().for_each(Waker::wake);
+        self.shared.task.wake();
+    }
+}
+
+impl Shared {
+    /// Accepts clients and handles their messages.
+    async fn serve(self: Arc<Self>, watch: Box<dyn Watch>) {
+        loop {
+            let is_readable = poll_fn(|cx| {
+                self.task.register(cx.waker());
+                if self.closed.load(Ordering::Acquire) {
+                    return Poll::Ready(false);
+                }
+                watch.poll_readable(cx).map(|result| result.is_ok())
+            });
+            if !is_readable.await {
+                return;
+            }
+            loop {
+                let collected = lock(&self.clients).collect();
+                let more = collected.more;
+                self.handle_collected(collected);
+                if !more {
+                    break;
+                }
+                self.turn_reactor().await;
+                if self.closed.load(Ordering::Acquire) {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Lets other tasks and the reactor run. A task that wakes itself would run again before
+    /// timers and I/O are checked, many times in a row on some runtimes; a timer is checked with
+    /// them.
+    async fn turn_reactor(&self) {
+        self.runtime.timer(self.runtime.now() + TURN).await;
+    }
+
+    /// Wakes tasks and starts probes after a poll of the channels.
+    fn handle_collected(self: &Arc<Self>, collected: Collected) {
+        collected.wakers.into_iter().for_each(Waker::wake);
+        for proof in collected.proofs {
+            self.start_probe(proof);
+        }
+    }
+
+    /// Starts a reachability probe for a client in another namespace.
+    fn start_probe(self: &Arc<Self>, proof: ProbeRequest) {
+        let shared = self.clone();
+        self.runtime.spawn(Box::pin(async move {
+            let from = shared.run_probe(&proof).await;
+            lock(&shared.clients).proven(&proof, from, shared.runtime.now());
+        }));
+    }
+
+    /// The address that sent the nonce to the probe socket, if one did.
+    async fn run_probe(&self, proof: &ProbeRequest) -> Option<IpAddr> {
+        // A task may run on a thread in another namespace than the listener's.
+        if NetNs::current().ok()? != self.netns {
+            return None;
+        }
+        let mut options = SocketOptions::default();
+        options.backlog = Some(4);
+        let probe_socket = self
+            .runtime
+            .bind(SocketAddr::new(proof.to, 0), &options, &mut |_| Ok(()))
+            .ok()?;
+        let port = probe_socket.local_addr().ok()?.port();
+        lock(&self.clients).send(proof.channel, ToClient::ProbePort { id: proof.id, port });
+        reachability::accept_probe(&*self.runtime, &*probe_socket, proof.nonce).await
+    }
+}
+
+/// The listener's end of a handshake.
+struct ListenerSideChannel {
+    shared: Arc<Shared>,
+    channel: u64,
+    slot: Slot,
+    generation: Generation,
+    client: Credentials,
+    /// The client is a process of the listener's user.
+    own: bool,
+    claim: ClaimState,
+    /// Whether the channel has ended, and with it the client.
+    dead: Arc<AtomicBool>,
+    /// Bytes that were read.
+    read_len: usize,
+    /// The early CONFIRM of the client, as far as it was not read.
+    early: Option<Vec<u8>>,
+}
+
+/// The state of an offer that was claimed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ClaimState {
+    Open,
+    /// The answer was written before the client withdrew the offer.
+    Taken,
+    Withdrawn,
+}
+
+impl SideChannel for ListenerSideChannel {
+    fn send(&mut self, message: &[u8]) -> io::Result<()> {
+        if self.claim == ClaimState::Withdrawn {
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        let early = self.slot.early().filter(|early| early.expects(message));
+        self.slot.write(Direction::FromListener, message)?;
+        if self.claim == ClaimState::Open {
+            self.decide();
+        }
+        if self.claim == ClaimState::Withdrawn {
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        self.early = early.map(|early| early.confirm);
+        Ok(())
+    }
+
+    fn is_withdrawn(&self) -> bool {
+        self.claim == ClaimState::Withdrawn
+    }
+
+    fn credentials(&self) -> Option<Credentials> {
+        Some(self.client)
+    }
+
+    fn is_own_user(&self) -> bool {
+        self.own
+    }
+
+    fn publish_progress(&self) {
+        lock(&self.shared.clients).heartbeat(self.shared.runtime.now());
+    }
+
+    fn flush(&mut self) {
+        lock(&self.shared.clients).notify(self.channel, &self.slot);
+    }
+
+    fn try_read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        // Loaded first: a client writes all its messages before it ends.
+        let is_dead = self.dead.load(Ordering::Acquire);
+        match self.slot.read(Direction::FromClient, self.read_len, buf) {
+            // Even if the client has closed its direction: it has the stream already.
+            None | Some(0) if self.early.is_some() => Ok(self.read_early(buf)),
+            Some(count) => {
+                self.read_len += count;
+                Ok(count)
+            }
+            None if is_dead => Ok(0),
+            None => Err(io::ErrorKind::WouldBlock.into()),
+        }
+    }
+
+    fn poll_read(&mut self, cx: &mut Context<'_>, buf: &mut [u8]) -> Poll<io::Result<usize>> {
+        let waker = Some(cx.waker().clone());
+        lock(&self.shared.clients).wait(self.channel, self.slot.number(), waker);
+        self.slot.request_wake(Direction::FromClient);
+        match self.try_read(buf) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Poll::Pending,
+            read => Poll::Ready(read),
+        }
+    }
+}
+
+impl ListenerSideChannel {
+    /// Takes the offer, unless the client has withdrawn it.
+    fn decide(&mut self) {
+        self.claim = match self.slot.take(self.generation) {
+            true => ClaimState::Taken,
+            false => ClaimState::Withdrawn,
+        };
+    }
+
+    /// Copies the early CONFIRM.
+    fn read_early(&mut self, buf: &mut [u8]) -> usize {
+        let mut left = self.early.take().unwrap_or_default();
+        let count = left.len().min(buf.len());
+        for (to, from) in buf.iter_mut().zip(left.drain(..count)) {
+            *to = from;
+        }
+        self.early = Some(left).filter(|left| !left.is_empty());
+        count
+    }
+}
+
+impl Drop for ListenerSideChannel {
+    fn drop(&mut self) {
+        if self.claim == ClaimState::Open {
+            // There is no answer, and no TCP either: the connection ends.
+            self.decide();
+        }
+        let mut clients = lock(&self.shared.clients);
+        clients.wait(self.channel, self.slot.number(), None);
+        self.slot.close(Direction::FromListener);
+        clients.notify(self.channel, &self.slot);
+    }
+}
+
+impl fmt::Debug for ListenerSideChannel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ListenerSideChannel")
+            .field("channel", &self.channel)
+            .field("slot", &self.slot.number())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The shortest time that timers of runtimes can measure.
+const TURN: Duration = Duration::from_millis(1);

@@ -1,0 +1,148 @@
+//! Network namespaces, and the addresses in them.
+
+use std::cell::RefCell;
+use std::io;
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::os::fd::OwnedFd;
+
+use rustix::fs::{Mode, OFlags};
+use rustix::process::Pid;
+use smc_core::error::OsError;
+use smc_core::process;
+
+/// A network namespace, by the number that it alone has on this host while it exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct NetNs(pub(super) u64);
+
+impl NetNs {
+    /// The one in which this thread makes sockets.
+    pub(super) fn current() -> Result<Self, OsError> {
+        Self::read().map_err(|error| {
+            OsError::new("look up the network namespace at", &error).at("/proc/thread-self/ns")
+        })
+    }
+
+    fn read() -> io::Result<Self> {
+        THREAD.with_borrow_mut(|thread| {
+            // After a fork this is another thread with the same id.
+            let pid = process::current();
+            let dir = match thread.take() {
+                Some((of, dir)) if of == pid => dir,
+                _ => {
+                    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+                    rustix::fs::open("/proc/thread-self/ns", flags, Mode::empty())?
+                }
+            };
+            // Reading the link is a lot cheaper than opening its target.
+            let mut space = [MaybeUninit::uninit(); 64];
+            let (target, _) = rustix::fs::readlinkat_raw(&dir, "net", &mut space)?;
+            let number = std::str::from_utf8(target).ok().and_then(Self::parse);
+            *thread = Some((pid, dir));
+            number.ok_or_else(|| io::ErrorKind::InvalidData.into())
+        })
+    }
+
+    /// `net:[4026531840]`
+    fn parse(target: &str) -> Option<Self> {
+        target
+            .strip_prefix("net:[")?
+            .strip_suffix(']')?
+            .parse()
+            .ok()
+            .map(Self)
+    }
+}
+
+thread_local! {
+    /// This thread's namespaces in `/proc`, and the process it belongs to.
+    static THREAD: RefCell<Option<(Pid, OwnedFd)>> = const { RefCell::new(None) };
+}
+
+/// One form for every address: IPv4 in IPv6 is IPv4, and what `connect` takes for this host is
+/// the loopback address. Scopes go: interfaces are numbered anew in every namespace.
+pub(super) fn canonical(addr: SocketAddr) -> SocketAddr {
+    let ip = match addr.ip().to_canonical() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    SocketAddr::new(ip, addr.port())
+}
+
+/// Whether an address belongs to this host, in this thread's network namespace.
+///
+/// # Errors
+///
+/// When there is no descriptor to find out with.
+pub(super) fn is_local(addr: SocketAddr) -> Result<bool, OsError> {
+    if addr.ip().is_loopback() {
+        return Ok(true);
+    }
+    // Binding a datagram socket tests the address and takes nothing but one of its ports.
+    let bound = UdpSocket::bind(match addr {
+        SocketAddr::V4(v4) => SocketAddr::new((*v4.ip()).into(), 0),
+        SocketAddr::V6(mut v6) => {
+            v6.set_port(0);
+            v6.into()
+        }
+    });
+    match bound.map_err(|error| OsError::new("test whose address it is", &error)) {
+        Err(error) if error.is_lack() => Err(error),
+        tested => Ok(tested.is_ok()),
+    }
+}
+
+/// Whether an address means nothing without the number of an interface.
+pub(super) fn has_scope(ip: IpAddr) -> bool {
+    matches!(ip, IpAddr::V6(ip) if ip.is_unicast_link_local())
+}
+
+/// Whether an address means the same host everywhere in a network.
+pub(super) fn is_routable(ip: IpAddr) -> bool {
+    match ip {
+        IpAddr::V4(ip) => {
+            !(ip.is_loopback() || ip.is_link_local() || ip.is_multicast() || ip.is_broadcast())
+        }
+        IpAddr::V6(v6) => !(v6.is_loopback() || v6.is_multicast() || has_scope(ip)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_get_one_form() {
+        for (given, want) in [
+            ("[::ffff:10.0.0.1]:80", "10.0.0.1:80"),
+            ("0.0.0.0:1", "127.0.0.1:1"),
+            ("[::]:1", "[::1]:1"),
+            ("[fe80::1%3]:9", "[fe80::1]:9"),
+            ("[::1]:5", "[::1]:5"),
+        ] {
+            assert_eq!(canonical(given.parse().unwrap()), want.parse().unwrap());
+        }
+    }
+
+    #[test]
+    fn every_thread_knows_where_it_is() {
+        let here = NetNs::current().unwrap();
+        let stat = rustix::fs::stat("/proc/self/ns/net").unwrap();
+        assert_eq!(here, NetNs(stat.st_ino));
+        assert_eq!(NetNs::current().unwrap(), here);
+        assert_eq!(
+            std::thread::spawn(NetNs::current).join().unwrap().unwrap(),
+            here
+        );
+        assert_eq!(NetNs::parse("net:[1x]"), None);
+        assert_eq!(NetNs::parse("mnt:[1]"), None);
+    }
+
+    #[test]
+    fn loopback_is_local_and_documentation_is_not() {
+        assert_eq!(is_local("127.0.0.1:1".parse().unwrap()), Ok(true));
+        assert_eq!(is_local("192.0.2.1:1".parse().unwrap()), Ok(false));
+        assert_eq!(is_local("[2001:db8::1]:1".parse().unwrap()), Ok(false));
+    }
+}

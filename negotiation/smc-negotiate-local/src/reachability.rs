@@ -1,0 +1,113 @@
+//! Proving that an address leads from one network namespace to another.
+//!
+//! The client sends a nonce on the channel. The listener binds a port of the address, which works
+//! only if it is an address of its own, and sends the port. The client connects to it over TCP and
+//! sends the nonce; the listener reports the source address. If that is the client's own address,
+//! packets between the two addresses travel between these two namespaces, without address
+//! translation.
+
+use std::future::{Future, poll_fn};
+use std::io::IoSlice;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use smc_core::io::runtime::{Acceptor, Runtime, Socket, SocketOptions};
+use smc_core::random;
+
+use crate::channel::{Channel, Exchange};
+use crate::message::{NONCE_LEN, ToClient, ToListener};
+use crate::netns::canonical;
+
+/// Asks the listener behind `channel` to prove that `to` is its address.
+pub(super) async fn probe(runtime: &dyn Runtime, channel: &Arc<Channel>, to: IpAddr) -> bool {
+    within(runtime, CLIENT_TIMEOUT, run_probe(runtime, channel, to))
+        .await
+        .flatten()
+        .is_some()
+}
+
+async fn run_probe(runtime: &dyn Runtime, channel: &Arc<Channel>, to: IpAddr) -> Option<()> {
+    let nonce: [u8; NONCE_LEN] = random::bytes().ok()?;
+    let exchange = Exchange::new(channel.clone());
+    channel
+        .send(ToListener::Prove {
+            id: exchange.id,
+            nonce,
+            to,
+        })
+        .ok()?;
+    let Some(ToClient::ProbePort { port, .. }) = exchange.next_message().await else {
+        return None;
+    };
+    let probe_addr = SocketAddr::new(to, port);
+    let socket = runtime
+        .connect(probe_addr, &SocketOptions::default(), &mut |_| Ok(()))
+        .await
+        .ok()?;
+    let sent = poll_fn(|cx| socket.poll_write(cx, &[IoSlice::new(&nonce)]))
+        .await
+        .ok()?;
+    let Some(ToClient::Proven { from, .. }) = exchange.next_message().await else {
+        return None;
+    };
+    let unchanged = canonical(socket.local_addr().ok()?).ip() == from;
+    (sent == NONCE_LEN && unchanged).then_some(())
+}
+
+/// Waits on the probe socket for the nonce; returns the address that sent it.
+pub(super) async fn accept_probe(
+    runtime: &dyn Runtime,
+    acceptor: &dyn Acceptor,
+    nonce: [u8; NONCE_LEN],
+) -> Option<IpAddr> {
+    let probed = async {
+        // Other processes may connect, but only a few of them are read.
+        for _ in 0..MAX_CONNECTIONS {
+            let (socket, peer) = poll_fn(|cx| acceptor.poll_accept(cx)).await.ok()?;
+            if read_nonce(&*socket).await == Some(nonce) {
+                return Some(canonical(peer).ip());
+            }
+        }
+        None
+    };
+    within(runtime, LISTENER_TIMEOUT, probed).await.flatten()
+}
+
+async fn read_nonce(socket: &dyn Socket) -> Option<[u8; NONCE_LEN]> {
+    let mut nonce = [0; NONCE_LEN];
+    let mut at = 0;
+    while let Some(rest) = nonce.get_mut(at..).filter(|rest| !rest.is_empty()) {
+        match poll_fn(|cx| socket.poll_read(cx, rest)).await {
+            Ok(0) | Err(_) => return None,
+            Ok(n) => at += n,
+        }
+    }
+    Some(nonce)
+}
+
+/// The output of `future`, unless it takes longer than `limit`.
+async fn within<T>(
+    runtime: &dyn Runtime,
+    limit: Duration,
+    future: impl Future<Output = T>,
+) -> Option<T> {
+    let mut future = pin!(future);
+    let mut timer = runtime.timer(runtime.now() + limit);
+    poll_fn(|cx| match future.as_mut().poll(cx) {
+        Poll::Ready(value) => Poll::Ready(Some(value)),
+        Poll::Pending => timer.as_mut().poll(cx).map(|()| None),
+    })
+    .await
+}
+
+/// How long a client waits for a proof. Only the first connection to an address waits.
+const CLIENT_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// How long a listener keeps the probe socket open.
+const LISTENER_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Connections to a probe socket that are read.
+const MAX_CONNECTIONS: u32 = 4;

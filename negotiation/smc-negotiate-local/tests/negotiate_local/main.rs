@@ -1,0 +1,352 @@
+//! Local negotiation with real sockets, processes, users and network namespaces.
+
+#![allow(clippy::unwrap_used, reason = "a helper of a test fails the test")]
+
+mod child;
+mod hostile;
+mod namespaces;
+mod processes;
+mod raw;
+mod scenarios;
+mod users;
+
+use std::fs;
+use std::future::poll_fn;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use futures_lite::FutureExt;
+use rustix::net::{AddressFamily, SocketType, sockopt};
+use smc_core::Domain;
+use smc_core::error::FallbackCause;
+use smc_core::io::negotiate::{Candidate, Negotiation, Offer, Published, SideChannel, Verdict};
+use smc_core::io::runtime::smol::SmolRuntime;
+use smc_core::io::runtime::tokio::TokioRuntime;
+use smc_core::io::runtime::{Acceptor, Runtime, Socket, SocketOptions, Unconnected};
+use smc_negotiate_local::Local;
+
+/// What stands for a PROPOSAL: negotiation does not look into it.
+const PROPOSAL: &[u8] = b"\xe2\xd4\xc3\xd9 proposal";
+
+/// Runs a scenario on every runtime, with a directory of its own.
+fn run<F: Future<Output = ()>>(scenario: impl Fn(World) -> F) {
+    run_once(TempDir::new(), &scenario);
+    let executor = Arc::new(smol::Executor::new());
+    let world = World::new(SmolRuntime::with_executor(executor.clone()), TempDir::new());
+    smol::block_on(executor.run(in_time(world, scenario)));
+}
+
+/// Runs a scenario on one runtime.
+fn run_once<F: Future<Output = ()>>(dir: TempDir, scenario: impl FnOnce(World) -> F) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let world = World::new(TokioRuntime::new(runtime.handle().clone()), dir);
+    runtime.block_on(in_time(world, scenario));
+}
+
+async fn in_time<F: Future<Output = ()>>(world: World, scenario: impl FnOnce(World) -> F) {
+    let late = world.rt.timer(world.rt.now() + Duration::from_secs(60));
+    let late = async {
+        late.await;
+        panic!("the scenario does not end");
+    };
+    scenario(world).or(late).await;
+}
+
+struct World {
+    rt: Arc<dyn Runtime>,
+    dir: TempDir,
+}
+
+impl World {
+    fn new(rt: impl Runtime, dir: TempDir) -> Self {
+        Self {
+            rt: Arc::new(rt),
+            dir,
+        }
+    }
+
+    fn local(&self) -> Local {
+        Local::in_domain(Domain::directory(&self.dir.path))
+    }
+
+    /// In the directory as one that users share.
+    fn shared(&self, users: &[u32]) -> Local {
+        Local::in_domain(Domain::shared(&self.dir.path, users.iter().copied()))
+    }
+
+    fn client(&self) -> Local {
+        self.local()
+    }
+
+    fn server(&self, at: &str) -> Server {
+        self.server_with(
+            at.parse().unwrap(),
+            &SocketOptions::default(),
+            &self.local(),
+        )
+    }
+
+    fn server_with(&self, at: SocketAddr, options: &SocketOptions, local: &Local) -> Server {
+        let acceptor = self.rt.bind(at, options, &mut |_| Ok(())).unwrap();
+        let at = acceptor.local_addr().unwrap();
+        let published = local.publish(&self.rt, at, acceptor.fd()).unwrap();
+        Server {
+            acceptor,
+            published,
+        }
+    }
+
+    /// Looks up, offers and connects as an endpoint does.
+    async fn dial(&self, client: &dyn Negotiation, to: SocketAddr) -> Connection {
+        let candidate = client.look_up(&self.rt, to).await;
+        let mut offer = None;
+        let socket = self
+            .rt
+            .connect(to, &SocketOptions::default(), &mut |socket| {
+                let candidate = candidate.as_ref().ok();
+                offer = candidate.and_then(|c| c.offer(socket, PROPOSAL, None).ok());
+                Ok(())
+            })
+            .await
+            .unwrap();
+        Connection { socket, offer }
+    }
+
+    /// Lets other tasks run for a moment.
+    async fn pause(&self) {
+        self.rt
+            .timer(self.rt.now() + Duration::from_millis(1))
+            .await;
+    }
+
+    async fn until(&self, is_so: impl Fn() -> bool) {
+        while !is_so() {
+            self.pause().await;
+        }
+    }
+
+    /// Names in the directory.
+    fn names(&self) -> Vec<String> {
+        names(&self.dir.path)
+    }
+}
+
+struct Connection {
+    socket: Arc<dyn Socket>,
+    offer: Option<Box<dyn Offer>>,
+}
+
+struct Server {
+    acceptor: Arc<dyn Acceptor>,
+    published: Arc<dyn Published>,
+}
+
+impl Server {
+    fn at(&self) -> SocketAddr {
+        self.acceptor.local_addr().unwrap()
+    }
+
+    fn port(&self) -> u16 {
+        self.at().port()
+    }
+
+    /// What the next connection is, and ends its handshake.
+    async fn accept(&self) -> Accepted {
+        Accepted::of(&mut self.accept_stream().await.1)
+    }
+
+    /// The next connection, which has a side channel, with the bytes that its client has written.
+    async fn accept_side_channel(&self) -> (Box<dyn SideChannel>, Vec<u8>) {
+        match self.accept_stream().await.1 {
+            Verdict::SideChannel(mut side_channel) => {
+                let received = read_available(&mut *side_channel);
+                (side_channel, received)
+            }
+            verdict => panic!("{verdict:?}"),
+        }
+    }
+
+    async fn accept_stream(&self) -> (Arc<dyn Socket>, Verdict) {
+        let (socket, peer) = poll_fn(|cx| self.acceptor.poll_accept(cx)).await.unwrap();
+        let verdict = self.published.verdict(&*socket, peer);
+        (socket, verdict)
+    }
+}
+
+/// How a listener sees a connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Accepted {
+    Plain,
+    OnTcp,
+    /// It is announced, and the client has written these bytes.
+    SideChannel(Vec<u8>),
+}
+
+impl Accepted {
+    fn of(verdict: &mut Verdict) -> Self {
+        match verdict {
+            Verdict::Plain(_) => Self::Plain,
+            Verdict::Clc => Self::OnTcp,
+            Verdict::SideChannel(side_channel) => {
+                Self::SideChannel(read_available(&mut **side_channel))
+            }
+            verdict => panic!("{verdict:?}"),
+        }
+    }
+}
+
+fn announced() -> Accepted {
+    Accepted::SideChannel(PROPOSAL.to_vec())
+}
+
+/// The bytes that can be read now.
+fn read_available(side_channel: &mut dyn SideChannel) -> Vec<u8> {
+    let mut all = Vec::new();
+    let mut part = [0; 100];
+    while let Ok(count @ 1..) = side_channel.try_read(&mut part) {
+        all.extend(&part[..count]);
+    }
+    all
+}
+
+/// Reads so many bytes, or all until the end.
+async fn read_exact(side_channel: &mut dyn SideChannel, count: usize) -> Vec<u8> {
+    let mut all = Vec::new();
+    while all.len() < count {
+        let mut part = [0; 100];
+        let len = (count - all.len()).min(part.len());
+        match poll_fn(|cx| side_channel.poll_read(cx, &mut part[..len])).await {
+            Ok(0) => break,
+            read => all.extend(&part[..read.unwrap()]),
+        }
+    }
+    all
+}
+
+/// Sends a message and notifies the other side.
+fn send(side_channel: &mut dyn SideChannel, message: &[u8]) {
+    side_channel.send(message).unwrap();
+    side_channel.flush();
+}
+
+/// An offer of a connection that was not made.
+#[derive(Debug)]
+struct Announced {
+    offer: Box<dyn Offer>,
+    /// Keeps the port, and can make the connection.
+    socket: OwnedFd,
+}
+
+impl Announced {
+    /// An offer from a port of this test's own.
+    fn to(candidate: &Candidate) -> Option<Self> {
+        Self::with(bound_to(own_address()), candidate, PROPOSAL)
+    }
+
+    fn with(socket: OwnedFd, candidate: &Candidate, message: &[u8]) -> Option<Self> {
+        Self::try_with(socket, candidate, message).ok()
+    }
+
+    fn try_with(
+        socket: OwnedFd,
+        candidate: &Candidate,
+        message: &[u8],
+    ) -> Result<Self, FallbackCause> {
+        let from = rustix::net::getsockname(&socket).unwrap();
+        let unconnected = Unconnected::new(from.try_into().unwrap(), Some(socket.as_fd()));
+        let offer = candidate.offer(&unconnected, message, None)?;
+        Ok(Self { offer, socket })
+    }
+}
+
+/// Connects a socket that was bound, without any negotiation.
+fn connect(socket: OwnedFd, to: SocketAddr) -> TcpStream {
+    rustix::net::connect(&socket, &to).unwrap();
+    socket.into()
+}
+
+/// A socket that is not connected yet.
+fn bound_to(at: SocketAddr) -> OwnedFd {
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    sockopt::set_socket_reuseaddr(&socket, true).unwrap();
+    rustix::net::bind(&socket, &at).unwrap();
+    socket
+}
+
+/// Any port of a loopback address that no other socket of this process has.
+fn own_address() -> SocketAddr {
+    static COUNT: AtomicU32 = AtomicU32::new(1);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed) % 0x1000;
+    let process = std::process::id() % 0x800;
+    let ip = Ipv4Addr::from_bits(0x7f00_0000 | (process + 1) << 12 | count);
+    (ip, 0).into()
+}
+
+/// Whether an offer has not been answered, and still can be.
+fn is_open(offer: &mut dyn Offer) -> bool {
+    let read = offer.side_channel().unwrap().try_read(&mut [0; 8]);
+    read.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+}
+
+/// Waits until an offer cannot be answered any more.
+async fn until_lost(offer: &mut dyn Offer) {
+    assert_eq!(
+        read_exact(offer.side_channel().unwrap(), 1).await,
+        b"",
+        "was answered"
+    );
+}
+
+fn poll_once<T>(mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> Poll<T> {
+    poll(&mut Context::from_waker(Waker::noop()))
+}
+
+fn loopback(port: u16) -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, port).into()
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).unwrap();
+    entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect()
+}
+
+/// A directory of this user alone.
+struct TempDir {
+    path: PathBuf,
+    /// Removes it; the parent does where this is a child.
+    _own: Option<tempfile::TempDir>,
+}
+
+impl TempDir {
+    fn new() -> Self {
+        let own = tempfile::tempdir().unwrap();
+        Self {
+            path: own.path().to_owned(),
+            _own: Some(own),
+        }
+    }
+
+    /// One that the parent removes.
+    fn of_parent(path: &str) -> Self {
+        Self {
+            path: path.into(),
+            _own: None,
+        }
+    }
+}
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}

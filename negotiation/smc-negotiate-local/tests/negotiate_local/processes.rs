@@ -1,0 +1,455 @@
+//! Several processes, also of several users.
+
+use std::net::TcpListener;
+use std::os::unix::fs::{MetadataExt as _, chown};
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitStatus};
+
+use rustix::net::sockopt;
+use rustix::process::{Signal, Uid};
+use smc_core::io::negotiate::{Credentials, Withdrawn};
+use smc_testkit::user::run_as;
+
+use super::child::{self, Child, Placement, report, stay};
+use super::raw::{RawChannel, RawMailbox, listen_at};
+use super::scenarios::has_sock_diag;
+use super::*;
+
+#[test]
+fn announcements_die_with_their_process() {
+    run(|world| async move {
+        let server = world.server("127.0.0.1:0");
+        // Holds the port that the child announces.
+        let socket = bound_to(own_address());
+        let from: SocketAddr = rustix::net::getsockname(&socket)
+            .unwrap()
+            .try_into()
+            .unwrap();
+        let args = format!("{from} {}", server.at());
+        let mut announcer = world.child(Placement::Same, "announces", &args);
+        assert_eq!(announcer.line(), "announced");
+        announcer.kill();
+        let _plain = connect(socket, server.at());
+        assert_eq!(server.accept().await, Accepted::Plain);
+
+        // Also that of a connection that was made.
+        let mut caller = world.child(Placement::Same, "dials", &server.at().to_string());
+        assert_eq!(caller.line(), "offered");
+        caller.kill();
+        assert_eq!(server.accept().await, Accepted::Plain);
+    });
+}
+
+#[test]
+fn a_client_of_another_process_is_recognised() {
+    run(|world| async move {
+        let server = world.server("[::]:0");
+        let to = loopback(server.port()).to_string();
+        let mut caller = world.child(Placement::Same, "dials", &to);
+        assert_eq!(caller.line(), "offered");
+        assert_eq!(server.accept().await, announced());
+    });
+}
+
+#[test]
+fn a_killed_listener_leaves_no_client_waiting() {
+    run(|world| async move {
+        let mut listener = world.child(Placement::Same, "listens", "127.0.0.1:0");
+        let to = listener.line().parse().unwrap();
+        let client = world.client();
+        // More than one, so that some are never accepted.
+        let mut connection = Vec::new();
+        for _ in 0..3 {
+            connection.push(world.dial(&client, to).await);
+        }
+        assert_eq!(listener.line(), "clc");
+        listener.kill();
+        for connection in &mut connection {
+            until_lost(&mut **connection.offer.as_mut().unwrap()).await;
+        }
+        assert_eq!(world.names().len(), 1, "it could not clean up");
+        let candidate = client.look_up(&world.rt, to).await.unwrap();
+        assert!(Announced::to(&candidate).is_none());
+        assert!(world.names().is_empty());
+        assert!(client.look_up(&world.rt, to).await.is_err());
+    });
+}
+
+#[test]
+fn a_stopped_listener_does_not_block_its_peer() {
+    run(|world| async move {
+        let mut listener = world.child(Placement::Same, "listens", "127.0.0.1:0");
+        let to = listener.line().parse().unwrap();
+        let client = world.client();
+        listener.stop();
+        let mut connection = world.dial(&client, to).await;
+        let offer = connection.offer.as_mut().unwrap();
+        assert!(is_open(&mut **offer), "its state is not known");
+        // A client can withdraw at any time, without the listener.
+        assert_eq!(offer.withdraw(), Withdrawn::Free);
+        listener.signal(Signal::CONT);
+        assert_eq!(listener.line(), "plain");
+    });
+}
+
+#[test]
+fn a_stopped_client_does_not_block_its_peer() {
+    run(|world| async move {
+        let server = world.server("127.0.0.1:0");
+        let mut caller = world.child(Placement::Same, "dials", &server.at().to_string());
+        assert_eq!(caller.line(), "offered");
+        caller.stop();
+        let (mut side_channel, received) = server.accept_side_channel().await;
+        assert_eq!(received, PROPOSAL);
+        send(&mut *side_channel, b"ACCEPT");
+        let client = world.client();
+        let _connection = world.dial(&client, server.at()).await;
+        assert_eq!(server.accept().await, announced());
+        // Its end wakes the task that waits for its answer.
+        caller.kill();
+        assert_eq!(read_exact(&mut *side_channel, 1).await, b"");
+    });
+}
+
+#[test]
+fn users_are_kept_apart() {
+    if !is_root() {
+        return println!("skipped: why: needs root to become another user");
+    }
+    run(|world| async move {
+        world.share();
+        let options = SocketOptions::default();
+        let strict = world.server_with(loopback(0), &options, &world.shared(&[]));
+        let to = strict.at().to_string();
+        let Some(mut other) = world.child_as(OTHER, "dials", &to) else {
+            return;
+        };
+        assert_eq!(other.line(), "plain", "not let in");
+        assert_eq!(strict.accept().await, Accepted::Plain);
+        drop(strict);
+
+        let server = world.server_with(loopback(0), &options, &world.shared(&[OTHER]));
+        let to = server.at().to_string();
+        let Some(mut guest) = world.child_as(OTHER, "dials", &to) else {
+            return;
+        };
+        assert_eq!(guest.line(), "offered");
+        assert_eq!(server.accept().await, announced());
+
+        // A user who knows all properties of another user's connection.
+        let victim = bound_to(loopback(0));
+        let from: SocketAddr = rustix::net::getsockname(&victim)
+            .unwrap()
+            .try_into()
+            .unwrap();
+        let cookie = sockopt::socket_cookie(&victim).unwrap();
+        let own = world.dir.path.join("0");
+        let path = own.join(names(&own).pop().unwrap());
+        let args = format!("{} {from} {to} {cookie}", path.display());
+        let Some(mut forger) = world.child_as(OTHER, "forges", &args) else {
+            return;
+        };
+        assert_eq!(forger.line(), "announced");
+        rustix::net::connect(&victim, &server.at()).unwrap();
+        assert_eq!(server.accept().await, Accepted::Plain);
+    });
+}
+
+#[test]
+fn connections_of_users_who_are_not_allowed_leave_the_executor_to_other_tasks() {
+    if !is_root() {
+        return println!("skipped: why: needs root to become another user");
+    }
+    run(|world| async move {
+        world.share();
+        let options = SocketOptions::default();
+        let _server = world.server_with(loopback(0), &options, &world.shared(&[OTHER]));
+        let own = world.dir.path.join("0");
+        let path = own.join(names(&own).pop().unwrap());
+        let fill = |_| {
+            let channel = RawChannel::at(&path);
+            (0..20).for_each(|_| channel.send(b"x", None));
+            channel
+        };
+        let flood: Vec<_> = run_as(NOT_ALLOWED, || (0..500).map(fill).collect()).unwrap();
+        // Another task of the same executor that waits for its timer all the time.
+        let mut turns = 0;
+        while !flood.iter().all(RawChannel::is_ended) {
+            world.pause().await;
+            turns += 1;
+        }
+        assert!(turns >= 5, "only {turns} turns while they were refused");
+    });
+}
+
+#[test]
+fn listeners_of_users_who_are_not_allowed_are_not_believed() {
+    if !is_root() {
+        return println!("skipped: why: needs root to become another user");
+    }
+    run(|world| async move {
+        world.share();
+        let Some(mut other) = world.child_as(OTHER, "listens", "127.0.0.1:0") else {
+            return;
+        };
+        let to: SocketAddr = other.line().parse().unwrap();
+        let strict = world.shared(&[]);
+        assert!(
+            strict.look_up(&world.rt, to).await.is_err(),
+            "is not looked for"
+        );
+        let friendly = world.shared(&[OTHER]);
+        let candidate = friendly.look_up(&world.rt, to).await.unwrap();
+        assert_eq!(Announced::to(&candidate).is_some(), has_sock_diag());
+
+        // Root trusts a directory of its own, and still not a socket in it that is not its own.
+        let args = format!(". {} 1", to.port());
+        let mut impostor = world.child(Placement::As(OTHER), "impersonates", &args);
+        assert_eq!(impostor.line(), "published");
+        fs::set_permissions(&world.dir.path, fs::Permissions::from_mode(0o755)).unwrap();
+        let candidate = world.client().look_up(&world.rt, to).await.unwrap();
+        assert!(Announced::to(&candidate).is_none());
+    });
+}
+
+#[test]
+fn a_forged_name_gets_no_offer() {
+    if !is_root() {
+        return println!("skipped: why: needs root to become another user");
+    }
+    run(|world| async move {
+        // A user who is allowed publishes in its directory what is root's.
+        world.share();
+        let theirs = world.dir.path.join(OTHER.to_string());
+        fs::create_dir(&theirs).unwrap();
+        chown(&theirs, Some(OTHER), Some(OTHER)).unwrap();
+        let plain = TcpListener::bind(loopback(0)).unwrap();
+        let cookie = sockopt::socket_cookie(&plain).unwrap();
+        let to = plain.local_addr().unwrap();
+        let args = format!("{OTHER} {} {cookie}", to.port());
+        let Some(mut forger) = world.child_as(OTHER, "impersonates", &args) else {
+            return;
+        };
+        assert_eq!(forger.line(), "published");
+        let client = world.shared(&[OTHER]);
+        let candidate = client.look_up(&world.rt, to).await.unwrap();
+        let refused = Announced::try_with(bound_to(own_address()), &candidate, PROPOSAL);
+        let cause = FallbackCause::NotOwner {
+            uid: OTHER,
+            owner: has_sock_diag().then_some(0),
+        };
+        assert_eq!(refused.err(), Some(cause));
+    });
+}
+
+#[test]
+fn a_listening_socket_of_another_user_is_plain_with_its_cause() {
+    if !is_root() {
+        return println!("skipped: why: needs root to give a socket to another user");
+    }
+    run(|world| async move {
+        if !has_sock_diag() {
+            return println!("skipped: why: no sock_diag here");
+        }
+        let options = SocketOptions::default();
+        let acceptor = world
+            .rt
+            .bind(loopback(0), &options, &mut |_| Ok(()))
+            .unwrap();
+        // As a service has it whose manager, of another user, has made it.
+        rustix::fs::fchown(acceptor.fd().unwrap(), Some(Uid::from_raw(OTHER)), None).unwrap();
+        let at = acceptor.local_addr().unwrap();
+        let published = world.local().publish(&world.rt, at, acceptor.fd()).unwrap();
+        let server = Server {
+            acceptor,
+            published,
+        };
+        let client = world.client();
+        let candidate = client.look_up(&world.rt, at).await.unwrap();
+        let refused = Announced::try_with(bound_to(own_address()), &candidate, PROPOSAL);
+        let cause = FallbackCause::NotOwner {
+            uid: 0,
+            owner: Some(OTHER),
+        };
+        assert_eq!(refused.err(), Some(cause.clone()));
+        let _plain = world.dial(&client, at).await;
+        let verdict = server.accept_stream().await.1;
+        assert!(
+            matches!(&verdict, Verdict::Plain(received) if *received == cause),
+            "{verdict:?}"
+        );
+    });
+}
+
+#[test]
+fn users_without_a_number_are_not_taken_for_each_other() {
+    if !is_root() {
+        return println!("skipped: why: needs root to become another user");
+    }
+    let tried = Command::new("unshare")
+        .arg("--user")
+        .arg("true")
+        .uid(OTHER)
+        .status();
+    if !tried.as_ref().is_ok_and(ExitStatus::success) {
+        return println!("skipped: why: no user namespaces here: {tried:?}");
+    }
+    run(|world| async move {
+        world.share();
+        let path = world.dir.path.join("socket");
+        let _socket = listen_at(&path);
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
+        // To the child both it and root are user 65534.
+        let mut child = world.child(Placement::Unmapped(OTHER), "inspects", "");
+        assert_eq!(child.line(), "belongs to user 65534");
+        assert_eq!(child.line(), "permission denied");
+    });
+}
+
+/// `<directory>`: reports what is wrong with it, and the owner of a socket in it.
+#[test]
+#[ignore = "started by other tests"]
+fn inspects() {
+    let Some(args) = child::args() else { return };
+    run_in(&args[0], |world| async move {
+        let options = SocketOptions::default();
+        let bound = world.rt.bind(loopback(0), &options, &mut |_| Ok(()));
+        let acceptor = bound.unwrap();
+        let at = acceptor.local_addr().unwrap();
+        let published = world.local().publish(&world.rt, at, acceptor.fd());
+        report(&match published {
+            Err(FallbackCause::Directory(error)) => error.problem.to_string(),
+            other => format!("{other:?}"),
+        });
+        let channel = RawChannel::at(&world.dir.path.join("socket"));
+        report(&match Credentials::of_peer(&channel) {
+            Err(error) => error.kind().to_string(),
+            Ok(peer) => peer.uid.to_string(),
+        });
+    });
+}
+
+/// `<directory> <from> <to>`: announces a connection and does not make it.
+#[test]
+#[ignore = "started by other tests"]
+fn announces() {
+    let Some(args) = child::args() else { return };
+    let (from, to) = (args[1].parse().unwrap(), args[2].parse().unwrap());
+    run_in(&args[0], |world| async move {
+        let candidate = guest(&world).look_up(&world.rt, to).await.unwrap();
+        let announced = Announced::with(bound_to(from), &candidate, PROPOSAL);
+        let mut offer = announced.unwrap().offer;
+        report("announced");
+        stay();
+        assert_eq!(offer.withdraw(), Withdrawn::Free);
+    });
+}
+
+/// `<directory> <to>`: connects, as an endpoint does.
+#[test]
+#[ignore = "started by other tests"]
+fn dials() {
+    let Some(args) = child::args() else { return };
+    let to = args[1].parse().unwrap();
+    run_in(&args[0], |world| async move {
+        let connection = world.dial(&guest(&world), to).await;
+        report(if connection.offer.is_some() {
+            "offered"
+        } else {
+            "plain"
+        });
+        stay();
+    });
+}
+
+/// `<directory> <at>`: listens, and accepts one connection.
+#[test]
+#[ignore = "started by other tests"]
+fn listens() {
+    let Some(args) = child::args() else { return };
+    let at = args[1].parse().unwrap();
+    run_in(&args[0], |world| async move {
+        let server = world.server_with(at, &SocketOptions::default(), &guest(&world));
+        report(&server.at().to_string());
+        let (_socket, mut verdict) = server.accept_stream().await;
+        report(match Accepted::of(&mut verdict) {
+            Accepted::Plain => "plain",
+            _ => "clc",
+        });
+        // Clients in other namespaces are served as long as the runtime runs.
+        world
+            .rt
+            .timer(world.rt.now() + Duration::from_secs(50))
+            .await;
+    });
+}
+
+/// `<directory> <name in it> <port> <cookie>`: publishes a listener that another process has.
+#[test]
+#[ignore = "started by other tests"]
+fn impersonates() {
+    let Some(args) = child::args() else { return };
+    let netns = rustix::fs::stat("/proc/thread-self/ns/net").unwrap().st_ino;
+    let (port, cookie): (u16, u64) = (args[2].parse().unwrap(), args[3].parse().unwrap());
+    let name = format!("l-{port}-7f000001-{netns:x}-{cookie:x}-00000001.sock");
+    let _socket = listen_at(&Path::new(&args[0]).join(&args[1]).join(name));
+    report("published");
+    stay();
+}
+
+/// `<directory> <socket> <from> <to> <cookie>`: announces the connection of another process.
+#[test]
+#[ignore = "started by other tests"]
+fn forges() {
+    let Some(args) = child::args() else { return };
+    let mailbox = RawMailbox::new();
+    let _channel = RawChannel::at(Path::new(&args[1])).send_hello(Some(mailbox.file()));
+    let (from, to) = (args[2].parse().unwrap(), args[3].parse().unwrap());
+    mailbox.announce(0, args[4].parse().unwrap(), from, to, PROPOSAL);
+    report("announced");
+    stay();
+}
+
+impl World {
+    pub(super) fn child(&self, place: Placement<'_>, test: &str, args: &str) -> Child {
+        self.try_child(place, test, args).unwrap()
+    }
+
+    /// `None` if that user cannot run this program.
+    fn child_as(&self, uid: u32, test: &str, args: &str) -> Option<Child> {
+        let child = self.try_child(Placement::As(uid), test, args);
+        child
+            .inspect_err(|error| println!("skipped: why: user {uid} cannot start: {error}"))
+            .ok()
+    }
+
+    fn try_child(&self, place: Placement<'_>, test: &str, args: &str) -> io::Result<Child> {
+        let dir = self.dir.path.display().to_string();
+        Child::try_start(place, &format!("processes::{test}"), &[&dir, args])
+    }
+
+    /// Lets users share the directory.
+    fn share(&self) {
+        fs::set_permissions(&self.dir.path, fs::Permissions::from_mode(0o1777)).unwrap();
+    }
+}
+
+/// Runs a scenario in a directory that belongs to the parent.
+fn run_in<F: Future<Output = ()>>(dir: &str, scenario: impl FnOnce(World) -> F) {
+    run_once(TempDir::of_parent(dir), scenario);
+}
+
+/// Placement a process finds its parent: as another user in a directory that they share.
+fn guest(world: &World) -> Local {
+    let owner = fs::metadata(&world.dir.path).unwrap().uid();
+    match owner == rustix::process::geteuid().as_raw() {
+        true => world.local(),
+        false => world.shared(&[owner]),
+    }
+}
+
+/// A user without any rights, who need not have an account.
+const OTHER: u32 = 990;
+
+/// A user who is in no list.
+const NOT_ALLOWED: u32 = 991;

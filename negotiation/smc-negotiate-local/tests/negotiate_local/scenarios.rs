@@ -1,0 +1,679 @@
+//! One process, one user, one network namespace.
+
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+
+use smc_core::Domain;
+use smc_core::io::negotiate::{Assume, Chain, Delivery, Negotiation, Never, Withdrawn};
+use smc_core::io::runtime::SocketOptions;
+use smc_negotiate_local::Local;
+use smc_testkit::port::HeldPort;
+
+use super::*;
+
+#[test]
+fn a_plain_client_is_plain_at_once() {
+    run(|world| async move {
+        let server = world.server("127.0.0.1:0");
+        for _ in 0..3 {
+            let _client = TcpStream::connect(server.at()).unwrap();
+            assert_eq!(server.accept().await, Accepted::Plain);
+        }
+    });
+}
+
+#[test]
+fn an_announced_client_is_recognised() {
+    run(|world| async move {
+        let client = world.client();
+        for at in ["127.0.0.1:0", "[::1]:0"] {
+            let server = world.server(at);
+            for _ in 0..3 {
+                let mut connection = world.dial(&client, server.at()).await;
+                let offer = connection.offer.as_mut().unwrap();
+                assert_eq!(offer.connected(&*connection.socket), Delivery::Delivered);
+                assert!(is_open(&mut **offer));
+                let (side_channel, received) = server.accept_side_channel().await;
+                assert_eq!(received, PROPOSAL);
+                assert!(is_open(&mut **offer));
+                drop(side_channel);
+                until_lost(&mut **offer).await;
+                assert_eq!(offer.withdraw(), Withdrawn::Taken);
+            }
+        }
+    });
+}
+
+#[test]
+fn messages_go_both_ways_and_end() {
+    run(|world| async move {
+        let server = world.server("127.0.0.1:0");
+        let client = world.client();
+        for _ in 0..3 {
+            let mut connection = world.dial(&client, server.at()).await;
+            let ours = connection.offer.as_mut().unwrap().side_channel().unwrap();
+            let (mut theirs, _) = server.accept_side_channel().await;
+            // Each waits before the other one sends.
+            let us = async {
+                assert_eq!(read_exact(ours, 6).await, b"ACCEPT");
+                send(ours, b"CONFIRM");
+                assert_eq!(read_exact(ours, 3).await, b"LLC");
+                ours.send(b"one").unwrap();
+                send(ours, b"two");
+            };
+            let them = async {
+                futures_lite::future::yield_now().await;
+                send(&mut *theirs, b"ACCEPT");
+                assert_eq!(read_exact(&mut *theirs, 7).await, b"CONFIRM");
+                send(&mut *theirs, b"LLC");
+                assert_eq!(read_exact(&mut *theirs, 6).await, b"onetwo");
+            };
+            futures_lite::future::zip(us, them).await;
+            send(ours, b"last");
+            drop(connection);
+            assert_eq!(read_exact(&mut *theirs, 10).await, b"last", "and the end");
+            theirs.send(b"never read").unwrap();
+            theirs.flush();
+        }
+    });
+}
+
+#[test]
+fn a_side_channel_has_capacity_for_a_handshake_and_not_for_more() {
+    run(|world| async move {
+        let server = world.server("127.0.0.1:0");
+        let mut connection = world.dial(&world.client(), server.at()).await;
+        let offer = connection.offer.as_mut().unwrap();
+        let (mut theirs, _) = server.accept_side_channel().await;
+        // CONFIRM and ACCEPT have 512 bytes at most.
+        send(&mut *theirs, &[8; 512]);
+        send(offer.side_channel().unwrap(), &[7; 512]);
+        assert_eq!(read_exact(&mut *theirs, 512).await, [7; 512]);
+        assert_eq!(
+            read_exact(offer.side_channel().unwrap(), 512).await,
+            [8; 512]
+        );
+        assert!(theirs.send(&[9]).is_err());
+        assert!(offer.side_channel().unwrap().send(&[9; 1000]).is_err());
+        assert!(is_open(&mut **offer), "nothing of it arrives");
+
+        let long = [1; 4096];
+        let candidate = world
+            .client()
+            .look_up(&world.rt, server.at())
+            .await
+            .unwrap();
+        assert!(Announced::with(bound_to(own_address()), &candidate, &long).is_none());
+    });
+}
+
+#[test]
+fn clients_of_one_process_do_not_read_each_others_messages() {
+    run(|world| async move {
+        let server = world.server("127.0.0.1:0");
+        let clients = [world.client(), world.client()];
+        let mut connection = Vec::new();
+        for n in 0..20 {
+            connection.push(world.dial(&clients[n % 2], server.at()).await);
+        }
+        let mut asides = Vec::new();
+        for _ in 0..connection.len() {
+            let (socket, verdict) = server.accept_stream().await;
+            let Verdict::SideChannel(mut side_channel) = verdict else {
+                panic!("{verdict:?}")
+            };
+            assert_eq!(read_available(&mut *side_channel), PROPOSAL);
+            send(
+                &mut *side_channel,
+                &socket.peer_addr().unwrap().port().to_le_bytes(),
+            );
+            asides.push(side_channel);
+        }
+        for connection in &mut connection {
+            let port = connection.socket.local_addr().unwrap().port();
+            let side_channel = connection.offer.as_mut().unwrap().side_channel().unwrap();
+            assert_eq!(read_exact(side_channel, 2).await, port.to_le_bytes());
+        }
+    });
+}
+
+#[test]
+fn plain_and_announced_clients_are_told_apart() {
+    run(|world| async move {
+        let server = world.server("127.0.0.1:0");
+        let client = world.client();
+        let mut expected = Vec::new();
+        let mut kept = Vec::new();
+        let mut plain = Vec::new();
+        for n in 0..40 {
+            if n % 3 == 0 {
+                plain.push(TcpStream::connect(server.at()).unwrap());
+                expected.push(Accepted::Plain);
+            } else {
+                kept.push(world.dial(&client, server.at()).await);
+                expected.push(announced());
+            }
+        }
+        for verdict in expected {
+            assert_eq!(server.accept().await, verdict);
+        }
+    });
+}
+
+#[test]
+fn wildcards_and_both_families_are_found() {
+    run(|world| async move {
+        let client = world.client();
+        let mapped: SocketAddr = (Ipv4Addr::LOCALHOST.to_ipv6_mapped(), 0).into();
+        let v4: SocketAddr = (Ipv4Addr::LOCALHOST, 0).into();
+        let other_v4: SocketAddr = (Ipv4Addr::new(127, 0, 0, 77), 0).into();
+        let any_v4: SocketAddr = (Ipv4Addr::UNSPECIFIED, 0).into();
+        let v6: SocketAddr = (Ipv6Addr::LOCALHOST, 0).into();
+        let any_v6: SocketAddr = (Ipv6Addr::UNSPECIFIED, 0).into();
+        for (at, only_v6, connection) in [
+            ("0.0.0.0:0", false, vec![v4, other_v4, any_v4, mapped]),
+            (
+                "[::]:0",
+                false,
+                vec![v4, other_v4, any_v4, mapped, v6, any_v6],
+            ),
+            ("[::]:0", true, vec![v6, any_v6]),
+        ] {
+            let mut options = SocketOptions::default();
+            options.only_v6 = Some(only_v6);
+            let server = world.server_with(at.parse().unwrap(), &options, &world.local());
+            for mut to in connection {
+                to.set_port(server.port());
+                let connection = world.dial(&client, to).await;
+                assert!(connection.offer.is_some(), "{at} {to}");
+                assert_eq!(server.accept().await, announced(), "{at} {to}");
+            }
+            if only_v6 {
+                assert!(
+                    client
+                        .look_up(&world.rt, loopback(server.port()))
+                        .await
+                        .is_err()
+                );
+            }
+        }
+    });
+}
+
+#[test]
+fn other_ports_addresses_and_hosts_are_not_announced() {
+    run(|world| async move {
+        let server = world.server("127.0.0.1:0");
+        let client = world.client();
+        let port = server.port();
+        assert!(client.look_up(&world.rt, loopback(port)).await.is_ok());
+        assert!(client.look_up(&world.rt, loopback(port ^ 1)).await.is_err());
+        assert!(
+            client
+                .look_up(&world.rt, (Ipv4Addr::new(127, 0, 0, 2), port).into())
+                .await
+                .is_err()
+        );
+
+        let wildcard = world.server("0.0.0.0:0");
+        let elsewhere = (Ipv4Addr::new(192, 0, 2, 1), wildcard.port()).into();
+        assert!(
+            client.look_up(&world.rt, elsewhere).await.is_err(),
+            "not an address of this host"
+        );
+    });
+}
+
+#[test]
+fn an_offer_that_was_taken_back_is_not_answered() {
+    run(|world| async move {
+        let server = world.server("127.0.0.1:0");
+        let client = world.client();
+        let mut connection = world.dial(&client, server.at()).await;
+        let offer = connection.offer.as_mut().unwrap();
+        assert_eq!(offer.withdraw(), Withdrawn::Free);
+        assert_eq!(offer.withdraw(), Withdrawn::Free);
+        assert_eq!(server.accept().await, Accepted::Plain);
+
+        let mut connection = world.dial(&client, server.at()).await;
+        assert_eq!(server.accept().await, announced());
+        assert_eq!(
+            connection.offer.as_mut().unwrap().withdraw(),
+            Withdrawn::Taken
+        );
+
+        let mut connection = world.dial(&client, server.at()).await;
+        drop(connection.offer.take());
+        assert_eq!(server.accept().await, Accepted::Plain);
+    });
+}
+
+#[test]
+fn an_offer_can_be_taken_back_until_it_is_answered() {
+    run(|world| async move {
+        let server = world.server("127.0.0.1:0");
+        let client = world.client();
+        let mut connection = world.dial(&client, server.at()).await;
+        let offer = connection.offer.as_mut().unwrap();
+        let (mut theirs, _) = server.accept_side_channel().await;
+        assert!(!theirs.is_withdrawn());
+        assert_eq!(offer.withdraw(), Withdrawn::Free);
+        assert!(theirs.send(b"ACCEPT").is_err());
+        assert!(theirs.is_withdrawn(), "the connection is plain");
+        assert_eq!(offer.withdraw(), Withdrawn::Free);
+
+        let mut connection = world.dial(&client, server.at()).await;
+        let offer = connection.offer.as_mut().unwrap();
+        let (mut theirs, _) = server.accept_side_channel().await;
+        send(&mut *theirs, b"ACCEPT");
+        assert_eq!(offer.withdraw(), Withdrawn::Taken);
+        assert!(!theirs.is_withdrawn());
+        assert_eq!(
+            read_exact(offer.side_channel().unwrap(), 6).await,
+            b"ACCEPT"
+        );
+    });
+}
+
+#[test]
+fn a_listener_that_works_publishes_progress() {
+    run(|world| async move {
+        let server = world.server("127.0.0.1:0");
+        let mut connection = world.dial(&world.client(), server.at()).await;
+        let offer = connection.offer.as_mut().unwrap().side_channel().unwrap();
+        let before = offer.progress();
+        let (theirs, _) = server.accept_side_channel().await;
+        let claimed = offer.progress();
+        assert_ne!(claimed, before);
+        world
+            .until(|| {
+                theirs.publish_progress();
+                offer.progress() != claimed
+            })
+            .await;
+    });
+}
+
+#[test]
+fn a_listener_that_did_not_answer_is_not_asked_during_the_backoff() {
+    run(|world| async move {
+        let server = world.server("127.0.0.1:0");
+        let client = world.client();
+        let mut connection = world.dial(&client, server.at()).await;
+        let offer = connection.offer.as_mut().unwrap();
+        assert_eq!(offer.side_channel().unwrap().withdraw(), Withdrawn::Free);
+        let asked = world.dial(&client, server.at()).await;
+        assert!(asked.offer.is_none());
+        assert_eq!(server.accept().await, Accepted::Plain);
+        assert_eq!(server.accept().await, Accepted::Plain);
+        // After that it is, and once it has answered all others make offers, too.
+        let mut asked = world.dial(&client, server.at()).await;
+        while asked.offer.is_none() {
+            assert_eq!(server.accept().await, Accepted::Plain);
+            world.pause().await;
+            asked = world.dial(&client, server.at()).await;
+        }
+        let (mut theirs, _) = server.accept_side_channel().await;
+        send(&mut *theirs, b"ACCEPT");
+        let offer = asked.offer.as_mut().unwrap();
+        assert_eq!(
+            read_exact(offer.side_channel().unwrap(), 6).await,
+            b"ACCEPT"
+        );
+        for _ in 0..3 {
+            let _connection = world.dial(&client, server.at()).await;
+            assert_eq!(server.accept().await, announced());
+        }
+    });
+}
+
+#[test]
+fn a_dismissed_client_is_notified() {
+    run(|world| async move {
+        let server = world.server("127.0.0.1:0");
+        let mut connection = world.dial(&world.client(), server.at()).await;
+        let offer = connection.offer.as_mut().unwrap();
+        assert!(is_open(&mut **offer));
+        let (socket, peer) = poll_fn(|cx| server.acceptor.poll_accept(cx)).await.unwrap();
+        server.published.dismiss(&*socket, peer);
+        until_lost(&mut **offer).await;
+        assert_eq!(offer.withdraw(), Withdrawn::Free);
+    });
+}
+
+#[test]
+fn a_port_is_plain_again_when_its_offer_was_taken_back() {
+    run(|world| async move {
+        let server = world.server("127.0.0.1:0");
+        let client = world.client();
+        let candidate = client.look_up(&world.rt, server.at()).await.unwrap();
+        for is_kept in [true, false] {
+            let Announced { mut offer, socket } = Announced::to(&candidate).unwrap();
+            assert_eq!(offer.withdraw(), Withdrawn::Free);
+            let offer = is_kept.then_some(offer);
+            let _plain = connect(socket, server.at());
+            assert_eq!(server.accept().await, Accepted::Plain);
+            drop(offer);
+        }
+    });
+}
+
+#[test]
+fn an_offer_is_worth_nothing_for_another_address() {
+    run(|world| async move {
+        let server = world.server("0.0.0.0:0");
+        let client = world.client();
+        let candidate = client
+            .look_up(&world.rt, loopback(server.port()))
+            .await
+            .unwrap();
+        let Announced { mut offer, socket } = Announced::to(&candidate).unwrap();
+        let elsewhere = (Ipv4Addr::new(127, 0, 0, 77), server.port()).into();
+        let _plain = connect(socket, elsewhere);
+        assert_eq!(server.accept().await, Accepted::Plain);
+        assert!(is_open(&mut *offer));
+        assert_eq!(offer.withdraw(), Withdrawn::Free);
+    });
+}
+
+#[test]
+fn offers_end_with_the_listener() {
+    run(|world| async move {
+        let Server {
+            acceptor,
+            published,
+        } = world.server("127.0.0.1:0");
+        let to = acceptor.local_addr().unwrap();
+        let client = world.client();
+        let mut connection = world.dial(&client, to).await;
+        let offer = connection.offer.as_mut().unwrap();
+        assert!(is_open(&mut **offer));
+        assert_eq!(world.names().len(), 1);
+        drop(published);
+        until_lost(&mut **offer).await;
+        assert_eq!(offer.withdraw(), Withdrawn::Free);
+        assert!(world.names().is_empty());
+
+        // The port goes on without SMC: nothing is announced.
+        assert!(client.look_up(&world.rt, to).await.is_err());
+        // And with it again.
+        let published = world.local().publish(&world.rt, to, acceptor.fd()).unwrap();
+        let server = Server {
+            acceptor,
+            published,
+        };
+        assert_eq!(
+            server.accept().await,
+            Accepted::Plain,
+            "was announced to the former one"
+        );
+        let _connection = world.dial(&client, to).await;
+        assert_eq!(server.accept().await, announced());
+    });
+}
+
+#[test]
+fn the_next_listener_on_a_port_is_announced_to_at_once() {
+    run(|world| async move {
+        let client = world.client();
+        let port = HeldPort::of(Ipv4Addr::LOCALHOST).unwrap();
+        for _ in 0..20 {
+            let server = world.server_with(port.addr(), &SocketOptions::default(), &world.local());
+            let _connection = world.dial(&client, port.addr()).await;
+            assert_eq!(server.accept().await, announced());
+        }
+    });
+}
+
+#[test]
+fn of_two_listeners_on_a_port_the_one_with_smc_gets_the_offers() {
+    run(|world| async move {
+        if !has_sock_diag() {
+            return println!("skipped: why: no sock_diag here");
+        }
+        let mut options = SocketOptions::default();
+        options.reuse_port = true;
+        let smc = world.server_with(loopback(0), &options, &world.local());
+        let plain = world.rt.bind(smc.at(), &options, &mut |_| Ok(())).unwrap();
+        let client = world.client();
+        let mut kept = Vec::new();
+        let (mut with, mut without) = (0, 0);
+        for _ in 0..40 {
+            let connection = world.dial(&client, smc.at()).await;
+            match connection.offer {
+                Some(_) => with += 1,
+                None => without += 1,
+            }
+            kept.push(connection);
+        }
+        for _ in 0..with {
+            assert_eq!(smc.accept().await, announced());
+        }
+        for _ in 0..without {
+            poll_fn(|cx| plain.poll_accept(cx)).await.unwrap();
+        }
+        assert!(with > 0 && without > 0, "{with} and {without}");
+    });
+}
+
+#[test]
+fn each_of_several_listeners_answers_for_itself() {
+    run(|world| async move {
+        let mut options = SocketOptions::default();
+        options.reuse_port = true;
+        let one = world.server_with(loopback(0), &options, &world.local());
+        let two = world.server_with(one.at(), &options, &world.local());
+        let client = world.client();
+        let mut kept = Vec::new();
+        for _ in 0..20 {
+            kept.push(world.dial(&client, one.at()).await);
+        }
+        let mut verdicts = Vec::new();
+        for server in [&one, &two] {
+            while let Poll::Ready(accepted) = poll_once(|cx| server.acceptor.poll_accept(cx)) {
+                let (socket, peer) = accepted.unwrap();
+                verdicts.push(Accepted::of(&mut server.published.verdict(&*socket, peer)));
+            }
+            // Some runtimes learn of connections only between polls.
+            futures_lite::future::yield_now().await;
+        }
+        while verdicts.len() < 20 {
+            let next = one.accept().or(two.accept()).await;
+            verdicts.push(next);
+        }
+        assert!(verdicts.iter().all(|verdict| *verdict == announced()));
+        let mut outcomes = kept
+            .iter_mut()
+            .map(|connection| connection.offer.as_mut().unwrap().withdraw());
+        assert!(outcomes.all(|outcome| outcome == Withdrawn::Taken));
+    });
+}
+
+#[test]
+fn a_plain_listener_on_the_very_address_wins_over_a_wildcard() {
+    run(|world| async move {
+        if !has_sock_diag() {
+            return println!("skipped: why: no sock_diag here");
+        }
+        let mut options = SocketOptions::default();
+        options.reuse_port = true;
+        let any = (Ipv4Addr::UNSPECIFIED, 0).into();
+        let smc = world.server_with(any, &options, &world.local());
+        let plain = world
+            .rt
+            .bind(loopback(smc.port()), &options, &mut |_| Ok(()))
+            .unwrap();
+        let connection = world.dial(&world.client(), loopback(smc.port())).await;
+        assert!(connection.offer.is_none());
+        poll_fn(|cx| plain.poll_accept(cx)).await.unwrap();
+    });
+}
+
+#[test]
+fn more_connections_than_a_mailbox_has_slots_are_plain() {
+    run(|world| async move {
+        let server = world.server("127.0.0.1:0");
+        let client = world.client();
+        let candidate = client.look_up(&world.rt, server.at()).await.unwrap();
+        // The listener is not involved and does not read them.
+        let mut offers = Vec::new();
+        while let Some(Announced { offer, .. }) = Announced::to(&candidate) {
+            offers.push(offer);
+            assert!(offers.len() <= SLOTS);
+        }
+        assert!(offers.len() > SLOTS / 2, "{}", offers.len());
+        let connection = world.dial(&client, server.at()).await;
+        assert!(connection.offer.is_none());
+        assert_eq!(server.accept().await, Accepted::Plain);
+        drop(offers);
+        let _connection = world.dial(&client, server.at()).await;
+        assert_eq!(server.accept().await, announced());
+    });
+}
+
+#[test]
+fn slots_that_a_listener_still_uses_are_not_used_again() {
+    run_once(TempDir::new(), |world| async move {
+        let server = world.server("127.0.0.1:0");
+        let client = world.client();
+        let mut held = Vec::new();
+        loop {
+            let Some(offer) = world.dial(&client, server.at()).await.offer else {
+                break;
+            };
+            let (side_channel, received) = server.accept_side_channel().await;
+            assert_eq!(received, PROPOSAL);
+            held.push(side_channel);
+            drop(offer);
+            assert!(held.len() <= SLOTS);
+        }
+        assert!(held.len() > SLOTS / 2, "{}", held.len());
+        assert_eq!(server.accept().await, Accepted::Plain, "no slot was left");
+        // Writes to those slots reach no other connection.
+        for mut side_channel in held {
+            assert_eq!(read_available(&mut *side_channel), b"");
+            assert!(side_channel.send(b"late").is_err());
+        }
+        let mut connection = world.dial(&client, server.at()).await;
+        let (mut side_channel, received) = server.accept_side_channel().await;
+        assert_eq!(received, PROPOSAL);
+        send(&mut *side_channel, b"now");
+        let offer = connection.offer.as_mut().unwrap();
+        assert_eq!(read_exact(offer.side_channel().unwrap(), 3).await, b"now");
+    });
+}
+
+#[test]
+fn names_of_ended_processes_are_removed() {
+    run(|world| async move {
+        let server = world.server("127.0.0.1:0");
+        let live = world.names();
+        let [_, port, scope, netns, cookie, _] = live[0].split('-').collect::<Vec<_>>()[..]
+            .try_into()
+            .unwrap();
+        let dead = format!("l-{port}-{scope}-{netns}-{cookie}-00000000.sock");
+        let gone = || {
+            let path = world.dir.path.join(&dead);
+            drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+            // Children that other tests are starting may have it for a moment.
+            while std::os::unix::net::UnixStream::connect(&path).is_ok() {
+                std::thread::yield_now();
+            }
+        };
+        gone();
+        let client = world.client();
+        let _connection = world.dial(&client, server.at()).await;
+        assert_eq!(server.accept().await, announced());
+        assert_eq!(world.names(), live, "by a client");
+
+        gone();
+        let other = world.server("127.0.0.1:0");
+        assert!(!world.names().contains(&dead), "by a listener");
+        drop((server, other));
+        assert!(world.names().is_empty());
+    });
+}
+
+#[test]
+fn a_directory_that_others_can_write_to_is_not_used() {
+    run(|world| async move {
+        let server = world.server("127.0.0.1:0");
+        fs::set_permissions(&world.dir.path, fs::Permissions::from_mode(0o777)).unwrap();
+        assert!(
+            world
+                .client()
+                .look_up(&world.rt, server.at())
+                .await
+                .is_err()
+        );
+        fs::write(world.dir.path.join("file"), "").unwrap();
+        let file = Local::in_domain(Domain::directory(world.dir.path.join("file")));
+        assert!(file.look_up(&world.rt, server.at()).await.is_err());
+        assert!(
+            file.publish(&world.rt, server.at(), server.acceptor.fd())
+                .is_err()
+        );
+    });
+}
+
+#[test]
+fn assumptions_and_chains() {
+    run(|world| async move {
+        let local: Arc<dyn Negotiation> = Arc::new(world.local());
+        let never: Arc<dyn Negotiation> = Arc::new(Never::new());
+        let assume: Arc<dyn Negotiation> = Arc::new(Assume::new());
+        for (links, offered, delivery, verdict) in [
+            (vec![never.clone()], false, None, Accepted::Plain),
+            (
+                vec![assume.clone()],
+                true,
+                Some(Delivery::OnTcp),
+                Accepted::OnTcp,
+            ),
+            (
+                vec![never, local.clone()],
+                true,
+                Some(Delivery::Delivered),
+                announced(),
+            ),
+            (
+                vec![local, assume],
+                true,
+                Some(Delivery::Delivered),
+                announced(),
+            ),
+        ] {
+            let chain = Chain::new(links);
+            let acceptor = world
+                .rt
+                .bind(loopback(0), &SocketOptions::default(), &mut |_| Ok(()))
+                .unwrap();
+            let at = acceptor.local_addr().unwrap();
+            let published = chain.publish(&world.rt, at, acceptor.fd()).unwrap();
+            let server = Server {
+                acceptor,
+                published,
+            };
+            let mut connection = world.dial(&chain, at).await;
+            assert_eq!(connection.offer.is_some(), offered);
+            let connected = connection
+                .offer
+                .as_mut()
+                .map(|o| o.connected(&*connection.socket));
+            assert_eq!(connected, delivery);
+            assert_eq!(server.accept().await, verdict);
+        }
+    });
+}
+
+/// Whether the kernel answers questions about sockets: it then says where a connection goes.
+pub(super) fn has_sock_diag() -> bool {
+    let here = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = here.local_addr().unwrap().port();
+    let shown = std::process::Command::new("ss")
+        .args(["-Hltn", &format!("sport = :{port}")])
+        .output();
+    shown.is_ok_and(|out| !out.stdout.is_empty())
+}
+
+/// Pending connections of a client with one listener.
+const SLOTS: usize = 1024;

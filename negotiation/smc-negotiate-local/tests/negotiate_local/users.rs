@@ -1,0 +1,225 @@
+//! What a user who is allowed cannot do.
+
+use smc_core::io::negotiate::{Delivery, Withdrawn};
+use smc_testkit::port::HeldPort;
+use smc_testkit::user::run_as;
+
+use super::raw::{RawChannel, listen_at};
+use super::scenarios::has_sock_diag;
+use super::*;
+
+#[test]
+fn a_stream_goes_to_no_listener_that_has_not_got_its_connection() {
+    if !is_possible() {
+        return;
+    }
+    run(|world| async move {
+        world.open_to_users();
+        let server = world.server_of(USER, 0);
+        let client = world.shared(&[USER]);
+        let candidate = client.look_up(&world.rt, server.at()).await.unwrap();
+        let service = std::net::TcpListener::bind(loopback(0)).unwrap();
+        for is_taken in [false, true] {
+            // The network redirects it to another service, as a rule of a packet filter does.
+            let at = service.local_addr().unwrap();
+            let mut connection = world.dial_by(&candidate, at).await;
+            let (accepted, from) = service.accept().unwrap();
+            if is_taken {
+                // The listener claims that it has got it.
+                let plain = TcpStream::connect(server.at()).unwrap();
+                let (socket, _) = server.accept_stream().await;
+                let mut verdict = server.published.verdict(&*socket, from);
+                assert_eq!(Accepted::of(&mut verdict), announced());
+                let Verdict::SideChannel(mut side_channel) = verdict else {
+                    unreachable!("it was announced")
+                };
+                send(&mut *side_channel, b"ACCEPT");
+                drop(plain);
+            }
+            assert_eq!(connection.connected(), Delivery::Plain);
+            let mut offer = connection.offer.unwrap();
+            assert_eq!(offer.withdraw(), Withdrawn::Free);
+            assert_eq!(offer.cause(), FallbackCause::NotProven);
+            drop(accepted);
+        }
+        let mut connection = world.dial_by(&candidate, server.at()).await;
+        assert_eq!(connection.connected(), Delivery::Delivered);
+        assert_eq!(server.accept().await, announced());
+    });
+}
+
+#[test]
+fn a_port_that_has_changed_hands_is_not_offered_to_the_user_who_had_it() {
+    if !is_possible() {
+        return;
+    }
+    run(|world| async move {
+        world.open_to_users();
+        let port = HeldPort::of(Ipv4Addr::LOCALHOST).unwrap();
+        let Server {
+            acceptor,
+            published,
+        } = world.server_of(USER, port.addr().port());
+        let client = world.shared(&[USER]);
+        let first = world.dial(&client, port.addr()).await;
+        assert!(first.offer.is_some());
+        // Looked up when it was known where the connection before it went.
+        let candidate = client.look_up(&world.rt, port.addr()).await.unwrap();
+        drop(acceptor);
+        let _service = std::net::TcpListener::bind(port.addr()).unwrap();
+        assert!(Announced::to(&candidate).is_none());
+        drop(published);
+    });
+}
+
+#[test]
+fn names_of_another_users_listener_take_nothing_and_hide_nothing() {
+    if !is_possible() {
+        return;
+    }
+    run(|world| async move {
+        world.open_to_users();
+        let open = world.shared(&[USER]);
+        let server = world.server_with(loopback(0), &SocketOptions::default(), &open);
+        let real = names(&world.dir.path.join("0")).pop().unwrap();
+        let forger = Forger::of(USER, &world, &real, 128);
+        let client = world.shared(&[USER]);
+        for _ in 0..2 {
+            let _connection = world.dial(&client, server.at()).await;
+            assert_eq!(server.accept().await, announced());
+        }
+        let channels = forger.accept();
+        assert!(!channels.is_empty());
+        for channel in channels {
+            assert_eq!(channel.received(), Vec::<Vec<u8>>::new());
+            assert!(channel.is_ended());
+        }
+    });
+}
+
+#[test]
+fn a_user_with_ever_new_names_has_a_bounded_number_of_channels() {
+    if !is_possible() {
+        return;
+    }
+    run(|world| async move {
+        world.open_to_users();
+        let acceptor = run_as(USER, || std::net::TcpListener::bind(loopback(0)).unwrap());
+        let acceptor = acceptor.unwrap();
+        let to = acceptor.local_addr().unwrap();
+        let cookie = sockopt::socket_cookie(&acceptor).unwrap();
+        let netns = rustix::fs::stat("/proc/thread-self/ns/net").unwrap().st_ino;
+        let like = format!(
+            "s-{}-7f000001-{netns:x}-{cookie:x}-00000000.sock",
+            to.port()
+        );
+        let client = world.shared(&[USER]);
+        let mut forgers = Vec::new();
+        let mut channels = Vec::new();
+        for _ in 0..4 {
+            // Before, no name of the last round is left.
+            forgers.push(Forger::of(USER, &world, &like, 32));
+            let candidate = client.look_up(&world.rt, to).await.unwrap();
+            let offered = Announced::to(&candidate);
+            assert!(offered.is_some());
+            let forger = forgers.last_mut().unwrap();
+            channels.extend(forger.accept());
+            forger.remove_names();
+        }
+        assert!(channels.len() > LIMIT);
+        let open = || channels.iter().filter(|channel| !channel.is_ended());
+        world.until(|| open().count() <= LIMIT).await;
+    });
+    /// Channels of a client to listeners of one other user.
+    const LIMIT: usize = 64;
+}
+
+/// A socket that listens, with names of a listener.
+struct Forger {
+    socket: OwnedFd,
+    names: Vec<PathBuf>,
+}
+
+impl Forger {
+    /// With so many names like this one.
+    fn of(uid: u32, world: &World, like: &str, count: usize) -> Self {
+        static SALT: AtomicU32 = AtomicU32::new(1);
+        let (head, _) = like.rsplit_once('-').unwrap();
+        let dir = world.dir.path.join(uid.to_string());
+        let name = || {
+            let salt = SALT.fetch_add(1, Ordering::Relaxed);
+            dir.join(format!("{head}-{salt:08x}.sock"))
+        };
+        let names: Vec<_> = std::iter::repeat_with(name).take(count).collect();
+        let publish = || {
+            fs::create_dir_all(&dir).unwrap();
+            let socket = listen_at(&names[0]);
+            rustix::net::listen(&socket, 128).unwrap();
+            for name in &names[1..] {
+                fs::hard_link(&names[0], name).unwrap();
+            }
+            socket
+        };
+        let socket = run_as(uid, publish).unwrap();
+        Self { socket, names }
+    }
+
+    /// Channels that have come.
+    fn accept(&self) -> Vec<RawChannel> {
+        rustix::io::ioctl_fionbio(&self.socket, true).unwrap();
+        let accepted = || rustix::net::accept(&self.socket).ok().map(RawChannel::from);
+        std::iter::from_fn(accepted).collect()
+    }
+
+    fn remove_names(&mut self) {
+        self.names
+            .drain(..)
+            .for_each(|name| fs::remove_file(name).unwrap());
+    }
+}
+
+impl World {
+    /// Lets all users make files in the directory.
+    fn open_to_users(&self) {
+        fs::set_permissions(&self.dir.path, fs::Permissions::from_mode(0o1777)).unwrap();
+    }
+
+    /// A listener of another user, who allows this one.
+    fn server_of(&self, uid: u32, port: u16) -> Server {
+        let local = self.shared(&[0]);
+        let server = || self.server_with(loopback(port), &SocketOptions::default(), &local);
+        run_as(uid, server).unwrap()
+    }
+
+    /// Makes the offer that belongs to another address for a connection to this one.
+    async fn dial_by(&self, candidate: &Candidate, to: SocketAddr) -> Connection {
+        let mut offer = None;
+        let options = SocketOptions::default();
+        let mut announce = |socket: &Unconnected<'_>| {
+            offer = Some(candidate.offer(socket, PROPOSAL, None).unwrap());
+            Ok(())
+        };
+        let socket = self.rt.connect(to, &options, &mut announce).await.unwrap();
+        Connection { socket, offer }
+    }
+}
+
+impl Connection {
+    fn connected(&mut self) -> Delivery {
+        let offer = self.offer.as_mut().unwrap();
+        offer.connected(&*self.socket)
+    }
+}
+
+/// Whether there can be other users here, whose sockets can be distinguished.
+fn is_possible() -> bool {
+    if !is_root() {
+        println!("skipped: why: needs root to become another user");
+    } else if !has_sock_diag() {
+        println!("skipped: why: no sock_diag here");
+    }
+    is_root() && has_sock_diag()
+}
+
+/// A user without any rights, who need not have an account.
+const USER: u32 = 990;

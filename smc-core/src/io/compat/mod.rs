@@ -1,4 +1,0 @@
-//! Trait implementations for other ecosystems, each behind its feature.
-
-#[cfg(feature = "tokio")]
-mod tokio;

@@ -1,0 +1,423 @@
+//! The SMC-D side of a connection: its DMB, the peer's, and what is published there.
+
+use std::fmt;
+use std::io::IoSlice;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use smc_wire::cdc::{ConsumerWord, ProducerFlags, ProducerWord, StateFlags};
+use smc_wire::cursor::{Cursor, Ring};
+use smc_wire::types::DmbToken;
+
+use super::super::device_driver::DeviceDriver;
+use super::super::memory::PeerCharge;
+use super::{Conn, Path, SmcPath, len_u32, len_usize};
+use crate::device::{Attachment, Dmb, Signal, SubmitError};
+use crate::error::{CloseReason, Error, Phase};
+use crate::mem::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::mem::{CopyMode, Element, HEADER_LEN};
+
+/// The two buffers of an SMC-D connection.
+///
+/// Two words are published to the peer: the producer word belongs to the writing half alone; the
+/// consumer word is composed by both halves and by closing.
+pub(crate) struct DirectConn {
+    /// The local receive buffer.
+    pub(crate) dmb: Arc<dyn Dmb>,
+    pub(crate) peer: PeerDmb,
+    /// The payload part of the peer's element.
+    pub(crate) peer_ring: Ring,
+    /// The producer word that was published last, if a device moves it.
+    producer: AtomicU64,
+    /// Not zero: the device was busy, and the driver retries the producer word.
+    producer_pending: AtomicU32,
+    consumer: Mutex<Consumer>,
+    /// For the peer's buffer.
+    _charge: Option<PeerCharge>,
+}
+
+/// The peer's element, which this side writes.
+pub(crate) enum PeerDmb {
+    /// Mapped: written by stores.
+    Mapped {
+        /// The memory.
+        element: Element,
+        /// Keeps it mapped and signals the peer.
+        attachment: Arc<dyn Attachment>,
+    },
+    /// Written by the device.
+    Moved {
+        /// The driver of the device.
+        driver: Arc<DeviceDriver>,
+        /// The peer's token of it.
+        token: DmbToken,
+        /// Start of the element in the peer's buffer, in bytes.
+        base: u32,
+    },
+    /// Unreachable since the end of set-up: only data that the peer has written can be read.
+    Lost,
+}
+
+/// The consumer word for the peer.
+#[derive(Default)]
+struct Consumer {
+    word: ConsumerWord,
+    /// The device was busy for it, and the driver retries.
+    is_pending: bool,
+}
+
+impl DirectConn {
+    pub(crate) fn new(
+        dmb: Arc<dyn Dmb>,
+        peer: PeerDmb,
+        peer_ring: Ring,
+        charge: Option<PeerCharge>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            dmb,
+            peer,
+            peer_ring,
+            producer: AtomicU64::new(0),
+            producer_pending: AtomicU32::new(0),
+            consumer: Mutex::default(),
+            _charge: charge,
+        })
+    }
+
+    /// Publishes the producer cursor and signals the peer. Only the writing half does.
+    #[inline(always)]
+    pub(crate) fn publish_producer(&self, conn: &Conn, cursor: Cursor) {
+        let word = ProducerWord { cursor }.to_ne();
+        let result = match &self.peer {
+            PeerDmb::Mapped {
+                element,
+                attachment,
+            } => {
+                element.producer().store(word, Ordering::Release);
+                attachment.signal()
+            }
+            peer => {
+                self.producer.store(word, Ordering::SeqCst);
+                if self.is_deferred_to_driver() {
+                    return conn.publish_without_driver();
+                }
+                peer.store(ProducerWord::OFFSET, word)
+            }
+        };
+        if let Err(error) = result {
+            if error == SubmitError::WouldBlock {
+                self.producer_pending.store(1, Ordering::SeqCst);
+            }
+            conn.handle_submit_error(error);
+        }
+    }
+
+    /// Sets the flag for a writer that waits for any space, or clears both flags for one that
+    /// waits; the next signal carries it.
+    pub(crate) fn publish_blocked(&self, conn: &Conn, blocked: bool) {
+        self.publish(conn, Signal::No, |word| match blocked {
+            true => word.producer_flags.insert(ProducerFlags::WRITER_BLOCKED),
+            false => word.producer_flags.remove(BLOCKED_FLAGS),
+        });
+    }
+
+    /// Requests an update: the writer waits for more space than the peer has published, however
+    /// little was read since.
+    pub(crate) fn request_update(&self, conn: &Conn) {
+        self.publish(conn, Signal::Yes, |word| {
+            word.producer_flags.insert(BLOCKED_FLAGS);
+        });
+    }
+
+    /// Changes the consumer word and publishes it, not before the producer word.
+    ///
+    /// Both halves and closing do so, each for a part of the word, and the peer must never see an
+    /// older word after a newer one: that takes a lock. It is held for one store, and only when the
+    /// window is updated, the ring is full, or a direction ends.
+    fn publish(&self, conn: &Conn, signal: Signal, change: impl Fn(&mut ConsumerWord)) {
+        let result = {
+            let mut consumer = self.consumer();
+            change(&mut consumer.word);
+            if consumer.is_pending || self.producer_pending.load(Ordering::SeqCst) > 0 {
+                consumer.is_pending = true;
+                None
+            } else {
+                let word = consumer.word.to_ne();
+                let result = self.peer.store(ConsumerWord::OFFSET, word);
+                consumer.is_pending = result == Err(SubmitError::WouldBlock);
+                Some(result)
+            }
+        };
+        let Some(mut result) = result else {
+            return conn.publish_without_driver();
+        };
+        if signal == Signal::Yes {
+            result = result.and_then(|()| self.peer.signal());
+        }
+        if let Err(error) = result {
+            if error == SubmitError::WouldBlock {
+                self.consumer().is_pending = true;
+            }
+            conn.handle_submit_error(error);
+        }
+    }
+
+    /// The driver has an older producer word pending. It stores the newest one, and notices this
+    /// one by the count.
+    fn is_deferred_to_driver(&self) -> bool {
+        let counted = |pending: u32| (pending > 0).then(|| pending.wrapping_add(1).max(1));
+        self.producer_pending
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, counted)
+            .is_ok()
+    }
+
+    fn consumer(&self) -> MutexGuard<'_, Consumer> {
+        self.consumer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl SmcPath for DirectConn {
+    fn peer_ring(&self) -> Ring {
+        self.peer_ring
+    }
+
+    fn arm(&self) {
+        self.dmb.arm();
+    }
+
+    fn poll_device(&self, _driver: &DeviceDriver) {}
+
+    fn is_update_requested(&self, flags: ProducerFlags) -> bool {
+        flags.contains(ProducerFlags::UPDATE_REQUESTED)
+    }
+
+    fn take_update_wanted(&self) -> bool {
+        false
+    }
+
+    fn want_update(&self) {}
+
+    fn publish_consumer(&self, conn: &Conn, cursor: Cursor) {
+        self.publish(conn, Signal::Yes, |word| word.cursor = cursor);
+    }
+
+    fn publish_flags(&self, conn: &Conn, flags: StateFlags) {
+        self.publish(conn, Signal::Yes, |word| word.state_flags.insert(flags));
+    }
+
+    fn has_pending(&self) -> bool {
+        self.producer_pending.load(Ordering::SeqCst) > 0 || self.consumer().is_pending
+    }
+
+    fn has_received(&self, local: &Element) -> bool {
+        let words = [local.producer(), local.consumer()];
+        words.iter().any(|word| word.load(Ordering::Acquire) != 0)
+    }
+
+    fn publish_pending(&self) -> Result<(), SubmitError> {
+        loop {
+            let pending = self.producer_pending.load(Ordering::SeqCst);
+            if pending == 0 {
+                break;
+            }
+            match &self.peer {
+                PeerDmb::Mapped { attachment, .. } => attachment.signal()?,
+                peer => peer.store(ProducerWord::OFFSET, self.producer.load(Ordering::SeqCst))?,
+            }
+            let none = self.producer_pending.compare_exchange(
+                pending,
+                0,
+                Ordering::SeqCst,
+                Ordering::SeqCst,
+            );
+            if none.is_ok() {
+                break;
+            }
+        }
+        {
+            let mut consumer = self.consumer();
+            if !consumer.is_pending {
+                return Ok(());
+            }
+            let word = consumer.word.to_ne();
+            self.peer.store(ConsumerWord::OFFSET, word)?;
+            consumer.is_pending = false;
+        }
+        let signalled = self.peer.signal();
+        signalled.inspect_err(|_| self.consumer().is_pending = true)
+    }
+
+    fn clear_pending(&self) {
+        self.producer_pending.store(0, Ordering::SeqCst);
+        self.consumer().is_pending = false;
+    }
+}
+
+impl PeerDmb {
+    /// Copies payload into the peer's ring at `at`, in this mode where it is mapped; the caller has
+    /// checked the space.
+    #[inline(always)]
+    pub(crate) fn write(
+        &self,
+        mode: CopyMode,
+        ring: Ring,
+        at: u32,
+        data: &[u8],
+    ) -> Result<(), SubmitError> {
+        match self {
+            Self::Mapped { element, .. } => element
+                .write_with(mode, len_usize(at), data)
+                .map_err(|_| SubmitError::OutOfBounds),
+            _ => self.move_payload(ring, at, data),
+        }
+    }
+
+    fn move_payload(&self, ring: Ring, at: u32, data: &[u8]) -> Result<(), SubmitError> {
+        let [until_end, _] = ring.spans(at, len_u32(data.len()));
+        let (first, second) = data.split_at(len_usize(until_end.len));
+        let start = len_u32(HEADER_LEN);
+        self.move_data(start.saturating_add(at), first, Signal::No)?;
+        if second.is_empty() {
+            return Ok(());
+        }
+        self.move_data(start, second, Signal::No)
+    }
+
+    /// Stores a word of the CDC block. A device that moves it signals the peer as well.
+    fn store(&self, at: usize, word: u64) -> Result<(), SubmitError> {
+        match self {
+            Self::Mapped { element, .. } => {
+                element.word(at).store(word, Ordering::Release);
+                Ok(())
+            }
+            _ => self.move_data(len_u32(at), &word.to_ne_bytes(), Signal::Yes),
+        }
+    }
+
+    /// Signals the peer after [`PeerDmb::store`].
+    fn signal(&self) -> Result<(), SubmitError> {
+        match self {
+            Self::Mapped { attachment, .. } => attachment.signal(),
+            Self::Moved { .. } | Self::Lost => Ok(()),
+        }
+    }
+
+    /// Has the device write to the element, which is not mapped.
+    fn move_data(&self, at: u32, data: &[u8], signal: Signal) -> Result<(), SubmitError> {
+        let Self::Moved {
+            driver,
+            token,
+            base,
+        } = self
+        else {
+            return Err(SubmitError::PeerGone);
+        };
+        let direct = driver.device().fabric().direct();
+        let direct = direct.ok_or(SubmitError::UnknownToken)?;
+        direct.move_data(
+            *token,
+            base.saturating_add(at),
+            &[IoSlice::new(data)],
+            signal,
+        )
+    }
+}
+
+impl fmt::Debug for DirectConn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DirectConn")
+            .field("token", &self.dmb.token())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Retries at a busy device.
+impl Conn {
+    /// The device refused data or a word. If it is busy, the driver retries, and wakes the writer;
+    /// otherwise the connection is aborted, unless the peer ended it before.
+    #[cold]
+    pub(crate) fn handle_submit_error(&self, error: SubmitError) {
+        let cause = match error {
+            SubmitError::WouldBlock => return self.schedule_retry(),
+            SubmitError::Device(error) => Error::Device(*error),
+            _ => Error::Closed(CloseReason::Aborted),
+        };
+        self.handle_peer_flags();
+        self.abort(cause);
+    }
+
+    fn schedule_retry(&self) {
+        if let Path::Direct(direct) = &self.path {
+            let written = direct.producer.load(Ordering::SeqCst);
+            self.driver.schedule_retry(self.key(), written);
+        }
+        self.publish_without_driver();
+    }
+
+    /// For the driver: retries the words that the device was busy for, in order, and wakes the
+    /// writer.
+    pub(crate) fn retry_pending(&self) -> RetryResult {
+        let has_pending = self.path().has_pending();
+        let retried = match self.path().publish_pending() {
+            Err(SubmitError::WouldBlock) => RetryResult::Busy,
+            Err(error) => {
+                self.path().clear_pending();
+                self.handle_submit_error(error);
+                self.release_if_closed();
+                RetryResult::Nothing
+            }
+            Ok(()) => {
+                self.release_if_closed();
+                self.driver.note_delivery();
+                match has_pending {
+                    true => RetryResult::Accepted,
+                    false => RetryResult::Nothing,
+                }
+            }
+        };
+        // Writers may wait for device capacity, or until no word is pending.
+        self.retries.fetch_add(1, Ordering::Release);
+        self.writer.wake();
+        self.changed.notify(usize::MAX);
+        retried
+    }
+
+    /// For the driver: the device stayed busy until the timeout. The connection is aborted, and
+    /// only the abort flag is retried.
+    pub(crate) fn handle_busy_timeout(&self) {
+        self.abort_unreachable(Error::TimedOut(Phase::Device));
+    }
+
+    /// For the driver: gives up publishing the abort flag.
+    pub(crate) fn drop_pending(&self) {
+        self.path().clear_pending();
+        self.release_if_closed();
+        self.driver.note_delivery();
+    }
+
+    /// Number of retries of the driver at a busy device.
+    pub(crate) fn retries(&self) -> u32 {
+        self.retries.load(Ordering::Acquire)
+    }
+
+    /// Publishes pending words if the driver has ended.
+    pub(crate) fn publish_without_driver(&self) {
+        if self.driver.is_stopped() && self.path().has_pending() {
+            let _asked = self.retry_pending();
+        }
+    }
+}
+
+/// The result of a retry at a busy device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RetryResult {
+    /// It accepted all pending words.
+    Accepted,
+    /// It is still busy.
+    Busy,
+    /// No word was pending; the writer may have data.
+    Nothing,
+}
+
+/// Flags of a blocked writer: for any space, and for all free space.
+const BLOCKED_FLAGS: ProducerFlags =
+    ProducerFlags::WRITER_BLOCKED.union(ProducerFlags::UPDATE_REQUESTED);

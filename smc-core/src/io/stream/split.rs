@@ -1,0 +1,167 @@
+//! Halves of a stream, with tokio's names.
+
+#![allow(
+    clippy::result_large_err,
+    reason = "both halves come back, as from tokio's reunite"
+)]
+
+use std::future::poll_fn;
+use std::io;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use super::read::Reader;
+use super::wait::LockedSide;
+use super::write::Writer;
+use super::{Shared, Stream};
+
+/// The reading half of [`Stream::split`].
+#[derive(Debug)]
+pub struct ReadHalf<'a> {
+    pub(super) read: &'a mut LockedSide<Reader>,
+    pub(super) shared: &'a Shared,
+}
+
+/// The writing half of [`Stream::split`].
+#[derive(Debug)]
+pub struct WriteHalf<'a> {
+    pub(super) write: &'a mut LockedSide<Writer>,
+    pub(super) shared: &'a Shared,
+}
+
+/// The reading half of [`Stream::into_split`].
+#[derive(Debug)]
+pub struct OwnedReadHalf {
+    // Dropped before the handle in `shared`, see `Stream`.
+    pub(super) read: LockedSide<Reader>,
+    pub(super) shared: Arc<Shared>,
+}
+
+/// The writing half of [`Stream::into_split`]. Dropping it shuts writing down.
+#[derive(Debug)]
+pub struct OwnedWriteHalf {
+    pub(super) write: OwnedWriteSide,
+    pub(super) shared: Arc<Shared>,
+}
+
+impl OwnedReadHalf {
+    /// Puts the halves of one stream together again.
+    ///
+    /// # Errors
+    ///
+    /// [`ReuniteError`] with both halves when they are of different streams.
+    pub fn reunite(self, write: OwnedWriteHalf) -> Result<Stream, ReuniteError> {
+        reunite(self, write)
+    }
+}
+
+impl OwnedWriteHalf {
+    pub(super) fn new(side: LockedSide<Writer>, shared: Arc<Shared>) -> Self {
+        let write = OwnedWriteSide {
+            side: Some(side),
+            shutdown_on_drop: true,
+        };
+        Self { write, shared }
+    }
+
+    /// Puts the halves of one stream together again.
+    ///
+    /// # Errors
+    ///
+    /// [`ReuniteError`] with both halves when they are of different streams.
+    pub fn reunite(self, read: OwnedReadHalf) -> Result<Stream, ReuniteError> {
+        reunite(read, self)
+    }
+
+    /// Drops the half without shutting writing down.
+    pub fn forget(mut self) {
+        self.write.shutdown_on_drop = false;
+    }
+}
+
+/// A writing side that shuts writing down when it is dropped.
+#[derive(Debug)]
+pub(super) struct OwnedWriteSide {
+    side: Option<LockedSide<Writer>>,
+    shutdown_on_drop: bool,
+}
+
+impl Deref for OwnedWriteSide {
+    type Target = LockedSide<Writer>;
+
+    fn deref(&self) -> &Self::Target {
+        self.side.as_ref().expect(NOT_TAKEN)
+    }
+}
+
+impl DerefMut for OwnedWriteSide {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        self.side.as_mut().expect(NOT_TAKEN)
+    }
+}
+
+impl Drop for OwnedWriteSide {
+    fn drop(&mut self) {
+        if let (true, Some(side)) = (self.shutdown_on_drop, &mut self.side) {
+            // The error cannot be returned; the peer sees the end of the connection.
+            let _unseen = side.as_mut().shutdown();
+        }
+    }
+}
+
+const NOT_TAKEN: &str = "only reunite takes the side, and it takes the half as well";
+
+fn reunite(read: OwnedReadHalf, mut write: OwnedWriteHalf) -> Result<Stream, ReuniteError> {
+    if !Arc::ptr_eq(&read.shared, &write.shared) {
+        return Err(ReuniteError(read, write));
+    }
+    let side = write.write.side.take();
+    match side {
+        Some(write) => Ok(Stream {
+            read: read.read,
+            write,
+            shared: read.shared,
+        }),
+        None => Err(ReuniteError(read, write)),
+    }
+}
+
+/// The halves are not of one stream; both are returned.
+#[derive(Debug, thiserror::Error)]
+#[error("tried to reunite halves that are not from the same stream")]
+#[expect(
+    clippy::exhaustive_structs,
+    reason = "tokio's error has these two fields as well"
+)]
+pub struct ReuniteError(pub OwnedReadHalf, pub OwnedWriteHalf);
+
+macro_rules! peek {
+    ($($half:ty),+) => {$(
+        impl $half {
+            /// As [`Stream::peek`].
+            ///
+            /// # Errors
+            ///
+            /// As reading.
+            pub async fn peek(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+                poll_fn(|cx| self.poll_peek(cx, buf)).await
+            }
+
+            /// As `peek` for use in a poll function.
+            ///
+            /// # Errors
+            ///
+            /// As reading.
+            pub fn poll_peek(
+                &mut self,
+                cx: &mut Context<'_>,
+                buf: &mut [u8],
+            ) -> Poll<io::Result<usize>> {
+                self.read.as_mut().poll_peek(cx, buf)
+            }
+        }
+    )+};
+}
+
+peek!(ReadHalf<'_>, OwnedReadHalf);

@@ -1,0 +1,610 @@
+//! The writing half of a stream.
+
+use std::future::Future as _;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use smc_wire::cdc::ConsumerWord;
+
+use super::super::busy_poll::BusyPoll;
+use super::super::conn::{Conn, DirectConn, Path, PeerDmb, RdmaConn, SmcPath, len_u32, len_usize};
+use super::super::copy_mode::CopyModeSelector;
+use super::super::deadlines::Deadline;
+use super::in_place::PRIVATE_MAX;
+use super::tcp::TcpWriter;
+use super::wait::{Half, Ready, delegate, now_or_never, poll_until};
+use crate::device::SubmitError;
+use crate::error::{CloseReason, Error, Phase};
+use crate::mem::sync::Ordering;
+use crate::mem::{Element, RingWriter, TrustPeers};
+use crate::proto::conn::SendHalf;
+use crate::proto::conn::rdma::DeliveryStatus;
+
+/// The writing half of a stream: SMC-D, SMC-R or TCP.
+#[derive(Debug)]
+pub(crate) enum Writer {
+    Direct(SmcWriter<DirectWriter>),
+    Rdma(SmcWriter<Arc<RdmaConn>>),
+    Tcp(TcpWriter),
+}
+
+impl Writer {
+    pub(crate) fn smc(conn: &Arc<Conn>, polling: Duration, trust: Option<TrustPeers>) -> Self {
+        match conn.buffers() {
+            Path::Direct(direct) => {
+                let direct = DirectWriter::new(Arc::clone(direct), trust);
+                Self::Direct(SmcWriter::new(conn, direct, polling))
+            }
+            Path::Rdma(handle) => {
+                let rdma = Arc::clone(handle.rdma_conn());
+                Self::Rdma(SmcWriter::new(conn, rdma, polling))
+            }
+        }
+    }
+
+    delegate! {
+        pub(crate) fn poll_write(
+            &mut self,
+            cx: &mut Context<'_>,
+            bufs: &[IoSlice<'_>]
+        ) -> Poll<io::Result<usize>>;
+
+        pub(crate) fn try_write(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize>;
+
+        pub(crate) fn shutdown(&mut self) -> io::Result<()>;
+
+        /// As [`Writer::shutdown`], and waits until the delivery of written data does not depend on
+        /// this process.
+        pub(crate) fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
+
+        fn poll_reserve(
+            &mut self,
+            cx: &mut Context<'_>,
+            least: usize,
+            most: usize
+        ) -> Poll<io::Result<ReservedSpace>>;
+
+        /// The buffer of reservations that are not in the peer's memory.
+        pub(super) fn spare(&mut self) -> &mut Box<[u8]>;
+    }
+
+    /// Waits until a reservation of at least `least` bytes, and one, is possible. Returns the
+    /// reserved space, at most `most`; empty if that is 0.
+    #[inline]
+    pub(super) fn poll_space(
+        &mut self,
+        cx: &mut Context<'_>,
+        least: usize,
+        most: usize,
+    ) -> Poll<io::Result<ReservedSpace>> {
+        if least > most {
+            return Poll::Ready(Err(LEAST_IS_MORE.into()));
+        }
+        if most == 0 {
+            return Poll::Ready(Ok(ReservedSpace {
+                len: 0,
+                is_in_place: matches!(self, Self::Direct(half) if half.path.element().is_some()),
+            }));
+        }
+        self.poll_reserve(cx, least.max(1), most)
+    }
+
+    /// The writer of a reservation in place.
+    pub(super) fn in_place(&mut self) -> Result<&mut DirectWriter, Error> {
+        match self {
+            Self::Direct(half) => Ok(&mut half.path),
+            Self::Rdma(_) | Self::Tcp(_) => Err(NOT_RESERVED),
+        }
+    }
+
+    /// Sends the first `len` bytes of a reservation in place.
+    pub(super) fn commit_reserved(&mut self, len: usize) -> Result<(), Error> {
+        match self {
+            Self::Direct(half) => half.commit_reserved(len),
+            Self::Rdma(_) | Self::Tcp(_) => Err(NOT_RESERVED),
+        }
+    }
+}
+
+impl Ready for Writer {
+    delegate! {
+        fn conn(&mut self) -> Option<Arc<Conn>>;
+        fn is_ready(&mut self) -> bool;
+        fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>>;
+    }
+}
+
+/// The writing half of an SMC stream.
+#[derive(Debug)]
+pub(crate) struct SmcWriter<P> {
+    conn: Arc<Conn>,
+    path: P,
+    busy_poll: BusyPoll,
+    /// A buffer for reservations that are not in place.
+    spare: Box<[u8]>,
+    /// Until when a closing stream waits for delivery; unchanged when a task stops waiting.
+    delivery_deadline: Option<Deadline>,
+}
+
+/// What written data is copied to.
+pub(crate) trait SendPath {
+    /// Bytes that can be written now, after reading the peer's updates.
+    fn space(&mut self, conn: &Conn) -> Result<u32, Error>;
+
+    /// Writes as much as there is `space` for, which is not 0: `None` if nothing is accepted now.
+    fn write(
+        &mut self,
+        conn: &Conn,
+        bufs: &[IoSlice<'_>],
+        space: u32,
+    ) -> Result<Option<usize>, Error>;
+
+    /// Maximum of the space.
+    fn capacity(&self) -> u32;
+
+    /// How much of `space` can be reserved in the peer's memory.
+    fn in_place_space(&self, space: u32) -> usize;
+
+    /// Requests more than the `space` that the peer has published.
+    fn request_space(&mut self, conn: &Conn, space: u32);
+
+    /// Whether the device has refused data, and a retry would find the same.
+    fn is_refused(&self, conn: &Conn) -> bool;
+
+    /// As [`Half::arm`].
+    fn arm(&self);
+
+    /// As [`Half::poll_device`].
+    fn poll_device(&self, conn: &Conn);
+}
+
+impl<P: SendPath> SmcWriter<P> {
+    fn new(conn: &Arc<Conn>, path: P, polling: Duration) -> Self {
+        Self {
+            conn: Arc::clone(conn),
+            path,
+            busy_poll: BusyPoll::new(polling),
+            spare: Box::default(),
+            delivery_deadline: None,
+        }
+    }
+
+    #[inline]
+    fn poll_write(
+        &mut self,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        poll_until(self, cx, |half| half.write_now(bufs))
+    }
+
+    #[inline]
+    fn try_write(&mut self, bufs: &[IoSlice<'_>]) -> io::Result<usize> {
+        now_or_never(self.write_now(bufs))
+    }
+
+    /// Writes as much as there is space for: `None` if there is none now.
+    #[inline(always)]
+    fn write_now(&mut self, bufs: &[IoSlice<'_>]) -> Result<Option<usize>, Error> {
+        match self.read_space()? {
+            0 => Ok(bufs.iter().all(|buf| buf.is_empty()).then_some(0)),
+            space => self.path.write(&self.conn, bufs, space),
+        }
+    }
+
+    /// Waits until a reservation of at least `least` bytes is possible. Returns the reserved space,
+    /// at most `most`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Misuse`] when there is never space for so many.
+    fn poll_reserve(
+        &mut self,
+        cx: &mut Context<'_>,
+        least: usize,
+        most: usize,
+    ) -> Poll<io::Result<ReservedSpace>> {
+        poll_until(self, cx, |half| half.try_reserve(least, most))
+    }
+
+    fn try_reserve(&mut self, least: usize, most: usize) -> Result<Option<ReservedSpace>, Error> {
+        let available = self.read_space()?;
+        let space = len_usize(available);
+        if space < least {
+            if least > len_usize(self.path.capacity()) {
+                return Err(NEVER_FITS);
+            }
+            self.path.request_space(&self.conn, available);
+            return Ok(None);
+        }
+        let in_place = self.path.in_place_space(available);
+        Ok(Some(match in_place >= least {
+            true => ReservedSpace {
+                len: most.min(in_place),
+                is_in_place: true,
+            },
+            false => ReservedSpace::private(space, least, most),
+        }))
+    }
+
+    fn spare(&mut self) -> &mut Box<[u8]> {
+        &mut self.spare
+    }
+
+    /// Waits until there is space or writing has ended.
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        poll_until(self, cx, |half| Ok(half.is_ready().then_some(())))
+    }
+
+    fn conn(&self) -> Option<Arc<Conn>> {
+        Some(Arc::clone(&self.conn))
+    }
+
+    /// Whether a write would not wait; also true when it would fail.
+    fn is_ready(&mut self) -> bool {
+        match self.read_space() {
+            Ok(0) => false,
+            // Only the driver schedules retries at a busy device.
+            Ok(_) => !self.path.is_refused(&self.conn),
+            Err(_) => true,
+        }
+    }
+
+    /// Shuts writing down, behind the written data.
+    fn shutdown(&mut self) -> io::Result<()> {
+        self.conn.shutdown_write();
+        Ok(())
+    }
+
+    /// Shuts writing down, and waits until delivery does not depend on this side: the data is in
+    /// the peer's memory, and so is the end behind it. The close timeout bounds the wait.
+    fn poll_shutdown(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.conn.shutdown_write();
+        let delivered = poll_until(self, cx, |half| half.try_shutdown());
+        if delivered.is_pending() {
+            let new = || self.conn.close_deadline();
+            let deadline = self.delivery_deadline.get_or_insert_with(new);
+            if Pin::new(deadline).poll(cx).is_pending() {
+                return Poll::Pending;
+            }
+        }
+        self.delivery_deadline = None;
+        match delivered {
+            Poll::Ready(delivered) => Poll::Ready(delivered),
+            Poll::Pending => Poll::Ready(Err(Error::TimedOut(Phase::Delivery).into())),
+        }
+    }
+
+    fn try_shutdown(&self) -> Result<Option<()>, Error> {
+        match (self.conn.delivery(), self.conn.abort_cause()) {
+            (DeliveryStatus::Done, _) => Ok(Some(())),
+            (_, Some(error)) => Err(error),
+            (DeliveryStatus::Lost, None) => Err(Error::Closed(CloseReason::Reset)),
+            (DeliveryStatus::Pending, None) => Ok(None),
+        }
+    }
+
+    /// Bytes that can be written now; an error if writing has ended.
+    #[inline(always)]
+    fn read_space(&mut self) -> Result<u32, Error> {
+        let space = self.path.space(&self.conn)?;
+        if self.conn.ended() {
+            self.conn.write_end()?;
+        }
+        Ok(space)
+    }
+}
+
+impl SmcWriter<DirectWriter> {
+    fn commit_reserved(&mut self, len: usize) -> Result<(), Error> {
+        if len == 0 {
+            return Ok(());
+        }
+        let space = self.read_space()?;
+        if len > len_usize(space) {
+            return Err(NOT_RESERVED);
+        }
+        self.path.publish(&self.conn, len_u32(len), space);
+        Ok(())
+    }
+}
+
+impl<P: SendPath> Half for SmcWriter<P> {
+    fn conn(&self) -> &Arc<Conn> {
+        &self.conn
+    }
+
+    fn busy_poll(&mut self) -> &mut BusyPoll {
+        &mut self.busy_poll
+    }
+
+    fn register(&self, waker: &Waker) {
+        self.conn.register_writer(waker);
+    }
+
+    fn arm(&self) {
+        self.path.arm();
+    }
+
+    fn poll_device(&self) {
+        self.path.poll_device(&self.conn);
+    }
+}
+
+/// Writes into the peer's element: its cursors and its copy mode.
+#[derive(Debug)]
+pub(crate) struct DirectWriter {
+    direct: Arc<DirectConn>,
+    half: SendHalf,
+    /// The peer's consumer word as of the last read.
+    seen: u64,
+    /// The flag of a blocked writer is published.
+    blocked: bool,
+    /// The request for an update is published as well.
+    has_requested_update: bool,
+    /// The number of retries at the time when the device refused data.
+    refused_at: Option<u32>,
+    /// The exclusive right to write there.
+    ring: RingWriter,
+    copy_mode: CopyModeSelector,
+    trust: Option<TrustPeers>,
+}
+
+impl DirectWriter {
+    fn new(direct: Arc<DirectConn>, trust: Option<TrustPeers>) -> Self {
+        let is_mapped = matches!(direct.peer, PeerDmb::Mapped { .. });
+        Self {
+            half: SendHalf::new(direct.peer_ring),
+            seen: 0,
+            blocked: false,
+            has_requested_update: false,
+            refused_at: None,
+            ring: RingWriter::new(),
+            copy_mode: CopyModeSelector::new(is_mapped, direct.peer_ring.size()),
+            trust,
+            direct,
+        }
+    }
+
+    /// Handles a changed consumer word of the peer, which happens once for many writes.
+    #[inline(never)]
+    fn handle_consumer_word(&mut self, conn: &Conn, raw: u64) -> Result<(), Error> {
+        let word = ConsumerWord::from_ne(raw);
+        if let Err(what) = self.half.handle_consumer(word.cursor) {
+            return Err(conn.misbehaved(what));
+        }
+        if !word.state_flags.is_empty() {
+            conn.handle_peer_flags();
+        }
+        self.seen = raw;
+        Ok(())
+    }
+
+    /// Handles a refusal of data by the device.
+    #[cold]
+    fn handle_refusal(&mut self, conn: &Conn, error: SubmitError) -> Result<Option<usize>, Error> {
+        if error == SubmitError::WouldBlock {
+            // There is space, but the device is busy, and does not report when it is not.
+            self.refused_at = Some(conn.retries());
+            conn.handle_submit_error(error);
+            return Ok(None);
+        }
+        conn.handle_submit_error(error);
+        conn.write_end()?;
+        Err(Error::Bug("device refused data of a live connection"))
+    }
+
+    /// Publishes `count` bytes that were copied into the peer's ring, which had `space`.
+    #[inline(always)]
+    fn publish(&mut self, conn: &Conn, count: u32, space: u32) {
+        let full = count == space;
+        if full != self.blocked {
+            self.blocked = full;
+            self.has_requested_update = false;
+            self.direct.publish_blocked(conn, full);
+        }
+        let producer = self.half.commit(count);
+        self.direct.publish_producer(conn, producer);
+    }
+
+    /// Copies into the ring as much as there is `space` for. Returns how many bytes that is.
+    #[inline(always)]
+    fn copy_payload(&mut self, bufs: &[IoSlice<'_>], space: u32) -> Result<u32, SubmitError> {
+        let ring = self.half.ring();
+        let mut cursor = self.half.producer();
+        let mut count = 0;
+        for buf in bufs {
+            let left = len_usize(space - count);
+            let part = &buf[..buf.len().min(left)];
+            if part.is_empty() {
+                continue;
+            }
+            let (peer, at) = (&self.direct.peer, cursor.count);
+            self.copy_mode
+                .copy(part.len(), part.len() == left, move |mode| {
+                    peer.write(mode, ring, at, part)
+                })?;
+            count += len_u32(part.len());
+            cursor = ring.advance(cursor, len_u32(part.len()));
+        }
+        Ok(count)
+    }
+
+    /// The peer's element, if it is mapped.
+    fn element(&self) -> Option<&Element> {
+        match &self.direct.peer {
+            PeerDmb::Mapped { element, .. } => Some(element),
+            PeerDmb::Moved { .. } | PeerDmb::Lost => None,
+        }
+    }
+}
+
+/// Operations on a reservation in place.
+impl DirectWriter {
+    pub(super) fn is_trusted(&self) -> bool {
+        self.trust.is_some()
+    }
+
+    /// Copies into a reservation, at `offset`.
+    pub(super) fn put_at(&mut self, offset: usize, data: &[u8]) -> Result<(), Error> {
+        let PeerDmb::Mapped { element, .. } = &self.direct.peer else {
+            return Err(NOT_RESERVED);
+        };
+        let at = len_usize(self.half.at()) + offset;
+        let put = self.copy_mode.copy(data.len(), self.blocked, |mode| {
+            element.write_with(mode, at, data)
+        });
+        put.map_err(|_| NOT_RESERVED)
+    }
+
+    /// Copies out of a reservation.
+    pub(super) fn copy_reserved(&self, to: &mut [u8]) {
+        if let Some(element) = self.element() {
+            // It was reserved, so it is inside.
+            let _inside = element.read(len_usize(self.half.at()), to);
+        }
+    }
+
+    /// The first `len` bytes of a reservation; none unless peers are trusted.
+    pub(super) fn reserved_mut(&mut self, len: usize) -> &mut [u8] {
+        match (&self.direct.peer, self.trust) {
+            (PeerDmb::Mapped { element, .. }, Some(trust)) if len > 0 => {
+                let at = len_usize(self.half.at());
+                let space = self.ring.slice_mut(element, at, len, trust);
+                space.unwrap_or_default()
+            }
+            _ => &mut [],
+        }
+    }
+}
+
+impl SendPath for DirectWriter {
+    #[inline(always)]
+    fn space(&mut self, conn: &Conn) -> Result<u32, Error> {
+        let raw = conn.local.consumer().load(Ordering::Acquire);
+        if raw != self.seen {
+            self.handle_consumer_word(conn, raw)?;
+        }
+        Ok(self.half.space())
+    }
+
+    #[inline(always)]
+    fn write(
+        &mut self,
+        conn: &Conn,
+        bufs: &[IoSlice<'_>],
+        space: u32,
+    ) -> Result<Option<usize>, Error> {
+        match self.copy_payload(bufs, space) {
+            Ok(0) => Ok(Some(0)),
+            Ok(count) => {
+                self.publish(conn, count, space);
+                Ok(Some(len_usize(count)))
+            }
+            Err(error) => self.handle_refusal(conn, error),
+        }
+    }
+
+    fn capacity(&self) -> u32 {
+        self.half.ring().size()
+    }
+
+    fn in_place_space(&self, space: u32) -> usize {
+        let [until_end, _] = self.half.ring().spans(self.half.at(), space);
+        self.element().map_or(0, |_| len_usize(until_end.len))
+    }
+
+    #[cold]
+    fn request_space(&mut self, conn: &Conn, space: u32) {
+        if space > 0 && !self.has_requested_update {
+            self.has_requested_update = true;
+            self.blocked = true;
+            self.direct.request_update(conn);
+        }
+    }
+
+    fn is_refused(&self, conn: &Conn) -> bool {
+        self.refused_at == Some(conn.retries())
+    }
+
+    fn arm(&self) {
+        self.direct.arm();
+    }
+
+    fn poll_device(&self, _conn: &Conn) {}
+}
+
+impl SendPath for Arc<RdmaConn> {
+    fn space(&mut self, _conn: &Conn) -> Result<u32, Error> {
+        Ok(RdmaConn::space(self))
+    }
+
+    fn write(
+        &mut self,
+        conn: &Conn,
+        bufs: &[IoSlice<'_>],
+        _space: u32,
+    ) -> Result<Option<usize>, Error> {
+        if bufs.iter().all(|buf| buf.is_empty()) {
+            return Ok(Some(0));
+        }
+        match RdmaConn::write(self, bufs) {
+            // The peer has just closed.
+            0 => conn.write_end().map(|()| None),
+            count => Ok(Some(count)),
+        }
+    }
+
+    fn capacity(&self) -> u32 {
+        RdmaConn::capacity(self)
+    }
+
+    fn in_place_space(&self, _space: u32) -> usize {
+        0
+    }
+
+    fn request_space(&mut self, _conn: &Conn, _space: u32) {}
+
+    fn is_refused(&self, _conn: &Conn) -> bool {
+        false
+    }
+
+    /// The completion of posts frees staging space, and is the delivery.
+    fn arm(&self) {
+        self.await_sent();
+    }
+
+    fn poll_device(&self, conn: &Conn) {
+        SmcPath::poll_device(&**self, conn.driver());
+    }
+}
+
+/// The space of a reservation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReservedSpace {
+    pub(crate) len: usize,
+    /// In the peer's memory.
+    pub(crate) is_in_place: bool,
+}
+
+impl ReservedSpace {
+    /// A private buffer, with `space` for its content.
+    pub(crate) fn private(space: usize, least: usize, most: usize) -> Self {
+        Self {
+            len: most.min(space.min(PRIVATE_MAX).max(least)),
+            is_in_place: false,
+        }
+    }
+}
+
+/// A ring has space for as many bytes as it is long.
+pub(crate) const NEVER_FITS: Error =
+    Error::misuse("reservation is longer than the ring that it is written to");
+
+const LEAST_IS_MORE: Error = Error::misuse("reservation of at least more than it may have");
+
+/// A reservation is inside of the free space, and no other write happens during it.
+const NOT_RESERVED: Error = Error::Bug("reservation outside of the free space");

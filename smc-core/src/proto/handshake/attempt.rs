@@ -1,0 +1,356 @@
+//! What two sides agree on and acquire for a connection, from the choice of the device on.
+
+use smc_wire::Bounded;
+use smc_wire::clc::{self, AcceptConfirm, Body, DirectEnd, FirstContact, RdmaEnd};
+use smc_wire::size::SizeCode;
+use smc_wire::types::{
+    Chid, DmbToken, Eid, FeatureMask, Gid, GroupId, HostName, Mac, OsType, PeerId, Release,
+    RoceGid, Version,
+};
+
+use super::ports::LinkLimits;
+use super::steps::{Awaits, When};
+use super::{
+    DirectDevice, DirectPath, Established, HandshakeConfig, LinkChoice, LocalRmb, PeerAccess,
+    PeerBuffer, PeerRmb, RdmaPath, RdmaPort, Role, Transport, Work,
+};
+use crate::device::{LinkAddress, Route};
+use crate::error::PeerMisbehaved;
+use crate::proto::group::{GroupKey, GroupTerms, Intent, Member};
+use crate::proto::links::LlcTerms;
+
+/// One attempt with one device.
+#[derive(Debug)]
+pub(super) struct Attempt {
+    pub(super) role: Role,
+    pub(super) version: Version,
+    /// The EID if version 2 is used.
+    pub(super) eid: Option<Eid>,
+    /// Negotiated in this handshake; a group that exists keeps its own.
+    pub(super) release: Release,
+    /// Those of both sides, once both have stated them.
+    pub(super) features: FeatureMask,
+    /// What the peer states about itself at first contact.
+    pub(super) peer_host: Option<(OsType, HostName)>,
+    pub(super) key: GroupKey,
+    pub(super) intent: Intent,
+    /// The place in the link group.
+    pub(super) member: Option<Member>,
+    pub(super) peer_group: GroupId,
+    /// Size of the local buffer.
+    pub(super) size: SizeCode,
+    pub(super) ends: Ends,
+}
+
+/// Both ends of the connection.
+#[derive(Debug)]
+pub(super) enum Ends {
+    Direct(DirectEnds),
+    Rdma(Box<RdmaEnds>),
+}
+
+#[derive(Debug)]
+pub(super) struct DirectEnds {
+    pub(super) device: DirectDevice,
+    pub(super) peer: Gid,
+    pub(super) local: Option<DmbToken>,
+    /// Known when the peer's message has arrived.
+    pub(super) peer_buffer: Option<PeerBuffer>,
+    pub(super) access: PeerAccess,
+}
+
+#[derive(Debug)]
+pub(super) struct RdmaEnds {
+    /// The port that was negotiated. A link that exists may use another one.
+    pub(super) port: RdmaPort,
+    pub(super) route: Route,
+    /// Negotiated in v2.1.
+    pub(super) limits: Option<LinkLimits>,
+    /// The client's GID and MAC according to its PROPOSAL, at the server.
+    pub(super) proposed: Option<(RoceGid, Mac)>,
+    pub(super) local: Option<LocalRmb>,
+    /// Known when the peer's message has arrived.
+    pub(super) peer: Option<(LinkAddress, PeerRmb)>,
+}
+
+impl DirectEnds {
+    pub(super) const fn new(device: DirectDevice, peer: Gid) -> Self {
+        let access = match device.nocopy {
+            // Until it is attached.
+            true => PeerAccess::Lost,
+            false => PeerAccess::Moved,
+        };
+        Self {
+            device,
+            peer,
+            local: None,
+            peer_buffer: None,
+            access,
+        }
+    }
+}
+
+impl RdmaEnds {
+    /// Takes the peer's end from its message.
+    ///
+    /// # Errors
+    ///
+    /// Packets of that size cannot be sent; or the element has the number 0 or the token 0, which
+    /// are not used.
+    pub(super) fn set_peer(&mut self, end: &RdmaEnd) -> Result<(), PeerMisbehaved> {
+        if end.mtu.bytes().is_none() {
+            return Err(PeerMisbehaved::BadLink);
+        }
+        if end.rmbe_index == 0 || end.token.is_zero() {
+            return Err(PeerMisbehaved::BadBuffer);
+        }
+        // A client's packets come from where its PROPOSAL says. In version 2 it may have left the
+        // MAC out there.
+        let (gid, mac) = self.proposed.unwrap_or((end.gid, end.mac));
+        let link = LinkAddress {
+            gid,
+            mac: if mac.is_zero() { end.mac } else { mac },
+            qpn: end.qpn,
+            psn: end.psn,
+            mtu: end.mtu,
+        };
+        let rmb = PeerRmb {
+            rkey: end.rkey,
+            addr: end.rmb_addr,
+            index: end.rmbe_index,
+            size: end.size,
+            token: end.token,
+        };
+        self.peer = Some((link, rmb));
+        Ok(())
+    }
+
+    fn llc_terms(&self, version: Version) -> LlcTerms {
+        match self.limits {
+            Some(limits) => LlcTerms::v2_1(limits.links, limits.conns),
+            None if version.is_v2() => LlcTerms::V2,
+            None => LlcTerms::V1,
+        }
+    }
+}
+
+impl Attempt {
+    pub(super) fn group(&self) -> Option<GroupId> {
+        self.member.map(|member| member.group())
+    }
+
+    pub(super) fn is_first_contact(&self) -> bool {
+        self.member.is_some_and(|member| member.is_first_contact())
+    }
+
+    /// Whether this connection has a step.
+    pub(super) fn has_step(&self, when: When) -> bool {
+        match (when, &self.ends) {
+            (When::Always, _) => true,
+            (When::FirstContact, _) => self.is_first_contact(),
+            (When::Reuse, _) => !self.is_first_contact(),
+            (When::Nocopy, Ends::Direct(ends)) => ends.device.nocopy,
+            (When::Nocopy, Ends::Rdma(_)) => false,
+        }
+    }
+
+    /// The work of a step; `None` before the steps that it needs.
+    pub(super) fn work(&self, awaits: Awaits) -> Option<Work> {
+        Some(match (awaits, &self.ends) {
+            (Awaits::Enter, _) => Work::Enter {
+                key: self.key,
+                intent: self.intent,
+            },
+            (Awaits::Open, _) => Work::Open {
+                group: self.group()?,
+                terms: self.terms()?,
+            },
+            (Awaits::Reach, Ends::Direct(ends)) => Work::Reach {
+                device: ends.device.index,
+                peer: ends.peer,
+            },
+            (Awaits::Register, Ends::Direct(ends)) => Work::Register {
+                device: ends.device.index,
+                peer: ends.peer,
+                size: self.size,
+                // A client's buffer is no larger than the server's.
+                peer_size: ends.peer_buffer.map_or(self.size, |buffer| buffer.size),
+            },
+            (Awaits::Attach, Ends::Direct(ends)) => Work::Attach {
+                device: ends.device.index,
+                peer: ends.peer,
+                token: ends.peer_buffer?.token,
+            },
+            (Awaits::OpenLink, Ends::Rdma(ends)) => Work::OpenLink {
+                group: self.group()?,
+                port: ends.port.device,
+                address: ends.port.address.clone(),
+            },
+            (Awaits::PrepareRmb, Ends::Rdma(ends)) => Work::PrepareRmb {
+                group: self.group()?,
+                link: self.link_choice(ends),
+                size: self.size,
+            },
+            (Awaits::ConfirmRkey, Ends::Rdma(_)) => Work::ConfirmRkey,
+            (Awaits::BindPeer, Ends::Rdma(ends)) => Work::BindPeer(ends.peer?.1),
+            (Awaits::ConnectLink, Ends::Rdma(ends)) => Work::ConnectLink {
+                group: self.group()?,
+                peer: ends.peer?.0,
+                route: ends.route,
+                terms: ends.llc_terms(self.version),
+            },
+            (Awaits::ConfirmLink, Ends::Rdma(_)) => Work::ConfirmLink {
+                group: self.group()?,
+            },
+            _ => return None,
+        })
+    }
+
+    /// The server assigns a link, and names it in ACCEPT.
+    fn link_choice(&self, ends: &RdmaEnds) -> LinkChoice {
+        match ends.peer {
+            _ if self.is_first_contact() => LinkChoice::First,
+            None => LinkChoice::Assign,
+            Some((peer, _)) => LinkChoice::Named {
+                qpn: peer.qpn,
+                gid: peer.gid,
+                mac: (!self.version.is_v2()).then_some(peer.mac),
+            },
+        }
+    }
+
+    /// What holds for the link group, once the peer has stated who it is.
+    fn terms(&self) -> Option<GroupTerms> {
+        if let Member::Joined { terms, .. } = self.member? {
+            return Some(terms);
+        }
+        let mut terms = GroupTerms::new(self.version, self.release, self.eid);
+        if let Ends::Rdma(ends) = &self.ends {
+            let conns = ends.limits.map_or(u8::MAX, |limits| limits.conns);
+            terms.max_connections = Some(conns.into());
+        }
+        Some(match self.peer_host {
+            Some((os, host)) => terms.with_peer(os, host),
+            None => terms,
+        })
+    }
+
+    /// ACCEPT or CONFIRM; `None` before there is a buffer.
+    pub(super) fn message(
+        &self,
+        step: clc::Step,
+        config: &HandshakeConfig,
+    ) -> Option<AcceptConfirm> {
+        let is_first_contact = self.is_first_contact();
+        let first_contact = || self.first_contact(step, config);
+        let terms = match self.eid {
+            Some(eid) => clc::Terms::V2 {
+                eid,
+                first_contact: is_first_contact.then(first_contact),
+            },
+            None => clc::Terms::V1 {
+                first_contact: is_first_contact,
+            },
+        };
+        let body = match &self.ends {
+            Ends::Direct(ends) => Body::D(DirectEnd {
+                gid: ends.device.gid,
+                chid: match self.eid {
+                    Some(_) => ends.device.chid,
+                    None => Chid::NONE,
+                },
+                dmb: ends.local?,
+                dmbe_index: 0,
+                size: self.size,
+                group: self.group()?,
+            }),
+            Ends::Rdma(ends) => {
+                let local = ends.local?;
+                let own = local.link.mtu;
+                Body::R(RdmaEnd {
+                    peer_id: peer_id(config),
+                    gid: local.link.gid,
+                    mac: local.link.mac,
+                    qpn: local.link.qpn,
+                    rkey: local.rkey,
+                    rmbe_index: local.index,
+                    token: local.token,
+                    size: local.size,
+                    // In CONFIRM the smaller of both.
+                    mtu: ends.peer.map_or(own, |(peer, _)| own.min(peer.mtu)),
+                    rmb_addr: local.addr,
+                    psn: local.link.psn,
+                })
+            }
+        };
+        Some(AcceptConfirm { step, terms, body })
+    }
+
+    fn first_contact(&self, step: clc::Step, config: &HandshakeConfig) -> FirstContact {
+        let parts = FirstContact {
+            features: self.features,
+            ..FirstContact::new(self.release, config.os, config.host)
+        };
+        let Ends::Rdma(ends) = &self.ends else {
+            return parts;
+        };
+        // A client names GIDs for further links: that of this one, and an alternate.
+        let alternate = config.rdma.as_ref();
+        let alternate = alternate.and_then(|rdma| rdma.alternate(&ends.port));
+        let alternate = alternate.map(|port| port.address.gid);
+        let gids = ends.local.map(|local| local.link.gid).into_iter();
+        FirstContact {
+            v2_direct: ends.route == Route::Direct,
+            max_conns: ends.limits.map_or(0, |limits| limits.conns),
+            max_links: ends.limits.map_or(0, |limits| limits.links),
+            gids: (step == clc::Step::Confirm)
+                .then(|| Bounded::from_iter_lossy(gids.chain(alternate))),
+            ..parts
+        }
+    }
+
+    /// The connection; `None` before the last step.
+    pub(super) fn established(&self) -> Option<Established> {
+        let member = self.member?;
+        let terms = self.terms()?;
+        Some(Established {
+            role: self.role,
+            version: self.version,
+            release: terms.release,
+            features: self.features,
+            eid: self.eid,
+            group: member.group(),
+            first_contact: member.is_first_contact(),
+            peer_group: self.peer_group,
+            peer_os: terms.os,
+            peer_host: terms.host,
+            transport: match &self.ends {
+                Ends::Direct(ends) => Transport::Direct(DirectPath {
+                    device: ends.device.index,
+                    chid: ends.device.chid,
+                    peer: ends.peer,
+                    local: ends.local?,
+                    local_size: self.size,
+                    peer_buffer: ends.peer_buffer?,
+                    access: ends.access,
+                }),
+                Ends::Rdma(ends) => {
+                    let (local, (peer, peer_rmb)) = (ends.local?, ends.peer?);
+                    Transport::Rdma(RdmaPath {
+                        device: local.device,
+                        link: local.link,
+                        peer,
+                        local,
+                        peer_rmb,
+                        route: ends.route,
+                    })
+                }
+            },
+        })
+    }
+}
+
+fn peer_id(config: &HandshakeConfig) -> PeerId {
+    let rdma = config.rdma.as_ref();
+    rdma.map_or(PeerId::ZERO, |rdma| rdma.peer_id)
+}

@@ -1,0 +1,192 @@
+//! The diagnosis codes of DECLINE (docs/spec/fallback.md#codes). Nothing else in this crate names
+//! one.
+
+use smc_wire::types::{DeclineCode, Version};
+
+use super::{RmbError, Role};
+use crate::device::DeviceError;
+use crate::error::{FallbackCause, FallbackReason, SetupStep};
+use crate::proto::group::NoGroup;
+use crate::proto::links::{FirstLinkError, RkeyError, RtokenTableFull};
+
+/// Why this side does not use SMC for a connection.
+#[derive(Clone, Debug)]
+pub(crate) enum DeclineCause {
+    /// A cause outside of the handshake.
+    NoHandshake(FallbackCause),
+
+    // Rules for the connection.
+    /// An IPsec policy applies to it.
+    Ipsec,
+    /// Its VLAN is unknown.
+    VlanUnknown,
+    /// The ends are in different IP subnets.
+    OtherSubnet,
+
+    // Rules for PROPOSAL.
+    /// The subnets of the interface are unknown, and version 1 would need them.
+    NoSubnets,
+    /// The PROPOSAL cannot be written.
+    Unwritable,
+    /// It offers nothing.
+    NothingOffered,
+    /// It lacks the extension of version 2.
+    NoV2Extension,
+    /// It lacks the SMC-D extension of version 2.
+    NoDirectExtension,
+    /// It has no EID for the offered type.
+    NoEid,
+    /// Only SMC-D v2 is left, and there is no device for it.
+    NoDeviceForV2,
+
+    // Rules for ACCEPT and CONFIRM.
+    /// The server chose a type or version that was not offered.
+    NotOffered,
+    /// The release is higher than offered, or another one than in ACCEPT.
+    Release,
+    /// So is the number of connections of a link group, or it is out of range.
+    MaxConns,
+    /// So is the number of links of a link group, or it is out of range.
+    MaxLinks,
+    /// No route leads to the server's GID.
+    NoRoute,
+    /// The server needs a router, and the client does not.
+    OtherRoute,
+
+    // Outcomes of the search for a device.
+    /// None was found, possibly because of this.
+    NoDevice(Search, Option<FallbackCause>),
+
+    // Steps of the set-up.
+    /// The device does not reach the peer's.
+    Unreachable(Version, DeviceError),
+    /// The device did not report in time whether it reaches the peer's.
+    ReachTimedOut(Version),
+    /// Another step of a device.
+    Device(SetupStep, DeviceError),
+    /// Another step has taken too long.
+    TimedOut(SetupStep),
+    /// This side has no place in a link group.
+    NoGroup(Role, NoGroup),
+    /// There is no RMB.
+    Rmb(Role, RmbError),
+    /// The peer does not know the keys of the RMB.
+    Rkey(RkeyError),
+    /// There is no space for the peer's keys.
+    RtokenTableFull(RtokenTableFull),
+    /// The first link was not confirmed.
+    FirstLink(FirstLinkError),
+    /// The link group was terminated.
+    GroupTerminated,
+}
+
+/// The devices that were searched for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Search {
+    Any,
+    Direct(Version),
+    Rdma,
+}
+
+/// The code of a cause.
+pub(crate) fn decline_code(cause: &DeclineCause) -> DeclineCode {
+    use DeclineCause as Cause;
+
+    match cause {
+        Cause::NoHandshake(cause) => match cause {
+            FallbackCause::Code(code) => *code,
+            FallbackCause::PeerDeclined(_) => PEER_DECLINED,
+            FallbackCause::Policy => DeclineCode::OPTUNSUPP,
+            FallbackCause::NoDevice | FallbackCause::OtherHost => DeclineCode::NOSMCDEV,
+            _ => DeclineCode::PEERNOSMC,
+        },
+
+        Cause::Ipsec => DeclineCode::IPSEC,
+        Cause::VlanUnknown => DeclineCode::GETVLANERR,
+        Cause::OtherSubnet => DeclineCode::DIFFPREFIX,
+
+        Cause::NoSubnets => DeclineCode::CNFERR,
+        Cause::Unwritable => DeclineCode::INTERR,
+        Cause::NothingOffered => DeclineCode::PEERNOSMC,
+        Cause::NoV2Extension => DeclineCode::NOV2EXT,
+        Cause::NoDirectExtension => DeclineCode::NOV2DEXT,
+        Cause::NoEid => DeclineCode::NOUEID,
+        Cause::NoDeviceForV2 => DeclineCode::NOISM2SUPP,
+
+        Cause::NotOffered => DeclineCode::MODEUNSUPP,
+        Cause::Release => DeclineCode::RELEASEERR,
+        Cause::MaxConns => DeclineCode::MAXCONNERR,
+        Cause::MaxLinks => DeclineCode::MAXLINKERR,
+        Cause::NoRoute => DeclineCode::NOROUTE,
+        Cause::OtherRoute => DeclineCode::NOINDIRECT,
+
+        Cause::NoDevice(Search::Any, _) => DeclineCode::NOSMCDEV,
+        Cause::NoDevice(Search::Rdma, _) => DeclineCode::NOSMCRDEV,
+        Cause::NoDevice(Search::Direct(version), _)
+        | Cause::Unreachable(version, _)
+        | Cause::ReachTimedOut(version) => match version.is_v2() {
+            true => DeclineCode::NOSMCD2DEV,
+            false => DeclineCode::NOSMCDDEV,
+        },
+
+        Cause::Device(step, error) => match (step, error) {
+            (SetupStep::Register, DeviceError::Exhausted) => DeclineCode::MAX_DMB,
+            (SetupStep::OpenLink, DeviceError::Exhausted) => DeclineCode::MEM,
+            (SetupStep::OpenLink, error) if error.is_lack_of_memory() => DeclineCode::MEM,
+            (step, _) => step_code(*step),
+        },
+        Cause::TimedOut(step) => step_code(*step),
+        Cause::NoGroup(Role::Client, _) => DeclineCode::SYNCERR,
+        Cause::NoGroup(Role::Server, NoGroup::Full) => DeclineCode::MEM,
+        Cause::NoGroup(Role::Server, NoGroup::Missing) => DeclineCode::INTERR,
+        Cause::Rmb(Role::Client, RmbError::NoLink) => DeclineCode::NOSRVLINK,
+        Cause::Rmb(Role::Server, RmbError::NoLink) => DeclineCode::NOACTLINK,
+        Cause::Rmb(_, RmbError::Device(_)) => step_code(SetupStep::Register),
+        Cause::Rkey(_) => step_code(SetupStep::ConfirmRkey),
+        Cause::RtokenTableFull(_) => DeclineCode::ERR_RTOK,
+        Cause::FirstLink(FirstLinkError::Eyecatchers) => DeclineCode::RMBE_EC,
+        Cause::FirstLink(_) => step_code(SetupStep::ConfirmLink),
+        Cause::GroupTerminated => DeclineCode::NOACTLINK,
+    }
+}
+
+/// The code of a step that failed for a cause without a code of its own.
+const fn step_code(step: SetupStep) -> DeclineCode {
+    match step {
+        SetupStep::Reach => DeclineCode::NOSMCD2DEV,
+        SetupStep::Enter | SetupStep::OpenLink | SetupStep::BindPeer => DeclineCode::INTERR,
+        SetupStep::Register | SetupStep::Attach => DeclineCode::MEM,
+        SetupStep::ConfirmRkey => DeclineCode::ERR_REGBUF,
+        SetupStep::ConnectLink => DeclineCode::ERR_RDYLNK,
+        SetupStep::ConfirmLink => DeclineCode::TIMEOUT_CL,
+    }
+}
+
+/// The local code of a connection that the peer declined. It is never sent.
+pub(crate) const PEER_DECLINED: DeclineCode = DeclineCode::PEERDECL;
+
+impl From<DeclineCause> for FallbackReason {
+    fn from(cause: DeclineCause) -> Self {
+        use DeclineCause as Cause;
+
+        let code = decline_code(&cause);
+        let device = |step, error| FallbackCause::Device { step, error };
+        let cause = match cause {
+            Cause::NoHandshake(FallbackCause::PeerDeclined(code)) => {
+                return Self::peer_declined(code);
+            }
+            Cause::NoHandshake(cause) | Cause::NoDevice(_, Some(cause)) => cause,
+            Cause::Unreachable(_, error) => device(SetupStep::Reach, error),
+            Cause::ReachTimedOut(_) => FallbackCause::TimedOut(SetupStep::Reach),
+            Cause::Device(step, error) => device(step, error),
+            Cause::TimedOut(step) => FallbackCause::TimedOut(step),
+            Cause::NoGroup(_, why) => FallbackCause::NoGroup(why),
+            Cause::Rmb(_, RmbError::Device(error)) => device(SetupStep::Register, error),
+            Cause::Rkey(error) => FallbackCause::Rkey(error),
+            Cause::FirstLink(error) => FallbackCause::ConfirmLink(error),
+            Cause::GroupTerminated => FallbackCause::GroupTerminated,
+            _ => FallbackCause::Code(code),
+        };
+        Self::because(code, cause)
+    }
+}

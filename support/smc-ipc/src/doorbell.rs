@@ -1,0 +1,252 @@
+//! Descriptors that a driver waits for, and eventfds that wake it.
+//!
+//! A [`Doorbell`] is one descriptor for all: an epoll set with an eventfd of its own in it. Nothing
+//! here waits.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::io::Errno;
+
+use crate::OsError;
+
+/// What a driver waits for. Drivers may be edge-triggered.
+#[derive(Debug)]
+pub struct Doorbell {
+    set: WatchSet,
+    own: Arc<OwnedFd>,
+}
+
+impl Doorbell {
+    /// One with nothing but the own eventfd, which has the number [`OWN`].
+    ///
+    /// # Errors
+    ///
+    /// When there is no descriptor left.
+    pub fn new() -> Result<Self, OsError> {
+        let (set, own) = (WatchSet::new()?, Arc::new(new_eventfd()?));
+        set.watch_edges(&own, OWN)?;
+        Ok(Self { set, own })
+    }
+
+    /// The eventfd by which the driver is woken. It is never read.
+    #[must_use]
+    pub fn own(&self) -> &Arc<OwnedFd> {
+        &self.own
+    }
+
+    /// Wakes the driver.
+    pub fn notify_self(&self) {
+        notify(&self.own);
+    }
+
+    /// The descriptors that are watched.
+    #[must_use]
+    pub fn set(&self) -> &WatchSet {
+        &self.set
+    }
+
+    /// Passes numbers of ready descriptors to `each`, and wakes the driver if there may be more.
+    ///
+    /// # Errors
+    ///
+    /// As `epoll_wait(2)`.
+    pub fn poll(&self, mut each: impl FnMut(u64)) -> Result<(), OsError> {
+        self.poll_set(&self.set, |id, _| each(id))
+    }
+
+    /// As [`Doorbell::poll`], for a set that is watched by this one.
+    ///
+    /// # Errors
+    ///
+    /// As `epoll_wait(2)`.
+    pub fn poll_set(
+        &self,
+        set: &WatchSet,
+        each: impl FnMut(u64, EventFlags),
+    ) -> Result<(), OsError> {
+        if set.poll(each)? {
+            self.notify_self();
+        }
+        Ok(())
+    }
+}
+
+impl AsFd for Doorbell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.set.as_fd()
+    }
+}
+
+/// An epoll set: descriptors that are watched under numbers.
+#[derive(Debug)]
+pub struct WatchSet(OwnedFd);
+
+impl WatchSet {
+    /// An empty one.
+    ///
+    /// # Errors
+    ///
+    /// When there is no descriptor left.
+    pub fn new() -> Result<Self, OsError> {
+        let set = epoll::create(CreateFlags::CLOEXEC);
+        Ok(Self(set.map_err(failed("make doorbell"))?))
+    }
+
+    /// Watches a descriptor for input and for the end of the peer, level-triggered.
+    ///
+    /// # Errors
+    ///
+    /// As `epoll_ctl(2)`.
+    pub fn watch(&self, fd: impl AsFd, id: u64) -> Result<(), OsError> {
+        self.add(fd, id, INPUT)
+    }
+
+    /// Watches an eventfd, edge-triggered: a write makes an edge whatever the count is, so that it
+    /// need not be read. Only a full counter makes none, which takes 2^64 writes.
+    ///
+    /// # Errors
+    ///
+    /// As `epoll_ctl(2)`.
+    pub fn watch_edges(&self, fd: impl AsFd, id: u64) -> Result<(), OsError> {
+        self.add(fd, id, EventFlags::IN | EventFlags::ET)
+    }
+
+    /// Watches a descriptor that is watched already also for space, or no longer.
+    ///
+    /// # Errors
+    ///
+    /// As `epoll_ctl(2)`.
+    pub fn watch_writable(&self, fd: impl AsFd, id: u64, on: bool) -> Result<(), OsError> {
+        let space = match on {
+            true => EventFlags::OUT,
+            false => EventFlags::empty(),
+        };
+        let id = EventData::new_u64(id);
+        epoll::modify(&self.0, fd, id, INPUT | space).map_err(failed("watch peer"))
+    }
+
+    /// Stops watching a descriptor. One that other processes share has to be taken out before it is
+    /// closed.
+    pub fn unwatch(&self, fd: impl AsFd) {
+        let _ = epoll::delete(&self.0, fd);
+    }
+
+    fn add(&self, fd: impl AsFd, id: u64, flags: EventFlags) -> Result<(), OsError> {
+        epoll::add(&self.0, fd, EventData::new_u64(id), flags).map_err(failed("watch peer"))
+    }
+
+    /// Passes ready descriptors to `each`; whether there may be more. Edges are consumed.
+    fn poll(&self, mut each: impl FnMut(u64, EventFlags)) -> Result<bool, OsError> {
+        for _ in 0..MAX_ROUNDS {
+            let mut events = [epoll::Event {
+                flags: EventFlags::empty(),
+                data: EventData::new_u64(0),
+            }; EVENTS_PER_ROUND];
+            let count = match epoll::wait(&self.0, &mut events[..], Some(&NOW)) {
+                Ok(count) => count,
+                Err(Errno::INTR) => continue,
+                Err(error) => return Err(failed("poll the doorbell")(error)),
+            };
+            for event in &events[..count] {
+                each(event.data.u64(), event.flags);
+            }
+            if count < EVENTS_PER_ROUND {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+impl AsFd for WatchSet {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// An eventfd that does not block.
+///
+/// # Errors
+///
+/// When there is no descriptor left.
+pub fn new_eventfd() -> Result<OwnedFd, OsError> {
+    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+    eventfd(0, flags).map_err(failed("make eventfd"))
+}
+
+/// Adds 1 to an eventfd that does not block.
+pub fn notify(eventfd: impl AsFd) {
+    // A full one was notified before.
+    let _ = rustix::io::write(eventfd, &1_u64.to_ne_bytes());
+}
+
+fn failed(operation: &'static str) -> impl FnOnce(Errno) -> OsError {
+    move |errno| OsError::new(operation, &errno.into())
+}
+
+/// The number of a doorbell's own eventfd; others have smaller ones.
+pub const OWN: u64 = u64::MAX;
+
+const INPUT: EventFlags = EventFlags::IN.union(EventFlags::RDHUP);
+const EVENTS_PER_ROUND: usize = 64;
+/// Descriptors that are always ready must not occupy the driver; the rest is for the next poll.
+const MAX_ROUNDS: usize = 16;
+const NOW: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 0,
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_inside_of_a_doorbell_is_one_of_its_descriptors() {
+        let doorbell = Doorbell::new().unwrap();
+        let inner = WatchSet::new().unwrap();
+        let ready: Vec<_> = (0..2).map(|_| new_eventfd().unwrap()).collect();
+        for (id, eventfd) in ready.iter().enumerate() {
+            notify(eventfd);
+            inner.watch(eventfd, id as u64).unwrap();
+        }
+        doorbell.set().watch(&inner, 7).unwrap();
+        let mut seen = Vec::new();
+        doorbell.poll(|id| seen.push(id)).unwrap();
+        assert_eq!(seen, [7]);
+        seen.clear();
+        doorbell.poll_set(&inner, |id, _| seen.push(id)).unwrap();
+        seen.sort_unstable();
+        assert_eq!(seen, [0, 1]);
+        // Nothing is left over, so the own eventfd is not ready.
+        seen.clear();
+        inner.unwatch(&ready[0]);
+        inner.unwatch(&ready[1]);
+        doorbell.poll(|id| seen.push(id)).unwrap();
+        assert_eq!(seen, [0; 0]);
+        doorbell.notify_self();
+        doorbell.poll(|id| seen.push(id)).unwrap();
+        assert_eq!(seen, [OWN]);
+    }
+
+    #[test]
+    fn a_poll_is_bounded_and_wakes_the_driver_for_the_rest() {
+        let doorbell = Doorbell::new().unwrap();
+        let eventfds: Vec<_> = (0..EVENTS_PER_ROUND)
+            .map(|_| new_eventfd().unwrap())
+            .collect();
+        for (id, eventfd) in eventfds.iter().enumerate() {
+            notify(eventfd);
+            doorbell.set().watch(eventfd, id as u64).unwrap();
+        }
+        let mut count = 0;
+        doorbell.poll(|_| count += 1).unwrap();
+        assert_eq!(count, MAX_ROUNDS * EVENTS_PER_ROUND);
+        eventfds.iter().for_each(|it| doorbell.set().unwatch(it));
+        let mut seen = Vec::new();
+        doorbell.poll(|id| seen.push(id)).unwrap();
+        assert_eq!(seen, [OWN], "the driver is not woken for the rest");
+    }
+}

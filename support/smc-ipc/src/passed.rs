@@ -1,0 +1,303 @@
+//! Descriptors that peers pass over UNIX sockets, closed without blocking the caller.
+//!
+//! Closing the last descriptor of a file can block for as long as the peer wants: a TCP socket that
+//! lingers, a file of a FUSE file system. The same holds for descriptors in unread packets when the
+//! socket is closed. So all descriptors that are not of a harmless kind are closed by a thread of
+//! their own, and no call that could block is made on them.
+//!
+//! Descriptors that wait to be closed are counted by the user who passed them; those of all users
+//! who are not allowed together. At 64 descriptors of a user nothing more is received from this
+//! user, and their connections are refused. While the descriptors of all users are half of those
+//! that the process may have, no connection is accepted ([`has_descriptors`]).
+
+mod closing;
+mod listener;
+mod reserve;
+
+pub use closing::{has_descriptors, is_behind};
+pub use listener::Listener;
+pub use reserve::{NotAccepted, Reserve};
+
+use std::fmt;
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
+
+use nix::sys::socket::{setsockopt, sockopt};
+use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, fcntl_get_seals, readlinkat, statx};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, Shutdown, SocketType, recv,
+    recvmsg, shutdown, sockopt::socket_type,
+};
+use rustix::process::geteuid;
+
+use self::closing::{Content, MAX_WAITING, Share, close_elsewhere, is_full};
+use crate::Credentials;
+
+/// A UNIX socket to an untrusted process, of the type `SOCK_SEQPACKET` or `SOCK_STREAM`.
+///
+/// Dropping it ends the connection at once, for all processes that share the socket, and never
+/// blocks, whatever was passed over it and not received.
+pub struct PeerSocket {
+    /// Taken when dropped.
+    socket: Option<OwnedFd>,
+    /// Read at the first use: the socket may not be connected before.
+    user: OnceLock<u32>,
+    /// The user may be a peer.
+    is_allowed: bool,
+}
+
+impl From<OwnedFd> for PeerSocket {
+    fn from(socket: OwnedFd) -> Self {
+        Self {
+            socket: Some(socket),
+            user: OnceLock::new(),
+            is_allowed: false,
+        }
+    }
+}
+
+impl PeerSocket {
+    /// Counts what the peer passes to its user alone. To be called once it is known that this user
+    /// may be a peer: until then it is counted to all users who are not allowed, unless the user is
+    /// that of this process.
+    pub fn set_allowed(&mut self) {
+        self.is_allowed = true;
+    }
+
+    /// The user at the other end.
+    fn user(&self) -> u32 {
+        *self.user.get_or_init(|| user_of(self.as_fd()))
+    }
+
+    /// What it counts to that descriptors of the peer wait to be closed.
+    fn share(&self) -> Share {
+        match self.user() {
+            user if self.is_allowed || user == geteuid().as_raw() => Share::User(user),
+            _ => Share::NotAllowed,
+        }
+    }
+
+    /// Whether nothing can be received from this user now, because too much of what they have
+    /// passed waits to be closed.
+    fn is_of_no_use(&self) -> bool {
+        is_full(|| self.share())
+    }
+}
+
+impl AsFd for PeerSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        let socket = self.socket.as_ref().expect("taken by `drop` alone");
+        socket.as_fd()
+    }
+}
+
+impl Drop for PeerSocket {
+    fn drop(&mut self) {
+        let share = self.share();
+        let Some(socket) = self.socket.take() else {
+            return;
+        };
+        // From here on nothing can be added to what is unread.
+        let ended = shutdown(&socket, Shutdown::Both);
+        if ended.is_err() || !is_emptied(&socket) {
+            close_elsewhere(Content::Unread(socket), share);
+        }
+    }
+}
+
+impl fmt::Debug for PeerSocket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("PeerSocket").field(&self.socket).finish()
+    }
+}
+
+/// A packet that was received.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Packet {
+    /// Bytes of it in the buffer; 0 also at the end of the connection.
+    pub len: usize,
+    /// There were more bytes than fit the buffer.
+    pub is_cut: bool,
+    /// Descriptors that came with it, in order.
+    pub passed: Vec<Passed>,
+}
+
+impl Packet {
+    /// Whether it came with more descriptors than `most`, or with one that no protocol here passes.
+    /// End the connection then.
+    #[must_use]
+    pub fn is_overloaded(&self, most: usize) -> bool {
+        let is_unsuitable = |passed: &Passed| matches!(passed, Passed::Unsuitable);
+        self.passed.len() > most || self.passed.iter().any(is_unsuitable)
+    }
+}
+
+/// A descriptor that came with a packet.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Passed {
+    /// Of a kind that can be closed without waiting: a memory file or an eventfd.
+    File(OwnedFd),
+    /// Of another kind. It is closed, or will be soon.
+    Unsuitable,
+    /// One or more, the last of a packet, that the system has closed because this process has no
+    /// descriptors left (`RLIMIT_NOFILE`).
+    Lost,
+}
+
+/// Whether closing it does not wait: a memory file, of which only those have seals, or an eventfd.
+fn is_harmless(fd: &OwnedFd) -> bool {
+    fcntl_get_seals(fd).is_ok() || is_eventfd(fd.as_fd())
+}
+
+/// Receives a packet without waiting.
+///
+/// # Errors
+///
+/// As `recvmsg(2)`; [`WouldBlock`](io::ErrorKind::WouldBlock) if there is nothing now. If too many
+/// descriptors that this user has passed wait to be closed: the connection has to be ended then.
+pub fn receive(socket: &PeerSocket, buf: &mut [u8]) -> io::Result<Packet> {
+    if socket.is_of_no_use() {
+        let user = socket.user();
+        let why =
+            format!("{MAX_WAITING} descriptors that user {user} has passed are not closed yet");
+        return Err(io::Error::other(why));
+    }
+    // Space for the maximum: the system closes what does not fit, and this call would wait for
+    // that.
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let received = loop {
+        match recvmsg(socket, &mut [IoSliceMut::new(buf)], &mut control, flags) {
+            Err(Errno::INTR) => {}
+            result => break result?,
+        }
+    };
+    let (mut passed, mut unsuitable) = (Vec::new(), Vec::new());
+    for message in control.drain() {
+        let RecvAncillaryMessage::ScmRights(rights) = message else {
+            continue;
+        };
+        for fd in rights {
+            if is_harmless(&fd) {
+                passed.push(Passed::File(fd));
+            } else {
+                passed.push(Passed::Unsuitable);
+                unsuitable.push(fd);
+            }
+        }
+    }
+    if !unsuitable.is_empty() {
+        close_elsewhere(Content::Passed(unsuitable), socket.share());
+    }
+    // `space` was sufficient, so this process has no descriptors left.
+    if received.flags.contains(ReturnFlags::CTRUNC) {
+        passed.push(Passed::Lost);
+    }
+    Ok(Packet {
+        len: received.bytes,
+        is_cut: received.flags.contains(ReturnFlags::TRUNC),
+        passed,
+    })
+}
+
+/// Whether a descriptor is an eventfd; does not block.
+#[must_use]
+pub fn is_eventfd(fd: BorrowedFd<'_>) -> bool {
+    let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    match readlinkat(CWD, link, Vec::new()) {
+        Ok(name) => name.as_bytes() == b"anon_inode:[eventfd]",
+        // Without /proc: nothing else than its kind has no type of file. The file system that
+        // serves the file is not called.
+        Err(_) => {
+            let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+            statx(fd, "", flags, StatxFlags::TYPE).is_ok_and(|stat| {
+                FileType::from_raw_mode(stat.stx_mode.into()) == FileType::Unknown
+            })
+        }
+    }
+}
+
+/// The user at the other end; `u32::MAX` if the system does not report it.
+fn user_of(socket: BorrowedFd<'_>) -> u32 {
+    Credentials::of_peer(&socket).map_or(u32::MAX, |peer| peer.uid)
+}
+
+/// Receives what is left in a socket that was shut down, up to a packet with descriptors; whether
+/// that was all. Receives few packets only: the peer decides how many there are, and the caller is
+/// an executor.
+///
+/// No descriptor is received: without a free one here, the system would close it in this call.
+fn is_emptied(socket: &OwnedFd) -> bool {
+    // Every packet carries a time from now on, so empty ones differ from the end.
+    if setsockopt(socket, sockopt::ReceiveTimestamp, &true).is_err() {
+        return false;
+    }
+    // Bytes of a stream have none.
+    let space = match socket_type(socket) {
+        Ok(SocketType::STREAM) => 0,
+        _ => TIME_SPACE,
+    };
+    let mut bytes = [0; UNREAD_LEN];
+    let mut received = 0;
+    for _ in 0..MAX_PEEKS {
+        let next = match peek(socket, &mut bytes, space) {
+            // The other side closed with unread data, which is reported once.
+            Err(Errno::INTR | Errno::CONNRESET) => continue,
+            Err(Errno::NOTCONN) => return true,
+            Err(_) => return false,
+            Ok((_, is_cut)) if is_cut => return false,
+            Ok((len, _)) => len,
+        };
+        if next == 0 && !has_more(socket) {
+            return true;
+        }
+        if received == MAX_UNREAD {
+            return false;
+        }
+        received += 1;
+        // No more than was peeked at: what follows in a stream may have come with descriptors.
+        if recv(socket, &mut bytes[..next], RecvFlags::DONTWAIT).is_err() {
+            return false;
+        }
+    }
+    false
+}
+
+/// Whether there is a packet, if only an empty one, in a socket whose packets carry times.
+fn has_more(socket: &OwnedFd) -> bool {
+    peek(socket, &mut [0], 0) != Ok((0, false))
+}
+
+/// Peeks at the next packet, or at the next bytes of a stream. Returns their number, and whether
+/// more came with them than fits the space. All of it stays in the queue, so nothing is closed.
+fn peek(socket: &OwnedFd, bytes: &mut [u8], space: usize) -> Result<(usize, bool), Errno> {
+    let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+    let mut times = [MaybeUninit::uninit(); TIME_SPACE];
+    let mut control = RecvAncillaryBuffer::new(&mut times[..space]);
+    let next = recvmsg(socket, &mut [IoSliceMut::new(bytes)], &mut control, flags)?;
+    Ok((next.bytes, next.flags.contains(ReturnFlags::CTRUNC)))
+}
+
+/// Descriptors that a packet can carry.
+const SCM_MAX_FD: usize = 253;
+
+/// Packets that are received to close a socket; more are left to a thread.
+const MAX_UNREAD: usize = 2;
+
+/// One for each of these packets, for the end, and for errors that are reported once.
+const MAX_PEEKS: usize = MAX_UNREAD + 4;
+
+/// Bytes of a stream that are received at a time to close it.
+const UNREAD_LEN: usize = 4096;
+
+/// Control space for a packet's time, which is as long as credentials, and for no descriptor.
+const TIME_SPACE: usize = rustix::cmsg_space!(ScmCredentials(1));
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,444 @@
+use std::fs::Metadata;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FileType, Stat};
+use rustix::process::geteuid;
+
+use super::elevated;
+use super::error::{DirectoryProblem, RuntimeDirError};
+use super::user_dir::UserDir;
+use crate::is_ambiguous_user;
+
+/// Which processes of a host reach each other: in which directories they publish their sockets, and
+/// of which users they are.
+///
+/// Negotiation (`smc_negotiate_local::Local::in_domain`) and devices take the same value.
+/// Processes with different domains are TCP to each other.
+///
+/// ```
+/// use smc_core::Domain;
+///
+/// // Processes of this user.
+/// let own = Domain::default();
+/// // Processes of this user that are configured with a directory.
+/// let service = Domain::directory("/run/service/smc");
+/// // Processes of this user and of two others, or of containers that share the directory.
+/// let users = Domain::shared("/run/smc", [1001, 1002]);
+/// ```
+///
+/// A directory is checked each time it is used: it belongs to the user whose it is to be, and no
+/// other user can write to it. A user is the effective one of the process at that time.
+#[derive(Clone, Debug)]
+pub struct Domain {
+    pub(super) locations: Arc<Locations>,
+    /// Whether the program has not configured one.
+    pub(super) is_default: bool,
+    /// Users who are allowed; the own one always is.
+    others: Arc<[u32]>,
+    /// Directories with a random name.
+    spares: Arc<Mutex<Spares>>,
+}
+
+/// Where the directories are.
+#[derive(Debug)]
+pub(super) enum Locations {
+    /// The standard directories of the own user.
+    Standard {
+        /// `$XDG_RUNTIME_DIR`.
+        session: Option<PathBuf>,
+        run: PathBuf,
+        tmp: PathBuf,
+    },
+    /// One, of the own user.
+    One {
+        path: PathBuf,
+        /// It is not made where it is missing.
+        must_exist: bool,
+    },
+    /// One of each user, in this directory.
+    Shared(PathBuf),
+}
+
+/// Directories, and when they were found.
+type Spares = Option<(Instant, Vec<PathBuf>)>;
+
+impl Default for Domain {
+    /// The processes of this user.
+    ///
+    /// They use `$SMC_RUNTIME_DIR`, and no other directory. Without it, or in a program that has
+    /// rights which the user who started it has not (`AT_SECURE`, as set-user-ID programs have it),
+    /// which takes neither this nor `$XDG_RUNTIME_DIR` from the environment:
+    ///
+    /// 1. `/run/smc-<uid>`, if it is the user's. Root makes its own; for another user it is there
+    ///    if an administrator or systemd (`RuntimeDirectory=smc-<uid>`) has made it.
+    /// 2. `$XDG_RUNTIME_DIR/smc` and `/run/user/<uid>/smc`, if the parent exists and is the user's.
+    /// 3. `/tmp/smc-<uid>`. If another user has made that, `/tmp/smc-<uid>-<random>`, with mode
+    ///    0700, found by its name, owner and mode.
+    ///
+    /// A socket is published in the first of them that can be used; if that is `$XDG_RUNTIME_DIR`,
+    /// which other processes of the user may not know, also in the next. It is searched in all.
+    /// What is missing is made when a socket is published, for the user alone; directories above it
+    /// are not. Where none can be used, streams are TCP and report why.
+    fn default() -> Self {
+        let locations = match elevated::is_elevated() {
+            true => Locations::standard(None),
+            false => Locations::of_environment(),
+        };
+        Self {
+            is_default: true,
+            ..Self::at(locations)
+        }
+    }
+}
+
+impl Locations {
+    /// Those that do not depend on the environment.
+    pub(super) fn standard(session: Option<PathBuf>) -> Self {
+        Self::Standard {
+            session,
+            run: "/run".into(),
+            tmp: "/tmp".into(),
+        }
+    }
+
+    fn of_environment() -> Self {
+        let set = |name| {
+            std::env::var_os(name)
+                .filter(|value| !value.is_empty())
+                .map(PathBuf::from)
+        };
+        match set("SMC_RUNTIME_DIR") {
+            Some(path) => Self::One {
+                path,
+                must_exist: false,
+            },
+            None => Self::standard(set("XDG_RUNTIME_DIR")),
+        }
+    }
+}
+
+impl Domain {
+    /// Processes of this user that use this directory.
+    ///
+    /// It is made if need be, for the user alone; directories above it are not. It may be a
+    /// symbolic link. It has to be on a local file system.
+    #[must_use]
+    pub fn directory(path: impl Into<PathBuf>) -> Self {
+        Self::at(Locations::One {
+            path: path.into(),
+            must_exist: false,
+        })
+    }
+
+    /// As [`Domain::directory`], for a directory that is there and is not made again when it is
+    /// removed.
+    #[must_use]
+    pub fn existing(path: impl Into<PathBuf>) -> Self {
+        Self::at(Locations::One {
+            path: path.into(),
+            must_exist: true,
+        })
+    }
+
+    /// Processes of this user and of `users`, by number, that use this directory: those of several
+    /// users, or of containers that share a volume. All of them may make the same call. A user that
+    /// others have not listed is TCP to them.
+    ///
+    /// An administrator makes the directory, on a local file system. It belongs to root or to one
+    /// of these users; if others than its owner can write to it, it needs the sticky bit (mode
+    /// 1777, or 1770 with a group). In it each user has a directory `<base>/<uid>`, which the
+    /// library makes (mode 0755; 0700 if no other user is listed), and which another user can
+    /// neither own nor write to. If another user has taken the name, it is `<base>/<uid>-<random>`,
+    /// found by its name and owner. One that an administrator has made keeps its mode, unless that
+    /// is closed to all other users. The order of the users does not matter.
+    ///
+    /// Processes of users that have no number here, such as those of a container with a user
+    /// namespace of its own, cannot be listed. Between different users a connection within one
+    /// network namespace can be SMC; others are TCP
+    /// (`FallbackCause::NotOwner`), because the kernel does not report whose
+    /// listening socket it is.
+    #[must_use]
+    pub fn shared(path: impl Into<PathBuf>, users: impl IntoIterator<Item = u32>) -> Self {
+        Self {
+            others: users.into_iter().collect(),
+            ..Self::at(Locations::Shared(path.into()))
+        }
+    }
+
+    pub(super) fn at(locations: Locations) -> Self {
+        Self {
+            locations: Arc::new(locations),
+            is_default: false,
+            others: Arc::default(),
+            spares: Arc::default(),
+        }
+    }
+
+    /// Whether processes of this user may be peers.
+    #[must_use]
+    pub fn allows(&self, uid: u32) -> bool {
+        uid == own() || self.others.contains(&uid)
+    }
+
+    /// Whether this is [`Domain::default`], whatever the environment contains. If another one
+    /// cannot be used, the program has named a wrong directory, which is an error.
+    #[must_use]
+    pub fn is_default(&self) -> bool {
+        self.is_default
+    }
+
+    /// Whether processes of other users may be peers.
+    #[must_use]
+    pub fn has_others(&self) -> bool {
+        self.others().next().is_some()
+    }
+
+    /// Users who are allowed beside the own one.
+    fn others(&self) -> impl Iterator<Item = u32> {
+        let own = own();
+        self.others.iter().copied().filter(move |uid| *uid != own)
+    }
+
+    /// The directories in which a socket is searched. Not all of them exist, and they are not
+    /// checked yet.
+    ///
+    /// Reads `/tmp`, or the directory of a shared domain, if there is something at the path of a
+    /// user's directory that cannot be used; `/tmp` only if there is none of the directories before
+    /// it that all processes of the user have in common. That are 65,536 entries at most, and what
+    /// is found is remembered for a second.
+    #[must_use]
+    pub fn search_paths(&self) -> Vec<PathBuf> {
+        let mut paths = match &*self.locations {
+            Locations::One { path, .. } => return vec![path.clone()],
+            Locations::Shared(_) => Vec::new(),
+            Locations::Standard { session, run, .. } => {
+                let session = session.as_deref().map(in_session);
+                let paths = [Some(system(run)), session, Some(user_session(run))];
+                paths.into_iter().flatten().collect()
+            }
+        };
+        let user_dirs = self.user_dirs();
+        paths.extend(user_dirs.iter().map(UserDir::path));
+        paths.dedup();
+        if user_dirs.iter().any(|user_dir| self.is_taken(user_dir)) && !self.has_common() {
+            paths.extend(self.recent_spares());
+        }
+        paths
+    }
+
+    /// Those of the search paths that belong to this user.
+    pub(super) fn search_paths_of(&self, user: u32) -> Vec<PathBuf> {
+        let mut paths = self.search_paths();
+        match &*self.locations {
+            Locations::Shared(base) => {
+                paths.retain(|path| UserDir::in_shared(base, user).has(path));
+            }
+            _ if user == own() => {}
+            _ => paths.clear(),
+        }
+        paths
+    }
+
+    /// Whether one of the usual directories is there that all processes of the user know and no
+    /// other user can take.
+    fn has_common(&self) -> bool {
+        let Locations::Standard { run, .. } = &*self.locations else {
+            return false;
+        };
+        let common = [system(run), user_session(run)];
+        common.iter().any(|path| self.check(path).is_ok())
+    }
+
+    /// Why this user has no directory at all, if it is not that there is none yet.
+    ///
+    /// Reads directories as [`Domain::search_paths`] does.
+    #[must_use]
+    pub fn unusable(&self) -> Option<RuntimeDirError> {
+        let paths = self.search_paths();
+        if paths.iter().any(|path| self.check(path).is_ok()) {
+            return None;
+        }
+        let is_relevant = |error: &RuntimeDirError| match (&error.problem, &*self.locations) {
+            (DirectoryProblem::Os(_), Locations::Standard { .. }) => false,
+            (DirectoryProblem::Os(_), Locations::Shared(base)) if *error.path == **base => true,
+            (DirectoryProblem::Os(error), _) => error.kind() != io::ErrorKind::NotFound,
+            _ => true,
+        };
+        let mut errors = paths.iter().filter_map(|path| self.check(path).err());
+        errors.find(is_relevant)
+    }
+
+    /// The directories that have another name if another user has taken theirs.
+    fn user_dirs(&self) -> Vec<UserDir<'_>> {
+        match &*self.locations {
+            Locations::One { .. } => Vec::new(),
+            Locations::Standard { tmp, .. } => vec![UserDir::in_tmp(tmp)],
+            Locations::Shared(base) => {
+                let users = std::iter::once(own()).chain(self.others());
+                users.map(|uid| UserDir::in_shared(base, uid)).collect()
+            }
+        }
+    }
+
+    /// The directory of a shared domain, whose owner can rename and remove what is in it.
+    pub(super) fn check_base(&self, base: &Path, found: DirStat) -> Result<(), RuntimeDirError> {
+        let is_permitted = found.uid == 0 || self.allows(found.uid);
+        let is_sticky = found.mode & STICKY != 0;
+        found.check(base, is_permitted, is_sticky)
+    }
+
+    /// A directory of the user whose it is to be.
+    pub(super) fn check_stat(&self, path: &Path, found: DirStat) -> Result<(), RuntimeDirError> {
+        let owner = match *self.locations {
+            Locations::Shared(_) => {
+                let user_dirs = self.user_dirs();
+                let user_dir = user_dirs.iter().find(|user_dir| user_dir.has(path));
+                user_dir.map(|user_dir| user_dir.uid)
+            }
+            _ => Some(own()),
+        };
+        found.check(path, Some(found.uid) == owner, false)
+    }
+
+    /// Whether something that cannot be used is at the path of a directory.
+    fn is_taken(&self, user_dir: &UserDir<'_>) -> bool {
+        let error = self.inspect(&user_dir.path()).err();
+        error.as_ref().is_some_and(RuntimeDirError::is_in_the_way)
+    }
+
+    /// Those that were found a moment ago, or are there now.
+    fn recent_spares(&self) -> Vec<PathBuf> {
+        // Locked, so that other threads do not search meanwhile.
+        let mut found = self.lock_spares();
+        match &*found {
+            Some((at, spares)) if at.elapsed() < SPARES_LAST => spares.clone(),
+            _ => {
+                let spares = self.find_spares(&self.user_dirs());
+                *found = Some((Instant::now(), spares.clone()));
+                spares
+            }
+        }
+    }
+
+    pub(super) fn clear_spares(&self) {
+        *self.lock_spares() = None;
+    }
+
+    fn lock_spares(&self) -> MutexGuard<'_, Spares> {
+        self.spares.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Directories with a random name, user by user, in the order of the names, so that processes
+    /// choose the same. All `user_dirs` have the same parent.
+    pub(super) fn find_spares(&self, user_dirs: &[UserDir<'_>]) -> Vec<PathBuf> {
+        let Some(parent) = user_dirs.first().map(|user_dir| user_dir.parent) else {
+            return Vec::new();
+        };
+        let entries = std::fs::read_dir(parent);
+        let entries = entries.into_iter().flatten().take(MAX_ENTRIES).flatten();
+        let named = entries.filter_map(|entry| {
+            let name = entry.file_name();
+            let name = name.to_str()?;
+            let user = user_dirs
+                .iter()
+                .position(|user_dir| user_dir.is_spare(name))?;
+            Some((user, entry.path()))
+        });
+        let mut found: Vec<_> = named.filter(|(_, path)| self.is_spare(path)).collect();
+        found.sort_unstable();
+        let of = |user| {
+            let of_user = found.iter().filter(move |(other, _)| *other == user);
+            of_user.map(|(_, path)| path.clone()).take(MAX_SPARES)
+        };
+        (0..user_dirs.len()).flat_map(of).collect()
+    }
+
+    /// Whether it may be used, and has the mode of a directory with a random name.
+    fn is_spare(&self, path: &Path) -> bool {
+        let is_shared = matches!(*self.locations, Locations::Shared(_));
+        let found = self.inspect(path);
+        found.is_ok_and(|found| is_shared || found.mode() & 0o7777 == 0o700)
+    }
+}
+
+/// Owner and mode of a directory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DirStat {
+    pub(super) uid: u32,
+    pub(super) mode: u32,
+}
+
+impl From<&Metadata> for DirStat {
+    fn from(found: &Metadata) -> Self {
+        Self {
+            uid: found.uid(),
+            mode: found.mode(),
+        }
+    }
+}
+
+impl From<&Stat> for DirStat {
+    fn from(found: &Stat) -> Self {
+        Self {
+            uid: found.st_uid,
+            mode: found.st_mode,
+        }
+    }
+}
+
+impl DirStat {
+    /// A directory that no other user can change.
+    pub(super) fn check(
+        self,
+        path: &Path,
+        is_permitted: bool,
+        may_be_writable: bool,
+    ) -> Result<(), RuntimeDirError> {
+        let Self { uid, mode } = self;
+        let problem = if !is_permitted || is_ambiguous_user(uid) {
+            DirectoryProblem::Owner { uid }
+        } else if FileType::from_raw_mode(mode) != FileType::Directory {
+            DirectoryProblem::NotDirectory
+        } else if mode & WRITABLE_BY_OTHERS != 0 && !may_be_writable {
+            let mode = mode & 0o7777;
+            DirectoryProblem::Writable { mode }
+        } else {
+            return Ok(());
+        };
+        Err(RuntimeDirError::new(path, problem))
+    }
+}
+
+pub(super) fn own() -> u32 {
+    geteuid().as_raw()
+}
+
+pub(super) fn system(run: &Path) -> PathBuf {
+    run.join(format!("smc-{}", own()))
+}
+
+pub(super) fn user_session(run: &Path) -> PathBuf {
+    run.join(format!("user/{}/smc", own()))
+}
+
+pub(super) fn in_session(session: &Path) -> PathBuf {
+    session.join("smc")
+}
+
+/// Group and others.
+const WRITABLE_BY_OTHERS: u32 = 0o022;
+const STICKY: u32 = 0o1000;
+
+/// Entries of a directory that are read. Other users can make any number.
+const MAX_ENTRIES: usize = 65_536;
+
+/// Directories with a random name that are searched, of a user. Processes that start at the same
+/// time may make one each; others make none.
+const MAX_SPARES: usize = 16;
+
+/// How long what a search has found is remembered: other users can make it a long one.
+pub(super) const SPARES_LAST: Duration = Duration::from_secs(1);

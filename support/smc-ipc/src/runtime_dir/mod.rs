@@ -1,0 +1,23 @@
+//! The runtime directory, where processes of one host find each other by the names of sockets.
+//!
+//! Listeners and devices use the same one, by the same rule: [`Domain`] defines in which
+//! directories a socket is published and in which it is searched. [`Publication`] is a socket that
+//! has its name there, again whenever the name is removed. Both need `/proc`.
+
+mod domain;
+mod elevated;
+mod error;
+mod open;
+mod publication;
+mod socket;
+mod user_dir;
+mod watch;
+
+pub use domain::Domain;
+pub use error::{DirectoryProblem, RuntimeDirError};
+pub use open::OpenDir;
+pub use publication::Publication;
+pub use socket::{bind_with_mode, by_fd, names};
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,275 @@
+//! Opening and making the directories of a domain.
+
+use std::fs::Metadata;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, chmod, fstat, mkdirat, openat, statat};
+use rustix::io::Errno;
+
+use super::domain::{DirStat, Domain, Locations, in_session, own, system, user_session};
+use super::error::{DirectoryProblem, RuntimeDirError};
+use super::socket::by_fd;
+use super::user_dir::UserDir;
+
+/// A directory that was opened and checked.
+#[derive(Debug)]
+pub struct OpenDir {
+    pub(super) path: PathBuf,
+    pub(super) fd: OwnedFd,
+    /// Under a random name, as another user has taken the usual one.
+    pub(super) is_spare: bool,
+    mode: u32,
+}
+
+/// From where a directory is opened.
+struct Origin<'a> {
+    /// The directory of a shared domain.
+    base: Option<OwnedFd>,
+    /// The rest of the path.
+    name: &'a Path,
+}
+
+impl Origin<'_> {
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.base.as_ref().map_or(CWD, AsFd::as_fd)
+    }
+}
+
+impl OpenDir {
+    /// Its path when it was opened.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+/// For its files. It cannot be read.
+impl AsFd for OpenDir {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl Domain {
+    /// Whether the files of the directory `path` may be used.
+    ///
+    /// # Errors
+    ///
+    /// When it does not exist, is not a directory, belongs to another user than the one whose it is
+    /// to be, or others may write to it.
+    pub fn check(&self, path: &Path) -> Result<Metadata, RuntimeDirError> {
+        if let Locations::Shared(base) = &*self.locations {
+            let found = std::fs::metadata(base);
+            let found = found.map_err(|error| inspect_failed(base, &error))?;
+            self.check_base(base, (&found).into())?;
+        }
+        self.inspect(path)
+    }
+
+    /// As [`Domain::check`], without the directory of a shared domain.
+    pub(super) fn inspect(&self, path: &Path) -> Result<Metadata, RuntimeDirError> {
+        let found = match *self.locations {
+            Locations::One { .. } => std::fs::metadata(path),
+            _ => std::fs::symlink_metadata(path),
+        };
+        let found = found.map_err(|error| inspect_failed(path, &error))?;
+        self.check_stat(path, (&found).into())?;
+        Ok(found)
+    }
+
+    /// Opens a directory that is there and may be used.
+    ///
+    /// # Errors
+    ///
+    /// As [`Domain::check`].
+    pub fn open(&self, path: &Path) -> Result<OpenDir, RuntimeDirError> {
+        self.open_at(&self.origin(path)?, path)
+    }
+
+    fn origin<'a>(&self, path: &'a Path) -> Result<Origin<'a>, RuntimeDirError> {
+        let Locations::Shared(base) = &*self.locations else {
+            return Ok(Origin {
+                base: None,
+                name: path,
+            });
+        };
+        let failed = |operation| move |errno| RuntimeDirError::os(base, operation, errno);
+        let fd = match openat(CWD, base, DIRECTORY, Mode::empty()) {
+            Err(Errno::NOTDIR) => {
+                let problem = DirectoryProblem::NotDirectory;
+                return Err(RuntimeDirError::new(base, problem));
+            }
+            opened => opened.map_err(failed("open"))?,
+        };
+        let stat = fstat(&fd).map_err(failed("inspect"))?;
+        self.check_base(base, (&stat).into())?;
+        Ok(Origin {
+            base: Some(fd),
+            name: path.file_name().map_or(path, Path::new),
+        })
+    }
+
+    fn open_at(&self, origin: &Origin<'_>, path: &Path) -> Result<OpenDir, RuntimeDirError> {
+        let flags = match *self.locations {
+            // One that was given may be a link.
+            Locations::One { .. } => DIRECTORY,
+            // Others can make links in /tmp and in a shared directory.
+            _ => DIRECTORY | OFlags::NOFOLLOW,
+        };
+        let failed = |operation| move |errno| RuntimeDirError::os(path, operation, errno);
+        let fd = match openat(origin.fd(), origin.name, flags, Mode::empty()) {
+            Ok(fd) => fd,
+            Err(Errno::NOTDIR | Errno::LOOP) => {
+                // With the owner of the file or link, if that is another user.
+                let found = statat(origin.fd(), origin.name, AtFlags::SYMLINK_NOFOLLOW);
+                let found = found.map_err(failed("inspect"))?;
+                self.check_stat(path, (&found).into())?;
+                let problem = DirectoryProblem::NotDirectory;
+                return Err(RuntimeDirError::new(path, problem));
+            }
+            Err(errno) => return Err(failed("open")(errno)),
+        };
+        let stat: Stat = fstat(&fd).map_err(failed("inspect"))?;
+        self.check_stat(path, (&stat).into())?;
+        Ok(OpenDir {
+            path: path.to_owned(),
+            fd,
+            is_spare: false,
+            mode: stat.st_mode,
+        })
+    }
+
+    /// The directories of the own user that are there and may be used.
+    pub(super) fn own_directories(&self) -> impl Iterator<Item = OpenDir> {
+        let opened = self
+            .search_paths_of(own())
+            .into_iter()
+            .map(|path| self.open(&path));
+        opened.filter_map(Result::ok)
+    }
+
+    /// Makes and opens the directories to publish in; at least one.
+    pub(super) fn open_to_publish(
+        &self,
+        spare: Option<&Path>,
+    ) -> Result<Vec<OpenDir>, RuntimeDirError> {
+        match &*self.locations {
+            Locations::One {
+                path,
+                must_exist: true,
+            } => Ok(vec![self.open(path)?]),
+            Locations::One { path, .. } => Ok(vec![self.make_and_open(path)?]),
+            Locations::Shared(base) => {
+                let user_dir = UserDir::in_shared(base, own());
+                Ok(vec![self.open_user_dir(&user_dir, spare)?])
+            }
+            Locations::Standard { session, run, tmp } => {
+                let user_dir = || self.open_user_dir(&UserDir::in_tmp(tmp), spare);
+                self.open_standard(session.as_deref(), run, user_dir)
+            }
+        }
+    }
+
+    fn open_standard(
+        &self,
+        session: Option<&Path>,
+        run: &Path,
+        open_user_dir: impl FnOnce() -> Result<OpenDir, RuntimeDirError>,
+    ) -> Result<Vec<OpenDir>, RuntimeDirError> {
+        if let Ok(dir) = self.open_system(run) {
+            return Ok(vec![dir]);
+        }
+        let mut dirs = Vec::new();
+        if let Some(session) = session {
+            dirs.extend(self.open_in_session(&in_session(session)));
+        }
+        let user_session = user_session(run);
+        if dirs.iter().any(|dir: &OpenDir| dir.path == user_session) {
+            return Ok(dirs);
+        }
+        match self.open_in_session(&user_session) {
+            Ok(dir) => dirs.push(dir),
+            Err(_) => match open_user_dir() {
+                Ok(dir) => dirs.push(dir),
+                Err(error) if dirs.is_empty() => return Err(error),
+                Err(_) => {}
+            },
+        }
+        Ok(dirs)
+    }
+
+    fn open_system(&self, run: &Path) -> Result<OpenDir, RuntimeDirError> {
+        let found = std::fs::symlink_metadata(run);
+        let found = found.map_err(|error| inspect_failed(run, &error))?;
+        DirStat::from(&found).check(run, found.uid() == 0, false)?;
+        self.make_and_open(&system(run))
+    }
+
+    fn open_in_session(&self, path: &Path) -> Result<OpenDir, RuntimeDirError> {
+        // The session of another user may have been inherited, through `sudo` and the like.
+        self.open(path.parent().unwrap_or(path))?;
+        self.make_and_open(path)
+    }
+
+    /// The own directory in one that others can write to.
+    ///
+    /// `spare`: the directory with a random name that is used already, which need not be searched.
+    fn open_user_dir(
+        &self,
+        user_dir: &UserDir<'_>,
+        spare: Option<&Path>,
+    ) -> Result<OpenDir, RuntimeDirError> {
+        let taken = match self.make_and_open(&user_dir.path()) {
+            Ok(dir) => return Ok(dir),
+            Err(error) => error,
+        };
+        let used = spare.and_then(|path| self.open(path).ok());
+        let existing = used.or_else(|| {
+            let spares = self.find_spares(std::slice::from_ref(user_dir)).into_iter();
+            spares.filter_map(|path| self.open(&path).ok()).next()
+        });
+        let spare = existing.or_else(|| {
+            self.clear_spares();
+            self.make_and_open(&user_dir.new_spare()?).ok()
+        });
+        let spare = spare.map(|dir| OpenDir {
+            is_spare: true,
+            ..dir
+        });
+        // With the owner of the existing directory, which an administrator can change.
+        spare.ok_or(taken)
+    }
+
+    /// Directories above it are not made: their mode and owner are for the user to decide, and a
+    /// path that was misspelt is an error.
+    fn make_and_open(&self, path: &Path) -> Result<OpenDir, RuntimeDirError> {
+        let origin = self.origin(path)?;
+        let dir = match mkdirat(origin.fd(), origin.name, Mode::RWXU) {
+            Ok(()) | Err(Errno::EXIST) => self.open_at(&origin, path)?,
+            Err(errno) => self
+                .open_at(&origin, path)
+                .map_err(|_| RuntimeDirError::os(path, "make", errno))?,
+        };
+        if self.has_others() && dir.mode & OTHERS == 0 {
+            // Not by `mkdirat`, which the umask of the process concerns.
+            chmod(by_fd(&dir.fd), FOR_OTHERS)
+                .map_err(|errno| RuntimeDirError::os(path, "open to others", errno))?;
+        }
+        Ok(dir)
+    }
+}
+
+fn inspect_failed(path: &Path, error: &std::io::Error) -> RuntimeDirError {
+    let errno = Errno::from_io_error(error).unwrap_or(Errno::IO);
+    RuntimeDirError::os(path, "inspect", errno)
+}
+
+const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+
+/// What a mode allows to group and others.
+const OTHERS: u32 = 0o077;
+
+/// Of a directory in which other users search sockets.
+const FOR_OTHERS: Mode = Mode::from_raw_mode(0o755);

@@ -1,0 +1,297 @@
+//! Sockets with names in runtime directories.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{
+    AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, chmod, fchmod, fstat, openat, renameat,
+    renameat_with, statat, unlink, unlinkat,
+};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
+use rustix::process::geteuid;
+
+use super::domain::own;
+use super::{Domain, OpenDir};
+use crate::passed::{Listener, PeerSocket};
+
+/// A listening socket and the name that was given to it.
+#[derive(Debug)]
+pub(super) struct NamedSocket {
+    pub(super) socket: Listener,
+    /// The directory.
+    pub(super) dir: PathBuf,
+    pub(super) is_spare: bool,
+    /// Device and number of the inode, which no other one gets while the socket is open.
+    inode: (u64, u64),
+}
+
+impl NamedSocket {
+    /// Makes a socket that listens under this name. It has its mode before it has the name, and
+    /// takes the name when it listens, so that a socket that refuses connections is a dead one.
+    pub(super) fn bind(dir: &OpenDir, name: &str, for_all: bool) -> Result<Self, Errno> {
+        let draft = format!("{DRAFT}{name}");
+        let socket = seqpacket()?;
+        let mode = if for_all { 0o666 } else { 0o600 };
+        let bind = || bind_with_mode(&socket, &by_fd(&dir.fd).join(&draft), mode);
+        let named = || {
+            let file = match bind() {
+                Err(Errno::ADDRINUSE) if dir.remove_if_stale(&draft) == Stale::Removed => bind()?,
+                result => result?,
+            };
+            rustix::net::listen(&socket, BACKLOG)?;
+            let stat = fstat(&file)?;
+            dir.rename_new(&draft, name)?;
+            Ok((stat.st_dev, stat.st_ino))
+        };
+        match named() {
+            Ok(inode) => Ok(Self {
+                socket: socket.into(),
+                dir: dir.path.clone(),
+                is_spare: dir.is_spare,
+                inode,
+            }),
+            // Of another process that is publishing under this name.
+            Err(Errno::ADDRINUSE) => Err(Errno::ADDRINUSE),
+            Err(errno) => {
+                let _ = unlinkat(&dir.fd, &draft, AtFlags::empty());
+                Err(errno)
+            }
+        }
+    }
+
+    /// Whether the name in this directory is that of this socket.
+    pub(super) fn has_name(&self, dir: &OpenDir, name: &str) -> bool {
+        dir.inode(name) == Ok(self.inode)
+    }
+
+    /// Removes the name, unless another socket has it by now.
+    pub(super) fn remove(&self, domain: &Domain, name: &str) {
+        let Ok(dir) = domain.open(&self.dir) else {
+            return;
+        };
+        if self.has_name(&dir, name) {
+            let _ = unlinkat(&dir.fd, name, AtFlags::empty());
+        }
+        if self.is_spare {
+            // Not while another socket is in it.
+            let _ = rustix::fs::rmdir(&self.dir);
+        }
+    }
+}
+
+/// What became of a name that might be stale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stale {
+    Removed,
+    Absent,
+    Alive,
+}
+
+impl OpenDir {
+    /// Connects to the socket of this name, without waiting.
+    ///
+    /// # Errors
+    ///
+    /// As [`Domain::connect`].
+    pub fn connect(&self, name: &str) -> Result<PeerSocket, Errno> {
+        let socket = PeerSocket::from(seqpacket()?);
+        self.connect_to(&socket, name)?;
+        Ok(socket)
+    }
+
+    fn connect_to(&self, socket: impl AsFd, name: &str) -> Result<(), Errno> {
+        let file = open_socket(&self.fd, Path::new(name))?;
+        rustix::net::connect(socket, &SocketAddrUnix::new(by_fd(&file))?)
+    }
+
+    pub(super) fn inode(&self, name: &str) -> Result<(u64, u64), Errno> {
+        let stat = statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW)?;
+        Ok((stat.st_dev, stat.st_ino))
+    }
+
+    /// Gives a socket a name that no other one has.
+    fn rename_new(&self, from: &str, to: &str) -> Result<(), Errno> {
+        let rename = || match renameat_with(&self.fd, from, &self.fd, to, RenameFlags::NOREPLACE) {
+            // A file system without this flag.
+            Err(Errno::INVAL | Errno::NOSYS) => match self.inode(to) {
+                Err(Errno::NOENT) => renameat(&self.fd, from, &self.fd, to),
+                Ok(_) => Err(Errno::EXIST),
+                Err(errno) => Err(errno),
+            },
+            result => result,
+        };
+        match rename() {
+            Err(Errno::EXIST) if self.remove_if_stale(to) != Stale::Alive => rename(),
+            result => result,
+        }
+    }
+
+    /// Removes a name that no socket has any more.
+    ///
+    /// The kernel refuses a connection to it as such. To a socket that is there it refuses the
+    /// connection of a socket of another type because of the type, which its owner does not notice.
+    fn remove_if_stale(&self, name: &str) -> Stale {
+        let Ok(stat) = statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) else {
+            return Stale::Absent;
+        };
+        let probe = || {
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let probe = socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
+            self.connect_to(&probe, name)
+        };
+        let is_socket = FileType::from_raw_mode(stat.st_mode) == FileType::Socket;
+        if is_socket && probe() == Err(Errno::CONNREFUSED) {
+            let _ = unlinkat(&self.fd, name, AtFlags::empty());
+            return Stale::Removed;
+        }
+        Stale::Alive
+    }
+}
+
+impl Domain {
+    /// Connects to the socket of this name in a directory of the own user, without waiting.
+    ///
+    /// # Errors
+    ///
+    /// As `connect(2)`: `NOENT` if there is none, `CONNREFUSED` if its process has ended, `AGAIN`
+    /// if it has too many connections to accept. `LOOP` if the name is a symbolic link, which is
+    /// not followed. As `open(2)` when this process has no descriptor left.
+    pub fn connect(&self, name: &str) -> Result<PeerSocket, Errno> {
+        self.connect_to(own(), name)
+    }
+
+    /// As [`Domain::connect`], in a directory of this user, who has to be one of the domain. Users make
+    /// any name in their directories, so a name identifies a socket only together with the user.
+    ///
+    /// # Errors
+    ///
+    /// As [`Domain::connect`].
+    pub fn connect_to(&self, user: u32, name: &str) -> Result<PeerSocket, Errno> {
+        let mut failed = Errno::NOENT;
+        for path in self.search_paths_of(user) {
+            let connected = match self.open(&path) {
+                Ok(dir) => dir.connect(name),
+                // In a directory that cannot be used there is no socket.
+                Err(error) => Err(error.lack().unwrap_or(Errno::NOENT)),
+            };
+            match connected {
+                Ok(socket) => return Ok(socket),
+                Err(Errno::NOENT) => {}
+                Err(errno) if failed == Errno::NOENT => failed = errno,
+                Err(_) => {}
+            }
+        }
+        Err(failed)
+    }
+
+    /// Removes this name where its process has ended; false if a process has it. Names of other
+    /// users are left to them.
+    pub fn remove_if_stale(&self, name: &str) -> bool {
+        let dirs = self.own_directories();
+        let alive = dirs.filter(|dir| dir.remove_if_stale(name) == Stale::Alive);
+        alive.count() == 0
+    }
+
+    /// Removes the names that killed processes of the own user have left behind, of
+    /// those that `is_ours` knows. Reads 4096 names of a directory.
+    pub fn sweep(&self, is_ours: impl Fn(&str) -> bool) {
+        for dir in self.own_directories() {
+            for name in names(&dir.path).into_iter().flatten() {
+                if is_ours(name.strip_prefix(DRAFT).unwrap_or(&name)) {
+                    dir.remove_if_stale(&name);
+                }
+            }
+        }
+    }
+}
+
+/// Names in a directory, 4096 at most.
+///
+/// # Errors
+///
+/// As `opendir(3)`.
+pub fn names(dir: &Path) -> io::Result<impl Iterator<Item = String>> {
+    let entries = std::fs::read_dir(dir)?.flatten().take(MAX_NAMES);
+    Ok(entries.filter_map(|entry| entry.file_name().into_string().ok()))
+}
+
+/// Binds a UNIX socket to a path, with this mode. Of what others may do with it, the umask of the
+/// process takes nothing away. Returns the new file.
+///
+/// No other file gets the mode: the owner of the directory may put a link or another file in the
+/// place of the name at any time, so the mode is changed by way of a descriptor, and only if that
+/// is the socket's.
+///
+/// # Errors
+///
+/// As `bind(2)`, `open(2)` and `chmod(2)`; `STALE` if another file has the name already. When a
+/// descriptor or memory is lacking, the name is removed.
+pub fn bind_with_mode(socket: impl AsFd, path: &Path, mode: u32) -> Result<OwnedFd, Errno> {
+    let mode = Mode::from_raw_mode(mode);
+    // An umask that removes access of the owner is intended; and each change of a file wakes the
+    // processes that watch the directory.
+    let is_private = !mode.intersects(Mode::RWXG | Mode::RWXO);
+    let first = match is_private {
+        true => mode,
+        false => Mode::RUSR | Mode::WUSR | UNFINISHED,
+    };
+    fchmod(&socket, first)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    let file = match open_socket(CWD, path) {
+        // Of what has the name, nothing else is known than that `bind` made it a moment ago.
+        Err(errno @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)) => {
+            let _ = unlink(path);
+            return Err(errno);
+        }
+        file => file?,
+    };
+    if is_private {
+        return Ok(file);
+    }
+    let stat = fstat(&file)?;
+    let is_unfinished = Mode::from_raw_mode(stat.st_mode).contains(UNFINISHED);
+    if !is_unfinished || stat.st_uid != geteuid().as_raw() {
+        return Err(Errno::STALE);
+    }
+    chmod(by_fd(&file), mode)?;
+    Ok(file)
+}
+
+/// The file of a socket, which stays the same whatever happens to its name.
+fn open_socket(dir: impl AsFd, path: &Path) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = openat(dir, path, flags, Mode::empty())?;
+    match FileType::from_raw_mode(fstat(&file)?.st_mode) {
+        FileType::Socket => Ok(file),
+        FileType::Symlink => Err(Errno::LOOP),
+        // As `connect` has it.
+        _ => Err(Errno::CONNREFUSED),
+    }
+}
+
+/// The path of an open file, which leads to it whatever its name is now, and is shorter than the
+/// 107 bytes that an address holds.
+#[must_use]
+pub fn by_fd(file: &OwnedFd) -> PathBuf {
+    format!("/proc/self/fd/{}", file.as_raw_fd()).into()
+}
+
+fn seqpacket() -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+}
+
+/// Of a socket's file that has not got its mode yet. No umask takes this bit away, and sockets that
+/// are in use do not have it, so none of those is mistaken for the file.
+const UNFINISHED: Mode = Mode::SVTX;
+
+/// Before the name of a socket that does not listen yet.
+const DRAFT: &str = ".";
+
+/// Names read from a directory. More are not expected, and reading must end.
+const MAX_NAMES: usize = 4096;
+
+/// Connections that may wait to be accepted: one per process at most, so this is plenty.
+const BACKLOG: i32 = 4096;

@@ -1,0 +1,539 @@
+use std::fs::{self, Permissions};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
+use tempfile::TempDir;
+
+use super::domain::{Locations, SPARES_LAST, own};
+use super::socket::NamedSocket;
+use super::watch::Watcher;
+use super::*;
+
+mod shared;
+
+const NAME: &str = "d-1.sock";
+
+/// Users that need not have accounts.
+const OTHER: u32 = 991;
+const THIRD: u32 = 992;
+
+/// A parent for directories, with locations of its own for `/run` and `/tmp`.
+struct World(TempDir);
+
+impl World {
+    fn new() -> Self {
+        let world = Self(TempDir::new().unwrap());
+        for (dir, mode) in [("run", 0o755), ("tmp", 0o1777), ("session", 0o700)] {
+            world.make(dir, mode);
+        }
+        world
+    }
+
+    fn at(&self, path: &str) -> PathBuf {
+        self.0.path().join(path)
+    }
+
+    fn make(&self, path: &str, mode: u32) -> PathBuf {
+        let path = self.at(path);
+        fs::create_dir_all(&path).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+        path
+    }
+
+    /// That of the user without `/run`, which is another one for root.
+    fn usual(&self) -> Domain {
+        self.usual_with("no run", None)
+    }
+
+    fn usual_with(&self, run: &str, session: Option<PathBuf>) -> Domain {
+        Domain::at(Locations::Standard {
+            session,
+            run: self.at(run),
+            tmp: self.at("tmp"),
+        })
+    }
+
+    /// Names of the directories for temporary files that are the user's.
+    fn temporary(&self) -> Vec<String> {
+        let mut names: Vec<_> = names(&self.at("tmp")).unwrap().collect();
+        names.sort_unstable();
+        names
+    }
+}
+
+fn publish(domain: &Domain) -> Publication {
+    Publication::new(domain.clone(), NAME.into()).unwrap()
+}
+
+/// Waits until the descriptor is readable; false after this time.
+fn is_readable(publication: &Publication, seconds: i64, nanoseconds: i64) -> bool {
+    let time = Timespec {
+        tv_sec: seconds,
+        tv_nsec: nanoseconds,
+    };
+    let epoll = publication.epoll_fd();
+    let mut fds = [PollFd::from_borrowed_fd(epoll.as_fd(), PollFlags::IN)];
+    poll(&mut fds, Some(&time)).unwrap() > 0
+}
+
+/// Does what an owner does until a condition holds.
+fn handle_events_until(publication: &mut Publication, holds: impl Fn(&Publication) -> bool) {
+    while !holds(publication) {
+        assert!(is_readable(publication, 30, 0), "no event");
+        publication.handle_events();
+    }
+}
+
+fn assert_connects(publication: &mut Publication, domain: &Domain) {
+    domain.connect(NAME).unwrap();
+    publication.accept().unwrap();
+}
+
+#[test]
+fn a_name_that_is_removed_is_published_again() {
+    let world = World::new();
+    let domain = Domain::directory(world.at("dir"));
+    let mut publication = publish(&domain);
+    let path = world.at("dir").join(NAME);
+    for _ in 0..3 {
+        assert_connects(&mut publication, &domain);
+        fs::remove_file(&path).unwrap();
+        handle_events_until(&mut publication, |_| path.exists());
+    }
+    assert_connects(&mut publication, &domain);
+}
+
+#[test]
+fn a_name_is_published_again_when_events_can_be_read_no_more() {
+    let world = World::new();
+    let domain = Domain::directory(world.at("dir"));
+    let mut publication = publish(&domain);
+    let watcher = Watcher::start().unwrap();
+    publication.set_watcher(&watcher);
+    // Once the next event is read there is none.
+    watcher.fail();
+    let path = world.at("dir").join(NAME);
+    for _ in 0..3 {
+        fs::remove_file(&path).unwrap();
+        handle_events_until(&mut publication, |_| path.exists());
+        assert_connects(&mut publication, &domain);
+    }
+    assert!(watcher.has_ended());
+    assert!(!Watcher::shared().unwrap().has_ended());
+}
+
+#[test]
+fn a_directory_that_is_removed_or_renamed_must_exist_again() {
+    let world = World::new();
+    world.make("above", 0o700);
+    let domain = Domain::directory(world.at("above/dir"));
+    let mut publication = publish(&domain);
+    let path = world.at("above/dir").join(NAME);
+
+    fs::remove_dir_all(world.at("above/dir")).unwrap();
+    handle_events_until(&mut publication, |_| path.exists());
+    assert_connects(&mut publication, &domain);
+
+    fs::rename(world.at("above/dir"), world.at("above/moved")).unwrap();
+    handle_events_until(&mut publication, |_| path.exists());
+    assert_connects(&mut publication, &domain);
+
+    // Directories above it are not made.
+    fs::rename(world.at("above"), world.at("moved")).unwrap();
+    handle_events_until(&mut publication, |publication| {
+        publication.error().is_some()
+    });
+    world.make("above", 0o700);
+    handle_events_until(&mut publication, |_| path.exists());
+    assert_connects(&mut publication, &domain);
+    assert_eq!(
+        world.at("above/dir").metadata().unwrap().mode() & 0o777,
+        0o700
+    );
+}
+
+#[test]
+fn a_directory_that_others_can_write_is_not_published_in_again() {
+    let world = World::new();
+    let domain = Domain::directory(world.at("dir"));
+    let mut publication = publish(&domain);
+    fs::remove_dir_all(world.at("dir")).unwrap();
+    world.make("dir", 0o777);
+    handle_events_until(&mut publication, |publication| {
+        publication.error().is_some()
+    });
+    let writable = DirectoryProblem::Writable { mode: 0o777 };
+    assert_eq!(*publication.error().unwrap().path, *world.at("dir"));
+    assert_eq!(publication.error().unwrap().problem, writable);
+    assert_eq!(names(&world.at("dir")).unwrap().count(), 0);
+
+    world.make("dir", 0o700);
+    handle_events_until(&mut publication, |publication| {
+        publication.error().is_none()
+    });
+    assert_connects(&mut publication, &domain);
+}
+
+#[test]
+fn a_name_of_another_socket_is_neither_replaced_nor_removed() {
+    let world = World::new();
+    let domain = Domain::directory(world.at("dir"));
+    let path = world.at("dir").join(NAME);
+    let mut publication = publish(&domain);
+    fs::remove_file(&path).unwrap();
+    let _other = UnixListener::bind(&path).unwrap();
+    handle_events_until(&mut publication, |publication| {
+        publication.error().is_some()
+    });
+    assert_eq!(publication.directories().count(), 0);
+    drop(publication);
+    assert!(path.exists());
+}
+
+#[test]
+fn a_link_in_the_place_of_a_new_name_changes_no_other_file() {
+    let world = World::new();
+    let domain = Domain::directory(world.make("dir", 0o700));
+    let dir = domain.open(&world.at("dir")).unwrap();
+    let secret = world.at("secret");
+    fs::write(&secret, "").unwrap();
+    fs::set_permissions(&secret, Permissions::from_mode(0o600)).unwrap();
+    let (draft, link) = (world.at("dir").join(format!(".{NAME}")), world.at("link"));
+    let is_done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        // The owner of the directory may be another user, who can do this to any name in it.
+        scope.spawn(|| {
+            while !is_done.load(Ordering::Relaxed) {
+                symlink(&secret, &link).unwrap();
+                let exchange = || renameat_with(CWD, &link, CWD, &draft, RenameFlags::EXCHANGE);
+                while exchange().is_err() && !is_done.load(Ordering::Relaxed) {}
+                fs::remove_file(&link).unwrap();
+            }
+        });
+        for _ in 0..10_000 {
+            let _ = NamedSocket::bind(&dir, NAME, true);
+            for name in [&draft, &world.at("dir").join(NAME)] {
+                let _ = fs::remove_file(name);
+            }
+        }
+        is_done.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(secret.metadata().unwrap().mode() & 0o777, 0o600);
+}
+
+#[test]
+fn the_mode_of_a_name_does_not_depend_on_the_umask() {
+    let world = World::new();
+    let domain = Domain::directory(world.at("dir"));
+    world.make("shared", 0o1777);
+    let shared = Domain::shared(world.at("shared"), [OTHER]);
+    for (domain, dir, mode) in [
+        (domain, "dir".into(), 0o600),
+        (shared, format!("shared/{}", own()), 0o666),
+    ] {
+        let _publication = publish(&domain);
+        let found = world.at(&dir).join(NAME).symlink_metadata().unwrap();
+        assert_eq!(found.mode() & 0o7777, mode);
+    }
+}
+
+#[test]
+fn sockets_behind_links_are_not_connected_to() {
+    let world = World::new();
+    let others = Domain::directory(world.at("others"));
+    let mut publication = publish(&others);
+    let domain = Domain::directory(world.make("dir", 0o700));
+    symlink(world.at("others").join(NAME), world.at("dir").join(NAME)).unwrap();
+    assert_eq!(domain.connect(NAME).unwrap_err(), Errno::LOOP);
+    // Nor is the link taken for a name that was left behind.
+    assert!(!domain.remove_if_stale(NAME));
+    assert!(world.at("dir").join(NAME).is_symlink());
+    assert_connects(&mut publication, &others);
+}
+
+#[test]
+fn dropping_removes_the_name_and_no_other() {
+    let world = World::new();
+    let domain = Domain::directory(world.at("dir"));
+    let path = world.at("dir").join(NAME);
+    drop(publish(&domain));
+    assert!(!path.exists());
+    let publication = publish(&domain);
+    fs::remove_file(&path).unwrap();
+    let _other = UnixListener::bind(&path).unwrap();
+    drop(publication);
+    assert!(path.exists());
+}
+
+#[test]
+fn pending_connections_are_accepted_when_the_name_is_lost() {
+    let world = World::new();
+    let domain = Domain::directory(world.at("dir"));
+    let mut publication = publish(&domain);
+    let _clients = [domain.connect(NAME).unwrap(), domain.connect(NAME).unwrap()];
+    let path = world.at("dir").join(NAME);
+    fs::remove_file(&path).unwrap();
+    while !path.exists() {
+        publication.handle_events();
+    }
+    let _client = domain.connect(NAME).unwrap();
+    for _ in 0..3 {
+        assert!(is_readable(&publication, 30, 0));
+        publication.accept().unwrap();
+    }
+    assert_eq!(publication.accept().unwrap_err(), Errno::AGAIN);
+}
+
+#[test]
+fn names_of_other_sockets_that_come_and_go_start_no_check() {
+    let world = World::new();
+    let domain = Domain::directory(world.at("dir"));
+    let mut publication = publish(&domain);
+    for count in 0..100 {
+        let other = Publication::new(domain.clone(), format!("d-{count}-other.sock"));
+        drop(other.unwrap());
+        fs::write(world.at("dir/file"), "").unwrap();
+        fs::remove_file(world.at("dir/file")).unwrap();
+        domain.connect(NAME).unwrap();
+        publication.accept().unwrap();
+    }
+    assert!(!publication.is_refresh_scheduled());
+    assert!(!is_readable(&publication, 0, 0));
+    fs::remove_file(world.at("dir").join(NAME)).unwrap();
+    assert!(is_readable(&publication, 30, 0));
+}
+
+#[test]
+fn a_name_that_belongs_to_a_file_is_published_beside_that_file_only() {
+    let world = World::new();
+    world.make("dir", 0o700);
+    fs::write(world.at("dir/memory"), "").unwrap();
+    let domain = Domain::existing(world.at("dir"));
+    let mut publication =
+        Publication::with_companion(domain.clone(), NAME.into(), "memory").unwrap();
+    let path = world.at("dir").join(NAME);
+    fs::remove_file(&path).unwrap();
+    handle_events_until(&mut publication, |_| path.exists());
+    assert_connects(&mut publication, &domain);
+
+    fs::rename(world.at("dir"), world.at("old")).unwrap();
+    handle_events_until(&mut publication, |publication| {
+        publication.error().is_some()
+    });
+    assert!(!world.at("dir").exists());
+    world.make("dir", 0o700);
+    fs::write(world.at("dir/memory"), "another one").unwrap();
+    for _ in 0..2 {
+        assert!(is_readable(&publication, 30, 0), "no periodic check");
+        publication.handle_events();
+    }
+    assert!(!path.exists());
+
+    fs::remove_dir_all(world.at("dir")).unwrap();
+    fs::rename(world.at("old"), world.at("dir")).unwrap();
+    handle_events_until(&mut publication, |publication| {
+        publication.error().is_none()
+    });
+    assert_connects(&mut publication, &domain);
+}
+
+#[test]
+fn any_number_of_changes_before_a_check_is_one_check() {
+    let world = World::new();
+    world.make("above", 0o700);
+    let domain = Domain::directory(world.at("above/dir"));
+    let mut publication = publish(&domain);
+    for _ in 0..1000 {
+        for mode in [0o755, 0o700] {
+            world.make("above", mode);
+            world.make("above/dir", mode);
+        }
+    }
+    assert!(is_readable(&publication, 30, 0));
+    publication.handle_events();
+    assert!(!publication.is_refresh_scheduled());
+    assert_connects(&mut publication, &domain);
+}
+
+#[test]
+fn checks_are_further_apart_if_a_name_is_lost_again_and_again() {
+    let world = World::new();
+    let mut publication = publish(&Domain::directory(world.at("dir")));
+    let mut delays: Vec<_> = (0..5)
+        .map(|_| publication.next_delay(true).as_millis())
+        .collect();
+    delays.push(publication.next_delay(false).as_millis());
+    assert_eq!(delays, [200, 400, 500, 500, 500, 500]);
+}
+
+#[test]
+fn a_dead_name_is_replaced() {
+    let world = World::new();
+    let domain = Domain::directory(world.at("dir"));
+    world.make("dir", 0o700);
+    let path = world.at("dir").join(NAME);
+    drop(UnixListener::bind(&path).unwrap());
+    drop(UnixListener::bind(world.at("dir").join(format!(".{NAME}"))).unwrap());
+    let mut publication = publish(&domain);
+    assert_connects(&mut publication, &domain);
+    assert_eq!(names(&world.at("dir")).unwrap().collect::<Vec<_>>(), [NAME]);
+}
+
+#[test]
+fn only_names_without_a_process_are_swept() {
+    let world = World::new();
+    let domain = Domain::directory(world.at("dir"));
+    let _alive = publish(&domain);
+    let at = |name: &str| world.at("dir").join(name);
+    for name in ["d-dead.sock", ".d-draft.sock", "other.sock"] {
+        drop(UnixListener::bind(at(name)).unwrap());
+    }
+    fs::write(at("d-file.sock"), "").unwrap();
+    domain.sweep(|name| name.starts_with("d-"));
+    let mut left: Vec<_> = names(&world.at("dir")).unwrap().collect();
+    left.sort_unstable();
+    assert_eq!(left, [NAME, "d-file.sock", "other.sock"]);
+}
+
+#[test]
+fn paths_longer_than_an_address_will_do() {
+    let world = World::new();
+    let domain = Domain::directory(world.at(&"x".repeat(200)));
+    let mut publication = publish(&domain);
+    assert_connects(&mut publication, &domain);
+    let dir = domain.open(&world.at(&"x".repeat(200))).unwrap();
+    dir.connect(NAME).unwrap();
+}
+
+#[test]
+fn a_session_of_which_others_may_not_know_is_not_the_only_place() {
+    let world = World::new();
+    let session = Some(world.at("session"));
+    let (without, with) = (world.usual(), world.usual_with("no run", session));
+    let mut publication = publish(&with);
+    let own = format!("tmp/smc-{}", own());
+    let expected = [world.at("session/smc"), world.at(&own)];
+    assert_eq!(publication.directories().collect::<Vec<_>>(), expected);
+    assert_connects(&mut publication, &with);
+    assert_connects(&mut publication, &without);
+    drop(publication);
+    assert_connects(&mut publish(&without), &with);
+}
+
+#[test]
+fn a_directory_of_the_system_is_the_only_place() {
+    if own() != 0 {
+        return println!("skipped: why: needs root to have a directory of root");
+    }
+    let world = World::new();
+    let domain = world.usual_with("run", Some(world.at("session")));
+    let publication = publish(&domain);
+    let locations: Vec<_> = publication.directories().collect();
+    assert_eq!(locations, [world.at("run/smc-0")]);
+    assert!(world.temporary().is_empty());
+    drop(publication);
+    // Others could have made it there.
+    world.make("run", 0o777);
+    let publication = publish(&domain);
+    assert!(
+        !publication
+            .directories()
+            .any(|dir| dir.starts_with(world.at("run")))
+    );
+}
+
+#[test]
+fn a_place_that_is_taken_leads_to_one_with_a_random_name() {
+    let world = World::new();
+    let domain = world.usual();
+    let own = format!("tmp/smc-{}", own());
+    world.make(&own, 0o777);
+    // What others may have put there: a link, a file, a directory that they can write to.
+    let trap = world.make("trap", 0o700);
+    symlink(&trap, world.at(&format!("{own}-0000000000000001"))).unwrap();
+    fs::write(world.at(&format!("{own}-0000000000000002")), "").unwrap();
+    world.make(&format!("{own}-0000000000000003"), 0o755);
+    world.make(&format!("{own}-4"), 0o700);
+
+    let mut first = publish(&domain);
+    let mut second = Publication::new(domain.clone(), "d-2.sock".into()).unwrap();
+    let locations: Vec<_> = first.directories().chain(second.directories()).collect();
+    assert_eq!(locations[0], locations[1]);
+    assert!(
+        locations[0].to_str().unwrap().contains("/smc-"),
+        "{locations:?}"
+    );
+    assert_eq!(domain.search_paths().last().unwrap(), locations[0]);
+    assert_eq!(
+        domain.search_paths().len(),
+        4,
+        "{:?}",
+        domain.search_paths()
+    );
+    assert_connects(&mut first, &domain);
+    assert_eq!(
+        names(&trap).unwrap().count() + names(&world.at(&own)).unwrap().count(),
+        0
+    );
+
+    // When the place is free, it is used.
+    fs::remove_dir(world.at(&own)).unwrap();
+    for publication in [&mut first, &mut second] {
+        handle_events_until(publication, |publication| {
+            publication.directories().eq([world.at(&own)])
+        });
+    }
+    assert_connects(&mut first, &domain);
+    drop((first, second));
+    let names = world.temporary();
+    assert_eq!(names.len(), 5, "no random name is left behind: {names:?}");
+}
+
+#[test]
+fn what_a_search_has_found_is_remembered_for_a_moment() {
+    let world = World::new();
+    let domain = world.usual();
+    let own = format!("tmp/smc-{}", own());
+    world.make(&own, 0o777);
+    let spare = world.make(&format!("{own}-0000000000000001"), 0o700);
+    loop {
+        let since = Instant::now();
+        assert!(domain.search_paths().contains(&spare));
+        fs::remove_dir(&spare).unwrap();
+        let (again, copied) = (domain.search_paths(), domain.clone().search_paths());
+        let is_soon = since.elapsed() < SPARES_LAST;
+        world.make(&format!("{own}-0000000000000001"), 0o700);
+        if is_soon {
+            assert!(again.contains(&spare) && copied.contains(&spare));
+            break;
+        }
+    }
+    // One that this process makes is known at once.
+    fs::remove_dir(&spare).unwrap();
+    let publication = publish(&domain);
+    let place = publication.directories().next().unwrap();
+    assert!(domain.search_paths().contains(&place.to_owned()));
+}
+
+#[test]
+fn without_a_place_there_is_a_reason() {
+    let world = World::new();
+    let domain = Domain::directory(world.at("tmp/file"));
+    fs::write(world.at("tmp/file"), "").unwrap();
+    let mut publication = publish(&domain);
+    let error = publication.error().unwrap().clone();
+    assert_eq!(error.problem, DirectoryProblem::NotDirectory);
+    assert_eq!(*error.path, *world.at("tmp/file"));
+    fs::remove_file(world.at("tmp/file")).unwrap();
+    handle_events_until(&mut publication, |publication| {
+        publication.error().is_none()
+    });
+    assert_connects(&mut publication, &domain);
+}

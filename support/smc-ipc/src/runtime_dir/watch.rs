@@ -1,0 +1,224 @@
+//! Reports of removed names by inotify, without polling.
+//!
+//! A user has 128 instances of inotify by default, for all programs. So the
+//! publications of a process share one. A thread reads its events, which are rare, and starts the
+//! timers of those that they concern, so that no other task is woken.
+
+use std::collections::HashMap;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread;
+use std::time::Duration;
+
+use rustix::fs::inotify::{self, CreateFlags, ReadFlags, Reader, WatchFlags};
+use rustix::io::Errno;
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_gettime, timerfd_settime,
+};
+
+/// The timer for the next check of a publication.
+#[derive(Debug)]
+pub(super) struct Timer {
+    fd: OwnedFd,
+    /// Milliseconds from an event to the check.
+    delay: AtomicU64,
+}
+
+impl Timer {
+    pub(super) fn new() -> Result<Self, Errno> {
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        Ok(Self {
+            fd: timerfd_create(TimerfdClockId::Monotonic, flags)?,
+            delay: AtomicU64::new(0),
+        })
+    }
+
+    pub(super) fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Sets the delay from an event to the check.
+    pub(super) fn set_delay(&self, delay: Duration) {
+        let delay = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
+        self.delay.store(delay, Ordering::Relaxed);
+    }
+
+    /// Expires after this time at the latest.
+    pub(super) fn start(&self, after: Duration) {
+        let none = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        // All zero would stop it.
+        let after = Timespec::try_from(after.max(Duration::from_nanos(1))).unwrap_or(none);
+        let left = timerfd_gettime(&self.fd).map_or(none, |timer| timer.it_value);
+        if left == none || left > after {
+            let timer = Itimerspec {
+                it_interval: none,
+                it_value: after,
+            };
+            let _ = timerfd_settime(&self.fd, TimerfdTimerFlags::empty(), &timer);
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_started(&self) -> bool {
+        timerfd_gettime(&self.fd).is_ok_and(|timer| timer.it_value != timer.it_interval)
+    }
+
+    /// Whether it has expired since the last call.
+    pub(super) fn take_expiration(&self) -> bool {
+        rustix::io::read(&self.fd, &mut [0; 8]).is_ok()
+    }
+
+    fn schedule(&self) {
+        self.start(Duration::from_millis(self.delay.load(Ordering::Relaxed)));
+    }
+}
+
+/// An instance of inotify and the timers that its events start.
+#[derive(Debug)]
+pub(super) struct Watcher {
+    inotify: OwnedFd,
+    /// None when its events could not be read any more: nothing is watched.
+    timers: Mutex<Option<Timers>>,
+}
+
+type Timers = HashMap<i32, Vec<Weak<Timer>>>;
+
+impl Watcher {
+    /// The one of this process, which stays as long as it works.
+    pub(super) fn shared() -> io::Result<Arc<Self>> {
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(watcher) = shared.as_ref().filter(|watcher| !watcher.has_ended()) {
+            return Ok(Arc::clone(watcher));
+        }
+        let watcher = Self::start()?;
+        *shared = Some(Arc::clone(&watcher));
+        Ok(watcher)
+    }
+
+    pub(super) fn start() -> io::Result<Arc<Self>> {
+        let watcher = Arc::new(Self {
+            inotify: inotify::init(CreateFlags::CLOEXEC)?,
+            timers: Mutex::new(Some(Timers::new())),
+        });
+        let dispatching = Arc::clone(&watcher);
+        thread::Builder::new()
+            .name("smc-watch".into())
+            .stack_size(STACK)
+            .spawn(move || dispatching.dispatch())?;
+        Ok(watcher)
+    }
+
+    /// Whether it reports no more events.
+    pub(super) fn has_ended(&self) -> bool {
+        self.lock().is_none()
+    }
+
+    /// Starts the timer when the file or directory is renamed or removed, or its owner or mode
+    /// changes; once, so that a path that changes without end costs no more than the checks.
+    pub(super) fn watch(&self, path: &Path, timer: &Arc<Timer>) -> Result<(), Errno> {
+        self.add(path, timer, WatchFlags::ATTRIB)
+    }
+
+    /// As [`Watcher::watch`], without changes of owner and mode: of a directory those of its
+    /// entries are reported too, and other users have entries in `/tmp`.
+    pub(super) fn watch_ancestor(&self, path: &Path, timer: &Arc<Timer>) -> Result<(), Errno> {
+        self.add(path, timer, WatchFlags::empty())
+    }
+
+    fn add(&self, path: &Path, timer: &Arc<Timer>, more: WatchFlags) -> Result<(), Errno> {
+        // A directory may be above another one that is watched: flags are added.
+        let flags = more
+            | WatchFlags::DELETE_SELF
+            | WatchFlags::MOVE_SELF
+            | WatchFlags::ONESHOT
+            | WatchFlags::MASK_ADD;
+        // Locked, so that its event is not dispatched before the timer is known.
+        let mut timers = self.lock();
+        let timers = timers.as_mut().ok_or(Errno::BADF)?;
+        let watch = inotify::add_watch(&self.inotify, path, flags)?;
+        let interested = timers.entry(watch).or_default();
+        if !interested.iter().any(|known| is_timer(known, timer)) {
+            interested.push(Arc::downgrade(timer));
+        }
+        Ok(())
+    }
+
+    /// Reads events and starts the timers that they concern; all of them when it cannot go on, so
+    /// that publications use another watcher from then on, or poll.
+    fn dispatch(&self) {
+        let mut space = [MaybeUninit::uninit(); 4096];
+        let mut events = Reader::new(&self.inotify, &mut space);
+        loop {
+            let event = events.next();
+            if let Err(Errno::INTR) = event {
+                continue;
+            }
+            let mut timers = self.lock();
+            let concerned: Vec<_> = match (&event, timers.as_mut()) {
+                (Ok(event), Some(timers))
+                    if !event.events().contains(ReadFlags::QUEUE_OVERFLOW) =>
+                {
+                    timers.remove(&event.wd()).unwrap_or_default()
+                }
+                (Ok(_), Some(timers)) => timers.drain().flat_map(|(_, timers)| timers).collect(),
+                _ => timers
+                    .take()
+                    .into_iter()
+                    .flatten()
+                    .flat_map(|(_, timers)| timers)
+                    .collect(),
+            };
+            drop(timers);
+            let timers = concerned.iter().filter_map(Weak::upgrade);
+            timers.for_each(|timer| timer.schedule());
+            if event.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Has the reading of events fail when there are none.
+    #[cfg(test)]
+    pub(super) fn fail(&self) {
+        let flags = rustix::fs::fcntl_getfl(&self.inotify).expect("a descriptor has flags");
+        let failing = rustix::fs::fcntl_setfl(&self.inotify, flags | rustix::fs::OFlags::NONBLOCK);
+        failing.expect("inotify can be read without waiting");
+    }
+
+    /// Removes a timer, and the watches that only it has.
+    pub(super) fn remove(&self, timer: &Arc<Timer>) {
+        let mut timers = self.lock();
+        let Some(timers) = timers.as_mut() else {
+            return;
+        };
+        timers.retain(|watch, timers| {
+            timers.retain(|known| !is_timer(known, timer));
+            if timers.is_empty() {
+                let _ = inotify::remove_watch(&self.inotify, *watch);
+            }
+            !timers.is_empty()
+        });
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Timers>> {
+        self.timers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn is_timer(known: &Weak<Timer>, timer: &Arc<Timer>) -> bool {
+    std::ptr::eq(known.as_ptr(), Arc::as_ptr(timer))
+}
+
+/// For the whole process, as the limit is for the whole user.
+static SHARED: Mutex<Option<Arc<Watcher>>> = Mutex::new(None);
+
+/// Of the thread: enough for what it reads, and for a backtrace.
+const STACK: usize = 256 * 1024;

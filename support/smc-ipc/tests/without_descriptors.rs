@@ -1,0 +1,86 @@
+//! A process that has no descriptor left for new connections. Descriptors are those of all tests,
+//! so this is one test.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+use smc_ipc::Domain;
+use smc_ipc::runtime_dir::Publication;
+use smc_testkit::limits::limit_descriptors;
+
+/// Takes all descriptors there are.
+fn take_all() -> Vec<OwnedFd> {
+    let take = || eventfd(0, EventfdFlags::CLOEXEC).ok();
+    std::iter::from_fn(take).collect()
+}
+
+fn is_readable(fd: BorrowedFd<'_>, time: Duration) -> bool {
+    let time = Timespec::try_from(time).unwrap();
+    poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&time)) == Ok(1)
+}
+
+#[test]
+fn connections_are_refused_and_the_descriptor_does_not_stay_readable() {
+    let dir = tempfile::tempdir().unwrap();
+    let domain = Domain::directory(dir.path());
+    let mut publication = Publication::new(domain.clone(), "name.sock".into()).unwrap();
+    let is_quiet = |publication: &Publication| !is_readable(publication.epoll_fd(), Duration::ZERO);
+    let connect = || domain.connect("name.sock").unwrap();
+    // Only new connections are events.
+    while !is_quiet(&publication) {
+        publication.handle_events();
+    }
+    let waiting = [(); 3].map(|()| connect());
+    limit_descriptors(64);
+    let all = take_all();
+    assert!(!is_quiet(&publication));
+    publication.handle_events();
+    for client in &waiting {
+        assert!(!is_readable(client.as_fd(), Duration::ZERO));
+        assert_eq!(publication.accept().unwrap_err(), Errno::MFILE);
+        assert!(is_readable(client.as_fd(), Duration::ZERO), "is closed");
+    }
+    assert_eq!(publication.accept().unwrap_err(), Errno::AGAIN);
+    assert!(is_quiet(&publication));
+
+    // When the limit is lowered a released descriptor is of no use.
+    drop(all);
+    let client = connect();
+    limit_descriptors(3);
+    publication.handle_events();
+    assert_eq!(publication.accept().unwrap_err(), Errno::MFILE);
+    assert_eq!(publication.accept().unwrap_err(), Errno::AGAIN);
+    assert!(is_quiet(&publication));
+    // Nor is the name lost when it is checked.
+    assert!(is_readable(publication.epoll_fd(), Duration::from_secs(60)));
+    publication.handle_events();
+    assert!(dir.path().join("name.sock").exists());
+    assert!(!is_readable(client.as_fd(), Duration::ZERO));
+    limit_descriptors(64);
+    let accepted = loop {
+        assert!(is_readable(publication.epoll_fd(), Duration::from_secs(60)));
+        publication.handle_events();
+        if let Ok(accepted) = publication.accept() {
+            break accepted;
+        }
+    };
+    drop(accepted);
+
+    // With the reserve that it has again.
+    let client = connect();
+    let _all = take_all();
+    loop {
+        publication.handle_events();
+        match publication.accept() {
+            Err(Errno::AGAIN) => {
+                assert!(is_readable(publication.epoll_fd(), Duration::from_secs(60)))
+            }
+            result => break assert_eq!(result.unwrap_err(), Errno::MFILE),
+        }
+    }
+    assert!(is_readable(client.as_fd(), Duration::ZERO), "is closed");
+}
