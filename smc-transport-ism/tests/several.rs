@@ -8,24 +8,56 @@ use std::path::Path;
 use std::sync::Arc;
 
 use futures_lite::{AsyncReadExt as _, AsyncWriteExt as _};
-use smc_core::device::Device;
+use smc_core::device::{Device, Direct as _};
 use smc_core::io::negotiate::Assume;
-use smc_core::{Domain, Endpoint, Mode, Stream};
+use smc_core::{Builder, Domain, Endpoint, Mode, Stream};
 use smc_transport_ism::{IsmDevice, Place};
 use smc_transport_loop::LoopDevice;
 use smc_wire::types::DeclineCode;
 use support::{On, connect};
 
 /// Fabrics and a runtime directory that endpoints may share.
-struct Host(tempfile::TempDir);
+struct Host {
+    dir: tempfile::TempDir,
+    /// One device for each fabric, which keeps it.
+    fabrics: Vec<IsmDevice>,
+}
 
 impl Host {
     fn new() -> Self {
-        Self(tempfile::tempdir().unwrap())
+        Self::with_fabrics(&[])
+    }
+
+    /// With fabrics of different CHIDs. A fabric's CHID is one of 255, drawn at random: those of any
+    /// two fabrics may be equal, and only one of the two is offered then.
+    fn with_fabrics(names: &[&str]) -> Self {
+        let mut host = Self {
+            dir: tempfile::tempdir().unwrap(),
+            fabrics: Vec::new(),
+        };
+        for name in names {
+            let fabric = loop {
+                let fabric = host.fabric(name);
+                if host
+                    .fabrics
+                    .iter()
+                    .all(|known| known.chid() != fabric.chid())
+                {
+                    break fabric;
+                }
+            };
+            host.fabrics.push(fabric);
+        }
+        host
     }
 
     fn path(&self) -> &Path {
-        self.0.path()
+        self.dir.path()
+    }
+
+    fn fabric(&self, name: &str) -> IsmDevice {
+        let place = Place::directory(self.path().join(name)).with_len(8 << 20);
+        IsmDevice::builder(place).name(name).build().unwrap()
     }
 
     /// `loop`, or the name of a fabric.
@@ -36,13 +68,12 @@ impl Host {
                 .name(name);
             return Arc::new(device.build().unwrap());
         }
-        let place = Place::directory(self.path().join(name)).with_len(8 << 20);
-        Arc::new(IsmDevice::builder(place).name(name).build().unwrap())
+        Arc::new(self.fabric(name))
     }
 
     fn endpoint(&self, devices: &[&str]) -> Endpoint {
         // As between machines: the only information about the peer is that it supports SMC.
-        let mut builder = Endpoint::smol().negotiation(Arc::new(Assume::new()));
+        let mut builder = Builder::smol().negotiation(Arc::new(Assume::new()));
         for name in devices {
             builder = builder.device(self.device(name));
         }
@@ -78,7 +109,7 @@ fn name(stream: &Stream) -> Option<String> {
 #[test]
 fn endpoints_select_a_common_device() {
     On::Smol.run(async {
-        let host = Host::new();
+        let host = Host::with_fabrics(&["a", "b", "c"]);
         let cases: [(&[&str], &[&str], Option<&str>); 8] = [
             (&["loop", "a"], &["loop", "a"], Some("loop")),
             (&["a", "loop"], &["loop", "a"], Some("a")),
@@ -100,8 +131,8 @@ fn endpoints_select_a_common_device() {
 #[test]
 fn four_devices_fit_the_proposal() {
     On::Smol.run(async {
-        let host = Host::new();
         let all = ["a", "b", "c", "d", "e"];
+        let host = Host::with_fabrics(&all);
         assert_eq!(host.selected(&all, &["d"]).await.as_deref(), Some("d"));
         assert_eq!(host.selected(&all, &["e"]).await, None);
     });
